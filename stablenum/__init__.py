@@ -1,0 +1,31 @@
+"""stablenum: numerical stability for training neural networks, for PyTorch and JAX.
+
+This package is the core: every policy, written once over array namespaces. The adapters
+``stablenum_torch`` and ``stablenum_jax`` measure gradients and apply its decisions. Importing it
+loads no array library.
+"""
+
+from stablenum.clipping import ClipByGlobalNorm, ClipByNorm, ClipByValue
+from stablenum.config import GuardConfig
+from stablenum.errors import NonFiniteError
+from stablenum.guard import Decision, GuardState, Observation, decide, init_guard
+from stablenum.loss_scale import DynamicLossScale, StaticLossScale
+from stablenum.status import Reason
+
+__all__ = [
+    "ClipByGlobalNorm",
+    "ClipByNorm",
+    "ClipByValue",
+    "Decision",
+    "DynamicLossScale",
+    "GuardConfig",
+    "GuardState",
+    "NonFiniteError",
+    "Observation",
+    "Reason",
+    "StaticLossScale",
+    "decide",
+    "init_guard",
+]
+
+__version__ = "0.1.0"

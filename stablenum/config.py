@@ -1,0 +1,211 @@
+"""``GuardConfig``: what the guard is told, once, in plain values."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from stablenum.clipping import ClipByGlobalNorm, ClipByNorm, ClipByValue, ClipRule, as_clip_rules
+from stablenum.errors import bad_field, check_int, check_number
+from stablenum.loss_scale import DynamicLossScale, LossScale, StaticLossScale
+
+__all__ = ["GuardConfig", "make_config"]
+
+_RULES: dict[str, type[Any]] = {
+    rule.__name__: rule
+    for rule in (StaticLossScale, DynamicLossScale, ClipByValue, ClipByNorm, ClipByGlobalNorm)
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardConfig:
+    """Everything the guard may do. The default skips a non-finite step whole and records it.
+
+    Args:
+        clip: None, a number (``1.0`` is ``ClipByGlobalNorm(1.0)``), a clip rule, or a sequence of
+            rules applied in order. Stored as a tuple of rules.
+        loss_scale: None (no scaling), ``"dynamic"`` (``DynamicLossScale()``), a number
+            (``StaticLossScale(scale=number)``), or a rule.
+        on_nonfinite: ``"skip"``, or ``"raise"`` to stop with :class:`stablenum.NonFiniteError` at
+            the first step that is not finite.
+        max_skips_in_a_row: stop with ``NonFiniteError`` when this many steps in a row were
+            skipped; None never stops. No skipped step is ever applied, whatever the count.
+
+    Raises:
+        ValueError: a field is not one of the above; the message names it.
+
+    Example:
+        >>> GuardConfig(clip=1.0).clip
+        (ClipByGlobalNorm(max_norm=1.0),)
+        >>> GuardConfig.from_dict({"clip": 1.0, "loss_scale": "dynamic"}) == GuardConfig(
+        ...     clip=1.0, loss_scale="dynamic")
+        True
+    """
+
+    clip: Any = None
+    loss_scale: Any = None
+    on_nonfinite: Literal["skip", "raise"] = "skip"
+    max_skips_in_a_row: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "clip", as_clip_rules(self.clip))
+        object.__setattr__(self, "loss_scale", _as_loss_scale(self.loss_scale))
+        if self.on_nonfinite not in ("skip", "raise"):
+            raise bad_field("on_nonfinite", "'skip' or 'raise'", self.on_nonfinite)
+        if self.max_skips_in_a_row is not None:
+            check_int("max_skips_in_a_row", self.max_skips_in_a_row, at_least=1)
+
+    @property
+    def clip_rules(self) -> tuple[ClipRule, ...]:
+        """``clip`` with its type."""
+        return cast("tuple[ClipRule, ...]", self.clip)
+
+    @property
+    def per_tensor(self) -> bool:
+        """Whether decisions carry one multiplier a tensor instead of one for all."""
+        return any(rule.per_tensor for rule in self.clip_rules)
+
+    @property
+    def max_value(self) -> float | None:
+        """The bound on each element after unscaling and scaling, if ``clip`` ends in ``ClipByValue``."""
+        last = self.clip_rules[-1] if self.clip_rules else None
+        return float(last.max_value) if isinstance(last, ClipByValue) else None
+
+    @property
+    def skip_limit(self) -> int | None:
+        """Skips in a row at which training stops, None for never."""
+        return 1 if self.on_nonfinite == "raise" else self.max_skips_in_a_row
+
+    @property
+    def changes_gradients(self) -> bool:
+        """Whether an applied step's gradients can differ from the raw ones."""
+        return bool(self.clip_rules) or self.loss_scale is not None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dicts, lists, numbers and strings; fields that are None are left out (TOML has no null)."""
+        plain: dict[str, Any] = {
+            "clip": [_rule_to_dict(rule) for rule in self.clip_rules] or None,
+            "loss_scale": self.loss_scale and _rule_to_dict(self.loss_scale),
+            "on_nonfinite": self.on_nonfinite,
+            "max_skips_in_a_row": self.max_skips_in_a_row,
+        }
+        return {name: value for name, value in plain.items() if value is not None}
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> GuardConfig:
+        """The config that :meth:`to_dict` wrote, or one in the same words by hand.
+
+        Rules are mappings with the rule's name under ``"rule"``; the sugar of the constructor
+        (``1.0``, ``"dynamic"``) is allowed too.
+
+        Raises:
+            ValueError: an unknown field or rule, or a value that the constructor refuses.
+        """
+        if not isinstance(plain, Mapping):
+            raise bad_field("config", "a mapping of GuardConfig's fields", plain)
+        _known_fields("config", cls, plain)
+        made = dict(plain)
+        clip = made.get("clip")
+        if isinstance(clip, (list, tuple)):
+            made["clip"] = tuple(_rule_from_dict("clip", rule) for rule in clip)
+        else:
+            made["clip"] = _rule_from_dict("clip", clip)
+        made["loss_scale"] = _rule_from_dict("loss_scale", made.get("loss_scale"))
+        return cls(**made)
+
+    def to_json(self) -> str:
+        """The config as JSON text."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> GuardConfig:
+        """The config that :meth:`to_json` wrote.
+
+        Raises:
+            ValueError: the text is not JSON, or :meth:`from_dict` refuses it.
+        """
+        return cls.from_dict(json.loads(text))
+
+    def to_toml(self) -> str:
+        """The config as TOML text. Needs the package ``tomli-w`` (extra ``cli``).
+
+        Raises:
+            ImportError: ``tomli-w`` is not installed.
+        """
+        try:
+            import tomli_w
+        except ImportError as error:
+            raise ImportError(
+                "GuardConfig.to_toml needs the package tomli-w: pip install 'stablenum[cli]'"
+            ) from error
+        return tomli_w.dumps(self.to_dict())
+
+    @classmethod
+    def from_toml(cls, text: str) -> GuardConfig:
+        """The config that :meth:`to_toml` wrote.
+
+        Raises:
+            ValueError: the text is not TOML, or :meth:`from_dict` refuses it.
+        """
+        return cls.from_dict(tomllib.loads(text))
+
+
+def make_config(config: GuardConfig | None, overrides: Mapping[str, Any]) -> GuardConfig:
+    """``config`` with ``overrides`` (fields of :class:`GuardConfig`) put over it.
+
+    Raises:
+        TypeError: ``config`` is not a GuardConfig, or an override is not one of its fields.
+        ValueError: a field has a wrong value.
+    """
+    if config is not None and not isinstance(config, GuardConfig):
+        raise TypeError(
+            f"config must be a GuardConfig or None; got {type(config).__name__}. "
+            "Fields may also be given by name, as in clip=1.0."
+        )
+    names = [field.name for field in dataclasses.fields(GuardConfig)]
+    for name in overrides:
+        if name not in names:
+            raise TypeError(f"unknown setting {name!r}; GuardConfig has {', '.join(names)}.")
+    return dataclasses.replace(config or GuardConfig(), **overrides)
+
+
+def _as_loss_scale(value: object) -> LossScale | None:
+    if value is None or isinstance(value, (StaticLossScale, DynamicLossScale)):
+        return value
+    if value == "dynamic":
+        return DynamicLossScale()
+    if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
+        raise bad_field(
+            "loss_scale", "None, 'dynamic', a positive number, StaticLossScale or DynamicLossScale", value
+        )
+    return StaticLossScale(scale=check_number("loss_scale", value, above=0.0))
+
+
+def _rule_to_dict(rule: ClipRule | LossScale) -> dict[str, Any]:
+    return {"rule": type(rule).__name__} | dataclasses.asdict(rule)
+
+
+def _rule_from_dict(field: str, plain: object) -> object:
+    if not isinstance(plain, Mapping):
+        return plain  # sugar, or a rule: the constructor judges it
+    values = dict(plain)
+    name = values.pop("rule", None)
+    if name not in _RULES:
+        raise bad_field(f"{field}.rule", f"one of {', '.join(_RULES)}", name)
+    rule = _RULES[name]
+    _known_fields(f"{field} ({name})", rule, values)
+    try:
+        return rule(**values)
+    except TypeError as error:
+        raise ValueError(f"{field} ({name}): {error}") from error
+
+
+def _known_fields(where: str, cls: type[Any], plain: Mapping[str, Any]) -> None:
+    names = [field.name for field in dataclasses.fields(cls)]
+    for name in plain:
+        if name not in names:
+            raise ValueError(f"{where} has no field {name!r}; it has {', '.join(names)}.")

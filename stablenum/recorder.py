@@ -1,0 +1,89 @@
+"""The flight recorder: the last 128 steps, written on the device, read when somebody asks.
+
+Two small arrays in the guard's state. A step shifts them by one row, which needs no index, works
+in every framework and inside a scan, and moves some kilobytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeAlias
+
+from stablenum.status import Reason
+
+__all__ = ["CAPACITY", "Recorder", "Row", "init_recorder", "read_rows", "record"]
+
+Array: TypeAlias = Any
+Namespace: TypeAlias = Any
+
+CAPACITY = 128
+
+
+class Recorder(NamedTuple):
+    """The rows, oldest first.
+
+    Attributes:
+        floats: (128, 4) float32: loss, grad_norm, loss_scale, clip_coefficient.
+        ints: (128, 3) int32: step, reason, worst. A row never written has step -1.
+    """
+
+    floats: Array
+    ints: Array
+
+
+class Row(NamedTuple):
+    """One recorded step, on the host.
+
+    Attributes:
+        step: how many steps the guard had seen before this one.
+        loss: the unscaled loss, NaN if it was not given.
+        grad_norm: L2 norm of the unscaled gradients before clipping.
+        loss_scale: the scale that this step ran with.
+        clip_coefficient: the smallest factor that clipping applied (1: none).
+        reason: see :class:`stablenum.status.Reason`.
+        worst: index of the parameter with the largest or first non-finite norm, -1 if none.
+    """
+
+    step: int
+    loss: float
+    grad_norm: float
+    loss_scale: float
+    clip_coefficient: float
+    reason: Reason
+    worst: int
+
+    @property
+    def applied(self) -> bool:
+        """Whether the step was applied."""
+        return self.reason in (Reason.OK, Reason.CLIPPED)
+
+
+def init_recorder(*, xp: Namespace, device: Any = None) -> Recorder:
+    """No rows yet."""
+    return Recorder(
+        floats=xp.zeros((CAPACITY, 4), dtype=xp.float32, device=device),
+        ints=xp.full((CAPACITY, 3), -1, dtype=xp.int32, device=device),
+    )
+
+
+def record(recorder: Recorder, floats: list[Array], ints: list[Array], *, xp: Namespace) -> Recorder:
+    """The recorder with one row more and the oldest dropped.
+
+    Args:
+        recorder: the rows before.
+        floats: the 4 () float32 values of the row.
+        ints: the 3 () int32 values of the row.
+        xp: the array namespace.
+    """
+    return Recorder(
+        floats=xp.concat([recorder.floats[1:], xp.stack(floats)[None, :]]),
+        ints=xp.concat([recorder.ints[1:], xp.stack(ints)[None, :]]),
+    )
+
+
+def read_rows(recorder: Recorder) -> list[Row]:
+    """The recorded steps, oldest first. Makes the host wait for the device."""
+    return [
+        Row(ints[0], *floats, Reason(ints[1]), ints[2])
+        for floats, ints in zip(recorder.floats.tolist(), recorder.ints.tolist(), strict=True)
+        if ints[0] >= 0
+    ]
