@@ -162,7 +162,9 @@ def decide(
     applied = gradients_ok & loss_ok & others_ok
 
     scaled = config.loss_scale is not None
-    norms, grad_norm = (_unscale(norms, scale, xp=xp), _unscale(raw_total, scale, xp=xp)) if scaled else (norms, raw_total)
+    norms, grad_norm = (
+        (_unscale(norms, scale, xp=xp), _unscale(raw_total, scale, xp=xp)) if scaled else (norms, raw_total)
+    )
     coefficient, clip_state = _clip(config, state.clip, norms, grad_norm, applied, xp=xp)
     multiplier = coefficient / scale if scaled else coefficient
     # A factor that flushed to zero would silently zero finite gradients.

@@ -63,7 +63,9 @@ def metrics(state: GuardState, names: Sequence[str] | None = None) -> dict[str, 
     """
     rows = read_rows(state.recorder)
     nan = float("nan")
-    row = rows[-1] if rows else Row(-1, nan, nan, state.loss_scale.scale.tolist(), 1.0, Reason.NO_STEP_YET, -1)
+    row = (
+        rows[-1] if rows else Row(-1, nan, nan, state.loss_scale.scale.tolist(), 1.0, Reason.NO_STEP_YET, -1)
+    )
     return _row_dict(row, names) | {
         "skipped_total": state.skipped_total.tolist(),
         "skipped_in_a_row": state.skipped_in_a_row.tolist(),
@@ -90,7 +92,8 @@ def check_halted(
     scales = [f"{row['loss_scale']:g}" for row in streak[-8:]]
     limit = f" (the limit is {config.skip_limit})" if config and config.skip_limit else ""
     raise NonFiniteError(
-        f"Training stopped: {skipped} step(s) in a row could not be applied{limit}, from step {first['step']} on. "
+        f"Training stopped: {skipped} step(s) in a row could not be applied{limit}, "
+        f"from step {first['step']} on. "
         f"First bad parameter: {where} (gradient norm {first['grad_norm']:g}, loss {first['loss']:g}). "
         f"At step {first['step']} {explain_reason(first['reason'])} "
         f"Loss scale over these steps: {', '.join(scales)}. "

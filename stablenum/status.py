@@ -47,14 +47,15 @@ EXPLANATIONS: dict[Reason, Explanation] = {
     ),
     Reason.NAN_GRADIENT: Explanation(
         "the step was skipped: a gradient holds NaN",
-        "0/0, inf - inf, 0 x inf, log or sqrt at the edge of its domain, or NaN in the batch or the parameters",
+        "0/0, inf - inf, 0 x inf, log or sqrt at the edge of its domain, "
+        "or NaN in the batch or the parameters",
         "look at the parameter named and at the batch; use the safe form of the function that feeds it; "
         "lowering the loss scale does not cure a NaN",
     ),
     Reason.INF_GRADIENT: Explanation(
         "the step was skipped: a gradient holds inf",
-        "overflow: with dynamic loss scaling in half precision this is expected about once in growth_interval "
-        "steps; without it, an activation or a loss left the format's range",
+        "overflow: with dynamic loss scaling in half precision this is expected about once in "
+        "growth_interval steps; without it, an activation or a loss left the format's range",
         "nothing to do if the next step is good; if it persists at min_scale or without scaling, compute the "
         "parameter's layer in float32 or bfloat16",
     ),
@@ -65,7 +66,8 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         "the loss scale is not the cause and was left alone",
     ),
     Reason.FOUND_INF: Explanation(
-        "the step was skipped: another rank, an outer wrapper or an unguarded leaf reported a non-finite value",
+        "the step was skipped: another rank, an outer wrapper or an unguarded leaf "
+        "reported a non-finite value",
         "the trouble lies outside the gradients that this guard measures",
         "look at the reporting rank or wrapper",
     ),
@@ -81,7 +83,7 @@ def explain_reason(reason: int) -> str:
 
     Example:
         >>> explain_reason(1)
-        'the step was applied with clipped gradients. Likely cause: the gradient norm was above the clip threshold. ...'
+        'the step was applied with clipped gradients. Likely cause: the gradient norm was above ...'
     """
     row = EXPLANATIONS[Reason(reason)]
     if row.cause == "-":

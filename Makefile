@@ -1,0 +1,57 @@
+# Every target works as the first command in a fresh clone: it makes .venv when that is missing or out of date.
+
+VENV   := .venv
+STAMP  := $(VENV)/.installed
+BIN    := $(VENV)/bin
+# The first of these that runs and is new enough; override with `make PYTHON=/path/to/python ...`.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
+	$$p -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$p; break; }; done)
+
+# xdist workers share the cores; each keeps to one thread.
+export OMP_NUM_THREADS ?= 1
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all test-gpu lint docs bench clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(STAMP) ## Run unstable trainings on every backend and show that they agree
+	$(BIN)/stablenum compare --plot demo-results.png --json demo-results.json
+
+test: $(STAMP) ## Run the tests (some minutes)
+	JAX_PLATFORMS=cpu $(PYTEST)
+
+test-all: $(STAMP) ## Run the tests, the slow ones too
+	JAX_PLATFORMS=cpu $(PYTEST) -m "not gpu"
+
+test-gpu: $(STAMP) ## Run the tests that need an NVIDIA GPU
+	$(BIN)/python -m pytest -m gpu
+
+lint: $(STAMP) ## Check style, types and import contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+docs: $(STAMP) ## Build the documentation into docs/_build/html
+	JAX_PLATFORMS=cpu $(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
+bench: $(STAMP) ## Measure time and memory against the usual tools
+	$(BIN)/python -m benchmarks
+
+clean: ## Remove the virtual environment and everything that was built
+	rm -rf $(VENV) docs/_build demo-results.png demo-results.json
+
+# The stamp is written last, so an interrupted installation is begun again.
+$(STAMP): pyproject.toml constraints.txt
+	@rm -f $@
+	@if [ -z "$(PYTHON)" ]; then \
+	  echo "No Python 3.11 or newer (with venv) found. Install one, or name it: make PYTHON=/path/to/python3.11" >&2; exit 1; fi
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { rm -rf $(VENV) && $(PYTHON) -m venv $(VENV); }
+	@# Dependency groups need pip 25.1.
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]' --group dev
+	@touch $@
