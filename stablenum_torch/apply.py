@@ -1,0 +1,87 @@
+"""Apply: carry out a decision on torch gradients and the optimizer that the user chose.
+
+Fused optimizers (Adam, AdamW, SGD, Adagrad) take a divisor and a skip flag into their own kernel:
+``optimizer.step`` reads the attributes ``grad_scale`` and ``found_inf``, the kernel divides each
+gradient by the one and returns early if the other is exactly 1. The rest of the optimizers get
+their gradients multiplied in place first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from stablenum_torch.measure import dense_values
+
+__all__ = ["can_skip_on_device", "folded", "is_fused", "transform_gradients"]
+
+
+def is_fused(optimizer: Optimizer) -> bool:
+    """Whether the optimizer's kernel takes ``grad_scale`` and ``found_inf``."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+
+@contextmanager
+def folded(optimizer: Optimizer, *, divisor: Tensor | None, found_inf: Tensor | None) -> Iterator[None]:
+    """Within it, ``optimizer.step()`` divides gradients by ``divisor`` and skips if ``found_inf`` is 1.
+
+    Both are () float32. The attributes are removed afterwards, also when the step raises: a left-over
+    ``found_inf`` would skip every later step.
+    """
+    given = {"grad_scale": divisor, "found_inf": found_inf}
+    for name, value in given.items():
+        if value is not None:
+            setattr(optimizer, name, value)
+    try:
+        yield
+    finally:
+        for name, value in given.items():
+            if value is not None:
+                delattr(optimizer, name)
+
+
+def can_skip_on_device(optimizer: Optimizer, params: Sequence[Tensor]) -> bool:
+    """Whether a fused step may be skipped by flag alone; prepares fused SGD for it.
+
+    torch's fused SGD allocates a momentum buffer without contents and lets the kernel of the first
+    step fill it: if that step is skipped, the buffer keeps whatever was in memory. A zero buffer
+    gives the same first step (0 x momentum + g) if there is no dampening; with dampening the first
+    steps have to be decided on the host.
+    """
+    if not isinstance(optimizer, torch.optim.SGD):
+        return True
+    for group in optimizer.param_groups:
+        if not group["momentum"]:
+            continue
+        for p in group["params"]:
+            if p.grad is None or optimizer.state[p].get("momentum_buffer") is not None:
+                continue
+            if group["dampening"]:
+                return False
+            optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p.grad)
+    return True
+
+
+def transform_gradients(
+    grads: Sequence[Tensor], multiplier: Tensor | float | Sequence[float] | None, max_value: float | None
+) -> None:
+    """Multiply the gradients in place, then clamp their elements to [-max_value, max_value].
+
+    Args:
+        grads: dense, sparse or complex; not None.
+        multiplier: one factor (a number or a () tensor), one a gradient (a sequence of numbers or an
+            (n,) tensor), or None for none.
+        max_value: the bound, or None for none. Real and imaginary parts are clamped apart.
+    """
+    if multiplier is not None and grads:
+        each = list(multiplier.unbind()) if isinstance(multiplier, Tensor) and multiplier.ndim else multiplier
+        torch._foreach_mul_(list(grads), each)
+    if max_value is not None:
+        for g in grads:
+            if g.layout != torch.strided:
+                g.copy_(g.coalesce())  # entries of one element are summed before they are bounded
+            dense_values(g).clamp_(-max_value, max_value)

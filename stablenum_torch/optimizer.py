@@ -1,0 +1,365 @@
+"""``wrap``: a guarded optimizer that is a real ``torch.optim.Optimizer``.
+
+One ``step()`` owns the order: measure the gradients, decide in the core, fold the decision into the
+optimizer's own kernel or skip it whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import array_api_compat.numpy as np_namespace
+import array_api_compat.torch as torch_namespace
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from stablenum.config import GuardConfig, make_config
+from stablenum.guard import Decision, GuardState, Observation, decide, init_guard, select
+from stablenum.readout import history, metrics
+from stablenum.statedict import state_from_dict, state_to_dict
+from stablenum_torch.apply import can_skip_on_device, folded, is_fused, transform_gradients
+from stablenum_torch.checks import check_optimizer, parameter_names, warn_of_lost_eps
+from stablenum_torch.measure import norms_on_device, norms_on_host
+from stablenum_torch.readback import HaltWatch, wait_for_bool
+from stablenum_torch.state import copy_into, host_view, moved_to, same_device
+
+__all__ = ["GuardedOptimizer", "wrap"]
+
+_KEY = "stablenum"  # the guard's place in a state dict, beside torch's "state" and "param_groups"
+
+
+def wrap(
+    optimizer: Optimizer,
+    config: GuardConfig | None = None,
+    *,
+    names: torch.nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | None = None,
+    **overrides: Any,
+) -> GuardedOptimizer:
+    """Guard an optimizer: a step with a non-finite gradient or loss is skipped whole and recorded.
+
+    The result shares ``param_groups`` and ``state`` with ``optimizer``; use it in its place.
+
+    Args:
+        optimizer: any ``torch.optim.Optimizer`` that steps without a closure. With ``fused=True`` a
+            step on an accelerator never makes the host wait; otherwise it does once.
+        config: a :class:`stablenum.GuardConfig`.
+        names: the model, or (name, parameter) pairs, so that messages can name parameters. Without
+            it ``param_names`` of the groups are used (optimizers made from ``named_parameters()``).
+        **overrides: fields of ``GuardConfig``: ``clip=1.0``, ``loss_scale="dynamic"``...
+
+    Raises:
+        TypeError: ``optimizer`` is not an optimizer, needs a closure (LBFGS) or is guarded already;
+            an unknown setting; ``names`` of another kind.
+        ValueError: a setting has a wrong value, or the optimizer holds no parameters.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Linear(3, 1)
+        >>> opt = wrap(torch.optim.AdamW(model.parameters(), fused=True), clip=1.0, names=model)
+        >>> loss = model(torch.ones(2, 3)).square().mean()
+        >>> opt.backward(loss)
+        >>> opt.step()
+        >>> opt.last["applied"], opt.loss_scale
+        (True, 1.0)
+    """
+    check_optimizer(optimizer)
+    made = make_config(config, overrides)
+    if isinstance(optimizer, GuardedOptimizer):
+        raise TypeError("optimizer is guarded already; wrap the optimizer it was made from.")
+    known = parameter_names(names)
+    warn_of_lost_eps(optimizer)
+    return GuardedOptimizer(optimizer, made, known)
+
+
+class GuardedOptimizer(Optimizer):
+    """What :func:`wrap` returns. Everything that is not named here is the inner optimizer's."""
+
+    # An outer GradScaler must unscale by itself: it would otherwise set grad_scale on this object,
+    # where the inner kernel does not look.
+    _step_supports_amp_scaling = False
+
+    def __init__(self, optimizer: Optimizer, config: GuardConfig, names: Mapping[Tensor, str]) -> None:
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        device = params[0].device
+        # Optimizer.__init__ would copy the groups into a list of its own; restoring, which torch
+        # itself uses after unpickling, sets up hooks and profiling around what is already there.
+        self.__setstate__(
+            {
+                "inner": optimizer,
+                "config": config,
+                "_names": dict(names),
+                "_state": init_guard(config, len(params), xp=torch_namespace, device=device),
+            }
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: self.__dict__[name] for name in ("inner", "config", "_names", "_state")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._loss: Tensor | None = None
+        self._watch = HaltWatch()
+        super().__setstate__({})
+
+    def __getattr__(self, name: str) -> Any:
+        # Public extras of unusual optimizers (schedule-free's train() and eval()); never the private
+        # protocol between an optimizer and torch.
+        if name.startswith("_") or "inner" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.inner, name)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.config}, {self.inner!r})"
+
+    # --- shared with the inner optimizer -------------------------------------------------------
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The inner optimizer's own list."""
+        return self.inner.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.inner.param_groups = groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """The inner optimizer's own state, keyed by parameter."""
+        return self.inner.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.inner.state = state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """The inner optimizer's own defaults."""
+        return self.inner.defaults
+
+    @defaults.setter
+    def defaults(self, defaults: dict[str, Any]) -> None:
+        self.inner.defaults = defaults
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group to the inner optimizer."""
+        self.inner.add_param_group(param_group)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients, and the loss noted for the step that they belonged to."""
+        self._loss = None
+        self.inner.zero_grad(set_to_none)
+
+    # --- the training step ---------------------------------------------------------------------
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """The loss times the loss scale, in float32: call ``backward()`` on the result.
+
+        Also notes the loss for this step's record and finiteness check; several calls before one
+        ``step()`` (gradient accumulation) add up. Without scaling the loss itself is returned.
+
+        Args:
+            loss: () tensor, or one whose sum is the loss.
+
+        Raises:
+            TypeError: ``loss`` is not a floating-point tensor.
+        """
+        if not isinstance(loss, Tensor) or not loss.is_floating_point():
+            got = loss.dtype if isinstance(loss, Tensor) else type(loss).__name__
+            raise TypeError(f"loss must be a floating-point tensor; got {got}.")
+        seen = loss.detach().float().sum()
+        self._loss = seen if self._loss is None else self._loss + seen
+        if self.config.loss_scale is None:
+            return loss
+        wide = loss if loss.dtype == torch.float64 else loss.float()
+        return wide * self._state.loss_scale.scale.to(loss.device, non_blocking=True)
+
+    def backward(self, loss: Tensor, **kwargs: Any) -> None:
+        """``scale(loss).backward(**kwargs)``."""
+        self.scale(loss).backward(**kwargs)
+
+    def autocast(self, dtype: torch.dtype | None = None) -> torch.autocast:
+        """``torch.autocast`` for the parameters' device.
+
+        Args:
+            dtype: the compute format; by default float16 if a loss scale is configured, else bfloat16.
+        """
+        chosen = dtype or (torch.bfloat16 if self.config.loss_scale is None else torch.float16)
+        return torch.autocast(self._parameters()[0].device.type, dtype=chosen)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Measure, decide, and apply the step or skip it whole.
+
+        After it the gradients are unscaled and clipped if the step was applied by a path that writes
+        them back, as with GradScaler. No gradients at all is a no-op.
+
+        Args:
+            closure: re-evaluates the model and returns the loss; run once, before the decision, with
+                gradients enabled. It may call :meth:`backward`.
+
+        Returns:
+            What the closure returned, or None.
+
+        Raises:
+            NonFiniteError: the configured number of steps in a row could not be applied. The step
+                was skipped like those before it.
+        """
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                result = closure()
+            if self._loss is None and isinstance(result, (Tensor, float)):
+                self._loss = torch.as_tensor(result).detach().float().sum()
+        grads = [p.grad for p in self._parameters()]
+        if any(g is not None for g in grads):
+            self._guarded_step(grads)
+        self._loss = None
+        return result
+
+    def _guarded_step(self, grads: list[Tensor | None]) -> None:
+        self._state = moved_to(self._state, self._parameters()[0].device)
+        present = [g for g in grads if g is not None]
+        on_host = not torch.compiler.is_compiling() and same_device(present, "cpu") and self._state.step.is_cpu
+        after = self._step_on_host(grads) if on_host else self._step_on_device(grads)
+        # Written last, so that an error in the inner step leaves the guard as it was.
+        copy_into(self._state, after)
+        if not torch.compiler.is_compiling():
+            self._watch.after_step(self._state, self._flat_names(), self.config)
+
+    def _step_on_host(self, grads: list[Tensor | None]) -> GuardState:
+        """CPU gradients: reading them is free for the host, so it decides in NumPy and branches."""
+        loss = None if self._loss is None else np.asarray(self._loss.float().numpy())
+        state = host_view(self._state)
+        with np.errstate(all="ignore"):
+            seen = Observation(norms_on_host(grads), loss)
+            decision, after = decide(self.config, state, seen, xp=np_namespace)
+            if self._only_creates_state():
+                after = select(np.equal(decision.grad_norm, 0), state, after, xp=np_namespace)
+        if decision.apply:
+            as_tensors = Decision(*(torch.as_tensor(leaf) for leaf in decision))
+            self._apply(grads, as_tensors, unchanged=bool(np.all(decision.multiplier == 1)), flag=None)
+        return after
+
+    def _step_on_device(self, grads: list[Tensor | None]) -> GuardState:
+        """Gradients on an accelerator, or under a compiler: nothing is read unless the optimizer needs it."""
+        device = self._state.step.device
+        loss = None if self._loss is None else self._loss.to(device, torch.float32, non_blocking=True)
+        seen = Observation(norms_on_device(grads, device), loss)
+        decision, after = decide(self.config, self._state, seen, xp=torch_namespace)
+        if self._only_creates_state():
+            after = select(decision.grad_norm == 0, self._state, after, xp=torch_namespace)
+        if is_fused(self.inner) and can_skip_on_device(self.inner, self._parameters()):
+            # Exactly 1. or 0.: the kernels compare with 1.
+            flag = (~decision.apply).float()
+            self._apply(grads, decision, unchanged=not self.config.changes_gradients, flag=flag)
+        elif wait_for_bool(decision.apply):
+            self._apply(grads, decision, unchanged=not self.config.changes_gradients, flag=None)
+        return after
+
+    def _apply(self, grads: list[Tensor | None], decision: Decision, *, unchanged: bool, flag: Tensor | None) -> None:
+        """Step the inner optimizer on gradients times ``decision.multiplier``."""
+        config = self.config
+        fold = is_fused(self.inner) and not config.per_tensor and config.max_value is None
+        if not fold and not (unchanged and config.max_value is None):
+            multiplier = decision.multiplier
+            if config.per_tensor:
+                here = [i for i, g in enumerate(grads) if g is not None]
+                multiplier = multiplier[here]
+            transform_gradients([g for g in grads if g is not None], multiplier, config.max_value)
+        divisor = 1.0 / decision.multiplier if fold and not unchanged else None
+        with folded(self.inner, divisor=divisor, found_inf=flag):
+            self.inner.step()
+
+    def _only_creates_state(self) -> bool:
+        """Whether no learning rate moves anything: torch's checkpointing steps so, on zero gradients,
+        to create the optimizer's state. Such a step is not evidence that the loss scale may grow."""
+        return all(isinstance(g["lr"], float | int) and g["lr"] == 0 for g in self.param_groups if "lr" in g)
+
+    # --- reading -------------------------------------------------------------------------------
+
+    @property
+    def loss_scale(self) -> float:
+        """The scale of the next loss; 1.0 without scaling. Reading it waits for the device."""
+        return float(self._state.loss_scale.scale)
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """The last step: applied, reason, grad_norm, loss_scale (the one it ran with), clip_coefficient,
+        skipped_total, skipped_in_a_row, worst, step, loss. Reading it waits for the device."""
+        return metrics(self._state, self._flat_names())
+
+    def history(self) -> list[dict[str, Any]]:
+        """The last 128 steps, oldest first, each as in :attr:`last` less the counters."""
+        return history(self._state, self._flat_names())
+
+    @property
+    def guard_state(self) -> GuardState:
+        """The guard's live tensors, on the device: ``guard_state.skipped_total`` is a count without a wait."""
+        return self._state
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def _flat_names(self) -> list[str]:
+        """A name for each parameter, in the order of the groups."""
+        found: list[str] = []
+        for g, group in enumerate(self.param_groups):
+            given = group.get("param_names")
+            for i, p in enumerate(group["params"]):
+                fallback = given[i] if given else f"param_groups[{g}].params[{i}]"
+                found.append(self._names.get(p, fallback))
+        return found
+
+    # --- saving --------------------------------------------------------------------------------
+
+    def guard_state_dict(self) -> dict[str, Any]:
+        """The guard's state as JSON values, the same as ``stablenum_jax`` writes."""
+        return state_to_dict(self._state, self._flat_names())
+
+    def load_guard_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state that :meth:`guard_state_dict` wrote, here or in another framework.
+
+        Raises:
+            ValueError: ``state`` is not one, or is one of another shape; nothing is changed.
+        """
+        copy_into(self._state, self._read_guard(state))
+
+    def _read_guard(self, state: Mapping[str, Any]) -> GuardState:
+        return state_from_dict(
+            state, self._state, xp=torch_namespace, names=self._flat_names(), device=self._state.step.device
+        )
+
+    @torch._disable_dynamo
+    def state_dict(self) -> dict[str, Any]:
+        """The inner optimizer's state dict, and the guard's under the key ``"stablenum"``.
+
+        Plain torch optimizers load it too.
+        """
+        for pre_hook in self._optimizer_state_dict_pre_hooks.values():
+            pre_hook(self)
+        state = self.inner.state_dict() | {_KEY: self.guard_state_dict()}
+        for post_hook in self._optimizer_state_dict_post_hooks.values():
+            replaced = post_hook(self, state)
+            state = state if replaced is None else replaced
+        return state
+
+    @torch._disable_dynamo
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:  # type: ignore[override]
+        """Load a state dict written by this optimizer or by the plain one (the guard then stays as it is).
+
+        Raises:
+            ValueError: the dict is of another shape; nothing is changed.
+        """
+        state = dict(state_dict)
+        for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
+            replaced = pre_hook(self, state)
+            state = state if replaced is None else dict(replaced)
+        guard = self._read_guard(state.pop(_KEY)) if _KEY in state else None
+        self.inner.load_state_dict(state)
+        if guard is not None:
+            copy_into(self._state, guard)
+        for post_hook in self._optimizer_load_state_dict_post_hooks.values():
+            post_hook(self)
