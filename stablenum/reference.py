@@ -1,0 +1,457 @@
+"""The NumPy adapter: the executable specification of a guarded training step.
+
+It measures and applies in the plainest way that is exact, and leaves every decision to
+:func:`stablenum.guard.decide`. The other adapters are compared with it step by step. The
+optimizers repeat the order of operations of ``torch.optim``'s single-tensor paths (SGD, Adam,
+AdamW), with state in the parameter's dtype as torch keeps it. Slow on purpose: nothing here
+trades clearness for speed.
+
+Importing this module loads NumPy; ``import stablenum`` alone does not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import array_api_compat.numpy as xp
+import numpy as np
+
+from stablenum.config import GuardConfig, make_config
+from stablenum.errors import bad_field, check_number
+from stablenum.formats import FLOAT32_MAX
+from stablenum.guard import Decision, GuardState, Observation, decide, init_guard
+from stablenum.readout import check_halted, history, metrics
+from stablenum.statedict import state_from_dict, state_to_dict
+
+__all__ = ["SGD", "Adam", "AdamW", "Guarded", "apply", "measure", "measure_loss", "tensor_norm"]
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+Params: TypeAlias = "dict[str, Array] | list[Array]"
+Grads: TypeAlias = "Mapping[str, Array | None] | Sequence[Array | None]"
+
+
+# ------------------------------------------------------------------------------------- measure
+
+
+def tensor_norm(gradient: Array) -> np.float32:
+    """The L2 norm of one tensor, exact to the last bit of float32.
+
+    A float64 sum of squares of ``x / max|x|``, so that nothing overflows or underflows on the way.
+
+    Args:
+        gradient: any shape, any real or complex floating dtype (``bfloat16`` from ml_dtypes too).
+
+    Returns:
+        float32. NaN if an element is NaN, else inf if one is infinite, else finite: what lies
+        beyond float32's range saturates at its largest number. 0 for an empty tensor.
+
+    Example:
+        >>> round(float(tensor_norm(np.asarray([3e30, 4e30], np.float32))) / 5e30, 6)
+        1.0
+        >>> float(tensor_norm(np.asarray([300.0, 400.0], np.float16)))
+        500.0
+    """
+    elements = np.abs(_as_real(np.asarray(gradient)).astype(np.float64, copy=False).ravel())
+    largest = elements.max(initial=0.0)  # NaN wins over everything, inf over every number
+    if not np.isfinite(largest) or largest == 0:
+        return np.float32(largest)
+    ratio = elements / largest
+    return np.float32(min(largest * math.sqrt(math.fsum(ratio * ratio)), FLOAT32_MAX))
+
+
+def measure(gradients: Sequence[Array | None]) -> Array:
+    """The norms of all tensors, (n,) float32: ``Observation.norms``.
+
+    Args:
+        gradients: one a parameter; None (no gradient) counts as norm 0.
+
+    Example:
+        >>> measure([np.ones((2, 2), np.float32), None]).tolist()
+        [2.0, 0.0]
+    """
+    norms = [np.float32(0) if g is None else tensor_norm(g) for g in gradients]
+    return np.asarray(norms, dtype=np.float32)
+
+
+def measure_loss(loss: object) -> Array | None:
+    """``Observation.loss`` from a number or a 0-d array; None if it is not known.
+
+    A finite loss beyond float32's range saturates: it is large, not non-finite.
+
+    Example:
+        >>> measure_loss(1e39).item() == float(np.finfo(np.float32).max)
+        True
+    """
+    if loss is None:
+        return None
+    value = float(np.asarray(loss))
+    if math.isfinite(value):
+        value = max(-FLOAT32_MAX, min(FLOAT32_MAX, value))
+    return np.asarray(value, dtype=np.float32)
+
+
+# --------------------------------------------------------------------------------------- apply
+
+
+def apply(
+    config: GuardConfig, decision: Decision, gradients: Sequence[Array | None]
+) -> list[Array | None]:
+    """The gradients that the optimizer gets: times the multiplier, clamped, in their own dtype.
+
+    The product is formed in float32 or wider and rounded to the gradient's dtype once.
+
+    Args:
+        config: gives the element-wise bound ``max_value``, if any.
+        decision: its ``multiplier`` is used; the caller has already looked at ``decision.apply``.
+        gradients: finite, still multiplied by the loss scale; None stays None.
+
+    Example:
+        >>> from stablenum import Observation
+        >>> config = GuardConfig(clip=1.0)
+        >>> grads = [np.asarray([3.0, 4.0], np.float32)]
+        >>> decision, _ = decide(config, init_guard(config, 1, xp=xp), Observation(measure(grads)), xp=xp)
+        >>> apply(config, decision, grads)[0].round(3).tolist()
+        [0.6..., 0.8...]
+    """
+    factors = np.broadcast_to(decision.multiplier, (len(gradients),))
+    return [
+        None if g is None else _scaled(g, factor, config.max_value)
+        for g, factor in zip(gradients, factors, strict=True)
+    ]
+
+
+def _scaled(gradient: Array, factor: np.float32, max_value: float | None) -> Array:
+    real = _as_real(gradient)
+    wide = real.astype(_wide(real.dtype))
+    wide = wide * wide.dtype.type(factor)
+    if max_value is not None:
+        wide = np.clip(wide, -max_value, max_value)
+    return wide.astype(real.dtype).view(gradient.dtype).reshape(gradient.shape)
+
+
+def _as_real(array: Array) -> Array:
+    """A complex array as its real and imaginary parts (torch's ``view_as_real``), others as they are."""
+    if array.dtype.kind != "c":
+        return array
+    return np.ascontiguousarray(array).view(array.real.dtype)
+
+
+def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype of arithmetic: float32 for half formats, else the dtype itself."""
+    return np.dtype(np.float32) if dtype.itemsize < 4 else dtype
+
+
+# ---------------------------------------------------------------------------------- optimizers
+
+
+class Optimizer(Protocol):
+    """A pure optimizer for one parameter: what :class:`Guarded` drives."""
+
+    def init(self, param: Array) -> Any:
+        """The state before the first step."""
+
+    def update(self, param: Array, gradient: Array, state: Any) -> tuple[Array, Any]:
+        """The next parameter and state; neither input is changed."""
+
+
+class SGDState(NamedTuple):
+    """``momentum_buffer`` is None until the first step, as in torch."""
+
+    momentum_buffer: Array | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SGD:
+    """Stochastic gradient descent in the operation order of ``torch.optim.SGD``.
+
+    Args:
+        lr: the learning rate.
+        momentum, dampening, weight_decay, nesterov: as in torch.
+
+    Raises:
+        ValueError: a setting that torch refuses too.
+
+    Example:
+        >>> param, state = SGD(lr=0.1).update(np.ones(1, np.float32), np.ones(1, np.float32), SGDState(None))
+        >>> param.round(3).tolist()
+        [0.8999...]
+    """
+
+    lr: float
+    momentum: float = 0.0
+    dampening: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        check_number("SGD.lr", self.lr, at_least=0.0)
+        check_number("SGD.momentum", self.momentum, at_least=0.0)
+        check_number("SGD.dampening", self.dampening)
+        check_number("SGD.weight_decay", self.weight_decay, at_least=0.0)
+        if self.nesterov and (self.momentum <= 0 or self.dampening != 0):
+            raise bad_field("SGD.nesterov", "False unless momentum is above 0 and dampening is 0", True)
+
+    def init(self, param: Array) -> SGDState:
+        """No momentum yet."""
+        return SGDState(None)
+
+    def update(self, param: Array, gradient: Array, state: SGDState) -> tuple[Array, SGDState]:
+        """One step."""
+        buffer = state.momentum_buffer
+        if self.weight_decay != 0:
+            gradient = _add(gradient, param, self.weight_decay)
+        if self.momentum != 0:
+            if buffer is None:
+                buffer = gradient.copy()
+            else:
+                buffer = _add(_mul(buffer, self.momentum), gradient, 1 - self.dampening)
+            gradient = _add(gradient, buffer, self.momentum) if self.nesterov else buffer
+        return _add(param, gradient, -self.lr), SGDState(buffer)
+
+
+class AdamState(NamedTuple):
+    """Step count and the two moments, in the parameter's dtype."""
+
+    step: int
+    exp_avg: Array
+    exp_avg_sq: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adam:
+    """Adam in the operation order of ``torch.optim.Adam`` (Kingma and Ba 2015, arXiv 1412.6980).
+
+    The moments have the parameter's dtype, so pure float16 Adam shows what it does there: eps
+    rounds to 0 and a zero gradient gives 0/0.
+
+    Args:
+        lr: the learning rate.
+        betas, eps, weight_decay: as in torch.
+        decoupled: weight decay on the parameter (AdamW, arXiv 1711.05101) instead of the gradient.
+
+    Raises:
+        ValueError: a setting that torch refuses too.
+
+    Example:
+        >>> adam = Adam(lr=0.1)
+        >>> param = np.ones(1, np.float32)
+        >>> adam.update(param, np.ones(1, np.float32), adam.init(param))[0].round(3).tolist()
+        [0.8999...]
+    """
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    decoupled: bool = False
+
+    def __post_init__(self) -> None:
+        check_number("Adam.lr", self.lr, at_least=0.0)
+        for i, beta in enumerate(self.betas):
+            check_number(f"Adam.betas[{i}]", beta, at_least=0.0, below=1.0)
+        check_number("Adam.eps", self.eps, at_least=0.0)
+        check_number("Adam.weight_decay", self.weight_decay, at_least=0.0)
+
+    def init(self, param: Array) -> AdamState:
+        """Zero moments."""
+        return AdamState(0, np.zeros_like(param), np.zeros_like(param))
+
+    def update(self, param: Array, gradient: Array, state: AdamState) -> tuple[Array, AdamState]:
+        """One step."""
+        beta1, beta2 = self.betas
+        step = state.step + 1
+        if self.weight_decay != 0 and self.decoupled:
+            param = _mul(param, 1 - self.lr * self.weight_decay)
+        elif self.weight_decay != 0:
+            gradient = _add(gradient, param, self.weight_decay)
+        exp_avg = _lerp(state.exp_avg, gradient, 1 - beta1)
+        exp_avg_sq = _addcmul(_mul(state.exp_avg_sq, beta2), gradient, 1 - beta2)
+        bias1, bias2 = 1 - beta1**step, 1 - beta2**step
+        denominator = _shift(_div(_sqrt(exp_avg_sq), math.sqrt(bias2)), self.eps)
+        param = _addcdiv(param, exp_avg, denominator, -self.lr / bias1)
+        return param, AdamState(step, exp_avg, exp_avg_sq)
+
+
+def AdamW(  # noqa: N802 - the field's name
+    *, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 1e-2
+) -> Adam:
+    """Adam with decoupled weight decay, with the defaults of ``torch.optim.AdamW``.
+
+    Example:
+        >>> AdamW().decoupled
+        True
+    """
+    return Adam(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, decoupled=True)
+
+
+# torch's element-wise operations: arithmetic in float32 at least, one rounding to the dtype at the end.
+
+
+def _add(a: Array, b: Array, alpha: float) -> Array:
+    wide = _wide(a.dtype)
+    return (a.astype(wide) + wide.type(alpha) * b.astype(wide)).astype(a.dtype)
+
+
+def _mul(a: Array, factor: float) -> Array:
+    wide = _wide(a.dtype)
+    return (a.astype(wide) * wide.type(factor)).astype(a.dtype)
+
+
+def _div(a: Array, divisor: float) -> Array:
+    wide = _wide(a.dtype)
+    return (a.astype(wide) / wide.type(divisor)).astype(a.dtype)
+
+
+def _shift(a: Array, value: float) -> Array:
+    wide = _wide(a.dtype)
+    return (a.astype(wide) + wide.type(value)).astype(a.dtype)
+
+
+def _sqrt(a: Array) -> Array:
+    return np.sqrt(a.astype(_wide(a.dtype))).astype(a.dtype)
+
+
+def _lerp(start: Array, end: Array, weight: float) -> Array:
+    wide = _wide(start.dtype)
+    a, b = start.astype(wide), end.astype(wide)
+    if weight < 0.5:
+        return (a + wide.type(weight) * (b - a)).astype(start.dtype)
+    return (b - (b - a) * (1 - wide.type(weight))).astype(start.dtype)
+
+
+def _addcmul(a: Array, b: Array, value: float) -> Array:
+    wide = _wide(a.dtype)
+    b = b.astype(wide)
+    return (a.astype(wide) + wide.type(value) * b * b).astype(a.dtype)
+
+
+def _addcdiv(a: Array, b: Array, c: Array, value: float) -> Array:
+    wide = _wide(a.dtype)
+    return (a.astype(wide) + wide.type(value) * b.astype(wide) / c.astype(wide)).astype(a.dtype)
+
+
+# -------------------------------------------------------------------------------------- driver
+
+
+class Guarded:
+    """A guarded NumPy training loop: parameters, an optimizer and a guard in one object.
+
+    Args:
+        params: a dict of arrays (its keys are the parameters' names) or a sequence of arrays.
+            They are copied. May be empty.
+        optimizer: :class:`SGD`, :class:`Adam` or anything with their ``init`` and ``update``.
+        config: the guard's settings; None for the default.
+        **overrides: fields of :class:`GuardConfig` put over ``config``, as ``clip=1.0``.
+
+    Raises:
+        TypeError: ``config`` is not a GuardConfig or an override is not one of its fields.
+        ValueError: a parameter is not of a floating dtype, or a setting has a wrong value.
+
+    Example:
+        >>> train = Guarded([np.ones(2, np.float32)], SGD(lr=0.5), clip=1.0)
+        >>> train.step([np.asarray([np.nan, 1], np.float32)])["applied"]
+        False
+        >>> train.params[0].tolist()
+        [1.0, 1.0]
+    """
+
+    def __init__(
+        self,
+        params: Mapping[str, Array] | Sequence[Array],
+        optimizer: Optimizer,
+        config: GuardConfig | None = None,
+        **overrides: Any,
+    ) -> None:
+        self.config = make_config(config, overrides)
+        self.optimizer = optimizer
+        self.names = list(params) if isinstance(params, Mapping) else None
+        self._params = [
+            np.array(p, copy=True, order="C") for p in (params.values() if isinstance(params, Mapping) else params)
+        ]
+        for i, param in enumerate(self._params):
+            if not (np.issubdtype(param.dtype, np.inexact) or param.dtype.name == "bfloat16"):
+                raise bad_field(f"params[{self.names[i] if self.names else i}]", "of a floating dtype", param.dtype)
+        self.opt_state = [optimizer.init(_as_real(p)) for p in self._params]
+        self.state: GuardState = init_guard(self.config, len(self._params), xp=xp)
+
+    @property
+    def params(self) -> Params:
+        """The parameters now, in the form they were given in."""
+        return list(self._params) if self.names is None else dict(zip(self.names, self._params, strict=True))
+
+    @property
+    def loss_scale(self) -> float:
+        """The factor for the next loss; 1.0 without scaling."""
+        return float(self.state.loss_scale.scale)
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """The last step, see :func:`stablenum.readout.metrics`."""
+        return metrics(self.state, self.names)
+
+    def history(self) -> list[dict[str, Any]]:
+        """The last 128 steps, oldest first."""
+        return history(self.state, self.names)
+
+    def step(self, gradients: Grads, loss: object = None) -> dict[str, Any]:
+        """Decide on one step and take it or skip it whole.
+
+        Args:
+            gradients: in the form of ``params``, of the *scaled* loss; None for a parameter
+                without gradient, which then stays as it is.
+            loss: the unscaled loss, if known.
+
+        Returns:
+            What :attr:`last` says.
+
+        Raises:
+            ValueError: the gradients do not match the parameters.
+            NonFiniteError: the guard's limit of skips in a row is reached; nothing was changed.
+        """
+        listed = self._matched(gradients)
+        observation = Observation(norms=measure(listed), loss=measure_loss(loss))
+        with np.errstate(all="ignore"):  # the rules compute with inf and NaN on purpose, and select afterwards
+            decision, self.state = decide(self.config, self.state, observation, xp=xp)
+            if decision.apply:
+                self._update(apply(self.config, decision, listed))
+        check_halted(self.state, self.names, config=self.config)
+        return self.last
+
+    def guard_state_dict(self) -> dict[str, Any]:
+        """The guard's state as plain JSON values, the same for every framework."""
+        return state_to_dict(self.state, self.names)
+
+    def load_guard_state_dict(self, plain: Mapping[str, Any]) -> None:
+        """Go on from a state that any adapter's ``guard_state_dict`` wrote.
+
+        Raises:
+            ValueError: it is not one, or belongs to another config; nothing is changed.
+        """
+        self.state = state_from_dict(plain, self.state, xp=xp, names=self.names)
+
+    def _matched(self, gradients: Grads) -> list[Array | None]:
+        if self.names is not None:
+            if not isinstance(gradients, Mapping) or set(gradients) != set(self.names):
+                raise bad_field("gradients", f"a dict with the keys {', '.join(self.names)}", gradients)
+            listed = [gradients[name] for name in self.names]
+        else:
+            if isinstance(gradients, Mapping) or len(gradients) != len(self._params):
+                raise bad_field("gradients", f"a sequence of {len(self._params)} arrays", gradients)
+            listed = list(gradients)
+        for i, (g, p) in enumerate(zip(listed, self._params, strict=True)):
+            if g is not None and np.shape(g) != p.shape:
+                raise bad_field(f"gradients[{self.names[i] if self.names else i}]", f"of shape {p.shape}", np.shape(g))
+        return [None if g is None else np.asarray(g) for g in listed]
+
+    def _update(self, gradients: Sequence[Array | None]) -> None:
+        for i, gradient in enumerate(gradients):
+            if gradient is None:
+                continue
+            param = self._params[i]
+            real, self.opt_state[i] = self.optimizer.update(
+                _as_real(param), _as_real(gradient.astype(param.dtype, copy=False)), self.opt_state[i]
+            )
+            self._params[i] = real.view(param.dtype).reshape(param.shape)
