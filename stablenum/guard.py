@@ -166,10 +166,12 @@ def decide(
         (_unscale(norms, scale, xp=xp), _unscale(raw_total, scale, xp=xp)) if scaled else (norms, raw_total)
     )
     coefficient, clip_state = _clip(config, state.clip, norms, grad_norm, applied, xp=xp)
-    multiplier = coefficient / scale if scaled else coefficient
     # A factor that flushed to zero would silently zero finite gradients.
-    multiplier = at_least(multiplier, FLOAT32_TINY, xp=xp)
-    smallest = xp.min(coefficient) if config.per_tensor and norms.shape[0] else coefficient
+    coefficient = at_least(coefficient, FLOAT32_TINY, xp=xp)
+    multiplier = at_least(coefficient / scale, FLOAT32_TINY, xp=xp) if scaled else coefficient
+    smallest = coefficient
+    if config.per_tensor:
+        smallest = xp.min(coefficient) if norms.shape[0] else xp.ones_like(grad_norm)
 
     decision = Decision(
         apply=applied,

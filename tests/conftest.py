@@ -1,0 +1,32 @@
+"""Fixtures and settings for all tests."""
+
+from __future__ import annotations
+
+import os
+
+import hypothesis
+import pytest
+import torch
+
+from tests.backends import BACKENDS, Backend
+
+hypothesis.settings.register_profile(
+    "ci", derandomize=True, database=None, deadline=None, max_examples=40, stateful_step_count=25
+)
+hypothesis.settings.register_profile("thorough", deadline=None, max_examples=1000, stateful_step_count=60)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(params=list(BACKENDS))
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """Each array namespace that the core runs on, eager and compiled."""
+    return BACKENDS[request.param]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked ``gpu`` are skipped where there is none."""
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU"))
