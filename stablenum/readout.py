@@ -5,6 +5,7 @@ Works for every framework: it needs no more of a leaf than ``.tolist()``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -72,6 +73,12 @@ def metrics(state: GuardState, names: Sequence[str] | None = None) -> dict[str, 
     }
 
 
+def _numbers(row: dict[str, Any]) -> str:
+    """Gradient norm and, unless it was not given, loss of a recorded step."""
+    known = not math.isnan(row["loss"]) or row["reason"] is Reason.NONFINITE_LOSS
+    return f"gradient norm {row['grad_norm']:g}" + (f", loss {row['loss']:g}" if known else "")
+
+
 def check_halted(
     state: GuardState, names: Sequence[str] | None = None, *, config: GuardConfig | None = None
 ) -> None:
@@ -93,8 +100,8 @@ def check_halted(
     limit = f" (the limit is {config.skip_limit})" if config and config.skip_limit else ""
     raise NonFiniteError(
         f"Training stopped: {skipped} step(s) in a row could not be applied{limit}, "
-        f"from step {first['step']} on. "
-        f"First bad parameter: {where} (gradient norm {first['grad_norm']:g}, loss {first['loss']:g}). "
+        f"from step {last['step'] - skipped + 1} on. "
+        f"First bad parameter: {where} ({_numbers(first)}). "
         f"At step {first['step']} {explain_reason(first['reason'])} "
         f"Loss scale over these steps: {', '.join(scales)}. "
         "No skipped step was applied: parameters and optimizer state are those from before it.",

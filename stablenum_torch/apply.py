@@ -8,8 +8,7 @@ their gradients multiplied in place first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from torch.optim import Optimizer
 
 from stablenum_torch.measure import dense_values
 
-__all__ = ["can_skip_on_device", "folded", "is_fused", "transform_gradients"]
+__all__ = ["can_skip_on_device", "is_fused", "moves_nothing", "step_folded", "transform_gradients"]
 
 
 def is_fused(optimizer: Optimizer) -> bool:
@@ -25,23 +24,24 @@ def is_fused(optimizer: Optimizer) -> bool:
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
-@contextmanager
-def folded(optimizer: Optimizer, *, divisor: Tensor | None, found_inf: Tensor | None) -> Iterator[None]:
-    """Within it, ``optimizer.step()`` divides gradients by ``divisor`` and skips if ``found_inf`` is 1.
+def step_folded(optimizer: Optimizer, *, divisor: Tensor | None, found_inf: Tensor | None) -> None:
+    """``optimizer.step()`` that divides gradients by ``divisor`` and skips if ``found_inf`` is 1.
 
-    Both are () float32. The attributes are removed afterwards, also when the step raises: a left-over
-    ``found_inf`` would skip every later step.
+    Both are () float32 or None. The attributes are removed afterwards, also when the step raises: a
+    left-over ``found_inf`` would skip every later step.
     """
-    given = {"grad_scale": divisor, "found_inf": found_inf}
-    for name, value in given.items():
-        if value is not None:
-            setattr(optimizer, name, value)
+    # Not a context manager: torch.compile would break the graph around it.
     try:
-        yield
+        if divisor is not None:
+            optimizer.grad_scale = divisor  # type: ignore[attr-defined]
+        if found_inf is not None:
+            optimizer.found_inf = found_inf  # type: ignore[attr-defined]
+        optimizer.step()
     finally:
-        for name, value in given.items():
-            if value is not None:
-                delattr(optimizer, name)
+        if divisor is not None:
+            del optimizer.grad_scale  # type: ignore[attr-defined]
+        if found_inf is not None:
+            del optimizer.found_inf  # type: ignore[attr-defined]
 
 
 def can_skip_on_device(optimizer: Optimizer, params: Sequence[Tensor]) -> bool:
@@ -64,6 +64,16 @@ def can_skip_on_device(optimizer: Optimizer, params: Sequence[Tensor]) -> bool:
                 return False
             optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p.grad)
     return True
+
+
+def moves_nothing(optimizer: Optimizer) -> bool:
+    """Whether every learning rate is 0, as far as the host knows without asking a device.
+
+    torch's checkpointing steps so on zero gradients, to create the optimizer's state. Such a step is
+    not evidence that the loss scale may grow.
+    """
+    rates = [group["lr"] for group in optimizer.param_groups if "lr" in group]
+    return bool(rates) and all((not isinstance(lr, Tensor) or lr.is_cpu) and lr == 0 for lr in rates)
 
 
 def transform_gradients(

@@ -20,7 +20,7 @@ from stablenum.config import GuardConfig, make_config
 from stablenum.guard import Decision, GuardState, Observation, decide, init_guard, select
 from stablenum.readout import history, metrics
 from stablenum.statedict import state_from_dict, state_to_dict
-from stablenum_torch.apply import can_skip_on_device, folded, is_fused, transform_gradients
+from stablenum_torch.apply import can_skip_on_device, is_fused, moves_nothing, step_folded, transform_gradients
 from stablenum_torch.checks import check_optimizer, parameter_names, warn_of_lost_eps
 from stablenum_torch.measure import norms_on_device, norms_on_host
 from stablenum_torch.readback import HaltWatch, wait_for_bool
@@ -220,14 +220,16 @@ class GuardedOptimizer(Optimizer):
         return result
 
     def _guarded_step(self, grads: list[Tensor | None]) -> None:
-        self._state = moved_to(self._state, self._parameters()[0].device)
+        home = self._parameters()[0].device
+        if self._state.step.device != home:  # the model was moved after it was wrapped
+            self._state = moved_to(self._state, home)
         present = [g for g in grads if g is not None]
         on_host = not torch.compiler.is_compiling() and same_device(present, "cpu") and self._state.step.is_cpu
         after = self._step_on_host(grads) if on_host else self._step_on_device(grads)
         # Written last, so that an error in the inner step leaves the guard as it was.
         copy_into(self._state, after)
         if not torch.compiler.is_compiling():
-            self._watch.after_step(self._state, self._flat_names(), self.config)
+            self._watch.after_step(self._state, self._flat_names, self.config)
 
     def _step_on_host(self, grads: list[Tensor | None]) -> GuardState:
         """CPU gradients: reading them is free for the host, so it decides in NumPy and branches."""
@@ -236,7 +238,7 @@ class GuardedOptimizer(Optimizer):
         with np.errstate(all="ignore"):
             seen = Observation(norms_on_host(grads), loss)
             decision, after = decide(self.config, state, seen, xp=np_namespace)
-            if self._only_creates_state():
+            if moves_nothing(self.inner):
                 after = select(np.equal(decision.grad_norm, 0), state, after, xp=np_namespace)
         if decision.apply:
             as_tensors = Decision(*(torch.as_tensor(leaf) for leaf in decision))
@@ -249,7 +251,7 @@ class GuardedOptimizer(Optimizer):
         loss = None if self._loss is None else self._loss.to(device, torch.float32, non_blocking=True)
         seen = Observation(norms_on_device(grads, device), loss)
         decision, after = decide(self.config, self._state, seen, xp=torch_namespace)
-        if self._only_creates_state():
+        if moves_nothing(self.inner):
             after = select(decision.grad_norm == 0, self._state, after, xp=torch_namespace)
         if is_fused(self.inner) and can_skip_on_device(self.inner, self._parameters()):
             # Exactly 1. or 0.: the kernels compare with 1.
@@ -270,13 +272,7 @@ class GuardedOptimizer(Optimizer):
                 multiplier = multiplier[here]
             transform_gradients([g for g in grads if g is not None], multiplier, config.max_value)
         divisor = 1.0 / decision.multiplier if fold and not unchanged else None
-        with folded(self.inner, divisor=divisor, found_inf=flag):
-            self.inner.step()
-
-    def _only_creates_state(self) -> bool:
-        """Whether no learning rate moves anything: torch's checkpointing steps so, on zero gradients,
-        to create the optimizer's state. Such a step is not evidence that the loss scale may grow."""
-        return all(isinstance(g["lr"], float | int) and g["lr"] == 0 for g in self.param_groups if "lr" in g)
+        step_folded(self.inner, divisor=divisor, found_inf=flag)
 
     # --- reading -------------------------------------------------------------------------------
 

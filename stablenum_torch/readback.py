@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 
 import torch
@@ -31,7 +31,7 @@ class HaltWatch:
         self._copy: Tensor | None = None
         self._done: torch.cuda.Event | None = None
 
-    def after_step(self, state: GuardState, names: Sequence[str], config: GuardConfig) -> None:
+    def after_step(self, state: GuardState, names: Callable[[], Sequence[str]], config: GuardConfig) -> None:
         """Raise if the flag is known to be set, and clear it: to go on after the error is the user's word.
 
         Raises:
@@ -45,7 +45,7 @@ class HaltWatch:
         elif not state.halted.item():
             return
         try:
-            check_halted(state, names, config=config)
+            check_halted(state, names(), config=config)
         finally:
             state.halted.zero_()
             self._copy = self._done = None

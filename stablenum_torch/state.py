@@ -41,9 +41,7 @@ def copy_into(state: GuardState, values: GuardState) -> None:
 
 
 def moved_to(state: GuardState, device: torch.device) -> GuardState:
-    """The state on ``device``: itself if it is there (models may be moved after they were wrapped)."""
-    if state.step.device == device:
-        return state
+    """A copy of the state on ``device``."""
     moved: GuardState = _map(lambda leaf: leaf.to(device), state)
     return moved
 

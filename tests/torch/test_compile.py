@@ -1,0 +1,95 @@
+"""``torch.compile`` of a guarded step: the same decisions, no break of the graph that torch does not make itself."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch._dynamo
+
+import stablenum_torch as st
+from tests.torch.conftest import parameters, set_gradients, snapshot
+
+# torch's own optimizers warn about themselves when they are compiled.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def run(compiled: bool, fused: bool, backend: str = "aot_eager"):
+    params = parameters()
+    inner = torch.optim.AdamW(params, lr=0.01, fused=fused, foreach=None if fused else True)
+    opt = st.wrap(inner, clip=1.0, loss_scale=st.DynamicLossScale(init_scale=8.0, growth_interval=3))
+    step = torch.compile(opt.step, backend=backend) if compiled else opt.step
+    for i in range(6):
+        set_gradients(params, i, 8.0)
+        if i == 2:
+            params[1].grad[0] = math.inf
+        step()
+    return params, opt
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_compiled_step_decides_as_the_eager_one(fused):
+    params, opt = run(True, fused)
+    wanted_params, wanted = run(False, fused)
+    for row, other in zip(opt.history(), wanted.history(), strict=True):
+        for key in ("step", "reason", "loss_scale", "worst"):
+            assert row[key] == other[key]
+        assert row["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-6)
+    for a, b in zip(params, wanted_params, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.slow
+def test_inductor_decides_as_eager_does():
+    params, opt = run(True, True, backend="inductor")
+    _, wanted = run(False, True)
+    assert [r["reason"] for r in opt.history()] == [r["reason"] for r in wanted.history()]
+    assert [r["loss_scale"] for r in opt.history()] == [r["loss_scale"] for r in wanted.history()]
+
+
+def breaks(step) -> set[str]:
+    """The distinct reasons for which compiling broke the graph."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compiled = torch.compile(step, backend="aot_eager")
+    for _ in range(3):
+        compiled()
+    return {reason.splitlines()[0] for reason in torch._dynamo.utils.counters["graph_break"]}
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_no_graph_break_that_the_bare_optimizer_has_not(fused):
+    def make():
+        params = parameters()
+        set_gradients(params, 0)
+        return torch.optim.AdamW(params, fused=fused, foreach=None if fused else True)
+
+    extra = breaks(st.wrap(make(), clip=1.0, loss_scale=4.0).step) - breaks(make().step)
+    # An optimizer that cannot skip by itself needs the host to look, once.
+    assert extra == (set() if fused else {"Unsupported Tensor.item() call with capture_scalar_outputs=False"})
+
+
+def test_compiled_training_step_with_backward():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    opt = st.wrap(torch.optim.AdamW(model.parameters(), fused=True), clip=1.0, loss_scale="dynamic")
+    loss_of = torch.compile(lambda x: model(x).square().mean(), backend="aot_eager")
+    losses = []
+    for i in range(5):
+        opt.zero_grad()
+        x = torch.ones(3, 4) * (math.inf if i == 2 else 1.0)
+        loss = loss_of(x)
+        opt.backward(loss)
+        opt.step()
+        losses.append(loss.item())
+    assert opt.last["skipped_total"] == 1
+    assert losses[4] < losses[0]
+    assert snapshot(opt)
