@@ -1,0 +1,16 @@
+"""The research tool: the same unstable trainings on every backend, and whether they agree.
+
+Scenarios are data (:mod:`stablenum.compare.spec`); the built-in ones are in
+:mod:`stablenum.compare.streams` and :mod:`stablenum.compare.trainings`. The command is
+``stablenum compare``.
+"""
+
+from stablenum.compare.backends import BACKENDS, find_backends
+from stablenum.compare.runner import Result, run_scenario
+from stablenum.compare.spec import Scenario, Stream, Training
+from stablenum.compare.streams import STREAMS
+from stablenum.compare.trainings import TRAININGS
+
+__all__ = ["BACKENDS", "SCENARIOS", "Result", "Scenario", "Stream", "Training", "find_backends", "run_scenario"]
+
+SCENARIOS: dict[str, Scenario] = {scenario.name: scenario for scenario in (*STREAMS, *TRAININGS)}

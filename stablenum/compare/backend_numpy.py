@@ -1,0 +1,117 @@
+"""The NumPy backend: ``stablenum.reference``, and the same optimizers without a guard."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from stablenum.compare.backends import Setup
+from stablenum.compare.models_numpy import loss_and_gradients
+from stablenum.compare.spec import OptimizerSpec, Training
+from stablenum.compare.trainings import Batch
+from stablenum.reference import SGD, Adam, Guarded, Optimizer
+
+__all__ = ["start"]
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
+
+def start(setup: Setup, mode: str) -> GuardedRun | PlainRun:
+    """A run at its beginning."""
+    if setup.guard is None:
+        return PlainRun(setup)
+    return GuardedRun(setup)
+
+
+def make_optimizer(spec: OptimizerSpec) -> Optimizer:
+    """The reference optimizer that a scenario asks for."""
+    if spec.name == "sgd":
+        return SGD(lr=spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay)
+    return Adam(lr=spec.lr, eps=spec.eps, weight_decay=spec.weight_decay, decoupled=spec.name == "adamw")
+
+
+class GuardedRun:
+    """A run of :class:`stablenum.reference.Guarded`."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._training = setup.training
+        self._guarded = Guarded(setup.params, make_optimizer(setup.optimizer), setup.guard)
+
+    @property
+    def loss_scale(self) -> float:
+        return self._guarded.loss_scale
+
+    @property
+    def last(self) -> Mapping[str, Any]:
+        return self._guarded.last
+
+    def step(self, gradients: list[Array], loss: float) -> None:
+        with np.errstate(all="ignore"):
+            self._guarded.step(gradients, loss)
+
+    def train(self, batch: Batch) -> None:
+        loss, gradients = _differentiate(self._training, self.params(), batch, self.loss_scale)
+        self.step(gradients, float(loss))
+
+    def params(self) -> list[Array]:
+        return [np.array(p) for p in self._guarded.params]
+
+    def guard_state_dict(self) -> dict[str, Any]:
+        return self._guarded.guard_state_dict()
+
+    def load_guard_state_dict(self, plain: Mapping[str, Any]) -> None:
+        self._guarded.load_guard_state_dict(plain)
+
+
+class PlainRun:
+    """The bare optimizer, as most training loops have it."""
+
+    loss_scale = 1.0
+
+    def __init__(self, setup: Setup) -> None:
+        self._training, self._clip = setup.training, setup.plain_clip
+        self._optimizer = make_optimizer(setup.optimizer)
+        self._params = [p.copy() for p in setup.params]
+        self._state = [self._optimizer.init(p) for p in self._params]
+
+    @property
+    def last(self) -> Mapping[str, Any]:
+        return {}
+
+    def step(self, gradients: list[Array], loss: float) -> None:
+        with np.errstate(all="ignore"):
+            if self._clip is not None:
+                gradients = _usual_clip(gradients, self._clip)
+            for i, gradient in enumerate(gradients):
+                self._params[i], self._state[i] = self._optimizer.update(self._params[i], gradient, self._state[i])
+
+    def train(self, batch: Batch) -> None:
+        loss, gradients = _differentiate(self._training, self._params, batch, 1.0)
+        self.step(gradients, float(loss))
+
+    def params(self) -> list[Array]:
+        return [p.copy() for p in self._params]
+
+    def guard_state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_guard_state_dict(self, plain: Mapping[str, Any]) -> None:
+        raise ValueError("a plain run has no guard")
+
+
+def _differentiate(
+    training: Training | None, params: list[Array], batch: Batch, scale: float
+) -> tuple[np.float32, list[Array]]:
+    if training is None:
+        raise ValueError("this run has no model to train")
+    return loss_and_gradients(training, params, batch, scale)
+
+
+def _usual_clip(gradients: list[Array], max_norm: float) -> list[Array]:
+    """Clipping by the joint norm as it is usually written: float32 sums of squares."""
+    squares = [np.sum(g.astype(np.float32) ** 2) for g in gradients]
+    norm = np.sqrt(np.sum(np.asarray(squares, np.float32)))
+    factor = np.minimum(np.float32(max_norm) / (norm + np.float32(1e-6)), np.float32(1))
+    return [(g * factor).astype(g.dtype) for g in gradients]
