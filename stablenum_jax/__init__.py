@@ -1,0 +1,54 @@
+"""stablenum for JAX: the guarded training step as an optax transformation.
+
+tx = optax.chain(stablenum_jax.guard(clip=1.0, loss_scale="dynamic"), optax.adamw(1e-3))
+opt_state = tx.init(params)
+
+@jax.jit
+def train_step(params, opt_state, batch):
+    loss, grads = stablenum_jax.value_and_grad(loss_fn, opt_state)(params, batch)
+    return stablenum_jax.step(tx, params, opt_state, grads, value=loss)
+"""
+
+from stablenum import (
+    ClipByGlobalNorm,
+    ClipByNorm,
+    ClipByValue,
+    DynamicLossScale,
+    GuardConfig,
+    GuardState,
+    NonFiniteError,
+    Reason,
+    StaticLossScale,
+)
+from stablenum_jax.placement import GuardPlacementWarning, NotATrueSkipWarning
+from stablenum_jax.readout import guard_state_dict, history, load_guard_state_dict, metrics, resume
+from stablenum_jax.state import GuardOptState, guard_state, loss_scale
+from stablenum_jax.training import scale_loss, step, value_and_grad
+from stablenum_jax.transform import chain, guard
+
+__all__ = [
+    "ClipByGlobalNorm",
+    "ClipByNorm",
+    "ClipByValue",
+    "DynamicLossScale",
+    "GuardConfig",
+    "GuardOptState",
+    "GuardPlacementWarning",
+    "GuardState",
+    "NonFiniteError",
+    "NotATrueSkipWarning",
+    "Reason",
+    "StaticLossScale",
+    "chain",
+    "guard",
+    "guard_state",
+    "guard_state_dict",
+    "history",
+    "load_guard_state_dict",
+    "loss_scale",
+    "metrics",
+    "resume",
+    "scale_loss",
+    "step",
+    "value_and_grad",
+]

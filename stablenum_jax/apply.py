@@ -1,0 +1,90 @@
+"""Applying a decision to gradients: one multiplication by a scalar, and a clamp if asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+import stablenum
+from stablenum_jax.measure import is_measurable
+from stablenum_jax.names import Path
+
+__all__ = ["apply_multiplier", "multiply_leaves", "negative_zeros", "zeros_unless"]
+
+Array: TypeAlias = jax.Array
+PyTree: TypeAlias = Any
+
+
+def apply_multiplier(
+    config: stablenum.GuardConfig, updates: PyTree, paths: Iterable[Path], multiplier: Array
+) -> PyTree:
+    """The gradients that the optimizer gets of an applied step.
+
+    Computed in float32 at least. A leaf keeps its dtype, except under loss scaling, where float16
+    and other narrow gradients become float32: unscaled, they would flush to zero in float16.
+
+    Args:
+        config: the guard's settings; nothing happens if it changes no gradients.
+        updates: the gradients.
+        paths: of those which the guard watches, in the order of their norms.
+        multiplier: () float32, or (n,) float32 if ``config.per_tensor``.
+    """
+    if not config.changes_gradients:
+        return updates
+    place = {path: i for i, path in enumerate(paths)}
+    keep_dtype = config.loss_scale is None
+
+    def change(path: Path, leaf: Any) -> Any:
+        if path not in place or not is_measurable(path, leaf):
+            return leaf
+        leaf = jnp.asarray(leaf)
+        changed = _times(leaf, multiplier[place[path]] if config.per_tensor else multiplier)
+        if config.max_value is not None:
+            changed = _clamp(changed, config.max_value)
+        return changed.astype(leaf.dtype) if keep_dtype else changed
+
+    return jax.tree_util.tree_map_with_path(change, updates)
+
+
+def multiply_leaves(grads: PyTree, factor: Array, *, widen: bool = False) -> PyTree:
+    """All gradients times a () float32, in float32 at least and back, or not back if ``widen``."""
+
+    def change(path: Path, leaf: Any) -> Any:
+        if not is_measurable(path, leaf):
+            return leaf
+        leaf = jnp.asarray(leaf)
+        changed = _times(leaf, factor)
+        return changed if widen else changed.astype(leaf.dtype)
+
+    return jax.tree_util.tree_map_with_path(change, grads)
+
+
+def zeros_unless(condition: Array, updates: PyTree) -> PyTree:
+    """``updates`` where the () bool ``condition`` holds, else zeros, by selection."""
+
+    def change(path: Path, leaf: Any) -> Any:
+        return jnp.where(condition, leaf, jnp.zeros_like(leaf)) if is_measurable(path, leaf) else leaf
+
+    return jax.tree_util.tree_map_with_path(change, updates)
+
+
+def negative_zeros(like: Any) -> Array:
+    """Zeros that change nothing when added: ``x + -0.0`` is x bit for bit, ``-0.0 + 0.0`` is not."""
+    if not jnp.issubdtype(like.dtype, jnp.inexact):
+        return jnp.zeros(like.shape, like.dtype)
+    zero = complex(-0.0, -0.0) if jnp.issubdtype(like.dtype, jnp.complexfloating) else -0.0
+    return jnp.full(like.shape, zero, like.dtype)
+
+
+def _times(leaf: Array, factor: Array) -> Array:
+    wide = jnp.promote_types(leaf.dtype, jnp.float32)
+    return leaf.astype(wide) * factor.astype(wide)
+
+
+def _clamp(leaf: Array, bound: float) -> Array:
+    if jnp.iscomplexobj(leaf):
+        return jax.lax.complex(jnp.clip(leaf.real, -bound, bound), jnp.clip(leaf.imag, -bound, bound))
+    return jnp.clip(leaf, -bound, bound)

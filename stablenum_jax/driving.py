@@ -1,0 +1,397 @@
+"""One guarded update of an optax transformation with a guard somewhere inside.
+
+An optax transformation is opaque, and the decision must be known *before* its update runs, so
+that a refused step runs none of it. Hence two passes over the same ``tx.update``:
+
+1. *capture*: an abstract run that ends where control reaches the guard. It tells the guard's
+   config and whether the guard receives the very gradients that the driver holds.
+2. *drive*: measure, decide, and run ``tx.update`` inside one ``lax.cond`` whose false branch is
+   the no-op. The guard inside only multiplies.
+
+If something stands between the gradients and the guard (``MultiSteps``, or a transformation placed
+before it), the driver can judge the raw gradients only; the guard then measures and decides for
+itself (:class:`Deferred`) and the driver takes the whole step back if it refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+
+import stablenum
+from stablenum.formats import FLOAT32_MAX
+from stablenum_jax.apply import multiply_leaves, negative_zeros
+from stablenum_jax.measure import AxisName, is_measurable, leaf_norms, norms_over_axis, saturating_float32
+from stablenum_jax.names import Path
+from stablenum_jax.placement import GuardPlacementWarning
+from stablenum_jax.readout import raise_if_halted
+from stablenum_jax.state import GuardOptState, find_guard, has_guard, replace_guard
+
+__all__ = ["Capture", "Deferred", "Direct", "GuardReached", "current_mode", "drive", "judge"]
+
+Array: TypeAlias = jax.Array
+PyTree: TypeAlias = Any
+# How updates become parameters, or None where the caller wants the updates themselves.
+Add: TypeAlias = Callable[[PyTree, PyTree], PyTree] | None
+
+
+class Capture(NamedTuple):
+    """The guard shall raise :class:`GuardReached` instead of doing anything."""
+
+
+class Direct(NamedTuple):
+    """The driver has decided: the guard shall only multiply."""
+
+    multiplier: Array
+
+
+class Deferred(NamedTuple):
+    """The guard shall measure and decide for itself; a driver around it will undo a refused step.
+
+    Attributes:
+        unscaled: the driver has divided the gradients by the loss scale already.
+        loss: the unscaled loss, if the driver knows it.
+    """
+
+    unscaled: bool
+    loss: Array | None
+
+
+Mode: TypeAlias = Capture | Direct | Deferred | None
+_MODE: ContextVar[Mode] = ContextVar("stablenum_jax_mode", default=None)
+
+
+def current_mode() -> Mode:
+    """What a driver further out has told the guard to do; None if there is no driver."""
+    return _MODE.get()
+
+
+@contextmanager
+def _mode(mode: Mode) -> Iterator[None]:
+    token = _MODE.set(mode)
+    try:
+        yield
+    finally:
+        _MODE.reset(token)
+
+
+class GuardReached(BaseException):
+    """Ends the capture. A BaseException, so that no transformation on the way swallows it."""
+
+    def __init__(
+        self, config: stablenum.GuardConfig, axis_name: AxisName | None, leaves: dict[Path, Any]
+    ) -> None:
+        super().__init__()
+        self.config, self.axis_name, self.leaves = config, axis_name, leaves
+
+
+class Captured(NamedTuple):
+    """What the capture found out.
+
+    Attributes:
+        config, axis_name: the guard's.
+        paths: the paths of the parameters that the guard watches, as the guard sees them.
+        source: for each of them the index of its gradient among the driver's leaves, -1 if it has
+            no gradient; None if the guard sees other arrays than the driver's.
+    """
+
+    config: stablenum.GuardConfig
+    axis_name: AxisName | None
+    paths: tuple[Path, ...]
+    source: tuple[int, ...] | None
+
+
+def judge(
+    config: stablenum.GuardConfig,
+    state: stablenum.GuardState,
+    norms: Array,
+    *,
+    loss: Array | None,
+    others: Array | None = None,
+    axis_name: AxisName | None = None,
+    unscaled: bool = False,
+) -> tuple[stablenum.Decision, stablenum.GuardState]:
+    """``stablenum.decide`` on measured norms, the same on all shards.
+
+    Args:
+        config: the guard's settings.
+        state: the guard's state.
+        norms: (n,) float32, norms of the watched gradients.
+        loss: the unscaled loss or None; over ``axis_name``, the mean of the shards' losses.
+        others: norms of gradients that the guard does not watch; only their finiteness counts.
+        axis_name: mesh axes along which gradients are sharded.
+        unscaled: the gradients were divided by the loss scale already; the multiplier then holds
+            clipping only.
+    """
+    if axis_name is not None:
+        norms = norms_over_axis(norms, axis_name)
+        others = None if others is None else norms_over_axis(others, axis_name)
+        loss = None if loss is None else lax.psum(loss / lax.psum(1, axis_name), axis_name)
+    scale = state.loss_scale.scale
+    if unscaled:
+        norms = jnp.where(jnp.isfinite(norms), jnp.minimum(norms * scale, FLOAT32_MAX), norms)
+    found_inf = None if others is None or not others.size else ~jnp.isfinite(others).all()
+    seen = stablenum.Observation(norms=norms, loss=loss, found_inf=found_inf)
+    decision, after = stablenum.decide(config, state, seen, xp=jnp)
+    if unscaled:
+        decision = decision._replace(multiplier=decision.multiplier * scale)
+    return decision, after
+
+
+def _capture(
+    update: Callable[..., Any], params: PyTree, opt_state: PyTree, grads: PyTree, extra: dict[str, Any]
+) -> Captured:
+    """Run ``update`` abstractly up to the guard. Nothing is computed and nothing is kept."""
+    leaves, structure = jax.tree.flatten(grads)
+    traced = [i for i, leaf in enumerate(leaves) if is_measurable((), leaf)]
+    found: list[Captured] = []
+
+    def probe(tracers: list[Array]) -> None:
+        place = {id(tracer): i for i, tracer in zip(traced, tracers, strict=True)}
+        everything = list(leaves)
+        for i, tracer in zip(traced, tracers, strict=True):
+            everything[i] = tracer
+        try:
+            with _mode(Capture()):
+                update(jax.tree.unflatten(structure, everything), opt_state, params, **extra)
+        except GuardReached as reached:
+            config, axis_name, seen = reached.config, reached.axis_name, reached.leaves
+            same = all(leaf is None or id(leaf) in place for leaf in seen.values())
+            source = (
+                tuple(-1 if leaf is None else place[id(leaf)] for leaf in seen.values()) if same else None
+            )
+            found.append(Captured(config, axis_name, tuple(seen), source))
+
+    jax.eval_shape(probe, [leaves[i] for i in traced])
+    if not found:
+        raise ValueError(
+            "tx never calls the guard whose state is in opt_state; got an opt_state of another optimizer. "
+            "Make opt_state with the init of the same tx."
+        )
+    return found[0]
+
+
+def _run(
+    tx: optax.GradientTransformation,
+    params: PyTree,
+    opt_state: PyTree,
+    grads: PyTree,
+    extra: dict[str, Any],
+    *,
+    loss: Array | None,
+    add: Add,
+) -> tuple[PyTree, PyTree, stablenum.GuardConfig]:
+    """Decide the step and run it, or not: parameters or updates, the next state, the guard's config."""
+    update = optax.with_extra_args_support(tx).update
+    own = find_guard(opt_state)
+    seen = _capture(update, params, opt_state, grads, extra)
+    outer = current_mode()
+    outer_unscaled = isinstance(outer, Deferred) and outer.unscaled
+    if loss is None and isinstance(outer, Deferred):
+        loss = outer.loss
+    norms, others = _measure(grads, seen)
+    decision, guard_after = judge(
+        seen.config,
+        own.guard,
+        norms,
+        loss=loss,
+        others=others,
+        axis_name=seen.axis_name,
+        unscaled=outer_unscaled,
+    )
+    mode: Direct | Deferred
+    if seen.source is not None:
+        mode = Direct(decision.multiplier)
+    else:
+        mode = Deferred(unscaled=outer_unscaled or seen.config.loss_scale is not None, loss=loss)
+        if mode.unscaled and not outer_unscaled:
+            grads = multiply_leaves(grads, 1.0 / own.guard.loss_scale.scale, widen=True)
+
+    def attempt(params: PyTree, opt_state: PyTree) -> tuple[PyTree, PyTree]:
+        with _mode(mode):
+            updates, after = update(grads, opt_state, params, **extra)
+        after = _like("opt_state", opt_state, after)
+        target = updates if add is None else _like("params", params, add(params, updates))
+        if isinstance(mode, Deferred):
+            target, after = _undo_if_refused(own, (target, after), skip(params, opt_state, target))
+        return target, after
+
+    def skip(params: PyTree, opt_state: PyTree, updates: PyTree) -> tuple[PyTree, PyTree]:
+        target = params if add is not None else jax.tree.map(negative_zeros, updates)
+        return target, replace_guard(opt_state, own._replace(guard=guard_after))
+
+    shape = jax.eval_shape(attempt, params, opt_state)[0] if add is None else None
+    # The no-op must be the false branch and must come with the update and the addition in the other
+    # one: only then does XLA alias donated buffers through the conditional and fuse the multiplier.
+    target, opt_state = lax.cond(
+        decision.apply, attempt, lambda params, opt_state: skip(params, opt_state, shape), params, opt_state
+    )
+    if isinstance(mode, Direct):
+        opt_state = replace_guard(opt_state, own._replace(guard=guard_after))
+    elif outer is None:
+        _warn_of_placement(opt_state)
+    return target, opt_state, seen.config
+
+
+def _measure(grads: PyTree, seen: Captured) -> tuple[Array, Array]:
+    """Norms of the gradients that the guard watches, and of the others that are there."""
+    leaves = jax.tree_util.tree_leaves_with_path(grads)
+    measured = [i for i, (path, leaf) in enumerate(leaves) if is_measurable(path, leaf)]
+    norms = leaf_norms([leaves[i][1] for i in measured])
+    source = seen.source
+    if source is None:
+        by_path = {leaves[i][0]: i for i in measured}
+        source = tuple(by_path.get(path, -1) for path in seen.paths)
+    row = {i: n for n, i in enumerate(measured)}
+    watched = [row.get(i, -1) for i in source]
+    others = sorted(set(row.values()) - set(watched))
+    if watched == list(row.values()):
+        return norms, norms[:0]
+    norms = jnp.concatenate([norms, jnp.zeros((1,), jnp.float32)])  # [-1]: no gradient, norm 0
+    return norms[np.asarray(watched, np.int32)], norms[np.asarray(others, np.int32)]
+
+
+def _like(what: str, before: PyTree, after: PyTree) -> PyTree:
+    """``after`` in the dtypes of ``before``, so that the step can be a scan's carry.
+
+    Raises:
+        ValueError: its structure or a shape differs.
+    """
+    if jax.tree.structure(before) != jax.tree.structure(after):
+        raise ValueError(
+            f"tx.update must keep the structure of {what}; it got {jax.tree.structure(before)} and returned "
+            f"{jax.tree.structure(after)}. Transformations that grow their state at the first update "
+            "(optax.monitor does) cannot be skipped, nor carried through a scan: leave them out of tx."
+        )
+
+    def cast(path: Path, old: Any, new: Any) -> Array:
+        if jnp.shape(old) != jnp.shape(new):
+            raise ValueError(
+                f"tx.update must keep the shapes of {what}; {what}{jax.tree_util.keystr(path)} had shape "
+                f"{jnp.shape(old)} and came back with shape {jnp.shape(new)}."
+            )
+        new = jnp.asarray(new)
+        dtype = jnp.asarray(old).dtype
+        return new if new.dtype == dtype else new.astype(dtype)
+
+    return jax.tree_util.tree_map_with_path(cast, before, after)
+
+
+def _undo_if_refused(own: GuardOptState, new: PyTree, old: PyTree) -> PyTree:
+    """Target and state of a deferred step; the old ones where the guard inside refused it."""
+    guard = find_guard(new[1])
+    refused = guard.guard.skipped_total != own.guard.skipped_total
+    target, opt_state = jax.tree.map(lambda a, b: jnp.where(refused, a, b), old, new)
+    return target, replace_guard(opt_state, guard)
+
+
+def _warn_of_placement(opt_state: PyTree) -> None:
+    """Warn unless the guard got other gradients because ``MultiSteps`` accumulates them."""
+
+    def accumulates(node: object) -> bool:
+        return isinstance(node, optax.MultiStepsState) and has_guard(node) == 1
+
+    if not any(map(accumulates, jax.tree.leaves(opt_state, is_leaf=accumulates))):
+        warnings.warn(
+            "The guard does not receive the gradients themselves: a transformation before it, or a jit "
+            "around tx.update, hands it others. Non-finite gradients are refused all the same, but put the "
+            "guard first, and jit the training step instead of tx.update.",
+            GuardPlacementWarning,
+            stacklevel=2,
+        )
+
+
+class _Compiled:
+    """An eager caller's update, compiled once a transformation: op by op, each ``lax.cond`` would
+    be compiled anew at every step."""
+
+    def __init__(self, tx: optax.GradientTransformation, add: Add, static: dict[str, Any]) -> None:
+        self.config = stablenum.GuardConfig()
+
+        def run(
+            params: PyTree, opt_state: PyTree, grads: PyTree, loss: Array | None, arrays: dict[str, Any]
+        ) -> tuple[PyTree, PyTree]:
+            target, opt_state, self.config = _run(
+                tx, params, opt_state, grads, arrays | static, loss=loss, add=add
+            )
+            return target, opt_state
+
+        self.run = jax.jit(run)
+
+
+@functools.lru_cache(maxsize=32)
+def _compiled(tx: optax.GradientTransformation, add: Add, static: tuple[tuple[str, Any], ...]) -> _Compiled:
+    return _Compiled(tx, add, dict(static))
+
+
+def _is_traced(tree: PyTree) -> bool:
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+
+
+def _is_arrays(value: Any) -> bool:
+    return all(
+        isinstance(leaf, (bool, int, float, complex, np.ndarray, np.generic, jax.Array))
+        for leaf in jax.tree.leaves(value)
+    )
+
+
+def drive(
+    tx: optax.GradientTransformation,
+    params: PyTree,
+    opt_state: PyTree,
+    grads: PyTree,
+    extra: dict[str, Any],
+    *,
+    add: Add,
+) -> tuple[PyTree, PyTree]:
+    """One guarded update: the new parameters, or the updates, and the new state.
+
+    Args:
+        tx: a transformation with one guard somewhere inside.
+        params: the parameters; may be None if ``add`` is.
+        opt_state: of ``tx.init``.
+        grads: the gradients.
+        extra: extra arguments of ``tx.update``; ``value``, if there, is the unscaled loss.
+        add: makes the new parameters of the old ones and the updates, a module-level function; None
+            returns the updates, which are -0.0 on a skip.
+
+    Raises:
+        NonFiniteError: called eagerly, and the guard has stopped the training.
+        ValueError: ``opt_state`` holds no guard or more than one; ``tx.update`` changes the
+            structure of the state; the loss is not a scalar.
+    """
+    loss = _scalar_loss(extra.get("value"))
+    arrays = {name: value for name, value in extra.items() if _is_arrays(value)}
+    static = tuple((name, value) for name, value in extra.items() if name not in arrays)
+    eager = current_mode() is None and not _is_traced((params, opt_state, grads, loss, extra))
+    if not eager or jax.config.jax_disable_jit:
+        target, opt_state, config = _run(tx, params, opt_state, grads, extra, loss=loss, add=add)
+    else:
+        find_guard(opt_state)  # the error of a missing guard, before any compilation
+        compiled = _compiled(tx, add, static)
+        target, opt_state = compiled.run(params, opt_state, grads, loss, arrays)
+        config = compiled.config
+    if config.skip_limit is not None and not _is_traced(opt_state):
+        raise_if_halted(opt_state, config)
+    return target, opt_state
+
+
+def _scalar_loss(value: Any) -> Array | None:
+    """The loss as () float32."""
+    if value is None:
+        return None
+    if jnp.shape(value) != ():
+        raise ValueError(
+            f"value must be the scalar loss of the step; got shape {jnp.shape(value)}. Take its mean or sum."
+        )
+    return saturating_float32(value)

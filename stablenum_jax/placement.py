@@ -1,0 +1,22 @@
+"""Warnings about a guard that cannot do its whole work where it stands."""
+
+from __future__ import annotations
+
+__all__ = ["GuardPlacementWarning", "NotATrueSkipWarning"]
+
+
+class NotATrueSkipWarning(UserWarning):
+    """A guard in a plain ``optax.chain`` can only zero bad gradients; the optimizer still moves.
+
+    On zero gradients Adam goes on by its momentum and weight decay goes on too. Drive the
+    optimizer with :func:`stablenum_jax.step`, or build it with :func:`stablenum_jax.chain` or
+    ``guard(inner)``.
+    """
+
+
+class GuardPlacementWarning(UserWarning):
+    """Something changes the gradients before the guard sees them.
+
+    A clip before the guard turns an overflow into finite numbers, and gradients under a loss scale
+    are not in the units that other transformations expect. Put the guard first.
+    """

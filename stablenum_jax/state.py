@@ -1,0 +1,105 @@
+"""The guard's state inside an optimizer's state: what it is, how to find it and how to replace it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+
+import stablenum
+
+__all__ = ["GuardOptState", "find_guard", "guard_state", "has_guard", "loss_scale", "replace_guard"]
+
+PyTree: TypeAlias = Any
+
+
+class GuardOptState(NamedTuple):
+    """What :func:`stablenum_jax.guard` keeps in the optimizer's state. All leaves are arrays.
+
+    Attributes:
+        guard: the core's state.
+        names_id: () int32, the number under which the parameters' names are known in this
+            process (a checksum of them).
+    """
+
+    guard: stablenum.GuardState
+    names_id: jax.Array
+
+
+def _is_guard(node: object) -> bool:
+    return isinstance(node, GuardOptState)
+
+
+def has_guard(tree: PyTree) -> int:
+    """How many guards' states ``tree`` holds."""
+    return sum(map(_is_guard, jax.tree.leaves(tree, is_leaf=_is_guard)))
+
+
+def find_guard(opt_state: PyTree) -> GuardOptState:
+    """The one guard's state in a pytree.
+
+    Raises:
+        ValueError: there is none, or more than one.
+    """
+    found = [node for node in jax.tree.leaves(opt_state, is_leaf=_is_guard) if _is_guard(node)]
+    if len(found) != 1:
+        raise ValueError(
+            f"opt_state must hold exactly one guard's state; got {len(found) or 'none'}. "
+            "Put one guard into the optimizer, as in optax.chain(stablenum_jax.guard(), optax.adamw(1e-3)), "
+            "and make opt_state with its init."
+        )
+    return _plain(found[0])
+
+
+def replace_guard(opt_state: PyTree, guard: GuardOptState) -> PyTree:
+    """``opt_state`` with another guard's state in place of its own."""
+
+    def put(node: Any) -> Any:
+        if not _is_guard(node):
+            return node
+        structure = jax.tree.structure(node)
+        return jax.tree.unflatten(structure, jax.tree.leaves(guard))
+
+    return jax.tree.map(put, opt_state, is_leaf=_is_guard)
+
+
+def _plain(node: Any) -> Any:
+    """Nested tuples of bare arrays: flax.nnx wraps each array into a Variable, a node of its own."""
+    if isinstance(node, tuple):
+        parts = [_plain(part) for part in node]
+        return type(node)(*parts) if hasattr(node, "_fields") else tuple(parts)
+    (array,) = jax.tree.leaves(node)
+    return array
+
+
+def guard_state(opt_state: PyTree) -> stablenum.GuardState:
+    """The guard's state, wherever in ``opt_state`` it stands.
+
+    Looks through optax chains and wrappers (``MultiSteps``, ``masked``, ``inject_hyperparams``,
+    ``partition``...), a whole flax ``TrainState`` and a whole ``nnx.Optimizer``.
+
+    Raises:
+        ValueError: there is no guard in it, or more than one.
+
+    Example:
+        >>> import jax.numpy as jnp, optax, stablenum_jax
+        >>> tx = optax.chain(stablenum_jax.guard(), optax.sgd(0.1))
+        >>> guard_state(tx.init({"w": jnp.zeros(2)})).step
+        Array(0, dtype=int32)
+    """
+    return find_guard(opt_state).guard
+
+
+def loss_scale(opt_state: PyTree) -> jax.Array:
+    """The factor on the next step's loss: () float32, 1.0 without loss scaling.
+
+    Raises:
+        ValueError: there is no guard in ``opt_state``, or more than one.
+
+    Example:
+        >>> import jax.numpy as jnp, optax, stablenum_jax
+        >>> tx = optax.chain(stablenum_jax.guard(loss_scale="dynamic"), optax.sgd(0.1))
+        >>> loss_scale(tx.init({"w": jnp.zeros(2)}))
+        Array(65536., dtype=float32)
+    """
+    return guard_state(opt_state).loss_scale.scale

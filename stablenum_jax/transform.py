@@ -1,0 +1,198 @@
+"""``guard`` and ``chain``: the guard as an optax transformation, and the true skip around others."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import stablenum
+from stablenum.config import make_config
+from stablenum_jax.apply import apply_multiplier, zeros_unless
+from stablenum_jax.driving import Capture, Deferred, Direct, GuardReached, current_mode, drive, judge
+from stablenum_jax.measure import AxisName, guarded_leaves, leaf_norms, saturating_float32
+from stablenum_jax.names import path_name, register_names
+from stablenum_jax.placement import NotATrueSkipWarning
+from stablenum_jax.state import GuardOptState, has_guard
+
+__all__ = ["chain", "guard"]
+
+PyTree: TypeAlias = Any
+
+
+def guard(
+    inner: optax.GradientTransformation | None = None,
+    config: stablenum.GuardConfig | None = None,
+    *,
+    axis_name: AxisName | None = None,
+    **overrides: Any,
+) -> optax.GradientTransformationExtraArgs:
+    """Watch the gradients: skip non-finite steps whole, unscale, clip, and record every step.
+
+    Chain form, the first link of an optimizer, driven by :func:`stablenum_jax.step`::
+
+        tx = optax.chain(stablenum_jax.guard(clip=1.0), optax.adamw(1e-3))
+        params, opt_state = stablenum_jax.step(tx, params, opt_state, grads, value=loss)
+
+    Wrapper form, for callers that know ``tx.update`` alone (flax ``TrainState``, ``nnx.Optimizer``)::
+
+        tx = stablenum_jax.guard(optax.adamw(1e-3), clip=1.0)
+
+    Both skip truly: parameters and the whole state of the optimizer stay bit for bit as they were.
+    The chain form driven by plain ``tx.update`` cannot: it hands zeros to the optimizer, which goes
+    on by its momentum and its weight decay, and it warns of that once (``NotATrueSkipWarning``).
+
+    ``guard`` comes before any other transformation, so that it sees the gradients as they are. It
+    works inside and around ``optax.MultiSteps``, ``masked``, ``partition`` and ``inject_hyperparams``;
+    leaves that it does not see (masked ones) are checked for finiteness but neither unscaled nor
+    clipped. Under ``vmap`` each run decides for itself, and the skip is a select of both results.
+
+    Args:
+        inner: None for the chain form, or the optimizer to wrap: ``guard(inner)`` is
+            ``chain(guard(), inner)``.
+        config: the settings; the default skips and records, and changes nothing else.
+        axis_name: under ``shard_map`` or ``pmap``, the axis (or axes) along which each gradient is
+            *sharded*: norms are then those of the whole, and all shards decide the same. Leave it
+            out if gradients are averaged over the axis already, and under jit with sharded arrays.
+        **overrides: fields of :class:`stablenum.GuardConfig`, as ``clip=1.0`` or
+            ``loss_scale="dynamic"``.
+
+    Raises:
+        TypeError: ``inner`` is not an optax transformation, ``config`` not a GuardConfig, or an
+            override is unknown or a traced array.
+        ValueError: a setting has a wrong value.
+
+    Example:
+        >>> params = {"w": jnp.ones(2)}
+        >>> tx = guard(optax.adam(0.1), clip=1.0)
+        >>> updates, opt_state = tx.update({"w": jnp.asarray([jnp.nan, 1.0])}, tx.init(params), params)
+        >>> bool((optax.apply_updates(params, updates)["w"] == params["w"]).all())
+        True
+    """
+    if inner is not None:
+        _check_transformation("inner", inner)
+        return chain(guard(None, config, axis_name=axis_name, **overrides), inner)
+    for name, value in overrides.items():
+        if isinstance(value, jax.Array):
+            raise TypeError(
+                f"{name} must be a plain Python value, known before tracing; got {type(value).__name__}. "
+                f"Inside optax.inject_hyperparams name it in static_args=({name!r}, ...)."
+            )
+    return _Guard(make_config(config, overrides), axis_name).as_transformation()
+
+
+class _Guard:
+    """The chain form. It obeys the driver around it, or, without one, does what it can alone."""
+
+    def __init__(self, config: stablenum.GuardConfig, axis_name: AxisName | None) -> None:
+        self.config, self.axis_name = config, axis_name
+        self.warned = False
+
+    def as_transformation(self) -> optax.GradientTransformationExtraArgs:
+        return optax.GradientTransformationExtraArgs(self.init, self.update)
+
+    def init(self, params: PyTree) -> GuardOptState:
+        """The state before the first step."""
+        paths = list(guarded_leaves(params, None))
+        number = register_names([path_name(path) for path in paths])
+        return GuardOptState(
+            guard=stablenum.init_guard(self.config, len(paths), xp=jnp),
+            names_id=jnp.asarray(number, jnp.int32),
+        )
+
+    def update(
+        self, updates: PyTree, state: GuardOptState, params: PyTree = None, *, value: Any = None, **extra: Any
+    ) -> tuple[PyTree, GuardOptState]:
+        """The gradients for the next transformation, and the next state."""
+        leaves = guarded_leaves(updates, params)
+        register_names([path_name(path) for path in leaves])
+        mode = current_mode()
+        if isinstance(mode, Capture):
+            raise GuardReached(self.config, self.axis_name, leaves)
+        if isinstance(mode, Direct):
+            return apply_multiplier(self.config, updates, leaves, mode.multiplier), state
+        if mode is None:
+            self._warn_once()
+            mode = Deferred(unscaled=False, loss=None if value is None else saturating_float32(value))
+        decision, after = judge(
+            self.config,
+            state.guard,
+            leaf_norms(list(leaves.values())),
+            loss=mode.loss,
+            axis_name=self.axis_name,
+            unscaled=mode.unscaled,
+        )
+        updates = apply_multiplier(self.config, updates, leaves, decision.multiplier)
+        return zeros_unless(decision.apply, updates), state._replace(guard=after)
+
+    def _warn_once(self) -> None:
+        if not self.warned:
+            self.warned = True
+            warnings.warn(
+                "A guard driven by plain tx.update can only zero the gradients of a bad step: the optimizer "
+                "still moves by momentum and weight decay. For a true skip call "
+                "stablenum_jax.step(tx, params, opt_state, grads, value=loss), or build the optimizer with "
+                "stablenum_jax.chain(...) or stablenum_jax.guard(inner).",
+                NotATrueSkipWarning,
+                stacklevel=3,
+            )
+
+
+def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """``optax.chain`` with a true skip: on a refused step none of it runs.
+
+    For callers that know ``tx.update`` alone. On a skip the updates are -0.0, which changes no
+    parameter bit for bit, and the state of all transformations is what it was. Where you call the
+    update yourself prefer :func:`stablenum_jax.step`, which is faster: it adds the updates inside
+    the branch that a skip leaves out.
+
+    Args:
+        *transforms: the guard (see :func:`guard`, bare or under wrappers) first, then any others.
+
+    Raises:
+        TypeError: an argument is not an optax transformation.
+        ValueError: from ``init``: the first transformation does not hold the one guard. From
+            ``update``: the optimizer changes the structure of its state.
+        NonFiniteError: from ``update`` called eagerly: the guard has stopped the training.
+
+    Example:
+        >>> tx = chain(guard(clip=1.0), optax.add_decayed_weights(1e-4), optax.sgd(0.1))
+        >>> params = {"w": jnp.zeros(2)}
+        >>> updates, opt_state = tx.update({"w": jnp.asarray([3.0, 4.0])}, tx.init(params), params)
+        >>> updates["w"].round(2)
+        Array([-0.06, -0.08], dtype=float32)
+    """
+    if not transforms:
+        raise ValueError("chain must get at least one transformation, the guard; got none.")
+    for i, transform in enumerate(transforms):
+        _check_transformation(f"transforms[{i}]", transform)
+    inner = optax.chain(*transforms)
+
+    def init(params: PyTree) -> PyTree:
+        state = inner.init(params)
+        guards = [has_guard(part) for part in state]
+        if guards[0] != 1 or sum(guards) != 1:
+            raise ValueError(
+                "stablenum_jax.chain must hold exactly one guard, in its first transformation; got "
+                f"{sum(guards)} guard(s), in the transformations {[i for i, n in enumerate(guards) if n]}. "
+                "Write chain(stablenum_jax.guard(), optimizer); inside guard(inner) leave no other guard."
+            )
+        return state
+
+    def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
+        if isinstance(current_mode(), (Capture, Direct)):
+            return inner.update(updates, state, params, **extra)  # the driver around us does the rest
+        return drive(inner, params, state, updates, extra, add=None)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _check_transformation(name: str, value: object) -> None:
+    if not (callable(getattr(value, "init", None)) and callable(getattr(value, "update", None))):
+        raise TypeError(
+            f"{name} must be an optax.GradientTransformation, as optax.adamw(1e-3); "
+            f"got {type(value).__name__}. A GuardConfig is given as config=."
+        )
