@@ -181,7 +181,9 @@ def decide(
         clip_coefficient=xp.where(applied, smallest, xp.ones_like(smallest)),
         worst=_worst(observation.norms, state.step, xp=xp),
     )
-    after = _advance(config, state, observation, decision, clip_state, overflow=loss_ok & ~applied, xp=xp)
+    after = _advance(
+        config, state, observation, decision, clip_state, overflow=loss_ok & xp.logical_not(applied), xp=xp
+    )
     return _hold_if_halted(config, state, decision, after, xp=xp)
 
 
@@ -190,7 +192,11 @@ def _finiteness(total: Array, observation: Observation, *, xp: Namespace) -> tup
     gradients_ok = xp.isfinite(total)
     loss, found_inf = observation.loss, observation.found_inf
     yes = xp.ones_like(gradients_ok)
-    return gradients_ok, yes if loss is None else xp.isfinite(loss), yes if found_inf is None else ~found_inf
+    return (
+        gradients_ok,
+        yes if loss is None else xp.isfinite(loss),
+        yes if found_inf is None else xp.logical_not(found_inf),
+    )
 
 
 def _unscale(norm: Array, scale: Array, *, xp: Namespace) -> Array:
@@ -282,7 +288,7 @@ def _hold_if_halted(
         return decision, after
     halted = before.halted > 0
     refused = decision._replace(
-        apply=decision.apply & ~halted,
+        apply=decision.apply & xp.logical_not(halted),
         multiplier=xp.where(halted, xp.ones_like(decision.multiplier), decision.multiplier),
     )
     return refused, select(halted, before, after, xp=xp)

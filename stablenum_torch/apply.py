@@ -33,15 +33,15 @@ def step_folded(optimizer: Optimizer, *, divisor: Tensor | None, found_inf: Tens
     # Not a context manager: torch.compile would break the graph around it.
     try:
         if divisor is not None:
-            optimizer.grad_scale = divisor  # type: ignore[attr-defined]
+            optimizer.grad_scale = divisor
         if found_inf is not None:
-            optimizer.found_inf = found_inf  # type: ignore[attr-defined]
+            optimizer.found_inf = found_inf
         optimizer.step()
     finally:
         if divisor is not None:
-            del optimizer.grad_scale  # type: ignore[attr-defined]
+            del optimizer.grad_scale
         if found_inf is not None:
-            del optimizer.found_inf  # type: ignore[attr-defined]
+            del optimizer.found_inf
 
 
 def can_skip_on_device(optimizer: Optimizer, params: Sequence[Tensor]) -> bool:

@@ -82,7 +82,7 @@ def warn_of_lost_eps(optimizer: Optimizer) -> None:
             # Round to nearest even: half of the smallest subnormal and less becomes 0.
             if eps <= get_format(name).smallest_subnormal / 2:
                 warnings.warn(
-                    f"eps={eps:g} is 0 in {name}: this optimizer divides 0 by 0 where a gradient is zero, and "
+                    f"eps={eps:g} is 0 in {name}: the optimizer divides 0 by 0 where a gradient is zero, and "
                     f"the parameter becomes NaN although no gradient was. Use float32 parameters, "
                     f"fused=True, or eps >= {get_format(name).smallest_subnormal:g}.",
                     EpsTooSmallWarning,

@@ -20,7 +20,13 @@ from stablenum.config import GuardConfig, make_config
 from stablenum.guard import Decision, GuardState, Observation, decide, init_guard, select
 from stablenum.readout import history, metrics
 from stablenum.statedict import state_from_dict, state_to_dict
-from stablenum_torch.apply import can_skip_on_device, is_fused, moves_nothing, step_folded, transform_gradients
+from stablenum_torch.apply import (
+    can_skip_on_device,
+    is_fused,
+    moves_nothing,
+    step_folded,
+    transform_gradients,
+)
 from stablenum_torch.checks import check_optimizer, parameter_names, warn_of_lost_eps
 from stablenum_torch.measure import norms_on_device, norms_on_host
 from stablenum_torch.readback import HaltWatch, wait_for_bool
@@ -77,6 +83,11 @@ def wrap(
 class GuardedOptimizer(Optimizer):
     """What :func:`wrap` returns. Everything that is not named here is the inner optimizer's."""
 
+    inner: Optimizer
+    config: GuardConfig
+    _names: dict[Tensor, str]
+    _state: GuardState
+
     # An outer GradScaler must unscale by itself: it would otherwise set grad_scale on this object,
     # where the inner kernel does not look.
     _step_supports_amp_scaling = False
@@ -117,7 +128,7 @@ class GuardedOptimizer(Optimizer):
     # --- shared with the inner optimizer -------------------------------------------------------
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+    def param_groups(self) -> list[dict[str, Any]]:
         """The inner optimizer's own list."""
         return self.inner.param_groups
 
@@ -126,7 +137,7 @@ class GuardedOptimizer(Optimizer):
         self.inner.param_groups = groups
 
     @property
-    def state(self) -> Any:  # type: ignore[override]
+    def state(self) -> Any:
         """The inner optimizer's own state, keyed by parameter."""
         return self.inner.state
 
@@ -135,7 +146,7 @@ class GuardedOptimizer(Optimizer):
         self.inner.state = state
 
     @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+    def defaults(self) -> dict[str, Any]:
         """The inner optimizer's own defaults."""
         return self.inner.defaults
 
@@ -190,7 +201,7 @@ class GuardedOptimizer(Optimizer):
         return torch.autocast(self._parameters()[0].device.type, dtype=chosen)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Measure, decide, and apply the step or skip it whole.
 
         After it the gradients are unscaled and clipped if the step was applied by a path that writes
@@ -224,7 +235,9 @@ class GuardedOptimizer(Optimizer):
         if self._state.step.device != home:  # the model was moved after it was wrapped
             self._state = moved_to(self._state, home)
         present = [g for g in grads if g is not None]
-        on_host = not torch.compiler.is_compiling() and same_device(present, "cpu") and self._state.step.is_cpu
+        on_host = (
+            not torch.compiler.is_compiling() and same_device(present, "cpu") and self._state.step.is_cpu
+        )
         after = self._step_on_host(grads) if on_host else self._step_on_device(grads)
         # Written last, so that an error in the inner step leaves the guard as it was.
         copy_into(self._state, after)
@@ -255,13 +268,15 @@ class GuardedOptimizer(Optimizer):
             after = select(decision.grad_norm == 0, self._state, after, xp=torch_namespace)
         if is_fused(self.inner) and can_skip_on_device(self.inner, self._parameters()):
             # Exactly 1. or 0.: the kernels compare with 1.
-            flag = (~decision.apply).float()
+            flag = torch.logical_not(decision.apply).float()
             self._apply(grads, decision, unchanged=not self.config.changes_gradients, flag=flag)
         elif wait_for_bool(decision.apply):
             self._apply(grads, decision, unchanged=not self.config.changes_gradients, flag=None)
         return after
 
-    def _apply(self, grads: list[Tensor | None], decision: Decision, *, unchanged: bool, flag: Tensor | None) -> None:
+    def _apply(
+        self, grads: list[Tensor | None], decision: Decision, *, unchanged: bool, flag: Tensor | None
+    ) -> None:
         """Step the inner optimizer on gradients times ``decision.multiplier``."""
         config = self.config
         fold = is_fused(self.inner) and not config.per_tensor and config.max_value is None
@@ -293,7 +308,7 @@ class GuardedOptimizer(Optimizer):
 
     @property
     def guard_state(self) -> GuardState:
-        """The guard's live tensors, on the device: ``guard_state.skipped_total`` is a count without a wait."""
+        """The guard's live tensors: ``guard_state.skipped_total`` is a count that costs no wait."""
         return self._state
 
     def _parameters(self) -> list[Tensor]:
@@ -343,7 +358,7 @@ class GuardedOptimizer(Optimizer):
         return state
 
     @torch._disable_dynamo
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:  # type: ignore[override]
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load a state dict written by this optimizer or by the plain one (the guard then stays as it is).
 
         Raises:

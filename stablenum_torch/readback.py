@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-
 import torch
 from torch import Tensor
 
@@ -61,5 +60,3 @@ class HaltWatch:
             self._done = torch.cuda.Event()
             self._done.record()
         return False
-
-

@@ -1,4 +1,4 @@
-"""``torch.compile`` of a guarded step: the same decisions, no break of the graph that torch does not make itself."""
+"""``torch.compile`` of a guarded step: the same decisions, and no graph break but torch's own."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_compiled_step_decides_as_the_eager_one(fused):
 
 @pytest.mark.slow
 def test_inductor_decides_as_eager_does():
-    params, opt = run(True, True, backend="inductor")
+    _params, opt = run(True, True, backend="inductor")
     _, wanted = run(False, True)
     assert [r["reason"] for r in opt.history()] == [r["reason"] for r in wanted.history()]
     assert [r["loss_scale"] for r in opt.history()] == [r["loss_scale"] for r in wanted.history()]

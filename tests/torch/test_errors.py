@@ -13,7 +13,7 @@ from tests.torch.conftest import parameters, set_gradients
 
 @pytest.mark.parametrize("thing", [None, 3, torch.nn.Linear(2, 2), torch.optim.AdamW, "adam"])
 def test_not_an_optimizer(thing):
-    with pytest.raises(TypeError, match="optimizer must be a torch.optim.Optimizer; got"):
+    with pytest.raises(TypeError, match=r"optimizer must be a torch\.optim\.Optimizer; got"):
         st.wrap(thing)
 
 
@@ -46,10 +46,10 @@ def test_guarded_twice():
 )
 def test_wrong_settings(settings, error, message):
     inner = torch.optim.SGD(parameters(), lr=0.1)
-    before = copy.deepcopy(inner.__dict__.keys())
+    before = set(inner.__dict__)
     with pytest.raises(error, match=message):
         st.wrap(inner, **settings)
-    assert inner.__dict__.keys() == before
+    assert set(inner.__dict__) == before
 
 
 @pytest.mark.parametrize("loss", [1.0, None, torch.tensor(3)])
@@ -76,8 +76,12 @@ def test_a_state_of_another_shape_changes_nothing():
         r"guard state must be a dict written by guard_state_dict\(\)": lambda d: d.update(version=99),
         "state must be a dict with the keys step": lambda d: d["state"].pop("step"),
         r"state\.clip must be a list of 1 rule states": lambda d: d["state"].update(clip=[]),
-        r"state\.loss_scale\.scale must be a positive finite number": lambda d: d["state"]["loss_scale"].update(scale=0.0),
-        r"state\.recorder\.floats must be a list of 128 items": lambda d: d["state"]["recorder"].update(floats=[]),
+        r"state\.loss_scale\.scale must be a positive finite number": lambda d: d["state"][
+            "loss_scale"
+        ].update(scale=0.0),
+        r"state\.recorder\.floats must be a list of 128 items": lambda d: d["state"]["recorder"].update(
+            floats=[]
+        ),
         r"state\.step must be a whole number; got 'x'": lambda d: d["state"].update(step="x"),
     }
     for message, change in cases.items():

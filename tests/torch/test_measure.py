@@ -42,7 +42,9 @@ def test_finite_gradients_have_their_exact_norm(values):
         assert norm == pytest.approx(exact(grad.tolist()), rel=1e-6, abs=1e-44)
 
 
-@given(st.lists(st.floats(width=16), min_size=1, max_size=8), st.sampled_from([torch.float16, torch.bfloat16]))
+@given(
+    st.lists(st.floats(width=16), min_size=1, max_size=8), st.sampled_from([torch.float16, torch.bfloat16])
+)
 def test_non_finite_if_and_only_if_an_element_is(values, dtype):
     grad = torch.tensor(values, dtype=torch.float64).to(dtype)
     for measure in MEASURES.values():
@@ -68,7 +70,9 @@ def test_torchs_own_float32_norm_does_not():
 def test_many_tensors_of_all_kinds(measure):
     g = torch.Generator().manual_seed(0)
     complex_ = torch.complex(torch.randn(5, generator=g), torch.randn(5, generator=g))
-    sparse = torch.sparse_coo_tensor(torch.tensor([[0, 2, 2]]), torch.tensor([3.0, 1.0, 3.0]), (4,), check_invariants=True)
+    sparse = torch.sparse_coo_tensor(
+        torch.tensor([[0, 2, 2]]), torch.tensor([3.0, 1.0, 3.0]), (4,), check_invariants=True
+    )
     grads = [
         torch.randn(3, 4, generator=g),
         None,

@@ -19,7 +19,9 @@ CONFIGS = some.fixed_dictionaries(
     {},
     optional={
         "clip": some.sampled_from([1.0, st.ClipByNorm(0.5), st.ClipByValue(0.1), (st.ClipByNorm(3.0), 1.0)]),
-        "loss_scale": some.sampled_from(["dynamic", 1024.0, st.DynamicLossScale(growth_interval=2, max_scale=2.0**17)]),
+        "loss_scale": some.sampled_from(
+            ["dynamic", 1024.0, st.DynamicLossScale(growth_interval=2, max_scale=2.0**17)]
+        ),
     },
 )
 
@@ -28,7 +30,9 @@ CONFIGS = some.fixed_dictionaries(
 @settings(max_examples=60)
 def test_nothing_kept_becomes_non_finite(steps, config, kind):
     a, b = torch.nn.Parameter(torch.zeros(2, 2)), torch.nn.Parameter(torch.zeros(1))
-    inner = torch.optim.SGD([a, b], lr=1e-3, momentum=0.9 if kind == "momentum" else 0.0, fused=kind == "sgd-fused")
+    inner = torch.optim.SGD(
+        [a, b], lr=1e-3, momentum=0.9 if kind == "momentum" else 0.0, fused=kind == "sgd-fused"
+    )
     # Without clipping a gradient of 3e38 may rightly move a parameter out of range.
     opt = st.wrap(inner, **({"clip": 1.0} | config))
     skipped = 0
@@ -38,8 +42,13 @@ def test_nothing_kept_becomes_non_finite(steps, config, kind):
         opt.step()
         skipped += not finite
         assert opt.last["applied"] is finite
-        kept = [a, b, *(s["momentum_buffer"] for s in inner.state.values() if s.get("momentum_buffer") is not None)]
+        kept = [
+            a,
+            b,
+            *(s["momentum_buffer"] for s in inner.state.values() if s.get("momentum_buffer") is not None),
+        ]
         assert all(torch.isfinite(t).all() for t in kept)
-        assert math.isfinite(opt.loss_scale) and opt.loss_scale > 0
+        assert math.isfinite(opt.loss_scale)
+        assert opt.loss_scale > 0
         assert math.isfinite(opt.last["clip_coefficient"])
     assert opt.last["skipped_total"] == skipped

@@ -232,7 +232,12 @@ def test_other_float_formats(path, dtype, fused):
     opt.step()
     assert opt.last["grad_norm"] == pytest.approx(exact, rel=1e-6)
     for w, p in zip(wanted, params, strict=True):
-        torch.testing.assert_close(p.detach().double(), w, rtol=2 * torch.finfo(dtype).eps, atol=1e-3 if dtype != torch.float64 else 1e-6)
+        torch.testing.assert_close(
+            p.detach().double(),
+            w,
+            rtol=2 * torch.finfo(dtype).eps,
+            atol=1e-3 if dtype != torch.float64 else 1e-6,
+        )
 
 
 def test_closure_runs_once_with_gradients_and_its_loss_is_seen(path):
@@ -274,14 +279,22 @@ def test_gradients_are_linear_in_what_the_step_saw_after_channels_last(path):
 
 def test_halting_stops_before_the_step_and_can_be_resumed(path):
     params = parameters()
-    opt = st.wrap(torch.optim.SGD(params, lr=0.1), max_skips_in_a_row=2, loss_scale="dynamic", names=[("a", params[0]), ("b", params[1]), ("c", params[2])])
+    opt = st.wrap(
+        torch.optim.SGD(params, lr=0.1),
+        max_skips_in_a_row=2,
+        loss_scale="dynamic",
+        names=[("a", params[0]), ("b", params[1]), ("c", params[2])],
+    )
     before = snapshot(opt)
     for i in range(2):
         set_gradients(params, i)
         params[1].grad[0] = math.inf
         if i == 0:
             opt.step()
-    with pytest.raises(st.NonFiniteError, match=r"2 step\(s\) in a row.*limit is 2.*from step 0.*First bad parameter: b.*Remedy.*65536, 32768"):
+    with pytest.raises(
+        st.NonFiniteError,
+        match=r"2 step\(s\) in a row.*limit is 2.*from step 0.*First bad parameter: b.*Remedy.*65536, 32768",
+    ):
         opt.step()
     assert snapshot(opt) == before
     set_gradients(params, 5)
@@ -291,7 +304,11 @@ def test_halting_stops_before_the_step_and_can_be_resumed(path):
 
 def test_on_nonfinite_raise(path):
     params = parameters()
-    opt = st.wrap(torch.optim.AdamW(params, fused=True), on_nonfinite="raise", names=dict(zip("abc", params, strict=True)))
+    opt = st.wrap(
+        torch.optim.AdamW(params, fused=True),
+        on_nonfinite="raise",
+        names=dict(zip("abc", params, strict=True)),
+    )
     set_gradients(params, 0)
     opt.step()
     set_gradients(params, 1)
@@ -317,7 +334,8 @@ def test_an_error_in_the_inner_step_leaves_the_guard_as_it_was(path):
     with pytest.raises(RuntimeError, match="disk full"):
         opt.step()
     assert opt.guard_state_dict() == state
-    assert not hasattr(inner, "grad_scale") and not hasattr(inner, "found_inf")
+    assert not hasattr(inner, "grad_scale")
+    assert not hasattr(inner, "found_inf")
     handle.remove()
     set_gradients(params, 0, 65536.0)
     opt.step()
