@@ -52,7 +52,8 @@ class ClipByGlobalNorm:
     per_tensor: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_number("ClipByGlobalNorm.max_norm", self.max_norm, above=0.0)
+        number = check_number("ClipByGlobalNorm.max_norm", self.max_norm, above=0.0)
+        object.__setattr__(self, "max_norm", number)
 
     def init(self, n_tensors: int, *, xp: Namespace, device: Any = None) -> tuple[Array, ...]:
         """No state."""
@@ -86,7 +87,8 @@ class ClipByNorm:
     per_tensor: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_number("ClipByNorm.max_norm", self.max_norm, above=0.0)
+        number = check_number("ClipByNorm.max_norm", self.max_norm, above=0.0)
+        object.__setattr__(self, "max_norm", number)
 
     def init(self, n_tensors: int, *, xp: Namespace, device: Any = None) -> tuple[Array, ...]:
         """No state."""
@@ -122,7 +124,8 @@ class ClipByValue:
     per_tensor: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_number("ClipByValue.max_value", self.max_value, above=0.0)
+        number = check_number("ClipByValue.max_value", self.max_value, above=0.0)
+        object.__setattr__(self, "max_value", number)
 
     def init(self, n_tensors: int, *, xp: Namespace, device: Any = None) -> tuple[Array, ...]:
         """No state."""

@@ -10,8 +10,14 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from stablenum.clipping import ClipByGlobalNorm, ClipByNorm, ClipByValue, ClipRule, as_clip_rules
-from stablenum.errors import bad_field, check_int, check_number
-from stablenum.loss_scale import DynamicLossScale, LossScale, StaticLossScale
+from stablenum.errors import bad_field, check_choice, check_int, check_number
+from stablenum.loss_scale import (
+    LARGEST_SCALE,
+    SMALLEST_SCALE,
+    DynamicLossScale,
+    LossScale,
+    StaticLossScale,
+)
 
 __all__ = ["GuardConfig", "make_config"]
 
@@ -54,10 +60,10 @@ class GuardConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "clip", as_clip_rules(self.clip))
         object.__setattr__(self, "loss_scale", _as_loss_scale(self.loss_scale))
-        if self.on_nonfinite not in ("skip", "raise"):
-            raise bad_field("on_nonfinite", "'skip' or 'raise'", self.on_nonfinite)
+        check_choice("on_nonfinite", self.on_nonfinite, ("skip", "raise"))
         if self.max_skips_in_a_row is not None:
-            check_int("max_skips_in_a_row", self.max_skips_in_a_row, at_least=1)
+            limit = check_int("max_skips_in_a_row", self.max_skips_in_a_row, at_least=1)
+            object.__setattr__(self, "max_skips_in_a_row", limit)
 
     @property
     def clip_rules(self) -> tuple[ClipRule, ...]:
@@ -176,13 +182,14 @@ def make_config(config: GuardConfig | None, overrides: Mapping[str, Any]) -> Gua
 def _as_loss_scale(value: object) -> LossScale | None:
     if value is None or isinstance(value, (StaticLossScale, DynamicLossScale)):
         return value
-    if value == "dynamic":
+    if isinstance(value, str) and value == "dynamic":
         return DynamicLossScale()
     if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
         raise bad_field(
             "loss_scale", "None, 'dynamic', a positive number, StaticLossScale or DynamicLossScale", value
         )
-    return StaticLossScale(scale=check_number("loss_scale", value, above=0.0))
+    scale = check_number("loss_scale", value, at_least=SMALLEST_SCALE, at_most=LARGEST_SCALE)
+    return StaticLossScale(scale=scale)
 
 
 def _rule_to_dict(rule: ClipRule | LossScale) -> dict[str, Any]:
@@ -194,7 +201,7 @@ def _rule_from_dict(field: str, plain: object) -> object:
         return plain  # sugar, or a rule: the constructor judges it
     values = dict(plain)
     name = values.pop("rule", None)
-    if name not in _RULES:
+    if not isinstance(name, str) or name not in _RULES:
         raise bad_field(f"{field}.rule", f"one of {', '.join(_RULES)}", name)
     rule = _RULES[name]
     _known_fields(f"{field} ({name})", rule, values)

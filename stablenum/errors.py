@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["NonFiniteError", "bad_field", "check_int", "check_number"]
+__all__ = ["NonFiniteError", "bad_field", "check_choice", "check_int", "check_number"]
 
 
 class NonFiniteError(ArithmeticError):
@@ -73,19 +74,28 @@ def check_number(
         if bound is not None
     ]
     allowed = " ".join(["a finite number", " and ".join(bounds)]).strip()
-    if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
-        raise bad_field(field, allowed, value, hint=hint)
-    number = float(value)
+    number = _as_float(value)
     inside = (
-        math.isfinite(number)
+        number is not None
+        and math.isfinite(number)
         and (above is None or number > above)
         and (at_least is None or number >= at_least)
         and (below is None or number < below)
         and (at_most is None or number <= at_most)
     )
-    if not inside:
+    if number is None or not inside:
         raise bad_field(field, allowed, value, hint=hint)
     return number
+
+
+def _as_float(value: object) -> float | None:
+    """A real number of any library as a plain float, None for anything else."""
+    if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # arrays, integers beyond float64
+        return None
 
 
 def check_int(field: str, value: object, *, at_least: int) -> int:
@@ -95,9 +105,20 @@ def check_int(field: str, value: object, *, at_least: int) -> int:
         ValueError: it is not; the message names ``field``, the bounds and the value.
     """
     allowed = f"a whole number from {at_least} to {2**31 - 1}"
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise bad_field(field, allowed, value)
-    number = int(value.__index__())
-    if not at_least <= number < 2**31:
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError):  # not a number, or an array
+        number = None
+    if number is None or not at_least <= number < 2**31:
         raise bad_field(field, allowed, value)
     return number
+
+
+def check_choice(field: str, value: object, choices: Sequence[str]) -> None:
+    """Nothing, if ``value`` is one of the words ``choices``.
+
+    Raises:
+        ValueError: it is not; the message names ``field`` and the words.
+    """
+    if not isinstance(value, str) or value not in choices:
+        raise bad_field(field, " or ".join(repr(choice) for choice in choices), value)

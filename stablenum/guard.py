@@ -302,7 +302,11 @@ def select(condition: Array, chosen: Tree, other: Tree, *, xp: Namespace) -> Tre
         >>> select(np.asarray(True), (np.float32(1),), (np.float32(2),), xp=np)[0].item()
         1.0
     """
+    return _select(condition, chosen, other, xp)  # type: ignore[no-any-return]
+
+
+def _select(condition: Array, chosen: Any, other: Any, xp: Namespace) -> Any:
     if not isinstance(chosen, tuple):
-        return xp.where(condition, chosen, other)  # type: ignore[no-any-return]
-    leaves = [select(condition, a, b, xp=xp) for a, b in zip(chosen, other, strict=True)]  # type: ignore[arg-type]
-    return type(chosen)(*leaves) if hasattr(chosen, "_fields") else type(chosen)(leaves)  # type: ignore[return-value]
+        return xp.where(condition, chosen, other)
+    leaves = [_select(condition, a, b, xp) for a, b in zip(chosen, other, strict=True)]
+    return type(chosen)(*leaves) if hasattr(chosen, "_fields") else tuple(leaves)

@@ -12,15 +12,22 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from stablenum.bounds import at_least, at_most
-from stablenum.errors import bad_field, check_int, check_number
+from stablenum.errors import check_choice, check_int, check_number
 
-__all__ = ["DynamicLossScale", "LossScale", "LossScaleState", "StaticLossScale"]
+__all__ = [
+    "LARGEST_SCALE",
+    "SMALLEST_SCALE",
+    "DynamicLossScale",
+    "LossScale",
+    "LossScaleState",
+    "StaticLossScale",
+]
 
 Array: TypeAlias = Any
 Namespace: TypeAlias = Any
 
 # 1/scale and scale x loss must stay far from float32's ends.
-_LARGEST, _SMALLEST = 2.0**100, 2.0**-100
+LARGEST_SCALE, SMALLEST_SCALE = 2.0**100, 2.0**-100
 
 
 class LossScaleState(NamedTuple):
@@ -65,7 +72,10 @@ class StaticLossScale:
     scale: float
 
     def __post_init__(self) -> None:
-        check_number("StaticLossScale.scale", self.scale, at_least=_SMALLEST, at_most=_LARGEST)
+        number = check_number(
+            "StaticLossScale.scale", self.scale, at_least=SMALLEST_SCALE, at_most=LARGEST_SCALE
+        )
+        object.__setattr__(self, "scale", number)
 
     def init(self, *, xp: Namespace, device: Any = None) -> LossScaleState:
         """The state before the first step."""
@@ -117,28 +127,30 @@ class DynamicLossScale:
     max_scale: float = 2.0**24
 
     def __post_init__(self) -> None:
-        name = "DynamicLossScale"
-        check_number(f"{name}.min_scale", self.min_scale, at_least=_SMALLEST, at_most=_LARGEST)
-        check_number(
-            f"{name}.max_scale",
-            self.max_scale,
+        self._check("min_scale", at_least=SMALLEST_SCALE, at_most=LARGEST_SCALE)
+        self._check(
+            "max_scale",
             at_least=self.min_scale,
-            at_most=_LARGEST,
+            at_most=LARGEST_SCALE,
             hint="max_scale may not lie below min_scale.",
         )
-        check_number(
-            f"{name}.init_scale",
-            self.init_scale,
+        self._check(
+            "init_scale",
             at_least=self.min_scale,
             at_most=self.max_scale,
             hint="It lies between min_scale and max_scale.",
         )
-        check_number(f"{name}.growth_factor", self.growth_factor, above=1.0, at_most=_LARGEST)
-        check_number(f"{name}.backoff_factor", self.backoff_factor, above=0.0, below=1.0)
-        check_int(f"{name}.growth_interval", self.growth_interval, at_least=1)
-        check_int(f"{name}.hysteresis", self.hysteresis, at_least=1)
-        if self.hysteresis_refill not in ("good_step", "growth"):
-            raise bad_field(f"{name}.hysteresis_refill", "'good_step' or 'growth'", self.hysteresis_refill)
+        self._check("growth_factor", above=1.0, at_most=LARGEST_SCALE)
+        self._check("backoff_factor", above=0.0, below=1.0)
+        for name in ("growth_interval", "hysteresis"):
+            number = check_int(f"DynamicLossScale.{name}", getattr(self, name), at_least=1)
+            object.__setattr__(self, name, number)
+        check_choice("DynamicLossScale.hysteresis_refill", self.hysteresis_refill, ("good_step", "growth"))
+
+    def _check(self, name: str, **bounds: Any) -> None:
+        """Check a number and store it as a plain float."""
+        number = check_number(f"DynamicLossScale.{name}", getattr(self, name), **bounds)
+        object.__setattr__(self, name, number)
 
     def init(self, *, xp: Namespace, device: Any = None) -> LossScaleState:
         """The state before the first step."""

@@ -24,7 +24,7 @@ class Worst(NamedTuple):
     ``index`` is -1 and ``name`` None if there is none; ``name`` is None if names are not known.
     """
 
-    index: int
+    index: int  # type: ignore[assignment]  # shadows tuple.index on purpose
     name: str | None
 
 

@@ -107,9 +107,22 @@ def torch_compiled(config: GuardConfig, *, backend: str = "aot_eager") -> Decide
     def run(state: GuardState, observation: Observation) -> tuple[Decision, GuardState]:
         return decide(config, state, observation, xp=array_api_compat.torch)
 
-    # Dynamo counts recompilations by code object: each config gets its own.
+    # Dynamo limits the recompilations of one code object: each compiled function gets its own.
     run.__code__ = run.__code__.replace(co_name=f"decide_{backend}")
     return torch.compile(run, fullgraph=True, dynamic=False, backend=backend)
+
+
+@functools.cache
+def _torch_compiled(config: GuardConfig) -> Decide:
+    @functools.cache
+    def compiled(*signature: Any) -> Decide:
+        return torch_compiled(config)
+
+    def run(state: GuardState, observation: Observation) -> tuple[Decision, GuardState]:
+        signature = (observation.norms.shape, observation.loss is None, observation.found_inf is None)
+        return compiled(*signature)(state, observation)
+
+    return run
 
 
 BACKENDS = {
@@ -117,7 +130,7 @@ BACKENDS = {
     for backend in (
         Backend("numpy", array_api_compat.numpy, _numpy),
         Backend("torch", array_api_compat.torch, _eager(array_api_compat.torch)),
-        Backend("torch-compiled", array_api_compat.torch, functools.cache(torch_compiled)),
+        Backend("torch-compiled", array_api_compat.torch, _torch_compiled),
         Backend("jax", jnp, _eager(jnp)),
         Backend("jax-jit", jnp, _jitted),
     )

@@ -108,7 +108,7 @@ def test_clip_by_value_leaves_the_multiplier_alone_and_hands_on_its_bound(backen
     "rules", [(ClipByValue(1.0), ClipByGlobalNorm(1.0)), (ClipByValue(1.0), ClipByValue(2.0))]
 )
 def test_clip_by_value_must_stand_last(rules):
-    with pytest.raises(ValueError, match="clip must be .*ClipByValue.* stands last"):
+    with pytest.raises(ValueError, match=r"clip must be .*ClipByValue.* stands last"):
         GuardConfig(clip=rules)
 
 

@@ -1,0 +1,257 @@
+"""Settings: a wrong value is refused by the name of its field; a right one survives its round trips."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+import tomli_w
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stablenum import (
+    ClipByGlobalNorm,
+    ClipByNorm,
+    ClipByValue,
+    DynamicLossScale,
+    GuardConfig,
+    StaticLossScale,
+)
+from stablenum.config import make_config
+
+NOT_NUMBERS = ["1.0", "x", b"1", True, [], [1.0], {}, {"a": 1}, object(), math.nan, 1j, np.ones(2), 10**400]
+NOT_POSITIVE = [*NOT_NUMBERS, None, math.inf, -math.inf, -1.0, 0, 0.0, -(10**400)]
+NOT_COUNTS = [*NOT_NUMBERS, 1.5, 1.0, 0, -1, 2**31, math.inf]
+NOT_WORDS = [1, 1.0, True, "other", "", [], ["skip"], {}, object(), math.nan, b"skip", np.ones(2)]
+
+WRONG = {
+    (GuardConfig, "clip"): [
+        *(value for value in NOT_POSITIVE if value is not None and not isinstance(value, list)),
+        [None],
+        [[1.0]],
+        ["x"],
+        [0.0],
+        (ClipByNorm(1.0), -1.0),
+        DynamicLossScale(),
+        ClipByNorm,
+    ],
+    (GuardConfig, "loss_scale"): [
+        *(value for value in NOT_POSITIVE if value is not None),
+        "Dynamic",
+        2.0**101,
+        2.0**-101,
+        ClipByNorm(1.0),
+        DynamicLossScale,
+    ],
+    (GuardConfig, "on_nonfinite"): [*NOT_WORDS, None],
+    (GuardConfig, "max_skips_in_a_row"): NOT_COUNTS,
+    (ClipByGlobalNorm, "max_norm"): NOT_POSITIVE,
+    (ClipByNorm, "max_norm"): NOT_POSITIVE,
+    (ClipByValue, "max_value"): NOT_POSITIVE,
+    (StaticLossScale, "scale"): [*NOT_POSITIVE, 2.0**101, 2.0**-101],
+    (DynamicLossScale, "init_scale"): [*NOT_POSITIVE, 0.5, 2.0**25],
+    (DynamicLossScale, "growth_factor"): [*NOT_POSITIVE, 1.0, 0.5],
+    (DynamicLossScale, "backoff_factor"): [*NOT_POSITIVE, 1.0, 2.0],
+    (DynamicLossScale, "growth_interval"): [*NOT_COUNTS, None],
+    (DynamicLossScale, "hysteresis"): [*NOT_COUNTS, None],
+    (DynamicLossScale, "hysteresis_refill"): [*NOT_WORDS, None],
+    (DynamicLossScale, "min_scale"): [*NOT_POSITIVE, 2.0**-101, 2.0**101],
+    (DynamicLossScale, "max_scale"): [*NOT_POSITIVE, 0.5, 2.0**101],
+}
+CASES = [
+    pytest.param(cls, field, value, id=f"{cls.__name__}.{field}-{i}")
+    for (cls, field), values in WRONG.items()
+    for i, value in enumerate(values)
+]
+
+positive = st.floats(min_value=1e-30, max_value=1e30)
+clips = st.one_of(
+    st.none(),
+    positive,
+    st.lists(st.one_of(positive.map(ClipByNorm), positive.map(ClipByGlobalNorm)), max_size=3),
+    positive.map(ClipByValue),
+)
+dynamic = st.builds(
+    DynamicLossScale,
+    init_scale=st.floats(1.0, 2.0**24),
+    growth_factor=st.floats(1.0, 100.0, exclude_min=True),
+    backoff_factor=st.floats(0.0, 1.0, exclude_min=True, exclude_max=True),
+    growth_interval=st.integers(1, 2**31 - 1),
+    hysteresis=st.integers(1, 100),
+    hysteresis_refill=st.sampled_from(["good_step", "growth"]),
+)
+configs = st.builds(
+    GuardConfig,
+    clip=clips,
+    loss_scale=st.one_of(st.none(), st.just("dynamic"), st.floats(2.0**-100, 2.0**100), dynamic),
+    on_nonfinite=st.sampled_from(["skip", "raise"]),
+    max_skips_in_a_row=st.none() | st.integers(1, 2**31 - 1),
+)
+
+
+def test_every_field_has_its_wrong_values():
+    fields = {(cls, field.name) for cls, _ in WRONG for field in dataclasses.fields(cls)}
+    assert fields == set(WRONG)
+
+
+@pytest.mark.parametrize(("cls", "field", "value"), CASES)
+def test_a_wrong_value_is_refused_by_name(cls, field, value):
+    with pytest.raises((ValueError, TypeError), match=rf"\b{field}\b.* must be .*; got "):
+        cls(**{field: value})
+
+
+@pytest.mark.parametrize(("cls", "field"), WRONG)
+def test_configs_are_frozen_and_have_no_other_fields(cls, field):
+    made = (
+        GuardConfig()
+        if cls is GuardConfig
+        else DynamicLossScale()
+        if cls is DynamicLossScale
+        else cls(1.0)
+        if cls is not StaticLossScale
+        else cls(scale=1.0)
+    )
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(made, field, 1.0)
+    with pytest.raises(TypeError, match="no_such_field"):
+        cls(no_such_field=1)
+
+
+def test_the_message_says_what_is_allowed_what_came_and_how_to_mend_it():
+    with pytest.raises(
+        ValueError, match=re.escape("backoff_factor must be a finite number above 0 and below 1; got -1.")
+    ):
+        DynamicLossScale(backoff_factor=-1)
+    with pytest.raises(ValueError, match="min_scale and max_scale"):
+        DynamicLossScale(init_scale=2.0**30)
+
+
+def test_sugar():
+    assert GuardConfig(clip=1.0).clip == (ClipByGlobalNorm(1.0),)
+    assert GuardConfig(clip=[ClipByNorm(1.0), 2.0]).clip == (ClipByNorm(1.0), ClipByGlobalNorm(2.0))
+    assert GuardConfig(clip=[]).clip == GuardConfig().clip == ()
+    assert GuardConfig(loss_scale="dynamic").loss_scale == DynamicLossScale()
+    assert GuardConfig(loss_scale=1024).loss_scale == StaticLossScale(scale=1024.0)
+
+
+@pytest.mark.parametrize(
+    "number",
+    [np.float32(0.5), np.float64(0.5), np.asarray(0.5), torch.tensor(0.5)],
+    ids=lambda n: type(n).__name__,
+)
+def test_numbers_of_other_libraries_become_plain_ones(number):
+    # A float64 scalar of NumPy kept in the config would turn a float32 state into float64.
+    config = GuardConfig(
+        clip=(number, ClipByNorm(number), ClipByGlobalNorm(number), ClipByValue(number)),
+        loss_scale=DynamicLossScale(
+            backoff_factor=number, growth_interval=np.int64(7), min_scale=number, hysteresis=np.int32(2)
+        ),
+        max_skips_in_a_row=np.int64(3),
+    )
+    values = [rule.max_norm for rule in config.clip[:3]] + [config.clip[3].max_value]
+    assert all(type(value) is float and value == 0.5 for value in values)
+    assert type(config.loss_scale.growth_interval) is int
+    assert type(config.max_skips_in_a_row) is int
+    assert GuardConfig.from_json(config.to_json()) == config
+    assert hash(config) == hash(GuardConfig.from_json(config.to_json()))
+
+
+@given(configs)
+def test_round_trips(config):
+    plain = config.to_dict()
+    assert GuardConfig.from_dict(plain) == config
+    assert GuardConfig.from_dict(json.loads(json.dumps(plain, allow_nan=False))) == config
+    assert GuardConfig.from_json(config.to_json()) == config
+    assert GuardConfig.from_toml(config.to_toml()) == config
+    assert GuardConfig.from_toml(tomli_w.dumps(plain)) == config
+    assert hash(GuardConfig.from_dict(plain)) == hash(config)
+
+
+def test_a_config_written_by_hand():
+    text = """
+        clip = [1.0, { rule = "ClipByValue", max_value = 0.1 }]
+        loss_scale = { rule = "DynamicLossScale", growth_interval = 500 }
+        max_skips_in_a_row = 20
+    """
+    assert GuardConfig.from_toml(text) == GuardConfig(
+        clip=(1.0, ClipByValue(0.1)),
+        loss_scale=DynamicLossScale(growth_interval=500),
+        max_skips_in_a_row=20,
+    )
+    assert GuardConfig.from_dict({"clip": 1.0, "loss_scale": 8.0}) == GuardConfig(clip=1.0, loss_scale=8.0)
+    assert GuardConfig.from_dict({}) == GuardConfig()
+
+
+@pytest.mark.parametrize(
+    ("plain", "message"),
+    [
+        ({"clips": 1.0}, "config has no field 'clips'; it has clip, loss_scale"),
+        ({1: 1.0}, "config has no field 1"),
+        ({"clip": {"rule": "Clip"}}, "clip.rule must be one of .*ClipByNorm.*; got 'Clip'"),
+        ({"clip": {"max_norm": 1.0}}, "clip.rule must be one of .*; got None"),
+        ({"clip": {"rule": ["ClipByNorm"]}}, "clip.rule must be one of"),
+        (
+            {"clip": [{"rule": "ClipByNorm", "max": 1.0}]},
+            r"clip \(ClipByNorm\) has no field 'max'; it has max_norm",
+        ),
+        ({"clip": {"rule": "ClipByNorm"}}, r"clip \(ClipByNorm\).*max_norm"),
+        ({"clip": {"rule": "DynamicLossScale"}}, "clip must be"),
+        ({"loss_scale": {"rule": "ClipByNorm", "max_norm": 1.0}}, "loss_scale must be"),
+        ({"loss_scale": {"rule": "DynamicLossScale", "min_scale": "a"}}, "min_scale must be"),
+        ({"loss_scale": "static"}, "loss_scale must be"),
+        ([], "config must be a mapping"),
+        (None, "config must be a mapping"),
+        ("clip", "config must be a mapping"),
+    ],
+)
+def test_from_dict_refuses_by_name(plain, message):
+    with pytest.raises(ValueError, match=message):
+        GuardConfig.from_dict(plain)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "1", '{"clip": "x"}'])
+def test_from_json_refuses(text):
+    with pytest.raises(ValueError, match=r"Expecting|config must|clip must"):
+        GuardConfig.from_json(text)
+
+
+@pytest.mark.parametrize("text", ["clip =", "clip = 'x'", "unknown = 1"])
+def test_from_toml_refuses(text):
+    with pytest.raises(ValueError, match=r"Invalid|clip must|no field"):
+        GuardConfig.from_toml(text)
+
+
+def test_make_config_puts_overrides_over_a_config():
+    base = GuardConfig(clip=1.0, loss_scale="dynamic")
+    assert make_config(None, {}) == GuardConfig()
+    assert make_config(base, {}) == base
+    assert make_config(base, {"clip": None}) == GuardConfig(loss_scale="dynamic")
+    with pytest.raises(TypeError, match="unknown setting 'max_norm'; GuardConfig has clip, loss_scale"):
+        make_config(base, {"max_norm": 1.0})
+    with pytest.raises(TypeError, match="config must be a GuardConfig or None; got float"):
+        make_config(1.0, {})
+    with pytest.raises(ValueError, match="clip must be"):
+        make_config(base, {"clip": -1.0})
+
+
+@pytest.mark.parametrize(
+    ("config", "skip_limit", "per_tensor", "changes"),
+    [
+        (GuardConfig(), None, False, False),
+        (GuardConfig(on_nonfinite="raise"), 1, False, False),
+        (GuardConfig(on_nonfinite="raise", max_skips_in_a_row=5), 1, False, False),
+        (GuardConfig(max_skips_in_a_row=5), 5, False, False),
+        (GuardConfig(clip=1.0), None, False, True),
+        (GuardConfig(clip=(1.0, ClipByNorm(1.0))), None, True, True),
+        (GuardConfig(loss_scale=1.0), None, False, True),
+    ],
+)
+def test_derived_properties(config, skip_limit, per_tensor, changes):
+    assert config.skip_limit == skip_limit
+    assert config.per_tensor is per_tensor
+    assert config.changes_gradients is changes

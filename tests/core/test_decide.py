@@ -1,0 +1,102 @@
+"""What ``decide`` says of a step: applied or not, why, and which parameter."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+
+from stablenum import GuardConfig, Observation, Reason, init_guard
+from tests.backends import Backend, to_numpy
+
+INF, NAN = math.inf, math.nan
+
+
+def decide_once(backend: Backend, norms, config: GuardConfig | None = None, **more):
+    decisions, state = backend.run(config or GuardConfig(clip=1.0), [backend.observe(norms, **more)])
+    return decisions[0], to_numpy(state)
+
+
+@pytest.mark.parametrize(
+    ("norms", "loss", "found_inf", "reason"),
+    [
+        ([0.1, 0.2], 1.0, False, Reason.OK),
+        ([0.0, 0.0], 0.0, False, Reason.OK),
+        ([3.0, 4.0], 1.0, False, Reason.CLIPPED),
+        ([3.0, NAN], 1.0, False, Reason.NAN_GRADIENT),
+        ([INF, 4.0], 1.0, False, Reason.INF_GRADIENT),
+        ([INF, NAN], 1.0, False, Reason.NAN_GRADIENT),
+        ([3.0, 4.0], NAN, False, Reason.NONFINITE_LOSS),
+        ([3.0, 4.0], -INF, False, Reason.NONFINITE_LOSS),
+        ([NAN, INF], INF, True, Reason.NONFINITE_LOSS),  # a bad loss makes bad gradients, not the reverse
+        ([NAN, 4.0], 1.0, True, Reason.NAN_GRADIENT),
+        ([INF, 4.0], 1.0, True, Reason.INF_GRADIENT),
+        ([3.0, 4.0], 1.0, True, Reason.FOUND_INF),
+        ([], NAN, False, Reason.NONFINITE_LOSS),
+        ([], 1.0, True, Reason.FOUND_INF),
+        ([], 1.0, False, Reason.OK),
+    ],
+)
+def test_the_reason_and_its_priority(backend, norms, loss, found_inf, reason):
+    decision, state = decide_once(backend, norms, loss=loss, found_inf=found_inf)
+    assert Reason(int(decision.reason)) is reason
+    assert bool(decision.apply) is (reason in (Reason.OK, Reason.CLIPPED))
+    assert int(state.skipped_total) == int(state.skipped_in_a_row) == int(not decision.apply)
+
+
+@pytest.mark.parametrize(("loss", "found_inf"), list(itertools.product([None, 1.0], [None, False])))
+def test_the_loss_and_found_inf_are_optional(backend, loss, found_inf):
+    decision, state = decide_once(backend, [0.5], loss=loss, found_inf=found_inf)
+    assert bool(decision.apply)
+    recorded = float(state.recorder.floats[-1, 0])
+    assert math.isnan(recorded) if loss is None else recorded == loss
+
+
+def test_found_inf_counts_as_an_overflow(backend):
+    _, state = decide_once(backend, [0.5], GuardConfig(loss_scale="dynamic"), loss=1.0, found_inf=True)
+    assert float(state.loss_scale.scale) == 2.0**15
+
+
+@pytest.mark.parametrize(
+    ("norms", "worst"),
+    [
+        ([1.0, 3.0, 2.0], 1),
+        ([2.0, 2.0, 1.0], 0),
+        ([0.0, 0.0], 0),
+        ([1e30, NAN, INF], 1),
+        ([1e30, INF, NAN], 1),
+        ([3.4e38, 1.0, INF], 2),
+        ([5.0], 0),
+        ([], -1),
+    ],
+)
+def test_worst_is_the_first_nonfinite_norm_else_the_largest(backend, norms, worst):
+    decision, state = decide_once(backend, norms)
+    assert int(decision.worst) == worst
+    assert int(state.recorder.ints[-1, 2]) == worst
+
+
+def test_counters(backend):
+    bad = [False, True, True, False, True]
+    decisions, state = backend.run(
+        GuardConfig(), [backend.observe([INF if is_bad else 1.0]) for is_bad in bad]
+    )
+    assert [bool(d.apply) for d in decisions] == [not is_bad for is_bad in bad]
+    state = to_numpy(state)
+    assert (int(state.step), int(state.skipped_total), int(state.skipped_in_a_row)) == (5, 3, 1)
+
+
+def test_grad_norm_is_unscaled_and_from_before_clipping(backend):
+    decision, _ = decide_once(backend, [3072.0, 4096.0], GuardConfig(clip=1.0, loss_scale=1024.0))
+    assert float(decision.grad_norm) == pytest.approx(5.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("n_tensors", [-1, 1.5, "2", None, True, 2**31])
+def test_a_wrong_number_of_tensors_is_refused(backend, n_tensors):
+    with pytest.raises(ValueError, match="n_tensors must be a whole number"):
+        init_guard(GuardConfig(), n_tensors, xp=backend.xp)
+
+
+def test_an_observation_needs_only_norms():
+    assert Observation(norms=()) == ((), None, None)

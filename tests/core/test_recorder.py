@@ -1,0 +1,90 @@
+"""The flight recorder and what people read from it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from stablenum import GuardConfig, Reason
+from stablenum.readout import Worst, history, metrics
+from stablenum.recorder import CAPACITY, read_rows
+
+KEYS = {
+    "step",
+    "loss",
+    "grad_norm",
+    "loss_scale",
+    "clip_coefficient",
+    "reason",
+    "applied",
+    "worst",
+}
+
+
+def test_the_last_128_steps_are_kept_in_order(backend):
+    config = GuardConfig()
+    _, state = backend.run(config, [backend.observe([float(i)], loss=float(-i)) for i in range(300)])
+    rows = read_rows(state.recorder)
+    assert len(rows) == CAPACITY == 128
+    assert [row.step for row in rows] == list(range(172, 300))
+    assert [row.grad_norm for row in rows] == [float(i) for i in range(172, 300)]
+    assert [row.loss for row in rows] == [-float(i) for i in range(172, 300)]
+
+
+def test_a_short_run_shows_only_its_own_steps(backend):
+    _, state = backend.run(GuardConfig(), [backend.observe([1.0])] * 3)
+    assert [row["step"] for row in history(state)] == [0, 1, 2]
+
+
+def test_every_field_of_a_row(backend):
+    config = GuardConfig(clip=1.0, loss_scale="dynamic")
+    steps = [
+        backend.observe([0.0, 131072.0], loss=0.25),
+        backend.observe([math.nan, 1.0], loss=0.5),
+        backend.observe([1.0, 2.0]),
+    ]
+    _, state = backend.run(config, steps)
+    first, second, third = history(state, ["a", "b"])
+    assert set(first) == KEYS
+    assert first == {
+        "step": 0,
+        "loss": 0.25,
+        "grad_norm": 2.0,
+        "loss_scale": 65536.0,
+        "clip_coefficient": pytest.approx(0.5, rel=2e-6),
+        "reason": Reason.CLIPPED,
+        "applied": True,
+        "worst": Worst(1, "b"),
+    }
+    assert (second["reason"], second["applied"], second["worst"]) == (
+        Reason.NAN_GRADIENT,
+        False,
+        Worst(0, "a"),
+    )
+    assert math.isnan(second["grad_norm"])
+    assert second["clip_coefficient"] == 1.0
+    assert (third["step"], third["loss_scale"], third["applied"]) == (2, 32768.0, True)
+    assert math.isnan(third["loss"])
+
+
+def test_metrics_are_the_last_row_and_the_counters(backend):
+    _, state = backend.run(
+        GuardConfig(), [backend.observe([norm], loss=1.0) for norm in (math.inf, 1.0, math.inf, math.inf)]
+    )
+    told = metrics(state, ["w"])
+    assert told == history(state, ["w"])[-1] | {"skipped_total": 3, "skipped_in_a_row": 2}
+    assert all(type(told[key]) in (int, float, bool) for key in KEYS - {"reason", "worst"})
+
+
+def test_metrics_before_the_first_step(backend):
+    state = backend.init(GuardConfig(loss_scale=512.0), 2)
+    told = metrics(state, ["a", "b"])
+    assert told["reason"] is Reason.NO_STEP_YET
+    assert told["applied"] is False
+    assert math.isnan(told["grad_norm"])
+    assert math.isnan(told["loss"])
+    assert told["loss_scale"] == 512.0
+    assert told["worst"] == Worst(-1, None)
+    assert (told["skipped_total"], told["skipped_in_a_row"]) == (0, 0)
+    assert history(state) == []

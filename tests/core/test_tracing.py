@@ -1,0 +1,155 @@
+"""``decide`` under every tracer: fixed structure, no branch on data, no wait for the host."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import array_api_compat.torch
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+from stablenum import ClipByGlobalNorm, ClipByNorm, GuardConfig, Observation, decide, init_guard
+from tests.backends import BACKENDS, assert_bit_equal, leaves, to_numpy, torch_compiled
+
+CONFIGS = {
+    "default": GuardConfig(),
+    "scaled": GuardConfig(clip=1.0, loss_scale="dynamic"),
+    "all": GuardConfig(
+        clip=(ClipByNorm(1.0), ClipByGlobalNorm(1.0)), loss_scale="dynamic", max_skips_in_a_row=12
+    ),
+}
+LOSSES = (1.0, 0.5, -1.0, 0.0, 1e30, math.nan, math.inf)
+NORMS = (0.0, 1e-30, 0.5, 7.0, 1e20, 3e38, math.inf, math.nan)
+
+each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+
+
+def stream(backend, n_tensors, n_steps, seed=0):
+    draw = random.Random(seed)
+    return [
+        backend.observe(
+            draw.choices(NORMS[:6] if draw.random() < 0.7 else NORMS, k=n_tensors),
+            loss=draw.choice(LOSSES),
+            found_inf=draw.random() < 0.1,
+        )
+        for _ in range(n_steps)
+    ]
+
+
+def signature(tree):
+    return [(path, tuple(leaf.shape), str(leaf.dtype)) for path, leaf in leaves(tree)]
+
+
+@each_config
+@pytest.mark.parametrize("n_tensors", [0, 3])
+def test_structure_shapes_and_dtypes_never_change(backend, config, n_tensors):
+    state = backend.init(config, n_tensors)
+    expected, run = signature(state), backend.prepare(config)
+    for observation in stream(backend, n_tensors, 30):
+        decision, state = run(state, observation)
+        assert signature(state) == expected
+        assert [dtype.removeprefix("torch.") for _, _, dtype in signature(decision)] == [
+            "bool",
+            "float32",
+            "int32",
+            "float32",
+            "float32",
+            "int32",
+        ]
+
+
+def test_the_state_is_what_the_docs_say():
+    assert signature(init_guard(CONFIGS["all"], 3, xp=BACKENDS["numpy"].xp)) == [
+        (".step", (), "int32"),
+        (".loss_scale.scale", (), "float32"),
+        (".loss_scale.good_steps", (), "int32"),
+        (".loss_scale.hysteresis_left", (), "int32"),
+        (".skipped_total", (), "int32"),
+        (".skipped_in_a_row", (), "int32"),
+        (".halted", (), "int32"),
+        (".recorder.floats", (128, 4), "float32"),
+        (".recorder.ints", (128, 3), "int32"),
+    ]
+
+
+@each_config
+def test_a_scan_carries_the_state(config):
+    backend = BACKENDS["jax"]
+    steps = stream(backend, 3, 40)
+    decisions, state = backend.run(config, steps)
+    stacked = jax.tree.map(lambda *leaf: jnp.stack(leaf), *steps)
+
+    def body(carry, observation):
+        decision, carry = decide(config, carry, observation, xp=jnp)
+        return carry, decision
+
+    scanned_state, scanned = jax.lax.scan(body, backend.init(config, 3), stacked)
+    expected = jax.tree.map(lambda *leaf: jnp.stack([jnp.asarray(x) for x in leaf]), *decisions)
+    for name in ("apply", "reason", "worst"):
+        assert_bit_equal(getattr(scanned, name), getattr(expected, name))
+    assert_bit_equal(scanned_state.loss_scale, state.loss_scale)
+    assert_bit_equal(scanned_state.recorder.ints, state.recorder.ints)
+
+
+@each_config
+@pytest.mark.parametrize("n_tensors", [0, 3])
+def test_meta_tensors_have_no_data_to_wait_for(config, n_tensors):
+    xp = array_api_compat.torch
+    state = init_guard(config, n_tensors, xp=xp, device="meta")
+    seen = Observation(
+        norms=torch.empty(n_tensors, device="meta"),
+        loss=torch.empty((), device="meta"),
+        found_inf=torch.empty((), dtype=torch.bool, device="meta"),
+    )
+    decision, after = decide(config, state, seen, xp=xp)
+    assert all(leaf.device.type == "meta" for _, leaf in (*leaves(decision), *leaves(after)))
+    assert signature(after) == signature(state)
+
+
+def test_the_meta_device_does_refuse_a_wait():
+    with pytest.raises(RuntimeError, match="meta tensors"):
+        bool(torch.empty((), device="meta"))
+
+
+@each_config
+@pytest.mark.parametrize("n_tensors", [0, 3])
+def test_fake_tensors_meet_no_data_dependent_output(config, n_tensors):
+    xp = array_api_compat.torch
+    with FakeTensorMode():
+        state = init_guard(config, n_tensors, xp=xp)
+        seen = Observation(torch.empty(n_tensors), torch.empty(()), torch.empty((), dtype=torch.bool))
+        decision, after = decide(config, state, seen, xp=xp)
+        assert tuple(decision.apply.shape) == ()
+        assert signature(after) == signature(state)
+        with pytest.raises(DataDependentOutputException):
+            decision.apply.item()  # what the test would see if decide waited
+
+
+@each_config
+def test_jax_transfers_nothing_to_the_host(config):
+    backend = BACKENDS["jax-jit"]
+    run, state = backend.prepare(config), backend.init(config, 3)
+    seen = backend.observe([1.0, 2.0, math.inf], loss=1.0, found_inf=False)
+    text = jax.jit(run).lower(state, seen).as_text()
+    assert "callback" not in text
+    assert "infeed" not in text
+    assert "outfeed" not in text
+
+
+@pytest.mark.slow
+@each_config
+def test_inductor_decides_the_same(config):
+    eager, compiled = BACKENDS["torch"], torch_compiled(config, backend="inductor")
+    state = expected_state = eager.init(config, 3)
+    for observation in stream(eager, 3, 30):
+        expected, expected_state = eager.prepare(config)(expected_state, observation)
+        decision, state = compiled(state, observation)
+        for name in ("apply", "reason", "worst"):
+            assert_bit_equal(getattr(decision, name), getattr(expected, name))
+        torch.testing.assert_close(decision.multiplier, expected.multiplier, rtol=1e-6, atol=0)
+    assert_bit_equal(state.loss_scale, expected_state.loss_scale)
+    assert to_numpy(state.step) == to_numpy(expected_state.step) > 20
