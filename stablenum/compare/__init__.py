@@ -11,6 +11,15 @@ from stablenum.compare.spec import Scenario, Stream, Training
 from stablenum.compare.streams import STREAMS
 from stablenum.compare.trainings import TRAININGS
 
-__all__ = ["BACKENDS", "SCENARIOS", "Result", "Scenario", "Stream", "Training", "find_backends", "run_scenario"]
+__all__ = [
+    "BACKENDS",
+    "SCENARIOS",
+    "Result",
+    "Scenario",
+    "Stream",
+    "Training",
+    "find_backends",
+    "run_scenario",
+]
 
 SCENARIOS: dict[str, Scenario] = {scenario.name: scenario for scenario in (*STREAMS, *TRAININGS)}

@@ -11,7 +11,7 @@ from stablenum.compare.backends import Setup
 from stablenum.compare.models_numpy import loss_and_gradients
 from stablenum.compare.spec import OptimizerSpec, Training
 from stablenum.compare.trainings import Batch
-from stablenum.reference import SGD, Adam, Guarded, Optimizer
+from stablenum.reference import SGD, Adam, Guarded, Optimizer, measure
 
 __all__ = ["start"]
 
@@ -37,6 +37,7 @@ class GuardedRun:
 
     def __init__(self, setup: Setup) -> None:
         self._training = setup.training
+        self.norms: Array | None = None
         self._guarded = Guarded(setup.params, make_optimizer(setup.optimizer), setup.guard)
 
     @property
@@ -48,6 +49,7 @@ class GuardedRun:
         return self._guarded.last
 
     def step(self, gradients: list[Array], loss: float) -> None:
+        self.norms = measure(gradients)
         with np.errstate(all="ignore"):
             self._guarded.step(gradients, loss)
 
@@ -69,26 +71,27 @@ class PlainRun:
     """The bare optimizer, as most training loops have it."""
 
     loss_scale = 1.0
+    norms = None
 
     def __init__(self, setup: Setup) -> None:
         self._training, self._clip = setup.training, setup.plain_clip
         self._optimizer = make_optimizer(setup.optimizer)
         self._params = [p.copy() for p in setup.params]
         self._state = [self._optimizer.init(p) for p in self._params]
-
-    @property
-    def last(self) -> Mapping[str, Any]:
-        return {}
+        self.last: Mapping[str, Any] = {}
 
     def step(self, gradients: list[Array], loss: float) -> None:
         with np.errstate(all="ignore"):
             if self._clip is not None:
                 gradients = _usual_clip(gradients, self._clip)
             for i, gradient in enumerate(gradients):
-                self._params[i], self._state[i] = self._optimizer.update(self._params[i], gradient, self._state[i])
+                self._params[i], self._state[i] = self._optimizer.update(
+                    self._params[i], gradient, self._state[i]
+                )
 
     def train(self, batch: Batch) -> None:
         loss, gradients = _differentiate(self._training, self._params, batch, 1.0)
+        self.last = {"loss": float(loss)}
         self.step(gradients, float(loss))
 
     def params(self) -> list[Array]:

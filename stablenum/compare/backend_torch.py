@@ -41,16 +41,18 @@ class PlainRun:
     """The bare optimizer, with ``clip_grad_norm_`` where the scenario has it."""
 
     loss_scale = 1.0
+    norms = None
 
     def __init__(self, setup: Setup, mode: str) -> None:
         self._params = [to_torch(p).requires_grad_() for p in setup.params]
         self._optimizer = make_optimizer(setup.optimizer, self._params, mode)
         self._clip = setup.plain_clip
+        self._seen: Mapping[str, Any] = {}
         self._loss = None if setup.training is None else loss_function(setup.training)
 
     @property
     def last(self) -> Mapping[str, Any]:
-        return {}
+        return self._seen
 
     def step(self, gradients: list[Array], loss: float) -> None:
         for p, g in zip(self._params, gradients, strict=True):
@@ -62,6 +64,7 @@ class PlainRun:
             raise ValueError("this run has no model to train")
         self._optimizer.zero_grad()
         loss = self._loss(self._params, *(torch.as_tensor(leaf) for leaf in batch))
+        self._seen = {"loss": float(loss.detach())}
         self._backward(loss)
         self._finish_step(None)
 

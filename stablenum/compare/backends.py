@@ -49,7 +49,14 @@ class Run(Protocol):
 
     @property
     def last(self) -> Mapping[str, Any]:
-        """What the guard says of the last step, in the words of ``stablenum.readout.metrics``."""
+        """What the guard says of the last step, in the words of ``stablenum.readout.metrics``.
+
+        A plain run knows only its ``loss``, and only if it differentiates a model.
+        """
+
+    @property
+    def norms(self) -> Array | None:
+        """The norms of all gradients in the last step, where the backend can tell."""
 
     def step(self, gradients: list[Array], loss: float) -> None:
         """Hand over the gradients of the scaled loss, and the unscaled loss.
@@ -123,9 +130,21 @@ BACKENDS: dict[str, Backend] = {
     backend.name: backend
     for backend in (
         _backend("numpy", "numpy", "eager", "stablenum.reference: the specification"),
-        _backend("torch", "torch", "fused", "stablenum_torch.wrap of fused optimizers (float16, bfloat16: foreach)", *_TORCH),
+        _backend(
+            "torch",
+            "torch",
+            "fused",
+            "stablenum_torch.wrap of fused optimizers (float16, bfloat16: foreach)",
+            *_TORCH,
+        ),
         _backend("torch-foreach", "torch", "foreach", "stablenum_torch.wrap of foreach optimizers", *_TORCH),
-        _backend("torch-compiled", "torch", "compiled", "torch.compile of opt.step (aot_eager: traced whole)", *_TORCH),
+        _backend(
+            "torch-compiled",
+            "torch",
+            "compiled",
+            "torch.compile of opt.step (aot_eager: traced whole)",
+            *_TORCH,
+        ),
         _backend("jax", "jax", "eager", "stablenum_jax.step, not jitted", *_JAX),
         _backend("jax-jit", "jax", "jit", "stablenum_jax.step under jax.jit", *_JAX),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -137,7 +138,20 @@ def run_plain(scenario: Scenario, backend: Backend, *, faults: bool = True) -> T
 
 
 def _run(scenario: Scenario, backend: Backend, *, plain: bool, faults: bool) -> Trace:
+    """One run; what the adapter warns of goes into the trace, other warnings where they always go."""
     begin = time.perf_counter()
+    with warnings.catch_warnings(record=True) as caught:
+        trace = _train(scenario, backend, plain=plain, faults=faults)
+    for warning in caught:
+        if warning.category.__module__.startswith("stablenum"):
+            trace.warnings.append(f"{warning.category.__name__}: {warning.message}")
+        else:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    trace.seconds = time.perf_counter() - begin
+    return trace
+
+
+def _train(scenario: Scenario, backend: Backend, *, plain: bool, faults: bool) -> Trace:
     training = scenario if isinstance(scenario, Training) else None
     start = initial_params(scenario) if isinstance(scenario, Training) else stream_params(scenario)
     run = backend.start(
@@ -155,9 +169,13 @@ def _run(scenario: Scenario, backend: Backend, *, plain: bool, faults: bool) -> 
             _one_step(scenario, run, step, faults=faults)
         except NonFiniteError as error:
             trace.stopped = str(error)
-        if not plain:
-            last = run.last
+        last = run.last
+        if plain:
+            trace.losses.append(float(last.get("loss", math.nan)))
+        else:
             trace.rows.append(_row(last))
+            if run.norms is not None:
+                trace.norms.append(run.norms)
             trace.skipped = int(last["skipped_total"])
         if trace.stopped is not None:
             break
@@ -165,7 +183,6 @@ def _run(scenario: Scenario, backend: Backend, *, plain: bool, faults: bool) -> 
     trace.params = run.params()
     if training is not None:
         trace.score = evaluate(training, trace.params, data_of(training), training.goal.measure)
-    trace.seconds = time.perf_counter() - begin
     return trace
 
 

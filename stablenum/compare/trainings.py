@@ -36,6 +36,12 @@ _HALF = Tolerance(
 _FLOAT = Tolerance(
     norm=1e-4, loss=1e-4, params=1e-3, why="each framework sums its own gradients, in its own order"
 )
+_DIGITS = Tolerance(
+    norm=0.1,
+    loss=0.05,
+    params=0.1,
+    why="float16 rounds the gradients, not everywhere alike, and 300 steps of training make more of it",
+)
 # max_scale leaves a margin: an ordinary batch never overflows, a bad one always does.
 _SCALING = GuardConfig(loss_scale=DynamicLossScale(init_scale=2.0**12, max_scale=2.0**13, growth_interval=20))
 _BAD_BATCHES = (
@@ -132,28 +138,28 @@ TRAININGS: tuple[Training, ...] = (
         about="Handwritten digits, an MLP in float16 with float32 master weights, five bad batches.",
         model="digits-mlp",
         compute="float16",
-        steps=200,
+        steps=300,
         seed=25,
         faults=_BAD_BATCHES,
         optimizer=OptimizerSpec(name="sgd", lr=0.05, momentum=0.9),
         guard=_SCALING,
         goal=Goal(measure="accuracy", below_clean=0.01),
         expected=Expected(plain=DIES, guarded=SURVIVES, skips=5, final_loss_scale=2.0**13),
-        tolerance=_HALF,
+        tolerance=_DIGITS,
     ),
     Training(
         name="digits-conv",
         about="The same with a small convolutional net.",
         model="digits-conv",
         compute="float16",
-        steps=200,
+        steps=300,
         seed=26,
         faults=_BAD_BATCHES,
         optimizer=OptimizerSpec(name="sgd", lr=0.05, momentum=0.9),
         guard=_SCALING,
         goal=Goal(measure="accuracy", below_clean=0.01),
         expected=Expected(plain=DIES, guarded=SURVIVES, skips=5, final_loss_scale=2.0**13),
-        tolerance=_HALF,
+        tolerance=_DIGITS,
     ),
 )
 

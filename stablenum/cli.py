@@ -1,0 +1,28 @@
+"""The command ``stablenum``. Its parts are loaded only when they are all installed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+
+__all__ = ["main"]
+
+# Module -> the name to install it by. All are in the extra "cli".
+_NEEDS = {
+    "matplotlib": "matplotlib",
+    "ml_dtypes": "ml-dtypes",
+    "numpy": "numpy",
+    "rich": "rich",
+    "sklearn": "scikit-learn",
+    "typer": "typer",
+}
+
+
+def main() -> None:
+    """Run the command; exit code 2 and a message if a library of the extra is missing."""
+    missing = [name for module, name in _NEEDS.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        sys.stderr.write(f"stablenum: the command needs {', '.join(missing)}: pip install 'stablenum[cli]'\n")
+        sys.exit(2)
+    importlib.import_module("stablenum.compare.command").app(prog_name="stablenum")

@@ -1,0 +1,146 @@
+"""The JAX backends: ``stablenum_jax.step``, eager and jitted; and bare optax."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from stablenum.compare.backends import Setup
+from stablenum.compare.models_jax import loss_function
+from stablenum.compare.spec import OptimizerSpec
+from stablenum.compare.trainings import Batch
+from stablenum.errors import NonFiniteError
+from stablenum.readout import check_halted, metrics
+
+__all__ = ["start"]
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
+
+def start(setup: Setup, mode: str) -> GuardedRun | PlainRun:
+    """A run at its beginning; ``mode`` is ``"eager"`` or ``"jit"``. Plain runs are jitted."""
+    return PlainRun(setup) if setup.guard is None else GuardedRun(setup, mode)
+
+
+def make_optimizer(spec: OptimizerSpec) -> optax.GradientTransformation:
+    """The optax chain that a scenario asks for."""
+    if spec.name == "adamw":
+        return optax.adamw(spec.lr, eps=spec.eps, weight_decay=spec.weight_decay)
+    decay = [optax.add_decayed_weights(spec.weight_decay)] if spec.weight_decay else []
+    if spec.name == "adam":
+        return optax.chain(*decay, optax.adam(spec.lr, eps=spec.eps))
+    return optax.chain(*decay, optax.sgd(spec.lr, momentum=spec.momentum or None))
+
+
+class PlainRun:
+    """Bare optax, with ``clip_by_global_norm`` where the scenario has it."""
+
+    loss_scale = 1.0
+    norms = None
+
+    def __init__(self, setup: Setup) -> None:
+        clip = [] if setup.plain_clip is None else [optax.clip_by_global_norm(setup.plain_clip)]
+        tx = optax.chain(*clip, make_optimizer(setup.optimizer))
+        loss = None if setup.training is None else loss_function(setup.training)
+        self._params = [jnp.asarray(p) for p in setup.params]
+        self._opt_state = tx.init(self._params)
+
+        @jax.jit
+        def step(params: Any, opt_state: Any, gradients: Any) -> Any:
+            updates, opt_state = tx.update(gradients, opt_state, params)
+            return optax.apply_updates(params, updates), opt_state
+
+        @jax.jit
+        def train(params: Any, opt_state: Any, batch: Any) -> Any:
+            if loss is None:
+                raise ValueError("this run has no model to train")
+            value, gradients = jax.value_and_grad(loss)(params, *batch)
+            return *step(params, opt_state, gradients), value
+
+        self._step, self._train = step, train
+        self.last: Mapping[str, Any] = {}
+
+    def step(self, gradients: list[Array], loss: float) -> None:
+        handed = [jnp.asarray(g) for g in gradients]
+        self._params, self._opt_state = self._step(self._params, self._opt_state, handed)
+
+    def train(self, batch: Batch) -> None:
+        self._params, self._opt_state, loss = self._train(self._params, self._opt_state, _to_jax(batch))
+        self.last = {"loss": float(loss)}
+
+    def params(self) -> list[Array]:
+        return [np.array(p) for p in self._params]
+
+    def guard_state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_guard_state_dict(self, plain: Mapping[str, Any]) -> None:
+        raise ValueError("a plain run has no guard")
+
+
+class GuardedRun:
+    """``chain(guard, optimizer)`` driven by ``stablenum_jax.step``."""
+
+    norms = None
+
+    def __init__(self, setup: Setup, mode: str) -> None:
+        self._adapter: Any = importlib.import_module("stablenum_jax")
+        self._config = setup.guard
+        adapter, loss_of = self._adapter, setup.training and loss_function(setup.training)
+        tx = optax.chain(adapter.guard(None, setup.guard), make_optimizer(setup.optimizer))
+        self._params = [jnp.asarray(p) for p in setup.params]
+        self._opt_state = tx.init(self._params)
+
+        def step(params: Any, opt_state: Any, gradients: Any, loss: Any) -> Any:
+            return adapter.step(tx, params, opt_state, gradients, value=loss)
+
+        def train(params: Any, opt_state: Any, batch: Any) -> Any:
+            if loss_of is None:
+                raise ValueError("this run has no model to train")
+            loss, gradients = adapter.value_and_grad(loss_of, opt_state)(params, *batch)
+            return step(params, opt_state, gradients, loss)
+
+        jitted = mode == "jit"
+        self._step, self._train = (jax.jit(step), jax.jit(train)) if jitted else (step, train)
+
+    @property
+    def loss_scale(self) -> float:
+        return float(self._adapter.loss_scale(self._opt_state))
+
+    @property
+    def last(self) -> Mapping[str, Any]:
+        return metrics(self._adapter.guard_state(self._opt_state))
+
+    def step(self, gradients: list[Array], loss: float) -> None:
+        self._take(self._step, [jnp.asarray(g) for g in gradients], jnp.float32(loss))
+
+    def train(self, batch: Batch) -> None:
+        self._take(self._train, _to_jax(batch))
+
+    def _take(self, function: Any, *arguments: Any) -> None:
+        try:
+            self._params, self._opt_state = function(self._params, self._opt_state, *arguments)
+        except NonFiniteError as error:  # eagerly it is raised at once, with the state that says so
+            self._opt_state = error.opt_state  # type: ignore[attr-defined]
+            raise
+        check_halted(self._adapter.guard_state(self._opt_state), config=self._config)
+
+    def params(self) -> list[Array]:
+        return [np.array(p) for p in self._params]
+
+    def guard_state_dict(self) -> dict[str, Any]:
+        return self._adapter.guard_state_dict(self._opt_state)
+
+    def load_guard_state_dict(self, plain: Mapping[str, Any]) -> None:
+        self._opt_state = self._adapter.load_guard_state_dict(self._opt_state, plain)
+
+
+def _to_jax(batch: Batch) -> tuple[Any, ...]:
+    labels = batch.y.astype(np.int32) if batch.y.dtype.kind == "i" else batch.y
+    return jnp.asarray(batch.x), jnp.asarray(labels), jnp.asarray(batch.weight)

@@ -1,0 +1,210 @@
+"""The command line: what to run, where to write, which exit code."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+import stablenum
+from stablenum.compare import SCENARIOS
+from stablenum.compare.backends import BACKENDS, Backend, find_backends, versions
+from stablenum.compare.report import list_table, print_report, to_json
+from stablenum.compare.runner import Result, run_scenario, steps_of
+from stablenum.compare.scenario_file import read_scenario_file, with_guard
+from stablenum.compare.spec import Scenario
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    help="Numerical stability for training neural networks: the research tool of stablenum.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # brackets in the help are TOML, and paragraphs wrap
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"stablenum {stablenum.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Numerical stability for training neural networks: the research tool of stablenum."""
+
+
+@app.command()
+def compare(
+    show_list: Annotated[bool, typer.Option("--list", help="List scenarios and backends, and exit.")] = False,
+    scenario: Annotated[
+        list[str] | None, typer.Option(help="Run only this scenario; may be repeated.", show_default="all")
+    ] = None,
+    backend: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Run only this backend (and NumPy); may be repeated.", show_default="all installed"
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="TOML: [guard] settings put over every scenario's own, [[scenario]] own streams."),
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the results as strict JSON.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw loss, gradient norm, loss scale and skips (PNG).")
+    ] = None,
+) -> None:
+    """Run unstable trainings without and with the guard on every backend, and compare step by step.
+
+    NumPy is the specification. Decisions, reasons and loss scales must be equal to its own; gradient norms
+    within 1e-6, parameters at the end within 1e-5 (SGD) or 1e-4 (Adam), relative; more where a scenario
+    computes in half precision (see the JSON, "tolerance"). The backend torch-compiled traces the whole step
+    with torch.compile and runs the graph as it is (aot_eager): generating code for each scenario takes minutes.
+
+    Exit code: 0 if all agree and every outcome is the expected one, 1 if not, 2 for a usage error.
+    """
+    chosen, checked = _scenarios(scenario or [], config)
+    backends, absent = _usage(lambda: find_backends(backend), "--backend")
+    console = Console(soft_wrap=False)
+    if not console.is_terminal:
+        console = Console(width=112)
+    if show_list:
+        listed = {s.name: s for s in (*SCENARIOS.values(), *chosen)}
+        console.print(list_table(listed.values()))
+        for b in BACKENDS.values():
+            missing = f" (absent: {' and '.join(b.missing)} not installed)" if b.missing else ""
+            console.print(f"backend {b.name}: {b.about}{missing}", markup=False, highlight=False)
+        return
+    for option, path in (("--json", json), ("--plot", plot)):
+        _check_target(option, path)
+    begin = time.perf_counter()
+    results = _run(chosen, backends, checked=checked)
+    seconds = time.perf_counter() - begin
+    print_report(console, results, backends, absent)
+    if json is not None:
+        text = to_json(results, backends=backends, absent=absent, versions=versions(), seconds=seconds)
+        _write(json, lambda path: path.write_text(text, encoding="utf-8"))
+        console.print(f"wrote {json}", style="dim", markup=False, highlight=False)
+    if plot is not None:
+        from stablenum.compare.plot import choose, draw  # matplotlib takes a second to load
+
+        _write(plot, lambda path: draw(choose(results, scenario or ()), path))
+        console.print(f"wrote {plot}", style="dim", markup=False, highlight=False)
+    if not all(result.ok for result in results):
+        raise typer.Exit(1)
+
+
+def _scenarios(names: Sequence[str], config: Path | None) -> tuple[list[Scenario], set[str]]:
+    """What to run, and the names of those whose expected outcome can be checked."""
+    known: dict[str, Scenario] = dict(SCENARIOS)
+    chosen = list(known)
+    changed: set[str] = set()
+    if config is not None:
+        file = _usage(lambda: read_scenario_file(config), "--config")
+        if file.guard:
+            known = {
+                name: _usage(lambda s=s: with_guard(s, file.guard), "--config") for name, s in known.items()
+            }
+            changed = set(known)
+        own = {s.name: s for s in file.scenarios}
+        known |= own
+        changed -= set(own)
+        chosen = list(own) or chosen
+    for name in names:
+        if name not in known:
+            raise typer.BadParameter(
+                f"unknown scenario {name!r}; there are {', '.join(known)}.", param_hint="--scenario"
+            )
+    chosen = list(dict.fromkeys(names)) or chosen
+    return [known[name] for name in chosen], set(chosen) - changed
+
+
+def _usage(call: Callable[[], Any], option: str) -> Any:
+    """``call()``, its ValueError as a usage error of an option (exit code 2)."""
+    try:
+        return call()
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error
+
+
+def _run(scenarios: Sequence[Scenario], backends: Sequence[Backend], *, checked: set[str]) -> list[Result]:
+    """All scenarios, with a progress bar if somebody is looking."""
+    _quieten()
+    console = Console(stderr=True)
+    total = sum(steps_of(s, backends) for s in scenarios)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("runs"),
+        TimeElapsedColumn(),
+    )
+    results = []
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("starting", total=total)
+        for scenario in scenarios:
+            progress.update(task, description=f"{scenario.name:<22}")
+            results.append(
+                run_scenario(
+                    scenario,
+                    backends,
+                    check_expected=scenario.name in checked,
+                    tick=lambda: progress.advance(task),
+                )
+            )
+    return results
+
+
+def _quieten() -> None:
+    """These trainings are small: threads cost more than they give, and compilers' logs hide the table.
+
+    Only what the user has not set, and only before the frameworks are loaded.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TORCH_LOGS", "-all")
+    for name in ("torch", "jax"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def _check_target(option: str, path: Path | None) -> None:
+    if path is None:
+        return
+    if path.is_dir():
+        raise typer.BadParameter(f"{path} is a folder; name a file.", param_hint=option)
+    if not path.resolve().parent.is_dir():
+        raise typer.BadParameter(f"the folder {path.resolve().parent} does not exist.", param_hint=option)
+
+
+def _write(target: Path, fill: Callable[[Path], Any]) -> None:
+    """Write beside the target and rename: an interrupted run leaves no half a file."""
+    handle, name = tempfile.mkstemp(dir=target.resolve().parent, prefix=f".{target.name}.")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        fill(temporary)
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

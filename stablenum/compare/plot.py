@@ -1,0 +1,163 @@
+"""A figure of what happened: loss, gradient norm, loss scale and skips over the steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+
+import matplotlib.pyplot as plt
+from matplotlib.ticker import MaxNLocator
+
+from stablenum.compare.agreement import Trace
+from stablenum.compare.backends import BACKENDS, REFERENCE
+from stablenum.compare.runner import Result
+from stablenum.compare.spec import Training
+
+__all__ = ["choose", "draw"]
+
+# The most telling of the built-in scenarios, the best first.
+_TELLING = ("digits-mlp", "fp16-leaves", "bad-200", "digits-conv", "growth-boundary")
+_COLUMNS = 3
+# From thick and pale to thin and dark: where lines lie on top of one another, all are seen.
+_COLOURS = ("#c9d1d9", "#f5a623", "#7ed0c5", "#9b6dd6", "#3b8ee0", "#1b2a41")
+_LABEL_PANEL = ("loss", "gradient norm", "loss scale", "skipped so far")
+
+
+def choose(results: Sequence[Result], names: Sequence[str] = ()) -> list[Result]:
+    """The results worth a column: those asked for by name, else the most telling ones.
+
+    Without any of the built-in favourites: those with most skips. At most three.
+    """
+    by_name = {result.scenario.name: result for result in results}
+    wanted = [by_name[name] for name in names if name in by_name] or [
+        by_name[name] for name in _TELLING if name in by_name
+    ]
+    if not wanted:
+        wanted = sorted(results, key=lambda r: -r.guarded[REFERENCE].skipped)
+    return wanted[:_COLUMNS]
+
+
+def draw(results: Sequence[Result], path: Path) -> None:
+    """Draw one column a result and write a PNG.
+
+    Args:
+        results: from :func:`choose`; at least one.
+        path: where to.
+    """
+    figure, axes = plt.subplots(
+        4,
+        len(results),
+        figsize=(1.2 + 4.6 * len(results), 9.2),
+        sharex="col",
+        squeeze=False,
+        layout="constrained",
+    )
+    try:
+        for column, result in enumerate(results):
+            _column(axes[:, column], result)
+            axes[0, column].set_title(result.scenario.name, fontsize=12, fontweight="bold")
+            axes[-1, column].set_xlabel("step")
+        for row, label in enumerate(_LABEL_PANEL):
+            axes[row, 0].set_ylabel(label)
+        _legend(figure, axes)
+        figure.savefig(path, dpi=120, format="png")
+    finally:
+        plt.close(figure)
+
+
+def _column(axes: Any, result: Result) -> None:
+    """The four panels of one scenario."""
+    traces = list(result.guarded.values())
+    for trace in traces:
+        style = _style(trace)
+        _line(axes[0], [row.loss for row in trace.rows], style)
+        _line(axes[1], [row.grad_norm for row in trace.rows], style)
+        axes[2].step(range(len(trace.rows)), [row.loss_scale for row in trace.rows], where="post", **style)
+        axes[3].step(range(len(trace.rows)), _running_skips(trace), where="post", **style)
+    if isinstance(result.scenario, Training):
+        _plain_line(axes[0], result.plain[REFERENCE])
+    for panel, values in (
+        (axes[0], [row.loss for t in traces for row in t.rows]),
+        (axes[1], [row.grad_norm for t in traces for row in t.rows]),
+    ):
+        _scale_of(panel, values)
+    _mark_nonfinite(axes[0], traces[0], "loss")
+    _mark_nonfinite(axes[1], traces[0], "grad_norm")
+    axes[2].set_yscale("log", base=2)
+    axes[3].yaxis.set_major_locator(MaxNLocator(integer=True))
+    for panel in axes:
+        panel.grid(visible=True, color="#e6e6e6", linewidth=0.6)
+        panel.set_axisbelow(True)
+
+
+def _style(trace: Trace) -> dict[str, Any]:
+    place = list(BACKENDS).index(trace.backend)
+    return {
+        "color": _COLOURS[place],
+        "linewidth": 7.0 - 1.2 * place,
+        "label": trace.backend,
+        "solid_capstyle": "butt",
+    }
+
+
+def _line(panel: Any, values: Sequence[float], style: dict[str, Any]) -> None:
+    """A line with gaps where a value is not finite."""
+    panel.plot(range(len(values)), [v if math.isfinite(v) else math.nan for v in values], **style)
+
+
+def _plain_line(panel: Any, trace: Trace) -> None:
+    """The loss without a guard, up to where it is lost."""
+    bad = [step for step, loss in enumerate(trace.losses) if not math.isfinite(loss)]
+    end = bad[0] if bad else len(trace.losses)
+    losses = trace.losses[:end]
+    panel.plot(
+        range(end), losses, color="#d62728", linewidth=1.2, linestyle=(0, (2, 1.5)), label="numpy, no guard"
+    )
+    if bad and losses:
+        panel.plot([end - 1], [losses[-1]], marker="X", color="#d62728", markersize=9, linestyle="none")
+        panel.annotate("non-finite\nfrom here on", (end - 1, losses[-1]), (8, 6), textcoords="offset points",
+                       color="#d62728", fontsize=8, va="bottom")  # fmt: skip
+
+
+def _scale_of(panel: Any, values: Sequence[float]) -> None:
+    """A log axis for positive values that span more than a factor of ten."""
+    finite = [v for v in values if math.isfinite(v)]
+    if finite and min(finite) > 0 and max(finite) > 10 * min(finite):
+        panel.set_yscale("log")
+
+
+def _mark_nonfinite(panel: Any, trace: Trace, name: str) -> None:
+    """Triangles at the top of the panel where a value was inf or NaN."""
+    values = [getattr(row, name) for row in trace.rows]
+    for kind, marker, colour, steps in (
+        ("inf", "^", "#d62728", [i for i, v in enumerate(values) if math.isinf(v)]),
+        ("NaN", "v", "#8c1a8c", [i for i, v in enumerate(values) if math.isnan(v)]),
+    ):
+        if steps:
+            panel.plot(steps, [0.95] * len(steps), transform=panel.get_xaxis_transform(), marker=marker,
+                       color=colour, markersize=6, linestyle="none", label=kind, clip_on=False)  # fmt: skip
+
+
+def _running_skips(trace: Trace) -> list[int]:
+    total, running = 0, []
+    for row in trace.rows:
+        total += not row.applied
+        running.append(total)
+    return running
+
+
+def _legend(figure: Any, axes: Any) -> None:
+    """One legend for all panels, each label once."""
+    found: dict[str, Any] = {}
+    for panel in axes.flat:
+        for handle, label in zip(*panel.get_legend_handles_labels()):
+            found.setdefault(label, handle)
+    figure.legend(
+        found.values(), found.keys(), loc="outside lower center", ncols=min(len(found), 5), frameon=False
+    )
