@@ -30,7 +30,12 @@ def _table(title: str, row: dict[str, Any]) -> Table:
         table.add_column(column)
     for name, time in row["times"].items():
         temp = row.get("temp_bytes", {}).get(name)
-        cells = [f"{time['median_ms']:.3f}", f"{time['spread']:.0%}", str(ratios.get(name, "")), str(temp or "")]
+        cells = [
+            f"{time['median_ms']:.3f}",
+            f"{time['spread']:.0%}",
+            str(ratios.get(name, "")),
+            str(temp or ""),
+        ]
         table.add_row(name, *cells)
     return table
 
@@ -50,7 +55,9 @@ def main() -> None:
             console.print(_table(title, row))
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(report, indent=2) + "\n")
-    console.print(f"written to {RESULTS.relative_to(Path.cwd()) if RESULTS.is_relative_to(Path.cwd()) else RESULTS}")
+    console.print(
+        f"written to {RESULTS.relative_to(Path.cwd()) if RESULTS.is_relative_to(Path.cwd()) else RESULTS}"
+    )
 
 
 if __name__ == "__main__":

@@ -84,6 +84,8 @@ def _one_size(size: str, shapes: Sequence[tuple[int, ...]], rounds: int) -> dict
         "size": size,
         "times": {name: t.as_dict() for name, t in times.items()},
         "extra over bare / GradScaler + clip's extra": {
-            name: round((times[name].median - base) / extra, 3) for name in times if name.startswith("stablenum")
+            name: round((times[name].median - base) / extra, 3)
+            for name in times
+            if name.startswith("stablenum")
         },
     }

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from stablenum_torch.measure import dense_values
+from stablenum_torch.ranks import local_part
 
 __all__ = ["can_skip_on_device", "is_fused", "moves_nothing", "step_folded", "transform_gradients"]
 
@@ -87,9 +88,10 @@ def transform_gradients(
             (n,) tensor), or None for none.
         max_value: the bound, or None for none. Real and imaginary parts are clamped apart.
     """
+    grads = [local_part(g) for g in grads]
     if multiplier is not None and grads:
         each = list(multiplier.unbind()) if isinstance(multiplier, Tensor) and multiplier.ndim else multiplier
-        torch._foreach_mul_(list(grads), each)
+        torch._foreach_mul_(grads, each)
     if max_value is not None:
         for g in grads:
             if g.layout != torch.strided:

@@ -13,9 +13,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from stablenum.formats import FLOAT32_MAX
+from stablenum_torch.ranks import join_norms, local_part
 
 __all__ = ["dense_values", "norms_on_device", "norms_on_host"]
 
@@ -96,9 +98,27 @@ def _careful_norm(value: Tensor) -> float:
 # --- on the device ---------------------------------------------------------------------------
 
 
-def norms_on_device(grads: Sequence[Tensor | None], device: torch.device) -> Tensor:
-    """(n,) float32 norms as :func:`norms_on_host` gives them, on ``device``, without a host sync."""
-    values = [(i, dense_values(g)) for i, g in enumerate(grads) if g is not None and g.numel()]
+def norms_on_device(
+    grads: Sequence[Tensor | None], device: torch.device, process_group: dist.ProcessGroup | None = None
+) -> Tensor:
+    """(n,) float32 norms as :func:`norms_on_host` gives them, on ``device``, without a host sync.
+
+    Args:
+        grads: the gradients; DTensors are joined over the ranks that they are sharded over.
+        device: where the result lies.
+        process_group: ranks over which plain gradients are sharded.
+    """
+    if not grads:
+        return torch.zeros(0, dtype=torch.float32, device=device)
+    norms = join_norms(_local_norms(grads, device), grads, process_group)
+    saturated = torch.clamp(norms, max=FLOAT32_MAX)
+    return torch.where(torch.isfinite(norms), saturated, norms).float()
+
+
+def _local_norms(grads: Sequence[Tensor | None], device: torch.device) -> Tensor:
+    """(n,) float64 norms of the parts on this rank."""
+    parts = [(i, local_part(g)) for i, g in enumerate(grads) if g is not None]
+    values = [(i, dense_values(part)) for i, part in parts if part.numel()]
     zero = torch.zeros((), dtype=torch.float64, device=device)
     norms = [zero] * len(grads)
     groups: dict[tuple[torch.device, torch.dtype], list[tuple[int, Tensor]]] = {}
@@ -113,8 +133,4 @@ def norms_on_device(grads: Sequence[Tensor | None], device: torch.device) -> Ten
             found = [torch.where(torch.isinf(n), a, n) for n, a in zip(found, largest, strict=True)]
         for (i, _), norm in zip(members, found, strict=True):
             norms[i] = norm.to(device, non_blocking=True)
-    if not norms:
-        return torch.zeros(0, dtype=torch.float32, device=device)
-    joint = torch.stack(norms)
-    saturated = torch.clamp(joint, max=FLOAT32_MAX)
-    return torch.where(torch.isfinite(joint), saturated, joint).float()
+    return torch.stack(norms)

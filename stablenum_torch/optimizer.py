@@ -29,6 +29,7 @@ from stablenum_torch.apply import (
 )
 from stablenum_torch.checks import check_optimizer, parameter_names, warn_of_lost_eps
 from stablenum_torch.measure import norms_on_device, norms_on_host
+from stablenum_torch.ranks import is_distributed, several_ranks
 from stablenum_torch.readback import HaltWatch, wait_for_bool
 from stablenum_torch.state import copy_into, host_view, moved_to, same_device
 
@@ -42,6 +43,7 @@ def wrap(
     config: GuardConfig | None = None,
     *,
     names: torch.nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | None = None,
+    process_group: torch.distributed.ProcessGroup | None = None,
     **overrides: Any,
 ) -> GuardedOptimizer:
     """Guard an optimizer: a step with a non-finite gradient or loss is skipped whole and recorded.
@@ -54,6 +56,9 @@ def wrap(
         config: a :class:`stablenum.GuardConfig`.
         names: the model, or (name, parameter) pairs, so that messages can name parameters. Without
             it ``param_names`` of the groups are used (optimizers made from ``named_parameters()``).
+        process_group: the ranks over which gradients that are plain tensors are sharded (ZeRO, FSDP1),
+            so that all decide by the norm of the whole. Gradients that are the same on all ranks (DDP)
+            need none, and DTensors (FSDP2) know theirs.
         **overrides: fields of ``GuardConfig``: ``clip=1.0``, ``loss_scale="dynamic"``...
 
     Raises:
@@ -77,7 +82,7 @@ def wrap(
         raise TypeError("optimizer is guarded already; wrap the optimizer it was made from.")
     known = parameter_names(names)
     warn_of_lost_eps(optimizer)
-    return GuardedOptimizer(optimizer, made, known)
+    return GuardedOptimizer(optimizer, made, known, process_group)
 
 
 class GuardedOptimizer(Optimizer):
@@ -86,13 +91,20 @@ class GuardedOptimizer(Optimizer):
     inner: Optimizer
     config: GuardConfig
     _names: dict[Tensor, str]
+    _process_group: torch.distributed.ProcessGroup | None
     _state: GuardState
 
     # An outer GradScaler must unscale by itself: it would otherwise set grad_scale on this object,
     # where the inner kernel does not look.
     _step_supports_amp_scaling = False
 
-    def __init__(self, optimizer: Optimizer, config: GuardConfig, names: Mapping[Tensor, str]) -> None:
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        config: GuardConfig,
+        names: Mapping[Tensor, str],
+        process_group: torch.distributed.ProcessGroup | None = None,
+    ) -> None:
         params = [p for group in optimizer.param_groups for p in group["params"]]
         device = params[0].device
         # Optimizer.__init__ would copy the groups into a list of its own; restoring, which torch
@@ -102,12 +114,15 @@ class GuardedOptimizer(Optimizer):
                 "inner": optimizer,
                 "config": config,
                 "_names": dict(names),
+                "_process_group": process_group,
                 "_state": init_guard(config, len(params), xp=torch_namespace, device=device),
             }
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: self.__dict__[name] for name in ("inner", "config", "_names", "_state")}
+        return {
+            name: self.__dict__[name] for name in ("inner", "config", "_names", "_process_group", "_state")
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -236,7 +251,10 @@ class GuardedOptimizer(Optimizer):
             self._state = moved_to(self._state, home)
         present = [g for g in grads if g is not None]
         on_host = (
-            not torch.compiler.is_compiling() and same_device(present, "cpu") and self._state.step.is_cpu
+            not torch.compiler.is_compiling()
+            and same_device(present, "cpu")
+            and self._state.step.is_cpu
+            and not (several_ranks() and (self._process_group or any(map(is_distributed, present))))
         )
         after = self._step_on_host(grads) if on_host else self._step_on_device(grads)
         # Written last, so that an error in the inner step leaves the guard as it was.
@@ -246,10 +264,10 @@ class GuardedOptimizer(Optimizer):
 
     def _step_on_host(self, grads: list[Tensor | None]) -> GuardState:
         """CPU gradients: reading them is free for the host, so it decides in NumPy and branches."""
-        loss = None if self._loss is None else np.asarray(self._loss.float().numpy())
+        loss = self._known_loss()
         state = host_view(self._state)
         with np.errstate(all="ignore"):
-            seen = Observation(norms_on_host(grads), loss)
+            seen = Observation(norms_on_host(grads), None if loss is None else loss.numpy())
             decision, after = decide(self.config, state, seen, xp=np_namespace)
             if moves_nothing(self.inner):
                 after = select(np.equal(decision.grad_norm, 0), state, after, xp=np_namespace)
@@ -261,8 +279,7 @@ class GuardedOptimizer(Optimizer):
     def _step_on_device(self, grads: list[Tensor | None]) -> GuardState:
         """Gradients on an accelerator, or under a compiler: nothing is read unless the optimizer needs it."""
         device = self._state.step.device
-        loss = None if self._loss is None else self._loss.to(device, torch.float32, non_blocking=True)
-        seen = Observation(norms_on_device(grads, device), loss)
+        seen = Observation(norms_on_device(grads, device, self._process_group), self._known_loss())
         decision, after = decide(self.config, self._state, seen, xp=torch_namespace)
         if moves_nothing(self.inner):
             after = select(decision.grad_norm == 0, self._state, after, xp=torch_namespace)
@@ -273,6 +290,16 @@ class GuardedOptimizer(Optimizer):
         elif wait_for_bool(decision.apply):
             self._apply(grads, decision, unchanged=not self.config.changes_gradients, flag=None)
         return after
+
+    def _known_loss(self) -> Tensor | None:
+        """The step's loss on the guard's device, or None.
+
+        Where several ranks train together each has a loss of its own. Decisions rest on the gradients
+        alone then, which all ranks share: otherwise one bad loss would make the ranks disagree.
+        """
+        if self._loss is None or several_ranks():
+            return None
+        return self._loss.to(self._state.step.device, torch.float32, non_blocking=True)
 
     def _apply(
         self, grads: list[Tensor | None], decision: Decision, *, unchanged: bool, flag: Tensor | None

@@ -1,0 +1,85 @@
+"""Two ranks, one of which meets a bad batch: all decide alike, by the norm of the whole.
+
+ShardedGradScaler with a fused optimizer lets the ranks diverge here, and torch's reduction of found_inf
+over DTensors looks at the first gradient only.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import stablenum_torch as st
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory) -> list[dict]:
+    store = tmp_path_factory.mktemp("ranks") / "store"
+    env = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    program = [sys.executable, "-W", "ignore", "-m", "tests.torch.ranks_program"]
+    started = [
+        subprocess.Popen(
+            [*program, str(rank), str(store)],
+            cwd=ROOT,
+            env=env,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for rank in (0, 1)
+    ]
+    results = []
+    for process in started:
+        out, err = process.communicate(timeout=240)
+        assert process.returncode == 0, err[-3000:]
+        results.append(json.loads(out.split("RESULT ")[1]))
+    return results
+
+
+def on_one_rank() -> tuple[list, float]:
+    """The same training with the whole batch in one process."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+    opt = st.wrap(torch.optim.AdamW(net.parameters(), lr=0.01), clip=0.05, loss_scale="dynamic")
+    for step in range(5):
+        x = [torch.randn(4, 6, generator=torch.Generator().manual_seed(10 * step + r)) for r in (0, 1)]
+        x[1] = x[1] * math.inf if step == 2 else x[1]
+        opt.zero_grad()
+        scaled = net(torch.cat(x)).square().mean() * opt.loss_scale
+        scaled.backward()
+        opt.step()
+    total = sum(p.detach().double().abs().sum().item() for p in net.parameters())
+    return [[r["applied"], r["grad_norm"], r["loss_scale"]] for r in opt.history()], total
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2", "fsdp2 fused"])
+def test_all_ranks_decide_as_one_process_would(ranks, kind):
+    assert ranks[0][kind] == ranks[1][kind]
+    rows, total = on_one_rank()
+    for (applied, norm, scale), (wanted, wanted_norm, wanted_scale) in zip(
+        ranks[0][kind]["rows"], rows, strict=True
+    ):
+        assert (applied, scale) == (wanted, wanted_scale)
+        assert norm is None or norm == pytest.approx(wanted_norm, rel=1e-5)
+    assert [row[0] for row in rows] == [True, True, False, True, True]
+    assert ranks[0][kind]["sum"] == pytest.approx(total, rel=1e-5)
+
+
+def test_plain_shards_are_clipped_and_skipped_together(ranks):
+    a, b = ranks[0]["shards"], ranks[1]["shards"]
+    assert a["norm"] == b["norm"] == pytest.approx(5.0)
+    assert a["w"] == pytest.approx([-0.6, 0.0], rel=1e-5)
+    assert b["w"] == pytest.approx([0.0, -0.8], rel=1e-5)
+    assert not a["applied"]
+    assert not b["applied"]
+    assert a["unchanged"]
+    assert b["unchanged"]
