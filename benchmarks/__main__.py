@@ -55,9 +55,7 @@ def main() -> None:
             console.print(_table(title, row))
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(report, indent=2) + "\n")
-    console.print(
-        f"written to {RESULTS.relative_to(Path.cwd()) if RESULTS.is_relative_to(Path.cwd()) else RESULTS}"
-    )
+    console.print(f"written to {RESULTS}")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ finiteness together: the sum of squares of a NaN or an inf is one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,12 +21,12 @@ def several_ranks() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def is_distributed(grad: Tensor | None) -> bool:
+def is_distributed(grad: Any) -> bool:
     """Whether a gradient is a DTensor, as FSDP2 and tensor parallelism make them."""
     return grad is not None and hasattr(grad, "device_mesh") and hasattr(grad, "placements")
 
 
-def local_part(grad: Tensor) -> Tensor:
+def local_part(grad: Any) -> Tensor:
     """The part of a gradient that lies on this rank; writing to it writes to the gradient."""
     if not is_distributed(grad):
         return grad
@@ -63,7 +64,7 @@ def join_norms(
     return squares.sqrt()
 
 
-def _sharding_groups(grad: Tensor | None, process_group: dist.ProcessGroup | None) -> list[dist.ProcessGroup]:
+def _sharding_groups(grad: Any, process_group: dist.ProcessGroup | None) -> list[dist.ProcessGroup]:
     if not is_distributed(grad):
         # A parameter without gradient takes part too: ranks may differ in which they have.
         return [] if process_group is None else [process_group]

@@ -12,7 +12,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import stablenum_torch as st
 
-RANK, STORE = int(sys.argv[1]), sys.argv[2]
 MAX_NORM = 0.05
 
 
@@ -32,7 +31,7 @@ def train(net: torch.nn.Module, **settings) -> dict:
     )
     for step in range(5):
         opt.zero_grad()
-        opt.backward(net(batch(step, RANK)).square().mean())
+        opt.backward(net(batch(step, dist.get_rank())).square().mean())
         opt.step()
     rows = [[r["applied"], r["grad_norm"] if r["applied"] else None, r["loss_scale"]] for r in opt.history()]
     whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in net.parameters()]
@@ -43,25 +42,30 @@ def plain_shards() -> dict:
     """Each rank holds half of one parameter, as ZeRO does, and only rank 1's half turns bad."""
     w = torch.nn.Parameter(torch.zeros(2))
     opt = st.wrap(torch.optim.SGD([w], lr=1.0), clip=1.0, process_group=dist.group.WORLD)
-    w.grad = torch.tensor([3.0, 0.0]) if RANK == 0 else torch.tensor([0.0, 4.0])
+    w.grad = torch.tensor([3.0, 0.0]) if dist.get_rank() == 0 else torch.tensor([0.0, 4.0])
     opt.step()
     first = {"norm": opt.last["grad_norm"], "w": w.tolist()}
-    w.grad = torch.full((2,), math.nan if RANK == 1 else 1.0)
+    w.grad = torch.full((2,), math.nan if dist.get_rank() == 1 else 1.0)
     opt.step()
     return first | {"applied": opt.last["applied"], "unchanged": w.tolist() == first["w"]}
 
 
-dist.init_process_group("gloo", init_method=f"file://{STORE}", rank=RANK, world_size=2)
-mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
-sharded = model()
-for layer in (sharded[0], sharded[2], sharded):
-    fully_shard(layer, mesh=mesh)
-result = {
-    "ddp": train(DistributedDataParallel(model())),
-    "fsdp2": train(sharded),
-    "shards": plain_shards(),
-}
-fused = model()
-fully_shard(fused, mesh=mesh)
-result["fsdp2 fused"] = train(fused, fused=True)
-dist.destroy_process_group()
+def main(rank: int, store: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
+    sharded = model()
+    for layer in (sharded[0], sharded[2], sharded):
+        fully_shard(layer, mesh=mesh)
+    result = {
+        "ddp": train(DistributedDataParallel(model())),
+        "fsdp2": train(sharded),
+        "shards": plain_shards(),
+    }
+    fused = model()
+    fully_shard(fused, mesh=mesh)
+    result["fsdp2 fused"] = train(fused, fused=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 import torch
@@ -28,12 +29,7 @@ def ranks(tmp_path_factory) -> list[dict]:
     program = [sys.executable, "-W", "ignore", "-m", "tests.torch.ranks_program"]
     started = [
         subprocess.Popen(
-            [*program, str(rank), str(store)],
-            cwd=ROOT,
-            env=env,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            [*program, str(rank), str(store)], cwd=ROOT, env=env, text=True, stdout=PIPE, stderr=PIPE
         )
         for rank in (0, 1)
     ]
