@@ -22,4 +22,5 @@ __all__ = [
     "run_scenario",
 ]
 
-SCENARIOS: dict[str, Scenario] = {scenario.name: scenario for scenario in (*STREAMS, *TRAININGS)}
+_ALL: tuple[Scenario, ...] = (*STREAMS, *TRAININGS)
+SCENARIOS: dict[str, Scenario] = {scenario.name: scenario for scenario in _ALL}

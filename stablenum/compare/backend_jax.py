@@ -107,7 +107,8 @@ class GuardedRun:
             return step(params, opt_state, gradients, loss)
 
         jitted = mode == "jit"
-        self._step, self._train = (jax.jit(step), jax.jit(train)) if jitted else (step, train)
+        self._step: Any = jax.jit(step) if jitted else step
+        self._train: Any = jax.jit(train) if jitted else train
 
     @property
     def loss_scale(self) -> float:

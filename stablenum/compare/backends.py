@@ -12,9 +12,9 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from stablenum.config import GuardConfig
 from stablenum.compare.spec import OptimizerSpec, Scenario, Stream, Training
 from stablenum.compare.trainings import Batch
+from stablenum.config import GuardConfig
 
 __all__ = ["BACKENDS", "REFERENCE", "Backend", "Run", "Setup", "find_backends", "versions"]
 

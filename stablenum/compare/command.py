@@ -75,7 +75,7 @@ def compare(
     NumPy is the specification. Decisions, reasons and loss scales must be equal to its own; gradient norms
     within 1e-6, parameters at the end within 1e-5 (SGD) or 1e-4 (Adam), relative; more where a scenario
     computes in half precision (see the JSON, "tolerance"). The backend torch-compiled traces the whole step
-    with torch.compile and runs the graph as it is (aot_eager): generating code for each scenario takes minutes.
+    with torch.compile and runs the graph as it is (aot_eager): generating code each time takes minutes.
 
     Exit code: 0 if all agree and every outcome is the expected one, 1 if not, 2 for a usage error.
     """
@@ -118,9 +118,7 @@ def _scenarios(names: Sequence[str], config: Path | None) -> tuple[list[Scenario
     if config is not None:
         file = _usage(lambda: read_scenario_file(config), "--config")
         if file.guard:
-            known = {
-                name: _usage(lambda s=s: with_guard(s, file.guard), "--config") for name, s in known.items()
-            }
+            known = _usage(lambda: {n: with_guard(s, file.guard) for n, s in SCENARIOS.items()}, "--config")
             changed = set(known)
         own = {s.name: s for s in file.scenarios}
         known |= own

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812 - the field's name
 from torch import Tensor
 
 from stablenum.compare.spec import Training

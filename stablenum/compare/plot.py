@@ -12,6 +12,7 @@ import matplotlib as mpl
 mpl.use("Agg")
 
 import matplotlib.pyplot as plt
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from stablenum.compare.agreement import Trace
@@ -24,8 +25,11 @@ __all__ = ["choose", "draw"]
 # The most telling of the built-in scenarios, the best first.
 _TELLING = ("digits-mlp", "fp16-leaves", "bad-200", "digits-conv", "growth-boundary")
 _COLUMNS = 3
-# From thick and pale to thin and dark: where lines lie on top of one another, all are seen.
-_COLOURS = ("#c9d1d9", "#f5a623", "#7ed0c5", "#9b6dd6", "#3b8ee0", "#1b2a41")
+# NumPy is a broad pale line. The others are dashes of equal length that take turns along it, so that where
+# all agree each is seen, and where one strays it is seen too.
+_PALE = "#cfd6dd"
+_COLOURS = ("#e08a00", "#159a8c", "#7b3fc4", "#1f77d0", "#111111")
+_DASH = 4.0
 _LABEL_PANEL = ("loss", "gradient norm", "loss scale", "skipped so far")
 
 
@@ -66,6 +70,9 @@ def draw(results: Sequence[Result], path: Path) -> None:
         for row, label in enumerate(_LABEL_PANEL):
             axes[row, 0].set_ylabel(label)
         _legend(figure, axes)
+        figure.suptitle(
+            "Guarded training: one dash a backend; on one line they agree", fontsize=10, color="#555555"
+        )
         figure.savefig(path, dpi=120, format="png")
     finally:
         plt.close(figure)
@@ -75,7 +82,7 @@ def _column(axes: Any, result: Result) -> None:
     """The four panels of one scenario."""
     traces = list(result.guarded.values())
     for trace in traces:
-        style = _style(trace)
+        style = _style(trace, list(result.guarded))
         _line(axes[0], [row.loss for row in trace.rows], style)
         _line(axes[1], [row.grad_norm for row in trace.rows], style)
         axes[2].step(range(len(trace.rows)), [row.loss_scale for row in trace.rows], where="post", **style)
@@ -96,13 +103,17 @@ def _column(axes: Any, result: Result) -> None:
         panel.set_axisbelow(True)
 
 
-def _style(trace: Trace) -> dict[str, Any]:
-    place = list(BACKENDS).index(trace.backend)
+def _style(trace: Trace, drawn: Sequence[str]) -> dict[str, Any]:
+    if trace.backend == REFERENCE:
+        return {"color": _PALE, "linewidth": 5.0, "label": trace.backend, "solid_capstyle": "butt"}
+    others = [name for name in drawn if name != REFERENCE]
+    place, turns = others.index(trace.backend), len(others)
     return {
-        "color": _COLOURS[place],
-        "linewidth": 7.0 - 1.2 * place,
+        "color": dict(zip([name for name in BACKENDS if name != REFERENCE], _COLOURS))[trace.backend],
+        "linewidth": 1.6,
         "label": trace.backend,
-        "solid_capstyle": "butt",
+        "linestyle": (-_DASH * place, (_DASH, _DASH * (turns - 1))),
+        "dash_capstyle": "butt",
     }
 
 
@@ -120,9 +131,15 @@ def _plain_line(panel: Any, trace: Trace) -> None:
         range(end), losses, color="#d62728", linewidth=1.2, linestyle=(0, (2, 1.5)), label="numpy, no guard"
     )
     if bad and losses:
-        panel.plot([end - 1], [losses[-1]], marker="X", color="#d62728", markersize=9, linestyle="none")
-        panel.annotate("non-finite\nfrom here on", (end - 1, losses[-1]), (8, 6), textcoords="offset points",
-                       color="#d62728", fontsize=8, va="bottom")  # fmt: skip
+        panel.plot(
+            [end - 1],
+            [losses[-1]],
+            marker="X",
+            color="#d62728",
+            markersize=9,
+            linestyle="none",
+            label="the last step before it is NaN for good",
+        )
 
 
 def _scale_of(panel: Any, values: Sequence[float]) -> None:
@@ -152,12 +169,19 @@ def _running_skips(trace: Trace) -> list[int]:
     return running
 
 
+def _solid(line: Any) -> Any:
+    """The line of a legend: too short there for dashes that take turns."""
+    if line.get_marker() not in (None, "None", "none", "") or line.get_label() not in BACKENDS:
+        return line
+    return Line2D([], [], color=line.get_color(), linewidth=max(2.0, line.get_linewidth()))
+
+
 def _legend(figure: Any, axes: Any) -> None:
     """One legend for all panels, each label once."""
     found: dict[str, Any] = {}
     for panel in axes.flat:
         for handle, label in zip(*panel.get_legend_handles_labels()):
-            found.setdefault(label, handle)
+            found.setdefault(label, _solid(handle))
     figure.legend(
         found.values(), found.keys(), loc="outside lower center", ncols=min(len(found), 5), frameon=False
     )

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from stablenum.clipping import ClipByGlobalNorm, ClipByNorm, ClipByValue
-from stablenum.config import GuardConfig
 from stablenum.compare.spec import Event, Expected, OptimizerSpec, Outcome, Stream, TensorSpec, Tolerance
+from stablenum.config import GuardConfig
 from stablenum.loss_scale import DynamicLossScale
 
 __all__ = ["STREAMS", "StreamStep", "as_dtype", "stream_params", "stream_step"]
@@ -109,7 +109,8 @@ STREAMS: tuple[Stream, ...] = (
     ),
     Stream(
         name="huge-1e20",
-        about="Gradients of 1e20: their squares overflow float32. The usual clip zeroes them, the guard's does not.",
+        about="Gradients of 1e20: their squares overflow float32. The usual clip zeroes them, the "
+        "guard's does not.",
         seed=8,
         magnitude=1e20,
         guard=GuardConfig(clip=1.0),
@@ -137,7 +138,8 @@ STREAMS: tuple[Stream, ...] = (
     ),
     Stream(
         name="clip-rules",
-        about="Three clip rules one after the other (a norm a tensor, the joint norm, each element), one inf.",
+        about="Three clip rules one after the other (a norm a tensor, the joint norm, each element), "
+        "one inf.",
         seed=11,
         magnitude=3.0,
         events=(Event(step=7, tensor=0, value=-INF),),
@@ -147,7 +149,8 @@ STREAMS: tuple[Stream, ...] = (
     ),
     Stream(
         name="fp16-leaves",
-        about="float16 parameters and gradients, dynamic scaling that grows until it overflows, again and again.",
+        about="float16 parameters and gradients, dynamic scaling that grows until it overflows, again "
+        "and again.",
         steps=200,
         seed=12,
         tensors=_tensors("float16", "float16", "float16"),
@@ -189,7 +192,8 @@ STREAMS: tuple[Stream, ...] = (
     ),
     Stream(
         name="adam-1e-50",
-        about="Adam, gradients x 1e-50: in float32 they are exactly 0 and the update is 0 / (0 + eps) = 0. No NaN.",
+        about="Adam, gradients x 1e-50: in float32 they are exactly 0 and the update is 0 / (0 + eps) "
+        "= 0. No NaN.",
         seed=16,
         magnitude=1e-50,
         optimizer=_ADAM,
@@ -198,7 +202,8 @@ STREAMS: tuple[Stream, ...] = (
     ),
     Stream(
         name="adam-1e-50-eps-0",
-        about="The same with eps = 0: 0 / 0. The guard watches gradients, and these are finite: it cannot help.",
+        about="The same with eps = 0: 0 / 0. The guard watches gradients, and these are finite: it "
+        "cannot help.",
         steps=10,
         seed=16,
         magnitude=1e-50,
@@ -208,7 +213,8 @@ STREAMS: tuple[Stream, ...] = (
     ),
     Stream(
         name="adam-1e-50-fp16",
-        about="The same in pure float16: eps = 1e-8 rounds to 0 there, so 0 / 0 again. Keep Adam's state in float32.",
+        about="The same in pure float16: eps = 1e-8 rounds to 0 there, so 0 / 0 again. Keep Adam's "
+        "state in float32.",
         steps=10,
         seed=16,
         tensors=_tensors("float16", "float16", "float16"),
@@ -219,7 +225,8 @@ STREAMS: tuple[Stream, ...] = (
     ),
     Stream(
         name="fp16-stall",
-        about="float16 parameters at 1, steps of 1e-4: less than half an ulp, so nothing moves and nothing says so.",
+        about="float16 parameters at 1, steps of 1e-4: less than half an ulp, so nothing moves and "
+        "nothing says so.",
         steps=200,
         seed=17,
         tensors=_tensors("float16", "float16", "float16"),
@@ -275,7 +282,7 @@ def _float32(value: float) -> np.float32:
 
 
 def as_dtype(array: Array, dtype: str) -> Array:
-    """``array`` rounded to a dtype by its name; bfloat16 by way of ml_dtypes. Overflow gives inf, silently."""
+    """``array`` rounded to a dtype by its name (bfloat16: ml_dtypes). Overflow gives inf, silently."""
     with np.errstate(over="ignore", invalid="ignore"):
         return array.astype(numpy_dtype(dtype))
 

@@ -55,7 +55,8 @@ _BAD_BATCHES = (
 TRAININGS: tuple[Training, ...] = (
     Training(
         name="bce-saturated",
-        about="Binary cross entropy written with log: three batches saturate the sigmoid, and 0 log 0 is NaN.",
+        about="Binary cross entropy written with log: three batches saturate the sigmoid, and 0 log 0 "
+        "is NaN.",
         model="sigmoid-bce",
         steps=60,
         seed=20,
@@ -67,7 +68,8 @@ TRAININGS: tuple[Training, ...] = (
     ),
     Training(
         name="deep-1-to-10",
-        about="14 layers, weights from [1, 10]: activations of 1e23, gradients whose squares overflow. Clipped, it learns.",
+        about="14 layers, weights from [1, 10]: activations of 1e23, gradients whose squares overflow. "
+        "Clipped, it learns.",
         model="deep",
         depth=14,
         steps=60,
@@ -80,7 +82,8 @@ TRAININGS: tuple[Training, ...] = (
     ),
     Training(
         name="deep-1-to-10-overflow",
-        about="30 such layers: the forward pass itself overflows at every step. The guard stops after 20 and says why.",
+        about="30 such layers: the forward pass itself overflows at every step. The guard stops after "
+        "20 and says why.",
         model="deep",
         depth=30,
         steps=40,
@@ -93,7 +96,8 @@ TRAININGS: tuple[Training, ...] = (
     ),
     Training(
         name="loss-1e-7-fp16",
-        about="A loss of 1e-7, float16 compute, no loss scaling: every gradient rounds to 0 and nothing is learnt.",
+        about="A loss of 1e-7, float16 compute, no loss scaling: every gradient rounds to 0 and "
+        "nothing is learnt.",
         model="regression",
         compute="float16",
         loss_factor=1e-7,
@@ -192,6 +196,8 @@ def _data(model: str, seed: int) -> Data:
     if model.startswith("digits"):
         return _digits(rng)
     n, width = 256, 8
+    x: Array
+    y: Array
     x = rng.random((n, width)) if model == "deep" else rng.normal(size=(n, width))
     if model == "deep":
         y = np.ones(n)
