@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 
@@ -65,6 +66,7 @@ def main(rank: int, store: str) -> None:
     fully_shard(fused, mesh=mesh)
     result["fsdp2 fused"] = train(fused, fused=True)
     dist.destroy_process_group()
+    sys.stdout.write("RESULT " + json.dumps(result))
 
 
 if __name__ == "__main__":

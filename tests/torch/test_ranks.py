@@ -27,18 +27,20 @@ def ranks(tmp_path_factory) -> list[dict]:
     store = tmp_path_factory.mktemp("ranks") / "store"
     env = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     program = [sys.executable, "-W", "ignore", "-m", "tests.torch.ranks_program"]
+    pipes = {"stdout": PIPE, "stderr": PIPE}
     started = [
-        subprocess.Popen(
-            [*program, str(rank), str(store)], cwd=ROOT, env=env, text=True, stdout=PIPE, stderr=PIPE
-        )
+        subprocess.Popen([*program, str(rank), str(store)], cwd=ROOT, env=env, text=True, **pipes)
         for rank in (0, 1)
     ]
-    results = []
-    for process in started:
-        out, err = process.communicate(timeout=240)
+    try:
+        finished = [process.communicate(timeout=240) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    for process, (_, err) in zip(started, finished, strict=True):
         assert process.returncode == 0, err[-3000:]
-        results.append(json.loads(out.split("RESULT ")[1]))
-    return results
+    return [json.loads(out.split("RESULT ")[1]) for out, _ in finished]
 
 
 def on_one_rank() -> tuple[list, float]:
