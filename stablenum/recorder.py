@@ -83,7 +83,9 @@ def record(recorder: Recorder, floats: list[Array], ints: list[Array], *, xp: Na
 def read_rows(recorder: Recorder) -> list[Row]:
     """The recorded steps, oldest first. Makes the host wait for the device."""
     return [
-        Row(ints[0], *floats, Reason(ints[1]), ints[2])
-        for floats, ints in zip(recorder.floats.tolist(), recorder.ints.tolist(), strict=True)
-        if ints[0] >= 0
+        Row(step, loss, grad_norm, scale, clip, Reason(reason), worst)
+        for (loss, grad_norm, scale, clip), (step, reason, worst) in zip(
+            recorder.floats.tolist(), recorder.ints.tolist(), strict=True
+        )
+        if step >= 0
     ]

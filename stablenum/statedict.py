@@ -10,13 +10,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from stablenum.errors import bad_field
+from stablenum.formats import FLOAT32_MAX
 from stablenum.guard import GuardState
+from stablenum.loss_scale import LARGEST_SCALE, SMALLEST_SCALE
+from stablenum.status import Reason
 
 __all__ = ["VERSION", "state_from_dict", "state_to_dict"]
 
 Namespace: TypeAlias = Any
 
 VERSION = 1
+_REASONS = frozenset(int(reason) for reason in Reason)
 
 
 def state_to_dict(state: GuardState, names: Sequence[str] | None = None) -> dict[str, Any]:
@@ -88,6 +92,9 @@ def state_from_dict(
 
 def _translation(saved: Sequence[str] | None, here: Sequence[str] | None) -> dict[int, int] | None:
     """Saved parameter index -> index here, or None where the names do not tell."""
+    words = isinstance(saved, (list, tuple)) and all(isinstance(name, str) for name in saved)
+    if saved is not None and not words:
+        raise bad_field("names", "a list of strings or None", saved)
     if saved is None or here is None or list(saved) == list(here):
         return None
     place = {name: i for i, name in enumerate(here)}
@@ -118,9 +125,18 @@ def _from_plain(
     values = _decode(field, plain, shape, float if is_float else int)
     if index is not None and field == "state.recorder.ints":
         values = [[step, reason, index.get(worst, -1)] for step, reason, worst in values]
-    if field == "state.loss_scale.scale" and not (math.isfinite(values) and values > 0):
-        raise bad_field(field, "a positive finite number", plain)
+    if field == "state.recorder.ints":
+        _check_reasons(field, values)
+    if field == "state.loss_scale.scale" and not SMALLEST_SCALE <= values <= LARGEST_SCALE:
+        raise bad_field(field, "a positive number from 2**-100 to 2**100", plain)
     return xp.asarray(values, dtype=like.dtype, device=device)
+
+
+def _check_reasons(field: str, rows: list[list[int]]) -> None:
+    """Written rows hold known reason codes, so that reading them later cannot fail."""
+    for i, (step, reason, _) in enumerate(rows):
+        if step >= 0 and reason not in _REASONS:
+            raise bad_field(f"{field}[{i}][1]", "a reason code", reason)
 
 
 def _decode(field: str, plain: Any, shape: tuple[int, ...], kind: type[float] | type[int]) -> Any:
@@ -135,4 +151,6 @@ def _decode(field: str, plain: Any, shape: tuple[int, ...], kind: type[float] | 
         raise bad_field(field, "a whole number" if kind is int else "a number", plain)
     if kind is int and not -(2**31) <= plain < 2**31:
         raise bad_field(field, "a whole number within int32", plain)
+    if kind is float and not abs(plain) <= FLOAT32_MAX:
+        raise bad_field(field, "a number within float32 (or 'nan', 'inf', '-inf')", plain)
     return kind(plain)

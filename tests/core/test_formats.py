@@ -1,0 +1,65 @@
+"""The table of number formats against the libraries that implement them."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from stablenum.formats import FORMATS, get_format
+
+EVERY = ["float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"]
+SCALAR = {name: getattr(np, name, None) or getattr(ml_dtypes, name) for name in EVERY}
+
+
+def test_the_table_is_complete():
+    assert list(FORMATS) == EVERY
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_against_ml_dtypes(name):
+    told, info = FORMATS[name], ml_dtypes.finfo(SCALAR[name])
+    assert told.name == name
+    assert told.bits == info.bits
+    assert told.max == float(info.max)
+    assert told.smallest_normal == float(info.smallest_normal)
+    assert told.smallest_subnormal == float(info.smallest_subnormal)
+    assert told.eps == float(info.eps)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_against_torch(name):
+    told, info = FORMATS[name], torch.finfo(getattr(torch, name))
+    assert (told.bits, told.max, told.smallest_normal, told.eps) == (info.bits, info.max, info.tiny, info.eps)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_the_values_mean_what_they_say(name):
+    told, scalar = FORMATS[name], SCALAR[name]
+    assert float(scalar(told.max)) == told.max
+    assert float(scalar(told.smallest_subnormal)) == told.smallest_subnormal
+    assert float(scalar(told.smallest_subnormal / 2)) == 0.0
+    assert float(scalar(1.0 + told.eps)) == 1.0 + told.eps
+    assert float(scalar(1.0 + told.eps / 2)) == 1.0
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_framework_s_dtype_is_known(name):
+    spellings = [
+        name,
+        f"torch.{name}",
+        getattr(torch, name),
+        SCALAR[name],
+        np.dtype(SCALAR[name]),
+        getattr(jnp, name),
+        jnp.dtype(name),
+    ]
+    assert {get_format(spelling).name for spelling in spellings} == {name}
+
+
+@pytest.mark.parametrize("dtype", ["int32", "half", None, 16, np.int32, torch.int64, torch.complex64])
+def test_other_dtypes_are_refused(dtype):
+    with pytest.raises(ValueError, match="dtype must be one of float64, float32, bfloat16"):
+        get_format(dtype)

@@ -1,0 +1,56 @@
+"""Every reason code has an explanation that helps."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from stablenum import NonFiniteError, Reason
+from stablenum.status import EXPLANATIONS, explain_reason
+
+APPLIED = (Reason.OK, Reason.CLIPPED)
+
+
+def test_the_codes_never_change():
+    # They are saved in checkpoints.
+    assert {reason.name: int(reason) for reason in Reason} == {
+        "OK": 0,
+        "CLIPPED": 1,
+        "NAN_GRADIENT": 2,
+        "INF_GRADIENT": 3,
+        "NONFINITE_LOSS": 4,
+        "FOUND_INF": 5,
+        "NO_STEP_YET": 6,
+    }
+
+
+def test_the_table_is_complete():
+    assert set(EXPLANATIONS) == set(Reason)
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_what_cause_and_remedy_are_said(reason):
+    row, text = EXPLANATIONS[reason], explain_reason(reason)
+    assert all((row.what, row.cause, row.remedy))
+    assert text.startswith(row.what)
+    assert text.endswith(".")
+    if reason not in (Reason.OK, Reason.NO_STEP_YET):
+        assert f"Likely cause: {row.cause}." in text
+        assert f"Remedy: {row.remedy}." in text
+    assert ("skipped" in row.what) is (reason not in (*APPLIED, Reason.NO_STEP_YET))
+
+
+@pytest.mark.parametrize("code", [-1, 7, 99])
+def test_an_unknown_code_is_refused(code):
+    with pytest.raises(ValueError, match="not a valid Reason"):
+        explain_reason(code)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_the_error_pickles(protocol):
+    error = NonFiniteError("stopped", metrics={"step": 3}, history=[{"step": 2}, {"step": 3}])
+    copy = pickle.loads(pickle.dumps(error, protocol))
+    assert type(copy) is NonFiniteError
+    assert (str(copy), copy.metrics, copy.history) == ("stopped", {"step": 3}, [{"step": 2}, {"step": 3}])
+    assert isinstance(copy, ArithmeticError)
