@@ -166,8 +166,6 @@ def decide(
         (_unscale(norms, scale, xp=xp), _unscale(raw_total, scale, xp=xp)) if scaled else (norms, raw_total)
     )
     coefficient, clip_state = _clip(config, state.clip, norms, grad_norm, applied, xp=xp)
-    # A factor that flushed to zero would silently zero finite gradients.
-    coefficient = at_least(coefficient, FLOAT32_TINY, xp=xp)
     multiplier = at_least(coefficient / scale, FLOAT32_TINY, xp=xp) if scaled else coefficient
     smallest = coefficient
     if config.per_tensor:
@@ -209,13 +207,16 @@ def _clip(
     config: GuardConfig, states: tuple[Any, ...], norms: Array, total: Array, applied: Array, *, xp: Namespace
 ) -> tuple[Array, tuple[Any, ...]]:
     """The joint factor of all clip rules, each seeing the norms that the ones before it leave."""
-    coefficient, after = xp.ones_like(norms if config.per_tensor else total), []
+    coefficient, left, after = xp.ones_like(norms if config.per_tensor else total), norms, []
     for i, (rule, state) in enumerate(zip(config.clip_rules, states, strict=True)):
         if i > 0:
-            total = combine_norms(norms, xp=xp)
-        factor, state = rule.multiplier(state, norms, total, applied=applied, xp=xp)
-        coefficient = coefficient * factor
-        norms = norms * factor
+            left = norms * coefficient
+            total = combine_norms(left, xp=xp)
+        factor, state = rule.multiplier(state, left, total, applied=applied, xp=xp)
+        # A factor that flushed to zero would silently zero finite gradients. The floor stands here, so that
+        # the rules to come see what will really be left.
+        factor = at_least(factor, FLOAT32_TINY, xp=xp)
+        coefficient = at_least(coefficient * factor, FLOAT32_TINY, xp=xp)
         after.append(state)
     return coefficient, tuple(after)
 

@@ -31,7 +31,10 @@ def clip_coefficient(norm: float, max_norm: float) -> float:
 
 
 def clip_factors(norms: Sequence[float], rules: Sequence[tuple[str, float]]) -> list[float]:
-    """One factor a tensor after ``rules`` (``("norm" | "global", max_norm)``) in order."""
+    """One factor a tensor after ``rules`` (``("norm" | "global", max_norm)``) in order.
+
+    A factor stops at the smallest normal float32: below it hardware may flush to zero.
+    """
     factors = [1.0] * len(norms)
     for kind, max_norm in rules:
         now = [norm * factor for norm, factor in zip(norms, factors, strict=True)]
@@ -40,6 +43,7 @@ def clip_factors(norms: Sequence[float], rules: Sequence[tuple[str, float]]) -> 
             factors = [factor * joint for factor in factors]
         else:
             factors = [f * clip_coefficient(n, max_norm) for f, n in zip(factors, now, strict=True)]
+        factors = [max(factor, 2.0**-126) for factor in factors]
     return factors
 
 
