@@ -45,7 +45,7 @@ def step_folded(optimizer: Optimizer, *, divisor: Tensor | None, found_inf: Tens
             del optimizer.found_inf
 
 
-def can_skip_on_device(optimizer: Optimizer, params: Sequence[Tensor]) -> bool:
+def can_skip_on_device(optimizer: Optimizer) -> bool:
     """Whether a fused step may be skipped by flag alone; prepares fused SGD for it.
 
     torch's fused SGD allocates a momentum buffer without contents and lets the kernel of the first

@@ -1,7 +1,6 @@
 """``wrap``: a guarded optimizer that is a real ``torch.optim.Optimizer``.
 
-One ``step()`` owns the order: measure the gradients, decide in the core, fold the decision into the
-optimizer's own kernel or skip it whole.
+The face only: what torch and its users expect of an optimizer. The step itself is in ``stepping.py``.
 """
 
 from __future__ import annotations
@@ -9,29 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import array_api_compat.numpy as np_namespace
 import array_api_compat.torch as torch_namespace
-import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from stablenum.config import GuardConfig, make_config
-from stablenum.guard import Decision, GuardState, Observation, decide, init_guard, select
+from stablenum.guard import GuardState, init_guard
 from stablenum.readout import history, metrics
 from stablenum.statedict import state_from_dict, state_to_dict
-from stablenum_torch.apply import (
-    can_skip_on_device,
-    is_fused,
-    moves_nothing,
-    step_folded,
-    transform_gradients,
-)
 from stablenum_torch.checks import check_optimizer, parameter_names, warn_of_lost_eps
-from stablenum_torch.measure import norms_on_device, norms_on_host
-from stablenum_torch.ranks import is_distributed, several_ranks
-from stablenum_torch.readback import HaltWatch, wait_for_bool
-from stablenum_torch.state import copy_into, host_view, moved_to, same_device
+from stablenum_torch.readback import HaltWatch
+from stablenum_torch.state import copy_into, moved_to
+from stablenum_torch.stepping import guarded_step
 
 __all__ = ["GuardedOptimizer", "wrap"]
 
@@ -249,72 +238,11 @@ class GuardedOptimizer(Optimizer):
         home = self._parameters()[0].device
         if self._state.step.device != home:  # the model was moved after it was wrapped
             self._state = moved_to(self._state, home)
-        present = [g for g in grads if g is not None]
-        on_host = (
-            not torch.compiler.is_compiling()
-            and same_device(present, "cpu")
-            and self._state.step.is_cpu
-            and not (several_ranks() and (self._process_group or any(map(is_distributed, present))))
-        )
-        after = self._step_on_host(grads) if on_host else self._step_on_device(grads)
+        after = guarded_step(self.inner, self.config, self._state, grads, self._loss, self._process_group)
         # Written last, so that an error in the inner step leaves the guard as it was.
         copy_into(self._state, after)
         if not torch.compiler.is_compiling():
             self._watch.after_step(self._state, self._flat_names, self.config)
-
-    def _step_on_host(self, grads: list[Tensor | None]) -> GuardState:
-        """CPU gradients: reading them is free for the host, so it decides in NumPy and branches."""
-        loss = self._known_loss()
-        state = host_view(self._state)
-        with np.errstate(all="ignore"):
-            seen = Observation(norms_on_host(grads), None if loss is None else loss.numpy())
-            decision, after = decide(self.config, state, seen, xp=np_namespace)
-            if moves_nothing(self.inner):
-                after = select(np.equal(decision.grad_norm, 0), state, after, xp=np_namespace)
-        if decision.apply:
-            as_tensors = Decision(*(torch.as_tensor(leaf) for leaf in decision))
-            self._apply(grads, as_tensors, unchanged=bool(np.all(decision.multiplier == 1)), flag=None)
-        return after
-
-    def _step_on_device(self, grads: list[Tensor | None]) -> GuardState:
-        """Gradients on an accelerator, or under a compiler: nothing is read unless the optimizer needs it."""
-        device = self._state.step.device
-        seen = Observation(norms_on_device(grads, device, self._process_group), self._known_loss())
-        decision, after = decide(self.config, self._state, seen, xp=torch_namespace)
-        if moves_nothing(self.inner):
-            after = select(decision.grad_norm == 0, self._state, after, xp=torch_namespace)
-        if is_fused(self.inner) and can_skip_on_device(self.inner, self._parameters()):
-            # Exactly 1. or 0.: the kernels compare with 1.
-            flag = torch.logical_not(decision.apply).float()
-            self._apply(grads, decision, unchanged=not self.config.changes_gradients, flag=flag)
-        elif wait_for_bool(decision.apply):
-            self._apply(grads, decision, unchanged=not self.config.changes_gradients, flag=None)
-        return after
-
-    def _known_loss(self) -> Tensor | None:
-        """The step's loss on the guard's device, or None.
-
-        Where several ranks train together each has a loss of its own. Decisions rest on the gradients
-        alone then, which all ranks share: otherwise one bad loss would make the ranks disagree.
-        """
-        if self._loss is None or several_ranks():
-            return None
-        return self._loss.to(self._state.step.device, torch.float32, non_blocking=True)
-
-    def _apply(
-        self, grads: list[Tensor | None], decision: Decision, *, unchanged: bool, flag: Tensor | None
-    ) -> None:
-        """Step the inner optimizer on gradients times ``decision.multiplier``."""
-        config = self.config
-        fold = is_fused(self.inner) and not config.per_tensor and config.max_value is None
-        if not fold and not (unchanged and config.max_value is None):
-            multiplier = decision.multiplier
-            if config.per_tensor:
-                here = [i for i, g in enumerate(grads) if g is not None]
-                multiplier = multiplier[here]
-            transform_gradients([g for g in grads if g is not None], multiplier, config.max_value)
-        divisor = 1.0 / decision.multiplier if fold and not unchanged else None
-        step_folded(self.inner, divisor=divisor, found_inf=flag)
 
     # --- reading -------------------------------------------------------------------------------
 

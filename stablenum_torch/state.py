@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stablenum.guard import GuardState
 
-__all__ = ["copy_into", "host_view", "moved_to", "same_device"]
+__all__ = ["copy_into", "host_view", "moved_to"]
 
 
 def _map(function: Callable[[Any], Any], tree: Any) -> Any:
@@ -44,8 +44,3 @@ def moved_to(state: GuardState, device: torch.device) -> GuardState:
     """A copy of the state on ``device``."""
     moved: GuardState = _map(lambda leaf: leaf.to(device), state)
     return moved
-
-
-def same_device(tensors: Sequence[Tensor], kind: str) -> bool:
-    """Whether all tensors lie on devices of this kind."""
-    return all(t.device.type == kind for t in tensors)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import stablenum_torch
-import stablenum_torch.optimizer
+import stablenum_torch.stepping
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamw-fused": lambda ps: torch.optim.AdamW(ps, lr=1e-2, fused=True),
@@ -33,7 +33,7 @@ def make_optimizer(request: pytest.FixtureRequest) -> Callable[[Any], torch.opti
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The host path, as on a CPU, and the path of accelerators, run here on CPU tensors."""
     if request.param == "device":
-        monkeypatch.setattr(stablenum_torch.optimizer, "same_device", lambda tensors, kind: False)
+        monkeypatch.setattr(stablenum_torch.stepping, "_on_host", lambda *_: False)
     return str(request.param)
 
 

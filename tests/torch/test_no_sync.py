@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 import stablenum_torch as st
-import stablenum_torch.optimizer
+import stablenum_torch.stepping
 
 OPTIMIZERS = {
     "adam": lambda ps: torch.optim.Adam(ps, fused=True),
@@ -33,7 +33,7 @@ def no_data(monkeypatch):
     They are fake CPU tensors sent down the path of accelerators, since a CPU build of torch cannot
     index fake CUDA tensors.
     """
-    monkeypatch.setattr(stablenum_torch.optimizer, "same_device", lambda tensors, kind: False)
+    monkeypatch.setattr(stablenum_torch.stepping, "_on_host", lambda *_: False)
     with FakeTensorMode(), torch.no_grad():
         yield
 
@@ -89,7 +89,8 @@ def test_waiting_is_confined_to_one_module():
     on_the_host_path = {
         ("measure.py", "numpy"),
         ("measure.py", "tolist"),
-        ("optimizer.py", "numpy"),
+        ("stepping.py", "numpy"),
+        ("stepping.py", "cpu"),
         ("state.py", "numpy"),
     }
     found = {
