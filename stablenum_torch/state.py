@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,8 +37,10 @@ def copy_into(state: GuardState, values: GuardState) -> None:
     In place, so that CUDA graphs, compiled steps and views go on seeing the same memory.
     """
     for leaf, value in zip(_leaves(state), _leaves(values), strict=True):
-        if leaf is not value:
-            leaf.copy_(torch.as_tensor(value))
+        if isinstance(value, Tensor):
+            leaf.copy_(value)
+        else:
+            np.copyto(leaf.numpy(), value)
 
 
 def moved_to(state: GuardState, device: torch.device) -> GuardState:

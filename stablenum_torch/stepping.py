@@ -18,7 +18,7 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from stablenum.config import GuardConfig
-from stablenum.guard import Decision, GuardState, Observation, decide, select
+from stablenum.guard import GuardState, Observation, decide, select
 from stablenum_torch.apply import (
     can_skip_on_device,
     is_fused,
@@ -82,8 +82,8 @@ def _step_on_host(
             after = select(np.equal(decision.grad_norm, 0), before, after, xp=np_namespace)
     if decision.apply:
         unchanged = bool(np.all(decision.multiplier == 1))
-        as_tensors = Decision(*(torch.as_tensor(leaf) for leaf in decision))
-        _apply(optimizer, config, grads, as_tensors, unchanged=unchanged, found_inf=None)
+        multiplier = torch.as_tensor(decision.multiplier)
+        _apply(optimizer, config, grads, multiplier, unchanged=unchanged, found_inf=None)
     return after
 
 
@@ -105,9 +105,9 @@ def _step_on_device(
     if is_fused(optimizer) and can_skip_on_device(optimizer):
         # Exactly 1. or 0.: the kernels compare with 1.
         found_inf = torch.logical_not(decision.apply).float()
-        _apply(optimizer, config, grads, decision, unchanged=unchanged, found_inf=found_inf)
+        _apply(optimizer, config, grads, decision.multiplier, unchanged=unchanged, found_inf=found_inf)
     elif wait_for_bool(decision.apply):
-        _apply(optimizer, config, grads, decision, unchanged=unchanged, found_inf=None)
+        _apply(optimizer, config, grads, decision.multiplier, unchanged=unchanged, found_inf=None)
     return after
 
 
@@ -115,16 +115,16 @@ def _apply(
     optimizer: Optimizer,
     config: GuardConfig,
     grads: Gradients,
-    decision: Decision,
+    multiplier: Tensor,
     *,
     unchanged: bool,
     found_inf: Tensor | None,
 ) -> None:
-    """Step the optimizer on gradients times ``decision.multiplier``, in its own pass where it can."""
+    """Step the optimizer on gradients times ``multiplier``, in its own pass where it can."""
     fold = is_fused(optimizer) and not config.per_tensor and config.max_value is None
     if not fold and (config.max_value is not None or not unchanged):
         present = [i for i, g in enumerate(grads) if g is not None]
-        multiplier = decision.multiplier[present] if config.per_tensor else decision.multiplier
-        transform_gradients([g for g in grads if g is not None], multiplier, config.max_value)
-    divisor = 1.0 / decision.multiplier if fold and not unchanged else None
+        factors = multiplier[present] if config.per_tensor else multiplier
+        transform_gradients([g for g in grads if g is not None], factors, config.max_value)
+    divisor = 1.0 / multiplier if fold and not unchanged else None
     step_folded(optimizer, divisor=divisor, found_inf=found_inf)
