@@ -338,6 +338,14 @@ def _is_traced(tree: PyTree) -> bool:
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
 
 
+def _is_hashable(value: object) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
 def _is_arrays(value: Any) -> bool:
     return all(
         isinstance(leaf, (bool, int, float, complex, np.ndarray, np.generic, jax.Array))
@@ -374,7 +382,7 @@ def drive(
     arrays = {name: value for name, value in extra.items() if _is_arrays(value)}
     static = tuple((name, value) for name, value in extra.items() if name not in arrays)
     eager = current_mode() is None and not _is_traced((params, opt_state, grads, loss, extra))
-    if not eager or jax.config.jax_disable_jit:
+    if not eager or jax.config.jax_disable_jit or not _is_hashable((tx, static)):
         target, opt_state, config = _run(tx, params, opt_state, grads, extra, loss=loss, add=add)
     else:
         find_guard(opt_state)  # the error of a missing guard, before any compilation

@@ -6,6 +6,7 @@ is it, and how far to clip. No policy lives here.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable, Sequence
 from typing import Any, TypeAlias
 
@@ -91,10 +92,10 @@ def leaf_norms(leaves: Sequence[Any]) -> Array:
     if not index:
         return jnp.zeros((len(leaves),), jnp.float32)
     present = [_real_parts(jnp.asarray(leaves[i])) for i in index]
-    naive = jnp.stack([_naive_norm(parts) for parts in present])
+    naive = _naive_norms(present)
     # One cond for the whole tree. Its operands are only read, so the hot path pays nothing for it.
     rescue = ~jnp.isfinite(naive).all() | (jnp.max(naive) < _SMALL)
-    norms = lax.cond(rescue, lambda: jnp.stack([_scaled_norm(parts) for parts in present]), lambda: naive)
+    norms = lax.cond(rescue, lambda: _scaled_norms(present), lambda: naive)
     if len(index) == len(leaves):
         return norms
     return jnp.zeros((len(leaves),), jnp.float32).at[jnp.asarray(index)].set(norms)
@@ -112,13 +113,14 @@ def norms_over_axis(norms: Array, axis_name: AxisName) -> Array:
     Returns:
         (n,) float32, the same on every shard; NaN if a shard has NaN, else inf if one has inf.
     """
-    largest = lax.pmax(jnp.where(jnp.isfinite(norms), norms, 0.0), axis_name)
+    finite = jnp.where(jnp.isfinite(norms), norms, 0.0)
     infinite = lax.pmax(jnp.isinf(norms).astype(jnp.int32), axis_name) > 0
     missing = lax.pmax(jnp.isnan(norms).astype(jnp.int32), axis_name) > 0
-    divisor = jnp.where(largest > 0, largest, 1.0)
-    ratio = jnp.where(jnp.isfinite(norms), norms, 0.0) / divisor
-    total = jnp.minimum(divisor * jnp.sqrt(lax.psum(ratio * ratio, axis_name)), FLOAT32_MAX)
-    total = jnp.where(largest > 0, total, 0.0)
+    # Multiplied by a power of two and not divided by the largest: XLA divides by an array as by
+    # its reciprocal, which is flushed to zero from 8.5e37 on.
+    scale, inverse = _power_of_two(lax.pmax(finite, axis_name))
+    total = scale * jnp.sqrt(lax.psum((finite * inverse) ** 2, axis_name))
+    total = jnp.minimum(total, FLOAT32_MAX)
     return jnp.where(missing, jnp.nan, jnp.where(infinite, jnp.inf, total))
 
 
@@ -136,30 +138,38 @@ def _real_parts(x: Array) -> list[Array]:
     return [part if part.dtype == jnp.float64 else part.astype(jnp.float32) for part in parts]
 
 
-def _naive_norm(parts: list[Array]) -> Array:
-    return jnp.sqrt(sum(jnp.sum(part * part) for part in parts)).astype(jnp.float32)
+def _naive_norms(leaves: list[list[Array]]) -> Array:
+    # With a float64 leaf the stack, and so all of it, is float64.
+    squares = [sum(jnp.sum(part * part) for part in parts) for parts in leaves]
+    return jnp.sqrt(jnp.stack(squares)).astype(jnp.float32)
 
 
-def _scaled_norm(parts: list[Array]) -> Array:
-    """``s sqrt(sum((x / s)^2))`` with s a power of two near the largest element."""
-    # reduce_max propagates NaN, so a NaN wins over an inf.
-    largest = jnp.max(jnp.stack([jnp.max(jnp.abs(part)) for part in parts]))
-    scale, inverse = _power_of_two(largest)
-    total = sum(jnp.sum((part * inverse) ** 2) for part in parts)
-    norm = jnp.minimum(scale * jnp.sqrt(total), jnp.finfo(largest.dtype).max)
-    return saturating_float32(jnp.where(jnp.isfinite(largest), norm, largest))
+def _scaled_norms(leaves: list[list[Array]]) -> Array:
+    """``s sqrt(sum((x / s)^2))`` with s a power of two near the leaf's largest element."""
+    # reduce_max and maximum propagate NaN, so a NaN wins over an inf.
+    largest = [functools.reduce(jnp.maximum, [jnp.max(jnp.abs(part)) for part in parts]) for parts in leaves]
+    # The leaves' inverses stay scalars of their own: cut out of one vector at different places, XLA
+    # would compile a kernel a leaf and not one for all leaves of a shape.
+    inverses = [_power_of_two(x)[1] for x in largest]
+    squares = [
+        sum(jnp.sum((part * inverse) ** 2) for part in parts)
+        for parts, inverse in zip(leaves, inverses, strict=True)
+    ]
+    scale, _ = _power_of_two(jnp.stack(largest))
+    norms = scale * jnp.sqrt(jnp.stack(squares))
+    norms = jnp.minimum(norms, jnp.finfo(norms.dtype).max)
+    return saturating_float32(jnp.where(jnp.isfinite(jnp.stack(largest)), norms, jnp.stack(largest)))
 
 
 def _power_of_two(x: Array) -> tuple[Array, Array]:
-    """A power of two within a factor of four of ``x`` > 0, and its inverse; both normal numbers.
+    """The power of two at or below ``x``, and its inverse; both normal numbers for any finite x >= 0.
 
     Taken from the exponent's bits: log2 and exp2 would fail at 0 and inf and are not exact.
     """
-    bits, stored, integer = (64, 52, jnp.int64) if x.dtype == jnp.float64 else (32, 23, jnp.int32)
-    top = 2 ** (bits - 1 - stored) - 1  # the exponent field of inf and NaN
-    exponent = lax.bitcast_convert_type(x, integer) >> stored & top
-    exponent = jnp.clip(exponent, 1, top - 2)
-    return (
-        lax.bitcast_convert_type(exponent << stored, x.dtype),
-        lax.bitcast_convert_type(top - 1 - exponent << stored, x.dtype),
-    )
+    wide = x.dtype == jnp.float64
+    stored, bias, integer = (52, 1023, jnp.int64) if wide else (23, 127, jnp.int32)
+    within = jnp.clip(x, 2.0 ** (1 - bias), 2.0 ** (bias - 1))
+    scale = lax.bitcast_convert_type(within, integer) & ((2 * bias + 1) << stored)
+    # The exponents of a number and its inverse add up to twice the bias.
+    inverse = ((2 * bias) << stored) - scale
+    return lax.bitcast_convert_type(scale, x.dtype), lax.bitcast_convert_type(inverse, x.dtype)

@@ -74,7 +74,18 @@ def step(
         extra = {"value": value, **extra}
     if isinstance(grads, Mapping) and FP8_STATISTICS in grads and "params" in grads:
         return drive(_beside_statistics(tx), params, opt_state, grads, extra, add=_add_and_overwrite)
-    return drive(tx, params, opt_state, grads, extra, add=optax.apply_updates)
+    return drive(tx, params, opt_state, grads, extra, add=_add)
+
+
+def _add(params: PyTree, updates: PyTree) -> PyTree:
+    """``optax.apply_updates`` that leaves a parameter without update alone."""
+
+    def add(param: Any, update: Any) -> Any:
+        if param is None or update is None:
+            return param
+        return jnp.asarray(param + update).astype(jnp.asarray(param).dtype)
+
+    return jax.tree.map(add, params, updates, is_leaf=lambda leaf: leaf is None)
 
 
 @functools.lru_cache(maxsize=32)
@@ -92,7 +103,7 @@ def _beside_statistics(tx: optax.GradientTransformation) -> optax.GradientTransf
 def _add_and_overwrite(params: Any, updates: Any) -> Any:
     """As flax's ``TrainState.apply_gradients``: statistics are replaced by their "gradients"."""
     added = {
-        "params": optax.apply_updates(params["params"], updates["params"]),
+        "params": _add(params["params"], updates["params"]),
         FP8_STATISTICS: updates[FP8_STATISTICS],
     }
     return type(params)({**params, **added})

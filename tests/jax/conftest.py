@@ -1,0 +1,49 @@
+"""Each test of a step runs eagerly and under jit."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import pytest
+
+import stablenum_jax
+
+Step = Callable[..., tuple[Any, Any]]
+
+
+@pytest.fixture(params=["eager", "jit"])
+def mode(request: pytest.FixtureRequest) -> str:
+    """How the step is called."""
+    return str(request.param)
+
+
+@pytest.fixture
+def stepper(mode: str) -> Callable[[Any], Step]:
+    """Makes ``step`` of one optimizer: ``(params, opt_state, grads, value=None) -> (params, opt_state)``."""
+
+    @functools.cache
+    def make(tx: Any) -> Step:
+        step = functools.partial(stablenum_jax.step, tx)
+        return step if mode == "eager" else jax.jit(step)
+
+    return make
+
+
+@pytest.fixture
+def updater(mode: str) -> Callable[[Any], Step]:
+    """Makes the plain loop of one optimizer: ``tx.update``, then ``optax.apply_updates``."""
+
+    @functools.cache
+    def make(tx: Any) -> Step:
+        update = tx.update if mode == "eager" else jax.jit(tx.update)
+
+        def step(params: Any, opt_state: Any, grads: Any, **extra: Any) -> tuple[Any, Any]:
+            updates, opt_state = update(grads, opt_state, params, **extra)
+            return jax.tree.map(lambda p, u: (p + u).astype(p.dtype), params, updates), opt_state
+
+        return step
+
+    return make

@@ -1,0 +1,177 @@
+"""Loss scaling: value_and_grad, scale_loss, unscaling, the scale's course."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import stablenum_jax
+from stablenum_jax import ClipByNorm, ClipByValue, DynamicLossScale
+from tests.jax.helpers import assert_same_bits, make_grads, make_params, spoil
+
+
+def _opt_state(loss_scale: Any, params: Any = None) -> Any:
+    return stablenum_jax.guard(loss_scale=loss_scale).init(jnp.ones(2) if params is None else params)
+
+
+def _maybe_jit(mode: str, fun: Any) -> Any:
+    return fun if mode == "eager" else jax.jit(fun)
+
+
+def test_value_and_grad_without_scaling_is_jaxs_own(mode: str) -> None:
+    fun = lambda w: jnp.sum(jnp.sin(w) ** 3)  # noqa: E731
+    w = jnp.linspace(-1, 1, 7)
+    actual = _maybe_jit(mode, stablenum_jax.value_and_grad(fun, _opt_state(None)))(w)
+    expected = _maybe_jit(mode, jax.value_and_grad(fun))(w)
+    assert_same_bits(actual, expected)
+
+
+def test_value_and_grad_scales_the_gradient_and_not_the_value(mode: str) -> None:
+    run = _maybe_jit(mode, lambda s, w: stablenum_jax.value_and_grad(lambda w: (w**2).sum(), s)(w))
+    loss, grads = run(_opt_state(8.0), jnp.asarray([1.0, 2.0]))
+    assert loss == 5.0
+    np.testing.assert_array_equal(grads, [16.0, 32.0])
+
+
+def test_value_and_grad_with_aux_argnums_and_keywords(mode: str) -> None:
+    def fun(w: Any, x: Any, *, power: int) -> Any:
+        return (w**power * x).sum(), {"w": w}
+
+    state = _opt_state(2.0)
+    run = stablenum_jax.value_and_grad(fun, state, argnums=(0, 1), has_aux=True)
+    (loss, aux), (dw, dx) = _maybe_jit(mode, lambda w, x: run(w, x, power=2))(jnp.ones(2), jnp.full(2, 3.0))
+    assert loss == 6.0
+    np.testing.assert_array_equal(aux["w"], [1.0, 1.0])
+    np.testing.assert_array_equal(dw, [12.0, 12.0])
+    np.testing.assert_array_equal(dx, [2.0, 2.0])
+
+
+@pytest.mark.parametrize("scale", [2.0**10, 2.0**16, 2.0**20])
+def test_a_float16_loss_can_be_scaled_beyond_float16(scale: float, mode: str) -> None:
+    run = _maybe_jit(mode, lambda s, w: stablenum_jax.value_and_grad(lambda w: (w * w).sum(), s)(w))
+    w = jnp.asarray([2.0**-8, 0.0], jnp.float16)
+    loss, grads = run(_opt_state(scale, w), w)
+    assert loss.dtype == grads.dtype == jnp.float16
+    np.testing.assert_allclose(np.asarray(grads, np.float64), [2.0**-7 * scale, 0.0])
+
+
+def test_a_float32_loss_with_float16_parameters(mode: str) -> None:
+    run = _maybe_jit(
+        mode, lambda s, w: stablenum_jax.value_and_grad(lambda w: 1e-7 * w.astype(jnp.float32).sum(), s)(w)
+    )
+    w = jnp.ones(2, jnp.float16)
+    assert (jax.grad(lambda w: 1e-9 * w.astype(jnp.float32).sum())(w) == 0).all()  # why one scales
+    _, grads = run(_opt_state(2.0**16, w), w)
+    np.testing.assert_allclose(np.asarray(grads, np.float32), 1e-7 * 2**16, rtol=1e-3)
+
+
+def test_value_and_grad_complains_of_an_integer_loss_as_jax_does() -> None:
+    with pytest.raises(TypeError, match="real-valued"):
+        stablenum_jax.value_and_grad(lambda w: jnp.asarray(1), _opt_state(2.0))(jnp.ones(2))
+
+
+def test_scale_loss_is_float32(mode: str) -> None:
+    run = _maybe_jit(mode, stablenum_jax.scale_loss)
+    scaled = run(jnp.asarray(60000.0, jnp.float16), _opt_state("dynamic"))
+    assert scaled.dtype == jnp.float32
+    assert scaled == 60000.0 * 65536
+    assert run(3.0, _opt_state(None)) == 3.0
+
+
+def test_loss_scale_reads_one_without_scaling() -> None:
+    scale = stablenum_jax.loss_scale(_opt_state(None))
+    assert (scale, scale.dtype, scale.shape) == (1.0, jnp.float32, ())
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_scaled_and_unscaled_training_end_alike(dtype: Any, stepper: Any) -> None:
+    """Powers of two cost no precision: the same bits with a scale of 1024 as with none."""
+    ends = []
+    for scale in (None, 1024.0):
+        tx = optax.chain(stablenum_jax.guard(loss_scale=scale), optax.adam(1e-2))
+        params = make_params()
+        opt_state = tx.init(params)
+        for seed in range(4):
+            grads = make_grads(seed, make_params(dtype), scale=0.1)
+            grads = jax.tree.map(lambda g: g * (scale or 1.0), grads)  # noqa: B023
+            assert jax.tree.leaves(grads)[0].dtype == dtype
+            params, opt_state = stepper(tx)(params, opt_state, grads)
+        ends.append(params)
+        assert stablenum_jax.metrics(opt_state)["loss_scale"] == (scale or 1.0)
+    if dtype == jnp.float32:
+        assert_same_bits(*ends)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-2, atol=1e-3), *ends)
+
+
+def test_unscaling_does_not_flush_float16_gradients(stepper: Any) -> None:
+    params = {"w": jnp.ones(2)}
+    tx = optax.chain(stablenum_jax.guard(loss_scale=2.0**16), optax.sgd(2.0**20))
+    grads = {"w": jnp.asarray([2.0**-10, 1.0], jnp.float16)}  # 2**-26 unscaled: zero in float16
+    after, _ = stepper(tx)(params, tx.init(params), grads)
+    np.testing.assert_allclose(after["w"], [1 - 2.0**-6, 1 - 2.0**4])
+
+
+def test_without_scaling_gradients_keep_their_dtype() -> None:
+    seen = []
+    spy = optax.stateless(lambda updates, _: seen.append(updates["w"].dtype) or updates)
+    params = {"w": jnp.ones(2, jnp.bfloat16)}
+    for settings, expected in (
+        ({}, jnp.bfloat16),
+        ({"clip": 1.0}, jnp.bfloat16),
+        ({"loss_scale": 2.0}, jnp.float32),
+    ):
+        tx = optax.chain(stablenum_jax.guard(**settings), spy, optax.sgd(0.1))
+        after, _ = stablenum_jax.step(tx, params, tx.init(params), params)
+        assert seen[-1] == expected
+        assert after["w"].dtype == jnp.bfloat16
+
+
+def test_the_scale_follows_the_dynamic_law(stepper: Any) -> None:
+    rule = DynamicLossScale(init_scale=8.0, growth_interval=3)
+    tx = optax.chain(stablenum_jax.guard(loss_scale=rule), optax.sgd(0.1))
+    params = make_params()
+    opt_state = tx.init(params)
+    step, scales = stepper(tx), []
+    for good in (True, False, True, True, True, True, False, False):
+        grads = make_grads(0) if good else spoil(make_grads(0), np.inf)
+        params, opt_state = step(params, opt_state, grads)
+        scales.append(float(stablenum_jax.loss_scale(opt_state)))
+    assert scales == [8.0, 4.0, 4.0, 4.0, 8.0, 8.0, 4.0, 2.0]
+
+
+def test_clip_by_norm_has_one_multiplier_a_tensor(stepper: Any) -> None:
+    tx = optax.chain(stablenum_jax.guard(clip=ClipByNorm(1.0), loss_scale=2.0), optax.sgd(1.0))
+    params = {"a": jnp.zeros(2), "b": jnp.zeros(2)}
+    grads = {"a": jnp.asarray([6.0, 8.0]), "b": jnp.asarray([0.6, 0.8])}
+    after, opt_state = stepper(tx)(params, tx.init(params), grads)
+    np.testing.assert_allclose(after["a"], [-0.6, -0.8], rtol=1e-5)
+    np.testing.assert_allclose(after["b"], [-0.3, -0.4], rtol=1e-5)
+    assert stablenum_jax.metrics(opt_state)["clip_coefficient"] == pytest.approx(0.2, rel=1e-5)
+
+
+def test_clip_by_value_clamps_unscaled_elements(stepper: Any) -> None:
+    tx = optax.chain(stablenum_jax.guard(clip=ClipByValue(0.5), loss_scale=4.0), optax.sgd(1.0))
+    params = {"a": jnp.zeros(3)}
+    after, _ = stepper(tx)(params, tx.init(params), {"a": jnp.asarray([4.0, -8.0, 1.0])})
+    np.testing.assert_array_equal(after["a"], [-0.5, 0.5, -0.25])
+
+
+def test_a_guard_that_changes_no_gradients_hands_on_the_same_objects() -> None:
+    seen = []
+    spy = optax.stateless(lambda updates, _: seen.append(updates) or updates)
+    tx = optax.chain(stablenum_jax.guard(), spy)
+    params, grads = make_params(), make_grads(0)
+
+    def step(grads: Any) -> Any:
+        after = stablenum_jax.step(tx, params, tx.init(params), grads)
+        same = [a is b for a, b in zip(jax.tree.leaves(seen[-1]), jax.tree.leaves(grads), strict=True)]
+        assert all(same)
+        return after
+
+    jax.jit(step)(grads)
+    assert seen
