@@ -78,20 +78,20 @@ def moves_nothing(optimizer: Optimizer) -> bool:
 
 
 def transform_gradients(
-    grads: Sequence[Tensor], multiplier: Tensor | float | Sequence[float] | None, max_value: float | None
+    grads: Sequence[Tensor], multipliers: Sequence[Tensor], max_value: float | None
 ) -> None:
     """Multiply the gradients in place, then clamp their elements to [-max_value, max_value].
 
     Args:
-        grads: dense, sparse or complex; not None.
-        multiplier: one factor (a number or a () tensor), one a gradient (a sequence of numbers or an
-            (n,) tensor), or None for none.
+        grads: dense, sparse, complex or sharded; not None.
+        multipliers: () float32, one a gradient; all the same tensor if one serves all.
         max_value: the bound, or None for none. Real and imaginary parts are clamped apart.
     """
     grads = [local_part(g) for g in grads]
-    if multiplier is not None and grads:
-        each = list(multiplier.unbind()) if isinstance(multiplier, Tensor) and multiplier.ndim else multiplier
-        torch._foreach_mul_(grads, each)
+    if all(m is multipliers[0] for m in multipliers):
+        torch._foreach_mul_(grads, multipliers[0])
+    else:
+        torch._foreach_mul_(grads, multipliers)
     if max_value is not None:
         for g in grads:
             if g.layout != torch.strided:

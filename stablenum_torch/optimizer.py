@@ -229,7 +229,8 @@ class GuardedOptimizer(Optimizer):
             if self._loss is None and isinstance(result, (Tensor, float)):
                 self._loss = torch.as_tensor(result).detach().float().sum()
         grads = [p.grad for p in self._parameters()]
-        if any(g is not None for g in grads):
+        # A rank without gradients still owes the others its part of the joint norm.
+        if any(g is not None for g in grads) or self._process_group is not None:
             self._guarded_step(grads)
         self._loss = None
         return result

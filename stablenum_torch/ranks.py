@@ -55,8 +55,12 @@ def join_norms(
             groups.setdefault(group, []).append(i)
     if not groups:
         return norms
-    squares = norms.square()
+    # Finite norms that float64 could not square belong to float64 gradients; they saturate anyway.
+    squares = torch.where(torch.isfinite(norms), norms.clamp(max=1e150), norms).square()
     for group, members in groups.items():
+        if len(members) == len(norms):
+            dist.all_reduce(squares, op=dist.ReduceOp.SUM, group=group)
+            continue
         index = torch.tensor(members, device=norms.device)
         part = squares[index]
         dist.all_reduce(part, op=dist.ReduceOp.SUM, group=group)

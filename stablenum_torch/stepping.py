@@ -123,8 +123,9 @@ def _apply(
     """Step the optimizer on gradients times ``multiplier``, in its own pass where it can."""
     fold = is_fused(optimizer) and not config.per_tensor and config.max_value is None
     if not fold and (config.max_value is not None or not unchanged):
-        present = [i for i, g in enumerate(grads) if g is not None]
-        factors = multiplier[present] if config.per_tensor else multiplier
-        transform_gradients([g for g in grads if g is not None], factors, config.max_value)
+        # Unbound, not indexed: an index made on the host would have to be copied to the device first.
+        each = multiplier.unbind() if config.per_tensor else [multiplier] * len(grads)
+        present = [(g, factor) for g, factor in zip(grads, each, strict=True) if g is not None]
+        transform_gradients([g for g, _ in present], [factor for _, factor in present], config.max_value)
     divisor = 1.0 / multiplier if fold and not unchanged else None
     step_folded(optimizer, divisor=divisor, found_inf=found_inf)

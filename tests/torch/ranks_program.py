@@ -48,7 +48,10 @@ def plain_shards() -> dict:
     first = {"norm": opt.last["grad_norm"], "w": w.tolist()}
     w.grad = torch.full((2,), math.nan if dist.get_rank() == 1 else 1.0)
     opt.step()
-    return first | {"applied": opt.last["applied"], "unchanged": w.tolist() == first["w"]}
+    first |= {"applied": opt.last["applied"], "unchanged": w.tolist() == first["w"]}
+    w.grad = None if dist.get_rank() == 1 else torch.tensor([6.0, 8.0])  # one rank has nothing to add
+    opt.step()
+    return first | {"alone": opt.last["grad_norm"]}
 
 
 def main(rank: int, store: str) -> None:

@@ -81,3 +81,4 @@ def test_plain_shards_are_clipped_and_skipped_together(ranks):
     assert not b["applied"]
     assert a["unchanged"]
     assert b["unchanged"]
+    assert a["alone"] == b["alone"] == pytest.approx(10.0)
