@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
+import os
 import sys
 
 __all__ = ["main"]
@@ -25,4 +27,16 @@ def main() -> None:
     if missing:
         sys.stderr.write(f"stablenum: the command needs {', '.join(missing)}: pip install 'stablenum[cli]'\n")
         sys.exit(2)
+    _settle_down()
     importlib.import_module("stablenum.compare.command").app(prog_name="stablenum")
+
+
+def _settle_down() -> None:
+    """These trainings are small: threads cost more than they give, and compilers' logs hide the table.
+
+    Only what the user has not set, and before the frameworks are loaded, which read it then.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TORCH_LOGS", "-all")
+    for name in ("torch", "jax"):
+        logging.getLogger(name).setLevel(logging.ERROR)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import tempfile
 import time
@@ -143,7 +142,6 @@ def _usage(call: Callable[[], Any], option: str) -> Any:
 
 def _run(scenarios: Sequence[Scenario], backends: Sequence[Backend], *, checked: set[str]) -> list[Result]:
     """All scenarios, with a progress bar if somebody is looking."""
-    _quieten()
     console = Console(stderr=True)
     total = sum(steps_of(s, backends) for s in scenarios)
     columns = (
@@ -167,17 +165,6 @@ def _run(scenarios: Sequence[Scenario], backends: Sequence[Backend], *, checked:
                 )
             )
     return results
-
-
-def _quieten() -> None:
-    """These trainings are small: threads cost more than they give, and compilers' logs hide the table.
-
-    Only what the user has not set, and only before the frameworks are loaded.
-    """
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault("TORCH_LOGS", "-all")
-    for name in ("torch", "jax"):
-        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def _check_target(option: str, path: Path | None) -> None:

@@ -141,6 +141,7 @@ def _run(scenario: Scenario, backend: Backend, *, plain: bool, faults: bool) -> 
     """One run; what the adapter warns of goes into the trace, other warnings where they always go."""
     begin = time.perf_counter()
     with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
         trace = _train(scenario, backend, plain=plain, faults=faults)
     for warning in caught:
         if warning.category.__module__.startswith("stablenum"):

@@ -1,0 +1,313 @@
+"""The command: what it accepts, what it prints and writes, and its exit codes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import stablenum
+import stablenum.compare.backends as backends_module
+from stablenum import cli
+from stablenum.compare import BACKENDS, SCENARIOS, backend_numpy
+from stablenum.compare.command import app
+
+FAST = ["--backend", "numpy", "--backend", "torch-foreach"]
+
+
+def stablenum_command(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+def compare(*arguments: object) -> Result:
+    return stablenum_command("compare", *arguments)
+
+
+def plain(result: Result) -> str:
+    """Output and messages, line breaks of the terminal undone."""
+    return " ".join((result.output + result.stderr).split())
+
+
+def strict(text: str) -> Any:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"not strict JSON: {constant}")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+# ---------------------------------------------------------------------------------- reading
+
+
+def test_version_and_help() -> None:
+    assert plain(stablenum_command("--version")).startswith(f"stablenum {stablenum.__version__}")
+    for arguments in (["--help"], ["compare", "--help"], ["compare", "-h"]):
+        result = stablenum_command(*arguments)
+        assert result.exit_code == 0
+        assert "compare" in result.output
+    assert "[[scenario]]" in plain(compare("--help"))
+
+
+def test_python_m_stablenum() -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "stablenum", "--version"], capture_output=True, text=True, check=True
+    )
+    assert run.stdout.strip() == f"stablenum {stablenum.__version__}"
+
+
+def test_list_names_every_scenario_and_backend() -> None:
+    result = compare("--list")
+    assert result.exit_code == 0
+    for name in (*SCENARIOS, *BACKENDS):
+        assert name in result.output
+
+
+def test_a_run_prints_a_table_and_exits_0() -> None:
+    result = compare("--scenario", "single-inf", "--scenario", "huge-1e20", *FAST)
+    assert result.exit_code == 0, result.output
+    line = next(line for line in result.output.splitlines() if line.strip().startswith("single-inf"))
+    assert line.split()[:7] == ["single-inf", "dies", "survives", "60", "1", "2/2", "yes"]
+    assert "all backends agree" in result.output
+
+
+def test_numpy_alone_has_nothing_to_agree_with() -> None:
+    result = compare("--scenario", "single-inf", "--backend", "numpy")
+    assert result.exit_code == 0
+    assert "nothing to compare NumPy with" in result.output
+
+
+def test_numpy_runs_with_every_backend() -> None:
+    result = compare("--scenario", "single-inf", "--backend", "torch-foreach")
+    assert result.exit_code == 0
+    assert "on numpy, torch-foreach" in result.output
+
+
+# ------------------------------------------------------------------------------ usage errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--scenario", "nonesuch"], "unknown scenario 'nonesuch'; there are clean, single-inf"),
+        (["--backend", "tensorflow"], "unknown backend 'tensorflow'; there are numpy, torch"),
+        (["--config", "nonesuch.toml"], "cannot read nonesuch.toml: No such file"),
+        (["--json", "no/such/folder/x.json"], "does not exist"),
+        (["--plot", "."], "is a folder; name a file"),
+    ],
+)
+def test_usage_errors_exit_2(arguments: list[str], message: str) -> None:
+    result = compare(*arguments)
+    assert result.exit_code == 2
+    assert message in plain(result).replace("│ ", "")
+
+
+def test_a_missing_framework_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        backends_module.importlib.util, "find_spec", lambda name: None if name == "jax" else find(name)
+    )
+    result = compare("--backend", "jax-jit")
+    assert result.exit_code == 2
+    assert "backend 'jax-jit' needs jax: pip install 'stablenum[jax]'" in plain(result).replace("│ ", "")
+    # Unasked for, it is reported, and is no error.
+    chosen, absent = backends_module.find_backends()
+    assert [b.name for b in chosen] == ["numpy", "torch", "torch-foreach", "torch-compiled"]
+    assert absent == {"jax": ["jax"], "jax-jit": ["jax"]}
+    result = compare("--list")
+    assert "(absent: jax not installed)" in result.output
+
+
+def test_a_missing_library_of_the_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None if name == "rich" else find(name))
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == "stablenum: the command needs rich: pip install 'stablenum[cli]'\n"
+
+
+# -------------------------------------------------------------------------------- TOML files
+
+GOOD = """
+[guard]
+max_skips_in_a_row = 9
+
+[[scenario]]
+name = "mine"
+about = "Two bad steps."
+steps = 30
+seed = 3
+magnitude = 0.1
+optimizer = { name = "sgd", lr = 0.1, momentum = 0.9 }
+tensors = [{ shape = [4, 3] }, { shape = [2], dtype = "float16" }]
+events = [
+  { step = 5, tensor = 0, value = inf },
+  { step = 9, tensor = "loss", value = nan },
+]
+guard = { clip = 1.0, loss_scale = { rule = "DynamicLossScale", growth_interval = 10 } }
+expected = { plain = "dies", guarded = "survives", skips = 2 }
+tolerance = { params = 1e-2 }
+"""
+
+
+def test_a_file_gives_own_scenarios(tmp_path: Path) -> None:
+    file, out = tmp_path / "mine.toml", tmp_path / "out.json"
+    file.write_text(GOOD)
+    result = compare("--config", file, "--json", out, *FAST)
+    assert result.exit_code == 0, result.output
+    (scenario,) = strict(out.read_text())["scenarios"]
+    assert scenario["name"] == "mine"
+    assert scenario["guard"]["max_skips_in_a_row"] == 9
+    assert scenario["guard"]["clip"] == [{"rule": "ClipByGlobalNorm", "max_norm": 1.0}]
+    assert scenario["guarded"]["numpy"]["skipped"] == 2
+
+
+def test_an_unexpected_outcome_exits_1(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(GOOD.replace("skips = 2", "skips = 3"))
+    result = compare("--config", file, *FAST)
+    assert result.exit_code == 1
+    assert "mine, numpy: expected 3 skipped steps, got 2" in plain(result)
+
+
+def test_a_file_overrides_the_guard_of_built_in_scenarios(tmp_path: Path) -> None:
+    file, out = tmp_path / "guard.toml", tmp_path / "out.json"
+    file.write_text('[guard]\non_nonfinite = "raise"\n')
+    result = compare("--config", file, "--scenario", "bad-200", "--json", out, *FAST)
+    assert result.exit_code == 0, result.output  # another guard: the stated outcome does not count
+    (scenario,) = strict(out.read_text())["scenarios"]
+    assert scenario["guarded"]["torch-foreach"]["outcome"] == "stops"
+    assert "step(s) in a row" in scenario["guarded"]["torch-foreach"]["stopped"]
+    assert scenario["guard"]["loss_scale"]["growth_interval"] == 10  # the scenario's own is kept
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("[guard]", "[guard", "is not TOML"),
+        ("[guard]", "[gard]", "the file has no field 'gard'; it has guard, scenario"),
+        ("max_skips_in_a_row = 9", "max_skips = 9", "guard: config has no field 'max_skips'"),
+        ("max_skips_in_a_row = 9", "max_skips_in_a_row = 0", "max_skips_in_a_row must be a whole number"),
+        ('name = "mine"', "", "scenario 1: name is missing"),
+        ('name = "mine"', 'name = "my own"', "name must be one word"),
+        ("steps = 30", "steps = 0", "scenario 1 ('mine'): steps must be a whole number from 1"),
+        ("steps = 30", "step = 30", "a scenario has no field 'step'"),
+        ("steps = 30", "steps = 8", "events.step must be below the number of steps, 8; got 9"),
+        ("seed = 3", 'seed = "x"', "seed must be a whole number"),
+        ("magnitude = 0.1", "magnitude = inf", "magnitude must be a finite number"),
+        ('name = "sgd", lr', 'name = "lion", lr', "optimizer.name must be one of sgd, adam, adamw; got"),
+        ("lr = 0.1", "rate = 0.1", "optimizer has no field 'rate'"),
+        ("lr = 0.1", "lr = -0.1", "optimizer.lr must be a finite number at least 0"),
+        ("shape = [4, 3]", "shape = 4", "tensors[0].shape must be a list; got 4"),
+        ("shape = [4, 3]", "shape = [4, -3]", "tensors[0]: tensors.shape must be a whole number from 0"),
+        ('"float16"', '"float12"', "tensors[1]: tensors.dtype must be one of float32, bfloat16, float16"),
+        ("tensor = 0,", "tensor = 2,", "events.tensor must be below the number of tensors, 2, or 'loss'"),
+        ("tensor = 0,", 'tensor = "all",', "events[0]: events.tensor must be a whole number"),
+        ("value = inf", 'value = "inf"', "events[0]: events.value must be a number, nan or inf; got 'inf'"),
+        ("{ step = 5, tensor = 0, value = inf }", "{ step = 5 }", "events[0]: value missing"),
+        ("{ step = 5, tensor = 0, value = inf }", "5", "events[0] must be a table; got 5"),
+        ("clip = 1.0", "clip = -1.0", "clip must be a finite number above 0"),
+        ("growth_interval = 10", "growth_intervall = 10", "loss_scale (DynamicLossScale) has no field"),
+        ('guarded = "survives"', 'guarded = "lives"', "expected.guarded must be one of survives, dies"),
+        ("params = 1e-2", "parms = 1e-2", "tolerance has no field 'parms'"),
+        ("[[scenario]]", "[scenario]", "scenario must be a list of tables"),
+    ],
+)  # fmt: skip
+def test_an_error_in_a_file_is_named_and_nothing_is_written(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    assert GOOD.count(old) >= 1
+    file, out = tmp_path / "mine.toml", tmp_path / "out.json"
+    file.write_text(GOOD.replace(old, new, 1))
+    result = compare("--config", file, "--json", out, *FAST)
+    assert result.exit_code == 2, result.output
+    assert message in plain(result).replace("│ ", "")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.toml"]
+
+
+# ---------------------------------------------------------------------- disagreement, output
+
+
+@pytest.fixture
+def liar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend ``torch-foreach`` that computes as NumPy does but lies about the scale from step 7 on."""
+
+    class Liar(backend_numpy.GuardedRun):
+        @property
+        def last(self) -> Any:
+            seen = dict(super().last)
+            return seen | {"loss_scale": seen["loss_scale"] * (2.0 if seen["step"] >= 7 else 1.0)}
+
+    module = types.ModuleType("stablenum_test_liar")
+    module.start = lambda setup, mode: (  # type: ignore[attr-defined]
+        backend_numpy.PlainRun(setup) if setup.guard is None else Liar(setup)
+    )
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    backend = backends_module.Backend(
+        name="torch-foreach", about="", framework="liar", module=module.__name__, mode="", needs=()
+    )
+    monkeypatch.setitem(BACKENDS, "torch-foreach", backend)
+
+
+@pytest.mark.usefixtures("liar")
+def test_a_disagreement_is_shown_and_exits_1(tmp_path: Path) -> None:
+    out, figure = tmp_path / "out.json", tmp_path / "out.png"
+    result = compare("--scenario", "single-inf", "--json", out, "--plot", figure, *FAST)
+    assert result.exit_code == 1
+    expected = "single-inf, torch-foreach, step 7, loss_scale: numpy has 1, torch-foreach has 2"
+    assert expected in plain(result)
+    assert "backends disagree in 1" in result.output
+    document = strict(out.read_text())
+    assert document["ok"] is False
+    assert document["scenarios"][0]["guarded"]["torch-foreach"]["disagreement"] == expected
+    assert figure.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_json_is_strict_and_complete_and_the_plot_is_a_png(tmp_path: Path) -> None:
+    out, figure = tmp_path / "out.json", tmp_path / "out.png"
+    names = ["deep-1-to-10-overflow", "bce-saturated", "empty-tree"]
+    asked = [part for name in names for part in ("--scenario", name)]
+    result = compare(*asked, "--json", out, "--plot", figure, *FAST)
+    assert result.exit_code == 0, result.output
+    document = strict(out.read_text())
+    assert document["ok"] is True
+    assert {"python", "stablenum", "numpy", "torch", "jax", "optax"} <= set(document["versions"])
+    assert [s["name"] for s in document["scenarios"]] == names
+    overflow, saturated, empty = document["scenarios"]
+    assert overflow["numpy_steps"][0]["grad_norm"] == "inf"
+    assert overflow["guarded"]["numpy"]["outcome"] == "stops"
+    assert saturated["plain"]["torch-foreach"]["outcome"] == "dies"
+    assert list(empty["left_out"]) == ["torch-foreach"]
+    assert figure.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "out.png"]
+
+
+def test_an_interrupted_run_leaves_the_old_file_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out.json"
+    out.write_text("old")
+
+    def interrupted(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    result = compare("--scenario", "single-inf", "--json", out, *FAST)
+    assert result.exit_code != 0
+    assert out.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
+
+
+def test_adapters_warnings_are_kept(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    compare("--scenario", "adam-1e-50-fp16", "--json", out, *FAST)
+    (scenario,) = strict(out.read_text())["scenarios"]
+    assert any("eps" in warning for warning in scenario["guarded"]["torch-foreach"]["warnings"])
