@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from hypothesis import assume, settings
+from hypothesis import Phase, assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -128,4 +128,6 @@ class GuardedRun(RuleBasedStateMachine):
 
 TestGuardedRun = GuardedRun.TestCase
 if settings.get_current_profile_name() == "ci":  # a step runs on five backends
-    TestGuardedRun.settings = settings(max_examples=20, stateful_step_count=20)
+    TestGuardedRun.settings = settings(
+        max_examples=20, stateful_step_count=20, phases=[Phase.explicit, Phase.generate, Phase.shrink]
+    )
