@@ -87,6 +87,8 @@ def transform_gradients(
         multipliers: () float32, one a gradient; all the same tensor if one serves all.
         max_value: the bound, or None for none. Real and imaginary parts are clamped apart.
     """
+    if not grads:
+        return  # another rank holds them all
     grads = [local_part(g) for g in grads]
     if all(m is multipliers[0] for m in multipliers):
         torch._foreach_mul_(grads, multipliers[0])
