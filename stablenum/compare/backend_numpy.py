@@ -11,7 +11,8 @@ from stablenum.compare.backends import Setup
 from stablenum.compare.models_numpy import loss_and_gradients
 from stablenum.compare.spec import OptimizerSpec, Training
 from stablenum.compare.trainings import Batch
-from stablenum.reference import SGD, Adam, Guarded, Optimizer, measure
+from stablenum.reference import SGD, Adam, Guarded, measure
+from stablenum.reference_optim import Optimizer
 
 __all__ = ["start"]
 

@@ -85,7 +85,7 @@ def compare(
         console = Console(width=112)
     if show_list:
         listed = {s.name: s for s in (*SCENARIOS.values(), *chosen)}
-        console.print(list_table(listed.values()))
+        console.print(list_table(listed.values(), console.width))
         for b in BACKENDS.values():
             missing = f" (absent: {' and '.join(b.missing)} not installed)" if b.missing else ""
             console.print(f"backend {b.name}: {b.about}{missing}", markup=False, highlight=False)

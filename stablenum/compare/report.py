@@ -28,9 +28,9 @@ _STYLES = {
 }
 
 
-def list_table(scenarios: Iterable[Scenario]) -> Table:
+def list_table(scenarios: Iterable[Scenario], width: int) -> Table:
     """What can be run."""
-    table = _table("Scenarios")
+    table = _table("Scenarios", width)
     table.add_column("name", no_wrap=True)
     table.add_column("kind", no_wrap=True)
     table.add_column("steps", justify="right")
@@ -45,10 +45,13 @@ def print_report(
     console: Console, results: Sequence[Result], backends: Sequence[Backend], absent: Mapping[str, list[str]]
 ) -> None:
     """The tables, then everything that is not as it should be, then one line that sums up."""
-    console.print(_results_table(results, len(backends)))
+    console.print()
+    console.print(_results_table(results, len(backends), console.width))
     accuracies = [r for r in results if isinstance(r.scenario, Training) and r.clean]
     if accuracies:
-        console.print(_accuracy_table(accuracies))
+        console.print()
+        console.print(_accuracy_table(accuracies, console.width))
+    console.print()
     for line in _notes(results, absent):
         console.print(line, style="dim", markup=False, highlight=False)
     for line in _problems(results):
@@ -56,17 +59,26 @@ def print_report(
     console.print(_summary(results, backends), markup=False, highlight=False)
 
 
-def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+def _table(title: str, width: int) -> Table:
+    """An empty table; in a narrow terminal its columns stand closer."""
+    return Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 1 if width >= 100 else 0),
+        pad_edge=False,
+    )
 
 
-def _results_table(results: Sequence[Result], n_backends: int) -> Table:
-    table = _table("The same training without and with a guard, on every backend")
+def _results_table(results: Sequence[Result], n_backends: int, width: int) -> Table:
+    table = _table("The same training without and with a guard, on every backend", width)
     table.add_column("scenario", no_wrap=True)
     table.add_column("plain", no_wrap=True)
     table.add_column("guarded", no_wrap=True)
-    for name in ("steps", "skipped", "backends", "agree", "worst difference"):
-        table.add_column(name, justify="right")
+    for name in ("steps", "skipped", "backends", "agree", "worst\ndifference"):
+        table.add_column(name, justify="right", no_wrap=True)
     for result in results:
         reference = result.guarded[REFERENCE]
         table.add_row(
@@ -101,8 +113,8 @@ def _worst_difference(result: Result) -> str:
     return f"{worst:.1e}" if worst else "0"
 
 
-def _accuracy_table(results: Sequence[Result]) -> Table:
-    table = _table("Accuracy on held-out digits")
+def _accuracy_table(results: Sequence[Result], width: int) -> Table:
+    table = _table("Accuracy on held-out digits", width)
     table.add_column("scenario", no_wrap=True)
     table.add_column("backend", no_wrap=True)
     table.add_column("plain, bad batches", justify="right")
