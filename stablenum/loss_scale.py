@@ -21,6 +21,7 @@ __all__ = [
     "LossScale",
     "LossScaleState",
     "StaticLossScale",
+    "may_load",
 ]
 
 Array: TypeAlias = Any
@@ -28,6 +29,7 @@ Namespace: TypeAlias = Any
 
 # 1/scale and scale x loss must stay far from float32's ends.
 LARGEST_SCALE, SMALLEST_SCALE = 2.0**100, 2.0**-100
+_FIXED = -1
 
 
 class LossScaleState(NamedTuple):
@@ -36,12 +38,22 @@ class LossScaleState(NamedTuple):
     Attributes:
         scale: () float32, the factor on the loss of the next step.
         good_steps: () int32, steps without overflow since the scale last changed.
-        hysteresis_left: () int32, overflows still tolerated before the scale backs off.
+        hysteresis_left: () int32, overflows still tolerated before the scale backs off; -1 for a scale
+            that never moves, by which a loaded state tells the two kinds apart.
     """
 
     scale: Array
     good_steps: Array
     hysteresis_left: Array
+
+
+def may_load(saved: LossScaleState, like: LossScaleState) -> bool:
+    """Whether the saved scale has a meaning here: only where both sides scale dynamically.
+
+    A fixed scale (none at all is 1) is a setting, and the setting of the guard that loads holds.
+    Makes the host wait.
+    """
+    return bool(min(saved.hysteresis_left.tolist(), like.hysteresis_left.tolist()) > _FIXED)
 
 
 def _state(scale: float, hysteresis: int, *, xp: Namespace, device: Any) -> LossScaleState:
@@ -79,7 +91,7 @@ class StaticLossScale:
 
     def init(self, *, xp: Namespace, device: Any = None) -> LossScaleState:
         """The state before the first step."""
-        return _state(float(self.scale), 0, xp=xp, device=device)
+        return _state(float(self.scale), _FIXED, xp=xp, device=device)
 
     def update(
         self, state: LossScaleState, *, overflow: Array, applied: Array, xp: Namespace

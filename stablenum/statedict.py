@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from stablenum.errors import bad_field
 from stablenum.formats import FLOAT32_MAX
 from stablenum.guard import GuardState
-from stablenum.loss_scale import LARGEST_SCALE, SMALLEST_SCALE
+from stablenum.loss_scale import LARGEST_SCALE, SMALLEST_SCALE, may_load
 from stablenum.status import Reason
 
 __all__ = ["VERSION", "state_from_dict", "state_to_dict"]
@@ -65,7 +65,8 @@ def state_from_dict(
 
     Args:
         plain: the saved dict.
-        like: a state of the guard that will use it: gives structure, shapes and dtypes.
+        like: a state of the guard that will use it: gives structure, shapes and dtypes, and the
+            loss scale unless both guards scale dynamically (a fixed scale is a setting).
         xp: the array namespace of the result.
         names: the names of the parameters here. Where both sides know their names, recorded
             parameter indices are translated (the frameworks may order parameters differently).
@@ -87,7 +88,13 @@ def state_from_dict(
     saved = plain["state"]
     index = _translation(plain.get("names"), names)
     state: GuardState = _from_plain("state", saved, like, xp=xp, device=device, index=index)
-    return state
+    if may_load(state.loss_scale, like.loss_scale):
+        return state
+    return state._replace(
+        loss_scale=type(like.loss_scale)(
+            *(xp.asarray(leaf.tolist(), dtype=leaf.dtype, device=device) for leaf in like.loss_scale)
+        )
+    )
 
 
 def _translation(saved: Sequence[str] | None, here: Sequence[str] | None) -> dict[int, int] | None:

@@ -174,3 +174,25 @@ def test_a_guard_with_other_rules_is_told_which_field_differs(backend):
     plain = state_to_dict(backend.init(GuardConfig(), 3))
     with pytest.raises(ValueError, match=r"state\.clip must be a list of 2 rule states, as the config"):
         state_from_dict(plain, backend.init(CONFIG, 3), xp=backend.xp)
+
+
+@pytest.mark.parametrize(
+    ("saved_with", "loaded_with", "scale"),
+    [
+        ("dynamic", None, 1.0),  # the gradients would come out 2**15 times too large
+        ("dynamic", 512.0, 512.0),
+        (None, "dynamic", 2.0**16),
+        (512.0, "dynamic", 2.0**16),
+        (512.0, 1024.0, 1024.0),
+        (512.0, 512.0, 512.0),
+        ("dynamic", DynamicLossScale(init_scale=4.0), 2.0**15),
+    ],
+)
+def test_a_fixed_loss_scale_is_a_setting_and_not_loaded(backend, saved_with, loaded_with, scale):
+    _, state = backend.run(GuardConfig(loss_scale=saved_with), [backend.observe([math.inf], loss=1.0)])
+    here = GuardConfig(loss_scale=loaded_with)
+    loaded = state_from_dict(strict_json(state_to_dict(state)), backend.init(here, 1), xp=backend.xp)
+    assert float(to_numpy(loaded.loss_scale.scale)) == scale
+    assert int(to_numpy(loaded.skipped_total)) == 1
+    decisions, _ = backend.run(here, [backend.observe([scale], loss=1.0)], loaded)
+    assert decisions[0].grad_norm == 1.0
