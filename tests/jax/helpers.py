@@ -11,8 +11,6 @@ import numpy as np
 import stablenum_jax
 from stablenum_jax import GuardOptState
 
-BAD = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf}
-
 
 def make_params(dtype: Any = np.float32) -> dict[str, Any]:
     """Two layers; one weight is -0.0, which a skip that adds +0.0 would change."""

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import stablenum_jax
-from tests.jax.helpers import BAD, assert_same_bits, make_grads, make_params, reason, spoil, without_guard
+from tests.jax.helpers import assert_same_bits, make_grads, make_params, reason, spoil, without_guard
 
 OPTIMIZERS = {
     "adamw": lambda: optax.adamw(1e-2),
@@ -30,28 +30,21 @@ def _stepper(form: str, tx: Any, stepper: Any, updater: Any) -> Any:
     return stepper(tx) if form == "chain form" else updater(tx)
 
 
-@pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("form", FORMS)
-def test_a_skipped_step_changes_no_bit(form: str, bad: str, stepper: Any, updater: Any) -> None:
+def test_a_skipped_step_changes_no_bit(form: str, stepper: Any, updater: Any) -> None:
     tx = FORMS[form](OPTIMIZERS["adamw"]())
     step = _stepper(form, tx, stepper, updater)
     params = make_params()
     opt_state = tx.init(params)
     for seed in range(3):
         params, opt_state = step(params, opt_state, make_grads(seed))
-    assert bits_of_a_negative_zero_survive(params)
-    after, state_after = step(params, opt_state, spoil(make_grads(9), BAD[bad]))
-    assert_same_bits(after, params)
-    assert_same_bits(without_guard(state_after), without_guard(opt_state))
-    assert stablenum_jax.metrics(state_after)["skipped_total"] == 1
-    assert stablenum_jax.metrics(state_after)["worst"].name == "out"
-    assert reason(state_after) == ("NAN_GRADIENT" if bad == "nan" else "INF_GRADIENT")
-
-
-def bits_of_a_negative_zero_survive(params: Any) -> bool:
-    """Adding the skip's update to -0.0 must leave -0.0: the test's own premise."""
-    zero = jnp.asarray(-0.0)
-    return bool(jnp.signbit(zero + jnp.asarray(-0.0))) and not bool(jnp.signbit(zero + jnp.asarray(0.0)))
+    for value, name in ((np.nan, "NAN_GRADIENT"), (np.inf, "INF_GRADIENT"), (-np.inf, "INF_GRADIENT")):
+        after, state_after = step(params, opt_state, spoil(make_grads(9), value))
+        assert_same_bits(after, params)
+        assert_same_bits(without_guard(state_after), without_guard(opt_state))
+        assert stablenum_jax.metrics(state_after)["skipped_total"] == 1
+        assert stablenum_jax.metrics(state_after)["worst"].name == "out"
+        assert reason(state_after) == name
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -70,9 +63,9 @@ def test_a_run_with_bad_steps_ends_as_the_run_without_them(
 ) -> None:
     bad_steps = {0: np.nan, 4: np.inf, 5: np.nan, 6: -np.inf}
     ends = []
+    tx = FORMS[form](OPTIMIZERS[optimizer]())
+    step = _stepper(form, tx, stepper, updater)
     for with_bad_steps in (True, False):
-        tx = FORMS[form](OPTIMIZERS[optimizer]())
-        step = _stepper(form, tx, stepper, updater)
         params = make_params()
         opt_state = tx.init(params)
         for i in range(10):

@@ -125,7 +125,9 @@ def _temp_bytes(step: Any, tx: Any, size: int = 256, n: int = 4) -> int:
     ],
     ids=["default", "clip", "clip and scale", "per tensor and value"],
 )
-@pytest.mark.parametrize("optimizer", [optax.adamw, functools.partial(optax.sgd, momentum=0.9)])
+@pytest.mark.parametrize(
+    "optimizer", [optax.adamw, functools.partial(optax.sgd, momentum=0.9)], ids=["adamw", "momentum"]
+)
 def test_a_guarded_step_needs_no_more_temporary_memory(settings: Any, optimizer: Any) -> None:
     """Beyond scalars a tensor: all buffers are reused, as in the bare step."""
     bare_tx = optimizer(1e-3)

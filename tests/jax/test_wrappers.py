@@ -73,13 +73,32 @@ AROUND_AND_INSIDE = {
 }
 
 
-@pytest.mark.parametrize("case", AROUND_AND_INSIDE)
-def test_bad_steps_leave_no_trace(case: str, stepper: Any) -> None:
+@functools.cache
+def _built(case: str) -> Any:
+    """The optimizer and its step, eager and compiled: built once for all tests here."""
+    tx = AROUND_AND_INSIDE[case]()
+    step = functools.partial(stablenum_jax.step, tx)
+    return tx, {"eager": step, "jit": jax.jit(step)}
+
+
+# An eager step runs the same code compiled by the adapter itself, so a few cases tell enough.
+_EAGER = (
+    "guard outside MultiSteps",
+    "guard inside MultiSteps",
+    "guard inside masked",
+    "guard inside inject",
+    "chain",
+)
+_CASES = [(case, "jit") for case in AROUND_AND_INSIDE] + [(case, "eager") for case in _EAGER]
+
+
+@pytest.mark.parametrize(("case", "how"), _CASES)
+def test_bad_steps_leave_no_trace(case: str, how: str) -> None:
     """A run with bad steps ends bit for bit as the run without them, whatever the nesting."""
     ends = []
+    tx, steps = _built(case)
+    step = steps[how]
     for bad_steps in ({1, 2, 5, 6}, set()):
-        tx = AROUND_AND_INSIDE[case]()
-        step = stepper(tx)
         params = make_params()
         opt_state = tx.init(params)
         structure = jax.tree.structure(opt_state)
@@ -102,10 +121,10 @@ def test_bad_steps_leave_no_trace(case: str, stepper: Any) -> None:
 @pytest.mark.parametrize("case", AROUND_AND_INSIDE)
 def test_a_good_step_is_that_of_the_plain_loop(case: str) -> None:
     """With nothing to clip, ``step`` does what ``tx.update`` and ``apply_updates`` do."""
-    tx = AROUND_AND_INSIDE[case]()
+    tx, steps = _built(case)
     params = make_params()
     opt_state = tx.init(params)
-    step, update = jax.jit(functools.partial(stablenum_jax.step, tx)), jax.jit(tx.update)
+    step, update = steps["jit"], jax.jit(tx.update)
     for i in range(4):
         params, opt_state = step(params, opt_state, make_grads(i, scale=1e-3))
     expected, state = make_params(), tx.init(make_params())
