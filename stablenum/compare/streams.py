@@ -47,7 +47,8 @@ STREAMS: tuple[Stream, ...] = (
     ),
     Stream(
         name="single-inf",
-        about="One inf in one gradient of 60: plain momentum SGD is lost, the guard skips that step.",
+        about="One inf at one step of 200: plain momentum SGD is lost, the guard skips that step.",
+        steps=200,
         seed=1,
         events=(Event(step=20, tensor=1, value=INF),),
         optimizer=_MOMENTUM,
@@ -56,6 +57,7 @@ STREAMS: tuple[Stream, ...] = (
     Stream(
         name="single-nan",
         about="One NaN in one tensor, Adam with loss scaling: one poisoned moment would stay for ever.",
+        steps=200,
         seed=2,
         events=(Event(step=20, tensor=2, value=NAN),),
         optimizer=_ADAM,

@@ -72,7 +72,7 @@ def test_a_run_prints_a_table_and_exits_0() -> None:
     result = compare("--scenario", "single-inf", "--scenario", "huge-1e20", *FAST)
     assert result.exit_code == 0, result.output
     line = next(line for line in result.output.splitlines() if line.strip().startswith("single-inf"))
-    assert line.split()[:7] == ["single-inf", "dies", "survives", "60", "1", "2/2", "yes"]
+    assert line.split()[:7] == ["single-inf", "dies", "survives", "200", "1", "2/2", "yes"]
     assert "all backends agree" in result.output
 
 
