@@ -15,11 +15,8 @@ itself (:class:`Deferred`) and the driver takes the whole step back if it refuse
 
 from __future__ import annotations
 
-import functools
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -31,68 +28,18 @@ from jax import lax
 import stablenum
 from stablenum.formats import FLOAT32_MAX
 from stablenum_jax.apply import multiply_leaves, negative_zeros
-from stablenum_jax.measure import AxisName, is_measurable, leaf_norms, norms_over_axis, saturating_float32
+from stablenum_jax.measure import AxisName, is_measurable, leaf_norms, norms_over_axis
+from stablenum_jax.modes import Capture, Deferred, Direct, GuardReached, current_mode, in_mode
 from stablenum_jax.names import Path
 from stablenum_jax.placement import GuardPlacementWarning
-from stablenum_jax.readout import raise_if_halted
 from stablenum_jax.state import GuardOptState, find_guard, has_guard, replace_guard
 
-__all__ = ["Capture", "Deferred", "Direct", "GuardReached", "current_mode", "drive", "judge"]
+__all__ = ["Add", "judge", "run_guarded"]
 
 Array: TypeAlias = jax.Array
 PyTree: TypeAlias = Any
 # How updates become parameters, or None where the caller wants the updates themselves.
 Add: TypeAlias = Callable[[PyTree, PyTree], PyTree] | None
-
-
-class Capture(NamedTuple):
-    """The guard shall raise :class:`GuardReached` instead of doing anything."""
-
-
-class Direct(NamedTuple):
-    """The driver has decided: the guard shall only multiply."""
-
-    multiplier: Array
-
-
-class Deferred(NamedTuple):
-    """The guard shall measure and decide for itself; a driver around it will undo a refused step.
-
-    Attributes:
-        unscaled: the driver has divided the gradients by the loss scale already.
-        loss: the unscaled loss, if the driver knows it.
-    """
-
-    unscaled: bool
-    loss: Array | None
-
-
-Mode: TypeAlias = Capture | Direct | Deferred | None
-_MODE: ContextVar[Mode] = ContextVar("stablenum_jax_mode", default=None)
-
-
-def current_mode() -> Mode:
-    """What a driver further out has told the guard to do; None if there is no driver."""
-    return _MODE.get()
-
-
-@contextmanager
-def _mode(mode: Mode) -> Iterator[None]:
-    token = _MODE.set(mode)
-    try:
-        yield
-    finally:
-        _MODE.reset(token)
-
-
-class GuardReached(BaseException):
-    """Ends the capture. A BaseException, so that no transformation on the way swallows it."""
-
-    def __init__(
-        self, config: stablenum.GuardConfig, axis_name: AxisName | None, leaves: dict[Path, Any]
-    ) -> None:
-        super().__init__()
-        self.config, self.axis_name, self.leaves = config, axis_name, leaves
 
 
 class Captured(NamedTuple):
@@ -162,7 +109,7 @@ def _capture(
         for i, tracer in zip(traced, tracers, strict=True):
             everything[i] = tracer
         try:
-            with _mode(Capture()):
+            with in_mode(Capture()):
                 update(jax.tree.unflatten(structure, everything), opt_state, params, **extra)
         except GuardReached as reached:
             config, axis_name, seen = reached.config, reached.axis_name, reached.leaves
@@ -181,7 +128,7 @@ def _capture(
     return found[0]
 
 
-def _run(
+def run_guarded(
     tx: optax.GradientTransformation,
     params: PyTree,
     opt_state: PyTree,
@@ -218,7 +165,7 @@ def _run(
             grads = multiply_leaves(grads, 1.0 / own.guard.loss_scale.scale, widen=True)
 
     def attempt(params: PyTree, opt_state: PyTree) -> tuple[PyTree, PyTree]:
-        with _mode(mode):
+        with in_mode(mode):
             updates, after = update(grads, opt_state, params, **extra)
         after = _like("opt_state", opt_state, after)
         target = updates if add is None else _like("params", params, add(params, updates))
@@ -309,97 +256,3 @@ def _warn_of_placement(opt_state: PyTree) -> None:
             GuardPlacementWarning,
             stacklevel=2,
         )
-
-
-class _Compiled:
-    """An eager caller's update, compiled once a transformation: op by op, each ``lax.cond`` would
-    be compiled anew at every step."""
-
-    def __init__(self, tx: optax.GradientTransformation, add: Add, static: dict[str, Any]) -> None:
-        self.config = stablenum.GuardConfig()
-
-        def run(
-            params: PyTree, opt_state: PyTree, grads: PyTree, loss: Array | None, arrays: dict[str, Any]
-        ) -> tuple[PyTree, PyTree]:
-            target, opt_state, self.config = _run(
-                tx, params, opt_state, grads, arrays | static, loss=loss, add=add
-            )
-            return target, opt_state
-
-        self.run = jax.jit(run)
-
-
-@functools.lru_cache(maxsize=32)
-def _compiled(tx: optax.GradientTransformation, add: Add, static: tuple[tuple[str, Any], ...]) -> _Compiled:
-    return _Compiled(tx, add, dict(static))
-
-
-def _is_traced(tree: PyTree) -> bool:
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
-
-
-def _is_hashable(value: object) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
-
-
-def _is_arrays(value: Any) -> bool:
-    return all(
-        isinstance(leaf, (bool, int, float, complex, np.ndarray, np.generic, jax.Array))
-        for leaf in jax.tree.leaves(value)
-    )
-
-
-def drive(
-    tx: optax.GradientTransformation,
-    params: PyTree,
-    opt_state: PyTree,
-    grads: PyTree,
-    extra: dict[str, Any],
-    *,
-    add: Add,
-) -> tuple[PyTree, PyTree]:
-    """One guarded update: the new parameters, or the updates, and the new state.
-
-    Args:
-        tx: a transformation with one guard somewhere inside.
-        params: the parameters; may be None if ``add`` is.
-        opt_state: of ``tx.init``.
-        grads: the gradients.
-        extra: extra arguments of ``tx.update``; ``value``, if there, is the unscaled loss.
-        add: makes the new parameters of the old ones and the updates, a module-level function; None
-            returns the updates, which are -0.0 on a skip.
-
-    Raises:
-        NonFiniteError: called eagerly, and the guard has stopped the training.
-        ValueError: ``opt_state`` holds no guard or more than one; ``tx.update`` changes the
-            structure of the state; the loss is not a scalar.
-    """
-    loss = _scalar_loss(extra.get("value"))
-    arrays = {name: value for name, value in extra.items() if _is_arrays(value)}
-    static = tuple((name, value) for name, value in extra.items() if name not in arrays)
-    eager = current_mode() is None and not _is_traced((params, opt_state, grads, loss, extra))
-    if not eager or jax.config.jax_disable_jit or not _is_hashable((tx, static)):
-        target, opt_state, config = _run(tx, params, opt_state, grads, extra, loss=loss, add=add)
-    else:
-        find_guard(opt_state)  # the error of a missing guard, before any compilation
-        compiled = _compiled(tx, add, static)
-        target, opt_state = compiled.run(params, opt_state, grads, loss, arrays)
-        config = compiled.config
-    if config.skip_limit is not None and not _is_traced(opt_state):
-        raise_if_halted(opt_state, config)
-    return target, opt_state
-
-
-def _scalar_loss(value: Any) -> Array | None:
-    """The loss as () float32."""
-    if value is None:
-        return None
-    if jnp.shape(value) != ():
-        raise ValueError(
-            f"value must be the scalar loss of the step; got shape {jnp.shape(value)}. Take its mean or sum."
-        )
-    return saturating_float32(value)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from stablenum_jax.apply import multiply_leaves
-from stablenum_jax.driving import drive
+from stablenum_jax.dispatch import drive
 from stablenum_jax.measure import FP8_STATISTICS
 from stablenum_jax.state import loss_scale
 

@@ -12,8 +12,10 @@ import optax
 import stablenum
 from stablenum.config import make_config
 from stablenum_jax.apply import apply_multiplier, zeros_unless
-from stablenum_jax.driving import Capture, Deferred, Direct, GuardReached, current_mode, drive, judge
+from stablenum_jax.dispatch import drive
+from stablenum_jax.driving import judge
 from stablenum_jax.measure import AxisName, guarded_leaves, leaf_norms, saturating_float32
+from stablenum_jax.modes import Capture, Deferred, Direct, GuardReached, current_mode
 from stablenum_jax.names import path_name, register_names
 from stablenum_jax.placement import NotATrueSkipWarning
 from stablenum_jax.state import GuardOptState, has_guard
