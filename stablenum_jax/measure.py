@@ -95,7 +95,7 @@ def leaf_norms(leaves: Sequence[Any]) -> Array:
     naive = _naive_norms(present)
     # One cond for the whole tree. Its operands are only read, so the hot path pays nothing for it.
     rescue = ~jnp.isfinite(naive).all() | (jnp.max(naive) < _SMALL)
-    norms = lax.cond(rescue, lambda: _scaled_norms(present), lambda: naive)
+    norms = lax.cond(rescue, lambda: _scaled_norms(present, naive), lambda: naive)
     if len(index) == len(leaves):
         return norms
     return jnp.zeros((len(leaves),), jnp.float32).at[jnp.asarray(index)].set(norms)
@@ -144,9 +144,8 @@ def _naive_norms(leaves: list[list[Array]]) -> Array:
     return jnp.sqrt(jnp.stack(squares)).astype(jnp.float32)
 
 
-def _scaled_norms(leaves: list[list[Array]]) -> Array:
+def _scaled_norms(leaves: list[list[Array]], naive: Array) -> Array:
     """``s sqrt(sum((x / s)^2))`` with s a power of two near the leaf's largest element."""
-    # reduce_max and maximum propagate NaN, so a NaN wins over an inf.
     largest = [functools.reduce(jnp.maximum, [jnp.max(jnp.abs(part)) for part in parts]) for parts in leaves]
     # The leaves' inverses stay scalars of their own: cut out of one vector at different places, XLA
     # would compile a kernel a leaf and not one for all leaves of a shape.
@@ -158,7 +157,10 @@ def _scaled_norms(leaves: list[list[Array]]) -> Array:
     scale, _ = _power_of_two(jnp.stack(largest))
     norms = scale * jnp.sqrt(jnp.stack(squares))
     norms = jnp.minimum(norms, jnp.finfo(norms.dtype).max)
-    return saturating_float32(jnp.where(jnp.isfinite(jnp.stack(largest)), norms, jnp.stack(largest)))
+    norms = saturating_float32(jnp.where(jnp.isposinf(jnp.stack(largest)), jnp.inf, norms))
+    # A sum of squares is NaN if and only if an element is. The maximum does not tell: over a sharded
+    # leaf it is an all-reduce, and those may drop a NaN.
+    return jnp.where(jnp.isnan(naive), jnp.nan, norms)
 
 
 def _power_of_two(x: Array) -> tuple[Array, Array]:

@@ -235,6 +235,23 @@ sharded = jax.device_put(params, place)
 grads = jax.device_put({"b": jnp.ones(4), "w": jnp.arange(8.0).at[5].set(jnp.nan)}, place)
 after, state = jax.jit(lambda p, s, g: stablenum_jax.step(tx, p, s, g))(sharded, tx.init(sharded), grads)
 assert all((after[k] == params[k]).all() for k in params) and after["w"].sharding == place
+
+# Two mesh axes, one leaf replicated along one of them: an all-reduce of the maximum drops its NaN.
+mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("data", "model"))
+places = {"b": jax.NamedSharding(mesh, P("model")), "w": jax.NamedSharding(mesh, P("data"))}
+sharded = jax.device_put(params, places)
+step = jax.jit(lambda p, s, g: stablenum_jax.step(tx, p, s, g))
+for key in params:
+    for bad, name in ((jnp.nan, "NAN_GRADIENT"), (jnp.inf, "INF_GRADIENT"), (1e30, "OK"), (1e-30, "OK")):
+        for whole in (True, False):
+            leaf = jnp.full_like(params[key], bad) if whole else params[key].at[-1].set(bad)
+            grads = jax.device_put({**params, key: leaf}, places)
+            after, state = step(sharded, tx.init(sharded), grads)
+            seen = stablenum_jax.metrics(state)
+            norm = np.sqrt(sum(np.sum(np.asarray(g, np.float64) ** 2) for g in grads.values()))
+            np.testing.assert_allclose(seen["grad_norm"], norm, rtol=1e-6)
+            assert seen["reason"].name == name, (key, bad, whole, seen)
+            assert all((after[k] == params[k]).all() for k in params) == (name != "OK")
 """
 
 
