@@ -23,7 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 import stablenum_jax
 import stablenum_torch
-from stablenum import ClipByNorm, DynamicLossScale, GuardConfig
+from stablenum import ClipByNorm, DynamicLossScale, GuardConfig, init_guard
 from stablenum.reference import SGD, Guarded
 
 # One clip rule a tensor and one for all; a scale that moves within the few steps of a run.
@@ -61,6 +61,7 @@ class NumpySide:
         return self.train.guard_state_dict()
 
     def load(self, saved: dict[str, Any]) -> None:
+        self.train.state = init_guard(CONFIG, len(NAMES), xp=np)  # a guard that knows nothing yet
         self.train.load_guard_state_dict(saved)
 
 
@@ -87,6 +88,8 @@ class TorchSide:
         return self.opt.guard_state_dict()
 
     def load(self, saved: dict[str, Any]) -> None:
+        names = dict(zip(NAMES, self.opt.param_groups[0]["params"], strict=True))
+        self.opt = stablenum_torch.wrap(self.opt.inner, CONFIG, names=names)
         self.opt.load_guard_state_dict(saved)
 
     def copy(self) -> None:
@@ -112,7 +115,8 @@ class JaxSide:
         return stablenum_jax.guard_state_dict(self.opt_state)
 
     def load(self, saved: dict[str, Any]) -> None:
-        self.opt_state = stablenum_jax.load_guard_state_dict(self.opt_state, saved)
+        fresh = (TX.init(self.tree)[0], *self.opt_state[1:])
+        self.opt_state = stablenum_jax.load_guard_state_dict(fresh, saved)
 
 
 class OneLifeInThreeFrameworks(RuleBasedStateMachine):
