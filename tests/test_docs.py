@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,16 @@ BLOCKS = {
 
 def test_the_pages_have_examples():
     assert {name.partition(":")[0] for name in BLOCKS} == {"how-it-works.md", "quickstart.md"}
+
+
+def test_the_scenario_file_on_the_page_runs(tmp_path):
+    page = (PAGES[0].parent / "compare.md").read_text(encoding="utf-8")
+    file = tmp_path / "mine.toml"
+    file.write_text(re.search(r"```toml\n(.*?)```", page, re.S)[1], encoding="utf-8")
+    options = ["--config", str(file), "--scenario", "mine", "--backend", "torch", "--backend", "jax-jit"]
+    command = [sys.executable, "-m", "stablenum", "compare", *options]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 @pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS)

@@ -8,7 +8,7 @@ loss_scale = "dynamic"
 name = "mine"
 steps = 100
 magnitude = 0.1
-optimizer = "adam"           # or { name = "adam", lr = 1e-3 }
+optimizer = "sgd"            # or { name = "adam", lr = 1e-3 }
 tensors = [{ shape = [8, 5], dtype = "float16" }]
 events = [{ step = 30, tensor = 0, value = inf }, { step = 50, tensor = "loss", value = nan }]
 expected = { guarded = "survives", skips = 2 }
@@ -34,6 +34,7 @@ from stablenum.compare.spec import (
 )
 from stablenum.config import GuardConfig
 from stablenum.errors import bad_field
+from stablenum.formats import get_format
 
 __all__ = ["ScenarioFile", "read_scenario_file", "with_guard"]
 
@@ -117,9 +118,18 @@ def _scenario(index: int, plain: Any, guard: Mapping[str, Any]) -> Stream:
                 made[name] = convert(made[name])
         if not isinstance(made.get("about", ""), str):
             raise bad_field("about", "a sentence", made["about"])
-        return Stream(**made)
+        stream = Stream(**made)
+        return stream if "tolerance" in made else dataclasses.replace(stream, tolerance=_usual(stream))
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
+
+
+def _usual(stream: Stream) -> Tolerance:
+    """How close parameters come where the file does not say: some roundings of their narrowest format."""
+    eps = max((get_format(tensor.dtype).eps for tensor in stream.tensors), default=0.0)
+    if eps > get_format("float32").eps:
+        return Tolerance(params=8 * eps, why="the parameters are rounded to a narrow format at every step")
+    return Tolerance(params=1e-4) if stream.optimizer.name == "adam" else Tolerance()
 
 
 def _optimizer(plain: Any) -> OptimizerSpec:
