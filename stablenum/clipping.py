@@ -35,7 +35,9 @@ class ClipByGlobalNorm:
 
     ``c = min(1, max_norm / (norm + 1e-6))``, as ``torch.nn.utils.clip_grad_norm_`` does;
     Pascanu et al. 2013 (arXiv 1211.5063). The norm is computed so that finite gradients of any
-    size have a finite norm: they are clipped, never zeroed. A zero gradient has c = 1.
+    size have a finite norm: they are clipped, never zeroed. A zero gradient stays zero. The factor
+    stops at float32's smallest normal number, 1.2e-38: only beyond that is the result longer than
+    ``max_norm``.
 
     Args:
         max_norm: above 0, in the units of the unscaled gradients.

@@ -21,6 +21,7 @@ from stablenum.loss_scale import LossScaleState, StaticLossScale
 from stablenum.norms import combine_norms
 from stablenum.recorder import Recorder, init_recorder, record
 from stablenum.status import Reason
+from stablenum.trees import map_leaves
 
 __all__ = ["Decision", "GuardState", "Observation", "decide", "init_guard", "select"]
 
@@ -166,7 +167,7 @@ def decide(
         (_unscale(norms, scale, xp=xp), _unscale(raw_total, scale, xp=xp)) if scaled else (norms, raw_total)
     )
     coefficient, clip_state = _clip(config, state.clip, norms, grad_norm, applied, xp=xp)
-    multiplier = at_least(coefficient / scale, FLOAT32_TINY, xp=xp) if scaled else coefficient
+    multiplier = _with_unscaling(coefficient, scale, raw_total, xp=xp) if scaled else coefficient
     smallest = coefficient
     if config.per_tensor:
         smallest = xp.min(coefficient) if norms.shape[0] else xp.ones_like(grad_norm)
@@ -201,6 +202,16 @@ def _unscale(norm: Array, scale: Array, *, xp: Namespace) -> Array:
     """``norm / scale`` that stays finite if ``norm`` is (a scale below 1 enlarges)."""
     unscaled = norm / scale
     return xp.where(xp.isfinite(norm), at_most(unscaled, FLOAT32_MAX, xp=xp), norm)
+
+
+def _with_unscaling(coefficient: Array, scale: Array, raw_total: Array, *, xp: Namespace) -> Array:
+    """``coefficient / scale``, kept from zeroing gradients and from making them infinite.
+
+    A scale below 1 enlarges them; where that would leave float32's range they stay as they are.
+    """
+    multiplier = at_least(coefficient / scale, FLOAT32_TINY, xp=xp)
+    leaves_range = raw_total > scale * (FLOAT32_MAX / 2)
+    return xp.where(leaves_range, at_most(multiplier, 1.0, xp=xp), multiplier)
 
 
 def _clip(
@@ -288,9 +299,11 @@ def _hold_if_halted(
     if config.skip_limit is None:
         return decision, after
     halted = before.halted > 0
-    refused = decision._replace(
-        apply=decision.apply & xp.logical_not(halted),
-        multiplier=xp.where(halted, xp.ones_like(decision.multiplier), decision.multiplier),
+    # Not _replace: torch.compile of torch 2.6 does not trace it.
+    refused = Decision(
+        decision.apply & xp.logical_not(halted),
+        xp.where(halted, xp.ones_like(decision.multiplier), decision.multiplier),
+        *decision[2:],
     )
     return refused, select(halted, before, after, xp=xp)
 
@@ -303,11 +316,4 @@ def select(condition: Array, chosen: Tree, other: Tree, *, xp: Namespace) -> Tre
         >>> select(np.asarray(True), (np.float32(1),), (np.float32(2),), xp=np)[0].item()
         1.0
     """
-    return _select(condition, chosen, other, xp)  # type: ignore[no-any-return]
-
-
-def _select(condition: Array, chosen: Any, other: Any, xp: Namespace) -> Any:
-    if not isinstance(chosen, tuple):
-        return xp.where(condition, chosen, other)
-    leaves = [_select(condition, a, b, xp) for a, b in zip(chosen, other, strict=True)]
-    return type(chosen)(*leaves) if hasattr(chosen, "_fields") else tuple(leaves)
+    return map_leaves(lambda a, b: xp.where(condition, a, b), chosen, other)

@@ -73,10 +73,14 @@ def metrics(state: GuardState, names: Sequence[str] | None = None) -> dict[str, 
     }
 
 
-def _numbers(row: dict[str, Any]) -> str:
-    """Gradient norm and, unless it was not given, loss of a recorded step."""
+def _culprit(row: dict[str, Any]) -> str:
+    """The first bad parameter of a refused step, if a gradient was bad, and the numbers seen."""
     known = not math.isnan(row["loss"]) or row["reason"] is Reason.NONFINITE_LOSS
-    return f"gradient norm {row['grad_norm']:g}" + (f", loss {row['loss']:g}" if known else "")
+    numbers = f"gradient norm {row['grad_norm']:g}" + (f", loss {row['loss']:g}" if known else "")
+    if math.isfinite(row["grad_norm"]):
+        return f"All gradients were finite ({numbers})."
+    worst = row["worst"]
+    return f"First bad parameter: {worst.name or f'parameter {worst.index}'} ({numbers})."
 
 
 def check_halted(
@@ -92,17 +96,16 @@ def check_halted(
         return
     last, rows = metrics(state, names), history(state, names)
     skipped = last["skipped_in_a_row"]
-    streak = rows[-skipped:]
+    streak = rows[-skipped:] or [last]
     first = streak[0]
-    worst = first["worst"]
-    where = "no parameter" if worst.index < 0 else worst.name or f"parameter {worst.index}"
     scales = [f"{row['loss_scale']:g}" for row in streak[-8:]]
     limit = f" (the limit is {config.skip_limit})" if config and config.skip_limit else ""
     raise NonFiniteError(
         f"Training stopped: {skipped} step(s) in a row could not be applied{limit}, "
         f"from step {last['step'] - skipped + 1} on. "
-        f"First bad parameter: {where} ({_numbers(first)}). "
-        f"At step {first['step']} {explain_reason(first['reason'])} "
+        f"{_culprit(first)} "
+        f"At step {first['step']}{'' if len(streak) == skipped else ', the first still recorded,'} "
+        f"{explain_reason(first['reason'])} "
         f"Loss scale over these steps: {', '.join(scales)}. "
         "No skipped step was applied: parameters and optimizer state are those from before it.",
         metrics=last,

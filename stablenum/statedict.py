@@ -21,6 +21,7 @@ Namespace: TypeAlias = Any
 
 VERSION = 1
 _REASONS = frozenset(int(reason) for reason in Reason)
+_COUNTS = {f"state.{name}" for name in ("step", "skipped_total", "skipped_in_a_row", "halted")}
 
 
 def state_to_dict(state: GuardState, names: Sequence[str] | None = None) -> dict[str, Any]:
@@ -122,7 +123,8 @@ def _from_plain(
         )
     if isinstance(like, tuple):
         if not isinstance(plain, list) or len(plain) != len(like):
-            raise bad_field(field, f"a list of {len(like)} rule states, as the config has", plain)
+            hint = "Load it into a guard with the clip rules that it was saved with."
+            raise bad_field(field, f"a list of {len(like)} rule states, as the config has", plain, hint=hint)
         return tuple(
             _from_plain(f"{field}[{i}]", item, part, xp=xp, device=device, index=index)
             for i, (item, part) in enumerate(zip(plain, like, strict=True))
@@ -132,6 +134,8 @@ def _from_plain(
     values = _decode(field, plain, shape, float if is_float else int)
     if index is not None and field == "state.recorder.ints":
         values = [[step, reason, index.get(worst, -1)] for step, reason, worst in values]
+    if field in _COUNTS and values < 0:
+        raise bad_field(field, "a whole number of 0 or more", plain)
     if field == "state.recorder.ints":
         _check_reasons(field, values)
     if field == "state.loss_scale.scale" and not SMALLEST_SCALE <= values <= LARGEST_SCALE:

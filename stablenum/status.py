@@ -39,7 +39,7 @@ class Explanation:
 
 
 EXPLANATIONS: dict[Reason, Explanation] = {
-    Reason.OK: Explanation("the step was applied unchanged", "-", "nothing to do"),
+    Reason.OK: Explanation("the step was applied", "-", "nothing to do"),
     Reason.CLIPPED: Explanation(
         "the step was applied with clipped gradients",
         "the gradient norm was above the clip threshold",

@@ -22,7 +22,11 @@ __all__ = ["can_skip_on_device", "is_fused", "moves_nothing", "step_folded", "tr
 
 def is_fused(optimizer: Optimizer) -> bool:
     """Whether the optimizer's kernel takes ``grad_scale`` and ``found_inf``."""
-    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+    if not getattr(optimizer, "_step_supports_amp_scaling", False):
+        return False
+    # The attribute tells of the constructor. What a step does is up to the groups, and loading a state
+    # dict or adding a group may have changed them since.
+    return all(group.get("fused") for group in optimizer.param_groups)
 
 
 def step_folded(optimizer: Optimizer, *, divisor: Tensor | None, found_inf: Tensor | None) -> None:
@@ -73,6 +77,8 @@ def moves_nothing(optimizer: Optimizer) -> bool:
     torch's checkpointing steps so on zero gradients, to create the optimizer's state. Such a step is
     not evidence that the loss scale may grow.
     """
+    if torch.compiler.is_compiling():
+        return False  # a tensor's value is not known while tracing
     rates = [group["lr"] for group in optimizer.param_groups if "lr" in group]
     return bool(rates) and all((not isinstance(lr, Tensor) or lr.is_cpu) and lr == 0 for lr in rates)
 
@@ -89,13 +95,36 @@ def transform_gradients(
     """
     if not grads:
         return  # another rank holds them all
-    grads = [local_part(g) for g in grads]
-    if all(m is multipliers[0] for m in multipliers):
-        torch._foreach_mul_(grads, multipliers[0])
-    else:
-        torch._foreach_mul_(grads, multipliers)
+    grads = [_plain(local_part(g)) for g in grads]
+    shared = all(factor is multipliers[0] for factor in multipliers)
+    by_device: dict[torch.device, tuple[list[Tensor], list[Tensor]]] = {}
+    for g, factor in zip(grads, multipliers, strict=True):
+        factor = factor.to(g.device)
+        if g.dtype in (torch.float16, torch.bfloat16):
+            # A factor of 2**-16 is hardly a number in float16, and on some devices torch rounds the
+            # factor to the gradient's format.
+            values = _stored_values(g)
+            values.copy_(values.float() * factor)
+        else:
+            tensors, factors = by_device.setdefault(g.device, ([], []))
+            tensors.append(g)
+            factors.append(factor)
+    for tensors, factors in by_device.values():
+        torch._foreach_mul_(tensors, factors[0] if shared else factors)
     if max_value is not None:
         for g in grads:
-            if g.layout != torch.strided:
-                g.copy_(g.coalesce())  # entries of one element are summed before they are bounded
-            dense_values(g).clamp_(-max_value, max_value)
+            values = _stored_values(g)
+            bound = min(max_value, torch.finfo(values.dtype).max)
+            values.clamp_(-bound, bound)
+
+
+def _plain(grad: Tensor) -> Tensor:
+    """The gradient, or, if it is conjugated lazily, the memory under it: factors and bounds are real."""
+    return grad.conj() if grad.is_complex() and grad.is_conj() else grad
+
+
+def _stored_values(grad: Tensor) -> Tensor:
+    """The real values that a gradient stores; writing to them writes to the gradient."""
+    if grad.layout != torch.strided:
+        grad.copy_(grad.coalesce())  # entries of one element are summed first
+    return dense_values(grad)

@@ -17,7 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stablenum.formats import FLOAT32_MAX
-from stablenum_torch.ranks import join_norms, local_part
+from stablenum_torch.ranks import join_norms, joins_ranks, local_part
+from stablenum_torch.state import to_device
 
 __all__ = ["dense_values", "norms_on_device", "norms_on_host"]
 
@@ -35,7 +36,10 @@ def dense_values(grad: Tensor) -> Tensor:
     """The real values that a gradient stores: a sparse one's entries, a complex one's two parts."""
     if grad.layout != torch.strided:
         grad = grad.coalesce().values()
-    return torch.view_as_real(grad) if grad.is_complex() else grad
+    if not grad.is_complex():
+        return grad
+    # A lazily conjugated gradient is looked at without the conjugation: magnitudes are the same.
+    return torch.view_as_real(grad.conj() if grad.is_conj() else grad)
 
 
 # --- on the host -----------------------------------------------------------------------------
@@ -99,18 +103,20 @@ def _careful_norm(value: Tensor) -> float:
 
 
 def norms_on_device(
-    grads: Sequence[Tensor | None], device: torch.device, process_group: dist.ProcessGroup | None = None
+    params: Sequence[Tensor], device: torch.device, process_group: dist.ProcessGroup | None = None
 ) -> Tensor:
-    """(n,) float32 norms as :func:`norms_on_host` gives them, on ``device``, without a host sync.
+    """(n,) float32 norms of the gradients, as :func:`norms_on_host` gives them, without a host sync.
 
     Args:
-        grads: the gradients; DTensors are joined over the ranks that they are sharded over.
+        params: the parameters; those of DTensors are joined over the ranks that they are sharded over.
         device: where the result lies.
         process_group: ranks over which plain gradients are sharded.
     """
-    if not grads:
+    if not params:
         return torch.zeros(0, dtype=torch.float32, device=device)
-    norms = join_norms(_local_norms(grads, device), grads, process_group)
+    norms = _local_norms([p.grad for p in params], device)
+    if joins_ranks(params, process_group):
+        norms = join_norms(norms, params, process_group)
     saturated = torch.clamp(norms, max=FLOAT32_MAX)
     return torch.where(torch.isfinite(norms), saturated, norms).float()
 
@@ -132,5 +138,5 @@ def _local_norms(grads: Sequence[Tensor | None], device: torch.device) -> Tensor
             largest = torch._foreach_norm(tensors, math.inf)
             found = [torch.where(torch.isinf(n), a, n) for n, a in zip(found, largest, strict=True)]
         for (i, _), norm in zip(members, found, strict=True):
-            norms[i] = norm.to(device, non_blocking=True)
+            norms[i] = to_device(norm, device)
     return torch.stack(norms)

@@ -18,8 +18,9 @@ from stablenum.guard import GuardState, init_guard
 from stablenum.readout import history, metrics
 from stablenum.statedict import state_from_dict, state_to_dict
 from stablenum_torch.checks import check_optimizer, parameter_names, warn_of_lost_eps
+from stablenum_torch.ranks import check_process_group, several_ranks
 from stablenum_torch.readback import HaltWatch
-from stablenum_torch.state import copy_into, moved_to
+from stablenum_torch.state import copy_into, moved_to, to_device
 from stablenum_torch.stepping import guarded_step
 
 __all__ = ["GuardedOptimizer", "wrap"]
@@ -52,7 +53,7 @@ def wrap(
 
     Raises:
         TypeError: ``optimizer`` is not an optimizer, needs a closure (LBFGS) or is guarded already;
-            an unknown setting; ``names`` of another kind.
+            an unknown setting; ``names`` or ``process_group`` of another kind.
         ValueError: a setting has a wrong value, or the optimizer holds no parameters.
 
     Example:
@@ -70,6 +71,7 @@ def wrap(
     if isinstance(optimizer, GuardedOptimizer):
         raise TypeError("optimizer is guarded already; wrap the optimizer it was made from.")
     known = parameter_names(names)
+    check_process_group(process_group)
     warn_of_lost_eps(optimizer)
     return GuardedOptimizer(optimizer, made, known, process_group)
 
@@ -162,10 +164,14 @@ class GuardedOptimizer(Optimizer):
         """Add a group to the inner optimizer."""
         self.inner.add_param_group(param_group)
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients, and the loss noted for the step that they belonged to."""
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """Clear the gradients, and the loss noted for the step that they belonged to.
+
+        A batch that is dropped after :meth:`scale` has to be dropped through this method, not through
+        the model's: its loss would otherwise count in the next step.
+        """
         self._loss = None
-        self.inner.zero_grad(set_to_none)
+        self.inner.zero_grad(*args, **kwargs)
 
     # --- the training step ---------------------------------------------------------------------
 
@@ -174,6 +180,10 @@ class GuardedOptimizer(Optimizer):
 
         Also notes the loss for this step's record and finiteness check; several calls before one
         ``step()`` (gradient accumulation) add up. Without scaling the loss itself is returned.
+
+        A loss that goes through two guarded optimizers is scaled by one of them: give those a fixed
+        scale, the same for both, or use one optimizer with several groups. Where several ranks train
+        together each has a loss of its own, so the loss has no say there and is not recorded.
 
         Args:
             loss: () tensor, or one whose sum is the loss.
@@ -184,12 +194,13 @@ class GuardedOptimizer(Optimizer):
         if not isinstance(loss, Tensor) or not loss.is_floating_point():
             got = loss.dtype if isinstance(loss, Tensor) else type(loss).__name__
             raise TypeError(f"loss must be a floating-point tensor; got {got}.")
-        seen = loss.detach().float().sum()
+        seen = loss.detach().sum()
+        seen = seen if seen.dtype == torch.float64 else seen.float()
         self._loss = seen if self._loss is None else self._loss + seen
         if self.config.loss_scale is None:
             return loss
         wide = loss if loss.dtype == torch.float64 else loss.float()
-        return wide * self._state.loss_scale.scale.to(loss.device, non_blocking=True)
+        return wide * to_device(self._state.loss_scale.scale, loss.device)
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
         """``scale(loss).backward(**kwargs)``."""
@@ -213,7 +224,8 @@ class GuardedOptimizer(Optimizer):
 
         Args:
             closure: re-evaluates the model and returns the loss; run once, before the decision, with
-                gradients enabled. It may call :meth:`backward`.
+                gradients enabled. With a loss scale it has to call :meth:`backward` (or :meth:`scale`):
+                the gradients of an unscaled loss would be divided by the scale all the same.
 
         Returns:
             What the closure returned, or None.
@@ -222,28 +234,37 @@ class GuardedOptimizer(Optimizer):
             NonFiniteError: the configured number of steps in a row could not be applied. The step
                 was skipped like those before it.
         """
-        result = None
-        if closure is not None:
-            with torch.enable_grad():
-                result = closure()
-            if self._loss is None and isinstance(result, (Tensor, float)):
-                self._loss = torch.as_tensor(result).detach().float().sum()
-        grads = [p.grad for p in self._parameters()]
-        # A rank without gradients still owes the others its part of the joint norm.
-        if any(g is not None for g in grads) or self._process_group is not None:
-            self._guarded_step(grads)
-        self._loss = None
+        try:
+            result = None if closure is None else self._run(closure)
+            # A rank without gradients still owes the others its part of the joint norm.
+            joint = self._process_group is not None and several_ranks()
+            if joint or any(p.grad is not None for p in self._parameters()):
+                self._guarded_step()
+            return result
+        finally:
+            self._loss = None
+
+    def _run(self, closure: Callable[[], Any]) -> Any:
+        with torch.enable_grad():
+            result = closure()
+        if self._loss is None and hasattr(result, "__float__"):
+            self._loss = torch.as_tensor(result).detach().sum()
         return result
 
-    def _guarded_step(self, grads: list[Tensor | None]) -> None:
-        home = self._parameters()[0].device
-        if self._state.step.device != home:  # the model was moved after it was wrapped
-            self._state = moved_to(self._state, home)
-        after = guarded_step(self.inner, self.config, self._state, grads, self._loss, self._process_group)
+    def _guarded_step(self) -> None:
+        params = self._parameters()
+        if self._state.step.device != params[0].device:  # the model was moved after it was wrapped
+            self._state = moved_to(self._state, params[0].device)
+        after = guarded_step(self.inner, self.config, self._state, params, self._loss, self._process_group)
         # Written last, so that an error in the inner step leaves the guard as it was.
         copy_into(self._state, after)
-        if not torch.compiler.is_compiling():
-            self._watch.after_step(self._state, self._flat_names, self.config)
+        if self.config.skip_limit is not None:
+            self._raise_if_halted()
+
+    @torch._dynamo.disable
+    def _raise_if_halted(self) -> None:
+        # A compiled step breaks its graph here: only the host can raise.
+        self._watch.after_step(self._state, self._flat_names, self.config)
 
     # --- reading -------------------------------------------------------------------------------
 
@@ -284,7 +305,8 @@ class GuardedOptimizer(Optimizer):
 
     def guard_state_dict(self) -> dict[str, Any]:
         """The guard's state as JSON values, the same as ``stablenum_jax`` writes."""
-        return state_to_dict(self._state, self._flat_names())
+        known = bool(self._names) or any(group.get("param_names") for group in self.param_groups)
+        return state_to_dict(self._state, self._flat_names() if known else None)
 
     def load_guard_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state that :meth:`guard_state_dict` wrote, here or in another framework.

@@ -13,48 +13,63 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["is_distributed", "join_norms", "local_part", "several_ranks"]
+__all__ = ["check_process_group", "join_norms", "joins_ranks", "local_part", "several_ranks"]
 
 
 def several_ranks() -> bool:
     """Whether this process is one of several that train together."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return _initialized() and dist.get_world_size() > 1
 
 
-def is_distributed(grad: Any) -> bool:
-    """Whether a gradient is a DTensor, as FSDP2 and tensor parallelism make them."""
-    return grad is not None and hasattr(grad, "device_mesh") and hasattr(grad, "placements")
+def joins_ranks(params: Sequence[Tensor], process_group: dist.ProcessGroup | None) -> bool:
+    """Whether norms have to be joined over ranks: for plain shards of a group, and for DTensors."""
+    return process_group is not None or (_initialized() and any(map(_is_dtensor, params)))
+
+
+def check_process_group(process_group: object) -> None:
+    """Refuse what is not a process group.
+
+    Raises:
+        TypeError: it is neither a group nor None.
+    """
+    allowed = (dist.ProcessGroup, type(None)) if dist.is_available() else type(None)
+    if not isinstance(process_group, allowed):
+        raise TypeError(
+            "process_group must be a torch.distributed.ProcessGroup, as torch.distributed.new_group() "
+            f"returns, or None; got {type(process_group).__name__}."
+        )
 
 
 def local_part(grad: Any) -> Tensor:
-    """The part of a gradient that lies on this rank; writing to it writes to the gradient."""
-    if not is_distributed(grad):
+    """The part of a gradient that lies on this rank; writing to it writes to the gradient.
+
+    Raises:
+        ValueError: the gradient is a partial DTensor.
+    """
+    if not _is_dtensor(grad):
         return grad
     if any(placement.is_partial() for placement in grad.placements):
         raise ValueError(
-            "gradients must be sharded or replicated DTensors; got a partial one, whose values "
-            "are only known after a sum over ranks. Redistribute it first."
+            f"gradients must be sharded or replicated DTensors; got placements {grad.placements}, "
+            "whose values are only known after a sum over ranks. Before the step, set "
+            "p.grad = p.grad.redistribute(placements=p.placements)."
         )
     local: Tensor = grad.to_local()
     return local
 
 
-def join_norms(
-    norms: Tensor, grads: Sequence[Tensor | None], process_group: dist.ProcessGroup | None
-) -> Tensor:
+def join_norms(norms: Tensor, params: Sequence[Any], process_group: dist.ProcessGroup | None) -> Tensor:
     """(n,) float64 norms of whole gradients from those of this rank's parts.
 
     Args:
-        norms: (n,) float64, of the local parts.
-        grads: the gradients; a DTensor is joined over the mesh dimensions that shard it.
-        process_group: ranks over which plain gradients are shards, or None if they are whole.
+        norms: (n,) float64, of the local parts; 0 where a rank has no gradient, which takes part too.
+        params: the parameters; a DTensor's norm is joined over the mesh dimensions that shard it.
+        process_group: ranks over which plain parameters are shards, or None if they are whole.
     """
     groups: dict[dist.ProcessGroup, list[int]] = {}
-    for i, grad in enumerate(grads):
-        for group in _sharding_groups(grad, process_group):
+    for i, param in enumerate(params):
+        for group in _sharding_groups(param, process_group):
             groups.setdefault(group, []).append(i)
-    if not groups:
-        return norms
     # Finite norms that float64 could not square belong to float64 gradients; they saturate anyway.
     squares = torch.where(torch.isfinite(norms), norms.clamp(max=1e150), norms).square()
     for group, members in groups.items():
@@ -68,9 +83,17 @@ def join_norms(
     return squares.sqrt()
 
 
-def _sharding_groups(grad: Any, process_group: dist.ProcessGroup | None) -> list[dist.ProcessGroup]:
-    if not is_distributed(grad):
-        # A parameter without gradient takes part too: ranks may differ in which they have.
+def _sharding_groups(param: Any, process_group: dist.ProcessGroup | None) -> list[dist.ProcessGroup]:
+    if not _is_dtensor(param):
         return [] if process_group is None else [process_group]
-    mesh = grad.device_mesh
-    return [mesh.get_group(d) for d, p in enumerate(grad.placements) if p.is_shard()]
+    # Not is_shard(): the strided shards of FSDP over tensor parallelism say no to that.
+    sharded = [d for d, placement in enumerate(param.placements) if not placement.is_replicate()]
+    return [param.device_mesh.get_group(d) for d in sharded]
+
+
+def _is_dtensor(tensor: Any) -> bool:
+    return hasattr(tensor, "device_mesh") and hasattr(tensor, "placements")
+
+
+def _initialized() -> bool:
+    return dist.is_available() and dist.is_initialized()

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from stablenum.guard import GuardState
+from stablenum.trees import leaves, map_leaves
 
-__all__ = ["copy_into", "host_view", "moved_to"]
-
-
-def _map(function: Callable[[Any], Any], tree: Any) -> Any:
-    if not isinstance(tree, tuple):
-        return function(tree)
-    leaves = [_map(function, leaf) for leaf in tree]
-    return type(tree)(*leaves) if hasattr(tree, "_fields") else tuple(leaves)
+__all__ = ["copy_into", "host_view", "moved_to", "to_device"]
 
 
-def _leaves(tree: Any) -> list[Any]:
-    return [leaf for part in tree for leaf in _leaves(part)] if isinstance(tree, tuple) else [tree]
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on ``device``. Only copies away from the host go on in the background.
+
+    A copy to the host that nobody waits for would be read before it arrives.
+    """
+    return tensor.to(device, non_blocking=device.type != "cpu")
 
 
 def host_view(state: GuardState) -> GuardState:
     """NumPy arrays that share memory with a state of CPU tensors."""
-    view: GuardState = _map(Tensor.numpy, state)
-    return view
+    return map_leaves(Tensor.numpy, state)
 
 
 def copy_into(state: GuardState, values: GuardState) -> None:
@@ -36,7 +30,7 @@ def copy_into(state: GuardState, values: GuardState) -> None:
 
     In place, so that CUDA graphs, compiled steps and views go on seeing the same memory.
     """
-    for leaf, value in zip(_leaves(state), _leaves(values), strict=True):
+    for leaf, value in zip(leaves(state), leaves(values), strict=True):
         if isinstance(value, Tensor):
             leaf.copy_(value)
         else:
@@ -45,5 +39,4 @@ def copy_into(state: GuardState, values: GuardState) -> None:
 
 def moved_to(state: GuardState, device: torch.device) -> GuardState:
     """A copy of the state on ``device``."""
-    moved: GuardState = _map(lambda leaf: leaf.to(device), state)
-    return moved
+    return map_leaves(lambda leaf: leaf.to(device), state)

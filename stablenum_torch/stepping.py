@@ -8,6 +8,7 @@ skip by itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import array_api_compat.numpy as np_namespace
 import array_api_compat.torch as torch_namespace
@@ -18,7 +19,8 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from stablenum.config import GuardConfig
-from stablenum.guard import GuardState, Observation, decide, select
+from stablenum.formats import FLOAT32_MAX
+from stablenum.guard import Decision, GuardState, Observation, decide, select
 from stablenum_torch.apply import (
     can_skip_on_device,
     is_fused,
@@ -27,20 +29,18 @@ from stablenum_torch.apply import (
     transform_gradients,
 )
 from stablenum_torch.measure import norms_on_device, norms_on_host
-from stablenum_torch.ranks import is_distributed, several_ranks
+from stablenum_torch.ranks import joins_ranks, several_ranks
 from stablenum_torch.readback import wait_for_bool
-from stablenum_torch.state import host_view
+from stablenum_torch.state import host_view, to_device
 
 __all__ = ["guarded_step"]
-
-Gradients = Sequence[Tensor | None]
 
 
 def guarded_step(
     optimizer: Optimizer,
     config: GuardConfig,
     state: GuardState,
-    grads: Gradients,
+    params: Sequence[Tensor],
     loss: Tensor | None,
     process_group: ProcessGroup | None,
 ) -> GuardState:
@@ -50,7 +50,7 @@ def guarded_step(
         optimizer: the inner optimizer; its parameters hold the gradients.
         config: the guard's settings.
         state: the guard's tensors, not changed here.
-        grads: the gradient of each parameter of the optimizer, in order, or None.
+        params: the parameters of the optimizer, in order; those without gradient count as zero.
         loss: () the unscaled loss, if known.
         process_group: ranks over which plain gradients are sharded.
     """
@@ -58,32 +58,36 @@ def guarded_step(
         # Each rank has a loss of its own. Decisions rest on the gradients alone then, which all
         # ranks share: otherwise one bad loss would make the ranks disagree.
         loss = None
-    if _on_host(state, grads, process_group):
-        return _step_on_host(optimizer, config, state, grads, loss)
-    return _step_on_device(optimizer, config, state, grads, loss, process_group)
+    if _on_host(state, params, process_group):
+        return _step_on_host(optimizer, config, state, params, loss)
+    return _step_on_device(optimizer, config, state, params, loss, process_group)
 
 
-def _on_host(state: GuardState, grads: Gradients, process_group: ProcessGroup | None) -> bool:
-    if torch.compiler.is_compiling() or not state.step.is_cpu:
+def _on_host(state: GuardState, params: Sequence[Tensor], process_group: ProcessGroup | None) -> bool:
+    """Whether all that a decision needs lies in this process's memory."""
+    if torch.compiler.is_compiling() or joins_ranks(params, process_group):
         return False
-    if several_ranks() and (process_group is not None or any(map(is_distributed, grads))):
-        return False
-    return all(g is None or g.is_cpu for g in grads)
+    return state.step.is_cpu and all(p.is_cpu for p in params)
 
 
 def _step_on_host(
-    optimizer: Optimizer, config: GuardConfig, state: GuardState, grads: Gradients, loss: Tensor | None
+    optimizer: Optimizer,
+    config: GuardConfig,
+    state: GuardState,
+    params: Sequence[Tensor],
+    loss: Tensor | None,
 ) -> GuardState:
     before = host_view(state)
     with np.errstate(all="ignore"):
-        seen = Observation(norms_on_host(grads), None if loss is None else loss.cpu().float().numpy())
+        norms = norms_on_host([p.grad for p in params])
+        seen = Observation(norms, None if loss is None else _float32(loss).cpu().numpy())
         decision, after = decide(config, before, seen, xp=np_namespace)
         if moves_nothing(optimizer):
-            after = select(np.equal(decision.grad_norm, 0), before, after, xp=np_namespace)
+            after = _without_trace(decision, before, after, np_namespace)
     if decision.apply:
         unchanged = bool(np.all(decision.multiplier == 1))
-        multiplier = torch.as_tensor(decision.multiplier)
-        _apply(optimizer, config, grads, multiplier, unchanged=unchanged, found_inf=None)
+        multiplier = torch.as_tensor(decision.multiplier, device="cpu")
+        _apply(optimizer, config, params, multiplier, unchanged=unchanged, found_inf=None)
     return after
 
 
@@ -91,30 +95,42 @@ def _step_on_device(
     optimizer: Optimizer,
     config: GuardConfig,
     state: GuardState,
-    grads: Gradients,
+    params: Sequence[Tensor],
     loss: Tensor | None,
     process_group: ProcessGroup | None,
 ) -> GuardState:
     device = state.step.device
-    loss = None if loss is None else loss.to(device, torch.float32, non_blocking=True)
-    seen = Observation(norms_on_device(grads, device, process_group), loss)
+    norms = norms_on_device(params, device, process_group)
+    seen = Observation(norms, None if loss is None else to_device(_float32(loss), device))
     decision, after = decide(config, state, seen, xp=torch_namespace)
     if moves_nothing(optimizer):
-        after = select(decision.grad_norm == 0, state, after, xp=torch_namespace)
+        after = _without_trace(decision, state, after, torch_namespace)
     unchanged = not config.changes_gradients
     if is_fused(optimizer) and can_skip_on_device(optimizer):
         # Exactly 1. or 0.: the kernels compare with 1.
         found_inf = torch.logical_not(decision.apply).float()
-        _apply(optimizer, config, grads, decision.multiplier, unchanged=unchanged, found_inf=found_inf)
+        _apply(optimizer, config, params, decision.multiplier, unchanged=unchanged, found_inf=found_inf)
     elif wait_for_bool(decision.apply):
-        _apply(optimizer, config, grads, decision.multiplier, unchanged=unchanged, found_inf=None)
+        _apply(optimizer, config, params, decision.multiplier, unchanged=unchanged, found_inf=None)
     return after
+
+
+def _float32(loss: Tensor) -> Tensor:
+    """The loss in float32; a finite float64 beyond its range saturates, for it is not an inf."""
+    if loss.dtype == torch.float64:
+        loss = torch.where(torch.isfinite(loss), loss.clamp(-FLOAT32_MAX, FLOAT32_MAX), loss)
+    return loss.float()
+
+
+def _without_trace(decision: Decision, before: GuardState, after: GuardState, xp: Any) -> GuardState:
+    """The state after a step of learning rate 0: as before it, if its gradients were all zero."""
+    return select((decision.grad_norm == 0) & decision.apply, before, after, xp=xp)
 
 
 def _apply(
     optimizer: Optimizer,
     config: GuardConfig,
-    grads: Gradients,
+    params: Sequence[Tensor],
     multiplier: Tensor,
     *,
     unchanged: bool,
@@ -122,10 +138,10 @@ def _apply(
 ) -> None:
     """Step the optimizer on gradients times ``multiplier``, in its own pass where it can."""
     fold = is_fused(optimizer) and not config.per_tensor and config.max_value is None
-    if not fold and (config.max_value is not None or not unchanged):
+    if config.max_value is not None or not (fold or unchanged):
         # Unbound, not indexed: an index made on the host would have to be copied to the device first.
-        each = multiplier.unbind() if config.per_tensor else [multiplier] * len(grads)
-        present = [(g, factor) for g, factor in zip(grads, each, strict=True) if g is not None]
+        each = multiplier.unbind() if config.per_tensor else [multiplier] * len(params)
+        present = [(p.grad, factor) for p, factor in zip(params, each, strict=True) if p.grad is not None]
         transform_gradients([g for g, _ in present], [factor for _, factor in present], config.max_value)
     divisor = 1.0 / multiplier if fold and not unchanged else None
     step_folded(optimizer, divisor=divisor, found_inf=found_inf)

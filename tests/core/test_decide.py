@@ -100,3 +100,12 @@ def test_a_wrong_number_of_tensors_is_refused(backend, n_tensors):
 
 def test_an_observation_needs_only_norms():
     assert Observation(norms=()) == ((), None, None)
+
+
+@pytest.mark.parametrize("norm", [1e37, 1.6e38, 2.9e38, 3.4e38])
+def test_a_scale_below_one_never_makes_a_finite_gradient_infinite(backend, norm):
+    decision, _ = decide_once(backend, [norm], GuardConfig(loss_scale=0.25))
+    assert bool(decision.apply)
+    # 1e37 is enlarged as the scale says; what would leave float32's range stays as it is.
+    assert float(decision.multiplier) == (4.0 if norm * 4 < 1.7e38 else 1.0)
+    assert math.isfinite(norm * float(decision.multiplier))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from stablenum_torch.measure import norms_on_device, norms_on_host
 CPU = torch.device("cpu")
 MEASURES = {
     "host": lambda grads: norms_on_host(grads).tolist(),
-    "device": lambda grads: norms_on_device(grads, CPU).tolist(),
+    "device": lambda grads: norms_on_device([SimpleNamespace(grad=g) for g in grads], CPU).tolist(),
 }
 
 

@@ -75,9 +75,12 @@ def test_on_meta_tensors_measuring_and_deciding_need_no_value():
     meta = torch.device("meta")
     config = GuardConfig(clip=(st.ClipByNorm(1.0), 1.0), loss_scale="dynamic", max_skips_in_a_row=3)
     state = init_guard(config, 2, xp=xp, device=meta)
-    norms = norms_on_device(
-        [torch.empty(3, device=meta), torch.empty(4, device=meta, dtype=torch.bfloat16)], meta
-    )
+    params = [
+        torch.nn.Parameter(torch.empty(3, device=meta, dtype=d)) for d in (torch.float32, torch.bfloat16)
+    ]
+    for p in params:
+        p.grad = torch.empty_like(p)
+    norms = norms_on_device(params, meta)
     decision, after = decide(config, state, Observation(norms, torch.empty((), device=meta)), xp=xp)
     assert decision.multiplier.shape == (2,)
     assert decision.multiplier.is_meta
