@@ -25,9 +25,10 @@ __all__ = ["dense_values", "norms_on_device", "norms_on_host"]
 # Up to here one multi-tensor call takes the norms of all tensors; above it a dot product is both
 # faster and more accurate.
 _SMALL = 2**16
-# Elements whose squares are summed in one go in float32. The squares of 16-bit values fall on few
-# significands, so their rounding errors do not cancel: they need shorter sums (measured: 1e-7 each).
-_BLOCK, _NARROW_BLOCK = 2**17, 2**13
+# Elements whose squares are summed in one go in float32: a larger block is faster and less accurate
+# (relative error of the norm at 2**18: 4e-7 for random values, 6e-6 for equal ones). The squares of
+# 16-bit values fall on few significands, so their rounding errors do not cancel: shorter sums.
+_BLOCK, _NARROW_BLOCK = 2**18, 2**13
 # Below this joint norm the squares of elements that matter may have flushed to zero.
 _SUSPICIOUSLY_SMALL = 2.0**-40
 
