@@ -167,7 +167,7 @@ def decide(
         (_unscale(norms, scale, xp=xp), _unscale(raw_total, scale, xp=xp)) if scaled else (norms, raw_total)
     )
     coefficient, clip_state = _clip(config, state.clip, norms, grad_norm, applied, xp=xp)
-    multiplier = _with_unscaling(coefficient, scale, raw_total, xp=xp) if scaled else coefficient
+    multiplier = _with_unscaling(coefficient, scale, grad_norm, xp=xp) if scaled else coefficient
     smallest = coefficient
     if config.per_tensor:
         smallest = xp.min(coefficient) if norms.shape[0] else xp.ones_like(grad_norm)
@@ -204,14 +204,13 @@ def _unscale(norm: Array, scale: Array, *, xp: Namespace) -> Array:
     return xp.where(xp.isfinite(norm), at_most(unscaled, FLOAT32_MAX, xp=xp), norm)
 
 
-def _with_unscaling(coefficient: Array, scale: Array, raw_total: Array, *, xp: Namespace) -> Array:
+def _with_unscaling(coefficient: Array, scale: Array, grad_norm: Array, *, xp: Namespace) -> Array:
     """``coefficient / scale``, kept from zeroing gradients and from making them infinite.
 
     A scale below 1 enlarges them; where that would leave float32's range they stay as they are.
     """
     multiplier = at_least(coefficient / scale, FLOAT32_TINY, xp=xp)
-    leaves_range = raw_total > scale * (FLOAT32_MAX / 2)
-    return xp.where(leaves_range, at_most(multiplier, 1.0, xp=xp), multiplier)
+    return xp.where(grad_norm > FLOAT32_MAX / 2, at_most(multiplier, 1.0, xp=xp), multiplier)
 
 
 def _clip(
