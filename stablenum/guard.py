@@ -298,11 +298,14 @@ def _hold_if_halted(
     if config.skip_limit is None:
         return decision, after
     halted = before.halted > 0
-    # Not _replace: torch.compile of torch 2.6 does not trace it.
+    # Field by field: torch.compile of torch 2.6 traces neither _replace nor a slice of a NamedTuple.
     refused = Decision(
-        decision.apply & xp.logical_not(halted),
-        xp.where(halted, xp.ones_like(decision.multiplier), decision.multiplier),
-        *decision[2:],
+        apply=decision.apply & xp.logical_not(halted),
+        multiplier=xp.where(halted, xp.ones_like(decision.multiplier), decision.multiplier),
+        reason=decision.reason,
+        grad_norm=decision.grad_norm,
+        clip_coefficient=decision.clip_coefficient,
+        worst=decision.worst,
     )
     return refused, select(halted, before, after, xp=xp)
 
