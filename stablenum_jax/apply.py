@@ -71,12 +71,26 @@ def zeros_unless(condition: Array, updates: PyTree) -> PyTree:
     return jax.tree_util.tree_map_with_path(change, updates)
 
 
-def negative_zeros(like: Any) -> Array:
-    """Zeros that change nothing when added: ``x + -0.0`` is x bit for bit, ``-0.0 + 0.0`` is not."""
-    if not jnp.issubdtype(like.dtype, jnp.inexact):
-        return jnp.zeros(like.shape, like.dtype)
-    zero = complex(-0.0, -0.0) if jnp.issubdtype(like.dtype, jnp.complexfloating) else -0.0
-    return jnp.full(like.shape, zero, like.dtype)
+def negative_zeros(updates: PyTree, grads: PyTree) -> PyTree:
+    """Updates that change nothing when added: ``x + -0.0`` is x bit for bit, ``-0.0 + 0.0`` is not.
+
+    Args:
+        updates: shapes and dtypes of the updates.
+        grads: the gradients; where a leaf of theirs has the update's shape, the zeros lie on the
+            devices and vary over the mesh axes as it does, which a bare constant would not.
+    """
+    alike = jax.tree.structure(updates) == jax.tree.structure(grads)
+
+    def zeros(update: Any, grad: Any) -> Array:
+        if not jnp.issubdtype(update.dtype, jnp.inexact):
+            return jnp.zeros(update.shape, update.dtype)
+        zero = complex(-0.0, -0.0) if jnp.issubdtype(update.dtype, jnp.complexfloating) else -0.0
+        if jnp.shape(grad) != update.shape or not is_measurable((), grad):
+            return jnp.full(update.shape, zero, update.dtype)
+        constant = jnp.asarray(zero, update.dtype)
+        return jnp.where(jnp.isnan(grad), constant, constant)
+
+    return jax.tree.map(zeros, updates, grads if alike else updates)
 
 
 def _times(leaf: Array, factor: Array) -> Array:

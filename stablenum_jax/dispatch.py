@@ -6,13 +6,12 @@ import functools
 from typing import Any, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
 import stablenum
 from stablenum_jax.driving import Add, run_guarded
-from stablenum_jax.measure import saturating_float32
+from stablenum_jax.measure import scalar_loss
 from stablenum_jax.modes import current_mode
 from stablenum_jax.readout import raise_if_halted
 from stablenum_jax.state import find_guard
@@ -59,8 +58,10 @@ def _is_hashable(value: object) -> bool:
 
 
 def _is_arrays(value: Any) -> bool:
+    """Whether a value may be traced. A bool may not: transformations branch on their flags."""
     return all(
-        isinstance(leaf, (bool, int, float, complex, np.ndarray, np.generic, jax.Array))
+        isinstance(leaf, (int, float, complex, np.ndarray, np.generic, jax.Array))
+        and not isinstance(leaf, bool)
         for leaf in jax.tree.leaves(value)
     )
 
@@ -90,7 +91,7 @@ def drive(
         ValueError: ``opt_state`` holds no guard or more than one; ``tx.update`` changes the
             structure of the state; the loss is not a scalar.
     """
-    loss = _scalar_loss(extra.get("value"))
+    loss = scalar_loss(extra.get("value"))
     arrays = {name: value for name, value in extra.items() if _is_arrays(value)}
     static = tuple((name, value) for name, value in extra.items() if name not in arrays)
     eager = current_mode() is None and not _is_traced((params, opt_state, grads, loss, extra))
@@ -104,14 +105,3 @@ def drive(
     if config.skip_limit is not None and not _is_traced(opt_state):
         raise_if_halted(opt_state, config)
     return target, opt_state
-
-
-def _scalar_loss(value: Any) -> Array | None:
-    """The loss as () float32."""
-    if value is None:
-        return None
-    if jnp.shape(value) != ():
-        raise ValueError(
-            f"value must be the scalar loss of the step; got shape {jnp.shape(value)}. Take its mean or sum."
-        )
-    return saturating_float32(value)

@@ -122,8 +122,9 @@ def _capture(
     jax.eval_shape(probe, [leaves[i] for i in traced])
     if not found:
         raise ValueError(
-            "tx never calls the guard whose state is in opt_state; got an opt_state of another optimizer. "
-            "Make opt_state with the init of the same tx."
+            "tx never calls the guard whose state is in opt_state: either opt_state is that of another "
+            "optimizer (make it with the init of the same tx), or tx.update is jitted already (jit the "
+            "training step instead)."
         )
     return found[0]
 
@@ -158,6 +159,12 @@ def run_guarded(
     )
     mode: Direct | Deferred
     if seen.source is not None:
+        if seen.config.loss_scale is not None and others.size:
+            raise ValueError(
+                f"loss_scale needs a guard that sees all gradients; {others.size} of them bypass it and "
+                "would stay multiplied by the scale. Put the guard outside of masked and partition, as in "
+                "optax.chain(stablenum_jax.guard(...), optax.partition(...))."
+            )
         mode = Direct(decision.multiplier)
     else:
         mode = Deferred(unscaled=outer_unscaled or seen.config.loss_scale is not None, loss=loss)
@@ -170,11 +177,12 @@ def run_guarded(
         after = _like("opt_state", opt_state, after)
         target = updates if add is None else _like("params", params, add(params, updates))
         if isinstance(mode, Deferred):
-            target, after = _undo_if_refused(own, (target, after), skip(params, opt_state, target))
+            before, kept = skip(params, _without_window(opt_state), target)
+            target, after = _undo_if_refused(own, (target, after), (before, kept))
         return target, after
 
     def skip(params: PyTree, opt_state: PyTree, updates: PyTree) -> tuple[PyTree, PyTree]:
-        target = params if add is not None else jax.tree.map(negative_zeros, updates)
+        target = params if add is not None else negative_zeros(updates, grads)
         return target, replace_guard(opt_state, own._replace(guard=guard_after))
 
     shape = jax.eval_shape(attempt, params, opt_state)[0] if add is None else None
@@ -240,6 +248,24 @@ def _undo_if_refused(own: GuardOptState, new: PyTree, old: PyTree) -> PyTree:
     refused = guard.guard.skipped_total != own.guard.skipped_total
     target, opt_state = jax.tree.map(lambda a, b: jnp.where(refused, a, b), old, new)
     return target, replace_guard(opt_state, guard)
+
+
+def _without_window(opt_state: PyTree) -> PyTree:
+    """``opt_state`` with the window of a ``MultiSteps`` around the guard begun anew.
+
+    When the guard refuses the sum of gradients that were finite one by one, that sum has to go: kept
+    in the accumulator it would be refused for ever.
+    """
+
+    def drop(node: Any) -> Any:
+        if not (isinstance(node, optax.MultiStepsState) and has_guard(node)):
+            return node
+        return node._replace(
+            mini_step=jnp.zeros_like(node.mini_step),
+            acc_grads=jax.tree.map(jnp.zeros_like, node.acc_grads),
+        )
+
+    return jax.tree.map(drop, opt_state, is_leaf=lambda node: isinstance(node, optax.MultiStepsState))
 
 
 def _warn_of_placement(opt_state: PyTree) -> None:

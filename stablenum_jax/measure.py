@@ -24,6 +24,7 @@ __all__ = [
     "leaf_norms",
     "norms_over_axis",
     "saturating_float32",
+    "scalar_loss",
 ]
 
 Array: TypeAlias = jax.Array
@@ -82,7 +83,8 @@ def leaf_norms(leaves: Sequence[Any]) -> Array:
     Returns:
         (n,) float32. Finite if and only if every element of the leaf is finite (a norm beyond
         float32's range saturates there); NaN if the leaf holds NaN, else inf if it holds inf;
-        0 for None and for a leaf without elements.
+        0 for None and for a leaf without elements. A leaf below 1e-23 beside an ordinary one may
+        read 0: it changes neither the joint norm nor a decision.
 
     Example:
         >>> leaf_norms([jnp.asarray([3e30, 4e30]), None])
@@ -130,6 +132,21 @@ def saturating_float32(x: Any) -> Array:
     if x.dtype == jnp.float64:
         x = jnp.where(jnp.isfinite(x), jnp.clip(x, -FLOAT32_MAX, FLOAT32_MAX), x)
     return x.astype(jnp.float32)
+
+
+def scalar_loss(value: Any) -> Array | None:
+    """The loss as () float32, or None.
+
+    Raises:
+        ValueError: it is not a scalar.
+    """
+    if value is None:
+        return None
+    if jnp.shape(value) != ():
+        raise ValueError(
+            f"value must be the scalar loss of the step; got shape {jnp.shape(value)}. Take its mean or sum."
+        )
+    return saturating_float32(value)
 
 
 def _real_parts(x: Array) -> list[Array]:

@@ -72,7 +72,8 @@ def metrics(opt_state: PyTree, *, raise_if_halted: bool = True) -> dict[str, Any
         >>> seen["reason"].name, seen["grad_norm"], seen["worst"].name
         ('CLIPPED', 5.0, 'w')
     """
-    if isinstance(find_guard(opt_state).names_id, jax.core.Tracer):
+    names_id = find_guard(opt_state).names_id
+    if isinstance(names_id, jax.core.Tracer) and not names_id.ndim:
         return _traced_metrics(find_guard(opt_state).guard)
     state, names = _read(opt_state)
     if raise_if_halted:
@@ -144,8 +145,11 @@ def resume(opt_state: PyTree) -> PyTree:
     """
     found = find_guard(opt_state)
     guard = found.guard
-    zero = jnp.zeros_like(guard.halted)
-    return replace_guard(opt_state, found._replace(guard=guard._replace(halted=zero, skipped_in_a_row=zero)))
+    # Two arrays, not one in two places: a buffer cannot be donated twice.
+    cleared = guard._replace(
+        halted=jnp.zeros_like(guard.halted), skipped_in_a_row=jnp.zeros_like(guard.skipped_in_a_row)
+    )
+    return replace_guard(opt_state, found._replace(guard=cleared))
 
 
 def guard_state_dict(opt_state: PyTree) -> dict[str, Any]:

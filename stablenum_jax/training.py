@@ -81,7 +81,7 @@ def _add(params: PyTree, updates: PyTree) -> PyTree:
     """``optax.apply_updates`` that leaves a parameter without update alone."""
 
     def add(param: Any, update: Any) -> Any:
-        if param is None or update is None:
+        if param is None or update is None or getattr(update, "dtype", None) == jax.dtypes.float0:
             return param
         return jnp.asarray(param + update).astype(jnp.asarray(param).dtype)
 

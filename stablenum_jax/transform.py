@@ -14,7 +14,7 @@ from stablenum.config import make_config
 from stablenum_jax.apply import apply_multiplier, zeros_unless
 from stablenum_jax.dispatch import drive
 from stablenum_jax.driving import judge
-from stablenum_jax.measure import AxisName, guarded_leaves, leaf_norms, saturating_float32
+from stablenum_jax.measure import AxisName, guarded_leaves, leaf_norms, scalar_loss
 from stablenum_jax.modes import Capture, Deferred, Direct, GuardReached, current_mode
 from stablenum_jax.names import path_name, register_names
 from stablenum_jax.placement import NotATrueSkipWarning
@@ -48,9 +48,12 @@ def guard(
     on by its momentum and its weight decay, and it warns of that once (``NotATrueSkipWarning``).
 
     ``guard`` comes before any other transformation, so that it sees the gradients as they are. It
-    works inside and around ``optax.MultiSteps``, ``masked``, ``partition`` and ``inject_hyperparams``;
-    leaves that it does not see (masked ones) are checked for finiteness but neither unscaled nor
-    clipped. Under ``vmap`` each run decides for itself, and the skip is a select of both results.
+    works inside and around ``optax.MultiSteps``, ``masked``, ``partition`` and ``inject_hyperparams``.
+    A guard inside ``MultiSteps`` needs :func:`stablenum_jax.step`, which keeps a bad gradient from the
+    accumulator (optax clears that by multiplying, so a NaN would stay in it for ever); for callers of
+    plain ``tx.update`` put the guard outside: ``guard(optax.MultiSteps(...))``. Leaves that it does not
+    see (masked ones) are checked for finiteness but not clipped, and with a loss scale they are an error.
+    Under ``vmap`` each run decides for itself, and the skip is a select of both results.
 
     Args:
         inner: None for the chain form, or the optimizer to wrap: ``guard(inner)`` is
@@ -81,7 +84,9 @@ def guard(
         if isinstance(value, jax.Array):
             raise TypeError(
                 f"{name} must be a plain Python value, known before tracing; got {type(value).__name__}. "
-                f"Inside optax.inject_hyperparams name it in static_args=({name!r}, ...)."
+                "Inside optax.inject_hyperparams write it out, as in inject_hyperparams(lambda lr: "
+                "optax.chain(guard(clip=1.0), optax.adamw(lr)))(lr=1e-3), or name the function's argument "
+                "in static_args."
             )
     return _Guard(make_config(config, overrides), axis_name).as_transformation()
 
@@ -118,7 +123,7 @@ class _Guard:
             return apply_multiplier(self.config, updates, leaves, mode.multiplier), state
         if mode is None:
             self._warn_once()
-            mode = Deferred(unscaled=False, loss=None if value is None else saturating_float32(value))
+            mode = Deferred(unscaled=False, loss=scalar_loss(value))
         decision, after = judge(
             self.config,
             state.guard,

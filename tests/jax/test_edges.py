@@ -1,0 +1,133 @@
+"""Uses at the edge: found by reviewers, each of them once a fault."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import stablenum_jax as sj
+
+
+def run(tx, grads, params=None):
+    params = {"w": jnp.ones(2)} if params is None else params
+    state = tx.init(params)
+    seen = []
+    for g in grads:
+        params, state = sj.step(tx, params, state, {"w": g})
+        seen.append(sj.metrics(state)["applied"])
+    return params, state, seen
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values"),
+    [(jnp.float16, [30000.0] * 4 + [1.0] * 8), (jnp.float32, [3e38, 3e38, 3e38] + [1.0] * 9)],
+)
+def test_a_window_whose_sum_overflows_is_dropped_and_the_next_one_is_applied(dtype, values):
+    k = 4 if dtype == jnp.float16 else 3
+    inner = optax.chain(sj.guard(), optax.sgd(0.1))
+    tx = optax.MultiSteps(inner, k, use_grad_mean=False).gradient_transformation()
+    params = {"w": jnp.ones(2, dtype)}
+    params, state, _ = run(tx, [jnp.full(2, v, dtype) for v in values], params)
+    assert sj.metrics(state)["skipped_total"] == 1
+    assert sj.metrics(state)["applied"]
+    assert bool(jnp.isfinite(params["w"]).all())
+    assert bool((params["w"] < 1).all()), "later windows moved the parameters"
+
+
+def test_a_guard_outside_multisteps_recovers_under_plain_update():
+    tx = sj.guard(optax.MultiSteps(optax.sgd(0.1), 2).gradient_transformation())
+    params = {"w": jnp.ones(2)}
+    state = tx.init(params)
+    for i in range(7):
+        grads = {"w": jnp.full(2, jnp.nan if i == 1 else 1.0)}
+        updates, state = tx.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    np.testing.assert_allclose(params["w"], 0.7, rtol=1e-6)
+
+
+def test_a_resumed_state_can_be_donated():
+    tx = optax.chain(sj.guard(on_nonfinite="raise"), optax.sgd(0.1))
+    params = {"w": jnp.ones(2)}
+    state = sj.resume(tx.init(params))
+    step = jax.jit(lambda p, s, g: sj.step(tx, p, s, g), donate_argnums=(0, 1))
+    params, state = step(params, state, {"w": jnp.ones(2)})
+    np.testing.assert_allclose(params["w"], 0.9, rtol=1e-6)
+
+
+def test_a_loss_scale_needs_a_guard_that_sees_everything():
+    inner = {"g": optax.chain(sj.guard(loss_scale=1024.0), optax.sgd(0.1)), "o": optax.sgd(0.1)}
+    tx = optax.multi_transform(inner, {"a": "g", "b": "o"})
+    params = {"a": jnp.zeros(1), "b": jnp.zeros(1)}
+    with pytest.raises(ValueError, match="1 of them bypass it"):
+        sj.step(tx, params, tx.init(params), {"a": jnp.ones(1), "b": jnp.ones(1)})
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_flags_among_the_extra_arguments_stay_flags(jit):
+    def update(updates, state, params=None, *, flag, **_):
+        return jax.tree.map(lambda u: -u if flag else u, updates), state
+
+    tx = optax.chain(sj.guard(), optax.GradientTransformationExtraArgs(lambda p: optax.EmptyState(), update))
+    params = {"w": jnp.zeros(2)}
+    state = tx.init(params)
+
+    def step(p, s, g):
+        return sj.step(tx, p, s, g, flag=True)
+
+    params, _ = (jax.jit(step) if jit else step)(params, state, {"w": jnp.ones(2)})
+    assert params["w"].tolist() == [-1.0, -1.0]
+
+
+def test_gradients_of_integers_are_left_alone():
+    tx = optax.chain(sj.guard(), optax.identity())  # most optimizers multiply, which float0 refuses
+    params = {"w": jnp.ones(2), "n": jnp.asarray([3], jnp.int32)}
+    state = tx.init(params)
+    grads = {"w": jnp.ones(2), "n": np.zeros((1,), jax.dtypes.float0)}
+    params, _ = sj.step(tx, params, state, grads)
+    assert params["n"].tolist() == [3]
+    assert params["w"].tolist() == [2.0, 2.0]
+
+
+def test_a_stacked_state_is_named_under_jit_too():
+    tx = sj.guard(optax.sgd(0.1))
+    states = jax.vmap(tx.init)({"w": jnp.ones((3, 2))})
+    with pytest.raises(ValueError, match="one training run"):
+        jax.jit(sj.metrics)(states)
+
+
+def test_the_loss_of_a_plain_update_is_a_scalar():
+    tx = optax.chain(sj.guard(), optax.sgd(0.1))
+    params = {"w": jnp.ones(2)}
+    with (
+        pytest.warns(sj.NotATrueSkipWarning),
+        pytest.raises(ValueError, match="value must be the scalar loss"),
+    ):
+        tx.update(params, tx.init(params), params, value=jnp.ones(3))
+
+
+def test_a_wrapped_optimizer_under_shard_map_and_on_explicit_meshes():
+    """On one device: what differs is the type of the arrays, not their number."""
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,))
+    tx = sj.guard(optax.adam(0.1), clip=1.0)
+    spec = jax.sharding.PartitionSpec("d")
+
+    def step(params, grads):
+        updates, _ = tx.update(grads, tx.init(params), params)
+        return optax.apply_updates(params, updates)
+
+    with jax.set_mesh(mesh):
+        place = jax.sharding.NamedSharding(mesh, spec)
+        params, grads = (jax.device_put(jnp.full(8, v), place) for v in (1.0, 2.0))
+        assert bool((jax.jit(step)(params, grads) < 1).all())
+    sharded = sj.guard(optax.adam(0.1), axis_name="d", clip=1.0)
+
+    def local(params, grads):
+        updates, _ = sharded.update(grads, sharded.init(params), params)
+        return optax.apply_updates(params, updates)
+
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    out = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=spec))(jnp.ones(8), jnp.ones(8))
+    assert bool((out < 1).all())
