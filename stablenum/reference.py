@@ -130,6 +130,11 @@ def _scaled(gradient: Array, factor: np.float32, max_value: float | None) -> Arr
     return wide.astype(real.dtype).view(gradient.dtype).reshape(gradient.shape)
 
 
+def _is_floating(dtype: np.dtype[Any]) -> bool:
+    """Whether real or complex floating numbers are in it, bfloat16 among them."""
+    return bool(np.issubdtype(dtype, np.inexact)) or dtype.name == "bfloat16"
+
+
 def _as_real(array: Array) -> Array:
     """A complex array as its real and imaginary parts (torch's ``view_as_real``), others as they are."""
     if array.dtype.kind != "c":
@@ -177,7 +182,7 @@ class Guarded:
             for p in (params.values() if isinstance(params, Mapping) else params)
         ]
         for i, param in enumerate(self._params):
-            if not (np.issubdtype(param.dtype, np.inexact) or param.dtype.name == "bfloat16"):
+            if not _is_floating(param.dtype):
                 raise bad_field(
                     f"params[{self.names[i] if self.names else i}]", "of a floating dtype", param.dtype
                 )
@@ -215,7 +220,7 @@ class Guarded:
             What :attr:`last` says.
 
         Raises:
-            ValueError: the gradients do not match the parameters.
+            ValueError: the gradients do not match the parameters, or are not of a floating dtype.
             NonFiniteError: the guard's limit of skips in a row is reached; nothing was changed.
         """
         listed = self._matched(gradients)
@@ -248,12 +253,15 @@ class Guarded:
             if isinstance(gradients, Mapping) or len(gradients) != len(self._params):
                 raise bad_field("gradients", f"a sequence of {len(self._params)} arrays", gradients)
             listed = list(gradients)
-        for i, (g, p) in enumerate(zip(listed, self._params, strict=True)):
-            if g is not None and np.shape(g) != p.shape:
-                raise bad_field(
-                    f"gradients[{self.names[i] if self.names else i}]", f"of shape {p.shape}", np.shape(g)
-                )
-        return [None if g is None else np.asarray(g) for g in listed]
+        arrays = [None if g is None else np.asarray(g) for g in listed]
+        for i, (g, p) in enumerate(zip(arrays, self._params, strict=True)):
+            where = f"gradients[{self.names[i] if self.names else i}]"
+            if g is not None and g.shape != p.shape:
+                raise bad_field(where, f"of shape {p.shape}", g.shape)
+            # Times the multiplier and rounded back, whole numbers would nearly all become 0.
+            if g is not None and not _is_floating(g.dtype):
+                raise bad_field(where, "of a floating dtype", g.dtype, hint=f"Hand it over as {p.dtype}.")
+        return arrays
 
     def _update(self, gradients: Sequence[Array | None]) -> None:
         for i, gradient in enumerate(gradients):

@@ -270,3 +270,14 @@ def test_guard_state_round_trip() -> None:
 def test_wrong_input_is_named(call: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.bool_, np.object_])
+def test_gradients_of_no_floating_dtype_are_refused(dtype: Any) -> None:
+    """Times a multiplier below 1 they would all be rounded to 0."""
+    train = Guarded({"w": np.ones(2, np.float32)}, SGD(lr=0.1), clip=1.0)
+    gradients = {"w": np.asarray([3, 4]).astype(dtype)}
+    with pytest.raises(ValueError, match=r"gradients\[w\] must be of a floating dtype; got dtype.*float32"):
+        train.step(gradients)
+    assert train.params["w"].tolist() == [1.0, 1.0]
+    assert int(train.state.skipped_total) == 0
