@@ -39,6 +39,8 @@ class Trace:
         norms: for each step the norms of all gradients; NumPy's runs alone have them.
         losses: of a plain run of a model, step by step.
         warnings: what the adapter warned of.
+        changed: the steps that were refused although a parameter changed in them, bit for bit, and the
+            first such parameter's index.
         start, params: the parameters before the first step and after the last.
         final_loss_scale: the scale for the step after the last.
         skipped: steps refused.
@@ -52,6 +54,7 @@ class Trace:
     norms: list[Array] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    changed: dict[int, int] = field(default_factory=dict)
     start: list[Array]
     params: list[Array]
     final_loss_scale: float = 1.0
@@ -123,6 +126,8 @@ def compare_traces(scenario: str, reference: Trace, other: Trace, tolerance: Tol
                 worst_norm = max(worst_norm, difference)
             if not difference <= limit:
                 differ(step, name, one, two)
+        if step in other.changed:
+            differ(step, f"params[{other.changed[step]}] after a skip", "unchanged", "changed")
     if len(reference.rows) != len(other.rows):
         differ(None, "steps", len(reference.rows), len(other.rows))
     for name in ("final_loss_scale", "skipped"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -98,12 +100,12 @@ def compare(
     print_report(console, results, backends, absent)
     if json is not None:
         text = to_json(results, backends=backends, absent=absent, versions=versions(), seconds=seconds)
-        _write(json, lambda path: path.write_text(text, encoding="utf-8"))
+        _write(json, lambda path: path.write_text(text, encoding="utf-8"), "--json")
         console.print(f"wrote {json}", style="dim", markup=False, highlight=False)
     if plot is not None:
         from stablenum.compare.plot import choose, draw  # matplotlib takes a second to load
 
-        _write(plot, lambda path: draw(choose(results, scenario or ()), path))
+        _write(plot, lambda path: draw(choose(results, scenario or ()), path), "--plot")
         console.print(f"wrote {plot}", style="dim", markup=False, highlight=False)
     if not all(result.ok for result in results):
         raise typer.Exit(1)
@@ -145,7 +147,7 @@ def _run(scenarios: Sequence[Scenario], backends: Sequence[Backend], *, checked:
     console = Console(stderr=True)
     total = sum(steps_of(s, backends) for s in scenarios)
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("runs"),
@@ -168,17 +170,59 @@ def _run(scenarios: Sequence[Scenario], backends: Sequence[Backend], *, checked:
 
 
 def _check_target(option: str, path: Path | None) -> None:
+    """Whether a result can be written there, found out before minutes of work and not after."""
     if path is None:
         return
-    if path.is_dir():
-        raise typer.BadParameter(f"{path} is a folder; name a file.", param_hint=option)
-    if not path.resolve().parent.is_dir():
-        raise typer.BadParameter(f"the folder {path.resolve().parent} does not exist.", param_hint=option)
+    try:
+        if path.is_dir():
+            raise typer.BadParameter(f"{path} is a folder; name a file.", param_hint=option)
+        if _is_special(path):
+            if not os.access(path, os.W_OK):
+                raise typer.BadParameter(f"{path} cannot be written to.", param_hint=option)
+            return
+        folder = path.resolve().parent
+    except (OSError, RuntimeError) as error:  # a circle of links
+        raise typer.BadParameter(f"{path} cannot be looked at: {error}", param_hint=option) from error
+    if not folder.is_dir():
+        raise typer.BadParameter(f"the folder {folder} does not exist.", param_hint=option)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise typer.BadParameter(f"the folder {folder} cannot be written to.", param_hint=option)
 
 
-def _write(target: Path, fill: Callable[[Path], Any]) -> None:
-    """Write beside the target and rename: an interrupted run leaves no half a file."""
-    handle, name = tempfile.mkstemp(dir=target.resolve().parent, prefix=f".{target.name}.")
+def _is_special(path: Path) -> bool:
+    """Whether a path is something to write into and not to replace: a pipe, a device, our own output."""
+    return path.exists() and (not path.is_file() or _own_output(path) is not None)
+
+
+def _own_output(path: Path) -> int | None:
+    """1 or 2 if the path is what our standard output or error goes to (``/dev/stdout``)."""
+    there = path.stat()
+    for descriptor in (1, 2):
+        try:
+            if os.path.samestat(there, os.fstat(descriptor)):
+                return descriptor
+        except OSError:  # closed
+            continue
+    return None
+
+
+def _write(target: Path, fill: Callable[[Path], Any], option: str) -> None:
+    """Write a result, an OSError as an error of its option (exit code 2)."""
+    try:
+        if _is_special(target):
+            _write_into(target, fill)
+        else:
+            _replace(target.resolve(), fill)
+    except OSError as error:
+        raise typer.BadParameter(f"cannot write {target}: {error}", param_hint=option) from error
+
+
+def _replace(target: Path, fill: Callable[[Path], Any]) -> None:
+    """Write beside the target and rename: an interrupted run leaves no half a file.
+
+    ``target`` is resolved: what a link points to is replaced, and the link stays.
+    """
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.")
     os.close(handle)
     temporary = Path(name)
     try:
@@ -187,6 +231,19 @@ def _write(target: Path, fill: Callable[[Path], Any]) -> None:
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _write_into(target: Path, fill: Callable[[Path], Any]) -> None:
+    """Write into a pipe or a device, by way of a file: not everything can be written without seeking."""
+    with tempfile.TemporaryDirectory() as folder:
+        temporary = Path(folder) / "result"
+        fill(temporary)
+        sys.stdout.flush()
+        own = _own_output(target)
+        # A file opened a second time would begin at its start, over what is printed already.
+        handle = os.open(target, os.O_WRONLY) if own is None else os.dup(own)
+        with temporary.open("rb") as source, os.fdopen(handle, "wb") as sink:
+            shutil.copyfileobj(source, sink)
 
 
 def _umask() -> int:

@@ -65,7 +65,7 @@ def draw(results: Sequence[Result], path: Path) -> None:
     try:
         for column, result in enumerate(results):
             _column(axes[:, column], result)
-            axes[0, column].set_title(result.scenario.name, fontsize=12, fontweight="bold")
+            axes[0, column].set_title(result.scenario.name, fontsize=12, fontweight="bold", parse_math=False)
             axes[-1, column].set_xlabel("step")
         for row, label in enumerate(_LABEL_PANEL):
             axes[row, 0].set_ylabel(label)

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from stablenum.compare.agreement import Trace
@@ -37,7 +38,7 @@ def list_table(scenarios: Iterable[Scenario], width: int) -> Table:
     table.add_column("what it shows")
     for scenario in scenarios:
         kind = "stream" if isinstance(scenario, Stream) else "model"
-        table.add_row(scenario.name, kind, str(scenario.steps), scenario.about)
+        table.add_row(escape(scenario.name), kind, str(scenario.steps), escape(scenario.about))
     return table
 
 
@@ -82,7 +83,7 @@ def _results_table(results: Sequence[Result], n_backends: int, width: int) -> Ta
     for result in results:
         reference = result.guarded[REFERENCE]
         table.add_row(
-            result.scenario.name,
+            escape(result.scenario.name),
             _outcomes(result, result.plain),
             _outcomes(result, result.guarded),
             str(len(reference.rows)),
@@ -125,7 +126,7 @@ def _accuracy_table(results: Sequence[Result], width: int) -> Table:
             plain = result.plain.get(backend)
             clean = result.clean.get(backend) if plain else None
             table.add_row(
-                result.scenario.name if i == 0 else "",
+                escape(result.scenario.name) if i == 0 else "",
                 backend,
                 _percent(plain),
                 _percent(trace),

@@ -109,6 +109,8 @@ def run_scenario(
             result.comparisons[name] = compare_traces(scenario.name, reference, trace, scenario.tolerance)
     if check_expected:
         result.surprises = list(_surprises(result))
+    for step, i in reference.changed.items():  # the others' changes are disagreements with NumPy
+        result.surprises.append(f"{scenario.name}, {REFERENCE}, step {step}: params[{i}] changed in a skip")
     return result
 
 
@@ -165,6 +167,7 @@ def _train(scenario: Scenario, backend: Backend, *, plain: bool, faults: bool) -
         )
     )
     trace = Trace(backend=backend.name, start=start, params=start)
+    before = start
     for step in range(scenario.steps):
         try:
             _one_step(scenario, run, step, faults=faults)
@@ -178,6 +181,11 @@ def _train(scenario: Scenario, backend: Backend, *, plain: bool, faults: bool) -
             if run.norms is not None:
                 trace.norms.append(run.norms)
             trace.skipped = int(last["skipped_total"])
+            now = run.params()  # copies; whether the step is refused is known only after it
+            changed = None if last["applied"] else _first_change(before, now)
+            if changed is not None:
+                trace.changed[step] = changed
+            before = now
         if trace.stopped is not None:
             break
     trace.final_loss_scale = run.loss_scale
@@ -196,6 +204,12 @@ def _one_step(scenario: Scenario, run: Run, step: int, *, faults: bool) -> None:
     with np.errstate(all="ignore"):  # a half-precision gradient that overflows here is the point
         handed = [as_dtype(g * scale, t.dtype) for g, t in zip(gradients, scenario.tensors, strict=True)]
     run.step(handed, float(loss))
+
+
+def _first_change(before: Sequence[Array], after: Sequence[Array]) -> int | None:
+    """The index of the first parameter that is not the same bit for bit, None if all are."""
+    pairs = enumerate(zip(before, after, strict=True))
+    return next((i for i, (p, q) in pairs if p.tobytes() != q.tobytes()), None)
 
 
 def _row(last: Mapping[str, Any]) -> StepRow:

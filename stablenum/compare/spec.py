@@ -12,7 +12,8 @@ from enum import StrEnum
 from typing import Literal, TypeAlias
 
 from stablenum.config import GuardConfig
-from stablenum.errors import bad_field, check_int, check_number
+from stablenum.errors import bad_field, check_choice, check_int, check_number
+from stablenum.formats import get_format
 
 __all__ = [
     "DTYPES",
@@ -127,6 +128,12 @@ class Event:
             check_int("events.tensor", self.tensor, at_least=0)
         if isinstance(self.value, bool) or not isinstance(self.value, (int, float)):
             raise bad_field("events.value", "a number, nan or inf", self.value)
+        try:
+            float(self.value)
+        except OverflowError as error:
+            raise bad_field(
+                "events.value", "a number that fits in float64, nan or inf", self.value
+            ) from error
         if not isinstance(self.everywhere, bool):
             raise bad_field("events.everywhere", "true or false", self.everywhere)
 
@@ -144,12 +151,24 @@ class Expected:
         guarded: the outcome with it.
         skips: steps that the guard refuses.
         final_loss_scale: the loss scale after the last step.
+
+    Raises:
+        ValueError: a field is out of its range.
     """
 
     plain: Outcome | None = None
     guarded: Outcome | None = None
     skips: int | None = None
     final_loss_scale: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, outcome in (("plain", self.plain), ("guarded", self.guarded)):
+            if outcome is not None:
+                check_choice(f"expected.{name}", outcome, [o.value for o in Outcome])
+        if self.skips is not None:
+            check_int("expected.skips", self.skips, at_least=0)
+        if self.final_loss_scale is not None:
+            check_number("expected.final_loss_scale", self.final_loss_scale, above=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,12 +181,22 @@ class Tolerance:
         params: for the parameters at the end: the largest difference in a tensor over the
             largest number in it.
         why: shown where the tolerance is wider than the standard one.
+
+    Raises:
+        ValueError: a field is out of its range.
     """
 
     norm: float = 1e-6
     loss: float = 0.0
     params: float = 1e-5
     why: str = ""
+
+    def __post_init__(self) -> None:
+        check_number("tolerance.norm", self.norm, at_least=0.0)
+        check_number("tolerance.loss", self.loss, at_least=0.0)
+        check_number("tolerance.params", self.params, at_least=0.0)
+        if not isinstance(self.why, str):
+            raise bad_field("tolerance.why", "a sentence", self.why)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +247,11 @@ class Stream:
         check_int("seed", self.seed, at_least=0)
         check_number("magnitude", self.magnitude, at_least=0.0)
         if self.start is not None:
-            check_number("start", self.start)
+            top = min((get_format(t.dtype).max for t in self.tensors), default=get_format("float32").max)
+            hint = "Every parameter must be finite in its dtype."
+            check_number("start", self.start, at_least=-top, at_most=top, hint=hint)
+        if self.plain_clip is not None:
+            check_number("plain_clip", self.plain_clip, above=0.0)
         for event in self.events:
             if event.tensor != "loss" and event.tensor >= len(self.tensors):
                 allowed = f"below the number of tensors, {len(self.tensors)}, or 'loss'"
@@ -236,11 +269,19 @@ class Fault:
         kind: ``"nan"`` puts NaN into one example, ``"scale"`` multiplies all inputs by ``factor``,
             ``"weight"`` multiplies the batch's loss by it.
         factor: see ``kind``.
+
+    Raises:
+        ValueError: a field is out of its range.
     """
 
     step: int
     kind: Literal["nan", "scale", "weight"]
     factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_int("faults.step", self.step, at_least=0)
+        check_choice("faults.kind", self.kind, ("nan", "scale", "weight"))
+        check_number("faults.factor", self.factor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,12 +294,22 @@ class Goal:
         of_start: for the loss: at most this fraction of the loss at the start.
         below_clean: for accuracy: at most this much below plain training on the same batches
             without the faults.
+
+    Raises:
+        ValueError: a field is out of its range.
     """
 
     measure: Literal["accuracy", "loss"]
     at_least: float | None = None
     of_start: float | None = None
     below_clean: float | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("goal.measure", self.measure, ("accuracy", "loss"))
+        for name in ("at_least", "of_start", "below_clean"):
+            value = getattr(self, name)
+            if value is not None:
+                check_number(f"goal.{name}", value, at_least=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,6 +345,10 @@ class Training:
     def __post_init__(self) -> None:
         _check_name(self.name)
         check_int("steps", self.steps, at_least=1)
+        check_int("seed", self.seed, at_least=0)
+        check_int("depth", self.depth, at_least=1)
+        check_number("loss_factor", self.loss_factor)
+        check_choice("compute", self.compute, DTYPES)
         if self.model not in MODELS:
             raise bad_field("model", f"one of {', '.join(MODELS)}", self.model)
 

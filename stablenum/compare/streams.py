@@ -157,10 +157,11 @@ STREAMS: tuple[Stream, ...] = (
         seed=12,
         tensors=_tensors("float16", "float16", "float16"),
         magnitude=0.05,
-        optimizer=_MOMENTUM,
+        # Fast enough that the parameters move by far more than the tolerance.
+        optimizer=OptimizerSpec(name="sgd", lr=0.05, momentum=0.9),
         guard=GuardConfig(loss_scale=DynamicLossScale(growth_interval=10, init_scale=2.0**14)),
         expected=Expected(plain=SURVIVES, guarded=SURVIVES, skips=13),
-        tolerance=_half_tolerance(2e-2),
+        tolerance=_half_tolerance(1e-2),
     ),
     Stream(
         name="bf16-leaves",
@@ -169,9 +170,10 @@ STREAMS: tuple[Stream, ...] = (
         tensors=_tensors("bfloat16", "float16", "float32"),
         magnitude=0.1,
         events=(Event(step=11, tensor=0, value=INF),),
+        optimizer=OptimizerSpec(name="sgd", lr=0.3),  # steps that bfloat16 does not round away
         guard=GuardConfig(clip=1.0, loss_scale=DynamicLossScale(growth_interval=20, init_scale=2.0**12)),
         expected=Expected(plain=DIES, guarded=SURVIVES, skips=1, final_loss_scale=2.0**13),
-        tolerance=_half_tolerance(5e-2),
+        tolerance=_half_tolerance(2e-2),
     ),
     Stream(
         name="empty-tensors",
@@ -237,7 +239,6 @@ STREAMS: tuple[Stream, ...] = (
         optimizer=OptimizerSpec(name="sgd", lr=0.005),
         guard=GuardConfig(loss_scale=DynamicLossScale(init_scale=2.0**10)),
         expected=Expected(plain=STALLS, guarded=STALLS, skips=0),
-        tolerance=_half_tolerance(2e-2),
     ),
 )
 
@@ -254,7 +255,9 @@ def stream_params(stream: Stream) -> list[Array]:
     rng = np.random.default_rng([stream.seed, 0])
     drawn = [rng.normal(size=tensor.shape) for tensor in stream.tensors]
     return [
-        as_dtype(np.full(tensor.shape, stream.start) if stream.start is not None else value, tensor.dtype)
+        as_dtype(
+            np.full(tensor.shape, float(stream.start)) if stream.start is not None else value, tensor.dtype
+        )
         for tensor, value in zip(stream.tensors, drawn, strict=True)
     ]
 
@@ -262,9 +265,8 @@ def stream_params(stream: Stream) -> list[Array]:
 def stream_step(stream: Stream, step: int) -> StreamStep:
     """The gradients and the loss of one step."""
     rng = np.random.default_rng([stream.seed, 1, step])
-    gradients = [
-        (rng.normal(size=tensor.shape) * stream.magnitude).astype(np.float32) for tensor in stream.tensors
-    ]
+    drawn = [rng.normal(size=tensor.shape) * float(stream.magnitude) for tensor in stream.tensors]
+    gradients = [as_dtype(values, "float32") for values in drawn]
     loss = np.float32(1.0 / (1.0 + 0.05 * step) + 0.05 * rng.random())
     for event in stream.events:
         if not event.holds_at(step):

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
+import threading
 import types
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
 import stablenum
 import stablenum.compare.backends as backends_module
 from stablenum import cli
-from stablenum.compare import BACKENDS, SCENARIOS, backend_numpy
+from stablenum.compare import BACKENDS, SCENARIOS, backend_numpy, backend_torch
 from stablenum.compare.command import app
+from stablenum.compare.scenario_file import read_scenario_file
+
+command_module = importlib.import_module("stablenum.compare.command")
 
 FAST = ["--backend", "numpy", "--backend", "torch-foreach"]
 
@@ -218,6 +224,16 @@ def test_a_file_overrides_the_guard_of_built_in_scenarios(tmp_path: Path) -> Non
         ("growth_interval = 10", "growth_intervall = 10", "loss_scale (DynamicLossScale) has no field"),
         ('guarded = "survives"', 'guarded = "lives"', "expected.guarded must be one of survives, dies"),
         ("params = 1e-2", "parms = 1e-2", "tolerance has no field 'parms'"),
+        ("params = 1e-2", 'norm = "a"', "tolerance.norm must be a finite number at least 0; got 'a'"),
+        ("params = 1e-2", "params = -1", "tolerance: tolerance.params must be a finite number at least 0"),
+        ("params = 1e-2", "loss = nan", "tolerance: tolerance.loss must be a finite number at least 0"),
+        ("params = 1e-2", "why = 3", "tolerance: tolerance.why must be a sentence; got 3"),
+        ("skips = 2", 'skips = "0"', "expected: expected.skips must be a whole number from 0"),
+        ("skips = 2", "final_loss_scale = 0", "expected.final_loss_scale must be a finite number above 0"),
+        ("steps = 30", 'steps = 30\nplain_clip = "x"', "plain_clip must be a finite number above 0; got 'x'"),
+        ("steps = 30", "steps = 30\nstart = 1e300", "start must be a finite number at least -65504 and"),
+        ("value = inf", f"value = {10**400}", "events.value must be a number that fits in float64"),
+        ("value = inf", f"value = 1{'0' * 5000}", "mine.toml is not TOML"),
         ("[[scenario]]", "[scenario]", "scenario must be a list of tables"),
     ],
 )  # fmt: skip
@@ -255,6 +271,41 @@ def liar(monkeypatch: pytest.MonkeyPatch) -> None:
         name="torch-foreach", about="", framework="liar", module=module.__name__, mode="", needs=()
     )
     monkeypatch.setitem(BACKENDS, "torch-foreach", backend)
+
+
+@pytest.fixture
+def zero_stepper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend ``torch-foreach`` that takes an optimizer step on zero gradients where it should skip."""
+
+    class ZeroStepper(backend_torch.GuardedRun):
+        def _finish_step(self, loss: float | None) -> None:
+            super()._finish_step(loss)
+            if not self.last["applied"]:
+                for p in self._params:
+                    p.grad = torch.zeros_like(p)
+                self._guarded.inner.step()
+
+    module = types.ModuleType("stablenum_test_zero_stepper")
+    module.start = lambda setup, mode: (  # type: ignore[attr-defined]
+        backend_torch.PlainRun(setup, mode) if setup.guard is None else ZeroStepper(setup, mode)
+    )
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    backend = backends_module.Backend(
+        name="torch-foreach", about="", framework="zero", module=module.__name__, mode="foreach", needs=()
+    )
+    monkeypatch.setitem(BACKENDS, "torch-foreach", backend)
+
+
+@pytest.mark.usefixtures("zero_stepper")
+@pytest.mark.parametrize("name", ["single-inf", "single-nan"])
+def test_a_step_on_zero_gradients_is_no_skip(name: str) -> None:
+    result = compare("--scenario", name, *FAST)
+    assert result.exit_code == 1
+    expected = (
+        f"{name}, torch-foreach, step 20, params[0] after a skip: numpy has unchanged, "
+        "torch-foreach has changed"
+    )
+    assert expected in plain(result)
 
 
 @pytest.mark.usefixtures("liar")
@@ -311,3 +362,97 @@ def test_adapters_warnings_are_kept(tmp_path: Path) -> None:
     compare("--scenario", "adam-1e-50-fp16", "--json", out, *FAST)
     (scenario,) = strict(out.read_text())["scenarios"]
     assert any("eps" in warning for warning in scenario["guarded"]["torch-foreach"]["warnings"])
+
+
+def test_adam_and_adamw_have_the_usual_tolerance_of_adam(tmp_path: Path) -> None:
+    for name, params in (("sgd", 1e-5), ("adam", 1e-4), ("adamw", 1e-4)):
+        file = tmp_path / f"{name}.toml"
+        file.write_text(f'[[scenario]]\nname = "x"\noptimizer = "{name}"\n')
+        (stream,) = read_scenario_file(file).scenarios
+        assert stream.tolerance.params == params
+
+
+def test_what_a_file_says_is_not_markup(tmp_path: Path) -> None:
+    file, figure = tmp_path / "mine.toml", tmp_path / "out.png"
+    file.write_text('[[scenario]]\nname = "[/x]$\\\\y$"\nabout = "see [/foo] and [bold]"\nsteps = 3\n')
+    result = compare("--config", file, "--list")
+    assert result.exit_code == 0, result.output
+    assert "see [/foo] and [bold]" in plain(result)
+    result = compare("--config", file, "--plot", figure, *FAST)
+    assert result.exit_code == 0, result.output
+    assert "[/x]$" in result.output
+    assert figure.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+# ------------------------------------------------------------------------------------ targets
+
+SHORT = ["--scenario", "empty-tree", "--backend", "numpy"]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_stays_and_its_target_gets_the_content(tmp_path: Path, there: bool) -> None:
+    (tmp_path / "far").mkdir()
+    target, link = tmp_path / "far" / "real.json", tmp_path / "link.json"
+    if there:
+        target.write_text("old")
+    link.symlink_to(target)
+    result = compare(*SHORT, "--json", link)
+    assert result.exit_code == 0, result.output
+    assert link.is_symlink()
+    assert strict(target.read_text())["ok"] is True
+    assert [path.name for path in target.parent.iterdir()] == ["real.json"]
+
+
+@pytest.mark.parametrize("option", ["--json", "--plot"])
+def test_a_named_pipe_is_written_to(tmp_path: Path, option: str) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    got: list[bytes] = []
+    reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    result = compare(*SHORT, option, pipe)
+    reader.join(timeout=30)
+    assert result.exit_code == 0, result.output
+    assert pipe.is_fifo()
+    assert got[0].startswith(b"{" if option == "--json" else b"\x89PNG")
+
+
+def test_dev_null_stays(tmp_path: Path) -> None:
+    assert compare(*SHORT, "--json", "/dev/null").exit_code == 0
+    assert Path("/dev/null").is_char_device()
+
+
+def test_dev_stdout_as_a_pipe_and_as_a_file(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "stablenum", "compare", *SHORT, "--json", "/dev/stdout"]
+    piped = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    file = tmp_path / "out.txt"
+    with file.open("w") as out:
+        subprocess.run(command, stdout=out, check=True)
+    for text in (piped, file.read_text()):
+        before, _, rest = text.partition("{\n")
+        body, _, after = rest.partition("\n}\n")
+        assert "nothing to compare" in before
+        assert strict("{" + body + "}")["ok"] is True
+        assert after == "wrote /dev/stdout\n"
+
+
+def test_a_folder_that_cannot_be_written_to_is_found_before_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*args: object, **kwargs: object) -> None:
+        raise AssertionError("nothing should run")
+
+    # Permissions do not bind the superuser, so they are asked for and not set.
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+    monkeypatch.setattr(command_module, "run_scenario", never)
+    result = compare(*SHORT, "--json", tmp_path / "out.json")
+    assert result.exit_code == 2
+    assert "cannot be written to" in plain(result).replace("│ ", "")
+
+
+def test_a_circle_of_links_is_a_usage_error_or_replaced(tmp_path: Path) -> None:
+    link = tmp_path / "circle"
+    link.symlink_to(link)
+    result = compare(*SHORT, "--json", link)
+    assert result.exit_code in (0, 2)  # Python 3.13 resolves it to itself
+    assert result.exception is None or isinstance(result.exception, SystemExit)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+
+import numpy as np
 import pytest
 
-from stablenum.compare import BACKENDS, SCENARIOS, find_backends, run_scenario
+from stablenum.compare import BACKENDS, SCENARIOS, backend_numpy, find_backends, run_scenario
 from stablenum.compare.agreement import Disagreement, compare_traces
 from stablenum.compare.runner import run_guarded
+from stablenum.compare.spec import Expected, Fault, Goal
 
 FRAMEWORKS = {
     framework: [b.name for b in BACKENDS.values() if b.framework == framework]
@@ -81,3 +86,45 @@ def test_a_nan_where_numpy_has_none_is_a_difference() -> None:
     found = compare_traces("x", honest, other, scenario.tolerance).disagreement
     assert found is not None
     assert (found.step, found.field) == (3, "grad_norm")
+
+
+@pytest.mark.parametrize(
+    ("name", "factor"), [("bf16-leaves", 5.0), ("bf16-leaves", 1.3), ("fp16-leaves", 1.3)]
+)
+@pytest.mark.parametrize("backend", ["numpy", "torch-foreach", "jax-jit"])
+def test_another_learning_rate_is_found_in_half_precision(name: str, factor: float, backend: str) -> None:
+    scenario = SCENARIOS[name]
+    honest = run_guarded(scenario, BACKENDS["numpy"])
+    faster = dataclasses.replace(scenario.optimizer, lr=scenario.optimizer.lr * factor)
+    other = run_guarded(dataclasses.replace(scenario, optimizer=faster), BACKENDS[backend])
+    found = compare_traces(name, honest, other, scenario.tolerance)
+    assert found.disagreement is not None
+    assert found.disagreement.field.startswith("params[")
+    assert found.worst_params > 2 * scenario.tolerance.params
+
+
+def test_numpy_itself_is_held_to_a_true_skip(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = backend_numpy.GuardedRun.step
+
+    def step(self: backend_numpy.GuardedRun, gradients: list[np.ndarray], loss: float) -> None:
+        honest(self, gradients, loss)
+        if not self.last["applied"]:
+            self._guarded._params[1] += np.float32(1e-3)
+
+    monkeypatch.setattr(backend_numpy.GuardedRun, "step", step)
+    result = run_scenario(SCENARIOS["single-inf"], [BACKENDS["numpy"]])
+    assert result.surprises == ["single-inf, numpy, step 20: params[1] changed in a skip"]
+    assert not result.ok
+
+
+def test_wrong_fields_of_a_scenario_are_named() -> None:
+    for make, message in (
+        (lambda: Fault(step=-1, kind="nan"), "faults.step must be a whole number"),
+        (lambda: Fault(step=1, kind="bad"), "faults.kind must be 'nan' or 'scale'"),
+        (lambda: Fault(step=1, kind="scale", factor=math.inf), "faults.factor must be a finite number"),
+        (lambda: Goal(measure="speed"), "goal.measure must be 'accuracy' or 'loss'"),
+        (lambda: Goal(measure="loss", of_start="x"), "goal.of_start must be a finite number"),
+        (lambda: Expected(plain="lives"), "expected.plain must be 'survives' or 'dies'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make()
