@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from stablenum.compare import SCENARIOS
+
 README = Path(__file__).parents[1] / "README.md"
 EXAMPLES = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
 
@@ -19,3 +21,14 @@ def test_example(example, capsys):
     others = {line[2] for line in lines if line[0] != "3"}
     assert others & {"OK", "CLIPPED"}, "good steps are applied"
     assert others <= {"OK", "CLIPPED", "INF_GRADIENT", "NAN_GRADIENT"}, "the scale may back off at first"
+
+
+def test_the_table_is_that_of_the_built_in_scenarios():
+    table = re.search(r"```text\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)[1]
+    rows = re.findall(r"^(\S+) +\w+ +(\w+) +(\d+) +(\d+) +\d/6 +yes", table, re.MULTILINE)
+    assert [name for name, *_ in rows] == list(SCENARIOS)
+    for name, guarded, steps, skipped in rows:
+        expected = SCENARIOS[name].expected
+        assert guarded == expected.guarded
+        assert expected.skips is None or int(skipped) == expected.skips
+        assert int(steps) <= SCENARIOS[name].steps

@@ -142,7 +142,7 @@ BACKENDS: dict[str, Backend] = {
             "torch-compiled",
             "torch",
             "compiled",
-            "torch.compile of opt.step (aot_eager: traced whole)",
+            "torch.compile of opt.step (aot_eager)",
             *_TORCH,
         ),
         _backend("jax", "jax", "eager", "stablenum_jax.step, not jitted", *_JAX),

@@ -75,8 +75,8 @@ def compare(
 
     NumPy is the specification. Decisions, reasons and loss scales must be equal to its own; gradient norms
     within 1e-6, parameters at the end within 1e-5 (SGD) or 1e-4 (Adam), relative; more where a scenario
-    computes in half precision (see the JSON, "tolerance"). The backend torch-compiled traces the whole step
-    with torch.compile and runs the graph as it is (aot_eager): generating code each time takes minutes.
+    computes in half precision (see the JSON, "tolerance"). The backend torch-compiled traces the step with
+    torch.compile and runs the graphs as they are (aot_eager): generating code each time takes minutes.
 
     Exit code: 0 if all agree and every outcome is the expected one, 1 if not, 2 for a usage error.
     """
