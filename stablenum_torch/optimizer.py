@@ -194,12 +194,11 @@ class GuardedOptimizer(Optimizer):
         if not isinstance(loss, Tensor) or not loss.is_floating_point():
             got = loss.dtype if isinstance(loss, Tensor) else type(loss).__name__
             raise TypeError(f"loss must be a floating-point tensor; got {got}.")
-        seen = loss.detach().sum()
-        seen = seen if seen.dtype == torch.float64 else seen.float()
+        wide = loss if loss.dtype == torch.float64 else loss.float()
+        seen = wide.detach().sum()
         self._loss = seen if self._loss is None else self._loss + seen
         if self.config.loss_scale is None:
             return loss
-        wide = loss if loss.dtype == torch.float64 else loss.float()
         return wide * to_device(self._state.loss_scale.scale, loss.device)
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:

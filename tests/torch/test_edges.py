@@ -229,3 +229,14 @@ class TestShardings:
     def test_a_group_is_a_group(self):
         with pytest.raises(TypeError, match=r"process_group must be a .*ProcessGroup.*got str"):
             check_process_group("dp")
+
+
+@pytest.mark.parametrize("scaled", [{}, {"loss_scale": 2.0}])
+def test_a_vector_of_half_precision_losses_is_summed_in_float32(scaled, path):
+    w = torch.nn.Parameter(torch.ones(1))
+    opt = st.wrap(torch.optim.SGD([w], lr=0.1), **scaled)
+    opt.scale(torch.full((4,), 30000.0, dtype=torch.float16))  # 120000 is inf in float16
+    w.grad = torch.ones(1)
+    opt.step()
+    assert opt.last["applied"]
+    assert opt.last["loss"] == 120000.0
