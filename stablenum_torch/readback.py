@@ -36,8 +36,6 @@ class HaltWatch:
         Raises:
             NonFiniteError: the guard has halted.
         """
-        if config.skip_limit is None:
-            return
         if state.halted.device.type == "cuda":
             if not self._seen(state.halted):
                 return

@@ -105,13 +105,14 @@ def _step_on_device(
     decision, after = decide(config, state, seen, xp=torch_namespace)
     if moves_nothing(optimizer):
         after = _without_trace(decision, state, after, torch_namespace)
-    unchanged = not config.changes_gradients
+    found_inf = None
     if is_fused(optimizer) and can_skip_on_device(optimizer):
         # Exactly 1. or 0.: the kernels compare with 1.
         found_inf = torch.logical_not(decision.apply).float()
-        _apply(optimizer, config, params, decision.multiplier, unchanged=unchanged, found_inf=found_inf)
-    elif wait_for_bool(decision.apply):
-        _apply(optimizer, config, params, decision.multiplier, unchanged=unchanged, found_inf=None)
+    elif not wait_for_bool(decision.apply):
+        return after
+    unchanged = not config.changes_gradients
+    _apply(optimizer, config, params, decision.multiplier, unchanged=unchanged, found_inf=found_inf)
     return after
 
 
