@@ -8,9 +8,14 @@ loss_scale = "dynamic"
 name = "mine"
 steps = 100
 magnitude = 0.1
+drift = 1.001                # and jitter: how the norms move from step to step
 optimizer = "sgd"            # or { name = "adam", lr = 1e-3 }
 tensors = [{ shape = [8, 5], dtype = "float16" }]
-events = [{ step = 30, tensor = 0, value = inf }, { step = 50, tensor = "loss", value = nan }]
+events = [
+  { step = 30, tensor = 0, value = inf },                    # a number put there
+  { step = 50, tensor = "loss", value = nan },
+  { step = 60, until = "end", tensor = "all", factor = 5 },  # or what is there multiplied
+]
 expected = { guarded = "survives", skips = 2 }
 """
 
@@ -18,7 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +41,7 @@ from stablenum.config import GuardConfig
 from stablenum.errors import bad_field
 from stablenum.formats import get_format
 
-__all__ = ["ScenarioFile", "read_scenario_file", "with_guard"]
+__all__ = ["ScenarioFile", "read_scenario_file", "to_toml", "with_guard"]
 
 
 class ScenarioFile(NamedTuple):
@@ -70,6 +75,30 @@ def read_scenario_file(path: Path) -> ScenarioFile:
         raise ValueError(f"{path}: {error}") from error
 
 
+def to_toml(streams: Iterable[Stream]) -> str:
+    """Streams, built-in or made in Python, as the text of a scenario file that reads back equal.
+
+    Raises:
+        ImportError: ``tomli-w`` is not installed (extra ``cli``).
+
+    Example:
+        >>> print(to_toml([Stream(name="mine", events=(Event(step=3, tensor="all", factor=50.0),))]))
+        [[scenario]]
+        name = "mine"
+        events = [
+            { step = 3, factor = 50.0, tensor = "all" },
+        ]
+        <BLANKLINE>
+        [scenario.tolerance]
+        ...
+    """
+    import tomli_w
+
+    # What tolerance is usual in a file depends on the formats, so it is always written.
+    tables = [_plain(stream) | {"tolerance": dataclasses.asdict(stream.tolerance)} for stream in streams]
+    return tomli_w.dumps({"scenario": tables})
+
+
 def with_guard(scenario: Scenario, guard: Mapping[str, Any]) -> Scenario:
     """The scenario with these fields put over its guard's own.
 
@@ -78,6 +107,23 @@ def with_guard(scenario: Scenario, guard: Mapping[str, Any]) -> Scenario:
         (ClipByGlobalNorm(max_norm=2.0),)
     """
     return dataclasses.replace(scenario, guard=dataclasses.replace(scenario.guard, **guard))
+
+
+def _plain(value: Any) -> Any:
+    """A dataclass as a table of what is not as usual."""
+    if isinstance(value, GuardConfig):
+        return value.to_dict()
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    if not dataclasses.is_dataclass(value):
+        return str(value) if isinstance(value, Outcome) else value
+    table = {}
+    for f in dataclasses.fields(value):
+        made = getattr(value, f.name)
+        usual = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+        if made != usual:
+            table[f.name] = _plain(made)
+    return table
 
 
 def _file(plain: dict[str, Any]) -> ScenarioFile:

@@ -266,23 +266,35 @@ def stream_step(stream: Stream, step: int) -> StreamStep:
     """The gradients and the loss of one step."""
     rng = np.random.default_rng([stream.seed, 1, step])
     drawn = [rng.normal(size=tensor.shape) * float(stream.magnitude) for tensor in stream.tensors]
-    gradients = [as_dtype(values, "float32") for values in drawn]
+    level = _level(stream, step)
+    gradients = [as_dtype(values * level, "float32") for values in drawn]
     loss = np.float32(1.0 / (1.0 + 0.05 * step) + 0.05 * rng.random())
     for event in stream.events:
         if not event.holds_at(step):
             continue
         if event.tensor == "loss":
-            loss = _float32(event.value)
-        elif event.everywhere:
-            gradients[event.tensor][...] = _float32(event.value)
-        else:
-            gradients[event.tensor].reshape(-1)[:1] = _float32(event.value)
+            loss = np.float32(_after(event, np.asarray(loss)))
+            continue
+        for gradient in gradients if event.tensor == "all" else [gradients[event.tensor]]:
+            whole = event.everywhere or event.factor is not None
+            part = gradient if whole else gradient.reshape(-1)[:1]
+            part[...] = _after(event, part)
     return StreamStep(gradients, loss)
 
 
-def _float32(value: float) -> np.float32:
-    with np.errstate(over="ignore"):
-        return np.float32(value)
+def _level(stream: Stream, step: int) -> float:
+    """What the gradients of a step are multiplied by; exactly 1 without drift and jitter."""
+    # Numbers of their own, so that a jitter changes no other draw.
+    swing = np.random.default_rng([stream.seed, 2, step]).normal() if stream.jitter else 0.0
+    return float(stream.drift) ** step * math.exp(stream.jitter * swing)
+
+
+def _after(event: Event, there: Array) -> Array:
+    """What an event makes of the float32 numbers that are there."""
+    if event.factor is None:
+        return as_dtype(np.full(there.shape, event.value, np.float64), "float32")
+    with np.errstate(invalid="ignore"):  # 0 x inf is NaN, as everywhere
+        return as_dtype(there.astype(np.float64) * event.factor, "float32")
 
 
 def as_dtype(array: Array, dtype: str) -> Array:

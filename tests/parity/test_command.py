@@ -152,11 +152,14 @@ about = "Two bad steps."
 steps = 30
 seed = 3
 magnitude = 0.1
+drift = 1.01
+jitter = 0.2
 optimizer = { name = "sgd", lr = 0.1, momentum = 0.9 }
 tensors = [{ shape = [4, 3] }, { shape = [2], dtype = "float16" }]
 events = [
   { step = 5, tensor = 0, value = inf },
   { step = 9, tensor = "loss", value = nan },
+  { step = 12, until = "end", tensor = "all", factor = 0.5 },
 ]
 guard = { clip = 1.0, loss_scale = { rule = "DynamicLossScale", growth_interval = 10 } }
 expected = { plain = "dies", guarded = "survives", skips = 2 }
@@ -215,10 +218,23 @@ def test_a_file_overrides_the_guard_of_built_in_scenarios(tmp_path: Path) -> Non
         ("shape = [4, 3]", "shape = 4", "tensors[0].shape must be a list; got 4"),
         ("shape = [4, 3]", "shape = [4, -3]", "tensors[0]: tensors.shape must be a whole number from 0"),
         ('"float16"', '"float12"', "tensors[1]: tensors.dtype must be one of float32, bfloat16, float16"),
-        ("tensor = 0,", "tensor = 2,", "events.tensor must be below the number of tensors, 2, or 'loss'"),
-        ("tensor = 0,", 'tensor = "all",', "events[0]: events.tensor must be a whole number"),
+        ("tensor = 0,", "tensor = 2,", "events.tensor must be below the number of tensors, 2, 'all' or"),
+        ("tensor = 0,", 'tensor = "every",', "events.tensor must be an index from 0, 'all' or 'loss'"),
+        ("tensor = 0,", "tensor = -1,", "events[0]: events.tensor must be a whole number from 0"),
+        ("tensor = 0,", 'until = "last",', "events.until must be a whole number or 'end'; got 'last'"),
+        ("tensor = 0,", "until = 4,", "events[0]: events.until must be a whole number from 5"),
+        ("value = inf", "value = inf, factor = 2", "events[0]: events.value (a number put there) and"),
+        ("value = inf", "factor = 2, value = inf", "exactly one must be given; got both"),
+        ("value = inf", "factor = inf", "events[0]: events.factor must be a finite number; got inf"),
+        ("value = inf", 'factor = "2"', "events[0]: events.factor must be a finite number; got '2'"),
+        ("value = inf", "factor = 2, everywhere = true", "everywhere must be false with events.factor"),
+        ("value = inf", "value = 1, everywhere = 1", "events.everywhere must be true or false; got 1"),
+        ("drift = 1.01", "drift = 0", "scenario 1 ('mine'): drift must be a finite number above 0; got 0"),
+        ("drift = 1.01", "drift = 1e5", "drift must be such that drift**(steps - 1), and magnitude"),
+        ("jitter = 0.2", "jitter = -0.1", "jitter must be a finite number at least 0 and at most 1"),
+        ("jitter = 0.2", "jitter = 2", "jitter must be a finite number at least 0 and at most 1"),
         ("value = inf", 'value = "inf"', "events[0]: events.value must be a number, nan or inf; got 'inf'"),
-        ("{ step = 5, tensor = 0, value = inf }", "{ step = 5 }", "events[0]: value missing"),
+        ("{ step = 5, tensor = 0, value = inf }", "{ step = 5 }", "exactly one must be given; got neither"),
         ("{ step = 5, tensor = 0, value = inf }", "5", "events[0] must be a table; got 5"),
         ("clip = 1.0", "clip = -1.0", "clip must be a finite number above 0"),
         ("growth_interval = 10", "growth_intervall = 10", "loss_scale (DynamicLossScale) has no field"),

@@ -1,0 +1,31 @@
+"""Scenarios are data: what is trained on, how, what goes wrong, and what must come of it.
+
+Two kinds. A :class:`Stream` gives the gradients themselves, so that every backend sees the same
+bits; a :class:`Training` gives a model and batches, and every backend differentiates it itself.
+The command ``stablenum compare`` and the tests run the same objects.
+"""
+
+from typing import TypeAlias
+
+from stablenum.compare.spec.shared import DTYPES, OPTIMIZERS, Expected, OptimizerSpec, Outcome, Tolerance
+from stablenum.compare.spec.stream import Event, Stream, TensorSpec
+from stablenum.compare.spec.training import MODELS, Fault, Goal, Training
+
+__all__ = [
+    "DTYPES",
+    "MODELS",
+    "OPTIMIZERS",
+    "Event",
+    "Expected",
+    "Fault",
+    "Goal",
+    "OptimizerSpec",
+    "Outcome",
+    "Scenario",
+    "Stream",
+    "TensorSpec",
+    "Tolerance",
+    "Training",
+]
+
+Scenario: TypeAlias = Stream | Training
