@@ -5,25 +5,51 @@ This package is the core: every policy, written once over array namespaces. The 
 loads no array library.
 """
 
-from stablenum.clipping import ClipByGlobalNorm, ClipByNorm, ClipByValue
+from stablenum.clipping import (
+    AdaGC,
+    AdaptiveGradClip,
+    AutoClip,
+    ClipByGlobalNorm,
+    ClipByNorm,
+    ClipByValue,
+    ClipUpdateRMS,
+    Units,
+    ZClip,
+)
 from stablenum.config import GuardConfig
 from stablenum.errors import NonFiniteError
 from stablenum.guard import Decision, GuardState, Observation, decide, init_guard
-from stablenum.loss_scale import DynamicLossScale, StaticLossScale
+from stablenum.loss_scale import (
+    DynamicLossScale,
+    LogMaxLossScale,
+    StaticLossScale,
+    UnderflowAwareLossScale,
+)
+from stablenum.spikes import MeanStdSpikeGuard, SpikeGuard
 from stablenum.status import Reason
 
 __all__ = [
+    "AdaGC",
+    "AdaptiveGradClip",
+    "AutoClip",
     "ClipByGlobalNorm",
     "ClipByNorm",
     "ClipByValue",
+    "ClipUpdateRMS",
     "Decision",
     "DynamicLossScale",
     "GuardConfig",
     "GuardState",
+    "LogMaxLossScale",
+    "MeanStdSpikeGuard",
     "NonFiniteError",
     "Observation",
     "Reason",
+    "SpikeGuard",
     "StaticLossScale",
+    "UnderflowAwareLossScale",
+    "Units",
+    "ZClip",
     "decide",
     "init_guard",
 ]

@@ -9,22 +9,34 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-from stablenum.clipping import ClipByGlobalNorm, ClipByNorm, ClipByValue, ClipRule, as_clip_rules
+from stablenum.clipping import (
+    CLIP_RULES,
+    AdaptiveGradClip,
+    ClipByValue,
+    ClipRule,
+    ClipUpdateRMS,
+    as_clip_rules,
+)
 from stablenum.errors import bad_field, check_choice, check_int, check_number
 from stablenum.loss_scale import (
     LARGEST_SCALE,
+    LOSS_SCALES,
     SMALLEST_SCALE,
     DynamicLossScale,
     LossScale,
     StaticLossScale,
 )
+from stablenum.spikes import MeanStdSpikeGuard, SpikeGuard, SpikeRule, as_spike_rule
 
 __all__ = ["GuardConfig", "make_config"]
 
-_RULES: dict[str, type[Any]] = {
-    rule.__name__: rule
-    for rule in (StaticLossScale, DynamicLossScale, ClipByValue, ClipByNorm, ClipByGlobalNorm)
+_SPIKE_RULES = (SpikeGuard, MeanStdSpikeGuard)
+_RULES: dict[str, dict[str, type[Any]]] = {
+    field: {rule.__name__: rule for rule in rules}
+    for field, rules in (("clip", CLIP_RULES), ("loss_scale", LOSS_SCALES), ("spike", _SPIKE_RULES))
 }
+# TOML has no null, and JSON no field that is not there: a None that is not a field's default is written so.
+_NONE = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +48,13 @@ class GuardConfig:
             rules applied in order. Stored as a tuple of rules.
         loss_scale: None (no scaling), ``"dynamic"`` (``DynamicLossScale()``), a number
             (``StaticLossScale(scale=number)``), or a rule.
+        spike: None, ``"skip"`` or ``"clip"`` (``SpikeGuard(action=...)``), or a spike rule. A spike is
+            finite: it counts among the skipped steps, and never stops the training.
         on_nonfinite: ``"skip"``, or ``"raise"`` to stop with :class:`stablenum.NonFiniteError` at
             the first step that is not finite.
         max_skips_in_a_row: stop with ``NonFiniteError`` when this many steps in a row were
-            skipped; None never stops. No skipped step is ever applied, whatever the count.
+            skipped and the last of them was not finite; None never stops. No skipped step is ever
+            applied, whatever the count.
 
     Raises:
         ValueError: a field is not one of the above; the message names it.
@@ -54,12 +69,14 @@ class GuardConfig:
 
     clip: Any = None
     loss_scale: Any = None
+    spike: Any = None
     on_nonfinite: Literal["skip", "raise"] = "skip"
     max_skips_in_a_row: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clip", as_clip_rules(self.clip))
         object.__setattr__(self, "loss_scale", _as_loss_scale(self.loss_scale))
+        object.__setattr__(self, "spike", as_spike_rule(self.spike))
         check_choice("on_nonfinite", self.on_nonfinite, ("skip", "raise"))
         if self.max_skips_in_a_row is not None:
             limit = check_int("max_skips_in_a_row", self.max_skips_in_a_row, at_least=1)
@@ -71,15 +88,36 @@ class GuardConfig:
         return cast("tuple[ClipRule, ...]", self.clip)
 
     @property
+    def spike_rule(self) -> SpikeRule | None:
+        """``spike`` with its type."""
+        return cast("SpikeRule | None", self.spike)
+
+    @property
     def per_tensor(self) -> bool:
         """Whether decisions carry one multiplier a tensor instead of one for all."""
         return any(rule.per_tensor for rule in self.clip_rules)
 
     @property
     def max_value(self) -> float | None:
-        """The bound on each element after unscaling and scaling, if ``clip`` ends in ``ClipByValue``."""
-        last = self.clip_rules[-1] if self.clip_rules else None
-        return float(last.max_value) if isinstance(last, ClipByValue) else None
+        """The bound on each element after unscaling and scaling, if ``clip`` has a ``ClipByValue``."""
+        return next(
+            (float(rule.max_value) for rule in self.clip_rules if isinstance(rule, ClipByValue)), None
+        )
+
+    @property
+    def unit_rule(self) -> AdaptiveGradClip | None:
+        """The clip rule that looks at units: then ``Observation.units`` has to be measured."""
+        return next((rule for rule in self.clip_rules if isinstance(rule, AdaptiveGradClip)), None)
+
+    @property
+    def update_rule(self) -> ClipUpdateRMS | None:
+        """The clip rule that acts on the optimizer's update."""
+        return next((rule for rule in self.clip_rules if isinstance(rule, ClipUpdateRMS)), None)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What has to be measured besides norms: fields of :class:`stablenum.Observation` by name."""
+        return frozenset() if self.loss_scale is None else self.loss_scale.needs
 
     @property
     def skip_limit(self) -> int | None:
@@ -89,13 +127,16 @@ class GuardConfig:
     @property
     def changes_gradients(self) -> bool:
         """Whether an applied step's gradients can differ from the raw ones."""
-        return bool(self.clip_rules) or self.loss_scale is not None
+        on_gradients = len(self.clip_rules) - (self.update_rule is not None)
+        shrinks_spikes = self.spike_rule is not None and self.spike_rule.action == "clip"
+        return on_gradients > 0 or self.loss_scale is not None or shrinks_spikes
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists, numbers and strings; fields that are None are left out (TOML has no null)."""
         plain: dict[str, Any] = {
             "clip": [_rule_to_dict(rule) for rule in self.clip_rules] or None,
             "loss_scale": self.loss_scale and _rule_to_dict(self.loss_scale),
+            "spike": self.spike and _rule_to_dict(self.spike),
             "on_nonfinite": self.on_nonfinite,
             "max_skips_in_a_row": self.max_skips_in_a_row,
         }
@@ -120,7 +161,8 @@ class GuardConfig:
             made["clip"] = tuple(_rule_from_dict("clip", rule) for rule in clip)
         else:
             made["clip"] = _rule_from_dict("clip", clip)
-        made["loss_scale"] = _rule_from_dict("loss_scale", made.get("loss_scale"))
+        for name in ("loss_scale", "spike"):
+            made[name] = _rule_from_dict(name, made.get(name))
         return cls(**made)
 
     def to_json(self) -> str:
@@ -180,30 +222,40 @@ def make_config(config: GuardConfig | None, overrides: Mapping[str, Any]) -> Gua
 
 
 def _as_loss_scale(value: object) -> LossScale | None:
-    if value is None or isinstance(value, (StaticLossScale, DynamicLossScale)):
+    if value is None or isinstance(value, LOSS_SCALES):
         return value
     if isinstance(value, str) and value == "dynamic":
         return DynamicLossScale()
     if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
+        rules = ", ".join(rule.__name__ for rule in LOSS_SCALES)
+        hint = f"Rules are made by calling them, as {value.__name__}()." if isinstance(value, type) else ""
         raise bad_field(
-            "loss_scale", "None, 'dynamic', a positive number, StaticLossScale or DynamicLossScale", value
+            "loss_scale", f"None, 'dynamic', a positive number or one of {rules}", value, hint=hint
         )
     scale = check_number("loss_scale", value, at_least=SMALLEST_SCALE, at_most=LARGEST_SCALE)
     return StaticLossScale(scale=scale)
 
 
-def _rule_to_dict(rule: ClipRule | LossScale) -> dict[str, Any]:
-    return {"rule": type(rule).__name__} | dataclasses.asdict(rule)
+def _rule_to_dict(rule: ClipRule | LossScale | SpikeRule) -> dict[str, Any]:
+    plain: dict[str, Any] = {"rule": type(rule).__name__}
+    for field in dataclasses.fields(rule):
+        value = getattr(rule, field.name)
+        if value is not None:
+            plain[field.name] = list(value) if isinstance(value, tuple) else value
+        elif field.default is not None:
+            plain[field.name] = _NONE
+    return plain
 
 
 def _rule_from_dict(field: str, plain: object) -> object:
     if not isinstance(plain, Mapping):
         return plain  # sugar, or a rule: the constructor judges it
-    values = dict(plain)
+    values = {name: None if value == _NONE else value for name, value in plain.items()}
     name = values.pop("rule", None)
-    if not isinstance(name, str) or name not in _RULES:
-        raise bad_field(f"{field}.rule", f"one of {', '.join(_RULES)}", name)
-    rule = _RULES[name]
+    rules = _RULES[field]
+    if not isinstance(name, str) or name not in rules:
+        raise bad_field(f"{field}.rule", f"one of {', '.join(rules)}", name)
+    rule = rules[name]
     _known_fields(f"{field} ({name})", rule, values)
     try:
         return rule(**values)

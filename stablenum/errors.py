@@ -7,7 +7,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["NonFiniteError", "bad_field", "check_choice", "check_int", "check_number"]
+__all__ = ["NonFiniteError", "bad_field", "check_choice", "check_field", "check_int", "check_number"]
 
 
 class NonFiniteError(ArithmeticError):
@@ -98,20 +98,37 @@ def _as_float(value: object) -> float | None:
         return None
 
 
-def check_int(field: str, value: object, *, at_least: int) -> int:
-    """``value`` as an int if it is a whole number of ``at_least`` or more that fits in int32.
+def check_int(field: str, value: object, *, at_least: int, at_most: int = 2**31 - 1) -> int:
+    """``value`` as an int if it is a whole number from ``at_least`` to ``at_most`` (the largest int32).
 
     Raises:
         ValueError: it is not; the message names ``field``, the bounds and the value.
     """
-    allowed = f"a whole number from {at_least} to {2**31 - 1}"
+    allowed = f"a whole number from {at_least} to {at_most}"
     try:
         number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, RuntimeError):  # not a number, or an array
         number = None
-    if number is None or not at_least <= number < 2**31:
+    if number is None or not at_least <= number <= at_most:
         raise bad_field(field, allowed, value)
     return number
+
+
+def check_field(rule: object, name: str, *, whole: bool = False, **bounds: Any) -> None:
+    """Check a number in a frozen dataclass and store it as a plain Python number.
+
+    Args:
+        rule: the dataclass; its class is named in the message.
+        name: the field.
+        whole: a whole number instead of any.
+        **bounds: as :func:`check_number` or :func:`check_int` take them.
+
+    Raises:
+        ValueError: the value is not allowed.
+    """
+    check = check_int if whole else check_number
+    number = check(f"{type(rule).__name__}.{name}", getattr(rule, name), **bounds)
+    object.__setattr__(rule, name, number)
 
 
 def check_choice(field: str, value: object, choices: Sequence[str]) -> None:

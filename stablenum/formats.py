@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from stablenum.errors import bad_field
 
-__all__ = ["FLOAT32_MAX", "FLOAT32_TINY", "FORMATS", "Format", "get_format"]
+__all__ = ["FLOAT32_MAX", "FLOAT32_TINY", "FORMATS", "SMALLEST_FLOAT16", "Format", "get_format"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +69,8 @@ FORMATS: dict[str, Format] = {
 
 FLOAT32_MAX = FORMATS["float32"].max
 FLOAT32_TINY = FORMATS["float32"].smallest_normal
+# 2**-24: what is at most this in float16 is at its last bit, or gone.
+SMALLEST_FLOAT16 = FORMATS["float16"].smallest_subnormal
 
 
 def get_format(dtype: object) -> Format:

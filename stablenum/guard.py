@@ -14,16 +14,18 @@ from __future__ import annotations
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from stablenum.bounds import at_least, at_most
+from stablenum.clipping import PER_TENSOR_STATES, Clipped, FlatUnits, Units, clip_in_order
 from stablenum.config import GuardConfig
 from stablenum.errors import check_int
 from stablenum.formats import FLOAT32_MAX, FLOAT32_TINY
 from stablenum.loss_scale import LossScaleState, StaticLossScale
 from stablenum.norms import combine_norms
 from stablenum.recorder import Recorder, init_recorder, record
+from stablenum.spikes import Verdict
 from stablenum.status import Reason
 from stablenum.trees import map_leaves
 
-__all__ = ["Decision", "GuardState", "Observation", "decide", "init_guard", "select"]
+__all__ = ["Decision", "GuardState", "Observation", "decide", "init_guard", "resized", "select"]
 
 Array: TypeAlias = Any
 Namespace: TypeAlias = Any
@@ -40,11 +42,19 @@ class Observation(NamedTuple):
         loss: () float32, the unscaled loss, or None if it is not known.
         found_inf: () bool, something outside ``norms`` was non-finite (another rank, an outer
             wrapper), or None.
+        units: what :class:`stablenum.AdaptiveGradClip` looks at; None without that rule.
+        amax: () float32, the largest magnitude of an element of the gradients as the optimizer gets them;
+            only if ``"amax"`` is in ``config.needs``. Of a step that is not finite any value will do.
+        tiny: () float32, of the elements that are not 0 the fraction with a magnitude of at most 2^-24, 0
+            for no elements; only if ``"tiny"`` is in ``config.needs``.
     """
 
     norms: Array
     loss: Array | None = None
     found_inf: Array | None = None
+    units: Units | None = None
+    amax: Array | None = None
+    tiny: Array | None = None
 
 
 class Decision(NamedTuple):
@@ -58,6 +68,9 @@ class Decision(NamedTuple):
         grad_norm: () float32, L2 norm of the unscaled gradients before clipping.
         clip_coefficient: () float32, the smallest factor that clipping applies, 1 for none.
         worst: () int32, index of the first non-finite norm, else of the largest; -1 if n = 0.
+        unit_multipliers: with :class:`stablenum.AdaptiveGradClip`, for each parameter the (u_i,) float32
+            factors on the raw gradients of its units, which then stand in place of ``multiplier``; (0,)
+            for a parameter that the rule leaves alone. Else ().
     """
 
     apply: Array
@@ -66,6 +79,7 @@ class Decision(NamedTuple):
     grad_norm: Array
     clip_coefficient: Array
     worst: Array
+    unit_multipliers: tuple[Array, ...] = ()
 
 
 class GuardState(NamedTuple):
@@ -81,6 +95,7 @@ class GuardState(NamedTuple):
             further step and changes nothing, so that a host that looks later finds all as it
             was when training should have stopped.
         recorder: the last 128 steps.
+        spike: the spike rule's state, () without one.
     """
 
     step: Array
@@ -90,6 +105,7 @@ class GuardState(NamedTuple):
     skipped_in_a_row: Array
     halted: Array
     recorder: Recorder
+    spike: Any = ()
 
 
 # "No scaling" is scaling by 1, with the arithmetic left out.
@@ -127,6 +143,25 @@ def init_guard(config: GuardConfig, n_tensors: int, *, xp: Namespace, device: An
         skipped_in_a_row=zero(),
         halted=zero(),
         recorder=init_recorder(xp=xp, device=device),
+        spike=() if config.spike_rule is None else config.spike_rule.init(xp=xp, device=device),
+    )
+
+
+def resized(
+    config: GuardConfig, state: GuardState, n_tensors: int, *, xp: Namespace, device: Any = None
+) -> GuardState:
+    """The state for parameters that were added at the end, which begin as in :func:`init_guard`.
+
+    Args:
+        config, state: the guard's.
+        n_tensors: how many parameters there are now, at least as many as before.
+        xp, device: of the state.
+    """
+    fresh = init_guard(config, n_tensors, xp=xp, device=device)
+    return map_leaves(
+        lambda old, new: old if old.shape == new.shape else xp.concat([old, new[old.shape[0] :]]),
+        state,
+        fresh,
     )
 
 
@@ -135,8 +170,9 @@ def decide(
 ) -> tuple[Decision, GuardState]:
     """Decide one step: apply or skip, by what factor, and what the guard remembers of it.
 
-    A step is applied if every gradient norm is finite, the loss (if known) is finite and nobody
-    else found an inf. Only applied steps enter the statistics of a rule.
+    A step is applied if every gradient norm is finite, the loss (if known) is finite, nobody else found an
+    inf, and the spike rule (if there is one) does not refuse it. Only applied steps enter the statistics
+    of a rule.
 
     Args:
         config: the guard's settings.
@@ -147,6 +183,10 @@ def decide(
     Returns:
         The decision and the next state.
 
+    Raises:
+        ValueError: a rule needs a measurement that is missing, or the observation is of another number of
+            parameters than a state that remembers each.
+
     Example:
         >>> import numpy as np
         >>> config = GuardConfig(clip=1.0)
@@ -156,34 +196,73 @@ def decide(
         >>> bool(decision.apply), round(float(decision.multiplier), 3)
         (True, 0.2)
     """
-    norms = observation.norms
+    _check_observation(config, state, observation)
     scale = state.loss_scale.scale
-    raw_total = combine_norms(norms, xp=xp)
+    raw_total = combine_norms(observation.norms, xp=xp)
     gradients_ok, loss_ok, others_ok = _finiteness(raw_total, observation, xp=xp)
-    applied = gradients_ok & loss_ok & others_ok
+    finite = gradients_ok & loss_ok & others_ok
 
-    scaled = config.loss_scale is not None
-    norms, grad_norm = (
-        (_unscale(norms, scale, xp=xp), _unscale(raw_total, scale, xp=xp)) if scaled else (norms, raw_total)
+    grad_norm = raw_total if config.loss_scale is None else _unscale(raw_total, scale, xp=xp)
+    spike, spike_state = _judge(config, state, observation, grad_norm, finite, xp=xp)
+    applied = finite if spike is None or config.spike.action == "clip" else finite & xp.logical_not(spike.any)
+    clipped, multiplier, unit_multipliers = _clip(
+        config, state, observation, grad_norm, spike, applied=applied, xp=xp
     )
-    coefficient, clip_state = _clip(config, state.clip, norms, grad_norm, applied, xp=xp)
-    multiplier = _with_unscaling(coefficient, scale, grad_norm, xp=xp) if scaled else coefficient
-    smallest = coefficient
-    if config.per_tensor:
-        smallest = xp.min(coefficient) if norms.shape[0] else xp.ones_like(grad_norm)
-
+    one = xp.ones_like(grad_norm)
     decision = Decision(
         apply=applied,
-        multiplier=xp.where(applied, multiplier, xp.ones_like(multiplier)),
-        reason=_reason(raw_total, smallest, gradients_ok, loss_ok, others_ok, xp=xp),
+        multiplier=multiplier,
+        reason=_reason(
+            config,
+            state,
+            raw_total,
+            clipped.smallest,
+            spike,
+            gradients_ok=gradients_ok,
+            loss_ok=loss_ok,
+            others_ok=others_ok,
+            xp=xp,
+        ),
         grad_norm=grad_norm,
-        clip_coefficient=xp.where(applied, smallest, xp.ones_like(smallest)),
+        clip_coefficient=xp.where(applied, clipped.smallest, one),
         worst=_worst(observation.norms, state.step, xp=xp),
+        unit_multipliers=unit_multipliers,
     )
     after = _advance(
-        config, state, observation, decision, clip_state, overflow=loss_ok & xp.logical_not(applied), xp=xp
+        config,
+        state,
+        observation,
+        decision,
+        clipped.states,
+        spike_state,
+        finite=finite,
+        overflow=loss_ok & xp.logical_not(finite),
+        xp=xp,
     )
     return _hold_if_halted(config, state, decision, after, xp=xp)
+
+
+def _check_observation(config: GuardConfig, state: GuardState, observation: Observation) -> None:
+    """Refuse an observation that the rules cannot work with. Looks at shapes only.
+
+    Raises:
+        ValueError: a measurement is missing, or is for another number of parameters than the state.
+    """
+    for name in config.needs:
+        if getattr(observation, name) is None:
+            rule = type(config.loss_scale).__name__
+            raise ValueError(f"observation.{name} must be measured for {rule}; got None.")
+    n = observation.norms.shape[0]
+    for part in state.clip:
+        if isinstance(part, PER_TENSOR_STATES) and part[0].shape[0] != n:
+            raise ValueError(
+                f"observation.norms must be of the {part[0].shape[0]} parameters that the guard's state was "
+                f"made for; got {n}. Make the state anew (init_guard, tx.init), or extend it with resized()."
+            )
+    if config.unit_rule is not None and (observation.units is None or len(observation.units.norms) != n):
+        raise ValueError(
+            f"observation.units must be measured for AdaptiveGradClip, one array for each of {n}."
+        )
 
 
 def _finiteness(total: Array, observation: Observation, *, xp: Namespace) -> tuple[Array, Array, Array]:
@@ -213,37 +292,97 @@ def _with_unscaling(coefficient: Array, scale: Array, grad_norm: Array, *, xp: N
     return xp.where(grad_norm > FLOAT32_MAX / 2, at_most(multiplier, 1.0, xp=xp), multiplier)
 
 
+def _judge(
+    config: GuardConfig,
+    state: GuardState,
+    observation: Observation,
+    grad_norm: Array,
+    finite: Array,
+    *,
+    xp: Namespace,
+) -> tuple[Verdict | None, Any]:
+    """What the spike rule says, None without one, and its next state."""
+    if config.spike_rule is None:
+        return None, state.spike
+    return config.spike_rule.judge(state.spike, observation.loss, grad_norm, finite=finite, xp=xp)
+
+
 def _clip(
-    config: GuardConfig, states: tuple[Any, ...], norms: Array, total: Array, applied: Array, *, xp: Namespace
-) -> tuple[Array, tuple[Any, ...]]:
-    """The joint factor of all clip rules, each seeing the norms that the ones before it leave."""
-    coefficient, left, after = xp.ones_like(norms if config.per_tensor else total), norms, []
-    for i, (rule, state) in enumerate(zip(config.clip_rules, states, strict=True)):
-        if i > 0:
-            left = norms * coefficient
-            total = combine_norms(left, xp=xp)
-        factor, state = rule.multiplier(state, left, total, applied=applied, xp=xp)
-        # A factor that flushed to zero would silently zero finite gradients. The floor stands here, so that
-        # the rules to come see what will really be left.
-        factor = at_least(factor, FLOAT32_TINY, xp=xp)
-        coefficient = at_least(coefficient * factor, FLOAT32_TINY, xp=xp)
-        after.append(state)
-    return coefficient, tuple(after)
+    config: GuardConfig,
+    state: GuardState,
+    observation: Observation,
+    grad_norm: Array,
+    spike: Verdict | None,
+    *,
+    applied: Array,
+    xp: Namespace,
+) -> tuple[Clipped, Array, tuple[Array, ...]]:
+    """The outcome of all clip rules, the multiplier and the units' multipliers (1 if not applied)."""
+    scaled, scale = config.loss_scale is not None, state.loss_scale.scale
+    norms = _unscale(observation.norms, scale, xp=xp) if scaled else observation.norms
+    units = None
+    if config.unit_rule is not None and observation.units is not None and observation.units.norms:
+        raw = xp.concat(list(observation.units.norms))
+        units = FlatUnits(
+            norms=_unscale(raw, scale, xp=xp) if scaled else raw,
+            weights=xp.concat(list(observation.units.weights)),
+            sizes=tuple(part.shape[0] for part in observation.units.norms),
+        )
+    clipped = clip_in_order(
+        config.clip_rules,
+        state.clip,
+        norms,
+        grad_norm,
+        units,
+        start=None if spike is None or config.spike.action == "skip" else spike.factor,
+        applied=applied,
+        per_tensor=config.per_tensor,
+        xp=xp,
+    )
+
+    def multiplier(factor: Array) -> Array:
+        whole = _with_unscaling(factor, scale, grad_norm, xp=xp) if scaled else factor
+        return xp.where(applied, whole, xp.ones_like(whole))
+
+    of_units: tuple[Array, ...] = ()
+    if units is not None and clipped.unit_factors is not None:
+        of_units = units.split(multiplier(clipped.unit_factors))
+    return clipped, multiplier(clipped.coefficient), of_units
 
 
 def _reason(
-    total: Array, coefficient: Array, gradients_ok: Array, loss_ok: Array, others_ok: Array, *, xp: Namespace
+    config: GuardConfig,
+    state: GuardState,
+    total: Array,
+    coefficient: Array,
+    spike: Verdict | None,
+    *,
+    gradients_ok: Array,
+    loss_ok: Array,
+    others_ok: Array,
+    xp: Namespace,
 ) -> Array:
-    """The reason code, first cause first: a bad loss makes bad gradients, not the reverse."""
-
-    def code(reason: Reason) -> Array:
-        return xp.full_like(gradients_ok, int(reason), dtype=xp.int32)
-
-    reason = xp.where(coefficient < 1, code(Reason.CLIPPED), code(Reason.OK))
-    reason = xp.where(others_ok, reason, code(Reason.FOUND_INF))
-    bad_gradient = xp.where(xp.isnan(total), code(Reason.NAN_GRADIENT), code(Reason.INF_GRADIENT))
-    reason = xp.where(gradients_ok, reason, bad_gradient)
-    return xp.where(loss_ok, reason, code(Reason.NONFINITE_LOSS))
+    """The reason code. The list goes from the weakest cause to the first: a bad loss makes bad gradients."""
+    bad = xp.logical_not(gradients_ok)
+    causes = [(coefficient < 1, Reason.CLIPPED)]
+    if spike is not None and config.spike.action == "clip":
+        causes += [(spike.any, Reason.SPIKE_CLIPPED)]
+    elif spike is not None:
+        causes += [(spike.grad_norm, Reason.SPIKE_GRAD_NORM), (spike.loss, Reason.SPIKE_LOSS)]
+    causes += [
+        (xp.logical_not(others_ok), Reason.FOUND_INF),
+        (bad, Reason.INF_GRADIENT),
+        (xp.isnan(total), Reason.NAN_GRADIENT),
+    ]
+    floor = None if config.loss_scale is None else config.loss_scale.min_scale
+    if floor is not None:
+        before = xp.logical_not(xp.isfinite(state.recorder.floats[-1, 1])) & (state.skipped_in_a_row > 0)
+        causes += [(bad & before & (state.loss_scale.scale <= floor), Reason.NOT_A_SCALE_PROBLEM)]
+    causes += [(xp.logical_not(loss_ok), Reason.NONFINITE_LOSS)]
+    reason = xp.full_like(gradients_ok, int(Reason.OK), dtype=xp.int32)
+    for condition, code in causes:
+        reason = xp.where(condition, xp.full_like(reason, int(code)), reason)
+    return reason
 
 
 def _worst(norms: Array, like: Array, *, xp: Namespace) -> Array:
@@ -260,11 +399,17 @@ def _advance(
     observation: Observation,
     decision: Decision,
     clip_state: tuple[Any, ...],
+    spike_state: Any,
     *,
+    finite: Array,
     overflow: Array,
     xp: Namespace,
 ) -> GuardState:
-    """The next state. ``overflow``: refused for a reason that a smaller loss scale may cure."""
+    """The next state.
+
+    ``finite``: nothing was wrong with the numbers, which is what the loss scale asks for; the step may have
+    been refused as a spike. ``overflow``: refused for a reason that a smaller loss scale may cure.
+    """
     applied, zero = decision.apply, xp.zeros_like(state.step)
     one = xp.where(applied, zero, zero + 1)
     in_a_row = xp.where(applied, zero, state.skipped_in_a_row + 1)
@@ -280,14 +425,22 @@ def _advance(
         step=state.step + 1,
         loss_scale=state.loss_scale
         if scale_rule is None
-        else scale_rule.update(state.loss_scale, overflow=overflow, applied=applied, xp=xp),
+        else scale_rule.update(
+            state.loss_scale,
+            overflow=overflow,
+            good=finite,
+            amax=observation.amax,
+            tiny=observation.tiny,
+            xp=xp,
+        ),
         clip=clip_state,
         skipped_total=state.skipped_total + one,
         skipped_in_a_row=in_a_row,
         halted=state.halted
         if config.skip_limit is None
-        else xp.where(in_a_row >= config.skip_limit, zero + 1, state.halted),
+        else xp.where(xp.logical_not(finite) & (in_a_row >= config.skip_limit), zero + 1, state.halted),
         recorder=record(state.recorder, row, [state.step, decision.reason, decision.worst], xp=xp),
+        spike=spike_state,
     )
 
 
@@ -299,13 +452,15 @@ def _hold_if_halted(
         return decision, after
     halted = before.halted > 0
     # Field by field: torch.compile of torch 2.6 traces neither _replace nor a slice of a NamedTuple.
+    one = xp.ones_like(decision.grad_norm)
     refused = Decision(
         apply=decision.apply & xp.logical_not(halted),
-        multiplier=xp.where(halted, xp.ones_like(decision.multiplier), decision.multiplier),
+        multiplier=xp.where(halted, one, decision.multiplier),
         reason=decision.reason,
         grad_norm=decision.grad_norm,
         clip_coefficient=decision.clip_coefficient,
         worst=decision.worst,
+        unit_multipliers=tuple(xp.where(halted, one, part) for part in decision.unit_multipliers),
     )
     return refused, select(halted, before, after, xp=xp)
 

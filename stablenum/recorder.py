@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, TypeAlias
 
-from stablenum.status import Reason
+from stablenum.status import APPLIED, Reason
 
 __all__ = ["CAPACITY", "Recorder", "Row", "init_recorder", "read_rows", "record"]
 
@@ -54,7 +54,7 @@ class Row(NamedTuple):
     @property
     def applied(self) -> bool:
         """Whether the step was applied."""
-        return self.reason in (Reason.OK, Reason.CLIPPED)
+        return self.reason in APPLIED
 
 
 def init_recorder(*, xp: Namespace, device: Any = None) -> Recorder:

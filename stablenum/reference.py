@@ -18,15 +18,28 @@ from typing import Any, TypeAlias
 import array_api_compat.numpy as xp
 import numpy as np
 
+from stablenum.clipping import AdaptiveGradClip, Units
 from stablenum.config import GuardConfig, make_config
 from stablenum.errors import bad_field
-from stablenum.formats import FLOAT32_MAX
+from stablenum.formats import FLOAT32_MAX, SMALLEST_FLOAT16
 from stablenum.guard import Decision, GuardState, Observation, decide, init_guard
 from stablenum.readout import check_halted, history, metrics
 from stablenum.reference_optim import SGD, Adam, AdamW, Optimizer, wide_dtype
 from stablenum.statedict import state_from_dict, state_to_dict
 
-__all__ = ["SGD", "Adam", "AdamW", "Guarded", "apply", "measure", "measure_loss", "tensor_norm"]
+__all__ = [
+    "SGD",
+    "Adam",
+    "AdamW",
+    "Guarded",
+    "apply",
+    "measure",
+    "measure_extremes",
+    "measure_loss",
+    "measure_units",
+    "tensor_norm",
+    "unit_norms",
+]
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 Params: TypeAlias = "dict[str, Array] | list[Array]"
@@ -93,6 +106,67 @@ def measure_loss(loss: object) -> Array | None:
     return np.asarray(value, dtype=np.float32)
 
 
+def unit_norms(array: Array, axes: tuple[int, ...]) -> Array:
+    """The L2 norm of each unit, (u,) float32: over ``axes``, the remaining axes in C order.
+
+    Args:
+        array: any shape but an empty one, any real or complex floating dtype.
+        axes: those that a unit extends over, see :meth:`stablenum.AdaptiveGradClip.unit_axes`.
+
+    Example:
+        >>> unit_norms(np.asarray([[3.0, 4.0], [0.0, 2.0]], np.float32), (1,)).tolist()
+        [5.0, 2.0]
+    """
+    elements = np.abs(array if array.dtype.kind == "c" else array.astype(np.float64))
+    largest = elements.max(axis=axes, keepdims=True)
+    ratio = elements / np.where((largest > 0) & np.isfinite(largest), largest, 1.0)
+    norms = np.sqrt((ratio * ratio).sum(axis=axes)).ravel() * np.where(largest > 0, largest, 1.0).ravel()
+    norms = np.where(np.isfinite(largest).ravel(), np.minimum(norms, FLOAT32_MAX), largest.ravel())
+    return norms.astype(np.float32)
+
+
+def measure_units(
+    rule: AdaptiveGradClip, names: Sequence[str], gradients: Sequence[Array | None], params: Sequence[Array]
+) -> Units:
+    """``Observation.units``: of gradients and of the weights; empty for what the rule leaves alone.
+
+    Example:
+        >>> units = measure_units(AdaptiveGradClip(), ["w"], [np.ones((4, 2))], [np.zeros((4, 2))])
+        >>> units.norms[0].tolist(), units.weights[0].tolist()
+        ([2.0, 2.0], [0.0, 0.0])
+    """
+    norms, weights = [], []
+    for included, g, p in zip(rule.included(names), gradients, params, strict=True):
+        if not included or g is None or g.size == 0:
+            norms.append(np.zeros(0, np.float32))
+            weights.append(np.zeros(0, np.float32))
+            continue
+        axes = rule.unit_axes(p.shape, default="last")
+        norms.append(unit_norms(g, axes))
+        weights.append(unit_norms(p, axes))
+    return Units(tuple(norms), tuple(weights))
+
+
+def measure_extremes(gradients: Sequence[Array | None]) -> tuple[Array, Array]:
+    """``Observation.amax`` and ``Observation.tiny``: () float32 each.
+
+    Example:
+        >>> measure_extremes([np.asarray([0.0, 2.0**-30, -4.0], np.float32), None])
+        (array(4., dtype=float32), array(0.5, dtype=float32))
+    """
+    largest, nonzero, tiny = 0.0, 0, 0
+    for g in gradients:
+        if g is None or g.size == 0:
+            continue
+        elements = np.abs(_as_real(g).astype(np.float64))
+        largest = max(largest, float(elements.max()))
+        nonzero += int((elements > 0).sum())
+        tiny += int(((elements > 0) & (elements <= SMALLEST_FLOAT16)).sum())
+    amax = min(largest, FLOAT32_MAX) if math.isfinite(largest) else largest
+    fraction = np.float32(tiny) / np.float32(max(nonzero, 1))
+    return np.asarray(amax, np.float32), np.asarray(fraction, np.float32)
+
+
 # --------------------------------------------------------------------------------------- apply
 
 
@@ -114,17 +188,24 @@ def apply(config: GuardConfig, decision: Decision, gradients: Sequence[Array | N
         >>> apply(config, decision, grads)[0].round(3).tolist()
         [0.6..., 0.8...]
     """
-    factors = np.broadcast_to(decision.multiplier, (len(gradients),))
+    factors: list[Any] = list(np.broadcast_to(decision.multiplier, (len(gradients),)))
+    for i, of_units in enumerate(decision.unit_multipliers):
+        g = gradients[i]
+        if g is not None and config.unit_rule is not None and of_units.size:
+            axes = config.unit_rule.unit_axes(g.shape, default="last")
+            factors[i] = of_units.reshape([1 if axis in axes else n for axis, n in enumerate(g.shape)])
     return [
         None if g is None else _scaled(g, factor, config.max_value)
         for g, factor in zip(gradients, factors, strict=True)
     ]
 
 
-def _scaled(gradient: Array, factor: np.float32, max_value: float | None) -> Array:
+def _scaled(gradient: Array, factor: Array, max_value: float | None) -> Array:
     real = _as_real(gradient)
     wide = real.astype(wide_dtype(real.dtype))
-    wide = wide * wide.dtype.type(factor)
+    if gradient.dtype.kind == "c" and factor.ndim:
+        factor = np.repeat(factor, 2, axis=-1) if factor.shape[-1] > 1 else factor
+    wide = wide * factor.astype(wide.dtype)
     if max_value is not None:
         wide = np.clip(wide, -max_value, max_value)
     return wide.astype(real.dtype).view(gradient.dtype).reshape(gradient.shape)
@@ -186,6 +267,8 @@ class Guarded:
                 raise bad_field(
                     f"params[{self.names[i] if self.names else i}]", "of a floating dtype", param.dtype
                 )
+        if self.config.unit_rule is not None:
+            self.config.unit_rule.included(self._known_names)  # says now which pattern matches nothing
         self.opt_state = [optimizer.init(_as_real(p)) for p in self._params]
         self.state: GuardState = init_guard(self.config, len(self._params), xp=xp)
 
@@ -224,13 +307,28 @@ class Guarded:
             NonFiniteError: the guard's limit of skips in a row is reached; nothing was changed.
         """
         listed = self._matched(gradients)
-        observation = Observation(norms=measure(listed), loss=measure_loss(loss))
+        observation = self._measure(listed, loss)
         with np.errstate(all="ignore"):  # the rules compute with inf and NaN, and select afterwards
             decision, self.state = decide(self.config, self.state, observation, xp=xp)
             if decision.apply:
                 self._update(apply(self.config, decision, listed))
         check_halted(self.state, self.names, config=self.config)
         return self.last
+
+    def _measure(self, gradients: Sequence[Array | None], loss: object) -> Observation:
+        rule, needs = self.config.unit_rule, self.config.needs
+        amax, tiny = measure_extremes(gradients) if needs else (None, None)
+        return Observation(
+            norms=measure(gradients),
+            loss=measure_loss(loss),
+            units=None if rule is None else measure_units(rule, self._known_names, gradients, self._params),
+            amax=amax if "amax" in needs else None,
+            tiny=tiny if "tiny" in needs else None,
+        )
+
+    @property
+    def _known_names(self) -> list[str]:
+        return self.names or [f"params[{i}]" for i in range(len(self._params))]
 
     def guard_state_dict(self) -> dict[str, Any]:
         """The guard's state as plain JSON values, the same for every framework."""
@@ -271,4 +369,16 @@ class Guarded:
             real, self.opt_state[i] = self.optimizer.update(
                 _as_real(param), _as_real(gradient.astype(param.dtype, copy=False)), self.opt_state[i]
             )
+            real = self._clipped_update(_as_real(param), real)
             self._params[i] = real.view(param.dtype).reshape(param.shape)
+
+    def _clipped_update(self, before: Array, after: Array) -> Array:
+        """``after``, or, by ``ClipUpdateRMS``, a point on the way to it."""
+        rule = self.config.update_rule
+        if rule is None or before.size == 0:
+            return after
+        wide = wide_dtype(before.dtype)
+        update = after.astype(wide) - before.astype(wide)
+        rms = np.asarray([min(float(tensor_norm(update)) / math.sqrt(update.size), FLOAT32_MAX)], np.float32)
+        (factor,) = rule.update_factors(rms, self.optimizer.lr if rule.per_lr else 1.0, xp=xp)
+        return after if factor == 1 else (before.astype(wide) + factor * update).astype(before.dtype)

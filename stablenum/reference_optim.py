@@ -22,6 +22,11 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 class Optimizer(Protocol):
     """A pure optimizer for one parameter: what :class:`Guarded` drives."""
 
+    @property
+    def lr(self) -> float:
+        """The learning rate."""
+        ...
+
     def init(self, param: Array) -> Any:
         """The state before the first step."""
 

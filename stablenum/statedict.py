@@ -6,26 +6,35 @@ A state saved by one adapter loads in another and goes on with the same decision
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+from stablenum.clipping import PER_TENSOR_STATES
 from stablenum.errors import bad_field
 from stablenum.formats import FLOAT32_MAX
 from stablenum.guard import GuardState
 from stablenum.loss_scale import LARGEST_SCALE, SMALLEST_SCALE, may_load
 from stablenum.status import Reason
+from stablenum.trees import leaves, map_leaves
 
-__all__ = ["VERSION", "state_from_dict", "state_to_dict"]
+__all__ = ["VERSION", "StatisticsNotLoadedWarning", "state_from_dict", "state_to_dict"]
 
 Namespace: TypeAlias = Any
 
-VERSION = 1
+VERSION = 2
 _REASONS = frozenset(int(reason) for reason in Reason)
+# Statistics that a rule may or may not have.
+_OPTIONAL = ("state.spike", "state.loss_scale.statistics")
 _COUNTS = {f"state.{name}" for name in ("step", "skipped_total", "skipped_in_a_row", "halted")}
 
 
+class StatisticsNotLoadedWarning(UserWarning):
+    """A saved state held no statistics for a rule of the guard that loads it."""
+
+
 def state_to_dict(state: GuardState, names: Sequence[str] | None = None) -> dict[str, Any]:
-    """``{"version": 1, "names": [...] or None, "state": {...}}`` of lists, numbers and strings.
+    """``{"version": 2, "names": [...] or None, "state": {...}}`` of lists, numbers and strings.
 
     Non-finite numbers are the strings ``"nan"``, ``"inf"`` and ``"-inf"``, so the result is strict
     JSON; float32 values survive the round trip bit for bit. Makes the host wait.
@@ -67,10 +76,12 @@ def state_from_dict(
     Args:
         plain: the saved dict.
         like: a state of the guard that will use it: gives structure, shapes and dtypes, and the
-            loss scale unless both guards scale dynamically (a fixed scale is a setting).
+            loss scale unless both guards scale dynamically (a fixed scale is a setting). A rule whose
+            statistics were not saved, because it was added or changed since, keeps those of ``like``, with
+            a ``StatisticsNotLoadedWarning``.
         xp: the array namespace of the result.
-        names: the names of the parameters here. Where both sides know their names, recorded
-            parameter indices are translated (the frameworks may order parameters differently).
+        names: the names of the parameters here. Where both sides know their names, parameter indices
+            and the statistics of each parameter are translated (the frameworks may order them differently).
         device: where the result lives.
 
     Raises:
@@ -84,63 +95,126 @@ def state_from_dict(
         >>> int(state_from_dict(state_to_dict(state), state, xp=np).step)
         0
     """
-    if not isinstance(plain, Mapping) or plain.get("version") != VERSION or "state" not in plain:
-        raise bad_field("guard state", f"a dict written by guard_state_dict(), version {VERSION}", plain)
-    saved = plain["state"]
-    index = _translation(plain.get("names"), names)
-    state: GuardState = _from_plain("state", saved, like, xp=xp, device=device, index=index)
+    if not isinstance(plain, Mapping) or plain.get("version") not in (1, VERSION) or "state" not in plain:
+        raise bad_field("guard state", f"a dict written by guard_state_dict(), version 1 or {VERSION}", plain)
+    reader = _Reader(plain.get("names"), names, xp=xp, device=device)
+    state: GuardState = reader.read("state", _current(plain), like)
     if may_load(state.loss_scale, like.loss_scale):
         return state
-    return state._replace(
-        loss_scale=type(like.loss_scale)(
-            *(xp.asarray(leaf.tolist(), dtype=leaf.dtype, device=device) for leaf in like.loss_scale)
+    return state._replace(loss_scale=reader.own(like.loss_scale))
+
+
+def _current(plain: Mapping[str, Any]) -> Any:
+    """The saved state in the words of this version; version 1 had no spike rules and fewer statistics."""
+    state = plain["state"]
+    if plain["version"] == VERSION or not isinstance(state, Mapping):
+        return state
+    state = {"spike": [], **state}
+    if isinstance(state.get("loss_scale"), Mapping):
+        state["loss_scale"] = {"statistics": [], **state["loss_scale"]}
+    return state
+
+
+class _Reader:
+    """Reads one saved state: knows how its parameters are numbered here."""
+
+    def __init__(self, saved: Any, here: Sequence[str] | None, *, xp: Namespace, device: Any) -> None:
+        words = isinstance(saved, (list, tuple)) and all(isinstance(name, str) for name in saved)
+        if saved is not None and not words:
+            raise bad_field("names", "a list of strings or None", saved)
+        self.xp, self.device = xp, device
+        self.known = saved is not None and here is not None and list(saved) != list(here)
+        place = {name: i for i, name in enumerate(here or ())} if self.known else {}
+        # Saved parameter index -> index here (-1: not there), and the reverse; empty where names do not tell.
+        self.place = {i: place.get(name, -1) for i, name in enumerate(saved)} if self.known else {}
+        self.source = {here: saved for saved, here in self.place.items() if here >= 0}
+
+    def own(self, tree: Any) -> Any:
+        """A copy of what the guard here has."""
+        return map_leaves(
+            lambda leaf: self.xp.asarray(leaf.tolist(), dtype=leaf.dtype, device=self.device), tree
         )
-    )
 
+    def read(self, field: str, plain: Any, like: Any) -> Any:
+        """The part of the state under ``field``, in the structure, shapes and dtypes of ``like``."""
+        if field == "state.clip":
+            return self._rule_states([f"{field}[{i}]" for i in range(len(like))], plain, like)
+        if field in _OPTIONAL:
+            return self._rule_states([field], [plain], (like,))[0]
+        return self._tree(field, plain, like)
 
-def _translation(saved: Sequence[str] | None, here: Sequence[str] | None) -> dict[int, int] | None:
-    """Saved parameter index -> index here, or None where the names do not tell."""
-    words = isinstance(saved, (list, tuple)) and all(isinstance(name, str) for name in saved)
-    if saved is not None and not words:
-        raise bad_field("names", "a list of strings or None", saved)
-    if saved is None or here is None or list(saved) == list(here):
-        return None
-    place = {name: i for i, name in enumerate(here)}
-    return {i: place.get(name, -1) for i, name in enumerate(saved)}
-
-
-def _from_plain(
-    field: str, plain: Any, like: Any, *, xp: Namespace, device: Any, index: dict[int, int] | None
-) -> Any:
-    if hasattr(like, "_fields"):
+    def _tree(self, field: str, plain: Any, like: Any) -> Any:
+        if not hasattr(like, "_fields"):
+            return self._leaf(field, plain, like)
         if not isinstance(plain, Mapping) or set(plain) != set(like._fields):
             raise bad_field(field, f"a dict with the keys {', '.join(like._fields)}", plain)
-        return type(like)(
-            *(
-                _from_plain(f"{field}.{name}", plain[name], part, xp=xp, device=device, index=index)
-                for name, part in zip(like._fields, like, strict=True)
+        parts = zip(like._fields, like, strict=True)
+        return type(like)(*(self.read(f"{field}.{name}", plain[name], part) for name, part in parts))
+
+    def _rule_states(self, fields: list[str], plain: Any, likes: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The states of the rules here, each from the first saved one that fits it.
+
+        A rule for which none was saved, as one that was added since, goes on with what it has.
+        """
+        if not isinstance(plain, list):
+            raise bad_field("state.clip", "a list of rule states", plain)
+        unused, found = list(plain), []
+        for field, like in zip(fields, likes, strict=True):
+            if not leaves(like):
+                found.append(like)
+                continue
+            rows = isinstance(like, PER_TENSOR_STATES)
+            fitting = [part for part in unused if _fits(part, like, rows=rows and self.known)]
+            if not fitting:
+                warnings.warn(
+                    f"{field}: no statistics were saved that fit {type(like).__name__.removesuffix('State')} "
+                    "as it is configured here; its own are kept. Rules, windows and parameters that changed "
+                    "since the state was saved learn anew.",
+                    StatisticsNotLoadedWarning,
+                    stacklevel=2,
+                )
+                found.append(self.own(like))
+                continue
+            unused.remove(fitting[0])
+            values = self._rows(fitting[0], like) if rows and self.known else fitting[0]
+            found.append(self._tree(field, values, like))
+        return tuple(found)
+
+    def _rows(self, plain: Any, like: Any) -> dict[str, Any]:
+        """The rows of the parameters here, by their names; a parameter that was not there keeps its own."""
+        own = {name: _encode(part.tolist()) for name, part in zip(like._fields, like, strict=True)}
+        return {
+            name: [plain[name][self.source[i]] if i in self.source else row for i, row in enumerate(rows)]
+            for name, rows in own.items()
+        }
+
+    def _leaf(self, field: str, plain: Any, like: Any) -> Any:
+        is_float = "float" in str(like.dtype)
+        values = _decode(field, plain, tuple(like.shape), float if is_float else int)
+        if field == "state.recorder.ints":
+            _check_reasons(field, values)
+            if self.known:
+                values = [[step, reason, self.place.get(worst, -1)] for step, reason, worst in values]
+        if field in _COUNTS and values < 0:
+            raise bad_field(field, "a whole number of 0 or more", plain)
+        if field == "state.loss_scale.scale" and not SMALLEST_SCALE <= values <= LARGEST_SCALE:
+            raise bad_field(field, "a positive number from 2**-100 to 2**100", plain)
+        return self.xp.asarray(values, dtype=like.dtype, device=self.device)
+
+
+def _fits(plain: Any, like: Any, *, rows: bool) -> bool:
+    """Whether a saved rule state has the keys and lengths of ``like`` (any number of ``rows`` if so)."""
+    if hasattr(like, "_fields"):
+        return (
+            isinstance(plain, Mapping)
+            and set(plain) == set(like._fields)
+            and all(
+                _fits(plain[name], part, rows=rows) for name, part in zip(like._fields, like, strict=True)
             )
         )
-    if isinstance(like, tuple):
-        if not isinstance(plain, list) or len(plain) != len(like):
-            hint = "Load it into a guard with the clip rules that it was saved with."
-            raise bad_field(field, f"a list of {len(like)} rule states, as the config has", plain, hint=hint)
-        return tuple(
-            _from_plain(f"{field}[{i}]", item, part, xp=xp, device=device, index=index)
-            for i, (item, part) in enumerate(zip(plain, like, strict=True))
-        )
-    shape = tuple(like.shape)
-    is_float = "float" in str(like.dtype)
-    values = _decode(field, plain, shape, float if is_float else int)
-    if index is not None and field == "state.recorder.ints":
-        values = [[step, reason, index.get(worst, -1)] for step, reason, worst in values]
-    if field in _COUNTS and values < 0:
-        raise bad_field(field, "a whole number of 0 or more", plain)
-    if field == "state.recorder.ints":
-        _check_reasons(field, values)
-    if field == "state.loss_scale.scale" and not SMALLEST_SCALE <= values <= LARGEST_SCALE:
-        raise bad_field(field, "a positive number from 2**-100 to 2**100", plain)
-    return xp.asarray(values, dtype=like.dtype, device=device)
+    if not like.shape:
+        return not isinstance(plain, (list, Mapping))
+    return isinstance(plain, list) and (rows or len(plain) == like.shape[0])
 
 
 def _check_reasons(field: str, rows: list[list[int]]) -> None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-__all__ = ["EXPLANATIONS", "Explanation", "Reason", "explain_reason"]
+__all__ = ["APPLIED", "EXPLANATIONS", "Explanation", "Reason", "explain_reason"]
 
 
 class Reason(IntEnum):
-    """What happened to a step. ``OK`` and ``CLIPPED`` were applied, the others were not.
+    """What happened to a step. ``OK``, ``CLIPPED`` and ``SPIKE_CLIPPED`` were applied, the others were not.
 
     Example:
         >>> Reason(3).name
@@ -27,6 +27,13 @@ class Reason(IntEnum):
     NONFINITE_LOSS = 4
     FOUND_INF = 5
     NO_STEP_YET = 6
+    SPIKE_LOSS = 7
+    SPIKE_GRAD_NORM = 8
+    SPIKE_CLIPPED = 9
+    NOT_A_SCALE_PROBLEM = 10
+
+
+APPLIED = (Reason.OK, Reason.CLIPPED, Reason.SPIKE_CLIPPED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +79,30 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         "look at the reporting rank or wrapper",
     ),
     Reason.NO_STEP_YET: Explanation("no step has been taken", "-", "nothing to do"),
+    Reason.SPIKE_LOSS: Explanation(
+        "the step was skipped: its loss stands out from the last steps",
+        "an unusual batch, or parameters in a state in which this batch does harm",
+        "nothing to do if it stays rare; look at the batch if the same ones return; if spikes come in rows, "
+        "lower the learning rate, clip, or go back to an older checkpoint and leave these batches out",
+    ),
+    Reason.SPIKE_GRAD_NORM: Explanation(
+        "the step was skipped: its gradient norm stands out from the last steps",
+        "an unusual batch, a stale second moment, or one layer that has begun to diverge",
+        "nothing to do if it stays rare; look at the parameter named; if spikes come in rows, lower the "
+        "learning rate, clip each tensor (AdaGC), or lower Adam's beta2",
+    ),
+    Reason.SPIKE_CLIPPED: Explanation(
+        "the step was applied with its gradients shrunk to the usual norm",
+        "its loss or its gradient norm stands out from the last steps",
+        "nothing to do if it stays rare; spike='skip' refuses such steps whole",
+    ),
+    Reason.NOT_A_SCALE_PROBLEM: Explanation(
+        "the step was skipped: gradients are still not finite at the smallest loss scale",
+        "a true overflow or NaN in the model, the loss or the parameters: no loss scale can cure it, and the "
+        "scale is not lowered further",
+        "find the first operation that is not finite, in the layer of the parameter named; compute it in "
+        "float32 or bfloat16; check that the parameters themselves are finite",
+    ),
 }
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 import stablenum
 from stablenum import readout, statedict
-from stablenum.status import Reason
+from stablenum.status import APPLIED, Reason
 from stablenum_jax.names import known_names
 from stablenum_jax.state import GuardOptState, find_guard, replace_guard
 
@@ -94,7 +94,7 @@ def _traced_metrics(state: stablenum.GuardState) -> dict[str, jax.Array]:
         "clip_coefficient": jnp.where(started, floats[3], 1.0),
         "reason": reason,
         "worst": ints[2],
-        "applied": (reason == int(Reason.OK)) | (reason == int(Reason.CLIPPED)),
+        "applied": jnp.isin(reason, jnp.asarray([int(code) for code in APPLIED])),
         "skipped_total": state.skipped_total,
         "skipped_in_a_row": state.skipped_in_a_row,
     }

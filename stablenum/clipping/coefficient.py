@@ -1,0 +1,30 @@
+"""The factor that shortens a gradient to a norm, and the floor under all factors."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from stablenum.bounds import at_least, at_most
+from stablenum.formats import FLOAT32_TINY
+
+__all__ = ["coefficient", "floored"]
+
+Array: TypeAlias = Any
+Namespace: TypeAlias = Any
+
+# torch.nn.utils.clip_grad_norm_ divides by norm + 1e-6; we keep its constant.
+_EPS = 1e-6
+
+
+def coefficient(norm: Array, max_norm: Array | float, *, xp: Namespace) -> Array:
+    """``min(1, max_norm / (norm + 1e-6))``; 1 where the norm is not finite (such a step is skipped)."""
+    norm = xp.where(xp.isfinite(norm), norm, xp.zeros_like(norm))
+    return at_most(max_norm / (norm + _EPS), 1.0, xp=xp)
+
+
+def floored(factor: Array, *, xp: Namespace) -> Array:
+    """The factor, but not below float32's smallest normal number.
+
+    A factor that flushed to zero would silently zero finite gradients.
+    """
+    return at_least(factor, FLOAT32_TINY, xp=xp)

@@ -1,0 +1,92 @@
+"""A loss scale that rises while gradients are lost to underflow and there is head room."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+from stablenum.bounds import at_least, at_most
+from stablenum.errors import check_field
+from stablenum.loss_scale.state import LossScaleState, check_scale_range, scale_state
+
+__all__ = ["UnderflowAwareLossScale"]
+
+Array: TypeAlias = Any
+Namespace: TypeAlias = Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnderflowAwareLossScale:
+    """Double the scale while float16 would lose gradients, halve it when they overflow.
+
+    With u the fraction of the non-zero elements of the scaled gradients that are at most 2^-24, the
+    smallest float16: after a good step ``S <- 2 S`` if u > ``max_tiny`` and amax < ``headroom``; after an
+    overflow ``S <- S / 2``; else S stays. Where the backward pass ran in float16 the elements below have
+    become zero already; those at the last bit tell of them. An all-zero gradient changes nothing.
+
+    After Zhao et al. 2019 (arXiv 1910.12385), who choose a scale by the probability of underflow; a
+    dynamic scale raises blindly after an interval instead.
+
+    It needs the largest element and two counts, a further pass over the gradients.
+
+    Args:
+        init_scale: S at the first step.
+        max_tiny: the fraction of lost elements that is borne, between 0 and 1.
+        headroom: the largest scaled element with which S may still double.
+        min_scale: the floor.
+        max_scale: the ceiling.
+
+    Raises:
+        ValueError: a field is out of its range.
+
+    Example:
+        >>> UnderflowAwareLossScale(max_tiny=0.01).headroom
+        32768.0
+    """
+
+    init_scale: float = 2.0**16
+    max_tiny: float = 1e-3
+    headroom: float = 2.0**15
+    min_scale: float = 1.0
+    max_scale: float = 2.0**24
+    needs: ClassVar[frozenset[str]] = frozenset({"amax", "tiny"})
+
+    def __post_init__(self) -> None:
+        check_scale_range(self)
+        check_field(self, "max_tiny", at_least=0.0, below=1.0)
+        check_field(self, "headroom", above=0.0)
+
+    def init(self, *, xp: Namespace, device: Any = None) -> LossScaleState:
+        """The state before the first step."""
+        return scale_state(self.init_scale, 0, xp=xp, device=device)
+
+    def update(
+        self,
+        state: LossScaleState,
+        *,
+        overflow: Array,
+        good: Array,
+        amax: Array = None,
+        tiny: Array = None,
+        xp: Namespace,
+    ) -> LossScaleState:
+        """The state after one step.
+
+        Args:
+            state: the state before.
+            overflow: () bool, the scaled gradients were not finite.
+            good: () bool, everything was finite.
+            amax: () float32, the largest magnitude among the scaled gradients' elements.
+            tiny: () float32, the fraction u.
+            xp: the array namespace.
+        """
+        scale, steps = state.scale, state.good_steps
+        rise = good & (tiny > self.max_tiny) & (amax < self.headroom)
+        doubled = at_most(scale * 2.0, self.max_scale, xp=xp)
+        halved = at_least(scale * 0.5, self.min_scale, xp=xp)
+        steps = xp.where(good, steps + 1, steps)
+        return LossScaleState(
+            scale=xp.where(overflow, halved, xp.where(rise, doubled, scale)),
+            good_steps=xp.where(overflow | rise, xp.zeros_like(steps), steps),
+            hysteresis_left=state.hysteresis_left,
+        )
