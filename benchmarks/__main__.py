@@ -1,4 +1,7 @@
-"""``python -m benchmarks``: run everything, print tables, write ``benchmarks/results/cpu.json``.
+"""``python -m benchmarks``: run everything, print tables, write ``benchmarks/results/*.json``.
+
+``cpu.json`` has the cost of a guarded step against the peers, ``rules.json`` what each rule costs to decide
+and how well the spike rules find spikes; ``python -m benchmarks rules`` measures the latter alone.
 
 Exits with an error if a peer is missing or a result differs from the peer's: no figure is printed
 that was not measured.
@@ -10,15 +13,16 @@ import importlib.metadata
 import json
 import os
 import platform
+import sys
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import jax_step, torch_step
+from benchmarks import decide_cost, jax_step, rule_steps, spike_detection, torch_step
 
-RESULTS = Path(__file__).parent / "results" / "cpu.json"
+RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("torch", "jax", "jaxlib", "optax", "numpy", "stablenum")
 
 
@@ -40,22 +44,87 @@ def _table(title: str, row: dict[str, Any]) -> Table:
     return table
 
 
-def main() -> None:
-    """Measure, show, save."""
-    console = Console()
-    report: dict[str, Any] = {
+def _decide_table(rows: dict[str, dict[str, float]]) -> Table:
+    table = Table(title="decide, called eagerly, for 108 parameters")
+    for column in ("rule", "NumPy us", "spread", "torch us", "spread"):
+        table.add_column(column, justify="left" if column == "rule" else "right")
+    for name, row in rows.items():
+        cells = [
+            cell
+            for label in ("numpy", "torch")
+            for cell in (f"{row[label + '_us']:.0f}", f"{row[label + '_spread']:.0%}")
+        ]
+        table.add_row(name, *cells)
+    return table
+
+
+def _detection_table(report: dict[str, dict[str, dict[str, int]]]) -> Table:
+    table = Table(title="spikes planted into recorded streams")
+    for column in ("stream", "rule", "detected", "of them masked", "false skips"):
+        table.add_column(column, justify="left" if column in ("stream", "rule") else "right")
+    for stream, rules in report.items():
+        for i, (rule, row) in enumerate(rules.items()):
+            table.add_row(
+                stream if i == 0 else "",
+                rule,
+                f"{row['detected']}/{row['planted']}",
+                f"{row['masked_detected']}/{row['masked_planted']}",
+                f"{row['false_skips']}/{row['steps']}",
+                end_section=i == len(rules) - 1,
+            )
+    return table
+
+
+def _facts() -> dict[str, Any]:
+    return {
         "machine": {"cpu_count": os.cpu_count(), "architecture": platform.machine()},
         "python": platform.python_version(),
         "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
     }
+
+
+def _save(console: Console, name: str, report: dict[str, Any]) -> None:
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / name).write_text(json.dumps(report, indent=2) + "\n")
+    console.print(f"written to {RESULTS / name}")
+
+
+def _measure_steps(console: Console) -> None:
+    report = _facts()
     for title, module in (("PyTorch, fused AdamW", torch_step), ("JAX, adamw", jax_step)):
         console.print(f"measuring: {title} ...")
         report[title] = module.run()
         for row in report[title]:
             console.print(_table(title, row))
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(report, indent=2) + "\n")
-    console.print(f"written to {RESULTS}")
+    _save(console, "cpu.json", report)
+
+
+def _measure_rules(console: Console) -> None:
+    console.print("measuring: the rules ...")
+    report = _facts() | {
+        "decide": decide_cost.run(),
+        "detection": spike_detection.run(),
+        "steps": rule_steps.run(),
+    }
+    console.print(_decide_table(report["decide"]))
+    for title, row in report["steps"].items():
+        console.print(_table(title, row))
+    console.print(_detection_table(report["detection"]))
+    _save(console, "rules.json", report)
+
+
+def main() -> None:
+    """Measure, show, save."""
+    chosen = sys.argv[1:] or list(PARTS)
+    unknown = [name for name in chosen if name not in PARTS]
+    if unknown:
+        sys.exit(f"unknown part {unknown[0]!r}; there are {', '.join(PARTS)}")
+    console = Console()
+    for name in chosen:
+        PARTS[name](console)
+
+
+PARTS = {"steps": _measure_steps, "rules": _measure_rules}
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -13,24 +13,30 @@ import optax
 import stablenum_jax
 from benchmarks.timing import interleaved
 
-__all__ = ["run"]
+__all__ = ["Compiled", "guarded_step", "make_gradients", "optax_step", "run"]
 
 SHAPES = [(350, 1000)] * 108
 ROUNDS = 15
 MAX_NORM = 1.0
 
 
-def _params() -> dict[str, jax.Array]:
+Shapes: TypeAlias = Sequence[tuple[int, ...]]
+
+
+def _params(shapes: Shapes) -> dict[str, jax.Array]:
     rng = np.random.default_rng(0)
-    return {f"w{i:03d}": jnp.asarray(rng.standard_normal(s, np.float32)) for i, s in enumerate(SHAPES)}
+    return {f"w{i:03d}": jnp.asarray(rng.standard_normal(s, np.float32)) for i, s in enumerate(shapes)}
 
 
-def _gradients() -> dict[str, jax.Array]:
+def make_gradients(shapes: Shapes) -> dict[str, jax.Array]:
+    """Gradients with a standard deviation of 0.01."""
     rng = np.random.default_rng(1)
-    return {f"w{i:03d}": jnp.asarray(rng.standard_normal(s, np.float32) * 0.01) for i, s in enumerate(SHAPES)}
+    return {f"w{i:03d}": jnp.asarray(rng.standard_normal(s, np.float32) * 0.01) for i, s in enumerate(shapes)}
 
 
-def _optax_step(tx: optax.GradientTransformation) -> Callable[..., Any]:
+def optax_step(tx: optax.GradientTransformation) -> Callable[..., Any]:
+    """A step as optax documents it."""
+
     def step(params: Any, state: Any, grads: Any) -> Any:
         updates, state = tx.update(grads, state, params)
         return optax.apply_updates(params, updates), state
@@ -38,18 +44,22 @@ def _optax_step(tx: optax.GradientTransformation) -> Callable[..., Any]:
     return step
 
 
-def _guarded_step(tx: optax.GradientTransformation) -> Callable[..., Any]:
+def guarded_step(tx: optax.GradientTransformation) -> Callable[..., Any]:
+    """A step by ``stablenum_jax.step``."""
+
     def step(params: Any, state: Any, grads: Any) -> Any:
         return stablenum_jax.step(tx, params, state, grads)
 
     return step
 
 
-class _Compiled:
+class Compiled:
     """A jitted step with donated parameters and state, and the state that it goes on from."""
 
-    def __init__(self, tx: optax.GradientTransformation, step: Callable[..., Any], grads: Any) -> None:
-        self.params = _params()
+    def __init__(
+        self, tx: optax.GradientTransformation, step: Callable[..., Any], grads: Any, shapes: Shapes = SHAPES
+    ) -> None:
+        self.params = _params(shapes)
         self.state = jax.jit(tx.init)(self.params)
         self.grads = grads
         self.compiled = jax.jit(step, donate_argnums=(0, 1)).lower(self.params, self.state, grads).compile()
@@ -66,17 +76,17 @@ class _Compiled:
 
 def run() -> list[dict[str, Any]]:
     """One row: times, ratios to the bare step, temporary memory."""
-    grads, adamw = _gradients(), optax.adamw(1e-4)
+    grads, adamw = make_gradients(SHAPES), optax.adamw(1e-4)
     clipped = optax.chain(optax.clip_by_global_norm(MAX_NORM), adamw)
     guard = optax.chain(stablenum_jax.guard(clip=MAX_NORM), adamw)
     wrapped = stablenum_jax.chain(stablenum_jax.guard(clip=MAX_NORM), adamw)
     peer = optax.apply_if_finite(clipped, max_consecutive_errors=5)
     variants = {
-        "bare adamw": _Compiled(adamw, _optax_step(adamw), grads),
-        "optax clip + adamw": _Compiled(clipped, _optax_step(clipped), grads),
-        "optax apply_if_finite(clip + adamw)": _Compiled(peer, _optax_step(peer), grads),
-        "stablenum step(guard + adamw)": _Compiled(guard, _guarded_step(guard), grads),
-        "stablenum chain(guard, adamw)": _Compiled(wrapped, _optax_step(wrapped), grads),
+        "bare adamw": Compiled(adamw, optax_step(adamw), grads),
+        "optax clip + adamw": Compiled(clipped, optax_step(clipped), grads),
+        "optax apply_if_finite(clip + adamw)": Compiled(peer, optax_step(peer), grads),
+        "stablenum step(guard + adamw)": Compiled(guard, guarded_step(guard), grads),
+        "stablenum chain(guard, adamw)": Compiled(wrapped, optax_step(wrapped), grads),
     }
     times = interleaved(variants, rounds=ROUNDS)
     ours, theirs = variants["stablenum step(guard + adamw)"], variants["optax apply_if_finite(clip + adamw)"]

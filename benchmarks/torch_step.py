@@ -10,7 +10,7 @@ import torch
 import stablenum_torch
 from benchmarks.timing import interleaved
 
-__all__ = ["run"]
+__all__ = ["Variant", "run"]
 
 SIZES: dict[str, tuple[list[tuple[int, ...]], int]] = {
     "38 M in 108 tensors": ([(350, 1000)] * 108, 31),
@@ -21,18 +21,19 @@ SCALE = 1024.0
 MAX_NORM = 1.0
 
 
-class _Variant:
+class Variant:
     """One set of parameters with their gradients and an optimizer of the same kind."""
 
-    def __init__(self, shapes: Sequence[tuple[int, ...]]) -> None:
+    def __init__(self, shapes: Sequence[tuple[int, ...]], lr: float = 1e-4) -> None:
         g = torch.Generator().manual_seed(0)
         self.params = [torch.nn.Parameter(torch.randn(s, generator=g)) for s in shapes]
         self.raw = [torch.randn(s, generator=g) * 1e-2 for s in shapes]
         for p in self.params:
             p.grad = torch.zeros_like(p)
-        self.optimizer = torch.optim.AdamW(self.params, lr=1e-4, fused=True)
+        self.optimizer = torch.optim.AdamW(self.params, lr=lr, fused=True)
 
     def put_gradients(self, scale: float) -> None:
+        """The same gradients again, multiplied."""
         for p, g in zip(self.params, self.raw, strict=True):
             torch.mul(g, scale, out=p.grad)
 
@@ -43,7 +44,7 @@ def run() -> list[dict[str, Any]]:
 
 
 def _one_size(size: str, shapes: Sequence[tuple[int, ...]], rounds: int) -> dict[str, Any]:
-    bare, clip_only, peer, fold, idle = (_Variant(shapes) for _ in range(5))
+    bare, clip_only, peer, fold, idle = (Variant(shapes) for _ in range(5))
     scaler = torch.amp.GradScaler("cpu", init_scale=SCALE)
     scaler.scale(torch.ones(()))
     guarded = stablenum_torch.wrap(

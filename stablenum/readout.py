@@ -97,7 +97,8 @@ def check_halted(
     last, rows = metrics(state, names), history(state, names)
     skipped = last["skipped_in_a_row"]
     streak = rows[-skipped:] or [last]
-    first = streak[0]
+    finite = (Reason.SPIKE_LOSS, Reason.SPIKE_GRAD_NORM)  # refused too, but not what stopped the training
+    first = next((row for row in streak if row["reason"] not in finite), streak[0])
     scales = [f"{row['loss_scale']:g}" for row in streak[-8:]]
     limit = f" (the limit is {config.skip_limit})" if config and config.skip_limit else ""
     raise NonFiniteError(
