@@ -95,8 +95,8 @@ def _jax(rounds: int) -> dict[str, Any]:
     variants = {"bare": Compiled(adamw, optax_step(adamw), grads, SHAPES)}
     for name, config in CONFIGS.items():
         tx = optax.chain(stablenum_jax.guard(config=config), adamw)
-        state = tx.init({"w": jax.numpy.zeros(1)})
-        scaled = jax.tree.map(lambda g, s=stablenum_jax.loss_scale(state): g * s, grads)
+        scale = stablenum_jax.loss_scale(tx.init({"w": jax.numpy.zeros(1)}))
+        scaled = {key: g * scale for key, g in grads.items()}
         variants[name] = Compiled(tx, guarded_step(tx), scaled, SHAPES)
     times = interleaved(variants, rounds=rounds)
     for name in CONFIGS:
