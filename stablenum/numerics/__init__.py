@@ -1,0 +1,65 @@
+"""Safe functions: the right value and the right gradient at every edge, in every float format.
+
+Written once over the array namespace ``xp`` and differentiated by the framework. Use them through
+``stablenum_torch.numerics`` and ``stablenum_jax.numerics``, which fill in ``xp``.
+
+Formats narrower than float32 are computed in float32 and rounded once; the result has the input's format.
+NaN stays NaN. No finite input, and nothing that is masked, gives NaN in the value or in the gradient.
+"""
+
+from stablenum.numerics.elementary import (
+    arccos,
+    arctan2,
+    arctanh,
+    divide,
+    power,
+    reciprocal,
+    rsqrt,
+    soft_cap,
+    sqrt,
+)
+from stablenum.numerics.logs import (
+    cumulative_logsumexp,
+    log,
+    log1mexp,
+    log1pexp,
+    log_sigmoid,
+    log_softmax,
+    logaddexp,
+    logsubexp,
+    logsumexp,
+    softmax,
+    softplus,
+    xlogy,
+)
+from stablenum.numerics.norms import layer_norm, norm, normalize, rms_norm, std, variance
+
+__all__ = [
+    "arccos",
+    "arctan2",
+    "arctanh",
+    "cumulative_logsumexp",
+    "divide",
+    "layer_norm",
+    "log",
+    "log1mexp",
+    "log1pexp",
+    "log_sigmoid",
+    "log_softmax",
+    "logaddexp",
+    "logsubexp",
+    "logsumexp",
+    "norm",
+    "normalize",
+    "power",
+    "reciprocal",
+    "rms_norm",
+    "rsqrt",
+    "soft_cap",
+    "softmax",
+    "softplus",
+    "sqrt",
+    "std",
+    "variance",
+    "xlogy",
+]

@@ -1,0 +1,266 @@
+"""Logarithms, exponentials and what lies between them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeAlias
+
+from stablenum.numerics.common import smallest_normal, widened
+
+__all__ = [
+    "cumulative_logsumexp",
+    "log",
+    "log1mexp",
+    "log1pexp",
+    "log_sigmoid",
+    "log_softmax",
+    "logaddexp",
+    "logsubexp",
+    "logsumexp",
+    "softmax",
+    "softplus",
+    "xlogy",
+]
+
+Array: TypeAlias = Any
+Namespace: TypeAlias = Any
+
+_INF = math.inf
+
+
+def log(x: Array, *, xp: Namespace) -> Array:
+    """Natural logarithm that stays finite: ``log(max(x, smallest normal number))``.
+
+    The floor is that of the format computed in: -87.34 below 1.18e-38 (-708.4 in float64), with gradient
+    0 there, for zero and negative x too. log(inf) is inf; NaN stays NaN.
+
+    Args:
+        x: any shape, any floating format.
+        xp: the array namespace.
+
+    Example:
+        >>> import array_api_compat.numpy as np
+        >>> log(np.asarray([1.0, 0.0], dtype=np.float32), xp=np).round(2).tolist()
+        [0.0, -87.3...]
+    """
+    (x,), dtype = widened(x, xp=xp)
+    floor = smallest_normal(x)
+    below = x < floor
+    result = xp.where(below, math.log(floor), xp.log(xp.where(below, 1.0, x)))
+    return xp.astype(result, dtype)
+
+
+def log1mexp(a: Array, *, xp: Namespace) -> Array:
+    """``log(1 - exp(-a))`` for a > 0, to full precision at both ends.
+
+    ``log(-expm1(-a))`` up to a = ln 2, ``log1p(-exp(-a))`` beyond (Maechler 2012, the log1mexp note of R's
+    package Rmpfr). The gradient is ``1 / expm1(a)``. For a below the smallest normal number, zero and
+    negative included, -inf with gradient 0.
+
+    Example:
+        >>> import array_api_compat.numpy as np
+        >>> log1mexp(np.asarray([1e-9, 50.0]), xp=np).tolist()
+        [-20.72..., -1.92...e-22]
+    """
+    (a,), dtype = widened(a, xp=xp)
+    below = a < smallest_normal(a)
+    small = xp.logical_not(below) & (a <= math.log(2.0))
+    near = xp.log(-xp.expm1(-xp.where(small, a, 0.5)))
+    far = xp.log1p(-xp.exp(-xp.where(small | below, 1.0, a)))
+    return xp.astype(xp.where(below, -_INF, xp.where(small, near, far)), dtype)
+
+
+def softplus(x: Array, *, xp: Namespace) -> Array:
+    """``log(1 + exp(x))`` that neither overflows nor loses digits; its gradient is the sigmoid of x.
+
+    ``x + log1p(exp(-x))`` for x > 0, else ``log1p(exp(x))``: no tie at 0, so the second derivative is right
+    there too. inf gives inf, -inf gives 0.
+
+    Example:
+        >>> import array_api_compat.numpy as np
+        >>> softplus(np.asarray([-100.0, 0.0, 100.0]), xp=np).tolist()
+        [3.72...e-44, 0.693..., 100.0]
+    """
+    (x,), dtype = widened(x, xp=xp)
+    return xp.astype(_softplus(x, xp=xp), dtype)
+
+
+log1pexp = softplus
+
+
+def log_sigmoid(x: Array, *, xp: Namespace) -> Array:
+    """``log(1 / (1 + exp(-x)))`` = ``-softplus(-x)``; its gradient is the sigmoid of -x.
+
+    Example:
+        >>> import array_api_compat.numpy as np
+        >>> log_sigmoid(np.asarray([-100.0, 0.0]), xp=np).tolist()
+        [-100.0, -0.693...]
+    """
+    (x,), dtype = widened(x, xp=xp)
+    return xp.astype(-_softplus(-x, xp=xp), dtype)
+
+
+def _softplus(x: Array, *, xp: Namespace) -> Array:
+    positive = x > 0
+    ordinary = xp.isfinite(x)
+    away = xp.log1p(xp.exp(xp.where(ordinary, xp.where(positive, -x, x), -_INF)))
+    return xp.where(positive, x + away, xp.where(xp.isnan(x), x, away))
+
+
+def logaddexp(a: Array, b: Array, *, xp: Namespace) -> Array:
+    """``log(exp(a) + exp(b))``; the gradients are the two weights of a softmax.
+
+    Both -inf: -inf with gradient 0. Both inf: inf, and 1/2 each.
+
+    Example:
+        >>> import array_api_compat.numpy as np
+        >>> logaddexp(np.asarray([1000.0, -np.inf]), np.asarray([1000.0, -np.inf]), xp=np).tolist()
+        [1000.69..., -inf]
+    """
+    (a, b), dtype = widened(a, b, xp=xp)
+    same = (a == b) & xp.isinf(a)
+    p, q = xp.where(same, 0.0, a), xp.where(same, 0.0, b)
+    first = p > q
+    high, low = xp.where(first, p, q), xp.where(first, q, p)
+    result = high + xp.log1p(xp.exp(low - high))
+    # The mean of two infinities keeps the gradients at one half; of two that are masked nothing flows.
+    ends = xp.where(
+        a > 0, 0.5 * xp.where(same & (a > 0), a, 0.0) + 0.5 * xp.where(same & (a > 0), b, 0.0), -_INF
+    )
+    return xp.astype(xp.where(same, ends, result), dtype)
+
+
+def logsubexp(a: Array, b: Array, *, xp: Namespace) -> Array:
+    """``log(exp(a) - exp(b))`` for a > b: ``a + log1mexp(a - b)``.
+
+    Where a <= b (both -inf or both inf among them) -inf with gradient 0.
+
+    Example:
+        >>> import array_api_compat.numpy as np
+        >>> logsubexp(np.asarray([1000.0, 2.0]), np.asarray([999.0, 2.0]), xp=np).tolist()
+        [999.54..., -inf]
+    """
+    (a, b), dtype = widened(a, b, xp=xp)
+    empty = a <= b
+    p, q = xp.where(empty, 1.0, a), xp.where(empty, 0.0, b)
+    return xp.astype(xp.where(empty, -_INF, p + log1mexp(p - q, xp=xp)), dtype)
+
+
+def logsumexp(
+    x: Array, *, axis: int = -1, mask: Array | None = None, keepdims: bool = False, xp: Namespace
+) -> Array:
+    """``log(sum(exp(x)))`` over an axis; its gradient is the softmax.
+
+    No element left (all -inf, or masked): -inf with gradient 0. An element of inf: inf, gradient 0.
+
+    Args:
+        x: any shape with ``axis``, any floating format.
+        axis: over which is summed.
+        mask: bool, broadcast with x; False leaves an element out, whatever it holds.
+        keepdims: keep the axis with length 1.
+        xp: the array namespace.
+
+    Example:
+        >>> import array_api_compat.numpy as np
+        >>> logsumexp(np.asarray([[1000.0, 1000.0], [-np.inf, -np.inf]]), xp=np).tolist()
+        [1000.69..., -inf]
+    """
+    (x,), dtype = widened(x, xp=xp)
+    _, total, top, shift = _exponentials(x, axis, mask, xp=xp)
+    some = xp.isfinite(top)
+    result = xp.where(some, xp.log(xp.where(some, total, 1.0)) + shift, top)
+    result = result if keepdims else xp.squeeze(result, axis=axis)
+    return xp.astype(result, dtype)
+
+
+def softmax(x: Array, *, axis: int = -1, mask: Array | None = None, xp: Namespace) -> Array:
+    """``exp(x) / sum(exp(x))`` over an axis; a row without any element left is 0, with gradient 0.
+
+    Elements of inf share the row equally, with gradient 0. Arguments as in :func:`logsumexp`.
+
+    Example:
+        >>> import array_api_compat.numpy as np
+        >>> softmax(np.asarray([[0.0, 0.0], [-np.inf, -np.inf]]), xp=np).tolist()
+        [[0.5, 0.5], [0.0, 0.0]]
+    """
+    (x,), dtype = widened(x, xp=xp)
+    exponentials, total, _, _ = _exponentials(x, axis, mask, xp=xp)
+    empty = total == 0
+    return xp.astype(exponentials / xp.where(empty, 1.0, total), dtype)
+
+
+def log_softmax(x: Array, *, axis: int = -1, mask: Array | None = None, xp: Namespace) -> Array:
+    """``x - logsumexp(x)`` over an axis: -inf, with gradient 0, for what is masked or -inf.
+
+    Arguments as in :func:`logsumexp`.
+
+    Example:
+        >>> import array_api_compat.numpy as np
+        >>> log_softmax(np.asarray([[0.0, 0.0], [-np.inf, 5.0]]), xp=np).tolist()
+        [[-0.693..., -0.693...], [-inf, 0.0]]
+    """
+    (x,), dtype = widened(x, xp=xp)
+    _, total, top, shift = _exponentials(x, axis, mask, xp=xp)
+    kept = xp.isfinite(x) & xp.isfinite(top) & (xp.ones_like(x, dtype=xp.bool) if mask is None else mask)
+    below = xp.where(kept, x, 0.0) - xp.where(kept, shift, 0.0)
+    result = below - xp.log(xp.where(xp.isfinite(top), total, 1.0))
+    count = xp.sum(xp.astype(x == _INF, x.dtype), axis=axis, keepdims=True)
+    shared = xp.where(x == _INF, -xp.log(xp.where(count > 0, count, 1.0)), -_INF)
+    rest = xp.where(xp.isnan(top), top, shared)
+    return xp.astype(xp.where(kept, result, rest), dtype)
+
+
+def _exponentials(
+    x: Array, axis: int, mask: Array | None, *, xp: Namespace
+) -> tuple[Array, Array, Array, Array]:
+    """``exp(x - shift)`` (0 where masked), its sum, the largest element, and the shift near it."""
+    if mask is not None:
+        x = xp.where(mask, x, -_INF)
+    top = xp.max(x, axis=axis, keepdims=True)
+    # The shift takes no part in the gradient: floor has none. (A max would share it among ties, and
+    # what cancels on paper leaves rounding errors behind.)
+    shift = xp.floor(xp.where(xp.isfinite(top), top, 0.0))
+    endless = top == _INF
+    kept = xp.isfinite(x) & xp.logical_not(endless)
+    away = xp.where(kept, x, 0.0) - xp.where(kept, shift, 0.0)
+    exponentials = xp.where(kept, xp.exp(away), xp.astype(endless & (x == _INF), x.dtype))
+    exponentials = xp.where(xp.isnan(top), top, exponentials)
+    return exponentials, xp.sum(exponentials, axis=axis, keepdims=True), top, shift
+
+
+def cumulative_logsumexp(x: Array, *, axis: int = -1, xp: Namespace) -> Array:
+    """Element i: ``log(sum(exp(x[: i + 1])))`` along an axis.
+
+    By doubling: log2(n) times :func:`logaddexp` of the array and itself moved by 1, 2, 4... places, so no
+    element is lost beside a much larger one that comes later.
+
+    Example:
+        >>> import array_api_compat.numpy as np
+        >>> cumulative_logsumexp(np.asarray([-1000.0, 0.0, 0.0]), xp=np).tolist()
+        [-1000.0, 0.0, 0.693...]
+    """
+    (x,), dtype = widened(x, xp=xp)
+    result, n, step = xp.moveaxis(x, axis, 0), x.shape[axis], 1
+    while step < n:
+        moved = xp.concat([xp.full_like(result[:step], -_INF), result[: n - step]])
+        result = logaddexp(moved, result, xp=xp)
+        step *= 2
+    return xp.astype(xp.moveaxis(result, 0, axis), dtype)
+
+
+def xlogy(x: Array, y: Array, *, xp: Namespace) -> Array:
+    """``x * log(y)``, 0 where x is 0; the logarithm is the finite :func:`log`.
+
+    The gradient by x is log(y), by y it is x / y; both are 0 where y is below the smallest normal number and
+    x is 0, and the one by y wherever y is below it.
+
+    Example:
+        >>> import array_api_compat.numpy as np
+        >>> xlogy(np.asarray([0.0, 2.0]), np.asarray([0.0, 1.0]), xp=np).tolist()
+        [0.0, 0.0]
+    """
+    (x, y), dtype = widened(x, y, xp=xp)
+    nothing = (x == 0) & (y < smallest_normal(y))
+    endless = (x == 0) & (y == _INF)
+    base = xp.where(nothing | endless, 1.0, y)
+    return xp.astype(xp.where(nothing | endless, 0.0, x) * log(base, xp=xp), dtype)
