@@ -1,0 +1,39 @@
+"""Losses with the right value and the right gradient at every edge, in every float format.
+
+Written once over the array namespace ``xp`` and differentiated by the framework. Use them through
+``stablenum_torch.losses`` and ``stablenum_jax.losses``, which fill in ``xp``.
+
+The laws over all of them:
+
+- Formats narrower than float32 are computed and summed in float32 and rounded once. The result has the format of the
+  first argument, as in torch and optax, unless ``dtype`` says otherwise.
+- "mean" divides by the number of valid items; a batch without any gives 0 with gradient 0, not NaN.
+- What is masked takes no part, whatever it holds: masking an item and removing it are the same. NaN in a valid
+  item gives NaN. No finite input gives NaN in the value or in the gradient.
+- Shapes are never made to fit in silence: targets have the shape stated, or a ValueError says so.
+"""
+
+from stablenum.losses.binary import binary_cross_entropy, binary_focal
+from stablenum.losses.classes import cross_entropy, focal
+from stablenum.losses.divergence import js_divergence, kl_divergence
+from stablenum.losses.likelihoods import gaussian_nll, negative_binomial_nll, poisson_nll
+from stablenum.losses.regression import hinge, huber, log_cosh
+from stablenum.losses.similarity import cosine_embedding, cosine_similarity, info_nce
+
+__all__ = [
+    "binary_cross_entropy",
+    "binary_focal",
+    "cosine_embedding",
+    "cosine_similarity",
+    "cross_entropy",
+    "focal",
+    "gaussian_nll",
+    "hinge",
+    "huber",
+    "info_nce",
+    "js_divergence",
+    "kl_divergence",
+    "log_cosh",
+    "negative_binomial_nll",
+    "poisson_nll",
+]

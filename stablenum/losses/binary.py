@@ -1,0 +1,150 @@
+"""Cross-entropy and focal loss of yes-or-no labels, from logits."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from stablenum.errors import check_number
+from stablenum.losses.common import (
+    check_fits,
+    check_reduction,
+    check_same_shape,
+    check_smoothing,
+    items_left,
+    prepared,
+    reduced,
+    weighted,
+)
+from stablenum.numerics import log, softplus
+
+__all__ = ["binary_cross_entropy", "binary_focal"]
+
+Array: TypeAlias = Any
+Namespace: TypeAlias = Any
+
+
+def binary_cross_entropy(
+    logits: Array,
+    targets: Array,
+    *,
+    weight: Array | None = None,
+    pos_weight: Array | None = None,
+    label_smoothing: float = 0.0,
+    mask: Array | None = None,
+    reduction: str = "mean",
+    dtype: Any = None,
+    xp: Namespace,
+) -> Array:
+    """``(1 - y) softplus(z) + y softplus(-z)``: the loss of a label y for the probability sigmoid(z).
+
+    The gradient by z is ``(1 - y) sigmoid(z) - y sigmoid(-z)``, to full precision however small it is; with
+    ``F.binary_cross_entropy`` on probabilities it is 0 or NaN once the sigmoid has become 0 or 1.
+
+    Edges: an infinite logit gives 0 where the target agrees with it entirely, else inf. NaN stays NaN. No valid
+    item gives 0 with gradient 0.
+
+    Args:
+        logits: any shape, any floating format.
+        targets: the shape of ``logits``; 0 to 1, of any format.
+        weight: broadcast with ``logits``; multiplies the loss of an item. It does not enter the divisor.
+        pos_weight: broadcast with ``logits``; multiplies the part of y = 1.
+        label_smoothing: s moves targets to ``(1 - s) y + s / 2``.
+        mask: bool, broadcast with ``logits``; False leaves an item out, whatever it holds.
+        reduction: "mean" over the valid items, "sum" or "none".
+        dtype: the format of the result; that of ``logits`` if None. Sums are made in float32 at least.
+        xp: the array namespace.
+
+    Raises:
+        ValueError: shapes that do not fit, an unknown reduction, ``label_smoothing`` outside [0, 1).
+
+    Example:
+        >>> import array_api_compat.numpy as np
+        >>> z, y = np.asarray([200.0, -200.0, 0.0]), np.asarray([1.0, 1.0, 0.0])
+        >>> binary_cross_entropy(z, y, reduction="none", xp=np).round(4).tolist()
+        [0.0, 200.0, 0.6931]
+    """
+    reduction, s = check_reduction(reduction), check_smoothing(label_smoothing)
+    check_same_shape("targets", targets, "logits", logits)
+    (z, y), result = prepared(logits, targets, dtype=dtype, xp=xp)
+    z, y = items_left(mask, z, y, shape=z.shape, xp=xp)
+    y = y * (1.0 - s) + s / 2 if s else y
+    if pos_weight is not None:
+        check_fits("pos_weight", pos_weight, z.shape, of="logits")
+        pos_weight = xp.astype(pos_weight, z.dtype)
+    items = entropy_items(z, y, pos_weight, xp=xp)
+    if weight is not None:
+        check_fits("weight", weight, z.shape, of="logits")
+        items = weighted(items, xp.astype(weight, z.dtype), xp=xp)
+    return reduced(items, reduction=reduction, dtype=result, mask=mask, xp=xp)
+
+
+def entropy_items(z: Array, y: Array, pos_weight: Array | None = None, *, xp: Namespace) -> Array:
+    """The loss of each item, without reduction. The part that is linear in z is written apart from the
+    one that decays, so that neither hides the other, in the value or in the gradient."""
+    agreed = ((z == float("inf")) & (y == 1)) | ((z == -float("inf")) & (y == 0))
+    z = xp.where(agreed, 0.0, z)
+    positive = z > 0
+    # Not abs: at 0 its derivative is 0 in one framework and 1 in the other.
+    decaying = xp.log1p(xp.exp(xp.where(positive, -z, z)))
+    no, yes = 1.0 - y, y if pos_weight is None else y * pos_weight
+    linear = xp.where(positive, _times(no, z, xp=xp), _times(yes, -z, xp=xp))
+    both = decaying if pos_weight is None else (no + yes) * decaying
+    return xp.where(agreed, 0.0, linear + both)
+
+
+def _times(share: Array, z: Array, *, xp: Namespace) -> Array:
+    """``share * z``, 0 where the share is 0 and z infinite."""
+    return share * xp.where((share == 0) & xp.isinf(z), 0.0, z)
+
+
+def binary_focal(
+    logits: Array,
+    targets: Array,
+    *,
+    gamma: float = 2.0,
+    alpha: float | None = None,
+    weight: Array | None = None,
+    mask: Array | None = None,
+    reduction: str = "mean",
+    dtype: Any = None,
+    xp: Namespace,
+) -> Array:
+    """``(1 - p_t)^gamma`` times the binary cross-entropy, p_t the probability of the label (arXiv 1708.02002).
+
+    ``1 - p_t = (1 - y) sigmoid(z) + y sigmoid(-z)`` without a difference, its power through a logarithm
+    that stays finite: for gamma < 1 the gradient does not become inf x 0 once p_t rounds to 1.
+
+    Edges: as :func:`binary_cross_entropy`; the gradient is finite for every finite logit and every gamma.
+
+    Args:
+        logits: any shape, any floating format.
+        targets: the shape of ``logits``; 0 to 1.
+        gamma: at least 0; 0 is the plain cross-entropy.
+        alpha: from 0 to 1; weight alpha for y = 1 and 1 - alpha for y = 0. None: both 1.
+        weight, mask, reduction, dtype, xp: as in :func:`binary_cross_entropy`.
+
+    Raises:
+        ValueError: shapes that do not fit, an unknown reduction, gamma or alpha out of range.
+
+    Example:
+        >>> import array_api_compat.numpy as np
+        >>> z, y = np.asarray([0.0, 40.0]), np.asarray([1.0, 1.0])
+        >>> binary_focal(z, y, gamma=2.0, reduction="none", xp=np).round(4).tolist()
+        [0.1733, 0.0]
+    """
+    reduction, gamma = check_reduction(reduction), check_number("gamma", gamma, at_least=0.0)
+    if alpha is not None:
+        alpha = check_number("alpha", alpha, at_least=0.0, at_most=1.0)
+    check_same_shape("targets", targets, "logits", logits)
+    (z, y), result = prepared(logits, targets, dtype=dtype, xp=xp)
+    z, y = items_left(mask, z, y, shape=z.shape, xp=xp)
+    items = entropy_items(z, y, xp=xp)
+    if gamma > 0:
+        missed = (1.0 - y) * xp.exp(-softplus(-z, xp=xp)) + y * xp.exp(-softplus(z, xp=xp))
+        items = weighted(items, xp.exp(gamma * log(missed, xp=xp)), xp=xp)
+    if alpha is not None:
+        items = weighted(items, alpha * y + (1.0 - alpha) * (1.0 - y), xp=xp)
+    if weight is not None:
+        check_fits("weight", weight, z.shape, of="logits")
+        items = weighted(items, xp.astype(weight, z.dtype), xp=xp)
+    return reduced(items, reduction=reduction, dtype=result, mask=mask, xp=xp)

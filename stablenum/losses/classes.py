@@ -1,0 +1,296 @@
+"""Cross-entropy and focal loss of one label out of many, from logits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+from stablenum.errors import bad_field, check_number
+from stablenum.losses.common import (
+    check_axis,
+    check_fits,
+    check_reduction,
+    check_smoothing,
+    is_floating,
+    reduced,
+    weighted,
+)
+from stablenum.numerics import logsumexp, softplus
+from stablenum.numerics.common import widened
+
+__all__ = ["ClassSums", "class_sums", "cross_entropy", "focal"]
+
+Array: TypeAlias = Any
+Namespace: TypeAlias = Any
+
+_INF = math.inf
+
+
+class ClassSums(NamedTuple):
+    """What cross-entropy needs to know of a row of logits x: the only sums over classes it makes."""
+
+    nll: Array
+    """``logsumexp(x) - x[target]``; inf with gradient 0 where ``x[target]`` is -inf."""
+    lse: Array
+    """``logsumexp(x)``; -inf with gradient 0 where all classes are -inf, NaN where one is inf."""
+    smooth: Array | None
+    """The mean over the classes that are not -inf of ``weight * (logsumexp(x) - x)``; None if not asked for."""
+
+
+def class_sums(
+    x: Array,
+    index: Array,
+    keep: Array,
+    *,
+    weight: Array | None = None,
+    smoothing: bool = False,
+    xp: Namespace,
+) -> ClassSums:
+    """The sums over the last axis, by rule.
+
+    Args:
+        x: (..., C) logits, in the format computed in.
+        index: (...) of whole numbers from 0 to C - 1.
+        keep: (...) of bool; a row where it is False takes no part, whatever it holds.
+        weight: (C,) for ``smooth``.
+        smoothing: whether ``smooth`` is wanted.
+        xp: the array namespace.
+    """
+    x = xp.where(keep[..., None], x, 0.0)
+    here, away, log_total, shift, some = _shifted(x, xp=xp)
+    picked = xp.squeeze(xp.take_along_axis(away, index[..., None], axis=-1), axis=-1)
+    there = xp.squeeze(xp.take_along_axis(here, index[..., None], axis=-1), axis=-1)
+    nll = xp.where(there, log_total - picked, _INF)
+    lse = xp.where(some, log_total + shift, -_INF)
+    if not smoothing:
+        return ClassSums(nll, lse, None)
+    below = log_total[..., None] - away
+    below = xp.where(here, below if weight is None else below * weight, 0.0)
+    classes = xp.sum(xp.astype(here, x.dtype), axis=-1)
+    return ClassSums(nll, lse, xp.sum(below, axis=-1) / xp.where(classes == 0, 1.0, classes))
+
+
+def _shifted(x: Array, *, xp: Namespace) -> tuple[Array, Array, Array, Array, Array]:
+    """Which classes are there; ``x - shift``; ``logsumexp(x) - shift``; the shift; whether any class is there."""
+    here = x != -_INF
+    top = xp.max(x, axis=-1)
+    some = top != -_INF
+    # floor has no gradient: the shift, which cancels on paper, leaves no rounding errors behind in it.
+    shift = xp.floor(xp.where(xp.isfinite(top), top, 0.0))
+    away = xp.where(here, x, 0.0) - xp.where(here, shift[..., None], 0.0)
+    total = xp.sum(xp.where(here, xp.exp(away), 0.0), axis=-1)
+    endless = xp.where(top == _INF, math.nan, 0.0)  # inf - inf, also where a finite class is the target
+    return here, away, xp.log(xp.where(some, total, 1.0)) + endless, shift, some
+
+
+def cross_entropy(
+    logits: Array,
+    targets: Array,
+    *,
+    axis: int = -1,
+    weight: Array | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    class_mask: Array | None = None,
+    mask: Array | None = None,
+    reduction: str = "mean",
+    dtype: Any = None,
+    sums: Callable[..., ClassSums] = class_sums,
+    xp: Namespace,
+) -> Array:
+    """``logsumexp(x) - x[target]``, or ``sum(t (logsumexp(x) - x))`` for a target t of probabilities.
+
+    The gradient by x is ``softmax(x) - t``. With label smoothing s the target is ``(1 - s) t + s / K`` over
+    the K classes that are neither masked nor -inf. The z-loss (PaLM, arXiv 2204.02311; 1e-4 there) adds
+    ``z_loss * logsumexp(x)^2`` to each item, with gradient ``2 z_loss logsumexp(x) softmax(x)``.
+
+    Edges:
+
+    - No valid item: 0 with gradient 0. Left out, with gradient 0, are items whose target is ``ignore_index`` or
+      whose mask is False, whatever their logits hold, and items all of whose classes are masked or -inf.
+    - A class that is masked or -inf has probability 0 and gradient 0, with label smoothing too. If it is the
+      target (in a soft target: with a share above 0), the item is inf, with gradient 0.
+    - A logit of inf or NaN gives NaN; an index outside the classes gives NaN with gradient 0.
+
+    Args:
+        logits: any shape with ``axis``, any floating format.
+        targets: whole numbers, the shape of ``logits`` without ``axis``; or floating, the shape of ``logits``.
+        axis: of the classes.
+        weight: (C,); multiplies the loss by that of the class, each class's share for soft targets.
+        ignore_index: the target of items that are left out.
+        label_smoothing: from 0, below 1.
+        z_loss: the coefficient, at least 0; not touched by ``weight``.
+        class_mask: bool, (C,) or broadcast with ``logits``; False takes a class away, whatever it holds.
+        mask: bool, broadcast with the items; False leaves an item out.
+        reduction: "none", "sum", or "mean": over the valid items, for integer targets with ``weight`` divided
+            by the sum of their weights (as torch does), the z-loss by their number.
+        dtype: the format of the result; that of ``logits`` if None. Sums are made in float32 at least.
+        sums: how the sums over classes are made; adapters give a faster :func:`class_sums`.
+        xp: the array namespace.
+
+    Raises:
+        ValueError: shapes that do not fit, an unknown reduction, a number out of its range.
+
+    Example:
+        >>> import array_api_compat.numpy as np
+        >>> x = np.asarray([[0.0, 0.0, -np.inf], [1000.0, 0.0, 0.0], [np.nan, 0.0, 0.0]])
+        >>> float(cross_entropy(x, np.asarray([1, 0, -100]), label_smoothing=0.0, xp=np))
+        0.346...
+    """
+    reduction, s = check_reduction(reduction), check_smoothing(label_smoothing)
+    z_loss = check_number("z_loss", z_loss, at_least=0.0)
+    (x,), result = widened(logits, xp=xp)
+    axis = check_axis(axis, x.ndim)
+    x = _without(x, class_mask, axis, xp=xp)
+    items_shape = x.shape[:axis] + x.shape[axis + 1 :]
+    if x.shape[axis] == 0:
+        raise bad_field("logits", f"of at least one class along axis {axis}", tuple(x.shape))
+    x = xp.moveaxis(x, axis, -1)
+    if weight is not None:
+        if tuple(weight.shape) != (x.shape[-1],):
+            raise bad_field("weight", f"of shape ({x.shape[-1]},), one for each class", tuple(weight.shape))
+        weight = xp.astype(weight, x.dtype)
+    keep = xp.ones(items_shape, dtype=xp.bool, device=getattr(x, "device", None)) if mask is None else mask
+    check_fits("mask", keep, items_shape, of="the items")
+    keep = xp.broadcast_to(keep, items_shape)
+    if is_floating(targets):
+        t = _soft(targets, axis, tuple(logits.shape), x.dtype, xp=xp)
+        items, lse = _soft_items(x, t, keep, weight, s, xp=xp)
+        counts = None
+    else:
+        _check_index(targets, items_shape, axis)
+        keep = keep & (targets != ignore_index)
+        inside = (targets >= 0) & (targets < x.shape[-1])
+        index = xp.where(inside, targets, 0)
+        nll, lse, smooth = sums(x, index, keep, weight=weight, smoothing=s > 0, xp=xp)
+        counts = None if weight is None else xp.take(weight, index.reshape(-1)).reshape(items_shape)
+        items = nll if counts is None else weighted(nll, counts, xp=xp)
+        items = items if smooth is None else (1.0 - s) * items + s * smooth
+        items = xp.where(inside, items, math.nan)
+    keep = keep & (lse != -_INF)
+    options = {"reduction": reduction, "mask": keep, "xp": xp}
+    loss = reduced(items, dtype=items.dtype, weights=counts, **options)
+    if z_loss > 0:
+        known = xp.where(keep, lse, 0.0)
+        loss = loss + reduced(z_loss * known * known, dtype=items.dtype, **options)
+    return xp.astype(loss, result if dtype is None else dtype)
+
+
+def _without(x: Array, class_mask: Array | None, axis: int, *, xp: Namespace) -> Array:
+    if class_mask is None:
+        return x
+    if class_mask.ndim == 1:
+        class_mask = xp.reshape(class_mask, (-1,) + (1,) * (x.ndim - 1 - axis))
+    check_fits("class_mask", class_mask, x.shape, of="logits")
+    return xp.where(class_mask, x, -_INF)
+
+
+def _check_index(targets: Array, shape: tuple[int, ...], axis: int) -> None:
+    if "int" not in str(targets.dtype):
+        raise bad_field("targets", "of whole numbers or floating", str(targets.dtype))
+    if tuple(targets.shape) != tuple(shape):
+        allowed = f"of the shape of logits without axis {axis}, {tuple(shape)} (floating targets: with it)"
+        raise bad_field("targets", allowed, tuple(targets.shape))
+
+
+def _soft(targets: Array, axis: int, shape: tuple[int, ...], dtype: Any, *, xp: Namespace) -> Array:
+    if tuple(targets.shape) != shape:
+        allowed = f"of the shape of logits, {shape}, if floating (indices: without the axis of the classes)"
+        raise bad_field("targets", allowed, tuple(targets.shape))
+    return xp.astype(xp.moveaxis(targets, axis, -1), dtype)
+
+
+def _soft_items(
+    x: Array, t: Array, keep: Array, weight: Array | None, s: float, *, xp: Namespace
+) -> tuple[Array, Array]:
+    """The loss of each row for a target of probabilities, and its logsumexp."""
+    x, t = xp.where(keep[..., None], x, 0.0), xp.where(keep[..., None], t, 0.0)
+    here, away, log_total, shift, some = _shifted(x, xp=xp)
+    if s:
+        classes = xp.sum(xp.astype(here, x.dtype), axis=-1, keepdims=True)
+        t = xp.where(here, (1.0 - s) * t + s / xp.where(classes == 0, 1.0, classes), (1.0 - s) * t)
+    impossible = xp.any(xp.logical_not(here) & (t != 0), axis=-1)
+    share = t if weight is None else t * weight
+    below = log_total[..., None] - away
+    none = xp.logical_not(here) | (share == 0)
+    # A share of 0 is no reason to drop its derivative: only what is not finite is taken out.
+    terms = xp.where(none & xp.logical_not(xp.isfinite(below)) | xp.logical_not(here), 0.0, share * below)
+    items = xp.where(impossible, _INF, xp.sum(terms, axis=-1))
+    return items, xp.where(some, log_total + shift, -_INF)
+
+
+def focal(
+    logits: Array,
+    targets: Array,
+    *,
+    gamma: float = 2.0,
+    axis: int = -1,
+    weight: Array | None = None,
+    ignore_index: int = -100,
+    class_mask: Array | None = None,
+    mask: Array | None = None,
+    reduction: str = "mean",
+    dtype: Any = None,
+    xp: Namespace,
+) -> Array:
+    """``(1 - p)^gamma (-log p)``, p the softmax at the target (arXiv 1708.02002 for many classes).
+
+    With z the target's logit less the logsumexp of the others, p is sigmoid(z), and the loss is
+    ``exp(gamma log sigmoid(-z)) softplus(-z)``: exact for p near 1 too, and with a finite gradient for
+    gamma < 1, where ``(1 - p)^gamma`` gives inf x 0 once p rounds to 1.
+
+    Edges: those of :func:`cross_entropy`. With one class left p is 1 and the loss 0, with gradient 0.
+
+    Args:
+        logits, axis, weight, ignore_index, class_mask, mask, dtype, xp: as in :func:`cross_entropy`.
+        targets: whole numbers, the shape of ``logits`` without ``axis``.
+        gamma: at least 0; 0 is the plain cross-entropy.
+        reduction: "none", "sum", or "mean" over the valid items (by the sum of ``weight``, if given).
+
+    Raises:
+        ValueError: shapes that do not fit, floating targets, an unknown reduction, a negative gamma.
+
+    Example:
+        >>> import array_api_compat.numpy as np
+        >>> x = np.asarray([[0.0, 0.0], [80.0, 0.0]])
+        >>> focal(x, np.asarray([0, 0]), gamma=0.5, reduction="none", xp=np).round(4).tolist()
+        [0.4901, 0.0]
+    """
+    reduction, gamma = check_reduction(reduction), check_number("gamma", gamma, at_least=0.0)
+    (x,), result = widened(logits, xp=xp)
+    axis = check_axis(axis, x.ndim)
+    x = xp.moveaxis(_without(x, class_mask, axis, xp=xp), axis, -1)
+    shape, classes = x.shape[:-1], x.shape[-1]
+    _check_index(targets, shape, axis)
+    if mask is not None:
+        check_fits("mask", mask, shape, of="the items")
+    keep = (targets != ignore_index) if mask is None else mask & (targets != ignore_index)
+    inside = (targets >= 0) & (targets < classes)
+    index = xp.where(inside, targets, 0)
+    x = xp.where(keep[..., None], x, 0.0)
+    one_hot = index[..., None] == xp.arange(classes, device=getattr(x, "device", None))
+    picked = xp.sum(xp.where(one_hot, x, 0.0), axis=-1)
+    others = logsumexp(x, mask=xp.logical_not(one_hot), xp=xp)
+    some = (picked != -_INF) | (others != -_INF)
+    alone = others == -_INF
+    z = xp.where(alone | (picked == -_INF), 0.0, picked) - xp.where(alone, 0.0, others)
+    items = softplus(-z, xp=xp) * xp.exp(-gamma * softplus(z, xp=xp))
+    items = xp.where(alone, 0.0, xp.where(picked == -_INF, _INF, items))
+    items = xp.where(xp.max(x, axis=-1) == _INF, math.nan, items)
+    items = xp.where(inside, items, math.nan)
+    counts = None
+    if weight is not None:
+        if tuple(weight.shape) != (classes,):
+            raise bad_field("weight", f"of shape ({classes},), one for each class", tuple(weight.shape))
+        counts = xp.take(xp.astype(weight, x.dtype), index.reshape(-1)).reshape(shape)
+        items = weighted(items, counts, xp=xp)
+    return reduced(
+        items,
+        reduction=reduction,
+        dtype=result if dtype is None else dtype,
+        mask=keep & some,
+        weights=counts,
+        xp=xp,
+    )

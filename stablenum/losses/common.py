@@ -1,0 +1,153 @@
+"""What all losses share: checks of their arguments, weights, and the reduction over valid items."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeAlias
+
+from stablenum.errors import bad_field, check_number
+from stablenum.numerics.common import widened
+
+__all__ = [
+    "REDUCTIONS",
+    "check_axis",
+    "check_fits",
+    "check_reduction",
+    "check_same_shape",
+    "check_smoothing",
+    "floored",
+    "is_floating",
+    "items_left",
+    "prepared",
+    "reduced",
+    "weighted",
+]
+
+Array: TypeAlias = Any
+Namespace: TypeAlias = Any
+
+REDUCTIONS = ("mean", "sum", "none")
+
+
+def check_reduction(reduction: object) -> str:
+    """One of ``"mean"``, ``"sum"``, ``"none"``.
+
+    Example:
+        >>> check_reduction("avg")
+        Traceback (most recent call last):
+        ValueError: reduction must be "mean", "sum" or "none"; got 'avg'.
+    """
+    if not isinstance(reduction, str) or reduction not in REDUCTIONS:
+        raise bad_field("reduction", '"mean", "sum" or "none"', reduction)
+    return reduction
+
+
+def check_smoothing(label_smoothing: object) -> float:
+    """At least 0 and below 1."""
+    return check_number("label_smoothing", label_smoothing, at_least=0.0, below=1.0)
+
+
+def check_axis(axis: object, ndim: int, *, name: str = "axis") -> int:
+    """``axis`` counted from the front."""
+    if isinstance(axis, bool) or not isinstance(axis, int) or not -ndim <= axis < ndim:
+        raise bad_field(name, f"a whole number from {-ndim} to {ndim - 1}", axis)
+    return axis % ndim
+
+
+def check_same_shape(name: str, array: Array, other_name: str, other: Array) -> None:
+    """Both have one shape: an item is never repeated in silence."""
+    if tuple(array.shape) != tuple(other.shape):
+        shape = tuple(other.shape)
+        raise bad_field(name, f"of the shape of {other_name}, {shape}", tuple(array.shape))
+
+
+def check_fits(name: str, array: Array, shape: tuple[int, ...], *, of: str) -> None:
+    """``array`` broadcasts to ``shape``."""
+    got = tuple(array.shape)
+    fits = len(got) <= len(shape) and all(g in (1, s) for g, s in zip(reversed(got), reversed(shape)))
+    if not fits:
+        raise bad_field(name, f"broadcastable to the shape of {of}, {tuple(shape)}", got)
+
+
+def is_floating(array: Array) -> bool:
+    """Whether an array holds floating-point numbers."""
+    return "float" in str(array.dtype)
+
+
+def prepared(x: Array, *others: Array, dtype: Any = None, xp: Namespace) -> tuple[list[Array], Any]:
+    """``x`` in the format computed in, the others in the same one, and the format of the result.
+
+    The result has the format of ``x``, whatever that of the targets is, unless ``dtype`` says otherwise.
+    """
+    (wide,), result = widened(x, xp=xp)
+    rest = [other if other.dtype == wide.dtype else xp.astype(other, wide.dtype) for other in others]
+    return [wide, *rest], result if dtype is None else dtype
+
+
+def items_left(mask: Array | None, *arrays: Array, shape: tuple[int, ...], xp: Namespace) -> list[Array]:
+    """The arrays with 1 where the mask is False, so that what is masked takes no part, NaN included."""
+    if mask is None:
+        return list(arrays)
+    check_fits("mask", mask, shape, of="the items")
+    return [xp.where(mask, array, 1.0) for array in arrays]
+
+
+def weighted(items: Array, weight: Array, *, xp: Namespace) -> Array:
+    """``weight * items``; a weight of 0 gives 0, for an infinite item too."""
+    none = weight == 0
+    return xp.where(none, 0.0, weight * xp.where(none, 0.0, items))
+
+
+def reduced(
+    items: Array,
+    *,
+    reduction: str,
+    dtype: Any,
+    mask: Array | None = None,
+    weights: Array | None = None,
+    xp: Namespace,
+) -> Array:
+    """The losses of items as one number, or as they are.
+
+    Args:
+        items: the loss of each item.
+        reduction: "mean" divides by the number of valid items, or by the sum of ``weights`` over them; nothing
+            to divide by gives 0.
+        dtype: the format of the result; sums are made in that of ``items``.
+        mask: False for items that are left out; broadcast with items.
+        weights: what an item counts in the mean, if not 1.
+        xp: the array namespace.
+    """
+    if mask is not None:
+        mask = xp.broadcast_to(mask, items.shape)
+        items = xp.where(mask, items, 0.0)
+    if reduction == "none":
+        return xp.astype(items, dtype)
+    total = xp.sum(items)
+    if reduction == "mean":
+        total = total / _divisor(items, mask, weights, xp=xp)
+    return xp.astype(total, dtype)
+
+
+def _divisor(items: Array, mask: Array | None, weights: Array | None, *, xp: Namespace) -> Array | float:
+    if mask is None and weights is None:
+        return float(max(math.prod(items.shape), 1))
+    if weights is None:
+        count = xp.astype(xp.sum(xp.astype(mask, xp.int32)), items.dtype)
+    else:
+        count = xp.sum(weights if mask is None else xp.where(mask, weights, 0.0))
+    return xp.where(count == 0, 1.0, count)
+
+
+def floored(x: Array, floor: float, *, xp: Namespace) -> Array:
+    """``max(x, floor)`` whose gradient is 1 below the floor too, so that x can come back from there.
+
+    ``floor + (x - x)`` where the second x has no gradient: it is x rounded down to far less than a digit of
+    the floor, and rounding down has none. Beyond -2^60 times the floor the gradient is 0.
+    """
+    unit = 2.0 ** math.floor(math.log2(floor))  # a power of two: what follows is exact
+    below = x < floor
+    near = below & (x > -(2.0**60) * floor)
+    ratio = xp.where(near, x / unit, 0.0)
+    nothing = ratio - xp.floor(ratio * 2.0**54) * 2.0**-54
+    return xp.where(below, floor + nothing * unit, x)

@@ -1,0 +1,192 @@
+"""Negative log-likelihoods of a normal distribution and of counts."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeAlias
+
+from stablenum.errors import check_number
+from stablenum.formats import get_format
+from stablenum.losses.common import (
+    check_fits,
+    check_reduction,
+    check_same_shape,
+    floored,
+    items_left,
+    prepared,
+    reduced,
+)
+from stablenum.losses.gamma_function import log_gamma, log_rising
+from stablenum.numerics import softplus
+
+__all__ = ["gaussian_nll", "negative_binomial_nll", "poisson_nll"]
+
+Array: TypeAlias = Any
+Namespace: TypeAlias = Any
+
+
+def gaussian_nll(
+    mean: Array,
+    targets: Array,
+    var: Array,
+    *,
+    eps: float = 1e-6,
+    full: bool = False,
+    mask: Array | None = None,
+    reduction: str = "mean",
+    dtype: Any = None,
+    xp: Namespace,
+) -> Array:
+    """``(log v + (target - mean)^2 / v) / 2`` with ``v = max(var, eps)``.
+
+    Where the variance is below ``eps`` (0 and negative too) value and gradients are those at ``eps``: the
+    gradient by the variance stays alive, so that it can come back from there.
+
+    Edges: the quotient is formed as ``(d / sqrt(v))^2``; beyond the format's range it is inf, and the gradients
+    there are inf, never NaN.
+
+    Args:
+        mean: any shape, any floating format.
+        targets: the shape of ``mean``.
+        var: broadcast with ``mean``.
+        eps: the smallest variance, above 0.
+        full: add the constant ``log(2 pi) / 2``.
+        mask: bool, broadcast with ``mean``; False leaves an item out, whatever it holds.
+        reduction: "mean" over the valid items, "sum" or "none".
+        dtype: the format of the result; that of ``mean`` if None. Computed in float32 at least.
+        xp: the array namespace.
+
+    Raises:
+        ValueError: shapes that do not fit, an unknown reduction, an ``eps`` that is not positive.
+
+    Example:
+        >>> import array_api_compat.numpy as np
+        >>> m, y, v = np.asarray([0.0, 1.0]), np.asarray([1.0, 1.0]), np.asarray([1.0, 0.0])
+        >>> gaussian_nll(m, y, v, reduction="none", xp=np).round(4).tolist()
+        [0.5, -6.9078]
+    """
+    reduction, eps = check_reduction(reduction), check_number("eps", eps, above=0.0)
+    check_same_shape("targets", targets, "mean", mean)
+    check_fits("var", var, mean.shape, of="mean")
+    (mean, targets, var), result = prepared(mean, targets, var, dtype=dtype, xp=xp)
+    mean, targets, var = items_left(mask, mean, targets, var, shape=mean.shape, xp=xp)
+    var = floored(var, eps, xp=xp)
+    ratio = (targets - mean) / xp.sqrt(var)
+    items = 0.5 * (xp.log(var) + ratio * ratio)
+    if full:
+        items = items + 0.5 * math.log(2 * math.pi)
+    return reduced(items, reduction=reduction, dtype=result, mask=mask, xp=xp)
+
+
+def poisson_nll(
+    log_rate: Array,
+    targets: Array,
+    *,
+    log_input: bool = True,
+    full: bool = False,
+    eps: float = 1e-8,
+    max_log_rate: float | None = None,
+    mask: Array | None = None,
+    reduction: str = "mean",
+    dtype: Any = None,
+    xp: Namespace,
+) -> Array:
+    """``exp(z) - y z`` for the count y and the logarithm z of its rate.
+
+    Beyond ``max_log_rate`` the exponential goes on along its tangent, ``exp(m) (1 + z - m)``: a value and a
+    gradient that stay finite, where ``exp(100)`` is inf.
+
+    Args:
+        log_rate: any shape, any floating format; the rate itself with ``log_input=False``.
+        targets: counts, the shape of ``log_rate``.
+        log_input: whether the first argument is the logarithm of the rate. If not, the loss is
+            ``rate - y log(max(rate, eps))``, whose gradient below ``eps`` is that at ``eps``.
+        full: add ``log(y!)`` (exactly; torch adds Stirling's approximation for y > 1). Targets below 0 count as 0
+            there.
+        eps: the smallest rate for ``log_input=False``, above 0.
+        max_log_rate: where the tangent begins; None: 0.9 times the logarithm of the largest number of the
+            format of ``log_rate`` (float16 9.98, bfloat16 and float32 79.8, float64 638).
+        mask: bool, broadcast with ``log_rate``; False leaves an item out, whatever it holds.
+        reduction: "mean" over the valid items, "sum" or "none".
+        dtype: the format of the result; that of ``log_rate`` if None. Computed in float32 at least.
+        xp: the array namespace.
+
+    Raises:
+        ValueError: shapes that do not fit, an unknown reduction, a number out of its range.
+
+    Example:
+        >>> import array_api_compat.numpy as np
+        >>> z, y = np.asarray([0.0, 1000.0], dtype=np.float32), np.asarray([1.0, 0.0])
+        >>> bool(np.isfinite(poisson_nll(z, y, xp=np)))
+        True
+    """
+    reduction, eps = check_reduction(reduction), check_number("eps", eps, above=0.0)
+    if max_log_rate is None:
+        max_log_rate = 0.9 * math.log(get_format(log_rate.dtype).max)
+    cap = check_number("max_log_rate", max_log_rate, at_most=700.0)
+    check_same_shape("targets", targets, "log_rate", log_rate)
+    (z, y), result = prepared(log_rate, targets, dtype=dtype, xp=xp)
+    z, y = items_left(mask, z, y, shape=z.shape, xp=xp)
+    if log_input:
+        above = z > cap
+        rate = xp.where(above, math.exp(cap) * (1.0 - cap + z), xp.exp(xp.where(above, 0.0, z)))
+        items = rate - y * z
+    else:
+        items = z - y * xp.log(floored(z, eps, xp=xp))
+    if full:
+        items = items + log_gamma(1.0 + xp.where(y < 0, 0.0, y), xp=xp)
+    return reduced(items, reduction=reduction, dtype=result, mask=mask, xp=xp)
+
+
+def negative_binomial_nll(
+    log_mean: Array,
+    targets: Array,
+    total_count: Array,
+    *,
+    log_input: bool = True,
+    full: bool = False,
+    eps: float = 1e-8,
+    mask: Array | None = None,
+    reduction: str = "mean",
+    dtype: Any = None,
+    xp: Namespace,
+) -> Array:
+    """The count y with mean m and variance ``m + m^2 / r``, r the ``total_count`` (inverse dispersion).
+
+    ``r softplus(z - log r) + y softplus(log r - z) - log(Gamma(r + y) / Gamma(r))`` with z = log m. No mean is
+    exponentiated, and the two Gamma functions, whose logarithms cancel for a large r (where the law becomes
+    Poisson's), are taken as one.
+
+    Args:
+        log_mean: any shape, any floating format; the mean itself with ``log_input=False``.
+        targets: counts of at least 0, the shape of ``log_mean``; below 0 they count as 0.
+        total_count: above 0, broadcast with ``log_mean``. Below ``eps`` value and gradient are those at ``eps``.
+        log_input: whether the first argument is the logarithm of the mean.
+        full: add ``log(y!)``, which no parameter depends on.
+        eps: the smallest ``total_count``, and mean for ``log_input=False``; above 0.
+        mask: bool, broadcast with ``log_mean``; False leaves an item out, whatever it holds.
+        reduction: "mean" over the valid items, "sum" or "none".
+        dtype: the format of the result; that of ``log_mean`` if None. Computed in float32 at least.
+        xp: the array namespace.
+
+    Raises:
+        ValueError: shapes that do not fit, an unknown reduction, an ``eps`` that is not positive.
+
+    Example:
+        >>> import array_api_compat.numpy as np
+        >>> z, y, r = np.asarray([0.0]), np.asarray([0.0]), np.asarray([1.0])
+        >>> float(negative_binomial_nll(z, y, r, xp=np))  # P(0) = 1 / 2
+        0.693...
+    """
+    reduction, eps = check_reduction(reduction), check_number("eps", eps, above=0.0)
+    check_same_shape("targets", targets, "log_mean", log_mean)
+    check_fits("total_count", total_count, log_mean.shape, of="log_mean")
+    (z, y, r), result = prepared(log_mean, targets, total_count, dtype=dtype, xp=xp)
+    z, y, r = items_left(mask, z, y, r, shape=z.shape, xp=xp)
+    z = z if log_input else xp.log(floored(z, eps, xp=xp))
+    r, y = floored(r, eps, xp=xp), xp.where(y < 0, 0.0, y)
+    odds = z - xp.log(r)
+    items = r * softplus(odds, xp=xp) + y * softplus(-odds, xp=xp) - log_rising(r, y, xp=xp)
+    if full:
+        items = items + log_gamma(1.0 + y, xp=xp)
+    return reduced(items, reduction=reduction, dtype=result, mask=mask, xp=xp)

@@ -1,0 +1,151 @@
+"""Losses of a difference or a margin: Huber, log-cosh, hinge."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeAlias
+
+from stablenum.errors import check_number
+from stablenum.losses.common import (
+    check_fits,
+    check_reduction,
+    check_same_shape,
+    items_left,
+    prepared,
+    reduced,
+)
+
+__all__ = ["hinge", "huber", "log_cosh"]
+
+Array: TypeAlias = Any
+Namespace: TypeAlias = Any
+
+
+def huber(
+    predictions: Array,
+    targets: Array,
+    *,
+    delta: float = 1.0,
+    mask: Array | None = None,
+    reduction: str = "mean",
+    dtype: Any = None,
+    xp: Namespace,
+) -> Array:
+    """``d^2 / 2`` for a difference d up to ``delta``, ``delta (|d| - delta / 2)`` beyond (Huber 1964).
+
+    The gradient is d cut to plus or minus ``delta``. A difference beyond the format's range gives inf, with that
+    gradient.
+
+    Args:
+        predictions: any shape, any floating format.
+        targets: the shape of ``predictions``.
+        delta: where the line begins, above 0.
+        mask: bool, broadcast with ``predictions``; False leaves an item out, whatever it holds.
+        reduction: "mean" over the valid items, "sum" or "none".
+        dtype: the format of the result; that of ``predictions`` if None. Computed in float32 at least.
+        xp: the array namespace.
+
+    Raises:
+        ValueError: shapes that do not fit, an unknown reduction, a ``delta`` that is not positive.
+
+    Example:
+        >>> import array_api_compat.numpy as np
+        >>> huber(np.asarray([0.5, 1e200]), np.asarray([0.0, 0.0]), reduction="none", xp=np).tolist()
+        [0.125, 1e+200]
+    """
+    delta = check_number("delta", delta, above=0.0)
+    d, reduction, result = _difference(predictions, targets, mask, reduction, dtype, xp=xp)
+    size = xp.where(d < 0, -d, d)
+    far = size > delta
+    near = xp.where(far, 0.0, d)
+    items = xp.where(far, delta * (size - 0.5 * delta), 0.5 * near * near)
+    return reduced(items, reduction=reduction, dtype=result, mask=mask, xp=xp)
+
+
+def log_cosh(
+    predictions: Array,
+    targets: Array,
+    *,
+    mask: Array | None = None,
+    reduction: str = "mean",
+    dtype: Any = None,
+    xp: Namespace,
+) -> Array:
+    """``log(cosh(d))`` of the difference d: ``|d| + log1p(exp(-2|d|)) - ln 2``, gradient tanh d.
+
+    Up to 1 it is ``log1p(2 sinh(d / 2)^2)``, which keeps the digits that the difference from ln 2 loses.
+    Arguments and errors as :func:`huber`, without ``delta``.
+
+    Example:
+        >>> import array_api_compat.numpy as np
+        >>> log_cosh(np.asarray([1e-8, 1000.0]), np.asarray([0.0, 0.0]), reduction="none", xp=np).tolist()
+        [5...e-17, 999.306...]
+    """
+    d, reduction, result = _difference(predictions, targets, mask, reduction, dtype, xp=xp)
+    size = xp.where(d < 0, -d, d)
+    far = size > 1.0
+    near = xp.sinh(0.5 * xp.where(far, 0.0, d))
+    beyond = xp.where(far, size, 1.0)
+    items = xp.where(
+        far, beyond + xp.log1p(xp.exp(-2.0 * beyond)) - math.log(2.0), xp.log1p(2.0 * near * near)
+    )
+    return reduced(items, reduction=reduction, dtype=result, mask=mask, xp=xp)
+
+
+def hinge(
+    scores: Array,
+    targets: Array,
+    *,
+    margin: float = 1.0,
+    squared: bool = False,
+    weight: Array | None = None,
+    mask: Array | None = None,
+    reduction: str = "mean",
+    dtype: Any = None,
+    xp: Namespace,
+) -> Array:
+    """``max(0, margin - y s)`` for a label y of -1 or 1 and its score s; squared if asked for.
+
+    The gradient by s is -y below the margin, and 0 from the margin on (at the corner too). Labels of 0
+    and 1 are not converted: ``2 y - 1`` does it.
+
+    Args:
+        scores: any shape, any floating format.
+        targets: -1 or 1, the shape of ``scores``.
+        margin: a finite number.
+        squared: whether the loss is squared; its gradient is then continuous.
+        weight: broadcast with ``scores``; multiplies the loss of an item.
+        mask: bool, broadcast with ``scores``; False leaves an item out, whatever it holds.
+        reduction: "mean" over the valid items, "sum" or "none".
+        dtype: the format of the result; that of ``scores`` if None. Computed in float32 at least.
+        xp: the array namespace.
+
+    Raises:
+        ValueError: shapes that do not fit, an unknown reduction, a ``margin`` that is not a number.
+
+    Example:
+        >>> import array_api_compat.numpy as np
+        >>> hinge(np.asarray([0.5, 3.0]), np.asarray([1.0, -1.0]), reduction="none", xp=np).tolist()
+        [0.5, 4.0]
+    """
+    reduction, margin = check_reduction(reduction), check_number("margin", margin)
+    check_same_shape("targets", targets, "scores", scores)
+    (s, y), result = prepared(scores, targets, dtype=dtype, xp=xp)
+    s, y = items_left(mask, s, y, shape=s.shape, xp=xp)
+    short = margin - y * s
+    items = xp.where(short <= 0, 0.0, short)
+    items = items * items if squared else items
+    if weight is not None:
+        check_fits("weight", weight, s.shape, of="scores")
+        items = items * xp.astype(weight, items.dtype)
+    return reduced(items, reduction=reduction, dtype=result, mask=mask, xp=xp)
+
+
+def _difference(
+    predictions: Array, targets: Array, mask: Array | None, reduction: str, dtype: Any, *, xp: Namespace
+) -> tuple[Array, str, Any]:
+    reduction = check_reduction(reduction)
+    check_same_shape("targets", targets, "predictions", predictions)
+    (a, b), result = prepared(predictions, targets, dtype=dtype, xp=xp)
+    a, b = items_left(mask, a, b, shape=a.shape, xp=xp)
+    return a - b, reduction, result
