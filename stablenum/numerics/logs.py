@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from stablenum.numerics.common import smallest_normal, widened
+from stablenum.numerics.common import check_mask, log1p, smallest_normal, widened
 
 __all__ = [
     "cumulative_logsumexp",
@@ -66,7 +66,7 @@ def log1mexp(a: Array, *, xp: Namespace) -> Array:
     below = a < smallest_normal(a)
     small = xp.logical_not(below) & (a <= math.log(2.0))
     near = xp.log(-xp.expm1(-xp.where(small, a, 0.5)))
-    far = xp.log1p(-xp.exp(-xp.where(small | below, 1.0, a)))
+    far = log1p(-xp.exp(-xp.where(small | below, 1.0, a)), xp=xp)
     return xp.astype(xp.where(below, -_INF, xp.where(small, near, far)), dtype)
 
 
@@ -133,7 +133,8 @@ def logaddexp(a: Array, b: Array, *, xp: Namespace) -> Array:
 def logsubexp(a: Array, b: Array, *, xp: Namespace) -> Array:
     """``log(exp(a) - exp(b))`` for a > b: ``a + log1mexp(a - b)``.
 
-    Where a <= b (both -inf or both inf among them) -inf with gradient 0.
+    Where a <= b (both -inf or both inf among them), or above it by less than the smallest normal number,
+    -inf with gradient 0.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -143,6 +144,8 @@ def logsubexp(a: Array, b: Array, *, xp: Namespace) -> Array:
     (a, b), dtype = widened(a, b, xp=xp)
     empty = a <= b
     p, q = xp.where(empty, 1.0, a), xp.where(empty, 0.0, b)
+    empty = empty | (p - q < smallest_normal(p))
+    p, q = xp.where(empty, 1.0, p), xp.where(empty, 0.0, q)
     return xp.astype(xp.where(empty, -_INF, p + log1mexp(p - q, xp=xp)), dtype)
 
 
@@ -151,7 +154,8 @@ def logsumexp(
 ) -> Array:
     """``log(sum(exp(x)))`` over an axis; its gradient is the softmax.
 
-    No element left (all -inf, or masked): -inf with gradient 0. An element of inf: inf, gradient 0.
+    No element left (none at all, all -inf, or masked): -inf with gradient 0. An element of inf: inf,
+    gradient 0.
 
     Args:
         x: any shape with ``axis``, any floating format.
@@ -160,15 +164,23 @@ def logsumexp(
         keepdims: keep the axis with length 1.
         xp: the array namespace.
 
+    Raises:
+        TypeError: ``mask`` is not of booleans.
+
     Example:
         >>> import array_api_compat.numpy as np
         >>> logsumexp(np.asarray([[1000.0, 1000.0], [-np.inf, -np.inf]]), xp=np).tolist()
         [1000.69..., -inf]
     """
     (x,), dtype = widened(x, xp=xp)
-    _, total, top, shift = _exponentials(x, axis, mask, xp=xp)
-    some = xp.isfinite(top)
-    result = xp.where(some, xp.log(xp.where(some, total, 1.0)) + shift, top)
+    x = _left_out(x, mask, xp=xp)
+    if 0 in x.shape:
+        nothing = xp.sum(x, axis=axis, keepdims=keepdims)
+        return xp.astype(xp.full_like(nothing, -_INF), dtype)
+    row = _row(x, axis, xp=xp)
+    start = xp.where(row.alone, xp.sum(xp.where(row.ahead, x, 0.0), axis=axis, keepdims=True), row.shift)
+    some = xp.isfinite(row.top)
+    result = xp.where(some, start + row.tail, xp.where(xp.isnan(row.top), row.top, _constant(row.top, xp=xp)))
     result = result if keepdims else xp.squeeze(result, axis=axis)
     return xp.astype(result, dtype)
 
@@ -184,9 +196,11 @@ def softmax(x: Array, *, axis: int = -1, mask: Array | None = None, xp: Namespac
         [[0.5, 0.5], [0.0, 0.0]]
     """
     (x,), dtype = widened(x, xp=xp)
-    exponentials, total, _, _ = _exponentials(x, axis, mask, xp=xp)
-    empty = total == 0
-    return xp.astype(exponentials / xp.where(empty, 1.0, total), dtype)
+    x = _left_out(x, mask, xp=xp)
+    if 0 in x.shape:
+        return xp.astype(x, dtype)
+    row = _row(x, axis, xp=xp)
+    return xp.astype(row.exponentials / xp.where(row.total == 0, 1.0, row.total), dtype)
 
 
 def log_softmax(x: Array, *, axis: int = -1, mask: Array | None = None, xp: Namespace) -> Array:
@@ -200,32 +214,71 @@ def log_softmax(x: Array, *, axis: int = -1, mask: Array | None = None, xp: Name
         [[-0.693..., -0.693...], [-inf, 0.0]]
     """
     (x,), dtype = widened(x, xp=xp)
-    _, total, top, shift = _exponentials(x, axis, mask, xp=xp)
-    kept = xp.isfinite(x) & xp.isfinite(top) & (xp.ones_like(x, dtype=xp.bool) if mask is None else mask)
-    below = xp.where(kept, x, 0.0) - xp.where(kept, shift, 0.0)
-    result = below - xp.log(xp.where(xp.isfinite(top), total, 1.0))
-    count = xp.sum(xp.astype(x == _INF, x.dtype), axis=axis, keepdims=True)
-    shared = xp.where(x == _INF, -xp.log(xp.where(count > 0, count, 1.0)), -_INF)
-    rest = xp.where(xp.isnan(top), top, shared)
-    return xp.astype(xp.where(kept, result, rest), dtype)
+    x = _left_out(x, mask, xp=xp)
+    if 0 in x.shape:
+        return xp.astype(x, dtype)
+    row = _row(x, axis, xp=xp)
+    result = (row.away - row.lead) - row.tail
+    infinite = xp.astype(x == _INF, x.dtype)
+    count = xp.sum(infinite, axis=axis, keepdims=True)
+    shared = xp.where(infinite > 0, -xp.log(xp.where(count > 0, count, 1.0)), -_INF)
+    rest = xp.where(xp.isnan(row.top), row.top, shared)
+    return xp.astype(xp.where(row.kept, result, rest), dtype)
 
 
-def _exponentials(
-    x: Array, axis: int, mask: Array | None, *, xp: Namespace
-) -> tuple[Array, Array, Array, Array]:
-    """``exp(x - shift)`` (0 where masked), its sum, the largest element, and the shift near it."""
-    if mask is not None:
-        x = xp.where(mask, x, -_INF)
+class _Row(NamedTuple):
+    """The parts of a softmax; those of one number a row keep their axis."""
+
+    top: Array  # the largest element
+    shift: Array  # a whole number near it
+    kept: Array  # elements that are finite, in a row without inf or NaN
+    away: Array  # x - shift, 0 where not kept
+    exponentials: Array
+    total: Array
+    alone: Array  # the largest element outweighs all others together
+    ahead: Array  # it, in those rows
+    lead: Array  # its distance from the shift, in those rows
+    tail: Array  # log(total), or what the others add to the largest
+
+
+def _row(x: Array, axis: int, *, xp: Namespace) -> _Row:
     top = xp.max(x, axis=axis, keepdims=True)
     # The shift takes no part in the gradient: floor has none. (A max would share it among ties, and
     # what cancels on paper leaves rounding errors behind.)
     shift = xp.floor(xp.where(xp.isfinite(top), top, 0.0))
-    endless = top == _INF
-    kept = xp.isfinite(x) & xp.logical_not(endless)
+    kept = xp.isfinite(x) & xp.isfinite(top)
     away = xp.where(kept, x, 0.0) - xp.where(kept, shift, 0.0)
-    exponentials = xp.where(kept, xp.exp(away), xp.astype(endless & (x == _INF), x.dtype))
+    endless = xp.astype((top == _INF) & (x == _INF), x.dtype)
+    exponentials = xp.where(kept, xp.exp(away), endless)
     exponentials = xp.where(xp.isnan(top), top, exponentials)
-    return exponentials, xp.sum(exponentials, axis=axis, keepdims=True), top, shift
+
+    def over(values: Array) -> Array:
+        return xp.sum(values, axis=axis, keepdims=True)
+
+    total = over(exponentials)
+    # log(e^away + little) - away has no digit of "little" left, and may come out above 0. So where one
+    # element outweighs the others, they are added up without it, and log1p takes them.
+    first = kept & (x == top)
+    others = over(xp.where(first, 0.0, exponentials))
+    alone = (over(xp.astype(first, x.dtype)) == 1) & (others < 0.5 * total)
+    ahead = first & alone
+    lead = over(xp.where(ahead, away, 0.0))
+    biggest = over(xp.where(ahead, exponentials, 0.0))
+    beside = xp.log1p(xp.where(alone, others, 0.0) / xp.where(alone, biggest, 1.0))
+    some = xp.isfinite(top) & xp.logical_not(alone)
+    tail = xp.where(alone, beside, xp.log(xp.where(some, total, 1.0)))
+    return _Row(top, shift, kept, away, exponentials, total, alone, ahead, lead, tail)
+
+
+def _left_out(x: Array, mask: Array | None, *, xp: Namespace) -> Array:
+    """x with -inf where the mask is False."""
+    check_mask(mask, xp=xp)
+    return x if mask is None else xp.where(mask, x, -_INF)
+
+
+def _constant(top: Array, *, xp: Namespace) -> Array:
+    """inf or -inf as ``top``, without its gradient."""
+    return xp.where(top > 0, xp.full_like(top, _INF), -_INF)
 
 
 def cumulative_logsumexp(x: Array, *, axis: int = -1, xp: Namespace) -> Array:

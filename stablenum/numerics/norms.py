@@ -7,7 +7,6 @@ from typing import Any, TypeAlias
 
 from stablenum.errors import check_int, check_number
 from stablenum.numerics.common import power_of_two_below, smallest_normal, widened
-from stablenum.numerics.elementary import divide
 
 __all__ = ["layer_norm", "norm", "normalize", "rms_norm", "std", "variance"]
 
@@ -15,15 +14,13 @@ Array: TypeAlias = Any
 Namespace: TypeAlias = Any
 Axis: TypeAlias = int | tuple[int, ...] | None
 
-# Squares of numbers up to here, and sums of many of them, stay in range.
-_LARGE = 2.0**40
-
 
 def norm(x: Array, *, axis: Axis = None, keepdims: bool = False, xp: Namespace) -> Array:
     """L2 norm with gradient 0 for a zero vector; nothing overflows or underflows on the way.
 
-    ``s sqrt(sum((x / s)^2))`` with s near the largest magnitude. An element of inf gives inf with
-    gradient 0; NaN gives NaN; no elements give 0.
+    ``s sqrt(sum((x / s)^2))`` with s a power of two near the largest magnitude. A vector of which all
+    elements are below the smallest normal number counts as zero. An element of inf gives inf with gradient 0;
+    NaN gives NaN; no elements give 0.
 
     Args:
         x: any shape, any floating format.
@@ -33,8 +30,8 @@ def norm(x: Array, *, axis: Axis = None, keepdims: bool = False, xp: Namespace) 
 
     Example:
         >>> import array_api_compat.numpy as np
-        >>> norm(np.asarray([[3e30, 4e30], [0.0, 0.0]], dtype=np.float32), axis=1, xp=np).tolist()
-        [5.0...e+30, 0.0]
+        >>> norm(np.asarray([[0.0, 2e200], [0.0, 0.0]]), axis=1, xp=np).tolist()
+        [2e+200, 0.0]
     """
     (x,), dtype = widened(x, xp=xp)
     result = _norm(x, axis, xp=xp)
@@ -44,19 +41,24 @@ def norm(x: Array, *, axis: Axis = None, keepdims: bool = False, xp: Namespace) 
 def _norm(x: Array, axis: Axis, *, xp: Namespace) -> Array:
     if 0 in x.shape:
         return xp.sum(x, axis=axis, keepdims=True)
+    _, size, scale, ends = _scaled(x, axis, xp=xp)
+    return xp.where(ends == 0, scale * size, xp.where(ends == 1, 0.0, ends))
+
+
+def _scaled(x: Array, axis: Axis, *, xp: Namespace) -> tuple[Array, Array, Array, Array]:
+    """x over a power of two, the norm of that, and the power.
+
+    The last is 0 where these hold. Where the norm is zero, inf or NaN it is 1, inf or NaN, the ratio 0.
+    """
     largest = xp.max(xp.abs(x), axis=axis, keepdims=True)
     scale = power_of_two_below(largest, xp=xp)
-    ordinary = (largest >= smallest_normal(x)) & xp.isfinite(largest)
+    finite = xp.isfinite(largest)
+    ordinary = (largest >= smallest_normal(x)) & finite
     ratio = xp.where(ordinary, x, 0.0) / scale
     squares = xp.sum(ratio * ratio, axis=axis, keepdims=True)
-    result = scale * xp.sqrt(xp.where(ordinary, squares, 1.0))
-    ends = xp.where(xp.isfinite(largest), 0.0, _constant(largest, xp=xp))
-    return xp.where(ordinary, result, ends)
-
-
-def _constant(x: Array, *, xp: Namespace) -> Array:
-    """inf or NaN, as x has it, without gradient."""
-    return xp.where(xp.isnan(x), math.nan, xp.full_like(x, math.inf))
+    size = xp.sqrt(xp.where(ordinary, squares, 1.0))
+    without_gradient = xp.where(xp.isnan(largest), math.nan, xp.full_like(largest, math.inf))
+    return ratio, size, scale, xp.where(ordinary, 0.0, xp.where(finite, 1.0, without_gradient))
 
 
 def _squeezed(x: Array, axis: Axis, *, xp: Namespace) -> Array:
@@ -66,7 +68,8 @@ def _squeezed(x: Array, axis: Axis, *, xp: Namespace) -> Array:
 def normalize(x: Array, *, axis: Axis = -1, xp: Namespace) -> Array:
     """``x / norm(x)``; a zero vector stays 0, with gradient 0.
 
-    A vector with an inf in it gives 0 but for NaN there: x / inf.
+    Right for vectors whose norm is beyond the largest number, too. One with an inf in it gives 0 but for NaN
+    there (x / inf), with gradient 0.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -74,13 +77,21 @@ def normalize(x: Array, *, axis: Axis = -1, xp: Namespace) -> Array:
         [[0.6, 0.8], [0.0, 0.0]]
     """
     (x,), dtype = widened(x, xp=xp)
-    return xp.astype(divide(x, _norm(x, axis, xp=xp), xp=xp), dtype)
+    if 0 in x.shape:
+        return xp.astype(x, dtype)
+    ratio, size, _, ends = _scaled(x, axis, xp=xp)
+    infinite = xp.where(xp.isinf(x), math.nan, xp.where(xp.isnan(ends), ends, 0.0))
+    otherwise = xp.where(ends == 1, 0.0, infinite)
+    return xp.astype(xp.where(ends == 0, ratio / size, otherwise), dtype)
 
 
 def variance(
     x: Array, *, axis: Axis = -1, correction: int = 0, keepdims: bool = False, xp: Namespace
 ) -> Array:
     """The mean squared distance from the mean, in two passes, in float32 at least.
+
+    The smallest value is taken off first: the mean of numbers far from 0 is rounded as they are, and equal
+    numbers give exactly 0. An inf gives NaN.
 
     Args:
         x: any shape, any floating format.
@@ -98,8 +109,9 @@ def variance(
         1.0
     """
     (x,), dtype = widened(x, xp=xp)
-    away, degrees = _from_mean(x, axis, correction, xp=xp)
-    result = xp.sum(away * away / degrees, axis=axis, keepdims=True)
+    away, scale, degrees = _from_mean(x, axis, correction, xp=xp)
+    away = away * scale
+    result = xp.sum(away * (away / degrees), axis=axis, keepdims=True)
     return xp.astype(result if keepdims else _squeezed(result, axis, xp=xp), dtype)
 
 
@@ -114,17 +126,30 @@ def std(x: Array, *, axis: Axis = -1, correction: int = 0, keepdims: bool = Fals
         [1.0, 0.0]
     """
     (x,), dtype = widened(x, xp=xp)
-    away, degrees = _from_mean(x, axis, correction, xp=xp)
-    result = _norm(away, axis, xp=xp) / math.sqrt(degrees)
+    away, scale, degrees = _from_mean(x, axis, correction, xp=xp)
+    result = _norm(away, axis, xp=xp) / math.sqrt(degrees) * scale
     return xp.astype(result if keepdims else _squeezed(result, axis, xp=xp), dtype)
 
 
-def _from_mean(x: Array, axis: Axis, correction: int, *, xp: Namespace) -> tuple[Array, int]:
-    """The distances from the mean, and the number to divide their squares by."""
+def _from_mean(
+    x: Array, axis: Axis, correction: int, *, least: float = 0.0, xp: Namespace
+) -> tuple[Array, Array, int]:
+    """The distances from the mean over a power of two, that power, and the number to divide squares by."""
     check_int("correction", correction, at_least=0)
     n = _count(x, axis)
     check_int("the number of values less correction", n - correction, at_least=1)
-    return x - xp.sum(x / n, axis=axis, keepdims=True), n - correction
+    if 0 in x.shape:
+        return x, xp.sum(x, axis=axis, keepdims=True), n - correction
+    scale = _scale(x, axis, least, xp=xp)
+    ratio = x / scale
+    ratio = ratio - xp.min(ratio, axis=axis, keepdims=True)
+    return ratio - xp.sum(ratio / n, axis=axis, keepdims=True), scale, n - correction
+
+
+def _scale(x: Array, axis: Axis, least: float, *, xp: Namespace) -> Array:
+    """The power of two near the largest magnitude, but not under ``least`` (a power of two, or 0)."""
+    scale = power_of_two_below(xp.max(xp.abs(x), axis=axis, keepdims=True), xp=xp)
+    return xp.where(scale < least, xp.full_like(scale, least), scale)
 
 
 def _count(x: Array, axis: Axis) -> int:
@@ -137,7 +162,8 @@ def rms_norm(
 ) -> Array:
     """``x / sqrt(mean(x^2) + eps) * weight`` with the statistics in float32 (arXiv 1910.07467).
 
-    Rows with magnitudes beyond 2^40 are scaled down first, so their squares do not overflow.
+    Rows are divided by a power of two near their largest magnitude first (at least about sqrt(eps)), so no
+    square overflows or is lost. A row with an inf gives 0, and NaN at the inf.
 
     Args:
         x: any shape, any floating format; the result has its format.
@@ -156,7 +182,10 @@ def rms_norm(
     """
     eps = check_number("eps", eps, at_least=0.0)
     (wide,), dtype = widened(x, xp=xp)
-    result = _over_rms(wide, axis, eps, xp=xp)
+    if 0 in wide.shape:
+        return x
+    scale = _scale(wide, axis, _power_above(eps), xp=xp)
+    result = _over_rms(wide / scale, scale, axis, eps, xp=xp)
     return xp.astype(result if weight is None else result * xp.astype(weight, wide.dtype), dtype)
 
 
@@ -181,8 +210,8 @@ def layer_norm(
     """
     eps = check_number("eps", eps, at_least=0.0)
     (wide,), dtype = widened(x, xp=xp)
-    away, _ = _from_mean(wide, axis, 0, xp=xp)
-    result = _over_rms(away, axis, eps, xp=xp)
+    away, scale, _ = _from_mean(wide, axis, 0, least=_power_above(eps), xp=xp)
+    result = away if 0 in wide.shape else _over_rms(away, scale, axis, eps, xp=xp)
     if weight is not None:
         result = result * xp.astype(weight, wide.dtype)
     if bias is not None:
@@ -190,10 +219,14 @@ def layer_norm(
     return xp.astype(result, dtype)
 
 
-def _over_rms(x: Array, axis: Axis, eps: float, *, xp: Namespace) -> Array:
-    largest = xp.max(xp.abs(x), axis=axis, keepdims=True)
-    scale = xp.where(largest > _LARGE, power_of_two_below(largest, xp=xp), 1.0)
-    ratio = x / scale
-    mean_square = xp.mean(ratio * ratio, axis=axis, keepdims=True) + eps / scale / scale
-    zero = mean_square < smallest_normal(x)
+def _power_above(eps: float) -> float:
+    """The power of two at or above sqrt(eps): dividing by it rounds nothing; 0 for 0."""
+    return 2.0 ** math.ceil(math.log2(math.sqrt(eps))) if eps else 0.0
+
+
+def _over_rms(ratio: Array, scale: Array, axis: Axis, eps: float, *, xp: Namespace) -> Array:
+    """``x / sqrt(mean(x^2) + eps)`` for x = ratio * scale."""
+    root = math.sqrt(eps) / scale
+    mean_square = xp.mean(ratio * ratio, axis=axis, keepdims=True) + root * root
+    zero = mean_square < smallest_normal(ratio)
     return xp.where(zero, 0.0, ratio / xp.sqrt(xp.where(zero, 1.0, mean_square)))
