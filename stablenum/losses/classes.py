@@ -15,6 +15,7 @@ from stablenum.losses.common import (
     is_floating,
     reduced,
     weighted,
+    wide_format,
 )
 from stablenum.numerics import logsumexp, softplus
 from stablenum.numerics.common import widened
@@ -50,13 +51,14 @@ def class_sums(
     """The sums over the last axis, by rule.
 
     Args:
-        x: (..., C) logits, in the format computed in.
+        x: (..., C) logits of any floating format; the sums are made, and given, in float32 at least.
         index: (...) of whole numbers from 0 to C - 1.
         keep: (...) of bool; a row where it is False takes no part, whatever it holds.
         weight: (C,) for ``smooth``.
         smoothing: whether ``smooth`` is wanted.
         xp: the array namespace.
     """
+    (x,), _ = widened(x, xp=xp)
     x = xp.where(keep[..., None], x, 0.0)
     here, away, log_total, shift, some = _shifted(x, xp=xp)
     picked = xp.squeeze(xp.take_along_axis(away, index[..., None], axis=-1), axis=-1)
@@ -66,7 +68,8 @@ def class_sums(
     if not smoothing:
         return ClassSums(nll, lse, None)
     below = log_total[..., None] - away
-    below = xp.where(here, below if weight is None else below * weight, 0.0)
+    below = below if weight is None else below * xp.astype(weight, below.dtype)
+    below = xp.where(here, below, 0.0)
     classes = xp.sum(xp.astype(here, x.dtype), axis=-1)
     return ClassSums(nll, lse, xp.sum(below, axis=-1) / xp.where(classes == 0, 1.0, classes))
 
@@ -141,9 +144,9 @@ def cross_entropy(
     """
     reduction, s = check_reduction(reduction), check_smoothing(label_smoothing)
     z_loss = check_number("z_loss", z_loss, at_least=0.0)
-    (x,), result = widened(logits, xp=xp)
-    axis = check_axis(axis, x.ndim)
-    x = _without(x, class_mask, axis, xp=xp)
+    wide, result = wide_format(logits, xp=xp)
+    axis = check_axis(axis, logits.ndim)
+    x = _without(logits, class_mask, axis, xp=xp)
     items_shape = x.shape[:axis] + x.shape[axis + 1 :]
     if x.shape[axis] == 0:
         raise bad_field("logits", f"of at least one class along axis {axis}", tuple(x.shape))
@@ -151,13 +154,13 @@ def cross_entropy(
     if weight is not None:
         if tuple(weight.shape) != (x.shape[-1],):
             raise bad_field("weight", f"of shape ({x.shape[-1]},), one for each class", tuple(weight.shape))
-        weight = xp.astype(weight, x.dtype)
-    keep = xp.ones(items_shape, dtype=xp.bool, device=getattr(x, "device", None)) if mask is None else mask
+        weight = xp.astype(weight, wide)
+    keep = xp.ones_like(x[..., 0], dtype=xp.bool) if mask is None else mask
     check_fits("mask", keep, items_shape, of="the items")
     keep = xp.broadcast_to(keep, items_shape)
     if is_floating(targets):
-        t = _soft(targets, axis, tuple(logits.shape), x.dtype, xp=xp)
-        items, lse = _soft_items(x, t, keep, weight, s, xp=xp)
+        t = _soft(targets, axis, tuple(logits.shape), wide, xp=xp)
+        items, lse = _soft_items(xp.astype(x, wide), t, keep, weight, s, xp=xp)
         counts = None
     else:
         _check_index(targets, items_shape, axis)

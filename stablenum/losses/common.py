@@ -21,6 +21,7 @@ __all__ = [
     "prepared",
     "reduced",
     "weighted",
+    "wide_format",
 ]
 
 Array: TypeAlias = Any
@@ -62,7 +63,9 @@ def check_same_shape(name: str, array: Array, other_name: str, other: Array) -> 
 
 
 def check_fits(name: str, array: Array, shape: tuple[int, ...], *, of: str) -> None:
-    """``array`` broadcasts to ``shape``."""
+    """``array`` broadcasts to ``shape``; masks are of bool, whose meaning no framework guesses."""
+    if "mask" in name and "bool" not in str(array.dtype):
+        raise bad_field(name, "an array of bool, False for what is left out", str(array.dtype))
     got = tuple(array.shape)
     fits = len(got) <= len(shape) and all(g in (1, s) for g, s in zip(reversed(got), reversed(shape)))
     if not fits:
@@ -82,6 +85,12 @@ def prepared(x: Array, *others: Array, dtype: Any = None, xp: Namespace) -> tupl
     (wide,), result = widened(x, xp=xp)
     rest = [other if other.dtype == wide.dtype else xp.astype(other, wide.dtype) for other in others]
     return [wide, *rest], result if dtype is None else dtype
+
+
+def wide_format(x: Array, *, xp: Namespace) -> tuple[Any, Any]:
+    """The format computed in, and that of the result, without a computation on x."""
+    (wide,), result = widened(x.reshape(-1)[:0], xp=xp)
+    return wide.dtype, result
 
 
 def items_left(mask: Array | None, *arrays: Array, shape: tuple[int, ...], xp: Namespace) -> list[Array]:

@@ -1,0 +1,286 @@
+"""Losses with the right value and the right gradient at every edge, in every float format.
+
+Formats narrower than float32 are computed in float32; the result has the format of the first argument, or the one
+``dtype`` names. A batch without a valid item gives 0 with gradient 0. All work under ``jax.jit``, ``vmap`` and
+``grad`` of ``grad``, forwards and in reverse.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from stablenum import losses as core
+from stablenum.errors import bad_field
+from stablenum.losses.classes import ClassSums, class_sums
+
+__all__ = [
+    "binary_cross_entropy",
+    "binary_focal",
+    "cosine_embedding",
+    "cosine_similarity",
+    "cross_entropy",
+    "focal",
+    "gaussian_nll",
+    "hinge",
+    "huber",
+    "info_nce",
+    "js_divergence",
+    "kl_divergence",
+    "log_cosh",
+    "negative_binomial_nll",
+    "poisson_nll",
+]
+
+Array = jax.Array
+Loss = Callable[..., Array]
+_HIDDEN = ("xp", "sums", "items")
+_SETTINGS = (str, bool, int, float, type(None))
+
+
+def _spelled(function: Callable[..., Any], example: str, note: str = "") -> Callable[[Loss], Loss]:
+    """Give ``implementation`` the name, the arguments and the text of a core function."""
+
+    def spell(implementation: Loss) -> Loss:
+        @functools.wraps(function)
+        def loss(*arrays: Any, **options: Any) -> Array:
+            given = {
+                k: v if isinstance(v, _SETTINGS) or k == "dtype" else jnp.asarray(v)
+                for k, v in options.items()
+            }
+            return implementation(*(v if v is None else jnp.asarray(v) for v in arrays), **given)
+
+        signature = inspect.signature(function)
+        shown = [p for p in signature.parameters.values() if p.name not in _HIDDEN]
+        loss.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
+        loss.__doc__ = _without_namespace(function.__doc__ or "", example, note)
+        loss.__module__ = __name__
+        return loss
+
+    return spell
+
+
+def _without_namespace(text: str, example: str, note: str) -> str:
+    text = inspect.cleandoc(text).partition("Example:")[0]
+    hidden = ("    xp: ", "    sums: ", "    items: ")
+    text = "\n".join(line for line in text.splitlines() if not line.startswith(hidden))
+    text = text.replace(", xp:", ":").rstrip() + (f"\n\n{note}" if note else "")
+    return f"{text}\n\nExample:\n{textwrap.indent(inspect.cleandoc(example), '    ')}\n"
+
+
+def _plain(function: Callable[..., Any], example: str) -> Loss:
+    return _spelled(function, example)(functools.partial(function, xp=jnp))
+
+
+# --- the sums over classes -----------------------------------------------------------------------------
+
+# The derivative is said outright: differentiating the sums as they stand makes XLA write one array of the
+# size of the logits, and read it again. Both passes and both derivatives of each follow from this rule.
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(4,))
+def _sums(x: Array, weight: Array | None, index: Array, keep: Array, smoothing: bool) -> ClassSums:
+    return class_sums(x, index, keep, weight=weight, smoothing=smoothing, xp=jnp)
+
+
+@_sums.defjvp
+def _sums_jvp(smoothing: bool, primals: Any, tangents: Any) -> tuple[ClassSums, ClassSums]:
+    x, weight, index, keep = primals
+    dx, d_weight, _, _ = tangents
+    sums = _sums(x, weight, index, keep, smoothing)
+    wide = sums.nll.dtype
+    x, dx = x.astype(wide), dx.astype(wide)
+    some = keep & (sums.lse != -jnp.inf)
+    lse = jnp.where(some, sums.lse, 0.0)[..., None]
+    p = jnp.where(some[..., None], jnp.exp(x - lse), 0.0)
+    d_lse = jnp.sum(p * dx, axis=-1)
+    there = some & (sums.nll != jnp.inf)
+    one_hot = (index[..., None] == jnp.arange(x.shape[-1])) & there[..., None]
+    d_nll = jnp.where(there, d_lse, 0.0) - jnp.sum(jnp.where(one_hot, dx, 0.0), axis=-1)
+    if not smoothing:
+        return sums, ClassSums(d_nll, d_lse, None)
+    here = (x != -jnp.inf) & some[..., None]
+    classes = jnp.maximum(jnp.sum(here, axis=-1, dtype=wide), 1.0)
+    share = jnp.where(here, jnp.ones((), wide) if weight is None else weight.astype(wide), 0.0)
+    d_smooth = jnp.sum(share, axis=-1) * d_lse - jnp.sum(jnp.where(here, share * dx, 0.0), axis=-1)
+    if weight is not None:
+        below = jnp.where(here, lse - jnp.where(here, x, 0.0), 0.0)
+        d_smooth = d_smooth + jnp.sum(below * d_weight.astype(wide), axis=-1)
+    return sums, ClassSums(d_nll, d_lse, d_smooth / classes)
+
+
+def _class_sums(
+    x: Array, index: Array, keep: Array, *, weight: Array | None = None, smoothing: bool = False, xp: Any
+) -> ClassSums:
+    return _sums(x, weight, index, keep, smoothing)
+
+
+def _checked(targets: Array, logits: Array, axis: int, ignore_index: int, mask: Array | None) -> None:
+    """Targets in range, where they are known and lie on the host."""
+    known = [a for a in (targets, mask) if a is not None]
+    if any(isinstance(a, jax.core.Tracer) or {d.platform for d in a.devices()} != {"cpu"} for a in known):
+        return
+    if not jnp.issubdtype(targets.dtype, jnp.integer) or not -logits.ndim <= axis < logits.ndim:
+        return
+    index, classes = np.asarray(targets), logits.shape[axis]
+    wrong = (index != ignore_index) & ((index < 0) | (index >= classes))
+    if mask is not None and mask.dtype == jnp.bool:
+        wrong = wrong & np.asarray(mask)
+    if wrong.any():
+        allowed = f"whole numbers from 0 to {classes - 1}, or ignore_index ({ignore_index})"
+        raise bad_field("targets", allowed, int(np.broadcast_to(index, wrong.shape)[wrong][0]))
+
+
+_CLASSES = """\
+Outside ``jit`` and ``vmap``, on a CPU, a target outside the classes is a ValueError; elsewhere its value
+is not known in time, and such an item is NaN."""
+
+
+@_spelled(
+    core.cross_entropy,
+    """
+    >>> import jax, jax.numpy as jnp
+    >>> x = jnp.asarray([[0.0, 0.0, -jnp.inf], [jnp.nan, 0.0, 0.0]])
+    >>> loss, grad = jax.value_and_grad(cross_entropy)(x, jnp.asarray([1, -100]), label_smoothing=0.1)
+    >>> bool(jnp.isfinite(loss) & jnp.isfinite(grad).all())
+    True
+    """,
+    _CLASSES,
+)
+def cross_entropy(
+    logits: Array, targets: Array, *, axis: int = -1, ignore_index: int = -100, **options: Any
+) -> Array:
+    _checked(targets, logits, axis, ignore_index, options.get("mask"))
+    return core.cross_entropy(
+        logits, targets, axis=axis, ignore_index=ignore_index, sums=_class_sums, xp=jnp, **options
+    )
+
+
+@_spelled(
+    core.focal,
+    """
+    >>> import jax, jax.numpy as jnp
+    >>> grad = jax.grad(focal)(jnp.asarray([[80.0, 0.0]]), jnp.asarray([0]), gamma=0.5)
+    >>> bool(jnp.isfinite(grad).all())
+    True
+    """,
+    _CLASSES,
+)
+def focal(
+    logits: Array, targets: Array, *, axis: int = -1, ignore_index: int = -100, **options: Any
+) -> Array:
+    _checked(targets, logits, axis, ignore_index, options.get("mask"))
+    return core.focal(logits, targets, axis=axis, ignore_index=ignore_index, xp=jnp, **options)
+
+
+binary_cross_entropy = _plain(
+    core.binary_cross_entropy,
+    """
+    >>> import jax.numpy as jnp
+    >>> binary_cross_entropy(jnp.asarray([200.0, -200.0]), jnp.asarray([1.0, 1.0])).item()
+    100.0
+    """,
+)
+binary_focal = _plain(
+    core.binary_focal,
+    """
+    >>> import jax.numpy as jnp
+    >>> binary_focal(jnp.asarray([0.0]), jnp.asarray([1.0])).item()
+    0.173...
+    """,
+)
+kl_divergence = _plain(
+    core.kl_divergence,
+    """
+    >>> import jax.numpy as jnp
+    >>> kl_divergence(jnp.log(jnp.asarray([[0.5, 0.5]])), jnp.asarray([[1.0, 0.0]])).item()
+    0.693...
+    """,
+)
+js_divergence = _plain(
+    core.js_divergence,
+    """
+    >>> import jax.numpy as jnp
+    >>> js_divergence(jnp.asarray([[0.0, -jnp.inf]]), jnp.asarray([[-jnp.inf, 0.0]])).item()
+    0.693...
+    """,
+)
+gaussian_nll = _plain(
+    core.gaussian_nll,
+    """
+    >>> import jax.numpy as jnp
+    >>> gaussian_nll(jnp.zeros(2), jnp.ones(2), jnp.ones(2)).item()
+    0.5
+    """,
+)
+poisson_nll = _plain(
+    core.poisson_nll,
+    """
+    >>> import jax.numpy as jnp
+    >>> bool(jnp.isfinite(poisson_nll(jnp.asarray([0.0, 1000.0]), jnp.asarray([1.0, 0.0]))))
+    True
+    """,
+)
+negative_binomial_nll = _plain(
+    core.negative_binomial_nll,
+    """
+    >>> import jax.numpy as jnp
+    >>> negative_binomial_nll(jnp.zeros(1), jnp.zeros(1), jnp.ones(1)).item()  # P(0) = 1 / 2
+    0.693...
+    """,
+)
+huber = _plain(
+    core.huber,
+    """
+    >>> import jax.numpy as jnp
+    >>> huber(jnp.asarray([0.5, 3.0]), jnp.zeros(2), reduction="none").tolist()
+    [0.125, 2.5]
+    """,
+)
+log_cosh = _plain(
+    core.log_cosh,
+    """
+    >>> import jax.numpy as jnp
+    >>> log_cosh(jnp.asarray([100.0]), jnp.zeros(1)).item()
+    99.306...
+    """,
+)
+hinge = _plain(
+    core.hinge,
+    """
+    >>> import jax.numpy as jnp
+    >>> hinge(jnp.asarray([0.5, 3.0]), jnp.asarray([1.0, -1.0]), reduction="none").tolist()
+    [0.5, 4.0]
+    """,
+)
+cosine_similarity = _plain(
+    core.cosine_similarity,
+    """
+    >>> import jax.numpy as jnp
+    >>> cosine_similarity(jnp.zeros((1, 2)), jnp.ones((1, 2))).tolist()
+    [0.0]
+    """,
+)
+cosine_embedding = _plain(
+    core.cosine_embedding,
+    """
+    >>> import jax.numpy as jnp
+    >>> cosine_embedding(jnp.eye(2), jnp.eye(2)).item()
+    0.0
+    """,
+)
+info_nce = _plain(
+    core.info_nce,
+    """
+    >>> import jax.numpy as jnp
+    >>> info_nce(jnp.eye(2), jnp.eye(2), temperature=1.0).item()
+    0.313...
+    """,
+)

@@ -1,0 +1,72 @@
+"""Losses with the right value and the right gradient at every edge, as functions and as modules.
+
+Formats narrower than float32 are computed in float32; the result has the format of the input, under autocast
+float32, as with torch's own losses, and any other if ``dtype`` names it. A batch without a valid item gives 0 with
+gradient 0. All work under ``torch.compile(fullgraph=True)`` and ``torch.func``, and twice differentiated.
+"""
+
+from stablenum_torch.losses.functions import (
+    binary_cross_entropy,
+    binary_focal,
+    cosine_embedding,
+    cosine_similarity,
+    cross_entropy,
+    focal,
+    gaussian_nll,
+    hinge,
+    huber,
+    info_nce,
+    js_divergence,
+    kl_divergence,
+    log_cosh,
+    negative_binomial_nll,
+    poisson_nll,
+)
+from stablenum_torch.losses.modules import (
+    BCEWithLogitsLoss,
+    BinaryFocalLoss,
+    CosineEmbeddingLoss,
+    CrossEntropyLoss,
+    FocalLoss,
+    GaussianNLLLoss,
+    HingeLoss,
+    HuberLoss,
+    InfoNCELoss,
+    JSDivLoss,
+    KLDivLoss,
+    LogCoshLoss,
+    NegativeBinomialNLLLoss,
+    PoissonNLLLoss,
+)
+
+__all__ = [
+    "BCEWithLogitsLoss",
+    "BinaryFocalLoss",
+    "CosineEmbeddingLoss",
+    "CrossEntropyLoss",
+    "FocalLoss",
+    "GaussianNLLLoss",
+    "HingeLoss",
+    "HuberLoss",
+    "InfoNCELoss",
+    "JSDivLoss",
+    "KLDivLoss",
+    "LogCoshLoss",
+    "NegativeBinomialNLLLoss",
+    "PoissonNLLLoss",
+    "binary_cross_entropy",
+    "binary_focal",
+    "cosine_embedding",
+    "cosine_similarity",
+    "cross_entropy",
+    "focal",
+    "gaussian_nll",
+    "hinge",
+    "huber",
+    "info_nce",
+    "js_divergence",
+    "kl_divergence",
+    "log_cosh",
+    "negative_binomial_nll",
+    "poisson_nll",
+]

@@ -1,0 +1,246 @@
+"""The inner parts of the two big losses with torch's fused kernels and one gradient buffer.
+
+``F.cross_entropy`` keeps the log-probabilities and makes two gradients of the size of the logits. Here only the
+logits are kept: both passes go over a block of rows at a time, which stays in the cache, and the backward
+pass writes softmax and target into the one buffer that is the gradient.
+
+Value and gradient are those of the core (``stablenum.losses``). Rows that are not ordinary (a logit of inf, -inf or
+NaN) are given to it; so is everything under ``torch.func``, ``torch.compile`` and forward-mode
+differentiation, and every derivative beyond the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import array_api_compat.torch as xp
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from stablenum.losses.binary import entropy_items
+from stablenum.losses.classes import ClassSums, class_sums
+
+__all__ = ["binary_items", "binary_total", "can_fuse", "fused_class_sums"]
+
+# Numbers in a block: about what the cache of one core holds; far more where a launch costs more than a read.
+_BLOCK = {"cpu": 2**18}
+_BLOCK_ELSEWHERE = 2**26
+
+# Private in torch, and asked by its own autograd.Function. Should it go, the core is always right.
+_transforming = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
+
+
+def can_fuse(*tensors: Tensor | None) -> bool:
+    """Whether these are plain tensors outside any program transformation."""
+    present = [t for t in tensors if t is not None]
+    return (
+        not torch.compiler.is_compiling()
+        and not _transforming()
+        and all(type(t) in (Tensor, torch.nn.Parameter) and t.device.type != "meta" for t in present)
+        and all(torch.autograd.forward_ad.unpack_dual(t).tangent is None for t in present)
+    )
+
+
+def _blocks(n: int, size: int, device: torch.device) -> Iterator[slice]:
+    step = max(1, _BLOCK.get(device.type, _BLOCK_ELSEWHERE) // max(size, 1))
+    return (slice(i, min(i + step, n)) for i in range(0, n, step))
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+# --- cross-entropy -------------------------------------------------------------------------------------
+
+
+def fused_class_sums(
+    x: Tensor,
+    index: Tensor,
+    keep: Tensor,
+    *,
+    weight: Tensor | None = None,
+    smoothing: bool = False,
+    xp: Any = xp,
+) -> ClassSums:
+    """As :func:`stablenum.losses.classes.class_sums`."""
+    if not can_fuse(x, index, keep, weight) or (weight is not None and weight.requires_grad):
+        return class_sums(x, index, keep, weight=weight, smoothing=smoothing, xp=xp)
+    shape = index.shape
+    rows, index, keep = x.reshape(-1, x.shape[-1]), index.reshape(-1), keep.reshape(-1)
+    nll, lse, smooth = _ClassSums.apply(rows, index, keep, weight, smoothing)
+    return ClassSums(nll.reshape(shape), lse.reshape(shape), smooth.reshape(shape) if smoothing else None)
+
+
+class _ClassSums(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, index: Tensor, keep: Tensor, weight: Tensor | None, smoothing: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        nll, lse, smooth = (torch.zeros(len(x), dtype=_wide(x.dtype), device=x.device) for _ in range(3))
+        for block in _blocks(*x.shape, x.device):
+            sums = _block_sums(x[block], index[block], keep[block], weight, smoothing)
+            nll[block], lse[block] = sums.nll, sums.lse
+            if sums.smooth is not None:
+                smooth[block] = sums.smooth
+        ctx.save_for_backward(x, index, keep, weight, lse)
+        ctx.smoothing = smoothing
+        return nll, lse, smooth
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, index, keep, weight, lse = ctx.saved_tensors
+        if torch.is_grad_enabled() or _transforming():
+            return _by_the_core(ctx, x, index, keep, weight, grads), None, None, None, None
+        grad = torch.empty_like(x, memory_format=torch.contiguous_format)
+        for block in _blocks(*x.shape, x.device):
+            g_nll, g_lse, g_smooth = (g[block] for g in grads)
+            _block_grad(
+                grad[block],
+                x[block],
+                index[block],
+                lse[block],
+                g_nll,
+                g_lse,
+                g_smooth if ctx.smoothing else None,
+                weight,
+            )
+        return grad, None, None, None, None
+
+
+def _block_sums(x: Tensor, index: Tensor, keep: Tensor, weight: Tensor | None, smoothing: bool) -> ClassSums:
+    """One block of rows, by torch's fused log_softmax where nothing but finite logits is in it."""
+    if x.device.type != "cpu":  # asking would make the host wait
+        return class_sums(x, index, keep, weight=weight, smoothing=smoothing, xp=xp)
+    log_p = torch.log_softmax(x, 1, dtype=_wide(x.dtype))
+    nll = -log_p.gather(1, index[:, None])[:, 0]
+    lse = x.gather(1, index[:, None])[:, 0].to(nll.dtype) + nll
+    smooth = None
+    if smoothing:
+        smooth = -(log_p.mean(1) if weight is None else (log_p @ weight) / x.shape[1])
+    ordinary = torch.isfinite(lse) if smooth is None else torch.isfinite(lse) & torch.isfinite(smooth)
+    if not bool(ordinary.all()):
+        others = torch.nonzero(~ordinary)[:, 0]
+        sums = class_sums(x[others], index[others], keep[others], weight=weight, smoothing=smoothing, xp=xp)
+        nll[others], lse[others] = sums.nll, sums.lse
+        if smooth is not None:
+            smooth[others] = sums.smooth
+    return ClassSums(nll, lse, smooth)
+
+
+def _block_grad(
+    out: Tensor,
+    x: Tensor,
+    index: Tensor,
+    lse: Tensor,
+    g_nll: Tensor,
+    g_lse: Tensor,
+    g_smooth: Tensor | None,
+    weight: Tensor | None,
+) -> None:
+    """``p (g_nll + g_lse) - onehot g_nll`` and the share of smoothing, into ``out``."""
+    direct = out.dtype == g_nll.dtype
+    p = torch.softmax(x, 1, out=out) if direct else torch.softmax(x, 1, dtype=g_nll.dtype)
+    there = x.gather(1, index[:, None])[:, 0] != -torch.inf
+    g_nll = torch.where(there, g_nll, 0.0)  # a target that is not there: inf without gradient
+    dead = (g_nll == 0) & (g_lse == 0) & ((g_smooth == 0) if g_smooth is not None else True)
+    dead = dead | (lse == -torch.inf)
+    total = g_nll + g_lse
+    if g_smooth is None:
+        p.mul_(total[:, None])
+    else:
+        here = x != -torch.inf
+        each = g_smooth / here.sum(1).clamp_(min=1)
+        share = here.to(p.dtype) if weight is None else here * weight
+        p.mul_((total + each * share.sum(1))[:, None]).sub_(share.mul_(each[:, None]))
+    p.scatter_add_(1, index[:, None], -g_nll[:, None])
+    if x.device.type != "cpu":
+        p.masked_fill_(dead[:, None], 0.0)
+    elif bool(dead.any()):
+        p[dead] = 0.0
+    if not direct:
+        out.copy_(p)
+
+
+def _by_the_core(
+    ctx: Any, x: Tensor, index: Tensor, keep: Tensor, weight: Tensor | None, grads: tuple[Tensor, ...]
+) -> Tensor:
+    """The same gradient as a differentiable function of the logits and of what comes in."""
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        x = x if x.requires_grad else x.detach().requires_grad_()
+        sums = class_sums(x, index, keep, weight=weight, smoothing=ctx.smoothing, xp=xp)
+        outputs = [s for s in sums if s is not None]
+        (grad,) = torch.autograd.grad(outputs, x, grads[: len(outputs)], create_graph=again)
+    return grad
+
+
+# --- binary cross-entropy ------------------------------------------------------------------------------
+
+
+def binary_items(z: Tensor, y: Tensor, pos_weight: Tensor | None = None, *, xp: Any = xp) -> Tensor:
+    """As :func:`stablenum.losses.binary.entropy_items`."""
+    if pos_weight is not None or y.requires_grad or not can_fuse(z, y):
+        return entropy_items(z, y, pos_weight, xp=xp)
+    return _BinaryItems.apply(z, y, False)
+
+
+def binary_total(z: Tensor, y: Tensor) -> Tensor | None:
+    """The sum of the losses of all items, in float32 at least; None if it is not to be had this way."""
+    if y.requires_grad or not can_fuse(z, y):
+        return None
+    return _BinaryItems.apply(z, y, True)
+
+
+class _BinaryItems(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, y: Tensor, total: bool) -> Tensor:
+        ctx.save_for_backward(z, y)
+        flat, labels = z.reshape(-1), y.reshape(-1)
+        wide = _wide(z.dtype)
+        if total:
+            result = torch.zeros((), dtype=wide, device=z.device)
+            for block in _blocks(len(flat), 1, z.device):
+                result += _entropy(flat[block].to(wide), labels[block].to(wide)).sum()
+            return result
+        result = torch.empty(flat.shape, dtype=wide, device=z.device)
+        for block in _blocks(len(flat), 1, z.device):
+            result[block] = _entropy(flat[block].to(wide), labels[block].to(wide))
+        return result.reshape(z.shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        z, y = ctx.saved_tensors
+        if torch.is_grad_enabled() or _transforming():
+            return _binary_by_the_core(z, y, grad), None, None
+        result = torch.empty_like(z, memory_format=torch.contiguous_format)
+        flat, labels, out = z.reshape(-1), y.reshape(-1), result.view(-1)
+        each = grad.reshape(-1) if grad.ndim == z.ndim and grad.shape == z.shape else None
+        for block in _blocks(len(flat), 1, z.device):
+            x, label = flat[block].to(grad.dtype), labels[block].to(grad.dtype)
+            # Two sigmoids: sigmoid(z) - y alone is 0 at y = 1 once the sigmoid has rounded to 1.
+            slope = torch.sigmoid(x)
+            slope.addcmul_(slope, label, value=-1.0).addcmul_(torch.sigmoid(x.neg()), label, value=-1.0)
+            torch.mul(slope, grad if each is None else each[block], out=slope)
+            out[block] = slope
+        return result, None, None
+
+
+def _entropy(z: Tensor, y: Tensor) -> Tensor:
+    """One block: ``max(z, 0) - z y + log1p(exp(-|z|))``; by the core if an infinity is in it."""
+    if z.device.type != "cpu":
+        return entropy_items(z, y, xp=xp)
+    decaying = functional.logsigmoid(z.abs())
+    result = z.clamp(min=0.0).addcmul_(z, y, value=-1.0).sub_(decaying)
+    return result if bool(torch.isfinite(result.sum())) else entropy_items(z, y, xp=xp)
+
+
+def _binary_by_the_core(z: Tensor, y: Tensor, grad: Tensor) -> Tensor:
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        z = z if z.requires_grad else z.detach().requires_grad_()
+        items = entropy_items(z.to(_wide(z.dtype)), y.to(_wide(z.dtype)), xp=xp)
+        items = items if grad.shape == items.shape else items.sum()
+        (result,) = torch.autograd.grad(items, z, grad, create_graph=again)
+    return result
