@@ -1,0 +1,1 @@
+"""The losses: oracles, edges, peers, properties."""

@@ -1,0 +1,205 @@
+"""Losses of single items against mpmath: every edge, every format, every way of running; value and gradient."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from mpmath import mpf
+
+from stablenum.formats import FORMATS
+from tests.losses import oracle
+from tests.losses.running import RUNS, close, rounded, run
+
+Z = [
+    0.0,
+    -0.0,
+    1e-4,
+    -1e-4,
+    0.5,
+    -0.5,
+    1.0,
+    -1.0,
+    3.0,
+    -3.0,
+    10.0,
+    -10.0,
+    17.0,
+    -17.0,
+    30.0,
+    -30.0,
+    85.0,
+    -85.0,
+]
+Z += [100.0, -100.0, 200.0, -200.0, 1e4, -1e4]
+
+
+def _edges(form: str) -> list[float]:
+    f = FORMATS[form]
+    around_one = [1 + f.eps, 1 - f.eps / 2, -1 - f.eps, -1 + f.eps / 2]
+    tiny = [f.smallest_normal, -f.smallest_normal, f.smallest_subnormal, -f.smallest_subnormal]
+    return [*Z, *around_one, *tiny, f.eps, -f.eps, f.max, -f.max]
+
+
+def _pairs(form: str, second: list[float]) -> tuple[np.ndarray, ...]:
+    grid = list(itertools.product(_edges(form), second))
+    return tuple(np.asarray(column) for column in zip(*grid, strict=True))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A loss, its arguments, and its oracle."""
+
+    name: str
+    exact: Callable[..., Any]
+    arguments: Callable[[str], tuple[np.ndarray, ...]]
+    options: dict[str, Any] = field(default_factory=dict)
+    wrt: tuple[int, ...] = (0,)
+    # How much cancels in value and gradient, as a function of the arguments; 0: nothing.
+    scale: Callable[..., float] = lambda *a: 0.0
+    grad_scale: Callable[..., float] = lambda *a: 0.0
+    ulps: float = 4.0
+
+
+def _counts(form: str) -> tuple[np.ndarray, ...]:
+    z = [0.0, 1.0, -1.0, 5.0, -5.0, 9.0, -20.0, 60.0, 79.0, 100.0, 1000.0, -1000.0]
+    return tuple(np.asarray(c) for c in zip(*itertools.product(z, [0.0, 1.0, 3.0, 50.0])))
+
+
+def _dispersed(form: str) -> tuple[np.ndarray, ...]:
+    big = min(1e6, FORMATS[form].max / 2)
+    grid = itertools.product(
+        [0.0, 1.0, -4.0, 6.0, -30.0], [0.0, 1.0, 7.0, 300.0], [0.01, 0.5, 3.0, 20.0, big]
+    )
+    return tuple(np.asarray(c) for c in zip(*grid, strict=True))
+
+
+def _gaussian(form: str) -> tuple[np.ndarray, ...]:
+    top = math.sqrt(FORMATS[form].max) / 1e4
+    means = [0.0, 1e-3, 0.7, -3.0, top]
+    grid = itertools.product(means, [0.0, 1.0], [0.01, 0.5, 1.0, 7.0, 100.0])
+    return tuple(np.asarray(c) for c in zip(*grid, strict=True))
+
+
+def _poisson_scale(z: float, y: float, *_: float) -> float:
+    return math.exp(min(z, 79.0)) + abs(y * z) + 5 * y
+
+
+def _nb_scale(z: float, y: float, r: float) -> float:
+    odds = z - math.log(r)
+    plus = max(odds, 0) + math.log1p(math.exp(-abs(odds)))
+    shift = (y + 10) * (abs(math.log(r + y + 10)) + abs(z) + 1)
+    return r * plus + y * (abs(odds) + 1) + shift
+
+
+CASES = [
+    Case("binary_cross_entropy", oracle.binary_cross_entropy, lambda f: _pairs(f, [0.0, 1.0])),
+    Case(
+        "binary_cross_entropy",
+        oracle.binary_cross_entropy,
+        lambda f: _pairs(f, [0.25]),
+        {"label_smoothing": 0.0},
+        grad_scale=lambda z, y: 0.25,
+    ),
+    Case(
+        "binary_cross_entropy",
+        lambda z, y: oracle.binary_cross_entropy(z, y, 2.5),
+        lambda f: _pairs(f, [0.0, 1.0]),
+        {"pos_weight": np.asarray(2.5)},
+    ),
+    *(
+        Case(
+            "binary_focal",
+            lambda z, y, g=g, a=a: oracle.binary_focal(z, y, g, a),
+            lambda f: tuple(c[np.abs(_pairs(f, [0.0, 1.0])[0]) < 80] for c in _pairs(f, [0.0, 1.0])),
+            {"gamma": g, "alpha": a},
+            # The power of a number near the end of the range: its logarithm, up to 87, loses 7 bits.
+            grad_scale=lambda z, y: 0.0,
+            ulps=64.0,
+        )
+        for g, a in ((0.5, None), (2.0, 0.25))
+    ),
+    Case("huber", oracle.huber, lambda f: _pairs(f, [0.0])),
+    Case("huber", lambda a, b: oracle.huber(a, b, 3.0), lambda f: _pairs(f, [0.0]), {"delta": 3.0}),
+    Case("log_cosh", oracle.log_cosh, lambda f: _pairs(f, [0.0])),
+    Case(
+        "hinge",
+        oracle.hinge,
+        lambda f: tuple(
+            c[_pairs(f, [1.0, -1.0])[0] * _pairs(f, [1.0, -1.0])[1] != 1] for c in _pairs(f, [1.0, -1.0])
+        ),
+    ),
+    Case(
+        "gaussian_nll",
+        oracle.gaussian_nll,
+        _gaussian,
+        wrt=(0, 2),
+        scale=lambda m, y, v: abs(math.log(v)) + (y - m) ** 2 / v,
+        grad_scale=lambda m, y, v: 1 / v + (y - m) ** 2 / v**2,
+        ulps=8.0,
+    ),
+    Case(
+        "poisson_nll",
+        lambda z, y: oracle.poisson_nll(z, y, CAP),
+        _counts,
+        {"max_log_rate": 9.5},
+        scale=_poisson_scale,
+        grad_scale=lambda z, y: math.exp(min(z, 9.5)) + y,
+        ulps=16.0,
+    ),
+    Case(
+        "negative_binomial_nll",
+        oracle.negative_binomial_nll,
+        _dispersed,
+        wrt=(0, 2),
+        scale=_nb_scale,
+        grad_scale=lambda z, y, r: (y + 1) * (1 + 1 / r) + math.exp(min(z, 7.0)) + 10,
+        ulps=8.0,
+    ),
+]
+CAP = 9.5
+
+
+@pytest.mark.parametrize(("route", "form"), RUNS)
+@pytest.mark.parametrize("case", CASES, ids=lambda c: "-".join([c.name, *map(str, c.options)]))
+def test_value_and_gradient(case: Case, route: str, form: str) -> None:
+    arguments = [rounded(a, form) for a in case.arguments(form)]
+    value, grads = run(route, case.name, arguments, form, wrt=case.wrt, **case.options)
+    rows = list(zip(*(a.tolist() for a in arguments), strict=True))
+    assert not np.isnan(value).any()
+    assert all(np.isfinite(grad).all() for grad in grads)
+    exact = [float(case.exact(*map(mpf, row))) for row in rows]
+    close(value, exact, form, ulps=case.ulps, scale=[case.scale(*row) for row in rows], what="value")
+    for i, grad in zip(case.wrt, grads, strict=True):
+        slope = [oracle.derivative(case.exact, row, i) for row in rows]
+        close(grad, slope, form, ulps=case.ulps, scale=[case.grad_scale(*r) for r in rows], what=f"by {i}")
+
+
+@pytest.mark.parametrize("route", ["torch", "torch compiled", "jax", "jax jit"])
+def test_what_the_docstrings_say_of_the_edges(route: str) -> None:
+    inf, one = np.inf, np.asarray([1.0])
+    value, (grad,) = run(
+        route, "binary_cross_entropy", [np.asarray([inf, -inf, inf, -inf]), np.asarray([1.0, 0, 0, 1])]
+    )
+    assert value.tolist() == [0, 0, inf, inf]
+    assert grad.tolist() == [0, 0, 1, -1]
+    # The corner of the hinge belongs to its flat side.
+    value, (grad,) = run(route, "hinge", [one, one])
+    assert (value.tolist(), grad.tolist()) == ([0.0], [0.0])
+    # Below the floor: value and gradient of the floor, so it can come back.
+    at = [np.zeros(4), np.full(4, 1e-2), np.asarray([1e-6, 1e-8, 0.0, -3.0])]
+    value, (_, grad) = run(route, "gaussian_nll", at, wrt=(0, 2))
+    close(value, [float(oracle.gaussian_nll(mpf(0), mpf(1e-2), mpf(1e-6)))] * 4, "float32", ulps=16)
+    close(grad, [0.5 * (1e6 - 1e-4 * 1e12)] * 4, "float32", ulps=16)
+    # A rate that overflows goes on along its tangent.
+    value, (grad,) = run(route, "poisson_nll", [np.asarray([1e3]), np.zeros(1)])
+    assert np.isfinite(value).all()
+    assert grad[0] == pytest.approx(np.exp(0.9 * np.log(FORMATS["float32"].max)), rel=1e-5)
+    value, (grad,) = run(route, "poisson_nll", [np.asarray([0.0, -1.0]), np.ones(2)], log_input=False)
+    close(value, [8 * math.log(10)] * 2, "float32", ulps=4)
+    close(grad, [1 - 1e8] * 2, "float32", ulps=4)
