@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from stablenum.formats import get_format
 
-__all__ = ["check_mask", "log1p", "power_of_two_below", "smallest_normal", "widened"]
+__all__ = ["check_mask", "power_of_two_below", "smallest_normal", "widened"]
 
 Array: TypeAlias = Any
 Namespace: TypeAlias = Any
@@ -45,26 +45,17 @@ def smallest_normal(x: Array) -> float:
 def power_of_two_below(x: Array, *, xp: Namespace) -> Array:
     """The power of two near each positive finite element, 1 elsewhere; without gradient.
 
-    Dividing by it first keeps squares in range and rounds nothing. It stays some powers off both ends of the
-    range: its reciprocal (which XLA may multiply by instead) and small multiples of it are normal numbers,
-    and a logarithm that is rounded up at the largest number does not make it inf.
+    Dividing by it first keeps squares in range and rounds nothing. It stays off both ends of the range: its
+    reciprocal (which XLA may multiply by instead) is a normal number, a gradient may be multiplied by it on
+    its way back, and a logarithm that is rounded up at the largest number does not make it inf.
     """
     form = get_format(x.dtype)
     most = math.frexp(form.max)[1] - 4.0
+    least = -0.6 * (most + 4.0) // 1
     ordinary = (x >= form.smallest_normal) & xp.isfinite(x)
     exponent = xp.floor(xp.log2(xp.where(ordinary, x, 1.0)))  # floor: its gradient is 0 everywhere
-    exponent = xp.where(exponent < -most, -most, xp.where(exponent > most, most, exponent))
+    exponent = xp.where(exponent < least, least, xp.where(exponent > most, most, exponent))
     return xp.pow(xp.full_like(exponent, 2.0), exponent)
-
-
-def log1p(u: Array, *, xp: Namespace) -> Array:
-    """``log(1 + u)`` for u above -1, with what the sum rounds away put back (Kahan).
-
-    XLA's own log1p is off by 120 ulp at -0.4 in float64 on a CPU. The derivative comes out as that of
-    ``1 + u`` unrounded.
-    """
-    whole = 1.0 + u
-    return xp.log(whole) + (u - (whole - 1.0)) / whole
 
 
 def check_mask(mask: Array | None, *, xp: Namespace) -> None:

@@ -109,9 +109,10 @@ def variance(
         1.0
     """
     (x,), dtype = widened(x, xp=xp)
-    away, scale, degrees = _from_mean(x, axis, correction, xp=xp)
-    away = away * scale
-    result = xp.sum(away * (away / degrees), axis=axis, keepdims=True)
+    degrees = _degrees(x, axis, correction)
+    half = 0.5 * x  # of which the distances are in range
+    away = _centered(half, axis, xp=xp) if 0 not in x.shape else x
+    result = 4.0 * xp.sum(away * (away / degrees), axis=axis, keepdims=True)
     return xp.astype(result if keepdims else _squeezed(result, axis, xp=xp), dtype)
 
 
@@ -127,7 +128,10 @@ def std(x: Array, *, axis: Axis = -1, correction: int = 0, keepdims: bool = Fals
     """
     (x,), dtype = widened(x, xp=xp)
     away, scale, degrees = _from_mean(x, axis, correction, xp=xp)
-    result = _norm(away, axis, xp=xp) / math.sqrt(degrees) * scale
+    squares = xp.sum(away * away, axis=axis, keepdims=True)
+    zero = squares < smallest_normal(x)
+    result = scale * (xp.sqrt(xp.where(zero, 1.0, squares)) / math.sqrt(degrees))
+    result = xp.where(zero, 0.0, result)
     return xp.astype(result if keepdims else _squeezed(result, axis, xp=xp), dtype)
 
 
@@ -135,15 +139,23 @@ def _from_mean(
     x: Array, axis: Axis, correction: int, *, least: float = 0.0, xp: Namespace
 ) -> tuple[Array, Array, int]:
     """The distances from the mean over a power of two, that power, and the number to divide squares by."""
-    check_int("correction", correction, at_least=0)
-    n = _count(x, axis)
-    check_int("the number of values less correction", n - correction, at_least=1)
+    degrees = _degrees(x, axis, correction)
     if 0 in x.shape:
-        return x, xp.sum(x, axis=axis, keepdims=True), n - correction
+        return x, xp.sum(x, axis=axis, keepdims=True), degrees
     scale = _scale(x, axis, least, xp=xp)
-    ratio = x / scale
-    ratio = ratio - xp.min(ratio, axis=axis, keepdims=True)
-    return ratio - xp.sum(ratio / n, axis=axis, keepdims=True), scale, n - correction
+    return _centered(x / scale, axis, xp=xp), scale, degrees
+
+
+def _degrees(x: Array, axis: Axis, correction: int) -> int:
+    check_int("correction", correction, at_least=0)
+    degrees = _count(x, axis) - correction
+    return check_int("the number of values less correction", degrees, at_least=1)
+
+
+def _centered(x: Array, axis: Axis, *, xp: Namespace) -> Array:
+    """The distances from the mean, of numbers whose differences are in range."""
+    x = x - xp.min(x, axis=axis, keepdims=True)
+    return x - xp.sum(x / _count(x, axis), axis=axis, keepdims=True)
 
 
 def _scale(x: Array, axis: Axis, least: float, *, xp: Namespace) -> Array:
