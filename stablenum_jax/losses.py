@@ -87,7 +87,18 @@ def _plain(function: Callable[..., Any], example: str) -> Loss:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(4,))
 def _sums(x: Array, weight: Array | None, index: Array, keep: Array, smoothing: bool) -> ClassSums:
-    return class_sums(x, index, keep, weight=weight, smoothing=smoothing, xp=jnp)
+    if smoothing:
+        return class_sums(x, index, keep, weight=weight, smoothing=True, xp=jnp)
+    # Nothing is differentiated in here, so what must not be taken is taken out of rows, not of elements.
+    top = jnp.max(x, axis=-1).astype(jnp.promote_types(x.dtype, jnp.float32))
+    shift = jnp.where(jnp.isfinite(top), top, 0.0)
+    total = jnp.sum(jnp.exp(x - shift[..., None]), axis=-1)
+    some = top != -jnp.inf
+    log_total = jnp.where(top == jnp.inf, jnp.nan, jnp.log(jnp.where(some, total, 1.0)))
+    picked = jnp.squeeze(jnp.take_along_axis(x, index[..., None], axis=-1), axis=-1)
+    nll = jnp.where(picked == -jnp.inf, jnp.inf, log_total - (picked - shift))
+    lse = jnp.where(some, log_total + shift, -jnp.inf)
+    return ClassSums(jnp.where(keep, nll, 0.0), jnp.where(keep, lse, 0.0), None)
 
 
 @_sums.defjvp

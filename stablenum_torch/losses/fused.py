@@ -11,6 +11,7 @@ differentiation, and every derivative beyond the first.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -202,11 +203,11 @@ class _BinaryItems(torch.autograd.Function):
         if total:
             result = torch.zeros((), dtype=wide, device=z.device)
             for block in _blocks(len(flat), 1, z.device):
-                result += _entropy(flat[block].to(wide), labels[block].to(wide)).sum()
+                result += _entropy(flat[block].to(wide), labels[block].to(wide))[1]
             return result
         result = torch.empty(flat.shape, dtype=wide, device=z.device)
         for block in _blocks(len(flat), 1, z.device):
-            result[block] = _entropy(flat[block].to(wide), labels[block].to(wide))
+            result[block] = _entropy(flat[block].to(wide), labels[block].to(wide))[0]
         return result.reshape(z.shape)
 
     @staticmethod
@@ -220,20 +221,25 @@ class _BinaryItems(torch.autograd.Function):
         for block in _blocks(len(flat), 1, z.device):
             x, label = flat[block].to(grad.dtype), labels[block].to(grad.dtype)
             # Two sigmoids: sigmoid(z) - y alone is 0 at y = 1 once the sigmoid has rounded to 1.
-            slope = torch.sigmoid(x)
-            slope.addcmul_(slope, label, value=-1.0).addcmul_(torch.sigmoid(x.neg()), label, value=-1.0)
-            torch.mul(slope, grad if each is None else each[block], out=slope)
-            out[block] = slope
+            slope = torch.sigmoid(x, out=out[block]) if out.dtype == x.dtype else torch.sigmoid(x)
+            slope.addcmul_(slope, label, value=-1.0)
+            slope.addcmul_(torch.neg(x).sigmoid_(), label, value=-1.0)
+            slope.mul_(grad if each is None else each[block])
+            if out.dtype != x.dtype:
+                out[block] = slope
         return result, None, None
 
 
-def _entropy(z: Tensor, y: Tensor) -> Tensor:
-    """One block: ``max(z, 0) - z y + log1p(exp(-|z|))``; by the core if an infinity is in it."""
-    if z.device.type != "cpu":
-        return entropy_items(z, y, xp=xp)
-    decaying = functional.logsigmoid(z.abs())
-    result = z.clamp(min=0.0).addcmul_(z, y, value=-1.0).sub_(decaying)
-    return result if bool(torch.isfinite(result.sum())) else entropy_items(z, y, xp=xp)
+def _entropy(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """One block and its sum: ``max(z, 0) - z y + log1p(exp(-|z|))``; by the core if an infinity is in it."""
+    if z.device.type == "cpu":
+        result = z.clamp(min=0.0).addcmul_(z, y, value=-1.0)
+        result.sub_(functional.logsigmoid(z.abs()))
+        total = result.sum()
+        if math.isfinite(total):
+            return result, total
+    result = entropy_items(z, y, xp=xp)
+    return result, result.sum()
 
 
 def _binary_by_the_core(z: Tensor, y: Tensor, grad: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from mpmath import mpf
 
 from stablenum.formats import FORMATS
 from tests.losses import oracle
-from tests.losses.running import RUNS, close, rounded, run
+from tests.losses.running import ROUTES, RUNS, close, rounded, run
 
 Z = [
     0.0,
@@ -180,7 +180,7 @@ def test_value_and_gradient(case: Case, route: str, form: str) -> None:
         close(grad, slope, form, ulps=case.ulps, scale=[case.grad_scale(*r) for r in rows], what=f"by {i}")
 
 
-@pytest.mark.parametrize("route", ["torch", "torch compiled", "jax", "jax jit"])
+@pytest.mark.parametrize("route", ROUTES)
 def test_what_the_docstrings_say_of_the_edges(route: str) -> None:
     inf, one = np.inf, np.asarray([1.0])
     value, (grad,) = run(
@@ -201,5 +201,5 @@ def test_what_the_docstrings_say_of_the_edges(route: str) -> None:
     assert np.isfinite(value).all()
     assert grad[0] == pytest.approx(np.exp(0.9 * np.log(FORMATS["float32"].max)), rel=1e-5)
     value, (grad,) = run(route, "poisson_nll", [np.asarray([0.0, -1.0]), np.ones(2)], log_input=False)
-    close(value, [8 * math.log(10)] * 2, "float32", ulps=4)
+    close(value, [8 * math.log(10), 8 * math.log(10) - 1], "float32", ulps=4)
     close(grad, [1 - 1e8] * 2, "float32", ulps=4)
