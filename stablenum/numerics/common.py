@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from stablenum.formats import get_format
 
-__all__ = ["check_mask", "power_of_two_below", "smallest_normal", "widened"]
+__all__ = ["check_mask", "power_of_two_below", "smallest_normal", "widened", "without_gradient"]
 
 Array: TypeAlias = Any
 Namespace: TypeAlias = Any
@@ -56,6 +56,14 @@ def power_of_two_below(x: Array, *, xp: Namespace) -> Array:
     exponent = xp.floor(xp.log2(xp.where(ordinary, x, 1.0)))  # floor: its gradient is 0 everywhere
     exponent = xp.where(exponent < least, least, xp.where(exponent > most, most, exponent))
     return xp.pow(xp.full_like(exponent, 2.0), exponent)
+
+
+def without_gradient(x: Array, *, xp: Namespace) -> Array:
+    """The same numbers as constants; 0 for those too small for :func:`power_of_two_below`."""
+    form = get_format(x.dtype)
+    power = power_of_two_below(xp.abs(x), xp=xp)
+    step = power * (0.25 * form.eps)
+    return xp.where(xp.abs(x) < power, 0.0, xp.floor(x / step) * step)
 
 
 def check_mask(mask: Array | None, *, xp: Namespace) -> None:

@@ -6,7 +6,7 @@ import math
 from typing import Any, TypeAlias
 
 from stablenum.errors import check_int, check_number
-from stablenum.numerics.common import power_of_two_below, smallest_normal, widened
+from stablenum.numerics.common import power_of_two_below, smallest_normal, widened, without_gradient
 
 __all__ = ["layer_norm", "norm", "normalize", "rms_norm", "std", "variance"]
 
@@ -154,7 +154,7 @@ def _degrees(x: Array, axis: Axis, correction: int) -> int:
 
 def _centered(x: Array, axis: Axis, *, xp: Namespace) -> Array:
     """The distances from the mean, of numbers whose differences are in range."""
-    x = x - xp.min(x, axis=axis, keepdims=True)
+    x = x - without_gradient(xp.min(x, axis=axis, keepdims=True), xp=xp)
     return x - xp.sum(x / _count(x, axis), axis=axis, keepdims=True)
 
 

@@ -1,0 +1,63 @@
+"""Value and gradient of every safe function against 50 digits: the regular range, and the edges as documented."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from tests.numerics.measuring import worst, worst_rows
+from tests.numerics.oracle import FORMATS, FUNCTIONS, ROWS
+from tests.numerics.running import BACKENDS, call, ours
+
+# In ulp. What is more than 4 has its reason here.
+BOUND = 4.0
+VALUE_BOUNDS = {
+    ("soft_cap", "jax"): 5.0,  # XLA's tanh is off by 3.6 ulp by itself
+}
+SLOPE_BOUNDS = {
+    ("power", "jax"): 6.0,  # XLA's pow is off by 3 ulp for x^9.3 at 1e-29
+    ("cumulative_logsumexp", "torch"): 8.0,  # a product of one weight for each of the log2(n) doublings
+    ("cumulative_logsumexp", "jax"): 8.0,
+}
+
+# JAX without jit compiles each operation for itself: slow, and the same kernels as under jit.
+CASES = [
+    pytest.param(b, f, id=f"{b}-{f}", marks=[pytest.mark.slow] if b == "jax" and f != "float32" else [])
+    for b in BACKENDS
+    for f in FORMATS
+]
+
+
+@pytest.mark.parametrize(("backend", "form"), CASES)
+@pytest.mark.parametrize("function", [*FUNCTIONS, *ROWS], ids=lambda f: f.label)
+def test_the_regular_range(function, backend, form):
+    measure = worst_rows if function in ROWS else worst
+    options = {"axis": -1} if function.name == "norm" else {}
+    value, slope = measure(function, FORMATS[form], backend, ours(backend, function.name, **options))
+    library = backend.partition("-")[0]
+    narrow = form in ("bfloat16", "float16")  # rounded once
+    assert value <= (0.6 if narrow else VALUE_BOUNDS.get((function.name, library), BOUND))
+    assert slope <= (1.0 if narrow else SLOPE_BOUNDS.get((function.name, library), BOUND))
+
+
+@pytest.mark.parametrize(("backend", "form"), CASES)
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.label)
+def test_the_edges(function, backend, form):
+    fmt = FORMATS[form]
+    edges = function.edges(fmt)
+    columns = [np.asarray(column) for column in zip(*(e[0] for e in edges), strict=True)]
+    run = ours(backend, function.name)
+    values, slopes = call(backend, lambda *a: run(*a, *function.positional), columns, form)
+    for i, (point, value, wanted) in enumerate(edges):
+        assert _same(values[i], value, fmt), (point, values[i], value)
+        for got, want in zip(slopes, wanted, strict=True):
+            if not math.isnan(want):  # of a NaN, and of x^n at -inf, nothing is promised
+                assert _same(got[i], want, fmt), (point, got[i], want)
+
+
+def _same(got, want, fmt):
+    if math.isnan(want) or math.isinf(want):
+        return np.array_equal(got, want, equal_nan=True)
+    return got == want or abs(got - want) <= 2 * float(fmt.ulp(want))
