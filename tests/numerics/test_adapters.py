@@ -1,0 +1,126 @@
+"""The adapters: names, spelling, transformations, formats, what they refuse."""
+
+from __future__ import annotations
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import stablenum.numerics as core
+import stablenum_jax.numerics as nj
+import stablenum_torch.numerics as nt
+
+NAMES = core.__all__
+ROWS = {"cumulative_logsumexp", "log_softmax", "logsumexp", "softmax", "norm", "normalize"}
+ROWS |= {"rms_norm", "layer_norm", "std", "variance"}
+EXTRA = {"power": (1.5,), "soft_cap": (3.0,)}
+TWO = {"arctan2", "divide", "logaddexp", "logsubexp", "xlogy"}
+
+
+def arguments(name, array):
+    rng = np.random.default_rng(0)
+    x = rng.uniform(0.2, 0.8, (3, 4))
+    second = (array(x[::-1] * 0.2),) if name in TWO else ()
+    return (array(x), *second), EXTRA.get(name, ())
+
+
+def test_both_have_the_names_of_the_core():
+    assert nt.__all__ == nj.__all__ == core.__all__
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_signatures_and_texts(name):
+    for module, axis in ((nt, "dim"), (nj, "axis")):
+        function = getattr(module, name)
+        parameters = inspect.signature(function).parameters
+        assert "xp" not in parameters and "xp:" not in function.__doc__
+        assert (axis in parameters) == (name in ROWS)
+        assert ">>>" in function.__doc__
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_torch_transformations(name):
+    xs, extra = arguments(name, lambda a: torch.tensor(a, dtype=torch.float32))
+
+    def run(*values):
+        return getattr(nt, name)(*values, *extra)
+
+    def total(*values):
+        return run(*values).sum()
+
+    slopes = torch.func.grad(total)(*xs)
+    each = torch.func.vmap(torch.func.grad(total))(*xs)
+    if name != "norm":  # over everything by default
+        torch.testing.assert_close(slopes, each)
+    second = torch.func.grad(lambda *v: torch.func.grad(total)(*v).sum())(*xs)
+    assert torch.isfinite(second).all()
+    torch.compiler.reset()
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*xs), run(*xs))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert run(*xs).dtype == torch.float32
+        assert run(*(x.to(torch.bfloat16) for x in xs)).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_jax_transformations(name):
+    xs, extra = arguments(name, lambda a: jnp.asarray(a, jnp.float32))
+
+    def total(*values):
+        return getattr(nj, name)(*values, *extra).sum()
+
+    slopes = jax.jit(jax.grad(total))(*xs)
+    each = jax.jit(jax.vmap(jax.grad(total)))(*xs)
+    if name != "norm":
+        np.testing.assert_allclose(slopes, each, rtol=1e-5, atol=1e-6)
+    second = jax.jit(jax.grad(lambda *v: jax.grad(total)(*v).sum()))(*xs)
+    assert jnp.isfinite(second).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_integers_and_lists_are_refused(name):
+    _, extra = arguments(name, list)
+    two = name in TWO
+    whole = torch.ones((2, 2), dtype=torch.int64)
+    with pytest.raises(TypeError, match=r"floating format; got torch\.int64"):
+        getattr(nt, name)(*[whole] * (1 + two), *extra)
+    with pytest.raises(TypeError, match="floating format; got int"):
+        getattr(nj, name)(*[jnp.ones((2, 2), jnp.int32)] * (1 + two), *extra)
+    for module in (nt, nj):
+        with pytest.raises(TypeError, match="floating format; got list"):
+            getattr(module, name)(*[[1.0]] * (1 + two), *extra)
+
+
+@pytest.mark.parametrize("name", sorted(TWO))
+def test_a_number_may_stand_for_an_array(name):
+    x = torch.tensor([0.5, 2.0])
+    assert torch.equal(getattr(nt, name)(x, 0.25), getattr(nt, name)(x, torch.full((2,), 0.25)))
+    assert torch.equal(getattr(nt, name)(3.0, x), getattr(nt, name)(torch.full((2,), 3.0), x))
+    assert getattr(nj, name)(jnp.asarray([0.5], jnp.bfloat16), 0.25).dtype == jnp.bfloat16
+
+
+def test_a_mask_must_be_of_booleans():
+    for name in ("logsumexp", "softmax", "log_softmax"):
+        with pytest.raises(TypeError, match="mask must be a bool array"):
+            getattr(nt, name)(torch.ones(2), mask=torch.ones(2))
+        with pytest.raises(TypeError, match="mask must be a bool array"):
+            getattr(nj, name)(jnp.ones(2), mask=jnp.ones(2))
+
+
+def test_rows_of_nothing():
+    assert nt.logsumexp(torch.ones((2, 0))).tolist() == [-torch.inf, -torch.inf]
+    assert nj.logsumexp(jnp.ones((2, 0))).tolist() == [-np.inf, -np.inf]
+    for name in ("softmax", "log_softmax", "normalize", "rms_norm", "cumulative_logsumexp"):
+        assert getattr(nt, name)(torch.ones((2, 0))).shape == (2, 0)
+        assert getattr(nj, name)(jnp.ones((2, 0))).shape == (2, 0)
+
+
+def test_xla_on_a_cpu_flushes_subnormal_numbers_and_torch_does_not():
+    """Why everything below the smallest normal number is treated as 0: the frameworks agree there."""
+    assert float(jax.jit(lambda x: x * 1.0 + 0.0 * x)(jnp.float32(1e-40))) in (0.0, float(np.float32(1e-40)))
+    assert float(torch.tensor(1e-38) * 0.01) > 0
+    assert float(jax.jit(lambda x: x * 0.01)(jnp.float32(1e-38))) == 0
