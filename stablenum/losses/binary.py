@@ -11,6 +11,7 @@ from stablenum.losses.common import (
     check_reduction,
     check_same_shape,
     check_smoothing,
+    for_slope,
     items_left,
     prepared,
     reduced,
@@ -143,7 +144,8 @@ def binary_focal(
     z, y = items_left(mask, z, y, shape=z.shape, xp=xp)
     items = entropy_items(z, y, xp=xp)
     if gamma > 0:
-        missed = (1.0 - y) * xp.exp(-softplus(-z, xp=xp)) + y * xp.exp(-softplus(z, xp=xp))
+        near = for_slope(z, xp=xp)
+        missed = (1.0 - y) * xp.exp(-softplus(-near, xp=xp)) + y * xp.exp(-softplus(near, xp=xp))
         items = weighted(items, xp.exp(gamma * log(missed, xp=xp)), xp=xp)
     if alpha is not None:
         items = weighted(items, alpha * y + (1.0 - alpha) * (1.0 - y), xp=xp)

@@ -12,6 +12,8 @@ from stablenum.losses.common import (
     check_fits,
     check_reduction,
     check_smoothing,
+    classes_last,
+    for_slope,
     is_floating,
     reduced,
     weighted,
@@ -150,7 +152,7 @@ def cross_entropy(
     items_shape = x.shape[:axis] + x.shape[axis + 1 :]
     if x.shape[axis] == 0:
         raise bad_field("logits", f"of at least one class along axis {axis}", tuple(x.shape))
-    x = xp.moveaxis(x, axis, -1)
+    x = classes_last(x, axis, xp=xp)
     if weight is not None:
         if tuple(weight.shape) != (x.shape[-1],):
             raise bad_field("weight", f"of shape ({x.shape[-1]},), one for each class", tuple(weight.shape))
@@ -202,7 +204,7 @@ def _soft(targets: Array, axis: int, shape: tuple[int, ...], dtype: Any, *, xp: 
     if tuple(targets.shape) != shape:
         allowed = f"of the shape of logits, {shape}, if floating (indices: without the axis of the classes)"
         raise bad_field("targets", allowed, tuple(targets.shape))
-    return xp.astype(xp.moveaxis(targets, axis, -1), dtype)
+    return xp.astype(classes_last(targets, axis, xp=xp), dtype)
 
 
 def _soft_items(
@@ -264,7 +266,7 @@ def focal(
     reduction, gamma = check_reduction(reduction), check_number("gamma", gamma, at_least=0.0)
     (x,), result = widened(logits, xp=xp)
     axis = check_axis(axis, x.ndim)
-    x = xp.moveaxis(_without(x, class_mask, axis, xp=xp), axis, -1)
+    x = classes_last(_without(x, class_mask, axis, xp=xp), axis, xp=xp)
     shape, classes = x.shape[:-1], x.shape[-1]
     _check_index(targets, shape, axis)
     if mask is not None:
@@ -279,7 +281,7 @@ def focal(
     some = (picked != -_INF) | (others != -_INF)
     alone = others == -_INF
     z = xp.where(alone | (picked == -_INF), 0.0, picked) - xp.where(alone, 0.0, others)
-    items = softplus(-z, xp=xp) * xp.exp(-gamma * softplus(z, xp=xp))
+    items = softplus(-z, xp=xp) * xp.exp(-gamma * softplus(for_slope(z, xp=xp), xp=xp))
     items = xp.where(alone, 0.0, xp.where(picked == -_INF, _INF, items))
     items = xp.where(xp.max(x, axis=-1) == _INF, math.nan, items)
     items = xp.where(inside, items, math.nan)

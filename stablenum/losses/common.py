@@ -15,7 +15,9 @@ __all__ = [
     "check_reduction",
     "check_same_shape",
     "check_smoothing",
+    "classes_last",
     "floored",
+    "for_slope",
     "is_floating",
     "items_left",
     "prepared",
@@ -70,6 +72,22 @@ def check_fits(name: str, array: Array, shape: tuple[int, ...], *, of: str) -> N
     fits = len(got) <= len(shape) and all(g in (1, s) for g, s in zip(reversed(got), reversed(shape)))
     if not fits:
         raise bad_field(name, f"broadcastable to the shape of {of}, {tuple(shape)}", got)
+
+
+def classes_last(x: Array, axis: int, *, xp: Namespace) -> Array:
+    """x with an axis (counted from the front) moved to the end."""
+    if axis == x.ndim - 1:
+        return x
+    return xp.permute_dims(x, (*range(axis), *range(axis + 1, x.ndim), axis))
+
+
+def for_slope(z: Array, *, xp: Namespace) -> Array:
+    """z cut to where a sigmoid of it is not yet 0 or 1 for good.
+
+    A loss near the end of the range times a slope of 0 must be 0, not inf x 0: it is cut with its gradient.
+    """
+    z = xp.where(z > 1e4, 1e4, z)
+    return xp.where(z < -1e4, -1e4, z)
 
 
 def is_floating(array: Array) -> bool:

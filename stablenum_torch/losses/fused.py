@@ -31,6 +31,7 @@ _BLOCK_ELSEWHERE = 2**26
 
 # Private in torch, and asked by its own autograd.Function. Should it go, the core is always right.
 _transforming = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
+_is_batch = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda tensor: False)
 
 
 def can_fuse(*tensors: Tensor | None) -> bool:
@@ -92,7 +93,7 @@ class _ClassSums(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, index, keep, weight, lse = ctx.saved_tensors
-        if torch.is_grad_enabled() or _transforming():
+        if torch.is_grad_enabled() or _transforming() or any(map(_is_batch, grads)):
             return _by_the_core(ctx, x, index, keep, weight, grads), None, None, None, None
         grad = torch.empty_like(x, memory_format=torch.contiguous_format)
         for block in _blocks(*x.shape, x.device):
@@ -213,7 +214,7 @@ class _BinaryItems(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         z, y = ctx.saved_tensors
-        if torch.is_grad_enabled() or _transforming():
+        if torch.is_grad_enabled() or _transforming() or _is_batch(grad):
             return _binary_by_the_core(z, y, grad), None, None
         result = torch.empty_like(z, memory_format=torch.contiguous_format)
         flat, labels, out = z.reshape(-1), y.reshape(-1), result.view(-1)

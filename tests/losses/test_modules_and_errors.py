@@ -1,0 +1,212 @@
+"""The modules follow torch.nn; wrong input is refused with a message that names it."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+import pickle
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import stablenum_jax.losses as jl
+import stablenum_torch.losses as tl
+from stablenum import losses as core
+from tests.losses.examples import COUNTS, EXAMPLES, INDEX, LABELS, LOGITS, OTHER, POSITIVE, SOFT, C, Z
+
+Tensors = tuple[Any, ...]
+
+
+def _t(*arrays: np.ndarray) -> list[torch.Tensor]:
+    return [torch.tensor(a, dtype=torch.float32 if a.dtype.kind == "f" else None) for a in arrays]
+
+
+W = torch.linspace(0.5, 2.0, C)
+SAME_AS_TORCH_NN: dict[str, tuple[dict[str, Any], list[np.ndarray]]] = {
+    "CrossEntropyLoss": (
+        {"weight": W, "ignore_index": 2, "reduction": "sum", "label_smoothing": 0.1},
+        [LOGITS, INDEX],
+    ),
+    "BCEWithLogitsLoss": ({"pos_weight": torch.tensor(2.0), "reduction": "mean"}, [Z, LABELS]),
+    "GaussianNLLLoss": ({"full": True, "eps": 1e-4, "reduction": "sum"}, [Z, LABELS, POSITIVE]),
+    "PoissonNLLLoss": ({"log_input": False, "eps": 1e-7, "reduction": "mean"}, [POSITIVE, COUNTS]),
+    "HuberLoss": ({"reduction": "sum", "delta": 0.5}, [Z, LABELS]),
+    "CosineEmbeddingLoss": ({"margin": 0.2, "reduction": "sum"}, [LOGITS, OTHER, 2 * LABELS - 1]),
+    "KLDivLoss": ({"reduction": "batchmean"}, [np.log(SOFT), SOFT[::-1].copy()]),
+}
+
+
+@pytest.mark.parametrize("name", SAME_AS_TORCH_NN)
+def test_the_arguments_and_the_result_are_those_of_torch_nn(name: str) -> None:
+    options, arrays = SAME_AS_TORCH_NN[name]
+    ours, theirs = getattr(tl, name)(**options), getattr(torch.nn, name)(**options)
+    torch.testing.assert_close(ours(*_t(*arrays)), theirs(*_t(*arrays)), rtol=1e-6, atol=1e-6)
+    assert set(ours.state_dict()) == set(theirs.state_dict())
+    accepted = set(inspect.signature(getattr(torch.nn, name)).parameters) - {"size_average", "reduce"}
+    assert accepted <= set(inspect.signature(getattr(tl, name)).parameters)
+
+
+MODULES: dict[str, tuple[dict[str, Any], list[np.ndarray], str]] = {
+    "CrossEntropyLoss": (
+        {"z_loss": 1e-4},
+        [LOGITS, INDEX],
+        "CrossEntropyLoss(ignore_index=-100, reduction='mean', label_smoothing=0.0, z_loss=0.0001)",
+    ),
+    "BCEWithLogitsLoss": ({}, [Z, LABELS], "BCEWithLogitsLoss(reduction='mean', label_smoothing=0.0)"),
+    "FocalLoss": (
+        {"gamma": 0.5},
+        [LOGITS, INDEX],
+        "FocalLoss(gamma=0.5, ignore_index=-100, reduction='mean')",
+    ),
+    "BinaryFocalLoss": (
+        {"alpha": 0.25},
+        [Z, LABELS],
+        "BinaryFocalLoss(gamma=2.0, alpha=0.25, reduction='mean')",
+    ),
+    "KLDivLoss": ({}, [LOGITS, SOFT], "KLDivLoss(reduction='mean', log_targets=False, dim=-1)"),
+    "JSDivLoss": ({}, [LOGITS, OTHER], "JSDivLoss(reduction='mean', dim=-1)"),
+    "GaussianNLLLoss": (
+        {},
+        [Z, LABELS, POSITIVE],
+        "GaussianNLLLoss(full=False, eps=1e-06, reduction='mean')",
+    ),
+    "PoissonNLLLoss": (
+        {},
+        [Z, COUNTS],
+        "PoissonNLLLoss(log_input=True, full=False, eps=1e-08, reduction='mean')",
+    ),
+    "NegativeBinomialNLLLoss": (
+        {},
+        [Z, COUNTS, POSITIVE],
+        "NegativeBinomialNLLLoss(log_input=True, full=False, eps=1e-08, reduction='mean')",
+    ),
+    "HuberLoss": ({}, [Z, LABELS], "HuberLoss(reduction='mean', delta=1.0)"),
+    "LogCoshLoss": ({}, [Z, LABELS], "LogCoshLoss(reduction='mean')"),
+    "HingeLoss": ({}, [Z, LABELS], "HingeLoss(margin=1.0, squared=False, reduction='mean')"),
+    "CosineEmbeddingLoss": ({}, [LOGITS, OTHER], "CosineEmbeddingLoss(margin=0.0, reduction='mean', dim=-1)"),
+    "InfoNCELoss": (
+        {},
+        [LOGITS, OTHER],
+        "InfoNCELoss(temperature=0.07, normalized=False, symmetric=False, reduction='mean')",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_copy_pickle_and_show_themselves(name: str) -> None:
+    options, arrays, shown = MODULES[name]
+    module = getattr(tl, name)(**options)
+    assert repr(module) == shown
+    value = module(*_t(*arrays))
+    assert value.shape == ()
+    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert torch.equal(other(*_t(*arrays)), value)
+    module.load_state_dict(module.state_dict())
+    with pytest.raises(ValueError, match=r"reduction must be"):
+        getattr(tl, name)(**options, reduction="average")
+
+
+def test_every_loss_has_a_module_and_every_module_is_tried() -> None:
+    assert {n for n in tl.__all__ if n[0].isupper()} == set(MODULES)
+    assert set(core.__all__) == {n for n in tl.__all__ if n[0].islower()} == set(jl.__all__)
+    assert {n.split()[0] for n in EXAMPLES} | {"cosine_similarity"} == set(core.__all__)
+
+
+def test_buffers_move_with_the_module() -> None:
+    module = tl.CrossEntropyLoss(weight=W).to(torch.float64)
+    assert module.weight.dtype == torch.float64
+    masked = module(*_t(LOGITS, INDEX), mask=torch.arange(len(INDEX)) < 3)
+    torch.testing.assert_close(masked, module(*_t(LOGITS[:3], INDEX[:3])))
+
+
+@pytest.mark.parametrize("name", core.__all__)
+def test_signatures_are_those_of_the_core_in_the_framework_s_spelling(name: str) -> None:
+    hidden = {"xp", "sums", "items"}
+    names = [p for p in inspect.signature(getattr(core, name)).parameters if p not in hidden]
+    assert list(inspect.signature(getattr(jl, name)).parameters) == names
+    in_torch = ["dim" if p == "axis" else p for p in names]
+    assert list(inspect.signature(getattr(tl, name)).parameters) == in_torch
+    for module in (jl, tl):
+        text = getattr(module, name).__doc__
+        assert "array_api_compat" not in text
+        assert "xp:" not in text
+    assert "axis:" not in getattr(tl, name).__doc__
+
+
+X, T = _t(LOGITS, INDEX)
+WRONG: list[tuple[Any, str]] = [
+    (
+        lambda: tl.cross_entropy(X, T, reduction="avg"),
+        r'reduction must be "mean", "sum" or "none"; got \'avg\'',
+    ),
+    (
+        lambda: tl.cross_entropy(X, T, label_smoothing=1.0),
+        r"label_smoothing must be .*at least 0 and below 1; got 1.0",
+    ),
+    (lambda: tl.cross_entropy(X, T, z_loss=-1), r"z_loss must be"),
+    (lambda: tl.cross_entropy(X, T[:3]), r"targets must be of the shape of logits without axis 1"),
+    (lambda: tl.cross_entropy(X, X[:, :2]), r"targets must be of the shape of logits, \(6, 5\), if floating"),
+    (lambda: tl.cross_entropy(X, T > 0), r"targets must be of whole numbers or floating; got 'torch.bool'"),
+    (lambda: tl.cross_entropy(X, T, weight=torch.ones(3)), r"weight must be of shape \(5,\)"),
+    (lambda: tl.cross_entropy(X, T, mask=torch.ones(4, dtype=torch.bool)), r"mask must be broadcastable"),
+    (lambda: tl.cross_entropy(X, T, mask=torch.ones(6)), r"mask must be an array of bool"),
+    (
+        lambda: tl.cross_entropy(X, T, class_mask=torch.ones(4, dtype=torch.bool)),
+        r"class_mask must be broadcastable",
+    ),
+    (lambda: tl.cross_entropy(X, T, dim=2), r"axis must be a whole number from -2 to 1; got 2"),
+    (
+        lambda: tl.cross_entropy(X, torch.full_like(T, 5)),
+        r"targets must be whole numbers from 0 to 4.*; got 5",
+    ),
+    (lambda: tl.cross_entropy(X, torch.full_like(T, -1)), r"got -1"),
+    (lambda: tl.cross_entropy(X[:, :0], T), r"logits must be of at least one class"),
+    (lambda: tl.focal(X, torch.full_like(T, 5)), r"targets must be whole numbers from 0 to 4"),
+    (lambda: tl.focal(X, X), r"targets must be"),
+    (lambda: tl.focal(X, T, gamma=-1.0), r"gamma must be"),
+    (lambda: tl.focal(X, T, weight=torch.ones(3)), r"weight must be of shape"),
+    (lambda: jl.cross_entropy(LOGITS, np.full(6, 5)), r"targets must be whole numbers from 0 to 4.*; got 5"),
+    (
+        lambda: tl.binary_cross_entropy(X, X[:1]),
+        r"targets must be of the shape of logits, \(6, 5\); got \(1, 5\)",
+    ),
+    (lambda: tl.binary_cross_entropy(X, X, weight=torch.ones(2)), r"weight must be broadcastable"),
+    (lambda: tl.binary_cross_entropy(X, X, pos_weight=torch.ones(2)), r"pos_weight must be broadcastable"),
+    (lambda: tl.binary_cross_entropy(X, X, reduction=None), r"reduction must be"),
+    (lambda: tl.binary_focal(X, X, alpha=2.0), r"alpha must be"),
+    (lambda: tl.kl_divergence(X, X[:2]), r"targets must be of the shape of logits"),
+    (lambda: tl.js_divergence(X, X[:2]), r"other must be of the shape of logits"),
+    (lambda: tl.gaussian_nll(X, X, X[:2]), r"var must be broadcastable"),
+    (lambda: tl.gaussian_nll(X, X, X, eps=0.0), r"eps must be"),
+    (lambda: tl.poisson_nll(X, X, max_log_rate=math.inf), r"max_log_rate must be"),
+    (lambda: tl.negative_binomial_nll(X, X, X[:2]), r"total_count must be broadcastable"),
+    (lambda: tl.huber(X, X, delta=0.0), r"delta must be"),
+    (lambda: tl.hinge(X, X, margin=math.nan), r"margin must be"),
+    (lambda: tl.cosine_similarity(X, X[:2]), r"y must be of the shape of x"),
+    (lambda: tl.cosine_embedding(X, X, T[:2]), r"targets must be of the shape of x without axis 1"),
+    (lambda: tl.cosine_embedding(X, X, margin=2.0), r"margin must be"),
+    (lambda: tl.info_nce(X, X[:2]), r"keys must be as many as queries"),
+    (lambda: tl.info_nce(X, X[:, :2]), r"queries and keys must be"),
+    (lambda: tl.info_nce(X, X, positives=torch.ones(2, 2)), r"positives must be of shape \(6, 6\)"),
+    (lambda: tl.info_nce(X, X, temperature=0.0), r"temperature must be"),
+]
+
+
+@pytest.mark.parametrize("case", range(len(WRONG)))
+def test_wrong_input_is_refused(case: int) -> None:
+    call, message = WRONG[case]
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_what_is_no_tensor_or_of_no_float_format_is_refused() -> None:
+    with pytest.raises(TypeError, match="a loss takes tensors"):
+        tl.huber([1.0], X)
+    with pytest.raises(TypeError, match="floating format"):
+        tl.huber(T, T)
+    with pytest.raises(TypeError, match="floating format"):
+        jl.huber(jnp.arange(3), jnp.arange(3))
