@@ -164,8 +164,8 @@ def arctanh(x: Array, *, xp: Namespace) -> Array:
         >>> arctanh(np.asarray([0.5, 1.0], dtype=np.float32), xp=np).tolist()
         [0.549..., 8.66...]
     """
-    edge = 1.0 - get_format(x.dtype).eps / 2
     (x,), dtype = widened(x, xp=xp)
+    edge = 1.0 - get_format(dtype).eps / 2
     outside = xp.abs(x) > edge
     end = math.atanh(edge)
     inside = xp.where(outside, 0.0, x)
