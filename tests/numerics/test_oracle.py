@@ -1,4 +1,4 @@
-"""Value and gradient of every safe function against 50 digits: the regular range, and the documented edges."""
+"""Value and gradient of every safe function against 50 digits: regular range and documented edges."""
 
 from __future__ import annotations
 
