@@ -1,8 +1,8 @@
 """Losses with the right value and the right gradient at every edge, in every float format.
 
-Formats narrower than float32 are computed in float32; the result has the format of the first argument, or the one
-``dtype`` names. A batch without a valid item gives 0 with gradient 0. All work under ``jax.jit``, ``vmap`` and
-``grad`` of ``grad``, forwards and in reverse.
+Formats narrower than float32 are computed in float32; the result has the format of the first argument, or the
+one ``dtype`` names. A batch without a valid item gives 0 with gradient 0. All work under ``jax.jit``,
+``vmap`` and ``grad`` of ``grad``, forwards and in reverse.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import functools
 import inspect
 import textwrap
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ import numpy as np
 from stablenum import losses as core
 from stablenum.errors import bad_field
 from stablenum.losses.classes import ClassSums, class_sums
+from stablenum.losses.common import check_fits
 
 __all__ = [
     "binary_cross_entropy",
@@ -39,7 +40,7 @@ __all__ = [
     "poisson_nll",
 ]
 
-Array = jax.Array
+Array: TypeAlias = jax.Array
 Loss = Callable[..., Array]
 _HIDDEN = ("xp", "sums", "items")
 _SETTINGS = (str, bool, int, float, type(None))
@@ -138,11 +139,16 @@ def _checked(targets: Array, logits: Array, axis: int, ignore_index: int, mask: 
     known = [a for a in (targets, mask) if a is not None]
     if any(isinstance(a, jax.core.Tracer) or {d.platform for d in a.devices()} != {"cpu"} for a in known):
         return
-    if not jnp.issubdtype(targets.dtype, jnp.integer) or not -logits.ndim <= axis < logits.ndim:
+    if (
+        not jnp.issubdtype(targets.dtype, jnp.integer)
+        or not -logits.ndim <= axis < logits.ndim
+        or not logits.shape[axis]
+    ):
         return
     index, classes = np.asarray(targets), logits.shape[axis]
     wrong = (index != ignore_index) & ((index < 0) | (index >= classes))
-    if mask is not None and mask.dtype == jnp.bool:
+    if mask is not None:
+        check_fits("mask", mask, index.shape, of="the items")
         wrong = wrong & np.asarray(mask)
     if wrong.any():
         allowed = f"whole numbers from 0 to {classes - 1}, or ignore_index ({ignore_index})"

@@ -5,11 +5,11 @@ Written once over the array namespace ``xp`` and differentiated by the framework
 
 The laws over all of them:
 
-- Formats narrower than float32 are computed and summed in float32 and rounded once. The result has the format of the
-  first argument, as in torch and optax, unless ``dtype`` says otherwise.
+- Formats narrower than float32 are computed and summed in float32 and rounded once. The result has the format
+  of the first argument, as in torch and optax, unless ``dtype`` says otherwise.
 - "mean" divides by the number of valid items; a batch without any gives 0 with gradient 0, not NaN.
-- What is masked takes no part, whatever it holds: masking an item and removing it are the same. NaN in a valid
-  item gives NaN. No finite input gives NaN in the value or in the gradient.
+- What is masked takes no part, whatever it holds: masking an item and removing it are the same. NaN in a
+  valid item gives NaN. No finite input gives NaN in the value or in the gradient.
 - Shapes are never made to fit in silence: targets have the shape stated, or a ValueError says so.
 """
 

@@ -43,8 +43,8 @@ def binary_cross_entropy(
     The gradient by z is ``(1 - y) sigmoid(z) - y sigmoid(-z)``, to full precision however small it is; with
     ``F.binary_cross_entropy`` on probabilities it is 0 or NaN once the sigmoid has become 0 or 1.
 
-    Edges: an infinite logit gives 0 where the target agrees with it entirely, else inf. NaN stays NaN. No valid
-    item gives 0 with gradient 0.
+    Edges: an infinite logit gives 0 where the target agrees with it entirely, else inf. NaN stays NaN.
+    No valid item gives 0 with gradient 0.
 
     Args:
         logits: any shape, any floating format.
@@ -113,7 +113,7 @@ def binary_focal(
     dtype: Any = None,
     xp: Namespace,
 ) -> Array:
-    """``(1 - p_t)^gamma`` times the binary cross-entropy, p_t the probability of the label (arXiv 1708.02002).
+    """``(1 - p_t)^gamma`` times the binary cross-entropy, p_t the label's probability (arXiv 1708.02002).
 
     ``1 - p_t = (1 - y) sigmoid(z) + y sigmoid(-z)`` without a difference, its power through a logarithm
     that stays finite: for gamma < 1 the gradient does not become inf x 0 once p_t rounds to 1.

@@ -38,7 +38,7 @@ class ClassSums(NamedTuple):
     lse: Array
     """``logsumexp(x)``; -inf with gradient 0 where all classes are -inf, NaN where one is inf."""
     smooth: Array | None
-    """The mean over the classes that are not -inf of ``weight * (logsumexp(x) - x)``; None if not asked for."""
+    """The mean of ``weight * (logsumexp(x) - x)`` over the classes that are not -inf; None if not wanted."""
 
 
 def class_sums(
@@ -77,7 +77,7 @@ def class_sums(
 
 
 def _shifted(x: Array, *, xp: Namespace) -> tuple[Array, Array, Array, Array, Array]:
-    """Which classes are there; ``x - shift``; ``logsumexp(x) - shift``; the shift; whether any class is there."""
+    """Which classes are there; ``x - shift``; ``logsumexp(x) - shift``; the shift; whether any is there."""
     here = x != -_INF
     top = xp.max(x, axis=-1)
     some = top != -_INF
@@ -113,15 +113,16 @@ def cross_entropy(
 
     Edges:
 
-    - No valid item: 0 with gradient 0. Left out, with gradient 0, are items whose target is ``ignore_index`` or
-      whose mask is False, whatever their logits hold, and items all of whose classes are masked or -inf.
+    - No valid item: 0 with gradient 0. Left out, with gradient 0, are items whose target is ``ignore_index``
+      or whose mask is False, whatever their logits hold, and items all of whose classes are masked or -inf.
     - A class that is masked or -inf has probability 0 and gradient 0, with label smoothing too. If it is the
       target (in a soft target: with a share above 0), the item is inf, with gradient 0.
     - A logit of inf or NaN gives NaN; an index outside the classes gives NaN with gradient 0.
 
     Args:
         logits: any shape with ``axis``, any floating format.
-        targets: whole numbers, the shape of ``logits`` without ``axis``; or floating, the shape of ``logits``.
+        targets: whole numbers, the shape of ``logits`` without ``axis``; or floating, the shape of
+            ``logits``.
         axis: of the classes.
         weight: (C,); multiplies the loss by that of the class, each class's share for soft targets.
         ignore_index: the target of items that are left out.

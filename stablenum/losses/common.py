@@ -138,8 +138,8 @@ def reduced(
 
     Args:
         items: the loss of each item.
-        reduction: "mean" divides by the number of valid items, or by the sum of ``weights`` over them; nothing
-            to divide by gives 0.
+        reduction: "mean" divides by the number of valid items, or by the sum of ``weights`` over them;
+            nothing to divide by gives 0.
         dtype: the format of the result; sums are made in that of ``items``.
         mask: False for items that are left out; broadcast with items.
         weights: what an item counts in the mean, if not 1.

@@ -42,8 +42,8 @@ def gaussian_nll(
     Where the variance is below ``eps`` (0 and negative too) value and gradients are those at ``eps``: the
     gradient by the variance stays alive, so that it can come back from there.
 
-    Edges: the quotient is formed as ``(d / sqrt(v))^2``; beyond the format's range it is inf, and the gradients
-    there are inf, never NaN.
+    Edges: the quotient is formed as ``(d / sqrt(v))^2``; beyond the format's range it is inf, and the
+    gradients there are inf, never NaN.
 
     Args:
         mean: any shape, any floating format.
@@ -101,8 +101,8 @@ def poisson_nll(
         targets: counts, the shape of ``log_rate``.
         log_input: whether the first argument is the logarithm of the rate. If not, the loss is
             ``rate - y log(max(rate, eps))``, whose gradient below ``eps`` is that at ``eps``.
-        full: add ``log(y!)`` (exactly; torch adds Stirling's approximation for y > 1). Targets below 0 count as 0
-            there.
+        full: add ``log(y!)`` (exactly; torch adds Stirling's approximation for y > 1). Targets below 0 count
+            as 0 there.
         eps: the smallest rate for ``log_input=False``, above 0.
         max_log_rate: where the tangent begins; None: 0.9 times the logarithm of the largest number of the
             format of ``log_rate`` (float16 9.98, bfloat16 and float32 79.8, float64 638).
@@ -153,14 +153,15 @@ def negative_binomial_nll(
 ) -> Array:
     """The count y with mean m and variance ``m + m^2 / r``, r the ``total_count`` (inverse dispersion).
 
-    ``r softplus(z - log r) + y softplus(log r - z) - log(Gamma(r + y) / Gamma(r))`` with z = log m. No mean is
-    exponentiated, and the two Gamma functions, whose logarithms cancel for a large r (where the law becomes
-    Poisson's), are taken as one.
+    ``r softplus(z - log r) + y softplus(log r - z) - log(Gamma(r + y) / Gamma(r))`` with z = log m. No mean
+    is exponentiated, and the two Gamma functions, whose logarithms cancel for a large r (where the law
+    becomes Poisson's), are taken as one.
 
     Args:
         log_mean: any shape, any floating format; the mean itself with ``log_input=False``.
         targets: counts of at least 0, the shape of ``log_mean``; below 0 they count as 0.
-        total_count: above 0, broadcast with ``log_mean``. Below ``eps`` value and gradient are those at ``eps``.
+        total_count: above 0, broadcast with ``log_mean``. Below ``eps`` value and gradient are those at
+            ``eps``.
         log_input: whether the first argument is the logarithm of the mean.
         full: add ``log(y!)``, which no parameter depends on.
         eps: the smallest ``total_count``, and mean for ``log_input=False``; above 0.

@@ -33,8 +33,8 @@ def huber(
 ) -> Array:
     """``d^2 / 2`` for a difference d up to ``delta``, ``delta (|d| - delta / 2)`` beyond (Huber 1964).
 
-    The gradient is d cut to plus or minus ``delta``. A difference beyond the format's range gives inf, with that
-    gradient.
+    The gradient is d cut to plus or minus ``delta``. A difference beyond the format's range gives inf, with
+    that gradient.
 
     Args:
         predictions: any shape, any floating format.

@@ -71,8 +71,8 @@ def cosine_embedding(
 
     Args:
         x, y: of one shape, any floating format.
-        targets: the shape of ``x`` without ``axis``: above 0 for pairs that belong together. None: all do, and the
-            loss is the cosine distance.
+        targets: the shape of ``x`` without ``axis``: above 0 for pairs that belong together. None: all do,
+            and the loss is the cosine distance.
         margin: from -1 to 1.
         axis: along which the vectors lie.
         mask: bool, broadcast with the pairs; False leaves a pair out, whatever it holds.
@@ -122,21 +122,22 @@ def info_nce(
     dtype: Any = None,
     xp: Namespace,
 ) -> Array:
-    """Each query should find its key among all: cross-entropy of ``cos(q, k) / temperature`` (arXiv 1807.03748).
+    """Each query should find its key: cross-entropy of ``cos(q, k) / temperature`` (arXiv 1807.03748).
 
     With several positives for a query its loss is the mean over them (supervised contrastive learning,
     arXiv 2004.11362, its L_out).
 
-    Edges: a query without a positive, or with none left by the mask, is left out with gradient 0; no query left
-    gives 0. A query with its positive alone gives 0. A zero vector has similarity 0 to all and gradient 0.
+    Edges: a query without a positive, or with none left by the mask, is left out with gradient 0;
+    no query left gives 0. A query with its positive alone gives 0. A zero vector has similarity 0
+    to all and gradient 0.
 
     Args:
         queries: (N, D), any floating format.
         keys: (M, D); M = N unless ``positives`` is given.
         temperature: above 0.
         positives: (N, M) of bool: which keys belong to a query. None: key i to query i.
-        mask: bool, broadcast with (N, M); False takes a pair away, as a positive too: a query's own copy, padding,
-            false negatives. What padded rows hold does not matter if all their pairs are taken away.
+        mask: bool, broadcast with (N, M); False takes a pair away, as a positive too: a query's own copy,
+            padding, false negatives. What padded rows hold does not matter if all their pairs are taken away.
         normalized: the vectors are taken as they are instead of being divided by their norms.
         symmetric: the mean of this loss and that of keys finding their queries (CLIP); needs N = M.
         reduction: "mean" over the queries that take part, "sum" or "none".
@@ -172,8 +173,10 @@ def info_nce(
     similarity = xp.matmul(q, xp.matrix_transpose(k)) / temperature
     loss = _contrast(similarity, positives & allowed, allowed, reduction, xp=xp)
     if symmetric:
-        turned = (xp.matrix_transpose(a) for a in (similarity, positives & allowed, allowed))
-        loss = 0.5 * (loss + _contrast(*turned, reduction, xp=xp))
+        similarity, positives, allowed = (
+            xp.matrix_transpose(a) for a in (similarity, positives & allowed, allowed)
+        )
+        loss = 0.5 * (loss + _contrast(similarity, positives, allowed, reduction, xp=xp))
     return xp.astype(loss, result)
 
 

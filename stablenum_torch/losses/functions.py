@@ -1,4 +1,4 @@
-"""The losses of the core in torch's spelling: ``dim`` for ``axis``, no ``xp``, autocast as torch's own losses."""
+"""The losses of the core in torch's spelling: ``dim`` for ``axis``, autocast as torch's own losses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stablenum import losses as core
 from stablenum.errors import bad_field
-from stablenum.losses.common import check_reduction, check_same_shape, check_smoothing
+from stablenum.losses.common import check_fits, check_reduction, check_same_shape, check_smoothing
 from stablenum_torch.losses.fused import binary_items, binary_total, can_fuse, fused_class_sums
 
 __all__ = [
@@ -54,7 +54,8 @@ def _spelled(function: Callable[..., Any], example: str, note: str = "") -> Call
             for p in parameters
             if p.name not in _HIDDEN
         ]
-        loss.__signature__ = inspect.Signature(torch_parameters, return_annotation=Tensor)  # type: ignore[attr-defined]
+        signature = inspect.Signature(torch_parameters, return_annotation=Tensor)
+        loss.__signature__ = signature  # type: ignore[attr-defined]
         loss.__doc__ = _in_torch_words(function.__doc__ or "", example, note)
         loss.__module__ = __name__
         return loss
@@ -147,10 +148,11 @@ def _index(targets: Tensor, logits: Tensor, axis: int, ignore_index: int, mask: 
     else:
         index = targets.long()
     checkable = index.dtype == torch.int64 and index.device.type == "cpu" and can_fuse(index, mask)
-    if checkable and index.numel() and -logits.ndim <= axis < logits.ndim:
+    if checkable and -logits.ndim <= axis < logits.ndim and logits.shape[axis]:
         classes = logits.shape[axis]
         wrong = (index != ignore_index) & ((index < 0) | (index >= classes))
-        if mask is not None and mask.dtype == torch.bool:
+        if mask is not None:
+            check_fits("mask", mask, index.shape, of="the items")
             wrong = wrong & mask
         if bool(wrong.any()):
             allowed = f"whole numbers from 0 to {classes - 1}, or ignore_index ({ignore_index})"

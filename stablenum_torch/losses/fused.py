@@ -1,11 +1,11 @@
 """The inner parts of the two big losses with torch's fused kernels and one gradient buffer.
 
-``F.cross_entropy`` keeps the log-probabilities and makes two gradients of the size of the logits. Here only the
-logits are kept: both passes go over a block of rows at a time, which stays in the cache, and the backward
+``F.cross_entropy`` keeps the log-probabilities and makes two gradients of the size of the logits. Here only
+the logits are kept: both passes go over a block of rows at a time, which stays in the cache, and the backward
 pass writes softmax and target into the one buffer that is the gradient.
 
-Value and gradient are those of the core (``stablenum.losses``). Rows that are not ordinary (a logit of inf, -inf or
-NaN) are given to it; so is everything under ``torch.func``, ``torch.compile`` and forward-mode
+Value and gradient are those of the core (``stablenum.losses``). Rows that are not ordinary (a logit of inf,
+-inf or NaN) are given to it; so is everything under ``torch.func``, ``torch.compile`` and forward-mode
 differentiation, and every derivative beyond the first.
 """
 
@@ -81,7 +81,7 @@ class _ClassSums(torch.autograd.Function):
         ctx: Any, x: Tensor, index: Tensor, keep: Tensor, weight: Tensor | None, smoothing: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         nll, lse, smooth = (torch.zeros(len(x), dtype=_wide(x.dtype), device=x.device) for _ in range(3))
-        for block in _blocks(*x.shape, x.device):
+        for block in _blocks(len(x), x.shape[1], x.device):
             sums = _block_sums(x[block], index[block], keep[block], weight, smoothing)
             nll[block], lse[block] = sums.nll, sums.lse
             if sums.smooth is not None:
@@ -96,7 +96,7 @@ class _ClassSums(torch.autograd.Function):
         if torch.is_grad_enabled() or _transforming() or any(map(_is_batch, grads)):
             return _by_the_core(ctx, x, index, keep, weight, grads), None, None, None, None
         grad = torch.empty_like(x, memory_format=torch.contiguous_format)
-        for block in _blocks(*x.shape, x.device):
+        for block in _blocks(len(x), x.shape[1], x.device):
             g_nll, g_lse, g_smooth = (g[block] for g in grads)
             _block_grad(
                 grad[block],
@@ -212,7 +212,7 @@ class _BinaryItems(torch.autograd.Function):
         return result.reshape(z.shape)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         z, y = ctx.saved_tensors
         if torch.is_grad_enabled() or _transforming() or _is_batch(grad):
             return _binary_by_the_core(z, y, grad), None, None

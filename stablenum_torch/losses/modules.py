@@ -1,6 +1,6 @@
 """The losses as modules, with the names and the constructor arguments of ``torch.nn``.
 
-What ``torch.nn`` calls otherwise or does not have is keyword-only. ``forward`` passes further keywords (``mask``,
+What ``torch.nn`` does not have is keyword-only. ``forward`` passes further keywords (``mask``,
 ``class_mask``) on to the function.
 """
 
@@ -37,7 +37,6 @@ __all__ = [
 class _Loss(torch.nn.Module):
     """A function with its settings; tensors among them are buffers."""
 
-    _function: ClassVar[Callable[..., Tensor]]
     _settings: tuple[str, ...]
 
     def __init__(self, **settings: Any) -> None:
@@ -50,10 +49,6 @@ class _Loss(torch.nn.Module):
             else:
                 setattr(self, name, value)
 
-    def forward(self, input: Tensor, target: Tensor, **options: Any) -> Tensor:  # noqa: A002, torch's name
-        """The loss of ``input`` for ``target``."""
-        return type(self)._function(input, target, **self._options(), **options)
-
     def _options(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self._settings}
 
@@ -62,7 +57,17 @@ class _Loss(torch.nn.Module):
         return ", ".join(f"{name}={value!r}" for name, value in shown if value is not None)
 
 
-class CrossEntropyLoss(_Loss):
+class _TargetLoss(_Loss):
+    """A loss of an input and its target."""
+
+    _function: ClassVar[Callable[..., Tensor]]
+
+    def forward(self, input: Tensor, target: Tensor, **options: Any) -> Tensor:  # noqa: A002, torch's name
+        """The loss of ``input`` for ``target``."""
+        return type(self)._function(input, target, **self._options(), **options)
+
+
+class CrossEntropyLoss(_TargetLoss):
     """:func:`cross_entropy` as ``torch.nn.CrossEntropyLoss``, with ``z_loss`` and ``dim``.
 
     Example:
@@ -92,7 +97,7 @@ class CrossEntropyLoss(_Loss):
         )
 
 
-class BCEWithLogitsLoss(_Loss):
+class BCEWithLogitsLoss(_TargetLoss):
     """:func:`binary_cross_entropy` as ``torch.nn.BCEWithLogitsLoss``, with ``label_smoothing``.
 
     Example:
@@ -118,7 +123,7 @@ class BCEWithLogitsLoss(_Loss):
         )
 
 
-class FocalLoss(_Loss):
+class FocalLoss(_TargetLoss):
     """:func:`focal`: one label out of many.
 
     Example:
@@ -141,7 +146,7 @@ class FocalLoss(_Loss):
         super().__init__(gamma=gamma, weight=weight, ignore_index=ignore_index, reduction=reduction, dim=dim)
 
 
-class BinaryFocalLoss(_Loss):
+class BinaryFocalLoss(_TargetLoss):
     """:func:`binary_focal`: yes-or-no labels.
 
     Example:
@@ -156,11 +161,11 @@ class BinaryFocalLoss(_Loss):
         super().__init__(gamma=gamma, alpha=alpha, reduction=reduction)
 
 
-class KLDivLoss(_Loss):
+class KLDivLoss(_TargetLoss):
     """:func:`kl_divergence` as ``torch.nn.KLDivLoss``: of log-probabilities (or logits) and probabilities.
 
-    "mean" is over rows, which torch calls "batchmean" and takes here too; its own "mean" divides by the number of
-    classes as well, and its "none" gives one number for each class, not for each row.
+    "mean" is over rows: what torch calls "batchmean", which is taken here too. Its own "mean" divides by the
+    number of classes as well, and its "none" gives one number for each class, not for each row.
 
     Example:
         >>> KLDivLoss()(torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[1.0, 0.0]]))
@@ -174,7 +179,7 @@ class KLDivLoss(_Loss):
         super().__init__(reduction=reduction, log_targets=log_target, dim=dim)
 
 
-class JSDivLoss(_Loss):
+class JSDivLoss(_TargetLoss):
     """:func:`js_divergence` of two sets of logits or log-probabilities.
 
     Example:
@@ -199,12 +204,18 @@ class GaussianNLLLoss(_Loss):
     def __init__(self, *, full: bool = False, eps: float = 1e-6, reduction: str = "mean") -> None:
         super().__init__(full=full, eps=check_number("eps", eps, above=0.0), reduction=reduction)
 
-    def forward(self, input: Tensor, target: Tensor, var: Tensor, **options: Any) -> Tensor:  # type: ignore[override]  # noqa: A002
+    def forward(
+        self,
+        input: Tensor,  # noqa: A002
+        target: Tensor,
+        var: Tensor,
+        **options: Any,
+    ) -> Tensor:
         """The loss of the mean ``input`` and the variance ``var`` for ``target``."""
         return functions.gaussian_nll(input, target, var, **self._options(), **options)
 
 
-class PoissonNLLLoss(_Loss):
+class PoissonNLLLoss(_TargetLoss):
     """:func:`poisson_nll` as ``torch.nn.PoissonNLLLoss``, with ``max_log_rate``.
 
     Example:
@@ -243,12 +254,18 @@ class NegativeBinomialNLLLoss(_Loss):
         eps = check_number("eps", eps, above=0.0)
         super().__init__(log_input=log_input, full=full, eps=eps, reduction=reduction)
 
-    def forward(self, input: Tensor, target: Tensor, total_count: Tensor, **options: Any) -> Tensor:  # type: ignore[override]  # noqa: A002
+    def forward(
+        self,
+        input: Tensor,  # noqa: A002
+        target: Tensor,
+        total_count: Tensor,
+        **options: Any,
+    ) -> Tensor:
         """The loss of the (log-)mean ``input`` and of ``total_count`` for the counts ``target``."""
         return functions.negative_binomial_nll(input, target, total_count, **self._options(), **options)
 
 
-class HuberLoss(_Loss):
+class HuberLoss(_TargetLoss):
     """:func:`huber` as ``torch.nn.HuberLoss``.
 
     Example:
@@ -262,7 +279,7 @@ class HuberLoss(_Loss):
         super().__init__(reduction=reduction, delta=check_number("delta", delta, above=0.0))
 
 
-class LogCoshLoss(_Loss):
+class LogCoshLoss(_TargetLoss):
     """:func:`log_cosh`.
 
     Example:
@@ -276,7 +293,7 @@ class LogCoshLoss(_Loss):
         super().__init__(reduction=reduction)
 
 
-class HingeLoss(_Loss):
+class HingeLoss(_TargetLoss):
     """:func:`hinge`: labels of -1 and 1.
 
     Example:
@@ -302,9 +319,7 @@ class CosineEmbeddingLoss(_Loss):
         margin = check_number("margin", margin, at_least=-1.0, at_most=1.0)
         super().__init__(margin=margin, reduction=reduction, dim=dim)
 
-    def forward(  # type: ignore[override]
-        self, input1: Tensor, input2: Tensor, target: Tensor | None = None, **options: Any
-    ) -> Tensor:
+    def forward(self, input1: Tensor, input2: Tensor, target: Tensor | None = None, **options: Any) -> Tensor:
         """The loss of pairs; ``target`` is above 0 for those that belong together."""
         return functions.cosine_embedding(input1, input2, target, **self._options(), **options)
 

@@ -1,4 +1,4 @@
-"""One ordinary call of every loss, as NumPy arrays: ``name -> (arrays, options, which arrays to differentiate by)``."""
+"""One ordinary call of every loss: arrays, options, and which arrays to differentiate by."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The losses said again in mpmath at 50 digits, from their definitions. No code is shared with the library."""
+"""The losses again, in mpmath at 50 digits, from their definitions; no code is shared with the library."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_torch_and_jax_agree_at_edges(name: str) -> None:
 def test_the_quick_way_is_the_core(
     options: dict[str, Any], dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Blocks, rows with -inf, ignored rows that hold anything, upstream gradients of 0: as the core has it."""
+    """Blocks, rows with -inf, ignored rows that hold anything, upstream gradients of 0."""
     monkeypatch.setitem(fused._BLOCK, "cpu", 2 * C)
     x = np.concatenate([LOGITS, LOGITS])
     x[1, 2] = x[2, INDEX[2]] = -np.inf

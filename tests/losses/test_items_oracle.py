@@ -1,4 +1,4 @@
-"""Losses of single items against mpmath: every edge, every format, every way of running; value and gradient."""
+"""Losses of single items against mpmath: edges, formats, ways of running; value and gradient."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_finite_vectors_never_give_nan(x: np.ndarray, y: np.ndarray) -> None:
 def test_order_does_not_matter(x: np.ndarray, t: np.ndarray, seed: int) -> None:
     order = np.random.default_rng(seed).permutation(_N)
     classes = np.random.default_rng(seed).permutation(_C)
-    renamed = np.where(t < 0, t, np.argsort(classes)[t])
+    renamed = np.where(t < 0, t, np.argsort(classes)[np.maximum(t, 0)])
     plain = losses.cross_entropy(x, t, reduction="none", label_smoothing=0.1, xp=xp)
     np.testing.assert_array_equal(
         losses.cross_entropy(x[order], t[order], reduction="none", label_smoothing=0.1, xp=xp), plain[order]
@@ -145,7 +145,7 @@ def test_divergences(x: np.ndarray, y: np.ndarray, shift: float) -> None:
     np.testing.assert_allclose(
         losses.js_divergence(x + np.float32(shift), y, reduction="none", xp=xp), js, atol=2e-5
     )
-    assert (losses.js_divergence(x, x, reduction="none", xp=xp) == 0).all()
+    assert (np.abs(losses.js_divergence(x, x, reduction="none", xp=xp)) < 1e-6).all()
     assert (losses.kl_divergence(x, x, log_targets=True, reduction="none", xp=xp) == 0).all()
     kl = losses.kl_divergence(x, y, log_targets=True, reduction="none", xp=xp)
     assert (kl >= -1e-5).all()
@@ -157,7 +157,9 @@ def test_the_negative_binomial_becomes_poisson(z: np.ndarray, y: int) -> None:
     counts, many = np.full(_N, float(y)), np.full(_N, 1e15)
     one = losses.negative_binomial_nll(z, counts, many, full=True, reduction="none", xp=xp)
     other = losses.poisson_nll(z, counts, full=True, reduction="none", xp=xp)
-    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-9 + 1e-12 * np.exp(z))
+    # What cancels: the two rates and y times the logarithm of the count, 35.
+    size = np.exp(z) + 40.0 * (y + 1) ** 2
+    assert (np.abs(one - other) <= 1e-13 * size + 1e-15 * (np.exp(z) + y) ** 2).all()
 
 
 @common

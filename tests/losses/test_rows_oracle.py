@@ -1,4 +1,4 @@
-"""Losses of rows (classes, distributions, vectors) against mpmath: value and gradient, by format and way of running."""
+"""Losses of rows (classes, distributions, vectors) against mpmath, as the losses of items are."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _slopes(f: Callable[[list[Any]], Any], row: Sequence[float]) -> list[float]:
 def _check(
     got: Any, exact: Callable[[int, list[Any]], Any], rows: np.ndarray, form: str, ulps: float = 8.0
 ) -> None:
-    """Values within ulps of the row's largest logit (what cancels), gradients within ulps of 1 times the slope of it."""
+    """Values within ulps of the row's largest logit (what cancels), gradients of that times their size."""
     value, grad = got
     finite = np.where(np.isfinite(rows), np.abs(rows), 0.0)
     # Computed in float32 at least: what is lost there is lost before the rounding to a narrow format.
