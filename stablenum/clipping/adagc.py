@@ -26,8 +26,8 @@ class AdaGCState(NamedTuple):
 
     Attributes:
         gamma: (n,) float32, the moving mean of the clipped norm; 0 before the end of the warm-up.
-        lowest: (n, 3) float32, the smallest clipped norms of the warm-up, ascending; the largest float32
-            where nothing has come yet.
+        lowest: (n, 3) float32 (as many columns as the warm-up has steps, if fewer), the smallest clipped
+            norms of the warm-up, ascending; the largest float32 where nothing has come yet.
         seen: (n,) int32, norms observed, up to ``warmup_steps``.
         far: (n,) int32, observations in a row that lay 100 times above gamma.
     """
@@ -82,7 +82,9 @@ class AdaGC:
         """Nothing seen yet."""
         return AdaGCState(
             gamma=xp.zeros((n_tensors,), dtype=xp.float32, device=device),
-            lowest=xp.full((n_tensors, _LOWEST), FLOAT32_MAX, dtype=xp.float32, device=device),
+            lowest=xp.full(
+                (n_tensors, min(_LOWEST, self.warmup_steps)), FLOAT32_MAX, dtype=xp.float32, device=device
+            ),
             seen=xp.zeros((n_tensors,), dtype=xp.int32, device=device),
             far=xp.zeros((n_tensors,), dtype=xp.int32, device=device),
         )
@@ -106,7 +108,7 @@ class AdaGC:
         """The state after a step, for the tensors that ``counts`` names."""
         warming = counts & xp.logical_not(warm)
         seen = xp.where(warming, state.seen + 1, state.seen)
-        smallest = xp.sort(xp.concat([state.lowest, clipped[:, None]], axis=1), axis=1)[:, :_LOWEST]
+        smallest = xp.sort(xp.concat([state.lowest, clipped[:, None]], axis=1), axis=1)[:, :-1]
         lowest = xp.where(warming[:, None], smallest, state.lowest)
         begins = warming & (seen >= self.warmup_steps)
         gamma = self.decay * state.gamma + (1.0 - self.decay) * clipped
