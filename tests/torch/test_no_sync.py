@@ -70,7 +70,7 @@ def test_on_meta_tensors_measuring_and_deciding_need_no_value():
     import array_api_compat.torch as xp
 
     from stablenum import GuardConfig, Observation, decide, init_guard
-    from stablenum_torch.measure import norms_on_device
+    from stablenum_torch.measure import gradient_norms_on_device
 
     meta = torch.device("meta")
     config = GuardConfig(clip=(st.ClipByNorm(1.0), 1.0), loss_scale="dynamic", max_skips_in_a_row=3)
@@ -80,7 +80,7 @@ def test_on_meta_tensors_measuring_and_deciding_need_no_value():
     ]
     for p in params:
         p.grad = torch.empty_like(p)
-    norms = norms_on_device(params, meta)
+    norms = gradient_norms_on_device(params, meta)
     decision, after = decide(config, state, Observation(norms, torch.empty((), device=meta)), xp=xp)
     assert decision.multiplier.shape == (2,)
     assert decision.multiplier.is_meta
