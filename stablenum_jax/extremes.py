@@ -12,7 +12,7 @@ from jax import lax
 
 from stablenum_jax.measure import AxisName, real_parts, saturating_float32
 
-__all__ = ["largest_element", "tiny_fraction"]
+__all__ = ["extremes", "largest_element"]
 
 Array: TypeAlias = jax.Array
 
@@ -32,36 +32,59 @@ def largest_element(leaves: Sequence[Any], *, axis_name: AxisName | None = None)
         >>> largest_element([jnp.asarray([1.0, -4.0]), None])
         Array(4., dtype=float32)
     """
-    largest = [saturating_float32(jnp.max(jnp.abs(part))) for part in _parts(leaves)]
-    amax = functools.reduce(jnp.maximum, largest, jnp.zeros((), jnp.float32))
-    return amax if axis_name is None else lax.pmax(amax, axis_name)
+    largest = [jnp.max(jnp.abs(part)) for part in _parts(leaves)]
+    return _joint_maximum(largest, axis_name)
 
 
-def tiny_fraction(leaves: Sequence[Any], bound: Array | float, *, axis_name: AxisName | None = None) -> Array:
-    """Of the elements that are not 0 the fraction of at most ``bound``: () float32, 0 for none.
+def extremes(
+    leaves: Sequence[Any], bound: Array | float, *, axis_name: AxisName | None = None
+) -> tuple[Array, Array]:
+    """The largest magnitude, and the fraction of the elements other than 0 that are at most ``bound``.
 
     Args:
-        leaves: floating-point arrays, or None for a missing gradient. What is below float32's smallest
-            normal number may count as 0, as XLA computes with it.
+        leaves: as for :func:`largest_element`. What is below float32's smallest normal number may count as
+            0, as XLA computes with it.
         bound: a magnitude, () float32 or a number.
         axis_name: mesh axes along which the leaves are sharded.
 
+    Returns:
+        Two () float32; the fraction is 0 where all elements are.
+
     Example:
-        >>> tiny_fraction([jnp.asarray([0.0, 1e-9, 1.0]), None], 2.0**-24)
-        Array(0.5, dtype=float32)
+        >>> extremes([jnp.asarray([0.0, 1e-9, -4.0]), None], 2.0**-24)
+        (Array(4., dtype=float32), Array(0.5, dtype=float32))
     """
-    parts = _parts(leaves)
-    # Whole numbers stay exact as long as they fit; beyond that seven digits have to do.
-    dtype = jnp.int32 if sum(part.size for part in parts) < 2**31 else jnp.float32
+    found = [_read_once(part, bound) for part in _parts(leaves)]
 
-    def count(chosen: list[Array]) -> Array:
-        found = [jnp.sum(part, dtype=dtype) for part in chosen]
-        total = functools.reduce(jnp.add, found, jnp.zeros((), dtype)).astype(jnp.float32)
-        return total if axis_name is None else lax.psum(total, axis_name)
+    def total(counts: list[Array]) -> Array:
+        count = functools.reduce(jnp.add, [x.astype(jnp.float32) for x in counts], jnp.zeros((), jnp.float32))
+        return count if axis_name is None else lax.psum(count, axis_name)
 
-    nonzero = count([part != 0 for part in parts])
-    tiny = count([(part != 0) & (jnp.abs(part) <= bound) for part in parts])
-    return tiny / jnp.maximum(nonzero, 1.0)
+    nonzero, tiny = total([one[1] for one in found]), total([one[2] for one in found])
+    return _joint_maximum([one[0] for one in found], axis_name), tiny / jnp.maximum(nonzero, 1.0)
+
+
+def _read_once(part: Array, bound: Array | float) -> tuple[Array, Array, Array]:
+    """The largest magnitude, and how many are not 0, and how many of those at most ``bound``.
+
+    One reduction of three operands. As three reductions XLA would write each one's operand out first.
+    """
+    # Counts of elements are exact as whole numbers; where they do not fit seven digits have to do.
+    dtype = jnp.int32 if part.size < 2**31 else jnp.float32
+    size, nonzero = jnp.abs(part), part != 0
+    zero = jnp.zeros((), dtype)
+    largest, some, few = lax.reduce(
+        (size, nonzero.astype(dtype), (nonzero & (size <= bound)).astype(dtype)),
+        (jnp.zeros((), part.dtype), zero, zero),
+        lambda a, b: (lax.max(a[0], b[0]), a[1] + b[1], a[2] + b[2]),
+        tuple(range(part.ndim)),
+    )
+    return largest, some, few
+
+
+def _joint_maximum(largest: list[Array], axis_name: AxisName | None) -> Array:
+    joint = functools.reduce(jnp.maximum, map(saturating_float32, largest), jnp.zeros((), jnp.float32))
+    return joint if axis_name is None else lax.pmax(joint, axis_name)
 
 
 def _parts(leaves: Sequence[Any]) -> list[Array]:

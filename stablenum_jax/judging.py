@@ -13,7 +13,7 @@ from jax import lax
 import stablenum
 from stablenum.clipping import Units
 from stablenum.formats import FLOAT32_MAX, SMALLEST_FLOAT16
-from stablenum_jax.extremes import largest_element, tiny_fraction
+from stablenum_jax.extremes import extremes, largest_element
 from stablenum_jax.measure import AxisName, leaf_norms, norms_over_axis
 from stablenum_jax.names import Path, path_name
 from stablenum_jax.units import leaf_and_unit_norms, unit_axes
@@ -85,7 +85,7 @@ def judge_finiteness(
     """
     bare = dataclasses.replace(config, clip=None, spike=None)
     plain = state._replace(clip=(), spike=())
-    seen = _observe(bare, watched, loss=loss, axis_name=axis_name, scale=None, extremes=False)
+    seen = _observe(bare, watched, loss=loss, axis_name=axis_name, scale=None, measure_extremes=False)
     decision, after = stablenum.decide(bare, plain, seen, xp=jnp)
     return decision, after._replace(clip=state.clip, spike=state.spike)
 
@@ -97,11 +97,11 @@ def _observe(
     loss: Array | None,
     axis_name: AxisName | None,
     scale: Array | None,
-    extremes: bool = True,
+    measure_extremes: bool = True,
 ) -> stablenum.Observation:
     """Everything that the config's rules ask for. ``scale``: what the gradients were divided by already.
 
-    Without ``extremes`` they are 0, which will do for a step that is refused.
+    Without ``measure_extremes`` those are 0, which will do for a step that is refused.
     """
     norms, others, units = _norms(config, watched)
     if axis_name is not None:
@@ -109,17 +109,17 @@ def _observe(
         others = norms_over_axis(others, axis_name) if others.size else others
         loss = None if loss is None else lax.psum(loss / lax.psum(1, axis_name), axis_name)
     amax = tiny = jnp.zeros((), jnp.float32)
-    if extremes and "amax" in config.needs:
-        amax = _scaled(largest_element(watched.gradients, axis_name=axis_name), scale)
-    if extremes and "tiny" in config.needs:
+    if measure_extremes and "tiny" in config.needs:
         bound = SMALLEST_FLOAT16 if scale is None else SMALLEST_FLOAT16 / scale
-        tiny = tiny_fraction(watched.gradients, bound, axis_name=axis_name)
+        amax, tiny = extremes(watched.gradients, bound, axis_name=axis_name)
+    elif measure_extremes and "amax" in config.needs:
+        amax = largest_element(watched.gradients, axis_name=axis_name)
     return stablenum.Observation(
         norms=_scaled(norms, scale),
         loss=loss,
         found_inf=~jnp.isfinite(others).all() if others.size else None,
         units=units and Units(tuple(_scaled(part, scale) for part in units.norms), units.weights),
-        amax=amax if "amax" in config.needs else None,
+        amax=_scaled(amax, scale) if "amax" in config.needs else None,
         tiny=tiny if "tiny" in config.needs else None,
     )
 

@@ -75,7 +75,9 @@ def leaf_and_unit_norms(
     over = whole + [axes[i] or () for i in with_units]
     parts = [real_parts(jnp.asarray(leaves[i])) for i in index]
     parts += [real_parts(jnp.asarray(weights[i])) for i in with_units]
-    squares = [_squares(part, axis) for part, axis in zip(parts, over, strict=True)]
+    # The barrier keeps XLA from making one sum over the tensor of the units' sums: it would then keep the
+    # square of the whole tensor for two readers.
+    squares = lax.optimization_barrier([_squares(part, axis) for part, axis in zip(parts, over, strict=True)])
     totals = jnp.stack([jnp.sqrt(jnp.sum(x)).astype(jnp.float32) for x in squares])
     gradients = totals[: len(index)]
     rescue = (

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 import stablenum
 from stablenum_jax.measure import is_measurable, real_parts, saturating_float32
@@ -87,17 +88,27 @@ def _injected(opt_state: PyTree) -> list[Any]:
 def _rms(update: Array) -> Array:
     """The root mean square, () float32: not finite if and only if an element is not.
 
-    Squares are summed as they are and of elements shrunk by a power of two, in one read, and the second
-    sum is taken where the first overflows. What flushes to zero is far below any limit.
+    Squares are summed as they are and of elements shrunk by a power of two, in one reduction of two
+    operands, and the second sum is taken where the first overflows. What flushes to zero is far below any
+    limit.
     """
     parts = real_parts(update)
     shift = 2.0**512 if parts[0].dtype == jnp.float64 else 2.0**64
-
-    def root(factor: float) -> Array:
-        return jnp.sqrt(functools.reduce(jnp.add, [jnp.sum((part * factor) ** 2) for part in parts]))
-
-    plain, shrunk = root(1.0), root(1.0 / shift)
+    sums = [_sums_of_squares(part, 1.0 / shift) for part in parts]
+    plain, shrunk = (jnp.sqrt(functools.reduce(jnp.add, column)) for column in zip(*sums, strict=True))
     count = math.sqrt(update.size)
-    top = jnp.finfo(plain.dtype).max
-    large = jnp.where(jnp.isfinite(shrunk), jnp.minimum(shrunk / count * shift, top), shrunk)
+    large = jnp.minimum(shrunk / count * shift, jnp.finfo(plain.dtype).max)
+    large = jnp.where(jnp.isfinite(shrunk), large, shrunk)
     return saturating_float32(jnp.where(jnp.isfinite(plain), plain / count, large))
+
+
+def _sums_of_squares(part: Array, factor: float) -> tuple[Array, Array]:
+    """The sum of squares of all elements, and of all elements times ``factor``."""
+    small, zero = part * factor, jnp.zeros((), part.dtype)
+    plain, shrunk = lax.reduce(
+        (part * part, small * small),
+        (zero, zero),
+        lambda a, b: (a[0] + b[0], a[1] + b[1]),
+        tuple(range(part.ndim)),
+    )
+    return plain, shrunk
