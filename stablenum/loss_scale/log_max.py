@@ -164,8 +164,10 @@ def _power_of_two(power: Array, *, xp: Namespace) -> Array:
 
     Library powers are off by an ulp here and there, and loss scales have to be equal bit for bit.
     """
-    places = xp.cumulative_sum(xp.stack([xp.ones_like(power)] * 100))
-    two, half, one = xp.full_like(places, 2.0), xp.full_like(places, 0.5), xp.ones_like(places)
-    up = xp.prod(xp.where(places <= power, two, one), dtype=power.dtype)
-    down = xp.prod(xp.where(places <= -power, half, one), dtype=power.dtype)
-    return up * down
+    up, down, left = xp.ones_like(power), xp.ones_like(power), xp.abs(power)
+    for part in (64.0, 32.0, 16.0, 8.0, 4.0, 2.0, 1.0):
+        has = left >= part
+        left = xp.where(has, left - part, left)
+        up = xp.where(has, up * 2.0**part, up)
+        down = xp.where(has, down * 2.0**-part, down)
+    return xp.where(power < 0, down, up)
