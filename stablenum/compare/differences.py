@@ -88,19 +88,34 @@ def different_statistics(
     ours: Mapping[str, Any], theirs: Mapping[str, Any], tolerance: float
 ) -> Iterator[tuple[str, Any, Any]]:
     """The numbers in two guards' rule states that differ, by name."""
-    for part in ("clip", "loss_scale", "spike"):
-        one, two = (dict(_leaves(part, plain.get("state", {}).get(part, []))) for plain in (ours, theirs))
-        floats = [abs(x) for x in one.values() if isinstance(x, float) and abs(x) < FLOAT32_MAX]
-        # Where nearly equal numbers were subtracted, only the size of what they were counts.
-        slack = tolerance * max(floats, default=0.0)
-        for name in one.keys() | two.keys():
-            a, b = one.get(name), two.get(name)
-            if isinstance(a, float) and isinstance(b, float):
-                same = relative_difference(a, b) <= _GATHERED * tolerance or abs(a - b) <= slack
-            else:
-                same = a == b
-            if not same:
-                yield name, a, b
+    one, two = dict(_rule_states(ours)), dict(_rule_states(theirs))
+    for rule in dict.fromkeys((*one, *two)):
+        yield from _different_numbers(one.get(rule, {}), two.get(rule, {}), tolerance)
+
+
+def _different_numbers(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any], tolerance: float
+) -> Iterator[tuple[str, Any, Any]]:
+    """The numbers of one rule's state that differ."""
+    sizes = [abs(x) for x in ours.values() if isinstance(x, float) and 0 < abs(x) < FLOAT32_MAX]
+    # Where nearly equal numbers were subtracted, only the size of what they were counts.
+    slack = tolerance * float(np.median(sizes)) if sizes else 0.0
+    for name in dict.fromkeys((*ours, *theirs)):
+        a, b = ours.get(name), theirs.get(name)
+        if isinstance(a, float) and isinstance(b, float):
+            same = relative_difference(a, b) <= _GATHERED * tolerance or abs(a - b) <= slack
+        else:
+            same = a == b
+        if not same:
+            yield name, a, b
+
+
+def _rule_states(guard: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The numbers of each rule's state."""
+    state = guard.get("state", {})
+    parts = [(f"clip.{i}", part) for i, part in enumerate(state.get("clip", []))]
+    for name, part in [*parts, *((name, state.get(name, [])) for name in ("loss_scale", "spike"))]:
+        yield name, dict(_leaves(name, part))
 
 
 def _leaves(name: str, plain: Any) -> Iterator[tuple[str, Any]]:

@@ -310,7 +310,7 @@ _TOGETHER = (
             Event(step=120, until=129, tensor="all", factor=0.0),
             Event(step=150, until="end", tensor=2, factor=5.0),
         ),
-        optimizer=OptimizerSpec(name="sgd", lr=0.1, momentum=0.9),
+        optimizer=_SGD,
         guard=GuardConfig(
             clip=(
                 AdaptiveGradClip(clipping=0.1, output_axis="last"),
