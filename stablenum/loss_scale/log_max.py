@@ -7,6 +7,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from stablenum.bounds import at_least, at_most
 from stablenum.errors import check_field
+from stablenum.formats import FLOAT32_TINY
 from stablenum.loss_scale.state import LossScaleState, check_scale_range, scale_state
 
 __all__ = ["LogMaxLossScale", "LogMaxStatistics"]
@@ -114,7 +115,8 @@ class LogMaxLossScale:
             xp: the array namespace.
         """
         scale, steps = state.scale, state.good_steps
-        seen = good & xp.isfinite(amax) & (amax > 0)
+        # Hardware may take a number below the smallest normal one for 0, and its logarithm for -inf.
+        seen = good & xp.isfinite(amax) & (amax >= FLOAT32_TINY)
         x = xp.log2(xp.where(seen, amax, xp.ones_like(amax))) - xp.log2(scale)
         statistics = self._observe(state.statistics, x, seen=seen, overflow=overflow, xp=xp)
         proposed = self._proposal(statistics, xp=xp)

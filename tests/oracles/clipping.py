@@ -2,7 +2,7 @@
 
 A gradient is a list of tensors, a tensor the list of its units' norms (one unit where units do not
 matter). ``factors(gradient, applied)`` gives one factor a unit, and learns from the step if it is
-``applied``. ``naive=True`` leaves out what we do against bad values: it is the paper's or the authors' code, and breaks.
+``applied``. ``naive=True`` leaves out what we do against bad values: it is the authors' code, and breaks.
 """
 
 from __future__ import annotations
