@@ -82,8 +82,10 @@ class AutoClipOracle:
             self.history = [*self.history, total][-self.window :]
         with np.errstate(invalid="ignore"):
             threshold = float(np.percentile(self.history, self.percent)) if self.history else math.inf
-        factor = clip_coefficient(total, threshold) if not self.naive else threshold / (total + 1e-6)
-        return _one_a_tensor(gradient, [min(1.0, factor)] * len(gradient))
+        factor = clip_coefficient(total, threshold)
+        if math.isnan(threshold):
+            factor = math.nan  # torch's clamp keeps NaN
+        return _one_a_tensor(gradient, [factor] * len(gradient))
 
 
 class ZClipOracle:
