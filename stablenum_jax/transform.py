@@ -55,6 +55,12 @@ def guard(
     see (masked ones) are checked for finiteness but not clipped, and with a loss scale they are an error.
     Under ``vmap`` each run decides for itself, and the skip is a select of both results.
 
+    Two clip rules look at more than gradients. ``AdaptiveGradClip`` compares them with the weights, so
+    ``tx.update`` needs ``params``; names in its ``exclude`` are those of the pytree's paths
+    (``"dense.kernel"``). ``ClipUpdateRMS`` acts on the update of the whole ``tx``, so it needs ``step``,
+    ``chain`` or ``guard(inner)``, and, unless ``per_lr=False``, a learning rate to be found:
+    ``optax.inject_hyperparams(optax.adamw)(learning_rate=1e-3)``. It keeps one copy of the updates.
+
     Args:
         inner: None for the chain form, or the optimizer to wrap: ``guard(inner)`` is
             ``chain(guard(), inner)``.
@@ -68,7 +74,8 @@ def guard(
     Raises:
         TypeError: ``inner`` is not an optax transformation, ``config`` not a GuardConfig, or an
             override is unknown or a traced array.
-        ValueError: a setting has a wrong value.
+        ValueError: a setting has a wrong value; ``axis_name`` with ``AdaptiveGradClip``. From ``init``: one
+            of its patterns matches no parameter.
 
     Example:
         >>> params = {"w": jnp.ones(2)}
@@ -181,7 +188,8 @@ def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransforma
     Raises:
         TypeError: an argument is not an optax transformation.
         ValueError: from ``init``: the first transformation does not hold the one guard. From
-            ``update``: the optimizer changes the structure of its state.
+            ``update``: the optimizer changes the structure of its state; ``params`` is missing for
+            ``AdaptiveGradClip``, or the learning rate for ``ClipUpdateRMS``.
         NonFiniteError: from ``update`` called eagerly: the guard has stopped the training.
 
     Example:
