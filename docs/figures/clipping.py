@@ -180,9 +180,10 @@ def adagc() -> tuple[Figure, str]:
             steps,
             np.where(gamma > 0, rule.clip_ratio * gamma, np.nan),
             color=LIMIT,
-            lw=1.6,
+            lw=1.3,
+            ls="--",
             label="limit",
-            zorder=2.5,
+            zorder=4,
         )
         skips(ax, done, float(np.nanmax(shown)) * 1.5)
         finish(ax, y=f"L2 norm,\n{stream.names[which]}", log=10, x=ax is axes[-1])
