@@ -14,7 +14,7 @@ RULES: dict[str, dict[str, Any]] = {
     "AdaptiveGradClip": {"clip": sj.AdaptiveGradClip(clipping=0.3)},
     "AdaptiveGradClip without some": {"clip": sj.AdaptiveGradClip(clipping=0.3, exclude="*w*")},
     "AutoClip": {"clip": sj.AutoClip(quantile=0.5, window=20)},
-    "ZClip": {"clip": sj.ZClip(max_norm=None, warmup_steps=8)},
+    "ZClip": {"clip": sj.ZClip(z_threshold=1.0, max_norm=None, warmup_steps=8)},
     "AdaGC": {"clip": sj.AdaGC(warmup_steps=8, max_norm=5.0)},
     "ClipUpdateRMS": {"clip": sj.ClipUpdateRMS(0.9)},
     "LogMaxLossScale": {"loss_scale": sj.LogMaxLossScale()},

@@ -34,7 +34,7 @@ def test_extremes_are_those_of_the_reference(dtype: Any, mode: str) -> None:
         [None if x is None else jnp.asarray(x) for x in leaves]
     )
     amax, tiny = measure_extremes(leaves)
-    assert 0.1 < tiny < 0.9
+    assert 0.01 < tiny < 0.9
     assert [float(value) for value in seen] == [float(amax), float(tiny)]
     assert float(largest_element([jnp.asarray(x)])) == float(measure_extremes([x])[0])
 
@@ -63,7 +63,7 @@ def test_over_a_mesh_axis_they_are_those_of_the_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    "rule", [sj.LogMaxLossScale(), sj.UnderflowAwareLossScale(init_scale=256.0, max_tiny=0.2)]
+    "rule", [sj.LogMaxLossScale(), sj.UnderflowAwareLossScale(init_scale=64.0, max_tiny=0.2)]
 )
 def test_inside_multisteps_a_rule_sees_the_scaled_gradients(rule: Any, stepper: Any) -> None:
     """There the gradients come divided by the scale; the rule counts as if they did not."""
@@ -84,12 +84,10 @@ def test_inside_multisteps_a_rule_sees_the_scaled_gradients(rule: Any, stepper: 
 
 
 def test_extremes_are_not_measured_without_need() -> None:
-    """Read off the lowered program: no reduction over three operands, no maximum over the gradients' bits."""
-    params = make_params()
-    tx = optax.chain(sj.guard(loss_scale="dynamic"), optax.sgd(0.1))
-    other = optax.chain(sj.guard(loss_scale=sj.UnderflowAwareLossScale()), optax.sgd(0.1))
-    lowered = [
-        jax.jit(functools.partial(sj.step, t)).lower(params, t.init(params), params).as_text()
-        for t in (tx, other)
-    ]
-    assert ["across dimensions" in text and "reducer" in text for text in lowered] == [False, True]
+    """Read off the lowered program: a reduction over three operands for each of three parameters, or none."""
+    params, counts = make_params(), []
+    for rule in ("dynamic", sj.UnderflowAwareLossScale()):
+        tx = optax.chain(sj.guard(loss_scale=rule), optax.sgd(0.1))
+        step = jax.jit(functools.partial(sj.step, tx))
+        counts.append(step.lower(params, tx.init(params), params).as_text().count(" reducer("))
+    assert counts[1] == counts[0] + 3

@@ -156,7 +156,7 @@ def test_a_scan_is_the_loop(rule: str) -> None:
     assert sj.metrics(scanned[1])["skipped_total"] >= 2
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", ["AdaptiveGradClip", "AdaGC", "LogMaxLossScale", "SpikeGuard skip"])
 def test_under_vmap_each_run_has_its_own_statistics(rule: str) -> None:
     tx, step = _step("step", rule)
     one, many = jax.jit(step), jax.jit(jax.vmap(step))
