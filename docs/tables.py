@@ -70,26 +70,29 @@ def write_rule_tables(results: Path, directory: Path) -> None:
     report = json.loads(results.read_text(encoding="utf-8"))
     for page, rules in PAGES.items():
         _write_cost(report, rules, directory / f"cost-{page}.md")
+    if report.get("steps"):
+        _write_cost(report, ("ClipUpdateRMS",), directory / "cost-update-rms.md")
+    else:  # it has no part in `decide`
+        (directory / "cost-update-rms.md").write_text("", encoding="utf-8")
     for page, config in STATES.items():
         _write(directory / f"state-{page}.md", ["state", "shape", "dtype"], _state_rows(config))
-    steps = [
-        line
-        for title, row in report.get("steps", {}).items()
-        for line in [*_timing(f"{title}: {row['size']}", row), ""]
-    ]
-    (directory / "rule-steps.md").write_text("\n".join(steps) + "\n", encoding="utf-8")
+    lines: list[str] = []
+    for title, row in report.get("steps", {}).items():
+        lines += [] if lines else ["## A whole step with each rule", ""]
+        lines += [*_timing(f"{title}: {row['size']}", row), ""]
+    (directory / "rule-steps.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     _write_detection(report["detection"], directory / "detection.md")
 
 
 def _write_cost(report: dict[str, Any], rules: tuple[str, ...], path: Path) -> None:
     decide, steps = report["decide"], report.get("steps", {})
     head = ["", "`decide` in NumPy, µs", "`decide` in eager torch, µs"]
-    head += [f"step over the bare step, {title}" for title in steps]
+    head += [f"a step, times the bare one: {title}" for title in steps]
     rows = []
     for label in ("no rule", *rules):
-        row = decide[label]
         shown = label if label == "no rule" else f"`{label}`"
-        cells = [shown, f"{row['numpy_us']:.0f}", f"{row['torch_us']:.0f}"]
+        row = decide[label] if label != "ClipUpdateRMS" else None
+        cells = [shown, *("" if row is None else f"{row[key]:.0f}" for key in ("numpy_us", "torch_us"))]
         ratios = [step["ratio to bare"].get(label) for step in steps.values()]
         rows.append(cells + ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios])
     _write(path, head, rows, note=f"{_software(report)}; 108 parameters, medians.")
