@@ -42,7 +42,7 @@ def noisy(n: int, level: float = 1.0, seed: int = 0, sigma: float = 0.2) -> list
 
 
 def run(config: GuardConfig, norms: list[list[float]], losses: list[float] | None = None, state=None):
-    """Decisions and the last state of a stream of norms, on NumPy (that the backends agree is shown elsewhere)."""
+    """Decisions and the last state of a stream of norms, on NumPy (the backends agree)."""
     losses = losses or [1.0] * len(norms)
     return NUMPY.run(config, [NUMPY.observe(*pair) for pair in zip(norms, losses, strict=True)], state)
 
