@@ -122,11 +122,76 @@ CASES = [
 ]
 
 positive = st.floats(min_value=1e-30, max_value=1e30)
+fractions = st.floats(0.0, 1.0, exclude_min=True, exclude_max=True)
+counts = st.integers(2, 100_000)
+units = st.builds(
+    AdaptiveGradClip,
+    clipping=positive,
+    eps=positive,
+    exclude=st.lists(st.text(min_size=1, max_size=5), max_size=2) | st.just("none"),
+    output_axis=st.sampled_from([None, "first", "last"]),
+)
+on_norms = st.one_of(
+    positive.map(ClipByNorm),
+    positive.map(ClipByGlobalNorm),
+    st.builds(AutoClip, quantile=fractions, window=counts),
+    st.builds(
+        ZClip,
+        alpha=fractions,
+        z_threshold=st.floats(0.1, 1e6),
+        max_norm=st.none() | positive,
+        warmup_steps=counts,
+    ),
+    st.builds(AdaGC, clip_ratio=positive, decay=fractions, max_norm=positive, warmup_steps=counts),
+)
+ends = st.sampled_from(
+    [(), (ClipByValue(0.1),), (ClipUpdateRMS(1.0),), (ClipByValue(2.0), ClipUpdateRMS(0.5, per_lr=False))]
+)
 clips = st.one_of(
     st.none(),
     positive,
-    st.lists(st.one_of(positive.map(ClipByNorm), positive.map(ClipByGlobalNorm)), max_size=3),
-    positive.map(ClipByValue),
+    on_norms,
+    st.tuples(st.lists(on_norms, max_size=2), st.lists(units, max_size=1), ends).map(
+        lambda parts: [*parts[0], *parts[1], *parts[2]]
+    ),
+)
+spike_settings = {
+    "window": st.integers(64, 100_000),
+    "threshold": positive,
+    "min_samples": st.integers(2, 64),
+    "watch": st.sampled_from(["loss", "grad_norm", ("loss",), ["grad_norm", "loss"]]),
+    "action": st.sampled_from(["skip", "clip"]),
+}
+spikes = st.one_of(
+    st.sampled_from([None, "skip", "clip"]),
+    st.builds(MeanStdSpikeGuard, **spike_settings),
+    st.builds(
+        SpikeGuard,
+        **spike_settings,
+        min_spread=st.floats(0, 1e30),
+        max_in_a_row=st.integers(1, 2**31 - 1),
+    ),
+)
+scale_range = {
+    "init_scale": st.floats(1.0, 2.0**24),
+    "min_scale": st.floats(2.0**-100, 1.0),
+    "max_scale": st.floats(2.0**24, 2.0**100),
+}
+other_scales = st.one_of(
+    st.builds(
+        LogMaxLossScale,
+        **scale_range,
+        log2_max=st.floats(-100, 100),
+        std_factor=st.floats(0, 100),
+        mean_decay=fractions,
+        std_decay=fractions,
+    ),
+    st.builds(
+        UnderflowAwareLossScale,
+        **scale_range,
+        max_tiny=st.floats(0.0, 1.0, exclude_max=True),
+        headroom=positive,
+    ),
 )
 dynamic = st.builds(
     DynamicLossScale,
@@ -140,7 +205,10 @@ dynamic = st.builds(
 configs = st.builds(
     GuardConfig,
     clip=clips,
-    loss_scale=st.one_of(st.none(), st.just("dynamic"), st.floats(2.0**-100, 2.0**100), dynamic),
+    loss_scale=st.one_of(
+        st.none(), st.just("dynamic"), st.floats(2.0**-100, 2.0**100), dynamic, other_scales
+    ),
+    spike=spikes,
     on_nonfinite=st.sampled_from(["skip", "raise"]),
     max_skips_in_a_row=st.none() | st.integers(1, 2**31 - 1),
 )
@@ -216,6 +284,63 @@ def test_round_trips(config):
     assert GuardConfig.from_toml(config.to_toml()) == config
     assert GuardConfig.from_toml(tomli_w.dumps(plain)) == config
     assert hash(GuardConfig.from_dict(plain)) == hash(config)
+
+
+def test_a_none_that_is_no_default_survives_json_and_toml():
+    config = GuardConfig(clip=(ZClip(max_norm=None), ZClip()), spike=SpikeGuard(watch="loss"))
+    assert config.to_dict()["clip"][0]["max_norm"] == "none"
+    assert GuardConfig.from_json(config.to_json()) == GuardConfig.from_toml(config.to_toml()) == config
+    assert GuardConfig.from_toml('clip = { rule = "ZClip", max_norm = "none" }').clip == (
+        ZClip(max_norm=None),
+    )
+
+
+def test_every_rule_can_be_named_in_text():
+    for cls in {cls for cls, _ in WRONG} - {GuardConfig}:
+        required = [f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING]
+        rule = cls(**dict.fromkeys(required, 2.0))
+        field = "spike" if "Spike" in cls.__name__ else "loss_scale" if "Scale" in cls.__name__ else "clip"
+        made = GuardConfig.from_dict({field: {"rule": cls.__name__, **dict.fromkeys(required, 2.0)}})
+        assert made == GuardConfig(**{field: rule})
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ((ClipUpdateRMS(1.0), 1.0), "only ClipUpdateRMS, if any, stands last"),
+        ((ClipUpdateRMS(1.0), ClipUpdateRMS(1.0)), "only ClipUpdateRMS, if any, stands last"),
+        ((1.0, ClipUpdateRMS(1.0), ClipByValue(1.0)), "only ClipUpdateRMS, if any, stands last"),
+        ((ClipByValue(1.0), AdaGC()), "only ClipByValue, if any, comes after all rules that look at norms"),
+        ((ClipByValue(1.0), AdaptiveGradClip()), "comes after all rules that look at norms"),
+        ((ClipByValue(1.0), AutoClip(), ClipUpdateRMS(1.0)), "comes after all rules that look at norms"),
+        ((AdaptiveGradClip(), 1.0, AdaptiveGradClip()), "at most one AdaptiveGradClip"),
+        (AdaGC, r"clip must be .*got <class .*AdaGC'>. Rules are made by calling them, as AdaGC\(\)"),
+        ((ZClip(), AutoClip), r"as AutoClip\(\)"),
+        (SpikeGuard(), "clip must be .* got SpikeGuard"),
+        (LogMaxLossScale(), "clip must be .* got LogMaxLossScale"),
+    ],
+)
+def test_rules_in_an_order_in_which_they_cannot_work_are_refused(rules, message):
+    with pytest.raises(ValueError, match=message):
+        GuardConfig(clip=rules)
+
+
+def test_orders_that_work():
+    assert (
+        len(GuardConfig(clip=(1.0, AdaptiveGradClip(), ZClip(), ClipByValue(1.0), ClipUpdateRMS(1.0))).clip)
+        == 5
+    )
+    for rule in (LogMaxLossScale, SpikeGuard):
+        field = "spike" if rule is SpikeGuard else "loss_scale"
+        with pytest.raises(ValueError, match=rf"{field} must be .*; got <class"):
+            GuardConfig(**{field: rule})
+
+
+def test_a_window_shorter_than_min_samples_is_refused():
+    for rule in (SpikeGuard, MeanStdSpikeGuard):
+        with pytest.raises(ValueError, match=r"min_samples must be a whole number from 2 to 63; got 64"):
+            rule(window=63)
+        assert rule(window=63, min_samples=63).window == 63
 
 
 def test_a_config_written_by_hand():
