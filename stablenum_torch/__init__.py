@@ -16,10 +16,10 @@ from stablenum import (
     Reason,
     SpikeGuard,
     StaticLossScale,
+    StatisticsNotLoadedWarning,
     UnderflowAwareLossScale,
     ZClip,
 )
-from stablenum.statedict import StatisticsNotLoadedWarning
 from stablenum_torch.checks import EpsTooSmallWarning
 from stablenum_torch.optimizer import GuardedOptimizer, wrap
 

@@ -93,7 +93,7 @@ def _step_on_host(
         return after
     rule = config.update_rule
     copied = None if rule is None else before_update(rule, optimizer)
-    unchanged = all(bool(np.all(m == 1)) for m in (decision.multiplier, *decision.unit_multipliers))
+    unchanged = _unchanged(decision, len(params))
     multiplier = torch.as_tensor(decision.multiplier, device="cpu")
     of_units = [torch.from_numpy(part) for part in decision.unit_multipliers]
     _apply(optimizer, config, params, multiplier, of_units, unchanged=unchanged, found_inf=None)
@@ -101,6 +101,13 @@ def _step_on_host(
         with np.errstate(all="ignore"):
             clip_update_on_host(rule, copied)
     return after
+
+
+def _unchanged(decision: Decision, n: int) -> list[bool]:
+    """For each parameter whether its gradient stays as it is: a pass over it that can be left out."""
+    whole = np.broadcast_to(decision.multiplier == 1, (n,))
+    units = decision.unit_multipliers or ((),) * n
+    return [bool(np.all(u == 1) if len(u) else w) for u, w in zip(units, whole, strict=True)]
 
 
 def _observed_on_host(
@@ -149,7 +156,7 @@ def _step_on_device(
         params,
         decision.multiplier,
         decision.unit_multipliers,
-        unchanged=not config.changes_gradients,
+        unchanged=[not config.changes_gradients] * len(params),
         found_inf=found_inf,
     )
     if rule is not None and copied is not None:
@@ -199,19 +206,26 @@ def _apply(
     multiplier: Tensor,
     of_units: Sequence[Tensor],
     *,
-    unchanged: bool,
+    unchanged: Sequence[bool],
     found_inf: Tensor | None,
 ) -> None:
-    """Step the optimizer on gradients times ``multiplier``, in its own pass where it can."""
-    one_for_all = not config.per_tensor and config.unit_rule is None
-    fold = is_fused(optimizer) and one_for_all and config.max_value is None
-    if config.max_value is not None or not (fold or unchanged):
+    """Step the optimizer on gradients times ``multiplier``, in its own pass where it can.
+
+    ``of_units``: as in :class:`Decision`. ``unchanged``: which gradients are known to have a factor of 1.
+    """
+    bounded, one_for_all = config.max_value is not None, not config.per_tensor and config.unit_rule is None
+    fold = is_fused(optimizer) and one_for_all and not bounded
+    if bounded or not (fold or all(unchanged)):
         # Unbound, not indexed: an index made on the host would have to be copied to the device first.
         each = list(multiplier.unbind()) if config.per_tensor else [multiplier] * len(params)
         for i, factors in enumerate(of_units):
             if config.unit_rule is not None and len(factors):
                 each[i] = unit_factor(config.unit_rule, factors, params[i].shape)
-        present = [(p.grad, factor) for p, factor in zip(params, each, strict=True) if p.grad is not None]
-        transform_gradients([g for g, _ in present], [factor for _, factor in present], config.max_value)
-    divisor = 1.0 / multiplier if fold and not unchanged else None
+        chosen = [
+            (p.grad, factor)
+            for p, factor, same in zip(params, each, unchanged, strict=True)
+            if p.grad is not None and (bounded or not same)
+        ]
+        transform_gradients([g for g, _ in chosen], [factor for _, factor in chosen], config.max_value)
+    divisor = 1.0 / multiplier if fold and not all(unchanged) else None
     step_folded(optimizer, divisor=divisor, found_inf=found_inf)

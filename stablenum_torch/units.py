@@ -180,10 +180,7 @@ def units_on_device(
         p.detach() if a is not None and not s else None for p, a, s in zip(params, axes, split, strict=True)
     ]
     weights = norms_on_device(single, device)
-    return norms, Units(
-        tuple(_as_units(u, norms, i, a) for i, (u, a) in enumerate(zip(of_gradients, axes, strict=True))),
-        tuple(_as_units(u, weights, i, a) for i, (u, a) in enumerate(zip(of_weights, axes, strict=True))),
-    )
+    return norms, Units(_as_units(of_gradients, norms, axes), _as_units(of_weights, weights, axes))
 
 
 def _unit_norms(tensor: Tensor, axes: tuple[int, ...], device: torch.device) -> Tensor:
@@ -197,8 +194,11 @@ def _unit_norms(tensor: Tensor, axes: tuple[int, ...], device: torch.device) -> 
     return to_device(norms.reshape(-1), device)
 
 
-def _as_units(found: Tensor | None, norms: Tensor, i: int, axes: Axes) -> Tensor:
+def _as_units(found: Sequence[Tensor | None], norms: Tensor, axes: Sequence[Axes]) -> tuple[Tensor, ...]:
     """(u_i,) float32: what was found, or the norm of a tensor that is one unit, or nothing."""
-    if found is not None:
-        return saturated(found)
-    return norms[i : i + 1] if axes is not None else norms[:0]
+    several = [u for u in found if u is not None]
+    parts = iter(saturated(torch.cat(several)).split([len(u) for u in several]) if several else ())
+    return tuple(
+        next(parts) if u is not None else norms[i : i + 1] if a is not None else norms[:0]
+        for i, (u, a) in enumerate(zip(found, axes, strict=True))
+    )
