@@ -202,7 +202,7 @@ def test_lowers_for_accelerators_without_a_host_callback(rule: str) -> None:
 
 class _Model(nnx.Module):
     def __init__(self) -> None:
-        self.first, self.last = (nnx.Linear(3, n, rngs=nnx.Rngs(n)) for n in (4, 1))
+        self.first, self.last = (nnx.Linear(a, b, rngs=nnx.Rngs(a)) for a, b in ((3, 4), (4, 1)))
 
     def __call__(self, x: Any) -> Any:
         return self.last(jnp.tanh(self.first(x)))
