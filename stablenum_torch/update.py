@@ -7,7 +7,7 @@ factor is 1 stays as the optimizer left it, bit for bit; so does one that a fuse
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import array_api_compat.numpy as np_namespace
@@ -19,11 +19,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from stablenum.clipping import ClipUpdateRMS
-from stablenum_torch.measure import dense_values, norms_on_device, norms_on_host
-from stablenum_torch.ranks import join_over_ranks, local_part
+from stablenum_torch.measure import dense_values, norms_on_device, norms_on_host, saturated
+from stablenum_torch.ranks import join_norms, join_over_ranks, joins_ranks, local_part
 from stablenum_torch.state import to_device
 
 __all__ = ["Before", "before_update", "clip_update_on_device", "clip_update_on_host"]
+
+# Elements whose updates are held at the same time.
+_AT_A_TIME = 2**24
 
 
 class Before(NamedTuple):
@@ -60,32 +63,38 @@ def before_update(rule: ClipUpdateRMS, optimizer: Optimizer) -> Before:
 
 def clip_update_on_host(rule: ClipUpdateRMS, before: Before) -> None:
     """Move CPU parameters back along their update where its RMS is too large."""
-    after, start, updates = _updates(before)
-    norms = norms_on_host(updates)
+    after = _values(before.params)
+    parts = [norms_on_host(updates) for updates in _updates(after, before.values)]
+    norms = np.concatenate(parts) if parts else np.zeros(0, np.float32)
     for members, rate in before.rates:
-        roots = np.sqrt([max(updates[i].numel(), 1) for i in members])
+        roots = np.sqrt([max(after[i].numel(), 1) for i in members])
         rms = (norms[members] / roots).astype(np.float32)
         factors = rule.update_factors(rms, float(rate), xp=np_namespace)
         for i, factor in zip(members, factors, strict=True):
             if factor != 1:
-                after[i].copy_(updates[i].mul_(float(factor)).add_(start[i]))
+                after[i].copy_(_shortened(after[i], before.values[i], float(factor)))
 
 
 def clip_update_on_device(
     rule: ClipUpdateRMS, before: Before, device: torch.device, process_group: dist.ProcessGroup | None
 ) -> None:
     """As :func:`clip_update_on_host`, without a host sync; shards go by the RMS of the whole."""
-    after, start, updates = _updates(before)
-    params = before.params
-    norms = norms_on_device(updates, device, shards_of=params, process_group=process_group).unbind()
-    roots = _roots_of_sizes(params, updates, device, process_group)
+    after, params = _values(before.params), before.params
+    parts = [norms_on_device(updates, device) for updates in _updates(after, before.values)]
+    if not parts:
+        parts = [torch.zeros(0, dtype=torch.float32, device=device)]
+    joined = torch.cat(parts)
+    if joins_ranks(params, process_group):
+        joined = saturated(join_norms(joined.double(), params, process_group))
+    norms = joined.unbind()
+    roots = _roots_of_sizes(params, after, device, process_group)
     for members, rate in before.rates:
         rms = torch.stack([norms[i] / roots[i] for i in members])
         lr = to_device(rate.float(), device) if isinstance(rate, Tensor) else rate
         factors = rule.update_factors(rms, lr, xp=torch_namespace).unbind()
         for i, factor in zip(members, factors, strict=True):
-            f = to_device(factor, updates[i].device)
-            moved = updates[i].mul_(f).add_(start[i]).to(after[i].dtype)
+            f = to_device(factor, after[i].device)
+            moved = _shortened(after[i], before.values[i], f).to(after[i].dtype)
             after[i].copy_(torch.where(f == 1, after[i], moved))
 
 
@@ -93,12 +102,23 @@ def _values(params: Sequence[Tensor]) -> list[Tensor]:
     return [dense_values(local_part(p.detach())) for p in params]
 
 
-def _updates(before: Before) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """The values now, the values before and the difference; the last two at least in float32."""
-    after = _values(before.params)
-    start = [_wide(v) for v in before.values]
-    updates = list(torch._foreach_sub([_wide(v) for v in after], start)) if after else []
-    return after, start, updates
+def _updates(after: Sequence[Tensor], before: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """What the step added to each parameter, in turn for some at a time: all together are too much memory."""
+    first, size = 0, 0
+    for i, values in enumerate(after):
+        size += values.numel()
+        if size >= _AT_A_TIME or i + 1 == len(after):
+            chosen = slice(first, i + 1)
+            yield list(
+                torch._foreach_sub([_wide(v) for v in after[chosen]], [_wide(v) for v in before[chosen]])
+            )
+            first, size = i + 1, 0
+
+
+def _shortened(after: Tensor, before: Tensor, factor: float | Tensor) -> Tensor:
+    """``before + factor * (after - before)``, at least in float32."""
+    start = _wide(before)
+    return (_wide(after) - start).mul_(factor).add_(start)
 
 
 def _wide(values: Tensor) -> Tensor:
@@ -107,13 +127,13 @@ def _wide(values: Tensor) -> Tensor:
 
 def _roots_of_sizes(
     params: Sequence[Tensor],
-    updates: Sequence[Tensor],
+    parts: Sequence[Tensor],
     device: torch.device,
     process_group: dist.ProcessGroup | None,
 ) -> Sequence[float | Tensor]:
     """The square root of each whole parameter's number of real elements."""
     if process_group is None:  # a DTensor knows the size of the whole
         return [math.sqrt(max(p.numel(), 1) * (2 if p.is_complex() else 1)) for p in params]
-    sizes = [torch.full((), u.numel(), dtype=torch.float64, device=device) for u in updates]
+    sizes = [torch.full((), v.numel(), dtype=torch.float64, device=device) for v in parts]
     joined = join_over_ranks(torch.stack(sizes), params, process_group)
     return joined.clamp(min=1.0).sqrt().float().unbind()

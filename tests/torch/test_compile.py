@@ -78,7 +78,7 @@ def test_no_graph_break_that_the_bare_optimizer_has_not(fused):
 
 
 # "all at once" has most of the code of all; a graph of one rule takes seconds to make.
-QUICK = ("all at once", "spike clip")
+QUICK = ("all at once",)
 EACH_RULE = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in RULES]
 
 
