@@ -99,6 +99,7 @@ WRONG = {
     (UnderflowAwareLossScale, "init_scale"): [*NOT_POSITIVE, 0.5, 2.0**25],
     (UnderflowAwareLossScale, "max_tiny"): [*NOT_NUMBERS, None, math.inf, -0.1, 1.0],
     (UnderflowAwareLossScale, "headroom"): [*NOT_POSITIVE, 1e39],
+    (UnderflowAwareLossScale, "recovery_interval"): [*NOT_COUNTS, None],
     (UnderflowAwareLossScale, "min_scale"): [*NOT_POSITIVE, 2.0**-101, 2.0**101],
     (UnderflowAwareLossScale, "max_scale"): [*NOT_POSITIVE, 0.5, 2.0**101],
     **{
