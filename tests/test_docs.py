@@ -51,7 +51,7 @@ def test_the_scenario_files_on_the_page_run(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text("\n".join(toml), encoding="utf-8")
     names = re.findall(r'^name = "(.*)"', "\n".join(toml), re.M)
-    assert names == ["mine", "spiky"]
+    assert names == ["mine", "ruled", "spiky"]
     asked = [part for name in names for part in ("--scenario", name)]
     options = ["--config", str(file), *asked, "--backend", "torch", "--backend", "jax-jit"]
     command = [sys.executable, "-m", "stablenum", "compare", *options]
