@@ -185,13 +185,13 @@ def test_rules_on_eager_torch(stream: Stream) -> None:
 
 
 @hypothesis.given(stream=streams(rule_guards, NORMAL))
-@hypothesis.settings(max_examples=10)
+@hypothesis.settings(max_examples=6)
 def test_rules_on_jax(stream: Stream) -> None:
     check(stream, [BACKENDS[name] for name in ("numpy", "jax", "jax-jit")])
 
 
 @hypothesis.given(stream=streams(rule_guards, NORMAL))
-@hypothesis.settings(max_examples=3)
+@hypothesis.settings(max_examples=2)
 def test_rules_on_compiled_torch(stream: Stream) -> None:
     check(stream, [BACKENDS[name] for name in ("numpy", "torch-compiled")])
 
