@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 from stablenum.bounds import at_least, at_most
-from stablenum.formats import FLOAT32_MAX
+from stablenum.formats import FLOAT32_MAX, FLOAT32_TINY
 from stablenum.norms import combine_norms
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "median_and_mad",
     "push",
     "quantile",
+    "tells",
     "without_absurd",
 ]
 
@@ -32,6 +33,14 @@ _ABSURD = 100.0
 def empty_window(size: int, *, xp: Namespace, device: Any = None) -> Array:
     """(size,) float32, nothing in it."""
     return xp.full((size,), float("inf"), dtype=xp.float32, device=device)
+
+
+def tells(value: Array, *, xp: Namespace) -> Array:
+    """Whether a value says anything: finite, and not 0, which an empty batch gives.
+
+    What lies below the smallest normal number counts as 0: some hardware flushes it.
+    """
+    return xp.isfinite(value) & (xp.abs(value) >= FLOAT32_TINY)
 
 
 def push(window: Array, value: Array, condition: Array, *, xp: Namespace) -> Array:

@@ -9,6 +9,7 @@ from stablenum.bounds import at_most
 from stablenum.clipping.coefficient import coefficient
 from stablenum.errors import check_field
 from stablenum.formats import FLOAT32_MAX
+from stablenum.windows import tells
 
 __all__ = ["AdaGC", "AdaGCState"]
 
@@ -99,7 +100,7 @@ class AdaGC:
         above = xp.isfinite(norms) & (norms > limit)
         own = xp.where(above, limit / norms, xp.ones_like(norms))
         factor = xp.where(warm, own, joint)
-        counts = applied & xp.isfinite(norms) & (norms > 0)
+        counts = applied & tells(norms, xp=xp)
         return factor, self._observe(state, norms, factor * norms, warm, counts, xp=xp)
 
     def _observe(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
@@ -17,6 +18,8 @@ Namespace: TypeAlias = Any
 
 # After an overflow the scale may fall but not rise for as many good steps as the mean remembers.
 _HOLD = 100
+# A single step a thousand times off would be in the standard deviation for thousands of steps.
+_FAR, _KNOWN_AFTER = 10.0, 100
 
 
 class LogMaxStatistics(NamedTuple):
@@ -45,11 +48,12 @@ class LogMaxLossScale:
     ``S = 2 ** floor(log2_max - (m + std_factor * s))``, kept within [``min_scale``, ``max_scale``]. Under
     a normal distribution of x, 3.09 standard deviations leave one overflow in a thousand steps.
 
-    Source: ``LogMaxScaler`` of OpenSeq2Seq (Kuchaiev et al. 2018, arXiv 1805.10387). Three differences:
+    Source: ``LogMaxScaler`` of OpenSeq2Seq (Kuchaiev et al. 2018, arXiv 1805.10387). Four differences:
     a step that overflowed, or whose gradients are all zero, never enters the statistics (there one
     overflow holds S at 1 for thousands of steps, and one zero makes it NaN for ever); S is a power of
-    two, which costs no precision and is the same number in every framework; and an overflow halves S,
-    which then does not rise for 100 good steps, so that a lasting rise of the gradients is followed.
+    two, which costs no precision and is the same number in every framework; an overflow halves S,
+    which then does not rise for 100 good steps, so that a lasting rise of the gradients is followed; and
+    one x far off counts less: at most as what ``min_scale`` is for, and after 100 good steps as 10 from m.
 
     It needs the largest gradient element, one more reduction over the gradients.
 
@@ -136,6 +140,11 @@ class LogMaxLossScale:
 
         The mean of x^2 less the square of the mean, as in the source, loses all digits in float32.
         """
+        known = old.slow_weight >= 1.0 - self.std_decay**_KNOWN_AFTER
+        near = xp.maximum(xp.minimum(x, old.mean + _FAR), old.mean - _FAR)
+        # Any x above this asks for a scale below the floor.
+        top = self.log2_max - math.log2(self.min_scale)
+        x = at_most(xp.where(known, near, x), top, xp=xp)
         mean, weight = _moved(old.mean, old.weight, x, self.mean_decay)
         slow_mean, slow_weight = _moved(old.slow_mean, old.slow_weight, x, self.std_decay)
         share = (1.0 - self.std_decay) / slow_weight

@@ -32,8 +32,9 @@ class UnderflowAwareLossScale:
     With u the fraction of the non-zero elements of the scaled gradients that are at most 2^-24, the
     smallest float16: after a good step ``S <- 2 S`` if u > ``max_tiny`` and amax < ``headroom``; after an
     overflow ``S <- S / 2``; after ``recovery_interval`` good steps at an S below the highest that was ever
-    good, ``S <- 2 S``, so that one overflow does not lower S for ever; else S stays. Where the backward pass ran in float16 the elements below have
-    become zero already; those at the last bit tell of them. An all-zero gradient changes nothing.
+    good, ``S <- 2 S``, so that one overflow does not lower S for ever; else S stays. Where the backward
+    pass ran in float16 the elements below 2^-24 have become zero already; those at the last bit tell of
+    them. An all-zero gradient changes nothing.
 
     After Zhao et al. 2019 (arXiv 1910.12385), who choose a scale by the probability of underflow; a
     dynamic scale raises blindly after an interval instead.

@@ -146,8 +146,8 @@ CASES: dict[str, tuple[GuardConfig, Callable[[], GuardOracle]]] = {
         lambda: GuardOracle(scale=LogMaxOracle(init=2.0**16), clip=[GlobalNormOracle(1.0)]),
     ),
     "UnderflowAwareLossScale": (
-        GuardConfig(loss_scale=UnderflowAwareLossScale()),
-        lambda: GuardOracle(scale=UnderflowAwareOracle(init=2.0**16)),
+        GuardConfig(loss_scale=UnderflowAwareLossScale(recovery_interval=40)),
+        lambda: GuardOracle(scale=UnderflowAwareOracle(init=2.0**16, recovery=40)),
     ),
     "DynamicLossScale": (
         GuardConfig(

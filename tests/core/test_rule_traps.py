@@ -312,6 +312,41 @@ def test_underflow_aware_doubles_while_too_much_is_lost_and_there_is_head_room()
     assert scales == [1.0] * 5
 
 
+def test_underflow_aware_comes_back_after_an_overflow_although_nothing_is_lost():
+    config = GuardConfig(loss_scale=UnderflowAwareLossScale(init_scale=64.0, recovery_interval=10))
+    norms = [1.0] * 3 + [math.inf] * 2 + [1.0] * 40
+    scales, _, _ = train(config, norms, tiny=lambda amax, scale: 0.0)
+    assert scales == [64.0] * 3 + [32.0] + [16.0] * 10 + [32.0] * 10 + [64.0] * 21
+    # A scale at which no step was ever good is not come back to.
+    scales, _, _ = train(config, [math.inf] * 2 + [1.0] * 40, tiny=lambda amax, scale: 0.0)
+    assert set(scales[1:]) == {16.0}
+
+
+def test_log_max_is_not_thrown_off_by_one_step_far_away():
+    config = GuardConfig(loss_scale=LogMaxLossScale())
+    amaxes = noisy(600, level=2.0**-10, sigma=0.5)
+
+    def scales(values):  # of float32 gradients, which hold 1e30
+        run_one, state, found = NUMPY.prepare(config), NUMPY.init(config, 1), []
+        for amax in values:
+            largest = amax * float(state.loss_scale.scale)
+            _, state = run_one(state, NUMPY.observe([largest], 1.0, amax=largest))
+            found.append(math.log2(float(state.loss_scale.scale)))
+        return np.asarray(found)
+
+    clean = scales(amaxes)
+    for poison in (1e30, 1e-30):
+        disturbed = scales([*amaxes[:300], poison, *amaxes[300:]])
+        assert np.abs(disturbed[301:] - clean[300:]).max() <= 1
+
+
+def test_zclip_is_not_held_for_ever_by_norms_that_were_constant():
+    config = GuardConfig(clip=ZClip(max_norm=None))
+    decisions, _ = NUMPY.run(config, [NUMPY.observe([norm]) for norm in [1.0] * 200 + [1.05] * 2000])
+    assert float(decisions[200].multiplier) < 0.97
+    assert float(decisions[-1].multiplier) > 0.999
+
+
 SCALED = {
     "DynamicLossScale": DynamicLossScale(init_scale=8.0),
     "LogMaxLossScale": LogMaxLossScale(init_scale=8.0),

@@ -92,7 +92,7 @@ class ZClipOracle:
     """The authors' ZClip (github.com/bluorion-com/ZClip), mode "zscore", option "adaptive_scaling".
 
     Ours differs: norms that are zero or of refused steps are left out; of the warm-up's norms those
-    above 100 times their median too.
+    above 100 times their median too; the spread counts as at least a hundredth of the mean.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class ZClipOracle:
         self.var = sum((n - self.mean) ** 2 for n in norms) / len(norms)
 
     def _clipped_norm(self, norm: float) -> float | None:
-        std = math.sqrt(self.var)
+        std = max(math.sqrt(self.var), 0.0 if self.naive else self.mean / 100)
         z = (norm - self.mean) / (std + 1e-6)
         return self.mean + self.z0 * std / (z / self.z0) if z > self.z0 else None
 

@@ -55,8 +55,11 @@ class LogMaxOracle:
     There: x = log2(amax); mu from a debiased mean of decay ``mean_decay``; sigma from debiased means of x and
     x^2 of decay ``std_decay``; S = 2 ** (log2_max - (mu + std_factor sigma)), clipped. Our departures: steps
     that overflowed or have no gradient are left out; S is rounded down to a power of two (after a surplus
-    of 2^-10 in the exponent); an overflow halves S, which may not rise for the next 100 good steps.
+    of 2^-10 in the exponent); an overflow halves S, which may not rise for the next 100 good steps; x counts
+    at most as what asks for the floor, and from the 101st on as no further than 10 from mu.
     """
+
+    robust = True
 
     def __init__(
         self,
@@ -81,6 +84,10 @@ class LogMaxOracle:
         if event != "good" or not 0 < amax < math.inf:
             return self.scale
         x, d, e = math.log2(amax), self.mean_decay, self.std_decay
+        if len(self.exponents) >= 100 and self.robust:
+            mu = self.fast[1] / self.fast[0]
+            x = min(max(x, mu - 10), mu + 10)
+        x = min(x, self.log2_max - math.log2(self.floor)) if self.robust else x
         self.fast = (d * self.fast[0] + 1, d * self.fast[1] + x)
         self.slow = tuple(e * old + x**k for k, old in enumerate(self.slow))
         mu = self.fast[1] / self.fast[0]
@@ -95,6 +102,8 @@ class LogMaxOracle:
 class NaiveLogMaxOracle(LogMaxOracle):
     """The source without our departures: an overflow enters as 2^16, and a zero as log2(0)."""
 
+    robust = False
+
     def step(self, event: str, amax: float, tiny: float = 0.0) -> float:
         if amax == 0:
             self.scale = math.nan  # log2(0) - and for ever after
@@ -105,7 +114,10 @@ class NaiveLogMaxOracle(LogMaxOracle):
 
 
 class UnderflowAwareOracle:
-    """Zhao et al. 2019 in our simple form: double while too much is lost and there is head room."""
+    """Zhao et al. 2019 in our simple form: double while too much is lost and there is head room.
+
+    And double after ``recovery`` good steps below the highest scale that was ever good.
+    """
 
     def __init__(
         self,
@@ -113,16 +125,23 @@ class UnderflowAwareOracle:
         init: float,
         max_tiny: float = 1e-3,
         headroom: float = 2.0**15,
+        recovery: int = 2000,
         floor: float = 1.0,
         ceiling: float = 2.0**24,
     ) -> None:
         self.scale, self.max_tiny, self.headroom = init, max_tiny, headroom
-        self.floor, self.ceiling = floor, ceiling
+        self.floor, self.ceiling, self.recovery = floor, ceiling, recovery
+        self.since, self.highest = 0, 0.0
 
     def step(self, event: str, amax: float, tiny: float) -> float:
         """The scale after a step whose largest unscaled element was ``amax``; ``tiny``: the lost fraction."""
         if event == "overflow":
-            self.scale = max(self.floor, self.scale / 2)
-        elif event == "good" and tiny > self.max_tiny and amax * self.scale < self.headroom:
-            self.scale = min(self.ceiling, self.scale * 2)
+            self.scale, self.since = max(self.floor, self.scale / 2), 0
+        elif event == "good":
+            self.since += 1
+            lost = tiny > self.max_tiny and amax * self.scale < self.headroom
+            lowered = self.scale < self.highest and self.since >= self.recovery
+            self.highest = max(self.highest, self.scale)
+            if lost or lowered:
+                self.scale, self.since = min(self.ceiling, self.scale * 2), 0
         return self.scale
