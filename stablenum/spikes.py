@@ -116,7 +116,7 @@ class SpikeGuard(_Settings):
         action: ``"skip"`` refuses the step whole; ``"clip"`` applies it with its gradients shrunk to the
             median norm, and takes its value into the window.
         min_spread: the floor on the spread, as a fraction of the median, 0 or more.
-        max_in_a_row: 1 or more.
+        max_in_a_row: of the action ``"skip"``, 1 or more.
 
     Raises:
         ValueError: a field is out of its range.

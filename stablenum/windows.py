@@ -13,6 +13,7 @@ from stablenum.formats import FLOAT32_MAX, FLOAT32_TINY
 from stablenum.norms import combine_norms
 
 __all__ = [
+    "ABSURD",
     "count",
     "empty_window",
     "mean_and_std",
@@ -27,7 +28,8 @@ __all__ = [
 Array: TypeAlias = Any
 Namespace: TypeAlias = Any
 
-_ABSURD = 100.0
+# A value counts as absurd at this multiple of what it is compared with.
+ABSURD = 100.0
 
 
 def empty_window(size: int, *, xp: Namespace, device: Any = None) -> Array:
@@ -114,7 +116,7 @@ def mean_and_std(window: Array, *, ddof: int = 0, xp: Namespace) -> tuple[Array,
 
 def without_absurd(window: Array, *, xp: Namespace) -> Array:
     """The window without the values above 100 times its median."""
-    bound = at_most(_ABSURD * median(window, xp=xp), FLOAT32_MAX, xp=xp)
+    bound = at_most(ABSURD * median(window, xp=xp), FLOAT32_MAX, xp=xp)
     return xp.where(window > bound, xp.full_like(window, float("inf")), window)
 
 

@@ -9,15 +9,13 @@ from stablenum.bounds import at_most
 from stablenum.clipping.coefficient import coefficient
 from stablenum.errors import check_field
 from stablenum.formats import FLOAT32_MAX
-from stablenum.windows import tells
+from stablenum.windows import ABSURD, tells
 
 __all__ = ["AdaGC", "AdaGCState"]
 
 Array: TypeAlias = Any
 Namespace: TypeAlias = Any
 
-# A norm counts as far off at this multiple of what it is compared with.
-_ABSURD = 100.0
 # How many absurdly small norms a warm-up may contain without harm, plus one.
 _LOWEST = 3
 
@@ -116,7 +114,7 @@ class AdaGC:
         gamma = state.gamma + (1.0 - self.decay) * (clipped - state.gamma)
         gamma = xp.where(counts & warm, gamma, state.gamma)
         gamma = xp.where(begins, _smallest_sane(lowest, xp=xp), gamma)
-        is_far = warm & (norms > _ABSURD * state.gamma)
+        is_far = warm & (norms > ABSURD * state.gamma)
         far = xp.where(counts, xp.where(is_far, state.far + 1, xp.zeros_like(state.far)), state.far)
         again = far >= self.warmup_steps
         return AdaGCState(
@@ -129,5 +127,5 @@ class AdaGC:
 
 def _smallest_sane(lowest: Array, *, xp: Namespace) -> Array:
     """The smallest of each row that is not absurdly far below the row's last."""
-    sane = lowest * _ABSURD >= lowest[:, -1:]
+    sane = lowest * ABSURD >= lowest[:, -1:]
     return xp.min(xp.where(sane, lowest, xp.full_like(lowest, FLOAT32_MAX)), axis=1)

@@ -140,7 +140,8 @@ class LogMaxLossScale:
 
         The mean of x^2 less the square of the mean, as in the source, loses all digits in float32.
         """
-        known = old.slow_weight >= 1.0 - self.std_decay**_KNOWN_AFTER
+        # n observations weigh 1 - decay^n; the bound lies between two of them, so that rounding cannot tip.
+        known = old.slow_weight >= 1.0 - self.std_decay ** (_KNOWN_AFTER - 0.5)
         near = xp.maximum(xp.minimum(x, old.mean + _FAR), old.mean - _FAR)
         # Any x above this asks for a scale below the floor.
         top = self.log2_max - math.log2(self.min_scale)

@@ -340,6 +340,20 @@ def test_log_max_is_not_thrown_off_by_one_step_far_away():
         assert np.abs(disturbed[301:] - clean[300:]).max() <= 1
 
 
+@pytest.mark.parametrize("at", [98, 99, 100, 101])
+def test_log_max_takes_a_step_far_away_alike_everywhere(backend, at):
+    # From the hundredth good step on such a step counts less: a bound that rounding must not decide.
+    config = GuardConfig(loss_scale=LogMaxLossScale(std_decay=0.99, init_scale=1.0, min_scale=2.0**-20))
+    scales = {}
+    for one in (NUMPY, backend):
+        run_one, state = one.prepare(config), one.init(config, 1)
+        for i in range(104):
+            amax = (2.0**-30 if i == at else 1.0) * float(to_numpy(state.loss_scale.scale))
+            _, state = run_one(state, one.observe([amax], 1.0, amax=amax))
+        scales[one.name] = float(to_numpy(state.loss_scale.scale))
+    assert len(set(scales.values())) == 1
+
+
 def test_zclip_is_not_held_for_ever_by_norms_that_were_constant():
     config = GuardConfig(clip=ZClip(max_norm=None))
     decisions, _ = NUMPY.run(config, [NUMPY.observe([norm]) for norm in [1.0] * 200 + [1.05] * 2000])
