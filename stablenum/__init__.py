@@ -26,6 +26,7 @@ from stablenum.loss_scale import (
     UnderflowAwareLossScale,
 )
 from stablenum.spikes import MeanStdSpikeGuard, SpikeGuard
+from stablenum.statedict import StatisticsNotLoadedWarning
 from stablenum.status import Reason
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "Reason",
     "SpikeGuard",
     "StaticLossScale",
+    "StatisticsNotLoadedWarning",
     "UnderflowAwareLossScale",
     "Units",
     "ZClip",

@@ -9,6 +9,9 @@ from typing import Any
 
 __all__ = ["NonFiniteError", "bad_field", "check_choice", "check_field", "check_int", "check_number"]
 
+# Of stablenum.formats, which needs this module.
+_FLOAT32_MAX = (2.0 - 2.0**-23) * 2.0**127
+
 
 class NonFiniteError(ArithmeticError):
     """Training was told to stop because steps could not be applied.
@@ -117,6 +120,8 @@ def check_int(field: str, value: object, *, at_least: int, at_most: int = 2**31 
 def check_field(rule: object, name: str, *, whole: bool = False, **bounds: Any) -> None:
     """Check a number in a frozen dataclass and store it as a plain Python number.
 
+    Rules compute in float32, so what lies beyond its range is refused too.
+
     Args:
         rule: the dataclass; its class is named in the message.
         name: the field.
@@ -127,7 +132,10 @@ def check_field(rule: object, name: str, *, whole: bool = False, **bounds: Any) 
         ValueError: the value is not allowed.
     """
     check = check_int if whole else check_number
-    number = check(f"{type(rule).__name__}.{name}", getattr(rule, name), **bounds)
+    field, value = f"{type(rule).__name__}.{name}", getattr(rule, name)
+    number = check(field, value, **bounds)
+    if abs(number) > _FLOAT32_MAX:
+        raise bad_field(field, f"at most {_FLOAT32_MAX:.3g}, the largest float32", value)
     object.__setattr__(rule, name, number)
 
 

@@ -52,4 +52,6 @@ def combine_norms(norms: Array, *, xp: Namespace) -> Array:
     large, small = largest > _LARGE, largest < _SMALL
     scaled = norms * xp.where(large, shrink, xp.where(small, enlarge, one))
     total = xp.sqrt(xp.sum(scaled * scaled)) * xp.where(large, enlarge, xp.where(small, shrink, one))
-    return xp.where(xp.isfinite(largest), at_most(total, FLOAT32_MAX, xp=xp), largest)
+    # For zeros that are known when it compiles (no parameter has an element), XLA makes the total NaN.
+    some = xp.isfinite(largest) & (largest > 0)
+    return xp.where(some, at_most(total, FLOAT32_MAX, xp=xp), largest)

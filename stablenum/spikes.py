@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from stablenum.clipping.coefficient import coefficient
 from stablenum.errors import bad_field, check_choice, check_field
-from stablenum.windows import count, empty_window, mean_and_std, median, median_and_mad, push
+from stablenum.windows import count, empty_window, mean_and_std, median, median_and_mad, push, tells
 
 __all__ = [
     "SIGNALS",
@@ -116,7 +116,7 @@ class SpikeGuard(_Settings):
         action: ``"skip"`` refuses the step whole; ``"clip"`` applies it with its gradients shrunk to the
             median norm, and takes its value into the window.
         min_spread: the floor on the spread, as a fraction of the median, 0 or more.
-        max_in_a_row: 1 or more.
+        max_in_a_row: of the action ``"skip"``, 1 or more.
 
     Raises:
         ValueError: a field is out of its range.
@@ -257,7 +257,7 @@ def _observe(
             window = xp.where(anew, xp.full_like(window, float("inf")), window)
         if value is None:
             return window
-        return push(window, value, enters & (value != 0), xp=xp)
+        return push(window, value, enters & tells(value, xp=xp), xp=xp)
 
     return SpikeState(next_window(state.loss, loss), next_window(state.grad_norm, grad_norm), in_a_row)
 

@@ -125,6 +125,7 @@ class _Reader:
         self.xp, self.device = xp, device
         self.known = saved is not None and here is not None and list(saved) != list(here)
         place = {name: i for i, name in enumerate(here or ())} if self.known else {}
+        self.n_saved = len(saved) if self.known else None
         # Saved parameter index -> index here (-1: not there), and the reverse; empty where names do not tell.
         self.place = {i: place.get(name, -1) for i, name in enumerate(saved)} if self.known else {}
         self.source = {here: saved for saved, here in self.place.items() if here >= 0}
@@ -164,7 +165,7 @@ class _Reader:
                 found.append(like)
                 continue
             rows = isinstance(like, PER_TENSOR_STATES)
-            fitting = [part for part in unused if _fits(part, like, rows=rows and self.known)]
+            fitting = [part for part in unused if _fits(part, like, rows=self.n_saved if rows else None)]
             if not fitting:
                 warnings.warn(
                     f"{field}: no statistics were saved that fit {type(like).__name__.removesuffix('State')} "
@@ -202,8 +203,8 @@ class _Reader:
         return self.xp.asarray(values, dtype=like.dtype, device=self.device)
 
 
-def _fits(plain: Any, like: Any, *, rows: bool) -> bool:
-    """Whether a saved rule state has the keys and lengths of ``like`` (any number of ``rows`` if so)."""
+def _fits(plain: Any, like: Any, *, rows: int | None) -> bool:
+    """Whether a saved rule state has the keys and shapes of ``like``, or so many ``rows`` instead of its."""
     if hasattr(like, "_fields"):
         return (
             isinstance(plain, Mapping)
@@ -214,7 +215,10 @@ def _fits(plain: Any, like: Any, *, rows: bool) -> bool:
         )
     if not like.shape:
         return not isinstance(plain, (list, Mapping))
-    return isinstance(plain, list) and (rows or len(plain) == like.shape[0])
+    if not isinstance(plain, list) or len(plain) != (like.shape[0] if rows is None else rows):
+        return False
+    width = like.shape[1] if len(like.shape) > 1 else None
+    return width is None or all(isinstance(row, list) and len(row) == width for row in plain)
 
 
 def _check_reasons(field: str, rows: list[list[int]]) -> None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 from stablenum.bounds import at_least, at_most
-from stablenum.formats import FLOAT32_MAX
+from stablenum.formats import FLOAT32_MAX, FLOAT32_TINY
 from stablenum.norms import combine_norms
 
 __all__ = [
+    "ABSURD",
     "count",
     "empty_window",
     "mean_and_std",
@@ -20,18 +21,28 @@ __all__ = [
     "median_and_mad",
     "push",
     "quantile",
+    "tells",
     "without_absurd",
 ]
 
 Array: TypeAlias = Any
 Namespace: TypeAlias = Any
 
-_ABSURD = 100.0
+# A value counts as absurd at this multiple of what it is compared with.
+ABSURD = 100.0
 
 
 def empty_window(size: int, *, xp: Namespace, device: Any = None) -> Array:
     """(size,) float32, nothing in it."""
     return xp.full((size,), float("inf"), dtype=xp.float32, device=device)
+
+
+def tells(value: Array, *, xp: Namespace) -> Array:
+    """Whether a value says anything: finite, and not 0, which an empty batch gives.
+
+    What lies below the smallest normal number counts as 0: some hardware flushes it.
+    """
+    return xp.isfinite(value) & (xp.abs(value) >= FLOAT32_TINY)
 
 
 def push(window: Array, value: Array, condition: Array, *, xp: Namespace) -> Array:
@@ -105,7 +116,7 @@ def mean_and_std(window: Array, *, ddof: int = 0, xp: Namespace) -> tuple[Array,
 
 def without_absurd(window: Array, *, xp: Namespace) -> Array:
     """The window without the values above 100 times its median."""
-    bound = at_most(_ABSURD * median(window, xp=xp), FLOAT32_MAX, xp=xp)
+    bound = at_most(ABSURD * median(window, xp=xp), FLOAT32_MAX, xp=xp)
     return xp.where(window > bound, xp.full_like(window, float("inf")), window)
 
 

@@ -10,15 +10,24 @@ def train_step(params, opt_state, batch):
 """
 
 from stablenum import (
+    AdaGC,
+    AdaptiveGradClip,
+    AutoClip,
     ClipByGlobalNorm,
     ClipByNorm,
     ClipByValue,
+    ClipUpdateRMS,
     DynamicLossScale,
     GuardConfig,
     GuardState,
+    LogMaxLossScale,
+    MeanStdSpikeGuard,
     NonFiniteError,
     Reason,
+    SpikeGuard,
     StaticLossScale,
+    UnderflowAwareLossScale,
+    ZClip,
 )
 from stablenum_jax.placement import GuardPlacementWarning, NotATrueSkipWarning
 from stablenum_jax.readout import guard_state_dict, history, load_guard_state_dict, metrics, resume
@@ -27,18 +36,27 @@ from stablenum_jax.training import scale_loss, step, value_and_grad
 from stablenum_jax.transform import chain, guard
 
 __all__ = [
+    "AdaGC",
+    "AdaptiveGradClip",
+    "AutoClip",
     "ClipByGlobalNorm",
     "ClipByNorm",
     "ClipByValue",
+    "ClipUpdateRMS",
     "DynamicLossScale",
     "GuardConfig",
     "GuardOptState",
     "GuardPlacementWarning",
     "GuardState",
+    "LogMaxLossScale",
+    "MeanStdSpikeGuard",
     "NonFiniteError",
     "NotATrueSkipWarning",
     "Reason",
+    "SpikeGuard",
     "StaticLossScale",
+    "UnderflowAwareLossScale",
+    "ZClip",
     "chain",
     "guard",
     "guard_state",

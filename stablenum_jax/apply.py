@@ -1,4 +1,4 @@
-"""Applying a decision to gradients: one multiplication by a scalar, and a clamp if asked for."""
+"""Applying a decision to gradients: one multiplication, and a clamp if asked for."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import stablenum
 from stablenum_jax.measure import is_measurable
 from stablenum_jax.names import Path
+from stablenum_jax.units import unit_shape
 
 __all__ = ["apply_multiplier", "multiply_leaves", "negative_zeros", "zeros_unless"]
 
@@ -19,7 +20,7 @@ PyTree: TypeAlias = Any
 
 
 def apply_multiplier(
-    config: stablenum.GuardConfig, updates: PyTree, paths: Iterable[Path], multiplier: Array
+    config: stablenum.GuardConfig, updates: PyTree, paths: Iterable[Path], decision: stablenum.Decision
 ) -> PyTree:
     """The gradients that the optimizer gets of an applied step.
 
@@ -30,7 +31,7 @@ def apply_multiplier(
         config: the guard's settings; nothing happens if it changes no gradients.
         updates: the gradients.
         paths: of those which the guard watches, in the order of their norms.
-        multiplier: () float32, or (n,) float32 if ``config.per_tensor``.
+        decision: its multiplier, or those of a parameter's units, are used.
     """
     if not config.changes_gradients:
         return updates
@@ -41,12 +42,24 @@ def apply_multiplier(
         if path not in place or not is_measurable(path, leaf):
             return leaf
         leaf = jnp.asarray(leaf)
-        changed = _times(leaf, multiplier[place[path]] if config.per_tensor else multiplier)
+        changed = _times(leaf, _factor(config, decision, place[path], leaf.shape))
         if config.max_value is not None:
             changed = _clamp(changed, config.max_value)
         return changed.astype(leaf.dtype) if keep_dtype else changed
 
     return jax.tree_util.tree_map_with_path(change, updates)
+
+
+def _factor(
+    config: stablenum.GuardConfig, decision: stablenum.Decision, i: int, shape: tuple[int, ...]
+) -> Array:
+    """The factor on the i-th gradient: of its units, of the tensor, or of all."""
+    of_units = decision.unit_multipliers[i] if decision.unit_multipliers else None
+    if config.unit_rule is not None and of_units is not None and of_units.shape[0]:
+        axes = config.unit_rule.unit_axes(shape, default="last")
+        factor: Array = of_units.reshape(unit_shape(shape, axes))
+        return factor
+    return decision.multiplier[i] if config.per_tensor else decision.multiplier
 
 
 def multiply_leaves(grads: PyTree, factor: Array, *, widen: bool = False) -> PyTree:

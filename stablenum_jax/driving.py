@@ -21,20 +21,20 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax import lax
 
 import stablenum
-from stablenum.formats import FLOAT32_MAX
 from stablenum_jax.apply import multiply_leaves, negative_zeros
-from stablenum_jax.measure import AxisName, is_measurable, leaf_norms, norms_over_axis
+from stablenum_jax.judging import Watched, judge, judge_finiteness
+from stablenum_jax.measure import AxisName, is_measurable
 from stablenum_jax.modes import Capture, Deferred, Direct, GuardReached, current_mode, in_mode
 from stablenum_jax.names import Path
 from stablenum_jax.placement import GuardPlacementWarning
 from stablenum_jax.state import GuardOptState, find_guard, has_guard, replace_guard
+from stablenum_jax.updates import clip_updates
 
-__all__ = ["Add", "judge", "run_guarded"]
+__all__ = ["Add", "run_guarded"]
 
 Array: TypeAlias = jax.Array
 PyTree: TypeAlias = Any
@@ -50,49 +50,15 @@ class Captured(NamedTuple):
         paths: the paths of the parameters that the guard watches, as the guard sees them.
         source: for each of them the index of its gradient among the driver's leaves, -1 if it has
             no gradient; None if the guard sees other arrays than the driver's.
+        weights: the parameters of these paths, () if no rule looks at them; None if the guard sees
+            others than the driver's.
     """
 
     config: stablenum.GuardConfig
     axis_name: AxisName | None
     paths: tuple[Path, ...]
     source: tuple[int, ...] | None
-
-
-def judge(
-    config: stablenum.GuardConfig,
-    state: stablenum.GuardState,
-    norms: Array,
-    *,
-    loss: Array | None,
-    others: Array | None = None,
-    axis_name: AxisName | None = None,
-    unscaled: bool = False,
-) -> tuple[stablenum.Decision, stablenum.GuardState]:
-    """``stablenum.decide`` on measured norms, the same on all shards.
-
-    Args:
-        config: the guard's settings.
-        state: the guard's state.
-        norms: (n,) float32, norms of the watched gradients.
-        loss: the unscaled loss or None; over ``axis_name``, the mean of the shards' losses.
-        others: norms of gradients that the guard does not watch; only their finiteness counts.
-        axis_name: mesh axes along which gradients are sharded.
-        unscaled: the gradients were divided by the loss scale already; the multiplier then holds
-            clipping only.
-    """
-    if axis_name is not None:
-        norms = norms_over_axis(norms, axis_name)
-        others = None if others is None else norms_over_axis(others, axis_name)
-        loss = None if loss is None else lax.psum(loss / lax.psum(1, axis_name), axis_name)
-    scale = state.loss_scale.scale
-    if unscaled:
-        norms = jnp.where(jnp.isfinite(norms), jnp.minimum(norms * scale, FLOAT32_MAX), norms)
-    found_inf = None if others is None or not others.size else ~jnp.isfinite(others).all()
-    seen = stablenum.Observation(norms=norms, loss=loss, found_inf=found_inf)
-    decision, after = stablenum.decide(config, state, seen, xp=jnp)
-    if unscaled:
-        decision = decision._replace(multiplier=decision.multiplier * scale)
-    return decision, after
+    weights: tuple[Any, ...] | None
 
 
 def _capture(
@@ -101,6 +67,7 @@ def _capture(
     """Run ``update`` abstractly up to the guard. Nothing is computed and nothing is kept."""
     leaves, structure = jax.tree.flatten(grads)
     traced = [i for i, leaf in enumerate(leaves) if is_measurable((), leaf)]
+    own_weights = {id(leaf) for leaf in jax.tree.leaves(params)}
     found: list[Captured] = []
 
     def probe(tracers: list[Array]) -> None:
@@ -112,12 +79,13 @@ def _capture(
             with in_mode(Capture()):
                 update(jax.tree.unflatten(structure, everything), opt_state, params, **extra)
         except GuardReached as reached:
-            config, axis_name, seen = reached.config, reached.axis_name, reached.leaves
-            same = all(leaf is None or id(leaf) in place for leaf in seen.values())
+            seen = reached.watched
+            same = all(leaf is None or id(leaf) in place for leaf in seen.gradients)
             source = (
-                tuple(-1 if leaf is None else place[id(leaf)] for leaf in seen.values()) if same else None
+                tuple(-1 if leaf is None else place[id(leaf)] for leaf in seen.gradients) if same else None
             )
-            found.append(Captured(config, axis_name, tuple(seen), source))
+            weights = seen.weights if all(id(leaf) in own_weights for leaf in seen.weights) else None
+            found.append(Captured(reached.config, reached.axis_name, seen.paths, source, weights))
 
     jax.eval_shape(probe, [leaves[i] for i in traced])
     if not found:
@@ -147,25 +115,31 @@ def run_guarded(
     outer_unscaled = isinstance(outer, Deferred) and outer.unscaled
     if loss is None and isinstance(outer, Deferred):
         loss = outer.loss
-    norms, others = _measure(grads, seen)
-    decision, guard_after = judge(
-        seen.config,
-        own.guard,
-        norms,
-        loss=loss,
-        others=others,
-        axis_name=seen.axis_name,
-        unscaled=outer_unscaled,
+    watched = _watched(grads, seen)
+    direct = seen.source is not None and seen.weights is not None
+    decision, guard_after = (
+        judge(
+            seen.config,
+            own.guard,
+            watched,
+            loss=loss,
+            axis_name=seen.axis_name,
+            unscaled=outer_unscaled,
+        )
+        if direct
+        else judge_finiteness(seen.config, own.guard, watched, loss=loss, axis_name=seen.axis_name)
     )
+    # Whoever is furthest out sees the whole update, and clips it once.
+    update_rule = seen.config.update_rule if outer is None else None
     mode: Direct | Deferred
-    if seen.source is not None:
-        if seen.config.loss_scale is not None and others.size:
+    if direct:
+        if seen.config.loss_scale is not None and watched.others:
             raise ValueError(
-                f"loss_scale needs a guard that sees all gradients; {others.size} of them bypass it and "
-                "would stay multiplied by the scale. Put the guard outside of masked and partition, as in "
+                f"loss_scale needs a guard that sees all gradients; {len(watched.others)} of them bypass it "
+                "and would stay multiplied by the scale. Put the guard outside of masked and partition: "
                 "optax.chain(stablenum_jax.guard(...), optax.partition(...))."
             )
-        mode = Direct(decision.multiplier)
+        mode = Direct(decision)
     else:
         mode = Deferred(unscaled=outer_unscaled or seen.config.loss_scale is not None, loss=loss)
         if mode.unscaled and not outer_unscaled:
@@ -175,6 +149,8 @@ def run_guarded(
         with in_mode(mode):
             updates, after = update(grads, opt_state, params, **extra)
         after = _like("opt_state", opt_state, after)
+        if update_rule is not None:
+            updates = clip_updates(update_rule, updates, after)
         target = updates if add is None else _like("params", params, add(params, updates))
         if isinstance(mode, Deferred):
             before, kept = skip(params, _without_window(opt_state), target)
@@ -193,27 +169,26 @@ def run_guarded(
     )
     if isinstance(mode, Direct):
         opt_state = replace_guard(opt_state, own._replace(guard=guard_after))
-    elif outer is None:
+    elif outer is None and seen.source is None:
         _warn_of_placement(opt_state)
     return target, opt_state, seen.config
 
 
-def _measure(grads: PyTree, seen: Captured) -> tuple[Array, Array]:
-    """Norms of the gradients that the guard watches, and of the others that are there."""
+def _watched(grads: PyTree, seen: Captured) -> Watched:
+    """The gradients that the guard watches, in its order, and the others that are there."""
     leaves = jax.tree_util.tree_leaves_with_path(grads)
     measured = [i for i, (path, leaf) in enumerate(leaves) if is_measurable(path, leaf)]
-    norms = leaf_norms([leaves[i][1] for i in measured])
     source = seen.source
     if source is None:
         by_path = {leaves[i][0]: i for i in measured}
         source = tuple(by_path.get(path, -1) for path in seen.paths)
-    row = {i: n for n, i in enumerate(measured)}
-    watched = [row.get(i, -1) for i in source]
-    others = sorted(set(row.values()) - set(watched))
-    if watched == list(row.values()):
-        return norms, norms[:0]
-    norms = jnp.concatenate([norms, jnp.zeros((1,), jnp.float32)])  # [-1]: no gradient, norm 0
-    return norms[np.asarray(watched, np.int32)], norms[np.asarray(others, np.int32)]
+    taken = set(source)
+    return Watched(
+        paths=seen.paths,
+        gradients=tuple(None if i < 0 else leaves[i][1] for i in source),
+        weights=seen.weights or (),
+        others=tuple(leaves[i][1] for i in measured if i not in taken),
+    )
 
 
 def _like(what: str, before: PyTree, after: PyTree) -> PyTree:

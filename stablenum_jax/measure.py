@@ -7,7 +7,7 @@ is it, and how far to clip. No policy lives here.
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -19,10 +19,14 @@ from stablenum_jax.names import Path
 
 __all__ = [
     "FP8_STATISTICS",
+    "SMALL",
     "guarded_leaves",
+    "guarded_weights",
     "is_measurable",
     "leaf_norms",
     "norms_over_axis",
+    "power_of_two",
+    "real_parts",
     "saturating_float32",
     "scalar_loss",
 ]
@@ -36,7 +40,7 @@ FP8_STATISTICS = "_overwrite_with_gradient"
 
 # Below this largest norm, squares that flush to zero could matter: 2**32 elements of 2**-63 (whose
 # squares are below float32's smallest normal number) have a norm of 2**-47.
-_SMALL = 2.0**-32
+SMALL = 2.0**-32
 
 
 def is_measurable(path: Path, leaf: Any) -> bool:
@@ -69,6 +73,27 @@ def guarded_leaves(updates: Any, params: Any) -> dict[Path, Any]:
     return {path: given.get(path) for path in paths}
 
 
+def guarded_weights(leaves: Mapping[Path, Any], params: Any) -> tuple[Any, ...]:
+    """The parameters of the gradients ``leaves``, for a rule that compares the two.
+
+    Raises:
+        ValueError: there are no parameters, or they are another tree.
+    """
+    if params is None:
+        raise ValueError(
+            "params must be given for AdaptiveGradClip, which compares gradients with weights; got None. "
+            "Call tx.update(grads, opt_state, params), or stablenum_jax.step."
+        )
+    by_path = dict(jax.tree_util.tree_leaves_with_path(params))
+    for path, leaf in leaves.items():
+        if path not in by_path or (leaf is not None and jnp.shape(leaf) != jnp.shape(by_path[path])):
+            raise ValueError(
+                f"params must have the structure and shapes of grads for AdaptiveGradClip; "
+                f"grads{jax.tree_util.keystr(path)} has no parameter of its shape {jnp.shape(leaf)}."
+            )
+    return tuple(by_path[path] for path in leaves)
+
+
 def leaf_norms(leaves: Sequence[Any]) -> Array:
     """The L2 norm of each leaf.
 
@@ -93,10 +118,10 @@ def leaf_norms(leaves: Sequence[Any]) -> Array:
     index = [i for i, leaf in enumerate(leaves) if leaf is not None and jnp.size(leaf)]
     if not index:
         return jnp.zeros((len(leaves),), jnp.float32)
-    present = [_real_parts(jnp.asarray(leaves[i])) for i in index]
+    present = [real_parts(jnp.asarray(leaves[i])) for i in index]
     naive = _naive_norms(present)
     # One cond for the whole tree. Its operands are only read, so the hot path pays nothing for it.
-    rescue = ~jnp.isfinite(naive).all() | (jnp.max(naive) < _SMALL)
+    rescue = ~jnp.isfinite(naive).all() | (jnp.max(naive) < SMALL)
     norms = lax.cond(rescue, lambda: _scaled_norms(present, naive), lambda: naive)
     if len(index) == len(leaves):
         return norms
@@ -120,7 +145,7 @@ def norms_over_axis(norms: Array, axis_name: AxisName) -> Array:
     missing = lax.pmax(jnp.isnan(norms).astype(jnp.int32), axis_name) > 0
     # Multiplied by a power of two and not divided by the largest: XLA divides by an array as by
     # its reciprocal, which is flushed to zero from 8.5e37 on.
-    scale, inverse = _power_of_two(lax.pmax(finite, axis_name))
+    scale, inverse = power_of_two(lax.pmax(finite, axis_name))
     total = scale * jnp.sqrt(lax.psum((finite * inverse) ** 2, axis_name))
     total = jnp.minimum(total, FLOAT32_MAX)
     return jnp.where(missing, jnp.nan, jnp.where(infinite, jnp.inf, total))
@@ -149,7 +174,7 @@ def scalar_loss(value: Any) -> Array | None:
     return saturating_float32(value)
 
 
-def _real_parts(x: Array) -> list[Array]:
+def real_parts(x: Array) -> list[Array]:
     """``x`` in the precision in which it is summed: itself, or its real and imaginary part."""
     parts = [x.real, x.imag] if jnp.iscomplexobj(x) else [x]
     return [part if part.dtype == jnp.float64 else part.astype(jnp.float32) for part in parts]
@@ -166,12 +191,12 @@ def _scaled_norms(leaves: list[list[Array]], naive: Array) -> Array:
     largest = [functools.reduce(jnp.maximum, [jnp.max(jnp.abs(part)) for part in parts]) for parts in leaves]
     # The leaves' inverses stay scalars of their own: cut out of one vector at different places, XLA
     # would compile a kernel a leaf and not one for all leaves of a shape.
-    inverses = [_power_of_two(x)[1] for x in largest]
+    inverses = [power_of_two(x)[1] for x in largest]
     squares = [
         sum(jnp.sum((part * inverse) ** 2) for part in parts)
         for parts, inverse in zip(leaves, inverses, strict=True)
     ]
-    scale, _ = _power_of_two(jnp.stack(largest))
+    scale, _ = power_of_two(jnp.stack(largest))
     norms = scale * jnp.sqrt(jnp.stack(squares))
     norms = jnp.minimum(norms, jnp.finfo(norms.dtype).max)
     norms = saturating_float32(jnp.where(jnp.isposinf(jnp.stack(largest)), jnp.inf, norms))
@@ -180,7 +205,7 @@ def _scaled_norms(leaves: list[list[Array]], naive: Array) -> Array:
     return jnp.where(jnp.isnan(naive), jnp.nan, norms)
 
 
-def _power_of_two(x: Array) -> tuple[Array, Array]:
+def power_of_two(x: Array) -> tuple[Array, Array]:
     """The power of two at or below ``x``, and its inverse; both normal numbers for any finite x >= 0.
 
     Taken from the exponent's bits: log2 and exp2 would fail at 0 and inf and are not exact.

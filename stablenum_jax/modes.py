@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 
 import stablenum
+from stablenum_jax.judging import Watched
 from stablenum_jax.measure import AxisName
-from stablenum_jax.names import Path
 
 __all__ = ["Capture", "Deferred", "Direct", "GuardReached", "current_mode", "in_mode"]
 
@@ -25,7 +25,7 @@ class Capture(NamedTuple):
 class Direct(NamedTuple):
     """The driver has decided: the guard shall only multiply."""
 
-    multiplier: Array
+    decision: stablenum.Decision
 
 
 class Deferred(NamedTuple):
@@ -62,8 +62,6 @@ def in_mode(mode: Mode) -> Iterator[None]:
 class GuardReached(BaseException):
     """Ends the capture. A BaseException, so that no transformation on the way swallows it."""
 
-    def __init__(
-        self, config: stablenum.GuardConfig, axis_name: AxisName | None, leaves: dict[Path, Any]
-    ) -> None:
+    def __init__(self, config: stablenum.GuardConfig, axis_name: AxisName | None, watched: Watched) -> None:
         super().__init__()
-        self.config, self.axis_name, self.leaves = config, axis_name, leaves
+        self.config, self.axis_name, self.watched = config, axis_name, watched

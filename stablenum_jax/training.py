@@ -57,7 +57,7 @@ def step(
             exception's ``opt_state`` is the one that remembers the refused step. Under jit nothing
             can be raised: all later steps are refused, and ``metrics(opt_state)`` raises.
         ValueError: ``opt_state`` holds no guard or more than one; ``value`` is not a scalar; ``tx``
-            changes the structure of its state.
+            changes the structure of its state; ``ClipUpdateRMS`` finds no learning rate in it.
 
     Example:
         >>> import stablenum_jax

@@ -13,8 +13,8 @@ import stablenum
 from stablenum.config import make_config
 from stablenum_jax.apply import apply_multiplier, zeros_unless
 from stablenum_jax.dispatch import drive
-from stablenum_jax.driving import judge
-from stablenum_jax.measure import AxisName, guarded_leaves, leaf_norms, scalar_loss
+from stablenum_jax.judging import Watched, judge
+from stablenum_jax.measure import AxisName, guarded_leaves, guarded_weights, scalar_loss
 from stablenum_jax.modes import Capture, Deferred, Direct, GuardReached, current_mode
 from stablenum_jax.names import path_name, register_names
 from stablenum_jax.placement import NotATrueSkipWarning
@@ -55,6 +55,12 @@ def guard(
     see (masked ones) are checked for finiteness but not clipped, and with a loss scale they are an error.
     Under ``vmap`` each run decides for itself, and the skip is a select of both results.
 
+    Two clip rules look at more than gradients. ``AdaptiveGradClip`` compares them with the weights, so
+    ``tx.update`` needs ``params``; names in its ``exclude`` are those of the pytree's paths
+    (``"dense.kernel"``). ``ClipUpdateRMS`` acts on the update of the whole ``tx``, so it needs ``step``,
+    ``chain`` or ``guard(inner)``, and, unless ``per_lr=False``, a learning rate to be found:
+    ``optax.inject_hyperparams(optax.adamw)(learning_rate=1e-3)``. It keeps one copy of the updates.
+
     Args:
         inner: None for the chain form, or the optimizer to wrap: ``guard(inner)`` is
             ``chain(guard(), inner)``.
@@ -68,7 +74,8 @@ def guard(
     Raises:
         TypeError: ``inner`` is not an optax transformation, ``config`` not a GuardConfig, or an
             override is unknown or a traced array.
-        ValueError: a setting has a wrong value.
+        ValueError: a setting has a wrong value; ``axis_name`` with ``AdaptiveGradClip``. From ``init``: one
+            of its patterns matches no parameter.
 
     Example:
         >>> params = {"w": jnp.ones(2)}
@@ -88,7 +95,14 @@ def guard(
                 "optax.chain(guard(clip=1.0), optax.adamw(lr)))(lr=1e-3), or name the function's argument "
                 "in static_args."
             )
-    return _Guard(make_config(config, overrides), axis_name).as_transformation()
+    made = make_config(config, overrides)
+    if made.unit_rule is not None and axis_name is not None:
+        raise ValueError(
+            f"axis_name must be None with AdaptiveGradClip; got {axis_name!r}. A unit of a weight may lie on "
+            "several shards, and its norm is that of the whole. Under jit with sharded arrays leave "
+            "axis_name out: the norms are global by themselves."
+        )
+    return _Guard(made, axis_name).as_transformation()
 
 
 class _Guard:
@@ -104,7 +118,10 @@ class _Guard:
     def init(self, params: PyTree) -> GuardOptState:
         """The state before the first step."""
         paths = list(guarded_leaves(params, None))
-        number = register_names([path_name(path) for path in paths])
+        names = [path_name(path) for path in paths]
+        if self.config.unit_rule is not None:
+            self.config.unit_rule.included(names)  # says now which pattern matches nothing
+        number = register_names(names)
         return GuardOptState(
             guard=stablenum.init_guard(self.config, len(paths), xp=jnp),
             names_id=jnp.asarray(number, jnp.int32),
@@ -116,26 +133,35 @@ class _Guard:
         """The gradients for the next transformation, and the next state."""
         leaves = guarded_leaves(updates, params)
         register_names([path_name(path) for path in leaves])
+        weights = () if self.config.unit_rule is None else guarded_weights(leaves, params)
+        watched = Watched(tuple(leaves), tuple(leaves.values()), weights)
         mode = current_mode()
         if isinstance(mode, Capture):
-            raise GuardReached(self.config, self.axis_name, leaves)
+            raise GuardReached(self.config, self.axis_name, watched)
         if isinstance(mode, Direct):
-            return apply_multiplier(self.config, updates, leaves, mode.multiplier), state
+            return apply_multiplier(self.config, updates, watched.paths, mode.decision), state
         if mode is None:
-            self._warn_once()
+            self._check_alone()
             mode = Deferred(unscaled=False, loss=scalar_loss(value))
         decision, after = judge(
             self.config,
             state.guard,
-            leaf_norms(list(leaves.values())),
+            watched,
             loss=mode.loss,
             axis_name=self.axis_name,
             unscaled=mode.unscaled,
         )
-        updates = apply_multiplier(self.config, updates, leaves, decision.multiplier)
+        updates = apply_multiplier(self.config, updates, watched.paths, decision)
         return zeros_unless(decision.apply, updates), state._replace(guard=after)
 
-    def _warn_once(self) -> None:
+    def _check_alone(self) -> None:
+        """Refuse or warn of what a guard without a driver around it cannot do."""
+        if self.config.update_rule is not None:
+            raise ValueError(
+                "ClipUpdateRMS clips the optimizer's update, which a guard driven by plain tx.update never "
+                "sees. Call stablenum_jax.step(tx, params, opt_state, grads), or build the optimizer with "
+                "stablenum_jax.chain(...) or stablenum_jax.guard(inner)."
+            )
         if not self.warned:
             self.warned = True
             warnings.warn(
@@ -162,7 +188,8 @@ def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransforma
     Raises:
         TypeError: an argument is not an optax transformation.
         ValueError: from ``init``: the first transformation does not hold the one guard. From
-            ``update``: the optimizer changes the structure of its state.
+            ``update``: the optimizer changes the structure of its state; ``params`` is missing for
+            ``AdaptiveGradClip``, or the learning rate for ``ClipUpdateRMS``.
         NonFiniteError: from ``update`` called eagerly: the guard has stopped the training.
 
     Example:

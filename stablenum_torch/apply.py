@@ -90,7 +90,8 @@ def transform_gradients(
 
     Args:
         grads: dense, sparse, complex or sharded; not None.
-        multipliers: () float32, one a gradient; all the same tensor if one serves all.
+        multipliers: float32, one a gradient, () or of a shape that broadcasts over it; all the same
+            tensor if one serves all.
         max_value: the bound, or None for none. Real and imaginary parts are clamped apart.
     """
     if not grads:
@@ -104,7 +105,9 @@ def transform_gradients(
             # A factor of 2**-16 is hardly a number in float16, and on some devices torch rounds the
             # factor to the gradient's format.
             values = _stored_values(g)
-            values.copy_(values.float() * factor)
+            values.copy_(values.float() * _for_stored(factor, g))
+        elif factor.ndim:
+            _stored_values(g).mul_(_for_stored(factor, g))
         else:
             tensors, factors = by_device.setdefault(g.device, ([], []))
             tensors.append(g)
@@ -121,6 +124,15 @@ def transform_gradients(
 def _plain(grad: Tensor) -> Tensor:
     """The gradient, or, if it is conjugated lazily, the memory under it: factors and bounds are real."""
     return grad.conj() if grad.is_complex() and grad.is_conj() else grad
+
+
+def _for_stored(factor: Tensor, grad: Tensor) -> Tensor:
+    """The factor in a shape that broadcasts over what :func:`_stored_values` gives."""
+    if not factor.ndim:
+        return factor
+    if grad.layout != torch.strided:
+        factor = factor.expand(grad.shape)[tuple(grad.coalesce().indices())]
+    return factor.unsqueeze(-1) if grad.is_complex() else factor
 
 
 def _stored_values(grad: Tensor) -> Tensor:

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from stablenum.config import GuardConfig
 from stablenum.formats import FORMATS, get_format
 from stablenum_torch.apply import is_fused
+from stablenum_torch.ranks import is_sharded
 
-__all__ = ["EpsTooSmallWarning", "check_optimizer", "parameter_names", "warn_of_lost_eps"]
+__all__ = ["EpsTooSmallWarning", "check_optimizer", "check_rules", "parameter_names", "warn_of_lost_eps"]
 
 
 class EpsTooSmallWarning(UserWarning):
@@ -40,6 +42,30 @@ def check_optimizer(optimizer: object) -> None:
         )
     if not any(group["params"] for group in optimizer.param_groups):
         raise ValueError("optimizer must hold at least one parameter; all its param_groups are empty.")
+
+
+def check_rules(config: GuardConfig, optimizer: Optimizer, process_group: object) -> None:
+    """Refuse rules that cannot work with this optimizer.
+
+    Raises:
+        ValueError: ``AdaptiveGradClip`` on sharded gradients; ``ClipUpdateRMS`` by learning rates that the
+            groups do not tell.
+    """
+    if config.unit_rule is not None and (
+        process_group is not None or any(is_sharded(p) for g in optimizer.param_groups for p in g["params"])
+    ):
+        raise ValueError(
+            "clip must be without AdaptiveGradClip where gradients are sharded over ranks (process_group, "
+            "sharded DTensors): a unit may lie on several of them. AdaGC clips each tensor there."
+        )
+    if config.update_rule is not None and config.update_rule.per_lr:
+        for i, group in enumerate(optimizer.param_groups):
+            if "lr" not in group:
+                raise ValueError(
+                    f"ClipUpdateRMS compares updates with the learning rate, but param_groups[{i}] of "
+                    f"{type(optimizer).__name__} has no 'lr'. Use ClipUpdateRMS(max_rms, per_lr=False), "
+                    "whose max_rms bounds the update itself."
+                )
 
 
 def parameter_names(

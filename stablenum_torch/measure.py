@@ -20,7 +20,17 @@ from stablenum.formats import FLOAT32_MAX
 from stablenum_torch.ranks import join_norms, joins_ranks, local_part
 from stablenum_torch.state import to_device
 
-__all__ = ["dense_values", "norms_on_device", "norms_on_host"]
+__all__ = [
+    "BLOCK",
+    "NARROW_BLOCK",
+    "SUSPICIOUSLY_SMALL",
+    "dense_values",
+    "gradient_norms_on_device",
+    "norms_on_device",
+    "norms_on_host",
+    "saturated",
+    "sums_of_pieces",
+]
 
 # Up to here one multi-tensor call takes the norms of all tensors; above it a dot product is both
 # faster and more accurate.
@@ -28,9 +38,9 @@ _SMALL = 2**16
 # Elements whose squares are summed in one go in float32: a larger block is faster and less accurate
 # (relative error of the norm at 2**18: 4e-7 for random values, 6e-6 for equal ones). The squares of
 # 16-bit values fall on few significands, so their rounding errors do not cancel: shorter sums.
-_BLOCK, _NARROW_BLOCK = 2**18, 2**13
+BLOCK, NARROW_BLOCK = 2**18, 2**13
 # Below this joint norm the squares of elements that matter may have flushed to zero.
-_SUSPICIOUSLY_SMALL = 2.0**-40
+SUSPICIOUSLY_SMALL = 2.0**-40
 
 
 def dense_values(grad: Tensor) -> Tensor:
@@ -57,7 +67,7 @@ def norms_on_host(grads: Sequence[Tensor | None]) -> np.ndarray:
     norms = np.zeros(len(grads))
     total = float(squares.sum())
     for (i, value), square in zip(values, squares.tolist(), strict=True):
-        doubtful = square == math.inf or total < _SUSPICIOUSLY_SMALL**2
+        doubtful = square == math.inf or total < SUSPICIOUSLY_SMALL**2
         norms[i] = _careful_norm(value) if doubtful else math.sqrt(square)
     # Rounding to float32 may not turn a finite norm into inf.
     return np.where(np.isfinite(norms), np.minimum(norms, FLOAT32_MAX), norms).astype(np.float32)
@@ -70,7 +80,7 @@ def _sums_of_squares(values: list[Tensor]) -> np.ndarray:
     wide: list[int] = []
     large: list[int] = []
     for i, v in enumerate(values):
-        limit = _SMALL if v.dtype == torch.float32 else _NARROW_BLOCK // 2
+        limit = _SMALL if v.dtype == torch.float32 else NARROW_BLOCK // 2
         (wide if v.dtype == torch.float64 else small if v.numel() <= limit else large).append(i)
     for members, dtype in ((small, torch.float32), (wide, torch.float64)):
         if members:
@@ -86,9 +96,14 @@ def _sums_of_squares(values: list[Tensor]) -> np.ndarray:
 def _dots(flat: Tensor) -> list[Tensor]:
     """() float32 sums of squares of the pieces of a 1-d tensor; narrower formats are widened in cache."""
     if flat.dtype == torch.float32:
-        return [torch.dot(block, block) for block in flat.split(_BLOCK)]
-    widened = (block.float() for block in flat.split(_BLOCK))
-    return [torch.dot(piece, piece) for block in widened for piece in block.split(_NARROW_BLOCK)]
+        return [torch.dot(block, block) for block in flat.split(BLOCK)]
+    widened = (block.float() for block in flat.split(BLOCK))
+    return [torch.dot(piece, piece) for block in widened for piece in block.split(NARROW_BLOCK)]
+
+
+def sums_of_pieces(flat: Tensor) -> Tensor:
+    """() float64, the sum of squares of a long 1-d tensor, inf where float32 did not hold it."""
+    return torch.stack(_dots(flat)).double().sum()
 
 
 def _careful_norm(value: Tensor) -> float:
@@ -103,23 +118,40 @@ def _careful_norm(value: Tensor) -> float:
 # --- on the device ---------------------------------------------------------------------------
 
 
-def norms_on_device(
+def gradient_norms_on_device(
     params: Sequence[Tensor], device: torch.device, process_group: dist.ProcessGroup | None = None
+) -> Tensor:
+    """(n,) float32 norms of the parameters' gradients, see :func:`norms_on_device`."""
+    return norms_on_device([p.grad for p in params], device, shards_of=params, process_group=process_group)
+
+
+def norms_on_device(
+    grads: Sequence[Tensor | None],
+    device: torch.device,
+    *,
+    shards_of: Sequence[Tensor] = (),
+    process_group: dist.ProcessGroup | None = None,
 ) -> Tensor:
     """(n,) float32 norms of the gradients, as :func:`norms_on_host` gives them, without a host sync.
 
     Args:
-        params: the parameters; those of DTensors are joined over the ranks that they are sharded over.
+        grads: the tensors to measure.
         device: where the result lies.
-        process_group: ranks over which plain gradients are sharded.
+        shards_of: the parameters that they belong to: a DTensor's is joined over the ranks that it is
+            sharded over.
+        process_group: ranks over which plain tensors are sharded.
     """
-    if not params:
+    if not grads:
         return torch.zeros(0, dtype=torch.float32, device=device)
-    norms = _local_norms([p.grad for p in params], device)
-    if joins_ranks(params, process_group):
-        norms = join_norms(norms, params, process_group)
-    saturated = torch.clamp(norms, max=FLOAT32_MAX)
-    return torch.where(torch.isfinite(norms), saturated, norms).float()
+    norms = _local_norms(grads, device)
+    if joins_ranks(shards_of, process_group):
+        norms = join_norms(norms, shards_of, process_group)
+    return saturated(norms)
+
+
+def saturated(norms: Tensor) -> Tensor:
+    """In float32; a finite number beyond its range becomes its largest."""
+    return torch.where(torch.isfinite(norms), torch.clamp(norms, max=FLOAT32_MAX), norms).float()
 
 
 def _local_norms(grads: Sequence[Tensor | None], device: torch.device) -> Tensor:

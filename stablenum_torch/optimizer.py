@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from stablenum.config import GuardConfig, make_config
-from stablenum.guard import GuardState, init_guard
+from stablenum.guard import GuardState, init_guard, resized
 from stablenum.readout import history, metrics
 from stablenum.statedict import state_from_dict, state_to_dict
-from stablenum_torch.checks import check_optimizer, parameter_names, warn_of_lost_eps
+from stablenum_torch.checks import check_optimizer, check_rules, parameter_names, warn_of_lost_eps
 from stablenum_torch.ranks import check_process_group, several_ranks
 from stablenum_torch.readback import HaltWatch
 from stablenum_torch.state import copy_into, moved_to, to_device
@@ -44,17 +44,21 @@ def wrap(
         optimizer: any ``torch.optim.Optimizer`` that steps without a closure. With ``fused=True`` a
             step on an accelerator never makes the host wait; otherwise it does once.
         config: a :class:`stablenum.GuardConfig`.
-        names: the model, or (name, parameter) pairs, so that messages can name parameters. Without
-            it ``param_names`` of the groups are used (optimizers made from ``named_parameters()``).
+        names: the model, or (name, parameter) pairs, so that messages and rules can name parameters
+            (``AdaptiveGradClip(exclude="head.*")``). Without it ``param_names`` of the groups are used
+            (optimizers made from ``named_parameters()``).
         process_group: the ranks over which gradients that are plain tensors are sharded (ZeRO, FSDP1),
             so that all decide by the norm of the whole. Gradients that are the same on all ranks (DDP)
             need none, and DTensors (FSDP2) know theirs.
-        **overrides: fields of ``GuardConfig``: ``clip=1.0``, ``loss_scale="dynamic"``...
+        **overrides: fields of ``GuardConfig``: ``clip=1.0``, ``loss_scale="dynamic"``, ``spike="skip"``...
+            ``ClipUpdateRMS`` costs a copy of the parameters for the time of a step.
 
     Raises:
         TypeError: ``optimizer`` is not an optimizer, needs a closure (LBFGS) or is guarded already;
             an unknown setting; ``names`` or ``process_group`` of another kind.
-        ValueError: a setting has a wrong value, or the optimizer holds no parameters.
+        ValueError: a setting has a wrong value; the optimizer holds no parameters; a rule cannot work
+            with it: a pattern of ``AdaptiveGradClip.exclude`` that matches no parameter, that rule on
+            sharded gradients, ``ClipUpdateRMS`` by a learning rate that a group does not tell.
 
     Example:
         >>> import torch
@@ -72,6 +76,7 @@ def wrap(
         raise TypeError("optimizer is guarded already; wrap the optimizer it was made from.")
     known = parameter_names(names)
     check_process_group(process_group)
+    check_rules(made, optimizer, process_group)
     warn_of_lost_eps(optimizer)
     return GuardedOptimizer(optimizer, made, known, process_group)
 
@@ -84,6 +89,8 @@ class GuardedOptimizer(Optimizer):
     _names: dict[Tensor, str]
     _process_group: torch.distributed.ProcessGroup | None
     _state: GuardState
+    # Whether the rule for units applies to each parameter; also how many the guard's state is made for.
+    _included: tuple[bool, ...]
 
     # An outer GradScaler must unscale by itself: it would otherwise set grad_scale on this object,
     # where the inner kernel does not look.
@@ -109,6 +116,7 @@ class GuardedOptimizer(Optimizer):
                 "_state": init_guard(config, len(params), xp=torch_namespace, device=device),
             }
         )
+        self._fit()
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -119,6 +127,7 @@ class GuardedOptimizer(Optimizer):
         self.__dict__.update(state)
         self._loss: Tensor | None = None
         self._watch = HaltWatch()
+        self._included = ()
         super().__setstate__({})
 
     def __getattr__(self, name: str) -> Any:
@@ -161,8 +170,9 @@ class GuardedOptimizer(Optimizer):
         self.inner.defaults = defaults
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group to the inner optimizer."""
+        """Add a group to the inner optimizer. What rules keep of each parameter grows with it."""
         self.inner.add_param_group(param_group)
+        self._fit()
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Clear the gradients, and the loss noted for the step that they belonged to.
@@ -251,10 +261,12 @@ class GuardedOptimizer(Optimizer):
         return result
 
     def _guarded_step(self) -> None:
-        params = self._parameters()
+        params = self._fit()
         if self._state.step.device != params[0].device:  # the model was moved after it was wrapped
             self._state = moved_to(self._state, params[0].device)
-        after = guarded_step(self.inner, self.config, self._state, params, self._loss, self._process_group)
+        after = guarded_step(
+            self.inner, self.config, self._state, params, self._loss, self._process_group, self._included
+        )
         # Written last, so that an error in the inner step leaves the guard as it was.
         copy_into(self._state, after)
         if self.config.skip_limit is not None:
@@ -285,10 +297,28 @@ class GuardedOptimizer(Optimizer):
     @property
     def guard_state(self) -> GuardState:
         """The guard's live tensors: ``guard_state.skipped_total`` is a count that costs no wait."""
+        self._fit()
         return self._state
 
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
+
+    def _fit(self) -> list[Tensor]:
+        """All parameters; the guard learns of those added since, also through the inner optimizer."""
+        params = self._parameters()
+        if len(self._included) != len(params):
+            self._grow(params)
+        return params
+
+    @torch._dynamo.disable
+    def _grow(self, params: list[Tensor]) -> None:
+        check_rules(self.config, self.inner, self._process_group)
+        rule = self.config.unit_rule
+        included = (True,) * len(params) if rule is None else rule.included(self._flat_names())
+        self._state = resized(
+            self.config, self._state, len(params), xp=torch_namespace, device=self._state.step.device
+        )
+        self._included = included
 
     def _flat_names(self) -> list[str]:
         """A name for each parameter, in the order of the groups."""
@@ -304,6 +334,7 @@ class GuardedOptimizer(Optimizer):
 
     def guard_state_dict(self) -> dict[str, Any]:
         """The guard's state as JSON values, the same as ``stablenum_jax`` writes."""
+        self._fit()
         known = bool(self._names) or any(group.get("param_names") for group in self.param_groups)
         return state_to_dict(self._state, self._flat_names() if known else None)
 
@@ -312,10 +343,15 @@ class GuardedOptimizer(Optimizer):
 
         Raises:
             ValueError: ``state`` is not one, or is one of another shape; nothing is changed.
+
+        Warns:
+            StatisticsNotLoadedWarning: it holds no statistics that fit a rule here, which keeps its own.
         """
-        copy_into(self._state, self._read_guard(state))
+        guard = self._read_guard(state)
+        copy_into(self._state, guard)
 
     def _read_guard(self, state: Mapping[str, Any]) -> GuardState:
+        self._fit()
         return state_from_dict(
             state, self._state, xp=torch_namespace, names=self._flat_names(), device=self._state.step.device
         )

@@ -13,7 +13,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["check_process_group", "join_norms", "joins_ranks", "local_part", "several_ranks"]
+__all__ = [
+    "check_process_group",
+    "is_sharded",
+    "join_norms",
+    "join_over_ranks",
+    "joins_ranks",
+    "local_part",
+    "several_ranks",
+]
 
 
 def several_ranks() -> bool:
@@ -66,21 +74,50 @@ def join_norms(norms: Tensor, params: Sequence[Any], process_group: dist.Process
         params: the parameters; a DTensor's norm is joined over the mesh dimensions that shard it.
         process_group: ranks over which plain parameters are shards, or None if they are whole.
     """
+    # Finite norms that float64 could not square belong to float64 gradients; they saturate anyway.
+    squares = torch.where(torch.isfinite(norms), norms.clamp(max=1e150), norms).square()
+    return join_over_ranks(squares, params, process_group).sqrt()
+
+
+def join_over_ranks(
+    values: Tensor,
+    params: Sequence[Any],
+    process_group: dist.ProcessGroup | None,
+    *,
+    maximum: bool = False,
+) -> Tensor:
+    """(n,) what each parameter's parts on all ranks have in sum, or at most if ``maximum``.
+
+    Args:
+        values: (n,) of this rank's parts; changed in place.
+        params, process_group: as in :func:`join_norms`.
+        maximum: take the largest instead of the sum.
+    """
+    operation = dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM
     groups: dict[dist.ProcessGroup, list[int]] = {}
     for i, param in enumerate(params):
         for group in _sharding_groups(param, process_group):
             groups.setdefault(group, []).append(i)
-    # Finite norms that float64 could not square belong to float64 gradients; they saturate anyway.
-    squares = torch.where(torch.isfinite(norms), norms.clamp(max=1e150), norms).square()
     for group, members in groups.items():
-        if len(members) == len(norms):
-            dist.all_reduce(squares, op=dist.ReduceOp.SUM, group=group)
+        if len(members) == len(values):
+            dist.all_reduce(values, op=operation, group=group)
             continue
-        index = torch.tensor(members, device=norms.device)
-        part = squares[index]
-        dist.all_reduce(part, op=dist.ReduceOp.SUM, group=group)
-        squares = squares.index_copy(0, index, part)
-    return squares.sqrt()
+        # Taken apart and put together, not indexed: an index made here would have to be copied to the device.
+        each = list(values.unbind())
+        part = torch.stack([each[i] for i in members])
+        dist.all_reduce(part, op=operation, group=group)
+        for i, joined in zip(members, part.unbind(), strict=True):
+            each[i] = joined
+        values = torch.stack(each)
+    return values
+
+
+def is_sharded(param: Any) -> bool:
+    """Whether the parameter is a DTensor of which several ranks hold different parts."""
+    return _is_dtensor(param) and any(
+        not placement.is_replicate() and param.device_mesh.size(d) > 1
+        for d, placement in enumerate(param.placements)
+    )
 
 
 def _sharding_groups(param: Any, process_group: dist.ProcessGroup | None) -> list[dist.ProcessGroup]:

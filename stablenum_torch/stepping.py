@@ -28,10 +28,13 @@ from stablenum_torch.apply import (
     step_folded,
     transform_gradients,
 )
-from stablenum_torch.measure import norms_on_device, norms_on_host
+from stablenum_torch.extremes import extremes_on_device, extremes_on_host
+from stablenum_torch.measure import gradient_norms_on_device, norms_on_host
 from stablenum_torch.ranks import joins_ranks, several_ranks
 from stablenum_torch.readback import wait_for_bool
 from stablenum_torch.state import host_view, to_device
+from stablenum_torch.units import unit_factor, units_on_device, units_on_host
+from stablenum_torch.update import before_update, clip_update_on_device, clip_update_on_host
 
 __all__ = ["guarded_step"]
 
@@ -43,6 +46,7 @@ def guarded_step(
     params: Sequence[Tensor],
     loss: Tensor | None,
     process_group: ProcessGroup | None,
+    included: Sequence[bool] = (),
 ) -> GuardState:
     """Step ``optimizer`` as the core decides, and return the guard's next state.
 
@@ -53,14 +57,15 @@ def guarded_step(
         params: the parameters of the optimizer, in order; those without gradient count as zero.
         loss: () the unscaled loss, if known.
         process_group: ranks over which plain gradients are sharded.
+        included: whether the rule for units, if there is one, applies to each parameter.
     """
     if several_ranks():
         # Each rank has a loss of its own. Decisions rest on the gradients alone then, which all
         # ranks share: otherwise one bad loss would make the ranks disagree.
         loss = None
     if _on_host(state, params, process_group):
-        return _step_on_host(optimizer, config, state, params, loss)
-    return _step_on_device(optimizer, config, state, params, loss, process_group)
+        return _step_on_host(optimizer, config, state, params, loss, included)
+    return _step_on_device(optimizer, config, state, params, loss, process_group, included)
 
 
 def _on_host(state: GuardState, params: Sequence[Tensor], process_group: ProcessGroup | None) -> bool:
@@ -76,19 +81,51 @@ def _step_on_host(
     state: GuardState,
     params: Sequence[Tensor],
     loss: Tensor | None,
+    included: Sequence[bool],
 ) -> GuardState:
     before = host_view(state)
     with np.errstate(all="ignore"):
-        norms = norms_on_host([p.grad for p in params])
-        seen = Observation(norms, None if loss is None else _float32(loss).cpu().numpy())
+        seen = _observed_on_host(config, params, loss, included)
         decision, after = decide(config, before, seen, xp=np_namespace)
         if moves_nothing(optimizer):
             after = _without_trace(decision, before, after, np_namespace)
-    if decision.apply:
-        unchanged = bool(np.all(decision.multiplier == 1))
-        multiplier = torch.as_tensor(decision.multiplier, device="cpu")
-        _apply(optimizer, config, params, multiplier, unchanged=unchanged, found_inf=None)
+    if not decision.apply:
+        return after
+    rule = config.update_rule
+    copied = None if rule is None else before_update(rule, optimizer)
+    unchanged = _unchanged(decision, len(params))
+    multiplier = torch.as_tensor(decision.multiplier, device="cpu")
+    of_units = [torch.from_numpy(part) for part in decision.unit_multipliers]
+    _apply(optimizer, config, params, multiplier, of_units, unchanged=unchanged, found_inf=None)
+    if rule is not None and copied is not None:
+        with np.errstate(all="ignore"):
+            clip_update_on_host(rule, copied)
     return after
+
+
+def _unchanged(decision: Decision, n: int) -> list[bool]:
+    """For each parameter whether its gradient stays as it is: a pass over it that can be left out."""
+    whole = np.broadcast_to(decision.multiplier == 1, (n,))
+    units = decision.unit_multipliers or ((),) * n
+    return [bool(np.all(u == 1) if len(u) else w) for u, w in zip(units, whole, strict=True)]
+
+
+def _observed_on_host(
+    config: GuardConfig, params: Sequence[Tensor], loss: Tensor | None, included: Sequence[bool]
+) -> Observation:
+    grads, units = [p.grad for p in params], None
+    if config.unit_rule is None:
+        norms = norms_on_host(grads)
+    else:
+        norms, units = units_on_host(config.unit_rule, params, included)
+    amax, tiny = extremes_on_host(grads, config.needs)
+    return Observation(
+        norms=norms,
+        loss=None if loss is None else _float32(loss).cpu().numpy(),
+        units=units,
+        amax=amax,
+        tiny=tiny,
+    )
 
 
 def _step_on_device(
@@ -98,10 +135,10 @@ def _step_on_device(
     params: Sequence[Tensor],
     loss: Tensor | None,
     process_group: ProcessGroup | None,
+    included: Sequence[bool],
 ) -> GuardState:
     device = state.step.device
-    norms = norms_on_device(params, device, process_group)
-    seen = Observation(norms, None if loss is None else to_device(_float32(loss), device))
+    seen = _observed_on_device(config, params, loss, device, process_group, included)
     decision, after = decide(config, state, seen, xp=torch_namespace)
     if moves_nothing(optimizer):
         after = _without_trace(decision, state, after, torch_namespace)
@@ -111,9 +148,43 @@ def _step_on_device(
         found_inf = torch.logical_not(decision.apply).float()
     elif not wait_for_bool(decision.apply):
         return after
-    unchanged = not config.changes_gradients
-    _apply(optimizer, config, params, decision.multiplier, unchanged=unchanged, found_inf=found_inf)
+    rule = config.update_rule
+    copied = None if rule is None else before_update(rule, optimizer)
+    _apply(
+        optimizer,
+        config,
+        params,
+        decision.multiplier,
+        decision.unit_multipliers,
+        unchanged=[not config.changes_gradients] * len(params),
+        found_inf=found_inf,
+    )
+    if rule is not None and copied is not None:
+        clip_update_on_device(rule, copied, device, process_group)
     return after
+
+
+def _observed_on_device(
+    config: GuardConfig,
+    params: Sequence[Tensor],
+    loss: Tensor | None,
+    device: torch.device,
+    process_group: ProcessGroup | None,
+    included: Sequence[bool],
+) -> Observation:
+    units = None
+    if config.unit_rule is None:
+        norms = gradient_norms_on_device(params, device, process_group)
+    else:
+        norms, units = units_on_device(config.unit_rule, params, included, device)
+    amax, tiny = extremes_on_device(params, device, config.needs, process_group)
+    return Observation(
+        norms=norms,
+        loss=None if loss is None else to_device(_float32(loss), device),
+        units=units,
+        amax=amax,
+        tiny=tiny,
+    )
 
 
 def _float32(loss: Tensor) -> Tensor:
@@ -133,16 +204,28 @@ def _apply(
     config: GuardConfig,
     params: Sequence[Tensor],
     multiplier: Tensor,
+    of_units: Sequence[Tensor],
     *,
-    unchanged: bool,
+    unchanged: Sequence[bool],
     found_inf: Tensor | None,
 ) -> None:
-    """Step the optimizer on gradients times ``multiplier``, in its own pass where it can."""
-    fold = is_fused(optimizer) and not config.per_tensor and config.max_value is None
-    if config.max_value is not None or not (fold or unchanged):
+    """Step the optimizer on gradients times ``multiplier``, in its own pass where it can.
+
+    ``of_units``: as in :class:`Decision`. ``unchanged``: which gradients are known to have a factor of 1.
+    """
+    bounded, one_for_all = config.max_value is not None, not config.per_tensor and config.unit_rule is None
+    fold = is_fused(optimizer) and one_for_all and not bounded
+    if bounded or not (fold or all(unchanged)):
         # Unbound, not indexed: an index made on the host would have to be copied to the device first.
-        each = multiplier.unbind() if config.per_tensor else [multiplier] * len(params)
-        present = [(p.grad, factor) for p, factor in zip(params, each, strict=True) if p.grad is not None]
-        transform_gradients([g for g, _ in present], [factor for _, factor in present], config.max_value)
-    divisor = 1.0 / multiplier if fold and not unchanged else None
+        each = list(multiplier.unbind()) if config.per_tensor else [multiplier] * len(params)
+        for i, factors in enumerate(of_units):
+            if config.unit_rule is not None and len(factors):
+                each[i] = unit_factor(config.unit_rule, factors, params[i].shape)
+        chosen = [
+            (p.grad, factor)
+            for p, factor, same in zip(params, each, unchanged, strict=True)
+            if p.grad is not None and (bounded or not same)
+        ]
+        transform_gradients([g for g, _ in chosen], [factor for _, factor in chosen], config.max_value)
+    divisor = 1.0 / multiplier if fold and not all(unchanged) else None
     step_folded(optimizer, divisor=divisor, found_inf=found_inf)

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 
 from stablenum import Decision, GuardConfig, GuardState, Observation, decide, init_guard
+from stablenum.clipping import Units
+from stablenum.trees import map_leaves
 
 Decide = Callable[[GuardState, Observation], tuple[Decision, GuardState]]
 
@@ -38,13 +40,25 @@ class Backend:
         return self.xp.asarray(host.tolist(), dtype=getattr(self.xp, dtype))
 
     def observe(
-        self, norms: Sequence[float], loss: float | None = None, found_inf: bool | None = None
+        self,
+        norms: Sequence[float],
+        loss: float | None = None,
+        found_inf: bool | None = None,
+        *,
+        units: tuple[Sequence[Sequence[float]], Sequence[Sequence[float]]] | None = None,
+        amax: float | None = None,
+        tiny: float | None = None,
     ) -> Observation:
-        """An observation from plain numbers."""
+        """An observation from plain numbers; ``units``: norms and weights, a list of units a parameter."""
         return Observation(
             norms=self.asarray(norms),
             loss=None if loss is None else self.asarray(loss),
             found_inf=None if found_inf is None else self.asarray(found_inf, "bool"),
+            units=None
+            if units is None
+            else Units(*(tuple(self.asarray(part) for part in side) for side in units)),
+            amax=None if amax is None else self.asarray(amax),
+            tiny=None if tiny is None else self.asarray(tiny),
         )
 
     def init(self, config: GuardConfig, n_tensors: int) -> GuardState:
@@ -88,8 +102,8 @@ def assert_bit_equal(one: Any, other: Any) -> None:
 
 
 def _numpy(config: GuardConfig) -> Decide:
-    # Saturating at float32's largest number is part of the law; NumPy alone warns of it.
-    return np.errstate(over="ignore")(functools.partial(decide, config, xp=array_api_compat.numpy))
+    # The rules compute with inf and NaN and select afterwards; NumPy alone warns of it.
+    return np.errstate(all="ignore")(functools.partial(decide, config, xp=array_api_compat.numpy))
 
 
 def _eager(xp: Any) -> Callable[[GuardConfig], Decide]:
@@ -119,7 +133,7 @@ def _torch_compiled(config: GuardConfig) -> Decide:
         return torch_compiled(config)
 
     def run(state: GuardState, observation: Observation) -> tuple[Decision, GuardState]:
-        signature = (observation.norms.shape, observation.loss is None, observation.found_inf is None)
+        signature = (map_leaves(lambda part: part if part is None else part.shape, observation),)
         return compiled(*signature)(state, observation)
 
     return run

@@ -1,35 +1,57 @@
-"""The examples on the documentation pages run."""
+"""The examples on the documentation pages run, and what the pages are made with says what it counted."""
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
+from xml.etree import ElementTree
 
 import pytest
 
-PAGES = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
+from stablenum import GuardConfig
+from stablenum.clipping import CLIP_RULES
+from stablenum.loss_scale import LOSS_SCALES
+from stablenum.spikes import MeanStdSpikeGuard, SpikeGuard
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+RULES = sorted((DOCS / "rules").glob("*.md"))
+PAGES = sorted(DOCS.glob("*.md")) + RULES
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The fenced blocks of a language on a page."""
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
+
+
 BLOCKS = {
-    f"{page.name}:{i}": block
-    for page in PAGES
-    for i, block in enumerate(
-        re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
-    )
+    f"{page.relative_to(DOCS)}:{i}": block for page in PAGES for i, block in enumerate(blocks(page, "python"))
 }
 
 
 def test_the_pages_have_examples():
-    assert {name.partition(":")[0] for name in BLOCKS} == {"how-it-works.md", "quickstart.md"}
+    with_examples = {name.partition(":")[0] for name in BLOCKS}
+    rules = {str(page.relative_to(DOCS)) for page in RULES}
+    assert with_examples == {"how-it-works.md", "quickstart.md"} | rules
+
+
+@pytest.mark.parametrize("rule", [*CLIP_RULES, *LOSS_SCALES, SpikeGuard, MeanStdSpikeGuard])
+def test_every_rule_has_a_page_and_is_in_the_reference(rule):
+    name = re.compile(rf"\b{rule.__name__}\b")
+    assert any(name.search(page.read_text(encoding="utf-8")) for page in RULES if page.name != "index.md")
+    assert f"stablenum.{rule.__name__}\n" in (DOCS / "api" / "core.md").read_text(encoding="utf-8")
 
 
 def test_the_scenario_files_on_the_page_run(tmp_path):
-    page = (PAGES[0].parent / "compare.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```toml\n(.*?)^```", page, re.M | re.S)
+    toml = blocks(DOCS / "compare.md", "toml")
     file = tmp_path / "mine.toml"
-    file.write_text("\n".join(blocks), encoding="utf-8")
-    names = re.findall(r'^name = "(.*)"', "\n".join(blocks), re.M)
-    assert names == ["mine", "spiky"]
+    file.write_text("\n".join(toml), encoding="utf-8")
+    names = re.findall(r'^name = "(.*)"', "\n".join(toml), re.M)
+    assert names == ["mine", "ruled", "spiky"]
     asked = [part for name in names for part in ("--scenario", name)]
     options = ["--config", str(file), *asked, "--backend", "torch", "--backend", "jax-jit"]
     command = [sys.executable, "-m", "stablenum", "compare", *options]
@@ -40,3 +62,83 @@ def test_the_scenario_files_on_the_page_run(tmp_path):
 @pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS)
 def test_the_example_runs(block):
     exec(compile(block, "<documentation>", "exec"), {"__name__": "example"})
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in RULES if page.name != "index.md"], ids=lambda page: page.stem
+)
+def test_the_toml_of_a_rule_says_what_its_python_says(page):
+    example: dict[str, object] = {"__name__": "example"}
+    (python,), (toml,) = blocks(page, "python"), blocks(page, "toml")
+    exec(compile(python, "<documentation>", "exec"), example)
+    assert GuardConfig.from_toml(toml) == example["config"]
+
+
+def test_the_toml_of_the_guide_is_a_config():
+    (toml,) = blocks(DOCS / "rules" / "index.md", "toml")
+    config = GuardConfig.from_toml(toml)
+    assert [type(rule).__name__ for rule in config.clip] == ["AdaptiveGradClip", "ClipByGlobalNorm"]
+    assert config.spike == SpikeGuard()
+
+
+@pytest.fixture
+def made_with(monkeypatch):
+    """Imports a module of the docs folder."""
+    monkeypatch.syspath_prepend(str(DOCS))
+
+    def load(name: str) -> ModuleType:
+        return __import__(name, fromlist=["__all__"])
+
+    return load
+
+
+def test_every_page_includes_what_is_made_for_it(made_with):
+    figures, tables, poison = (made_with(name) for name in ("figures", "tables", "poison"))
+    pages = {page.stem: page.read_text(encoding="utf-8") for page in RULES}
+    assert set(pages) - {"index"} == {name.removesuffix("-constant") for name in figures.FIGURES}
+    for name in figures.FIGURES:
+        text = pages[name.removesuffix("-constant")]
+        assert f"(../_build/generated/figures/{name}.svg)" in text
+        assert f"{{include}} ../_build/generated/figures/{name}.md" in text
+    for kind, names in (("cost", tables.PAGES), ("state", tables.STATES), ("poison", poison.CASES)):
+        for name in names:
+            assert f"{{include}} ../_build/generated/{kind}-{name}.md" in pages[name]
+
+
+def test_a_figure_is_drawn_and_its_caption_counts(made_with, tmp_path):
+    spikes, style = made_with("figures.spikes"), made_with("figures.style")
+    figure, caption = spikes.constant_loss()
+    style.save(figure, tmp_path / "figure.svg")
+    assert ElementTree.parse(tmp_path / "figure.svg").getroot().tag.endswith("svg")
+    assert "`SpikeGuard` refused 0 steps, `MeanStdSpikeGuard` refused 6 steps" in caption
+
+
+def test_the_rule_tables_need_a_measurement_of_every_rule(made_with, tmp_path):
+    tables = made_with("tables")
+    with pytest.raises(FileNotFoundError, match="python -m benchmarks rules"):
+        tables.write_rule_tables(tmp_path / "rules.json", tmp_path)
+    report = json.loads((ROOT / "benchmarks" / "results" / "rules.json").read_text(encoding="utf-8"))
+    tables.write_rule_tables(ROOT / "benchmarks" / "results" / "rules.json", tmp_path)
+    figure = f"{report['decide']['ZClip']['torch_us']:.0f}"
+    assert f"| {figure} |" in (tmp_path / "cost-zclip.md").read_text(encoding="utf-8")
+    assert "| `far` | (n,) | int32 |" in (tmp_path / "state-adagc.md").read_text(encoding="utf-8")
+    row = report["detection"]["constant"]["SpikeGuard"]
+    assert f"| {row['detected'] / row['planted']:.0%} of {row['planted']} |" in (
+        tmp_path / "detection.md"
+    ).read_text(encoding="utf-8")
+    del report["decide"]["ZClip"]
+    (tmp_path / "rules.json").write_text(json.dumps(report), encoding="utf-8")
+    with pytest.raises(KeyError, match="ZClip"):
+        tables.write_rule_tables(tmp_path / "rules.json", tmp_path)
+
+
+def test_what_a_bad_value_does_is_told_by_comparing_decisions(made_with):
+    poison = made_with("poison")
+    ((_, config, name, watch),) = poison.CASES["zclip"]
+    stream = made_with("benchmarks.recorded").load(name)
+    told = dict(zip(poison.POISONS, poison.aftermaths(config, watch, stream, 100), strict=True))
+    assert told["NaN"] == ("skipped, `NAN_GRADIENT`", "nothing remembered of it")
+    assert told["all gradients 0"] == ("applied, `OK`", "nothing remembered of it")
+    verdict, afterwards = told["1e30"]
+    assert verdict == "applied, `CLIPPED`"
+    assert afterwards.startswith("the same decisions (factors within 0.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ README = Path(__file__).parents[1] / "README.md"
 EXAMPLES = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=["torch", "jax"])
+@pytest.mark.parametrize("example", EXAMPLES[:2], ids=["torch", "jax"])
 def test_example(example, capsys):
     exec(compile(example, str(README), "exec"), {})
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -21,6 +22,13 @@ def test_example(example, capsys):
     others = {line[2] for line in lines if line[0] != "3"}
     assert others & {"OK", "CLIPPED"}, "good steps are applied"
     assert others <= {"OK", "CLIPPED", "INF_GRADIENT", "NAN_GRADIENT"}, "the scale may back off at first"
+
+
+def test_the_example_of_the_rules():
+    names: dict[str, Any] = {}
+    exec(compile(EXAMPLES[2], str(README), "exec"), names)
+    assert names["config"].unit_rule is not None
+    assert len(EXAMPLES) == 3
 
 
 def test_the_table_is_that_of_the_built_in_scenarios():

@@ -9,14 +9,13 @@ from stablenum.bounds import at_most
 from stablenum.clipping.coefficient import coefficient
 from stablenum.errors import check_field
 from stablenum.formats import FLOAT32_MAX
+from stablenum.windows import ABSURD, tells
 
 __all__ = ["AdaGC", "AdaGCState"]
 
 Array: TypeAlias = Any
 Namespace: TypeAlias = Any
 
-# A norm counts as far off at this multiple of what it is compared with.
-_ABSURD = 100.0
 # How many absurdly small norms a warm-up may contain without harm, plus one.
 _LOWEST = 3
 
@@ -26,8 +25,8 @@ class AdaGCState(NamedTuple):
 
     Attributes:
         gamma: (n,) float32, the moving mean of the clipped norm; 0 before the end of the warm-up.
-        lowest: (n, 3) float32, the smallest clipped norms of the warm-up, ascending; the largest float32
-            where nothing has come yet.
+        lowest: (n, 3) float32 (as many columns as the warm-up has steps, if fewer), the smallest clipped
+            norms of the warm-up, ascending; the largest float32 where nothing has come yet.
         seen: (n,) int32, norms observed, up to ``warmup_steps``.
         far: (n,) int32, observations in a row that lay 100 times above gamma.
     """
@@ -82,7 +81,9 @@ class AdaGC:
         """Nothing seen yet."""
         return AdaGCState(
             gamma=xp.zeros((n_tensors,), dtype=xp.float32, device=device),
-            lowest=xp.full((n_tensors, _LOWEST), FLOAT32_MAX, dtype=xp.float32, device=device),
+            lowest=xp.full(
+                (n_tensors, min(_LOWEST, self.warmup_steps)), FLOAT32_MAX, dtype=xp.float32, device=device
+            ),
             seen=xp.zeros((n_tensors,), dtype=xp.int32, device=device),
             far=xp.zeros((n_tensors,), dtype=xp.int32, device=device),
         )
@@ -97,7 +98,7 @@ class AdaGC:
         above = xp.isfinite(norms) & (norms > limit)
         own = xp.where(above, limit / norms, xp.ones_like(norms))
         factor = xp.where(warm, own, joint)
-        counts = applied & xp.isfinite(norms) & (norms > 0)
+        counts = applied & tells(norms, xp=xp)
         return factor, self._observe(state, norms, factor * norms, warm, counts, xp=xp)
 
     def _observe(
@@ -106,13 +107,14 @@ class AdaGC:
         """The state after a step, for the tensors that ``counts`` names."""
         warming = counts & xp.logical_not(warm)
         seen = xp.where(warming, state.seen + 1, state.seen)
-        smallest = xp.sort(xp.concat([state.lowest, clipped[:, None]], axis=1), axis=1)[:, :_LOWEST]
+        smallest = xp.sort(xp.concat([state.lowest, clipped[:, None]], axis=1), axis=1)[:, :-1]
         lowest = xp.where(warming[:, None], smallest, state.lowest)
         begins = warming & (seen >= self.warmup_steps)
-        gamma = self.decay * state.gamma + (1.0 - self.decay) * clipped
+        # Not decay * gamma + ...: in float32 decay and 1 - decay do not add up to 1, and gamma would drift.
+        gamma = state.gamma + (1.0 - self.decay) * (clipped - state.gamma)
         gamma = xp.where(counts & warm, gamma, state.gamma)
         gamma = xp.where(begins, _smallest_sane(lowest, xp=xp), gamma)
-        is_far = warm & (norms > _ABSURD * state.gamma)
+        is_far = warm & (norms > ABSURD * state.gamma)
         far = xp.where(counts, xp.where(is_far, state.far + 1, xp.zeros_like(state.far)), state.far)
         again = far >= self.warmup_steps
         return AdaGCState(
@@ -125,5 +127,5 @@ class AdaGC:
 
 def _smallest_sane(lowest: Array, *, xp: Namespace) -> Array:
     """The smallest of each row that is not absurdly far below the row's last."""
-    sane = lowest * _ABSURD >= lowest[:, -1:]
+    sane = lowest * ABSURD >= lowest[:, -1:]
     return xp.min(xp.where(sane, lowest, xp.full_like(lowest, FLOAT32_MAX)), axis=1)

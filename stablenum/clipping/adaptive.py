@@ -39,9 +39,9 @@ class AdaptiveGradClip:
         exclude: patterns of parameter names that are left alone (``fnmatch``: ``"head.*"``, ``"*.bias"``).
             Each must match a parameter.
         output_axis: which axis of a weight counts the outputs: ``"first"`` (PyTorch: out x in, and
-            out x in x height x width), ``"last"`` (JAX: in x out, height x width x in x out; of three
-            axes, in x heads x features, all but the first count outputs, as in optax). None is the
-            framework's own convention; NumPy's is ``"last"``.
+            out x in x height x width) or ``"last"`` (JAX: in x out, height x width x in x out). None is the
+            framework's own convention, ``"last"`` for NumPy too; there, as in optax, three axes are in x
+            heads x features, of which all but the first count outputs: name ``"last"`` for 1-d convolutions.
 
     Raises:
         ValueError: a field is out of its range; at init, a pattern matches no parameter.
@@ -98,11 +98,11 @@ class AdaptiveGradClip:
             ((1, 2, 3), (0, 1, 2))
         """
         axes = tuple(range(len(shape)))
-        if sum(n != 1 for n in shape) <= 1:
+        if sum(n != 1 for n in shape) <= 1:  # a vector, however many axes of length 1 it has
             return axes
         if (self.output_axis or default) == "first":
             return axes[1:]
-        return axes[:1] if len(shape) == 3 else axes[:-1]
+        return axes[:1] if self.output_axis is None and len(shape) == 3 else axes[:-1]
 
     def init(self, n_tensors: int, *, xp: Namespace, device: Any = None) -> tuple[Array, ...]:
         """No state."""

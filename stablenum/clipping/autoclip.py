@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from stablenum.clipping.coefficient import coefficient
 from stablenum.errors import check_field
-from stablenum.windows import empty_window, push, quantile
+from stablenum.windows import empty_window, push, quantile, tells
 
 __all__ = ["AutoClip", "AutoClipState"]
 
@@ -64,7 +64,7 @@ class AutoClip:
         self, state: AutoClipState, norms: Array, total: Array, *, applied: Array, xp: Namespace
     ) -> tuple[Array, AutoClipState]:
         """The () float32 factor for all tensors, and the next state."""
-        window = push(state.norms, total, applied & (total > 0), xp=xp)
+        window = push(state.norms, total, applied & tells(total, xp=xp), xp=xp)
         # An empty window (zero gradients from the start) gives inf, which clips nothing.
         factor = coefficient(total, quantile(window, self.quantile, xp=xp), xp=xp)
         return factor, AutoClipState(window)

@@ -96,6 +96,7 @@ def clip_in_order(
     """
     coefficient, left, after = xp.ones_like(norms if per_tensor else total), norms, []
     if start is not None:
+        start = floored(start, xp=xp)
         coefficient, left, total = coefficient * start, left * start, total * start
     shrink: Array | None = None  # (u,) what the rule for units asks for
     for i, (rule, state) in enumerate(zip(rules, states, strict=True)):
@@ -104,10 +105,11 @@ def clip_in_order(
             left = left * coefficient
             total = combine_norms(left, xp=xp)
         if isinstance(rule, AdaptiveGradClip):
-            if units is None:
+            if units is not None:
+                seen = units.norms * units.spread(coefficient, xp=xp)
+                shrink = floored(rule.unit_factors(seen, units.weights, xp=xp), xp=xp)
+            elif norms.shape[0]:
                 raise ValueError("observation.units must be given for AdaptiveGradClip; got None.")
-            seen = units.norms * units.spread(coefficient, xp=xp)
-            shrink = rule.unit_factors(seen, units.weights, xp=xp)
         else:
             factor, state = rule.multiplier(state, left, total, applied=applied, xp=xp)
             # The floor stands at each rule, so that those to come see what will really be left.

@@ -10,7 +10,7 @@ from stablenum.bounds import at_most
 from stablenum.clipping.coefficient import coefficient
 from stablenum.errors import check_field
 from stablenum.norms import combine_norms
-from stablenum.windows import empty_window, mean_and_std, push, without_absurd
+from stablenum.windows import empty_window, mean_and_std, push, tells, without_absurd
 
 __all__ = ["ZClip", "ZClipState"]
 
@@ -18,6 +18,7 @@ Array: TypeAlias = Any
 Namespace: TypeAlias = Any
 
 _EPS = 1e-6
+_LEAST_SPREAD = 0.01  # of the mean
 
 
 class ZClipState(NamedTuple):
@@ -47,8 +48,10 @@ class ZClip:
     after it the norm is held below ``max_norm`` besides. Kumar et al. 2025 (arXiv 2504.02507).
 
     Only applied steps with a gradient that is not zero count. Of the warm-up's norms those above 100
-    times their median are left out: the moving mean would take thousands of steps to forget 1e30.
-    Nothing follows a lasting rise quickly, as in the paper: gradients are held near the old level.
+    times their median are left out: the moving mean would take thousands of steps to forget 1e30. The
+    spread s counts as at least a hundredth of m, or norms that are constant for a while would hold the
+    rule at that norm for ever. Nothing follows a lasting rise quickly, as in the paper: gradients are
+    held near the old level.
 
     Args:
         alpha: the decay of mean and variance, between 0 and 1.
@@ -95,15 +98,16 @@ class ZClip:
         limit = xp.where(warm, limit, xp.full_like(limit, math.inf))
         held = limit if self.max_norm is None else at_most(limit, self.max_norm, xp=xp)
         factor = coefficient(total, held, xp=xp)  # an infinite limit gives 1
-        counts = applied & xp.isfinite(total) & (total > 0)
+        counts = applied & tells(total, xp=xp)
         return factor, self._observe(state, xp.minimum(total, limit), warm, counts, xp=xp)
 
     def _limit(self, state: ZClipState, norm: Array, *, xp: Namespace) -> Array:
         """n* where the norm stands out, else inf."""
-        z = (norm - state.mean) / (state.std + _EPS)
+        std = xp.maximum(state.std, _LEAST_SPREAD * state.mean)
+        z = (norm - state.mean) / (std + _EPS)
         stands_out = z > self.z_threshold
         limit = state.mean + self.z_threshold * (
-            self.z_threshold * state.std / xp.where(stands_out, z, xp.ones_like(z))
+            self.z_threshold * std / xp.where(stands_out, z, xp.ones_like(z))
         )
         return xp.where(stands_out, limit, xp.full_like(limit, math.inf))
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from stablenum.compare.differences import (
+    different_statistics,
+    relative_difference,
+    tensor_difference,
+    update_difference,
+)
 from stablenum.compare.spec import Tolerance
-from stablenum.formats import FLOAT32_TINY
 from stablenum.status import Reason
 
-__all__ = ["Comparison", "Disagreement", "StepRow", "Trace", "compare_traces", "relative_difference"]
+__all__ = ["Comparison", "Disagreement", "StepRow", "Trace", "compare_traces"]
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -37,6 +42,8 @@ class Trace:
         backend: its name.
         rows: the steps; empty for a plain run.
         norms: for each step the norms of all gradients; NumPy's runs alone have them.
+        path: of a guarded stream, the parameters after each step.
+        guard: the guard's state at the end, as plain values; empty for a plain run.
         losses: of a plain run of a model, step by step.
         warnings: what the adapter warned of.
         changed: the steps that were refused although a parameter changed in them, bit for bit, and the
@@ -52,6 +59,8 @@ class Trace:
     backend: str
     rows: list[StepRow] = field(default_factory=list)
     norms: list[Array] = field(default_factory=list)
+    path: list[list[Array]] = field(default_factory=list)
+    guard: Mapping[str, Any] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     changed: dict[int, int] = field(default_factory=dict)
@@ -128,8 +137,12 @@ def compare_traces(scenario: str, reference: Trace, other: Trace, tolerance: Tol
                 differ(step, name, one, two)
         if step in other.changed:
             differ(step, f"params[{other.changed[step]}] after a skip", "unchanged", "changed")
+        for i, added in _different_updates(reference, other, step, tolerance.params):
+            differ(step, f"update of params[{i}]", *added)
     if len(reference.rows) != len(other.rows):
         differ(None, "steps", len(reference.rows), len(other.rows))
+    for name, ours, theirs in different_statistics(reference.guard, other.guard, tolerance.norm):
+        differ(None, name, ours, theirs)
     for name in ("final_loss_scale", "skipped"):
         if getattr(reference, name) != getattr(other, name):
             differ(None, name, getattr(reference, name), getattr(other, name))
@@ -151,39 +164,16 @@ def _tied(norms: Array, ours: int, theirs: int, tolerance: float) -> bool:
     return relative_difference(float(norms[ours]), float(norms[theirs])) <= tolerance
 
 
-def relative_difference(a: float, b: float) -> float:
-    """``|a - b| / max(|a|, |b|)``; 0 if both are NaN, the same infinity, or below float32's normal range.
-
-    Example:
-        >>> relative_difference(1.0, 1.5), relative_difference(float("nan"), float("nan"))
-        (0.333..., 0.0)
-    """
-    if a == b or (math.isnan(a) and math.isnan(b)):
-        return 0.0
-    if not (math.isfinite(a) and math.isfinite(b)):
-        return math.inf
-    # XLA flushes subnormal numbers to zero on the CPU.
-    if max(abs(a), abs(b)) < FLOAT32_TINY:
-        return 0.0
-    return abs(a - b) / max(abs(a), abs(b))
-
-
-def tensor_difference(a: Array, b: Array) -> float:
-    """The largest difference of two tensors over the largest number in the first.
-
-    Non-finite elements must be of the same kind in the same places; then they do not count.
-    """
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return math.inf
-    one, two = a.astype(np.float64), b.astype(np.float64)
-    finite = np.isfinite(one)
-    if not np.array_equal(finite, np.isfinite(two)):
-        return math.inf
-    if not np.array_equal(one[~finite], two[~finite], equal_nan=True):
-        return math.inf
-    one, two = one[finite], two[finite]
-    if one.size == 0:
-        return 0.0
-    largest = float(np.abs(one).max())
-    difference = float(np.abs(one - two).max())
-    return 0.0 if difference < FLOAT32_TINY else difference / max(largest, FLOAT32_TINY)
+def _different_updates(
+    reference: Trace, other: Trace, step: int, tolerance: float
+) -> Iterator[tuple[int, tuple[float, float]]]:
+    """The parameters that a step moved otherwise, and by how much."""
+    if step >= min(len(reference.path), len(other.path)):
+        return
+    for i, _ in enumerate(reference.start):
+        before, theirs = (t.path[step - 1][i] if step else t.start[i] for t in (reference, other))
+        added = update_difference(
+            before, reference.path[step][i], theirs, other.path[step][i], tolerance=tolerance
+        )
+        if added is not None:
+            yield i, added

@@ -15,6 +15,7 @@ from stablenum.compare.backends import Setup
 from stablenum.compare.models_jax import loss_function
 from stablenum.compare.spec import OptimizerSpec
 from stablenum.compare.trainings import Batch
+from stablenum.config import GuardConfig
 from stablenum.errors import NonFiniteError
 from stablenum.readout import check_halted, metrics
 
@@ -28,14 +29,25 @@ def start(setup: Setup, mode: str) -> GuardedRun | PlainRun:
     return PlainRun(setup) if setup.guard is None else GuardedRun(setup, mode)
 
 
-def make_optimizer(spec: OptimizerSpec) -> optax.GradientTransformation:
-    """The optax chain that a scenario asks for."""
+def make_optimizer(spec: OptimizerSpec, guard: GuardConfig | None = None) -> optax.GradientTransformation:
+    """The optax chain that a scenario asks for.
+
+    A guard that measures updates in learning rates has to find the rate in the optimizer's state.
+    """
+    if guard is not None and guard.update_rule is not None and guard.update_rule.per_lr:
+        return optax.inject_hyperparams(_chain_of, static_args=("spec",), hyperparam_dtype=jnp.float32)(
+            learning_rate=spec.lr, spec=spec
+        )
+    return _chain_of(spec.lr, spec)
+
+
+def _chain_of(learning_rate: Any, spec: OptimizerSpec) -> optax.GradientTransformation:
     if spec.name == "adamw":
-        return optax.adamw(spec.lr, eps=spec.eps, weight_decay=spec.weight_decay)
+        return optax.adamw(learning_rate, eps=spec.eps, weight_decay=spec.weight_decay)
     decay = [optax.add_decayed_weights(spec.weight_decay)] if spec.weight_decay else []
     if spec.name == "adam":
-        return optax.chain(*decay, optax.adam(spec.lr, eps=spec.eps))
-    return optax.chain(*decay, optax.sgd(spec.lr, momentum=spec.momentum or None))
+        return optax.chain(*decay, optax.adam(learning_rate, eps=spec.eps))
+    return optax.chain(*decay, optax.sgd(learning_rate, momentum=spec.momentum or None))
 
 
 class PlainRun:
@@ -93,7 +105,7 @@ class GuardedRun:
         self._adapter: Any = importlib.import_module("stablenum_jax")
         self._config = setup.guard
         adapter, loss_of = self._adapter, setup.training and loss_function(setup.training)
-        tx = optax.chain(adapter.guard(None, setup.guard), make_optimizer(setup.optimizer))
+        tx = optax.chain(adapter.guard(None, setup.guard), make_optimizer(setup.optimizer, setup.guard))
         self._params = [jnp.asarray(p) for p in setup.params]
         self._opt_state = tx.init(self._params)
 

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from stablenum.compare.backends import Setup
+from stablenum.compare.backends import Setup, tensor_names
 from stablenum.compare.models_numpy import loss_and_gradients
 from stablenum.compare.spec import OptimizerSpec, Training
 from stablenum.compare.trainings import Batch
@@ -39,7 +39,9 @@ class GuardedRun:
     def __init__(self, setup: Setup) -> None:
         self._training = setup.training
         self.norms: Array | None = None
-        self._guarded = Guarded(setup.params, make_optimizer(setup.optimizer), setup.guard)
+        self._names = tensor_names(setup)
+        named = dict(zip(self._names, setup.params, strict=True))
+        self._guarded = Guarded(named, make_optimizer(setup.optimizer), setup.guard)
 
     @property
     def loss_scale(self) -> float:
@@ -52,14 +54,15 @@ class GuardedRun:
     def step(self, gradients: list[Array], loss: float) -> None:
         self.norms = measure(gradients)
         with np.errstate(all="ignore"):
-            self._guarded.step(gradients, loss)
+            self._guarded.step(dict(zip(self._names, gradients, strict=True)), loss)
 
     def train(self, batch: Batch) -> None:
         loss, gradients = _differentiate(self._training, self.params(), batch, self.loss_scale)
         self.step(gradients, float(loss))
 
     def params(self) -> list[Array]:
-        return [np.array(p) for p in self._guarded.params]
+        params: Any = self._guarded.params  # a dict, as it was given one
+        return [np.array(p) for p in params.values()]
 
     def guard_state_dict(self) -> dict[str, Any]:
         return self._guarded.guard_state_dict()

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from stablenum.compare.backends import Setup
+from stablenum.compare.backends import Setup, tensor_names
 from stablenum.compare.models_torch import loss_function
 from stablenum.compare.spec import OptimizerSpec
 from stablenum.compare.trainings import Batch
@@ -92,7 +92,8 @@ class GuardedRun(PlainRun):
     def __init__(self, setup: Setup, mode: str) -> None:
         super().__init__(setup, mode)
         adapter: Any = importlib.import_module("stablenum_torch")
-        self._guarded = adapter.wrap(self._optimizer, setup.guard)
+        names = dict(zip(tensor_names(setup), self._params, strict=True))
+        self._guarded = adapter.wrap(self._optimizer, setup.guard, names=names)
         self._step = self._guarded.step
         if mode == "compiled":
             # Every optimizer is another program; what was compiled for the last one is of no use.

@@ -19,17 +19,29 @@ from stablenum.compare.agreement import Trace
 from stablenum.compare.backends import BACKENDS, REFERENCE
 from stablenum.compare.runner import Result
 from stablenum.compare.spec import Training
+from stablenum.status import Reason
 
 __all__ = ["choose", "draw"]
 
 # The most telling of the built-in scenarios, the best first.
-_TELLING = ("digits-mlp", "fp16-leaves", "bad-200", "digits-conv", "growth-boundary")
+_TELLING = ("digits-mlp", "spike-skip", "fp16-leaves", "bad-200", "digits-conv", "growth-boundary")
 _COLUMNS = 3
 # NumPy is a broad pale line. The others are dashes of equal length that take turns along it, so that where
 # all agree each is seen, and where one strays it is seen too.
 _PALE = "#cfd6dd"
 _COLOURS = ("#e08a00", "#159a8c", "#7b3fc4", "#1f77d0", "#111111")
 _DASH = 4.0
+# Why steps were refused or shrunk, as ticks under the count of skips.
+_NONFINITE, _SPIKE, _SHRUNK, _HOPELESS = "#d62728", "#0b3fd1", "#2ca02c", "#111111"
+_CAUSES = {
+    "skipped: not finite": (
+        _NONFINITE,
+        (Reason.NAN_GRADIENT, Reason.INF_GRADIENT, Reason.NONFINITE_LOSS, Reason.FOUND_INF),
+    ),
+    "skipped: no loss scale can help": (_HOPELESS, (Reason.NOT_A_SCALE_PROBLEM,)),
+    "skipped: spike": (_SPIKE, (Reason.SPIKE_LOSS, Reason.SPIKE_GRAD_NORM)),
+    "applied: spike, shrunk": (_SHRUNK, (Reason.SPIKE_CLIPPED,)),
+}
 _LABEL_PANEL = ("loss", "gradient norm", "loss scale", "skipped so far")
 
 
@@ -96,8 +108,12 @@ def _column(axes: Any, result: Result) -> None:
         _scale_of(panel, values)
     _mark_nonfinite(axes[0], traces[0], "loss")
     _mark_nonfinite(axes[1], traces[0], "grad_norm")
+    _circle_spikes(axes[0], traces[0], "loss", (Reason.SPIKE_LOSS,))
+    _circle_spikes(axes[1], traces[0], "grad_norm", (Reason.SPIKE_GRAD_NORM,))
+    _mark_causes(axes[3], traces[0])
     axes[2].set_yscale("log", base=2)
     axes[3].yaxis.set_major_locator(MaxNLocator(integer=True))
+    axes[3].margins(y=0.12)  # room for the ticks
     for panel in axes:
         panel.grid(visible=True, color="#e6e6e6", linewidth=0.6)
         panel.set_axisbelow(True)
@@ -159,6 +175,25 @@ def _mark_nonfinite(panel: Any, trace: Trace, name: str) -> None:
         if steps:
             panel.plot(steps, [0.95] * len(steps), transform=panel.get_xaxis_transform(), marker=marker,
                        color=colour, markersize=6, linestyle="none", label=kind, clip_on=False)  # fmt: skip
+
+
+def _circle_spikes(panel: Any, trace: Trace, name: str, reasons: Sequence[Reason]) -> None:
+    """A ring around each value for which a step was refused, and around all values of shrunk steps."""
+    for colour, kinds in ((_SPIKE, reasons), (_SHRUNK, (Reason.SPIKE_CLIPPED,))):
+        found = [(i, getattr(row, name)) for i, row in enumerate(trace.rows) if row.reason in kinds]
+        if found:
+            panel.plot(*zip(*found), marker="o", markerfacecolor="none", color=colour, markersize=8,
+                       markeredgewidth=1.6, linestyle="none", zorder=4)  # fmt: skip
+
+
+def _mark_causes(panel: Any, trace: Trace) -> None:
+    """A tick at the bottom for each step that was refused or shrunk, in the colour of its reason."""
+    for label, (colour, reasons) in _CAUSES.items():
+        steps = [i for i, row in enumerate(trace.rows) if row.reason in reasons]
+        if steps:
+            panel.plot(steps, [0.04] * len(steps), transform=panel.get_xaxis_transform(), marker="|",
+                       color=colour, markersize=12, markeredgewidth=2.0, linestyle="none", label=label,
+                       zorder=4)  # fmt: skip
 
 
 def _running_skips(trace: Trace) -> list[int]:

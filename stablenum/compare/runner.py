@@ -15,7 +15,7 @@ from stablenum.compare.agreement import Comparison, StepRow, Trace, compare_trac
 from stablenum.compare.backends import REFERENCE, Backend, Run, Setup
 from stablenum.compare.models_numpy import evaluate
 from stablenum.compare.spec import Goal, Outcome, Scenario, Stream, Training
-from stablenum.compare.streams import as_dtype, stream_params, stream_step
+from stablenum.compare.streams import handed, stream_params, stream_step
 from stablenum.compare.trainings import batch_at, data_of, initial_params
 from stablenum.errors import NonFiniteError
 
@@ -186,10 +186,13 @@ def _train(scenario: Scenario, backend: Backend, *, plain: bool, faults: bool) -
             if changed is not None:
                 trace.changed[step] = changed
             before = now
+            if training is None:  # a model's gradients depend on the parameters, and differ more and more
+                trace.path.append(now)
         if trace.stopped is not None:
             break
     trace.final_loss_scale = run.loss_scale
     trace.params = run.params()
+    trace.guard = run.guard_state_dict()
     if training is not None:
         trace.score = evaluate(training, trace.params, data_of(training), training.goal.measure)
     return trace
@@ -200,10 +203,7 @@ def _one_step(scenario: Scenario, run: Run, step: int, *, faults: bool) -> None:
         run.train(batch_at(scenario, step, faults=faults))
         return
     gradients, loss = stream_step(scenario, step)
-    scale = np.float32(run.loss_scale)
-    with np.errstate(all="ignore"):  # a half-precision gradient that overflows here is the point
-        handed = [as_dtype(g * scale, t.dtype) for g, t in zip(gradients, scenario.tensors, strict=True)]
-    run.step(handed, float(loss))
+    run.step(handed(scenario, gradients, run.loss_scale), float(loss))
 
 
 def _first_change(before: Sequence[Array], after: Sequence[Array]) -> int | None:
@@ -238,6 +238,8 @@ def outcome_of(scenario: Scenario, trace: Trace, clean_score: float | None = Non
         return Outcome.STALLS
     if isinstance(scenario, Training) and not _reached(scenario, trace, clean_score):
         return Outcome.FAILS
+    if isinstance(scenario, Stream) and scenario.most_moved is not None:
+        return Outcome.FAILS if _moved(trace) > scenario.most_moved else Outcome.SURVIVES
     return Outcome.SURVIVES
 
 
@@ -247,6 +249,13 @@ def _had_gradient(scenario: Scenario) -> bool:
         return True
     steps = (stream_step(scenario, step).gradients for step in range(scenario.steps))
     return any(np.isfinite(g).all() and np.any(g != 0) for gradients in steps for g in gradients)
+
+
+def _moved(trace: Trace) -> float:
+    """How far the tensor that went furthest is from its start, root mean square."""
+    pairs = zip(trace.start, trace.params, strict=True)
+    away = [q.astype(np.float64) - p.astype(np.float64) for p, q in pairs if p.size]
+    return max((float(np.sqrt(np.mean(a * a))) for a in away), default=0.0)
 
 
 def _reached(training: Training, trace: Trace, clean_score: float | None) -> bool:

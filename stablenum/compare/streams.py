@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -12,7 +13,7 @@ from stablenum.compare.spec import Event, Expected, OptimizerSpec, Outcome, Stre
 from stablenum.config import GuardConfig
 from stablenum.loss_scale import DynamicLossScale
 
-__all__ = ["STREAMS", "StreamStep", "as_dtype", "stream_params", "stream_step"]
+__all__ = ["STREAMS", "StreamStep", "as_dtype", "handed", "stream_params", "stream_step"]
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -280,6 +281,15 @@ def stream_step(stream: Stream, step: int) -> StreamStep:
             part = gradient if whole else gradient.reshape(-1)[:1]
             part[...] = _after(event, part)
     return StreamStep(gradients, loss)
+
+
+def handed(stream: Stream, gradients: Sequence[Array], scale: float) -> list[Array]:
+    """What the optimizer gets of a step's gradients: scaled, and rounded as the tensors say."""
+    factor, made = np.float32(scale), []
+    with np.errstate(all="ignore"):  # a half-precision gradient that overflows here is the point
+        for gradient, tensor in zip(gradients, stream.tensors, strict=True):
+            made.append(as_dtype(as_dtype(gradient * factor, tensor.computed or tensor.dtype), tensor.dtype))
+    return made
 
 
 def _level(stream: Stream, step: int) -> float:

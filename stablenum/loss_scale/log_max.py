@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from stablenum.bounds import at_least, at_most
 from stablenum.errors import check_field
+from stablenum.formats import FLOAT32_TINY
 from stablenum.loss_scale.state import LossScaleState, check_scale_range, scale_state
 
 __all__ = ["LogMaxLossScale", "LogMaxStatistics"]
@@ -16,6 +18,8 @@ Namespace: TypeAlias = Any
 
 # After an overflow the scale may fall but not rise for as many good steps as the mean remembers.
 _HOLD = 100
+# A single step a thousand times off would be in the standard deviation for thousands of steps.
+_FAR, _KNOWN_AFTER = 10.0, 100
 
 
 class LogMaxStatistics(NamedTuple):
@@ -44,11 +48,12 @@ class LogMaxLossScale:
     ``S = 2 ** floor(log2_max - (m + std_factor * s))``, kept within [``min_scale``, ``max_scale``]. Under
     a normal distribution of x, 3.09 standard deviations leave one overflow in a thousand steps.
 
-    Source: ``LogMaxScaler`` of OpenSeq2Seq (Kuchaiev et al. 2018, arXiv 1805.10387). Three differences:
+    Source: ``LogMaxScaler`` of OpenSeq2Seq (Kuchaiev et al. 2018, arXiv 1805.10387). Four differences:
     a step that overflowed, or whose gradients are all zero, never enters the statistics (there one
     overflow holds S at 1 for thousands of steps, and one zero makes it NaN for ever); S is a power of
-    two, which costs no precision and is the same number in every framework; and an overflow halves S,
-    which then does not rise for 100 good steps, so that a lasting rise of the gradients is followed.
+    two, which costs no precision and is the same number in every framework; an overflow halves S,
+    which then does not rise for 100 good steps, so that a lasting rise of the gradients is followed; and
+    one x far off counts less: at most as what ``min_scale`` is for, and after 100 good steps as 10 from m.
 
     It needs the largest gradient element, one more reduction over the gradients.
 
@@ -114,7 +119,8 @@ class LogMaxLossScale:
             xp: the array namespace.
         """
         scale, steps = state.scale, state.good_steps
-        seen = good & xp.isfinite(amax) & (amax > 0)
+        # Hardware may take a number below the smallest normal one for 0, and its logarithm for -inf.
+        seen = good & xp.isfinite(amax) & (amax >= FLOAT32_TINY)
         x = xp.log2(xp.where(seen, amax, xp.ones_like(amax))) - xp.log2(scale)
         statistics = self._observe(state.statistics, x, seen=seen, overflow=overflow, xp=xp)
         proposed = self._proposal(statistics, xp=xp)
@@ -134,6 +140,12 @@ class LogMaxLossScale:
 
         The mean of x^2 less the square of the mean, as in the source, loses all digits in float32.
         """
+        # n observations weigh 1 - decay^n; the bound lies between two of them, so that rounding cannot tip.
+        known = old.slow_weight >= 1.0 - self.std_decay ** (_KNOWN_AFTER - 0.5)
+        near = xp.maximum(xp.minimum(x, old.mean + _FAR), old.mean - _FAR)
+        # Any x above this asks for a scale below the floor.
+        top = self.log2_max - math.log2(self.min_scale)
+        x = at_most(xp.where(known, near, x), top, xp=xp)
         mean, weight = _moved(old.mean, old.weight, x, self.mean_decay)
         slow_mean, slow_weight = _moved(old.slow_mean, old.slow_weight, x, self.std_decay)
         share = (1.0 - self.std_decay) / slow_weight
@@ -164,8 +176,10 @@ def _power_of_two(power: Array, *, xp: Namespace) -> Array:
 
     Library powers are off by an ulp here and there, and loss scales have to be equal bit for bit.
     """
-    places = xp.cumulative_sum(xp.stack([xp.ones_like(power)] * 100))
-    two, half, one = xp.full_like(places, 2.0), xp.full_like(places, 0.5), xp.ones_like(places)
-    up = xp.prod(xp.where(places <= power, two, one), dtype=power.dtype)
-    down = xp.prod(xp.where(places <= -power, half, one), dtype=power.dtype)
-    return up * down
+    up, down, left = xp.ones_like(power), xp.ones_like(power), xp.abs(power)
+    for part in (64.0, 32.0, 16.0, 8.0, 4.0, 2.0, 1.0):
+        has = left >= part
+        left = xp.where(has, left - part, left)
+        up = xp.where(has, up * 2.0**part, up)
+        down = xp.where(has, down * 2.0**-part, down)
+    return xp.where(power < 0, down, up)

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from stablenum.bounds import at_least, at_most
 from stablenum.errors import check_field
 from stablenum.loss_scale.state import LossScaleState, check_scale_range, scale_state
 
-__all__ = ["UnderflowAwareLossScale"]
+__all__ = ["UnderflowAwareLossScale", "UnderflowStatistics"]
 
 Array: TypeAlias = Any
 Namespace: TypeAlias = Any
+
+
+class UnderflowStatistics(NamedTuple):
+    """What the rule remembers.
+
+    Attributes:
+        highest: () float32, the largest scale at which a step was good; 0 before.
+    """
+
+    highest: Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,8 +31,10 @@ class UnderflowAwareLossScale:
 
     With u the fraction of the non-zero elements of the scaled gradients that are at most 2^-24, the
     smallest float16: after a good step ``S <- 2 S`` if u > ``max_tiny`` and amax < ``headroom``; after an
-    overflow ``S <- S / 2``; else S stays. Where the backward pass ran in float16 the elements below have
-    become zero already; those at the last bit tell of them. An all-zero gradient changes nothing.
+    overflow ``S <- S / 2``; after ``recovery_interval`` good steps at an S below the highest that was ever
+    good, ``S <- 2 S``, so that one overflow does not lower S for ever; else S stays. Where the backward
+    pass ran in float16 the elements below 2^-24 have become zero already; those at the last bit tell of
+    them. An all-zero gradient changes nothing.
 
     After Zhao et al. 2019 (arXiv 1910.12385), who choose a scale by the probability of underflow; a
     dynamic scale raises blindly after an interval instead.
@@ -33,6 +45,7 @@ class UnderflowAwareLossScale:
         init_scale: S at the first step.
         max_tiny: the fraction of lost elements that is borne, between 0 and 1.
         headroom: the largest scaled element with which S may still double.
+        recovery_interval: good steps in a row after which a lowered S doubles, 1 or more.
         min_scale: the floor.
         max_scale: the ceiling.
 
@@ -47,6 +60,7 @@ class UnderflowAwareLossScale:
     init_scale: float = 2.0**16
     max_tiny: float = 1e-3
     headroom: float = 2.0**15
+    recovery_interval: int = 2000
     min_scale: float = 1.0
     max_scale: float = 2.0**24
     needs: ClassVar[frozenset[str]] = frozenset({"amax", "tiny"})
@@ -55,10 +69,12 @@ class UnderflowAwareLossScale:
         check_scale_range(self)
         check_field(self, "max_tiny", at_least=0.0, below=1.0)
         check_field(self, "headroom", above=0.0)
+        check_field(self, "recovery_interval", whole=True, at_least=1)
 
     def init(self, *, xp: Namespace, device: Any = None) -> LossScaleState:
         """The state before the first step."""
-        return scale_state(self.init_scale, 0, xp=xp, device=device)
+        highest = xp.asarray(0.0, dtype=xp.float32, device=device)
+        return scale_state(self.init_scale, 0, UnderflowStatistics(highest), xp=xp, device=device)
 
     def update(
         self,
@@ -80,13 +96,15 @@ class UnderflowAwareLossScale:
             tiny: () float32, the fraction u.
             xp: the array namespace.
         """
-        scale, steps = state.scale, state.good_steps
-        rise = good & (tiny > self.max_tiny) & (amax < self.headroom)
+        scale, highest = state.scale, state.statistics.highest
+        steps = xp.where(good, state.good_steps + 1, state.good_steps)
+        recovered = (steps >= self.recovery_interval) & (scale < highest)
+        rise = good & (((tiny > self.max_tiny) & (amax < self.headroom)) | recovered)
         doubled = at_most(scale * 2.0, self.max_scale, xp=xp)
         halved = at_least(scale * 0.5, self.min_scale, xp=xp)
-        steps = xp.where(good, steps + 1, steps)
         return LossScaleState(
             scale=xp.where(overflow, halved, xp.where(rise, doubled, scale)),
             good_steps=xp.where(overflow | rise, xp.zeros_like(steps), steps),
             hysteresis_left=state.hysteresis_left,
+            statistics=UnderflowStatistics(xp.where(good, xp.maximum(highest, scale), highest)),
         )

@@ -108,8 +108,10 @@ def test_clip_by_value_leaves_the_multiplier_alone_and_hands_on_its_bound(backen
 @pytest.mark.parametrize(
     "rules", [(ClipByValue(1.0), ClipByGlobalNorm(1.0)), (ClipByValue(1.0), ClipByValue(2.0))]
 )
-def test_clip_by_value_must_stand_last(rules):
-    with pytest.raises(ValueError, match=r"clip must be .*ClipByValue.* stands last"):
+def test_clip_by_value_comes_after_all_rules_of_norms(rules):
+    with pytest.raises(
+        ValueError, match=r"clip must be .*ClipByValue.* comes after all rules that look at norms"
+    ):
         GuardConfig(clip=rules)
 
 

@@ -15,18 +15,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stablenum import (
+    AdaGC,
+    AdaptiveGradClip,
+    AutoClip,
     ClipByGlobalNorm,
     ClipByNorm,
     ClipByValue,
+    ClipUpdateRMS,
     DynamicLossScale,
     GuardConfig,
+    LogMaxLossScale,
+    MeanStdSpikeGuard,
+    SpikeGuard,
     StaticLossScale,
+    UnderflowAwareLossScale,
+    ZClip,
 )
 from stablenum.config import make_config
 
 NOT_NUMBERS = ["1.0", "x", b"1", True, [], [1.0], {}, {"a": 1}, object(), math.nan, 1j, np.ones(2), 10**400]
 NOT_POSITIVE = [*NOT_NUMBERS, None, math.inf, -math.inf, -1.0, 0, 0.0, -(10**400)]
 NOT_COUNTS = [*NOT_NUMBERS, 1.5, 1.0, 0, -1, 2**31, math.inf]
+NOT_FRACTIONS = [*NOT_POSITIVE, 1.0, 1, 2.0]
 NOT_WORDS = [1, 1.0, True, "other", "", [], ["skip"], {}, object(), math.nan, b"skip", np.ones(2)]
 
 WRONG = {
@@ -62,6 +72,49 @@ WRONG = {
     (DynamicLossScale, "hysteresis_refill"): [*NOT_WORDS, None],
     (DynamicLossScale, "min_scale"): [*NOT_POSITIVE, 2.0**-101, 2.0**101],
     (DynamicLossScale, "max_scale"): [*NOT_POSITIVE, 0.5, 2.0**101],
+    (GuardConfig, "spike"): [*NOT_NUMBERS, 1.0, "Skip", ["skip"], SpikeGuard, ClipByNorm(1.0)],
+    (AdaptiveGradClip, "clipping"): [*NOT_POSITIVE, 1e39],
+    (AdaptiveGradClip, "eps"): [*NOT_POSITIVE, 1e39],
+    (AdaptiveGradClip, "exclude"): [None, 1, True, "", [""], ["a", 1], {"a": 1}, object(), b"a", np.ones(2)],
+    (AdaptiveGradClip, "output_axis"): [*NOT_WORDS, "First", 0],
+    (AutoClip, "quantile"): [*NOT_FRACTIONS],
+    (AutoClip, "window"): [*NOT_COUNTS, None, 100_001],
+    (ZClip, "alpha"): NOT_FRACTIONS,
+    (ZClip, "z_threshold"): [*NOT_POSITIVE, 1e7],
+    (ZClip, "max_norm"): [*(value for value in NOT_POSITIVE if value is not None), 1e39],
+    (ZClip, "warmup_steps"): [*NOT_COUNTS, None, 1, 100_001],
+    (AdaGC, "clip_ratio"): [*NOT_POSITIVE, 1e39],
+    (AdaGC, "decay"): NOT_FRACTIONS,
+    (AdaGC, "max_norm"): [*NOT_POSITIVE, 1e39],
+    (AdaGC, "warmup_steps"): [*NOT_COUNTS, None],
+    (ClipUpdateRMS, "max_rms"): [*NOT_POSITIVE, 1e39],
+    (ClipUpdateRMS, "per_lr"): [None, 0, 1, "yes", [], np.ones(2)],
+    (LogMaxLossScale, "init_scale"): [*NOT_POSITIVE, 0.5, 2.0**25],
+    (LogMaxLossScale, "log2_max"): [*NOT_NUMBERS, None, math.inf, -101, 101],
+    (LogMaxLossScale, "std_factor"): [*NOT_NUMBERS, None, math.inf, -1, 101],
+    (LogMaxLossScale, "mean_decay"): NOT_FRACTIONS,
+    (LogMaxLossScale, "std_decay"): NOT_FRACTIONS,
+    (LogMaxLossScale, "min_scale"): [*NOT_POSITIVE, 2.0**-101, 2.0**101],
+    (LogMaxLossScale, "max_scale"): [*NOT_POSITIVE, 0.5, 2.0**101],
+    (UnderflowAwareLossScale, "init_scale"): [*NOT_POSITIVE, 0.5, 2.0**25],
+    (UnderflowAwareLossScale, "max_tiny"): [*NOT_NUMBERS, None, math.inf, -0.1, 1.0],
+    (UnderflowAwareLossScale, "headroom"): [*NOT_POSITIVE, 1e39],
+    (UnderflowAwareLossScale, "recovery_interval"): [*NOT_COUNTS, None],
+    (UnderflowAwareLossScale, "min_scale"): [*NOT_POSITIVE, 2.0**-101, 2.0**101],
+    (UnderflowAwareLossScale, "max_scale"): [*NOT_POSITIVE, 0.5, 2.0**101],
+    **{
+        (rule, field): values
+        for rule in (SpikeGuard, MeanStdSpikeGuard)
+        for field, values in {
+            "window": [*NOT_COUNTS, None, 1, 100_001],
+            "threshold": [*NOT_POSITIVE, 1e39],
+            "min_samples": [*NOT_COUNTS, None, 1, 129],
+            "watch": [None, 1, True, "", "norm", (), [], ["loss", "other"], ("loss", 1), {}, np.ones(2)],
+            "action": [*NOT_WORDS, None, "raise"],
+        }.items()
+    },
+    (SpikeGuard, "min_spread"): [*NOT_NUMBERS, None, math.inf, -0.01, 1e39],
+    (SpikeGuard, "max_in_a_row"): [*NOT_COUNTS, None],
 }
 CASES = [
     pytest.param(cls, field, value, id=f"{cls.__name__}.{field}-{i}")
@@ -70,11 +123,76 @@ CASES = [
 ]
 
 positive = st.floats(min_value=1e-30, max_value=1e30)
+fractions = st.floats(0.0, 1.0, exclude_min=True, exclude_max=True)
+counts = st.integers(2, 100_000)
+units = st.builds(
+    AdaptiveGradClip,
+    clipping=positive,
+    eps=positive,
+    exclude=st.lists(st.text(min_size=1, max_size=5), max_size=2) | st.just("none"),
+    output_axis=st.sampled_from([None, "first", "last"]),
+)
+on_norms = st.one_of(
+    positive.map(ClipByNorm),
+    positive.map(ClipByGlobalNorm),
+    st.builds(AutoClip, quantile=fractions, window=counts),
+    st.builds(
+        ZClip,
+        alpha=fractions,
+        z_threshold=st.floats(0.1, 1e6),
+        max_norm=st.none() | positive,
+        warmup_steps=counts,
+    ),
+    st.builds(AdaGC, clip_ratio=positive, decay=fractions, max_norm=positive, warmup_steps=counts),
+)
+ends = st.sampled_from(
+    [(), (ClipByValue(0.1),), (ClipUpdateRMS(1.0),), (ClipByValue(2.0), ClipUpdateRMS(0.5, per_lr=False))]
+)
 clips = st.one_of(
     st.none(),
     positive,
-    st.lists(st.one_of(positive.map(ClipByNorm), positive.map(ClipByGlobalNorm)), max_size=3),
-    positive.map(ClipByValue),
+    on_norms,
+    st.tuples(st.lists(on_norms, max_size=2), st.lists(units, max_size=1), ends).map(
+        lambda parts: [*parts[0], *parts[1], *parts[2]]
+    ),
+)
+spike_settings = {
+    "window": st.integers(64, 100_000),
+    "threshold": positive,
+    "min_samples": st.integers(2, 64),
+    "watch": st.sampled_from(["loss", "grad_norm", ("loss",), ["grad_norm", "loss"]]),
+    "action": st.sampled_from(["skip", "clip"]),
+}
+spikes = st.one_of(
+    st.sampled_from([None, "skip", "clip"]),
+    st.builds(MeanStdSpikeGuard, **spike_settings),
+    st.builds(
+        SpikeGuard,
+        **spike_settings,
+        min_spread=st.floats(0, 1e30),
+        max_in_a_row=st.integers(1, 2**31 - 1),
+    ),
+)
+scale_range = {
+    "init_scale": st.floats(1.0, 2.0**24),
+    "min_scale": st.floats(2.0**-100, 1.0),
+    "max_scale": st.floats(2.0**24, 2.0**100),
+}
+other_scales = st.one_of(
+    st.builds(
+        LogMaxLossScale,
+        **scale_range,
+        log2_max=st.floats(-100, 100),
+        std_factor=st.floats(0, 100),
+        mean_decay=fractions,
+        std_decay=fractions,
+    ),
+    st.builds(
+        UnderflowAwareLossScale,
+        **scale_range,
+        max_tiny=st.floats(0.0, 1.0, exclude_max=True),
+        headroom=positive,
+    ),
 )
 dynamic = st.builds(
     DynamicLossScale,
@@ -88,7 +206,10 @@ dynamic = st.builds(
 configs = st.builds(
     GuardConfig,
     clip=clips,
-    loss_scale=st.one_of(st.none(), st.just("dynamic"), st.floats(2.0**-100, 2.0**100), dynamic),
+    loss_scale=st.one_of(
+        st.none(), st.just("dynamic"), st.floats(2.0**-100, 2.0**100), dynamic, other_scales
+    ),
+    spike=spikes,
     on_nonfinite=st.sampled_from(["skip", "raise"]),
     max_skips_in_a_row=st.none() | st.integers(1, 2**31 - 1),
 )
@@ -101,21 +222,15 @@ def test_every_field_has_its_wrong_values():
 
 @pytest.mark.parametrize(("cls", "field", "value"), CASES)
 def test_a_wrong_value_is_refused_by_name(cls, field, value):
-    with pytest.raises((ValueError, TypeError), match=rf"\b{field}\b.* must be .*; got "):
-        cls(**{field: value})
+    others = {f.name: 1.0 for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING}
+    with pytest.raises(ValueError, match=rf"\b{field}\b.* must be .*; got "):
+        cls(**{**others, field: value})
 
 
 @pytest.mark.parametrize(("cls", "field"), WRONG)
 def test_configs_are_frozen_and_have_no_other_fields(cls, field):
-    made = (
-        GuardConfig()
-        if cls is GuardConfig
-        else DynamicLossScale()
-        if cls is DynamicLossScale
-        else cls(1.0)
-        if cls is not StaticLossScale
-        else cls(scale=1.0)
-    )
+    required = [f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING]
+    made = cls(**dict.fromkeys(required, 1.0))
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(made, field, 1.0)
     with pytest.raises(TypeError, match="no_such_field"):
@@ -172,6 +287,63 @@ def test_round_trips(config):
     assert hash(GuardConfig.from_dict(plain)) == hash(config)
 
 
+def test_a_none_that_is_no_default_survives_json_and_toml():
+    config = GuardConfig(clip=(ZClip(max_norm=None), ZClip()), spike=SpikeGuard(watch="loss"))
+    assert config.to_dict()["clip"][0]["max_norm"] == "none"
+    assert GuardConfig.from_json(config.to_json()) == GuardConfig.from_toml(config.to_toml()) == config
+    assert GuardConfig.from_toml('clip = { rule = "ZClip", max_norm = "none" }').clip == (
+        ZClip(max_norm=None),
+    )
+
+
+def test_every_rule_can_be_named_in_text():
+    for cls in {cls for cls, _ in WRONG} - {GuardConfig}:
+        required = [f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING]
+        rule = cls(**dict.fromkeys(required, 2.0))
+        field = "spike" if "Spike" in cls.__name__ else "loss_scale" if "Scale" in cls.__name__ else "clip"
+        made = GuardConfig.from_dict({field: {"rule": cls.__name__, **dict.fromkeys(required, 2.0)}})
+        assert made == GuardConfig(**{field: rule})
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ((ClipUpdateRMS(1.0), 1.0), "only ClipUpdateRMS, if any, stands last"),
+        ((ClipUpdateRMS(1.0), ClipUpdateRMS(1.0)), "only ClipUpdateRMS, if any, stands last"),
+        ((1.0, ClipUpdateRMS(1.0), ClipByValue(1.0)), "only ClipUpdateRMS, if any, stands last"),
+        ((ClipByValue(1.0), AdaGC()), "only ClipByValue, if any, comes after all rules that look at norms"),
+        ((ClipByValue(1.0), AdaptiveGradClip()), "comes after all rules that look at norms"),
+        ((ClipByValue(1.0), AutoClip(), ClipUpdateRMS(1.0)), "comes after all rules that look at norms"),
+        ((AdaptiveGradClip(), 1.0, AdaptiveGradClip()), "at most one AdaptiveGradClip"),
+        (AdaGC, r"clip must be .*got <class .*AdaGC'>. Rules are made by calling them, as AdaGC\(\)"),
+        ((ZClip(), AutoClip), r"as AutoClip\(\)"),
+        (SpikeGuard(), "clip must be .* got SpikeGuard"),
+        (LogMaxLossScale(), "clip must be .* got LogMaxLossScale"),
+    ],
+)
+def test_rules_in_an_order_in_which_they_cannot_work_are_refused(rules, message):
+    with pytest.raises(ValueError, match=message):
+        GuardConfig(clip=rules)
+
+
+def test_orders_that_work():
+    assert (
+        len(GuardConfig(clip=(1.0, AdaptiveGradClip(), ZClip(), ClipByValue(1.0), ClipUpdateRMS(1.0))).clip)
+        == 5
+    )
+    for rule in (LogMaxLossScale, SpikeGuard):
+        field = "spike" if rule is SpikeGuard else "loss_scale"
+        with pytest.raises(ValueError, match=rf"{field} must be .*; got <class"):
+            GuardConfig(**{field: rule})
+
+
+def test_a_window_shorter_than_min_samples_is_refused():
+    for rule in (SpikeGuard, MeanStdSpikeGuard):
+        with pytest.raises(ValueError, match=r"min_samples must be a whole number from 2 to 63; got 64"):
+            rule(window=63)
+        assert rule(window=63, min_samples=63).window == 63
+
+
 def test_a_config_written_by_hand():
     text = """
         clip = [1.0, { rule = "ClipByValue", max_value = 0.1 }]
@@ -200,8 +372,8 @@ def test_a_config_written_by_hand():
             r"clip \(ClipByNorm\) has no field 'max'; it has max_norm",
         ),
         ({"clip": {"rule": "ClipByNorm"}}, r"clip \(ClipByNorm\).*max_norm"),
-        ({"clip": {"rule": "DynamicLossScale"}}, "clip must be"),
-        ({"loss_scale": {"rule": "ClipByNorm", "max_norm": 1.0}}, "loss_scale must be"),
+        ({"clip": {"rule": "DynamicLossScale"}}, "clip.rule must be one of .*ClipByNorm"),
+        ({"loss_scale": {"rule": "ClipByNorm", "max_norm": 1.0}}, "loss_scale.rule must be one of .*Static"),
         ({"loss_scale": {"rule": "DynamicLossScale", "min_scale": "a"}}, "min_scale must be"),
         ({"loss_scale": "static"}, "loss_scale must be"),
         ([], "config must be a mapping"),

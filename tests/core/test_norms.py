@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
@@ -42,6 +44,12 @@ def test_ordinary_huge_and_tiny_norms(backend, parts):
 
 def test_no_parts_at_all_give_zero(backend):
     assert combined(backend, []) == 0.0
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_zeros_that_are_known_when_it_compiles(n):
+    """As where no parameter has an element: XLA folds them through the root, and made NaN of them."""
+    assert float(jax.jit(lambda: combine_norms(jnp.zeros((n,)), xp=jnp))()) == 0.0
 
 
 def test_a_result_beyond_float32_saturates(backend):

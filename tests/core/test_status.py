@@ -7,9 +7,7 @@ import pickle
 import pytest
 
 from stablenum import NonFiniteError, Reason
-from stablenum.status import EXPLANATIONS, explain_reason
-
-APPLIED = (Reason.OK, Reason.CLIPPED)
+from stablenum.status import APPLIED, EXPLANATIONS, explain_reason
 
 
 def test_the_codes_never_change():
@@ -22,7 +20,15 @@ def test_the_codes_never_change():
         "NONFINITE_LOSS": 4,
         "FOUND_INF": 5,
         "NO_STEP_YET": 6,
+        "SPIKE_LOSS": 7,
+        "SPIKE_GRAD_NORM": 8,
+        "SPIKE_CLIPPED": 9,
+        "NOT_A_SCALE_PROBLEM": 10,
     }
+
+
+def test_the_applied_reasons_are_named():
+    assert APPLIED == (Reason.OK, Reason.CLIPPED, Reason.SPIKE_CLIPPED)
 
 
 def test_the_table_is_complete():
@@ -41,7 +47,7 @@ def test_what_cause_and_remedy_are_said(reason):
     assert ("skipped" in row.what) is (reason not in (*APPLIED, Reason.NO_STEP_YET))
 
 
-@pytest.mark.parametrize("code", [-1, 7, 99])
+@pytest.mark.parametrize("code", [-1, 11, 99])
 def test_an_unknown_code_is_refused(code):
     with pytest.raises(ValueError, match="not a valid Reason"):
         explain_reason(code)

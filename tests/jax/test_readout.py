@@ -16,7 +16,7 @@ import pytest
 import stablenum
 import stablenum_jax
 from stablenum import Observation, decide, init_guard
-from stablenum.statedict import state_from_dict, state_to_dict
+from stablenum.statedict import StatisticsNotLoadedWarning, state_from_dict, state_to_dict
 from stablenum_jax import GuardConfig, NonFiniteError
 from tests.jax.helpers import assert_same_bits, make_grads, make_params, reason, spoil, without_guard
 
@@ -209,8 +209,17 @@ def test_loading_a_wrong_dict_names_the_field() -> None:
         part[path[-1]] = value
         with pytest.raises(ValueError, match=r"guard state|" + r"\.".join(path)):
             stablenum_jax.load_guard_state_dict(opt_state, wrong)
-    with pytest.raises(ValueError, match="as the config has"):
-        stablenum_jax.load_guard_state_dict(_run({"clip": [1.0, 2.0]})[2], plain)
+
+
+def test_a_rule_without_saved_statistics_keeps_its_own() -> None:
+    _, _, opt_state = _run({"loss_scale": "dynamic"})
+    plain = stablenum_jax.guard_state_dict(opt_state)
+    other = _run({"clip": [1.0, stablenum_jax.AutoClip(window=4)]})[2]
+    with pytest.warns(StatisticsNotLoadedWarning, match="AutoClip"):
+        loaded = stablenum_jax.load_guard_state_dict(other, plain)
+    before, after = stablenum_jax.guard_state(other), stablenum_jax.guard_state(loaded)
+    assert_same_bits(after.clip, before.clip)
+    assert after.step == stablenum_jax.guard_state(opt_state).step
 
 
 def test_stacked_and_traced_states_are_refused_clearly() -> None:

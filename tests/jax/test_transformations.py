@@ -122,14 +122,18 @@ def _temp_bytes(step: Any, tx: Any, size: int = 256, n: int = 4) -> int:
         {"clip": 1.0},
         {"clip": 1.0, "loss_scale": "dynamic", "max_skips_in_a_row": 9},
         {"clip": [stablenum_jax.ClipByNorm(1.0), stablenum_jax.ClipByValue(0.1)]},
+        {"clip": [stablenum_jax.AdaGC(), stablenum_jax.AutoClip(), stablenum_jax.ZClip()], "spike": "skip"},
+        {"clip": stablenum_jax.AdaptiveGradClip()},
+        {"loss_scale": stablenum_jax.LogMaxLossScale()},
+        {"loss_scale": stablenum_jax.UnderflowAwareLossScale()},
     ],
-    ids=["default", "clip", "clip and scale", "per tensor and value"],
+    ids=["default", "clip", "clip and scale", "per tensor and value", "statistics", "units", "amax", "tiny"],
 )
 @pytest.mark.parametrize(
     "optimizer", [optax.adamw, functools.partial(optax.sgd, momentum=0.9)], ids=["adamw", "momentum"]
 )
 def test_a_guarded_step_needs_no_more_temporary_memory(settings: Any, optimizer: Any) -> None:
-    """Beyond scalars a tensor: all buffers are reused, as in the bare step."""
+    """Beyond scalars a tensor and a unit: all buffers are reused, as in the bare step."""
     bare_tx = optimizer(1e-3)
     bare = _temp_bytes(functools.partial(_bare_step, bare_tx), bare_tx)
     tx = optax.chain(stablenum_jax.guard(**settings), optimizer(1e-3))
@@ -137,6 +141,14 @@ def test_a_guarded_step_needs_no_more_temporary_memory(settings: Any, optimizer:
     one_tensor = 256 * 256 * 4
     assert bare < one_tensor
     assert guarded - bare < 32 * 1024 < one_tensor
+
+
+def test_clipping_the_update_keeps_one_copy_of_it() -> None:
+    tx = optax.chain(
+        stablenum_jax.guard(clip=stablenum_jax.ClipUpdateRMS(1.0, per_lr=False)), optax.adamw(1e-3)
+    )
+    one_tensor = 256 * 256 * 4
+    assert _temp_bytes(functools.partial(stablenum_jax.step, tx), tx) < 4.5 * one_tensor
 
 
 def test_the_memory_test_can_fail() -> None:

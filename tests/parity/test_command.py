@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -12,6 +13,7 @@ import types
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner, Result
@@ -19,9 +21,15 @@ from typer.testing import CliRunner, Result
 import stablenum
 import stablenum.compare.backends as backends_module
 from stablenum import cli
+from stablenum.clipping import CLIP_RULES
 from stablenum.compare import BACKENDS, SCENARIOS, backend_numpy, backend_torch
 from stablenum.compare.command import app
-from stablenum.compare.scenario_file import read_scenario_file
+from stablenum.compare.rule_streams import RULE_STREAMS
+from stablenum.compare.runner import run_guarded
+from stablenum.compare.scenario_file import read_scenario_file, to_toml
+from stablenum.config import GuardConfig
+from stablenum.loss_scale import LOSS_SCALES
+from stablenum.spikes import MeanStdSpikeGuard, SpikeGuard
 
 command_module = importlib.import_module("stablenum.compare.command")
 
@@ -248,6 +256,12 @@ def test_a_file_overrides_the_guard_of_built_in_scenarios(tmp_path: Path) -> Non
         ("skips = 2", "final_loss_scale = 0", "expected.final_loss_scale must be a finite number above 0"),
         ("steps = 30", 'steps = 30\nplain_clip = "x"', "plain_clip must be a finite number above 0; got 'x'"),
         ("steps = 30", "steps = 30\nstart = 1e300", "start must be a finite number at least -65504 and"),
+        ("steps = 30", "steps = 30\nmost_moved = 0", "most_moved must be a finite number above 0; got 0"),
+        ('dtype = "float16"', 'computed = "f16"', "tensors.computed must be one of float32"),
+        ("clip = 1.0", 'clip = [{ rule = "AutoClip", quantile = 1.0 }]', "AutoClip.quantile must be"),
+        ("clip = 1.0", 'clip = [{ rule = "ZClip", max_norm = "x" }]', "ZClip.max_norm must be"),
+        ("clip = 1.0", 'clip = 1.0, spike = { rule = "SpikeGuard", window = 0 }', "SpikeGuard.window must"),
+        ("clip = 1.0", 'clip = 1.0, spike = "drop"', "spike must be None, 'skip', 'clip', SpikeGuard(...)"),
         ("value = inf", f"value = {10**400}", "events.value must be a number that fits in float64"),
         ("value = inf", f"value = 1{'0' * 5000}", "mine.toml is not TOML"),
         ("[[scenario]]", "[scenario]", "scenario must be a list of tables"),
@@ -263,6 +277,108 @@ def test_an_error_in_a_file_is_named_and_nothing_is_written(
     assert result.exit_code == 2, result.output
     assert message in plain(result).replace("│ ", "")
     assert [path.name for path in tmp_path.iterdir()] == ["mine.toml"]
+
+
+# ----------------------------------------------------------------------- every rule in TOML
+
+CLIP = {
+    "AdaptiveGradClip": """{ rule = "AdaptiveGradClip", clipping = 0.05, exclude = ["1", "2*"],
+                             output_axis = "last" }""",
+    "AdaGC": '{ rule = "AdaGC", clip_ratio = 1.1, warmup_steps = 8 }',
+    "AutoClip": '{ rule = "AutoClip", quantile = 0.5, window = 16 }',
+    "ZClip": '{ rule = "ZClip", max_norm = "none", warmup_steps = 8 }',
+    "ClipByGlobalNorm": '{ rule = "ClipByGlobalNorm", max_norm = 0.5 }',
+    "ClipByNorm": '{ rule = "ClipByNorm", max_norm = 0.3 }',
+    "ClipByValue": '{ rule = "ClipByValue", max_value = 0.1 }',
+    "ClipUpdateRMS": '{ rule = "ClipUpdateRMS", max_rms = 0.05 }',
+    "ClipUpdateRMS, absolute": '{ rule = "ClipUpdateRMS", max_rms = 0.005, per_lr = false }',
+}
+LOSS_SCALE = {
+    "StaticLossScale": '{ rule = "StaticLossScale", scale = 256.0 }',
+    "DynamicLossScale": """{ rule = "DynamicLossScale", growth_interval = 9, hysteresis = 2,
+                             hysteresis_refill = "growth" }""",
+    "LogMaxLossScale": '{ rule = "LogMaxLossScale", std_factor = 2.0 }',
+    "UnderflowAwareLossScale": '{ rule = "UnderflowAwareLossScale", init_scale = 4.0 }',
+}
+SPIKE = {
+    "SpikeGuard": """{ rule = "SpikeGuard", window = 16, min_samples = 8, watch = ["grad_norm"],
+                       action = "clip" }""",
+    "SpikeGuard, both": """{ rule = "SpikeGuard", window = 16, min_samples = 8,
+                             watch = ["loss", "grad_norm"] }""",
+    "MeanStdSpikeGuard": '{ rule = "MeanStdSpikeGuard", window = 16, min_samples = 8, watch = "grad_norm" }',
+}
+RULES = [
+    *(f"clip = {text}" for text in CLIP.values()),
+    "clip = [{}]".format(", ".join(text for name, text in CLIP.items() if "absolute" not in name)),
+    *(f"loss_scale = {text}" for text in LOSS_SCALE.values()),
+    *(f"spike = {text}" for text in SPIKE.values()),
+]
+OWN = """
+[[scenario]]
+name = "mine"
+steps = 40
+magnitude = 0.1
+jitter = 0.2
+optimizer = { name = "sgd", lr = 0.1 }
+tensors = [{ shape = [4, 3] }, { shape = [2] }, { shape = [3] }]
+events = [
+  { step = 12, tensor = 0, value = nan },
+  { step = 20, until = 21, tensor = "all", factor = 100.0 },
+]
+"""
+THREE = ["--backend", "numpy", "--backend", "torch", "--backend", "jax-jit"]
+
+
+@pytest.mark.parametrize("text", RULES, ids=lambda text: text.split('"')[1] if "[{" not in text else "all")
+def test_every_rule_runs_from_a_file(tmp_path: Path, text: str) -> None:
+    """In [guard], and in the guard of a scenario; all frameworks agree, and it is not the same as no rule."""
+    text = " ".join(text.split())
+    over, own, out = tmp_path / "over.toml", tmp_path / "own.toml", tmp_path / "out.json"
+    over.write_text(f"[guard]\n{text}\n{OWN}")
+    own.write_text(f"{OWN}guard = {{ {text} }}\n")
+    (one,), (two,) = (read_scenario_file(file).scenarios for file in (over, own))
+    assert repr(one) == repr(two)  # NaN is not equal to itself
+    assert GuardConfig.from_dict(one.guard.to_dict()) == one.guard
+    result = compare("--config", own, "--json", out, *THREE)
+    assert result.exit_code == 0, result.output
+    (scenario,) = strict(out.read_text())["scenarios"]
+    assert scenario["guard"] == one.guard.to_dict()
+    assert set(scenario["guarded"]) == {"numpy", "torch", "jax-jit"}
+    bare = run_guarded(dataclasses.replace(one, guard=GuardConfig()), BACKENDS["numpy"])
+    ruled = run_guarded(one, BACKENDS["numpy"])
+    assert bare.skipped == 1
+    static = "StaticLossScale" in text
+    assert (
+        static
+        or not all(map(np.array_equal, bare.params, ruled.params))
+        or (ruled.final_loss_scale != bare.final_loss_scale)
+    )
+
+
+def test_the_files_above_have_every_rule() -> None:
+    for listed, rules in (
+        (CLIP, CLIP_RULES),
+        (LOSS_SCALE, LOSS_SCALES),
+        (SPIKE, (SpikeGuard, MeanStdSpikeGuard)),
+    ):
+        assert {rule.__name__ for rule in rules} == {name.split(",")[0] for name in listed}
+
+
+def test_a_rule_over_the_built_in_streams(tmp_path: Path) -> None:
+    file = tmp_path / "rule.toml"
+    file.write_text(
+        '[guard]\nspike = "skip"\nclip = [{ rule = "ZClip", max_norm = "none" }, { rule = "AdaGC" }]\n'
+    )
+    asked = [part for name in ("clean", "bad-200", "fp16-leaves") for part in ("--scenario", name)]
+    result = compare("--config", file, *asked, *FAST)
+    assert result.exit_code == 0, result.output
+    assert "all backends agree" in result.output
+
+
+def test_the_streams_of_the_rules_as_text_read_back_equal(tmp_path: Path) -> None:
+    file = tmp_path / "rules.toml"
+    file.write_text(to_toml(RULE_STREAMS), encoding="utf-8")
+    assert list(map(repr, read_scenario_file(file).scenarios)) == list(map(repr, RULE_STREAMS))
 
 
 # ---------------------------------------------------------------------- disagreement, output

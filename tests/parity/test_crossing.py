@@ -14,10 +14,11 @@ import torch
 import stablenum_jax
 import stablenum_torch
 from stablenum import DynamicLossScale, GuardConfig
+from stablenum.clipping import AdaGC
 from stablenum.compare import BACKENDS, SCENARIOS
 from stablenum.compare.backends import Setup
 from stablenum.compare.spec import Stream
-from stablenum.compare.streams import as_dtype, stream_params, stream_step
+from stablenum.compare.streams import handed, stream_params, stream_step
 from stablenum.reference import SGD, Guarded
 
 CROSSINGS = [
@@ -26,6 +27,13 @@ CROSSINGS = [
     ("hysteresis", ("jax", "numpy", "torch-foreach")),
     ("fp16-leaves", ("torch-foreach", "jax", "numpy")),
     ("fp16-leaves", ("jax-jit", "torch", "jax-jit")),
+    ("adagc-late", ("torch", "jax-jit", "numpy")),
+    ("zclip", ("jax-jit", "numpy", "torch-foreach")),
+    ("spike-skip", ("numpy", "torch", "jax-jit")),
+    ("level-shift", ("torch-foreach", "jax-jit", "torch")),
+    ("log-max", ("jax-jit", "torch", "numpy")),
+    ("underflow", ("torch", "numpy", "jax-jit")),
+    ("hysteresis-growth", ("numpy", "jax-jit", "torch")),
 ]
 DECIDED = ("step", "applied", "reason", "loss_scale", "skipped_total", "skipped_in_a_row")
 
@@ -39,10 +47,7 @@ def run(stream: Stream, training: Any, steps: range) -> list[dict[str, Any]]:
     seen = []
     for step in steps:
         gradients, loss = stream_step(stream, step)
-        scale = np.float32(training.loss_scale)
-        with np.errstate(all="ignore"):
-            handed = [as_dtype(g * scale, t.dtype) for g, t in zip(gradients, stream.tensors, strict=True)]
-        training.step(handed, float(loss))
+        training.step(handed(stream, gradients, training.loss_scale), float(loss))
         seen.append({name: training.last[name] for name in DECIDED})
     return seen
 
@@ -88,6 +93,59 @@ def test_recorded_parameters_keep_their_names() -> None:
     train.load_guard_state_dict(json.loads(json.dumps(stablenum_jax.guard_state_dict(opt_state))))
     assert train.last["worst"] == (2, "kernel")
     assert train.loss_scale == opt.loss_scale == 2.0**15
+
+
+def test_rows_of_a_rule_follow_their_parameters() -> None:
+    """AdaGC remembers each tensor, and no framework has the parameters in another's order."""
+    config = GuardConfig(clip=AdaGC(warmup_steps=4, max_norm=1000.0))
+    sizes = {"weight": 1e-3, "bias": 1.0, "kernel": 50.0, "alpha": 0.0}  # alpha never gets a gradient
+    arrays = {name: np.ones((3, 2), np.float32) for name in sizes}
+    tensors = {name: torch.from_numpy(a.copy()).requires_grad_() for name, a in arrays.items()}
+    opt = stablenum_torch.wrap(torch.optim.SGD(tensors.values(), lr=0.1), config, names=tensors)
+    tx = optax.chain(stablenum_jax.guard(None, config), optax.sgd(0.1))
+    tree: Any = {name: jnp.asarray(a) for name, a in arrays.items()}
+    opt_state: Any = tx.init(tree)
+    backwards = dict(reversed(arrays.items()))
+    train = Guarded(backwards, SGD(lr=0.1), config)
+
+    def rows(plain: dict[str, Any]) -> dict[str, Any]:
+        (state,) = plain["state"]["clip"]
+        return {
+            name: {key: values[i] for key, values in state.items()} for i, name in enumerate(plain["names"])
+        }
+
+    def over(plain: dict[str, Any]) -> dict[str, Any]:
+        return json.loads(json.dumps(plain, allow_nan=False))
+
+    rng = np.random.default_rng(0)
+    for _ in range(3):  # in each round every framework takes three steps, on from where the last one was
+        for turn in ("torch", "jax", "numpy"):
+            for _ in range(3):
+                grads = {n: (rng.normal(size=(3, 2)) * s).astype(np.float32) for n, s in sizes.items()}
+                if turn == "torch":
+                    for name, tensor in tensors.items():
+                        tensor.grad = torch.from_numpy(grads[name])
+                    opt.step()
+                elif turn == "jax":
+                    given = {name: jnp.asarray(g) for name, g in grads.items()}
+                    tree, opt_state = stablenum_jax.step(tx, tree, opt_state, given, value=jnp.float32(1))
+                else:
+                    train.step({name: grads[name] for name in backwards})
+            if turn == "torch":
+                opt_state = stablenum_jax.load_guard_state_dict(opt_state, over(opt.guard_state_dict()))
+                assert rows(stablenum_jax.guard_state_dict(opt_state)) == rows(opt.guard_state_dict())
+            elif turn == "jax":
+                train.load_guard_state_dict(over(stablenum_jax.guard_state_dict(opt_state)))
+                assert rows(train.guard_state_dict()) == rows(stablenum_jax.guard_state_dict(opt_state))
+            else:
+                opt.load_guard_state_dict(over(train.guard_state_dict()))
+                assert rows(opt.guard_state_dict()) == rows(train.guard_state_dict())
+    orders = [opt.guard_state_dict(), stablenum_jax.guard_state_dict(opt_state), train.guard_state_dict()]
+    assert len({tuple(plain["names"]) for plain in orders}) == 3
+    last = rows(opt.guard_state_dict())
+    assert last["alpha"]["seen"] == 0
+    assert all(last[name]["seen"] == 4 for name in ("weight", "bias", "kernel"))
+    assert last["weight"]["gamma"] < last["bias"]["gamma"] < last["kernel"]["gamma"]
 
 
 @pytest.mark.parametrize("backend", list(BACKENDS))

@@ -18,14 +18,19 @@ from stablenum import (
     GuardConfig,
     StaticLossScale,
 )
+from stablenum.clipping import AdaGC, AdaptiveGradClip, AutoClip, ClipUpdateRMS, ZClip
 from stablenum.compare import BACKENDS
 from stablenum.compare.agreement import compare_traces
 from stablenum.compare.backends import Backend
 from stablenum.compare.runner import run_guarded
 from stablenum.compare.spec import Event, OptimizerSpec, Stream, TensorSpec, Tolerance
+from stablenum.loss_scale import LogMaxLossScale, UnderflowAwareLossScale
+from stablenum.spikes import MeanStdSpikeGuard, SpikeGuard
 
 STEPS = 25
 VALUES = (math.nan, math.inf, -math.inf, 0.0, 1.0, -2.5, 1e-45, 1e-38, 1e-20, 300.0, 65504.0, 7e4, 1e20, 3e38)
+# XLA takes a subnormal number for 0, which is no evidence to a rule that remembers.
+NORMAL = tuple(value for value in VALUES if value not in (1e-45, 1e-38))
 
 tensors = st.lists(
     st.builds(
@@ -56,32 +61,89 @@ guards = st.builds(
         ]
     ),
 )
+# Windows and warm-ups of a few steps: all that a rule can come to happens in a short stream.
+unbounded = st.lists(
+    st.sampled_from(
+        [
+            AdaptiveGradClip(clipping=0.05, output_axis="last"),
+            AdaptiveGradClip(clipping=0.05, output_axis="first", exclude="0"),
+            AdaGC(warmup_steps=4),
+            AutoClip(quantile=0.3, window=8),
+            AutoClip(quantile=0.9, window=8),
+            ZClip(max_norm=None, warmup_steps=4),
+            ClipByNorm(3.0),
+        ]
+    ),
+    max_size=3,
+    unique_by=type,
+)
+last = st.sampled_from(
+    [(), (ClipByValue(0.3),), (ClipUpdateRMS(0.5),), (ClipByValue(0.3), ClipUpdateRMS(0.5))]
+)
+spikes = st.sampled_from([SpikeGuard, MeanStdSpikeGuard])
+rule_guards = st.builds(
+    GuardConfig,
+    clip=st.builds(lambda rules, bound: (*rules, ClipByGlobalNorm(1.0), *bound), unbounded, last),
+    loss_scale=st.sampled_from(
+        [
+            None,
+            LogMaxLossScale(),
+            LogMaxLossScale(std_factor=0.0, mean_decay=0.5, std_decay=0.5, min_scale=2.0**-20),
+            UnderflowAwareLossScale(init_scale=4.0),
+            DynamicLossScale(growth_interval=5, hysteresis=2, hysteresis_refill="growth"),
+            DynamicLossScale(init_scale=4.0, growth_interval=3, min_scale=2.0),
+        ]
+    ),
+    spike=st.one_of(
+        st.none(),
+        st.builds(
+            lambda rule, watch, action: rule(window=8, min_samples=4, watch=watch, action=action),
+            spikes,
+            st.sampled_from([("loss", "grad_norm"), ("loss",), ("grad_norm",)]),
+            st.sampled_from(["skip", "clip"]),
+        ),
+        st.just(SpikeGuard(window=8, min_samples=4, max_in_a_row=2)),
+    ),
+)
 optimizers = st.sampled_from(
     [OptimizerSpec(lr=0.01), OptimizerSpec(lr=0.01, momentum=0.9), OptimizerSpec(name="adam", eps=1e-6)]
 )
 
 
 @st.composite
-def streams(draw: Any) -> Stream:
+def streams(
+    draw: Any, guards: st.SearchStrategy[GuardConfig] = guards, values: tuple[float, ...] = VALUES
+) -> Stream:
     """A stream in which anything may happen to any tensor or the loss at any step."""
     shapes = draw(tensors)
-    events = st.builds(
-        Event,
-        step=st.integers(0, STEPS - 1),
-        tensor=st.one_of(st.integers(0, len(shapes) - 1), st.just("loss")),
-        value=st.sampled_from(VALUES),
-        everywhere=st.booleans(),
+    steps, targets = st.integers(0, STEPS - 1), st.one_of(st.integers(0, len(shapes) - 1), st.just("loss"))
+    events = st.one_of(
+        st.builds(Event, step=steps, tensor=targets, value=st.sampled_from(values), everywhere=st.booleans()),
+        st.builds(Event, step=steps, tensor=st.just("all"), factor=st.sampled_from([0.0, 20.0, 1e4, 1e30])),
+        st.builds(
+            lambda step, tensor, factor, length: Event(
+                step=step, until=step + length, tensor=tensor, factor=factor
+            ),
+            steps,
+            st.one_of(targets, st.just("all")),
+            st.sampled_from([0.0, 0.01, 10.0]),
+            st.integers(0, STEPS),
+        ),
     )
+    guard = draw(guards)
+    # A rule that looks at the weights sees how those were rounded.
+    norm = 1e-6 if guard.unit_rule is None else 3e-2
     return Stream(
         name="random",
         steps=STEPS,
         seed=draw(st.integers(0, 1000)),
         tensors=shapes,
         magnitude=draw(st.sampled_from([0.0, 1e-30, 1e-3, 1.0, 1e4, 1e20])),
+        jitter=draw(st.sampled_from([0.0, 0.3])),
         events=tuple(draw(st.lists(events, max_size=12))),
         optimizer=draw(optimizers),
-        guard=draw(guards),
-        tolerance=Tolerance(params=3e-2, why="half-precision parameters among them"),
+        guard=guard,
+        tolerance=Tolerance(norm=norm, params=3e-2, why="half-precision parameters among them"),
     )
 
 
@@ -113,6 +175,24 @@ def test_jax(stream: Stream) -> None:
 @hypothesis.given(stream=streams())
 @hypothesis.settings(max_examples=4)
 def test_compiled_torch(stream: Stream) -> None:
+    check(stream, [BACKENDS[name] for name in ("numpy", "torch-compiled")])
+
+
+@hypothesis.given(stream=streams(rule_guards, NORMAL))
+@hypothesis.settings(max_examples=60)
+def test_rules_on_eager_torch(stream: Stream) -> None:
+    check(stream, [BACKENDS[name] for name in ("numpy", "torch", "torch-foreach")])
+
+
+@hypothesis.given(stream=streams(rule_guards, NORMAL))
+@hypothesis.settings(max_examples=6)
+def test_rules_on_jax(stream: Stream) -> None:
+    check(stream, [BACKENDS[name] for name in ("numpy", "jax", "jax-jit")])
+
+
+@hypothesis.given(stream=streams(rule_guards, NORMAL))
+@hypothesis.settings(max_examples=2)
+def test_rules_on_compiled_torch(stream: Stream) -> None:
     check(stream, [BACKENDS[name] for name in ("numpy", "torch-compiled")])
 
 

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
 
+from stablenum.clipping import CLIP_RULES
 from stablenum.compare import BACKENDS, SCENARIOS, backend_numpy, find_backends, run_scenario
-from stablenum.compare.agreement import Disagreement, compare_traces
-from stablenum.compare.runner import run_guarded
-from stablenum.compare.spec import Expected, Fault, Goal
+from stablenum.compare.agreement import Disagreement, Trace, compare_traces
+from stablenum.compare.rule_streams import RULE_STREAMS
+from stablenum.compare.runner import outcome_of, run_guarded
+from stablenum.compare.spec import Expected, Fault, Goal, Outcome, Stream
+from stablenum.loss_scale import LOSS_SCALES
+from stablenum.spikes import MeanStdSpikeGuard, SpikeGuard
+from stablenum.status import Reason
 
 FRAMEWORKS = {
     framework: [b.name for b in BACKENDS.values() if b.framework == framework]
@@ -99,7 +106,7 @@ def test_another_learning_rate_is_found_in_half_precision(name: str, factor: flo
     other = run_guarded(dataclasses.replace(scenario, optimizer=faster), BACKENDS[backend])
     found = compare_traces(name, honest, other, scenario.tolerance)
     assert found.disagreement is not None
-    assert found.disagreement.field.startswith("params[")
+    assert found.disagreement.field.startswith(("params[", "update of params["))
     assert found.worst_params > 2 * scenario.tolerance.params
 
 
@@ -115,6 +122,129 @@ def test_numpy_itself_is_held_to_a_true_skip(monkeypatch: pytest.MonkeyPatch) ->
     result = run_scenario(SCENARIOS["single-inf"], [BACKENDS["numpy"]])
     assert result.surprises == ["single-inf, numpy, step 20: params[1] changed in a skip"]
     assert not result.ok
+
+
+# ---------------------------------------------------------------- the streams for each rule
+
+
+@functools.cache
+def on_numpy(name: str) -> Trace:
+    return run_guarded(SCENARIOS[name], BACKENDS["numpy"])
+
+
+def test_every_rule_has_a_stream() -> None:
+    guards = [scenario.guard for scenario in SCENARIOS.values()]
+    shown = {type(rule) for guard in guards for rule in (*guard.clip, guard.loss_scale, guard.spike)}
+    assert shown >= {*CLIP_RULES, *LOSS_SCALES, SpikeGuard, MeanStdSpikeGuard}
+
+
+@pytest.mark.parametrize(
+    ("name", "reasons"),
+    [
+        ("autoclip", {Reason.NAN_GRADIENT: 1}),
+        ("zclip", {Reason.INF_GRADIENT: 1}),
+        ("spike-skip", {Reason.SPIKE_LOSS: 2, Reason.SPIKE_GRAD_NORM: 3, Reason.NAN_GRADIENT: 1}),
+        ("spike-clip", {Reason.SPIKE_CLIPPED: 5, Reason.NAN_GRADIENT: 1}),
+        ("spike-mean-std", {Reason.SPIKE_LOSS: 2, Reason.NAN_GRADIENT: 1}),
+        ("level-shift", {Reason.SPIKE_GRAD_NORM: 9}),
+        ("drift", {}),
+        ("long-zeros", {Reason.SPIKE_GRAD_NORM: 1}),
+        ("log-max", {Reason.INF_GRADIENT: 8}),
+        ("no-scale-helps", {Reason.INF_GRADIENT: 6, Reason.NOT_A_SCALE_PROBLEM: 24}),
+        ("hysteresis-growth", {Reason.INF_GRADIENT: 4}),
+    ],
+)
+def test_steps_are_refused_for_the_right_reasons(name: str, reasons: dict[Reason, int]) -> None:
+    found = Counter(row.reason for row in on_numpy(name).rows)
+    assert {r: n for r, n in found.items() if r not in (Reason.OK, Reason.CLIPPED)} == reasons
+
+
+@pytest.mark.parametrize("stream", RULE_STREAMS, ids=lambda s: s.name)
+def test_no_rule_freezes_a_tensor(stream: Stream) -> None:
+    """In the last steps that are applied every tensor still moves as far as its gradient asks, or nearly."""
+    trace = on_numpy(stream.name)
+    last = [t for t, row in enumerate(trace.rows) if row.applied][-10:]
+    moved = [[np.any(trace.path[t][i] != trace.path[t - 1][i]) for t in last] for i in range(3)]
+    assert all(map(all, moved))
+    if stream.most_moved is not None and stream.name != "stale-second-moment":  # it is to be held back there
+        typical = np.median([row.clip_coefficient for row in trace.rows[-10:]])
+        assert typical > 0.02
+
+
+def test_the_masked_spikes_are_those_that_mean_and_deviation_miss() -> None:
+    skipped, missed = (
+        {t for t, row in enumerate(on_numpy(name).rows) if not row.applied}
+        for name in ("spike-skip", "spike-mean-std")
+    )
+    assert missed == {120, 150, 200}
+    assert skipped - missed == {130, 140, 160}
+
+
+def test_hysteresis_refilled_by_good_steps_would_not_lower_the_scale() -> None:
+    stream = SCENARIOS["hysteresis-growth"]
+    refilled = dataclasses.replace(stream.guard.loss_scale, hysteresis_refill="good_step")
+    other = dataclasses.replace(stream, guard=dataclasses.replace(stream.guard, loss_scale=refilled))
+    assert on_numpy(stream.name).final_loss_scale == 2.0**15
+    assert run_guarded(other, BACKENDS["numpy"]).final_loss_scale == 2.0**17
+
+
+def test_units_are_clipped_apart_and_the_excluded_tensor_is_left_alone() -> None:
+    """The one large unit is held, its neighbours get what they would have got."""
+    stream = SCENARIOS["agc"]
+    rules = stream.guard.clip[:1]
+    alone = dataclasses.replace(stream, guard=dataclasses.replace(stream.guard, clip=rules))
+    clean = dataclasses.replace(alone, events=())
+    ours, theirs = (run_guarded(s, BACKENDS["numpy"]) for s in (alone, clean))
+    step = next(e.step for e in stream.events if e.value is not None)
+    for i, (p, q) in enumerate(zip(ours.path[step], theirs.path[step], strict=True)):
+        same = p == q
+        assert same.all() or (i == 0 and not same[:, 0].all() and same[:, 1:].all())
+    before, after = ours.path[step - 1][0][:, 0], ours.path[step][0][:, 0]
+    assert np.linalg.norm(after - before) == pytest.approx(
+        stream.optimizer.lr * rules[0].clipping * np.linalg.norm(before), rel=1e-4
+    )
+
+
+# ------------------------------------------------------------------- differences that are found
+
+
+def test_a_step_that_one_unit_takes_otherwise_is_found() -> None:
+    honest, other = (run_guarded(SCENARIOS["agc"], BACKENDS["numpy"]) for _ in range(2))
+    tolerance = SCENARIOS["agc"].tolerance
+    assert compare_traces("x", honest, other, tolerance).disagreement is None
+    step = other.path[50][0] - other.path[49][0]
+    for path in other.path[50:60]:  # and ten steps later it is as if nothing had been
+        path[0][:, 1] += np.float32(1e-3) * step[:, 1]
+    found = compare_traces("x", honest, other, tolerance).disagreement
+    assert found is not None
+    assert (found.step, found.field) == (50, "update of params[0]")
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("adagc-late", ("clip", 0, "gamma", 2)),
+        ("zclip", ("clip", 0, "std")),
+        ("autoclip", ("clip", 0, "norms", 99)),
+        ("spike-skip", ("spike", "grad_norm", 127)),
+        ("log-max", ("loss_scale", "statistics", "mean")),
+    ],
+)
+def test_other_statistics_are_found(name: str, place: tuple[str | int, ...]) -> None:
+    honest, other = (run_guarded(SCENARIOS[name], BACKENDS["numpy"]) for _ in range(2))
+    *way, last = place
+    part = functools.reduce(lambda tree, key: tree[key], way, other.guard["state"])
+    part[last] *= 1.0 + 1e-3
+    found = compare_traces("x", honest, other, SCENARIOS[name].tolerance).disagreement
+    assert found is not None
+    assert (found.step, found.field) == (None, ".".join(map(str, place)))
+
+
+def test_a_run_that_was_thrown_off_fails() -> None:
+    stream = SCENARIOS["level-shift"]
+    trace = on_numpy("level-shift")
+    assert outcome_of(stream, trace) == Outcome.SURVIVES
+    assert outcome_of(dataclasses.replace(stream, most_moved=0.01), trace) == Outcome.FAILS
 
 
 def test_wrong_fields_of_a_scenario_are_named() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-import stablenum_torch
+import stablenum_torch as st
 import stablenum_torch.stepping
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -22,11 +22,59 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "rmsprop": lambda ps: torch.optim.RMSprop(ps, lr=1e-2, momentum=0.9),
 }
 
+# Every rule with windows so short that a test outlasts them. The names are those of `parameters`.
+RULES: dict[str, dict[str, Any]] = {
+    "by value": {"clip": (1.0, st.ClipByValue(0.3))},
+    "each tensor": {"clip": (st.ClipByNorm(2.0), 3.0)},
+    "agc": {"clip": st.AdaptiveGradClip(clipping=0.3, exclude="b", output_axis="first")},
+    "agc, last axis": {"clip": st.AdaptiveGradClip(clipping=0.3, output_axis="last")},
+    "agc among others": {
+        "clip": (
+            st.ClipByNorm(3.0),
+            st.AdaptiveGradClip(clipping=0.5, output_axis="first"),
+            1.0,
+            st.ClipByValue(0.2),
+        ),
+        "loss_scale": "dynamic",
+    },
+    "autoclip": {"clip": st.AutoClip(quantile=0.4, window=20)},
+    "zclip": {"clip": st.ZClip(warmup_steps=10, max_norm=None)},
+    "adagc": {"clip": st.AdaGC(warmup_steps=10)},
+    "adagc and agc": {"clip": (st.AdaGC(warmup_steps=10), st.AdaptiveGradClip(output_axis="first"))},
+    "update": {"clip": (2.0, st.ClipUpdateRMS(0.3))},
+    "update, absolute": {"clip": st.ClipUpdateRMS(0.004, per_lr=False)},
+    "hysteresis": {
+        "loss_scale": st.DynamicLossScale(hysteresis=2, hysteresis_refill="growth", growth_interval=20)
+    },
+    "log-max scale": {"loss_scale": st.LogMaxLossScale(mean_decay=0.9)},
+    "underflow scale": {"loss_scale": st.UnderflowAwareLossScale(max_tiny=0.01), "clip": 1.0},
+    "spike skip": {"spike": st.SpikeGuard(window=24, min_samples=12)},
+    "spike clip": {"spike": st.SpikeGuard(window=24, min_samples=12, action="clip"), "clip": 2.0},
+    "spike mean": {"spike": st.MeanStdSpikeGuard(window=24, min_samples=12)},
+    "all at once": {
+        "clip": (
+            st.AdaptiveGradClip(clipping=0.5, output_axis="first"),
+            st.AdaGC(warmup_steps=10),
+            st.ZClip(warmup_steps=10),
+            st.ClipByValue(1.0),
+            st.ClipUpdateRMS(1.0),
+        ),
+        "loss_scale": st.LogMaxLossScale(),
+        "spike": "skip",
+    },
+}
+
 
 @pytest.fixture(params=list(OPTIMIZERS))
 def make_optimizer(request: pytest.FixtureRequest) -> Callable[[Any], torch.optim.Optimizer]:
     """Makes an optimizer of each kind."""
     return OPTIMIZERS[request.param]
+
+
+@pytest.fixture(params=list(RULES))
+def rule(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Settings with each rule."""
+    return RULES[request.param]
 
 
 @pytest.fixture(params=["host", "device"])
@@ -60,3 +108,8 @@ def snapshot(optimizer: torch.optim.Optimizer) -> list[bytes]:
             tensors = [p.detach(), *(v for v in optimizer.state[p].values() if isinstance(v, torch.Tensor))]
             found += [t.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for t in tensors]
     return found
+
+
+def named(params: list[torch.nn.Parameter]) -> dict[str, torch.nn.Parameter]:
+    """The parameters with the names that ``RULES`` knows them by."""
+    return dict(zip("abc", params, strict=True))

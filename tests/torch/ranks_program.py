@@ -10,6 +10,7 @@ import sys
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import stablenum_torch as st
@@ -55,6 +56,63 @@ def plain_shards() -> dict:
     return first | {"alone": opt.last["grad_norm"]}
 
 
+def rules(net: torch.nn.Module, **settings) -> dict:
+    """What rules beyond norms see and do, on shards as on whole parameters."""
+    opt = st.wrap(torch.optim.SGD(net.parameters(), lr=1.0), **settings)
+    moved = []
+    for step in (0, 1, 3, 4):
+        opt.zero_grad()
+        opt.backward(net(batch(step, dist.get_rank()) * 1e-3).square().mean())
+        before = [whole(p).clone() for p in net.parameters()]
+        opt.step()
+        now = [whole(p) for p in net.parameters()]
+        moved.append(
+            [(a - b).double().square().mean().sqrt().item() for a, b in zip(now, before, strict=True)]
+        )
+    return {"scales": [r["loss_scale"] for r in opt.history()] + [opt.loss_scale], "moved": moved}
+
+
+def whole(p) -> torch.Tensor:
+    return (p.full_tensor() if hasattr(p, "full_tensor") else p).detach()
+
+
+def refused(net: torch.nn.Module, **settings) -> str:
+    try:
+        st.wrap(torch.optim.SGD(net.parameters(), lr=1.0), clip=st.AdaptiveGradClip(), **settings)
+    except ValueError as error:
+        return str(error)
+    return "accepted"
+
+
+def replicated(mesh) -> dict:
+    """A DTensor that every rank holds whole is no shard: its units can be measured."""
+    w = torch.nn.Parameter(distribute_tensor(torch.ones(2, 2), mesh, [Replicate()]))
+    clip = (st.AdaptiveGradClip(clipping=0.1), st.ClipUpdateRMS(0.5))
+    opt = st.wrap(torch.optim.SGD([w], lr=1.0), clip=clip)
+    w.grad = distribute_tensor(torch.tensor([[3.0, 4.0], [0.0, 0.0]]), mesh, [Replicate()])
+    opt.step()
+    return {"w": w.detach().to_local().tolist(), "norm": opt.last["grad_norm"]}
+
+
+def shards_of_updates() -> dict:
+    """Halves of one parameter, of different lengths: one RMS, one fraction of lost elements."""
+    w = torch.nn.Parameter(torch.zeros(1 if dist.get_rank() else 3))
+    opt = st.wrap(
+        torch.optim.SGD([w], lr=1.0),
+        clip=st.ClipUpdateRMS(0.5),
+        loss_scale=st.UnderflowAwareLossScale(init_scale=1.0, max_tiny=0.4, headroom=100.0),
+        process_group=dist.group.WORLD,
+    )
+    w.grad = torch.full_like(w, -4.0)
+    opt.step()
+    seen = {"w": w.tolist(), "kept": opt.loss_scale}
+    w.grad = torch.full_like(w, 2.0**-30)
+    if dist.get_rank():
+        w.grad.fill_(8.0)  # 3 of 4 are lost, though none of them here
+    opt.step()
+    return seen | {"raised": opt.loss_scale}
+
+
 def main(rank: int, store: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
@@ -66,6 +124,19 @@ def main(rank: int, store: str) -> None:
         "fsdp2": train(sharded),
         "shards": plain_shards(),
     }
+    log_max = {"loss_scale": st.LogMaxLossScale(), "clip": st.ClipUpdateRMS(1e-6)}
+    underflow = {"loss_scale": st.UnderflowAwareLossScale(init_scale=2.0**4), "clip": st.AdaGC()}
+    for name, settings in (("log max", log_max), ("underflow", underflow)):
+        again = model()
+        for layer in (again[0], again[2], again):
+            fully_shard(layer, mesh=mesh)
+        result[name] = {
+            "ddp": rules(DistributedDataParallel(model()), **settings),
+            "fsdp2": rules(again, **settings),
+        }
+    result["refused"] = [refused(sharded), refused(model(), process_group=dist.group.WORLD), refused(model())]
+    result["replicated"] = replicated(mesh)
+    result["update shards"] = shards_of_updates()
     fused = model()
     fully_shard(fused, mesh=mesh)
     result["fsdp2 fused"] = train(fused, fused=True)

@@ -9,7 +9,7 @@ import torch
 import torch._dynamo
 
 import stablenum_torch as st
-from tests.torch.conftest import parameters, set_gradients, snapshot
+from tests.torch.conftest import RULES, named, parameters, set_gradients, snapshot
 
 # torch's own optimizers warn about themselves when they are compiled.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -75,6 +75,47 @@ def test_no_graph_break_that_the_bare_optimizer_has_not(fused):
     extra = breaks(st.wrap(make(), clip=1.0, loss_scale=4.0).step) - breaks(make().step)
     # An optimizer that cannot skip by itself needs the host to look, once.
     assert extra == (set() if fused else {"Unsupported Tensor.item() call with capture_scalar_outputs=False"})
+
+
+# "all at once" has most of the code of all; a graph of one rule takes seconds to make.
+QUICK = ("all at once",)
+EACH_RULE = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in RULES]
+
+
+@pytest.mark.parametrize("fused", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", EACH_RULE)
+def test_no_rule_adds_a_graph_break(name, fused):
+    def make():
+        params = parameters()
+        set_gradients(params, 0)
+        return params, torch.optim.AdamW(params, fused=fused, foreach=None if fused else True)
+
+    params, inner = make()
+    extra = breaks(st.wrap(inner, names=named(params), **RULES[name]).step) - breaks(make()[1].step)
+    assert extra == (set() if fused else {"Unsupported Tensor.item() call with capture_scalar_outputs=False"})
+
+
+@pytest.mark.parametrize("name", EACH_RULE)
+def test_each_rule_compiled_decides_as_the_eager_one(name):
+    def train(compiled: bool):
+        params = parameters()
+        opt = st.wrap(torch.optim.AdamW(params, lr=0.01, fused=True), names=named(params), **RULES[name])
+        step = torch.compile(opt.step, backend="aot_eager") if compiled else opt.step
+        for i in range(30):
+            set_gradients(params, i, 8.0 * (30 if i == 25 else 1))
+            if i == 2:
+                params[1].grad[0] = math.inf
+            step()
+        return params, opt
+
+    params, opt = train(True)
+    wanted_params, wanted = train(False)
+    for row, other in zip(opt.history(), wanted.history(), strict=True):
+        for key in ("step", "reason", "loss_scale", "worst"):
+            assert row[key] == other[key], key
+        assert row["clip_coefficient"] == pytest.approx(other["clip_coefficient"], rel=1e-5)
+    for a, b in zip(params, wanted_params, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
 def test_compiled_training_step_with_backward():

@@ -75,7 +75,7 @@ def test_a_state_of_another_shape_changes_nothing():
     cases = {
         r"guard state must be a dict written by guard_state_dict\(\)": lambda d: d.update(version=99),
         "state must be a dict with the keys step": lambda d: d["state"].pop("step"),
-        r"state\.clip must be a list of 1 rule states": lambda d: d["state"].update(clip=[]),
+        r"state\.clip must be a list of rule states": lambda d: d["state"].update(clip=3),
         r"state\.loss_scale\.scale must be a positive number from": lambda d: d["state"]["loss_scale"].update(
             scale=0.0
         ),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from stablenum_torch.measure import norms_on_device, norms_on_host
 CPU = torch.device("cpu")
 MEASURES = {
     "host": lambda grads: norms_on_host(grads).tolist(),
-    "device": lambda grads: norms_on_device([SimpleNamespace(grad=g) for g in grads], CPU).tolist(),
+    "device": lambda grads: norms_on_device(grads, CPU).tolist(),
 }
 
 

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.overrides import TorchFunctionMode
 
 import stablenum_torch as st
 import stablenum_torch.stepping
+from tests.torch.conftest import RULES
 
 OPTIMIZERS = {
     "adam": lambda ps: torch.optim.Adam(ps, fused=True),
@@ -23,6 +25,7 @@ CONFIGS = {
     "all": {"clip": (st.ClipByNorm(2.0), 1.0), "loss_scale": "dynamic"},
     "fold": {"clip": 1.0, "loss_scale": "dynamic"},
     "value": {"clip": st.ClipByValue(1.0), "loss_scale": 8.0},
+    **RULES,
 }
 
 
@@ -38,6 +41,22 @@ def no_data(monkeypatch):
         yield
 
 
+class NothingFromTheHost(TorchFunctionMode):
+    """Refuses what makes a tensor of the host's numbers: on an accelerator it is a copy that waits."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        makers = (torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, torch.Tensor.new_tensor)
+        if func in makers and not isinstance(args[0], torch.Tensor):
+            raise AssertionError(f"{func.__name__} of {type(args[0]).__name__}")
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_watch_for_numbers_from_the_host_sees_them():
+    for make in (torch.tensor, torch.as_tensor, torch.asarray):
+        with pytest.raises(AssertionError, match="of list"), NothingFromTheHost():
+            make([1.0])
+
+
 def fake_parameters() -> list[torch.nn.Parameter]:
     params = [torch.nn.Parameter(torch.empty(shape)) for shape in ((3, 4), (5,))]
     for p in params:
@@ -49,12 +68,13 @@ def fake_parameters() -> list[torch.nn.Parameter]:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_fused_step_asks_no_value(no_data, optimizer, config):
     params = fake_parameters()
-    opt = st.wrap(OPTIMIZERS[optimizer](params), **CONFIGS[config])
+    opt = st.wrap(OPTIMIZERS[optimizer](params), names=zip("ab", params, strict=True), **CONFIGS[config])
     stepped = []
     opt.inner.register_step_post_hook(lambda *_: stepped.append(1))
     for _ in range(3):
         opt.scale(torch.empty(()))
-        opt.step()
+        with NothingFromTheHost():
+            opt.step()
     assert len(stepped) == 3
     with pytest.raises(DataDependentOutputException):
         opt.history()  # reading is what waits
@@ -69,20 +89,22 @@ def test_an_optimizer_that_is_not_fused_asks_once(no_data):
 def test_on_meta_tensors_measuring_and_deciding_need_no_value():
     import array_api_compat.torch as xp
 
-    from stablenum import GuardConfig, Observation, decide, init_guard
-    from stablenum_torch.measure import norms_on_device
+    from stablenum import GuardConfig, decide, init_guard
+    from stablenum_torch.stepping import _observed_on_device
 
     meta = torch.device("meta")
-    config = GuardConfig(clip=(st.ClipByNorm(1.0), 1.0), loss_scale="dynamic", max_skips_in_a_row=3)
+    config = GuardConfig(**RULES["all at once"], max_skips_in_a_row=3)
     state = init_guard(config, 2, xp=xp, device=meta)
     params = [
-        torch.nn.Parameter(torch.empty(3, device=meta, dtype=d)) for d in (torch.float32, torch.bfloat16)
+        torch.nn.Parameter(torch.empty(3, 4, device=meta, dtype=d)) for d in (torch.float32, torch.bfloat16)
     ]
     for p in params:
         p.grad = torch.empty_like(p)
-    norms = norms_on_device(params, meta)
-    decision, after = decide(config, state, Observation(norms, torch.empty((), device=meta)), xp=xp)
+    seen = _observed_on_device(config, params, torch.empty((), device=meta), meta, None, (True, False))
+    decision, after = decide(config, state, seen, xp=xp)
     assert decision.multiplier.shape == (2,)
+    assert [part.shape[0] for part in decision.unit_multipliers] == [3, 0]
+    assert seen.amax.is_meta
     assert decision.multiplier.is_meta
     assert after.loss_scale.scale.is_meta
 
@@ -90,11 +112,13 @@ def test_on_meta_tensors_measuring_and_deciding_need_no_value():
 def test_waiting_is_confined_to_one_module():
     waits = {"item", "tolist", "cpu", "numpy", "synchronize", "nonzero"}
     on_the_host_path = {
+        ("extremes.py", "numpy"),
         ("measure.py", "numpy"),
         ("measure.py", "tolist"),
         ("stepping.py", "numpy"),
         ("stepping.py", "cpu"),
         ("state.py", "numpy"),
+        ("units.py", "numpy"),
     }
     found = {
         (file.name, node.attr)
@@ -107,10 +131,11 @@ def test_waiting_is_confined_to_one_module():
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_on_a_gpu_under_sync_debug_mode(optimizer):
+def test_on_a_gpu_under_sync_debug_mode(optimizer, config):
     params = [torch.nn.Parameter(torch.ones(s, device="cuda")) for s in ((3, 4), (5,))]
-    opt = st.wrap(OPTIMIZERS[optimizer](params), clip=1.0, loss_scale="dynamic")
+    opt = st.wrap(OPTIMIZERS[optimizer](params), names=zip("ab", params, strict=True), **CONFIGS[config])
     bad = torch.full((5,), torch.nan, device="cuda")
     good = [torch.ones_like(p) for p in params]
     torch.cuda.synchronize()

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 import stablenum_torch as st
+from stablenum.trees import leaves
 
 ELEMENTS = some.one_of(
     some.floats(-10, 10, width=32),
@@ -18,16 +19,35 @@ STEPS = some.lists(some.lists(ELEMENTS, min_size=5, max_size=5), min_size=1, max
 CONFIGS = some.fixed_dictionaries(
     {},
     optional={
-        "clip": some.sampled_from([1.0, st.ClipByNorm(0.5), st.ClipByValue(0.1), (st.ClipByNorm(3.0), 1.0)]),
-        "loss_scale": some.sampled_from(
-            ["dynamic", 1024.0, st.DynamicLossScale(growth_interval=2, max_scale=2.0**17)]
+        "clip": some.sampled_from(
+            [
+                1.0,
+                st.ClipByNorm(0.5),
+                st.ClipByValue(0.1),
+                (st.ClipByNorm(3.0), 1.0),
+                (st.AutoClip(window=4), st.AdaptiveGradClip(), 1.0),
+                st.ZClip(warmup_steps=2),
+                (st.AdaptiveGradClip(clipping=1.0), st.AdaGC(warmup_steps=2)),
+                (st.AdaGC(warmup_steps=2), st.ClipByValue(0.5), st.ClipUpdateRMS(0.1)),
+            ]
         ),
+        "loss_scale": some.sampled_from(
+            [
+                "dynamic",
+                1024.0,
+                st.DynamicLossScale(growth_interval=2, max_scale=2.0**17),
+                st.LogMaxLossScale(),
+                st.UnderflowAwareLossScale(),
+            ]
+        ),
+        # Too few steps to refuse one; what it keeps has to stay finite all the same.
+        "spike": some.sampled_from(["skip", st.SpikeGuard(window=4, min_samples=2, action="clip")]),
     },
 )
 
 
 @given(STEPS, CONFIGS, some.sampled_from(["sgd", "sgd-fused", "momentum"]))
-@settings(max_examples=60)
+@settings(max_examples=120)
 def test_nothing_kept_becomes_non_finite(steps, config, kind):
     a, b = torch.nn.Parameter(torch.zeros(2, 2)), torch.nn.Parameter(torch.zeros(1))
     inner = torch.optim.SGD(
@@ -51,4 +71,7 @@ def test_nothing_kept_becomes_non_finite(steps, config, kind):
         assert math.isfinite(opt.loss_scale)
         assert opt.loss_scale > 0
         assert math.isfinite(opt.last["clip_coefficient"])
+        statistics = leaves((opt.guard_state.clip, opt.guard_state.loss_scale, opt.guard_state.spike))
+        # In a window inf means that nothing has come yet.
+        assert not any(torch.isnan(leaf).any() or (leaf == -math.inf).any() for leaf in statistics)
     assert opt.last["skipped_total"] == skipped

@@ -82,3 +82,37 @@ def test_plain_shards_are_clipped_and_skipped_together(ranks):
     assert a["unchanged"]
     assert b["unchanged"]
     assert a["alone"] == b["alone"] == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize("name", ["log max", "underflow"])
+def test_extremes_and_updates_of_shards_are_those_of_the_whole(ranks, name):
+    assert ranks[0][name] == ranks[1][name]
+    whole, shards = ranks[0][name]["ddp"], ranks[0][name]["fsdp2"]
+    assert whole["scales"] == shards["scales"]
+    assert len(set(whole["scales"])) > 1, "the scale moves"
+    for a, b in zip(whole["moved"], shards["moved"], strict=True):
+        assert a == pytest.approx(b, rel=1e-3)
+    if name == "log max":
+        assert max(max(row) for row in whole["moved"]) == pytest.approx(1e-6, rel=1e-2)
+
+
+def test_plain_shards_share_one_rms_and_one_fraction(ranks):
+    a, b = ranks[0]["update shards"], ranks[1]["update shards"]
+    assert a == {"w": [0.5] * 3, "kept": 1.0, "raised": 2.0}
+    assert b == {"w": [0.5], "kept": 1.0, "raised": 2.0}
+
+
+def test_clipping_by_unit_is_refused_on_shards(ranks):
+    fsdp2, group, plain = ranks[0]["refused"]
+    assert "without AdaptiveGradClip where gradients are sharded" in fsdp2
+    assert group == fsdp2
+    assert plain == "accepted"
+
+
+def test_units_of_replicated_parameters_are_clipped(ranks):
+    limit = 0.1 * math.sqrt(2)
+    for rank in ranks:
+        assert rank["replicated"]["norm"] == pytest.approx(5.0)
+        first, second = rank["replicated"]["w"]
+        assert first == pytest.approx([1 - limit * 0.6, 1 - limit * 0.8])
+        assert second == [1.0, 1.0]

@@ -24,6 +24,8 @@ class TensorSpec:
     Args:
         shape: may hold 0.
         dtype: of the parameter and of the gradients that the guard is handed.
+        computed: the format that the scaled gradients were computed in, before they became ``dtype``: as
+            under autocast, where a float32 parameter gets what float16 left of its gradient.
 
     Raises:
         ValueError: a wrong shape or dtype.
@@ -31,12 +33,15 @@ class TensorSpec:
 
     shape: tuple[int, ...]
     dtype: str = "float32"
+    computed: str | None = None
 
     def __post_init__(self) -> None:
         for n in self.shape:
             check_int("tensors.shape", n, at_least=0)
         if self.dtype not in DTYPES:
             raise bad_field("tensors.dtype", f"one of {', '.join(DTYPES)}", self.dtype)
+        if self.computed is not None and self.computed not in DTYPES:
+            raise bad_field("tensors.computed", f"one of {', '.join(DTYPES)}", self.computed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +140,8 @@ class Stream:
         events: what goes wrong.
         optimizer, guard: how it is trained.
         plain_clip: clip the run without a guard at this norm by the framework's own function.
+        most_moved: a run fails if a tensor has moved further from its start at the end, as a root mean
+            square over its elements: a finite spike is no NaN, and does its harm so.
         expected, tolerance: what is checked.
 
     Raises:
@@ -158,6 +165,7 @@ class Stream:
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
     guard: GuardConfig = field(default_factory=GuardConfig)
     plain_clip: float | None = None
+    most_moved: float | None = None
     expected: Expected = field(default_factory=Expected)
     tolerance: Tolerance = field(default_factory=Tolerance)
 
@@ -175,6 +183,8 @@ class Stream:
             check_number("start", self.start, at_least=-top, at_most=top, hint=hint)
         if self.plain_clip is not None:
             check_number("plain_clip", self.plain_clip, above=0.0)
+        if self.most_moved is not None:
+            check_number("most_moved", self.most_moved, above=0.0)
         for event in self.events:
             if not isinstance(event.tensor, str) and event.tensor >= len(self.tensors):
                 allowed = f"below the number of tensors, {len(self.tensors)}, 'all' or 'loss'"

@@ -1,4 +1,4 @@
-"""What the core should do, said a second time: exact or float64 Python, sharing no code with it."""
+"""Norms, factors and roundings in exact or float64 Python."""
 
 from __future__ import annotations
 
@@ -45,45 +45,3 @@ def clip_factors(norms: Sequence[float], rules: Sequence[tuple[str, float]]) -> 
             factors = [f * clip_coefficient(n, max_norm) for f, n in zip(factors, now, strict=True)]
         factors = [max(factor, 2.0**-126) for factor in factors]
     return factors
-
-
-class LossScaleOracle:
-    """The dynamic loss scale, written as if-statements.
-
-    ``refill="growth"`` is Megatron-LM's and DeepSpeed's hysteresis, ``"good_step"`` apex's.
-    """
-
-    def __init__(
-        self,
-        *,
-        init: float,
-        growth: float = 2.0,
-        backoff: float = 0.5,
-        interval: int = 2000,
-        hysteresis: int = 1,
-        refill: str = "good_step",
-        floor: float = 1.0,
-        ceiling: float = 2.0**24,
-    ) -> None:
-        self.scale, self.growth, self.backoff, self.interval = init, growth, backoff, interval
-        self.tolerance = self.left = hysteresis
-        self.refill, self.floor, self.ceiling = refill, floor, ceiling
-        self.tracker = 0
-
-    def step(self, event: str) -> float:
-        """The scale after ``"good"``, ``"overflow"`` or ``"bad_loss"``."""
-        if event == "overflow":
-            self.tracker = 0
-            self.left -= 1
-            if self.left <= 0:
-                self.left = 0
-                self.scale = max(self.floor, round_to_float32(self.scale * self.backoff))
-        elif event == "good":
-            self.tracker += 1
-            grown = self.tracker >= self.interval
-            if grown:
-                self.tracker = 0
-                self.scale = min(self.ceiling, round_to_float32(self.scale * self.growth))
-            if grown or self.refill == "good_step":
-                self.left = self.tolerance
-        return self.scale

@@ -1,0 +1,37 @@
+"""The figures on the pages of the rules: recorded streams through ``stablenum.decide``.
+
+``make_all`` draws each one and writes a sentence beside it with what was counted in the same run, so that
+neither the picture nor the figures in its caption can go stale.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from figures import clipping, scales, spikes
+from figures.style import save
+
+__all__ = ["FIGURES", "make_all"]
+
+FIGURES = {
+    "global-norm": clipping.global_norm,
+    "agc": clipping.agc,
+    "autoclip": clipping.autoclip,
+    "zclip": clipping.zclip,
+    "adagc": clipping.adagc,
+    "update-rms": clipping.update_rms,
+    "static-dynamic": scales.static_dynamic,
+    "log-max": scales.log_max,
+    "underflow-aware": scales.underflow_aware,
+    "spike-guard": spikes.spike_guard,
+    "spike-guard-constant": spikes.constant_loss,
+}
+
+
+def make_all(directory: Path) -> None:
+    """Write ``<name>.svg`` and its caption ``<name>.md`` for every figure."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, draw in FIGURES.items():
+        figure, caption = draw()
+        save(figure, directory / f"{name}.svg")
+        (directory / f"{name}.md").write_text(caption + "\n", encoding="utf-8")

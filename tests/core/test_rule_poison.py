@@ -1,0 +1,285 @@
+"""One bad step, whenever it comes, does not disturb a rule for longer than its memory.
+
+Of each rule two runs are compared: a clean stream, and the same with one bad step put in. A bad value that
+must not enter leaves the rule's state as it was, bit for bit; one that enters as an ordinary number, far off
+as it is (1e30, 1e-30), is forgotten within the rule's window. The window follows from the rule's settings:
+
+- windows of n values: n steps, then all is equal;
+- moving means of decay d: ln(1e-6) / ln(d) steps leave a millionth of the disturbance, which is at most some
+  hundred times the value itself; the decisions are then equal to 1e-3 relative;
+- a scale that was halved: the steps that it needs to come back, stated at each.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+from dataclasses import dataclass, replace
+
+import array_api_compat.numpy as xp
+import numpy as np
+import pytest
+
+from stablenum import (
+    AdaGC,
+    AdaptiveGradClip,
+    AutoClip,
+    ClipByGlobalNorm,
+    ClipByNorm,
+    DynamicLossScale,
+    GuardConfig,
+    LogMaxLossScale,
+    MeanStdSpikeGuard,
+    UnderflowAwareLossScale,
+    ZClip,
+    decide,
+    init_guard,
+)
+from tests.backends import BACKENDS, assert_bit_equal
+from tests.oracles import (
+    AdaGCOracle,
+    AutoClipOracle,
+    LogMaxOracle,
+    MeanStdSpikeOracle,
+    NaiveLogMaxOracle,
+    ZClipOracle,
+)
+
+BACKEND = BACKENDS["numpy"]  # that the others agree with it is shown by test_rule_oracles.py
+N_STEPS, COMPARED = 900, 60
+
+
+@dataclass(frozen=True)
+class Step:
+    """True (unscaled) norms of three tensors, the loss, and whether something else found an inf."""
+
+    norms: tuple[float, ...]
+    loss: float = 2.0
+    found_inf: bool = False
+
+
+def clean_stream() -> list[Step]:
+    """Ordinary steps, and from step 150 on a spike of loss and norm every 97 steps."""
+    draw, steps = random.Random(8), []
+    for i in range(N_STEPS):
+        spike = 20.0 if i >= 150 and i % 97 == 0 else 1.0
+        norms = tuple(spike * base * draw.lognormvariate(0, 0.3) for base in (1.0, 0.1, 4.0))
+        steps.append(Step(norms, 2.0 * draw.lognormvariate(0, 0.05) * min(spike, 3.0)))
+    return steps
+
+
+CLEAN = clean_stream()
+POISONS = {
+    "NaN": lambda step: replace(step, norms=(step.norms[0], math.nan, step.norms[2])),
+    "inf": lambda step: replace(step, norms=(math.inf, *step.norms[1:])),
+    "zero": lambda step: Step((0.0, 0.0, 0.0), 0.0),
+    "NaN loss": lambda step: replace(step, loss=math.nan),
+    "inf elsewhere": lambda step: replace(step, found_inf=True),
+    "1e30": lambda step: replace(step, norms=(step.norms[0], 1e30, step.norms[2])),
+    "1e-30": lambda step: Step((1e-30, 1e-30, 1e-30), 1e-30),
+    "1e30 loss": lambda step: replace(step, loss=1e30),
+}
+OVERFLOWS = ("NaN", "inf", "inf elsewhere")
+
+
+def steps_of_decay(decay: float) -> int:
+    return math.ceil(math.log(1e-6) / math.log(decay))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A rule, and what may follow a bad step.
+
+    ``enters``: the poisons that enter as ordinary values, with the number of steps that forgets each;
+    ``rtol``: how close decisions are then (0: equal); ``warm``, ``steady``: steps inside the warm-up and
+    after it.
+    """
+
+    config: GuardConfig
+    enters: dict[str, int]
+    rtol: float = 0.0
+    warm: int = 5
+    steady: int = 140
+
+
+FAR_OFF = ("1e30", "1e-30")
+CASES = {
+    "AdaptiveGradClip": Case(GuardConfig(clip=(AdaptiveGradClip(), ClipByGlobalNorm(0.1))), {}),
+    "ClipByNorm": Case(GuardConfig(clip=ClipByNorm(1.0)), {}),
+    "AutoClip": Case(GuardConfig(clip=AutoClip(window=100)), dict.fromkeys(FAR_OFF, 100)),
+    "ZClip": Case(
+        GuardConfig(clip=ZClip(max_norm=None)), dict.fromkeys(FAR_OFF, steps_of_decay(0.97)), rtol=1e-3
+    ),
+    # A clipped step multiplies gamma, so that only the others (every fourth or fifth here) forget. That is
+    # the paper's law: with a low max_norm gamma begins too low and all steps are clipped for a while.
+    "AdaGC": Case(
+        GuardConfig(clip=AdaGC(warmup_steps=50, decay=0.95, max_norm=100.0)),
+        dict.fromkeys(FAR_OFF, 2 * steps_of_decay(0.95)),
+        rtol=1e-3,
+    ),
+    "SpikeGuard": Case(GuardConfig(spike="skip"), {"1e30": 128, "1e-30": 128, "1e30 loss": 128}, warm=40),
+    "SpikeGuard, clip": Case(
+        GuardConfig(spike="clip"), {"1e30": 128, "1e-30": 128, "1e30 loss": 128}, warm=40
+    ),
+    "MeanStdSpikeGuard": Case(
+        GuardConfig(spike=MeanStdSpikeGuard()), {"1e30": 128, "1e-30": 128, "1e30 loss": 128}, warm=40
+    ),
+    # An overflow halves the scale: back after the 100 steps in which it may not rise.
+    "LogMaxLossScale": Case(
+        GuardConfig(loss_scale=LogMaxLossScale(mean_decay=0.9, std_decay=0.95)),
+        {**dict.fromkeys(OVERFLOWS, 100), **dict.fromkeys(FAR_OFF, 2 * steps_of_decay(0.95))},
+    ),
+    # Ten doublings from 16 to where too little is lost to double again; a bad step costs two at most.
+    "UnderflowAwareLossScale": Case(
+        GuardConfig(loss_scale=UnderflowAwareLossScale(init_scale=16.0)),
+        dict.fromkeys((*OVERFLOWS, *FAR_OFF, "zero", "1e30 loss"), 12),
+        warm=1,
+    ),
+    # Back at the ceiling after at most three growth intervals.
+    "DynamicLossScale": Case(
+        GuardConfig(loss_scale=DynamicLossScale(init_scale=2.0**10, max_scale=2.0**12, growth_interval=5)),
+        {**dict.fromkeys(OVERFLOWS, 15), **dict.fromkeys((*FAR_OFF, "zero", "1e30 loss"), 15)},
+    ),
+}
+PHASES = ("first", "warm", "steady")
+
+
+def observe(config: GuardConfig, step: Step, scale: float):
+    norms = [norm * scale for norm in step.norms]
+    largest = 0.5 * max(norms)
+    # float16 loses half of the elements below the scale 2^14, and one in 10,000 above.
+    tiny = 0.5 if scale < 2.0**14 and largest > 0 else 1e-4
+    units = ([norms[:1], norms[1:2], []], [[0.5], [0.5], []])
+    return BACKEND.observe(
+        norms,
+        step.loss,
+        step.found_inf,
+        units=units if config.unit_rule else None,
+        amax=largest if config.needs else None,
+        tiny=tiny if config.needs else None,
+    )
+
+
+def run(config: GuardConfig, steps: list[Step], state):
+    """Decisions of all steps, with the state after each."""
+    decisions = []
+    with np.errstate(all="ignore"):
+        for step in steps:
+            decision, state = decide(
+                config, state, observe(config, step, float(state.loss_scale.scale)), xp=xp
+            )
+            decisions.append((decision, state))
+    return decisions
+
+
+@functools.cache
+def clean_run(name: str):
+    config = CASES[name].config
+    return run(config, CLEAN, init_guard(config, 3, xp=xp))
+
+
+def rule_states(state):
+    """What the rules remember; the scale's count of good steps and of spikes in a row aside."""
+    spike = state.spike._replace(in_a_row=()) if state.spike else ()
+    return state.clip, spike, state.loss_scale._replace(good_steps=())
+
+
+def assert_same_decisions(actual, expected, rtol: float) -> None:
+    for (a, _), (b, _) in zip(actual, expected, strict=True):
+        assert (bool(a.apply), int(a.reason), int(a.worst)) == (bool(b.apply), int(b.reason), int(b.worst))
+        for x, y in zip(
+            (a.multiplier, a.clip_coefficient, *a.unit_multipliers),
+            (b.multiplier, b.clip_coefficient, *b.unit_multipliers),
+            strict=True,
+        ):
+            np.testing.assert_allclose(x, y, rtol=rtol, atol=0)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("poison", POISONS)
+@pytest.mark.parametrize("name", CASES)
+def test_a_bad_step_is_forgotten(name, poison, phase):
+    case, clean = CASES[name], clean_run(name)
+    at = {"first": 0, "warm": case.warm, "steady": case.steady}[phase]
+    before = clean[at - 1][1] if at else init_guard(case.config, 3, xp=xp)
+    bad = POISONS[poison](CLEAN[at])
+    ((_, after_bad),) = run(case.config, [bad], before)
+    # An ordinary gradient with a huge loss is no bad step for rules that do not look at the loss.
+    without = CLEAN[at + 1 :] if poison == "1e30 loss" and not case.config.spike else CLEAN[at:]
+    expected_from = N_STEPS - len(without)
+    entered = poison in case.enters
+    if poison == "1e30 loss" and expected_from == at + 1:
+        assert_bit_equal(rule_states(after_bad), rule_states(clean[at][1]))
+        return
+    if not entered:
+        assert_bit_equal(rule_states(after_bad), rule_states(before))
+    forget = case.enters.get(poison, 0)
+    after = run(case.config, without[: forget + COMPARED], after_bad)
+    expected = clean[expected_from : expected_from + forget + COMPARED]
+    assert len(expected) == forget + COMPARED
+    assert_same_decisions(after[forget:], expected[forget:], case.rtol if entered else 0.0)
+
+
+# ------------------------------------------------------------ the same streams on the peers' rules
+
+
+def norms_of(steps: list[Step]) -> list[list[list[float]]]:
+    return [[[norm] for norm in step.norms] for step in steps]
+
+
+def naive_factors(rule, steps: list[Step]) -> list[float]:
+    """The factors of the first tensor, by a rule that takes in whatever comes."""
+    return [rule.factors(gradient)[0][0] for gradient in norms_of(steps)]
+
+
+def test_the_same_nan_poisons_autoclips_percentile_for_its_window():
+    steps = [POISONS["NaN"](CLEAN[0]), *CLEAN]
+    factors = naive_factors(AutoClipOracle(window=100, naive=True), steps)
+    assert all(map(math.isnan, factors[:100]))
+    assert math.isfinite(factors[100])
+
+
+def test_the_same_nan_disables_zclip_for_ever():
+    naive, sound = ZClipOracle(max_norm=None, naive=True), ZClipOracle(max_norm=None)
+    steps = [*CLEAN[:100], POISONS["NaN"](CLEAN[100]), *CLEAN[100:]]
+    disabled = naive_factors(naive, steps)[101:]
+    clips = [factor for factor in naive_factors(sound, CLEAN)[100:] if factor < 1 - 1e-6]
+    assert len(clips) > 8
+    assert all(factor > 1 - 1e-5 or math.isnan(factor) for factor in disabled)
+
+
+def test_the_same_zero_freezes_adagc_for_ever():
+    steps = [*CLEAN[:5], POISONS["zero"](CLEAN[5]), *CLEAN[5:]]
+    factors = naive_factors(AdaGCOracle(3, warmup_steps=50, max_norm=100.0, naive=True), steps)
+    assert set(factors[50:]) == {0.0}
+
+
+@pytest.mark.parametrize("poison", ["NaN", "inf"])
+def test_the_same_bad_norm_blinds_mean_and_sd_for_their_window(poison):
+    steps = [*CLEAN[:140], POISONS[poison](CLEAN[140]), *CLEAN[140:400]]
+    spikes = {}
+    for naive in (True, False):
+        rule = MeanStdSpikeOracle(watch=("grad_norm",), naive=naive)
+        norms = [math.hypot(*step.norms) for step in steps]
+        spikes[naive] = [i for i, n in enumerate(norms) if rule.judge(2.0, n, math.isfinite(n))]
+    # The clean stream's spikes, one step later each; without naive all but those that another one masks.
+    assert 195 in spikes[False]
+    assert 195 not in spikes[True]
+    assert not [i for i in spikes[True] if 141 <= i <= 140 + 128]
+
+
+def test_the_same_overflow_and_zero_hold_log_max_down():
+    naive, sound = (made(init=2.0**16, ceiling=2.0**90) for made in (NaiveLogMaxOracle, LogMaxOracle))
+    for rule in (naive, sound):
+        rule.step("overflow", math.inf)
+        for _ in range(150):
+            rule.step("good", 1e-5)
+    assert sound.scale == 2.0**32
+    assert naive.scale <= 2.0**26
+    naive.step("good", 0.0)
+    sound.step("good", 0.0)
+    for rule in (naive, sound):
+        rule.step("good", 1e-5)
+    assert math.isnan(naive.scale)
+    assert sound.scale == 2.0**32

@@ -1,0 +1,242 @@
+"""States of rules: strict JSON bit for bit, from backend to backend, and rows of parameters by name."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+
+import numpy as np
+import pytest
+
+from stablenum import (
+    AdaGC,
+    AdaptiveGradClip,
+    AutoClip,
+    ClipByNorm,
+    ClipUpdateRMS,
+    DynamicLossScale,
+    GuardConfig,
+    LogMaxLossScale,
+    MeanStdSpikeGuard,
+    SpikeGuard,
+    UnderflowAwareLossScale,
+    ZClip,
+)
+from stablenum.guard import resized
+from stablenum.statedict import StatisticsNotLoadedWarning, state_from_dict, state_to_dict
+from tests.backends import BACKENDS, assert_bit_equal, to_numpy
+
+NUMPY = BACKENDS["numpy"]
+CONFIGS = {
+    "AutoClip": GuardConfig(clip=AutoClip(window=20)),
+    "ZClip": GuardConfig(clip=ZClip(warmup_steps=10)),
+    "AdaGC": GuardConfig(clip=AdaGC(warmup_steps=10)),
+    "all": GuardConfig(
+        clip=(AdaptiveGradClip(), AutoClip(window=20), AdaGC(), ZClip(max_norm=None), ClipUpdateRMS(1.0)),
+        loss_scale=LogMaxLossScale(),
+        spike=SpikeGuard(window=20, min_samples=5),
+        max_skips_in_a_row=50,
+    ),
+    "UnderflowAwareLossScale": GuardConfig(loss_scale=UnderflowAwareLossScale()),
+    "MeanStdSpikeGuard": GuardConfig(spike=MeanStdSpikeGuard(window=20, min_samples=5)),
+}
+
+
+def stream(backend, n: int, seed: int):
+    """Lognormal norms of three parameters, spikes, zeros and bad values."""
+    draw = random.Random(seed)
+    for _ in range(n):
+        norms = [draw.lognormvariate(0, 0.5) * draw.choice([1, 1, 1, 1, 30]) for _ in range(3)]
+        if draw.random() < 0.1:
+            norms[draw.randrange(3)] = draw.choice([0.0, math.nan, math.inf, 1e30])
+        units = ([[norms[0]], [norms[1]], []], [[1.0], [0.1], []])
+        loss = draw.lognormvariate(1, 0.1) if draw.random() < 0.95 else draw.choice([math.nan, 50.0])
+        yield backend.observe(norms, loss, units=units, amax=max(norms), tiny=draw.choice([0.0, 0.5]))
+
+
+def strict_json(plain):
+    return json.loads(json.dumps(plain, allow_nan=False))
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax-jit"])
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_every_rules_state_comes_back_bit_for_bit(name, config):
+    backend = BACKENDS[name]
+    _, state = backend.run(config, list(stream(backend, 40, 1)))
+    plain = strict_json(state_to_dict(state, ["a", "b", "c"]))
+    back = state_from_dict(plain, backend.init(config, 3), xp=backend.xp, names=["a", "b", "c"])
+    assert_bit_equal(state, back)
+    assert state_to_dict(back, ["a", "b", "c"]) == plain
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize(
+    ("saved_by", "loaded_by"), list(itertools.permutations(["numpy", "torch", "jax-jit"], 2))
+)
+def test_another_backend_goes_on_with_the_same_decisions(saved_by, loaded_by, config):
+    one, other = BACKENDS[saved_by], BACKENDS[loaded_by]
+    _, state = one.run(config, list(stream(one, 40, 2)))
+    crossed = state_from_dict(strict_json(state_to_dict(state)), other.init(config, 3), xp=other.xp)
+    assert_bit_equal(state, crossed)
+    stayed, _ = one.run(config, list(stream(one, 30, 3)), state)
+    went, _ = other.run(config, list(stream(other, 30, 3)), crossed)
+    for a, b in zip(stayed, went, strict=True):
+        assert (bool(a.apply), int(a.reason), int(a.worst)) == (bool(b.apply), int(b.reason), int(b.worst))
+        np.testing.assert_allclose(a.multiplier, b.multiplier, rtol=1e-5)
+
+
+# -------------------------------------------------------- rows of parameters, by name
+
+ADAGC = CONFIGS["AdaGC"]
+
+
+def adagc_state(n_steps: int = 40):
+    _, state = NUMPY.run(ADAGC, list(stream(NUMPY, n_steps, 4)))
+    return state
+
+
+def loaded(here: list[str] | None, n: int, saved: list[str] | None = ("a", "b", "c")):
+    state = adagc_state()
+    plain = strict_json(state_to_dict(state, saved and list(saved)))
+    like = NUMPY.init(ADAGC, n)
+    return state.clip[0], state_from_dict(plain, like, xp=NUMPY.xp, names=here).clip[0]
+
+
+def test_rows_of_adagc_follow_their_names_into_another_order():
+    saved, here = loaded(["c", "a", "b"], 3)
+    for before, after in zip(saved, here, strict=True):
+        assert after.tolist() == before[[2, 0, 1]].tolist()
+    assert len(set(saved.gamma.tolist())) == 3
+
+
+def test_a_parameter_that_was_added_begins_anew_and_one_that_left_is_dropped():
+    saved, here = loaded(["new", "c", "a", "other"], 4)
+    fresh = NUMPY.init(ADAGC, 4).clip[0]
+    for before, after, own in zip(saved, here, fresh, strict=True):
+        assert after.tolist() == [own[0].tolist(), before[2].tolist(), before[0].tolist(), own[3].tolist()]
+
+
+def test_without_names_rows_keep_their_places():
+    for here, names in ((None, ("a", "b", "c")), (["a", "b", "c"], None), (None, None)):
+        saved, after = loaded(here, 3, names)
+        assert_bit_equal(saved, after)
+
+
+def test_without_names_another_number_of_parameters_is_told():
+    with pytest.warns(StatisticsNotLoadedWarning, match=r"state\.clip\[0\].*AdaGC"):
+        _, here = loaded(None, 2)
+    assert_bit_equal(here, NUMPY.init(ADAGC, 2).clip[0])
+
+
+def test_parameters_that_are_added_while_training_begin_anew():
+    state = adagc_state()
+    longer = resized(ADAGC, state, 5, xp=NUMPY.xp)
+    fresh = NUMPY.init(ADAGC, 5)
+    for before, after, own in zip(state.clip[0], longer.clip[0], fresh.clip[0], strict=True):
+        assert after[:3].tolist() == before.tolist()
+        assert after[3:].tolist() == own[3:].tolist()
+        assert after.dtype == before.dtype
+    assert_bit_equal(longer._replace(clip=()), state._replace(clip=()))
+    decisions, _ = NUMPY.run(ADAGC, [NUMPY.observe([1.0] * 5, 1.0)], longer)
+    assert decisions[0].multiplier.shape == (5,)
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_a_guard_for_no_parameters_can_be_resized(backend, config):
+    empty = backend.init(config, 0)
+    assert_bit_equal(resized(config, empty, 3, xp=backend.xp), backend.init(config, 3))
+    assert_bit_equal(resized(config, empty, 0, xp=backend.xp), empty)
+
+
+# ------------------------------------------------------------- rules that changed since
+
+CHANGED = {
+    "another window": (AutoClip(window=20), AutoClip(window=30), 1),
+    "another warm-up": (ZClip(warmup_steps=10), ZClip(warmup_steps=12), 1),
+    "a much longer warm-up": (AdaGC(warmup_steps=1), AdaGC(), 1),
+    "another rule": (AutoClip(window=20), ZClip(), 1),
+    "a rule that was added": (None, (AutoClip(window=20), ZClip()), 2),
+    "a rule that was added before": (ZClip(), (AutoClip(window=20), ZClip()), 1),
+    "a rule that left": ((AutoClip(window=20), ZClip()), AutoClip(window=20), 0),
+    "another order": ((AutoClip(window=20), ZClip()), (ZClip(), AutoClip(window=20)), 0),
+    "another threshold": (ZClip(z_threshold=2.0), ZClip(z_threshold=3.0), 0),
+    "rules without statistics": (ZClip(), (ClipByNorm(1.0), ZClip(), 1.0), 0),
+}
+
+
+@pytest.mark.parametrize(("before", "after", "n_warnings"), CHANGED.values(), ids=CHANGED)
+def test_statistics_go_to_the_rules_they_fit_and_what_is_missing_is_told(before, after, n_warnings, recwarn):
+    _, state = NUMPY.run(GuardConfig(clip=before), list(stream(NUMPY, 40, 5)))
+    here = NUMPY.init(GuardConfig(clip=after), 3)
+    got = state_from_dict(strict_json(state_to_dict(state)), here, xp=NUMPY.xp)
+    told = [w for w in recwarn if issubclass(w.category, StatisticsNotLoadedWarning)]
+    assert len(told) == n_warnings == len(recwarn)
+    saved = {(type(part), np.shape(part[0])): part for part in state.clip if part}
+    for own, part in zip(here.clip, got.clip, strict=True):
+        if part:
+            assert_bit_equal(part, saved.get((type(own), np.shape(own[0])), own) if n_warnings == 0 else part)
+    kept = [
+        own is not part and bool(own) and to_numpy(own[0]).tobytes() == to_numpy(part[0]).tobytes()
+        for own, part in zip(here.clip, got.clip, strict=True)
+    ]
+    assert sum(kept) == n_warnings
+
+
+def test_a_spike_rule_or_scale_statistics_that_were_not_saved_are_told():
+    _, state = NUMPY.run(GuardConfig(loss_scale="dynamic"), list(stream(NUMPY, 10, 6)))
+    here = NUMPY.init(GuardConfig(loss_scale=LogMaxLossScale(), spike="skip"), 3)
+    with pytest.warns(StatisticsNotLoadedWarning) as told:
+        got = state_from_dict(state_to_dict(state), here, xp=NUMPY.xp)
+    assert sorted(str(w.message).split(":")[0] for w in told) == [
+        "state.loss_scale.statistics",
+        "state.spike",
+    ]
+    assert_bit_equal(got.spike, here.spike)
+    assert_bit_equal(got.loss_scale.statistics, here.loss_scale.statistics)
+    assert float(got.loss_scale.scale) == float(state.loss_scale.scale)
+
+
+def test_both_spike_rules_share_their_windows():
+    _, state = NUMPY.run(CONFIGS["MeanStdSpikeGuard"], list(stream(NUMPY, 40, 7)))
+    here = NUMPY.init(GuardConfig(spike=SpikeGuard(window=20, min_samples=5)), 3)
+    assert_bit_equal(state_from_dict(state_to_dict(state), here, xp=NUMPY.xp).spike, state.spike)
+
+
+@pytest.mark.parametrize("field", ["gamma", "lowest", "seen", "far"])
+def test_rows_of_another_length_are_refused_or_told_but_never_loaded(field):
+    plain = strict_json(state_to_dict(adagc_state(), ["a", "b", "c"]))
+    plain["state"]["clip"][0][field].pop()
+    for names in (["a", "b", "c"], ["c", "b", "a"]):
+        like = NUMPY.init(ADAGC, 3)
+        with pytest.warns(StatisticsNotLoadedWarning):
+            got = state_from_dict(plain, like, xp=NUMPY.xp, names=names)
+        assert_bit_equal(got.clip, like.clip)
+
+
+# ------------------------------------------------------------------------ version 1
+
+
+def version_1(state, names=None):
+    """What the first version wrote: no spike rules, and a loss scale without statistics."""
+    plain = strict_json(state_to_dict(state, names))
+    del plain["state"]["spike"], plain["state"]["loss_scale"]["statistics"]
+    return {**plain, "version": 1}
+
+
+def test_a_state_of_version_1_loads_and_goes_on_the_same(backend):
+    config = GuardConfig(clip=(ClipByNorm(2.0), 1.0), loss_scale=DynamicLossScale(growth_interval=3))
+    _, state = backend.run(config, [backend.observe([n], 1.0) for n in (1.0, math.inf, 3.0, 1.0)])
+    back = state_from_dict(version_1(state), backend.init(config, 1), xp=backend.xp)
+    assert_bit_equal(back, state)
+
+
+def test_a_state_of_version_1_leaves_new_rules_as_they_are():
+    _, state = NUMPY.run(GuardConfig(loss_scale="dynamic"), [NUMPY.observe([1.0] * 3, 1.0)])
+    here = NUMPY.init(CONFIGS["all"], 3)
+    with pytest.warns(StatisticsNotLoadedWarning):
+        back = state_from_dict(version_1(state), here, xp=NUMPY.xp)
+    assert_bit_equal(back.clip, here.clip)
+    assert_bit_equal(back.spike, here.spike)
+    assert int(back.step) == 1

@@ -1,0 +1,450 @@
+"""Scenarios on which rules fail in papers or ports: late starts, level shifts, masked spikes, long zeros."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+
+from stablenum import (
+    AdaGC,
+    AdaptiveGradClip,
+    AutoClip,
+    ClipByGlobalNorm,
+    DynamicLossScale,
+    GuardConfig,
+    LogMaxLossScale,
+    MeanStdSpikeGuard,
+    Reason,
+    SpikeGuard,
+    UnderflowAwareLossScale,
+    ZClip,
+)
+from stablenum.readout import check_halted, metrics
+from tests.backends import BACKENDS, Backend, assert_bit_equal, to_numpy
+
+NUMPY = BACKENDS["numpy"]
+FLOAT16_MAX = 65504.0
+SKIPPED_SPIKES = (Reason.SPIKE_LOSS, Reason.SPIKE_GRAD_NORM)
+
+
+@pytest.fixture(params=["numpy", "torch", "jax-jit"])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """Three that differ; the others agree with them on every rule, see test_rule_oracles.py."""
+    return BACKENDS[request.param]
+
+
+def noisy(n: int, level: float = 1.0, seed: int = 0, sigma: float = 0.2) -> list[float]:
+    draw = random.Random(seed)
+    return [level * draw.lognormvariate(0, sigma) for _ in range(n)]
+
+
+def run(config: GuardConfig, norms: list[list[float]], losses: list[float] | None = None, state=None):
+    """Decisions and the last state of a stream of norms, on NumPy (the backends agree)."""
+    losses = losses or [1.0] * len(norms)
+    return NUMPY.run(config, [NUMPY.observe(*pair) for pair in zip(norms, losses, strict=True)], state)
+
+
+def reasons(decisions) -> list[Reason]:
+    return [Reason(int(decision.reason)) for decision in decisions]
+
+
+# ----------------------------------------------------------------------- clip rules
+
+
+def test_adagc_gives_a_tensor_that_starts_late_a_warm_up_of_its_own():
+    config = GuardConfig(clip=AdaGC(warmup_steps=20, max_norm=100.0))
+    late = [0.0] * 300 + noisy(200, level=0.01)
+    decisions, state = run(config, [list(pair) for pair in zip(noisy(500, seed=1), late, strict=True)])
+    assert int(state.clip[0].seen[1]) == 20
+    # The authors' gamma = min(gamma, |g|) would be 0 since the first step, and the factor with it.
+    factors = [float(decision.multiplier[1]) for decision in decisions]
+    assert factors[:320] == [1.0] * 320
+    assert min(factors[320:]) > 0.3
+    assert float(state.clip[0].gamma[1]) == pytest.approx(0.01, rel=0.5)
+
+
+@pytest.mark.parametrize("warmup", [1, 2, 3, 10])
+def test_adagc_knows_the_level_after_the_shortest_warm_up(warmup):
+    config = GuardConfig(clip=AdaGC(warmup_steps=warmup, max_norm=100.0))
+    decisions, _ = run(config, [[norm] for norm in [1.0] * warmup + [50.0]])
+    assert float(decisions[-1].multiplier[0]) * 50.0 == pytest.approx(1.05, rel=1e-5)
+
+
+def test_adagc_follows_a_rise_of_1000_times_after_one_more_warm_up():
+    config = GuardConfig(clip=AdaGC(warmup_steps=20, max_norm=1e6))
+    norms = [[norm] for norm in noisy(200) + noisy(100, level=1000.0, seed=2)]
+    decisions, state = run(config, norms)
+    clipped = [float(d.multiplier[0]) * n[0] for d, n in zip(decisions, norms, strict=True)]
+    assert max(clipped[200:220]) < 2.0  # a spike of less than a warm-up is clipped throughout
+    assert min(clipped[240:]) > 300.0
+    assert float(state.clip[0].gamma[0]) > 300.0
+
+
+def test_adagc_follows_a_fall_by_its_decay():
+    config = GuardConfig(clip=AdaGC(warmup_steps=20, max_norm=1e6))
+    steps = math.ceil(math.log(1000) / -math.log(0.98))
+    decisions, state = run(config, [[norm] for norm in noisy(100) + noisy(2 * steps, level=1e-3, seed=2)])
+    assert all(float(decision.multiplier[0]) == 1.0 for decision in decisions[100 : 100 + steps])
+    assert float(state.clip[0].gamma[0]) == pytest.approx(1e-3, rel=0.5)
+
+
+@pytest.mark.parametrize("factor", [1000.0, 1e-3])
+def test_autoclip_follows_a_level_shift_within_its_window(factor):
+    config = GuardConfig(clip=AutoClip(quantile=0.5, window=50))
+    norms = [[norm] for norm in noisy(100) + noisy(100, level=factor, seed=2)]
+    decisions, _ = run(config, norms)
+    left = [float(d.multiplier) * n[0] for d, n in zip(decisions, norms, strict=True)]
+    assert max(left[149:]) / factor < 1.2
+    assert min(left[149:]) / factor > 0.3
+
+
+def test_zclip_holds_a_lasting_rise_near_the_old_level_but_never_at_zero():
+    config = GuardConfig(clip=ZClip(max_norm=None))
+    norms = [[norm] for norm in noisy(100) + noisy(300, level=1000.0, seed=2)]
+    decisions, state = run(config, norms)
+    left = [float(d.multiplier) * n[0] for d, n in zip(decisions, norms, strict=True)]
+    assert 0.5 < min(left[100:]) <= max(left[100:]) < 2.0
+    assert np.isfinite(float(state.clip[0].mean))
+
+
+RULES = {
+    "AdaptiveGradClip": GuardConfig(clip=AdaptiveGradClip()),
+    "AutoClip": GuardConfig(clip=AutoClip(window=50)),
+    "ZClip": GuardConfig(clip=ZClip()),
+    "AdaGC": GuardConfig(clip=AdaGC(warmup_steps=20)),
+    "LogMaxLossScale": GuardConfig(loss_scale=LogMaxLossScale(init_scale=1.0)),
+    "UnderflowAwareLossScale": GuardConfig(loss_scale=UnderflowAwareLossScale(init_scale=1.0)),
+    "SpikeGuard": GuardConfig(spike=SpikeGuard(window=32, min_samples=8)),
+    "MeanStdSpikeGuard": GuardConfig(spike=MeanStdSpikeGuard(window=32, min_samples=8)),
+}
+
+
+@pytest.mark.parametrize("before", [0, 10, 100], ids=["from the start", "in the warm-up", "steady"])
+@pytest.mark.parametrize("config", RULES.values(), ids=RULES)
+def test_500_zero_gradients_in_a_row_leave_no_trace(config, before):
+    def observe(norm: float):
+        units = ([[norm]], [[1.0]])
+        return NUMPY.observe([norm], norm, units=units, amax=norm, tiny=float(norm > 0))
+
+    _, state = NUMPY.run(config, [observe(norm) for norm in [1.0, *noisy(before)]])
+    decisions, after = NUMPY.run(config, [observe(0.0)] * 500, state)
+    assert set(reasons(decisions)) <= {Reason.OK, Reason.CLIPPED}
+    assert all(bool(decision.apply) for decision in decisions)
+    assert_bit_equal(after.clip, state.clip)
+    if config.spike:
+        assert_bit_equal(after.spike, state.spike)
+    if config.loss_scale:
+        assert float(after.loss_scale.scale) == float(state.loss_scale.scale)
+        if isinstance(config.loss_scale, LogMaxLossScale):
+            assert_bit_equal(after.loss_scale.statistics, state.loss_scale.statistics)
+
+
+# ---------------------------------------------------------------------- spike rules
+
+
+@pytest.mark.parametrize(("spike", "finds"), [(SpikeGuard(), True), (MeanStdSpikeGuard(), False)])
+def test_trap_a_spike_of_100_hides_one_of_20_ten_steps_later(spike, finds):
+    norms = noisy(200, sigma=0.1)
+    norms[100], norms[110] = 100.0, 20.0
+    decisions, _ = run(GuardConfig(spike=spike), [[norm] for norm in norms])
+    skipped = [i for i, reason in enumerate(reasons(decisions)) if reason in SKIPPED_SPIKES]
+    assert skipped == ([100, 110] if finds else [100])
+
+
+@pytest.mark.parametrize(("spike", "refuses"), [(SpikeGuard(), False), (MeanStdSpikeGuard(), True)])
+def test_trap_after_constant_losses_any_rise_looks_like_a_spike(spike, refuses):
+    decisions, _ = run(GuardConfig(spike=spike), [[1.0]] * 101, [2.3] * 100 + [2.305])
+    assert (reasons(decisions)[-1] is Reason.SPIKE_LOSS) is refuses
+    assert all(bool(decision.apply) for decision in decisions[:100])
+
+
+def test_a_constant_loss_does_not_blind_the_spike_guard():
+    decisions, _ = run(GuardConfig(spike="skip"), [[1.0]] * 101, [2.3] * 100 + [2.6])
+    assert reasons(decisions)[-1] is Reason.SPIKE_LOSS
+
+
+@pytest.mark.parametrize("drift", [1.005, 0.99])
+def test_a_drift_is_no_spike(drift):
+    decisions, _ = run(
+        GuardConfig(spike="skip"),
+        [[norm * drift**i] for i, norm in enumerate(noisy(600, sigma=0.1))],
+        [norm * drift**-i for i, norm in enumerate(noisy(600, sigma=0.05, seed=4))],
+    )
+    assert all(bool(decision.apply) for decision in decisions)
+
+
+def test_a_level_shift_up_is_taken_after_max_in_a_row_refusals(backend):
+    config = GuardConfig(spike=SpikeGuard(window=16, min_samples=4, max_in_a_row=3, watch="grad_norm"))
+    norms = [1.0, 1.1, 0.9, 1.0, 1.0, 50.0, 51.0, 52.0, 53.0, 50.0, 51.0, 49.0, 5000.0]
+    decisions, state = backend.run(config, [backend.observe([norm], 1.0) for norm in norms])
+    applied = [bool(decision.apply) for decision in decisions]
+    assert applied == [True] * 5 + [False] * 3 + [True] * 4 + [False]
+    assert reasons(decisions)[5:8] == [Reason.SPIKE_GRAD_NORM] * 3
+    window = to_numpy(state.spike.grad_norm)
+    assert window[np.isfinite(window)].tolist() == [53.0, 50.0, 51.0, 49.0]  # begun anew
+    assert int(to_numpy(state.spike.in_a_row)) == 1
+
+
+def test_bad_steps_between_spikes_do_not_break_the_row():
+    config = GuardConfig(spike=SpikeGuard(window=16, min_samples=4, max_in_a_row=2))
+    decisions, _ = run(config, [[x] for x in (1, 1, 1, 1, 50, math.nan, 50, math.inf, 50)])
+    assert [bool(d.apply) for d in decisions[4:]] == [False, False, False, False, True]
+
+
+def test_a_level_shift_down_is_no_spike_and_the_next_spike_is_found():
+    norms = noisy(150) + noisy(150, level=1e-3, seed=3) + [0.1]
+    decisions, _ = run(GuardConfig(spike="skip"), [[norm] for norm in norms])
+    assert all(bool(decision.apply) for decision in decisions[:-1])
+    assert reasons(decisions)[-1] is Reason.SPIKE_GRAD_NORM
+
+
+def test_negative_losses_are_judged_too():
+    losses = [-5.0 + 0.1 * x for x in noisy(100)]
+    decisions, _ = run(GuardConfig(spike="skip"), [[1.0]] * 101, [*losses, 5.0])
+    assert [i for i, d in enumerate(decisions) if not d.apply] == [100]
+
+
+def test_a_signal_that_is_not_watched_is_not_judged():
+    config = GuardConfig(spike=SpikeGuard(watch="loss"))
+    decisions, _ = run(config, [[norm] for norm in [*noisy(100), 1e6]])
+    assert all(bool(decision.apply) for decision in decisions)
+
+
+@pytest.mark.parametrize(("max_norm", "left"), [(100.0, 1.0), (0.25, 0.25), (1.0, 1.0)])
+def test_a_clipped_spike_is_not_shrunk_twice(backend, max_norm, left):
+    config = GuardConfig(
+        spike=SpikeGuard(window=16, min_samples=4, action="clip"), clip=ClipByGlobalNorm(max_norm)
+    )
+    decisions, _ = backend.run(config, [backend.observe([n], 1.0) for n in [1.0] * 8 + [1e6]])
+    assert reasons(decisions)[-1] is Reason.SPIKE_CLIPPED
+    assert float(decisions[-1].multiplier) * 1e6 == pytest.approx(left, rel=1e-5)
+
+
+@pytest.mark.parametrize("first", ["AdaGC", "AdaptiveGradClip", "ClipByNorm"])
+def test_a_clipped_spike_reaches_the_next_rule_as_it_is_left(first):
+    clip = {"AdaGC": AdaGC(), "AdaptiveGradClip": AdaptiveGradClip(clipping=0.5), "ClipByNorm": 2.0}[first]
+    config = GuardConfig(spike=SpikeGuard(window=16, min_samples=4, action="clip"), clip=clip)
+    observations = [NUMPY.observe([n], 1.0, units=([[n]], [[1.0]])) for n in [0.4] * 8 + [4e5]]
+    decisions, _ = NUMPY.run(config, observations)
+    last = decisions[-1]
+    factors = last.unit_multipliers[0] if last.unit_multipliers else last.multiplier
+    assert float(np.min(factors)) * 4e5 == pytest.approx(0.4, rel=1e-4)  # below what the rule allows
+
+
+def test_a_spike_with_nothing_known_is_left_alone(backend):
+    config = GuardConfig(spike=SpikeGuard(window=4, min_samples=2, action="clip", watch="loss"))
+    losses = [1.0, 1.0, 1.0, 100.0]
+    decisions, _ = backend.run(config, [backend.observe([0.0], loss) for loss in losses])
+    assert reasons(decisions)[-1] is Reason.SPIKE_CLIPPED
+    assert float(decisions[-1].multiplier) == 1.0
+
+
+def test_spikes_never_stop_a_training_and_bad_steps_do(backend):
+    config = GuardConfig(spike=SpikeGuard(window=16, min_samples=4), on_nonfinite="raise")
+    steps = [backend.observe([n], 1.0) for n in (1.0, 1.0, 1.0, 1.0, 90.0, 90.0, 1.0)]
+    decisions, state = backend.run(config, steps)
+    assert [bool(d.apply) for d in decisions] == [True] * 4 + [False] * 2 + [True]
+    check_halted(state, config=config)
+    _, state = backend.run(config, [backend.observe([math.nan], 1.0)], state)
+    assert int(to_numpy(state.halted)) == 1
+
+
+def test_the_skip_limit_counts_spikes_but_stops_at_a_bad_step_only():
+    config = GuardConfig(spike=SpikeGuard(window=16, min_samples=4), max_skips_in_a_row=2)
+    _, state = run(config, [[n] for n in (1, 1, 1, 1, 90, 90, 90)])
+    assert [int(state.halted), int(state.skipped_in_a_row)] == [0, 3]
+    _, state = run(config, [[math.inf]], state=state)
+    assert int(state.halted) == 1
+
+
+# ----------------------------------------------------------------- loss-scale rules
+
+
+def train(config: GuardConfig, amaxes: list[float], *, tiny=lambda amax, scale: 0.0, state=None):
+    """float16 training whose largest unscaled gradient elements are ``amaxes``: scales and reasons."""
+    run_one, state = NUMPY.prepare(config), state or NUMPY.init(config, 1)
+    scales, seen = [], []
+    for amax in amaxes:
+        scale = float(state.loss_scale.scale)
+        largest = amax * scale if amax * scale <= FLOAT16_MAX else math.inf
+        observation = NUMPY.observe([largest], 1.0, amax=largest, tiny=tiny(amax, scale))
+        decision, state = run_one(state, observation)
+        scales.append(float(state.loss_scale.scale))
+        seen.append(Reason(int(decision.reason)))
+    return scales, seen, state
+
+
+def test_log_max_finds_its_scale_and_stays_below_overflow():
+    config = GuardConfig(loss_scale=LogMaxLossScale(init_scale=1.0))
+    amaxes = noisy(2000, level=1e-3, sigma=0.5)
+    scales, seen, _ = train(config, amaxes)
+    assert seen.count(Reason.INF_GRADIENT) <= 4
+    assert 2.0**20 <= scales[-1] <= 2.0**24
+
+
+def test_log_max_follows_a_lasting_rise_of_1000_times_and_stops_overflowing():
+    config = GuardConfig(loss_scale=LogMaxLossScale())
+    amaxes = noisy(1000, level=1e-2, sigma=0.3) + noisy(3000, level=10.0, sigma=0.3, seed=2)
+    scales, seen, _ = train(config, amaxes)
+    after = [i for i, reason in enumerate(seen[1000:]) if reason is Reason.INF_GRADIENT]
+    assert 5 <= len(after) <= 15
+    assert max(after) < 150
+    assert scales[-1] >= 2.0**6  # and it did not stay at the floor
+
+
+def test_log_max_is_a_power_of_two_wherever_it_aims():
+    for log2_max in range(-100, 101, 7):
+        rule = LogMaxLossScale(
+            log2_max=log2_max, min_scale=2.0**-100, max_scale=2.0**100, init_scale=1.0, std_factor=0.0
+        )
+        _, state = NUMPY.run(GuardConfig(loss_scale=rule), [NUMPY.observe([1.0], 1.0, amax=1.0)])
+        assert float(state.loss_scale.scale) == 2.0**log2_max
+
+
+def test_underflow_aware_doubles_while_too_much_is_lost_and_there_is_head_room():
+    config = GuardConfig(loss_scale=UnderflowAwareLossScale(init_scale=1.0, headroom=2.0**10))
+    scales, _, _ = train(config, [1.0] * 20, tiny=lambda amax, scale: 0.1)
+    assert scales == [min(2.0 ** (i + 1), 2.0**10) for i in range(20)]
+    scales, _, _ = train(config, [1.0] * 5, tiny=lambda amax, scale: 1e-3)  # borne
+    assert scales == [1.0] * 5
+
+
+def test_underflow_aware_comes_back_after_an_overflow_although_nothing_is_lost():
+    config = GuardConfig(loss_scale=UnderflowAwareLossScale(init_scale=64.0, recovery_interval=10))
+    norms = [1.0] * 3 + [math.inf] * 2 + [1.0] * 40
+    scales, _, _ = train(config, norms, tiny=lambda amax, scale: 0.0)
+    assert scales == [64.0] * 3 + [32.0] + [16.0] * 10 + [32.0] * 10 + [64.0] * 21
+    # A scale at which no step was ever good is not come back to.
+    scales, _, _ = train(config, [math.inf] * 2 + [1.0] * 40, tiny=lambda amax, scale: 0.0)
+    assert set(scales[1:]) == {16.0}
+
+
+def test_log_max_is_not_thrown_off_by_one_step_far_away():
+    config = GuardConfig(loss_scale=LogMaxLossScale())
+    amaxes = noisy(600, level=2.0**-10, sigma=0.5)
+
+    def scales(values):  # of float32 gradients, which hold 1e30
+        run_one, state, found = NUMPY.prepare(config), NUMPY.init(config, 1), []
+        for amax in values:
+            largest = amax * float(state.loss_scale.scale)
+            _, state = run_one(state, NUMPY.observe([largest], 1.0, amax=largest))
+            found.append(math.log2(float(state.loss_scale.scale)))
+        return np.asarray(found)
+
+    clean = scales(amaxes)
+    for poison in (1e30, 1e-30):
+        disturbed = scales([*amaxes[:300], poison, *amaxes[300:]])
+        assert np.abs(disturbed[301:] - clean[300:]).max() <= 1
+
+
+@pytest.mark.parametrize("at", [98, 99, 100, 101])
+def test_log_max_takes_a_step_far_away_alike_everywhere(backend, at):
+    # From the hundredth good step on such a step counts less: a bound that rounding must not decide.
+    config = GuardConfig(loss_scale=LogMaxLossScale(std_decay=0.99, init_scale=1.0, min_scale=2.0**-20))
+    scales = {}
+    for one in (NUMPY, backend):
+        run_one, state = one.prepare(config), one.init(config, 1)
+        for i in range(104):
+            amax = (2.0**-30 if i == at else 1.0) * float(to_numpy(state.loss_scale.scale))
+            _, state = run_one(state, one.observe([amax], 1.0, amax=amax))
+        scales[one.name] = float(to_numpy(state.loss_scale.scale))
+    assert len(set(scales.values())) == 1
+
+
+def test_zclip_is_not_held_for_ever_by_norms_that_were_constant():
+    config = GuardConfig(clip=ZClip(max_norm=None))
+    decisions, _ = NUMPY.run(config, [NUMPY.observe([norm]) for norm in [1.0] * 200 + [1.05] * 2000])
+    assert float(decisions[200].multiplier) < 0.97
+    assert float(decisions[-1].multiplier) > 0.999
+
+
+SCALED = {
+    "DynamicLossScale": DynamicLossScale(init_scale=8.0),
+    "LogMaxLossScale": LogMaxLossScale(init_scale=8.0),
+    "UnderflowAwareLossScale": UnderflowAwareLossScale(init_scale=8.0),
+}
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("rule", SCALED.values(), ids=SCALED)
+def test_what_persists_at_the_smallest_scale_is_not_a_scale_problem(backend, rule, bad):
+    config = GuardConfig(loss_scale=rule)
+    steps = [backend.observe([1.0, bad], 1.0, amax=bad, tiny=0.0)] * 6
+    decisions, state = backend.run(config, steps)
+    usual = Reason.NAN_GRADIENT if math.isnan(bad) else Reason.INF_GRADIENT
+    assert reasons(decisions) == [usual] * 3 + [Reason.NOT_A_SCALE_PROBLEM] * 3
+    assert float(to_numpy(state.loss_scale.scale)) == 1.0
+    assert metrics(state)["reason"] is Reason.NOT_A_SCALE_PROBLEM
+    assert not any(bool(decision.apply) for decision in decisions)
+
+
+def test_one_bad_step_at_the_smallest_scale_is_not_called_persistent():
+    config = GuardConfig(loss_scale=DynamicLossScale(init_scale=1.0))
+    decisions, _ = run(config, [[math.inf], [1.0], [math.inf], [math.inf]])
+    assert reasons(decisions) == [
+        Reason.INF_GRADIENT,
+        Reason.OK,
+        Reason.INF_GRADIENT,
+        Reason.NOT_A_SCALE_PROBLEM,
+    ]
+
+
+@pytest.mark.parametrize("rule", SCALED.values(), ids=SCALED)
+def test_a_bad_unscaled_loss_is_no_scale_problem_and_lowers_nothing(backend, rule):
+    config = GuardConfig(loss_scale=rule)
+    steps = [backend.observe([math.nan], loss, amax=math.nan, tiny=0.0) for loss in (math.nan, math.inf)] * 4
+    decisions, state = backend.run(config, steps)
+    assert set(reasons(decisions)) == {Reason.NONFINITE_LOSS}
+    assert float(to_numpy(state.loss_scale.scale)) == 8.0
+
+
+def test_a_spike_is_a_good_step_for_the_loss_scale():
+    rule = DynamicLossScale(init_scale=4.0, growth_interval=3)
+    config = GuardConfig(loss_scale=rule, spike=SpikeGuard(window=8, min_samples=2))
+    decisions, state = run(config, [[4.0], [4.0], [4e6]])
+    assert reasons(decisions)[-1] is Reason.SPIKE_GRAD_NORM
+    assert float(state.loss_scale.scale) == 8.0
+
+
+# ------------------------------------------------------- what decide needs to be given
+
+
+@pytest.mark.parametrize(
+    ("rule", "given", "missing"),
+    [
+        (LogMaxLossScale(), {}, "amax"),
+        (UnderflowAwareLossScale(), {"amax": 1.0}, "tiny"),
+        (UnderflowAwareLossScale(), {"tiny": 0.5}, "amax"),
+    ],
+)
+def test_a_missing_measurement_is_named(backend, rule, given, missing):
+    message = rf"observation\.{missing} must be measured for {type(rule).__name__}; got None"
+    with pytest.raises(ValueError, match=message):
+        backend.run(GuardConfig(loss_scale=rule), [backend.observe([1.0], **given)])
+
+
+def test_missing_units_are_named():
+    config = GuardConfig(clip=AdaptiveGradClip())
+    for units in (None, ([[1.0]], [[1.0]])):
+        with pytest.raises(ValueError, match=r"observation\.units must be measured for AdaptiveGradClip"):
+            NUMPY.run(config, [NUMPY.observe([1.0, 2.0], units=units)])
+
+
+def test_another_number_of_parameters_is_refused():
+    config = GuardConfig(clip=AdaGC())
+    state = NUMPY.init(config, 3)
+    with pytest.raises(ValueError, match=r"of the 3 parameters that the guard's state was made for; got 2"):
+        NUMPY.run(config, [NUMPY.observe([1.0, 2.0])], state)
+
+
+def test_a_pattern_that_matches_nothing_is_refused():
+    rule = AdaptiveGradClip(exclude=("head.*", "tail.*"))
+    with pytest.raises(
+        ValueError, match=r"exclude must be patterns that each match.*got 'tail\.\*'.*head\.w"
+    ):
+        rule.included(["body.weight", "head.weight"])
+    assert AdaptiveGradClip(exclude="head.*").included(["body.weight", "head.weight"]) == (True, False)
+    assert AdaptiveGradClip().included([]) == ()

@@ -1,0 +1,68 @@
+"""Every rule as a setting, with windows short enough to fill in a test; the stream they are tried on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import optax
+
+import stablenum_jax as sj
+
+SPIKES = {"window": 32, "min_samples": 16}
+RULES: dict[str, dict[str, Any]] = {
+    "AdaptiveGradClip": {"clip": sj.AdaptiveGradClip(clipping=0.3)},
+    "AdaptiveGradClip without some": {"clip": sj.AdaptiveGradClip(clipping=0.3, exclude="*w*")},
+    "AutoClip": {"clip": sj.AutoClip(quantile=0.5, window=20)},
+    "ZClip": {"clip": sj.ZClip(z_threshold=1.0, max_norm=None, warmup_steps=8)},
+    "AdaGC": {"clip": sj.AdaGC(warmup_steps=8, max_norm=5.0)},
+    "ClipUpdateRMS": {"clip": sj.ClipUpdateRMS(0.9)},
+    "LogMaxLossScale": {"loss_scale": sj.LogMaxLossScale()},
+    "UnderflowAwareLossScale": {"loss_scale": sj.UnderflowAwareLossScale(init_scale=4.0)},
+    "hysteresis": {"loss_scale": sj.DynamicLossScale(hysteresis=2, growth_interval=7)},
+    "SpikeGuard skip": {"spike": sj.SpikeGuard(**SPIKES)},
+    "SpikeGuard clip": {"spike": sj.SpikeGuard(**SPIKES, action="clip")},
+    "MeanStdSpikeGuard": {"spike": sj.MeanStdSpikeGuard(**SPIKES)},
+    "all": {
+        "clip": (sj.AdaptiveGradClip(clipping=0.3), sj.AdaGC(warmup_steps=8), 5.0, sj.ClipUpdateRMS(0.9)),
+        "loss_scale": sj.LogMaxLossScale(),
+        "spike": sj.SpikeGuard(**SPIKES),
+    },
+}
+LEARNING_RATE = 1e-3
+SHAPES = {"bias": (4,), "conv": (2, 3, 4, 5), "gain": (), "heads": (4, 2, 3), "w": (6, 4)}
+
+
+def injected(optimizer: Any = optax.sgd, learning_rate: float = LEARNING_RATE) -> Any:
+    """An optimizer whose state tells its learning rate, as ``ClipUpdateRMS`` asks for."""
+    return optax.inject_hyperparams(optimizer)(learning_rate=learning_rate)
+
+
+def start() -> dict[str, Any]:
+    """Parameters of all ranks."""
+    rng = np.random.default_rng(5)
+    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in SHAPES.items()}
+
+
+def stream(n: int) -> list[tuple[dict[str, Any], float]]:
+    """Gradients and losses, with a NaN, an inf, zeros and two spikes in them; many elements are tiny."""
+    rng, steps = np.random.default_rng(11), []
+    for i in range(n):
+        grads = {
+            name: np.asarray(rng.standard_normal(shape) * 10 ** rng.uniform(-0.3, 0.3), np.float32)
+            for name, shape in SHAPES.items()
+        }
+        grads["w"] = np.where(rng.uniform(size=SHAPES["w"]) < 0.3, np.float32(1e-9), grads["w"])
+        loss = 2.0 + 0.1 * float(rng.standard_normal())
+        if i == n // 3:
+            grads["conv"][0, 1, 2, 3] = np.nan
+        if i == n // 3 + 3:
+            grads["bias"][1] = np.inf
+        if i == n // 2:
+            grads = {name: np.zeros_like(g) for name, g in grads.items()}
+        if i == 2 * n // 3:
+            grads = {name: g * np.float32(1e4) for name, g in grads.items()}
+        if i == 2 * n // 3 + 5:
+            loss = 50.0
+        steps.append((grads, loss))
+    return steps

@@ -1,0 +1,93 @@
+"""The largest element and the fraction of tiny ones, for loss-scale rules that ask."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import optax
+import pytest
+
+import stablenum_jax as sj
+from stablenum.formats import SMALLEST_FLOAT16
+from stablenum.reference import measure_extremes
+from stablenum_jax.extremes import extremes, largest_element
+from tests.jax.helpers import make_params
+
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.complex64])
+def test_extremes_are_those_of_the_reference(dtype: Any, mode: str) -> None:
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((40, 30)) * 10.0 ** rng.uniform(-9, 1, (40, 30))
+    x[rng.uniform(size=x.shape) < 0.2] = 0
+    x[0, :3] = [2.0**-24, -(2.0**-24), 1.01 * 2.0**-24]
+    x = (x + 1j * x[::-1] if dtype == np.complex64 else x).astype(dtype)
+    leaves = [x, None, np.zeros((0, 2), dtype), np.asarray(-1.5).astype(dtype)]
+    call = functools.partial(extremes, bound=SMALLEST_FLOAT16)
+    seen = (call if mode == "eager" else jax.jit(call))(
+        [None if x is None else jnp.asarray(x) for x in leaves]
+    )
+    amax, tiny = measure_extremes(leaves)
+    assert 0.01 < tiny < 0.9
+    assert [float(value) for value in seen] == [float(amax), float(tiny)]
+    assert float(largest_element([jnp.asarray(x)])) == float(measure_extremes([x])[0])
+
+
+def test_no_elements_and_no_gradients() -> None:
+    for leaves in ([], [None], [jnp.zeros((0,))], [jnp.zeros(3)]):
+        assert [float(x) for x in extremes(leaves, SMALLEST_FLOAT16)] == [0.0, 0.0]
+        assert float(largest_element(leaves)) == 0.0
+
+
+def test_float64_saturates() -> None:
+    with jax.enable_x64(True):
+        leaves = [jnp.asarray([1e300, 1e-300, 1.0, 0.0])]
+        amax, tiny = extremes(leaves, SMALLEST_FLOAT16)
+        assert (float(amax), float(tiny)) == (FLOAT32_MAX, float(np.float32(1 / 3)))
+        assert float(largest_element(leaves)) == FLOAT32_MAX
+        assert amax.dtype == tiny.dtype == jnp.float32
+
+
+def test_over_a_mesh_axis_they_are_those_of_the_whole() -> None:
+    x = jnp.asarray([[0.0, 1e-9, 1.0], [0.0, 0.0, -7.0]])
+    whole = [float(value) for value in extremes([x], SMALLEST_FLOAT16)]
+    sharded = jax.vmap(lambda x: extremes([x], SMALLEST_FLOAT16, axis_name="i"), axis_name="i")(x)
+    assert [value.tolist() for value in sharded] == [[value] * 2 for value in whole]
+    assert jax.vmap(lambda x: largest_element([x], axis_name="i"), axis_name="i")(x).tolist() == [7.0, 7.0]
+
+
+@pytest.mark.parametrize(
+    "rule", [sj.LogMaxLossScale(), sj.UnderflowAwareLossScale(init_scale=64.0, max_tiny=0.2)]
+)
+def test_inside_multisteps_a_rule_sees_the_scaled_gradients(rule: Any, stepper: Any) -> None:
+    """There the gradients come divided by the scale; the rule counts as if they did not."""
+    grads = {"w": jnp.asarray([2.0**-31, 2.0**-29, 1e-3, 0.0])}
+    params, scales = {"w": jnp.zeros(4)}, []
+    for k in (1, 2):
+        tx = optax.chain(sj.guard(loss_scale=rule), optax.sgd(1e-3))
+        tx = tx if k == 1 else optax.MultiSteps(tx, k).gradient_transformation()
+        opt_state, after = tx.init(params), params
+        scales.append([])
+        for i in range(4 * k):
+            scaled = {"w": grads["w"] * sj.loss_scale(opt_state)}
+            after, opt_state = stepper(tx)(after, opt_state, scaled)
+            if i % k == k - 1:
+                scales[-1].append(float(sj.loss_scale(opt_state)))
+    assert scales[0] == scales[1]
+    assert len(set(scales[0]) | {rule.init_scale}) > 1
+
+
+def test_extremes_are_not_measured_without_need() -> None:
+    """Read off the lowered program: a reduction over three operands for each of three parameters, or none."""
+    params, counts = make_params(), []
+    for rule in ("dynamic", sj.UnderflowAwareLossScale()):
+        tx = optax.chain(sj.guard(loss_scale=rule), optax.sgd(0.1))
+        step = jax.jit(functools.partial(sj.step, tx))
+        counts.append(step.lower(params, tx.init(params), params).as_text().count(" reducer("))
+    assert counts[1] == counts[0] + 3

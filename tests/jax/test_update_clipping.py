@@ -1,0 +1,178 @@
+"""Clipping the optimizer's update by its RMS."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import stablenum_jax as sj
+from stablenum_jax.updates import clip_updates, injected_learning_rate
+from tests.jax.helpers import assert_same_bits, make_grads, make_params, spoil, without_guard
+from tests.jax.rules import injected
+
+RULE = sj.ClipUpdateRMS(0.5, per_lr=False)
+PER_LR = sj.ClipUpdateRMS(0.5)
+
+
+def _rms(x: Any) -> float:
+    return float(np.sqrt(np.mean(np.square(np.asarray(x, np.float64)))))
+
+
+def test_the_update_is_held_at_max_rms_learning_rates(stepper: Any) -> None:
+    tx, params = optax.chain(sj.guard(clip=PER_LR), injected(optax.adam, 1e-2)), make_params()
+    after, _ = stepper(tx)(params, tx.init(params), make_grads(0))
+    for path in (("dense", "w"), ("out",)):
+        a, b = (functools.reduce(lambda t, k: t[k], path, tree) for tree in (after, params))
+        assert _rms(a - b) == pytest.approx(0.5e-2, rel=1e-4)  # Adam's first update is one learning rate
+
+
+def test_the_rate_is_that_of_this_step(stepper: Any) -> None:
+    """The new state's: with a schedule the old one still holds the rate of the step before."""
+    optimizer = optax.inject_hyperparams(optax.sgd)(learning_rate=lambda count: 0.1 * 0.5**count)
+    tx = optax.chain(sj.guard(clip=PER_LR), optimizer)
+    params, grads = {"w": jnp.zeros(4)}, {"w": jnp.full(4, 3.0)}
+    opt_state = tx.init(params)
+    for i in range(3):
+        after, opt_state = stepper(tx)(params, opt_state, grads)
+        assert _rms(after["w"] - params["w"]) == pytest.approx(0.5 * 0.1 * 0.5**i, rel=1e-5)
+
+
+@pytest.mark.parametrize("form", ["chain", "guard(inner)"])
+def test_where_nothing_is_clipped_nothing_changes(form: str, mode: str) -> None:
+    """Updates and state bit for bit."""
+    ends = []
+    for clip in (None, sj.ClipUpdateRMS(100.0)):
+        guard = functools.partial(sj.guard, clip=clip)
+        optimizer = injected(optax.adamw)
+        tx = guard(optimizer) if form == "guard(inner)" else sj.chain(guard(), optimizer)
+        update, params = (tx.update if mode == "eager" else jax.jit(tx.update)), make_params()
+        opt_state = tx.init(params)
+        for seed in range(4):
+            updates, opt_state = update(make_grads(seed), opt_state, params)
+        ends.append((updates, opt_state[1]))
+    assert_same_bits(*ends)
+
+
+@pytest.mark.parametrize("optimizer", [optax.adamw(1e-2), optax.sgd(0.1, momentum=0.9)])
+def test_where_nothing_is_clipped_a_step_is_the_same(optimizer: Any) -> None:
+    """Op by op bit for bit; compiled, XLA may round the product before it is added, or not."""
+    for jitted in (False, True):
+        ends = []
+        for clip in (None, sj.ClipUpdateRMS(100.0, per_lr=False)):
+            tx, params = optax.chain(sj.guard(clip=clip), optimizer), make_params()
+            step, opt_state = functools.partial(sj.step, tx), tx.init(params)
+            step = jax.jit(step) if jitted else step
+            with contextlib.nullcontext() if jitted else jax.disable_jit():
+                for seed in range(2):
+                    params, opt_state = step(params, opt_state, make_grads(seed))
+            ends.append((params, opt_state[1]))
+        if jitted:
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-8), *ends)
+        else:
+            assert_same_bits(*ends)
+
+
+@pytest.mark.parametrize("size", [1e30, 1e19, 1.0, 1e-30, 0.0, np.inf, np.nan])
+def test_updates_of_any_size(size: float) -> None:
+    updates = {"w": jnp.asarray([3.0, -4.0]) * size, "n": jnp.arange(2), "empty": jnp.zeros((0, 2))}
+    after = clip_updates(RULE, updates, ())
+    factor = min(1.0, 0.5 / (12.5**0.5 * size)) if np.isfinite(size) and size > 0 else 1.0
+    np.testing.assert_allclose(after["w"], updates["w"] * factor, rtol=1e-6)
+    assert_same_bits(after["n"], updates["n"])
+    assert after["empty"].shape == (0, 2)
+
+
+def test_updates_of_other_dtypes() -> None:
+    for dtype in (jnp.float16, jnp.bfloat16, jnp.complex64):
+        after = clip_updates(RULE, {"w": jnp.asarray([30.0, 40.0], dtype)}, ())["w"]
+        assert after.dtype == dtype
+        np.testing.assert_allclose(abs(after.astype(jnp.complex64)), [0.424264, 0.565685], rtol=1e-2)
+    with jax.enable_x64(True):
+        after = clip_updates(RULE, {"w": jnp.asarray([1e30, 1e30]), "x": jnp.full(2, 1e-200)}, ())
+        np.testing.assert_allclose(after["w"], [0.5, 0.5], rtol=1e-6)
+        np.testing.assert_array_equal(after["x"], [1e-200, 1e-200])
+
+
+def test_no_updates_at_all() -> None:
+    assert clip_updates(RULE, {"n": jnp.arange(2), "none": None}, ())["none"] is None
+
+
+def test_both_forms_of_optaxs_state_and_wrapped_variables_tell_the_rate() -> None:
+    params, counter = {"w": jnp.zeros(2)}, jnp.zeros((), jnp.int32)
+    new = injected(optax.adam, 0.25).init(params)
+    old = optax.InjectHyperparamsState(counter, {"learning_rate": jnp.float32(0.25)}, ())
+    nested = optax.InjectHyperparamsState(counter, {"b1": jnp.float32(0.9)}, (old,))
+    model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+    wrapped = nnx.Optimizer(model, injected(optax.adam, 0.25), wrt=nnx.Param).opt_state
+    for state in (new, old, nested, (optax.EmptyState(), old), wrapped):
+        rate = injected_learning_rate(state)
+        assert (rate, rate.dtype, rate.shape) == (0.25, jnp.float32, ())
+
+
+@pytest.mark.parametrize("case", ["none", "two"])
+def test_without_exactly_one_rate_both_ways_out_are_told(case: str, mode: str) -> None:
+    optimizer = {
+        "none": optax.adam(1e-3),
+        "two": optax.partition(
+            {"a": injected(optax.adam), "b": injected(optax.sgd)},
+            lambda tree: jax.tree.map(lambda x: "a" if x.ndim > 1 else "b", tree),
+        ),
+    }[case]
+    params, grads = make_params(), make_grads(0)
+    for form in ("step", "guard(inner)"):
+        if form == "step":
+            tx = optax.chain(sj.guard(clip=PER_LR), optimizer)
+            call = functools.partial(sj.step, tx, params, tx.init(params))
+        else:
+            tx = sj.guard(optimizer, clip=PER_LR)
+            call = functools.partial(tx.update, state=tx.init(params), params=params)
+        message = r"got 0 of them.*inject_hyperparams.*per_lr=False" if case == "none" else "got 2 of them"
+        with pytest.raises(ValueError, match=message):
+            (call if mode == "eager" else jax.jit(call))(grads)
+
+
+def test_driven_by_plain_update_it_is_an_error_and_no_silent_no_op(mode: str) -> None:
+    tx, params = optax.chain(sj.guard(clip=RULE), optax.sgd(1.0)), make_params()
+    update = tx.update if mode == "eager" else jax.jit(tx.update)
+    with pytest.raises(ValueError, match=r"ClipUpdateRMS.*plain tx\.update.*stablenum_jax\.step"):
+        update(make_grads(0), tx.init(params), params)
+
+
+@pytest.mark.parametrize("where", ["inside", "outside", "chain inside"])
+def test_multisteps_updates_are_clipped_once(where: str, stepper: Any) -> None:
+    guard = sj.guard(clip=PER_LR)
+    optimizer = injected(optax.sgd, 0.1)
+    tx = {
+        "inside": lambda: optax.MultiSteps(optax.chain(guard, optimizer), 2).gradient_transformation(),
+        "chain inside": lambda: optax.MultiSteps(sj.chain(guard, optimizer), 2).gradient_transformation(),
+        "outside": lambda: optax.chain(guard, optax.MultiSteps(optimizer, 2).gradient_transformation()),
+    }[where]()
+    params = make_params()
+    opt_state, step = tx.init(params), stepper(tx)
+    for seed, bad in ((0, False), (1, True), (2, False)):
+        grads = make_grads(seed, scale=10.0)
+        before = params, without_guard(opt_state)
+        params, opt_state = step(params, opt_state, spoil(grads) if bad else grads)
+        if seed < 2:
+            np.testing.assert_array_equal(params["out"], make_params()["out"])
+        if bad:
+            assert_same_bits((params, without_guard(opt_state)), before)
+    moved = params["out"] - make_params()["out"]
+    assert _rms(moved) == pytest.approx(0.05, rel=1e-4)
+
+
+def test_chain_inside_multisteps_driven_by_plain_update_is_clipped(mode: str) -> None:
+    tx = optax.MultiSteps(sj.guard(injected(optax.sgd, 0.1), clip=PER_LR), 2).gradient_transformation()
+    params = make_params()
+    update, opt_state = (tx.update if mode == "eager" else jax.jit(tx.update)), tx.init(params)
+    for seed in range(2):
+        updates, opt_state = update(make_grads(seed, scale=10.0), opt_state, params)
+    assert _rms(updates["out"]) == pytest.approx(0.05, rel=1e-4)
