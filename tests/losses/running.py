@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import torch
 
 import stablenum_jax.losses
@@ -20,8 +21,10 @@ ROUTES = ("torch", "torch compiled", "jax jit")
 
 # Which formats each way is tried in: compiling takes a second each time, and changes nothing with the format.
 # (JAX without jit compiles every operation by itself; one test does that.)
-RUNS = [("torch", f) for f in FORMAT_NAMES] + [("jax jit", f) for f in FORMAT_NAMES]
-RUNS += [("torch compiled", "float32")]
+# What is slow there and adds least is left to `make test-all`.
+RUNS: list[Any] = [("torch", f) for f in FORMAT_NAMES]
+RUNS += [("jax jit", "float32"), ("jax jit", "bfloat16"), ("torch compiled", "float32")]
+RUNS += [pytest.param("jax jit", f, marks=pytest.mark.slow) for f in ("float64", "float16")]
 
 _DIM = {"axis": "dim"}
 

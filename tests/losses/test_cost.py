@@ -1,0 +1,13 @@
+"""The benchmark runs at a small size; what it says of memory is exact and does not need a quiet machine."""
+
+from __future__ import annotations
+
+from benchmarks import losses
+
+
+def test_no_more_memory_than_the_peers_and_the_same_results() -> None:
+    report = losses.run(rows=512, classes=4096, items=2**21, rounds=2)
+    assert len(report) == 4
+    for row in report.values():
+        peer, ours = row["peak_bytes"].values()
+        assert 0 < ours <= 1.001 * peer
