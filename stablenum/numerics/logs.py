@@ -217,6 +217,7 @@ def softmax(x: Array, *, axis: int = -1, mask: Array | None = None, xp: Namespac
 def log_softmax(x: Array, *, axis: int = -1, mask: Array | None = None, xp: Namespace) -> Array:
     """``x - logsumexp(x)`` over an axis: -inf, with gradient 0, for what is masked or -inf.
 
+    Elements of inf share the row: minus the log of their number, the others -inf, all with gradient 0.
     Arguments as in :func:`logsumexp`.
 
     Example:
@@ -296,7 +297,10 @@ def cumulative_logsumexp(x: Array, *, axis: int = -1, xp: Namespace) -> Array:
     """Element i: ``log(sum(exp(x[: i + 1])))`` along an axis.
 
     By doubling: log2(n) times :func:`logaddexp` of the array and itself moved by 1, 2, 4... places, so no
-    element is lost beside a much larger one that comes later.
+    element is lost beside a much larger one that comes later. The gradient weighs with these rounded sums:
+    it is right to |x| times eps, and beyond 1 / eps equal elements share it unevenly.
+
+    -inf takes no part, with gradient 0. From an inf on all sums are inf, and their gradient is that inf's.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -304,6 +308,7 @@ def cumulative_logsumexp(x: Array, *, axis: int = -1, xp: Namespace) -> Array:
         [-1000.0, 0.0, 0.693...]
     """
     (x,), dtype = widened(x, xp=xp)
+    x = xp.where(x == -_INF, -_INF, x)
     result, n, step = xp.moveaxis(x, axis, 0), x.shape[axis], 1
     while step < n:
         moved = xp.concat([xp.full_like(result[:step], -_INF), result[: n - step]])

@@ -6,6 +6,7 @@ import math
 from typing import Any, TypeAlias
 
 from stablenum.errors import check_int, check_number
+from stablenum.formats import get_format
 from stablenum.numerics.common import power_of_two_below, smallest_normal, widened, without_gradient
 
 __all__ = ["layer_norm", "norm", "normalize", "rms_norm", "std", "variance"]
@@ -91,7 +92,8 @@ def variance(
     """The mean squared distance from the mean, in two passes, in float32 at least.
 
     The smallest value is taken off first: the mean of numbers far from 0 is rounded as they are, and equal
-    numbers give exactly 0. An inf gives NaN.
+    numbers give exactly 0. An inf gives NaN. Values further apart than an eighth of the largest number give
+    inf with gradient 0.
 
     Args:
         x: any shape, any floating format.
@@ -110,16 +112,19 @@ def variance(
     """
     (x,), dtype = widened(x, xp=xp)
     degrees = _degrees(x, axis, correction)
-    half = 0.5 * x  # of which the distances are in range
-    away = _centered(half, axis, xp=xp) if 0 not in x.shape else x
-    result = 4.0 * xp.sum(away * (away / degrees), axis=axis, keepdims=True)
+    if 0 in x.shape:
+        return xp.astype(xp.sum(x, axis=axis, keepdims=keepdims), dtype)
+    least, most = xp.min(x, axis=axis, keepdims=True), xp.max(x, axis=axis, keepdims=True)
+    beyond = xp.isfinite(least) & xp.isfinite(most) & (most / 8 - least / 8 > get_format(x.dtype).max / 64)
+    away = _centered(xp.where(beyond, 0.0, x), axis, xp=xp)
+    result = xp.where(beyond, math.inf, xp.sum(away * (away / degrees), axis=axis, keepdims=True))
     return xp.astype(result if keepdims else _squeezed(result, axis, xp=xp), dtype)
 
 
 def std(x: Array, *, axis: Axis = -1, correction: int = 0, keepdims: bool = False, xp: Namespace) -> Array:
     """Standard deviation with gradient 0 for constant values, where it is 0; never overflows.
 
-    Arguments and errors as :func:`variance`.
+    An inf gives NaN. Arguments and errors as :func:`variance`.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -213,7 +218,7 @@ def layer_norm(
     """``(x - mean) / sqrt(variance + eps) * weight + bias``, statistics in two passes in float32.
 
     Ba et al. 2016 (arXiv 1607.06450). Arguments and errors as :func:`rms_norm`, with a ``bias``. A
-    constant row gives the bias.
+    constant row gives the bias, a row with an inf NaN.
 
     Example:
         >>> import array_api_compat.numpy as np
