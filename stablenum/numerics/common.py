@@ -21,7 +21,7 @@ Namespace: TypeAlias = Any
 def widened(*values: Any, xp: Namespace) -> tuple[list[Array], Any]:
     """The arguments in the format that is computed in, and the format of the result.
 
-    Formats narrower than float32 are computed in float32. Python numbers take the format of the arrays.
+    Formats narrower than float32 are computed in float32, and two of them that differ give it. Python numbers take the format of the arrays.
 
     Raises:
         TypeError: no argument is an array of a floating format.
@@ -30,8 +30,9 @@ def widened(*values: Any, xp: Namespace) -> tuple[list[Array], Any]:
     if not dtypes or not all("float" in str(dtype) for dtype in dtypes):
         shown = ", ".join(str(getattr(v, "dtype", type(v).__name__)) for v in values)
         raise TypeError(f"x must be an array of a floating format; got {shown}. Convert it first.")
-    result = xp.result_type(*dtypes)
-    wide = result if "float32" in str(result) or "float64" in str(result) else xp.float32
+    # Not xp.result_type: torch.compile does not take it for the narrow formats.
+    wide = xp.float64 if any("float64" in str(dtype) for dtype in dtypes) else xp.float32
+    result = dtypes[0] if all(dtype == dtypes[0] for dtype in dtypes) else wide
     like = next(v for v in values if hasattr(v, "dtype"))
     arrays = [v if hasattr(v, "dtype") else xp.full_like(like, v, dtype=wide) for v in values]
     return [v if v.dtype == wide else xp.astype(v, wide) for v in arrays], result

@@ -125,3 +125,21 @@ def test_xla_on_a_cpu_flushes_subnormal_numbers_and_torch_does_not():
     assert float(jax.jit(lambda x: x * 1.0 + 0.0 * x)(jnp.float32(1e-40))) in (0.0, float(np.float32(1e-40)))
     assert float(torch.tensor(1e-38) * 0.01) > 0
     assert float(jax.jit(lambda x: x * 0.01)(jnp.float32(1e-38))) == 0
+
+
+@pytest.mark.parametrize("form", [torch.bfloat16, torch.float16])
+def test_two_narrow_tensors_under_compile(form):
+    x = torch.tensor([0.5, 2.0], dtype=form)
+    torch.compiler.reset()
+    run = torch.compile(nt.logaddexp, fullgraph=True, backend="aot_eager")
+    assert torch.equal(run(x, x), nt.logaddexp(x, x))
+
+
+def test_formats_that_differ_give_the_wider():
+    for module, lib, array in ((nt, torch, torch.tensor), (nj, jnp, jnp.asarray)):
+        x = {name: array([0.5], dtype=getattr(lib, name)) for name in ("float16", "bfloat16", "float32")}
+        assert module.divide(x["float16"], x["bfloat16"]).dtype == lib.float32
+        assert module.divide(x["float16"], x["float32"]).dtype == lib.float32
+        assert module.divide(x["float16"], 2.0).dtype == lib.float16
+    double = nt.divide(torch.ones(1, dtype=torch.float64), torch.ones(1, dtype=torch.bfloat16))
+    assert double.dtype == torch.float64
