@@ -38,6 +38,7 @@ napoleon_use_ivar = True
 def setup(app: object) -> None:
     """Called by Sphinx before it reads the pages: makes what they include."""
     sys.path[:0] = [str(HERE), str(HERE.parent)]  # what the pages are made with, and the recorded streams
+    import cures
     import figures
     import poison
     import tables
@@ -47,5 +48,8 @@ def setup(app: object) -> None:
     tables.write_reasons(generated)
     tables.write_benchmarks(results / "cpu.json", generated)
     tables.write_rule_tables(results / "rules.json", generated)
+    tables.write_ulp(results / "ulp.json", generated)
+    tables.write_losses(results / "losses.json", generated)
+    cures.write_cures(generated)
     poison.write_poison(generated)
     figures.make_all(generated / "figures")

@@ -12,7 +12,15 @@ import array_api_compat.numpy as xp
 from stablenum import AdaGC, AutoClip, GuardConfig, LogMaxLossScale, SpikeGuard, ZClip, init_guard
 from stablenum.status import EXPLANATIONS, Reason
 
-__all__ = ["PAGES", "STATES", "write_benchmarks", "write_reasons", "write_rule_tables"]
+__all__ = [
+    "PAGES",
+    "STATES",
+    "write_benchmarks",
+    "write_losses",
+    "write_reasons",
+    "write_rule_tables",
+    "write_ulp",
+]
 
 # The rules of each page whose cost `python -m benchmarks rules` measures.
 PAGES = {
@@ -33,6 +41,13 @@ STATES = {
     "static-dynamic": GuardConfig(loss_scale="dynamic"),
     "log-max": GuardConfig(loss_scale=LogMaxLossScale()),
     "spike-guard": GuardConfig(spike=SpikeGuard()),
+}
+LIBRARIES = {
+    "stablenum_torch": "ours, PyTorch",
+    "torch": "PyTorch",
+    "stablenum_jax": "ours, JAX",
+    "jax": "JAX",
+    "optax": "optax",
 }
 _ODD_NUMBER = 7919  # of parameters: whatever has this length has one row a parameter
 
@@ -82,6 +97,99 @@ def write_rule_tables(results: Path, directory: Path) -> None:
         lines += [*_timing(f"{title}: {row['size']}", row), ""]
     (directory / "rule-steps.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     _write_detection(report["detection"], directory / "detection.md")
+
+
+def write_ulp(results: Path, directory: Path) -> None:
+    """The worst error of each function and of its gradient: one table a format.
+
+    Raises:
+        FileNotFoundError: the errors have not been measured.
+        ValueError: the file is not of the form that ``benchmarks.ulp`` writes.
+    """
+    if not results.exists():
+        raise FileNotFoundError(f"{results}: missing; `python -m benchmarks.ulp` writes it")
+    report = json.loads(results.read_text(encoding="utf-8"))
+    formats = list(dict.fromkeys(name for row in report.values() for name in row))
+    libraries = list(dict.fromkeys(key for row in report.values() for form in row.values() for key in form))
+    if not formats or not {"stablenum_torch", "stablenum_jax"} <= set(libraries) <= set(LIBRARIES):
+        raise ValueError(
+            f"{results}: expected function -> format -> library -> [value, gradient] with libraries "
+            f"{', '.join(LIBRARIES)}; got {', '.join(libraries) or 'none'}. Run `python -m benchmarks.ulp`."
+        )
+    libraries.sort(key=list(LIBRARIES).index)
+    lines: list[str] = []
+    for name in sorted(formats, key=lambda form: form != "float32"):
+        rows = [
+            [f"`{function}`", *(_ulp(row[name].get(library)) for library in libraries)]
+            for function, row in report.items()
+            if name in row
+        ]
+        lines += [f"## {name}", "", *_table(["", *(LIBRARIES[library] for library in libraries)], rows), ""]
+    (directory / "ulp.md").write_text("\n".join(lines), encoding="utf-8")
+
+
+def _ulp(errors: list[float | None] | None) -> str:
+    """``value / gradient``; None in the pair is an error without end."""
+    if errors is None:
+        return ""
+    shown = ["not finite" if error is None else _few_digits(error) for error in errors]
+    return shown[0] if shown[0] == shown[1] == "not finite" else " / ".join(shown)
+
+
+def _few_digits(number: float) -> str:
+    if number < 1000:
+        return f"{number:.1f}" if number < 100 else f"{number:.0f}"
+    digits, _, exponent = f"{number:.0e}".partition("e")
+    return f"{digits}e{int(exponent)}"
+
+
+def write_losses(results: Path, directory: Path) -> None:
+    """Time and memory of the losses beside the frameworks' own, if they have been measured.
+
+    Raises:
+        ValueError: the file is not of the form that ``benchmarks.losses`` gives.
+    """
+    lines: list[str] = []
+    if results.exists():
+        report = json.loads(results.read_text(encoding="utf-8"))
+        found = {title: row for title, row in report.items() if isinstance(row, dict) and "times" in row}
+        if not found:
+            raise ValueError(f"{results}: no loss in it has `times`; `benchmarks.losses` has other results")
+        rows = [cells for title, row in found.items() for cells in _loss_rows(results, title, row)]
+        about = [_software(report) + "." if "versions" in report else ""]
+        head = ["", "", "median ms", "spread", "ratio", "peak memory, MiB"]
+        lines = [_ABOUT_LOSSES, *about, "", *_table(head, rows)]
+    (directory / "losses.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+_ABOUT_LOSSES = """\
+## The losses
+
+Forward and backward in float32 on a CPU, beside the framework's own loss in one interleaved run, medians. Memory is
+the most that is allocated at one time; with JAX the temporaries and the results of the compiled program.
+"""
+
+
+def _loss_rows(results: Path, title: str, row: dict[str, Any]) -> list[list[str]]:
+    if not {"size", "times", "ratio", "peak_bytes"} <= set(row) or set(row["times"]) != set(
+        row["peak_bytes"]
+    ):
+        raise ValueError(
+            f"{results}: {title}: expected size, ratio, and times and peak_bytes of the same variants; "
+            f"got {', '.join(sorted(row))}"
+        )
+    what = f"{title.partition(' ')[2].replace('_', ' ')}, {row['size']}"
+    return [
+        [
+            what if i == 0 else "",
+            f"`{name}`",
+            f"{time['median_ms']:.0f}",
+            f"{time['spread']:.0%}",
+            f"{row['ratio']:.2f}" if name.startswith("stablenum") else "",
+            f"{row['peak_bytes'][name] / 2**20:.0f}",
+        ]
+        for i, (name, time) in enumerate(row["times"].items())
+    ]
 
 
 def _write_cost(report: dict[str, Any], rules: tuple[str, ...], path: Path) -> None:

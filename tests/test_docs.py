@@ -10,8 +10,11 @@ from pathlib import Path
 from types import ModuleType
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
+import stablenum.losses
+import stablenum.numerics
 from stablenum import GuardConfig
 from stablenum.clipping import CLIP_RULES
 from stablenum.loss_scale import LOSS_SCALES
@@ -36,7 +39,7 @@ BLOCKS = {
 def test_the_pages_have_examples():
     with_examples = {name.partition(":")[0] for name in BLOCKS}
     rules = {str(page.relative_to(DOCS)) for page in RULES}
-    assert with_examples == {"how-it-works.md", "quickstart.md"} | rules
+    assert with_examples == {"how-it-works.md", "nan-and-cure.md", "quickstart.md"} | rules
 
 
 @pytest.mark.parametrize("rule", [*CLIP_RULES, *LOSS_SCALES, SpikeGuard, MeanStdSpikeGuard])
@@ -142,3 +145,98 @@ def test_what_a_bad_value_does_is_told_by_comparing_decisions(made_with):
     verdict, afterwards = told["1e30"]
     assert verdict == "applied, `CLIPPED`"
     assert afterwards.startswith("the same decisions (factors within 0.")
+
+
+def cures_and_cases():
+    """``cures`` and each case of it by a name of its own."""
+    sys.path.insert(0, str(DOCS))
+    try:
+        cures = __import__("cures")
+    finally:
+        sys.path.remove(str(DOCS))
+    cases = [case for theme in cures.THEMES.values() for case in theme]
+    return cures, {f"{case.name} {case.at}": case for case in cases}
+
+
+CURES, CASES = cures_and_cases()
+
+
+def test_every_function_and_every_loss_has_a_failing_line_on_the_page():
+    functions, losses = set(stablenum.numerics.__all__), set(stablenum.losses.__all__)
+    assert {case.name for case in CASES.values()} == functions | losses
+    for theme, cases in CURES.THEMES.items():
+        assert {case.name for case in cases} <= (losses if theme == "losses" else functions)
+        page = (DOCS / "nan-and-cure.md").read_text(encoding="utf-8")
+        assert f"{{include}} _build/generated/cures-{theme}.md" in page
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_of_the_lines_on_the_page_one_fails_and_ours_agree(case):
+    *theirs, in_torch, in_jax = CURES.measured(case)
+    assert f".{case.name}(" in in_torch.written
+    for ours in (in_torch, in_jax):
+        assert not np.isnan(ours.value).any()
+        assert np.isfinite(ours.gradient).all()
+    for a, b in ((in_torch.value, in_jax.value), (in_torch.gradient, in_jax.gradient)):
+        np.testing.assert_allclose(a, b, rtol=1e-3 if case.format == "float16" else 1e-6)
+        assert CURES.short(a) == CURES.short(b)
+    shown = (CURES.short(in_torch.value), CURES.short(in_torch.gradient))
+    assert any((CURES.short(line.value), CURES.short(line.gradient)) != shown for line in theirs)
+
+
+def test_the_numbers_of_a_table_are_short():
+    numbers = {0.0: "0", 1e12: "1e12", -2.0612e-9: "-2.06e-9", 999.5413: "999.54", 1000.0: "1000"}
+    for number, text in numbers.items():
+        assert CURES.short(number) == text
+    assert CURES.short(-0.0) == "0"
+    assert CURES.short([[float("nan"), 0.5]]) == "[**NaN**, 0.5]"
+    assert CURES.short([[1.0, 2.0], [0.0, -float("inf")]]) == "[[1, 2],<br>[0, -inf]]"
+
+
+def test_the_table_of_errors_is_what_was_measured(made_with, tmp_path):
+    tables = made_with("tables")
+    with pytest.raises(FileNotFoundError, match=re.escape("python -m benchmarks.ulp")):
+        tables.write_ulp(tmp_path / "ulp.json", tmp_path)
+    results = ROOT / "benchmarks" / "results" / "ulp.json"
+    report = json.loads(results.read_text(encoding="utf-8"))
+    assert {name.partition(" ")[0] for name in report} == set(stablenum.numerics.__all__)
+    tables.write_ulp(results, tmp_path)
+    text = (tmp_path / "ulp.md").read_text(encoding="utf-8")
+    value, gradient = report["log"]["float64"]["stablenum_jax"]
+    assert f" {value:.1f} / {gradient:.1f} |" in text[text.index("## float64") :]
+    small = {"f": {"float32": {"stablenum_torch": [0.5, 244.2], "stablenum_jax": [None, 18565221.3]}}}
+    (tmp_path / "ulp.json").write_text(json.dumps(small), encoding="utf-8")
+    tables.write_ulp(tmp_path / "ulp.json", tmp_path)
+    text = (tmp_path / "ulp.md").read_text(encoding="utf-8")
+    assert "| `f` | 0.5 / 244 | not finite / 2e7 |" in text
+    small["f"]["float32"]["else"] = [0.5, 0.5]
+    (tmp_path / "ulp.json").write_text(json.dumps(small), encoding="utf-8")
+    with pytest.raises(ValueError, match="stablenum_torch, stablenum_jax, else"):
+        tables.write_ulp(tmp_path / "ulp.json", tmp_path)
+
+
+def test_the_table_of_the_losses_wants_times_and_memory_of_the_same_variants(made_with, tmp_path):
+    tables, results = made_with("tables"), tmp_path / "losses.json"
+    tables.write_losses(results, tmp_path)
+    assert (tmp_path / "losses.md").read_text(encoding="utf-8") == "\n"
+    row = {
+        "size": "(8, 4)",
+        "times": {
+            "optax": {"median_ms": 200.0, "spread": 0.1},
+            "stablenum_jax": {"median_ms": 190.4, "spread": 0.02},
+        },
+        "ratio": 0.952,
+        "peak_bytes": {"optax": 2**21, "stablenum_jax": 2**20},
+    }
+    results.write_text(json.dumps({"jax cross_entropy": row}), encoding="utf-8")
+    tables.write_losses(results, tmp_path)
+    text = (tmp_path / "losses.md").read_text(encoding="utf-8")
+    assert "| cross entropy, (8, 4) | `optax` | 200 | 10% |  | 2 |" in text
+    assert "|  | `stablenum_jax` | 190 | 2% | 0.95 | 1 |" in text
+    del row["peak_bytes"]["optax"]
+    results.write_text(json.dumps({"jax cross_entropy": row}), encoding="utf-8")
+    with pytest.raises(ValueError, match="jax cross_entropy: expected size, ratio"):
+        tables.write_losses(results, tmp_path)
+    results.write_text("{}", encoding="utf-8")
+    with pytest.raises(ValueError, match="no loss in it"):
+        tables.write_losses(results, tmp_path)

@@ -298,7 +298,7 @@ def cumulative_logsumexp(x: Array, *, axis: int = -1, xp: Namespace) -> Array:
 
     By doubling: log2(n) times :func:`logaddexp` of the array and itself moved by 1, 2, 4... places, so no
     element is lost beside a much larger one that comes later. The gradient weighs with these rounded sums:
-    it is right to |x| times eps, and beyond 1 / eps equal elements share it unevenly.
+    it is right to eps times the size of x, beyond 1 / eps equal elements share it unevenly.
 
     -inf takes no part, with gradient 0. From an inf on all sums are inf, and their gradient is that inf's.
 

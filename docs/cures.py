@@ -1,0 +1,130 @@
+"""The tables of "The NaN and its cure": each case evaluated in PyTorch, in JAX and with ours."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import torch
+import torch.nn.functional as F  # noqa: N812
+from cure_cases import THEMES, Case
+
+import stablenum_jax.losses
+import stablenum_jax.numerics
+import stablenum_torch.losses
+import stablenum_torch.numerics
+
+__all__ = ["Found", "measured", "short", "write_cures"]
+
+TORCH = {
+    "torch": torch,
+    "F": F,
+    "numerics": stablenum_torch.numerics,
+    "losses": stablenum_torch.losses,
+}
+JAX = {
+    "jax": jax,
+    "jnp": jnp,
+    "optax": optax,
+    "numerics": stablenum_jax.numerics,
+    "losses": stablenum_jax.losses,
+}
+
+
+class Found(NamedTuple):
+    """What an expression gave: its value, and the gradient of the sum of it."""
+
+    who: str
+    written: str
+    value: np.ndarray
+    gradient: np.ndarray
+
+
+def measured(case: Case) -> list[Found]:
+    """Every expression of a case, ours last: once in each framework."""
+    rows = [Found("PyTorch", text, *_in_torch(text, case)) for text in case.torch]
+    rows += [Found("JAX", text, *_in_jax(text, case)) for text in case.jax]
+    rows.append(Found("ours, PyTorch", case.ours, *_in_torch(case.ours, case)))
+    rows.append(Found("ours, JAX", case.ours, *_in_jax(case.ours, case)))
+    return rows
+
+
+def _in_torch(text: str, case: Case) -> tuple[np.ndarray, np.ndarray]:
+    inputs = {name: torch.from_numpy(value) for name, value in _arrays(case).items()}
+    wanted = inputs[case.by].requires_grad_()
+    value = eval(text, TORCH | inputs)
+    (gradient,) = torch.autograd.grad(value, wanted, torch.ones_like(value), materialize_grads=True)
+    return value.detach().numpy(), gradient.numpy()
+
+
+def _in_jax(text: str, case: Case) -> tuple[np.ndarray, np.ndarray]:
+    inputs = {name: jnp.asarray(value) for name, value in _arrays(case).items()}
+    value, pull = jax.vjp(lambda x: eval(text, JAX | inputs | {case.by: x}), inputs[case.by])
+    (gradient,) = pull(jnp.ones_like(value))
+    return np.asarray(value), np.asarray(gradient)
+
+
+def _arrays(case: Case) -> dict[str, np.ndarray]:
+    """Floating arguments in the case's format; whole numbers and booleans as they are."""
+    arrays = {name: np.asarray(value) for name, value in case.at.items()}
+    return {
+        name: array.astype(case.format) if array.dtype == np.float64 else array
+        for name, array in arrays.items()
+    }
+
+
+def short(values: Any) -> str:
+    """Numbers in three digits, five about 1000; vectors in brackets, one row of a matrix as that row."""
+    array = np.squeeze(np.asarray(values, np.float64)) if np.size(values) == 1 else np.asarray(values)
+    if array.ndim == 2 and len(array) == 1:
+        array = array[0]
+    if array.ndim:
+        return f"[{(', ' if array.ndim == 1 else ',<br>').join(short(v) for v in array)}]"
+    number = float(array)
+    if math.isnan(number):
+        return "**NaN**"
+    text = f"{number:.5g}" if 100 <= abs(number) < 1e5 else f"{number:.3g}"
+    text = re.sub(r"e([+-])0*(\d+)", lambda m: f"e{m[1].strip('+')}{m[2]}", text)
+    return "0" if float(text) == 0 else text
+
+
+def write_cures(directory: Path) -> None:
+    """One table a theme."""
+    for theme, cases in THEMES.items():
+        lines = ["| | as written | value | gradient |", "| --- | --- | --- | --- |"]
+        for case in cases:
+            for i, cells in enumerate(_rows(case)):
+                lines.append("| " + " | ".join([_place(case) if i == 0 else "", *cells]) + " |")
+        text = "\n".join([":::{table}", ":class: cures", *lines, ":::", ""])
+        (directory / f"cures-{theme}.md").write_text(text, encoding="utf-8")
+
+
+def _place(case: Case) -> str:
+    at = "<br>".join(f"{name} = {_plain(value)}" for name, value in case.at.items())
+    kind = f"<br>{case.format}" if case.format != "float32" else ""
+    by = f"<br>gradient by {case.by}" if case.by != "x" else ""
+    return f"`{case.name}`<br>{at}{kind}{by}"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, list) and len(value) == 1:
+        return _plain(value[0])
+    if isinstance(value, list):
+        return f"[{', '.join(_plain(v) for v in value)}]"
+    return str(value) if isinstance(value, (bool, int)) else short(value)
+
+
+def _rows(case: Case) -> list[list[str]]:
+    """Ours in one row where both frameworks show the same."""
+    found = [(f.who, f.written, short(f.value), short(f.gradient)) for f in measured(case)]
+    *theirs, ours, ours_jax = found
+    rows = [[f"`{written}`", value, gradient] for _, written, value, gradient in theirs]
+    if ours[2:] == ours_jax[2:]:
+        return [*rows, [f"**ours** `{ours[1]}`", *ours[2:]]]
+    return [*rows, *([f"**{who}** `{written}`", v, g] for who, written, v, g in (ours, ours_jax))]
