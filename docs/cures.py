@@ -97,19 +97,18 @@ def short(values: Any) -> str:
 def write_cures(directory: Path) -> None:
     """One table a theme."""
     for theme, cases in THEMES.items():
-        lines = ["| | as written | value | gradient |", "| --- | --- | --- | --- |"]
+        lines = ["| as written | value | gradient |", "| --- | --- | --- |"]
         for case in cases:
-            for i, cells in enumerate(_rows(case)):
-                lines.append("| " + " | ".join([_place(case) if i == 0 else "", *cells]) + " |")
+            lines += ["| " + " | ".join(cells) + " |" for cells in [[_place(case), "", ""], *_rows(case)]]
         text = "\n".join([":::{table}", ":class: cures", *lines, ":::", ""])
         (directory / f"cures-{theme}.md").write_text(text, encoding="utf-8")
 
 
 def _place(case: Case) -> str:
-    at = "<br>".join(f"{name} = {_plain(value)}" for name, value in case.at.items())
-    kind = f"<br>{case.format}" if case.format != "float32" else ""
-    by = f"<br>gradient by {case.by}" if case.by != "x" else ""
-    return f"`{case.name}`<br>{at}{kind}{by}"
+    at = ", ".join(f"{name} = {_plain(value)}" for name, value in case.at.items())
+    kind = f", in {case.format}" if case.format != "float32" else ""
+    by = f"; gradient by {case.by}" if case.by != "x" else ""
+    return f"**`{case.name}`** at {at}{kind}{by}"
 
 
 def _plain(value: Any) -> str:
@@ -124,7 +123,12 @@ def _rows(case: Case) -> list[list[str]]:
     """Ours in one row where both frameworks show the same."""
     found = [(f.who, f.written, short(f.value), short(f.gradient)) for f in measured(case)]
     *theirs, ours, ours_jax = found
-    rows = [[f"`{written}`", value, gradient] for _, written, value, gradient in theirs]
+    rows = [[_written(who, text), value, gradient] for who, text, value, gradient in theirs]
     if ours[2:] == ours_jax[2:]:
         return [*rows, [f"**ours** `{ours[1]}`", *ours[2:]]]
-    return [*rows, *([f"**{who}** `{written}`", v, g] for who, written, v, g in (ours, ours_jax))]
+    return [*rows, *([f"**{who}** `{text}`", v, g] for who, text, v, g in (ours, ours_jax))]
+
+
+def _written(who: str, text: str) -> str:
+    """The expression, and whose it is if that does not show."""
+    return f"`{text}`" if re.search(r"\b(torch|F|jnp|jax|optax)\.", text) else f"`{text}` in {who}"

@@ -165,8 +165,8 @@ def write_losses(results: Path, directory: Path) -> None:
 _ABOUT_LOSSES = """\
 ## The losses
 
-Forward and backward in float32 on a CPU, beside the framework's own loss in one interleaved run, medians. Memory is
-the most that is allocated at one time; with JAX the temporaries and the results of the compiled program.
+Forward and backward in float32 on a CPU, beside the framework's own loss in one interleaved run, medians.
+Memory is the most that is allocated at one time, with JAX the program's temporaries and results.
 """
 
 
