@@ -21,7 +21,8 @@ Namespace: TypeAlias = Any
 def widened(*values: Any, xp: Namespace) -> tuple[list[Array], Any]:
     """The arguments in the format that is computed in, and the format of the result.
 
-    Formats narrower than float32 are computed in float32, and two of them that differ give it. Python numbers take the format of the arrays.
+    Formats narrower than float32 are computed in float32, and two of them that differ give it.
+    Python numbers take the format of the arrays.
 
     Raises:
         TypeError: no argument is an array of a floating format.
@@ -43,16 +44,20 @@ def smallest_normal(x: Array) -> float:
     return get_format(x.dtype).smallest_normal
 
 
-def power_of_two_below(x: Array, *, xp: Namespace) -> Array:
+def power_of_two_below(x: Array, *, deep: bool = False, xp: Namespace) -> Array:
     """The power of two near each positive finite element, 1 elsewhere; without gradient.
 
     Dividing by it first keeps squares in range and rounds nothing. It stays off both ends of the range: its
     reciprocal (which XLA may multiply by instead) is a normal number, a gradient may be multiplied by it on
-    its way back, and a logarithm that is rounded up at the largest number does not make it inf.
+    its way back, and a logarithm that is rounded up at the largest number does not make it inf. With
+    ``deep`` it follows x nearly to the smallest normal number.
+
+    Multiply by the reciprocal where the result is a divisor, of a logarithm's gradient say: XLA makes
+    ``a / (x / power)`` into ``a * power / x``, which overflows.
     """
     form = get_format(x.dtype)
     most = math.frexp(form.max)[1] - 4.0
-    least = -0.6 * (most + 4.0) // 1
+    least = -most if deep else -0.6 * (most + 4.0) // 1
     ordinary = (x >= form.smallest_normal) & xp.isfinite(x)
     exponent = xp.floor(xp.log2(xp.where(ordinary, x, 1.0)))  # floor: its gradient is 0 everywhere
     exponent = xp.where(exponent < least, least, xp.where(exponent > most, most, exponent))

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from stablenum.errors import check_number
 from stablenum.formats import get_format
-from stablenum.numerics.common import power_of_two_below, smallest_normal, widened
+from stablenum.numerics.common import power_of_two_below, smallest_normal, widened, without_gradient
 
 __all__ = ["arccos", "arctan2", "arctanh", "divide", "power", "reciprocal", "rsqrt", "soft_cap", "sqrt"]
 
@@ -34,14 +34,16 @@ def divide(x: Array, y: Array, *, fill: float = 0.0, xp: Namespace) -> Array:
 
 
 def _quotient(x: Array, y: Array, *, xp: Namespace) -> Array:
-    """``x / y`` whose gradient by y is in range where ``x / y^2`` is.
+    """``x / y`` whose gradient by y is in range where ``x / y^2`` is, and the second where ``x / y^3`` is.
 
-    JAX computes it as ``x * (1 / y^2)``: NaN for 0 / 1e-20 in float32. So a y beyond the middle third of the
-    exponents is brought there by a power of two, and x with it or, if that would leave the range, the result.
+    JAX computes the first as ``x * (1 / y^2)``: NaN for 0 / 1e-20 in float32. So a y beyond the middle fifth
+    of the exponents is brought near 1 by a power of two, and x with it or, if that would leave the range, the
+    result.
     """
-    third = 2.0 ** (math.frexp(get_format(y.dtype).max)[1] // 3)
-    small, large = xp.abs(y) < 1 / third, xp.abs(y) > third
-    factor = xp.where(small, third**2, xp.where(large, third**-2, xp.ones_like(y)))
+    fifth = 2.0 ** (math.frexp(get_format(y.dtype).max)[1] // 5)
+    size = xp.abs(y)
+    small, large = size < 1 / fifth, size > fifth
+    factor = 1.0 / xp.where(small | large, power_of_two_below(size, deep=True, xp=xp), 1.0)
     first = xp.where(xp.abs(x) < 1, small, large)
     before, after = xp.where(first, factor, 1.0), xp.where(first, 1.0, factor)
     return (x * before) / (y * factor) * after
@@ -115,8 +117,7 @@ def power(x: Array, exponent: float, *, fill: float = 0.0, xp: Namespace) -> Arr
     refused = zero if whole else zero | (x < 0)
     base = xp.abs(xp.where(refused, 1.0, x))
     whole_steps, rest = _split(exponent, get_format(x.dtype).eps)
-    size = xp.pow(base, whole_steps)
-    size = size * (1.0 + rest * xp.log(xp.where(xp.isinf(base), 1.0, base))) if rest else size
+    size = _split_power(base, whole_steps, rest, xp=xp) if rest else xp.pow(base, whole_steps)
     signed = xp.where(x < 0, -size, size) if whole and odd else size
     at_zero = 0.0 if exponent > 0 else fill
     result = xp.where(refused, xp.where(zero, xp.full_like(x, at_zero), fill), signed)
@@ -129,8 +130,27 @@ def _split(exponent: float, eps: float) -> tuple[float, float]:
     0.7 rounded to float32 would cost 23 ulp at either end of the range, and 0.7 - 1 in the derivative too.
     """
     step = 4.0 * eps * 2.0 ** math.frexp(exponent)[1] if abs(exponent) > 2 else 4.0 * eps
-    steps = round(exponent / step) * step
+    # For a negative exponent the rest is negative: what it adds to the second derivative has the same sign
+    # then, and where that is out of range it is inf, not inf - inf.
+    steps = (math.ceil(exponent / step) if exponent < 0 else round(exponent / step)) * step
     return steps, exponent - steps
+
+
+def _split_power(x: Array, steps: float, rest: float, *, xp: Namespace) -> Array:
+    """``x ** (steps + rest)`` for positive x and a small rest: ``x^steps (1 + rest log x)``.
+
+    The second derivative of the logarithm is out of range long before that of the power. So where x is far
+    from 1 a power of two is taken out; beyond x for a negative exponent, so that its power does not overflow.
+    """
+    third = 2.0 ** (math.frexp(get_format(x.dtype).max)[1] // 3)
+    infinite = xp.isinf(x)
+    ends = xp.pow(xp.where(infinite, x, 1.0), steps)
+    x = xp.where(infinite, 1.0, x)
+    near = power_of_two_below(x, deep=True, xp=xp) * (1.0 if steps > 0 else 2.0)
+    scale = xp.where((x < 1 / third) | (x > third), near, 1.0)
+    ratio = x * (1.0 / scale)
+    correction = 1.0 + rest * (xp.log(ratio) + xp.log(scale))
+    return xp.where(infinite, ends, xp.pow(ratio, steps) * (xp.pow(scale, steps) * correction))
 
 
 def arccos(x: Array, *, xp: Namespace) -> Array:
@@ -179,7 +199,8 @@ def arctan2(y: Array, x: Array, *, xp: Namespace) -> Array:
     """The angle of the point (x, y), with gradient 0 at the origin, where it is 0.
 
     The origin is where both are below the smallest normal number. The gradient is right for points near and
-    far, where ``x^2 + y^2`` leaves the range, and 0 where either is infinite.
+    far, where ``x^2 + y^2`` leaves the range, and 0 where either is infinite. Nearer to the origin than
+    8.7e-19 (1.2e-153 in float64) second derivatives go out of range: there they are 0.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -197,8 +218,21 @@ def arctan2(y: Array, x: Array, *, xp: Namespace) -> Array:
         direction = xp.where(xp.isnan(v), v, direction)
         return xp.where(endless, direction, xp.where(origin, instead, xp.where(endless, 0.0, v) / scale))
 
-    angle = xp.atan2(near(y, 0.0), near(x, 1.0))
+    y, x = near(y, 0.0), near(x, 1.0)
+    close = xp.logical_not(origin | endless) & (
+        scale < 2.0 ** (4 - math.frexp(get_format(x.dtype).max)[1] // 2)
+    )
+    # There as a linear function: of constants, and what adds nothing but the slope.
+    sine, cosine = _constant(y, xp=xp), _constant(x, xp=xp)
+    slope = xp.where(close, y, 0.0) * cosine - xp.where(close, x, 0.0) * sine
+    angle = xp.atan2(xp.where(close, sine, y), xp.where(close, cosine, x))
+    angle = angle + xp.where(close, slope / xp.where(close, sine * sine + cosine * cosine, 1.0), 0.0)
     return xp.astype(xp.where(origin, 0.0, angle), dtype)
+
+
+def _constant(x: Array, *, xp: Namespace) -> Array:
+    """x without its gradient, the sign of 0 kept."""
+    return xp.where(x == 0, xp.floor(x), without_gradient(x, xp=xp))
 
 
 def soft_cap(x: Array, cap: float, *, xp: Namespace) -> Array:

@@ -60,16 +60,41 @@ def _torch(function: Any, arrays: Any, dtype: str, weights: Any, *, compiled: bo
 def _jax(function: Any, arrays: Any, dtype: str, weights: Any, *, compiled: bool) -> Results:
     with jax.enable_x64(True) if dtype == "float64" else contextlib.nullcontext():
         values = [jnp.asarray(_in(a, dtype)) for a in arrays]
-        run = jax.jit(function) if compiled else function
-        result = run(*values)
-        assert result.dtype == values[0].dtype
-        cotangent = np.ones(result.shape) if weights is None else weights
 
-        def pulled(*inputs: Any) -> Any:
-            return jax.vjp(function, *inputs)[1](jnp.asarray(_in(cotangent, dtype)))
+        def both(*inputs: Any) -> Any:
+            result, pull = jax.vjp(function, *inputs)
+            assert result.dtype == inputs[0].dtype
+            return result, pull(jnp.ones_like(result) if weights is None else jnp.asarray(_in(weights, dtype)))
 
-        slopes = (jax.jit(pulled) if compiled else pulled)(*values)
+        result, slopes = (jax.jit(both) if compiled else both)(*values)
         return np.asarray(result).astype(np.float64), [np.asarray(s).astype(np.float64) for s in slopes]
+
+
+def curvatures(
+    backend: str, function: Callable[..., Any], arrays: Sequence[np.ndarray], dtype: str
+) -> list[np.ndarray]:
+    """The gradient by every array of the sum of each gradient of the function's sum: all second derivatives."""
+    if backend == "torch":
+        tensors = [torch.from_numpy(np.array(a)).to(getattr(torch, dtype)).requires_grad_() for a in arrays]
+        slopes = torch.autograd.grad(function(*tensors).sum(), tensors, create_graph=True)
+        found = []
+        for slope in slopes:
+            known = slope.requires_grad  # the gradient of a linear function is a constant
+            again = torch.autograd.grad(slope.sum(), tensors, retain_graph=True, materialize_grads=True)
+            found += again if known else [torch.zeros_like(t) for t in tensors]
+        return [c.double().numpy() for c in found]
+    with jax.enable_x64(True) if dtype == "float64" else contextlib.nullcontext():
+        values = [jnp.asarray(_in(a, dtype)) for a in arrays]
+        places = tuple(range(len(values)))
+
+        def total(*inputs: Any) -> Any:
+            return function(*inputs).sum()
+
+        def all_of_them(*inputs: Any) -> Any:
+            slopes = [lambda *a, i=i: jax.grad(total, argnums=i)(*a).sum() for i in places]
+            return [c for slope in slopes for c in jax.grad(slope, argnums=places)(*inputs)]
+
+        return [np.asarray(c).astype(np.float64) for c in jax.jit(all_of_them)(*values)]
 
 
 def _in(array: np.ndarray, dtype: str) -> np.ndarray:
