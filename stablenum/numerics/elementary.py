@@ -130,9 +130,9 @@ def _split(exponent: float, eps: float) -> tuple[float, float]:
     0.7 rounded to float32 would cost 23 ulp at either end of the range, and 0.7 - 1 in the derivative too.
     """
     step = 4.0 * eps * 2.0 ** math.frexp(exponent)[1] if abs(exponent) > 2 else 4.0 * eps
-    # For a negative exponent the rest is negative: what it adds to the second derivative has the same sign
-    # then, and where that is out of range it is inf, not inf - inf.
-    steps = (math.ceil(exponent / step) if exponent < 0 else round(exponent / step)) * step
+    # Towards 0, so the rest has the sign of the exponent: what it adds to the derivative has the same sign as
+    # the derivative then, and where that is out of range it is inf, not inf - inf.
+    steps = math.trunc(exponent / step) * step
     return steps, exponent - steps
 
 
@@ -239,7 +239,8 @@ def soft_cap(x: Array, cap: float, *, xp: Namespace) -> Array:
     """``cap * tanh(x / cap)``: about x where it is small, never beyond ``cap``.
 
     Gemma 2 caps attention logits at 50 and output logits at 30. Far beyond the cap the gradient is 0: see
-    how many elements are there before relying on it. inf gives cap.
+    how many elements are there before relying on it. inf gives cap. On a CPU, XLA flushes ``x / cap`` below
+    the smallest normal number to 0.
 
     Raises:
         ValueError: ``cap`` is not a positive normal number of the format.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tests.numerics.oracle import Binary, Function, RowFunction, mpf, weights_for
-from tests.numerics.running import call
+from tests.numerics.running import Results, call, ours
 
 Worst = tuple[float, float]
 
@@ -32,11 +32,25 @@ def exact_row(function: RowFunction, row: tuple[float, ...]) -> tuple[list[Any],
     return values, slopes, function.value_scale(wide), scale
 
 
-def worst(function: Function, form: Binary, backend: str, run: Callable[..., Any]) -> Worst:
-    """The worst error of value and slopes of ``run`` in ulp, beyond the stated allowance."""
+@functools.cache
+def measured(function: Function, form: Binary, backend: str) -> Results:
+    """Our values and slopes at the regular arguments and, after them, at the edges, compiled once."""
+    points = function.arguments(form) + [edge[0] for edge in function.edges(form)]
+    columns = [np.asarray(column) for column in zip(*points, strict=True)]
+    run = ours(backend, function.name)
+    return call(backend, lambda *a: run(*a, *function.positional), columns, form.name)
+
+
+def worst(function: Function, form: Binary, backend: str, run: Callable[..., Any] | None = None) -> Worst:
+    """The worst error of value and slopes of ``run`` (or ours) in ulp, beyond the stated allowance."""
     arguments = function.arguments(form)
-    columns = [np.asarray(column) for column in zip(*arguments, strict=True)]
-    values, slopes = call(backend, lambda *a: run(*a, *function.positional), columns, form.name)
+    if run is None:
+        values, slopes = measured(function, form, backend)
+        values, slopes = values[: len(arguments)], [s[: len(arguments)] for s in slopes]
+    else:
+        theirs = run
+        columns = [np.asarray(column) for column in zip(*arguments, strict=True)]
+        values, slopes = call(backend, lambda *a: theirs(*a, *function.positional), columns, form.name)
     expected, expected_slopes = exact(function, form)
     fits = [form.regular(e) for e in expected]
     value = max(

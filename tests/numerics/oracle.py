@@ -489,18 +489,19 @@ class RowFunction:
     def rows(self, form: Binary) -> list[list[float]]:
         """Regular rows: exponentials of them or squares of them, by what the function does."""
         rng = np.random.default_rng(40)
+        lengths = (1, 7, 33) if form.wide is form else (7,)  # narrow formats are computed as float32 is
         if self.exponential:
-            rows = [rng.normal(size=n) * size for n in (1, 7, 33) for size in (1e-3, 0.1, 1.0, 10.0)]
+            rows = [rng.normal(size=n) * size for n in lengths for size in (1e-3, 0.1, 1.0, 10.0)]
             rows += [rng.normal(size=7) + offset for offset in (-100.0, -0.5, 100.0)]
             rows += [np.array([value, *(-30.0 - np.arange(6))]) for value in (-1e-3, 0.7, 3.7)]
             rows += [np.full(7, 0.3), np.full(7, -20.0)]
         else:
             reach = min(form.most, form.wide.most) - 6
             exponents = (-reach, -reach // 2 - 3, -3, 0, 3, reach // 2 + 3, reach)
-            rows = [np.ldexp(rng.normal(size=n), e) for n in (7, 33) for e in exponents]
+            rows = [np.ldexp(rng.normal(size=n), e) for n in lengths if n > 1 for e in exponents]
             rows += [np.ldexp(rng.normal(size=7), rng.integers(-20, 12, 7))]
         if self.offset:
-            rows += [rng.normal(size=n) + far for n in (7, 33) for far in (-3.0, 100.0, 1e4)]
+            rows += [rng.normal(size=n) + far for n in lengths if n > 1 for far in (-3.0, 100.0, 1e4)]
         rounded = [[float(v) for v in form.round(row)] for row in rows]
         return [row for row in rounded if not self.offset or len(set(row)) > 1]
 

@@ -64,7 +64,9 @@ def _jax(function: Any, arrays: Any, dtype: str, weights: Any, *, compiled: bool
         def both(*inputs: Any) -> Any:
             result, pull = jax.vjp(function, *inputs)
             assert result.dtype == inputs[0].dtype
-            return result, pull(jnp.ones_like(result) if weights is None else jnp.asarray(_in(weights, dtype)))
+            return result, pull(
+                jnp.ones_like(result) if weights is None else jnp.asarray(_in(weights, dtype))
+            )
 
         result, slopes = (jax.jit(both) if compiled else both)(*values)
         return np.asarray(result).astype(np.float64), [np.asarray(s).astype(np.float64) for s in slopes]
@@ -73,7 +75,7 @@ def _jax(function: Any, arrays: Any, dtype: str, weights: Any, *, compiled: bool
 def curvatures(
     backend: str, function: Callable[..., Any], arrays: Sequence[np.ndarray], dtype: str
 ) -> list[np.ndarray]:
-    """The gradient by every array of the sum of each gradient of the function's sum: all second derivatives."""
+    """All second derivatives: of each gradient's sum the gradient by every array."""
     if backend == "torch":
         tensors = [torch.from_numpy(np.array(a)).to(getattr(torch, dtype)).requires_grad_() for a in arrays]
         slopes = torch.autograd.grad(function(*tensors).sum(), tensors, create_graph=True)

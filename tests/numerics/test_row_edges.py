@@ -13,10 +13,9 @@ from tests.numerics.row_edges import ROW_EDGES
 from tests.numerics.running import call, ours
 
 # JAX compiles slowly; what is narrower than float32 is computed in float32 there too.
+NARROW = (("jax-jit", "bfloat16"), ("jax-jit", "float16"))
 CASES = [
-    pytest.param(
-        b, f, id=f"{b}-{f}", marks=[pytest.mark.slow] if (b, f) in (("jax-jit", "bfloat16"),) else []
-    )
+    pytest.param(b, f, id=f"{b}-{f}", marks=[pytest.mark.slow] if (b, f) in NARROW else [])
     for b in ("torch", "jax-jit")
     for f in FORMATS
 ] + [pytest.param("torch-compiled", f, id=f"torch-compiled-{f}", marks=[pytest.mark.slow]) for f in FORMATS]

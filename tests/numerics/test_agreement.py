@@ -1,0 +1,105 @@
+"""PyTorch and JAX beside one another: the same numbers at every edge, for every number of a narrow format."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from stablenum.numerics.common import power_of_two_below
+from stablenum_torch.numerics import xp as torch_xp
+from tests.numerics.measuring import measured
+from tests.numerics.oracle import FORMATS, FUNCTIONS
+from tests.numerics.running import call, ours
+
+LABELLED = {"ids": lambda f: f.label}
+# The frameworks' pow, tanh and log differ by this much in ulp.
+APART = 8.0
+# XLA flushes what is below the smallest normal number to 0; in units of that, what is lost by it.
+FLUSHED = {"soft_cap": 64.0, "power": 16.0}  # x / cap times the cap, x ** (n - 1) times n
+
+
+def _compare(p, q, form, where, scale=None, allowance=0.0, flushed=4.0):
+    """Equal NaN and inf, within some ulp of one another; a subnormal number may be flushed to 0."""
+    size = np.maximum(np.abs(p), np.abs(q))
+    size = size if scale is None else np.maximum(size, scale)
+    finite = np.isfinite(p) & np.isfinite(q)
+    # Beside the largest number one may have rounded up to inf.
+    verge = (size >= form.max / 2) | (np.minimum(np.abs(p), np.abs(q)) >= form.max * (1 - 8 * form.eps))
+    same = (p == q) | (np.isnan(p) & np.isnan(q)) | (~finite & verge & (np.sign(p) == np.sign(q)))
+    with np.errstate(invalid="ignore", over="ignore"):
+        ulp = np.exp2(np.floor(np.log2(np.clip(size, form.tiny, form.max)))) * form.eps
+        near = finite & (np.abs(p / 2 - q / 2) <= ulp * (APART / 2 + allowance) + flushed * form.wide.tiny)
+    bad = ~(same | near)
+    assert not bad.any(), [(np.asarray(w)[bad][:4], p[bad][:4], q[bad][:4]) for w in where]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("function", FUNCTIONS, **LABELLED)
+def test_both_give_the_same(function, form):
+    fmt = FORMATS[form]
+    points = function.arguments(fmt) + [edge[0] for edge in function.edges(fmt)]
+    columns = [np.asarray(column) for column in zip(*points, strict=True)]
+    (value, slopes), (value_2, slopes_2) = (measured(function, fmt, b) for b in ("torch", "jax-jit"))
+    with np.errstate(invalid="ignore"):
+        scale = np.asarray([float(function.scale(*p)) for p in points])
+        allowance = np.asarray([float(function.slope_allowance(*p)) for p in points])
+    _compare(value, value_2, fmt, columns, np.where(np.isfinite(scale), scale, 0))
+    given = ~np.isnan(columns).any(axis=0)
+    for p, q in zip(slopes, slopes_2, strict=True):
+        known = np.nan_to_num(allowance, posinf=0.0)[given]
+        _compare(p[given], q[given], fmt, [c[given] for c in columns], allowance=known)
+
+
+@pytest.mark.parametrize("form", ["bfloat16", "float16"])
+@pytest.mark.parametrize("function", [f for f in FUNCTIONS if len(f.slopes) == 1], **LABELLED)
+def test_both_give_the_same_for_every_narrow_number(function, form):
+    bits = torch.arange(2**16, dtype=torch.int32).to(torch.int16)
+    numbers = bits.view(getattr(torch, form)).double().numpy()
+    results = []
+    for backend in ("torch", "jax-jit"):
+        run = functools.partial(_with_positional, ours(backend, function.name), function.positional)
+        results.append(call(backend, run, [numbers], form))
+    (value, (slope,)), (value_2, (slope_2,)) = results
+    given = ~np.isnan(numbers)
+    assert np.isnan(value[~given]).all()
+    assert not np.isnan(value[given]).any()
+    finite = np.isfinite(numbers)
+    assert not np.isnan(slope[finite]).any()
+    allowance = np.asarray([float(function.slope_allowance(x)) for x in numbers[given]])
+    flushed = FLUSHED.get(function.name, 4.0)
+    _compare(value[given], value_2[given], FORMATS[form], [numbers[given]], flushed=flushed)
+    _compare(
+        slope[finite],
+        slope_2[finite],
+        FORMATS[form],
+        [numbers[finite]],
+        allowance=allowance[finite[given]],
+        flushed=flushed,
+    )
+
+
+def _with_positional(run, positional, x):
+    return run(x, *positional)
+
+
+def test_the_power_of_two_is_one():
+    """Dividing by it rounds nothing only if every pow gives 2^n exactly."""
+    exponents = np.arange(-126, 128)
+    x = np.concatenate([np.ldexp(c, exponents) for c in (1.0, 1.3, 1.9999999)]).astype(np.float32)
+    eager = power_of_two_below(torch.from_numpy(x), xp=torch_xp).numpy()
+    compiled = jax.jit(lambda v: power_of_two_below(v, xp=jnp))(x)
+    for found in (eager, np.asarray(compiled)):
+        assert (np.frexp(found)[0] == 0.5).all()
+        assert (x[x > 1] / found[x > 1] <= 32).all()
+
+
+def test_what_xla_rewrites():
+    """Why no formula here takes a constant off again, or divides by ``x / power``: under jit it is gone."""
+    tiny = np.float32(1e-9)
+    assert jax.jit(lambda u: (1.0 + u) - 1.0)(tiny) == tiny  # on paper as in the compiler; 0 in floats
+    assert (jnp.float32(1.0) + tiny) - 1.0 == 0.0
