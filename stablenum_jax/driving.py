@@ -150,7 +150,7 @@ def run_guarded(
             updates, after = update(grads, opt_state, params, **extra)
         after = _like("opt_state", opt_state, after)
         if update_rule is not None:
-            updates = clip_updates(update_rule, updates, after)
+            updates = clip_updates(update_rule, updates, after, axis_name=seen.axis_name)
         target = updates if add is None else _like("params", params, add(params, updates))
         if isinstance(mode, Deferred):
             before, kept = skip(params, _without_window(opt_state), target)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import stablenum
-from stablenum_jax.measure import is_measurable, real_parts, saturating_float32
+from stablenum_jax.measure import AxisName, is_measurable, norms_over_axis, real_parts, saturating_float32
 from stablenum_jax.names import Path
 
 __all__ = ["clip_updates", "injected_learning_rate"]
@@ -21,13 +21,16 @@ Array: TypeAlias = jax.Array
 PyTree: TypeAlias = Any
 
 
-def clip_updates(rule: stablenum.ClipUpdateRMS, updates: PyTree, opt_state: PyTree) -> PyTree:
+def clip_updates(
+    rule: stablenum.ClipUpdateRMS, updates: PyTree, opt_state: PyTree, *, axis_name: AxisName | None = None
+) -> PyTree:
     """The updates, each tensor of them shrunk by the rule's factor, in their own dtypes.
 
     Args:
         rule: the rule.
         updates: what ``tx.update`` returned.
         opt_state: the state that it returned, which holds the learning rate that it used.
+        axis_name: mesh axes along which updates are sharded; the factors are then those of the whole.
 
     Raises:
         ValueError: the rule counts in learning rates, and there is not exactly one in ``opt_state``.
@@ -40,7 +43,11 @@ def clip_updates(rule: stablenum.ClipUpdateRMS, updates: PyTree, opt_state: PyTr
     }
     if not leaves:
         return updates
-    factors = rule.update_factors(jnp.stack([_rms(leaf) for leaf in leaves.values()]), rate, xp=jnp)
+    rms = jnp.stack([_rms(leaf) for leaf in leaves.values()])
+    if axis_name is not None:
+        # All shards of a leaf are of one size. Divided first, so that the joint norm does not overflow.
+        rms = norms_over_axis(rms / jnp.sqrt(jnp.float32(lax.psum(1, axis_name))), axis_name)
+    factors = rule.update_factors(rms, rate, xp=jnp)
     place = {path: i for i, path in enumerate(leaves)}
 
     def change(path: Path, leaf: Any) -> Any:
