@@ -205,6 +205,58 @@ def test_without_exactly_one_rate_both_ways_out_are_told(case: str, mode: str) -
             (call if mode == "eager" else jax.jit(call))(grads)
 
 
+def _labels(tree: Any) -> Any:
+    return jax.tree.map(lambda x: "a" if x.ndim > 1 else "b", tree)
+
+
+def _partition(learning_rate: Any) -> Any:
+    return optax.partition({"a": optax.sgd(learning_rate), "b": optax.adam(learning_rate / 10)}, _labels)
+
+
+PARTIAL = {
+    "partition": lambda: optax.chain(
+        sj.guard(clip=PER_LR), optax.partition({"a": injected(optax.adam), "b": optax.sgd(10.0)}, _labels)
+    ),
+    "masked": lambda: optax.chain(
+        sj.guard(clip=PER_LR),
+        optax.masked(injected(optax.adam), lambda p: jax.tree.map(lambda x: x.ndim > 1, p)),
+    ),
+    "guard inside masked": lambda: optax.masked(
+        optax.chain(sj.guard(clip=PER_LR), injected(optax.adam)), {"dense": True, "out": False}
+    ),
+    "inside MultiSteps": lambda: optax.MultiSteps(PARTIAL["partition"](), 2).gradient_transformation(),
+    "guard(inner)": lambda: sj.guard(
+        optax.partition({"a": injected(optax.adam), "b": optax.sgd(10.0)}, _labels), clip=PER_LR
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PARTIAL)
+def test_a_rate_of_some_parameters_is_not_taken_for_all(case: str, stepper: Any) -> None:
+    tx, params = PARTIAL[case](), make_params()
+    message = r"got one below optax\.partition or optax\.masked.*inject_hyperparams.*per_lr=False"
+    with pytest.raises(ValueError, match=message):
+        stepper(tx)(params, tx.init(params), make_grads(0))
+
+
+@pytest.mark.parametrize("way", ["inject around partition", "per_lr=False", "a mask beside it"])
+def test_both_ways_out_of_a_rate_of_some_work(way: str, stepper: Any) -> None:
+    optimizer, clip = {
+        "inject around partition": (injected(_partition, 0.1), PER_LR),
+        "per_lr=False": (_partition(0.1), sj.ClipUpdateRMS(0.05, per_lr=False)),
+        "a mask beside it": (
+            optax.chain(
+                optax.masked(optax.add_decayed_weights(0.1), {"dense": True, "out": False}),
+                injected(optax.sgd, 0.1),
+            ),
+            PER_LR,
+        ),
+    }[way]
+    tx, params = optax.chain(sj.guard(clip=clip), optimizer), make_params()
+    after, _ = stepper(tx)(params, tx.init(params), make_grads(0, scale=100.0))
+    assert _rms(after["dense"]["w"] - params["dense"]["w"]) == pytest.approx(0.05, rel=1e-4)
+
+
 def test_driven_by_plain_update_it_is_an_error_and_no_silent_no_op(mode: str) -> None:
     tx, params = optax.chain(sj.guard(clip=RULE), optax.sgd(1.0)), make_params()
     update = tx.update if mode == "eager" else jax.jit(tx.update)
