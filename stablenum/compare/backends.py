@@ -16,7 +16,7 @@ from stablenum.compare.spec import OptimizerSpec, Scenario, Stream, Training
 from stablenum.compare.trainings import Batch
 from stablenum.config import GuardConfig
 
-__all__ = ["BACKENDS", "REFERENCE", "Backend", "Run", "Setup", "find_backends", "tensor_names", "versions"]
+__all__ = ["BACKENDS", "REFERENCE", "Backend", "Run", "Setup", "find_backends", "versions"]
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -38,11 +38,6 @@ class Setup:
     guard: GuardConfig | None
     plain_clip: float | None = None
     training: Training | None = None
-
-
-def tensor_names(setup: Setup) -> list[str]:
-    """What the tensors are called, for rules that go by names: their numbers, as in a JAX list."""
-    return [str(i) for i in range(len(setup.params))]
 
 
 class Run(Protocol):

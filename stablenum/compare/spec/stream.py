@@ -6,7 +6,14 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from stablenum.compare.spec.shared import DTYPES, Expected, OptimizerSpec, Tolerance, check_name
+from stablenum.compare.spec.shared import (
+    DTYPES,
+    Expected,
+    OptimizerSpec,
+    Tolerance,
+    check_guard_names,
+    check_name,
+)
 from stablenum.config import GuardConfig
 from stablenum.errors import bad_field, check_int, check_number
 from stablenum.formats import get_format
@@ -145,7 +152,8 @@ class Stream:
         expected, tolerance: what is checked.
 
     Raises:
-        ValueError: a field is out of its range, or an event names a tensor that is not there.
+        ValueError: a field is out of its range, or an event, the guard or ``expected`` speaks of tensors
+            that are not there.
     """
 
     name: str
@@ -191,6 +199,10 @@ class Stream:
                 raise bad_field("events.tensor", allowed, event.tensor)
             if event.step >= self.steps:
                 raise bad_field("events.step", f"below the number of steps, {self.steps}", event.step)
+        check_guard_names(self.guard, len(self.tensors))
+        moved = self.expected.moved
+        if moved is not None and len(moved) != len(self.tensors):
+            raise bad_field("expected.moved", f"{len(self.tensors)} numbers, one a tensor", moved)
 
     def _check_drift(self) -> None:
         # In logarithms: the power itself may be beyond float64.
