@@ -107,10 +107,19 @@ class Backend:
         """Of ``needs``, what is not installed."""
         return [name for name in self.needs if importlib.util.find_spec(name) is None]
 
-    def why_not(self, scenario: Scenario) -> str | None:
-        """Why the backend cannot run a scenario, None if it can."""
-        if self.framework == "torch" and isinstance(scenario, Stream) and not scenario.tensors:
+    def why_not(self, scenario: Scenario, *, brief: bool = False) -> str | None:
+        """Why the backend does not run a scenario, None if it does.
+
+        Args:
+            scenario: which.
+            brief: leave out what another scenario shows as well, see ``Stream.compiled_in``.
+        """
+        if not isinstance(scenario, Stream):
+            return None
+        if self.framework == "torch" and not scenario.tensors:
             return "torch.optim refuses an empty parameter list"
+        if brief and self.mode == "compiled" and scenario.compiled_in is not None:
+            return f"{scenario.compiled_in} compiles the same rules"
         return None
 
     def start(self, setup: Setup) -> Run:

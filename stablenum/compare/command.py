@@ -95,7 +95,8 @@ def compare(
     for option, path in (("--json", json), ("--plot", plot)):
         _check_target(option, path)
     begin = time.perf_counter()
-    results = _run(chosen, backends, checked=checked)
+    # What is asked for by name is run everywhere.
+    results = _run(chosen, backends, checked=checked, brief=not scenario and config is None)
     seconds = time.perf_counter() - begin
     print_report(console, results, backends, absent, unfit)
     if json is not None:
@@ -164,10 +165,12 @@ def _usage(call: Callable[[], Any], option: str) -> Any:
         raise typer.BadParameter(str(error), param_hint=option) from error
 
 
-def _run(scenarios: Sequence[Scenario], backends: Sequence[Backend], *, checked: set[str]) -> list[Result]:
+def _run(
+    scenarios: Sequence[Scenario], backends: Sequence[Backend], *, checked: set[str], brief: bool
+) -> list[Result]:
     """All scenarios, with a progress bar if somebody is looking."""
     console = Console(stderr=True)
-    total = sum(steps_of(s, backends) for s in scenarios)
+    total = sum(steps_of(s, backends, brief=brief) for s in scenarios)
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -185,6 +188,7 @@ def _run(scenarios: Sequence[Scenario], backends: Sequence[Backend], *, checked:
                     scenario,
                     backends,
                     check_expected=scenario.name in checked,
+                    brief=brief,
                     tick=lambda: progress.advance(task),
                 )
             )

@@ -150,12 +150,13 @@ def _percent(trace: Trace | None) -> str:
 def _notes(
     results: Sequence[Result], absent: Mapping[str, list[str]], unfit: Mapping[str, str]
 ) -> Iterable[str]:
-    by_reason: dict[tuple[str, str], list[str]] = {}
+    by_reason: dict[tuple[str, str], list[str]] = {}  # to the scenarios that the same is true of
     for result in results:
-        for backend, reason in result.left_out.items():
-            by_reason.setdefault((result.scenario.name, reason), []).append(backend)
-    for (name, reason), names in by_reason.items():
-        yield f"{name}: not on {', '.join(names)}, because {reason}."
+        for reason in dict.fromkeys(result.left_out.values()):
+            backends = ", ".join(name for name, why in result.left_out.items() if why == reason)
+            by_reason.setdefault((backends, reason), []).append(result.scenario.name)
+    for (backends, reason), names in by_reason.items():
+        yield f"{', '.join(names)}: not on {backends}, because {reason}."
     for name, missing in absent.items():
         yield f"backend {name} is absent: {' and '.join(missing)} not installed."
     for reason in dict.fromkeys(unfit.values()):

@@ -53,7 +53,14 @@ _MASKED = (
 )
 
 
-def _masked(name: str, about: str, spike: SpikeGuard | MeanStdSpikeGuard, expected: Expected) -> Stream:
+def _masked(
+    name: str,
+    about: str,
+    spike: SpikeGuard | MeanStdSpikeGuard,
+    expected: Expected,
+    *,
+    compiled_in: str | None = None,
+) -> Stream:
     """The same stream for every spike rule."""
     return Stream(
         name=name,
@@ -66,6 +73,7 @@ def _masked(name: str, about: str, spike: SpikeGuard | MeanStdSpikeGuard, expect
         optimizer=_SGD,
         guard=GuardConfig(spike=spike),
         most_moved=0.1,
+        compiled_in=compiled_in,
         expected=expected,
     )
 
@@ -89,6 +97,7 @@ _CLIPPING = (
             clip=(AdaptiveGradClip(clipping=0.1, exclude=("2",), output_axis="last"), ClipByGlobalNorm(1.0))
         ),
         most_moved=0.4,
+        compiled_in="all-rules",
         expected=Expected(plain=FAILS, guarded=SURVIVES, skips=0),
     ),
     Stream(
@@ -108,6 +117,7 @@ _CLIPPING = (
         optimizer=_SGD,
         guard=GuardConfig(clip=AutoClip(quantile=0.5, window=100)),
         most_moved=0.5,
+        compiled_in="all-rules",
         expected=Expected(plain=DIES, guarded=SURVIVES, skips=1),
     ),
     Stream(
@@ -127,6 +137,7 @@ _CLIPPING = (
         optimizer=_SGD,
         guard=GuardConfig(clip=(ZClip(max_norm=None), ClipByGlobalNorm(20.0))),
         most_moved=0.4,
+        compiled_in="all-rules",
         expected=Expected(plain=DIES, guarded=SURVIVES, skips=1),
     ),
     Stream(
@@ -147,6 +158,7 @@ _CLIPPING = (
         guard=GuardConfig(clip=AdaGC(warmup_steps=30)),
         plain_clip=1.0,
         most_moved=0.035,
+        compiled_in="all-rules",
         expected=Expected(plain=FAILS, guarded=SURVIVES, skips=0),
     ),
     Stream(
@@ -178,6 +190,7 @@ _SPIKES = (
         "The same, spikes shrunk to the median norm and applied: only the NaN is skipped.",
         SpikeGuard(action="clip"),
         Expected(plain=DIES, guarded=SURVIVES, skips=1),
+        compiled_in="all-rules",
     ),
     _masked(
         "spike-mean-std",
@@ -200,6 +213,7 @@ _SPIKES = (
         optimizer=_SGD,
         guard=GuardConfig(spike="skip"),
         most_moved=0.6,
+        compiled_in="spike-skip",
         expected=Expected(plain=FAILS, guarded=SURVIVES, skips=9),
     ),
     Stream(
@@ -215,6 +229,7 @@ _SPIKES = (
         optimizer=_SGD,
         guard=GuardConfig(clip=AutoClip(quantile=0.9), spike="skip"),
         most_moved=0.2,
+        compiled_in="long-zeros",
         expected=Expected(plain=FAILS, guarded=SURVIVES, skips=1),
     ),
     Stream(

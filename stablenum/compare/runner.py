@@ -66,15 +66,20 @@ class Result:
         return trace.score if trace else None
 
 
-def steps_of(scenario: Scenario, backends: Sequence[Backend]) -> int:
+def steps_of(scenario: Scenario, backends: Sequence[Backend], *, brief: bool = False) -> int:
     """How many runs :func:`run_scenario` will make (its ticks)."""
-    able = [b for b in backends if b.why_not(scenario) is None]
+    able = [b for b in backends if b.why_not(scenario, brief=brief) is None]
     frameworks = len({b.framework for b in able})
     return len(able) + frameworks * (2 if _needs_clean(scenario) else 1)
 
 
 def run_scenario(
-    scenario: Scenario, backends: Sequence[Backend], *, check_expected: bool = True, tick: Tick = lambda: None
+    scenario: Scenario,
+    backends: Sequence[Backend],
+    *,
+    check_expected: bool = True,
+    brief: bool = False,
+    tick: Tick = lambda: None,
 ) -> Result:
     """Run a scenario and compare.
 
@@ -83,12 +88,13 @@ def run_scenario(
         backends: NumPy among them.
         check_expected: whether to hold the outcome against ``scenario.expected``; not if the
             guard's settings are not the scenario's own.
+        brief: whether backends leave out what they do in another scenario as well.
         tick: called after every run.
     """
     result = Result(scenario=scenario)
     seen: set[str] = set()
     for backend in backends:
-        reason = backend.why_not(scenario)
+        reason = backend.why_not(scenario, brief=brief)
         if reason is not None:
             result.left_out[backend.name] = reason
             continue

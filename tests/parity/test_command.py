@@ -267,6 +267,7 @@ def test_a_file_overrides_the_guard_of_built_in_scenarios(tmp_path: Path) -> Non
         ("[[scenario]]", "[scenario]", "scenario must be a list of tables"),
         ("clip = 1.0", 'clip = { rule = "AdaptiveGradClip", exclude = ["head.*"] }',
          "AdaptiveGradClip.exclude must be patterns that each match a parameter; got 'head.*'. The param"),
+        ("steps = 30", "steps = 30\ncompiled_in = 3", "compiled_in must be the name of a scenario; got 3"),
         ("skips = 2", "moved = 0.1", "expected: expected.moved must be a list of numbers, one a tensor"),
         ("skips = 2", "moved = [0.1, -1]", "expected.moved must be a finite number at least 0; got -1"),
         ("skips = 2", "moved = [0.1]", "scenario 1 ('mine'): expected.moved must be 2 numbers, one a tensor"),
@@ -402,6 +403,26 @@ def test_scenarios_whose_tensors_the_guard_does_not_fit_are_left_out(tmp_path: P
     result = compare("--config", file, "--backend", "numpy")
     assert result.exit_code == 2
     assert f"scenario 1 ('mine'): {reason}" in plain(result).replace("│ ", "")
+
+
+def test_a_run_of_all_leaves_out_of_torch_compiled_what_it_compiles_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some = {name: SCENARIOS[name] for name in ("agc", "zclip", "level-shift")}
+    monkeypatch.setattr(command_module, "SCENARIOS", some)
+    asked = ["--backend", "numpy", "--backend", "torch-compiled"]
+    out = tmp_path / "out.json"
+    result = compare(*asked, "--json", out)
+    assert result.exit_code == 0, result.output
+    assert "agc, zclip: not on torch-compiled, because all-rules compiles the same rules." in plain(result)
+    assert "level-shift: not on torch-compiled, because spike-skip compiles the same" in plain(result)
+    document = strict(out.read_text())
+    assert [list(s["guarded"]) for s in document["scenarios"]] == [["numpy"]] * 3
+    # By name it is run.
+    result = compare(*asked, "--scenario", "agc", "--json", out)
+    assert result.exit_code == 0, result.output
+    (scenario,) = strict(out.read_text())["scenarios"]
+    assert list(scenario["guarded"]) == ["numpy", "torch-compiled"]
 
 
 def test_another_distance_than_the_expected_one_exits_1(tmp_path: Path) -> None:

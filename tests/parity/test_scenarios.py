@@ -188,6 +188,20 @@ def without_one_part(stream: Stream) -> Iterator[tuple[str, GuardConfig]]:
             yield f"loss_scale {scale}", dataclasses.replace(guard, loss_scale=scale)
 
 
+def test_what_torch_compile_is_spared_it_traces_elsewhere() -> None:
+    compiled = BACKENDS["torch-compiled"]
+    spared = [s for s in RULE_STREAMS if compiled.why_not(s, brief=True) is not None]
+    assert len(spared) == 7
+    for stream in spared:
+        other = SCENARIOS[stream.compiled_in]
+        assert compiled.why_not(other, brief=True) is None
+        assert compiled.why_not(stream) is None
+        theirs = {type(rule) for rule in (*other.guard.clip, other.guard.spike)}
+        assert {type(rule) for rule in (*stream.guard.clip, stream.guard.spike)} - {type(None)} <= theirs
+        assert other.optimizer == stream.optimizer
+        assert other.tensors == stream.tensors
+
+
 @pytest.mark.parametrize(
     ("stream", "guard"),
     [
