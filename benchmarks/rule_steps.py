@@ -2,20 +2,24 @@
 
 What a rule needs besides the norms shows here: AdaptiveGradClip reads the weights and multiplies by unit,
 rules with a factor a tensor multiply the gradients (torch's fused kernels take one factor for all),
-ClipUpdateRMS looks at the update, two loss-scale rules look at elements.
+ClipUpdateRMS looks at the update, two loss-scale rules look at elements. A rule that clips is timed twice:
+with thresholds that let every step pass, and with thresholds that clip every step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 import torch
 
 import stablenum_jax
 import stablenum_torch
-from benchmarks.jax_step import Compiled, guarded_step, make_gradients, optax_step
+from benchmarks.jax_step import Compiled, make_gradients, optax_step
 from benchmarks.timing import interleaved
 from benchmarks.torch_step import Variant
 from stablenum import (
@@ -34,23 +38,33 @@ from stablenum import (
 
 __all__ = ["run"]
 
-# The thresholds let most steps pass, as in a training that goes well: what is timed is the watching.
-CONFIGS = {
+# Rules that warm up have done so when the timing begins.
+WARM = 4
+PASSING = {
     "no rule": GuardConfig(),
     "ClipByGlobalNorm": GuardConfig(clip=ClipByGlobalNorm(1e3)),
     "ClipByNorm": GuardConfig(clip=ClipByNorm(1e3)),
     "AdaptiveGradClip": GuardConfig(clip=AdaptiveGradClip(clipping=10.0)),
     "AutoClip": GuardConfig(clip=AutoClip(quantile=0.9)),
-    "ZClip": GuardConfig(clip=ZClip(max_norm=None)),
-    "AdaGC": GuardConfig(clip=AdaGC(max_norm=1e3)),
-    "ClipUpdateRMS": GuardConfig(clip=ClipUpdateRMS(1.0)),
+    "ZClip": GuardConfig(clip=ZClip(max_norm=None, warmup_steps=WARM)),
+    "AdaGC": GuardConfig(clip=AdaGC(max_norm=1e3, warmup_steps=WARM)),
+    "ClipUpdateRMS": GuardConfig(clip=ClipUpdateRMS(1e3)),
     "SpikeGuard": GuardConfig(spike=SpikeGuard()),
-    "LogMaxLossScale": GuardConfig(loss_scale=LogMaxLossScale()),
+    "LogMaxLossScale": GuardConfig(loss_scale=LogMaxLossScale(init_scale=2.0**17)),
     "UnderflowAwareLossScale": GuardConfig(loss_scale=UnderflowAwareLossScale()),
 }
+CLIPPING = {
+    "ClipByGlobalNorm, clipping": GuardConfig(clip=ClipByGlobalNorm(1e-3)),
+    "ClipByNorm, clipping": GuardConfig(clip=ClipByNorm(1e-3)),
+    "AdaptiveGradClip, clipping": GuardConfig(clip=AdaptiveGradClip(clipping=1e-4)),
+    "AdaGC, clipping": GuardConfig(clip=AdaGC(max_norm=1e3, warmup_steps=WARM, clip_ratio=0.5)),
+    "ClipUpdateRMS, clipping": GuardConfig(clip=ClipUpdateRMS(1e-3)),
+}
+CONFIGS = PASSING | CLIPPING
 SHAPES = [(175, 1000)] * 108
 SIZE = "19 M in 108 tensors"
 LR = 1e-4
+WARMUP = WARM + 4  # steps that are not timed
 
 
 def run(rounds: int = 15) -> dict[str, dict[str, Any]]:
@@ -67,38 +81,66 @@ def _report(times: dict[str, Any], temp: dict[str, int] | None = None) -> dict[s
     } | ({} if temp is None else {"temp_bytes": temp})
 
 
+def _check(name: str, last: dict[str, Any]) -> None:
+    """That what the row's name says happened."""
+    if not last["applied"]:
+        raise RuntimeError(f"{name}: the step was refused ({last['reason'].name})")
+    clipped = last["clip_coefficient"] < 1 - 1e-5  # AutoClip at equal norms: n / (n + 1e-6)
+    if name.startswith("ClipUpdateRMS"):  # acts after the decision
+        clipped = name in CLIPPING
+    if clipped != (name in CLIPPING):
+        raise RuntimeError(f"{name}: the clip coefficient was {last['clip_coefficient']}")
+
+
 def _torch(rounds: int) -> dict[str, Any]:
     bare = Variant(SHAPES, lr=LR)
     variants = {name: Variant(SHAPES, lr=LR) for name in CONFIGS}
     steps = {
         name: stablenum_torch.wrap(variant.optimizer, CONFIGS[name]) for name, variant in variants.items()
     }
+    loss = torch.tensor(2.0)
 
-    def prepare() -> None:
-        bare.put_gradients(1.0)
-        for name, variant in variants.items():
-            variant.put_gradients(steps[name].loss_scale)
+    def prepare(name: str) -> None:
+        """Only what is timed next: putting back all gradients each time would take most of the hour."""
+        if name == "bare":
+            bare.put_gradients(1.0)
+        else:
+            variants[name].put_gradients(steps[name].loss_scale)
+            steps[name].scale(loss)  # notes the loss; the gradients are put, not made
 
     timed = {"bare": bare.optimizer.step} | {name: step.step for name, step in steps.items()}
-    times = interleaved(timed, rounds=rounds, prepare=prepare)
+    times = interleaved(timed, rounds=rounds, warmup=WARMUP, prepare=prepare)
     for name, step in steps.items():
-        assert step.last["applied"], name
-        if name != "ClipUpdateRMS":  # nothing was clipped, so all go the bare optimizer's way
+        _check(name, step.last)
+        if name in PASSING:
             for ours, theirs in zip(variants[name].params, bare.params, strict=True):
                 torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
     return _report(times)
 
 
+def _jax_step(tx: optax.GradientTransformation, config: GuardConfig) -> Callable[..., Any]:
+    loss = jnp.asarray(2.0)
+
+    def step(params: Any, state: Any, grads: Any) -> Any:
+        if config.loss_scale is not None:  # one multiplication more than the bare step, as in a backward pass
+            scale = stablenum_jax.loss_scale(state)
+            grads = jax.tree.map(lambda g: g * scale, grads)
+        return stablenum_jax.step(tx, params, state, grads, value=loss)
+
+    return step
+
+
 def _jax(rounds: int) -> dict[str, Any]:
-    grads = make_gradients(SHAPES)
-    adamw = optax.inject_hyperparams(optax.adamw)(LR)
+    grads, adamw = make_gradients(SHAPES), optax.inject_hyperparams(optax.adamw)(LR)
     variants = {"bare": Compiled(adamw, optax_step(adamw), grads, SHAPES)}
     for name, config in CONFIGS.items():
         tx = optax.chain(stablenum_jax.guard(config=config), adamw)
-        scale = stablenum_jax.loss_scale(tx.init({"w": jax.numpy.zeros(1)}))
-        scaled = {key: g * scale for key, g in grads.items()}
-        variants[name] = Compiled(tx, guarded_step(tx), scaled, SHAPES)
-    times = interleaved(variants, rounds=rounds)
+
+        variants[name] = Compiled(tx, _jax_step(tx, config), grads, SHAPES)
+    times = interleaved(variants, rounds=rounds, warmup=WARMUP)
     for name in CONFIGS:
-        assert stablenum_jax.metrics(variants[name].state)["applied"], name
+        _check(name, stablenum_jax.metrics(variants[name].state))
+        if name in PASSING:
+            for key, value in variants[name].params.items():
+                np.testing.assert_allclose(value, variants["bare"].params[key], rtol=1e-4, atol=1e-6)
     return _report(times, {name: variant.temp_bytes for name, variant in variants.items()})

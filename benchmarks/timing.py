@@ -28,7 +28,7 @@ def interleaved(
     *,
     rounds: int,
     warmup: int = 3,
-    prepare: Callable[[], None] | None = None,
+    prepare: Callable[[str], None] | None = None,
 ) -> dict[str, Times]:
     """Time every variant once in each round.
 
@@ -36,13 +36,13 @@ def interleaved(
         variants: name -> one step; it returns only when its work is done.
         rounds: measured rounds.
         warmup: rounds that are thrown away.
-        prepare: called, untimed, before each variant: puts the inputs back.
+        prepare: called with a variant's name, untimed, before it runs: puts its inputs back.
     """
     samples: dict[str, list[float]] = {name: [] for name in variants}
     for round_ in range(warmup + rounds):
         for name, step in variants.items():
             if prepare:
-                prepare()
+                prepare(name)
             start = time.perf_counter()
             step()
             if round_ >= warmup:

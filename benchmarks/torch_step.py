@@ -62,9 +62,17 @@ def _one_size(size: str, shapes: Sequence[tuple[int, ...]], rounds: int) -> dict
         scaler.step(peer.optimizer)
         scaler.update()
 
-    def prepare() -> None:
-        for variant, scale in ((bare, 1.0), (clip_only, 1.0), (peer, SCALE), (fold, SCALE), (idle, 1.0)):
-            variant.put_gradients(scale)
+    inputs = {
+        "bare": (bare, 1.0),
+        "clip_grad_norm_": (clip_only, 1.0),
+        "GradScaler + clip_grad_norm_": (peer, SCALE),
+        "stablenum, scale and clip folded in": (fold, SCALE),
+        "stablenum, multiplier 1": (idle, 1.0),
+    }
+
+    def prepare(name: str) -> None:
+        variant, scale = inputs[name]
+        variant.put_gradients(scale)
 
     times = interleaved(
         {

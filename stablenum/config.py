@@ -52,9 +52,9 @@ class GuardConfig:
             finite: it counts among the skipped steps, and never stops the training.
         on_nonfinite: ``"skip"``, or ``"raise"`` to stop with :class:`stablenum.NonFiniteError` at
             the first step that is not finite.
-        max_skips_in_a_row: stop with ``NonFiniteError`` when this many steps in a row were
-            skipped and the last of them was not finite; None never stops. No skipped step is ever
-            applied, whatever the count.
+        max_skips_in_a_row: stop with ``NonFiniteError`` when this many steps in a row were skipped
+            because they were not finite; None never stops. No skipped step is ever applied, whatever the
+            count.
 
     Raises:
         ValueError: a field is not one of the above; the message names it.

@@ -25,7 +25,7 @@ from stablenum.spikes import Verdict
 from stablenum.status import Reason
 from stablenum.trees import map_leaves
 
-__all__ = ["Decision", "GuardState", "Observation", "decide", "init_guard", "resized", "select"]
+__all__ = ["Decision", "GuardState", "Observation", "decide", "init_guard", "select"]
 
 Array: TypeAlias = Any
 Namespace: TypeAlias = Any
@@ -91,6 +91,8 @@ class GuardState(NamedTuple):
         clip: one state a clip rule.
         skipped_total: () int32.
         skipped_in_a_row: () int32.
+        nonfinite_in_a_row: () int32, of those the steps that were not finite; what ``config.skip_limit`` is
+            about. A refused spike neither adds to it nor ends it.
         halted: () int32, 1 once ``config.skip_limit`` was reached. A halted guard refuses every
             further step and changes nothing, so that a host that looks later finds all as it
             was when training should have stopped.
@@ -103,6 +105,7 @@ class GuardState(NamedTuple):
     clip: tuple[Any, ...]
     skipped_total: Array
     skipped_in_a_row: Array
+    nonfinite_in_a_row: Array
     halted: Array
     recorder: Recorder
     spike: Any = ()
@@ -141,27 +144,10 @@ def init_guard(config: GuardConfig, n_tensors: int, *, xp: Namespace, device: An
         clip=tuple(rule.init(n_tensors, xp=xp, device=device) for rule in config.clip_rules),
         skipped_total=zero(),
         skipped_in_a_row=zero(),
+        nonfinite_in_a_row=zero(),
         halted=zero(),
         recorder=init_recorder(xp=xp, device=device),
         spike=() if config.spike_rule is None else config.spike_rule.init(xp=xp, device=device),
-    )
-
-
-def resized(
-    config: GuardConfig, state: GuardState, n_tensors: int, *, xp: Namespace, device: Any = None
-) -> GuardState:
-    """The state for parameters that were added at the end, which begin as in :func:`init_guard`.
-
-    Args:
-        config, state: the guard's.
-        n_tensors: how many parameters there are now, at least as many as before.
-        xp, device: of the state.
-    """
-    fresh = init_guard(config, n_tensors, xp=xp, device=device)
-    return map_leaves(
-        lambda old, new: old if old.shape == new.shape else xp.concat([old, new[old.shape[0] :]]),
-        state,
-        fresh,
     )
 
 
@@ -257,7 +243,7 @@ def _check_observation(config: GuardConfig, state: GuardState, observation: Obse
         if isinstance(part, PER_TENSOR_STATES) and part[0].shape[0] != n:
             raise ValueError(
                 f"observation.norms must be of the {part[0].shape[0]} parameters that the guard's state was "
-                f"made for; got {n}. Make the state anew (init_guard, tx.init), or extend it with resized()."
+                f"made for; got {n}. Make the state anew (init_guard, tx.init)."
             )
     if config.unit_rule is not None and (observation.units is None or len(observation.units.norms) != n):
         raise ValueError(
@@ -376,7 +362,9 @@ def _reason(
     ]
     floor = None if config.loss_scale is None else config.loss_scale.min_scale
     if floor is not None:
-        before = xp.logical_not(xp.isfinite(state.recorder.floats[-1, 1])) & (state.skipped_in_a_row > 0)
+        # The step before was no better at the same floor; the recorder knows.
+        row = state.recorder.floats[-1, :]
+        before = (state.skipped_in_a_row > 0) & xp.logical_not(xp.isfinite(row[1])) & (row[2] <= floor)
         causes += [(bad & before & (state.loss_scale.scale <= floor), Reason.NOT_A_SCALE_PROBLEM)]
     causes += [(xp.logical_not(loss_ok), Reason.NONFINITE_LOSS)]
     reason = xp.full_like(gradients_ok, int(Reason.OK), dtype=xp.int32)
@@ -413,6 +401,7 @@ def _advance(
     applied, zero = decision.apply, xp.zeros_like(state.step)
     one = xp.where(applied, zero, zero + 1)
     in_a_row = xp.where(applied, zero, state.skipped_in_a_row + 1)
+    nonfinite = xp.where(applied, zero, state.nonfinite_in_a_row + xp.where(finite, zero, zero + 1))
     loss = observation.loss
     row = [
         xp.full_like(decision.grad_norm, float("nan")) if loss is None else loss,
@@ -436,9 +425,10 @@ def _advance(
         clip=clip_state,
         skipped_total=state.skipped_total + one,
         skipped_in_a_row=in_a_row,
+        nonfinite_in_a_row=nonfinite,
         halted=state.halted
         if config.skip_limit is None
-        else xp.where(xp.logical_not(finite) & (in_a_row >= config.skip_limit), zero + 1, state.halted),
+        else xp.where(nonfinite >= config.skip_limit, zero + 1, state.halted),
         recorder=record(state.recorder, row, [state.step, decision.reason, decision.worst], xp=xp),
         spike=spike_state,
     )

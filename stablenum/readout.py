@@ -95,10 +95,10 @@ def check_halted(
     if not state.halted.tolist():
         return
     last, rows = metrics(state, names), history(state, names)
-    skipped = last["skipped_in_a_row"]
-    streak = rows[-skipped:] or [last]
+    skipped = state.nonfinite_in_a_row.tolist()
     finite = (Reason.SPIKE_LOSS, Reason.SPIKE_GRAD_NORM)  # refused too, but not what stopped the training
-    first = next((row for row in streak if row["reason"] not in finite), streak[0])
+    streak = [row for row in rows[-last["skipped_in_a_row"] :] if row["reason"] not in finite] or [last]
+    first = streak[0]
     scales = [f"{row['loss_scale']:g}" for row in streak[-8:]]
     limit = f" (the limit is {config.skip_limit})" if config and config.skip_limit else ""
     raise NonFiniteError(

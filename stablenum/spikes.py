@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
-from stablenum.clipping.coefficient import coefficient
+from stablenum.bounds import at_least
+from stablenum.clipping.coefficient import shortening
 from stablenum.errors import bad_field, check_choice, check_field
 from stablenum.windows import count, empty_window, mean_and_std, median, median_and_mad, push, tells
 
@@ -30,6 +31,8 @@ Namespace: TypeAlias = Any
 SIGNALS = ("loss", "grad_norm")
 # The standard deviation of a normal distribution over its median absolute deviation.
 _NORMAL = 1.4826
+# How many ordinary steps make up for one refusal.
+_WEIGHT = 4
 
 
 class SpikeState(NamedTuple):
@@ -38,12 +41,12 @@ class SpikeState(NamedTuple):
     Attributes:
         loss: (window,) float32, newest last; inf where nothing has come yet.
         grad_norm: (window,) float32, likewise.
-        in_a_row: () int32, steps in a row that were refused as spikes.
+        debt: () int32, what refusals weigh: 4 for each, less 1 for each step that was not refused.
     """
 
     loss: Array
     grad_norm: Array
-    in_a_row: Array
+    debt: Array
 
 
 class Verdict(NamedTuple):
@@ -89,7 +92,7 @@ class _Settings:
         return SpikeState(
             loss=empty_window(self.window, xp=xp, device=device),
             grad_norm=empty_window(self.window, xp=xp, device=device),
-            in_a_row=xp.asarray(0, dtype=xp.int32, device=device),
+            debt=xp.asarray(0, dtype=xp.int32, device=device),
         )
 
 
@@ -105,7 +108,10 @@ class SpikeGuard(_Settings):
 
     Nothing is refused before ``min_samples`` values. Non-finite and zero values are no evidence. After
     ``max_in_a_row`` refusals in a row the step is applied and the windows begin anew: that is no spike but
-    a new level, and a rule may not stop a training. Gradients are clipped after the verdict, not before.
+    a new level, and a rule may not stop a training. So too when more than one step in five goes on being
+    refused, as where two kinds of batches alternate: refusals weigh 4, other steps -1, and
+    ``4 * max_in_a_row`` is borne. Where no loss is given the norm alone is judged. Gradients are clipped
+    after the verdict, not before.
 
     Args:
         window: applied steps remembered, 2 to 100,000.
@@ -148,13 +154,13 @@ class SpikeGuard(_Settings):
         """
         by_loss, by_norm = _standing_out(self, state, loss, grad_norm, finite=finite, xp=xp)
         spike, skips = by_loss | by_norm, self.action == "skip"
-        anew = spike & (state.in_a_row >= self.max_in_a_row) if skips else xp.zeros_like(spike)
+        anew = spike & (state.debt >= _WEIGHT * self.max_in_a_row) if skips else xp.zeros_like(spike)
         spike = spike & xp.logical_not(anew)
         refused = spike if skips else xp.zeros_like(spike)
-        row = xp.where(
-            refused, state.in_a_row + 1, xp.where(finite, xp.zeros_like(state.in_a_row), state.in_a_row)
-        )
-        after = _observe(state, loss, grad_norm, finite & xp.logical_not(refused), row, anew=anew, xp=xp)
+        lighter = at_least(state.debt - 1, 0, xp=xp)
+        debt = xp.where(refused, state.debt + _WEIGHT, xp.where(finite, lighter, state.debt))
+        debt = xp.where(anew, xp.zeros_like(debt), debt)
+        after = _observe(state, loss, grad_norm, finite & xp.logical_not(refused), debt, anew=anew, xp=xp)
         factor = _shrink(state, grad_norm, spike, action=self.action, xp=xp)
         return Verdict(by_loss & spike, by_norm & spike, factor), after
 
@@ -197,10 +203,9 @@ class MeanStdSpikeGuard(_Settings):
     ) -> tuple[Verdict, SpikeState]:
         """The verdict on a step and the next state, as :meth:`SpikeGuard.judge`."""
         by_loss, by_norm = _standing_out(self, state, loss, grad_norm, finite=finite, xp=xp)
-        spike, zero = by_loss | by_norm, xp.zeros_like(state.in_a_row)
-        row = xp.where(spike, state.in_a_row + 1, xp.where(finite, zero, state.in_a_row))
-        after = _observe(state, loss, grad_norm, finite, row, anew=None, xp=xp)
-        return Verdict(by_loss, by_norm, _shrink(state, grad_norm, spike, action=self.action, xp=xp)), after
+        after = _observe(state, loss, grad_norm, finite, state.debt, anew=None, xp=xp)
+        factor = _shrink(state, grad_norm, by_loss | by_norm, action=self.action, xp=xp)
+        return Verdict(by_loss, by_norm, factor), after
 
     def _limit(self, window: Array, *, xp: Namespace) -> Array:
         mean, std = mean_and_std(window, ddof=1, xp=xp)
@@ -245,7 +250,7 @@ def _observe(
     loss: Array | None,
     grad_norm: Array,
     enters: Array,
-    in_a_row: Array,
+    debt: Array,
     *,
     anew: Array | None,
     xp: Namespace,
@@ -259,7 +264,7 @@ def _observe(
             return window
         return push(window, value, enters & tells(value, xp=xp), xp=xp)
 
-    return SpikeState(next_window(state.loss, loss), next_window(state.grad_norm, grad_norm), in_a_row)
+    return SpikeState(next_window(state.loss, loss), next_window(state.grad_norm, grad_norm), debt)
 
 
 def _shrink(state: SpikeState, grad_norm: Array, spike: Array, *, action: str, xp: Namespace) -> Array:
@@ -267,4 +272,4 @@ def _shrink(state: SpikeState, grad_norm: Array, spike: Array, *, action: str, x
     if action == "skip":
         return xp.ones_like(grad_norm)
     typical = median(state.grad_norm, xp=xp)  # inf if none is known: nothing to shrink to
-    return xp.where(spike, coefficient(grad_norm, typical, xp=xp), xp.ones_like(grad_norm))
+    return xp.where(spike, shortening(grad_norm, typical, xp=xp), xp.ones_like(grad_norm))

@@ -26,7 +26,9 @@ VERSION = 2
 _REASONS = frozenset(int(reason) for reason in Reason)
 # Statistics that a rule may or may not have.
 _OPTIONAL = ("state.spike", "state.loss_scale.statistics")
-_COUNTS = {f"state.{name}" for name in ("step", "skipped_total", "skipped_in_a_row", "halted")}
+_COUNTS = {
+    f"state.{name}" for name in ("step", "skipped_total", "skipped_in_a_row", "nonfinite_in_a_row", "halted")
+}
 
 
 class StatisticsNotLoadedWarning(UserWarning):
@@ -109,7 +111,7 @@ def _current(plain: Mapping[str, Any]) -> Any:
     state = plain["state"]
     if plain["version"] == VERSION or not isinstance(state, Mapping):
         return state
-    state = {"spike": [], **state}
+    state = {"spike": [], "nonfinite_in_a_row": state.get("skipped_in_a_row"), **state}
     if isinstance(state.get("loss_scale"), Mapping):
         state["loss_scale"] = {"statistics": [], **state["loss_scale"]}
     return state
@@ -122,7 +124,7 @@ class _Reader:
         words = isinstance(saved, (list, tuple)) and all(isinstance(name, str) for name in saved)
         if saved is not None and not words:
             raise bad_field("names", "a list of strings or None", saved)
-        self.xp, self.device = xp, device
+        self.xp, self.device, self.here = xp, device, list(here or ())
         self.known = saved is not None and here is not None and list(saved) != list(here)
         place = {name: i for i, name in enumerate(here or ())} if self.known else {}
         self.n_saved = len(saved) if self.known else None
@@ -177,13 +179,22 @@ class _Reader:
                 found.append(self.own(like))
                 continue
             unused.remove(fitting[0])
-            values = self._rows(fitting[0], like) if rows and self.known else fitting[0]
+            values = self._rows(field, fitting[0], like) if rows and self.known else fitting[0]
             found.append(self._tree(field, values, like))
         return tuple(found)
 
-    def _rows(self, plain: Any, like: Any) -> dict[str, Any]:
+    def _rows(self, field: str, plain: Any, like: Any) -> dict[str, Any]:
         """The rows of the parameters here, by their names; a parameter that was not there keeps its own."""
         own = {name: _encode(part.tolist()) for name, part in zip(like._fields, like, strict=True)}
+        new = [name for i, name in enumerate(self.here) if i not in self.source]
+        if new:
+            shown = ", ".join(new[:5]) + (", ..." if len(new) > 5 else "")
+            warnings.warn(
+                f"{field}: no statistics were saved under the names of {len(new)} of the {len(self.here)} "
+                f"parameters here ({shown}); they begin anew.",
+                StatisticsNotLoadedWarning,
+                stacklevel=2,
+            )
         return {
             name: [plain[name][self.source[i]] if i in self.source else row for i, row in enumerate(rows)]
             for name, rows in own.items()

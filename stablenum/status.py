@@ -98,8 +98,8 @@ EXPLANATIONS: dict[Reason, Explanation] = {
     ),
     Reason.NOT_A_SCALE_PROBLEM: Explanation(
         "the step was skipped: gradients are still not finite at the smallest loss scale",
-        "a true overflow or NaN in the model, the loss or the parameters: no loss scale can cure it, and the "
-        "scale is not lowered further",
+        "a true overflow or NaN in the model, the loss or the parameters, which no scale that min_scale "
+        "allows can cure: the scale is not lowered further",
         "find the first operation that is not finite, in the layer of the parameter named; compute it in "
         "float32 or bfloat16; check that the parameters themselves are finite",
     ),

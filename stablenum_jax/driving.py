@@ -113,7 +113,7 @@ def run_guarded(
     seen = _capture(update, params, opt_state, grads, extra)
     outer = current_mode()
     outer_unscaled = isinstance(outer, Deferred) and outer.unscaled
-    if loss is None and isinstance(outer, Deferred):
+    if isinstance(outer, Deferred):
         loss = outer.loss
     watched = _watched(grads, seen)
     direct = seen.source is not None and seen.weights is not None
@@ -141,7 +141,12 @@ def run_guarded(
             )
         mode = Direct(decision)
     else:
-        mode = Deferred(unscaled=outer_unscaled or seen.config.loss_scale is not None, loss=loss)
+        # A micro-batch's loss beside the norm of their mean would be a sample to a spike rule; that each
+        # of them is finite has been seen here.
+        withheld = seen.config.spike is not None and _accumulates(opt_state)
+        mode = Deferred(
+            unscaled=outer_unscaled or seen.config.loss_scale is not None, loss=None if withheld else loss
+        )
         if mode.unscaled and not outer_unscaled:
             grads = multiply_leaves(grads, 1.0 / own.guard.loss_scale.scale, widen=True)
 
@@ -150,7 +155,7 @@ def run_guarded(
             updates, after = update(grads, opt_state, params, **extra)
         after = _like("opt_state", opt_state, after)
         if update_rule is not None:
-            updates = clip_updates(update_rule, updates, after)
+            updates = clip_updates(update_rule, updates, after, axis_name=seen.axis_name)
         target = updates if add is None else _like("params", params, add(params, updates))
         if isinstance(mode, Deferred):
             before, kept = skip(params, _without_window(opt_state), target)
@@ -243,13 +248,18 @@ def _without_window(opt_state: PyTree) -> PyTree:
     return jax.tree.map(drop, opt_state, is_leaf=lambda node: isinstance(node, optax.MultiStepsState))
 
 
-def _warn_of_placement(opt_state: PyTree) -> None:
-    """Warn unless the guard got other gradients because ``MultiSteps`` accumulates them."""
+def _accumulates(opt_state: PyTree) -> bool:
+    """Whether a ``MultiSteps`` stands around the guard."""
 
-    def accumulates(node: object) -> bool:
+    def around(node: object) -> bool:
         return isinstance(node, optax.MultiStepsState) and has_guard(node) == 1
 
-    if not any(map(accumulates, jax.tree.leaves(opt_state, is_leaf=accumulates))):
+    return any(map(around, jax.tree.leaves(opt_state, is_leaf=around)))
+
+
+def _warn_of_placement(opt_state: PyTree) -> None:
+    """Warn unless the guard got other gradients because ``MultiSteps`` accumulates them."""
+    if not _accumulates(opt_state):
         warnings.warn(
             "The guard does not receive the gradients themselves: a transformation before it, or a jit "
             "around tx.update, hands it others. Non-finite gradients are refused all the same, but put the "

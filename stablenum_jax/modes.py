@@ -33,7 +33,7 @@ class Deferred(NamedTuple):
 
     Attributes:
         unscaled: the driver has divided the gradients by the loss scale already.
-        loss: the unscaled loss, if the driver knows it.
+        loss: the unscaled loss of the step, if the driver knows it.
     """
 
     unscaled: bool

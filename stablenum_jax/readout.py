@@ -147,7 +147,9 @@ def resume(opt_state: PyTree) -> PyTree:
     guard = found.guard
     # Two arrays, not one in two places: a buffer cannot be donated twice.
     cleared = guard._replace(
-        halted=jnp.zeros_like(guard.halted), skipped_in_a_row=jnp.zeros_like(guard.skipped_in_a_row)
+        halted=jnp.zeros_like(guard.halted),
+        skipped_in_a_row=jnp.zeros_like(guard.skipped_in_a_row),
+        nonfinite_in_a_row=jnp.zeros_like(guard.nonfinite_in_a_row),
     )
     return replace_guard(opt_state, found._replace(guard=cleared))
 

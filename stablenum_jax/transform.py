@@ -51,8 +51,10 @@ def guard(
     works inside and around ``optax.MultiSteps``, ``masked``, ``partition`` and ``inject_hyperparams``.
     A guard inside ``MultiSteps`` needs :func:`stablenum_jax.step`, which keeps a bad gradient from the
     accumulator (optax clears that by multiplying, so a NaN would stay in it for ever); for callers of
-    plain ``tx.update`` put the guard outside: ``guard(optax.MultiSteps(...))``. Leaves that it does not
-    see (masked ones) are checked for finiteness but not clipped, and with a loss scale they are an error.
+    plain ``tx.update`` put the guard outside: ``guard(optax.MultiSteps(...))``. A spike rule inside goes
+    by the mean gradient's norm alone: the losses are those of single micro-batches, so they are checked
+    for finiteness, but neither judged nor recorded. Leaves that the guard does not see (masked ones) are
+    checked for finiteness but not clipped, and with a loss scale they are an error.
     Under ``vmap`` each run decides for itself, and the skip is a select of both results.
 
     Two clip rules look at more than gradients. ``AdaptiveGradClip`` compares them with the weights, so

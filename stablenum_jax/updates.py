@@ -9,10 +9,11 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import lax
 
 import stablenum
-from stablenum_jax.measure import is_measurable, real_parts, saturating_float32
+from stablenum_jax.measure import AxisName, is_measurable, norms_over_axis, real_parts, saturating_float32
 from stablenum_jax.names import Path
 
 __all__ = ["clip_updates", "injected_learning_rate"]
@@ -21,16 +22,20 @@ Array: TypeAlias = jax.Array
 PyTree: TypeAlias = Any
 
 
-def clip_updates(rule: stablenum.ClipUpdateRMS, updates: PyTree, opt_state: PyTree) -> PyTree:
+def clip_updates(
+    rule: stablenum.ClipUpdateRMS, updates: PyTree, opt_state: PyTree, *, axis_name: AxisName | None = None
+) -> PyTree:
     """The updates, each tensor of them shrunk by the rule's factor, in their own dtypes.
 
     Args:
         rule: the rule.
         updates: what ``tx.update`` returned.
         opt_state: the state that it returned, which holds the learning rate that it used.
+        axis_name: mesh axes along which updates are sharded; the factors are then those of the whole.
 
     Raises:
-        ValueError: the rule counts in learning rates, and there is not exactly one in ``opt_state``.
+        ValueError: the rule counts in learning rates, and there is not exactly one, that of all parameters,
+            in ``opt_state``.
     """
     rate = injected_learning_rate(opt_state) if rule.per_lr else 1.0
     leaves = {
@@ -40,7 +45,11 @@ def clip_updates(rule: stablenum.ClipUpdateRMS, updates: PyTree, opt_state: PyTr
     }
     if not leaves:
         return updates
-    factors = rule.update_factors(jnp.stack([_rms(leaf) for leaf in leaves.values()]), rate, xp=jnp)
+    rms = jnp.stack([_rms(leaf) for leaf in leaves.values()])
+    if axis_name is not None:
+        # All shards of a leaf are of one size. Divided first, so that the joint norm does not overflow.
+        rms = norms_over_axis(rms / jnp.sqrt(jnp.float32(lax.psum(1, axis_name))), axis_name)
+    factors = rule.update_factors(rms, rate, xp=jnp)
     place = {path: i for i, path in enumerate(leaves)}
 
     def change(path: Path, leaf: Any) -> Any:
@@ -57,17 +66,24 @@ def injected_learning_rate(opt_state: PyTree) -> Array:
     """The learning rate that ``optax.inject_hyperparams`` keeps in the state: () float32.
 
     Raises:
-        ValueError: there is none, or more than one.
+        ValueError: there is none, or more than one, or it is that of some parameters only.
     """
     found = _injected(opt_state)
-    if len(found) != 1 or jnp.shape(found[0]) != ():
-        seen = f"{len(found)} of them" if len(found) != 1 else f"one of shape {jnp.shape(found[0])}"
-        raise ValueError(
-            "ClipUpdateRMS with per_lr=True must find exactly one learning_rate of optax.inject_hyperparams "
-            f"in opt_state; got {seen}. Write optax.inject_hyperparams(optax.adamw)(learning_rate=1e-3), or "
-            "give the limit on the whole update: ClipUpdateRMS(max_rms, per_lr=False)."
-        )
-    return jnp.asarray(found[0], jnp.float32)
+    shapes = {jnp.shape(rate) for rate, _ in found}
+    if len(found) != 1:
+        seen = f"{len(found)} of them"
+    elif shapes != {()}:
+        seen = f"one of shape {shapes.pop()}"
+    elif found[0][1]:
+        seen = "one below optax.partition or optax.masked, which is that of some parameters only"
+    else:
+        return jnp.asarray(found[0][0], jnp.float32)
+    raise ValueError(
+        "ClipUpdateRMS with per_lr=True must find exactly one learning_rate of optax.inject_hyperparams "
+        f"in opt_state, that of all parameters; got {seen}. Put it around the whole optimizer, as in "
+        "optax.inject_hyperparams(optax.adamw)(learning_rate=1e-3), or give the limit on the whole "
+        "update: ClipUpdateRMS(max_rms, per_lr=False)."
+    )
 
 
 def _injects(node: object) -> bool:
@@ -75,13 +91,21 @@ def _injects(node: object) -> bool:
     return isinstance(getattr(node, "hyperparams", None), Mapping) and hasattr(node, "inner_state")
 
 
-def _injected(opt_state: PyTree) -> list[Any]:
-    found: list[Any] = []
-    for node in jax.tree.leaves(opt_state, is_leaf=_injects):
+def _divides(node: object) -> bool:
+    """Whether what is below it is of some parameters only: the state of ``partition`` or ``masked``."""
+    return isinstance(node, (optax.MultiTransformState, optax.MaskedState))
+
+
+def _injected(opt_state: PyTree, *, partial: bool = False) -> list[tuple[Any, bool]]:
+    """Each learning rate found, and whether it stands below a state that divides the parameters."""
+    found: list[tuple[Any, bool]] = []
+    for node in jax.tree.leaves(opt_state, is_leaf=lambda node: _injects(node) or _divides(node)):
         if _injects(node):
             # Leaves, because flax.nnx wraps each array into a node of its own.
-            found += jax.tree.leaves(node.hyperparams.get("learning_rate"))
-            found += _injected(node.inner_state)
+            found += [(rate, partial) for rate in jax.tree.leaves(node.hyperparams.get("learning_rate"))]
+            found += _injected(node.inner_state, partial=partial)
+        elif _divides(node):
+            found += _injected(tuple(node), partial=True)
     return found
 
 

@@ -60,7 +60,7 @@ def check_rules(config: GuardConfig, optimizer: Optimizer, process_group: object
         )
     if config.update_rule is not None and config.update_rule.per_lr:
         for i, group in enumerate(optimizer.param_groups):
-            if "lr" not in group:
+            if group.get("lr") is None:
                 raise ValueError(
                     f"ClipUpdateRMS compares updates with the learning rate, but param_groups[{i}] of "
                     f"{type(optimizer).__name__} has no 'lr'. Use ClipUpdateRMS(max_rms, per_lr=False), "

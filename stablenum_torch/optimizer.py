@@ -5,6 +5,8 @@ The face only: what torch and its users expect of an optimizer. The step itself 
 
 from __future__ import annotations
 
+import operator
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -14,9 +16,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from stablenum.config import GuardConfig, make_config
-from stablenum.guard import GuardState, init_guard, resized
+from stablenum.guard import GuardState, init_guard
 from stablenum.readout import history, metrics
-from stablenum.statedict import state_from_dict, state_to_dict
+from stablenum.statedict import StatisticsNotLoadedWarning, state_from_dict, state_to_dict
 from stablenum_torch.checks import check_optimizer, check_rules, parameter_names, warn_of_lost_eps
 from stablenum_torch.ranks import check_process_group, several_ranks
 from stablenum_torch.readback import HaltWatch
@@ -89,7 +91,8 @@ class GuardedOptimizer(Optimizer):
     _names: dict[Tensor, str]
     _process_group: torch.distributed.ProcessGroup | None
     _state: GuardState
-    # Whether the rule for units applies to each parameter; also how many the guard's state is made for.
+    # The parameters that the guard's state is made for, and whether the rule for units applies to each.
+    _tracked: list[Tensor]
     _included: tuple[bool, ...]
 
     # An outer GradScaler must unscale by itself: it would otherwise set grad_scale on this object,
@@ -116,7 +119,6 @@ class GuardedOptimizer(Optimizer):
                 "_state": init_guard(config, len(params), xp=torch_namespace, device=device),
             }
         )
-        self._fit()
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -127,7 +129,7 @@ class GuardedOptimizer(Optimizer):
         self.__dict__.update(state)
         self._loss: Tensor | None = None
         self._watch = HaltWatch()
-        self._included = ()
+        self._tracked, self._included = self._parameters(), self._inclusion()
         super().__setstate__({})
 
     def __getattr__(self, name: str) -> Any:
@@ -306,19 +308,27 @@ class GuardedOptimizer(Optimizer):
     def _fit(self) -> list[Tensor]:
         """All parameters; the guard learns of those added since, also through the inner optimizer."""
         params = self._parameters()
-        if len(self._included) != len(params):
-            self._grow(params)
+        if len(self._tracked) != len(params) or any(map(operator.is_not, self._tracked, params)):
+            self._follow(params)
         return params
 
     @torch._dynamo.disable
-    def _grow(self, params: list[Tensor]) -> None:
+    def _follow(self, params: list[Tensor]) -> None:
+        """Take on parameters that were added, removed or moved. Waits for the device; happens rarely."""
         check_rules(self.config, self.inner, self._process_group)
-        rule = self.config.unit_rule
-        included = (True,) * len(params) if rule is None else rule.included(self._flat_names())
-        self._state = resized(
-            self.config, self._state, len(params), xp=torch_namespace, device=self._state.step.device
-        )
-        self._included = included
+        included, device = self._inclusion(), self._state.step.device
+        fresh = init_guard(self.config, len(params), xp=torch_namespace, device=device)
+        saved = state_to_dict(self._state, [str(id(p)) for p in self._tracked])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", StatisticsNotLoadedWarning)  # new ones have none, of course
+            names = [str(id(p)) for p in params]
+            fresh = state_from_dict(saved, fresh, xp=torch_namespace, names=names, device=device)
+        self._state, self._included, self._tracked = fresh, included, params
+
+    def _inclusion(self) -> tuple[bool, ...]:
+        """Whether the rule for units, if there is one, applies to each parameter."""
+        rule, names = self.config.unit_rule, self._flat_names()
+        return (True,) * len(names) if rule is None else rule.included(names)
 
     def _flat_names(self) -> list[str]:
         """A name for each parameter, in the order of the groups."""
@@ -335,8 +345,12 @@ class GuardedOptimizer(Optimizer):
     def guard_state_dict(self) -> dict[str, Any]:
         """The guard's state as JSON values, the same as ``stablenum_jax`` writes."""
         self._fit()
+        return state_to_dict(self._state, self._known_names())
+
+    def _known_names(self) -> list[str] | None:
+        """The names, None if nobody has named anything: then parameters go by their places."""
         known = bool(self._names) or any(group.get("param_names") for group in self.param_groups)
-        return state_to_dict(self._state, self._flat_names() if known else None)
+        return self._flat_names() if known else None
 
     def load_guard_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state that :meth:`guard_state_dict` wrote, here or in another framework.
@@ -353,7 +367,7 @@ class GuardedOptimizer(Optimizer):
     def _read_guard(self, state: Mapping[str, Any]) -> GuardState:
         self._fit()
         return state_from_dict(
-            state, self._state, xp=torch_namespace, names=self._flat_names(), device=self._state.step.device
+            state, self._state, xp=torch_namespace, names=self._known_names(), device=self._state.step.device
         )
 
     @torch._disable_dynamo

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from stablenum.bounds import at_most
-from stablenum.clipping.coefficient import coefficient
+from stablenum.clipping.coefficient import coefficient, shortening
 from stablenum.errors import check_field
 from stablenum.formats import FLOAT32_MAX
 from stablenum.windows import ABSURD, tells
@@ -16,7 +16,10 @@ __all__ = ["AdaGC", "AdaGCState"]
 Array: TypeAlias = Any
 Namespace: TypeAlias = Any
 
-# How many absurdly small norms a warm-up may contain without harm, plus one.
+# A norm of the warm-up counts as far below the others at this fraction of the third smallest: a spike in
+# one tensor shrinks all others in that step, and gamma would take thousands of steps to rise again.
+_FAR_BELOW = 3.0
+# How many such norms a warm-up may contain without harm, plus one.
 _LOWEST = 3
 
 
@@ -46,7 +49,7 @@ class AdaGC:
     is the smallest norm that left. Wang et al. 2025 (arXiv 2502.11034).
 
     Steps that were not applied, and zero gradients of a tensor, do not count, so a tensor that starts
-    late has a warm-up of its own. Of the warm-up's norms up to two that lie 100 times below the third
+    late has a warm-up of its own. Of the warm-up's norms up to two that lie 3 times below the third
     smallest are left out (one spike elsewhere shrinks all tensors in that step). A tensor whose norm lies
     100 times above gamma for ``warmup_steps`` observations in a row begins its warm-up anew: gamma itself
     can grow by (1 - decay)(clip_ratio - 1), a thousandth, a step.
@@ -95,9 +98,7 @@ class AdaGC:
         warm = state.seen >= self.warmup_steps
         joint = coefficient(total, self.max_norm, xp=xp)
         limit = at_most(self.clip_ratio * state.gamma, FLOAT32_MAX, xp=xp)
-        above = xp.isfinite(norms) & (norms > limit)
-        own = xp.where(above, limit / norms, xp.ones_like(norms))
-        factor = xp.where(warm, own, joint)
+        factor = xp.where(warm, shortening(norms, limit, xp=xp), joint)
         counts = applied & tells(norms, xp=xp)
         return factor, self._observe(state, norms, factor * norms, warm, counts, xp=xp)
 
@@ -127,5 +128,5 @@ class AdaGC:
 
 def _smallest_sane(lowest: Array, *, xp: Namespace) -> Array:
     """The smallest of each row that is not absurdly far below the row's last."""
-    sane = lowest * ABSURD >= lowest[:, -1:]
+    sane = lowest >= lowest[:, -1:] / _FAR_BELOW
     return xp.min(xp.where(sane, lowest, xp.full_like(lowest, FLOAT32_MAX)), axis=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
-from stablenum.clipping.coefficient import coefficient
+from stablenum.clipping.coefficient import shortening
 from stablenum.errors import check_field
 from stablenum.windows import empty_window, push, quantile, tells
 
@@ -29,7 +29,7 @@ class AutoClipState(NamedTuple):
 class AutoClip:
     """Clip the joint norm at a quantile of the joint norms of the last steps, this one included.
 
-    ``c = min(1, q / (norm + 1e-6))`` with q the ``quantile`` (linear between ranks) of the last ``window``
+    ``c = min(1, q / norm)`` with q the ``quantile`` (linear between ranks) of the last ``window``
     norms before clipping. Seetharaman et al. 2020 (arXiv 2007.14469), who use the tenth percentile of all
     norms so far: nine steps in ten are clipped, and the update's length hardly varies.
 
@@ -66,5 +66,5 @@ class AutoClip:
         """The () float32 factor for all tensors, and the next state."""
         window = push(state.norms, total, applied & tells(total, xp=xp), xp=xp)
         # An empty window (zero gradients from the start) gives inf, which clips nothing.
-        factor = coefficient(total, quantile(window, self.quantile, xp=xp), xp=xp)
+        factor = shortening(total, quantile(window, self.quantile, xp=xp), xp=xp)
         return factor, AutoClipState(window)

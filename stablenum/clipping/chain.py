@@ -6,8 +6,10 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from stablenum.bounds import at_most
 from stablenum.clipping.adaptive import AdaptiveGradClip
 from stablenum.clipping.coefficient import floored
+from stablenum.formats import FLOAT32_MAX
 from stablenum.norms import combine_norms
 
 __all__ = ["Clipped", "FlatUnits", "Units", "clip_in_order"]
@@ -136,4 +138,4 @@ def _left_of_units(norms: Array, units: FlatUnits, shrink: Array, *, xp: Namespa
         norms[i] * xp.sqrt(xp.sum(part)) if part.shape[0] else norms[i]
         for i, part in enumerate(units.split(share * share))
     ]
-    return xp.stack(kept)
+    return at_most(xp.stack(kept), FLOAT32_MAX, xp=xp)

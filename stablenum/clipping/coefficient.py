@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 from stablenum.bounds import at_least, at_most
 from stablenum.formats import FLOAT32_TINY
 
-__all__ = ["coefficient", "floored"]
+__all__ = ["coefficient", "floored", "shortening"]
 
 Array: TypeAlias = Any
 Namespace: TypeAlias = Any
@@ -20,6 +20,15 @@ def coefficient(norm: Array, max_norm: Array | float, *, xp: Namespace) -> Array
     """``min(1, max_norm / (norm + 1e-6))``; 1 where the norm is not finite (such a step is skipped)."""
     norm = xp.where(xp.isfinite(norm), norm, xp.zeros_like(norm))
     return at_most(max_norm / (norm + _EPS), 1.0, xp=xp)
+
+
+def shortening(norm: Array, limit: Array, *, xp: Namespace) -> Array:
+    """``limit / norm`` where a finite norm lies above its limit, else 1.
+
+    Without the 1e-6: a limit taken from norms of 1e-8 would be far off with it.
+    """
+    above = xp.isfinite(norm) & (norm > limit)
+    return xp.where(above, limit / xp.where(above, norm, xp.ones_like(norm)), xp.ones_like(norm))
 
 
 def floored(factor: Array, *, xp: Namespace) -> Array:

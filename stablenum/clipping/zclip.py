@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from stablenum.bounds import at_most
-from stablenum.clipping.coefficient import coefficient
+from stablenum.clipping.coefficient import shortening
 from stablenum.errors import check_field
+from stablenum.formats import FLOAT32_MAX
 from stablenum.norms import combine_norms
 from stablenum.windows import empty_window, mean_and_std, push, tells, without_absurd
 
@@ -97,7 +98,7 @@ class ZClip:
         limit = self._limit(state, total, xp=xp)
         limit = xp.where(warm, limit, xp.full_like(limit, math.inf))
         held = limit if self.max_norm is None else at_most(limit, self.max_norm, xp=xp)
-        factor = coefficient(total, held, xp=xp)  # an infinite limit gives 1
+        factor = shortening(total, held, xp=xp)
         counts = applied & tells(total, xp=xp)
         return factor, self._observe(state, xp.minimum(total, limit), warm, counts, xp=xp)
 
@@ -106,9 +107,9 @@ class ZClip:
         std = xp.maximum(state.std, _LEAST_SPREAD * state.mean)
         z = (norm - state.mean) / (std + _EPS)
         stands_out = z > self.z_threshold
-        limit = state.mean + self.z_threshold * (
-            self.z_threshold * std / xp.where(stands_out, z, xp.ones_like(z))
-        )
+        # This order, so that the largest norms do not overflow on the way.
+        beyond = self.z_threshold / xp.where(stands_out, z, xp.ones_like(z))
+        limit = at_most(state.mean + self.z_threshold * (beyond * std), FLOAT32_MAX, xp=xp)
         return xp.where(stands_out, limit, xp.full_like(limit, math.inf))
 
     def _observe(
@@ -117,7 +118,8 @@ class ZClip:
         """The state after ``norm`` was taken in, if it ``counts``."""
         first = push(state.first, norm, counts & xp.logical_not(warm), xp=xp)
         begun_mean, begun_std = mean_and_std(without_absurd(first, xp=xp), xp=xp)
-        mean = self.alpha * state.mean + (1.0 - self.alpha) * norm
+        # Not alpha * mean + ...: in float32 alpha and 1 - alpha do not add up to 1, and the mean would drift.
+        mean = state.mean + (1.0 - self.alpha) * (norm - state.mean)
         off = math.sqrt(1.0 - self.alpha) * xp.abs(norm - mean)
         std = combine_norms(xp.stack([math.sqrt(self.alpha) * state.std, off]), xp=xp)
         seen = xp.where(counts, at_most(state.seen + 1, self.warmup_steps, xp=xp), state.seen)

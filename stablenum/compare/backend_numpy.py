@@ -7,9 +7,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from stablenum.compare.backends import Setup, tensor_names
+from stablenum.compare.backends import Setup
 from stablenum.compare.models_numpy import loss_and_gradients
-from stablenum.compare.spec import OptimizerSpec, Training
+from stablenum.compare.spec import OptimizerSpec, Training, tensor_names
 from stablenum.compare.trainings import Batch
 from stablenum.reference import SGD, Adam, Guarded, measure
 from stablenum.reference_optim import Optimizer
@@ -39,7 +39,7 @@ class GuardedRun:
     def __init__(self, setup: Setup) -> None:
         self._training = setup.training
         self.norms: Array | None = None
-        self._names = tensor_names(setup)
+        self._names = tensor_names(len(setup.params))
         named = dict(zip(self._names, setup.params, strict=True))
         self._guarded = Guarded(named, make_optimizer(setup.optimizer), setup.guard)
 

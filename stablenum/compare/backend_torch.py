@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from stablenum.compare.backends import Setup, tensor_names
+from stablenum.compare.backends import Setup
 from stablenum.compare.models_torch import loss_function
-from stablenum.compare.spec import OptimizerSpec
+from stablenum.compare.spec import OptimizerSpec, tensor_names
 from stablenum.compare.trainings import Batch
 from stablenum.readout import check_halted
 
@@ -92,7 +92,7 @@ class GuardedRun(PlainRun):
     def __init__(self, setup: Setup, mode: str) -> None:
         super().__init__(setup, mode)
         adapter: Any = importlib.import_module("stablenum_torch")
-        names = dict(zip(tensor_names(setup), self._params, strict=True))
+        names = dict(zip(tensor_names(len(setup.params)), self._params, strict=True))
         self._guarded = adapter.wrap(self._optimizer, setup.guard, names=names)
         self._step = self._guarded.step
         if mode == "compiled":

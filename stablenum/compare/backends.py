@@ -16,7 +16,7 @@ from stablenum.compare.spec import OptimizerSpec, Scenario, Stream, Training
 from stablenum.compare.trainings import Batch
 from stablenum.config import GuardConfig
 
-__all__ = ["BACKENDS", "REFERENCE", "Backend", "Run", "Setup", "find_backends", "tensor_names", "versions"]
+__all__ = ["BACKENDS", "REFERENCE", "Backend", "Run", "Setup", "find_backends", "versions"]
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -38,11 +38,6 @@ class Setup:
     guard: GuardConfig | None
     plain_clip: float | None = None
     training: Training | None = None
-
-
-def tensor_names(setup: Setup) -> list[str]:
-    """What the tensors are called, for rules that go by names: their numbers, as in a JAX list."""
-    return [str(i) for i in range(len(setup.params))]
 
 
 class Run(Protocol):
@@ -112,10 +107,19 @@ class Backend:
         """Of ``needs``, what is not installed."""
         return [name for name in self.needs if importlib.util.find_spec(name) is None]
 
-    def why_not(self, scenario: Scenario) -> str | None:
-        """Why the backend cannot run a scenario, None if it can."""
-        if self.framework == "torch" and isinstance(scenario, Stream) and not scenario.tensors:
+    def why_not(self, scenario: Scenario, *, brief: bool = False) -> str | None:
+        """Why the backend does not run a scenario, None if it does.
+
+        Args:
+            scenario: which.
+            brief: leave out what another scenario shows as well, see ``Stream.compiled_in``.
+        """
+        if not isinstance(scenario, Stream):
+            return None
+        if self.framework == "torch" and not scenario.tensors:
             return "torch.optim refuses an empty parameter list"
+        if brief and self.mode == "compiled" and scenario.compiled_in is not None:
+            return f"{scenario.compiled_in} compiles the same rules"
         return None
 
     def start(self, setup: Setup) -> Run:

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
@@ -80,7 +80,7 @@ def compare(
 
     Exit code: 0 if all agree and every outcome is the expected one, 1 if not, 2 for a usage error.
     """
-    chosen, checked = _scenarios(scenario or [], config)
+    chosen, checked, unfit = _scenarios(scenario or [], config)
     backends, absent = _usage(lambda: find_backends(backend), "--backend")
     console = Console(soft_wrap=False)
     if not console.is_terminal:
@@ -95,11 +95,14 @@ def compare(
     for option, path in (("--json", json), ("--plot", plot)):
         _check_target(option, path)
     begin = time.perf_counter()
-    results = _run(chosen, backends, checked=checked)
+    # What is asked for by name is run everywhere.
+    results = _run(chosen, backends, checked=checked, brief=not scenario and config is None)
     seconds = time.perf_counter() - begin
-    print_report(console, results, backends, absent)
+    print_report(console, results, backends, absent, unfit)
     if json is not None:
-        text = to_json(results, backends=backends, absent=absent, versions=versions(), seconds=seconds)
+        text = to_json(
+            results, backends=backends, absent=absent, unfit=unfit, versions=versions(), seconds=seconds
+        )
         _write(json, lambda path: path.write_text(text, encoding="utf-8"), "--json")
         console.print(f"wrote {json}", style="dim", markup=False, highlight=False)
     if plot is not None:
@@ -111,19 +114,32 @@ def compare(
         raise typer.Exit(1)
 
 
-def _scenarios(names: Sequence[str], config: Path | None) -> tuple[list[Scenario], set[str]]:
-    """What to run, and the names of those whose expected outcome can be checked."""
+class _Choice(NamedTuple):
+    """What to run, the names of those whose expected outcome can be checked, and what is left out why."""
+
+    scenarios: list[Scenario]
+    checked: set[str]
+    unfit: dict[str, str]
+
+
+def _scenarios(names: Sequence[str], config: Path | None) -> _Choice:
     known: dict[str, Scenario] = dict(SCENARIOS)
     chosen = list(known)
     changed: set[str] = set()
+    unfit: dict[str, str] = {}
     if config is not None:
         file = _usage(lambda: read_scenario_file(config), "--config")
         if file.guard:
-            known = _usage(lambda: {n: with_guard(s, file.guard) for n, s in SCENARIOS.items()}, "--config")
+            for name, scenario in SCENARIOS.items():
+                try:
+                    known[name] = with_guard(scenario, file.guard)
+                except ValueError as error:  # the settings are right by themselves, and do not fit this one
+                    unfit[name] = str(error)
             changed = set(known)
         own = {s.name: s for s in file.scenarios}
         known |= own
         changed -= set(own)
+        unfit = {name: reason for name, reason in unfit.items() if name not in own}
         chosen = list(own) or chosen
     for name in names:
         if name not in known:
@@ -131,7 +147,14 @@ def _scenarios(names: Sequence[str], config: Path | None) -> tuple[list[Scenario
                 f"unknown scenario {name!r}; there are {', '.join(known)}.", param_hint="--scenario"
             )
     chosen = list(dict.fromkeys(names)) or chosen
-    return [known[name] for name in chosen], set(chosen) - changed
+    left_out = {name: unfit[name] for name in chosen if name in unfit}
+    if len(left_out) == len(chosen):
+        why = next(iter(left_out.values()))
+        raise typer.BadParameter(
+            f"[guard] fits none of the scenarios asked for: {why}", param_hint="--config"
+        )
+    chosen = [name for name in chosen if name not in left_out]
+    return _Choice([known[name] for name in chosen], set(chosen) - changed, left_out)
 
 
 def _usage(call: Callable[[], Any], option: str) -> Any:
@@ -142,10 +165,12 @@ def _usage(call: Callable[[], Any], option: str) -> Any:
         raise typer.BadParameter(str(error), param_hint=option) from error
 
 
-def _run(scenarios: Sequence[Scenario], backends: Sequence[Backend], *, checked: set[str]) -> list[Result]:
+def _run(
+    scenarios: Sequence[Scenario], backends: Sequence[Backend], *, checked: set[str], brief: bool
+) -> list[Result]:
     """All scenarios, with a progress bar if somebody is looking."""
     console = Console(stderr=True)
-    total = sum(steps_of(s, backends) for s in scenarios)
+    total = sum(steps_of(s, backends, brief=brief) for s in scenarios)
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -163,6 +188,7 @@ def _run(scenarios: Sequence[Scenario], backends: Sequence[Backend], *, checked:
                     scenario,
                     backends,
                     check_expected=scenario.name in checked,
+                    brief=brief,
                     tick=lambda: progress.advance(task),
                 )
             )

@@ -43,9 +43,16 @@ def list_table(scenarios: Iterable[Scenario], width: int) -> Table:
 
 
 def print_report(
-    console: Console, results: Sequence[Result], backends: Sequence[Backend], absent: Mapping[str, list[str]]
+    console: Console,
+    results: Sequence[Result],
+    backends: Sequence[Backend],
+    absent: Mapping[str, list[str]],
+    unfit: Mapping[str, str] | None = None,
 ) -> None:
-    """The tables, then everything that is not as it should be, then one line that sums up."""
+    """The tables, then everything that is not as it should be, then one line that sums up.
+
+    ``absent``: backends and what is not installed for them. ``unfit``: scenarios left out, and why.
+    """
     console.print()
     console.print(_results_table(results, len(backends), console.width))
     accuracies = [r for r in results if isinstance(r.scenario, Training) and r.clean]
@@ -53,7 +60,7 @@ def print_report(
         console.print()
         console.print(_accuracy_table(accuracies, console.width))
     console.print()
-    for line in _notes(results, absent):
+    for line in _notes(results, absent, unfit or {}):
         console.print(line, style="dim", markup=False, highlight=False)
     for line in _problems(results):
         console.print(line, style="bold red", markup=False, highlight=False)
@@ -140,15 +147,21 @@ def _percent(trace: Trace | None) -> str:
     return "" if trace is None or trace.score is None else f"{100 * trace.score:.1f} %"
 
 
-def _notes(results: Sequence[Result], absent: Mapping[str, list[str]]) -> Iterable[str]:
-    by_reason: dict[tuple[str, str], list[str]] = {}
+def _notes(
+    results: Sequence[Result], absent: Mapping[str, list[str]], unfit: Mapping[str, str]
+) -> Iterable[str]:
+    by_reason: dict[tuple[str, str], list[str]] = {}  # to the scenarios that the same is true of
     for result in results:
-        for backend, reason in result.left_out.items():
-            by_reason.setdefault((result.scenario.name, reason), []).append(backend)
-    for (name, reason), names in by_reason.items():
-        yield f"{name}: not on {', '.join(names)}, because {reason}."
+        for reason in dict.fromkeys(result.left_out.values()):
+            backends = ", ".join(name for name, why in result.left_out.items() if why == reason)
+            by_reason.setdefault((backends, reason), []).append(result.scenario.name)
+    for (backends, reason), names in by_reason.items():
+        yield f"{', '.join(names)}: not on {backends}, because {reason}."
     for name, missing in absent.items():
         yield f"backend {name} is absent: {' and '.join(missing)} not installed."
+    for reason in dict.fromkeys(unfit.values()):
+        alike = ", ".join(name for name in unfit if unfit[name] == reason)
+        yield f"left out: {alike}. {reason}"
 
 
 def _problems(results: Sequence[Result]) -> Iterable[str]:
@@ -181,6 +194,7 @@ def to_json(
     *,
     backends: Sequence[Backend],
     absent: Mapping[str, list[str]],
+    unfit: Mapping[str, str],
     versions: Mapping[str, str],
     seconds: float,
 ) -> str:
@@ -192,6 +206,7 @@ def to_json(
         "seconds": round(seconds, 1),
         "backends": {b.name: b.about for b in backends},
         "absent": dict(absent),
+        "unfit": dict(unfit),
         "scenarios": [_result(result) for result in results],
     }
     return json.dumps(_strict(document), indent=1, allow_nan=False) + "\n"

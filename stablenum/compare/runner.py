@@ -19,7 +19,7 @@ from stablenum.compare.streams import handed, stream_params, stream_step
 from stablenum.compare.trainings import batch_at, data_of, initial_params
 from stablenum.errors import NonFiniteError
 
-__all__ = ["Result", "outcome_of", "run_guarded", "run_plain", "run_scenario", "steps_of"]
+__all__ = ["Result", "moved", "outcome_of", "run_guarded", "run_plain", "run_scenario", "steps_of"]
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 Tick: TypeAlias = Callable[[], None]
@@ -66,15 +66,20 @@ class Result:
         return trace.score if trace else None
 
 
-def steps_of(scenario: Scenario, backends: Sequence[Backend]) -> int:
+def steps_of(scenario: Scenario, backends: Sequence[Backend], *, brief: bool = False) -> int:
     """How many runs :func:`run_scenario` will make (its ticks)."""
-    able = [b for b in backends if b.why_not(scenario) is None]
+    able = [b for b in backends if b.why_not(scenario, brief=brief) is None]
     frameworks = len({b.framework for b in able})
     return len(able) + frameworks * (2 if _needs_clean(scenario) else 1)
 
 
 def run_scenario(
-    scenario: Scenario, backends: Sequence[Backend], *, check_expected: bool = True, tick: Tick = lambda: None
+    scenario: Scenario,
+    backends: Sequence[Backend],
+    *,
+    check_expected: bool = True,
+    brief: bool = False,
+    tick: Tick = lambda: None,
 ) -> Result:
     """Run a scenario and compare.
 
@@ -83,12 +88,13 @@ def run_scenario(
         backends: NumPy among them.
         check_expected: whether to hold the outcome against ``scenario.expected``; not if the
             guard's settings are not the scenario's own.
+        brief: whether backends leave out what they do in another scenario as well.
         tick: called after every run.
     """
     result = Result(scenario=scenario)
     seen: set[str] = set()
     for backend in backends:
-        reason = backend.why_not(scenario)
+        reason = backend.why_not(scenario, brief=brief)
         if reason is not None:
             result.left_out[backend.name] = reason
             continue
@@ -233,8 +239,8 @@ def outcome_of(scenario: Scenario, trace: Trace, clean_score: float | None = Non
         return Outcome.DIES
     if trace.stopped is not None:
         return Outcome.STOPS
-    moved = any(p.tobytes() != q.tobytes() for p, q in zip(trace.start, trace.params, strict=True))
-    if not moved and _had_gradient(scenario):
+    pairs = zip(trace.start, trace.params, strict=True)
+    if all(p.tobytes() == q.tobytes() for p, q in pairs) and _had_gradient(scenario):
         return Outcome.STALLS
     if isinstance(scenario, Training) and not _reached(scenario, trace, clean_score):
         return Outcome.FAILS
@@ -251,11 +257,16 @@ def _had_gradient(scenario: Scenario) -> bool:
     return any(np.isfinite(g).all() and np.any(g != 0) for gradients in steps for g in gradients)
 
 
-def _moved(trace: Trace) -> float:
-    """How far the tensor that went furthest is from its start, root mean square."""
+def moved(trace: Trace) -> list[float]:
+    """How far each tensor is from its start, root mean square; 0 for an empty one."""
     pairs = zip(trace.start, trace.params, strict=True)
-    away = [q.astype(np.float64) - p.astype(np.float64) for p, q in pairs if p.size]
-    return max((float(np.sqrt(np.mean(a * a))) for a in away), default=0.0)
+    away = [q.astype(np.float64) - p.astype(np.float64) for p, q in pairs]
+    return [float(np.sqrt(np.mean(a * a))) if a.size else 0.0 for a in away]
+
+
+def _moved(trace: Trace) -> float:
+    """How far the tensor that went furthest is from its start."""
+    return max(moved(trace), default=0.0)
 
 
 def _reached(training: Training, trace: Trace, clean_score: float | None) -> bool:
@@ -292,6 +303,22 @@ def _surprises(result: Result) -> Iterator[str]:
                 f"{name}, {backend}: expected a loss scale of {expected.final_loss_scale:g} at the end, "
                 f"got {trace.final_loss_scale:g}"
             )
+        distances = moved(trace)
+        if expected.moved is not None and not _as_far(distances, expected.moved):
+            yield (
+                f"{name}, {backend}: expected that its tensors move by {_listed(expected.moved)}, "
+                f"got {_listed(distances)}"
+            )
+
+
+def _listed(numbers: Sequence[float]) -> str:
+    return ", ".join(f"{number:.4g}" for number in numbers)
+
+
+def _as_far(distances: Sequence[float], expected: Sequence[float]) -> bool:
+    """Whether tensors moved as far as expected, within a thousandth."""
+    pairs = zip(distances, expected, strict=True)
+    return all(math.isclose(got, wanted, rel_tol=1e-3) for got, wanted in pairs)
 
 
 def _score(trace: Trace) -> str:

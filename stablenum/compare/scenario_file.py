@@ -36,7 +36,10 @@ from stablenum.compare.spec import (
     Stream,
     TensorSpec,
     Tolerance,
+    Training,
+    check_guard_names,
 )
+from stablenum.compare.trainings import initial_params
 from stablenum.config import GuardConfig
 from stablenum.errors import bad_field
 from stablenum.formats import get_format
@@ -76,7 +79,9 @@ def read_scenario_file(path: Path) -> ScenarioFile:
 
 
 def to_toml(streams: Iterable[Stream]) -> str:
-    """Streams, built-in or made in Python, as the text of a scenario file that reads back equal.
+    """Streams, built-in or made in Python, as the text of a scenario file that reads back the same.
+
+    Equal too, but for events that put a NaN, which equals nothing.
 
     Raises:
         ImportError: ``tomli-w`` is not installed (extra ``cli``).
@@ -102,11 +107,17 @@ def to_toml(streams: Iterable[Stream]) -> str:
 def with_guard(scenario: Scenario, guard: Mapping[str, Any]) -> Scenario:
     """The scenario with these fields put over its guard's own.
 
+    Raises:
+        ValueError: the guard names a tensor that the scenario does not have.
+
     Example:
         >>> with_guard(Stream(name="mine"), {"clip": 2.0}).guard.clip
         (ClipByGlobalNorm(max_norm=2.0),)
     """
-    return dataclasses.replace(scenario, guard=dataclasses.replace(scenario.guard, **guard))
+    made = dataclasses.replace(scenario, guard=dataclasses.replace(scenario.guard, **guard))
+    if isinstance(made, Training):  # a stream knows its tensors, and has checked them
+        check_guard_names(made.guard, len(initial_params(made)))
+    return made
 
 
 def _plain(value: Any) -> Any:

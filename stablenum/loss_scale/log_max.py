@@ -9,15 +9,13 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 from stablenum.bounds import at_least, at_most
 from stablenum.errors import check_field
 from stablenum.formats import FLOAT32_TINY
-from stablenum.loss_scale.state import LossScaleState, check_scale_range, scale_state
+from stablenum.loss_scale.state import HOLD, LossScaleState, check_scale_range, scale_state
 
 __all__ = ["LogMaxLossScale", "LogMaxStatistics"]
 
 Array: TypeAlias = Any
 Namespace: TypeAlias = Any
 
-# After an overflow the scale may fall but not rise for as many good steps as the mean remembers.
-_HOLD = 100
 # A single step a thousand times off would be in the standard deviation for thousands of steps.
 _FAR, _KNOWN_AFTER = 10.0, 100
 
@@ -154,14 +152,15 @@ class LogMaxLossScale:
         hold = at_least(old.hold - 1, 0, xp=xp)
         new = (mean, weight, slow_mean, variance, slow_weight, hold)
         kept = [xp.where(seen, b, a) for a, b in zip(old, new, strict=True)]
-        kept[-1] = xp.where(overflow, xp.full_like(old.hold, _HOLD), kept[-1])
+        kept[-1] = xp.where(overflow, xp.full_like(old.hold, HOLD), kept[-1])
         return LogMaxStatistics(*kept)
 
     def _proposal(self, statistics: LogMaxStatistics, *, xp: Namespace) -> Array:
         """The scale that the statistics ask for."""
         top = statistics.mean + self.std_factor * xp.sqrt(at_least(statistics.variance, 0.0, xp=xp))
-        # The small surplus: where gradients are powers of two, rounding must not decide between two scales.
-        power = xp.floor(self.log2_max - top + 2.0**-10)
+        # A little less: where gradients are powers of two, rounding must not decide between two scales, and
+        # 2**16 itself is more than float16 holds.
+        power = xp.floor(self.log2_max - top - 2.0**-10)
         return at_most(at_least(_power_of_two(power, xp=xp), self.min_scale, xp=xp), self.max_scale, xp=xp)
 
 

@@ -8,6 +8,7 @@ from stablenum.errors import check_field
 
 __all__ = [
     "FIXED",
+    "HOLD",
     "LARGEST_SCALE",
     "SMALLEST_SCALE",
     "LossScaleState",
@@ -22,6 +23,8 @@ Namespace: TypeAlias = Any
 # 1/scale and scale x loss must stay far from float32's ends.
 LARGEST_SCALE, SMALLEST_SCALE = 2.0**100, 2.0**-100
 FIXED = -1
+# Rules that move the scale at every step do not raise it for so many good steps after an overflow.
+HOLD = 100
 
 
 class LossScaleState(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from stablenum.bounds import at_least, at_most
 from stablenum.errors import check_field
-from stablenum.loss_scale.state import LossScaleState, check_scale_range, scale_state
+from stablenum.loss_scale.state import HOLD, LossScaleState, check_scale_range, scale_state
 
 __all__ = ["UnderflowAwareLossScale", "UnderflowStatistics"]
 
@@ -20,9 +20,11 @@ class UnderflowStatistics(NamedTuple):
 
     Attributes:
         highest: () float32, the largest scale at which a step was good; 0 before.
+        hold: () int32, good steps for which underflow may still not raise the scale.
     """
 
     highest: Array
+    hold: Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,10 +33,10 @@ class UnderflowAwareLossScale:
 
     With u the fraction of the non-zero elements of the scaled gradients that are at most 2^-24, the
     smallest float16: after a good step ``S <- 2 S`` if u > ``max_tiny`` and amax < ``headroom``; after an
-    overflow ``S <- S / 2``; after ``recovery_interval`` good steps at an S below the highest that was ever
-    good, ``S <- 2 S``, so that one overflow does not lower S for ever; else S stays. Where the backward
-    pass ran in float16 the elements below 2^-24 have become zero already; those at the last bit tell of
-    them. An all-zero gradient changes nothing.
+    overflow ``S <- S / 2``, and underflow does not raise S for 100 good steps; after ``recovery_interval``
+    good steps at an S below the highest that was ever good, ``S <- 2 S``, so that one overflow does not
+    lower S for ever; else S stays. Where the backward pass ran in float16 the elements below 2^-24 have
+    become zero already; those at the last bit tell of them. An all-zero gradient changes nothing.
 
     After Zhao et al. 2019 (arXiv 1910.12385), who choose a scale by the probability of underflow; a
     dynamic scale raises blindly after an interval instead.
@@ -74,7 +76,8 @@ class UnderflowAwareLossScale:
     def init(self, *, xp: Namespace, device: Any = None) -> LossScaleState:
         """The state before the first step."""
         highest = xp.asarray(0.0, dtype=xp.float32, device=device)
-        return scale_state(self.init_scale, 0, UnderflowStatistics(highest), xp=xp, device=device)
+        statistics = UnderflowStatistics(highest, xp.asarray(0, dtype=xp.int32, device=device))
+        return scale_state(self.init_scale, 0, statistics, xp=xp, device=device)
 
     def update(
         self,
@@ -96,15 +99,24 @@ class UnderflowAwareLossScale:
             tiny: () float32, the fraction u.
             xp: the array namespace.
         """
-        scale, highest = state.scale, state.statistics.highest
+        scale, highest, hold = state.scale, state.statistics.highest, state.statistics.hold
+        good = good & (amax > 0)  # a gradient of zeros says nothing
         steps = xp.where(good, state.good_steps + 1, state.good_steps)
         recovered = (steps >= self.recovery_interval) & (scale < highest)
-        rise = good & (((tiny > self.max_tiny) & (amax < self.headroom)) | recovered)
+        lost = (tiny > self.max_tiny) & (amax < self.headroom) & (hold == 0)
+        rise = good & (lost | recovered)
         doubled = at_most(scale * 2.0, self.max_scale, xp=xp)
         halved = at_least(scale * 0.5, self.min_scale, xp=xp)
         return LossScaleState(
             scale=xp.where(overflow, halved, xp.where(rise, doubled, scale)),
             good_steps=xp.where(overflow | rise, xp.zeros_like(steps), steps),
             hysteresis_left=state.hysteresis_left,
-            statistics=UnderflowStatistics(xp.where(good, xp.maximum(highest, scale), highest)),
+            statistics=UnderflowStatistics(
+                highest=xp.where(good, xp.maximum(highest, scale), highest),
+                hold=xp.where(
+                    overflow,
+                    xp.full_like(hold, HOLD),
+                    xp.where(good, at_least(hold - 1, 0, xp=xp), hold),
+                ),
+            ),
         )

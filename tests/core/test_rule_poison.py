@@ -130,10 +130,11 @@ CASES = {
         GuardConfig(loss_scale=LogMaxLossScale(mean_decay=0.9, std_decay=0.95)),
         {**dict.fromkeys(OVERFLOWS, 100), **dict.fromkeys(FAR_OFF, 2 * steps_of_decay(0.95))},
     ),
-    # Ten doublings from 16 to where too little is lost to double again; a bad step costs two at most.
+    # Ten doublings from 16 to where too little is lost to double again; a bad step costs two at most, and
+    # after an overflow 100 steps in which it may not rise.
     "UnderflowAwareLossScale": Case(
         GuardConfig(loss_scale=UnderflowAwareLossScale(init_scale=16.0)),
-        dict.fromkeys((*OVERFLOWS, *FAR_OFF, "zero", "1e30 loss"), 12),
+        dict.fromkeys((*OVERFLOWS, *FAR_OFF, "zero", "1e30 loss"), 112),
         warm=1,
     ),
     # Back at the ceiling after at most three growth intervals.
@@ -181,7 +182,7 @@ def clean_run(name: str):
 
 def rule_states(state):
     """What the rules remember; the scale's count of good steps and of spikes in a row aside."""
-    spike = state.spike._replace(in_a_row=()) if state.spike else ()
+    spike = state.spike._replace(debt=()) if state.spike else ()
     return state.clip, spike, state.loss_scale._replace(good_steps=())
 
 

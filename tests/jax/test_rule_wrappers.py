@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from typing import Any
 
 import jax
@@ -124,6 +125,61 @@ def test_noisy_micro_batches_are_no_spikes_beside_their_mean(form: str) -> None:
     params, opt_state = step(params, opt_state, {"w": jnp.full(4, 1.0)}, value=jnp.float32(1.0))
     params, opt_state = step(params, opt_state, {"w": jnp.full(4, 1.0)}, value=jnp.float32(1.0))
     assert sj.metrics(opt_state)["applied"]
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("form", ["chain form", "wrapper", "before another"])
+def test_inside_multisteps_no_micro_batchs_loss_is_taken_for_the_steps(form: str, which: int) -> None:
+    """A sample of several: it is neither judged nor remembered, whichever it is; a NaN is still refused."""
+    rule = sj.SpikeGuard(window=8, min_samples=4)
+    tx = _accumulate(
+        {
+            "chain form": lambda: optax.chain(sj.guard(spike=rule), optax.sgd(0.1)),
+            "wrapper": lambda: sj.guard(optax.sgd(0.1), spike=rule),
+            "before another": lambda: optax.chain(optax.scale(2.0), sj.guard(spike=rule), optax.sgd(0.1)),
+        }[form]()
+    )
+    step = jax.jit(functools.partial(sj.step, tx))
+    params = {"w": jnp.ones(3)}
+    opt_state = tx.init(params)
+    for i in range(8):
+        for micro in range(2):
+            loss = 100.0 if (i, micro) == (6, which) else 1.0 + 0.01 * (i % 3)
+            params, opt_state = step(params, opt_state, {"w": jnp.ones(3)}, value=jnp.float32(loss))
+        assert reason(opt_state) == "OK"
+    spike = sj.guard_state(opt_state).spike
+    assert np.isinf(spike.loss).all()
+    assert np.isfinite(spike.grad_norm).all()
+    assert np.isnan([row["loss"] for row in sj.history(opt_state)]).all()
+    after, opt_state = step(params, opt_state, {"w": jnp.ones(3)}, value=jnp.float32(jnp.nan))
+    assert reason(opt_state) == "NONFINITE_LOSS"
+    assert_same_bits(after, params)
+
+
+@pytest.mark.parametrize("case", ["outside MultiSteps", "behind another", "plain update", "wrapper"])
+def test_elsewhere_the_spike_rule_sees_the_loss(case: str) -> None:
+    guard = functools.partial(sj.guard, spike=sj.SpikeGuard(window=8, min_samples=4))
+    tx = {
+        "outside MultiSteps": lambda: optax.chain(guard(), _accumulate(optax.sgd(0.1))),
+        "behind another": lambda: optax.chain(optax.scale(2.0), guard(), optax.sgd(0.1)),
+        "plain update": lambda: optax.chain(guard(), optax.sgd(0.1)),
+        "wrapper": lambda: optax.chain(optax.scale(2.0), guard(optax.sgd(0.1))),
+    }[case]()
+
+    def plain(params: Any, opt_state: Any, grads: Any, value: Any) -> Any:
+        updates, opt_state = tx.update(grads, opt_state, params, value=value)
+        return optax.apply_updates(params, updates), opt_state
+
+    step = jax.jit(plain if case == "plain update" else functools.partial(sj.step, tx))
+    params = {"w": jnp.ones(3)}
+    opt_state = tx.init(params)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the placement, and of plain tx.update
+        for loss in (1.0, 1.01, 1.02, 1.0, 1.01, 100.0):
+            params, opt_state = step(params, opt_state, {"w": jnp.ones(3)}, value=jnp.float32(loss))
+    assert reason(opt_state) == "SPIKE_LOSS"
+    assert sj.history(opt_state)[-1]["loss"] == 100.0
+    np.testing.assert_allclose(sj.guard_state(opt_state).spike.loss[-5:], [1.0, 1.01, 1.02, 1.0, 1.01])
 
 
 def test_weights_that_a_wrapper_changes_are_those_that_the_rule_sees() -> None:

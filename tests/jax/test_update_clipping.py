@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import subprocess
+import sys
 from typing import Any
 
 import jax
@@ -117,6 +119,70 @@ def test_both_forms_of_optaxs_state_and_wrapped_variables_tell_the_rate() -> Non
         assert (rate, rate.dtype, rate.shape) == (0.25, jnp.float32, ())
 
 
+@pytest.mark.parametrize("size", [3e38, 1e30, 1.0, 1e-30, 0.0, np.inf, np.nan])
+def test_over_a_mesh_axis_the_factor_is_that_of_the_whole(size: float) -> None:
+    whole = jnp.asarray([[3.0, -4.0, 0.5], [0.0, 0.1, size]])
+    expected = clip_updates(RULE, {"w": whole}, ())["w"]
+    clip = functools.partial(clip_updates, RULE, opt_state=(), axis_name="i")
+    after = jax.vmap(lambda shard: clip({"w": shard})["w"], axis_name="i")(whole)
+    np.testing.assert_allclose(after, expected, rtol=1e-6)
+    two_axes = jax.vmap(
+        jax.vmap(lambda x: clip({"w": x}, axis_name=("i", "j"))["w"], axis_name="j"), axis_name="i"
+    )
+    np.testing.assert_allclose(two_axes(whole), expected, rtol=1e-6)
+
+
+SHARDED = """
+import functools
+import jax, jax.numpy as jnp, numpy as np, optax
+from jax.sharding import Mesh, PartitionSpec as P
+import stablenum_jax as sj
+
+mesh = Mesh(np.array(jax.devices()), ("x",))
+assert len(jax.devices()) == 4
+params = {"a": jnp.zeros((4, 2)), "w": jnp.zeros(8)}
+grads = {"a": jnp.full((4, 2), 0.1), "w": jnp.asarray([10.0, 10.0, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1])}
+rms = np.sqrt(25.0075)
+for form in ("step", "guard(inner)"):
+    for per_lr in (False, True):
+        rule = sj.ClipUpdateRMS(1.0, per_lr=per_lr)
+        optimizer = optax.inject_hyperparams(optax.sgd)(learning_rate=0.5)
+        wrapped = form == "guard(inner)"
+        guard = functools.partial(sj.guard, axis_name="x", clip=rule)
+        tx = guard(optimizer) if wrapped else optax.chain(guard(), optimizer)
+
+        def run(params, state, grads):
+            if not wrapped:
+                return sj.step(tx, params, state, grads)
+            updates, state = tx.update(grads, state, params)
+            return optax.apply_updates(params, updates), state
+
+        sharded = jax.jit(jax.shard_map(
+            run, mesh=mesh, in_specs=(P("x"), P(), P("x")), out_specs=(P("x"), P())
+        ))
+        after, state = sharded(params, tx.init(params), grads)
+        limit = 0.5 if per_lr else 1.0  # the update's RMS is 0.5 rms, above both
+        expected = -np.asarray(grads["w"]) / rms * limit
+        np.testing.assert_allclose(after["w"], expected, rtol=1e-6)
+        np.testing.assert_allclose(after["a"], -0.5 * grads["a"], rtol=1e-6)
+        bad = {**grads, "w": grads["w"].at[5].set(jnp.nan)}
+        again, state = sharded(after, state, bad)
+        assert all((again[k] == after[k]).all() for k in params)
+        assert sj.metrics(state)["skipped_total"] == 1
+"""
+
+
+def test_sharded_over_four_devices_the_update_is_clipped_as_the_whole() -> None:
+    code = (
+        "import os; os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=4'\n"
+        "os.environ['JAX_PLATFORMS'] = 'cpu'\n" + SHARDED
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("case", ["none", "two"])
 def test_without_exactly_one_rate_both_ways_out_are_told(case: str, mode: str) -> None:
     optimizer = {
@@ -137,6 +203,58 @@ def test_without_exactly_one_rate_both_ways_out_are_told(case: str, mode: str) -
         message = r"got 0 of them.*inject_hyperparams.*per_lr=False" if case == "none" else "got 2 of them"
         with pytest.raises(ValueError, match=message):
             (call if mode == "eager" else jax.jit(call))(grads)
+
+
+def _labels(tree: Any) -> Any:
+    return jax.tree.map(lambda x: "a" if x.ndim > 1 else "b", tree)
+
+
+def _partition(learning_rate: Any) -> Any:
+    return optax.partition({"a": optax.sgd(learning_rate), "b": optax.adam(learning_rate / 10)}, _labels)
+
+
+PARTIAL = {
+    "partition": lambda: optax.chain(
+        sj.guard(clip=PER_LR), optax.partition({"a": injected(optax.adam), "b": optax.sgd(10.0)}, _labels)
+    ),
+    "masked": lambda: optax.chain(
+        sj.guard(clip=PER_LR),
+        optax.masked(injected(optax.adam), lambda p: jax.tree.map(lambda x: x.ndim > 1, p)),
+    ),
+    "guard inside masked": lambda: optax.masked(
+        optax.chain(sj.guard(clip=PER_LR), injected(optax.adam)), {"dense": True, "out": False}
+    ),
+    "inside MultiSteps": lambda: optax.MultiSteps(PARTIAL["partition"](), 2).gradient_transformation(),
+    "guard(inner)": lambda: sj.guard(
+        optax.partition({"a": injected(optax.adam), "b": optax.sgd(10.0)}, _labels), clip=PER_LR
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PARTIAL)
+def test_a_rate_of_some_parameters_is_not_taken_for_all(case: str, stepper: Any) -> None:
+    tx, params = PARTIAL[case](), make_params()
+    message = r"got one below optax\.partition or optax\.masked.*inject_hyperparams.*per_lr=False"
+    with pytest.raises(ValueError, match=message):
+        stepper(tx)(params, tx.init(params), make_grads(0))
+
+
+@pytest.mark.parametrize("way", ["inject around partition", "per_lr=False", "a mask beside it"])
+def test_both_ways_out_of_a_rate_of_some_work(way: str, stepper: Any) -> None:
+    optimizer, clip = {
+        "inject around partition": (injected(_partition, 0.1), PER_LR),
+        "per_lr=False": (_partition(0.1), sj.ClipUpdateRMS(0.05, per_lr=False)),
+        "a mask beside it": (
+            optax.chain(
+                optax.masked(optax.add_decayed_weights(0.1), {"dense": True, "out": False}),
+                injected(optax.sgd, 0.1),
+            ),
+            PER_LR,
+        ),
+    }[way]
+    tx, params = optax.chain(sj.guard(clip=clip), optimizer), make_params()
+    after, _ = stepper(tx)(params, tx.init(params), make_grads(0, scale=100.0))
+    assert _rms(after["dense"]["w"] - params["dense"]["w"]) == pytest.approx(0.05, rel=1e-4)
 
 
 def test_driven_by_plain_update_it_is_an_error_and_no_silent_no_op(mode: str) -> None:

@@ -82,7 +82,7 @@ class AutoClipOracle:
             self.history = [*self.history, total][-self.window :]
         with np.errstate(invalid="ignore"):
             threshold = float(np.percentile(self.history, self.percent)) if self.history else math.inf
-        factor = clip_coefficient(total, threshold)
+        factor = min(1.0, threshold / total) if total else 1.0
         if math.isnan(threshold):
             factor = math.nan  # torch's clamp keeps NaN
         return _one_a_tensor(gradient, [factor] * len(gradient))
@@ -136,14 +136,14 @@ class ZClipOracle:
             if len(self.buffer) >= self.warmup_steps:
                 self._start()
         held = min(x for x in (target, self.max_norm, math.inf) if x is not None)
-        return _one_a_tensor(gradient, [clip_coefficient(norm, held)] * len(gradient))
+        return _one_a_tensor(gradient, [min(1.0, held / norm) if norm else 1.0] * len(gradient))
 
 
 class AdaGCOracle:
     """Wang et al. 2025, algorithm 1, tensor by tensor.
 
     Ours differs: zero gradients of a tensor and refused steps are left out, the warm-up counts each
-    tensor's own observations; of the three smallest norms of the warm-up those 100 times below the
+    tensor's own observations; of the three smallest norms of the warm-up those 3 times below the
     third are left out; ``warmup_steps`` observations in a row above 100 gamma begin a new warm-up.
     """
 
@@ -179,7 +179,7 @@ class AdaGCOracle:
             self.seen[i].append(clipped)
             if len(self.seen[i]) == self.warmup_steps:
                 lowest = sorted(self.seen[i])[:3]
-                sane = [x for x in lowest if self.naive or 100 * x >= lowest[-1]]
+                sane = [x for x in lowest if self.naive or 3 * x >= lowest[-1]]
                 self.gamma[i], self.seen[i] = min(sane), []
             return
         self.gamma[i] = self.decay * gamma + (1 - self.decay) * clipped

@@ -54,8 +54,8 @@ class LogMaxOracle:
 
     There: x = log2(amax); mu from a debiased mean of decay ``mean_decay``; sigma from debiased means of x and
     x^2 of decay ``std_decay``; S = 2 ** (log2_max - (mu + std_factor sigma)), clipped. Our departures: steps
-    that overflowed or have no gradient are left out; S is rounded down to a power of two (after a surplus
-    of 2^-10 in the exponent); an overflow halves S, which may not rise for the next 100 good steps; x counts
+    that overflowed or have no gradient are left out; S is rounded down to a power of two (after
+    2^-10 off the exponent); an overflow halves S, which may not rise for the next 100 good steps; x counts
     at most as what asks for the floor, and from the 101st on as no further than 10 from mu.
     """
 
@@ -92,7 +92,7 @@ class LogMaxOracle:
         self.slow = tuple(e * old + x**k for k, old in enumerate(self.slow))
         mu = self.fast[1] / self.fast[0]
         sigma = math.sqrt(max(0.0, self.slow[2] / self.slow[0] - (self.slow[1] / self.slow[0]) ** 2))
-        self.exponents.append(self.log2_max - (mu + self.std_factor * sigma) + 2.0**-10)
+        self.exponents.append(self.log2_max - (mu + self.std_factor * sigma) - 2.0**-10)
         proposed = min(max(2.0 ** math.floor(self.exponents[-1]), self.floor), self.ceiling)
         self.hold = max(self.hold - 1, 0)
         self.scale = min(proposed, self.scale) if self.hold else proposed
@@ -116,7 +116,8 @@ class NaiveLogMaxOracle(LogMaxOracle):
 class UnderflowAwareOracle:
     """Zhao et al. 2019 in our simple form: double while too much is lost and there is head room.
 
-    And double after ``recovery`` good steps below the highest scale that was ever good.
+    And double after ``recovery`` good steps below the highest scale that was ever good. An overflow keeps
+    underflow from raising the scale for 100 good steps; zeros say nothing.
     """
 
     def __init__(
@@ -131,15 +132,16 @@ class UnderflowAwareOracle:
     ) -> None:
         self.scale, self.max_tiny, self.headroom = init, max_tiny, headroom
         self.floor, self.ceiling, self.recovery = floor, ceiling, recovery
-        self.since, self.highest = 0, 0.0
+        self.since, self.highest, self.hold = 0, 0.0, 0
 
     def step(self, event: str, amax: float, tiny: float) -> float:
         """The scale after a step whose largest unscaled element was ``amax``; ``tiny``: the lost fraction."""
         if event == "overflow":
-            self.scale, self.since = max(self.floor, self.scale / 2), 0
-        elif event == "good":
+            self.scale, self.since, self.hold = max(self.floor, self.scale / 2), 0, 100
+        elif event == "good" and amax > 0:
             self.since += 1
-            lost = tiny > self.max_tiny and amax * self.scale < self.headroom
+            lost = tiny > self.max_tiny and amax * self.scale < self.headroom and self.hold == 0
+            self.hold = max(self.hold - 1, 0)
             lowered = self.scale < self.highest and self.since >= self.recovery
             self.highest = max(self.highest, self.scale)
             if lost or lowered:

@@ -27,7 +27,7 @@ class SpikeGuardOracle:
         self.watch, self.action = watch, action
         self.min_spread, self.max_in_a_row = min_spread, max_in_a_row
         self.past: dict[str, list[float]] = {"loss": [], "grad_norm": []}
-        self.in_a_row = 0
+        self.debt = 0
 
     def limit(self, values: list[float]) -> float:
         middle = statistics.median(values)
@@ -52,11 +52,12 @@ class SpikeGuardOracle:
         values = {"loss": loss, "grad_norm": grad_norm}
         out = self._standing_out(values)
         if out and self.action == "skip":
-            if self.in_a_row < self.max_in_a_row:
-                self.in_a_row += 1
+            if self.debt < 4 * self.max_in_a_row:
+                self.debt += 4
                 return out
             self.past, out = {"loss": [], "grad_norm": []}, set()  # a new level
-        self.in_a_row = 0
+            self.debt = 0
+        self.debt = max(self.debt - 1, 0)
         self._remember(values)
         return out
 

@@ -265,6 +265,12 @@ def test_a_file_overrides_the_guard_of_built_in_scenarios(tmp_path: Path) -> Non
         ("value = inf", f"value = {10**400}", "events.value must be a number that fits in float64"),
         ("value = inf", f"value = 1{'0' * 5000}", "mine.toml is not TOML"),
         ("[[scenario]]", "[scenario]", "scenario must be a list of tables"),
+        ("clip = 1.0", 'clip = { rule = "AdaptiveGradClip", exclude = ["head.*"] }',
+         "AdaptiveGradClip.exclude must be patterns that each match a parameter; got 'head.*'. The param"),
+        ("steps = 30", "steps = 30\ncompiled_in = 3", "compiled_in must be the name of a scenario; got 3"),
+        ("skips = 2", "moved = 0.1", "expected: expected.moved must be a list of numbers, one a tensor"),
+        ("skips = 2", "moved = [0.1, -1]", "expected.moved must be a finite number at least 0; got -1"),
+        ("skips = 2", "moved = [0.1]", "scenario 1 ('mine'): expected.moved must be 2 numbers, one a tensor"),
     ],
 )  # fmt: skip
 def test_an_error_in_a_file_is_named_and_nothing_is_written(
@@ -373,6 +379,58 @@ def test_a_rule_over_the_built_in_streams(tmp_path: Path) -> None:
     result = compare("--config", file, *asked, *FAST)
     assert result.exit_code == 0, result.output
     assert "all backends agree" in result.output
+
+
+def test_scenarios_whose_tensors_the_guard_does_not_fit_are_left_out(tmp_path: Path) -> None:
+    file, out = tmp_path / "rule.toml", tmp_path / "out.json"
+    file.write_text(
+        '[guard]\nclip = [{ rule = "AdaptiveGradClip", exclude = ["3"], output_axis = "last" }]\n'
+    )
+    asked = [part for name in ("clean", "digits-mlp", "empty-tree") for part in ("--scenario", name)]
+    result = compare("--config", file, *asked, "--json", out, "--backend", "numpy")
+    assert result.exit_code == 0, result.output
+    reason = "AdaptiveGradClip.exclude must be patterns that each match a parameter; got '3'. The parameters"
+    assert f"left out: clean. {reason} are 0, 1, 2." in plain(result)
+    assert f"left out: empty-tree. {reason} are none." in plain(result)
+    document = strict(out.read_text())
+    assert [s["name"] for s in document["scenarios"]] == ["digits-mlp"]
+    assert list(document["unfit"]) == ["clean", "empty-tree"]
+    result = compare("--config", file, "--scenario", "clean", "--backend", "numpy")
+    assert result.exit_code == 2
+    assert f"[guard] fits none of the scenarios asked for: {reason}" in plain(result).replace("│ ", "")
+    # Own scenarios are refused with the file, as all their errors are.
+    file.write_text(file.read_text() + '[[scenario]]\nname = "mine"\n')
+    result = compare("--config", file, "--backend", "numpy")
+    assert result.exit_code == 2
+    assert f"scenario 1 ('mine'): {reason}" in plain(result).replace("│ ", "")
+
+
+def test_a_run_of_all_leaves_out_of_torch_compiled_what_it_compiles_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some = {name: SCENARIOS[name] for name in ("agc", "zclip", "level-shift")}
+    monkeypatch.setattr(command_module, "SCENARIOS", some)
+    asked = ["--backend", "numpy", "--backend", "torch-compiled"]
+    out = tmp_path / "out.json"
+    result = compare(*asked, "--json", out)
+    assert result.exit_code == 0, result.output
+    assert "agc, zclip: not on torch-compiled, because all-rules compiles the same rules." in plain(result)
+    assert "level-shift: not on torch-compiled, because spike-skip compiles the same" in plain(result)
+    document = strict(out.read_text())
+    assert [list(s["guarded"]) for s in document["scenarios"]] == [["numpy"]] * 3
+    # By name it is run.
+    result = compare(*asked, "--scenario", "agc", "--json", out)
+    assert result.exit_code == 0, result.output
+    (scenario,) = strict(out.read_text())["scenarios"]
+    assert list(scenario["guarded"]) == ["numpy", "torch-compiled"]
+
+
+def test_another_distance_than_the_expected_one_exits_1(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(GOOD.replace("skips = 2", "moved = [0.25, 0.25]"))
+    result = compare("--config", file, "--backend", "numpy")
+    assert result.exit_code == 1
+    assert "mine, numpy: expected that its tensors move by 0.25, 0.25, got 0." in plain(result)
 
 
 def test_the_streams_of_the_rules_as_text_read_back_equal(tmp_path: Path) -> None:

@@ -6,16 +6,20 @@ import dataclasses
 import functools
 import math
 from collections import Counter
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
+from stablenum import reference
 from stablenum.clipping import CLIP_RULES
 from stablenum.compare import BACKENDS, SCENARIOS, backend_numpy, find_backends, run_scenario
 from stablenum.compare.agreement import Disagreement, Trace, compare_traces
 from stablenum.compare.rule_streams import RULE_STREAMS
 from stablenum.compare.runner import outcome_of, run_guarded
 from stablenum.compare.spec import Expected, Fault, Goal, Outcome, Stream
+from stablenum.config import GuardConfig
 from stablenum.loss_scale import LOSS_SCALES
 from stablenum.spikes import MeanStdSpikeGuard, SpikeGuard
 from stablenum.status import Reason
@@ -147,10 +151,10 @@ def test_every_rule_has_a_stream() -> None:
         ("spike-clip", {Reason.SPIKE_CLIPPED: 5, Reason.NAN_GRADIENT: 1}),
         ("spike-mean-std", {Reason.SPIKE_LOSS: 2, Reason.NAN_GRADIENT: 1}),
         ("level-shift", {Reason.SPIKE_GRAD_NORM: 9}),
-        ("drift", {}),
+        ("drift", {Reason.SPIKE_GRAD_NORM: 1}),
         ("long-zeros", {Reason.SPIKE_GRAD_NORM: 1}),
         ("log-max", {Reason.INF_GRADIENT: 8}),
-        ("no-scale-helps", {Reason.INF_GRADIENT: 6, Reason.NOT_A_SCALE_PROBLEM: 24}),
+        ("no-scale-helps", {Reason.INF_GRADIENT: 7, Reason.NOT_A_SCALE_PROBLEM: 23}),
         ("hysteresis-growth", {Reason.INF_GRADIENT: 4}),
     ],
 )
@@ -169,6 +173,80 @@ def test_no_rule_freezes_a_tensor(stream: Stream) -> None:
     if stream.most_moved is not None and stream.name != "stale-second-moment":  # it is to be held back there
         typical = np.median([row.clip_coefficient for row in trace.rows[-10:]])
         assert typical > 0.02
+
+
+def without_one_part(stream: Stream) -> Iterator[tuple[str, GuardConfig]]:
+    """The stream's guard without each of its rules in turn, or with a usual loss scale for its own."""
+    guard = stream.guard
+    for rule in guard.clip_rules:
+        left = tuple(r for r in guard.clip_rules if r is not rule)
+        yield type(rule).__name__, dataclasses.replace(guard, clip=left)
+    if guard.spike is not None:
+        yield "spike", dataclasses.replace(guard, spike=None)
+    if guard.loss_scale is not None:
+        for scale in (None, float(guard.loss_scale.init_scale), "dynamic"):
+            yield f"loss_scale {scale}", dataclasses.replace(guard, loss_scale=scale)
+
+
+def test_what_torch_compile_is_spared_it_traces_elsewhere() -> None:
+    compiled = BACKENDS["torch-compiled"]
+    spared = [s for s in RULE_STREAMS if compiled.why_not(s, brief=True) is not None]
+    assert len(spared) == 7
+    for stream in spared:
+        other = SCENARIOS[stream.compiled_in]
+        assert compiled.why_not(other, brief=True) is None
+        assert compiled.why_not(stream) is None
+        theirs = {type(rule) for rule in (*other.guard.clip, other.guard.spike)}
+        assert {type(rule) for rule in (*stream.guard.clip, stream.guard.spike)} - {type(None)} <= theirs
+        assert other.optimizer == stream.optimizer
+        assert other.tensors == stream.tensors
+
+
+@pytest.mark.parametrize(
+    ("stream", "guard"),
+    [
+        pytest.param(stream, guard, id=f"{stream.name} without {part}")
+        for stream in RULE_STREAMS
+        for part, guard in without_one_part(stream)
+    ],
+)
+def test_without_one_of_its_rules_a_stream_is_not_as_expected(stream: Stream, guard: GuardConfig) -> None:
+    """So every rule has something to do in its stream."""
+    other = run_scenario(dataclasses.replace(stream, guard=guard), [BACKENDS["numpy"]])
+    assert any("numpy, guarded:" in s or "numpy: expected" in s for s in other.surprises)
+    if guard.loss_scale == stream.guard.loss_scale:
+        bits = [
+            [p.tobytes() for p in params]
+            for params in (on_numpy(stream.name).params, other.guarded["numpy"].params)
+        ]
+        assert bits[0] != bits[1]
+
+
+@pytest.mark.parametrize("bound", [0.5, 2.0])
+def test_another_bound_of_what_is_tiny_is_found(bound: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = on_numpy("underflow")
+    monkeypatch.setattr(reference, "SMALLEST_FLOAT16", reference.SMALLEST_FLOAT16 * bound)
+    assert_finds_another_loss_scale(honest)
+
+
+@pytest.mark.parametrize("factor", [1 / 1.5, 1.5])
+def test_another_largest_element_is_found(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest, measure = on_numpy("underflow"), reference.measure_extremes
+
+    def other(gradients: Any) -> Any:
+        amax, tiny = measure(gradients)
+        return amax * np.float32(factor), tiny
+
+    monkeypatch.setattr(reference, "measure_extremes", other)
+    assert_finds_another_loss_scale(honest)
+
+
+def assert_finds_another_loss_scale(honest: Trace) -> None:
+    stream = SCENARIOS["underflow"]
+    result = run_scenario(stream, [BACKENDS["numpy"]])
+    found = compare_traces("x", honest, result.guarded["numpy"], stream.tolerance).disagreement
+    assert found is not None
+    assert found.field == "loss_scale"
 
 
 def test_the_masked_spikes_are_those_that_mean_and_deviation_miss() -> None:

@@ -138,3 +138,37 @@ def test_a_rule_that_was_added_since_learns_anew_and_says_so():
     assert {str(w.message).split(":")[0] for w in caught} == {"state.clip[1]", "state.spike"}
     assert other.guard_state.clip[1].gamma.tolist() == [0.0] * 3
     assert other.guard_state.step.item() == 5
+
+
+def test_statistics_stay_with_parameters_that_moved_or_left():
+    params = parameters()
+    opt = trained(params)
+    first, second, third = gammas(opt)
+    (group,) = opt.param_groups
+    group["params"][:] = [params[2], params[0], params[1]]
+    assert gammas(opt) == [third, first, second]
+    del group["params"][1]
+    assert gammas(opt) == [third, second]
+    set_gradients(params, 9)
+    opt.step()
+    assert opt.last["applied"]
+
+
+def test_without_names_statistics_go_by_place():
+    opt = trained(parameters())
+    named_ones = parameters()
+    saved = trained(named_ones, names=named(named_ones)).guard_state_dict()
+    for state in (opt.guard_state_dict(), saved):
+        fresh = st.wrap(torch.optim.AdamW(parameters(), fused=True), clip=RULE)
+        fresh.load_guard_state_dict(state)
+        assert gammas(fresh) == gammas(opt)
+
+
+def test_other_names_are_told_and_not_taken_for_known_ones():
+    params = parameters()
+    saved = trained(params, names={f"module.{name}": p for name, p in named(params).items()})
+    others = parameters()
+    fresh = st.wrap(torch.optim.AdamW(others, fused=True), clip=RULE, names=named(others))
+    with pytest.warns(st.StatisticsNotLoadedWarning, match=r"no statistics were saved under the names of 3"):
+        fresh.load_guard_state_dict(saved.guard_state_dict())
+    assert gammas(fresh) == [0.0] * 3

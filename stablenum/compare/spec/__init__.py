@@ -7,7 +7,16 @@ The command ``stablenum compare`` and the tests run the same objects.
 
 from typing import TypeAlias
 
-from stablenum.compare.spec.shared import DTYPES, OPTIMIZERS, Expected, OptimizerSpec, Outcome, Tolerance
+from stablenum.compare.spec.shared import (
+    DTYPES,
+    OPTIMIZERS,
+    Expected,
+    OptimizerSpec,
+    Outcome,
+    Tolerance,
+    check_guard_names,
+    tensor_names,
+)
 from stablenum.compare.spec.stream import Event, Stream, TensorSpec
 from stablenum.compare.spec.training import MODELS, Fault, Goal, Training
 
@@ -26,6 +35,8 @@ __all__ = [
     "TensorSpec",
     "Tolerance",
     "Training",
+    "check_guard_names",
+    "tensor_names",
 ]
 
 Scenario: TypeAlias = Stream | Training

@@ -5,9 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from stablenum.config import GuardConfig
 from stablenum.errors import bad_field, check_choice, check_int, check_number
 
-__all__ = ["DTYPES", "OPTIMIZERS", "Expected", "OptimizerSpec", "Outcome", "Tolerance", "check_name"]
+__all__ = [
+    "DTYPES",
+    "OPTIMIZERS",
+    "Expected",
+    "OptimizerSpec",
+    "Outcome",
+    "Tolerance",
+    "check_guard_names",
+    "check_name",
+    "tensor_names",
+]
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 DTYPES = ("float32", "bfloat16", "float16")
@@ -62,6 +73,8 @@ class Expected:
         guarded: the outcome with it.
         skips: steps that the guard refuses.
         final_loss_scale: the loss scale after the last step.
+        moved: of a stream, how far each tensor is from its start after the last guarded step, root mean
+            square; held to within a thousandth.
 
     Raises:
         ValueError: a field is out of its range.
@@ -71,6 +84,7 @@ class Expected:
     guarded: Outcome | None = None
     skips: int | None = None
     final_loss_scale: float | None = None
+    moved: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         for name, outcome in (("plain", self.plain), ("guarded", self.guarded)):
@@ -80,6 +94,11 @@ class Expected:
             check_int("expected.skips", self.skips, at_least=0)
         if self.final_loss_scale is not None:
             check_number("expected.final_loss_scale", self.final_loss_scale, above=0.0)
+        if self.moved is not None:
+            if not isinstance(self.moved, (tuple, list)):
+                raise bad_field("expected.moved", "a list of numbers, one a tensor", self.moved)
+            moved = tuple(check_number("expected.moved", number, at_least=0.0) for number in self.moved)
+            object.__setattr__(self, "moved", moved)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,3 +133,18 @@ def check_name(name: object) -> None:
     """Nothing, if a scenario may be called so."""
     if not isinstance(name, str) or not name or name.split() != [name]:
         raise bad_field("name", "one word without spaces", name)
+
+
+def tensor_names(count: int) -> list[str]:
+    """What the tensors are called, for rules that go by names: their numbers, as in a JAX list."""
+    return [str(i) for i in range(count)]
+
+
+def check_guard_names(guard: GuardConfig, count: int) -> None:
+    """Nothing, if the names in a guard's rules are those of tensors, of which there are ``count``.
+
+    Raises:
+        ValueError: a pattern matches none of them.
+    """
+    if guard.unit_rule is not None:
+        guard.unit_rule.included(tensor_names(count))

@@ -6,7 +6,14 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from stablenum.compare.spec.shared import DTYPES, Expected, OptimizerSpec, Tolerance, check_name
+from stablenum.compare.spec.shared import (
+    DTYPES,
+    Expected,
+    OptimizerSpec,
+    Tolerance,
+    check_guard_names,
+    check_name,
+)
 from stablenum.config import GuardConfig
 from stablenum.errors import bad_field, check_int, check_number
 from stablenum.formats import get_format
@@ -142,10 +149,13 @@ class Stream:
         plain_clip: clip the run without a guard at this norm by the framework's own function.
         most_moved: a run fails if a tensor has moved further from its start at the end, as a root mean
             square over its elements: a finite spike is no NaN, and does its harm so.
+        compiled_in: another scenario for which torch.compile traces the same rules. A run of all scenarios
+            leaves this one out of ``torch-compiled``, where tracing is nearly all of the time.
         expected, tolerance: what is checked.
 
     Raises:
-        ValueError: a field is out of its range, or an event names a tensor that is not there.
+        ValueError: a field is out of its range, or an event, the guard or ``expected`` speaks of tensors
+            that are not there.
     """
 
     name: str
@@ -166,6 +176,7 @@ class Stream:
     guard: GuardConfig = field(default_factory=GuardConfig)
     plain_clip: float | None = None
     most_moved: float | None = None
+    compiled_in: str | None = None
     expected: Expected = field(default_factory=Expected)
     tolerance: Tolerance = field(default_factory=Tolerance)
 
@@ -185,12 +196,18 @@ class Stream:
             check_number("plain_clip", self.plain_clip, above=0.0)
         if self.most_moved is not None:
             check_number("most_moved", self.most_moved, above=0.0)
+        if self.compiled_in is not None and not isinstance(self.compiled_in, str):
+            raise bad_field("compiled_in", "the name of a scenario", self.compiled_in)
         for event in self.events:
             if not isinstance(event.tensor, str) and event.tensor >= len(self.tensors):
                 allowed = f"below the number of tensors, {len(self.tensors)}, 'all' or 'loss'"
                 raise bad_field("events.tensor", allowed, event.tensor)
             if event.step >= self.steps:
                 raise bad_field("events.step", f"below the number of steps, {self.steps}", event.step)
+        check_guard_names(self.guard, len(self.tensors))
+        moved = self.expected.moved
+        if moved is not None and len(moved) != len(self.tensors):
+            raise bad_field("expected.moved", f"{len(self.tensors)} numbers, one a tensor", moved)
 
     def _check_drift(self) -> None:
         # In logarithms: the power itself may be beyond float64.
