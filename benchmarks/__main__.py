@@ -20,7 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import decide_cost, jax_step, rule_steps, spike_detection, torch_step
+from benchmarks import decide_cost, jax_step, losses, rule_steps, spike_detection, torch_step, ulp
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("torch", "jax", "jaxlib", "optax", "numpy", "stablenum")
@@ -113,6 +113,18 @@ def _measure_rules(console: Console) -> None:
     _save(console, "rules.json", report)
 
 
+def _measure_losses(console: Console) -> None:
+    console.print("measuring: the losses ...")
+    report = _facts() | losses.run()
+    console.print_json(data=report)
+    _save(console, "losses.json", report)
+
+
+def _measure_accuracy(console: Console) -> None:
+    console.print("measuring: the accuracy of the safe functions ...")
+    ulp.main()
+
+
 def main() -> None:
     """Measure, show, save."""
     chosen = sys.argv[1:] or list(PARTS)
@@ -124,7 +136,12 @@ def main() -> None:
         PARTS[name](console)
 
 
-PARTS = {"steps": _measure_steps, "rules": _measure_rules}
+PARTS = {
+    "steps": _measure_steps,
+    "rules": _measure_rules,
+    "losses": _measure_losses,
+    "accuracy": _measure_accuracy,
+}
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from stablenum import (
     UnderflowAwareLossScale,
     ZClip,
 )
+from stablenum_jax import losses, numerics
 from stablenum_jax.placement import GuardPlacementWarning, NotATrueSkipWarning
 from stablenum_jax.readout import guard_state_dict, history, load_guard_state_dict, metrics, resume
 from stablenum_jax.state import GuardOptState, guard_state, loss_scale
@@ -64,7 +65,9 @@ __all__ = [
     "history",
     "load_guard_state_dict",
     "loss_scale",
+    "losses",
     "metrics",
+    "numerics",
     "resume",
     "scale_loss",
     "step",

@@ -20,6 +20,7 @@ from stablenum import (
     UnderflowAwareLossScale,
     ZClip,
 )
+from stablenum_torch import losses, numerics
 from stablenum_torch.checks import EpsTooSmallWarning
 from stablenum_torch.optimizer import GuardedOptimizer, wrap
 
@@ -44,5 +45,7 @@ __all__ = [
     "StatisticsNotLoadedWarning",
     "UnderflowAwareLossScale",
     "ZClip",
+    "losses",
+    "numerics",
     "wrap",
 ]
