@@ -120,6 +120,7 @@ def test_the_state_is_what_the_docs_say():
         (".loss_scale.hysteresis_left", (), "int32"),
         (".skipped_total", (), "int32"),
         (".skipped_in_a_row", (), "int32"),
+        (".nonfinite_in_a_row", (), "int32"),
         (".halted", (), "int32"),
         (".recorder.floats", (128, 4), "float32"),
         (".recorder.ints", (128, 3), "int32"),
