@@ -25,8 +25,8 @@ from stablenum.losses.classes import ClassSums, class_sums
 
 __all__ = ["binary_items", "binary_total", "can_fuse", "fused_class_sums"]
 
-# Numbers in a block: about what the cache of one core holds; far more where a launch costs more than a read.
-_BLOCK = {"cpu": 2**18}
+# Numbers in a block: about what the cache of a core holds; far more where a launch costs more than a read.
+_BLOCK = 2**18
 _BLOCK_ELSEWHERE = 2**26
 
 # Private in torch, and asked by its own autograd.Function. Should it go, the core is always right.
@@ -46,7 +46,8 @@ def can_fuse(*tensors: Tensor | None) -> bool:
 
 
 def _blocks(n: int, size: int, device: torch.device) -> Iterator[slice]:
-    step = max(1, _BLOCK.get(device.type, _BLOCK_ELSEWHERE) // max(size, 1))
+    room = _BLOCK * torch.get_num_threads() if device.type == "cpu" else _BLOCK_ELSEWHERE
+    step = max(1, room // max(size, 1))
     return (slice(i, min(i + step, n)) for i in range(0, n, step))
 
 
@@ -199,17 +200,18 @@ class _BinaryItems(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, z: Tensor, y: Tensor, total: bool) -> Tensor:
         ctx.save_for_backward(z, y)
+        ctx.hard = True
         flat, labels = z.reshape(-1), y.reshape(-1)
         wide = _wide(z.dtype)
-        if total:
-            result = torch.zeros((), dtype=wide, device=z.device)
-            for block in _blocks(len(flat), 1, z.device):
-                result += _entropy(flat[block].to(wide), labels[block].to(wide))[1]
-            return result
-        result = torch.empty(flat.shape, dtype=wide, device=z.device)
+        result = torch.zeros(() if total else flat.shape, dtype=wide, device=z.device)
         for block in _blocks(len(flat), 1, z.device):
-            result[block] = _entropy(flat[block].to(wide), labels[block].to(wide))[0]
-        return result.reshape(z.shape)
+            negative, block_total, hard = _log_likelihood(flat[block].to(wide), labels[block].to(wide))
+            ctx.hard = ctx.hard and hard
+            if total:
+                result -= block_total
+            else:
+                torch.neg(negative, out=result[block])
+        return result if total else result.reshape(z.shape)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -219,28 +221,55 @@ class _BinaryItems(torch.autograd.Function):
         result = torch.empty_like(z, memory_format=torch.contiguous_format)
         flat, labels, out = z.reshape(-1), y.reshape(-1), result.view(-1)
         each = grad.reshape(-1) if grad.ndim == z.ndim and grad.shape == z.shape else None
+        slopes = _hard_slopes if ctx.hard else _soft_slopes
         for block in _blocks(len(flat), 1, z.device):
             x, label = flat[block].to(grad.dtype), labels[block].to(grad.dtype)
-            # Two sigmoids: sigmoid(z) - y alone is 0 at y = 1 once the sigmoid has rounded to 1.
-            slope = torch.sigmoid(x, out=out[block]) if out.dtype == x.dtype else torch.sigmoid(x)
-            slope.addcmul_(slope, label, value=-1.0)
-            slope.addcmul_(torch.neg(x).sigmoid_(), label, value=-1.0)
+            slope = slopes(x, label, out[block] if out.dtype == x.dtype else None)
             slope.mul_(grad if each is None else each[block])
             if out.dtype != x.dtype:
                 out[block] = slope
         return result, None, None
 
 
-def _entropy(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """One block and its sum: ``max(z, 0) - z y + log1p(exp(-|z|))``; by the core if an infinity is in it."""
+def _log_likelihood(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor, bool]:
+    """Of one block: minus the items, their sum, and whether all labels are 0 or 1; by the core at infinities."""
     if z.device.type == "cpu":
-        result = z.clamp(min=0.0).addcmul_(z, y, value=-1.0)
-        result.sub_(functional.logsigmoid(z.abs()))
+        hard = _are_hard(y)
+        if hard:
+            result = functional.logsigmoid(_flipped(z, y).neg_())
+        else:
+            result = functional.logsigmoid(z.abs())
+            result.sub_(z.clamp(min=0.0).addcmul_(z, y, value=-1.0))
         total = result.sum()
         if math.isfinite(total):
-            return result, total
-    result = entropy_items(z, y, xp=xp)
-    return result, result.sum()
+            return result, total, hard
+    result = entropy_items(z, y, xp=xp).neg()
+    return result, result.sum(), False
+
+
+def _are_hard(y: Tensor) -> bool:
+    if not len(y):
+        return True
+    low, high = torch.addcmul(y, y, y, value=-1.0).aminmax()
+    return float(low) == 0.0 == float(high)
+
+
+def _flipped(z: Tensor, y: Tensor, out: Tensor | None = None) -> Tensor:
+    """z where the label is 0, -z where it is 1."""
+    return torch.addcmul(z, z, y, value=-2.0, out=out)
+
+
+def _hard_slopes(z: Tensor, y: Tensor, out: Tensor | None) -> Tensor:
+    """``sigmoid(z)`` or ``-sigmoid(-z)``: one sigmoid, where labels between 0 and 1 need two."""
+    slope = _flipped(z, y, out).sigmoid_()
+    return slope.addcmul_(slope, y, value=-2.0)
+
+
+def _soft_slopes(z: Tensor, y: Tensor, out: Tensor | None) -> Tensor:
+    """``sigmoid(z) (1 - y) - sigmoid(-z) y``: ``sigmoid(z) - y`` is 0 at y = 1 once the sigmoid rounds to 1."""
+    slope = torch.sigmoid(z, out=out)
+    slope.addcmul_(slope, y, value=-1.0)
+    return slope.addcmul_(torch.neg(z).sigmoid_(), y, value=-1.0)
 
 
 def _binary_by_the_core(z: Tensor, y: Tensor, grad: Tensor) -> Tensor:
