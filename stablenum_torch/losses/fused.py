@@ -232,7 +232,7 @@ class _BinaryItems(torch.autograd.Function):
 
 
 def _log_likelihood(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor, bool]:
-    """Of one block: minus the items, their sum, and whether all labels are 0 or 1; by the core at infinities."""
+    """Of a block: minus the items, their sum, whether all labels are 0 or 1; by the core at infinities."""
     if z.device.type == "cpu":
         hard = _are_hard(y)
         if hard:
@@ -266,7 +266,7 @@ def _hard_slopes(z: Tensor, y: Tensor, out: Tensor | None) -> Tensor:
 
 
 def _soft_slopes(z: Tensor, y: Tensor, out: Tensor | None) -> Tensor:
-    """``sigmoid(z) (1 - y) - sigmoid(-z) y``: ``sigmoid(z) - y`` is 0 at y = 1 once the sigmoid rounds to 1."""
+    """``sigmoid(z) (1 - y) - sigmoid(-z) y``; ``sigmoid(z) - y`` is 0 once the sigmoid rounds to y = 1."""
     slope = torch.sigmoid(z, out=out)
     slope.addcmul_(slope, y, value=-1.0)
     return slope.addcmul_(torch.neg(z).sigmoid_(), y, value=-1.0)
