@@ -298,7 +298,8 @@ def cumulative_logsumexp(x: Array, *, axis: int = -1, xp: Namespace) -> Array:
 
     By doubling: log2(n) times :func:`logaddexp` of the array and itself moved by 1, 2, 4... places, so no
     element is lost beside a much larger one that comes later. The gradient weighs with these rounded sums:
-    it is right to eps times the size of x, beyond 1 / eps equal elements share it unevenly.
+    it is right to eps times the size of x, beyond 1 / eps equal elements share it unevenly. It is a product
+    of one weight for each doubling, which adds about 1 ulp each: up to 6 measured for 33 elements.
 
     -inf takes no part, with gradient 0. From an inf on all sums are inf, and their gradient is that inf's.
 
