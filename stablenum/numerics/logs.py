@@ -187,7 +187,7 @@ def logsumexp(
     x = _left_out(x, mask, xp=xp)
     if 0 in x.shape:
         nothing = xp.sum(x, axis=axis, keepdims=keepdims)
-        return xp.astype(xp.full_like(nothing, -_INF), dtype)
+        return xp.astype(nothing - _INF, dtype)  # not a constant: it is differentiated, by no element
     row = _row(x, axis, xp=xp)
     start = xp.where(row.alone, xp.sum(xp.where(row.ahead, x, 0.0), axis=axis, keepdims=True), row.shift)
     some = xp.isfinite(row.top)
@@ -310,12 +310,16 @@ def cumulative_logsumexp(x: Array, *, axis: int = -1, xp: Namespace) -> Array:
     """
     (x,), dtype = widened(x, xp=xp)
     x = xp.where(x == -_INF, -_INF, x)
-    result, n, step = xp.moveaxis(x, axis, 0), x.shape[axis], 1
+    axis = axis % x.ndim
+    # Not moveaxis: torch.func.vmap has no rule for it.
+    others = [a for a in range(x.ndim) if a != axis]
+    result, n, step = xp.permute_dims(x, (axis, *others)), x.shape[axis], 1
     while step < n:
         moved = xp.concat([xp.full_like(result[:step], -_INF), result[: n - step]])
         result = logaddexp(moved, result, xp=xp)
         step *= 2
-    return xp.astype(xp.moveaxis(result, 0, axis), dtype)
+    back = (*range(1, axis + 1), 0, *range(axis + 1, x.ndim))
+    return xp.astype(xp.permute_dims(result, back), dtype)
 
 
 def xlogy(x: Array, y: Array, *, xp: Namespace) -> Array:
