@@ -8,8 +8,6 @@ one ``dtype`` names. A batch without a valid item gives 0 with gradient 0. All w
 from __future__ import annotations
 
 import functools
-import inspect
-import textwrap
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -21,6 +19,7 @@ from stablenum import losses as core
 from stablenum.errors import bad_field
 from stablenum.losses.classes import ClassSums, class_sums
 from stablenum.losses.common import check_fits
+from stablenum.spelling import spelled_signature, spelled_text
 
 __all__ = [
     "binary_cross_entropy",
@@ -42,7 +41,6 @@ __all__ = [
 
 Array: TypeAlias = jax.Array
 Loss = Callable[..., Array]
-_HIDDEN = ("xp", "sums", "items")
 _SETTINGS = (str, bool, int, float, type(None))
 
 
@@ -58,22 +56,12 @@ def _spelled(function: Callable[..., Any], example: str, note: str = "") -> Call
             }
             return implementation(*(v if v is None else jnp.asarray(v) for v in arrays), **given)
 
-        signature = inspect.signature(function)
-        shown = [p for p in signature.parameters.values() if p.name not in _HIDDEN]
-        loss.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
-        loss.__doc__ = _without_namespace(function.__doc__ or "", example, note)
+        loss.__signature__ = spelled_signature(function)  # type: ignore[attr-defined]
+        loss.__doc__ = spelled_text(function, example, note=note)
         loss.__module__ = __name__
         return loss
 
     return spell
-
-
-def _without_namespace(text: str, example: str, note: str) -> str:
-    text = inspect.cleandoc(text).partition("Example:")[0]
-    hidden = ("    xp: ", "    sums: ", "    items: ")
-    text = "\n".join(line for line in text.splitlines() if not line.startswith(hidden))
-    text = text.replace(", xp:", ":").rstrip() + (f"\n\n{note}" if note else "")
-    return f"{text}\n\nExample:\n{textwrap.indent(inspect.cleandoc(example), '    ')}\n"
 
 
 def _plain(function: Callable[..., Any], example: str) -> Loss:
