@@ -2,7 +2,7 @@
 
 Over the regular grids of ``tests/numerics/oracle.py`` and ``tests/losses/accuracy.py``, against 50 digits,
 beside what PyTorch, JAX and optax have of the same name. Writes ``benchmarks/results/ulp.json``:
-function -> format -> library -> [value, gradient]. The losses are shown.
+function -> format -> library -> [value, gradient].
 """
 
 from __future__ import annotations
@@ -192,8 +192,8 @@ def _shown(errors: tuple[float, float]) -> list[float | None]:
 
 def main() -> None:
     """Measure, show, save."""
-    report = run()
-    for label, formats in (report | run_losses()).items():
+    report = run() | run_losses()
+    for label, formats in report.items():
         for name, row in formats.items():
             print(f"{label:30} {name:9}", *(f"{k}: {v[0]}, {v[1]};" for k, v in row.items()))
     RESULTS.write_text(json.dumps(report, indent=1) + "\n")
