@@ -10,6 +10,7 @@ from stablenum.errors import bad_field, check_number
 from stablenum.losses.binary import missed_power
 from stablenum.losses.common import (
     check_axis,
+    check_classes,
     check_fits,
     check_reduction,
     check_smoothing,
@@ -70,7 +71,7 @@ def class_sums(
     if not smoothing:
         return ClassSums(nll, lse, None)
     below = log_total[..., None] - away
-    below = below if weight is None else below * xp.astype(weight, below.dtype)
+    below = below if weight is None else weighted(below, xp.astype(weight, below.dtype), xp=xp)
     below = xp.where(here, below, 0.0)
     classes = xp.sum(xp.astype(here, x.dtype), axis=-1)
     return ClassSums(nll, lse, xp.sum(below, axis=-1) / xp.where(classes == 0, 1.0, classes))
@@ -151,8 +152,7 @@ def cross_entropy(
     axis = check_axis(axis, logits.ndim)
     x = _without(logits, class_mask, axis, xp=xp)
     items_shape = x.shape[:axis] + x.shape[axis + 1 :]
-    if x.shape[axis] == 0:
-        raise bad_field("logits", f"of at least one class along axis {axis}", tuple(x.shape))
+    check_classes(x, axis)
     x = classes_last(x, axis, xp=xp)
     if weight is not None:
         if tuple(weight.shape) != (x.shape[-1],):
@@ -173,13 +173,14 @@ def cross_entropy(
         nll, lse, smooth = sums(x, index, keep, weight=weight, smoothing=s > 0, xp=xp)
         counts = None if weight is None else xp.take(weight, index.reshape(-1)).reshape(items_shape)
         items = nll if counts is None else weighted(nll, counts, xp=xp)
-        items = items if smooth is None else (1.0 - s) * items + s * smooth
+        if smooth is not None:
+            items = xp.where(items == _INF, items, (1.0 - s) * items + s * smooth)
         items = xp.where(inside, items, math.nan)
     keep = keep & (lse != -_INF)
     options = {"reduction": reduction, "mask": keep, "xp": xp}
     loss = reduced(items, dtype=items.dtype, weights=counts, **options)
     if z_loss > 0:
-        known = xp.where(keep, lse, 0.0)
+        known = xp.where(keep & xp.isfinite(items), lse, 0.0)  # an infinite item has gradient 0
         loss = loss + reduced(z_loss * known * known, dtype=items.dtype, **options)
     return xp.astype(loss, result if dtype is None else dtype)
 
@@ -267,6 +268,7 @@ def focal(
     reduction, gamma = check_reduction(reduction), check_number("gamma", gamma, at_least=0.0)
     (x,), result = widened(logits, xp=xp)
     axis = check_axis(axis, x.ndim)
+    check_classes(x, axis)
     x = classes_last(_without(x, class_mask, axis, xp=xp), axis, xp=xp)
     shape, classes = x.shape[:-1], x.shape[-1]
     _check_index(targets, shape, axis)

@@ -6,12 +6,14 @@ import math
 from typing import Any, TypeAlias
 
 from stablenum.errors import bad_field, check_number
-from stablenum.numerics.common import widened
+from stablenum.formats import get_format
+from stablenum.numerics.common import check_axis, widened
 
 __all__ = [
     "REDUCTIONS",
     "at_least_0",
     "check_axis",
+    "check_classes",
     "check_fits",
     "check_reduction",
     "check_same_shape",
@@ -51,11 +53,10 @@ def check_smoothing(label_smoothing: object) -> float:
     return check_number("label_smoothing", label_smoothing, at_least=0.0, below=1.0)
 
 
-def check_axis(axis: object, ndim: int, *, name: str = "axis") -> int:
-    """``axis`` counted from the front."""
-    if isinstance(axis, bool) or not isinstance(axis, int) or not -ndim <= axis < ndim:
-        raise bad_field(name, f"a whole number from {-ndim} to {ndim - 1}", axis)
-    return axis % ndim
+def check_classes(logits: Array, axis: int) -> None:
+    """There is a class."""
+    if logits.shape[axis] == 0:
+        raise bad_field("logits", f"of at least one class along axis {axis}", tuple(logits.shape))
 
 
 def check_same_shape(name: str, array: Array, other_name: str, other: Array) -> None:
@@ -172,7 +173,11 @@ def floored(x: Array, floor: float, *, xp: Namespace) -> Array:
 
     ``floor + (x - x)`` where the second x has no gradient: it is x rounded down to far less than a digit of
     the floor, and rounding down has none. Beyond -2^60 times the floor the gradient is 0.
+
+    Raises:
+        ValueError: the floor, the user's ``eps``, is below the smallest normal number of the format of x.
     """
+    floor = check_number("eps", floor, at_least=get_format(x.dtype).smallest_normal)
     unit = 2.0 ** math.floor(math.log2(floor))  # a power of two: what follows is exact
     below = x < floor
     near = below & (x > -(2.0**60) * floor)

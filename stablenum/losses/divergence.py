@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 from stablenum.losses.common import (
     at_least_0,
     check_axis,
+    check_classes,
     check_fits,
     check_reduction,
     check_same_shape,
@@ -133,6 +134,7 @@ def _rows(
     result = x.dtype if dtype is None else dtype
     (x, y), _ = widened(x, y, xp=xp)
     axis = check_axis(axis, x.ndim)
+    check_classes(x, axis)
     shape = x.shape[:axis] + x.shape[axis + 1 :]
     if mask is not None:
         check_fits("mask", mask, shape, of="the rows")

@@ -56,7 +56,7 @@ def gaussian_nll(
         xp: the array namespace.
 
     Raises:
-        ValueError: shapes that do not fit, an unknown reduction, an ``eps`` that is not positive.
+        ValueError: shapes that do not fit, an unknown reduction, an ``eps`` below the smallest normal number.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -104,7 +104,8 @@ def poisson_nll(
             as 0 there.
         eps: the smallest rate for ``log_input=False``, above 0.
         max_log_rate: where the tangent begins; None: 0.9 times the logarithm of the largest number of the
-            format of ``log_rate`` (float16 9.98, bfloat16 and float32 79.8, float64 638).
+            format of ``log_rate`` (float16 9.98, bfloat16 and float32 79.8, float64 638). One whose
+            exponential is out of range in the format computed in counts as 0.99 times that logarithm.
         mask: bool, broadcast with ``log_rate``; False leaves an item out, whatever it holds.
         reduction: "mean" over the valid items, "sum" or "none".
         dtype: the format of the result; that of ``log_rate`` if None. Computed in float32 at least.
@@ -120,11 +121,13 @@ def poisson_nll(
         True
     """
     reduction, eps = check_reduction(reduction), check_number("eps", eps, above=0.0)
+    check_same_shape("targets", targets, "log_rate", log_rate)
+    (z, y), result = prepared(log_rate, targets, dtype=dtype, xp=xp)
     if max_log_rate is None:
         max_log_rate = 0.9 * math.log(get_format(log_rate.dtype).max)
     cap = check_number("max_log_rate", max_log_rate, at_most=700.0)
-    check_same_shape("targets", targets, "log_rate", log_rate)
-    (z, y), result = prepared(log_rate, targets, dtype=dtype, xp=xp)
+    # An exp(cap) of inf would be multiplied by 0 in the gradient of every item below.
+    cap = min(cap, 0.99 * math.log(get_format(z.dtype).max))
     z, y = items_left(mask, z, y, shape=z.shape, xp=xp)
     if log_input:
         above = z > cap
@@ -170,7 +173,7 @@ def negative_binomial_nll(
         xp: the array namespace.
 
     Raises:
-        ValueError: shapes that do not fit, an unknown reduction, an ``eps`` that is not positive.
+        ValueError: shapes that do not fit, an unknown reduction, an ``eps`` below the smallest normal number.
 
     Example:
         >>> import array_api_compat.numpy as np

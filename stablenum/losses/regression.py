@@ -13,6 +13,7 @@ from stablenum.losses.common import (
     items_left,
     prepared,
     reduced,
+    weighted,
 )
 
 __all__ = ["hinge", "huber", "log_cosh"]
@@ -140,7 +141,7 @@ def hinge(
     items = items * items if squared else items
     if weight is not None:
         check_fits("weight", weight, s.shape, of="scores")
-        items = items * xp.astype(weight, items.dtype)
+        items = weighted(items, xp.astype(weight, items.dtype), xp=xp)
     return reduced(items, reduction=reduction, dtype=result, mask=mask, xp=xp)
 
 

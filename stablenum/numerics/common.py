@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from typing import Any, TypeAlias
 
+from stablenum.errors import bad_field
 from stablenum.formats import get_format
 
-__all__ = ["check_mask", "power_of_two_below", "smallest_normal", "widened", "without_gradient"]
+__all__ = ["check_axis", "check_mask", "power_of_two_below", "smallest_normal", "widened", "without_gradient"]
 
 Array: TypeAlias = Any
 Namespace: TypeAlias = Any
@@ -70,6 +71,17 @@ def without_gradient(x: Array, *, xp: Namespace) -> Array:
     power = power_of_two_below(xp.abs(x), xp=xp)
     step = power * (0.25 * form.eps)
     return xp.where(xp.abs(x) < power, 0.0, xp.floor(x / step) * step)
+
+
+def check_axis(axis: object, ndim: int) -> int:
+    """``axis`` counted from the front.
+
+    Raises:
+        ValueError: there is no such axis.
+    """
+    if isinstance(axis, bool) or not isinstance(axis, int) or not -ndim <= axis < ndim:
+        raise bad_field("axis", f"a whole number from {-ndim} to {ndim - 1}", axis)
+    return axis % ndim
 
 
 def check_mask(mask: Array | None, *, xp: Namespace) -> None:

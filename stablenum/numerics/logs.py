@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple, TypeAlias
 
-from stablenum.numerics.common import check_mask, smallest_normal, widened
+from stablenum.numerics.common import check_axis, check_mask, smallest_normal, widened
 
 __all__ = [
     "cumulative_logsumexp",
@@ -310,7 +310,7 @@ def cumulative_logsumexp(x: Array, *, axis: int = -1, xp: Namespace) -> Array:
     """
     (x,), dtype = widened(x, xp=xp)
     x = xp.where(x == -_INF, -_INF, x)
-    axis = axis % x.ndim
+    axis = check_axis(axis, x.ndim)
     # Not moveaxis: torch.func.vmap has no rule for it.
     others = [a for a in range(x.ndim) if a != axis]
     result, n, step = xp.permute_dims(x, (axis, *others)), x.shape[axis], 1

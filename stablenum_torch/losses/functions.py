@@ -45,7 +45,7 @@ def _spelled(function: Callable[..., Any], example: str, note: str = "") -> Call
     def spell(implementation: Loss) -> Loss:
         @functools.wraps(function)
         def loss(*tensors: Any, **options: Any) -> Tensor:
-            return _called(implementation, tensors[0] if tensors else options[first], tensors, options)
+            return _called(implementation, tensors[0] if tensors else options.get(first), tensors, options)
 
         first = next(iter(inspect.signature(function).parameters))
         loss.__signature__ = spelled_signature(  # type: ignore[attr-defined]

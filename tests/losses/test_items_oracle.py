@@ -237,3 +237,22 @@ def _second(route: str, z: np.ndarray, y: float, gamma: float) -> np.ndarray:
         return stablenum_jax.losses.binary_focal(x, jnp.full_like(x, y), **options)
 
     return np.asarray(jax.jit(jax.grad(lambda x: jax.grad(total)(x).sum()))(jnp.asarray(z, jnp.float32)))
+
+
+@pytest.mark.parametrize("route", ["torch", "jax jit"])
+def test_a_weight_of_0_takes_a_loss_beyond_the_range_away(route: str) -> None:
+    scores, labels = np.asarray([1e30, 1.0]), np.asarray([-1.0, -1.0])
+    value, (grad,) = run(
+        route, "hinge", (scores, labels), squared=True, weight=np.asarray([0.0, 1.0], np.float32)
+    )
+    assert value.tolist() == [0.0, 4.0]
+    assert grad.tolist() == [0.0, 4.0]
+
+
+@pytest.mark.parametrize("route", ["torch", "jax jit"])
+def test_a_cap_beyond_the_range_does_no_harm_below_it(route: str) -> None:
+    z, y = np.asarray([0.0, 5.0, -3.0, 90.0]), np.asarray([1.0, 2.0, 3.0, 4.0])
+    value, (grad,) = run(route, "poisson_nll", (z, y), max_log_rate=100.0)
+    np.testing.assert_allclose(value[:3], (np.exp(z) - y * z)[:3], rtol=1e-6)
+    np.testing.assert_allclose(grad[:3], (np.exp(z) - y)[:3], rtol=1e-6)
+    assert math.isfinite(grad[3])

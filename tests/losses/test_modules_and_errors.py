@@ -165,6 +165,9 @@ WRONG: list[tuple[Any, str]] = [
     ),
     (lambda: tl.cross_entropy(X, torch.full_like(T, -1)), r"got -1"),
     (lambda: tl.cross_entropy(X[:, :0], T), r"logits must be of at least one class"),
+    (lambda: tl.focal(X[:, :0], T), r"logits must be of at least one class"),
+    (lambda: tl.kl_divergence(X[:, :0], X[:, :0]), r"logits must be of at least one class"),
+    (lambda: jl.js_divergence(LOGITS[:, :0], LOGITS[:, :0]), r"logits must be of at least one class"),
     (lambda: tl.focal(X, torch.full_like(T, 5)), r"targets must be whole numbers from 0 to 4"),
     (lambda: tl.focal(X, X), r"targets must be"),
     (lambda: tl.focal(X, T, gamma=-1.0), r"gamma must be"),
@@ -182,6 +185,7 @@ WRONG: list[tuple[Any, str]] = [
     (lambda: tl.js_divergence(X, X[:2]), r"other must be of the shape of logits"),
     (lambda: tl.gaussian_nll(X, X, X[:2]), r"var must be broadcastable"),
     (lambda: tl.gaussian_nll(X, X, X, eps=0.0), r"eps must be"),
+    (lambda: tl.gaussian_nll(X, X, X, eps=1e-45), r"eps must be a finite number at least 1.17549e-38"),
     (lambda: tl.poisson_nll(X, X, max_log_rate=math.inf), r"max_log_rate must be"),
     (lambda: tl.negative_binomial_nll(X, X, X[:2]), r"total_count must be broadcastable"),
     (lambda: tl.huber(X, X, delta=0.0), r"delta must be"),
@@ -206,7 +210,11 @@ def test_wrong_input_is_refused(case: int) -> None:
 def test_what_is_no_tensor_or_of_no_float_format_is_refused() -> None:
     with pytest.raises(TypeError, match="a loss takes tensors"):
         tl.huber([1.0], X)
+    with pytest.raises(TypeError, match="a loss takes tensors"):
+        tl.cross_entropy(targets=T)
     with pytest.raises(TypeError, match="floating format"):
         tl.huber(T, T)
+    with pytest.raises(TypeError, match="floating format"):
+        tl.poisson_nll(T, T)
     with pytest.raises(TypeError, match="floating format"):
         jl.huber(jnp.arange(3), jnp.arange(3))

@@ -168,3 +168,10 @@ def test_formats_that_differ_give_the_wider():
         assert module.divide(x["float16"], 2.0).dtype == lib.float16
     double = nt.divide(torch.ones(1, dtype=torch.float64), torch.ones(1, dtype=torch.bfloat16))
     assert double.dtype == torch.float64
+
+
+def test_an_axis_that_is_not_there_is_refused():
+    for module, one in ((nt, torch.ones), (nj, jnp.ones)):
+        for shape, axis in (((2, 2), 2), ((2, 2), -3), ((), -1)):
+            with pytest.raises(ValueError, match="axis must be a whole number"):
+                module.cumulative_logsumexp(one(shape), axis)
