@@ -118,7 +118,7 @@ def _block_sums(x: Tensor, index: Tensor, keep: Tensor, weight: Tensor | None, s
         return class_sums(x, index, keep, weight=weight, smoothing=smoothing, xp=xp)
     log_p = torch.log_softmax(x, 1, dtype=_wide(x.dtype))
     nll = -log_p.gather(1, index[:, None])[:, 0]
-    lse = x.gather(1, index[:, None])[:, 0].to(nll.dtype) + nll
+    lse = x.amax(1).to(nll.dtype) - log_p.amax(1)  # a target far below has no digit of it left
     smooth = None
     if smoothing:
         smooth = -(log_p.mean(1) if weight is None else (log_p @ weight) / x.shape[1])

@@ -244,3 +244,37 @@ def test_a_divergence_of_nearly_equal_rows_is_not_negative_and_keeps_its_gradien
 def test_equal_distributions_have_a_divergence_below_0_if_the_targets_do_not_add_up_to_1() -> None:
     value, _ = run("torch", "kl_divergence", [np.log([[0.5, 0.5]]), np.asarray([[0.25, 0.25]])])
     assert value.tolist() == pytest.approx([-0.5 * math.log(2)])
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_z_loss_knows_the_logsumexp_beside_a_target_far_below(route: str, smoothing: float) -> None:
+    rows, index = np.asarray([[-1e6, 0.0, 0.0], [0.0, 1.0, -1e6]]), np.asarray([0, 2])
+
+    def items(z_loss: float) -> Any:
+        return run(route, "cross_entropy", (rows, index), "float32", label_smoothing=smoothing, z_loss=z_loss)
+
+    (_, (plain,)), (_, (both,)) = items(0.0), items(1.0)
+    lse = np.asarray([math.log(2.0), math.log(1.0 + math.e)])
+    p = np.exp(rows - lse[:, None])
+    np.testing.assert_allclose(both - plain, 2.0 * lse[:, None] * p, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("soft", [False, True])
+def test_a_target_that_is_not_there_has_no_gradient_with_smoothing_and_z_loss(route: str, soft: bool) -> None:
+    rows = np.asarray([[-math.inf, 0.0, 1.0], [0.0, 1.0, 2.0]])
+    index = np.asarray([0, 1])
+    targets = np.eye(3)[index] if soft else index
+    value, (grad,) = run(route, "cross_entropy", (rows, targets), "float32", label_smoothing=0.1, z_loss=0.1)
+    assert value[0] == math.inf
+    assert math.isfinite(value[1])
+    assert grad[0].tolist() == [0.0, 0.0, 0.0]
+    assert (grad[1] != 0).all()
+
+
+@pytest.mark.parametrize("route", ["torch", "jax jit"])
+def test_a_class_of_weight_0_adds_nothing_to_smoothing(route: str) -> None:
+    rows, weight = np.asarray([[3e38, -3e38, 0.0]]), np.asarray([1.0, 0.0, 0.0])
+    value, _ = run(route, "cross_entropy", (rows, np.asarray([0])), label_smoothing=0.1, weight=weight)
+    assert value.tolist() == [0.0]
