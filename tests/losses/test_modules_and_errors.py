@@ -218,3 +218,26 @@ def test_what_is_no_tensor_or_of_no_float_format_is_refused() -> None:
         tl.poisson_nll(T, T)
     with pytest.raises(TypeError, match="floating format"):
         jl.huber(jnp.arange(3), jnp.arange(3))
+
+
+def test_symmetric_contrast_is_the_mean_of_both_ways_and_padding_takes_no_part() -> None:
+    x, y = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0))
+    both = tl.info_nce(x, y, symmetric=True)
+    torch.testing.assert_close(both, (tl.info_nce(x, y) + tl.info_nce(y, x)) / 2)
+    there = torch.tensor([True, True, True, False])
+    for side in ("queries", "keys"):
+        q, k = x.clone(), y.clone()
+        (q if side == "queries" else k)[3] = torch.nan
+        k.requires_grad_()
+        value = tl.info_nce(q, k, mask=there[:, None] & there, symmetric=True)
+        torch.testing.assert_close(value, tl.info_nce(x[:3], y[:3], symmetric=True))
+        value.backward()
+        assert k.grad.isfinite().all()
+
+
+def test_the_z_loss_is_divided_by_the_number_of_items_not_by_their_weights() -> None:
+    x, t = _t(LOGITS, INDEX)
+    weight = torch.arange(1.0, 1.0 + x.shape[1])
+    with_it, without = (tl.cross_entropy(x, t, weight=weight, z_loss=z) for z in (0.5, 0.0))
+    z_part = 0.5 * torch.logsumexp(x, 1)[t != -100].square().mean()
+    torch.testing.assert_close(with_it - without, z_part.to(with_it.dtype))
