@@ -92,6 +92,8 @@ def _as_float(value: object) -> float | None:
     """A real number of any library as a plain float, None for anything else."""
     if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
         return None
+    if getattr(value, "requires_grad", False):  # a plain number would part it from its gradient
+        return None
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # arrays, integers beyond float64

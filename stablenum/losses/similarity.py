@@ -134,7 +134,8 @@ def info_nce(
     Args:
         queries: (N, D), any floating format.
         keys: (M, D); M = N unless ``positives`` is given.
-        temperature: above 0.
+        temperature: a number above 0. A learned one divides the normalised queries beforehand, with
+            ``normalized=True`` and a temperature of 1 here.
         positives: (N, M) of bool: which keys belong to a query. None: key i to query i.
         mask: bool, broadcast with (N, M); False takes a pair away, as a positive too: a query's own copy,
             padding, false negatives. What padded rows hold does not matter if all their pairs are taken away.
