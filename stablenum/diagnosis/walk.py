@@ -1,0 +1,131 @@
+"""From a bad result back to where it began.
+
+Two bits a value are enough: whether it holds NaN, whether it holds an infinity. A NaN is followed back
+through inputs with NaN to the operation that made it from none. If that operation read infinities, each is
+followed back too: one that was *computed* (an exponential that overflowed, a division by zero) is where the
+trouble began; one that was *placed* (a mask filled with -inf) is legitimate, and the operation that could
+not bear it is to blame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from stablenum.diagnosis.operations import MOVING, SELECTING
+from stablenum.diagnosis.trace import Step, Trace, Value
+
+__all__ = ["Origin", "first_causes", "is_selected"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a bad value began: a step, or a value that was bad when it came.
+
+    Attributes:
+        step: the operation; None if ``value`` came from outside.
+        value: the first bad value.
+        kind: "nan" or "inf".
+        placed: the infinities that the step read were put there, by a mask or a constant.
+    """
+
+    step: Step | None
+    value: Value
+    kind: str
+    placed: bool = False
+
+    @property
+    def order(self) -> int:
+        """Outside values first, then by execution."""
+        return -1 if self.step is None else self.step.index
+
+
+def first_causes(trace: Trace, bad: Iterable[int]) -> list[Origin]:
+    """The origins of bad values, the first in execution first, none twice.
+
+    Args:
+        trace: a replay.
+        bad: indices of values that are not finite and should be: the loss, gradients, parameters.
+
+    Example:
+        >>> t = Trace()
+        >>> x = t.add_value(role="input")
+        >>> y = t.add_value(flags=(False, False, True))
+        >>> step = t.add_step("log", inputs=[x], outputs=[y])
+        >>> [o.step.operation for o in first_causes(t, [y])]
+        ['log']
+    """
+    found: dict[int, Origin] = {}
+    for index in bad:
+        value = trace.values[index]
+        for origin in _of_nan(trace, value) if value.nan else _of_inf(trace, value):
+            key = origin.value.id if origin.step is None else -1 - origin.step.index
+            found.setdefault(key, origin)
+    return sorted(found.values(), key=lambda o: o.order)
+
+
+def _of_nan(trace: Trace, bad: Value) -> list[Origin]:
+    """Back through NaN to the values whose producer read none."""
+    origins, todo, seen = [], [bad], {bad.id}
+    while todo:
+        value = todo.pop()
+        step = None if value.producer is None else trace.steps[value.producer]
+        if step is None:
+            origins.append(Origin(step=None, value=value, kind="nan"))
+            continue
+        inputs = trace.inputs_of(step)
+        before = [v for v in inputs if v.nan]
+        if before:
+            new = [v for v in before if v.id not in seen]
+            seen.update(v.id for v in new)
+            todo += new
+            continue
+        infinite = [o for v in inputs if v.inf for o in _of_inf(trace, v)]
+        computed = [o for o in infinite if not o.placed]
+        origins += computed or [Origin(step=step, value=value, kind="nan", placed=bool(infinite))]
+    return origins
+
+
+def _of_inf(trace: Trace, bad: Value) -> list[Origin]:
+    """Back through infinities to the steps that computed one, or to where one was placed."""
+    origins, todo, seen = [], [bad], {bad.id}
+    while todo:
+        value = todo.pop()
+        step = None if value.producer is None else trace.steps[value.producer]
+        if step is None:
+            # A bias of -inf is a mask, whoever made it; inf is bad data.
+            masking = value.role == "constant" or (value.neginf and not value.posinf)
+            origins.append(Origin(step=None, value=value, kind="inf", placed=masking))
+            continue
+        before = [v for v in trace.inputs_of(step) if v.inf]
+        if before:
+            new = [v for v in before if v.id not in seen]
+            seen.update(v.id for v in new)
+            todo += new
+            continue
+        placed = trace.places_infinity(step) or step.operation in MOVING
+        origins.append(Origin(step=step, value=value, kind="inf", placed=placed))
+    return origins
+
+
+def is_selected(trace: Trace, step: Step, *, within: int = 12) -> bool:
+    """Whether what a forward step made is thrown away in part by a later ``where`` or a mask.
+
+    Then a zero reaches its derivative from there, and 0 x inf is NaN (the where-trap).
+
+    Args:
+        trace: the replay.
+        step: a forward step.
+        within: how many steps the value may pass through on its way.
+    """
+    reached, frontier = set(step.outputs), set(step.outputs)
+    for _ in range(within):
+        following = [s for s in trace.steps[step.index + 1 :] if frontier.intersection(s.inputs)]
+        following = [s for s in following if s.phase == "forward"]
+        if any(s.operation in SELECTING for s in following):
+            return True
+        frontier = {o for s in following for o in s.outputs} - reached
+        reached |= frontier
+        if not frontier:
+            return False
+    return False
