@@ -103,6 +103,10 @@ def _of_inf(trace: Trace, bad: Value) -> list[Origin]:
             seen.update(v.id for v in new)
             todo += new
             continue
+        nans = [v for v in trace.inputs_of(step) if v.nan]
+        if nans:  # turned into an infinity
+            origins += [o for v in nans for o in _of_nan(trace, v)]
+            continue
         placed = trace.places_infinity(step) or step.operation in MOVING
         origins.append(Origin(step=step, value=value, kind="inf", placed=placed))
     return origins

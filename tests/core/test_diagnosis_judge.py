@@ -1,0 +1,129 @@
+"""The signature table: which evidence gives which verdict."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from stablenum.diagnosis import CAUSES, Cause, Evidence, Finding, Place, Report, TensorStats, judge
+from stablenum.diagnosis.operations import BOUNDARIES, REMEDIES
+
+PLACE = Place("model.py", 7, "forward", "y = f(x)")
+
+
+def stats(low: float = 1.0, high: float = 1.0, dtype: str = "float32", **counts: int) -> TensorStats:
+    return TensorStats(
+        dtype=dtype, shape=(4,), size=4, min=low, max=high, amax=max(abs(low), abs(high)), **counts
+    )
+
+
+def finding(operation: str, kind: str = "nan", **more: Any) -> Finding:
+    more = {"phase": "forward", "inputs": (stats(),), "outputs": (stats(nan=1),), "place": PLACE} | more
+    return Finding(operation=operation, kind=kind, **more)
+
+
+def before(role: str, **more: Any) -> Finding:
+    return finding(role, phase="before", name="x", inputs=(), **more)
+
+
+FLOAT16 = {"outputs": (stats(dtype="float16", posinf=1),), "inputs": (stats(1.0, 300.0, "float16"),)}
+LARGE = {"inputs": (stats(1.0, 1e30),), "outputs": (stats(posinf=1),)}
+
+TABLE: list[tuple[Cause, dict[str, Any]]] = [
+    (Cause.NOTHING_WRONG, {"loss_finite": True}),
+    (Cause.NOTHING_WRONG, {"loss_finite": True, "loss_scale": 1024.0, "unscaled_finite": None}),
+    (Cause.BATCH, {"findings": (before("input"),)}),
+    (Cause.PARAMETERS, {"findings": (before("parameter"),)}),
+    (Cause.PARAMETERS, {"findings": (before("buffer"),)}),
+    (Cause.PARAMETERS, {"findings": (before("input"),), "bad_parameters": ("w",)}),
+    (Cause.LABELS, {"labels": "7 is not one of 5 classes", "findings": (finding("cross_entropy"),)}),
+    (Cause.TRANSIENT, {"reproduced": False}),
+    (Cause.TRANSIENT, {"reproduced": False, "findings": (finding("log"),)}),
+    (Cause.OTHER_RANK, {"other_rank": True, "loss_finite": True}),
+    (
+        Cause.LOSS_SCALE,
+        {"loss_scale": 2.0**16, "unscaled_finite": True, "findings": (finding("mul", "inf", **FLOAT16),)},
+    ),
+    (Cause.MASK, {"findings": (finding("softmax", placed=True),)}),
+    (Cause.MASK, {"findings": (before("constant", kind="inf", placed=True),)}),
+    (
+        Cause.LOW_PRECISION_OVERFLOW,
+        {"findings": (finding("mul", "inf", wide_finite=True, **FLOAT16),)},
+    ),
+    (Cause.WHERE_TRAP, {"findings": (finding("sqrt", derivative=True, phase="backward", selected=True),)}),
+    (Cause.BOUNDARY_DERIVATIVE, {"findings": (finding("sqrt", derivative=True, phase="backward"),)}),
+    (Cause.DOMAIN, {"findings": (finding("log", "inf", inputs=(stats(0.0, 1.0, zero=1),)),)}),
+    (Cause.DOMAIN, {"findings": (finding("div", inputs=(stats(), stats(0.0, 0.0, zero=4))),)}),
+    (Cause.OVERFLOW, {"findings": (finding("div", "inf", **LARGE),)}),
+    (Cause.OVERFLOW, {"findings": (finding("exp", "inf", inputs=(stats(0.0, 100.0),)),)}),
+    (Cause.OVERFLOW, {"findings": (finding("mul", "inf", derivative=True, phase="backward", **LARGE),)}),
+    (Cause.NORM_OVERFLOW, {"norm_overflow": True, "loss_finite": True}),
+    (Cause.OPTIMIZER_STATE, {"bad_updates": ("w",), "loss_finite": True}),
+    (Cause.OPTIMIZER_STATE, {"state": ("v of w holds 3 inf",), "loss_finite": True}),
+    (Cause.UNDERFLOW, {"flushed": 0.5, "loss_finite": True}),
+    (Cause.UNKNOWN, {"loss_finite": False}),
+]
+
+
+@pytest.mark.parametrize(("cause", "evidence"), TABLE, ids=[f"{i}-{c}" for i, (c, _) in enumerate(TABLE)])
+def test_evidence_gives_the_verdict(cause: Cause, evidence: dict[str, Any]) -> None:
+    verdict = judge(Evidence(framework="torch", **evidence))
+    assert verdict.cause is cause
+    assert verdict.what == CAUSES[cause].what
+    report = Report.of(Evidence(framework="torch", **evidence))
+    assert report.ok is (cause is Cause.NOTHING_WRONG)
+    assert json.loads(report.to_json())["verdict"]["cause"] == cause.value
+
+
+def test_every_cause_is_explained() -> None:
+    assert set(CAUSES) == set(Cause)
+
+
+def test_a_safe_function_is_named_in_the_frameworks_words() -> None:
+    found = (finding("softmax", placed=True),)
+    torch, jax = (judge(Evidence(framework=f, findings=found)) for f in ("torch", "jax"))
+    assert torch.safe_function == "stablenum_torch.numerics.softmax"
+    assert "dim=-1" in torch.code
+    assert "axis=-1" in jax.code
+    assert jax.safe_function == "stablenum_jax.numerics.softmax"
+
+
+@pytest.mark.parametrize("operation", sorted(REMEDIES))
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_the_remedys_line_is_python_and_its_function_exists(operation: str, framework: str) -> None:
+    import stablenum.losses
+    import stablenum.numerics
+
+    remedy = REMEDIES[operation]
+    part, name = remedy.name.split(".")
+    assert hasattr(getattr(stablenum, part), name)
+    line = remedy.code.format(ns=f"stablenum_{framework}", axis="dim" if framework == "torch" else "axis")
+    compile(line, "remedy", "eval")
+
+
+def test_a_function_with_an_edge_has_a_remedy_or_needs_none() -> None:
+    without = set(BOUNDARIES) - set(REMEDIES)
+    assert without == {"asin", "log10", "log1p", "log2", "mean"}
+
+
+def test_the_first_place_in_the_text_is_the_first_causes() -> None:
+    second = replace(finding("div"), place=Place("other.py", 99))
+    text = str(Report.of(Evidence(framework="torch", findings=(finding("log"), second))))
+    assert text.startswith("model.py:7: log gives NaN")
+    assert text.index("model.py:7") < text.index("other.py:99")
+
+
+def test_findings_survive_plain_values() -> None:
+    f = finding("log", inputs=(stats(float("nan"), float("nan"), nan=4),), frames=(PLACE, PLACE))
+    again = Finding.from_dict(json.loads(json.dumps(f.to_dict(), allow_nan=False)))
+    assert str(again) == str(f)
+    assert again.frames == f.frames
+    assert str(again.inputs[0]) == str(f.inputs[0])
+
+
+def test_no_more_than_four_values_are_kept() -> None:
+    kept = TensorStats(dtype="float32", shape=(9,), size=9, values=tuple(range(9)))
+    assert kept.values == (0, 1, 2, 3)
