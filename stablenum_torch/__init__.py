@@ -21,6 +21,7 @@ from stablenum import (
     ZClip,
 )
 from stablenum_torch import losses, numerics
+from stablenum_torch.auditing import audit
 from stablenum_torch.checks import EpsTooSmallWarning
 from stablenum_torch.optimizer import GuardedOptimizer, wrap
 
@@ -45,6 +46,7 @@ __all__ = [
     "StatisticsNotLoadedWarning",
     "UnderflowAwareLossScale",
     "ZClip",
+    "audit",
     "losses",
     "numerics",
     "wrap",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stablenum.diagnosis.audit import Audit, Risk, Row
 from stablenum.diagnosis.causes import CAUSES, Cause
 from stablenum.diagnosis.findings import Finding, finding_of
 from stablenum.diagnosis.judge import Evidence, Verdict, judge
@@ -11,6 +12,7 @@ from stablenum.diagnosis.values import Place, TensorStats
 from stablenum.diagnosis.walk import Origin, first_causes
 
 __all__ = [
+    "Audit",
     "CAUSES",
     "Cause",
     "Evidence",
@@ -18,6 +20,8 @@ __all__ = [
     "Origin",
     "Place",
     "Report",
+    "Risk",
+    "Row",
     "Step",
     "TensorStats",
     "Trace",
