@@ -1,0 +1,38 @@
+"""What a watcher talks to: it says what it saw, and the script is ended there."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from stablenum.diagnosis import Report
+from stablenum.explain.plan import Failure, Outcome, Plan
+
+__all__ = ["Session", "Stop"]
+
+
+class Stop(BaseException):
+    """Ends the script at its first failure. No ``except Exception`` of the script's catches it."""
+
+
+class Session:
+    """One run of a script.
+
+    Attributes:
+        plan: how it is run.
+        outcome: what has been seen of it.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.outcome = Outcome()
+
+    @property
+    def over(self) -> bool:
+        """Whether a failure was found: a script that goes on all the same is watched no more."""
+        return self.outcome.failure is not None
+
+    def found(self, failure: Failure, report: Report | None = None) -> NoReturn:
+        """The first failure, explained if its step was recorded. Unwinds the script."""
+        self.outcome.failure = failure
+        self.outcome.report = None if report is None else report.to_dict()
+        raise Stop
