@@ -30,6 +30,7 @@ from stablenum import (
     ZClip,
 )
 from stablenum_jax import losses, numerics
+from stablenum_jax.auditing import audit, repair
 from stablenum_jax.placement import GuardPlacementWarning, NotATrueSkipWarning
 from stablenum_jax.readout import guard_state_dict, history, load_guard_state_dict, metrics, resume
 from stablenum_jax.state import GuardOptState, guard_state, loss_scale
@@ -58,6 +59,7 @@ __all__ = [
     "StaticLossScale",
     "UnderflowAwareLossScale",
     "ZClip",
+    "audit",
     "chain",
     "guard",
     "guard_state",
@@ -68,6 +70,7 @@ __all__ = [
     "losses",
     "metrics",
     "numerics",
+    "repair",
     "resume",
     "scale_loss",
     "step",
