@@ -54,8 +54,8 @@ def audit(
 ) -> Audit:
     """The state of an optax optimizer, parameter by parameter, sorted by risk.
 
-    Finds the moments through ``chain``, ``masked``, ``partition``, ``MultiSteps``, ``inject_hyperparams``, in a
-    flax ``TrainState`` and an ``nnx.Optimizer``. A parameter's telemetry is: the RMS of the update,
+    Finds the moments through ``chain``, ``masked``, ``partition``, ``MultiSteps``, ``inject_hyperparams``, in
+    a flax ``TrainState`` and an ``nnx.Optimizer``. A parameter's telemetry is: the RMS of the update,
     max abs(dw)/abs(w), frac(v == 0 and m != 0), the counts of inf and negative second moments and of NaN,
     sqrt(v) against eps, RMS(g^2/v), and frac(w + dw == w). An optax state does not hold the numbers of its
     optimizer; what is not given here nor by ``inject_hyperparams`` is not known, and what needs it is None,
@@ -213,8 +213,8 @@ def _joined(groups: Sequence[Group], leaves: Mapping[str, Any]) -> dict[str, lis
             mine.append(group)
     if found and not set(found) & set(leaves):
         raise ValueError(
-            f"params must be those that opt_state is of; it has moments of {next(iter(found))!r}, params have "
-            f"{next(iter(leaves), 'no leaf')!r}."
+            f"params must be those that opt_state is of; it has moments of {next(iter(found))!r}, "
+            f"params have {next(iter(leaves), 'no leaf')!r}."
         )
     return found
 
@@ -284,7 +284,7 @@ def _measure(
 ) -> Measured:
     weights = _host(leaf).reshape(-1)
     values = [(part.role, _host(part.leaf).reshape(-1)) for part in parts]
-    flat = [None if x is None else _host(x).reshape(-1) for x in (gradient, update)]
+    flat, moved = (None if x is None else _host(x).reshape(-1) for x in (gradient, update))
     narrow = _rounding(weights.dtype)
     blocks = []
     with np.errstate(all="ignore"):  # what is not finite is counted
@@ -293,7 +293,8 @@ def _measure(
             parts_of_block = measure_block(
                 _wide(weights[cut]),
                 [(role, _wide(v[cut])) for role, v in values],
-                *(None if x is None else _wide(x[cut]) for x in flat),
+                None if flat is None else _wide(flat[cut]),
+                None if moved is None else _wide(moved[cut]),
                 law,
                 eps=eps,
                 narrow=narrow,

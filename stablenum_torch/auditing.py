@@ -74,8 +74,8 @@ def audit(
     A parameter's telemetry is: the RMS of the update that its moments make at the present learning rate,
     max abs(dw)/abs(w), frac(v == 0 and m != 0), the counts of inf and negative second moments and of NaN,
     sqrt(v) against eps, RMS(g^2/v), and frac(w + dw == w). What the optimizer or its state does not tell is
-    None, "-" in the table. Decoupled weight decay is not part of the update. Counts are of elements, of a complex
-    parameter of its real and imaginary parts, of a sharded one of this rank's.
+    None, "-" in the table. Decoupled weight decay is not part of the update. Counts are of elements: of a
+    complex parameter of its real and imaginary parts, of a sharded one of those on this rank.
 
     Args:
         optimizer: any ``torch.optim.Optimizer``, also a guarded one.
@@ -98,7 +98,7 @@ def audit(
         >>> opt.state[model.weight]["exp_avg_sq"][0, 1] = float("inf")
         >>> report = audit(opt, names=model)
         >>> print(report.risks[0])
-        weight: state of 1 of 3 elements is poisoned: 1 with an infinite second moment (their updates are 0 ...
+        weight: state of 1 of 3 elements is poisoned: 1 with an infinite second moment (their updates ...
         >>> report.repair()
         1
     """
@@ -119,8 +119,8 @@ def audit(
         rows.append(row)
         if row.measured.gradient_bad:
             bad_gradients.append(name)
-        if is_sharded(p) and not notes[:1]:
-            notes.append("sharded parameters: counts are of this rank's part")
+    if any(is_sharded(p) for group in inner.param_groups for p in group["params"]):
+        notes.append("parameters are sharded: counts are of the part on this rank")
     if bad_gradients:
         notes.append(f"gradients are not finite: {', '.join(bad_gradients[:4])}; replay the step to see why")
     if not kind:
@@ -193,7 +193,8 @@ def _gradients(
         found = list(grads)
     else:
         raise TypeError(
-            f"grads must be a mapping of name to tensor, a sequence of tensors, or None; got {type(grads).__name__}."
+            "grads must be a mapping of name to tensor, a sequence of tensors, or None; "
+            f"got {type(grads).__name__}."
         )
     for name, p, grad in zip(names, params, found, strict=True):
         if grad is not None and not isinstance(grad, Tensor):

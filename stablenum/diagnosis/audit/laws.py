@@ -1,6 +1,6 @@
 """What the entries of an optimizer's state are, and the update that they make.
 
-Laws are those of ``torch.optim`` and ``optax``. A law whose numbers are not all known gives None, never a guess.
+Laws are those of ``torch.optim`` and ``optax``. One whose numbers are not all known gives None, no guess.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Law:
 
     @property
     def average_correction(self) -> float | None:
-        """What makes the second moment an average of the squares it has seen: also where the law leaves it out."""
+        """What makes the second moment an average of what it has seen, also where the law leaves it out."""
         if self.kind in _UNCORRECTED_AVERAGES and self.beta2 is not None and self.step:
             return _correction(self.beta2, self.step)
         return self.second_correction
@@ -198,17 +198,15 @@ def _adagrad(law: Law, m: Moments, eps: float | None, xp: Any) -> Array | None:
 
 def _sgd(law: Law, m: Moments, eps: float | None, xp: Any) -> Array | None:
     gradient = _gradient(law, m)
-    if law.momentum and m.buffer is None:
+    if not law.momentum:
+        return None if gradient is None else law.lr * gradient
+    if m.buffer is None or (law.nesterov and gradient is None):
         return None
-    if law.momentum and not law.nesterov:
-        return law.lr * m.buffer
-    if gradient is None:
-        return None
-    return law.lr * (gradient + law.momentum * m.buffer if law.momentum else gradient)
+    return law.lr * (gradient + law.momentum * m.buffer if law.nesterov else m.buffer)
 
 
 def _gradient(law: Law, m: Moments) -> Array | None:
-    """The gradient that the law uses, turned round for an ascent; weight decay was added to it by weights that are gone."""
+    """The gradient that the law uses; None if weight decay was added to it, by weights that are gone."""
     if m.gradient is None or law.weight_decay:
         return None
     return -m.gradient if law.maximize else m.gradient

@@ -1,4 +1,4 @@
-"""The rules of risk: what a row must show to be called one, and what to do about it. All thresholds are here."""
+"""The rules of risk: what a row must show to be called one, and what to do. All thresholds are here."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _parameters(row: Row) -> Risk | None:
         part=bad / row.measured.size,
         cause=Cause.PARAMETERS,
         what=f"{row.name}: {bad} of {row.measured.size} parameters are not finite",
-        remedy="go back to a checkpoint from before that update; a repair of the state does not invent parameters",
+        remedy="go back to a checkpoint from before that update: a repair of the state invents no parameters",
     )
 
 
@@ -150,7 +150,7 @@ def _others(row: Row) -> Risk | None:
         severity=Severity.DANGER,
         cause=Cause.OPTIMIZER_STATE,
         what=f"{row.name}: state that is not understood is not finite: {said}",
-        remedy="reset that state by hand, or go back to a checkpoint: a repair leaves alone what it does not know",
+        remedy="reset it by hand, or go back to a checkpoint: a repair leaves alone what it does not know",
     )
 
 
@@ -176,7 +176,9 @@ def _lost_eps(row: Row) -> Risk | None:
         name=row.name,
         severity=Severity.DANGER,
         cause=Cause.OPTIMIZER_STATE,
-        what=f"{row.name}: eps={eps:g} is 0 in {dtype}: where the second moment is 0 the update is 0/0 or x/0",
+        what=f"{row.name}: eps={eps:g}"
+        + (f" is 0 in {dtype}" if eps else "")
+        + ": where v is 0 the update is 0/0 or x/0",
         remedy="keep the state in float32, or take eps >= "
         + (f"{FORMATS[dtype].smallest_subnormal:.2g}" if dtype in FORMATS else "1e-8"),
     )
@@ -195,8 +197,8 @@ def _vanished(row: Row) -> Risk | None:
         what=f"{row.name}: v is 0 and m is not in {m.vanished} of {m.size} elements (m up to "
         f"{m.largest_vanished:.2g}): "
         + ("only eps divides them" if dangerous or eps is None else "their updates are far below lr"),
-        remedy=f"keep the second moment in float32 (it is {row.second_dtype or 'of unknown format'}); raise the "
-        "loss scale if gradients underflow",
+        remedy=f"keep the second moment in float32 (it is {row.second_dtype or 'of unknown format'}); "
+        "raise the loss scale if gradients underflow",
     )
 
 
@@ -223,8 +225,8 @@ def _stuck_average(row: Row) -> Risk | None:
         name=row.name,
         severity=Severity.WARNING,
         cause=Cause.STALE_SECOND_MOMENT,
-        what=f"{row.name}: {known.name} cannot hold a second moment with beta2={beta2:g}: {1 - beta2:.2g} of it is "
-        "below half an ulp, so it never falls",
+        what=f"{row.name}: {known.name} cannot hold a second moment with beta2={beta2:g}: "
+        f"{1 - beta2:.2g} of it is below half an ulp, so it never falls",
         remedy="keep the second moment in float32, or lower beta2",
     )
 
@@ -236,7 +238,7 @@ def _narrow(row: Row) -> Risk | None:
         name=row.name,
         severity=Severity.WARNING,
         cause=Cause.OPTIMIZER_STATE,
-        what=f"{row.name}: a float16 second moment is inf for gradients above 256 and 0 for those below 1.7e-4",
+        what=f"{row.name}: float16 holds second moments from 6e-8 to 65504: squares of gradients leave that",
         remedy="keep parameters and state in float32 and compute in float16 (autocast, stablenum_jax.Policy)",
     )
 
@@ -250,9 +252,9 @@ def _below_eps(row: Row) -> Risk | None:
         severity=Severity.WARNING,
         part=part,
         cause=Cause.UNDERFLOW,
-        what=f"{row.name}: sqrt(v) is below eps={row.law.eps:g} in {part:.0%} of the elements: eps sets their "
-        "update, which is smaller than lr",
-        remedy="lower eps well below sqrt(v), in a float32 state; or raise the loss scale if gradients underflow",
+        what=f"{row.name}: sqrt(v) is below eps={row.law.eps:g} in {part:.0%} of the elements: eps sets "
+        "their update, which is smaller than lr",
+        remedy="lower eps well below sqrt(v), in a float32 state; raise the loss scale if they underflow",
     )
 
 

@@ -29,14 +29,16 @@ class Row:
         measured: counts and extremes.
         others: name of a state entry that is not understood, or not of the parameter's shape -> how many of
             its elements are not finite.
+        second_dtype: the format of the second moment, in which the denominator is computed.
+        eps_lost: whether eps is 0 in that format.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     state_dtypes: Mapping[str, str] = field(default_factory=dict)
-    law: Law = Law()
-    measured: Measured = Measured()
+    law: Law = field(default_factory=Law)
+    measured: Measured = field(default_factory=Measured)
     others: Mapping[str, int] = field(default_factory=dict)
     second_dtype: str | None = None
     eps_lost: bool | None = None
