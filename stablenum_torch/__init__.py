@@ -24,6 +24,7 @@ from stablenum_torch import losses, numerics
 from stablenum_torch.auditing import audit
 from stablenum_torch.checks import EpsTooSmallWarning
 from stablenum_torch.optimizer import GuardedOptimizer, wrap
+from stablenum_torch.tracing.replaying import replay
 
 __all__ = [
     "AdaGC",
@@ -49,5 +50,6 @@ __all__ = [
     "audit",
     "losses",
     "numerics",
+    "replay",
     "wrap",
 ]

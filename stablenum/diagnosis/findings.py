@@ -21,7 +21,7 @@ class Finding:
         operation: by the name users call it; "input", "parameter", "buffer" or "state" for a value that was
             bad before anything was computed.
         phase: "forward", "backward", "update", or "before" for such a value.
-        kind: "nan" or "inf".
+        kind: "nan" or "inf"; "error" for an operation that raised.
         primitive: the framework's own name.
         name: of a value that was bad before: the parameter's, or the path into the arguments.
         module: path of the module, or the name stack.
@@ -64,7 +64,8 @@ class Finding:
             return f"{self.place}: {text}" if self.place else text
         of = "the derivative of " if self.derivative else ""
         details = ", ".join(d for d in (self.phase, self.module and f"in {self.module}", self.where) if d)
-        return f"{self.place or 'unknown place'}: {of}{self.operation} gives {what} ({details})"
+        does = "refuses its arguments" if self.kind == "error" else f"gives {what}"
+        return f"{self.place or 'unknown place'}: {of}{self.operation} {does} ({details})"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""

@@ -1,0 +1,57 @@
+"""Names of public functions that are compiled, so that no frame tells of them; and backward passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from stablenum_torch.tracing.naming import PUBLIC
+from stablenum_torch.tracing.recording import Recorder
+
+__all__ = ["PublicFunctions"]
+
+
+class PublicFunctions(TorchFunctionMode):
+    """Tells a recorder which public function is running, and what the backward pass starts from."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is Tensor.backward:
+            self._recorder.roots.append(args[0].detach())
+            with self:  # what the backward pass runs again has names too
+                return _backward(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if name not in PUBLIC:
+            return func(*args, **kwargs)
+        before, self._recorder.public = self._recorder.public, name
+        try:
+            return func(*args, **kwargs)
+        except (IndexError, RuntimeError) as error:
+            self._recorder.public_failed(name, error)
+            raise
+        finally:
+            self._recorder.public = before
+
+
+def _backward(
+    tensor: Tensor,
+    gradient: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    inputs: Any = None,
+) -> None:
+    torch.autograd.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)

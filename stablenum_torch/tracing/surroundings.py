@@ -1,0 +1,188 @@
+"""What a step works on: modules, optimizers and tensors among its arguments and in the function's reach."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+__all__ = ["Surroundings", "surroundings"]
+
+_MOST_ITEMS = 256
+_DEEPEST = 4
+
+
+@dataclass(slots=True)
+class Surroundings:
+    """Named objects.
+
+    Attributes:
+        model: the only module there is, None if there are several or none.
+        modules, optimizers: found.
+        others: schedulers and scalers, whose attributes a step changes.
+        parameters, buffers: by name.
+        names: id of a tensor -> (role, name).
+        held: what keeps those ids valid.
+    """
+
+    model: nn.Module | None = None
+    modules: dict[str, nn.Module] = field(default_factory=dict)
+    optimizers: list[Optimizer] = field(default_factory=list)
+    others: list[Any] = field(default_factory=list)
+    parameters: dict[str, Tensor] = field(default_factory=dict)
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    names: dict[int, tuple[str, str]] = field(default_factory=dict)
+    held: list[Any] = field(default_factory=list)
+
+    @property
+    def objects(self) -> list[Any]:
+        """All whose attributes a step may change."""
+        return [*self.modules.values(), *self.optimizers, *self.others]
+
+
+def surroundings(
+    step_fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    model: nn.Module | None,
+    optimizer: Optimizer | None,
+) -> Surroundings:
+    """Look through the arguments, the function's closure and the globals that it names."""
+    found, tensors = Surroundings(), {}
+    if model is not None:
+        found.modules[""] = model
+    if optimizer is not None:
+        found.optimizers.append(optimizer)
+    for name, obj in _reachable(step_fn, args, kwargs):
+        if isinstance(obj, nn.Module):
+            if all(obj is not m and not _contains(m, obj) for m in found.modules.values()):
+                found.modules[name] = obj
+        elif isinstance(obj, Optimizer):
+            if all(obj is not o for o in found.optimizers):
+                found.optimizers.append(obj)
+        elif isinstance(obj, Tensor):
+            tensors.setdefault(id(obj), (name, obj))
+        else:
+            found.others.append(obj)
+    if len(found.modules) == 1:
+        (found.model,) = found.modules.values()
+    _name_parameters(found)
+    for name, tensor in tensors.values():
+        role = "parameter" if tensor.requires_grad and tensor.is_leaf else "input"
+        found.names.setdefault(id(tensor), (role, name))
+        found.held.append(tensor)
+        if role == "parameter" and all(tensor is not p for p in found.parameters.values()):
+            found.parameters[name] = tensor
+    return found
+
+
+def _contains(outer: nn.Module, inner: nn.Module) -> bool:
+    return any(m is inner for m in outer.modules())
+
+
+def _name_parameters(found: Surroundings) -> None:
+    single = len(found.modules) == 1
+    for prefix, module in found.modules.items():
+        start = "" if single or not prefix else f"{prefix}."
+        for role, into, named in (
+            ("parameter", found.parameters, module.named_parameters()),
+            ("buffer", found.buffers, module.named_buffers()),
+        ):
+            for path, tensor in named:
+                name = start + ".".join(p for p in path.split(".") if p != "_orig_mod")
+                into[name] = tensor
+                found.names.setdefault(id(tensor), (role, name))
+    for optimizer in found.optimizers:
+        for name, p in _parameters_of(optimizer):
+            if id(p) not in found.names:
+                found.names[id(p)] = ("parameter", name)
+                found.parameters[name] = p
+            known = found.names[id(p)][1]
+            state = optimizer.state.get(p, {})
+            for key, x in state.items() if isinstance(state, dict) else ():
+                if isinstance(x, Tensor):
+                    found.names.setdefault(id(x), ("state", f"{key} of {known}"))
+                    found.held.append(x)
+
+
+def _parameters_of(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
+    flat = getattr(optimizer, "_flat_names", None)
+    names = flat() if flat is not None else None
+    i = 0
+    for g, group in enumerate(optimizer.param_groups):
+        given = group.get("param_names")
+        for j, p in enumerate(group["params"]):
+            fallback = given[j] if given else f"param_groups[{g}].params[{j}]"
+            yield (names[i] if names else fallback), p
+            i += 1
+
+
+def _reachable(
+    step_fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[str, Any]]:
+    seen: set[int] = set()
+    for name, obj in [*_arguments(step_fn, args, kwargs), ("", step_fn)]:
+        yield from _inside(name, obj, seen, _DEEPEST)
+
+
+def _arguments(
+    step_fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> list[tuple[str, Any]]:
+    try:
+        bound = inspect.signature(step_fn).bind_partial(*args, **kwargs)
+    except (TypeError, ValueError):
+        return [*((f"args[{i}]", x) for i, x in enumerate(args)), *kwargs.items()]
+    return list(bound.arguments.items())
+
+
+def _inside(name: str, obj: Any, seen: set[int], depth: int) -> Iterator[tuple[str, Any]]:
+    if id(obj) in seen or depth < 0 or isinstance(obj, ModuleType | type | str | bytes | int | float):
+        return
+    seen.add(id(obj))
+    if isinstance(obj, Tensor | nn.Module | Optimizer | torch.amp.GradScaler) or _is_scheduler(obj):
+        yield name, obj
+    elif isinstance(obj, functools.partial):
+        for part in (obj.func, obj.args, obj.keywords):
+            yield from _inside(name, part, seen, depth - 1)
+    elif isinstance(obj, MethodType):
+        yield from _inside(name, obj.__self__, seen, depth - 1)
+        yield from _inside(name, obj.__func__, seen, depth - 1)
+    elif isinstance(obj, FunctionType):
+        for inner, x in _named_by(obj):
+            yield from _inside(inner, x, seen, depth - 1)
+    elif isinstance(obj, Mapping):
+        for key, x in list(obj.items())[:_MOST_ITEMS]:
+            yield from _inside(f"{name}[{key!r}]", x, seen, depth - 1)
+    elif isinstance(obj, list | tuple):
+        for i, x in enumerate(obj[:_MOST_ITEMS]):
+            yield from _inside(f"{name}[{i}]", x, seen, depth - 1)
+    elif type(obj).__module__ not in ("builtins", "numpy") and hasattr(obj, "__dict__"):
+        for key, x in list(vars(obj).items())[:_MOST_ITEMS]:
+            yield from _inside(f"{name}.{key}" if name else key, x, seen, depth - 2)
+
+
+def _is_scheduler(obj: Any) -> bool:
+    return isinstance(obj, torch.optim.lr_scheduler.LRScheduler)
+
+
+def _named_by(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """What a function's code names: closure cells, globals, defaults."""
+    code = function.__code__
+    for name, cell in zip(code.co_freevars, function.__closure__ or ()):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # an empty cell: not assigned yet
+            continue
+    for name in code.co_names:
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
+    names = code.co_varnames[: code.co_argcount]
+    yield from zip(reversed(names), reversed(function.__defaults__ or ()))
+    yield from (function.__kwdefaults__ or {}).items()
