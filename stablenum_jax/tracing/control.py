@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from stablenum_jax.tracing.flags import flags_of
 from stablenum_jax.tracing.private import context_of, sub_jaxpr
 
 if TYPE_CHECKING:
@@ -46,8 +47,7 @@ def scan(run: Interpreter, eqn: Any, inputs: list[Cell], ctx: Context) -> list[C
     unstacked = [_unstacked(x.data) for x in xs]
     rows: list[list[Cell]] = [[] for _ in range(length)]
     for i in reversed(range(length)) if p["reverse"] else range(length):
-        slices = [_row(run, eqn, x, u(i), ctx) for x, u in zip(xs, unstacked, strict=True)]
-        out = body(i, consts, carry, slices)
+        out = body(i, consts, carry, [(x, row(i)) for x, row in zip(xs, unstacked, strict=True)])
         carry, rows[i] = out[:n_carry], out[n_carry:]
     avals = [v.aval for v in eqn.outvars[n_carry:]]
     ys = [_stacked(run, eqn, [r[j] for r in rows], aval, ctx) for j, aval in enumerate(avals)]
@@ -81,45 +81,56 @@ class _Body:
     known: int | None = None
     compiled: Callable[..., Any] | None = None
     constants: Sequence[Cell] | None = None
+    size: int = 0
     spent: int = 0
     opened_for_inf: int = 0
 
     def __call__(
-        self, number: int, consts: Sequence[Cell], carry: Sequence[Cell], xs: Sequence[Cell]
+        self, number: int, consts: Sequence[Cell], carry: Sequence[Cell], xs: Sequence[tuple[Cell, Any]]
     ) -> list[Cell]:
-        size = max(_equations(self.jaxpr), 1)
+        """``xs``: each whole, and its row for this iteration."""
+        size = self.size = self.size or max(_equations(self.jaxpr), 1)
         whole = self.known is None or self.known * size <= OPENED_EQUATIONS
-        opens = self.spent == 0 or (whole and self.spent + size <= OPENED_EQUATIONS)
-        inputs = [*consts, *carry, *xs]
-        if opens:
+        given = [*consts, *carry]
+        if self.spent == 0 or (whole and self.spent + size <= OPENED_EQUATIONS):
             self.spent += size
-            return self._open(number, inputs)
-        return self._compiled(number, inputs, carry)
+            return self._open(number, given, xs)
+        return self._compiled(number, given, carry, xs)
 
-    def _open(self, number: int, inputs: list[Cell]) -> list[Cell]:
+    def _open(self, number: int, given: list[Cell], xs: Sequence[tuple[Cell, Any]]) -> list[Cell]:
         jaxpr, consts = sub_jaxpr(self.jaxpr)
         if self.constants is None:
             self.constants = [self.run.constant(c) for c in consts]
+        rows = [_row(self.run, self.eqn, x, row, self.ctx) for x, row in xs]
         inner = self.run.inside(self.eqn, self.ctx).iteration(number, self.loop)
         with context_of(self.eqn):
-            return self.run.run(jaxpr, self.constants, inputs, inner)
+            return self.run.run(jaxpr, self.constants, [*given, *rows], inner)
 
-    def _compiled(self, number: int, inputs: list[Cell], carry: Sequence[Cell]) -> list[Cell]:
+    def _compiled(
+        self, number: int, given: list[Cell], carry: Sequence[Cell], xs: Sequence[tuple[Cell, Any]]
+    ) -> list[Cell]:
         if self.compiled is None:
             self.compiled = jax.jit(jax.extend.core.jaxpr_as_fun(self.jaxpr))
         with context_of(self.eqn):
-            data = self.compiled(*[c.data for c in inputs])
-        flags = [self.run.measure(d) for d in data]
-        nan, inf = any(f[0] for f in flags), any(f[1] or f[2] for f in flags)
-        values = self.run.trace.values
-        begins = nan and not any(values[c.id].nan for c in inputs)
-        if inf and not any(values[c.id].inf for c in carry) and self.opened_for_inf < _OPENED_FOR_INF:
-            self.opened_for_inf += 1
-            begins = True
-        if begins:
-            return self._open(number, inputs)
+            data = self.compiled(*[c.data for c in given], *[row for _, row in xs])
         outputs = self.run.made(list(data))
-        self.run.record(self.eqn, inputs, outputs, self.ctx.iteration(number, self.loop), operation=self.loop)
+        values = self.run.trace.values
+        made = [values[c.id] for c in outputs]
+        if any(not v.finite for v in made):
+            # Rows of what is not finite are looked at; for the rest the whole stands in.
+            bad_rows = [flags_of(row) for x, row in xs if not values[x.id].finite]
+            begins = any(v.nan for v in made) and not (
+                any(values[c.id].nan for c in given) or any(f[0] for f in bad_rows)
+            )
+            infinite = any(v.inf for v in made) and not any(values[c.id].inf for c in carry)
+            if infinite and self.opened_for_inf < _OPENED_FOR_INF:
+                self.opened_for_inf += 1
+                begins = True
+            if begins:
+                return self._open(number, given, xs)
+        rows = [x if values[x.id].finite else _row(self.run, self.eqn, x, row, self.ctx) for x, row in xs]
+        ctx = self.ctx.iteration(number, self.loop)
+        self.run.record(self.eqn, [*given, *rows], outputs, ctx, operation=self.loop)
         return outputs
 
 

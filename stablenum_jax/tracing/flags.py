@@ -37,15 +37,15 @@ def flags_of(x: Any) -> Flags:
     if a.dtype.kind == "c":
         re, im = flags_of(a.real), flags_of(a.imag)
         return re[0] or im[0], re[1] or im[1], re[2] or im[2]
-    exponent = _EXPONENTS.get(a.dtype.name)
-    if exponent is not None:
+    if a.dtype.kind == "f" and a.dtype.itemsize >= 4:
+        if np.isfinite(a).all():
+            return CLEAN
+    elif (exponent := _EXPONENTS.get(a.dtype.name)) is not None:
         bad = a.view(np.uint16) & exponent == exponent
         if not bad.any():
             return CLEAN
         a = a[bad].astype(np.float32)
-    elif a.dtype.kind == "f" and np.isfinite(a).all():
-        return CLEAN
-    elif a.dtype.kind != "f":  # 8 bits and fewer
+    else:  # 8 bits and fewer
         a = a.astype(np.float32)
     return bool(np.isnan(a).any()), bool(np.isposinf(a).any()), bool(np.isneginf(a).any())
 

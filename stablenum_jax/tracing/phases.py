@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 from stablenum.diagnosis import Step, Trace
 from stablenum.diagnosis.operations import MOVING
@@ -11,6 +11,10 @@ from stablenum_jax.tracing.interpreting import Written
 from stablenum_jax.tracing.naming import function_name
 
 __all__ = ["assign_phases"]
+
+# Iteration (None: any) -> function -> its last step.
+_Last: TypeAlias = dict[str | None, dict[str, Step]]
+_Table: TypeAlias = dict[Any, _Last]
 
 
 def assign_phases(trace: Trace, written: list[Written], loss: Iterable[int], outputs: Iterable[int]) -> None:
@@ -62,18 +66,20 @@ def _without_loss(trace: Trace, transposed: list[bool], outputs: Iterable[int]) 
 
 
 def _find_forward(trace: Trace, written: list[Written]) -> None:
-    tables: tuple[dict[Any, list[Step]], ...] = ({}, {}, {})
+    tables: tuple[_Table, ...] = ({}, {}, {})
     for step, how in zip(trace.steps, written, strict=True):
         if step.phase == "forward":
             for table, key in zip(tables, _keys(how), strict=True):
-                table.setdefault(key, []).append(step)
+                if key is not None:
+                    # The last of each function: in its iteration, and in all.
+                    for where in (step.where, None):
+                        table.setdefault(key, {}).setdefault(where, {})[step.operation] = step
     for step, how in zip(trace.steps, written, strict=True):
         if step.phase != "backward":
             continue
         for table, key in zip(tables, _keys(how), strict=True):
-            candidates = table.get(key) if key is not None else None
-            if candidates:
-                forward = _best(step, how, candidates)
+            if key in table:
+                forward = _best(step, how, table[key])
                 step.forward, step.operation = forward.index, forward.operation
                 break
 
@@ -89,11 +95,11 @@ def _keys(how: Written) -> tuple[Any, Any, Any]:
     )
 
 
-def _best(step: Step, how: Written, candidates: list[Step]) -> Step:
-    """In the same iteration, of the same function, computing rather than carrying; the last of these."""
+def _best(step: Step, how: Written, last: _Last) -> Step:
+    """One that computes rather than carries, of the same function, in the same iteration; the last of these."""
     name = function_name(how.source.functions)
 
     def rank(c: Step) -> tuple[bool, bool, bool, int]:
         return (c.operation not in MOVING, c.where == step.where, bool(name) and c.operation == name, c.index)
 
-    return max(candidates, key=rank)
+    return max([*last.get(step.where, {}).values(), *last[None].values()], key=rank)

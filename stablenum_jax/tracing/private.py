@@ -60,14 +60,19 @@ def own_lines_in_backward() -> Iterator[None]:
         from jax._src.interpreters import ad
 
         rules, primitive = ad.primitive_transposes, ad.custom_lin_p
-        rule, user_context, stack = rules[primitive], info.user_context, info.current_name_stack
+        rule, local, new = rules[primitive], info._source_info_context, info.new_source_info
+        new().replace(name_stack=local.context.name_stack)
     except (ImportError, AttributeError, KeyError):
         yield
         return
 
     def keeping_lines(*args: Any, **params: Any) -> Any:
-        with user_context(None, name_stack=stack()):
+        given = local.context
+        local.context = new().replace(name_stack=given.name_stack)
+        try:
             return rule(*args, **params)
+        finally:
+            local.context = given
 
     rules[primitive] = keeping_lines
     try:
