@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from types import MethodType
 from typing import Any
 
@@ -19,6 +20,7 @@ import optax
 from stablenum.diagnosis import Report
 from stablenum.explain.plan import Failure
 from stablenum.explain.session import Session
+from stablenum_jax.tracing.places import _is_user, _place
 
 __all__ = ["watch"]
 
@@ -80,7 +82,8 @@ class _Watcher:
         @functools.wraps(inner)
         def update(*args: Any, **kwargs: Any) -> Any:
             def replay(**more: Any) -> Report:
-                return _replay(inner, *args, gradients=False, **more, **kwargs)
+                report = _replay(inner, *args, gradients=False, **more, **kwargs)
+                return _of_update(report)
 
             return self.call(inner, args, kwargs, name="the optimizer's update", replay=replay)
 
@@ -162,6 +165,20 @@ def _replay(*args: Any, **kwargs: Any) -> Report:
     return replay(*args, **kwargs)
 
 
+def _of_update(report: Report) -> Report:
+    """An optimizer's own lines are a library's: its failures are placed where it was called."""
+    frame = inspect.currentframe()
+    while frame is not None and not _is_user(frame.f_code.co_filename):
+        frame = frame.f_back
+    here = None if frame is None else _place(frame.f_code, frame.f_lineno)
+    findings = tuple(
+        f if f.phase == "before" else replace(f, phase="update", place=f.place or here)
+        for f in report.findings
+    )
+    evidence = replace(report.evidence, findings=findings, loss_finite=True)
+    return Report.of(evidence, notes=report.notes, seconds=report.seconds)
+
+
 def _without_static(
     fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
@@ -235,4 +252,4 @@ def _flags_of(x: jax.Array) -> jax.Array:
 def _name(fun: Any) -> str:
     while isinstance(fun, functools.partial):
         fun = fun.func
-    return str(getattr(fun, "__name__", type(fun).__name__))
+    return f"{getattr(fun, '__name__', type(fun).__name__)}()"

@@ -5,18 +5,22 @@ Only the command ``stablenum explain`` installs this. Each look makes the host w
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import gc
+import re
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import _disable_current_modes
 
 from stablenum.explain.plan import Failure
 from stablenum.explain.session import Session
+from stablenum_torch.auditing import state_problems
 from stablenum_torch.optimizer import GuardedOptimizer
+from stablenum_torch.window import Window, parameter_names
 
 __all__ = ["watch"]
 
@@ -36,6 +40,8 @@ def watch(session: Session) -> None:
         watcher.wrap(torch.Tensor, name, watcher.before_look)
     for name in ("isnan", "isfinite", "isinf"):
         watcher.wrap(torch, name, watcher.before_look)
+    session.on_error.append(watcher.on_error)
+    watcher.open_window()
 
 
 class _Watcher:
@@ -47,12 +53,29 @@ class _Watcher:
         self.depth = 0  # an optimizer may step another one inside its own step
         self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self.looking = False
+        self.window: Window | None = None
+        self.opened = 0  # the steps that were over then
+        self.state: tuple[str, ...] = ()  # what is wrong with the optimizer's state
+        self.reproduced = True if session.plan.again else None
         self.scaled = False  # somebody scales losses, and skips steps that overflow
 
     @property
     def step(self) -> int:
         """The optimizer step that is being prepared or taken, from 1."""
         return self.outcome.steps + 1
+
+    @contextlib.contextmanager
+    def look(self) -> Iterator[None]:
+        """What is done inside is not watched, nor recorded."""
+        self.looking = True
+        try:
+            with torch.no_grad(), _disable_current_modes():
+                yield
+        finally:
+            self.looking = False
+            if self.session.over and self.window is not None:
+                self.window.close()
+                self.window = None
 
     def wrap(self, owner: Any, name: str, before: Any) -> None:
         """Call ``before`` with the arguments of a function first, except inside a look."""
@@ -61,35 +84,50 @@ class _Watcher:
         @functools.wraps(inner)
         def outer(*args: Any, **kwargs: Any) -> Any:
             if not self.looking and not self.session.over and not torch.compiler.is_compiling():
-                self.looking = True
-                try:
+                with self.look():
                     before(*args, **kwargs)
-                finally:
-                    self.looking = False
             return inner(*args, **kwargs)
 
         setattr(owner, name, outer)
 
+    def open_window(self) -> None:
+        """Record from here on, if the next step is to be recorded."""
+        begin = self.session.plan.record_from
+        if begin is not None and self.step >= begin:
+            self.window, self.opened = Window(), self.outcome.steps
+
     def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Look at the gradients."""
         self.depth += 1
         if self.depth > 1 or self.session.over:
             return
         self.optimizers.add(optimizer)
         self.outcome.optimizers = len(self.optimizers)
-        if _will_skip(optimizer):
-            return
-        bad = [p for p in _parameters(optimizer) if p.grad is not None and not _finite(p.grad)]
-        if bad:
-            self.fail("gradient", bad, [p.grad for p in bad])
+        with self.look():
+            if self.window is not None:
+                self.state = tuple(state_problems(optimizer))
+            if _will_skip(optimizer):
+                return
+            bad = [p for p in _parameters(optimizer) if p.grad is not None and not _finite(p.grad)]
+            if bad:
+                self.fail("gradient", bad, [p.grad for p in bad])
 
     def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Look at the parameters."""
         self.depth -= 1
         if self.depth > 0 or self.session.over:
             return
-        bad = [p for p in _parameters(optimizer) if not _finite(p)]
-        if bad:
-            self.fail("parameter", bad, bad)
+        with self.look():
+            bad = [p for p in _parameters(optimizer) if not _finite(p)]
+            if bad:
+                self.fail("parameter", bad, bad)
         self.outcome.steps += 1
+        # With several optimizers a step's gradients may be older than the step before.
+        if self.window is not None and self.outcome.steps - self.opened >= len(self.optimizers):
+            self.window.close()
+            self.window = None
+        if self.window is None:
+            self.open_window()
 
     def before_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
         roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
@@ -114,9 +152,30 @@ class _Watcher:
         if not _finite(tensor):
             self.fail("loss", [], [tensor])
 
+    def on_error(self, error: BaseException) -> None:
+        """A script that fails with a message about NaN or inf: a library looked before us."""
+        if not re.search(
+            r"\b(nan|inf|infinite|infinity)\b|non-?finite|not finite", str(error), re.IGNORECASE
+        ):
+            return
+        with self.look():
+            self.outcome.failure = Failure(step=self.step, what="error", names=(type(error).__name__,))
+            if self.window is None:
+                return
+            report = self.window.report_of_last(loss_finite=False, reproduced=self.reproduced)
+            self.outcome.report = None if report is None else report.to_dict()
+
     def fail(self, what: str, parameters: Sequence[torch.Tensor], bad: Sequence[Any]) -> None:
-        names = _names(parameters)
-        self.session.found(Failure(step=self.step, what=what, names=names))
+        """The end of the script; explained, if it was recorded."""
+        names = parameter_names(parameters)
+        failure = Failure(step=self.step, what=what, names=names)
+        if self.window is None:
+            self.session.found(failure)
+        told: dict[str, Any] = {"loss_finite": what != "loss", "reproduced": self.reproduced}
+        told |= {"gradient": {"bad_gradients": names}, "parameter": {"bad_updates": names}}.get(what, {})
+        if what == "parameter":
+            told["state"] = self.state
+        self.session.found(failure, self.window.report(bad, **told))
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
@@ -141,19 +200,3 @@ def _finite(tensor: torch.Tensor) -> bool:
 
 
 _isfinite = torch.isfinite  # not the one that is watched
-
-
-def _names(parameters: Sequence[torch.Tensor]) -> tuple[str, ...]:
-    """Of parameters, as the outermost module that holds them names them; "" for those that no module does."""
-    wanted = {id(p) for p in parameters}
-    if not wanted:
-        return ()
-    found: dict[int, str] = {}
-    for thing in gc.get_objects():
-        if not issubclass(type(thing), torch.nn.Module):
-            continue
-        for name, parameter in thing.named_parameters(remove_duplicate=False):
-            # The longest name is that of the outermost module.
-            if id(parameter) in wanted and len(name) > len(found.get(id(parameter), "")):
-                found[id(parameter)] = name
-    return tuple(name for p in parameters if (name := found.get(id(p), "")))

@@ -43,6 +43,8 @@ def run(plan: Plan) -> Session:
         outcome.error = traceback.format_exception_only(error)[-1].strip()
         sys.stdout.flush()
         traceback.print_exception(type(error), error, _own(error.__traceback__))
+        for tell in session.on_error if isinstance(error, Exception) and not session.over else ():
+            tell(error)
     return session
 
 

@@ -21,6 +21,7 @@ class Plan:
         module: run it as ``python -m`` does.
         seed: of Python's, NumPy's and torch's global generators, before the script's first line.
         record_from: the optimizer step from which each step is recorded; None: none is.
+        again: a run before this one has failed.
     """
 
     script: str
@@ -28,6 +29,7 @@ class Plan:
     module: bool = False
     seed: int = 0
     record_from: int | None = None
+    again: bool = False
 
     def write(self, path: Path) -> None:
         """As JSON."""
@@ -46,7 +48,7 @@ class Failure:
 
     Attributes:
         step: the optimizer step, from 1: the one that was being prepared or taken.
-        what: "loss", "gradient", "parameter" or "output".
+        what: "loss", "gradient", "parameter", "output" or "error".
         names: which, if they have names.
         unit: what ``step`` counts: "step", or "call" of a watched function.
     """
@@ -65,6 +67,7 @@ class Failure:
             "loss": f"the loss of {when} is not finite",
             "gradient": f"gradients of {shown or 'parameters'} are not finite in {when}",
             "parameter": f"{shown or 'parameters'} not finite after {when}",
+            "error": f"{shown} in {when} speaks of values that are not finite",
             "output": f"what {shown} returns is not finite in {when}",
         }[self.what]
 

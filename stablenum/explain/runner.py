@@ -51,22 +51,23 @@ def explain(plan: Plan, say: Callable[[str], object]) -> Explained:
         # Gradients of this step may have been computed before the steps of other optimizers.
         begin = max(1, outcome.failure.step - max(0, outcome.optimizers - 1))
         say(f"{outcome.failure}; running the script again to record {'all' if last else 'that step'}")
-        outcome = _run(replace(plan, record_from=1 if last else begin), shown=False)
+        outcome = _run(replace(plan, record_from=1 if last else begin, again=True), shown=False)
         runs += 1
     if outcome.failure is not None:  # it failed, and nobody could record it
         return Explained(first, _report(outcome), runs)
-    return Explained(first, _unreproduced(first), runs)
+    return Explained(first, _unreproduced(first, outcome), runs)
 
 
 def _report(outcome: Outcome) -> Report | None:
     return None if outcome.report is None else Report.from_dict(outcome.report)
 
 
-def _unreproduced(first: Outcome) -> Report:
+def _unreproduced(first: Outcome, second: Outcome) -> Report:
     return Report.of(
         Evidence(framework=first.watched[0] if first.watched else "torch", reproduced=False),
         notes=(
             f"first run: {first.failure}",
+            *([f"the second run ended with {second.error}"] if second.error else []),
             "the script, run again from the same seed, did not come to it; does it seed all its generators?",
         ),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NoReturn
 
 from stablenum.diagnosis import Report
@@ -20,11 +21,13 @@ class Session:
     Attributes:
         plan: how it is run.
         outcome: what has been seen of it.
+        on_error: called with an exception that ends the script.
     """
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.outcome = Outcome()
+        self.on_error: list[Callable[[BaseException], None]] = []
 
     @property
     def over(self) -> bool:
