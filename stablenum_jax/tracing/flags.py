@@ -81,10 +81,17 @@ def stats_of(x: Any, name: str = "") -> TensorStats | None:
     wide = a.astype(np.float64).ravel()
     finite = wide[np.isfinite(wide)]
     bad = wide[~np.isfinite(wide)]
-    counts = {"nan": np.isnan(wide), "posinf": np.isposinf(wide), "neginf": np.isneginf(wide), "zero": wide == 0.0}
+    counts = {
+        "nan": np.isnan(wide),
+        "posinf": np.isposinf(wide),
+        "neginf": np.isneginf(wide),
+        "zero": wide == 0.0,
+    }
     magnitude = np.abs(finite)
     extremes = (
-        {"min": float(finite.min()), "max": float(finite.max()), "amax": float(magnitude.max())} if finite.size else {}
+        {"min": float(finite.min()), "max": float(finite.max()), "amax": float(magnitude.max())}
+        if finite.size
+        else {}
     )
     return TensorStats(
         dtype=dtype,

@@ -17,6 +17,7 @@ from stablenum_jax.tracing import control
 from stablenum_jax.tracing.flags import CLEAN, Flags, flags_in, flags_of, is_floating
 from stablenum_jax.tracing.naming import operation_name
 from stablenum_jax.tracing.places import NOWHERE, Source, source_of
+from stablenum_jax.tracing.plain import plainly
 from stablenum_jax.tracing.private import bind, context_of, sub_jaxpr
 
 __all__ = ["Cell", "Context", "Interpreter", "Kept", "Written"]
@@ -215,6 +216,10 @@ class Interpreter:
                 # Calls that are not opened (shard_map, kernels) know how to be compiled, not all of them how
                 # to be run one by one.
                 return list(jax.jit(lambda *xs: bind(eqn, list(xs), params))(*inputs))
+            if params is None and not eqn.primitive.multiple_results:
+                plain = plainly(eqn.primitive.name, inputs, eqn.params, eqn.outvars[0].aval)
+                if plain is not None:
+                    return [plain]
             return bind(eqn, inputs, params)
 
 

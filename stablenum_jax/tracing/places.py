@@ -24,7 +24,9 @@ _SITES = tuple(
 )
 _STDLIB = tuple({sysconfig.get_paths()[k] + os.sep for k in ("stdlib", "platstdlib")})
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_OWN = tuple(os.path.join(os.path.dirname(_HERE), n) + os.sep for n in _LIBRARIES if n.startswith("stablenum"))
+_OWN = tuple(
+    os.path.join(os.path.dirname(_HERE), n) + os.sep for n in _LIBRARIES if n.startswith("stablenum")
+)
 _START = os.path.join(_HERE, "tracing") + os.sep
 # Frames below these belong to a derivative's rule, not to the call that is differentiated.
 _DIFFERENTIATION = ("/interpreters/ad.py", "/interpreters/batching.py", "/interpreters/backward_pass.py")

@@ -59,7 +59,9 @@ def _loss_of(result: Any, has_aux: bool) -> Any:
 
 
 def _is_array(x: Any) -> bool:
-    return isinstance(x, (jax.Array, float, int, complex)) or hasattr(x, "__jax_array__") or hasattr(x, "dtype")
+    return (
+        isinstance(x, (jax.Array, float, int, complex)) or hasattr(x, "__jax_array__") or hasattr(x, "dtype")
+    )
 
 
 def _why_no_gradient(loss: Any, call: Call) -> str:

@@ -196,7 +196,9 @@ def _bad_state(opt_state: Any, call: Call) -> tuple[str, ...]:
     named = [(leaf.name, leaf.data) for leaf in call.leaves if leaf.role == "state"]
     if opt_state is not None and not named:
         paths, _ = jax.tree_util.tree_flatten_with_path(opt_state)
-        named = [(f"opt_state{jax.tree_util.keystr(path)}", x) for path, x in paths if isinstance(x, jax.Array)]
+        named = [
+            (f"opt_state{jax.tree_util.keystr(path)}", x) for path, x in paths if isinstance(x, jax.Array)
+        ]
     words = {0: "NaN", 1: "inf", 2: "-inf"}
     found = []
     for name, data in named:

@@ -75,7 +75,9 @@ class Run:
 def run_eagerly(program: Program, leaves: Sequence[Leaf], scale: float) -> Run:
     """Equation by equation."""
     interpreter = Interpreter()
-    inputs, outputs = _evaluate(interpreter, program, leaves, [leaf.data for leaf in leaves], jnp.float32(scale))
+    inputs, outputs = _evaluate(
+        interpreter, program, leaves, [leaf.data for leaf in leaves], jnp.float32(scale)
+    )
     bad = [i for i, at in enumerate(program.judged) if not interpreter.trace.values[outputs[at].id].finite]
     return Run(program, interpreter, inputs, outputs, tuple(bad))
 
