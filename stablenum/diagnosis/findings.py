@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from stablenum.diagnosis.trace import Trace
+from stablenum.diagnosis.trace import Step, Trace
 from stablenum.diagnosis.values import Place, TensorStats
 from stablenum.diagnosis.walk import Origin, is_selected
 
@@ -30,7 +30,7 @@ class Finding:
         where: "iteration 3 of scan".
         inputs, outputs: statistics.
         placed: it read infinities that a mask or a constant put there.
-        selected: a later ``where`` or mask throws a part of the result away.
+        selected: a later ``where`` or mask throws a part of the result away, and a gradient of 0 comes back.
         derivative: a derivative that the framework wrote, not one of the user's own.
         wide_finite: whether the operation is finite in float32; None if it was not tried.
 
@@ -60,7 +60,8 @@ class Finding:
     def __str__(self) -> str:
         what = "NaN" if self.kind == "nan" else "inf"
         if self.phase == "before":
-            text = f"{self.operation} {self.name!r} holds {what} before the step"
+            named = f" {self.name!r}" if self.name else ""
+            text = f"{self.operation}{named} holds {what} before the step"
             return f"{self.place}: {text}" if self.place else text
         of = "the derivative of " if self.derivative else ""
         details = ", ".join(d for d in (self.phase, self.module and f"in {self.module}", self.where) if d)
@@ -88,6 +89,16 @@ class Finding:
                 "outputs": tuple(TensorStats.from_dict(s) for s in d["outputs"]),
             }
         )
+
+
+def _may_be_trapped(trace: Trace, step: Step) -> bool:
+    """Where a value is selected away a gradient of 0 arrives; no trap if none among those that did is 0."""
+    arrived = [
+        v.stats
+        for v in trace.inputs_of(step)
+        if v.stats is not None and v.producer is not None and trace.steps[v.producer].phase == "backward"
+    ]
+    return not arrived or any(s.zero for s in arrived)
 
 
 def finding_of(trace: Trace, origin: Origin, *, wide_finite: bool | None = None) -> Finding:
@@ -121,7 +132,7 @@ def finding_of(trace: Trace, origin: Origin, *, wide_finite: bool | None = None)
         inputs=tuple(v.stats for v in trace.inputs_of(step) if v.stats),
         outputs=tuple(v.stats for v in trace.outputs_of(step) if v.stats),
         placed=origin.placed,
-        selected=derivative and is_selected(trace, forward),
+        selected=_may_be_trapped(trace, step) and is_selected(trace, forward),
         derivative=derivative,
         wide_finite=wide_finite,
     )

@@ -146,6 +146,13 @@ def _low_precision(e: Evidence) -> str:
     return f"{f.operation} computes in {dtype} (largest number {known.max:.4g}); in float32 it is finite"
 
 
+def _update(e: Evidence) -> str:
+    f = e.first
+    if f is None or f.phase != "update" or (f.kind == "inf" and f.operation not in BOUNDARIES):
+        return ""
+    return f"gradients are finite, {f.operation} in the optimizer's update gives {_kind(f)}"
+
+
 def _mask(e: Evidence) -> str:
     f = e.first
     if f is None or f.derivative:
@@ -163,11 +170,25 @@ def _scale(e: Evidence) -> str:
     return ""
 
 
+def _optimizer(e: Evidence) -> str:
+    """The optimizer's own arithmetic, whatever operation it is that fails there."""
+    f = e.first
+    if f is None or f.phase != "update" or e.bad_gradients:
+        return _before(("state",))(e)
+    said = f"the gradients are finite, and {f.operation} is {_kind(f)} in the optimizer's update"
+    return f"{said}: {e.state[0]}" if e.state else said
+
+
 def _where_trap(e: Evidence) -> str:
     f = e.first
-    if f is None or not f.derivative or not f.selected or _is_overflow(f):
+    if f is None or not f.selected:
         return ""
-    return f"the value of {f.operation} is selected away afterwards, and its derivative is {_kind(f)}"
+    if f.derivative:
+        said = f"and its derivative is {_kind(f)}"
+        return "" if _is_overflow(f) else f"the value of {f.operation} is selected away afterwards, {said}"
+    if f.phase != "forward" or f.kind != "inf" or not e.loss_finite:
+        return ""
+    return f"{f.operation} is inf where it is selected away afterwards; its derivative multiplies 0 with that"
 
 
 def _boundary(e: Evidence) -> str:
@@ -210,11 +231,13 @@ def _is_overflow(f: Finding) -> bool:
 
 _SIGNATURES: tuple[tuple[Cause, Signature], ...] = (
     (Cause.PARAMETERS, _parameters),
-    (Cause.BATCH, _before(("input",))),
+    (Cause.BATCH, _before(("input", "constant"))),
     (Cause.LABELS, lambda e: e.labels),
     (Cause.TRANSIENT, _transient),
     (Cause.OTHER_RANK, lambda e: "another rank reported it" if e.other_rank and not e.bad else ""),
     (Cause.LOSS_SCALE, _scale),
+    (Cause.OPTIMIZER_STATE, _update),
+    (Cause.OPTIMIZER_STATE, _optimizer),
     (Cause.MASK, _mask),
     (Cause.LOW_PRECISION_OVERFLOW, _low_precision),
     (Cause.WHERE_TRAP, _where_trap),

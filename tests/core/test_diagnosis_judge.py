@@ -39,6 +39,9 @@ TABLE: list[tuple[Cause, dict[str, Any]]] = [
     (Cause.PARAMETERS, {"findings": (before("parameter"),)}),
     (Cause.PARAMETERS, {"findings": (before("buffer"),)}),
     (Cause.PARAMETERS, {"findings": (before("input"),), "bad_parameters": ("w",)}),
+    (Cause.BATCH, {"findings": (before("constant"),)}),
+    (Cause.OPTIMIZER_STATE, {"findings": (finding("sqrt", phase="update"),), "bad_updates": ("w",)}),
+    (Cause.OPTIMIZER_STATE, {"findings": (before("state"),)}),
     (Cause.LABELS, {"labels": "7 is not one of 5 classes", "findings": (finding("cross_entropy"),)}),
     (Cause.TRANSIENT, {"reproduced": False}),
     (Cause.TRANSIENT, {"reproduced": False, "findings": (finding("log"),)}),
@@ -106,7 +109,9 @@ def test_the_remedys_line_is_python_and_its_function_exists(operation: str, fram
 
 def test_a_function_with_an_edge_has_a_remedy_or_needs_none() -> None:
     without = set(BOUNDARIES) - set(REMEDIES)
-    assert without == {"asin", "log10", "log1p", "log2", "mean"}
+    linear = {"cholesky", "det", "eigh", "inv", "logdet", "slogdet", "solve", "svd"}
+    special = {"batch_norm", "ctc_loss", "erfinv", "lgamma", "logit"}
+    assert without == {"asin", "log10", "log1p", "log2", "mean"} | linear | special
 
 
 def test_the_first_place_in_the_text_is_the_first_causes() -> None:
@@ -127,3 +132,23 @@ def test_findings_survive_plain_values() -> None:
 def test_no_more_than_four_values_are_kept() -> None:
     kept = TensorStats(dtype="float32", shape=(9,), size=9, values=tuple(range(9)))
     assert kept.values == (0, 1, 2, 3)
+
+
+def test_an_infinity_that_is_selected_away_traps_if_the_loss_is_finite() -> None:
+    found = (finding("exp", "inf", selected=True, inputs=(stats(1.0, 100.0),)),)
+    trapped = judge(Evidence(framework="torch", findings=found, loss_finite=True))
+    assert trapped.cause is Cause.WHERE_TRAP
+    assert judge(Evidence(framework="torch", findings=found, loss_finite=False)).cause is Cause.OVERFLOW
+
+
+@pytest.mark.parametrize(
+    ("operation", "kind", "cause"),
+    [
+        ("sqrt", "nan", Cause.OPTIMIZER_STATE),
+        ("div", "inf", Cause.OPTIMIZER_STATE),
+        ("mul", "inf", Cause.OVERFLOW),
+    ],
+)
+def test_what_goes_wrong_in_an_update_is_the_optimizers(operation: str, kind: str, cause: Cause) -> None:
+    found = (finding(operation, kind, phase="update"),)
+    assert judge(Evidence(framework="jax", findings=found, loss_finite=True)).cause is cause
