@@ -1,8 +1,8 @@
 """Which forward operation a backward node differentiates.
 
-Autograd numbers its nodes. The number is drawn just before the operation runs, so the recorder that sees the
-operation knows the number of its node. Numbers are drawn a thread at a time; the passes that run on threads of
-their own (CUDA) are told apart by the node's name.
+Autograd numbers its nodes. The number is drawn just before the operation runs, so the recorder that sees
+the operation knows the number of its node. Each thread draws its own; passes that run on threads of their
+own (CUDA) are told apart by the node's name.
 """
 
 from __future__ import annotations

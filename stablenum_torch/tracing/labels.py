@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["BadLabels", "check_labels", "is_index_error", "without_valid_target"]
+__all__ = ["BadLabelsError", "check_labels", "is_index_error", "without_valid_target"]
 
 _READ_INDICES = (
     "embedding", "embedding_bag", "gather", "index", "index_put", "index_select", "nll_loss", "one_hot",
@@ -15,12 +15,12 @@ _READ_INDICES = (
 )  # fmt: skip
 
 
-class BadLabels(IndexError):
+class BadLabelsError(IndexError):
     """An index that the operation cannot take. Raised before a device would abort on it."""
 
 
 def check_labels(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Raise BadLabels if an operation is about to read indices that are out of range."""
+    """Raise BadLabelsError if an operation is about to read indices that are out of range."""
     try:
         index, size, ignored, what = _indices(name, args, kwargs)
     except (IndexError, AttributeError, TypeError):
@@ -33,7 +33,7 @@ def check_labels(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
     low, high = int(valid.min()), int(valid.max())
     if low < 0 or high >= size:
         wrong = low if low < 0 else high
-        raise BadLabels(f"{what} {wrong} where there are {size} (0 to {size - 1})")
+        raise BadLabelsError(f"{what} {wrong} where there are {size} (0 to {size - 1})")
 
 
 def _indices(
@@ -51,7 +51,7 @@ def _indices(
 
 def is_index_error(name: str, error: Exception) -> bool:
     """Whether an operation that reads class or table indices failed on one."""
-    if isinstance(error, BadLabels):
+    if isinstance(error, BadLabelsError):
         return True
     if not name.strip("_").startswith(_READ_INDICES):
         return False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -76,7 +75,7 @@ def bad_positions(tensor: Tensor) -> Tensor | None:
     return bad.nonzero()[:MOST_VALUES]
 
 
-def _values(tensor: Tensor, at: Tensor | None) -> Sequence[float] | tuple[float, ...]:
+def _values(tensor: Tensor, at: Tensor | None) -> tuple[float, ...]:
     if at is None or tensor.layout is not torch.strided or tensor.is_complex():
         return ()
     return tuple(float(v) for v in tensor[tuple(at.T)].reshape(-1)[:MOST_VALUES])

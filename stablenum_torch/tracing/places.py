@@ -24,8 +24,8 @@ from stablenum_torch.tracing.naming import PUBLIC
 __all__ = ["Survey", "survey"]
 
 _FOREIGN = (
-    "accelerate", "contextlib", "equinox", "flax", "functools", "jax", "jaxlib", "numpy", "optax", "stablenum",
-    "stablenum_jax", "stablenum_torch", "torch",
+    "accelerate", "contextlib", "equinox", "flax", "functools", "jax", "jaxlib", "numpy", "optax",
+    "stablenum", "stablenum_jax", "stablenum_torch", "torch",
 )  # fmt: skip
 
 

@@ -430,7 +430,8 @@ class Recorder(TorchDispatchMode):
             return _Context("backward", place, seen.frames, where, public)
         if step is None:
             return _Context("backward", _last(seen.outer), seen.outer, module, public)
-        # The derivative of a derivative belongs to the same forward operation; one that the user wrote is its own.
+        # The derivative of a derivative belongs to the same forward operation; one that the user wrote is
+        # its own.
         root = step if step.forward is None else self.trace.steps[step.forward]
         return _Context("backward", root.place, root.frames, root.module, "", root)
 

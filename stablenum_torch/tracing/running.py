@@ -14,6 +14,7 @@ from torch import Tensor
 from stablenum.diagnosis import Finding, Trace, Value, finding_of, first_causes
 from stablenum.errors import NonFiniteError
 from stablenum_torch.tracing.functions import PublicFunctions
+from stablenum_torch.tracing.labels import BadLabelsError
 from stablenum_torch.tracing.modules import ModulePaths
 from stablenum_torch.tracing.recording import Recorder
 from stablenum_torch.tracing.snapshot import RngState, Snapshot, set_rng_state
@@ -229,8 +230,9 @@ class _Judge:
         failure = self.recorder.failure
         if failure is None or failure.error is not error:
             raise error
-        said = str(error).splitlines()[0] if str(error) else ""
-        self.result.notes.append(f"the step raised {type(error).__name__}: {said}")
+        if not isinstance(error, BadLabelsError):
+            said = str(error).splitlines()[0] if str(error) else ""
+            self.result.notes.append(f"the step raised {type(error).__name__}: {said}")
         if failure.labels:
             self.result.labels = failure.labels
             self.result.findings = [

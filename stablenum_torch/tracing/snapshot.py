@@ -36,7 +36,7 @@ def rng_state(*, torch_only: bool = False) -> RngState:
     Waits for no device: a CUDA generator's seed and offset lie on the host.
     """
     cuda = None
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():
         # A stream that is being captured lets nobody read its generator.
         cuda = None if torch.cuda.is_current_stream_capturing() else tuple(torch.cuda.get_rng_state_all())
     cpu = torch.get_rng_state()

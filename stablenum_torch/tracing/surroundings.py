@@ -55,7 +55,8 @@ def surroundings(
     optimizer: Optimizer | None,
 ) -> Surroundings:
     """Look through the arguments, the function's closure and the globals that it names."""
-    found, tensors = Surroundings(), {}
+    found = Surroundings()
+    tensors: dict[int, tuple[str, Tensor]] = {}
     if model is not None:
         found.modules[""] = model
     if optimizer is not None:
