@@ -170,15 +170,6 @@ def _scale(e: Evidence) -> str:
     return ""
 
 
-def _optimizer(e: Evidence) -> str:
-    """The optimizer's own arithmetic, whatever operation it is that fails there."""
-    f = e.first
-    if f is None or f.phase != "update" or e.bad_gradients:
-        return _before(("state",))(e)
-    said = f"the gradients are finite, and {f.operation} is {_kind(f)} in the optimizer's update"
-    return f"{said}: {e.state[0]}" if e.state else said
-
-
 def _where_trap(e: Evidence) -> str:
     f = e.first
     if f is None or not f.selected:
@@ -237,7 +228,7 @@ _SIGNATURES: tuple[tuple[Cause, Signature], ...] = (
     (Cause.OTHER_RANK, lambda e: "another rank reported it" if e.other_rank and not e.bad else ""),
     (Cause.LOSS_SCALE, _scale),
     (Cause.OPTIMIZER_STATE, _update),
-    (Cause.OPTIMIZER_STATE, _optimizer),
+    (Cause.OPTIMIZER_STATE, _before(("state",))),
     (Cause.MASK, _mask),
     (Cause.LOW_PRECISION_OVERFLOW, _low_precision),
     (Cause.WHERE_TRAP, _where_trap),
