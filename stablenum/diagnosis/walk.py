@@ -74,7 +74,7 @@ def _of_nan(trace: Trace, bad: Value) -> list[Origin]:
             origins.append(Origin(step=None, value=value, kind="nan"))
             continue
         inputs = trace.inputs_of(step)
-        before = [v for v in inputs if v.nan]
+        before = [v for v in inputs if v.nan and not _is_placed_nan(trace, v)]
         if before:
             new = [v for v in before if v.id not in seen]
             seen.update(v.id for v in new)
@@ -82,8 +82,23 @@ def _of_nan(trace: Trace, bad: Value) -> list[Origin]:
             continue
         infinite = [o for v in inputs if v.inf for o in _of_inf(trace, v)]
         computed = [o for o in infinite if not o.placed]
-        origins += computed or [Origin(step=step, value=value, kind="nan", placed=bool(infinite))]
+        # 0 * inf with inf as a plain number: put there as well.
+        placed = bool(infinite) or trace.places_infinity(step)
+        origins += computed or [Origin(step=step, value=value, kind="nan", placed=placed)]
     return origins
+
+
+def _is_placed_nan(trace: Trace, value: Value) -> bool:
+    """Whether a NaN is a constant, spread out perhaps: whoever lets it into a result is its origin.
+
+    Libraries answer so where there is no answer (the sample variance of one item).
+    """
+    if value.producer is None:
+        return value.role == "constant"
+    step = trace.steps[value.producer]
+    read = [v for v in trace.inputs_of(step) if v.nan]
+    spread = step.operation in MOVING - SELECTING and bool(read)
+    return spread and all(_is_placed_nan(trace, v) for v in read)
 
 
 def _of_inf(trace: Trace, bad: Value) -> list[Origin]:

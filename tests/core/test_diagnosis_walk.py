@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stablenum.diagnosis import Trace, finding_of, first_causes
+from stablenum.diagnosis import TensorStats, Trace, finding_of, first_causes
 from stablenum.diagnosis.walk import is_selected
 
 FINE, NAN, INF, NEGINF = (
@@ -136,3 +136,33 @@ def test_every_bad_value_has_an_origin_that_explains_it(lines: list[tuple[int, i
         assert origin.step is not None
         read = trace.inputs_of(origin.step)
         assert all(v.finite for v in read) or (origin.kind == "nan" and not any(v.nan for v in read))
+
+
+def test_zero_times_a_plain_infinity_is_placed() -> None:
+    trace, v = program(("bias", "mul mask -inf", NAN), ("loss", "sum bias", NAN), mask=("input", FINE))
+    (origin,) = first_causes(trace, [v["loss"]])
+    assert origin.step is not None
+    assert (origin.step.operation, origin.placed) == ("mul", True)
+
+
+def test_a_constant_nan_belongs_to_the_function_that_answers_with_it() -> None:
+    trace, v = program(
+        ("spread", "broadcast none", NAN), ("s", "std x spread", NAN), ("loss", "sum s", NAN),
+        none=("constant", NAN), x=("input", FINE),
+    )  # fmt: skip
+    assert operations(trace, v["loss"]) == ["std"]
+    trace, v = program(("y", "mul x none", NAN), none=("constant", NAN), x=("input", FINE))
+    assert operations(trace, v["y"]) == ["mul"]
+
+
+@pytest.mark.parametrize(("zeros", "trapped"), [(0, False), (1, True)])
+def test_a_trap_needs_a_gradient_of_zero(zeros: int, trapped: bool) -> None:
+    trace = Trace()
+    x, root, kept, grad, out = (trace.add_value(flags=NAN if i == 4 else FINE) for i in range(5))
+    trace.values[grad].stats = TensorStats(dtype="float32", shape=(2,), size=2, zero=zeros)
+    trace.add_step("sqrt", inputs=[x], outputs=[root])
+    trace.add_step("where", inputs=[root], outputs=[kept])
+    trace.add_step("where", inputs=[kept], outputs=[grad], phase="backward", forward=1)
+    trace.add_step("sqrt", inputs=[grad, root], outputs=[out], phase="backward", forward=0)
+    (origin,) = first_causes(trace, [out])
+    assert finding_of(trace, origin).selected is trapped
