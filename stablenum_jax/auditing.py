@@ -98,7 +98,8 @@ def audit(
     _check_concrete(opt_state, params, grads, updates)
     gradients, given = _as_params(grads, leaves, "grads"), _as_params(updates, leaves, "updates")
     numbers = {"lr": learning_rate, "beta1": b1, "beta2": b2, "eps": eps}
-    groups = _joined(find_groups(opt_state, frozenset(leaves)), leaves)
+    groups = _joined(find_groups(opt_state, frozenset(leaves)))
+    _check_fit(groups, leaves)
     rows = []
     for name, leaf in leaves.items():
         for i, group in enumerate(groups.get(name) or [Group(name, "", (), None, {})]):
@@ -143,19 +144,22 @@ def repair(opt_state: PyTree, audit: Audit) -> PyTree:
     leaves, structure = jax.tree.flatten(opt_state)
     numbered = jax.tree.unflatten(structure, range(len(leaves)))
     found = set()
-    for group in find_groups(numbered, frozenset()):
-        if group.parameter not in shapes:
-            continue
-        parts = [part._replace(leaf=leaves[part.leaf]) for part in group.parts]
-        known = [part for part in parts if _is_elementwise(part, shapes[group.parameter])]
-        if not known:
-            continue
-        mask = poisoned([(part.role, _wide(_host(part.leaf))) for part in known], xp=xp)
-        if mask.any():
-            found.add(group.parameter)
-            for part, place in zip(parts, group.parts, strict=True):
-                if _is_elementwise(part, shapes[group.parameter]):
-                    leaves[place.leaf] = jnp.where(mask, jnp.zeros((), part.leaf.dtype), part.leaf)
+    for name, groups in _joined(find_groups(numbered, frozenset())).items():
+        for group in groups if name in shapes else ():
+            places = [part.leaf for part in group.parts]
+            parts = [part._replace(leaf=leaves[part.leaf]) for part in group.parts]
+            known = [
+                (place, part)
+                for place, part in zip(places, parts, strict=True)
+                if _is_elementwise(part, shapes[name])
+            ]
+            if not known:
+                continue
+            mask = poisoned([(part.role, _wide(_host(part.leaf))) for _, part in known], xp=xp)
+            if mask.any():
+                found.add(name)
+                for place, part in known:
+                    leaves[place] = jnp.where(mask, jnp.zeros((), part.leaf.dtype), part.leaf)
     missing = sorted(set(shapes) - found)
     if missing:
         raise ValueError(
@@ -194,12 +198,8 @@ def _is_inexact(leaf: Any) -> bool:
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
-def _joined(groups: Sequence[Group], leaves: Mapping[str, Any]) -> dict[str, list[Group]]:
-    """Parameter -> its groups, joined where no role comes twice (RMSprop's average and its momentum).
-
-    Raises:
-        ValueError: there are moments, and none of them is of one of the parameters.
-    """
+def _joined(groups: Sequence[Group]) -> dict[str, list[Group]]:
+    """Parameter -> its groups, joined where no role comes twice (RMSprop's average and its momentum)."""
     found: dict[str, list[Group]] = {}
     for group in groups:
         mine = found.setdefault(group.parameter, [])
@@ -211,12 +211,20 @@ def _joined(groups: Sequence[Group], leaves: Mapping[str, Any]) -> dict[str, lis
                 break
         else:
             mine.append(group)
-    if found and not set(found) & set(leaves):
+    return found
+
+
+def _check_fit(groups: Mapping[str, Any], leaves: Mapping[str, Any]) -> None:
+    """Refuse parameters of which the state holds nothing.
+
+    Raises:
+        ValueError: there are moments, and none of them is of one of the parameters.
+    """
+    if groups and not set(groups) & set(leaves):
         raise ValueError(
-            f"params must be those that opt_state is of; it has moments of {next(iter(found))!r}, "
+            f"params must be those that opt_state is of; it has moments of {next(iter(groups))!r}, "
             f"params have {next(iter(leaves), 'no leaf')!r}."
         )
-    return found
 
 
 def _roles(group: Group) -> set[Role]:

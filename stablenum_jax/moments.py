@@ -99,7 +99,7 @@ def _walk(tree: PyTree, names: frozenset[str], hyperparams: Mapping[str, Any]) -
             }
             yield from _walk(node.inner_state, names, {**hyperparams, **found})
         elif type(node).__name__ in _STATES and hasattr(node, "_fields"):
-            yield from _of_node(node, hyperparams)
+            yield from _of_node(node, names, hyperparams)
         else:
             name = _named(path_name(path), names)
             if name:
@@ -118,17 +118,24 @@ def _injects(node: object) -> bool:
     return isinstance(getattr(node, "hyperparams", None), Mapping) and hasattr(node, "inner_state")
 
 
-def _of_node(node: Any, hyperparams: Mapping[str, Any]) -> Iterator[Group]:
+def _of_node(node: Any, names: frozenset[str], hyperparams: Mapping[str, Any]) -> Iterator[Group]:
     kind, roles = _STATES[type(node).__name__]
     parts: dict[str, list[Part]] = {}
     for field, role in roles.items():
         for path, leaf in jax.tree_util.tree_leaves_with_path(getattr(node, field, None)):
-            parts.setdefault(path_name(path), []).append(Part(field, role, leaf))
+            parts.setdefault(_owner(path_name(path), names), []).append(Part(field, role, leaf))
     # By field: every tuple has a method called count.
     counting = next((field for field in ("count", "t") if field in node._fields), None)
     counts = [] if counting is None else jax.tree.leaves(getattr(node, counting))
     for parameter, found in parts.items():
         yield Group(parameter, kind, tuple(found), counts[0] if len(counts) == 1 else None, hyperparams)
+
+
+def _owner(path: str, names: frozenset[str]) -> str:
+    """The parameter that a path in a tree of moments belongs to: SM3 keeps a list for each."""
+    parts = path.split(".")
+    starts = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
+    return next((start for start in starts if start in names), path)
 
 
 def _named(path: str, names: frozenset[str]) -> str:
