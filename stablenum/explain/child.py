@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import importlib.util
 import json
+import os
 import random
 import runpy
 import sys
@@ -82,7 +83,7 @@ def _run_main(plan: Plan) -> None:
     # Not runpy.run_path: it takes the module away before what is registered for the end has run.
     code = compile(Path(plan.script).read_bytes(), plan.script, "exec")
     module = ModuleType("__main__")
-    module.__dict__.update(__file__=plan.script, __builtins__=builtins, __cached__=None)
+    module.__dict__.update(__file__=os.path.abspath(plan.script), __builtins__=builtins, __cached__=None)
     sys.modules["__main__"] = module
     exec(code, module.__dict__)
 
