@@ -91,14 +91,15 @@ class Finding:
         )
 
 
-def _may_be_trapped(trace: Trace, step: Step) -> bool:
-    """Where a value is selected away a gradient of 0 arrives; no trap if none among those that did is 0."""
-    arrived = [
-        v.stats
-        for v in trace.inputs_of(step)
-        if v.stats is not None and v.producer is not None and trace.steps[v.producer].phase == "backward"
-    ]
-    return not arrived or any(s.zero for s in arrived)
+def _meets_zero(trace: Trace, step: Step) -> bool:
+    """Whether a gradient of 0 arrived at a derivative: 0 x inf and 0 / 0 are NaN, any other gives inf."""
+    if step.forward is None:
+        return True
+    reached: set[int] = set()
+    for s in trace.steps[step.index :]:
+        if s is step or (s.forward == step.forward and reached.intersection(s.inputs)):
+            reached.update(s.outputs)
+    return any(trace.values[i].nan for i in reached)
 
 
 def finding_of(trace: Trace, origin: Origin, *, wide_finite: bool | None = None) -> Finding:
@@ -132,7 +133,7 @@ def finding_of(trace: Trace, origin: Origin, *, wide_finite: bool | None = None)
         inputs=tuple(v.stats for v in trace.inputs_of(step) if v.stats),
         outputs=tuple(v.stats for v in trace.outputs_of(step) if v.stats),
         placed=origin.placed,
-        selected=_may_be_trapped(trace, step) and is_selected(trace, forward),
+        selected=_meets_zero(trace, step) and is_selected(trace, forward),
         derivative=derivative,
         wide_finite=wide_finite,
     )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stablenum.diagnosis import TensorStats, Trace, finding_of, first_causes
+from stablenum.diagnosis import Trace, finding_of, first_causes
 from stablenum.diagnosis.walk import is_selected
 
 FINE, NAN, INF, NEGINF = (
@@ -155,14 +155,16 @@ def test_a_constant_nan_belongs_to_the_function_that_answers_with_it() -> None:
     assert operations(trace, v["y"]) == ["mul"]
 
 
-@pytest.mark.parametrize(("zeros", "trapped"), [(0, False), (1, True)])
-def test_a_trap_needs_a_gradient_of_zero(zeros: int, trapped: bool) -> None:
+@pytest.mark.parametrize(("arrives", "trapped"), [(INF, False), (NAN, True)])
+def test_a_trap_needs_a_gradient_of_zero(arrives: tuple[bool, bool, bool], trapped: bool) -> None:
     trace = Trace()
-    x, root, kept, grad, out = (trace.add_value(flags=NAN if i == 4 else FINE) for i in range(5))
-    trace.values[grad].stats = TensorStats(dtype="float32", shape=(2,), size=2, zero=zeros)
+    x, root, kept, grad = (trace.add_value() for _ in range(4))
+    slope, out = trace.add_value(flags=INF), trace.add_value(flags=arrives)
     trace.add_step("sqrt", inputs=[x], outputs=[root])
     trace.add_step("where", inputs=[root], outputs=[kept])
     trace.add_step("where", inputs=[kept], outputs=[grad], phase="backward", forward=1)
-    trace.add_step("sqrt", inputs=[grad, root], outputs=[out], phase="backward", forward=0)
+    trace.add_step("sqrt", inputs=[root], outputs=[slope], phase="backward", forward=0)
+    trace.add_step("sqrt", inputs=[grad, slope], outputs=[out], phase="backward", forward=0)
     (origin,) = first_causes(trace, [out])
-    assert finding_of(trace, origin).selected is trapped
+    assert origin.step is not None
+    assert (origin.step.index, finding_of(trace, origin).selected) == (3, trapped)
