@@ -105,7 +105,7 @@ def _is_inexact(value: Any) -> bool:
 
 def _role(path: tuple[Any, ...], value: Any, differentiated: bool, whole: Any, opt_state: Any) -> str:
     keys = [str(getattr(k, "key", getattr(k, "name", ""))) for k in path]
-    if whole is not None and (whole is opt_state or _is_optimizer_state(whole)) or "opt_state" in keys:
+    if (whole is not None and (whole is opt_state or _is_optimizer_state(whole))) or "opt_state" in keys:
         return "state"
     if "batch_stats" in keys:
         return "buffer"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -89,15 +90,15 @@ def stats_of(x: Any, name: str = "") -> TensorStats | None:
     }
     magnitude = np.abs(finite)
     extremes = (
-        {"min": float(finite.min()), "max": float(finite.max()), "amax": float(magnitude.max())}
-        if finite.size
-        else {}
+        (float(finite.min()), float(finite.max()), float(magnitude.max())) if finite.size else (math.nan,) * 3
     )
     return TensorStats(
         dtype=dtype,
         shape=shape,
         size=int(np.prod(shape, dtype=np.int64)),
-        **extremes,
+        min=extremes[0],
+        max=extremes[1],
+        amax=extremes[2],
         **{k: int(np.count_nonzero(v)) for k, v in counts.items()},
         subnormal=int(np.count_nonzero((magnitude > 0.0) & (magnitude < tiny))),
         values=tuple(float(v) for v in (bad if bad.size else wide)[:4]),

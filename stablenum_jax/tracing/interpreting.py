@@ -24,9 +24,10 @@ __all__ = ["Cell", "Context", "Interpreter", "Kept", "Written"]
 
 # Calls that are opened: primitive -> where its jaxpr is.
 _CALLS = {
-    "jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "call": "call_jaxpr",
-    "remat": "jaxpr", "remat2": "jaxpr", "checkpoint": "jaxpr", "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr", "custom_vjp_call_jaxpr": "fun_jaxpr", "eval_jaxpr": "jaxpr",
+    "jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr",
+    "call": "call_jaxpr", "remat": "jaxpr", "remat2": "jaxpr", "checkpoint": "jaxpr",
+    "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr", "eval_jaxpr": "jaxpr",
 }  # fmt: skip
 _CONTROL = {"cond": control.cond, "scan": control.scan, "while": control.while_loop}
 # Prints and checks: they return nothing and would speak twice.
@@ -133,7 +134,7 @@ class Interpreter:
         stack = _joined(ctx.stack, eqn)
         primitive = operation or eqn.primitive.name
         step = self.trace.add_step(
-            operation or operation_name(source.functions, primitive),
+            operation or operation_name(source.functions, primitive, eqn.params.get("y")),
             primitive=primitive,
             inputs=[c.id for c in inputs],
             outputs=[c.id for c in outputs],

@@ -21,8 +21,8 @@ def assign_phases(trace: Trace, written: list[Written], loss: Iterable[int], out
     """Set ``phase`` and, of derivatives, ``operation`` and ``forward``.
 
     What the loss is computed from is forward. Of the rest, what a differentiation made is backward: also the
-    factors that it takes from the forward pass (1 / (2 sqrt x) stands beside sqrt x). Without a loss, whatever
-    is not transposed and is not used by a transposed step alone is forward.
+    factors that it takes from the forward pass (1 / (2 sqrt x) stands beside sqrt x). Without a loss,
+    whatever is not transposed and is not used by a transposed step alone is forward.
 
     Args:
         loss: the loss, if the program has one.
@@ -33,15 +33,15 @@ def assign_phases(trace: Trace, written: list[Written], loss: Iterable[int], out
     reached = _reaching(trace, roots) if roots else _without_loss(trace, transposed, outputs)
     later: set[int] = set()  # values that derive from a gradient
     for step, how in zip(trace.steps, written, strict=True):
-        differentiated = transposed[step.index] or "jvp(" in how.stack
-        if step.index in reached and not transposed[step.index]:
-            step.phase = "forward"
-        elif differentiated:
+        differentiated = "jvp(" in how.stack
+        if transposed[step.index] or (differentiated and step.index not in reached):
             step.phase = "backward"
-            later.update(step.outputs)
-        elif later.intersection(step.inputs):
-            step.phase = "update" if not roots else "backward"
-            later.update(step.outputs)
+        elif not differentiated and later.intersection(step.inputs):
+            step.phase = "backward" if roots else "update"
+        else:
+            continue
+        later.update(step.outputs)
+    _within_derivatives(trace, written)
     _find_forward(trace, written)
 
 
@@ -63,6 +63,19 @@ def _without_loss(trace: Trace, transposed: list[bool], outputs: Iterable[int]) 
     read = {i for s in trace.steps for i in s.inputs}
     unread = [o for s in trace.steps for o in s.outputs if o not in read]
     return _reaching(trace, [*outputs, *unread], through=[not t for t in transposed])
+
+
+def _within_derivatives(trace: Trace, written: list[Written]) -> None:
+    """In a loss that is itself made of gradients: the factors of the inner derivative."""
+    first: dict[Any, Step] = {}
+    for step, how in zip(trace.steps, written, strict=True):
+        if step.phase != "forward" or how.stack.count("jvp(") < 2 or not how.source.call:
+            continue
+        began = first.setdefault((how.source.call, how.source.inner, step.where), step)
+        if began.operation in MOVING:
+            first[how.source.call, how.source.inner, step.where] = step
+        elif step.operation != began.operation:
+            step.phase = "backward"
 
 
 def _find_forward(trace: Trace, written: list[Written]) -> None:
@@ -96,7 +109,7 @@ def _keys(how: Written) -> tuple[Any, Any, Any]:
 
 
 def _best(step: Step, how: Written, last: _Last) -> Step:
-    """One that computes rather than carries, of the same function, in the same iteration; the last of these."""
+    """One that computes rather than carries, of the same function and iteration; the last of these."""
     name = function_name(how.source.functions)
 
     def rank(c: Step) -> tuple[bool, bool, bool, int]:

@@ -32,7 +32,8 @@ _START = os.path.join(_HERE, "tracing") + os.sep
 _DIFFERENTIATION = ("/interpreters/ad.py", "/interpreters/batching.py", "/interpreters/backward_pass.py")
 # Machinery between a call and what it calls.
 _PLUMBING = (
-    "/jax/_src/interpreters/", "/jax/_src/pjit.py", "/jax/_src/core.py", "/jax/_src/api", "/jax/_src/linear_util",
+    "/jax/_src/interpreters/", "/jax/_src/pjit.py", "/jax/_src/core.py", "/jax/_src/api",
+    "/jax/_src/linear_util",
     "/jax/_src/custom_derivatives.py", "/jax/_src/traceback_util.py", "/jax/_src/source_info_util.py",
     "/jax/_src/profiler.py", "/jax/_src/util.py", "/jax/_src/tree_util.py", "/jax/_src/ad_checkpoint.py",
 )  # fmt: skip
@@ -45,7 +46,7 @@ class Source:
     Attributes:
         place: the innermost frame of the user's code.
         frames: his call stack, outermost first.
-        call: the bytecode instruction in the user's code that made the call: two operations of one line differ.
+        call: the bytecode instruction that made the call: two operations of one line differ.
         functions: the library functions below it, outermost first.
         inner: their instructions: the equations of a derivative share those of the call.
     """
@@ -73,8 +74,8 @@ def source_of(traceback: Any) -> Source:
             break
         if _is_user(code.co_filename):
             if not frames:
-                call = (code, offset)
-            frames.append(_place(code, _line(traceback, code, offset)))
+                call = (id(code), offset)
+            frames.append(_place(code.co_filename, _name(code), _line(traceback, code, offset)))
         elif not frames:
             below.append((code, offset))
     below.reverse()
@@ -83,8 +84,8 @@ def source_of(traceback: Any) -> Source:
         place=frames[0] if frames else None,
         frames=tuple(reversed(frames)),
         call=call,
-        functions=tuple(getattr(code, "co_qualname", code.co_name) for code, _ in inner),
-        inner=inner,
+        functions=tuple(_name(code) for code, _ in inner),
+        inner=tuple((id(code), offset) for code, offset in inner),
     )
 
 
@@ -129,6 +130,10 @@ def _is_user(file: str) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _place(code: CodeType, line: int) -> Place:
-    name = getattr(code, "co_qualname", code.co_name).rsplit(".", 1)[-1]
-    return Place(code.co_filename, line, name, linecache.getline(code.co_filename, line).strip())
+def _place(file: str, name: str, line: int) -> Place:
+    return Place(file, line, name.rsplit(".", 1)[-1], linecache.getline(file, line).strip())
+
+
+# Code objects are told apart by id: those of two files that read alike are equal.
+def _name(code: CodeType) -> str:
+    return str(getattr(code, "co_qualname", code.co_name))

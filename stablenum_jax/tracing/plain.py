@@ -81,7 +81,7 @@ def _convert(xs: list[Any], p: dict[str, Any]) -> Any:
     new, old = jnp.dtype(p["new_dtype"]), xs[0].dtype
     to_float = jnp.issubdtype(new, jnp.floating) and not jnp.issubdtype(old, jnp.complexfloating)
     whole = old.kind in "iub" and new.kind in "iub" and new.kind != "b"
-    narrow = new.itemsize == 1 or old.itemsize == 1 and old.kind not in "iub"  # 8-bit floats saturate in ways
+    narrow = new.itemsize == 1 or (old.itemsize == 1 and old.kind not in "iub")
     return xs[0].astype(new) if (to_float and not narrow) or whole else None
 
 

@@ -115,7 +115,8 @@ class _Outcome:
 
 
 def _replayed(program: Program, call: Call, scale: float, known_bad: bool) -> _Outcome:
-    leaves, notes = call.leaves, []
+    leaves = call.leaves
+    notes: list[str] = []
     run = run_eagerly(program, leaves, scale)
     reproduced: bool | None = None
     compiled_bad: tuple[int, ...] = ()

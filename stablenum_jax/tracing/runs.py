@@ -132,11 +132,7 @@ def _wide_finite(kept: Kept | None) -> bool | None:
     """Whether the operation is finite in float32 on the same inputs; None if that cannot be tried."""
     if kept is None or not any(_is_low(x) for x in (*kept.inputs, *kept.outputs)):
         return None
-    wide = {
-        key: jnp.dtype(jnp.float32) if key in ("new_dtype", "preferred_element_type", "dtype") and _is_low_dtype(value)
-        else value
-        for key, value in kept.eqn.params.items()
-    }  # fmt: skip
+    wide = {k: jnp.dtype(jnp.float32) if _names_low(k, v) else v for k, v in kept.eqn.params.items()}
     if "jaxpr" in wide or "call_jaxpr" in wide:
         return None
     inputs = [jnp.asarray(x).astype(jnp.float32) if _is_low(x) else x for x in kept.inputs]
@@ -145,6 +141,10 @@ def _wide_finite(kept: Kept | None) -> bool | None:
     except (TypeError, ValueError, NotImplementedError, RuntimeError):
         return None
     return not any(any(flags_of(o)) for o in outputs)
+
+
+def _names_low(key: str, value: Any) -> bool:
+    return key in ("new_dtype", "preferred_element_type", "dtype") and _is_low_dtype(value)
 
 
 def _is_low(x: Any) -> bool:
