@@ -34,6 +34,13 @@ class PublicFunctions(TorchFunctionMode):
             self._recorder.roots.append(args[0].detach())
             with self:  # what the backward pass runs again has names too
                 return _backward(*args, **kwargs)
+        if func is torch.autograd.grad:
+            found = func(*args, **kwargs)
+            if not (kwargs.get("create_graph") or args[4:5] == (True,)):
+                inputs = args[1] if len(args) > 1 else kwargs["inputs"]
+                with torch.no_grad():
+                    self._recorder.note_gradients([inputs] if isinstance(inputs, Tensor) else inputs, found)
+            return found
         name = getattr(func, "__name__", "")
         if name not in PUBLIC:
             return func(*args, **kwargs)

@@ -76,7 +76,8 @@ class Recorder(TorchDispatchMode):
         failure: the last operation that raised.
         labels: what is wrong with the labels that a step read.
         wide: whether a step of low precision is finite in float32.
-        backwards: how many operations of backward passes there were.
+        accumulated: whether a backward pass has written gradients of parameters.
+        gradients: what ``torch.autograd.grad`` gave, with names.
         public: the public function that is running.
         roots: what backward passes began from.
         on_update: called when an optimizer begins to step.
@@ -97,7 +98,8 @@ class Recorder(TorchDispatchMode):
         self.failure: Failure | None = None
         self.labels: dict[int, str] = {}
         self.wide: dict[int, bool] = {}
-        self.backwards = 0
+        self.accumulated = False
+        self.gradients: list[tuple[str, Value]] = []
         self.public = ""
         self.roots: list[Tensor] = []
         self._snapshot, self._names, self._paths, self._stop = snapshot, names, paths, stop
@@ -154,7 +156,7 @@ class Recorder(TorchDispatchMode):
         role, name = self._names.get(id(tensor), (role, ""))
         if not role:
             known = next((self.trace.values[v] for v, _ in storage.views.values()), None)
-            leaf = tensor.requires_grad and tensor.is_leaf
+            leaf = tensor.requires_grad and not tensor._is_view() and tensor.is_leaf
             role, name = (known.role, known.name) if known else ("parameter" if leaf else "input", "")
         flags = flags_of(tensor)
         stats = stats_of(tensor, name=name, at=bad_positions(tensor)) if any(flags) else None
@@ -164,7 +166,10 @@ class Recorder(TorchDispatchMode):
 
     def _meet(self, tensor: Tensor) -> None:
         """Parameters that nobody told us of: their gradients are set aside like those of the others."""
-        if tensor.requires_grad and tensor.is_leaf and id(tensor) not in self.leaves:
+        # A view that autograd took of a parameter while it kept no record looks like a leaf, too.
+        if id(tensor) in self.leaves or not tensor.requires_grad or tensor._is_view():
+            return
+        if tensor.is_leaf:
             self.leaves[id(tensor)] = tensor
             self._snapshot.keep_tensor(tensor)
 
@@ -192,6 +197,13 @@ class Recorder(TorchDispatchMode):
         )
         storage.views[key] = (value, storage.epoch)
         return self.trace.values[value]
+
+    def note_gradients(self, inputs: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+        """What ``torch.autograd.grad`` gave, which no parameter holds."""
+        for i, (of, gradient) in enumerate(zip(inputs, gradients)):
+            if gradient is not None:
+                name = self._names.get(id(of), ("", ""))[1] or f"result {i} of torch.autograd.grad"
+                self.gradients.append((name, self.value_of(gradient)))
 
     # --- around a call -----------------------------------------------------------------------------
 
@@ -415,7 +427,7 @@ class Recorder(TorchDispatchMode):
     def _in_backward(
         self, operation: Operation, seen: Survey, node: Any, module: str, public: str
     ) -> _Context:
-        self.backwards += 1
+        self.accumulated = self.accumulated or "AccumulateGrad" in node.name()
         place = _last(seen.frames)
         if seen.checkpoint:
             # The forward pass once more. Without a frame of the user's, the line is that of the first time.

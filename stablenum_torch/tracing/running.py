@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -103,10 +104,12 @@ def _run(call: Call, snapshot: Snapshot, loss_scale: float | None, rng: RngState
         before = {name: recorder.value_of(t) for name, t in known.items()}
     result.bad_parameters = [name for name in around.parameters if not before[name].finite]
     loss, error = None, None
-    with eager(), torch.enable_grad(), recorder, PublicFunctions(recorder):
+    with warnings.catch_warnings(), eager(), torch.enable_grad(), recorder, PublicFunctions(recorder):
+        warnings.simplefilter("ignore")  # they were heard the first time
         try:
             loss = loss_in(_call_user(call.step_fn, call.args, call.kwargs))
-            if isinstance(loss, Tensor) and loss.requires_grad and not recorder.backwards:
+            done = recorder.accumulated or recorder.roots or recorder.gradients
+            if isinstance(loss, Tensor) and loss.requires_grad and not done:
                 _backward(loss, loss_scale)
         except NonFiniteError as stopped:  # a guard has given up on this training: nothing new
             result.notes.append(f"the step raised {type(stopped).__name__}")
@@ -208,6 +211,11 @@ class _Judge:
             if value.finite:
                 squares += _square(p.grad)
             else:
+                self._blame(value)
+                self.result.bad_gradients.append(name)
+        for name, value in self.recorder.gradients:
+            self.result.backward = True
+            if not value.finite:
                 self._blame(value)
                 self.result.bad_gradients.append(name)
         self.result.norm = max(self.result.norm, squares**0.5)

@@ -74,7 +74,7 @@ def surroundings(
             found.others.append(obj)
     if len(found.modules) == 1:
         (found.model,) = found.modules.values()
-    _name_parameters(found)
+    _name_parameters(found, {key: name for key, (name, _) in tensors.items()})
     for name, tensor in tensors.values():
         role = "parameter" if tensor.requires_grad and tensor.is_leaf else "input"
         found.names.setdefault(id(tensor), (role, name))
@@ -88,7 +88,8 @@ def _contains(outer: nn.Module, inner: nn.Module) -> bool:
     return any(m is inner for m in outer.modules())
 
 
-def _name_parameters(found: Surroundings) -> None:
+def _name_parameters(found: Surroundings, variables: Mapping[int, str]) -> None:
+    """Modules name parameters, else optimizers that were given names, else the user's variables."""
     single = len(found.modules) == 1
     for prefix, module in found.modules.items():
         start = "" if single or not prefix else f"{prefix}."
@@ -102,6 +103,8 @@ def _name_parameters(found: Surroundings) -> None:
                 found.names.setdefault(id(tensor), (role, name))
     for optimizer in found.optimizers:
         for name, p in _parameters_of(optimizer):
+            if name.startswith("param_groups["):
+                name = variables.get(id(p), name)
             if id(p) not in found.names:
                 found.names[id(p)] = ("parameter", name)
                 found.parameters[name] = p
