@@ -20,7 +20,7 @@ import optax
 from stablenum.diagnosis import Report
 from stablenum.explain.plan import Failure
 from stablenum.explain.session import Session
-from stablenum_jax.tracing.places import _is_user, _place
+from stablenum_jax.tracing.places import is_user_code, place_in
 
 __all__ = ["watch"]
 
@@ -168,9 +168,9 @@ def _replay(*args: Any, **kwargs: Any) -> Report:
 def _of_update(report: Report) -> Report:
     """An optimizer's own lines are a library's: its failures are placed where it was called."""
     frame = inspect.currentframe()
-    while frame is not None and not _is_user(frame.f_code.co_filename):
+    while frame is not None and not is_user_code(frame.f_code.co_filename):
         frame = frame.f_back
-    here = None if frame is None else _place(frame.f_code, frame.f_lineno)
+    here = None if frame is None else place_in(frame.f_code, frame.f_lineno)
     findings = tuple(
         f if f.phase == "before" else replace(f, phase="update", place=f.place or here)
         for f in report.findings

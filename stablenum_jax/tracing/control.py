@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import jit
 
 from stablenum_jax.tracing.flags import flags_of
 from stablenum_jax.tracing.private import context_of, sub_jaxpr
@@ -60,7 +61,7 @@ def while_loop(run: Interpreter, eqn: Any, inputs: list[Cell], ctx: Context) -> 
     n_cond, n_body = p["cond_nconsts"], p["body_nconsts"]
     cond_consts, consts = inputs[:n_cond], inputs[n_cond : n_cond + n_body]
     carry = inputs[n_cond + n_body :]
-    condition = jax.jit(jax.extend.core.jaxpr_as_fun(p["cond_jaxpr"]))
+    condition = jit(jax.extend.core.jaxpr_as_fun(p["cond_jaxpr"]))
     body = _Body(run, eqn, p["body_jaxpr"], "while", ctx)
     number = 0
     while bool(np.asarray(condition(*[c.data for c in [*cond_consts, *carry]])[0]).any()):
@@ -110,7 +111,7 @@ class _Body:
         self, number: int, given: list[Cell], carry: Sequence[Cell], xs: Sequence[tuple[Cell, Any]]
     ) -> list[Cell]:
         if self.compiled is None:
-            self.compiled = jax.jit(jax.extend.core.jaxpr_as_fun(self.jaxpr))
+            self.compiled = jit(jax.extend.core.jaxpr_as_fun(self.jaxpr))
         with context_of(self.eqn):
             data = self.compiled(*[c.data for c in given], *[row for _, row in xs])
         outputs = self.run.made(list(data))

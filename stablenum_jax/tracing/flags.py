@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import jit
 
 from stablenum.diagnosis import TensorStats
 
@@ -61,7 +62,7 @@ def flags_in(x: Any) -> Any:
     return jnp.stack([jnp.isnan(x).any(), jnp.isposinf(x).any(), jnp.isneginf(x).any()])
 
 
-_device_flags = jax.jit(flags_in)
+_device_flags = jit(flags_in)
 
 
 def _on_host(x: jax.Array) -> bool:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-import jax
 import numpy as np
+from jax import jit
 from jax.extend import core
 
 from stablenum.diagnosis import Step, Trace
@@ -216,7 +216,7 @@ class Interpreter:
             if "jaxpr" in eqn.params or "call_jaxpr" in eqn.params:
                 # Calls that are not opened (shard_map, kernels) know how to be compiled, not all of them how
                 # to be run one by one.
-                return list(jax.jit(lambda *xs: bind(eqn, list(xs), params))(*inputs))
+                return list(jit(lambda *xs: bind(eqn, list(xs), params))(*inputs))
             if params is None and not eqn.primitive.multiple_results:
                 plain = plainly(eqn.primitive.name, inputs, eqn.params, eqn.outvars[0].aval)
                 if plain is not None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from stablenum.diagnosis import Place
 
-__all__ = ["NOWHERE", "Source", "source_of"]
+__all__ = ["NOWHERE", "Source", "is_user_code", "place_in", "source_of"]
 
 _LIBRARIES = (
     "jax", "jaxlib", "flax", "equinox", "optax", "numpy", "chex", "jaxtyping", "stablenum", "stablenum_jax",
@@ -72,10 +72,10 @@ def source_of(traceback: Any) -> Source:
     for code, offset in zip(codes, offsets, strict=True):  # innermost first
         if code.co_filename.startswith(_START):
             break
-        if _is_user(code.co_filename):
+        if is_user_code(code.co_filename):
             if not frames:
                 call = (id(code), offset)
-            frames.append(_place(code.co_filename, _name(code), _line(traceback, code, offset)))
+            frames.append(place_in(code, _line(traceback, code, offset)))
         elif not frames:
             below.append((code, offset))
     below.reverse()
@@ -117,7 +117,8 @@ def _line(traceback: Any, code: CodeType, offset: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _is_user(file: str) -> bool:
+def is_user_code(file: str) -> bool:
+    """Whether a file is the user's: not of the standard library, nor of a numerical or a test library."""
     if file.startswith("<"):
         return file.startswith(("<ipython", "<stdin"))
     if file.startswith(_OWN):
@@ -129,11 +130,16 @@ def _is_user(file: str) -> bool:
     return not file.startswith(_STDLIB)
 
 
+def place_in(code: CodeType, line: int) -> Place:
+    """A line of a function."""
+    # Not cached by the code object: those of two files that read alike are equal.
+    return _place(code.co_filename, _name(code), line)
+
+
 @lru_cache(maxsize=4096)
 def _place(file: str, name: str, line: int) -> Place:
     return Place(file, line, name.rsplit(".", 1)[-1], linecache.getline(file, line).strip())
 
 
-# Code objects are told apart by id: those of two files that read alike are equal.
 def _name(code: CodeType) -> str:
     return str(getattr(code, "co_qualname", code.co_name))

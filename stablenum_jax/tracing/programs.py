@@ -7,7 +7,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import eval_shape, make_jaxpr, value_and_grad
 
+from stablenum_jax.state import GuardOptState
 from stablenum_jax.tracing.arguments import Call
 from stablenum_jax.tracing.flags import is_floating
 from stablenum_jax.tracing.private import own_lines_in_backward
@@ -44,7 +46,7 @@ def program_of(call: Call, *, has_aux: bool, gradients: bool | None, scaled: boo
     data = [leaf.data for leaf in call.leaves]
     with own_lines_in_backward():
         if gradients is not False:
-            shape = jax.eval_shape(lambda *xs: _loss_of(call(xs), has_aux), *data)
+            shape = eval_shape(lambda *xs: _loss_of(call(xs), has_aux), *data)
             why = _why_no_gradient(shape, call)
             if not why:
                 return _with_gradients(call, data, has_aux, scaled)
@@ -88,13 +90,13 @@ def _with_gradients(call: Call, data: list[Any], has_aux: bool, scaled: bool) ->
             on_loss = jnp.minimum(scale, _LARGEST_FLOAT16_SCALE) if loss.dtype == jnp.float16 else scale
             return loss.astype(wide) * on_loss.astype(wide), loss
 
-        (scaled_loss, loss), grads = jax.value_and_grad(loss_of, has_aux=True)([arrays[i] for i in chosen])
+        (scaled_loss, loss), grads = value_and_grad(loss_of, has_aux=True)([arrays[i] for i in chosen])
         return (loss, scaled_loss, *grads)
 
     if scaled:
-        closed = jax.make_jaxpr(run)(jnp.float32(1.0), *data)
+        closed = make_jaxpr(run)(jnp.float32(1.0), *data)
     else:
-        closed = jax.make_jaxpr(lambda *xs: run(None, *xs))(*data)
+        closed = make_jaxpr(lambda *xs: run(None, *xs))(*data)
     names = tuple(call.leaves[i].name for i in chosen)
     return Program(
         closed=closed,
@@ -106,15 +108,20 @@ def _with_gradients(call: Call, data: list[Any], has_aux: bool, scaled: bool) ->
     )
 
 
+def _is_guard(node: Any) -> bool:
+    return isinstance(node, GuardOptState)
+
+
 def _as_it_is(call: Call, data: list[Any]) -> Program:
     names: list[str] = []
 
     def run(*arrays: Any) -> list[Any]:
-        paths, _ = jax.tree_util.tree_flatten_with_path(call(arrays))
+        # A guard's statistics hold infinities that are meant.
+        paths, _ = jax.tree_util.tree_flatten_with_path(call(arrays), is_leaf=_is_guard)
         kept = [(jax.tree_util.keystr(path).removesuffix(".value"), x) for path, x in paths if _is_array(x)]
         names[:] = [f"result{name}" for name, _ in kept]
         return [x for _, x in kept]
 
-    closed = jax.make_jaxpr(run)(*data)
+    closed = make_jaxpr(run)(*data)
     judged = tuple(i for i, aval in enumerate(closed.out_avals) if is_floating(aval))
     return Program(closed=closed, names=tuple(names[i] for i in judged), judged=judged)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from stablenum.diagnosis import Evidence, Finding, Report
+from stablenum_jax.auditing import state_problems
 from stablenum_jax.state import has_guard
 from stablenum_jax.state import loss_scale as guard_scale
 from stablenum_jax.tracing.arguments import Call, Leaf, call_of
@@ -75,7 +76,7 @@ def replay(
         call = call_of(fun, args, kwargs, numbers, opt_state)
         program = program_of(call, has_aux=has_aux, gradients=gradients, scaled=scale != 1.0)
         outcome = _replayed(program, call, scale, known_bad)
-        evidence = _evidence(outcome, call, scale, opt_state)
+        evidence = _evidence(outcome, call, scale, opt_state, args[numbers[0]] if len(numbers) == 1 else None)
     return Report.of(evidence, notes=tuple(outcome.notes), seconds=time.perf_counter() - start)
 
 
@@ -158,7 +159,7 @@ def _under_jit(program: Program, leaves: Sequence[Leaf], scale: float, notes: li
     return run
 
 
-def _evidence(outcome: _Outcome, call: Call, scale: float, opt_state: Any) -> Evidence:
+def _evidence(outcome: _Outcome, call: Call, scale: float, opt_state: Any, parameters: Any) -> Evidence:
     run = outcome.run
     program = run.program
     bad = run.bad or outcome.compiled_bad
@@ -179,7 +180,7 @@ def _evidence(outcome: _Outcome, call: Call, scale: float, opt_state: Any) -> Ev
         loss_scale=scale,
         unscaled_finite=outcome.unscaled_finite,
         norm_overflow=not bad and _norm_overflows(results),
-        state=_bad_state(opt_state, call),
+        state=_bad_state(opt_state, call, parameters),
     )
 
 
@@ -192,8 +193,13 @@ def _norm_overflows(gradients: Sequence[Any]) -> bool:
     return total > float(jnp.finfo(jnp.float32).max)
 
 
-def _bad_state(opt_state: Any, call: Call) -> tuple[str, ...]:
-    """Entries of the optimizer's state that are not finite, in words."""
+def _bad_state(opt_state: Any, call: Call, parameters: Any) -> tuple[str, ...]:
+    """What is wrong with the optimizer's state, in words: the audit, else entries that are not finite."""
+    if opt_state is not None and parameters is not None:
+        try:
+            return state_problems(opt_state, parameters)
+        except (TypeError, ValueError):
+            pass  # not a state for these parameters
     named = [(leaf.name, leaf.data) for leaf in call.leaves if leaf.role == "state"]
     if opt_state is not None and not named:
         paths, _ = jax.tree_util.tree_flatten_with_path(opt_state)

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import jit
 
 from stablenum.diagnosis import Finding, Origin, Trace, finding_of, first_causes
 from stablenum_jax.tracing.arguments import Leaf
@@ -84,7 +85,7 @@ def run_eagerly(program: Program, leaves: Sequence[Leaf], scale: float) -> Run:
 
 def run_compiled(program: Program, leaves: Sequence[Leaf], scale: float) -> list[Any]:
     """The program under one jit, as it would train."""
-    function = jax.jit(jax.extend.core.jaxpr_as_fun(program.closed))
+    function = jit(jax.extend.core.jaxpr_as_fun(program.closed))
     first = [jnp.float32(scale)] if program.scaled else []
     return list(function(*first, *[leaf.data for leaf in leaves]))
 
@@ -106,7 +107,7 @@ def run_instrumented(program: Program, leaves: Sequence[Leaf], scale: float) -> 
         return jnp.stack(flags), [c.data for c in outputs]
 
     data = [leaf.data for leaf in leaves]
-    flags, results = jax.jit(run)(jnp.float32(scale), data)
+    flags, results = jit(run)(jnp.float32(scale), data)
     known = iter(np.asarray(flags).tolist())
     for value, flag in zip(interpreter.trace.values, interpreter.flags, strict=True):
         if flag is not None:
