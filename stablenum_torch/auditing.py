@@ -6,6 +6,7 @@ It reads each tensor once, in blocks, on the tensor's own device, and waits for 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -207,9 +208,11 @@ def _gradients(
 
 
 def _kind(optimizer: Optimizer) -> str:
-    # The class's own attribute: schedulers patch the instance's.
+    # The class's own attribute, as schedulers patch the instance's; and what it wraps, as torch wraps that of
+    # a class for its profiler when the first instance is made.
+    step = inspect.unwrap(type(optimizer).step)
     for base, kind in _LAWS.items():
-        if isinstance(optimizer, base) and type(optimizer).step is base.step:
+        if isinstance(optimizer, base) and step is inspect.unwrap(base.step):
             return kind
     return ""
 

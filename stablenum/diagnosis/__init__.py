@@ -12,8 +12,8 @@ from stablenum.diagnosis.values import Place, TensorStats
 from stablenum.diagnosis.walk import Origin, first_causes
 
 __all__ = [
-    "Audit",
     "CAUSES",
+    "Audit",
     "Cause",
     "Evidence",
     "Finding",

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import inspect
+import io
 import json
 import math
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -388,6 +393,36 @@ def test_subclasses_are_known_by_their_step() -> None:
     assert report.rows[0].update_rms is None
     assert report.rows[0].measured.second_inf == 0
     assert "law of OtherLaw is not known" in report.notes[0]
+
+
+class HookedFirst(O.Adam):
+    """As AdamW when it is made before any Adam: torch wraps the class's step for its profiler."""
+
+    step = O.Optimizer.profile_hook_step(inspect.unwrap(O.Adam.step))
+
+
+def test_the_profiler_s_hook_does_not_hide_the_law() -> None:
+    assert HookedFirst.step is not O.Adam.step
+    assert audit(trained(HookedFirst, {})[0]).rows[0].update_rms is not None
+
+
+def test_an_unknown_law_has_no_ratio() -> None:
+    row = audit(trained(OtherLaw, {})[0]).rows[0]
+    assert row.measured.gradient_ratio is None
+    assert row.eps_lost is None
+
+
+def test_the_page_shows_what_is_printed() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "audit.md").read_text(encoding="utf-8")
+    code, shown = (
+        re.search(rf"^```{language}\n(.*?)^```", page, re.M | re.S)[1] for language in ("python", "text")
+    )
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        exec(compile(code, "<documentation>", "exec"), {"__name__": "example"})
+    # The digits of a training are another's on another machine; the shape and the words are not.
+    words = [re.sub(r"[0-9]\S*", "#", line).split() for line in output.getvalue().splitlines()]
+    assert words == [re.sub(r"[0-9]\S*", "#", line).split() for line in shown.splitlines()]
 
 
 def test_a_scheduler_does_not_hide_the_law() -> None:

@@ -78,6 +78,8 @@ class Law:
     @property
     def second_correction(self) -> float | None:
         """What the second moment is divided by: 1 - beta2^step, 1 without correction; None if not known."""
+        if not self.kind:
+            return None
         if not self.corrected:
             return 1.0
         return None if self.beta2 is None else _correction(self.beta2, self.step)
@@ -92,6 +94,8 @@ class Law:
     @property
     def first_correction(self) -> float | None:
         """The same of the first moment."""
+        if not self.kind:
+            return None
         if not self.corrected:
             return 1.0
         return None if self.beta1 is None else _correction(self.beta1, self.step)

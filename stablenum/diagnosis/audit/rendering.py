@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 from stablenum.diagnosis.audit.risks import Severity
@@ -17,6 +18,7 @@ _WORDS = {Severity.POISONED: "poisoned", Severity.DANGER: "danger", Severity.WAR
 _SHORT = {"float32": "f32", "float64": "f64", "bfloat16": "bf16", "float16": "f16"}
 _STYLES = {"poisoned": "bold red", "danger": "red", "warning": "yellow"}
 _MOST_RISKS = 8
+_WIDTH = 100
 
 
 def as_text(audit: Audit, *, limit: int) -> str:
@@ -59,10 +61,18 @@ def _below(audit: Audit, limit: int) -> list[str]:
     if len(audit.rows) > limit:
         lines.append(f"... and {len(audit.rows) - limit} more parameters, none with a worse risk")
     for risk in audit.risks[:_MOST_RISKS]:
-        lines += ["", f"{_WORDS[risk.severity]} ({risk.cause.value}): {risk.what}.", f"    {risk.remedy}."]
+        said = f"{_WORDS[risk.severity]} ({risk.cause.value}): {risk.what}."
+        lines += ["", *_wrapped(said, "", "  "), *_wrapped(f"{risk.remedy}.", "    ", "    ")]
     if len(audit.risks) > _MOST_RISKS:
         lines += ["", f"... and {len(audit.risks) - _MOST_RISKS} more risks (audit.risks)"]
     return lines + [line for note in audit.notes for line in ("", f"Note: {note}.")]
+
+
+def _wrapped(text: str, first: str, other: str) -> list[str]:
+    return textwrap.wrap(
+        text, width=_WIDTH, initial_indent=first, subsequent_indent=other,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
 
 
 def _cells(row: Row, audit: Audit) -> tuple[str, ...]:
