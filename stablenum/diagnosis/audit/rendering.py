@@ -39,17 +39,19 @@ def as_rich(audit: Audit) -> Any:
     from rich.text import Text
 
     limit = 20
+    lines = [_cells(row, audit) for row in audit.rows[:limit]]
+    # A terminal is narrow: what nobody has something to say in is left out.
+    shown = [i for i in range(len(_HEADS)) if i == 0 or any(line[i] not in ("", "0", "-") for line in lines)]
     table = Table(box=box.SIMPLE, pad_edge=False)
-    for i, head in enumerate(_HEADS):
-        table.add_column(head, justify="left" if i < 3 else "right", overflow="fold")
-    for row in audit.rows[:limit]:
-        cells = _cells(row, audit)
-        table.add_row(*map(Text, cells), style=_STYLES.get(cells[2], ""))
+    for i in shown:
+        table.add_column(_HEADS[i], justify="left" if i < 3 else "right", no_wrap=True)
+    for line in lines:
+        table.add_row(*(Text(line[i]) for i in shown), style=_STYLES.get(line[2], ""))
     return Group(Text(_headline(audit)), table, Text("\n".join(_below(audit, limit)).lstrip("\n")))
 
 
 def _headline(audit: Audit) -> str:
-    what = f"{len(audit.rows)} parameters"
+    what = f"{len(audit.rows)} parameter{'' if len(audit.rows) == 1 else 's'}"
     if audit.ok:
         return f"Audit of {audit.optimizer}, {what}: nothing at risk."
     counts = [(word, sum(r.severity is s for r in audit.risks)) for s, word in _WORDS.items()]
