@@ -16,6 +16,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
+from stablenum.diagnosis import Evidence, Report
 from stablenum.explain.plan import Failure
 from stablenum.explain.session import Session
 from stablenum_torch.auditing import state_problems
@@ -175,7 +176,12 @@ class _Watcher:
         told |= {"gradient": {"bad_gradients": names}, "parameter": {"bad_updates": names}}.get(what, {})
         if what == "parameter":
             told["state"] = self.state
-        self.session.found(failure, self.window.report(bad, **told))
+        try:
+            report = self.window.report(bad, **told)
+        except Exception as error:  # noqa: BLE001  what was seen is told all the same
+            note = f"the step could not be explained: {type(error).__name__}: {error}"
+            report = Report.of(Evidence(framework="torch", **told), notes=(note,))
+        self.session.found(failure, report)
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:

@@ -42,7 +42,8 @@ def _remedy(s: Sections) -> list[str]:
 def _frames(s: Sections) -> list[str]:
     if not s.frames:
         return []
-    return ["Called from", *_aligned([(str(f), f.function, f.code) for f in s.frames])]
+    lines = _aligned([(str(f), f.function, f.code) for f in s.frames])
+    return ["Called from", *(line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..." for line in lines)]
 
 
 def _others(s: Sections) -> list[str]:

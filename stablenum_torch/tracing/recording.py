@@ -130,7 +130,10 @@ class Recorder(TorchDispatchMode):
             with torch.no_grad():
                 self._failed(operation, context, before, args, error)
             raise
-        makes_node = self._in_function or (self._grad and _require_grad(args, kwargs))
+        makes_node = self._in_function or (
+            self._grad
+            and (_require_grad(args, kwargs) or torch._C._functorch.peek_interpreter_stack() is not None)
+        )
         with torch.no_grad():
             self._record(func, operation, context, before, (args, kwargs), result, makes_node=makes_node)
         return result
@@ -211,8 +214,9 @@ class Recorder(TorchDispatchMode):
         given = [] if operation.shapes_only else list(tensors_in((args, kwargs)))
         written = written_by(operation, args, kwargs)
         skipped = {id(t) for t in written} if operation.overwrites else set()
-        # Literals (torch.tensor(...)) come through an operation of their own.
-        role = "constant" if operation.name.startswith("lift") else ""
+        # Literals (torch.tensor(...)) come through an operation of their own; a list of numbers is data.
+        literal = operation.name.startswith("lift") and all(t.numel() <= 1 for t in given)
+        role = "constant" if literal else ""
         inputs = [self.value_of(t, role=role).id for t in given if id(t) not in skipped]
         before = _Before(inputs, written)
         for generator in (x for x in (*args, *kwargs.values()) if isinstance(x, torch.Generator)):
