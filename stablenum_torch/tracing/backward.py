@@ -25,10 +25,17 @@ class NodeMap:
         self._first = torch.autograd._get_sequence_nr()
         self._numbers: dict[int, list[int]] = {}
         self._steps: dict[int, dict[int, tuple[int, str]]] = {}
+        self._perhaps: dict[int, tuple[int, str]] = {}
 
-    def record(self, step: int, aten: str) -> None:
-        """The running operation makes a node (if it does not, the number is known already)."""
+    def record(self, step: int, aten: str, *, sure: bool = True) -> None:
+        """The running operation makes a node (if it does not, the number is known already).
+
+        Not ``sure``: its arguments here have no gradient, but those of an outer level (torch.func) may have.
+        """
         thread, number = threading.get_ident(), torch.autograd._get_sequence_nr() - 1
+        if not sure:
+            self._perhaps.setdefault(number, (step, _letters(aten)))
+            return
         steps = self._steps.setdefault(thread, {})
         if number not in steps:
             steps[number] = (step, _letters(aten))
@@ -40,7 +47,8 @@ class NodeMap:
         if number >= _NO_NUMBER:
             return None
         name = _letters(node.name())
-        best: tuple[bool, int] | None = None
+        outer = self._perhaps.get(number)
+        best = (True, outer[0]) if outer is not None and outer[1] in name else None
         for thread, steps in self._steps.items():
             exact = steps.get(number)
             if exact is not None:
@@ -48,12 +56,17 @@ class NodeMap:
             elif number < self._first:
                 continue
             else:
-                # What a write through a view adds to the graph (CopySlices) is numbered after the write.
+                # What a write through a view adds to the graph (CopySlices) is numbered after the write;
+                # the nodes of torch.func's outer levels are numbered before that of the innermost one.
                 numbers = self._numbers[thread]
-                at = bisect.bisect_left(numbers, number) - 1
-                if at < 0:
+                at = bisect.bisect_left(numbers, number)
+                after = steps[numbers[at]] if at < len(numbers) else None
+                if after is not None and after[1] in name:
+                    found = (True, after[0])
+                elif at > 0:
+                    found = (False, steps[numbers[at - 1]][0])
+                else:
                     continue
-                found = (False, steps[numbers[at]][0])
             best = found if best is None or found > best else best
         return None if best is None else best[1]
 

@@ -61,7 +61,10 @@ _ATEN: Mapping[str, str] = _table(
     mean="nanmean",
     minimum="fmin",
     mul="multiply addcmul",
-    norm="linalg_vector_norm norm_except_dim linalg_matrix_norm cdist_forward euclidean_dist pdist_forward",
+    norm=(
+        "linalg_vector_norm norm_except_dim weight_norm_interface linalg_matrix_norm cdist_forward "
+        "euclidean_dist pdist_forward"
+    ),
     pad="constant_pad_nd reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d",
     reshape=(
         "view unsafe_view reshape reshape_alias unsqueeze squeeze flatten as_strided alias detach "
@@ -123,5 +126,7 @@ def operation_name(aten: str, public: str = "") -> str:
         'masked_fill'
     """
     plain = aten.strip("_").removeprefix("foreach_")
+    if plain not in _ATEN:
+        plain = plain.removeprefix("linalg_").removesuffix("_ex")
     own = _ATEN.get(plain, plain)
     return own if own in MOVING or own == "cast" else PUBLIC.get(public, own)

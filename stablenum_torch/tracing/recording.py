@@ -130,10 +130,7 @@ class Recorder(TorchDispatchMode):
             with torch.no_grad():
                 self._failed(operation, context, before, args, error)
             raise
-        makes_node = self._in_function or (
-            self._grad
-            and (_require_grad(args, kwargs) or torch._C._functorch.peek_interpreter_stack() is not None)
-        )
+        makes_node = self._in_function or (self._grad and _require_grad(args, kwargs))
         with torch.no_grad():
             self._record(func, operation, context, before, (args, kwargs), result, makes_node=makes_node)
         return result
@@ -250,8 +247,7 @@ class Recorder(TorchDispatchMode):
             return
         flags = self._output_flags(operation, before, outputs)
         step = self._add(operation, context, before.inputs, outputs, flags, call, written_ids)
-        if makes_node:
-            self._nodes.record(step.index, operation.name)
+        self._nodes.record(step.index, operation.name, sure=makes_node)
         self._describe(func, operation, step, before, call, outputs)
 
     def _output_flags(self, operation: Operation, before: _Before, outputs: Sequence[Tensor]) -> list[Flags]:

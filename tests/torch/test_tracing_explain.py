@@ -7,7 +7,7 @@ import time
 
 import pytest
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 import stablenum_torch as st

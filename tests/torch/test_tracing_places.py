@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -118,6 +118,17 @@ def test_double_backward() -> None:
     assert first(report) == ("pow", "backward", "inf", line_of(step, "here"))
 
 
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_transformations_of_functions(requires_grad: bool) -> None:
+    w = torch.tensor(ZERO_ONE, requires_grad=requires_grad)
+
+    def inner(x: Tensor) -> Tensor:
+        return (x * 1.0).sqrt().sum()  # here
+
+    report = st.replay(lambda: torch.func.grad(inner)(w).sum())
+    assert first(report) == ("sqrt", "backward", "inf", line_of(inner, "here"))
+
+
 class Bad(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -157,10 +168,7 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
-            if self.how:
-                x = checkpoint(block, x, use_reentrant=self.how == "reentrant")
-            else:
-                x = block(x)
+            x = checkpoint(block, x, use_reentrant=self.how == "reentrant") if self.how else block(x)
         return x.sum()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
@@ -139,7 +139,7 @@ def test_what_is_not_named_is_found(known: str) -> None:
     assert state(model, opt) == before
 
 
-class Trouble(Exception):
+class TroubleError(Exception):
     """The user's own."""
 
 
@@ -151,7 +151,7 @@ def test_a_step_that_raises(where: str) -> None:
     torch.set_grad_enabled(True)
 
     def trouble(*_: Any) -> None:
-        raise Trouble(where)
+        raise TroubleError(where)
 
     def step() -> None:
         model.eval()
@@ -168,7 +168,7 @@ def test_a_step_that_raises(where: str) -> None:
         trouble()
 
     before = state(model, opt)
-    with pytest.raises(Trouble):
+    with pytest.raises(TroubleError):
         st.replay(step)
     assert state(model, opt) == before
 
