@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from stablenum.diagnosis.operations import MOVING, SELECTING
 from stablenum.diagnosis.trace import Step, Trace
 from stablenum.diagnosis.values import Place, TensorStats
 from stablenum.diagnosis.walk import Origin, is_selected
@@ -97,7 +98,9 @@ def _meets_zero(trace: Trace, step: Step) -> bool:
         return True
     reached: set[int] = set()
     for s in trace.steps[step.index :]:
-        if s is step or (s.forward == step.forward and reached.intersection(s.inputs)):
+        # Between the two it may be carried about: stacked by a loop and taken apart by the loop back.
+        same = s.forward == step.forward or s.operation in MOVING - SELECTING
+        if s is step or (same and reached.intersection(s.inputs)):
             reached.update(s.outputs)
     return any(trace.values[i].nan for i in reached)
 

@@ -12,6 +12,8 @@ from stablenum_jax.tracing.naming import function_name
 
 __all__ = ["assign_phases"]
 
+# What a loop does with its rows, which is no derivative of anything.
+_LOOP_PARTS = ("index", "stack")
 # Iteration (None: any) -> function -> its last step.
 _Last: TypeAlias = dict[str | None, dict[str, Step]]
 _Table: TypeAlias = dict[Any, _Last]
@@ -88,7 +90,7 @@ def _find_forward(trace: Trace, written: list[Written]) -> None:
                     for where in (step.where, None):
                         table.setdefault(key, {}).setdefault(where, {})[step.operation] = step
     for step, how in zip(trace.steps, written, strict=True):
-        if step.phase != "backward":
+        if step.phase != "backward" or how.primitive in _LOOP_PARTS:
             continue
         for table, key in zip(tables, _keys(how), strict=True):
             if key in table:

@@ -79,7 +79,7 @@ def test_equinox_model() -> None:
 
 def test_what_is_no_float_passes_through() -> None:
     def loss(w: Any, key: jax.Array, raw: jax.Array, n: int, mode: str, nothing: None, ids: Any) -> jax.Array:
-        assert mode == "train" and nothing is None and n == 3
+        assert (mode, nothing, n) == ("train", None, 3)
         noise = jax.random.normal(key, (n,)) + jax.random.uniform(raw, (n,))
         return (w["w"][ids] * noise).sum()
 
