@@ -33,7 +33,7 @@ class Case:
         operation: accepted names of the first bad operation; "" if there is no such operation (a step that is
             fine when it is run again, finite gradients whose norm overflows).
         module: a part of the module path or name stack, in torch and in JAX.
-        where: a part of ``Finding.where``.
+        where: a part of ``Finding.where`` in JAX; a loop in Python has no iterations to count.
         fails: how it shows: "value" (loss, gradient or parameter is not finite), "norm" (finite gradients,
             the plain norm is inf), "stuck" (parameters no longer move), "once" (not reproduced).
         only: the one framework that can express it, if so.

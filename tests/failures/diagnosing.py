@@ -30,6 +30,7 @@ class Outcome:
     line: bool
     cause: bool
     module: bool
+    where: bool
     said: str
 
 
@@ -66,6 +67,7 @@ def compare(module: ModuleType, framework: str, report: Any) -> Outcome:
         line=place == expected if accepted else True,
         cause=cause in case.causes(framework),
         module=case.module in path,
+        where=framework == "torch" or (case.where in first.where if first else not case.where),
         said=f"{operation or 'no operation'} ({first.primitive if first else ''}), {cause}, "
         f"{':'.join(map(str, place)) if place else 'no place'} "
         f"(expected {'/'.join(accepted)}, {'/'.join(case.causes(framework))}, {expected and expected[1]})",
