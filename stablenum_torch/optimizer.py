@@ -310,7 +310,7 @@ class GuardedOptimizer(Optimizer):
 
         A skipped step changed nothing, so it can be run again: on the same batch, with the loss scale it
         had, and with the generators as they were when it began. Those are kept when gradients are cleared and
-        when a step ends (about 1 µs each on a CPU; no pass over the gradients, no wait for a device); random
+        when a step ends (a few microseconds each; no pass over the gradients, no wait for a device); random
         numbers that are drawn between these and the forward pass (for the next batch) have to be drawn in
         the closure too, or ``rng_state`` given. Leaves no trace: see :func:`stablenum_torch.replay`.
 

@@ -15,7 +15,7 @@ from stablenum.formats import FLOAT32_MAX
 from stablenum_torch.auditing import state_problems
 from stablenum_torch.tracing.running import Call, Run, run
 from stablenum_torch.tracing.snapshot import RngState
-from stablenum_torch.tracing.surroundings import surroundings
+from stablenum_torch.tracing.surroundings import look_around
 
 __all__ = ["replay"]
 
@@ -70,7 +70,7 @@ def replay(
         raise TypeError(f"step_fn must be a function that runs the step; got {type(step_fn).__name__}.")
     start = time.perf_counter()
     with torch.inference_mode(False):
-        call = Call(step_fn, args, kwargs, surroundings(step_fn, args, kwargs, model, optimizer))
+        call = Call(step_fn, args, kwargs, look_around(step_fn, args, kwargs, model, optimizer))
         evidence, notes = _evidence(call, loss_scale, rng_state, known_bad)
     return Report.of(evidence, notes=notes, seconds=time.perf_counter() - start)
 

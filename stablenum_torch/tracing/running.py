@@ -80,8 +80,7 @@ def run(call: Call, *, loss_scale: float | None, rng: RngState | Tensor | None) 
     Raises:
         Exception: what the step raised, if it has nothing to do with numbers or labels.
     """
-    around = call.around
-    snapshot = Snapshot(around.objects)
+    snapshot = Snapshot(call.around.objects)
     try:
         return _run(call, snapshot, loss_scale, rng)
     finally:
@@ -122,6 +121,7 @@ def _run(call: Call, snapshot: Snapshot, loss_scale: float | None, rng: RngState
         if error is not None:
             judged.look_at_error(error)
         judged.conclude()
+    recorder.on_update = None  # or the two would keep each other, and the copies of what was written
     return result
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -25,20 +25,25 @@ class RngState(NamedTuple):
     """The generators' states; None for one that was not read."""
 
     cpu: Tensor
-    cuda: tuple[Tensor, ...] | None = None
+    cuda: Mapping[int, Tensor] | None = None
     numpy: Any = None
     python: Any = None
 
 
 def rng_state(*, torch_only: bool = False) -> RngState:
-    """Read the default generators: of torch (CPU and CUDA), and of NumPy and Python unless ``torch_only``.
+    """Read the default generators: of torch on the CPU and all GPUs, of NumPy and of Python.
+
+    ``torch_only``: cheaply, those of torch on the CPU and the current GPU.
 
     Waits for no device: a CUDA generator's seed and offset lie on the host.
     """
     cuda = None
     if torch.cuda.is_initialized():
         # A stream that is being captured lets nobody read its generator.
-        cuda = None if torch.cuda.is_current_stream_capturing() else tuple(torch.cuda.get_rng_state_all())
+        current = [torch.cuda.current_device()]
+        devices = current if torch_only else range(torch.cuda.device_count())
+        capturing = torch.cuda.is_current_stream_capturing()
+        cuda = None if capturing else {i: torch.cuda.get_rng_state(i) for i in devices}
     cpu = torch.get_rng_state()
     if torch_only:
         return RngState(cpu, cuda)
@@ -52,7 +57,8 @@ def set_rng_state(state: RngState | Tensor) -> None:
         state = RngState(state)
     torch.set_rng_state(state.cpu)
     if state.cuda is not None:
-        torch.cuda.set_rng_state_all(list(state.cuda))
+        for device, kept in state.cuda.items():
+            torch.cuda.set_rng_state(kept, device)
     if state.numpy is not None:
         sys.modules["numpy"].random.set_state(state.numpy)
     if state.python is not None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-__all__ = ["Surroundings", "surroundings"]
+__all__ = ["Surroundings", "look_around"]
 
 _MOST_ITEMS = 256
 _DEEPEST = 4
@@ -47,7 +47,7 @@ class Surroundings:
         return [*self.modules.values(), *self.optimizers, *self.others]
 
 
-def surroundings(
+def look_around(
     step_fn: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],

@@ -247,6 +247,20 @@ def test_a_cast_that_overflows() -> None:
     assert report.verdict.cause is Cause.LOW_PRECISION_OVERFLOW
 
 
+def test_a_write_in_low_precision_is_tried_in_float32_on_what_was_there() -> None:
+    w = leaf(300.0, 1.0, dtype=torch.float16)
+
+    def step() -> Tensor:
+        y = w * 1.0
+        y.mul_(300.0)  # here
+        return y.float().sum()
+
+    report = st.replay(step)
+    assert first(report) == ("mul", "forward", "inf", line_of(step, "here"))
+    assert report.findings[0].wide_finite is True
+    assert report.findings[0].inputs[0].max == 300.0
+
+
 def test_loss_scale() -> None:
     w = leaf(1.0, dtype=torch.float16)
     report = st.replay(lambda: (w * 4.0).float().sum(), loss_scale=65536.0)
@@ -500,6 +514,69 @@ def test_an_update_that_overflows(options: dict[str, bool]) -> None:
     assert report.findings[0].place is not None
     assert report.findings[0].place.line == line_of(step, "here")
     assert report.evidence.bad_updates == ("w",)
+
+
+class Plain(torch.optim.Optimizer):
+    """An optimizer of the user's own."""
+
+    def __init__(self, parameters: list[Tensor]) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:
+        with torch.enable_grad():
+            if closure is not None:
+                closure()
+        for p in self.param_groups[0]["params"]:
+            p.sub_(p.grad / p.grad.abs())  # here
+
+
+def test_an_optimizer_of_the_users_own() -> None:
+    w = leaf(0.0, 1.0)
+    opt = Plain([w])
+
+    def closure() -> None:
+        opt.zero_grad()
+        (w * torch.tensor([0.0, 1.0])).sum().backward()
+
+    report = st.replay(lambda: opt.step(closure))
+    assert first(report) == ("div", "update", "nan", line_of(Plain, "here"))
+    assert report.evidence.bad_updates == ("w",)
+
+
+def test_gradients_that_are_cleared_after_the_step() -> None:
+    w = leaf(0.0, 1.0)
+    opt = torch.optim.SGD([w], lr=0.1)
+
+    def step() -> Tensor:
+        loss = w.sqrt().sum()  # here
+        loss.backward()
+        opt.step()
+        opt.zero_grad()
+        return loss.detach()
+
+    report = st.replay(step)
+    assert first(report) == ("sqrt", "backward", "inf", line_of(step, "here"))
+    assert report.evidence.bad_gradients == ("w",)
+
+
+@pytest.mark.parametrize("function", ["gru", "conv", "encoder", "weight_norm", "sparse"])
+def test_whole_modules_are_healthy(function: str) -> None:
+    torch.manual_seed(0)
+    encoder = nn.TransformerEncoderLayer(8, 2, batch_first=True)
+    padding = torch.tensor([[False, False, True, True], [False] * 4])
+    normed = nn.utils.parametrizations.weight_norm(nn.Linear(3, 3))
+    sparse = torch.sparse_coo_tensor([[0, 1], [0, 1]], [1.0, 2.0], check_invariants=True)
+    step: Callable[[], Tensor] = {
+        "gru": lambda: nn.GRU(3, 3)(torch.ones(4, 1, 3))[0].sum(),
+        "conv": lambda: nn.Conv2d(1, 1, 3)(torch.ones(1, 1, 5, 5)).sum(),
+        "encoder": lambda: encoder(torch.randn(2, 4, 8), src_key_padding_mask=padding).sum(),
+        "weight_norm": lambda: normed(torch.ones(1, 3)).sum(),
+        "sparse": lambda: torch.sparse.mm(sparse, torch.ones(2, 1, requires_grad=True)).sum(),
+    }[function]
+    report = st.replay(step)
+    assert report.ok, str(report)
+    assert report.evidence.loss_finite is True
 
 
 def test_the_text_holds_no_data() -> None:
