@@ -120,7 +120,7 @@ def _line(traceback: Any, code: CodeType, offset: int) -> int:
 def is_user_code(file: str) -> bool:
     """Whether a file is the user's: not of the standard library, nor of a numerical or a test library."""
     if file.startswith("<"):
-        return file.startswith(("<ipython", "<stdin"))
+        return not file.startswith(("<frozen", "<attrs"))  # a console, a notebook, a doctest
     if file.startswith(_OWN):
         return False
     for site in _SITES:
