@@ -31,4 +31,4 @@ def in_jax():
     return program(loss, 20.0 * jnp.eye(2), jnp.ones((40, 1, 2)))
 
 
-CASE = Case(cause="overflow", operation="matmul")
+CASE = Case(cause="overflow", operation="matmul", where="iteration 29 of scan")

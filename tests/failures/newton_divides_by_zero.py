@@ -29,4 +29,4 @@ def in_jax():
     return program(solve, jnp.array(1.0), gradients=False)
 
 
-CASE = Case(cause="domain", operation="div")
+CASE = Case(cause="domain", operation="div", where="iteration 0 of while")

@@ -37,4 +37,4 @@ def in_jax():
     return program(loss, jnp.array([[0.1, 0.2], [0.3, 0.4]]), keep)
 
 
-CASE = Case(cause="mask", operation="sub")
+CASE = Case(cause="mask", operation="sub", where="iteration 0 of scan")

@@ -27,4 +27,4 @@ def in_jax():
     return program(loss, jnp.array(2.0), jnp.array([1.0, 2.0, 0.0, 4.0]))
 
 
-CASE = Case(cause="domain", operation="div")
+CASE = Case(cause="domain", operation="div", where="iteration 2 of scan")

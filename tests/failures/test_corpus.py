@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
@@ -23,11 +23,13 @@ def name_of(module: ModuleType) -> str:
     return module.__name__.rpartition(".")[2]
 
 
-def each(cases: list[ModuleType]) -> Iterator[object]:
-    for framework in FRAMEWORKS:
-        for module in cases:
-            if build(module, framework):
-                yield pytest.param(framework, module, id=f"{framework}-{name_of(module)}")
+def each(cases: list[ModuleType]) -> list[object]:
+    return [
+        pytest.param(framework, module, id=f"{framework}-{name_of(module)}")
+        for framework in FRAMEWORKS
+        for module in cases
+        if build(module, framework)
+    ]
 
 
 def maker(module: ModuleType, framework: str) -> Callable[[], Program]:
