@@ -309,10 +309,11 @@ class GuardedOptimizer(Optimizer):
         """Replay the step that was just skipped and say what went wrong: which operation, where, and why.
 
         A skipped step changed nothing, so it can be run again: on the same batch, with the loss scale it
-        had, and with the generators as they were when it began. Those are kept when gradients are cleared and
-        when a step ends (a few microseconds each; no pass over the gradients, no wait for a device); random
-        numbers that are drawn between these and the forward pass (for the next batch) have to be drawn in
-        the closure too, or ``rng_state`` given. Leaves no trace: see :func:`stablenum_torch.replay`.
+        had, and with torch's generators as they were when it began. Those are kept when gradients are
+        cleared and when a step ends (a few microseconds each; no pass over the gradients, no wait for a
+        device). Random numbers that are drawn between these and the forward pass (for the next batch) have
+        to be drawn in the closure too, or ``rng_state`` given. A step that was compiled keeps none. Leaves no
+        trace: see :func:`stablenum_torch.replay`.
 
         Args:
             closure: ``closure(*args, **kwargs)`` runs the forward pass on the batch that failed and returns
