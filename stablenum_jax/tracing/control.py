@@ -16,7 +16,7 @@ import numpy as np
 from jax import jit
 
 from stablenum_jax.tracing.flags import flags_of
-from stablenum_jax.tracing.private import context_of, sub_jaxpr
+from stablenum_jax.tracing.private import context_of, scan_counts, sub_jaxpr
 
 if TYPE_CHECKING:
     from stablenum_jax.tracing.interpreting import Cell, Context, Interpreter
@@ -42,7 +42,8 @@ def cond(run: Interpreter, eqn: Any, inputs: list[Cell], ctx: Context) -> list[C
 def scan(run: Interpreter, eqn: Any, inputs: list[Cell], ctx: Context) -> list[Cell]:
     """Iteration by iteration, counted as the forward scan counts them."""
     p = eqn.params
-    n_consts, n_carry, length = p["num_consts"], p["num_carry"], p["length"]
+    length = p["length"]
+    n_consts, n_carry = scan_counts(p, len(inputs))
     consts, carry, xs = inputs[:n_consts], inputs[n_consts : n_consts + n_carry], inputs[n_consts + n_carry :]
     body = _Body(run, eqn, p["jaxpr"], "scan", ctx, known=length)
     unstacked = [_unstacked(x.data) for x in xs]

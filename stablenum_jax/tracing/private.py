@@ -9,7 +9,15 @@ from typing import Any
 import jax
 from jax.extend import core
 
-__all__ = ["bind", "context_of", "own_lines_in_backward", "quiet", "sub_jaxpr", "under_transformation"]
+__all__ = [
+    "bind",
+    "context_of",
+    "own_lines_in_backward",
+    "quiet",
+    "scan_counts",
+    "sub_jaxpr",
+    "under_transformation",
+]
 
 
 def bind(eqn: Any, inputs: list[Any], params: dict[str, Any] | None = None) -> list[Any]:
@@ -27,6 +35,14 @@ def context_of(eqn: Any) -> contextlib.AbstractContextManager[Any]:
     """The settings under which the equation was made (where to compute, which generator)."""
     context = getattr(eqn, "ctx", None)
     return getattr(context, "manager", None) or contextlib.nullcontext()
+
+
+def scan_counts(params: dict[str, Any], inputs: int) -> tuple[int, int]:
+    """How many constants and how many carried values a scan takes."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].update(list(range(inputs))).unpack()  # from JAX 0.12 on
+    return len(list(consts)), len(list(carry))
 
 
 def sub_jaxpr(value: Any) -> tuple[Any, list[Any]]:
@@ -59,10 +75,11 @@ def own_lines_in_backward() -> Iterator[None]:
         from jax._src import source_info_util as info
         from jax._src.interpreters import ad
 
-        rules, primitive = ad.primitive_transposes, ad.custom_lin_p
+        primitive = ad.custom_lin_p
+        rules = next(r for r in (ad.primitive_transposes, ad.fancy_transposes) if primitive in r)
         rule, local, new = rules[primitive], info._source_info_context, info.new_source_info
         new().replace(name_stack=local.context.name_stack)
-    except (ImportError, AttributeError, KeyError):
+    except (ImportError, AttributeError, StopIteration):
         yield
         return
 
