@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from stablenum.diagnosis.operations import MOVING, SELECTING
+from stablenum.diagnosis.operations import MASKED, MOVING, SELECTING
 from stablenum.diagnosis.trace import Step, Trace, Value
 
 __all__ = ["Origin", "first_causes", "is_selected"]
@@ -112,7 +112,7 @@ def _of_inf(trace: Trace, bad: Value) -> list[Origin]:
             masking = value.role == "constant" or (value.neginf and not value.posinf)
             origins.append(Origin(step=None, value=value, kind="inf", placed=masking))
             continue
-        before = [v for v in trace.inputs_of(step) if v.inf]
+        before = [v for v in trace.inputs_of(step) if v.inf] or _into_function(trace, step)
         if before:
             new = [v for v in before if v.id not in seen]
             seen.update(v.id for v in new)
@@ -125,6 +125,24 @@ def _of_inf(trace: Trace, bad: Value) -> list[Origin]:
         placed = trace.places_infinity(step) or step.operation in MOVING
         origins.append(Origin(step=step, value=value, kind="inf", placed=placed))
     return origins
+
+
+def _into_function(trace: Trace, step: Step) -> list[Value]:
+    """The infinities that went into a function over rows: its own log(0) is what they became."""
+    if step.operation not in MASKED:
+        return []
+    names = MOVING - SELECTING | {step.operation}
+    infinite, todo, seen = [], [step], {step.index}
+    while todo:
+        for value in trace.inputs_of(todo.pop()):
+            part = None if value.producer is None else trace.steps[value.producer]
+            if part is not None and part.place == step.place and part.operation in names:
+                if part.index not in seen:
+                    seen.add(part.index)
+                    todo.append(part)
+            elif value.inf:
+                infinite.append(value)
+    return infinite
 
 
 def is_selected(trace: Trace, step: Step, *, within: int = 12) -> bool:

@@ -168,3 +168,14 @@ def test_a_trap_needs_a_gradient_of_zero(arrives: tuple[bool, bool, bool], trapp
     (origin,) = first_causes(trace, [out])
     assert origin.step is not None
     assert (origin.step.index, finding_of(trace, origin).selected) == (3, trapped)
+
+
+@pytest.mark.parametrize(("made", "first"), [("masked_fill x -inf", "sub"), ("exp x", "exp")])
+def test_a_function_in_parts_hands_its_infinity_on(made: str, first: str) -> None:
+    """A logsumexp of -inf alone is exp, sum and log(0): the infinity is the mask's, not the logarithm's."""
+    trace, v = program(
+        ("m", made, NEGINF), ("e", "logsumexp m", FINE), ("b", "broadcast e", FINE),
+        ("s", "logsumexp b", NEGINF), ("y", "sub m s", NAN),
+        x=("input", FINE),
+    )  # fmt: skip
+    assert operations(trace, v["y"]) == [first]
