@@ -9,6 +9,7 @@ import re
 import runpy
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -76,7 +77,8 @@ def explained() -> str:
     done = subprocess.run(command, cwd=FAILURES, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 1:
         raise RuntimeError(f"{' '.join(command)} found nothing: {done.stdout}{done.stderr}")
-    return f"{done.stderr.strip()}\n\n{done.stdout.strip()}"
+    said = [textwrap.fill(line, 88, subsequent_indent="  ") for line in done.stderr.splitlines()]
+    return "\n".join([*said, "", done.stdout.strip()])
 
 
 def write_gallery(directory: Path) -> None:

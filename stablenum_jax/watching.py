@@ -101,8 +101,10 @@ class _Watcher:
         state: Any = None,
     ) -> Any:
         """``inner(*args, **kwargs)``, replayed if the result is not finite."""
-        if self.looking or self.session.over or _traced((args, kwargs)):
+        if self.looking or _traced((args, kwargs)):
             return inner(*args, **kwargs)
+        if self.session.over:
+            self.session.leave()
         try:
             result = inner(*args, **kwargs)
         except FloatingPointError:  # the script runs with jax_debug_nans

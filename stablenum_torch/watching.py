@@ -99,8 +99,10 @@ class _Watcher:
 
     def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Look at the gradients."""
+        if self.session.over:
+            self.session.leave()
         self.depth += 1
-        if self.depth > 1 or self.session.over:
+        if self.depth > 1:
             return
         self.optimizers.add(optimizer)
         self.outcome.optimizers = len(self.optimizers)

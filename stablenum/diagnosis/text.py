@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 __all__ = ["as_text"]
 
-WIDTH = 100
+WIDTH = 92
 
 
 def as_text(report: Report) -> str:
-    """Plain text of at most about 40 lines and 100 columns, no colours."""
+    """Plain text of at most about 40 lines and 92 columns, no colours."""
     s = sections_of(report)
     if report.ok:
         return "\n".join([f"Nothing wrong: {s.what[:1].lower()}{s.what[1:]}", *_notes(s)])

@@ -25,10 +25,9 @@ from stablenum.explain.session import Session, Stop
 __all__ = ["run"]
 
 
-def run(plan: Plan) -> Session:
+def run(session: Session) -> None:
     """Run the script of a plan as ``__main__``; its exceptions and exits are in the outcome."""
-    session = Session(plan)
-    outcome = session.outcome
+    plan, outcome = session.plan, session.outcome
     _as_python_would(plan)
     random.seed(plan.seed)
     _watching(session).install()
@@ -46,7 +45,6 @@ def run(plan: Plan) -> Session:
         traceback.print_exception(type(error), error, _own(error.__traceback__))
         for tell in session.on_error if isinstance(error, Exception) and not session.over else ():
             tell(error)
-    return session
 
 
 def _watching(session: Session) -> AfterImport:
@@ -108,10 +106,21 @@ def _own(tb: TracebackType | None) -> TracebackType | None:
 def main() -> None:
     """Run, and write the outcome, also of a script that fails."""
     plan, outcome = map(Path, sys.argv[1:3])
-    session = run(Plan.read(plan))
-    with contextlib.suppress(OSError, ValueError):  # the script closed it
-        sys.stdout.flush()
-    outcome.write_text(json.dumps(session.outcome.to_dict()), encoding="utf-8")
+    session = Session(Plan.read(plan))
+
+    def write() -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):  # the script closed it
+                stream.flush()
+        outcome.write_text(json.dumps(session.outcome.to_dict()), encoding="utf-8")
+
+    def leave() -> None:
+        write()
+        os._exit(0)
+
+    session.on_leave = leave
+    run(session)
+    write()
     sys.exit(session.outcome.exit_code or 0)
 
 

@@ -115,6 +115,12 @@ def test_once_records_from_the_start_and_needs_no_second_run():
 
 
 @pytest.mark.slow
+def test_a_script_that_catches_everything_and_never_ends_is_left():
+    found, _ = explained("torch_never_ends.py")
+    assert_found(found.report, "torch_never_ends.py", Cause.DOMAIN, "log")
+
+
+@pytest.mark.slow
 def test_what_does_not_happen_again_is_transient(tmp_path):
     found, _ = explained("torch_once_only.py", str(tmp_path / "marker"))
     assert found.report is not None
