@@ -8,7 +8,9 @@ a cause. Then: what it costs to have an explanation at hand while nothing fails,
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
 import json
 import logging
 import re
@@ -34,7 +36,7 @@ from stablenum_jax.tracing.naming import primitive_name
 from tests.failures.case import FRAMEWORKS, Program, bad_line, build, modules
 from tests.failures.diagnosing import compare, replay
 
-__all__ = ["PEERS", "Said", "run"]
+__all__ = ["COLUMNS", "PEERS", "Said", "run"]
 
 OURS = {"torch": "stablenum_torch.replay", "jax": "stablenum_jax.replay"}
 COLUMNS = ("detects", "line", "operation", "line and operation", "cause")
@@ -97,7 +99,8 @@ def jax_debug_nans_infs(program: Program, file: str) -> Said:
 
 def _raised(program: Program, file: str) -> Said:
     try:
-        jax.block_until_ready(jax.jit(_differentiated(program))(*program.args))
+        with contextlib.redirect_stdout(io.StringIO()):  # it says each time that it starts again
+            jax.block_until_ready(jax.jit(_differentiated(program))(*program.args))
     except (FloatingPointError, InternalFloatingPointError) as error:
         found = re.search(r"encountered in (\w+)", str(error))
         return Said(str(error), _innermost(error, file), primitive_name(found[1]) if found else "")
