@@ -211,10 +211,16 @@ def _overflow(e: Evidence) -> str:
     )
 
 
+# Of small numbers too these are inf, without being at an edge.
+_QUOTIENTS = ("div", "pow", "reciprocal", "rsqrt")
+
+
 def _is_overflow(f: Finding) -> bool:
     """inf from large numbers, and no divisor of zero among them."""
     if f.kind != "inf" or not f.inputs or any(s.zero for s in f.inputs if s.size):
         return False
+    if f.operation in _QUOTIENTS and not f.derivative:
+        return True
     largest = max((s.amax for s in f.inputs if s.amax == s.amax), default=0.0)
     known = FORMATS.get(f.outputs[0].dtype if f.outputs else "float32", FORMATS["float32"])
     return bool(largest > known.max**0.25)

@@ -152,3 +152,9 @@ def test_an_infinity_that_is_selected_away_traps_if_the_loss_is_finite() -> None
 def test_what_goes_wrong_in_an_update_is_the_optimizers(operation: str, kind: str, cause: Cause) -> None:
     found = (finding(operation, kind, phase="update"),)
     assert judge(Evidence(framework="jax", findings=found, loss_finite=True)).cause is cause
+
+
+@pytest.mark.parametrize(("zeros", "cause"), [(0, Cause.OVERFLOW), (1, Cause.DOMAIN)])
+def test_a_quotient_is_at_its_edge_if_the_divisor_is_zero(zeros: int, cause: Cause) -> None:
+    found = (finding("div", "inf", inputs=(stats(1.0, 200.0), stats(1e-38, 1e-38, zero=zeros))),)
+    assert judge(Evidence(framework="torch", findings=found, loss_finite=False)).cause is cause

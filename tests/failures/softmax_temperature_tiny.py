@@ -23,4 +23,4 @@ def in_jax():
     return program(loss, jnp.array([1.0, 200.0]), jnp.array(1.2e-38))
 
 
-CASE = Case(cause=("overflow", "domain"), operation="div")
+CASE = Case(cause="overflow", operation="div")
