@@ -204,6 +204,8 @@ def _overflow(e: Evidence) -> str:
     if f is None or f.phase == "before" or f.kind != "inf":
         return ""
     largest = max((s.amax for s in f.inputs if s.amax == s.amax), default=None)
+    if largest == 0.0:  # nothing grows from zeros: an edge, of a function that is not known
+        return ""
     return (
         f"{f.operation} of finite numbers"
         + (f" up to {largest:.4g}" if largest is not None else "")

@@ -94,6 +94,12 @@ def test_a_safe_function_is_named_in_the_frameworks_words() -> None:
     assert jax.safe_function == "stablenum_jax.numerics.softmax"
 
 
+def test_an_infinity_of_zeros_alone_is_no_overflow() -> None:
+    zeros = {"inputs": (stats(0.0, 0.0, zero=4),), "outputs": (stats(neginf=4),)}
+    found = (finding("shard_map", "inf", **zeros),)
+    assert judge(Evidence(framework="jax", findings=found, loss_finite=False)).cause is Cause.UNKNOWN
+
+
 @pytest.mark.parametrize("operation", sorted(REMEDIES))
 @pytest.mark.parametrize("framework", ["torch", "jax"])
 def test_the_remedys_line_is_python_and_its_function_exists(operation: str, framework: str) -> None:

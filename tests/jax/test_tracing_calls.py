@@ -46,7 +46,9 @@ def test_switch_under_vmap_is_a_selection() -> None:
 
         return jax.vmap(one)(x).sum()
 
-    assert replay(loss, jnp.array([1.0, 0.0])).ok
+    x = jnp.array([1.0, 0.0])
+    assert jnp.isfinite(jax.grad(loss)(x)).all()  # the derivative of log is selected away as well
+    assert replay(loss, x).ok
 
 
 def test_remat() -> None:
@@ -132,8 +134,7 @@ def test_shard_map() -> None:
         return sharded(x).sum()  # BAD
 
     report = replay(loss, jnp.zeros(3))
-    assert report.findings[0].place is not None
-    check(report, test_shard_map, report.verdict.cause.value, report.findings[0].operation)
+    check(report, test_shard_map, "unknown", "shard_map")
     assert replay(loss, jnp.ones(3)).ok
 
 
