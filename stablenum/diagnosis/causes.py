@@ -55,8 +55,9 @@ CAUSES: dict[Cause, Explanation] = {
         "drop the batch, log which it was, and check the pipeline that made it",
     ),
     Cause.LABELS: Explanation(
-        "a label lies outside the classes, or no item of the batch has a valid one",
-        "check the labels against the number of classes; divide a masked mean by max(count, 1)",
+        "a label or an index lies outside its range, or no item of the batch has a valid label",
+        "check labels against the number of classes and indices against the size of the table; divide a "
+        "masked mean by max(count, 1)",
     ),
     Cause.PARAMETERS: Explanation(
         "parameters or buffers were not finite before the forward pass: an earlier update went wrong",

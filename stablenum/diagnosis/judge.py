@@ -12,7 +12,7 @@ from typing import Any
 
 from stablenum.diagnosis.causes import CAUSES, Cause
 from stablenum.diagnosis.findings import Finding
-from stablenum.diagnosis.operations import BOUNDARIES, REMEDIES
+from stablenum.diagnosis.operations import ADVICE, BOUNDARIES, REMEDIES
 from stablenum.formats import FORMATS
 
 __all__ = ["Evidence", "Verdict", "judge"]
@@ -201,7 +201,7 @@ def _domain(e: Evidence) -> str:
 
 def _overflow(e: Evidence) -> str:
     f = e.first
-    if f is None or f.phase == "before" or f.kind != "inf":
+    if f is None or f.phase == "before" or not (f.kind == "inf" or _is_overflow(f)):
         return ""
     largest = max((s.amax for s in f.inputs if s.amax == s.amax), default=None)
     if largest == 0.0:  # nothing grows from zeros: an edge, of a function that is not known
@@ -209,7 +209,7 @@ def _overflow(e: Evidence) -> str:
     return (
         f"{f.operation} of finite numbers"
         + (f" up to {largest:.4g}" if largest is not None else "")
-        + " is inf"
+        + (" is inf" if f.kind == "inf" else " is NaN: inf - inf inside")
     )
 
 
@@ -218,8 +218,10 @@ _QUOTIENTS = ("div", "pow", "reciprocal", "rsqrt")
 
 
 def _is_overflow(f: Finding) -> bool:
-    """inf from large numbers, and no divisor of zero among them."""
-    if f.kind != "inf" or not f.inputs or any(s.zero for s in f.inputs if s.size):
+    """inf from large numbers, and no divisor of zero among them; or NaN from such: inf - inf in a sum."""
+    if f.kind == "inf" and any(s.zero for s in f.inputs if s.size):
+        return False
+    if f.kind != "inf" and (f.operation in BOUNDARIES or not all(s.finite for s in f.inputs)):
         return False
     if f.operation in _QUOTIENTS and not f.derivative:
         return True
@@ -275,12 +277,14 @@ def _verdict(cause: Cause, said: str, e: Evidence) -> Verdict:
         facts.append(f"gradients not finite: {_some(e.bad_gradients)}")
     explanation = CAUSES[cause]
     ns, axis = f"stablenum_{e.framework}", "dim" if e.framework == "torch" else "axis"
-    safe = REMEDIES.get(f.operation) if f is not None and cause in _BY_FUNCTION else None
+    operation = f.operation if f is not None and cause in _BY_FUNCTION else ""
+    safe = None if cause is Cause.OVERFLOW and operation in _EDGE_ONLY else REMEDIES.get(operation)
+    at_edge = cause in (Cause.DOMAIN, Cause.BOUNDARY_DERIVATIVE)
     return Verdict(
         cause=cause,
         what=explanation.what,
         evidence=tuple(facts),
-        remedy=explanation.remedy,
+        remedy=ADVICE.get(operation, explanation.remedy) if at_edge else explanation.remedy,
         safe_function=f"{ns}.{safe.name}" if safe else "",
         code=safe.code.format(ns=ns, axis=axis) if safe else "",
     )
@@ -295,6 +299,8 @@ _BY_FUNCTION = (
     Cause.OVERFLOW,
     Cause.LABELS,
 )
+# Their safe forms end at the edge of the domain, and overflow like any other.
+_EDGE_ONLY = ("acos", "arctanh", "atan2", "div", "log", "pow", "reciprocal", "rsqrt", "sqrt", "xlogy")
 
 
 def _kind(f: Finding) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["BOUNDARIES", "MASKED", "MOVING", "REMEDIES", "SELECTING", "Remedy"]
+__all__ = ["ADVICE", "BOUNDARIES", "MASKED", "MOVING", "REMEDIES", "SELECTING", "Remedy"]
 
 # Choose between values element by element: what is not chosen gets gradient 0.
 SELECTING = frozenset({"where", "masked_fill", "clamp", "maximum", "minimum", "relu"})
@@ -29,6 +29,7 @@ BOUNDARIES = {
     "asin": "an argument of 1 or -1 (infinite slope) or beyond (no value)",
     "atan2": "both arguments 0",
     "batch_norm": "a variance below 0",
+    "binary_cross_entropy": "a probability or a target outside 0 to 1",
     "cholesky": "a matrix that is not positive definite",
     "cosine_similarity": "a vector of zeros",
     "cross_entropy": "no valid target, or a class of probability 0",
@@ -37,8 +38,10 @@ BOUNDARIES = {
     "div": "a divisor of 0",
     "eigh": "equal eigenvalues, where eigenvectors have no slope",
     "erfinv": "an argument of 1 or -1 (inf) or beyond (no value)",
+    "group_norm": "a group of equal numbers, with eps 0",
     "inv": "a singular matrix",
     "kl_div": "a probability of 0",
+    "layer_norm": "a row of equal numbers, with eps 0",
     "lgamma": "an argument of 0 or a negative integer",
     "log": "an argument of 0 (-inf) or below (NaN)",
     "log10": "an argument of 0 (-inf) or below (NaN)",
@@ -51,6 +54,7 @@ BOUNDARIES = {
     "norm": "a vector of zeros, where the norm has no slope",
     "pow": "a base of 0 with a negative exponent or one below 1, or a negative base",
     "reciprocal": "an argument of 0",
+    "rms_norm": "a row of zeros, with eps 0",
     "rsqrt": "an argument of 0 or below",
     "slogdet": "a singular matrix",
     "solve": "a singular matrix",
@@ -94,7 +98,7 @@ REMEDIES = {
     "norm": Remedy("numerics.norm", "{ns}.numerics.norm(x, {axis}=-1)"),
     "normalize": Remedy("numerics.normalize", "{ns}.numerics.normalize(x, {axis}=-1)"),
     "poisson_nll": Remedy("losses.poisson_nll", "{ns}.losses.poisson_nll(log_rate, y)"),
-    "pow": Remedy("numerics.power", "{ns}.numerics.power(x, 0.5)"),
+    "pow": Remedy("numerics.power", "{ns}.numerics.power(x, exponent)"),
     "reciprocal": Remedy("numerics.reciprocal", "{ns}.numerics.reciprocal(x, fill=0.0)"),
     "rms_norm": Remedy("numerics.rms_norm", "{ns}.numerics.rms_norm(x, weight=weight)"),
     "rsqrt": Remedy("numerics.rsqrt", "{ns}.numerics.rsqrt(x, fill=0.0)"),
@@ -104,4 +108,33 @@ REMEDIES = {
     "std": Remedy("numerics.std", "{ns}.numerics.std(x, {axis}=-1)"),
     "var": Remedy("numerics.variance", "{ns}.numerics.variance(x, {axis}=-1)"),
     "xlogy": Remedy("numerics.xlogy", "{ns}.numerics.xlogy(x, y)"),
+}
+
+_REGULAR = "add a small multiple of the identity to the matrix"
+_DISTINCT = (
+    "differentiate through the values alone, or keep them apart by a small diagonal of distinct numbers"
+)
+_INSIDE = "clamp the argument a little inside the edge before it"
+
+# What to do where there is no safe function.
+ADVICE = {
+    "asin": _INSIDE,
+    "batch_norm": "find what wrote the running variance: it cannot be below 0",
+    "cholesky": _REGULAR,
+    "ctc_loss": "leave out targets that are longer than their input (torch: zero_infinity=True)",
+    "det": _REGULAR,
+    "eigh": _DISTINCT,
+    "erfinv": _INSIDE,
+    "group_norm": "give it an eps that its format can hold (1e-5)",
+    "inv": _REGULAR,
+    "lgamma": _INSIDE,
+    "log10": _INSIDE,
+    "log1p": _INSIDE,
+    "log2": _INSIDE,
+    "logdet": _REGULAR,
+    "logit": _INSIDE,
+    "mean": "divide the sum by max(count, 1)",
+    "slogdet": _REGULAR,
+    "solve": _REGULAR,
+    "svd": _DISTINCT,
 }

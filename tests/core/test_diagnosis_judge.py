@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stablenum.diagnosis import CAUSES, Cause, Evidence, Finding, Place, Report, TensorStats, judge
-from stablenum.diagnosis.operations import BOUNDARIES, REMEDIES
+from stablenum.diagnosis.operations import ADVICE, BOUNDARIES, REMEDIES
 
 PLACE = Place("model.py", 7, "forward", "y = f(x)")
 
@@ -63,6 +63,14 @@ TABLE: list[tuple[Cause, dict[str, Any]]] = [
     (Cause.OVERFLOW, {"findings": (finding("div", "inf", **LARGE),)}),
     (Cause.OVERFLOW, {"findings": (finding("exp", "inf", inputs=(stats(0.0, 100.0),)),)}),
     (Cause.OVERFLOW, {"findings": (finding("mul", "inf", derivative=True, phase="backward", **LARGE),)}),
+    (
+        Cause.OVERFLOW,
+        {"findings": (finding("matmul", inputs=(stats(0.0, 2e38, zero=2), stats(-70.0, 70.0))),)},
+    ),
+    (Cause.UNKNOWN, {"findings": (finding("matmul", inputs=(stats(0.0, 2e38), stats(posinf=1))),)}),
+    (Cause.UNKNOWN, {"findings": (finding("matmul", inputs=(stats(), stats())),)}),
+    (Cause.DOMAIN, {"findings": (finding("sqrt", inputs=(stats(-1e30, 1.0),)),)}),
+    (Cause.DOMAIN, {"findings": (finding("layer_norm", inputs=(stats(), stats(0.0, 0.0, zero=4))),)}),
     (Cause.NORM_OVERFLOW, {"norm_overflow": True, "loss_finite": True}),
     (Cause.OPTIMIZER_STATE, {"bad_updates": ("w",), "loss_finite": True}),
     (Cause.OPTIMIZER_STATE, {"state": ("v of w holds 3 inf",), "loss_finite": True}),
@@ -113,11 +121,17 @@ def test_the_remedys_line_is_python_and_its_function_exists(operation: str, fram
     compile(line, "remedy", "eval")
 
 
-def test_a_function_with_an_edge_has_a_remedy_or_needs_none() -> None:
-    without = set(BOUNDARIES) - set(REMEDIES)
-    linear = {"cholesky", "det", "eigh", "inv", "logdet", "slogdet", "solve", "svd"}
-    special = {"batch_norm", "ctc_loss", "erfinv", "lgamma", "logit"}
-    assert without == {"asin", "log10", "log1p", "log2", "mean"} | linear | special
+def test_a_function_with_an_edge_has_a_safe_form_or_advice() -> None:
+    assert set(BOUNDARIES) - set(REMEDIES) == set(ADVICE)
+    verdict = judge(Evidence(framework="torch", findings=(finding("mean", inputs=()),)))
+    assert (verdict.cause, verdict.remedy, verdict.code) == (Cause.DOMAIN, ADVICE["mean"], "")
+
+
+def test_a_safe_form_that_overflows_as_well_is_no_remedy() -> None:
+    overflown = judge(Evidence(framework="torch", findings=(finding("pow", "inf", **LARGE),)))
+    assert (overflown.cause, overflown.code) == (Cause.OVERFLOW, "")
+    norm = judge(Evidence(framework="torch", findings=(finding("norm", "inf", **LARGE),)))
+    assert norm.code.startswith("stablenum_torch.numerics.norm(")
 
 
 def test_the_first_place_in_the_text_is_the_first_causes() -> None:
