@@ -102,28 +102,37 @@ def _is_placed_nan(trace: Trace, value: Value) -> bool:
 
 
 def _of_inf(trace: Trace, bad: Value) -> list[Origin]:
-    """Back through infinities to the steps that computed one, or to where one was placed."""
+    """Back through infinities to the steps that computed one, or to where one was placed.
+
+    A logsumexp of -inf had nothing left in its row: it is named, not the mask that it read.
+    """
     origins, todo, seen = [], [bad], {bad.id}
+    empty: dict[int, Origin] = {}  # value -> the first such logsumexp between it and the bad one
     while todo:
         value = todo.pop()
         step = None if value.producer is None else trace.steps[value.producer]
+        row = empty.get(value.id)
+        if row is None and step is not None and step.operation == "logsumexp" and value.neginf:
+            row = Origin(step=step, value=value, kind="inf", placed=True)
         if step is None:
             # A bias of -inf is a mask, whoever made it; inf is bad data.
             masking = value.role == "constant" or (value.neginf and not value.posinf)
-            origins.append(Origin(step=None, value=value, kind="inf", placed=masking))
+            origin = Origin(step=None, value=value, kind="inf", placed=masking)
+            origins.append(row if row and masking else origin)
             continue
         before = [v for v in trace.inputs_of(step) if v.inf] or _into_function(trace, step)
         if before:
             new = [v for v in before if v.id not in seen]
             seen.update(v.id for v in new)
             todo += new
+            empty.update({v.id: row for v in new} if row else {})
             continue
         nans = [v for v in trace.inputs_of(step) if v.nan]
         if nans:  # turned into an infinity
             origins += [o for v in nans for o in _of_nan(trace, v)]
             continue
         placed = trace.places_infinity(step) or step.operation in MOVING
-        origins.append(Origin(step=step, value=value, kind="inf", placed=placed))
+        origins.append(row if row and placed else Origin(step=step, value=value, kind="inf", placed=placed))
     return origins
 
 

@@ -24,7 +24,8 @@ def assign_phases(trace: Trace, written: list[Written], loss: Iterable[int], out
 
     What the loss is computed from is forward. Of the rest, what a differentiation made is backward: also the
     factors that it takes from the forward pass (1 / (2 sqrt x) stands beside sqrt x). Without a loss,
-    whatever is not transposed and is not used by a transposed step alone is forward.
+    whatever is not transposed and is not used by a transposed step alone is forward; an optimizer's own
+    arithmetic is the update, also where it reads no gradient (that of an unused parameter is a constant 0).
 
     Args:
         loss: the loss, if the program has one.
@@ -40,6 +41,8 @@ def assign_phases(trace: Trace, written: list[Written], loss: Iterable[int], out
             step.phase = "backward"
         elif not differentiated and later.intersection(step.inputs):
             step.phase = "backward" if roots else "update"
+        elif not roots and any(f.endswith("update_fn") for f in how.source.functions):  # optax's
+            step.phase = "update"
         else:
             continue
         later.update(step.outputs)

@@ -106,6 +106,21 @@ def test_an_infinite_loss_by_a_masked_target_is_the_masks() -> None:
     assert finding_of(trace, origin).operation == "masked_fill"
 
 
+def test_a_row_that_is_masked_whole_is_the_logsumexps() -> None:
+    trace, at = program(
+        ("s", "where x -inf", NEGINF), ("z", "logsumexp s", NEGINF), ("loss", "neg z", INF), x=("input", FINE)
+    )
+    (origin,) = first_causes(trace, [at["loss"]])
+    assert (origin.step.operation, origin.placed) == ("logsumexp", True)
+
+
+def test_a_logsumexp_that_hands_on_what_overflowed_is_not_named() -> None:
+    trace, at = program(
+        ("y", "mul x", INF), ("m", "neg y", NEGINF), ("z", "logsumexp m", NEGINF), x=("input", FINE)
+    )
+    assert operations(trace, at["z"]) == ["mul"]
+
+
 def test_what_is_selected_is_found_through_a_few_steps_forward_only() -> None:
     trace, _ = program(
         ("a", "sqrt x", FINE), ("b", "mul a", FINE), ("c", "where b", FINE), ("d", "sqrt c", FINE),

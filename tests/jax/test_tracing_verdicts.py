@@ -203,6 +203,31 @@ def test_eps_that_is_lost_is_an_update() -> None:
     check(report, test_eps_that_is_lost_is_an_update, "optimizer_state", "div", "update")
 
 
+def test_update_of_a_parameter_that_the_loss_does_not_use() -> None:
+    """Its gradient is a constant 0, which no differentiated equation makes."""
+    tx = optax.adam(1e-3, eps=0.0)
+    params = {"used": jnp.ones(2), "unused": jnp.ones(2)}
+
+    @jax.jit
+    def step(params: Any, state: Any, x: jax.Array) -> Any:
+        grads = jax.grad(lambda p: (p["used"] * x).sum())(params)
+        updates, state = tx.update(grads, state, params)  # BAD
+        return optax.apply_updates(params, updates), state
+
+    report = replay(step, params, tx.init(params), jnp.ones(2))
+    check(report, test_update_of_a_parameter_that_the_loss_does_not_use, "optimizer_state", "div", "update")
+
+
+def test_row_of_masks_in_logsumexp() -> None:
+    def loss(x: jax.Array, mask: jax.Array) -> jax.Array:
+        scores = jnp.where(mask, x, -jnp.inf)
+        return jax.nn.logsumexp(scores, axis=-1).mean()  # BAD
+
+    report = replay(loss, jnp.ones((2, 3)), jnp.array([[True, True, False], [False] * 3]))
+    check(report, test_row_of_masks_in_logsumexp, "mask", "logsumexp")
+    assert report.verdict.safe_function == "stablenum_jax.numerics.logsumexp"
+
+
 def test_aux_is_not_judged() -> None:
     def loss(w: jax.Array) -> Any:
         logits = jnp.where(w > 0, w, -jnp.inf)
