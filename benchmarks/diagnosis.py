@@ -169,23 +169,29 @@ def _file(module: ModuleType) -> str:
     return str(module.__file__).rsplit("/", 1)[-1]
 
 
-def _score_peer(tool: Callable[[Program, str], Said], module: ModuleType, framework: str) -> dict[str, bool]:
+def _score_peer(
+    tool: Callable[[Program, str], Said], module: ModuleType, framework: str, primitive: str
+) -> dict[str, bool]:
+    """``primitive`` is the guilty one: a peer that names it has named the operation."""
     said = tool(build(module, framework)(), _file(module))  # type: ignore[misc]
     accepted = module.CASE.operations(framework)
     line = bool(accepted) and said.line == bad_line(module, framework)[1]
-    operation = bool(accepted) and said.operation in accepted
+    operation = bool(accepted) and said.operation in (*accepted, primitive_name(primitive))
     return {"detects": bool(said.text), "line": line, "operation": operation, "cause": False}
 
 
-def _score_ours(module: ModuleType, framework: str) -> dict[str, bool]:
-    outcome = compare(module, framework, replay(framework, build(module, framework)()))  # type: ignore[misc]
+def _score_ours(module: ModuleType, framework: str) -> tuple[dict[str, bool], str]:
+    """The scores, and the primitive that is named."""
+    report = replay(framework, build(module, framework)())  # type: ignore[misc]
+    outcome = compare(module, framework, report)
     named = bool(module.CASE.operations(framework))
-    return {
+    scores = {
         "detects": outcome.detected,
         "line": named and outcome.line,
         "operation": named and outcome.operation,
         "cause": outcome.cause,
     }
+    return scores, report.findings[0].primitive if named and outcome.operation and report.findings else ""
 
 
 def _corpus(framework: str) -> dict[str, Any]:
@@ -193,14 +199,16 @@ def _corpus(framework: str) -> dict[str, Any]:
     healthy = [m for m in modules("healthy") if build(m, framework)]
     named = sum(bool(m.CASE.operations(framework)) for m in failures)
     tools: dict[str, Any] = {}
+    primitives: dict[str, str] = {}
     for name, tool in [(OURS[framework], None), *PEERS[framework].items()]:
         start = time.perf_counter()
-        scores = {
-            m.__name__.rpartition(".")[2]: _score_peer(tool, m, framework)
-            if tool
-            else _score_ours(m, framework)
-            for m in failures
-        }
+        scores: dict[str, dict[str, bool]] = {}
+        for m in failures:
+            case = m.__name__.rpartition(".")[2]
+            if tool is None:
+                scores[case], primitives[case] = _score_ours(m, framework)
+            else:
+                scores[case] = _score_peer(tool, m, framework, primitives[case])
         seconds = time.perf_counter() - start
         alarms = [
             m.__name__.rpartition(".")[2]

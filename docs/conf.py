@@ -51,6 +51,7 @@ def setup(app: object) -> None:
     tables.write_rule_tables(results / "rules.json", generated)
     tables.write_ulp(results / "ulp.json", generated)
     tables.write_losses(results / "losses.json", generated)
+    tables.write_diagnosis(results / "diagnosis.json", generated)
     cures.write_cures(generated)
     poison.write_poison(generated)
     gallery.write_gallery(generated)
