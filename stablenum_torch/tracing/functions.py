@@ -30,10 +30,10 @@ class PublicFunctions(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if func is Tensor.backward:
-            self._recorder.roots.append(args[0].detach())
-            with self:  # what the backward pass runs again has names too
-                return _backward(*args, **kwargs)
+        if func is Tensor.backward or func is torch.autograd.backward:
+            roots = args[0] if args else kwargs["tensors"]
+            self._recorder.begin_backward([roots] if isinstance(roots, Tensor) else roots)
+            return func(*args, **kwargs)
         if func is torch.autograd.grad:
             found = func(*args, **kwargs)
             if not (kwargs.get("create_graph") or args[4:5] == (True,)):
@@ -52,13 +52,3 @@ class PublicFunctions(TorchFunctionMode):
             raise
         finally:
             self._recorder.public = before
-
-
-def _backward(
-    tensor: Tensor,
-    gradient: Any = None,
-    retain_graph: bool | None = None,
-    create_graph: bool = False,
-    inputs: Any = None,
-) -> None:
-    torch.autograd.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)

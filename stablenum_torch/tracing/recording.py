@@ -198,6 +198,20 @@ class Recorder(TorchDispatchMode):
         storage.views[key] = (value, storage.epoch)
         return self.trace.values[value]
 
+    def begin_backward(self, roots: Sequence[Tensor]) -> None:
+        """A backward pass begins. A graph from before the replay reaches parameters that were never read."""
+        self.roots += [t.detach() for t in roots]
+        todo, seen = [t.grad_fn for t in roots], set()
+        while todo:
+            node = todo.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            leaf = getattr(node, "variable", None)
+            if leaf is not None:
+                self._meet(leaf)
+            todo += [following for following, _ in node.next_functions]
+
     def note_gradients(self, inputs: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
         """What ``torch.autograd.grad`` gave, which no parameter holds."""
         for i, (of, gradient) in enumerate(zip(inputs, gradients)):
@@ -378,6 +392,9 @@ class Recorder(TorchDispatchMode):
         error: Exception,
     ) -> None:
         step = self._add(operation, context, before.inputs, (), (), (args, {}), set())
+        if operation.name == "_linalg_check_errors":  # speaks of the operation that made what it looks at
+            made_by = self.trace.values[before.inputs[0]].producer
+            step = step if made_by is None else self.trace.steps[made_by]
         for index, tensor in zip(before.inputs, tensors_in(args)):
             value = self.trace.values[index]
             value.stats = value.stats or stats_of(tensor, name=value.name)

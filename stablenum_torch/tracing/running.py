@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stablenum.diagnosis import Finding, Trace, Value, finding_of, first_causes
+from stablenum.diagnosis import Finding, Step, Trace, Value, finding_of, first_causes
 from stablenum.errors import NonFiniteError
 from stablenum_torch.tracing.functions import PublicFunctions
 from stablenum_torch.tracing.labels import BadLabelsError
@@ -66,7 +66,7 @@ class Run:
     @property
     def went_wrong(self) -> bool:
         """Whether anything that should be finite was not."""
-        return bool(self.bad or self.labels or self.loss_finite is False)
+        return bool(self.bad or self.findings or self.labels or self.loss_finite is False)
 
 
 def run(call: Call, *, loss_scale: float | None, rng: RngState | Tensor | None) -> Run:
@@ -230,10 +230,10 @@ class _Judge:
                 self.result.bad_updates.append(name)
 
     def look_at_error(self, error: Exception) -> None:
-        """An error about labels or about numbers that are not finite is a finding; any other is raised.
+        """An error about labels, or about numbers that are not finite or not allowed, is a finding.
 
         Raises:
-            Exception: the error itself.
+            Exception: any other.
         """
         failure = self.recorder.failure
         if failure is None or failure.error is not error:
@@ -243,24 +243,27 @@ class _Judge:
             self.result.notes.append(f"the step raised {type(error).__name__}: {said}")
         if failure.labels:
             self.result.labels = failure.labels
-            self.result.findings = [
-                Finding(
-                    operation=failure.step.operation,
-                    phase=failure.step.phase,
-                    kind="error",
-                    primitive=failure.step.primitive,
-                    module=failure.step.module,
-                    place=failure.step.place,
-                    frames=failure.step.frames,
-                    inputs=tuple(v.stats for v in self.recorder.trace.inputs_of(failure.step) if v.stats),
-                )
-            ]
+            self.result.findings = [self._refusal(failure.step)]
             return
         unfit = [v for v in self.recorder.trace.inputs_of(failure.step) if not v.finite]
-        if not unfit:
-            raise error
         for value in unfit:
             self._blame(value)
+        if not unfit:
+            if not _is_about_numbers(error):
+                raise error
+            self.result.findings = [self._refusal(failure.step)]
+
+    def _refusal(self, step: Step) -> Finding:
+        return Finding(
+            operation=step.operation,
+            phase=step.phase,
+            kind="error",
+            primitive=step.primitive,
+            module=step.module,
+            place=step.place,
+            frames=step.frames,
+            inputs=tuple(v.stats for v in self.recorder.trace.inputs_of(step) if v.stats),
+        )
 
     def conclude(self) -> None:
         """From the bad values to their origins."""
@@ -273,6 +276,11 @@ class _Judge:
             self.result.findings.append(finding_of(trace, origin, wide_finite=wide))
         if origins and origins[0].step is not None:
             self.result.labels = recorder.labels.get(origins[0].step.index, "")
+
+
+def _is_about_numbers(error: Exception) -> bool:
+    """Whether finite numbers were refused: a singular matrix, a probability of 2."""
+    return isinstance(error, torch.linalg.LinAlgError) or "between 0 and 1" in str(error)
 
 
 def _square(tensor: Tensor) -> float:

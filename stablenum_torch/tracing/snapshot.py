@@ -109,7 +109,8 @@ class Snapshot:
         for obj in self._objects:
             obj.restore()
         for target, saved in reversed(self._memory):
-            target.copy_(saved)
+            with torch.inference_mode(target.is_inference()):
+                target.copy_(saved)
         for tensor in self._tensors.values():
             tensor.restore()
         for generator, state in self._generators:

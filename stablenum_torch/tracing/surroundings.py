@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections import UserDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import FunctionType, MethodType, ModuleType
@@ -12,11 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 __all__ = ["Surroundings", "look_around"]
 
 _MOST_ITEMS = 256
-_DEEPEST = 4
+_MOST_OBJECTS = 10_000
+_DEEPEST = 6
 
 
 @dataclass(slots=True)
@@ -131,9 +134,18 @@ def _parameters_of(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
 def _reachable(
     step_fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any]]:
+    """Breadth first: what is near is found and named first, however much lies behind the rest."""
     seen: set[int] = set()
-    for name, obj in [*_arguments(step_fn, args, kwargs), ("", step_fn)]:
-        yield from _inside(name, obj, seen, _DEEPEST)
+    todo = deque((name, obj, 0) for name, obj in [*_arguments(step_fn, args, kwargs), ("", step_fn)])
+    while todo and len(seen) < _MOST_OBJECTS:
+        name, obj, depth = todo.popleft()
+        if id(obj) in seen or isinstance(obj, ModuleType | type | str | bytes | int | float):
+            continue
+        seen.add(id(obj))
+        if isinstance(obj, Tensor | nn.Module | Optimizer | torch.amp.GradScaler | LRScheduler):
+            yield name, obj
+        elif depth < _DEEPEST and len(todo) < _MOST_OBJECTS:
+            todo.extend((inner, x, depth + 1) for inner, x in _inside(name, obj))
 
 
 def _arguments(
@@ -146,34 +158,21 @@ def _arguments(
     return list(bound.arguments.items())
 
 
-def _inside(name: str, obj: Any, seen: set[int], depth: int) -> Iterator[tuple[str, Any]]:
-    if id(obj) in seen or depth < 0 or isinstance(obj, ModuleType | type | str | bytes | int | float):
-        return
-    seen.add(id(obj))
-    if isinstance(obj, Tensor | nn.Module | Optimizer | torch.amp.GradScaler) or _is_scheduler(obj):
-        yield name, obj
-    elif isinstance(obj, functools.partial):
-        for part in (obj.func, obj.args, obj.keywords):
-            yield from _inside(name, part, seen, depth - 1)
+def _inside(name: str, obj: Any) -> Iterator[tuple[str, Any]]:
+    """What an object holds. Mappings of other kinds are not opened: they may read files."""
+    if isinstance(obj, functools.partial):
+        yield from ((name, part) for part in (obj.func, obj.args, obj.keywords))
     elif isinstance(obj, MethodType):
-        yield from _inside(name, obj.__self__, seen, depth - 1)
-        yield from _inside(name, obj.__func__, seen, depth - 1)
+        yield from ((name, part) for part in (obj.__self__, obj.__func__))
     elif isinstance(obj, FunctionType):
-        for inner, x in _named_by(obj):
-            yield from _inside(inner, x, seen, depth - 1)
-    elif isinstance(obj, Mapping):
-        for key, x in list(obj.items())[:_MOST_ITEMS]:
-            yield from _inside(f"{name}[{key!r}]", x, seen, depth - 1)
+        yield from _named_by(obj)
+    elif isinstance(obj, dict | UserDict):
+        yield from ((f"{name}[{key!r}]", x) for key, x in list(obj.items())[:_MOST_ITEMS])
     elif isinstance(obj, list | tuple):
-        for i, x in enumerate(obj[:_MOST_ITEMS]):
-            yield from _inside(f"{name}[{i}]", x, seen, depth - 1)
+        yield from ((f"{name}[{i}]", x) for i, x in enumerate(obj[:_MOST_ITEMS]))
     elif type(obj).__module__ not in ("builtins", "numpy") and hasattr(obj, "__dict__"):
-        for key, x in list(vars(obj).items())[:_MOST_ITEMS]:
-            yield from _inside(f"{name}.{key}" if name else key, x, seen, depth - 2)
-
-
-def _is_scheduler(obj: Any) -> bool:
-    return isinstance(obj, torch.optim.lr_scheduler.LRScheduler)
+        inside = list(vars(obj).items())[:_MOST_ITEMS]
+        yield from ((f"{name}.{key}" if name else key, x) for key, x in inside)
 
 
 def _named_by(function: FunctionType) -> Iterator[tuple[str, Any]]:

@@ -470,6 +470,42 @@ def test_an_operation_that_refuses_nan_is_traced_back() -> None:
     assert "RuntimeError" in report.notes[0]
 
 
+@pytest.mark.parametrize("value", [-1.0, math.nan])
+def test_a_factorization_that_is_refused(value: float) -> None:
+    w = leaf(4.0, value)
+
+    def step() -> Tensor:
+        matrix = torch.diag(w)
+        lower = torch.linalg.cholesky(matrix)  # here
+        return lower.diagonal().log().sum()
+
+    report = st.replay(step)
+    f = report.findings[0]
+    if math.isnan(value):
+        assert (f.operation, f.name) == ("parameter", "w")
+    else:
+        assert first(report) == ("cholesky", "forward", "error", line_of(step, "here"))
+        assert report.verdict.cause is Cause.DOMAIN
+    assert "LinAlgError" in report.notes[0]
+
+
+def test_a_probability_that_is_refused() -> None:
+    w = leaf(0.5, 2.0)
+
+    def step() -> Tensor:
+        return F.binary_cross_entropy(w, torch.ones(2))  # here
+
+    report = st.replay(step)
+    assert first(report) == ("binary_cross_entropy", "forward", "error", line_of(step, "here"))
+    assert report.verdict.cause is Cause.DOMAIN
+    assert report.verdict.safe_function == "stablenum_torch.losses.binary_cross_entropy"
+
+
+def test_shapes_that_do_not_fit_are_the_users_error() -> None:
+    with pytest.raises(RuntimeError, match="size"):
+        st.replay(lambda: leaf(1.0, 2.0) / torch.ones(3))
+
+
 # --- updates ---------------------------------------------------------------------------------------------
 
 

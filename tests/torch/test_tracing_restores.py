@@ -234,6 +234,47 @@ def test_data_that_points_elsewhere_is_put_back() -> None:
     assert lin.bias.requires_grad
 
 
+class Holder:
+    """An object of the user's that holds another."""
+
+    def __init__(self, **held: Any) -> None:
+        vars(self).update(held)
+
+
+def test_what_objects_hold_inside_one_another_is_put_back() -> None:
+    model, opt, x, y = made("adam, foreach")
+    trainer = Holder(engine=Holder(parts=Holder(model=model, optimizer=opt)))
+
+    def step() -> Tensor:
+        parts = trainer.engine.parts
+        return train(parts.model, parts.optimizer, x, y)
+
+    before = state(model, opt)
+    assert st.replay(step).ok
+    assert state(model, opt) == before
+
+
+def test_gradients_of_a_graph_that_was_built_before() -> None:
+    lin = nn.Linear(2, 2)
+    h = lin(torch.ones(1, 2))
+    assert st.replay(lambda: h.square().sum().backward(retain_graph=True)).ok
+    assert lin.weight.grad is None
+
+
+def test_parameters_made_in_inference_mode() -> None:
+    with torch.inference_mode():
+        lin = nn.Linear(2, 2)
+    weight = lin.weight.detach().clone()
+
+    def step() -> Tensor:
+        with torch.inference_mode():
+            lin.weight.add_(1.0)
+            return lin(torch.ones(1, 2)).sum()
+
+    assert st.replay(step).ok
+    assert torch.equal(lin.weight, weight)
+
+
 def test_what_is_called_must_be_a_function() -> None:
     with pytest.raises(TypeError, match="step_fn must be a function"):
         st.replay(torch.ones(1))
