@@ -112,7 +112,7 @@ REMEDIES = {
 
 _REGULAR = "add a small multiple of the identity to the matrix"
 _DISTINCT = (
-    "differentiate through the values alone, or keep them apart by a small diagonal of distinct numbers"
+    "differentiate through the values alone, or keep them apart: add a small diagonal of distinct numbers"
 )
 _INSIDE = "clamp the argument a little inside the edge before it"
 

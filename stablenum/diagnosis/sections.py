@@ -60,7 +60,9 @@ def sections_of(report: Report) -> Sections:
         frames = first.frames if len(first.frames) > 1 else ()
     # Statistics have rows of their own.
     facts = [fact for fact in verdict.evidence if not fact.startswith(("in:  ", "out: "))]
-    others = [str(finding) for finding in report.findings[1:]]
+    # A forward pass that runs again fails again, on the same line.
+    told = dict.fromkeys(str(finding) for finding in report.findings)
+    others = list(told)[1:]
     return Sections(
         title=_clean(str(first)) if first is not None else "",
         place=_clean_place(first.place) if first is not None and first.place is not None else None,

@@ -141,6 +141,12 @@ def test_the_first_place_in_the_text_is_the_first_causes() -> None:
     assert text.index("model.py:7") < text.index("other.py:99")
 
 
+def test_the_text_says_nothing_twice() -> None:
+    again = (finding("log"), finding("log"), finding("div"), finding("div"))
+    text = str(Report.of(Evidence(framework="torch", findings=again)))
+    assert text.count("log gives NaN") == text.count("div gives NaN") == 1
+
+
 def test_findings_survive_plain_values() -> None:
     f = finding("log", inputs=(stats(float("nan"), float("nan"), nan=4),), frames=(PLACE, PLACE))
     again = Finding.from_dict(json.loads(json.dumps(f.to_dict(), allow_nan=False)))
