@@ -2,8 +2,8 @@
 
 ``arguments`` takes the call apart, ``programs`` makes its jaxpr, ``interpreting`` evaluates it, with
 ``control`` for branches and loops; ``places`` and ``naming`` say what an equation is called and where it was
-written; ``phases`` tells forward from backward; ``instrumented`` is the same under jit; ``replaying`` puts
-the parts together.
+written; ``phases`` tells forward from backward; ``runs`` evaluates one at a time or under jit; ``guards``
+looks at what a guard inside the step refused; ``replaying`` puts the parts together.
 """
 
 from __future__ import annotations

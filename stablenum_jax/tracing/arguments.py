@@ -11,17 +11,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from stablenum_jax.state import is_guard
+
 __all__ = ["Call", "Leaf", "call_of"]
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One array that goes in."""
+    """One array that goes in.
+
+    Attributes:
+        guard: of an array in a guard's state: "scale" for its loss scale, else "statistic".
+    """
 
     data: Any
     role: str
     name: str
     differentiated: bool
+    guard: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +58,7 @@ def call_of(
     """
     tree = ([_split(a) for a in args], dict(kwargs))
     paths, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_empty)
+    guards = [path for path, node in _with_paths(tree, is_guard) if is_guard(node)]
     fixed: list[Any] = []
     positions: list[int] = []
     leaves: list[Leaf] = []
@@ -63,13 +71,17 @@ def call_of(
         fixed.append(value)
         if not _goes_in(value, differentiated and not _is_equinox(whole)):
             continue
-        role = "buffer" if rest else _role(path, value, differentiated, whole, opt_state)
+        guard = _in_guard(path, guards)
+        role = (
+            "buffer" if rest else "state" if guard else _role(path, value, differentiated, whole, opt_state)
+        )
         leaves.append(
             Leaf(
                 data=value if isinstance(value, jax.Array) else jnp.asarray(value),
                 role=role,
                 name=_name(path, part, number in argnums and len(argnums) == 1),
                 differentiated=differentiated and _is_inexact(value),
+                guard=guard,
             )
         )
         positions.append(index)
@@ -112,6 +124,18 @@ def _role(path: tuple[Any, ...], value: Any, differentiated: bool, whole: Any, o
     if differentiated:
         return "parameter" if _is_inexact(value) else "buffer"
     return "input"
+
+
+def _with_paths(tree: Any, is_leaf: Callable[[Any], bool]) -> list[tuple[tuple[Any, ...], Any]]:
+    return jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)[0]
+
+
+def _in_guard(path: tuple[Any, ...], guards: Sequence[tuple[Any, ...]]) -> str:
+    within = next((path[len(g) :] for g in guards if path[: len(g)] == g), None)
+    if within is None:
+        return ""
+    names = [getattr(key, "name", "") for key in within]
+    return "scale" if names[:3] == ["guard", "loss_scale", "scale"] else "statistic"
 
 
 def _is_optimizer_state(whole: Any) -> bool:

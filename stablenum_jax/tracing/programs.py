@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import eval_shape, make_jaxpr, value_and_grad
 
-from stablenum_jax.state import GuardOptState
+from stablenum_jax.state import is_guard
 from stablenum_jax.tracing.arguments import Call
 from stablenum_jax.tracing.flags import is_floating
 from stablenum_jax.tracing.private import own_lines_in_backward
@@ -108,16 +108,12 @@ def _with_gradients(call: Call, data: list[Any], has_aux: bool, scaled: bool) ->
     )
 
 
-def _is_guard(node: Any) -> bool:
-    return isinstance(node, GuardOptState)
-
-
 def _as_it_is(call: Call, data: list[Any]) -> Program:
     names: list[str] = []
 
     def run(*arrays: Any) -> list[Any]:
         # A guard's statistics hold infinities that are meant.
-        paths, _ = jax.tree_util.tree_flatten_with_path(call(arrays), is_leaf=_is_guard)
+        paths, _ = jax.tree_util.tree_flatten_with_path(call(arrays), is_leaf=is_guard)
         kept = [(jax.tree_util.keystr(path).removesuffix(".value"), x) for path, x in paths if _is_array(x)]
         names[:] = [f"result{name}" for name, _ in kept]
         return [x for _, x in kept]

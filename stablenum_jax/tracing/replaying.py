@@ -13,10 +13,11 @@ import numpy as np
 
 from stablenum.diagnosis import Evidence, Finding, Report
 from stablenum_jax.auditing import state_problems
-from stablenum_jax.state import has_guard
+from stablenum_jax.state import has_guard, is_guard
 from stablenum_jax.state import loss_scale as guard_scale
 from stablenum_jax.tracing.arguments import Call, Leaf, call_of
 from stablenum_jax.tracing.flags import flags_of, is_floating
+from stablenum_jax.tracing.guards import scale_of, unscaled
 from stablenum_jax.tracing.labels import outside_indices
 from stablenum_jax.tracing.private import quiet, under_transformation
 from stablenum_jax.tracing.programs import Program, program_of
@@ -75,6 +76,8 @@ def replay(
     with quiet():
         call = call_of(fun, args, kwargs, numbers, opt_state)
         program = program_of(call, has_aux=has_aux, gradients=gradients, scaled=scale != 1.0)
+        if loss_scale is None and not program.gradients:
+            scale = scale_of(call.leaves)
         outcome = _replayed(program, call, scale, known_bad)
         evidence = _evidence(outcome, call, scale, opt_state, args[numbers[0]] if len(numbers) == 1 else None)
     return Report.of(evidence, notes=tuple(outcome.notes), seconds=time.perf_counter() - start)
@@ -121,18 +124,20 @@ def _replayed(program: Program, call: Call, scale: float, known_bad: bool) -> _O
     run = run_eagerly(program, leaves, scale)
     reproduced: bool | None = None
     compiled_bad: tuple[int, ...] = ()
-    if run.bad:
-        reproduced = bool(run_eagerly(program, leaves, scale).bad)
+    if run.failed:
+        reproduced = run_eagerly(program, leaves, scale).failed
     else:
         compiled_bad = result_flags(program, run_compiled(program, leaves, scale))
         if compiled_bad:
             run, reproduced = _under_jit(program, leaves, scale, notes), True
         elif known_bad:
             reproduced = False
-    found = run.findings() if run.bad else []
-    unscaled = None
-    if program.scaled and scale > 1.0 and run.bad:
-        unscaled = not run_eagerly(program, leaves, 1.0).bad
+    found = run.findings()
+    unscaled_finite = None
+    if scale > 1.0 and run.failed and (program.scaled or scale_of(leaves) > 1.0):
+        unscaled_finite = not run_eagerly(program, unscaled(leaves), 1.0).failed
+    if run.refused and not run.bad:
+        notes.append("a guard refused the step; what it measured is judged in place of the results")
     if run.interpreter.skipped:
         notes.append(f"left out of the replay: {', '.join(sorted(run.interpreter.skipped))}")
     return _Outcome(
@@ -140,7 +145,7 @@ def _replayed(program: Program, call: Call, scale: float, known_bad: bool) -> _O
         findings=[f for f, _ in found],
         labels=outside_indices(found[0][1]) if found else "",
         reproduced=reproduced,
-        unscaled_finite=unscaled,
+        unscaled_finite=unscaled_finite,
         notes=notes,
         compiled_bad=compiled_bad,
     )
@@ -163,6 +168,7 @@ def _evidence(outcome: _Outcome, call: Call, scale: float, opt_state: Any, param
     run = outcome.run
     program = run.program
     bad = run.bad or outcome.compiled_bad
+    failed = run.failed or bool(bad)
     names = [program.names[i] for i in bad]
     loss_bad = program.gradients and 0 in bad
     gradients = tuple(n for i, n in zip(bad, names, strict=True) if program.gradients and i != 0)
@@ -170,7 +176,7 @@ def _evidence(outcome: _Outcome, call: Call, scale: float, opt_state: Any, param
     return Evidence(
         framework="jax",
         findings=tuple(outcome.findings),
-        loss_finite=not loss_bad if program.gradients else (False if bad else None),
+        loss_finite=not loss_bad if program.gradients else (False if failed else None),
         bad_gradients=gradients,
         bad_parameters=tuple(
             leaf.name for leaf in call.leaves if leaf.role == "parameter" and any(flags_of(leaf.data))
@@ -179,7 +185,7 @@ def _evidence(outcome: _Outcome, call: Call, scale: float, opt_state: Any, param
         reproduced=outcome.reproduced,
         loss_scale=scale,
         unscaled_finite=outcome.unscaled_finite,
-        norm_overflow=not bad and _norm_overflows(results),
+        norm_overflow=not failed and _norm_overflows(results),
         state=_bad_state(opt_state, call, parameters),
     )
 
@@ -200,9 +206,9 @@ def _bad_state(opt_state: Any, call: Call, parameters: Any) -> tuple[str, ...]:
             return state_problems(opt_state, parameters)
         except (TypeError, ValueError):
             pass  # not a state for these parameters
-    named = [(leaf.name, leaf.data) for leaf in call.leaves if leaf.role == "state"]
+    named = [(leaf.name, leaf.data) for leaf in call.leaves if leaf.role == "state" and not leaf.guard]
     if opt_state is not None and not named:
-        paths, _ = jax.tree_util.tree_flatten_with_path(opt_state)
+        paths, _ = jax.tree_util.tree_flatten_with_path(opt_state, is_leaf=is_guard)
         named = [
             (f"opt_state{jax.tree_util.keystr(path)}", x) for path, x in paths if isinstance(x, jax.Array)
         ]
@@ -210,6 +216,6 @@ def _bad_state(opt_state: Any, call: Call, parameters: Any) -> tuple[str, ...]:
     found = []
     for name, data in named:
         kinds = [words[i] for i, f in enumerate(flags_of(data)) if f]
-        if kinds and "guard" not in name:
+        if kinds:
             found.append(f"{name} holds {' and '.join(kinds)}")
     return tuple(found)

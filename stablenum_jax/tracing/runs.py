@@ -14,6 +14,7 @@ from jax import jit
 from stablenum.diagnosis import Finding, Origin, Trace, finding_of, first_causes
 from stablenum_jax.tracing.arguments import Leaf
 from stablenum_jax.tracing.flags import flags_of, is_floating, stats_of
+from stablenum_jax.tracing.guards import seen_by_guards
 from stablenum_jax.tracing.interpreting import Cell, Context, Interpreter, Kept
 from stablenum_jax.tracing.phases import assign_phases
 from stablenum_jax.tracing.private import bind
@@ -33,6 +34,7 @@ class Run:
         trace: what was recorded.
         results: cells of the judged results, the loss first.
         bad: positions in ``results`` that are not finite.
+        refused: indices of values that a guard inside measured and that are not finite.
     """
 
     program: Program
@@ -40,6 +42,12 @@ class Run:
     inputs: list[Cell]
     outputs: list[Cell]
     bad: tuple[int, ...]
+    refused: tuple[int, ...] = ()
+
+    @property
+    def failed(self) -> bool:
+        """Whether a result is not finite, or a guard saw what is not."""
+        return bool(self.bad or self.refused)
 
     @property
     def trace(self) -> Trace:
@@ -51,7 +59,7 @@ class Run:
         program, trace = self.program, self.trace
         loss = [self.outputs[i].id for i in program.loss]
         assign_phases(trace, self.interpreter.written, loss, [c.id for c in self.outputs])
-        bad = [self.outputs[program.judged[i]].id for i in self.bad]
+        bad = [*(self.outputs[program.judged[i]].id for i in self.bad), *self.refused]
         found = []
         for origin in first_causes(trace, bad)[:MOST_FINDINGS]:
             kept = self.interpreter.kept.get(origin.step.index) if origin.step else None
@@ -80,7 +88,12 @@ def run_eagerly(program: Program, leaves: Sequence[Leaf], scale: float) -> Run:
         interpreter, program, leaves, [leaf.data for leaf in leaves], jnp.float32(scale)
     )
     bad = [i for i, at in enumerate(program.judged) if not interpreter.trace.values[outputs[at].id].finite]
-    return Run(program, interpreter, inputs, outputs, tuple(bad))
+    refused: tuple[int, ...] = ()
+    if not program.gradients:
+        given = inputs[len(inputs) - len(leaves) :]
+        own = frozenset(c.id for c, leaf in zip(given, leaves, strict=True) if leaf.guard)
+        refused = seen_by_guards(interpreter.trace, interpreter.written, own) if own else ()
+    return Run(program, interpreter, inputs, outputs, tuple(bad), refused)
 
 
 def run_compiled(program: Program, leaves: Sequence[Leaf], scale: float) -> list[Any]:

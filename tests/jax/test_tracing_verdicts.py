@@ -172,6 +172,71 @@ def test_whole_training_step() -> None:
     assert replay(step, {"w": jnp.ones(3)}, tx.init(params), jnp.ones(3)).ok
 
 
+def _guarded_step(config: Any, loss: Any) -> Any:
+    """A whole step that returns neither the loss nor the gradients; and its optimizer."""
+    tx = optax.chain(stablenum_jax.guard(**config), optax.adam(1e-3))
+
+    @jax.jit
+    def step(params: Any, opt_state: Any, x: jax.Array) -> Any:
+        value, grads = stablenum_jax.value_and_grad(loss, opt_state)(params, x)
+        return stablenum_jax.step(tx, params, opt_state, grads, value=value)
+
+    return step, tx
+
+
+@pytest.mark.parametrize("config", [{}, {"clip": 1.0}, {"loss_scale": "dynamic"}])
+def test_failure_that_a_guard_hides(config: dict[str, Any]) -> None:
+    def loss(p: Any, x: jax.Array) -> jax.Array:
+        return jnp.sqrt(p["w"] * x).sum()  # BAD
+
+    step, tx = _guarded_step(config, loss)
+    params = {"w": jnp.zeros(3)}
+    after, state = step(params, tx.init(params), jnp.ones(3))
+    assert jnp.isfinite(after["w"]).all()
+    report = replay(step, params, tx.init(params), jnp.ones(3))
+    check(report, loss, "boundary_derivative", "sqrt", "backward")
+    assert any("refused" in note for note in report.notes)
+    assert replay(step, {"w": jnp.ones(3)}, tx.init(params), jnp.ones(3)).ok
+    # What the guard remembers of the step that it refused is no failure of the next.
+    assert replay(step, {"w": jnp.ones(3)}, state, jnp.ones(3)).ok
+
+
+def test_step_of_a_loop_that_a_guard_hides() -> None:
+    def loss(p: Any, x: jax.Array) -> jax.Array:
+        return jnp.sqrt(jnp.abs(p["w"] * x)).sum()  # BAD
+
+    step, tx = _guarded_step({}, loss)
+
+    def train(params: Any, opt_state: Any, xs: jax.Array) -> Any:
+        return jax.lax.scan(lambda c, x: (step(*c, x), None), (params, opt_state), xs)[0]
+
+    params = {"w": jnp.ones(3)}
+    report = replay(train, params, tx.init(params), jnp.ones((4, 3)).at[2, 1].set(0.0))
+    check(report, loss, "boundary_derivative", "sqrt", "backward")
+    assert report.findings[0].where == "iteration 2 of scan"
+    assert len(report.findings) == 1
+
+
+def test_loss_that_a_guard_hides() -> None:
+    def loss(p: Any, x: jax.Array) -> jax.Array:
+        return (p["w"] * x).sum() + jax.lax.stop_gradient(jnp.log(x).sum())  # BAD
+
+    step, tx = _guarded_step({}, loss)
+    params = {"w": jnp.ones(3)}
+    check(replay(step, params, tx.init(params), jnp.zeros(3)), loss, "domain", "log")
+
+
+def test_scale_too_high_inside_a_whole_step() -> None:
+    def loss(p: Any, x: jax.Array) -> jax.Array:
+        return (p["w"].astype(HALF) * x.astype(HALF) * 2).sum().astype(jnp.float32)
+
+    step, tx = _guarded_step({"loss_scale": 2.0**16}, loss)
+    params = {"w": jnp.ones(3)}
+    report = replay(step, params, tx.init(params), jnp.ones(3))
+    assert report.verdict.cause.value == "loss_scale"
+    assert (report.evidence.loss_scale, report.evidence.unscaled_finite) == (2.0**16, True)
+
+
 def test_poisoned_state() -> None:
     tx = optax.adam(1e-3)
     params = {"w": jnp.ones(2)}
