@@ -8,11 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import eval_shape, make_jaxpr, value_and_grad
+from jax.extend import core
 
 from stablenum_jax.state import is_guard
 from stablenum_jax.tracing.arguments import Call
 from stablenum_jax.tracing.flags import is_floating
-from stablenum_jax.tracing.private import own_lines_in_backward
+from stablenum_jax.tracing.private import own_lines_in_backward, sub_jaxpr
 
 __all__ = ["Program", "program_of"]
 
@@ -108,16 +109,43 @@ def _with_gradients(call: Call, data: list[Any], has_aux: bool, scaled: bool) ->
     )
 
 
+def _arrays(title: str, tree: Any) -> list[tuple[str, Any]]:
+    """The arrays of a tree by name. A guard is left out: its statistics hold infinities that are meant."""
+    paths, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_guard)
+    names = [title + jax.tree_util.keystr(path).removesuffix(".value") for path, _ in paths]
+    return [(name, x) for name, (_, x) in zip(names, paths, strict=True) if _is_array(x)]
+
+
+def _unwritten(jaxpr: Any) -> dict[int, int]:
+    """Results that are arguments as they came, also where they went through jit: result -> argument."""
+    source = {v: i for i, v in enumerate(jaxpr.invars)}
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in ("jit", "pjit"):
+            inner, _ = sub_jaxpr(eqn.params["jaxpr"])
+            for result, argument in _unwritten(inner).items():
+                given = eqn.invars[argument]
+                if not isinstance(given, core.Literal) and given in source:
+                    source[eqn.outvars[result]] = source[given]
+    return {
+        i: source[v] for i, v in enumerate(jaxpr.outvars) if not isinstance(v, core.Literal) and v in source
+    }
+
+
 def _as_it_is(call: Call, data: list[Any]) -> Program:
     names: list[str] = []
 
     def run(*arrays: Any) -> list[Any]:
-        # A guard's statistics hold infinities that are meant.
-        paths, _ = jax.tree_util.tree_flatten_with_path(call(arrays), is_leaf=is_guard)
-        kept = [(jax.tree_util.keystr(path).removesuffix(".value"), x) for path, x in paths if _is_array(x)]
-        names[:] = [f"result{name}" for name, _ in kept]
-        return [x for _, x in kept]
+        args, kwargs = call.rebuild(arrays)
+        # With what the function may write in place: flax.nnx's models and optimizers.
+        results = [*_arrays("result", call.fun(*args, **kwargs)), *_arrays("args", args)]
+        names[:] = [name for name, _ in results]
+        return [x for _, x in results]
 
     closed = make_jaxpr(run)(*data)
-    judged = tuple(i for i, aval in enumerate(closed.out_avals) if is_floating(aval))
+    unwritten = _unwritten(closed.jaxpr)
+    judged = tuple(
+        i
+        for i, aval in enumerate(closed.out_avals)
+        if is_floating(aval) and not (names[i].startswith("args") and i in unwritten)
+    )
     return Program(closed=closed, names=tuple(names[i] for i in judged), judged=judged)

@@ -138,6 +138,8 @@ def _replayed(program: Program, call: Call, scale: float, known_bad: bool) -> _O
         unscaled_finite = not run_eagerly(program, unscaled(leaves), 1.0).failed
     if run.refused and not run.bad:
         notes.append("a guard refused the step; what it measured is judged in place of the results")
+    if not program.judged:
+        notes.append("the function returns no floating array: there was nothing to judge")
     if run.interpreter.skipped:
         notes.append(f"left out of the replay: {', '.join(sorted(run.interpreter.skipped))}")
     return _Outcome(

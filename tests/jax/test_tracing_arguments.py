@@ -9,6 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
@@ -54,6 +55,31 @@ def test_nnx_model_is_left_alone(jitted: bool) -> None:
     loss(model, x)  # what the replay had to undo
     assert _bits(nnx.state(model, nnx.BatchStat)) != statistics
     assert _bits(nnx.state(model, nnx.RngState)) != keys
+
+
+def test_what_a_step_writes_in_place_is_judged() -> None:
+    class Scale(nnx.Module):
+        def __init__(self, at: float) -> None:
+            self.w = nnx.Param(jnp.full(3, at))
+            self.bound = nnx.Variable(jnp.full(2, jnp.inf))  # not written: it is meant
+
+    def step(model: Scale, optimizer: nnx.Optimizer) -> None:
+        optimizer.update(model, nnx.grad(lambda m: jnp.sqrt(m.w[...]).sum())(model))
+
+    for at, jitted in ((0.0, False), (0.0, True), (1.0, False), (1.0, True)):
+        model = Scale(at)
+        optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+        before = _bits((nnx.state(model), nnx.state(optimizer)))
+        report = replay(nnx.jit(step) if jitted else step, model, optimizer)
+        assert report.ok == (at == 1.0), str(report)
+        assert [f.operation for f in report.findings[:1]] == ([] if report.ok else ["sqrt"])
+        assert _bits((nnx.state(model), nnx.state(optimizer))) == before
+
+
+def test_nothing_to_judge_is_said() -> None:
+    report = replay(lambda x: None, jnp.zeros(3))
+    assert report.ok
+    assert "nothing to judge" in str(report)
 
 
 def test_linen_model() -> None:
