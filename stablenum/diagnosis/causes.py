@@ -51,7 +51,7 @@ CAUSES: dict[Cause, Explanation] = {
         "nothing to do",
     ),
     Cause.BATCH: Explanation(
-        "the batch itself is not finite",
+        "what goes into the step is not finite: the batch, or a number in the code",
         "drop the batch, log which it was, and check the pipeline that made it",
     ),
     Cause.LABELS: Explanation(

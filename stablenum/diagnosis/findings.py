@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from stablenum.diagnosis.operations import MOVING, SELECTING
 from stablenum.diagnosis.trace import Step, Trace
-from stablenum.diagnosis.values import Place, TensorStats
+from stablenum.diagnosis.values import MOST_VALUES, Place, TensorStats, plain
 from stablenum.diagnosis.walk import Origin, is_selected
 
 __all__ = ["Finding", "finding_of"]
@@ -30,6 +31,7 @@ class Finding:
         frames: the user's call stack, outermost first.
         where: "iteration 3 of scan".
         inputs, outputs: statistics.
+        scalars: plain numbers among the arguments, at most four.
         placed: it read infinities that a mask or a constant put there.
         selected: a later ``where`` or mask throws a part of the result away, and a gradient of 0 comes back.
         derivative: a derivative that the framework wrote, not one of the user's own.
@@ -53,6 +55,7 @@ class Finding:
     where: str = ""
     inputs: tuple[TensorStats, ...] = ()
     outputs: tuple[TensorStats, ...] = ()
+    scalars: tuple[float, ...] = ()
     placed: bool = False
     selected: bool = False
     derivative: bool = False
@@ -74,6 +77,7 @@ class Finding:
         d = {k: getattr(self, k) for k in self.__slots__}
         d["place"] = None if self.place is None else asdict(self.place)
         d["frames"] = [asdict(f) for f in self.frames]
+        d["scalars"] = plain(self.scalars)
         d["inputs"] = [s.to_dict() for s in self.inputs]
         d["outputs"] = [s.to_dict() for s in self.outputs]
         return d
@@ -86,6 +90,7 @@ class Finding:
                 **d,
                 "place": None if d["place"] is None else Place(**d["place"]),
                 "frames": tuple(Place(**f) for f in d["frames"]),
+                "scalars": tuple(float(x) for x in d.get("scalars", ())),
                 "inputs": tuple(TensorStats.from_dict(s) for s in d["inputs"]),
                 "outputs": tuple(TensorStats.from_dict(s) for s in d["outputs"]),
             }
@@ -122,6 +127,15 @@ def finding_of(trace: Trace, origin: Origin, *, wide_finite: bool | None = None)
             outputs=(origin.value.stats,) if origin.value.stats else (),
             placed=origin.placed,
         )
+    if any(math.isnan(x) for x in step.scalars):  # written down in the user's code
+        return Finding(
+            operation="constant",
+            phase="before",
+            kind=origin.kind,
+            module=step.module,
+            place=step.place,
+            frames=step.frames,
+        )
     derivative = step.phase == "backward" and step.forward is not None
     forward = trace.steps[step.forward] if step.forward is not None else step
     return Finding(
@@ -135,6 +149,7 @@ def finding_of(trace: Trace, origin: Origin, *, wide_finite: bool | None = None)
         where=step.where,
         inputs=tuple(v.stats for v in trace.inputs_of(step) if v.stats),
         outputs=tuple(v.stats for v in trace.outputs_of(step) if v.stats),
+        scalars=step.scalars[:MOST_VALUES],
         placed=origin.placed,
         selected=_meets_zero(trace, step) and is_selected(trace, forward),
         derivative=derivative,

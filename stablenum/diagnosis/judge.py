@@ -224,7 +224,7 @@ def _is_overflow(f: Finding) -> bool:
     if f.kind != "inf" and (f.operation in BOUNDARIES or not all(s.finite for s in f.inputs)):
         return False
     if f.operation in _QUOTIENTS and not f.derivative:
-        return True
+        return 0.0 not in f.scalars
     largest = max((s.amax for s in f.inputs if s.amax == s.amax), default=0.0)
     known = FORMATS.get(f.outputs[0].dtype if f.outputs else "float32", FORMATS["float32"])
     return bool(largest > known.max**0.25)

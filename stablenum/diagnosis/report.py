@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import json
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from os import PathLike
@@ -14,6 +13,7 @@ from typing import Any
 from stablenum.diagnosis.causes import Cause
 from stablenum.diagnosis.findings import Finding
 from stablenum.diagnosis.judge import Evidence, Verdict, judge
+from stablenum.diagnosis.values import plain
 
 __all__ = ["Report"]
 
@@ -61,7 +61,7 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values that JSON knows."""
-        evidence = {f.name: _plain(getattr(self.evidence, f.name)) for f in fields(Evidence)}
+        evidence = {f.name: plain(getattr(self.evidence, f.name)) for f in fields(Evidence)}
         evidence["findings"] = [f.to_dict() for f in self.findings]
         return {
             "ok": self.ok,
@@ -120,9 +120,3 @@ class Report:
         """In a notebook: the page, in a frame of its own so that its style stays inside."""
         page = html.escape(self.to_html())
         return f'<iframe srcdoc="{page}" style="width: 100%; height: 36rem; border: 0"></iframe>'
-
-
-def _plain(v: Any) -> Any:
-    if isinstance(v, float) and not math.isfinite(v):
-        return str(v)
-    return [_plain(x) for x in v] if isinstance(v, tuple) else v

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["Place", "TensorStats"]
+__all__ = ["MOST_VALUES", "Place", "TensorStats", "plain"]
 
 # At most this many values around a failure are kept, so that no report leaks a batch.
 MOST_VALUES = 4
@@ -72,7 +72,7 @@ class TensorStats:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; numbers that JSON does not know become strings."""
-        return {k: _plain(v) for k, v in asdict(self).items()}
+        return {k: plain(v) for k, v in asdict(self).items()}
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> TensorStats:
@@ -82,10 +82,11 @@ class TensorStats:
         return cls(**{**d, **numbers, "shape": tuple(d["shape"]), "values": values})
 
 
-def _plain(v: Any) -> Any:
+def plain(v: Any) -> Any:
+    """What JSON knows: a number that is not finite becomes a string, a tuple a list."""
     if isinstance(v, float) and not math.isfinite(v):
         return str(v)
-    return [_plain(x) for x in v] if isinstance(v, tuple) else v
+    return [plain(x) for x in v] if isinstance(v, tuple) else v
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from stablenum.diagnosis import CAUSES, Cause, Evidence, Finding, Place, Report, TensorStats, judge
+from stablenum.diagnosis import (
+    CAUSES,
+    Cause,
+    Evidence,
+    Finding,
+    Place,
+    Report,
+    TensorStats,
+    Trace,
+    finding_of,
+    first_causes,
+    judge,
+)
 from stablenum.diagnosis.operations import ADVICE, BOUNDARIES, REMEDIES
 
 PLACE = Place("model.py", 7, "forward", "y = f(x)")
@@ -178,6 +191,22 @@ def test_an_infinity_that_is_selected_away_traps_if_the_loss_is_finite() -> None
 def test_what_goes_wrong_in_an_update_is_the_optimizers(operation: str, kind: str, cause: Cause) -> None:
     found = (finding(operation, kind, phase="update"),)
     assert judge(Evidence(framework="jax", findings=found, loss_finite=True)).cause is cause
+
+
+def test_a_plain_number_may_be_the_divisor() -> None:
+    found = (finding("div", "inf", scalars=(0.0,)),)
+    assert judge(Evidence(framework="torch", findings=found, loss_finite=False)).cause is Cause.DOMAIN
+    assert Finding.from_dict(json.loads(json.dumps(found[0].to_dict()))).scalars == (0.0,)
+
+
+def test_a_number_that_is_nan_was_written_down() -> None:
+    t = Trace()
+    x, y = t.add_value(role="input"), t.add_value(flags=(True, False, False))
+    t.add_step("mul", inputs=[x], outputs=[y], scalars=[math.nan], place=PLACE)
+    (origin,) = first_causes(t, [y])
+    found = finding_of(t, origin)
+    assert str(found) == "model.py:7: constant holds NaN before the step"
+    assert judge(Evidence(framework="torch", findings=(found,))).cause is Cause.BATCH
 
 
 @pytest.mark.parametrize(("zeros", "cause"), [(0, Cause.OVERFLOW), (1, Cause.DOMAIN)])
