@@ -43,7 +43,8 @@ def stats_of(tensor: Tensor, *, name: str = "", at: Tensor | None = None) -> Ten
     x = _plain(tensor)
     if x is None:
         if tensor.numel() and not tensor.is_meta and not tensor.is_sparse and tensor.layout is torch.strided:
-            low, high = float(tensor.min()), float(tensor.max())
+            x = tensor.double()  # some whole numbers know no minimum
+            low, high = float(x.min()), float(x.max())
             amax = max(abs(low), abs(high))
             return TensorStats(
                 dtype=dtype, shape=shape, size=tensor.numel(), name=name, min=low, max=high, amax=amax

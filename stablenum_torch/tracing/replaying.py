@@ -46,7 +46,7 @@ def replay(
         *args: for ``step_fn``.
         model: names modules and parameters; else modules in the function's reach do.
         optimizer: whose parameters and state are judged; else those in the function's reach.
-        loss_scale: of the backward pass that is run here.
+        loss_scale: of the backward pass that is run here; a GradScaler in the function's reach has its own.
         rng_state: of the generators at the beginning of the step that failed, as ``torch.get_rng_state()``
             gives it; None: as they are now.
         known_bad: this step has failed before, so that a finite replay means something.
@@ -86,9 +86,9 @@ def _evidence(
         second = run(call, loss_scale=loss_scale, rng=rng)
         shown, reproduced = (second if second.went_wrong else first), False
     unscaled = None
-    if shown.bad_gradients and shown.loss_finite is not False and loss_scale is not None and loss_scale > 1.0:
+    scales = [loss_scale or 1.0, *(scaler.get_scale() for scaler in call.around.scalers)]
+    if shown.bad_gradients and shown.loss_finite is not False and max(scales) > 1.0:
         unscaled = not run(call, loss_scale=1.0, rng=rng).went_wrong
-    scale = 1.0 if loss_scale is None else loss_scale
     return (
         Evidence(
             framework="torch",
@@ -99,9 +99,9 @@ def _evidence(
             bad_updates=tuple(shown.bad_updates),
             labels=shown.labels,
             reproduced=reproduced,
-            loss_scale=scale,
+            loss_scale=max(scales),
             unscaled_finite=unscaled,
-            norm_overflow=not shown.went_wrong and shown.norm / scale > FLOAT32_MAX**0.5,
+            norm_overflow=not shown.went_wrong and shown.norm / scales[0] > FLOAT32_MAX**0.5,
             state=_state(call),
         ),
         tuple(shown.notes),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -94,7 +95,7 @@ def _run(call: Call, snapshot: Snapshot, loss_scale: float | None, rng: RngState
         snapshot.keep_tensor(tensor)
     if rng is not None:
         set_rng_state(rng)
-    _set_guards(around, loss_scale)
+    _set_scales(around, snapshot, loss_scale)
     recorder = Recorder(snapshot, around.names, ModulePaths(around.model), _call_user.__code__)
     result = Run(recorder.trace)
     judged = _Judge(recorder, around, result)
@@ -160,10 +161,15 @@ def eager() -> Iterator[None]:
         yield
 
 
-def _set_guards(around: Surroundings, loss_scale: float | None) -> None:
-    """Guards that scale losses do it as in the step that failed. The snapshot puts their scale back."""
+def _set_scales(around: Surroundings, snapshot: Snapshot, loss_scale: float | None) -> None:
+    """Guards and scalers scale losses as in the step that failed. The snapshot puts their scale back."""
     if loss_scale is None:
         return
+    for scaler in around.scalers:
+        scaler._init_scale = loss_scale
+        if scaler._scale is not None:  # it has scaled before
+            snapshot.keep_memory(scaler._scale)
+            scaler._scale.fill_(loss_scale)
     for optimizer in around.optimizers:
         config, state = getattr(optimizer, "config", None), getattr(optimizer, "_state", None)
         if state is not None and getattr(config, "loss_scale", None) is not None:
@@ -196,7 +202,18 @@ class _Judge:
         if tensors:
             self.result.loss_finite = all(self.recorder.value_of(t).finite for t in tensors)
         elif isinstance(loss, float):
-            self.result.loss_finite = loss - loss == 0.0
+            self.result.loss_finite = math.isfinite(loss)
+            if not self.result.loss_finite:
+                self._blame_last_read()
+
+    def _blame_last_read(self) -> None:
+        """The loss came as a number: whatever not finite was last read into one is what it was made of."""
+        trace = self.recorder.trace
+        for step in reversed(trace.steps):
+            bad = [v for v in trace.inputs_of(step) if not v.finite]
+            if bad and "_local_scalar_dense" in step.primitive:
+                self._blame(bad[0])
+                return
 
     def look_at_gradients(self) -> None:
         """At the end, and whenever an optimizer begins to step (for a step may clear them afterwards)."""

@@ -45,6 +45,11 @@ class Surroundings:
     held: list[Any] = field(default_factory=list)
 
     @property
+    def scalers(self) -> list[torch.amp.GradScaler]:
+        """Those that scale losses."""
+        return [x for x in self.others if isinstance(x, torch.amp.GradScaler) and x.is_enabled()]
+
+    @property
     def objects(self) -> list[Any]:
         """All whose attributes a step may change."""
         return [*self.modules.values(), *self.optimizers, *self.others]

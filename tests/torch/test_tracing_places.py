@@ -271,6 +271,26 @@ def test_loss_scale() -> None:
 # --- in place -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("used", [True, False])
+def test_the_scale_of_a_grad_scaler(used: bool) -> None:
+    w = nn.Parameter(torch.ones(4))
+    opt, scaler = torch.optim.SGD([w], lr=0.1), torch.amp.GradScaler("cpu", init_scale=2.0**20)
+    if used:
+        scaler.scale(torch.ones(()))
+
+    def step() -> Tensor:
+        opt.zero_grad()
+        loss = w.half().float().square().sum()
+        scaler.scale(loss).backward()
+        scaler.step(opt)
+        scaler.update()
+        return loss
+
+    report = st.replay(step)
+    assert (report.verdict.cause, report.evidence.loss_scale) == (Cause.LOSS_SCALE, 2.0**20)
+    assert scaler.get_scale() == 2.0**20
+
+
 def test_a_write_is_a_new_value() -> None:
     w = leaf(*ZERO_ONE)
 
@@ -504,6 +524,30 @@ def test_a_probability_that_is_refused() -> None:
 def test_shapes_that_do_not_fit_are_the_users_error() -> None:
     with pytest.raises(RuntimeError, match="size"):
         st.replay(lambda: leaf(1.0, 2.0) / torch.ones(3))
+
+
+def test_a_loss_that_is_a_number() -> None:
+    w = leaf(0.0, 1.0)
+
+    def step() -> float:
+        loss = torch.log(w).sum()  # here
+        return loss.item()
+
+    assert first(st.replay(step)) == ("log", "forward", "inf", line_of(step, "here"))
+
+
+def test_a_plain_zero_that_divides() -> None:
+    w, count = leaf(1.0, 1.0), 0
+    report = st.replay(lambda: (w / count).sum())
+    assert report.findings[0].operation == "div"
+    assert report.verdict.cause is Cause.DOMAIN
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.bool, torch.int8])
+def test_whole_numbers_of_any_format_are_described(dtype: torch.dtype) -> None:
+    w, divisor = leaf(1.0, 1.0), torch.tensor([0, 1]).to(dtype)
+    report = st.replay(lambda: (w / divisor).sum())
+    assert report.findings[0].inputs[1].max == 1.0
 
 
 # --- updates ---------------------------------------------------------------------------------------------
