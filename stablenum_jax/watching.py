@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import functools
 import inspect
-import linecache
 from collections.abc import Callable
 from dataclasses import replace
-from types import FrameType, MethodType
+from types import MethodType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from stablenum.diagnosis import Evidence, Place, Report
+from stablenum.diagnosis import Evidence, Report
 from stablenum.explain.plan import Failure
 from stablenum.explain.session import Session
 from stablenum_jax.tracing.places import is_user_code, place_in
@@ -183,11 +182,6 @@ def _of_update(report: Report) -> Report:
     )
     evidence = replace(report.evidence, findings=findings, loss_finite=True)
     return Report.of(evidence, notes=report.notes, seconds=report.seconds)
-
-
-def _here(frame: FrameType) -> Place:
-    code, line = frame.f_code, frame.f_lineno
-    return Place(code.co_filename, line, code.co_name, linecache.getline(code.co_filename, line).strip())
 
 
 def _without_static(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["ADVICE", "BOUNDARIES", "MASKED", "MOVING", "REMEDIES", "SELECTING", "Remedy"]
+__all__ = ["ADVICE", "ANSWERING", "BOUNDARIES", "MASKED", "MOVING", "REMEDIES", "SELECTING", "Remedy"]
 
 # Choose between values element by element: what is not chosen gets gradient 0.
 SELECTING = frozenset({"where", "masked_fill", "clamp", "maximum", "minimum", "relu"})
@@ -21,6 +21,9 @@ MOVING = SELECTING | {
 
 # Over a row: all of it masked leaves nothing to sum.
 MASKED = frozenset({"softmax", "log_softmax", "logsumexp", "cross_entropy", "attention", "logcumsumexp"})
+
+# Answer with an infinity of their own: a row that is masked whole, a singular matrix, a probability of 0.
+ANSWERING = frozenset({"kl_div", "lgamma", "logdet", "logsumexp", "slogdet", "xlogy"})
 
 # Where the value or the derivative of a function ends.
 BOUNDARIES = {

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from stablenum.diagnosis.operations import MASKED, MOVING, SELECTING
+from stablenum.diagnosis.operations import ANSWERING, MASKED, MOVING, SELECTING
 from stablenum.diagnosis.trace import Step, Trace, Value
 
 __all__ = ["Origin", "first_causes", "is_selected"]
@@ -58,7 +58,10 @@ def first_causes(trace: Trace, bad: Iterable[int]) -> list[Origin]:
     found: dict[int, Origin] = {}
     for index in bad:
         value = trace.values[index]
-        for origin in _of_nan(trace, value) if value.nan else _of_inf(trace, value):
+        origins = _of_nan(trace, value) if value.nan else _of_inf(trace, value)
+        if value.nan and value.inf:  # a loss of each step: the infinity may be the older one
+            origins += [o for o in _of_inf(trace, value) if not o.placed]
+        for origin in origins:
             key = origin.value.id if origin.step is None else -1 - origin.step.index
             found.setdefault(key, origin)
     return sorted(found.values(), key=lambda o: o.order)
@@ -104,35 +107,36 @@ def _is_placed_nan(trace: Trace, value: Value) -> bool:
 def _of_inf(trace: Trace, bad: Value) -> list[Origin]:
     """Back through infinities to the steps that computed one, or to where one was placed.
 
-    A logsumexp of -inf had nothing left in its row: it is named, not the mask that it read.
+    A function that answers with an infinity of its own is named, not the mask or the constant that it read.
     """
     origins, todo, seen = [], [bad], {bad.id}
-    empty: dict[int, Origin] = {}  # value -> the first such logsumexp between it and the bad one
+    answers: dict[int, Origin] = {}  # value -> the first such function between it and the bad one
     while todo:
         value = todo.pop()
         step = None if value.producer is None else trace.steps[value.producer]
-        row = empty.get(value.id)
-        if row is None and step is not None and step.operation == "logsumexp" and value.neginf:
-            row = Origin(step=step, value=value, kind="inf", placed=True)
+        answer = answers.get(value.id)
+        if answer is None and step is not None and step.operation in ANSWERING:
+            answer = Origin(step=step, value=value, kind="inf", placed=step.operation in MASKED)
         if step is None:
             # A bias of -inf is a mask, whoever made it; inf is bad data.
             masking = value.role == "constant" or (value.neginf and not value.posinf)
             origin = Origin(step=None, value=value, kind="inf", placed=masking)
-            origins.append(row if row and masking else origin)
+            origins.append(answer if answer and masking else origin)
             continue
         before = [v for v in trace.inputs_of(step) if v.inf] or _into_function(trace, step)
         if before:
             new = [v for v in before if v.id not in seen]
             seen.update(v.id for v in new)
             todo += new
-            empty.update({v.id: row for v in new} if row else {})
+            answers.update({v.id: answer for v in new} if answer else {})
             continue
         nans = [v for v in trace.inputs_of(step) if v.nan]
         if nans:  # turned into an infinity
             origins += [o for v in nans for o in _of_nan(trace, v)]
             continue
         placed = trace.places_infinity(step) or step.operation in MOVING
-        origins.append(row if row and placed else Origin(step=step, value=value, kind="inf", placed=placed))
+        origin = Origin(step=step, value=value, kind="inf", placed=placed)
+        origins.append(answer if answer and placed else origin)
     return origins
 
 

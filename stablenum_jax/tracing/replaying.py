@@ -180,9 +180,7 @@ def _evidence(outcome: _Outcome, call: Call, scale: float, opt_state: Any, param
         findings=tuple(outcome.findings),
         loss_finite=not loss_bad if program.gradients else (False if failed else None),
         bad_gradients=gradients,
-        bad_parameters=tuple(
-            leaf.name for leaf in call.leaves if leaf.role == "parameter" and any(flags_of(leaf.data))
-        ),
+        bad_parameters=_bad_parameters(call, failed, program.gradients),
         labels=outcome.labels,
         reproduced=outcome.reproduced,
         loss_scale=scale,
@@ -190,6 +188,12 @@ def _evidence(outcome: _Outcome, call: Call, scale: float, opt_state: Any, param
         norm_overflow=not failed and _norm_overflows(results),
         state=_bad_state(opt_state, call, parameters),
     )
+
+
+def _bad_parameters(call: Call, failed: bool, gradients: bool) -> tuple[str, ...]:
+    """Parameters that are not finite. In a step that goes well an infinity is a bound or a mask."""
+    flags = [(leaf.name, flags_of(leaf.data)) for leaf in call.leaves if leaf.role == "parameter"]
+    return tuple(name for name, f in flags if (any(f) if failed else gradients and f[0]))
 
 
 def _norm_overflows(gradients: Sequence[Any]) -> bool:

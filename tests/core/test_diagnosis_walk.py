@@ -114,6 +114,23 @@ def test_a_row_that_is_masked_whole_is_the_logsumexps() -> None:
     assert (origin.step.operation, origin.placed) == ("logsumexp", True)
 
 
+def test_a_function_that_answers_with_an_infinity_of_its_own_is_named() -> None:
+    trace, at = program(("z", "slogdet x -inf", NEGINF), ("loss", "neg z", INF), x=("input", FINE))
+    (origin,) = first_causes(trace, [at["loss"]])
+    assert (origin.step.operation, origin.placed) == ("slogdet", False)
+
+
+@pytest.mark.parametrize(("fill", "first"), [("0", ["log", "sqrt"]), ("-inf", ["sqrt"])])
+def test_an_infinity_beside_a_nan_is_followed_unless_it_was_placed(fill: str, first: list[str]) -> None:
+    trace, at = program(
+        ("a", "log x" if fill == "0" else "where x -inf", NEGINF),
+        ("b", "sqrt x", NAN),
+        ("both", "stack a b", (True, False, True)),
+        x=("input", FINE),
+    )
+    assert operations(trace, at["both"]) == first
+
+
 def test_a_logsumexp_that_hands_on_what_overflowed_is_not_named() -> None:
     trace, at = program(
         ("y", "mul x", INF), ("m", "neg y", NEGINF), ("z", "logsumexp m", NEGINF), x=("input", FINE)

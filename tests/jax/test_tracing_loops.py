@@ -51,6 +51,21 @@ def test_reversed_scan_counts_as_the_user_does() -> None:
     assert report.findings[0].where == "iteration 1 of scan"
 
 
+def test_a_loop_of_training_steps() -> None:
+    """The losses hold -inf of one step and NaN of the next."""
+
+    def train(w: jax.Array, xs: jax.Array) -> Any:
+        def step(w: jax.Array, x: jax.Array) -> Any:
+            loss, gradient = jax.value_and_grad(lambda w: jnp.log(w * x).sum())(w)  # BAD
+            return w - gradient, loss
+
+        return jax.lax.scan(step, w, xs)
+
+    report = replay(train, jnp.ones(2), jnp.ones((6, 2)))
+    check(report, test_a_loop_of_training_steps, "domain", "log")
+    assert report.findings[0].where == "iteration 1 of scan"
+
+
 def test_nested_scans() -> None:
     def loss(xs: jax.Array) -> jax.Array:
         def outer(c: jax.Array, row: jax.Array) -> Any:

@@ -105,6 +105,24 @@ def test_batch_and_parameters() -> None:
     assert (report.verdict.cause.value, report.findings[0].name) == ("batch", "captured float32[2]")
 
 
+def test_an_infinity_in_a_step_that_goes_well_is_a_bound() -> None:
+    def step(state: Any, x: jax.Array) -> Any:
+        return {"best": jnp.minimum(state["best"], (x**2).sum()), "x": 0.9 * x}
+
+    assert replay(step, {"best": jnp.float32(jnp.inf)}, jnp.ones(3)).ok
+    mask = {"w": jnp.ones(3), "mask": jnp.array([0.0, -jnp.inf, 0.0])}
+    assert replay(lambda p: (jax.nn.softmax(p["w"] + p["mask"]) ** 2).sum(), mask).ok
+    unused = {"w": jnp.ones(3), "b": jnp.full(2, jnp.nan)}
+    assert replay(lambda p: p["w"].sum(), unused).verdict.cause.value == "parameters"
+
+
+def test_singular_matrix() -> None:
+    def loss(w: jax.Array) -> jax.Array:
+        return jnp.linalg.slogdet(w)[1]  # BAD
+
+    check(replay(loss, jnp.ones((3, 3))), test_singular_matrix, "domain", "slogdet")
+
+
 def test_keyword_argument_is_named() -> None:
     report = replay(
         lambda w, *, batch: (w * batch["x"]).sum(), jnp.ones(2), batch={"x": jnp.full(2, jnp.nan)}
