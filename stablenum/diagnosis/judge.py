@@ -279,16 +279,20 @@ def _verdict(cause: Cause, said: str, e: Evidence) -> Verdict:
     ns, axis = f"stablenum_{e.framework}", "dim" if e.framework == "torch" else "axis"
     operation = f.operation if f is not None and cause in _BY_FUNCTION else ""
     safe = None if cause is Cause.OVERFLOW and operation in _EDGE_ONLY else REMEDIES.get(operation)
-    at_edge = cause in (Cause.DOMAIN, Cause.BOUNDARY_DERIVATIVE)
+    remedy = explanation.remedy
+    if safe is None and cause in (Cause.DOMAIN, Cause.BOUNDARY_DERIVATIVE):
+        remedy = ADVICE.get(operation, _KEEP_AWAY)
     return Verdict(
         cause=cause,
         what=explanation.what,
         evidence=tuple(facts),
-        remedy=ADVICE.get(operation, explanation.remedy) if at_edge else explanation.remedy,
+        remedy=remedy,
         safe_function=f"{ns}.{safe.name}" if safe else "",
         code=safe.code.format(ns=ns, axis=axis) if safe else "",
     )
 
+
+_KEEP_AWAY = "keep what goes in away from there: bound it before the function"
 
 # A safe function is named only where the function itself is the trouble.
 _BY_FUNCTION = (

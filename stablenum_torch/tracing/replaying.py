@@ -38,7 +38,9 @@ def replay(
     once more without it. Afterwards parameters, buffers, gradients, optimizer state, generators, modes and
     hooks are as they were, bit by bit, also if ``step_fn`` raises. Compiled modules run as written.
 
-    A batch that ``step_fn`` draws from an iterator is another one each time: pass the batch in.
+    What is written past torch (memory shared with NumPy) or kept in objects of the user's own (a list of
+    losses, a counter) is not put back. A batch that ``step_fn`` draws from an iterator is another one each
+    time: pass the batch in.
 
     Args:
         step_fn: ``step_fn(*args, **kwargs)`` runs the forward pass and returns the loss (a tensor; or a

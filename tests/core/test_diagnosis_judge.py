@@ -140,6 +140,13 @@ def test_a_function_with_an_edge_has_a_safe_form_or_advice() -> None:
     assert (verdict.cause, verdict.remedy, verdict.code) == (Cause.DOMAIN, ADVICE["mean"], "")
 
 
+def test_no_safe_form_is_promised_that_is_not_named() -> None:
+    found = finding("acosh", derivative=True, phase="backward")
+    verdict = judge(Evidence(framework="torch", findings=(found,)))
+    assert (verdict.cause, verdict.code) == (Cause.BOUNDARY_DERIVATIVE, "")
+    assert "safe form" not in verdict.remedy
+
+
 def test_a_safe_form_that_overflows_as_well_is_no_remedy() -> None:
     overflown = judge(Evidence(framework="torch", findings=(finding("pow", "inf", **LARGE),)))
     assert (overflown.cause, overflown.code) == (Cause.OVERFLOW, "")
