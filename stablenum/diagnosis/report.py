@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,6 @@ class Report:
     verdict: Verdict
     notes: tuple[str, ...] = ()
     seconds: float | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, evidence: Evidence, **rest: Any) -> Report:
@@ -73,7 +72,7 @@ class Report:
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> Report:
-        """The inverse of :meth:`to_dict`; ``extra`` is not kept."""
+        """The inverse of :meth:`to_dict`."""
         told: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in d["evidence"].items()}
         told["findings"] = tuple(Finding.from_dict(f) for f in d["evidence"]["findings"])
         told["loss_scale"] = float(told["loss_scale"])
