@@ -8,6 +8,7 @@ from __future__ import annotations
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import array_api_compat.torch as torch_namespace
@@ -31,6 +32,11 @@ from stablenum_torch.tracing.snapshot import rng_state as read_generators
 __all__ = ["GuardedOptimizer", "wrap"]
 
 _KEY = "stablenum"  # the guard's place in a state dict, beside torch's "state" and "param_groups"
+
+_OTHER_BACKWARD_PASSES = (
+    "the gradients that the parameters hold are not finite, those of this closure are: if several backward "
+    "passes add up to one step, replay the others too"
+)
 
 
 def wrap(
@@ -353,7 +359,19 @@ class GuardedOptimizer(Optimizer):
             )
             if report.evidence.bad and report.evidence.reproduced is not False:
                 break
-        return report
+        return self._with_what_the_guard_saw(report)
+
+    def _with_what_the_guard_saw(self, report: Report) -> Report:
+        """A replay that finds nothing may not have been given all of the step."""
+        if report.evidence.bad or not int(self._state.step):
+            return report
+        notes = list(report.notes)
+        if any(p.grad is not None and not torch.isfinite(p.grad).all() for p in self._parameters()):
+            notes.append(_OTHER_BACKWARD_PASSES)
+        elsewhere = several_ranks() and not self.last["applied"]
+        return Report.of(
+            replace(report.evidence, other_rank=elsewhere), notes=tuple(notes), seconds=report.seconds
+        )
 
     # --- reading -------------------------------------------------------------------------------
 

@@ -33,7 +33,6 @@ class Evidence:
         loss_scale: the scale that the gradients carry.
         unscaled_finite: whether gradients are finite at scale 1.
         norm_overflow: finite gradients whose plain sum of squares is not.
-        flushed: the fraction of gradients that were flushed to zero.
         state: problems of the optimizer's state, in words, worst first.
         other_rank: another rank reported it.
     """
@@ -49,7 +48,6 @@ class Evidence:
     loss_scale: float = 1.0
     unscaled_finite: bool | None = None
     norm_overflow: bool = False
-    flushed: float | None = None
     state: tuple[str, ...] = ()
     other_rank: bool = False
 
@@ -234,8 +232,8 @@ _SIGNATURES: tuple[tuple[Cause, Signature], ...] = (
     (Cause.PARAMETERS, _parameters),
     (Cause.BATCH, _before(("input", "constant"))),
     (Cause.LABELS, lambda e: e.labels),
-    (Cause.TRANSIENT, _transient),
     (Cause.OTHER_RANK, lambda e: "another rank reported it" if e.other_rank and not e.bad else ""),
+    (Cause.TRANSIENT, _transient),
     (Cause.LOSS_SCALE, _scale),
     (Cause.OPTIMIZER_STATE, _update),
     (Cause.OPTIMIZER_STATE, _before(("state",))),
@@ -255,12 +253,6 @@ _SIGNATURES: tuple[tuple[Cause, Signature], ...] = (
             (e.state[0] if e.state else f"not finite after the update: {_some(e.bad_updates)}")
             if e.bad_updates or e.state
             else ""
-        ),
-    ),
-    (
-        Cause.UNDERFLOW,
-        lambda e: (
-            f"{e.flushed:.1%} of the gradients are flushed to zero" if (e.flushed or 0.0) > 1e-3 else ""
         ),
     ),
 )

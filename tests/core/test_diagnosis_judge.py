@@ -58,7 +58,7 @@ TABLE: list[tuple[Cause, dict[str, Any]]] = [
     (Cause.LABELS, {"labels": "7 is not one of 5 classes", "findings": (finding("cross_entropy"),)}),
     (Cause.TRANSIENT, {"reproduced": False}),
     (Cause.TRANSIENT, {"reproduced": False, "findings": (finding("log"),)}),
-    (Cause.OTHER_RANK, {"other_rank": True, "loss_finite": True}),
+    (Cause.OTHER_RANK, {"other_rank": True, "loss_finite": True, "reproduced": False}),
     (
         Cause.LOSS_SCALE,
         {"loss_scale": 2.0**16, "unscaled_finite": True, "findings": (finding("mul", "inf", **FLOAT16),)},
@@ -87,7 +87,6 @@ TABLE: list[tuple[Cause, dict[str, Any]]] = [
     (Cause.NORM_OVERFLOW, {"norm_overflow": True, "loss_finite": True}),
     (Cause.OPTIMIZER_STATE, {"bad_updates": ("w",), "loss_finite": True}),
     (Cause.OPTIMIZER_STATE, {"state": ("v of w holds 3 inf",), "loss_finite": True}),
-    (Cause.UNDERFLOW, {"flushed": 0.5, "loss_finite": True}),
     (Cause.UNKNOWN, {"loss_finite": False}),
 ]
 

@@ -168,7 +168,6 @@ def test_statistics_that_are_not_finite_stay_valid_and_come_back():
     report = report_of(
         log_of_zero(inputs=(NOT_FINITE,), outputs=(stats(shape=(), size=0),)),
         loss_scale=math.inf,
-        flushed=math.nan,
         bad_gradients=("w",),
         seconds=0.5,
     )

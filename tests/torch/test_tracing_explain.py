@@ -85,6 +85,27 @@ def test_the_scale_of_the_failed_step(own_backward: bool) -> None:
     assert opt.guard_state_dict() == saved
 
 
+def test_with_several_ranks_a_clean_replay_points_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = nn.Parameter(torch.ones(2))
+    opt = st.wrap(torch.optim.SGD([w], lr=0.1))
+    w.grad = torch.full((2,), torch.inf)
+    opt.step()
+    monkeypatch.setattr("stablenum_torch.optimizer.several_ranks", lambda: True)
+    assert opt.explain(lambda: (w * 2).sum()).verdict.cause is Cause.OTHER_RANK
+    assert opt.explain(lambda: (w - 1).log().sum()).verdict.cause is Cause.DOMAIN
+
+
+def test_a_bad_micro_batch_before_the_replayed_one_is_told() -> None:
+    w = nn.Parameter(torch.ones(2))
+    opt = st.wrap(torch.optim.SGD([w], lr=0.1))
+    for batch in (torch.zeros(2), torch.ones(2)):
+        opt.backward((w * batch).log().sum())
+    opt.step()
+    report = opt.explain(lambda: (w * torch.ones(2)).log().sum())
+    assert any("several backward passes" in note for note in report.notes)
+    assert opt.explain(lambda: (w * torch.zeros(2)).log().sum()).notes == ()
+
+
 def test_a_copy_knows_nothing_of_the_past_and_works() -> None:
     w = nn.Parameter(torch.ones(2))
     opt = copy.deepcopy(st.wrap(torch.optim.SGD([w], lr=0.1)))
