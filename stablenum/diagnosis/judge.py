@@ -185,7 +185,7 @@ def _boundary(e: Evidence) -> str:
     if f is None or not f.derivative or _is_overflow(f):
         return ""
     edge = BOUNDARIES.get(f.operation)
-    return f"the loss is finite; the derivative of {f.operation} is {_kind(f)}" + (
+    return f"the value of {f.operation} is finite; its derivative is {_kind(f)}" + (
         f" at {edge}" if edge else ""
     )
 
