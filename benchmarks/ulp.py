@@ -1,7 +1,8 @@
-"""``python -m benchmarks.ulp``: the worst error of value and gradient of each safe function, in ulp.
+"""``python -m benchmarks.ulp``: the worst error of value and gradient of each function and loss, in ulp.
 
-Over the regular grid of ``tests/numerics/oracle.py``, against 50 digits, beside what PyTorch and JAX have of
-the same name. Writes ``benchmarks/results/ulp.json``: function -> format -> library -> [value, gradient].
+Over the regular grids of ``tests/numerics/oracle.py`` and ``tests/losses/accuracy.py``, against 50 digits,
+beside what PyTorch, JAX and optax have of the same name. Writes ``benchmarks/results/ulp.json``:
+function -> format -> library -> [value, gradient].
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from tests.losses.accuracy import KEYS, LOSSES, worst_loss
 from tests.numerics.measuring import worst, worst_rows
 from tests.numerics.oracle import FORMATS, FUNCTIONS, ROWS
 from tests.numerics.running import ours
 
-__all__ = ["PEERS", "run"]
+__all__ = ["LOSS_PEERS", "OPTAX", "PEERS", "run", "run_losses"]
 
 RESULTS = Path(__file__).parent / "results" / "ulp.json"
 
@@ -60,26 +63,127 @@ PEERS: dict[str, tuple[Callable[..., Any] | None, Callable[..., Any] | None]] = 
     ),
 }
 
+# Not optax.safe_root_mean_squares: it has a floor where rms_norm adds eps, another function.
+OPTAX: dict[str, Callable[..., Any]] = {
+    "norm": lambda x: optax.safe_norm(x, 0.0, axis=-1),
+    "normalize": lambda x: x / optax.safe_norm(x, 0.0, axis=-1, keepdims=True),
+}
 
-def run() -> dict[str, dict[str, dict[str, list[float | None]]]]:
+
+def _unit(x: jax.Array) -> jax.Array:
+    return x / optax.safe_norm(x, 0.0, axis=-1, keepdims=True)
+
+
+# By the label of tests.losses.accuracy; the first word alone stands for all of that name.
+LOSS_PEERS: dict[str, dict[str, Callable[..., Any]]] = {
+    "binary_cross_entropy": {
+        "torch": lambda z, y: F.binary_cross_entropy_with_logits(z, y, reduction="none"),
+        "optax": optax.losses.sigmoid_binary_cross_entropy,
+    },
+    "binary_focal gamma=0.5": {
+        "optax": lambda z, y: optax.losses.sigmoid_focal_loss(z, y, alpha=0.25, gamma=0.5)
+    },
+    "binary_focal gamma=2": {
+        "optax": lambda z, y: optax.losses.sigmoid_focal_loss(z, y, alpha=0.25, gamma=2.0)
+    },
+    "binary_focal gamma=3": {
+        "optax": lambda z, y: optax.losses.sigmoid_focal_loss(z, y, alpha=0.25, gamma=3.0)
+    },
+    "cross_entropy": {
+        "torch": lambda x, t: F.cross_entropy(x, t, reduction="none"),
+        "optax": optax.losses.softmax_cross_entropy_with_integer_labels,
+    },
+    "cross_entropy smoothing=0.125": {
+        "torch": lambda x, t: F.cross_entropy(x, t, reduction="none", label_smoothing=0.125),
+        "optax": lambda x, t: optax.losses.softmax_cross_entropy(
+            x, optax.losses.smooth_labels(jax.nn.one_hot(t, x.shape[-1], dtype=x.dtype), 0.125)
+        ),
+    },
+    "cross_entropy probabilities": {
+        "torch": lambda x, t: F.cross_entropy(x, t, reduction="none"),
+        "optax": optax.losses.safe_softmax_cross_entropy,
+    },
+    "kl_divergence": {
+        "torch": lambda x, t: F.kl_div(torch.log_softmax(x, -1), t, reduction="none").sum(-1),
+        "optax": lambda x, t: optax.losses.kl_divergence(jax.nn.log_softmax(x), t),
+    },
+    "gaussian_nll": {"torch": lambda m, y, v: F.gaussian_nll_loss(m, y, v, reduction="none")},
+    "poisson_nll": {"torch": lambda z, y: F.poisson_nll_loss(z, y, reduction="none")},
+    "huber": {
+        "torch": lambda a, b: F.huber_loss(a, b, reduction="none"),
+        "optax": optax.losses.huber_loss,
+    },
+    "log_cosh": {
+        "torch": lambda a, b: torch.log(torch.cosh(a - b)),
+        "optax": optax.losses.log_cosh,
+    },
+    "hinge": {
+        "torch": lambda s, y: torch.relu(1 - y * s),
+        "optax": optax.losses.hinge_loss,
+    },
+    "cosine_similarity": {
+        "torch": lambda x, y: F.cosine_similarity(x, y, dim=-1),
+        "optax": optax.losses.cosine_similarity,
+    },
+    "cosine_embedding": {
+        "torch": lambda x, y: F.cosine_embedding_loss(
+            x, y, torch.ones(len(x), dtype=x.dtype), reduction="none"
+        ),
+        "optax": optax.losses.cosine_distance,
+    },
+    "info_nce": {
+        "torch": lambda q, k: F.cross_entropy(
+            F.normalize(q) @ F.normalize(k).T / 0.5, torch.arange(len(KEYS)), reduction="none"
+        ),
+        "optax": lambda q, k: optax.losses.softmax_cross_entropy_with_integer_labels(
+            _unit(q) @ _unit(k).T / 0.5, jnp.arange(len(KEYS))
+        ),
+    },
+}
+LOSS_PEERS["binary_cross_entropy y=0.25"] = LOSS_PEERS["binary_cross_entropy"]
+
+
+Row = dict[str, list[float | None]]
+
+
+def run() -> dict[str, dict[str, Row]]:
     """Function -> format -> library -> the worst ulp of value and gradient; None: not finite somewhere."""
-    report: dict[str, dict[str, dict[str, list[float | None]]]] = {}
-    for function in [*FUNCTIONS, *ROWS]:
-        options = {"axis": -1} if function.name == "norm" else {}
-        measure: Any = worst_rows if function in ROWS else worst
-        report[function.label] = {}
-        for name, form in FORMATS.items():
-            row: dict[str, list[float | None]] = {}
-            for library, backend, peer in zip(
-                ("torch", "jax"), ("torch", "jax-jit"), PEERS[function.name], strict=True
-            ):
-                row[f"stablenum_{library}"] = _shown(
-                    measure(function, form, backend, ours(backend, function.name, **options))
-                )
-                if peer is not None:
-                    row[library] = _shown(measure(function, form, backend, peer))
-            report[function.label][name] = row
-    return report
+    return {f.label: {n: _function(f, form) for n, form in FORMATS.items()} for f in [*FUNCTIONS, *ROWS]}
+
+
+def run_losses() -> dict[str, dict[str, Row]]:
+    """The same of each loss."""
+    return {loss: {n: _loss(loss, form) for n, form in FORMATS.items()} for loss in LOSSES}
+
+
+def _function(function: Any, form: Any) -> Row:
+    options = {"axis": -1} if function.name == "norm" else {}
+    measure: Any = worst_rows if function in ROWS else worst
+    in_torch, in_jax = PEERS[function.name]
+    runs = {
+        "stablenum_torch": ours("torch", function.name, **options),
+        "torch": in_torch,
+        "stablenum_jax": ours("jax-jit", function.name, **options),
+        "jax": in_jax,
+        "optax": OPTAX.get(function.name),
+    }
+    return {
+        library: _shown(measure(function, form, _backend(library), peer))
+        for library, peer in runs.items()
+        if peer is not None
+    }
+
+
+def _loss(label: str, form: Any) -> Row:
+    runs = {"stablenum_torch": None, "stablenum_jax": None} | LOSS_PEERS.get(label, {})
+    return {
+        library: _shown(worst_loss(LOSSES[label], form, _backend(library), peer))
+        for library, peer in runs.items()
+    }
+
+
+def _backend(library: str) -> str:
+    return "torch" if library in ("torch", "stablenum_torch") else "jax-jit"
 
 
 def _shown(errors: tuple[float, float]) -> list[float | None]:
@@ -88,10 +192,10 @@ def _shown(errors: tuple[float, float]) -> list[float | None]:
 
 def main() -> None:
     """Measure, show, save."""
-    report = run()
-    for function, formats in report.items():
+    report = run() | run_losses()
+    for label, formats in report.items():
         for name, row in formats.items():
-            print(f"{function:22} {name:9}", *(f"{k}: {v[0]}, {v[1]};" for k, v in row.items()))
+            print(f"{label:30} {name:9}", *(f"{k}: {v[0]}, {v[1]};" for k, v in row.items()))
     RESULTS.write_text(json.dumps(report, indent=1) + "\n")
     print(f"written to {RESULTS}")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import array_api_compat.numpy as xp
 
-from stablenum import AdaGC, AutoClip, GuardConfig, LogMaxLossScale, SpikeGuard, ZClip, init_guard
+from stablenum import AdaGC, AutoClip, GuardConfig, LogMaxLossScale, SpikeGuard, ZClip, init_guard, losses
 from stablenum.status import EXPLANATIONS, Reason
 
 __all__ = [
@@ -117,16 +117,24 @@ def write_ulp(results: Path, directory: Path) -> None:
             f"{results}: expected function -> format -> library -> [value, gradient] with libraries "
             f"{', '.join(LIBRARIES)}; got {', '.join(libraries) or 'none'}. Run `python -m benchmarks.ulp`."
         )
-    libraries.sort(key=list(LIBRARIES).index)
     lines: list[str] = []
     for name in sorted(formats, key=lambda form: form != "float32"):
-        rows = [
-            [f"`{function}`", *(_ulp(row[name].get(library)) for library in libraries)]
-            for function, row in report.items()
-            if name in row
-        ]
-        lines += [f"## {name}", "", *_table(["", *(LIBRARIES[library] for library in libraries)], rows), ""]
+        lines += [f"## {name}", ""]
+        for of_losses in (False, True):
+            rows = {
+                label: row[name]
+                for label, row in report.items()
+                if name in row and (label.partition(" ")[0] in losses.__all__) == of_losses
+            }
+            lines += [*_ulp_table("loss" if of_losses else "function", rows), ""] if rows else []
     (directory / "ulp.md").write_text("\n".join(lines), encoding="utf-8")
+
+
+def _ulp_table(what: str, rows: dict[str, dict[str, list[float | None]]]) -> list[str]:
+    """The libraries that have some of these, in one order."""
+    libraries = [library for library in LIBRARIES if any(library in row for row in rows.values())]
+    cells = [[f"`{label}`", *(_ulp(row.get(lib)) for lib in libraries)] for label, row in rows.items()]
+    return _table([what, *(LIBRARIES[library] for library in libraries)], cells)
 
 
 def _ulp(errors: list[float | None] | None) -> str:
@@ -145,21 +153,21 @@ def _few_digits(number: float) -> str:
 
 
 def write_losses(results: Path, directory: Path) -> None:
-    """Time and memory of the losses beside the frameworks' own, if they have been measured.
+    """Time and memory of the losses beside the frameworks' own.
 
     Raises:
+        FileNotFoundError: they have not been measured.
         ValueError: the file is not of the form that ``benchmarks.losses`` gives.
     """
-    lines: list[str] = []
-    if results.exists():
-        report = json.loads(results.read_text(encoding="utf-8"))
-        found = {title: row for title, row in report.items() if isinstance(row, dict) and "times" in row}
-        if not found:
-            raise ValueError(f"{results}: no loss in it has `times`; `benchmarks.losses` has other results")
-        rows = [cells for title, row in found.items() for cells in _loss_rows(results, title, row)]
-        about = [_software(report) + "." if "versions" in report else ""]
-        head = ["", "", "median ms", "spread", "ratio", "peak memory, MiB"]
-        lines = [_ABOUT_LOSSES, *about, "", *_table(head, rows)]
+    if not results.exists():
+        raise FileNotFoundError(f"{results}: missing; `python -m benchmarks losses` writes it")
+    report = json.loads(results.read_text(encoding="utf-8"))
+    found = {title: row for title, row in report.items() if isinstance(row, dict) and "times" in row}
+    if not found:
+        raise ValueError(f"{results}: no loss in it has `times`; `benchmarks.losses` has other results")
+    rows = [cells for title, row in found.items() for cells in _loss_rows(results, title, row)]
+    head = ["", "", "median ms", "spread", "ratio", "peak memory, MiB"]
+    lines = [_ABOUT_LOSSES, f"{_software(report)}.", "", *_table(head, rows)]
     (directory / "losses.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

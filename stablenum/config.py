@@ -93,6 +93,11 @@ class GuardConfig:
         return cast("SpikeRule | None", self.spike)
 
     @property
+    def shrinks_spikes(self) -> bool:
+        """Whether a spike is applied with its gradients shrunk, instead of refused."""
+        return self.spike_rule is not None and self.spike_rule.action == "clip"
+
+    @property
     def per_tensor(self) -> bool:
         """Whether decisions carry one multiplier a tensor instead of one for all."""
         return any(rule.per_tensor for rule in self.clip_rules)
@@ -128,8 +133,7 @@ class GuardConfig:
     def changes_gradients(self) -> bool:
         """Whether an applied step's gradients can differ from the raw ones."""
         on_gradients = len(self.clip_rules) - (self.update_rule is not None)
-        shrinks_spikes = self.spike_rule is not None and self.spike_rule.action == "clip"
-        return on_gradients > 0 or self.loss_scale is not None or shrinks_spikes
+        return on_gradients > 0 or self.loss_scale is not None or self.shrinks_spikes
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists, numbers and strings; fields that are None are left out (TOML has no null)."""

@@ -7,10 +7,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["NonFiniteError", "bad_field", "check_choice", "check_field", "check_int", "check_number"]
-
-# Of stablenum.formats, which needs this module.
-_FLOAT32_MAX = (2.0 - 2.0**-23) * 2.0**127
+__all__ = ["NonFiniteError", "bad_field", "check_choice", "check_int", "check_number"]
 
 
 class NonFiniteError(ArithmeticError):
@@ -115,28 +112,6 @@ def check_int(field: str, value: object, *, at_least: int, at_most: int = 2**31 
     if number is None or not at_least <= number <= at_most:
         raise bad_field(field, allowed, value)
     return number
-
-
-def check_field(rule: object, name: str, *, whole: bool = False, **bounds: Any) -> None:
-    """Check a number in a frozen dataclass and store it as a plain Python number.
-
-    Rules compute in float32, so what lies beyond its range is refused too.
-
-    Args:
-        rule: the dataclass; its class is named in the message.
-        name: the field.
-        whole: a whole number instead of any.
-        **bounds: as :func:`check_number` or :func:`check_int` take them.
-
-    Raises:
-        ValueError: the value is not allowed.
-    """
-    check = check_int if whole else check_number
-    field, value = f"{type(rule).__name__}.{name}", getattr(rule, name)
-    number = check(field, value, **bounds)
-    if abs(number) > _FLOAT32_MAX:
-        raise bad_field(field, f"at most {_FLOAT32_MAX:.3g}, the largest float32", value)
-    object.__setattr__(rule, name, number)
 
 
 def check_choice(field: str, value: object, choices: Sequence[str]) -> None:

@@ -20,9 +20,9 @@ from stablenum.errors import check_int
 from stablenum.formats import FLOAT32_MAX, FLOAT32_TINY
 from stablenum.loss_scale import LossScaleState, StaticLossScale
 from stablenum.norms import combine_norms
+from stablenum.reasons import finiteness, reason_code, worst_index
 from stablenum.recorder import Recorder, init_recorder, record
 from stablenum.spikes import Verdict
-from stablenum.status import Reason
 from stablenum.trees import map_leaves
 
 __all__ = ["Decision", "GuardState", "Observation", "decide", "init_guard", "select"]
@@ -185,12 +185,12 @@ def decide(
     _check_observation(config, state, observation)
     scale = state.loss_scale.scale
     raw_total = combine_norms(observation.norms, xp=xp)
-    gradients_ok, loss_ok, others_ok = _finiteness(raw_total, observation, xp=xp)
-    finite = gradients_ok & loss_ok & others_ok
+    parts = finiteness(raw_total, observation.loss, observation.found_inf, xp=xp)
+    finite = parts.gradients & parts.loss & parts.others
 
     grad_norm = raw_total if config.loss_scale is None else _unscale(raw_total, scale, xp=xp)
     spike, spike_state = _judge(config, state, observation, grad_norm, finite, xp=xp)
-    applied = finite if spike is None or config.spike.action == "clip" else finite & xp.logical_not(spike.any)
+    applied = finite if spike is None or config.shrinks_spikes else finite & xp.logical_not(spike.any)
     clipped, multiplier, unit_multipliers = _clip(
         config, state, observation, grad_norm, spike, applied=applied, xp=xp
     )
@@ -198,20 +198,18 @@ def decide(
     decision = Decision(
         apply=applied,
         multiplier=multiplier,
-        reason=_reason(
-            config,
-            state,
+        reason=reason_code(
+            parts,
             raw_total,
             clipped.smallest,
             spike,
-            gradients_ok=gradients_ok,
-            loss_ok=loss_ok,
-            others_ok=others_ok,
+            shrinks_spikes=config.shrinks_spikes,
+            stuck_at_floor=_stuck_at_floor(config, state, xp=xp),
             xp=xp,
         ),
         grad_norm=grad_norm,
         clip_coefficient=xp.where(applied, clipped.smallest, one),
-        worst=_worst(observation.norms, state.step, xp=xp),
+        worst=worst_index(observation.norms, state.step, xp=xp),
         unit_multipliers=unit_multipliers,
     )
     after = _advance(
@@ -222,7 +220,7 @@ def decide(
         clipped.states,
         spike_state,
         finite=finite,
-        overflow=loss_ok & xp.logical_not(finite),
+        overflow=parts.loss & xp.logical_not(finite),
         xp=xp,
     )
     return _hold_if_halted(config, state, decision, after, xp=xp)
@@ -249,18 +247,6 @@ def _check_observation(config: GuardConfig, state: GuardState, observation: Obse
         raise ValueError(
             f"observation.units must be measured for AdaptiveGradClip, one array for each of {n}."
         )
-
-
-def _finiteness(total: Array, observation: Observation, *, xp: Namespace) -> tuple[Array, Array, Array]:
-    """Whether the gradients, the loss and everything else are finite: three () bool."""
-    gradients_ok = xp.isfinite(total)
-    loss, found_inf = observation.loss, observation.found_inf
-    yes = xp.ones_like(gradients_ok)
-    return (
-        gradients_ok,
-        yes if loss is None else xp.isfinite(loss),
-        yes if found_inf is None else xp.logical_not(found_inf),
-    )
 
 
 def _unscale(norm: Array, scale: Array, *, xp: Namespace) -> Array:
@@ -320,7 +306,7 @@ def _clip(
         norms,
         grad_norm,
         units,
-        start=None if spike is None or config.spike.action == "skip" else spike.factor,
+        start=spike.factor if spike is not None and config.shrinks_spikes else None,
         applied=applied,
         per_tensor=config.per_tensor,
         xp=xp,
@@ -336,49 +322,14 @@ def _clip(
     return clipped, multiplier(clipped.coefficient), of_units
 
 
-def _reason(
-    config: GuardConfig,
-    state: GuardState,
-    total: Array,
-    coefficient: Array,
-    spike: Verdict | None,
-    *,
-    gradients_ok: Array,
-    loss_ok: Array,
-    others_ok: Array,
-    xp: Namespace,
-) -> Array:
-    """The reason code. The list goes from the weakest cause to the first: a bad loss makes bad gradients."""
-    bad = xp.logical_not(gradients_ok)
-    causes = [(coefficient < 1, Reason.CLIPPED)]
-    if spike is not None and config.spike.action == "clip":
-        causes += [(spike.any, Reason.SPIKE_CLIPPED)]
-    elif spike is not None:
-        causes += [(spike.grad_norm, Reason.SPIKE_GRAD_NORM), (spike.loss, Reason.SPIKE_LOSS)]
-    causes += [
-        (xp.logical_not(others_ok), Reason.FOUND_INF),
-        (bad, Reason.INF_GRADIENT),
-        (xp.isnan(total), Reason.NAN_GRADIENT),
-    ]
+def _stuck_at_floor(config: GuardConfig, state: GuardState, *, xp: Namespace) -> Array | None:
+    """() bool: the scale is at its floor, where the step before overflowed too; None without a floor."""
     floor = None if config.loss_scale is None else config.loss_scale.min_scale
-    if floor is not None:
-        # The step before was no better at the same floor; the recorder knows.
-        row = state.recorder.floats[-1, :]
-        before = (state.skipped_in_a_row > 0) & xp.logical_not(xp.isfinite(row[1])) & (row[2] <= floor)
-        causes += [(bad & before & (state.loss_scale.scale <= floor), Reason.NOT_A_SCALE_PROBLEM)]
-    causes += [(xp.logical_not(loss_ok), Reason.NONFINITE_LOSS)]
-    reason = xp.full_like(gradients_ok, int(Reason.OK), dtype=xp.int32)
-    for condition, code in causes:
-        reason = xp.where(condition, xp.full_like(reason, int(code)), reason)
-    return reason
-
-
-def _worst(norms: Array, like: Array, *, xp: Namespace) -> Array:
-    """Index of the first non-finite norm, else of the largest (the first of equals)."""
-    if norms.shape[0] == 0:
-        return xp.full_like(like, -1)
-    infinite = xp.full_like(norms, float("inf"))
-    return xp.astype(xp.argmax(xp.where(xp.isfinite(norms), norms, infinite)), xp.int32)
+    if floor is None:
+        return None
+    row = state.recorder.floats[-1, :]  # the recorder knows the step before
+    before = (state.skipped_in_a_row > 0) & xp.logical_not(xp.isfinite(row[1])) & (row[2] <= floor)
+    return before & (state.loss_scale.scale <= floor)
 
 
 def _advance(
@@ -418,9 +369,8 @@ def _advance(
             state.loss_scale,
             overflow=overflow,
             good=finite,
-            amax=observation.amax,
-            tiny=observation.tiny,
             xp=xp,
+            **{name: getattr(observation, name) for name in scale_rule.needs},
         ),
         clip=clip_state,
         skipped_total=state.skipped_total + one,

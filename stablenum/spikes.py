@@ -12,7 +12,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from stablenum.bounds import at_least
 from stablenum.clipping.coefficient import shortening
-from stablenum.errors import bad_field, check_choice, check_field
+from stablenum.errors import bad_field, check_choice
+from stablenum.fields import check_field
 from stablenum.windows import count, empty_window, mean_and_std, median, median_and_mad, push, tells
 
 __all__ = [

@@ -13,7 +13,7 @@ from stablenum_jax.measure import is_measurable
 from stablenum_jax.names import Path
 from stablenum_jax.units import unit_shape
 
-__all__ = ["apply_multiplier", "multiply_leaves", "negative_zeros", "zeros_unless"]
+__all__ = ["apply_multiplier", "multiply_leaves", "negative_zeros", "times", "zeros_unless"]
 
 Array: TypeAlias = jax.Array
 PyTree: TypeAlias = Any
@@ -42,7 +42,7 @@ def apply_multiplier(
         if path not in place or not is_measurable(path, leaf):
             return leaf
         leaf = jnp.asarray(leaf)
-        changed = _times(leaf, _factor(config, decision, place[path], leaf.shape))
+        changed = times(leaf, _factor(config, decision, place[path], leaf.shape))
         if config.max_value is not None:
             changed = _clamp(changed, config.max_value)
         return changed.astype(leaf.dtype) if keep_dtype else changed
@@ -69,7 +69,7 @@ def multiply_leaves(grads: PyTree, factor: Array, *, widen: bool = False) -> PyT
         if not is_measurable(path, leaf):
             return leaf
         leaf = jnp.asarray(leaf)
-        changed = _times(leaf, factor)
+        changed = times(leaf, factor)
         return changed if widen else changed.astype(leaf.dtype)
 
     return jax.tree_util.tree_map_with_path(change, grads)
@@ -106,7 +106,8 @@ def negative_zeros(updates: PyTree, grads: PyTree) -> PyTree:
     return jax.tree.map(zeros, updates, grads if alike else updates)
 
 
-def _times(leaf: Array, factor: Array) -> Array:
+def times(leaf: Array, factor: Array) -> Array:
+    """The product in float32 at least."""
     wide = jnp.promote_types(leaf.dtype, jnp.float32)
     return leaf.astype(wide) * factor.astype(wide)
 

@@ -8,8 +8,6 @@ one ``dtype`` names. A batch without a valid item gives 0 with gradient 0. All w
 from __future__ import annotations
 
 import functools
-import inspect
-import textwrap
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -21,6 +19,7 @@ from stablenum import losses as core
 from stablenum.errors import bad_field
 from stablenum.losses.classes import ClassSums, class_sums
 from stablenum.losses.common import check_fits
+from stablenum.spelling import spelled_signature, spelled_text
 
 __all__ = [
     "binary_cross_entropy",
@@ -42,7 +41,6 @@ __all__ = [
 
 Array: TypeAlias = jax.Array
 Loss = Callable[..., Array]
-_HIDDEN = ("xp", "sums", "items")
 _SETTINGS = (str, bool, int, float, type(None))
 
 
@@ -58,22 +56,12 @@ def _spelled(function: Callable[..., Any], example: str, note: str = "") -> Call
             }
             return implementation(*(v if v is None else jnp.asarray(v) for v in arrays), **given)
 
-        signature = inspect.signature(function)
-        shown = [p for p in signature.parameters.values() if p.name not in _HIDDEN]
-        loss.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
-        loss.__doc__ = _without_namespace(function.__doc__ or "", example, note)
+        loss.__signature__ = spelled_signature(function)  # type: ignore[attr-defined]
+        loss.__doc__ = spelled_text(function, example, note=note)
         loss.__module__ = __name__
         return loss
 
     return spell
-
-
-def _without_namespace(text: str, example: str, note: str) -> str:
-    text = inspect.cleandoc(text).partition("Example:")[0]
-    hidden = ("    xp: ", "    sums: ", "    items: ")
-    text = "\n".join(line for line in text.splitlines() if not line.startswith(hidden))
-    text = text.replace(", xp:", ":").rstrip() + (f"\n\n{note}" if note else "")
-    return f"{text}\n\nExample:\n{textwrap.indent(inspect.cleandoc(example), '    ')}\n"
 
 
 def _plain(function: Callable[..., Any], example: str) -> Loss:
@@ -87,51 +75,58 @@ def _plain(function: Callable[..., Any], example: str) -> Loss:
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(4,))
-def _sums(x: Array, weight: Array | None, index: Array, keep: Array, smoothing: bool) -> ClassSums:
-    if smoothing:
-        return class_sums(x, index, keep, weight=weight, smoothing=True, xp=jnp)
+def _sums(
+    x: Array, weight: Array | None, index: Array, keep: Array, smoothing: bool
+) -> tuple[ClassSums, Array, Array]:
+    """The sums, and the two parts of the logsumexp: a shift, and what is left of it in full precision."""
     # Nothing is differentiated in here, so what must not be taken is taken out of rows, not of elements.
-    top = jnp.max(x, axis=-1).astype(jnp.promote_types(x.dtype, jnp.float32))
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    top = jnp.max(x if not smoothing else jnp.where(keep[..., None], x, 0.0), axis=-1).astype(wide)
     shift = jnp.where(jnp.isfinite(top), top, 0.0)
-    total = jnp.sum(jnp.exp(x - shift[..., None]), axis=-1)
+    away = (x if not smoothing else jnp.where(keep[..., None], x, 0.0)) - shift[..., None]
+    total = jnp.sum(jnp.exp(away), axis=-1)
     some = top != -jnp.inf
     log_total = jnp.where(top == jnp.inf, jnp.nan, jnp.log(jnp.where(some, total, 1.0)))
+    if smoothing:
+        sums = class_sums(x, index, keep, weight=weight, smoothing=True, xp=jnp)
+        return sums, shift, log_total
     picked = jnp.squeeze(jnp.take_along_axis(x, index[..., None], axis=-1), axis=-1)
     nll = jnp.where(picked == -jnp.inf, jnp.inf, log_total - (picked - shift))
     lse = jnp.where(some, log_total + shift, -jnp.inf)
-    return ClassSums(jnp.where(keep, nll, 0.0), jnp.where(keep, lse, 0.0), None)
+    return ClassSums(jnp.where(keep, nll, 0.0), jnp.where(keep, lse, 0.0), None), shift, log_total
 
 
 @_sums.defjvp
-def _sums_jvp(smoothing: bool, primals: Any, tangents: Any) -> tuple[ClassSums, ClassSums]:
+def _sums_jvp(smoothing: bool, primals: Any, tangents: Any) -> tuple[Any, Any]:
     x, weight, index, keep = primals
     dx, d_weight, _, _ = tangents
-    sums = _sums(x, weight, index, keep, smoothing)
+    sums, shift, log_total = _sums(x, weight, index, keep, smoothing)
     wide = sums.nll.dtype
-    x, dx = x.astype(wide), dx.astype(wide)
     some = keep & (sums.lse != -jnp.inf)
-    lse = jnp.where(some, sums.lse, 0.0)[..., None]
-    p = jnp.where(some[..., None], jnp.exp(x - lse), 0.0)
+    x, dx = x.astype(wide), dx.astype(wide)
+    # The logsumexp itself is rounded as the logits are: far from 0 that would be seen in the exponential.
+    below = (x - jnp.where(some, shift, 0.0)[..., None]) - jnp.where(some, log_total, 0.0)[..., None]
+    p = jnp.where(some[..., None], jnp.exp(below), 0.0)
     d_lse = jnp.sum(p * dx, axis=-1)
     there = some & (sums.nll != jnp.inf)
     one_hot = (index[..., None] == jnp.arange(x.shape[-1])) & there[..., None]
     d_nll = jnp.where(there, d_lse, 0.0) - jnp.sum(jnp.where(one_hot, dx, 0.0), axis=-1)
+    parts, d_parts = (shift, log_total), (jnp.zeros_like(shift), d_lse)
     if not smoothing:
-        return sums, ClassSums(d_nll, d_lse, None)
+        return (sums, *parts), (ClassSums(d_nll, d_lse, None), *d_parts)
     here = (x != -jnp.inf) & some[..., None]
     classes = jnp.maximum(jnp.sum(here, axis=-1, dtype=wide), 1.0)
     share = jnp.where(here, jnp.ones((), wide) if weight is None else weight.astype(wide), 0.0)
     d_smooth = jnp.sum(share, axis=-1) * d_lse - jnp.sum(jnp.where(here, share * dx, 0.0), axis=-1)
     if weight is not None:
-        below = jnp.where(here, lse - jnp.where(here, x, 0.0), 0.0)
-        d_smooth = d_smooth + jnp.sum(below * d_weight.astype(wide), axis=-1)
-    return sums, ClassSums(d_nll, d_lse, d_smooth / classes)
+        d_smooth = d_smooth - jnp.sum(jnp.where(here, below, 0.0) * d_weight.astype(wide), axis=-1)
+    return (sums, *parts), (ClassSums(d_nll, d_lse, d_smooth / classes), *d_parts)
 
 
 def _class_sums(
     x: Array, index: Array, keep: Array, *, weight: Array | None = None, smoothing: bool = False, xp: Any
 ) -> ClassSums:
-    return _sums(x, weight, index, keep, smoothing)
+    return _sums(x, weight, index, keep, smoothing)[0]
 
 
 def _checked(targets: Array, logits: Array, axis: int, ignore_index: int, mask: Array | None) -> None:

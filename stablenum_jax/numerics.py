@@ -15,6 +15,7 @@ Example:
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
@@ -23,6 +24,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from stablenum import numerics as core
+from stablenum.spelling import spelled_text
 
 __all__ = [
     "arccos",
@@ -63,17 +65,8 @@ def _documented(source: Callable[..., Any]) -> Callable[[Function], Function]:
     """Give a function the core's text before its own example."""
 
     def document(function: Function) -> Function:
-        text = (source.__doc__ or "").partition("    Example:")[0]
-        text = text.replace("        xp: the array namespace.\n", "")
-        lines = [
-            "Example:",
-            "    >>> import jax.numpy as jnp",
-            *(function.__doc__ or "").strip().splitlines(),
-        ]
-        example = "\n".join(
-            "    " + line if line.startswith(("Ex", "    ")) else "        " + line for line in lines
-        )
-        function.__doc__ = f"{text.rstrip()}\n\n{example}\n"
+        example = f">>> import jax.numpy as jnp\n{inspect.cleandoc(function.__doc__ or '')}"
+        function.__doc__ = spelled_text(source, example)
         return function
 
     return document

@@ -13,6 +13,7 @@ import optax
 from jax import lax
 
 import stablenum
+from stablenum_jax.apply import times
 from stablenum_jax.measure import AxisName, is_measurable, norms_over_axis, real_parts, saturating_float32
 from stablenum_jax.names import Path
 
@@ -56,8 +57,7 @@ def clip_updates(
         if path not in place:
             return leaf
         leaf = jnp.asarray(leaf)
-        wide = jnp.promote_types(leaf.dtype, jnp.float32)
-        return (leaf.astype(wide) * factors[place[path]].astype(wide)).astype(leaf.dtype)
+        return times(leaf, factors[place[path]]).astype(leaf.dtype)
 
     return jax.tree_util.tree_map_with_path(change, updates)
 

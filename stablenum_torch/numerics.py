@@ -18,6 +18,7 @@ Example:
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
@@ -25,6 +26,7 @@ import array_api_compat.torch as xp
 from torch import Tensor
 
 from stablenum import numerics as core
+from stablenum.spelling import spelled_text
 
 __all__ = [
     "arccos",
@@ -60,25 +62,21 @@ Axis: TypeAlias = int | tuple[int, ...] | None
 Function = TypeVar("Function", bound=Callable[..., Tensor])
 
 
+_WORDS = (
+    ("``axis``", "``dim``"),
+    ("axis:", "dim:"),
+    ("keepdims: keep the axis", "keepdim: keep the dimension"),
+    ("keepdims: keep the axes", "keepdim: keep the dimensions"),
+    ("an axis", "a dimension"),
+)
+
+
 def _documented(source: Callable[..., Any]) -> Callable[[Function], Function]:
     """Give a function the core's text, in torch's words, before its own example."""
 
     def document(function: Function) -> Function:
-        text = (source.__doc__ or "").partition("    Example:")[0]
-        for ours, theirs in (
-            ("        xp: the array namespace.\n", ""),
-            ("``axis``", "``dim``"),
-            ("axis:", "dim:"),
-            ("keepdims: keep the axis", "keepdim: keep the dimension"),
-            ("keepdims: keep the axes", "keepdim: keep the dimensions"),
-            ("an axis", "a dimension"),
-        ):
-            text = text.replace(ours, theirs)
-        lines = ["Example:", "    >>> import torch", *(function.__doc__ or "").strip().splitlines()]
-        example = "\n".join(
-            "    " + line if line.startswith(("Ex", "    ")) else "        " + line for line in lines
-        )
-        function.__doc__ = f"{text.rstrip()}\n\n{example}\n"
+        example = f">>> import torch\n{inspect.cleandoc(function.__doc__ or '')}"
+        function.__doc__ = spelled_text(source, example, words=_WORDS)
         return function
 
     return document

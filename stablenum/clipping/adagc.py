@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from stablenum.bounds import at_most
 from stablenum.clipping.coefficient import coefficient, shortening
-from stablenum.errors import check_field
+from stablenum.fields import check_field
 from stablenum.formats import FLOAT32_MAX
 from stablenum.windows import ABSURD, tells
 

@@ -8,7 +8,9 @@ from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from stablenum.bounds import at_least
-from stablenum.errors import bad_field, check_choice, check_field
+from stablenum.clipping.stateless import Stateless
+from stablenum.errors import bad_field, check_choice
+from stablenum.fields import check_field
 
 __all__ = ["AdaptiveGradClip", "OutputAxis"]
 
@@ -21,7 +23,7 @@ _DIV_EPS = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AdaptiveGradClip:
+class AdaptiveGradClip(Stateless):
     """Shrink each unit's gradient to at most ``clipping`` times the norm of the unit's weights (AGC).
 
     ``g <- g * clipping * max(|w|, eps) / max(|g|, 1e-6)`` where ``|g| >= clipping * max(|w|, eps)``. A
@@ -103,10 +105,6 @@ class AdaptiveGradClip:
         if (self.output_axis or default) == "first":
             return axes[1:]
         return axes[:1] if self.output_axis is None and len(shape) == 3 else axes[:-1]
-
-    def init(self, n_tensors: int, *, xp: Namespace, device: Any = None) -> tuple[Array, ...]:
-        """No state."""
-        return ()
 
     def unit_factors(self, norms: Array, weights: Array, *, xp: Namespace) -> Array:
         """The (u,) float32 factor of each unit from the norms of its gradient and its weights."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from stablenum.clipping.coefficient import shortening
-from stablenum.errors import check_field
+from stablenum.fields import check_field
 from stablenum.windows import empty_window, push, quantile, tells
 
 __all__ = ["AutoClip", "AutoClipState"]

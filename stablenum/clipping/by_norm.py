@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 from stablenum.clipping.coefficient import coefficient
-from stablenum.errors import check_field
+from stablenum.clipping.stateless import Stateless
+from stablenum.fields import check_field
 
 __all__ = ["ClipByGlobalNorm", "ClipByNorm"]
 
@@ -15,7 +16,7 @@ Namespace: TypeAlias = Any
 
 
 @dataclass(frozen=True, slots=True)
-class ClipByGlobalNorm:
+class ClipByGlobalNorm(Stateless):
     """Shrink all gradients by one factor so that their joint L2 norm is at most ``max_norm``.
 
     ``c = min(1, max_norm / (norm + 1e-6))``, as ``torch.nn.utils.clip_grad_norm_`` does;
@@ -41,10 +42,6 @@ class ClipByGlobalNorm:
     def __post_init__(self) -> None:
         check_field(self, "max_norm", above=0.0)
 
-    def init(self, n_tensors: int, *, xp: Namespace, device: Any = None) -> tuple[Array, ...]:
-        """No state."""
-        return ()
-
     def multiplier(
         self, state: tuple[Array, ...], norms: Array, total: Array, *, applied: Array, xp: Namespace
     ) -> tuple[Array, tuple[Array, ...]]:
@@ -53,7 +50,7 @@ class ClipByGlobalNorm:
 
 
 @dataclass(frozen=True, slots=True)
-class ClipByNorm:
+class ClipByNorm(Stateless):
     """Shrink each tensor's gradient on its own so that its L2 norm is at most ``max_norm``.
 
     The law of :class:`ClipByGlobalNorm`, tensor by tensor; changes the gradient's direction.
@@ -74,10 +71,6 @@ class ClipByNorm:
 
     def __post_init__(self) -> None:
         check_field(self, "max_norm", above=0.0)
-
-    def init(self, n_tensors: int, *, xp: Namespace, device: Any = None) -> tuple[Array, ...]:
-        """No state."""
-        return ()
 
     def multiplier(
         self, state: tuple[Array, ...], norms: Array, total: Array, *, applied: Array, xp: Namespace

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
-from stablenum.errors import check_field
+from stablenum.clipping.stateless import Stateless
+from stablenum.fields import check_field
 
 __all__ = ["ClipByValue"]
 
@@ -14,7 +15,7 @@ Namespace: TypeAlias = Any
 
 
 @dataclass(frozen=True, slots=True)
-class ClipByValue:
+class ClipByValue(Stateless):
     """Clamp each element of the unscaled gradients to [-max_value, max_value].
 
     As ``torch.nn.utils.clip_grad_value_`` and ``optax.clip``. It costs a pass over the
@@ -37,13 +38,3 @@ class ClipByValue:
 
     def __post_init__(self) -> None:
         check_field(self, "max_value", above=0.0)
-
-    def init(self, n_tensors: int, *, xp: Namespace, device: Any = None) -> tuple[Array, ...]:
-        """No state."""
-        return ()
-
-    def multiplier(
-        self, state: tuple[Array, ...], norms: Array, total: Array, *, applied: Array, xp: Namespace
-    ) -> tuple[Array, tuple[Array, ...]]:
-        """1: the clamp itself is the adapter's, see ``GuardConfig.max_value``."""
-        return xp.ones_like(total), state

@@ -90,7 +90,7 @@ def clip_in_order(
         rules, states: the clip rules and the state of each.
         norms: (n,) float32, of the unscaled gradients.
         total: () float32, their joint norm.
-        units: needed by :class:`AdaptiveGradClip` alone.
+        units: for :class:`AdaptiveGradClip` alone; None also where there are no parameters.
         start: () float32, a factor that comes before all rules, or None for 1.
         applied: () bool, whether the step enters the rules' statistics.
         per_tensor: whether factors are kept apart for each parameter.
@@ -110,15 +110,15 @@ def clip_in_order(
             if units is not None:
                 seen = units.norms * units.spread(coefficient, xp=xp)
                 shrink = floored(rule.unit_factors(seen, units.weights, xp=xp), xp=xp)
-            elif norms.shape[0]:
-                raise ValueError("observation.units must be given for AdaptiveGradClip; got None.")
         else:
             factor, state = rule.multiplier(state, left, total, applied=applied, xp=xp)
             # The floor stands at each rule, so that those to come see what will really be left.
             coefficient = floored(coefficient * floored(factor, xp=xp), xp=xp)
         after.append(state)
-    smallest = xp.min(coefficient) if coefficient.ndim and coefficient.shape[0] else xp.ones_like(total)
-    smallest = coefficient if coefficient.ndim == 0 else smallest
+    if coefficient.ndim == 0:
+        smallest = coefficient
+    else:
+        smallest = xp.min(coefficient) if coefficient.shape[0] else xp.ones_like(total)
     if shrink is None or units is None:
         return Clipped(coefficient, None, smallest, tuple(after))
     unit_factors = floored(shrink * units.spread(coefficient, xp=xp), xp=xp)

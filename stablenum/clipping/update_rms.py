@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
-from stablenum.errors import bad_field, check_field
+from stablenum.clipping.stateless import Stateless
+from stablenum.errors import bad_field
+from stablenum.fields import check_field
 
 __all__ = ["ClipUpdateRMS"]
 
@@ -14,7 +16,7 @@ Namespace: TypeAlias = Any
 
 
 @dataclass(frozen=True, slots=True)
-class ClipUpdateRMS:
+class ClipUpdateRMS(Stateless):
     """Shrink each tensor's update so that its root mean square is at most ``max_rms`` learning rates.
 
     ``u <- u / max(1, RMS(u) / (max_rms * lr))``: Adafactor's update clipping (Shazeer & Stern 2018, arXiv
@@ -50,16 +52,6 @@ class ClipUpdateRMS:
         check_field(self, "max_rms", above=0.0)
         if not isinstance(self.per_lr, bool):
             raise bad_field("ClipUpdateRMS.per_lr", "True or False", self.per_lr)
-
-    def init(self, n_tensors: int, *, xp: Namespace, device: Any = None) -> tuple[Array, ...]:
-        """No state."""
-        return ()
-
-    def multiplier(
-        self, state: tuple[Array, ...], norms: Array, total: Array, *, applied: Array, xp: Namespace
-    ) -> tuple[Array, tuple[Array, ...]]:
-        """1: the gradients stay as they are, see :meth:`update_factors`."""
-        return xp.ones_like(total), state
 
     def update_factors(self, rms: Array, lr: Array | float, *, xp: Namespace) -> Array:
         """The (n,) float32 factors on the updates.

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from stablenum.bounds import at_most
 from stablenum.clipping.coefficient import shortening
-from stablenum.errors import check_field
+from stablenum.fields import check_field
 from stablenum.formats import FLOAT32_MAX
 from stablenum.norms import combine_norms
 from stablenum.windows import empty_window, mean_and_std, push, tells, without_absurd

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from stablenum.bounds import at_least, at_most
-from stablenum.errors import check_choice, check_field
+from stablenum.errors import check_choice
+from stablenum.fields import check_field
 from stablenum.loss_scale.state import LARGEST_SCALE, LossScaleState, check_scale_range, scale_state
 
 __all__ = ["DynamicLossScale"]
@@ -75,8 +76,6 @@ class DynamicLossScale:
         *,
         overflow: Array,
         good: Array,
-        amax: Array = None,
-        tiny: Array = None,
         xp: Namespace,
     ) -> LossScaleState:
         """The state after one step.
@@ -86,7 +85,6 @@ class DynamicLossScale:
             overflow: () bool, the scaled gradients were not finite.
             good: () bool, everything was finite. A step that is neither (the unscaled loss was already
                 non-finite) says nothing about the scale and changes nothing.
-            amax, tiny: not used.
             xp: the array namespace.
         """
         scale, steps, left = state.scale, state.good_steps, state.hysteresis_left

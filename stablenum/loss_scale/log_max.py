@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from stablenum.bounds import at_least, at_most
-from stablenum.errors import check_field
+from stablenum.fields import check_field
 from stablenum.formats import FLOAT32_TINY
-from stablenum.loss_scale.state import HOLD, LossScaleState, check_scale_range, scale_state
+from stablenum.loss_scale.state import LossScaleState, check_scale_range, held, scale_state
 
 __all__ = ["LogMaxLossScale", "LogMaxStatistics"]
 
@@ -102,8 +102,7 @@ class LogMaxLossScale:
         *,
         overflow: Array,
         good: Array,
-        amax: Array = None,
-        tiny: Array = None,
+        amax: Array,
         xp: Namespace,
     ) -> LossScaleState:
         """The state after one step.
@@ -113,7 +112,6 @@ class LogMaxLossScale:
             overflow: () bool, the scaled gradients were not finite.
             good: () bool, everything was finite.
             amax: () float32, the largest magnitude among the scaled gradients' elements.
-            tiny: not used.
             xp: the array namespace.
         """
         scale, steps = state.scale, state.good_steps
@@ -149,11 +147,10 @@ class LogMaxLossScale:
         share = (1.0 - self.std_decay) / slow_weight
         off = x - old.slow_mean
         variance = (1.0 - share) * (old.variance + share * off * off)
-        hold = at_least(old.hold - 1, 0, xp=xp)
-        new = (mean, weight, slow_mean, variance, slow_weight, hold)
-        kept = [xp.where(seen, b, a) for a, b in zip(old, new, strict=True)]
-        kept[-1] = xp.where(overflow, xp.full_like(old.hold, HOLD), kept[-1])
-        return LogMaxStatistics(*kept)
+        new = (mean, weight, slow_mean, variance, slow_weight)
+        kept = [xp.where(seen, b, a) for a, b in zip(old[:-1], new, strict=True)]
+        hold = held(old.hold, overflow=overflow, good=seen, xp=xp)
+        return LogMaxStatistics(*[*kept, hold])
 
     def _proposal(self, statistics: LogMaxStatistics, *, xp: Namespace) -> Array:
         """The scale that the statistics ask for."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, TypeAlias
 
-from stablenum.errors import check_field
+from stablenum.bounds import at_least
+from stablenum.fields import check_field
 
 __all__ = [
     "FIXED",
@@ -13,6 +14,7 @@ __all__ = [
     "SMALLEST_SCALE",
     "LossScaleState",
     "check_scale_range",
+    "held",
     "may_load",
     "scale_state",
 ]
@@ -64,6 +66,12 @@ def scale_state(
         hysteresis_left=xp.asarray(hysteresis, dtype=xp.int32, device=device),
         statistics=statistics,
     )
+
+
+def held(hold: Array, *, overflow: Array, good: Array, xp: Namespace) -> Array:
+    """() int32, the good steps for which the scale may still not rise: all of them again at an overflow."""
+    left = xp.where(good, at_least(hold - 1, 0, xp=xp), hold)
+    return xp.where(overflow, xp.full_like(hold, HOLD), left)
 
 
 def check_scale_range(rule: Any) -> None:

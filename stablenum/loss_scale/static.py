@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
-from stablenum.errors import check_field
+from stablenum.fields import check_field
 from stablenum.loss_scale.state import FIXED, LARGEST_SCALE, SMALLEST_SCALE, LossScaleState, scale_state
 
 __all__ = ["StaticLossScale"]
@@ -48,8 +48,6 @@ class StaticLossScale:
         *,
         overflow: Array,
         good: Array,
-        amax: Array = None,
-        tiny: Array = None,
         xp: Namespace,
     ) -> LossScaleState:
         """The unchanged state."""

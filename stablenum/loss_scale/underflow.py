@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from stablenum.bounds import at_least, at_most
-from stablenum.errors import check_field
-from stablenum.loss_scale.state import HOLD, LossScaleState, check_scale_range, scale_state
+from stablenum.fields import check_field
+from stablenum.loss_scale.state import LossScaleState, check_scale_range, held, scale_state
 
 __all__ = ["UnderflowAwareLossScale", "UnderflowStatistics"]
 
@@ -85,8 +85,8 @@ class UnderflowAwareLossScale:
         *,
         overflow: Array,
         good: Array,
-        amax: Array = None,
-        tiny: Array = None,
+        amax: Array,
+        tiny: Array,
         xp: Namespace,
     ) -> LossScaleState:
         """The state after one step.
@@ -113,10 +113,6 @@ class UnderflowAwareLossScale:
             hysteresis_left=state.hysteresis_left,
             statistics=UnderflowStatistics(
                 highest=xp.where(good, xp.maximum(highest, scale), highest),
-                hold=xp.where(
-                    overflow,
-                    xp.full_like(hold, HOLD),
-                    xp.where(good, at_least(hold - 1, 0, xp=xp), hold),
-                ),
+                hold=held(hold, overflow=overflow, good=good, xp=xp),
             ),
         )

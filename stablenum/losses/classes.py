@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 from stablenum.errors import bad_field, check_number
+from stablenum.losses.binary import missed_power
 from stablenum.losses.common import (
     check_axis,
     check_fits,
     check_reduction,
     check_smoothing,
     classes_last,
-    for_slope,
     is_floating,
     reduced,
     weighted,
@@ -244,8 +244,8 @@ def focal(
     """``(1 - p)^gamma (-log p)``, p the softmax at the target (arXiv 1708.02002 for many classes).
 
     With z the target's logit less the logsumexp of the others, p is sigmoid(z), and the loss is
-    ``exp(gamma log sigmoid(-z)) softplus(-z)``: exact for p near 1 too, and with a finite gradient for
-    gamma < 1, where ``(1 - p)^gamma`` gives inf x 0 once p rounds to 1.
+    ``sigmoid(-z)^gamma softplus(-z)``: exact for p near 1 too, and with a finite gradient for gamma < 1,
+    where ``(1 - p)^gamma`` gives inf x 0 once p rounds to 1.
 
     Edges: those of :func:`cross_entropy`. With one class left p is 1 and the loss 0, with gradient 0.
 
@@ -282,7 +282,7 @@ def focal(
     some = (picked != -_INF) | (others != -_INF)
     alone = others == -_INF
     z = xp.where(alone | (picked == -_INF), 0.0, picked) - xp.where(alone, 0.0, others)
-    items = softplus(-z, xp=xp) * xp.exp(-gamma * softplus(for_slope(z, xp=xp), xp=xp))
+    items = softplus(-z, xp=xp) * missed_power(z, xp.ones_like(z), gamma, xp=xp)
     items = xp.where(alone, 0.0, xp.where(picked == -_INF, _INF, items))
     items = xp.where(xp.max(x, axis=-1) == _INF, math.nan, items)
     items = xp.where(inside, items, math.nan)

@@ -10,6 +10,7 @@ from stablenum.numerics.common import widened
 
 __all__ = [
     "REDUCTIONS",
+    "at_least_0",
     "check_axis",
     "check_fits",
     "check_reduction",
@@ -178,3 +179,14 @@ def floored(x: Array, floor: float, *, xp: Namespace) -> Array:
     ratio = xp.where(near, x / unit, 0.0)
     nothing = ratio - xp.floor(ratio * 2.0**54) * 2.0**-54
     return xp.where(below, floor + nothing * unit, x)
+
+
+def at_least_0(items: Array, *, xp: Namespace) -> Array:
+    """The items, 0 instead of a rounding error below 0; their gradient is theirs all the same.
+
+    What is taken off is the item rounded down to a 2^90th: rounding down has no gradient.
+    """
+    near = (items < 0) & (items > -(2.0**20))
+    ratio = xp.where(near, items, 0.0) * 2.0**90
+    nothing = (ratio - xp.floor(ratio)) * 2.0**-90
+    return xp.where(items < 0, nothing, items)

@@ -5,7 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any, TypeAlias
 
-from stablenum.losses.common import check_axis, check_fits, check_reduction, check_same_shape, reduced
+from stablenum.losses.common import (
+    at_least_0,
+    check_axis,
+    check_fits,
+    check_reduction,
+    check_same_shape,
+    reduced,
+)
 from stablenum.numerics import log, log_softmax, logaddexp
 from stablenum.numerics.common import smallest_normal, widened
 
@@ -31,7 +38,8 @@ def kl_divergence(
     """``sum(t (log t - log softmax(x)))`` over an axis: how far x is from the target t, KL(t || softmax(x)).
 
     Both may be logits: they are normalised here, and log-probabilities, which are normalised already,
-    come out of that unchanged. Probabilities as targets are taken as they are.
+    come out of that unchanged. Probabilities as targets are taken as they are: if their sum is not 1, a sum
+    that is off by some eps among them, a row may come out a little below 0. With ``log_targets`` none does.
 
     Edges: a class with t = 0 adds 0, with q = 0 too; with q = 0 alone (-inf) the row is inf, with gradient 0.
     A row that is -inf throughout, or a masked one, is left out. A target below the smallest normal number of
@@ -67,6 +75,7 @@ def kl_divergence(
     else:
         log_t, some = log(t, xp=xp), xp.logical_not(xp.abs(t) < smallest_normal(t))
     items = _relative_entropy(t, log_t, log_q, some, axis, xp=xp)
+    items = at_least_0(items, xp=xp) if log_targets else items
     left = xp.max(x, axis=axis) != -_INF
     left = left & xp.any(some, axis=axis) if log_targets else left
     return reduced(
@@ -110,6 +119,7 @@ def js_divergence(
         some = log_t != -_INF
         t = xp.where(some, xp.exp(xp.where(some, log_t, 0.0)), 0.0)
         items = items + 0.5 * _relative_entropy(t, log_t, log_m, some, axis, xp=xp)
+    items = at_least_0(items, xp=xp)
     left = (xp.max(a, axis=axis) != -_INF) & (xp.max(b, axis=axis) != -_INF)
     return reduced(
         items, reduction=reduction, dtype=result, mask=left if keep is None else left & keep, xp=xp

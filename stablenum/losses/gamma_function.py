@@ -46,7 +46,7 @@ def log_rising(r: Array, y: Array, *, xp: Namespace) -> Array:
     small = r < _SHIFT
     a = xp.where(small, r + _SHIFT, r)
     b = a + y
-    large = (a - 0.5) * xp.log1p(y / a) + y * xp.log(b) - y + _rest(b) - _rest(a)
+    large = (a - 0.5) * xp.log1p(y / a) + y * xp.log(b) - y - _rest_lost(a, b, y)
     near = xp.where(small, r, 1.0)
     first = y > near  # the quotient may overflow
     steps = xp.where(
@@ -66,3 +66,20 @@ def _rest(z: Array) -> Array:
     for coefficient in reversed(_SERIES):
         total = total * square + coefficient
     return total * inverse
+
+
+def _rest_lost(a: Array, b: Array, y: Array) -> Array:
+    """``_rest(a) - _rest(b)`` for b = a + y, without the difference: y is a factor of it.
+
+    (A compiler that joins a product and a difference makes something else than 0 of equal ones.)
+    """
+    u, v = 1.0 / b, 1.0 / a
+    # v^n - u^n = (v - u) (u^(n-1) + u^(n-2) v + ... + v^(n-1)), and v - u = y u v.
+    total, power, mixed = _SERIES[0], v, u + v
+    for coefficient in _SERIES[1:]:
+        power = power * v
+        mixed = u * mixed + power
+        total = total + coefficient * mixed
+        power = power * v
+        mixed = u * mixed + power
+    return y * u * v * total

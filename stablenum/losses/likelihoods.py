@@ -17,7 +17,6 @@ from stablenum.losses.common import (
     reduced,
 )
 from stablenum.losses.gamma_function import log_gamma, log_rising
-from stablenum.numerics import softplus
 
 __all__ = ["gaussian_nll", "negative_binomial_nll", "poisson_nll"]
 
@@ -186,8 +185,17 @@ def negative_binomial_nll(
     z, y, r = items_left(mask, z, y, r, shape=z.shape, xp=xp)
     z = z if log_input else xp.log(floored(z, eps, xp=xp))
     r, y = floored(r, eps, xp=xp), xp.where(y < 0, 0.0, y)
-    odds = z - xp.log(r)
-    items = r * softplus(odds, xp=xp) + y * softplus(-odds, xp=xp) - log_rising(r, y, xp=xp)
+    none, some = _log_odds(z, r, xp=xp)
+    items = r * none + y * some - log_rising(r, y, xp=xp)
     if full:
         items = items + log_gamma(1.0 + y, xp=xp)
     return reduced(items, reduction=reduction, dtype=result, mask=mask, xp=xp)
+
+
+def _log_odds(z: Array, r: Array, *, xp: Namespace) -> tuple[Array, Array]:
+    """``log(1 + e^z / r)`` and ``log(1 + r e^-z)``, without an exponential of the rounded z - log r."""
+    odds = z - xp.log(r)
+    above = odds > 0
+    size = xp.exp(xp.where(above, -z, z))
+    rest = xp.log1p(xp.where(above, r, 1.0) * size / xp.where(above, 1.0, r))
+    return xp.where(above, odds + rest, rest), xp.where(above, rest, rest - odds)

@@ -73,7 +73,8 @@ def log_cosh(
 ) -> Array:
     """``log(cosh(d))`` of the difference d: ``|d| + log1p(exp(-2|d|)) - ln 2``, gradient tanh d.
 
-    Up to 1 it is ``log1p(2 sinh(d / 2)^2)``, which keeps the digits that the difference from ln 2 loses.
+    Up to 1 it is ``log1p(cosh d - 1)``, the difference as a series (XLA's sinh is off by 4 ulp), which keeps
+    the digits that the difference from ln 2 loses.
     Arguments and errors as :func:`huber`, without ``delta``.
 
     Example:
@@ -84,11 +85,13 @@ def log_cosh(
     d, reduction, result = _difference(predictions, targets, mask, reduction, dtype, xp=xp)
     size = xp.where(d < 0, -d, d)
     far = size > 1.0
-    near = xp.sinh(0.5 * xp.where(far, 0.0, d))
+    near = xp.where(far, 0.0, d)
+    square, series = near * near, 1.0
+    for k in range(9, 1, -1):
+        series = 1.0 + square * series / (2 * k * (2 * k - 1))
     beyond = xp.where(far, size, 1.0)
-    items = xp.where(
-        far, beyond + xp.log1p(xp.exp(-2.0 * beyond)) - math.log(2.0), xp.log1p(2.0 * near * near)
-    )
+    away = beyond + xp.log1p(xp.exp(-2.0 * beyond)) - math.log(2.0)
+    items = xp.where(far, away, xp.log1p(0.5 * square * series))
     return reduced(items, reduction=reduction, dtype=result, mask=mask, xp=xp)
 
 

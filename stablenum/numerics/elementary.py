@@ -137,10 +137,12 @@ def _split(exponent: float, eps: float) -> tuple[float, float]:
 
 
 def _split_power(x: Array, steps: float, rest: float, *, xp: Namespace) -> Array:
-    """``x ** (steps + rest)`` for positive x and a small rest: ``x^steps (1 + rest log x)``.
+    """``x ** (steps + rest)`` for positive x and a small rest: ``x^steps x^rest``.
 
-    The second derivative of the logarithm is out of range long before that of the power. So where x is far
+    The second derivative of ``x^rest`` is out of range long before that of the power. So where x is far
     from 1 a power of two is taken out; beyond x for a negative exponent, so that its power does not overflow.
+    (``1 + rest log x`` for ``x^rest`` has a gradient of rest times the power over x: XLA would flush the
+    product before it divides.)
     """
     third = 2.0 ** (math.frexp(get_format(x.dtype).max)[1] // 3)
     infinite = xp.isinf(x)
@@ -149,7 +151,7 @@ def _split_power(x: Array, steps: float, rest: float, *, xp: Namespace) -> Array
     near = power_of_two_below(x, deep=True, xp=xp) * (1.0 if steps > 0 else 2.0)
     scale = xp.where((x < 1 / third) | (x > third), near, 1.0)
     ratio = x * (1.0 / scale)
-    correction = 1.0 + rest * (xp.log(ratio) + xp.log(scale))
+    correction = xp.pow(ratio, rest) * xp.pow(scale, rest)
     return xp.where(infinite, ends, xp.pow(ratio, steps) * (xp.pow(scale, steps) * correction))
 
 

@@ -187,7 +187,7 @@ def logsumexp(
     x = _left_out(x, mask, xp=xp)
     if 0 in x.shape:
         nothing = xp.sum(x, axis=axis, keepdims=keepdims)
-        return xp.astype(xp.full_like(nothing, -_INF), dtype)
+        return xp.astype(nothing - _INF, dtype)  # not a constant: it is differentiated, by no element
     row = _row(x, axis, xp=xp)
     start = xp.where(row.alone, xp.sum(xp.where(row.ahead, x, 0.0), axis=axis, keepdims=True), row.shift)
     some = xp.isfinite(row.top)
@@ -298,7 +298,8 @@ def cumulative_logsumexp(x: Array, *, axis: int = -1, xp: Namespace) -> Array:
 
     By doubling: log2(n) times :func:`logaddexp` of the array and itself moved by 1, 2, 4... places, so no
     element is lost beside a much larger one that comes later. The gradient weighs with these rounded sums:
-    it is right to eps times the size of x, beyond 1 / eps equal elements share it unevenly.
+    it is right to eps times the size of x, beyond 1 / eps equal elements share it unevenly. It is a product
+    of one weight for each doubling, which adds about 1 ulp each: up to 6 measured for 33 elements.
 
     -inf takes no part, with gradient 0. From an inf on all sums are inf, and their gradient is that inf's.
 
@@ -309,12 +310,16 @@ def cumulative_logsumexp(x: Array, *, axis: int = -1, xp: Namespace) -> Array:
     """
     (x,), dtype = widened(x, xp=xp)
     x = xp.where(x == -_INF, -_INF, x)
-    result, n, step = xp.moveaxis(x, axis, 0), x.shape[axis], 1
+    axis = axis % x.ndim
+    # Not moveaxis: torch.func.vmap has no rule for it.
+    others = [a for a in range(x.ndim) if a != axis]
+    result, n, step = xp.permute_dims(x, (axis, *others)), x.shape[axis], 1
     while step < n:
         moved = xp.concat([xp.full_like(result[:step], -_INF), result[: n - step]])
         result = logaddexp(moved, result, xp=xp)
         step *= 2
-    return xp.astype(xp.moveaxis(result, 0, axis), dtype)
+    back = (*range(1, axis + 1), 0, *range(axis + 1, x.ndim))
+    return xp.astype(xp.permute_dims(result, back), dtype)
 
 
 def xlogy(x: Array, y: Array, *, xp: Namespace) -> Array:

@@ -70,7 +70,8 @@ def normalize(x: Array, *, axis: Axis = -1, xp: Namespace) -> Array:
     """``x / norm(x)``; a zero vector stays 0, with gradient 0.
 
     Right for vectors whose norm is beyond the largest number, too. One with an inf in it gives 0 but for NaN
-    there (x / inf), with gradient 0.
+    there (x / inf), with gradient 0. Of vectors shorter than about 1e-19 (1e-154 in float64) the second
+    derivatives, of the size of 1 / norm^2, are out of range: inf or NaN.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -90,6 +91,8 @@ def variance(
     x: Array, *, axis: Axis = -1, correction: int = 0, keepdims: bool = False, xp: Namespace
 ) -> Array:
     """The mean squared distance from the mean, in two passes, in float32 at least.
+
+    No rows give no results, rows of no elements a ValueError.
 
     The smallest value is taken off first: the mean of numbers far from 0 is rounded as they are, and equal
     numbers give exactly 0. An inf gives NaN. Values further apart than an eighth of the largest number give
@@ -180,7 +183,7 @@ def rms_norm(
     """``x / sqrt(mean(x^2) + eps) * weight`` with the statistics in float32 (arXiv 1910.07467).
 
     Rows are divided by a power of two near their largest magnitude first (at least about sqrt(eps)), so no
-    square overflows or is lost. A row with an inf gives 0, and NaN at the inf.
+    square overflows or is lost. A row with an inf gives 0, and NaN at the inf; an empty one stays empty.
 
     Args:
         x: any shape, any floating format; the result has its format.
@@ -218,7 +221,7 @@ def layer_norm(
     """``(x - mean) / sqrt(variance + eps) * weight + bias``, statistics in two passes in float32.
 
     Ba et al. 2016 (arXiv 1607.06450). Arguments and errors as :func:`rms_norm`, with a ``bias``. A
-    constant row gives the bias, a row with an inf NaN.
+    constant row gives the bias, a row with an inf NaN, rows of no elements a ValueError.
 
     Example:
         >>> import array_api_compat.numpy as np

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import Tensor
 from stablenum import losses as core
 from stablenum.errors import bad_field
 from stablenum.losses.common import check_fits, check_reduction, check_same_shape, check_smoothing
+from stablenum.spelling import spelled_signature, spelled_text
 from stablenum_torch.losses.fused import binary_items, binary_total, can_fuse, fused_class_sums
 
 __all__ = [
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 Loss = Callable[..., Tensor]
-_HIDDEN = ("xp", "sums", "items")
+_WORDS = (("``axis``", "``dim``"), ("axis: ", "dim: "), (" axis, ", " dim, "))
 
 
 def _spelled(function: Callable[..., Any], example: str, note: str = "") -> Callable[[Loss], Loss]:
@@ -47,32 +47,18 @@ def _spelled(function: Callable[..., Any], example: str, note: str = "") -> Call
         def loss(*tensors: Any, **options: Any) -> Tensor:
             return _called(implementation, tensors[0] if tensors else options[first], tensors, options)
 
-        parameters = inspect.signature(function).parameters.values()
-        first = next(iter(parameters)).name
-        torch_parameters = [
-            p.replace(name="dim", default=None if note else -1) if p.name == "axis" else p
-            for p in parameters
-            if p.name not in _HIDDEN
-        ]
-        signature = inspect.Signature(torch_parameters, return_annotation=Tensor)
-        loss.__signature__ = signature  # type: ignore[attr-defined]
-        loss.__doc__ = _in_torch_words(function.__doc__ or "", example, note)
+        first = next(iter(inspect.signature(function).parameters))
+        loss.__signature__ = spelled_signature(  # type: ignore[attr-defined]
+            function,
+            names={"axis": "dim"},
+            defaults={"axis": None if note else -1},
+            return_annotation=Tensor,
+        )
+        loss.__doc__ = spelled_text(function, example, words=_WORDS, note=note)
         loss.__module__ = __name__
         return loss
 
     return spell
-
-
-def _in_torch_words(text: str, example: str, note: str) -> str:
-    text = inspect.cleandoc(text).partition("Example:")[0]
-    lines = [
-        line for line in text.splitlines() if not line.startswith(("    xp: ", "    sums: ", "    items: "))
-    ]
-    text = "\n".join(lines)
-    for ours, theirs in (("``axis``", "``dim``"), ("axis: ", "dim: "), (", xp:", ":"), (" axis, ", " dim, ")):
-        text = text.replace(ours, theirs)
-    text = text.rstrip() + (f"\n\n{note}" if note else "")
-    return f"{text}\n\nExample:\n{textwrap.indent(inspect.cleandoc(example), '    ')}\n"
 
 
 def _called(implementation: Loss, first: Any, tensors: tuple[Any, ...], options: dict[str, Any]) -> Tensor:

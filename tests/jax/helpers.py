@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import jax
@@ -73,3 +75,12 @@ def all_finite(tree: Any) -> bool:
 def reason(opt_state: Any) -> str:
     """The name of the last step's reason."""
     return str(stablenum_jax.metrics(opt_state, raise_if_halted=False)["reason"].name)
+
+
+def run_on_four_devices(code: str) -> None:
+    """Run a script in a process that sees four CPU devices; it must end well."""
+    flags = "import os; os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=4'\n"
+    done = subprocess.run(
+        [sys.executable, "-c", flags + code], capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -5,8 +5,6 @@ Where it is cheap, the test also shows that the peer, as installed, does the bad
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import jax
@@ -25,6 +23,7 @@ from tests.jax.helpers import (
     make_grads,
     make_params,
     reason,
+    run_on_four_devices,
     spoil,
     without_guard,
 )
@@ -256,14 +255,8 @@ for key in params:
 
 
 def test_trap_08_under_shard_map_only_the_bad_shard_skips() -> None:
-    code = (
-        "import os; os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=4'\n"
-        "os.environ['JAX_PLATFORMS'] = 'cpu'\n" + SHARDED
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    code = "os.environ['JAX_PLATFORMS'] = 'cpu'\n" + SHARDED
+    run_on_four_devices(code)
 
 
 def test_trap_08_under_vmap_each_run_decides_for_itself() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import subprocess
-import sys
 from typing import Any
 
 import jax
@@ -17,7 +15,14 @@ from flax import nnx
 
 import stablenum_jax as sj
 from stablenum_jax.updates import clip_updates, injected_learning_rate
-from tests.jax.helpers import assert_same_bits, make_grads, make_params, spoil, without_guard
+from tests.jax.helpers import (
+    assert_same_bits,
+    make_grads,
+    make_params,
+    run_on_four_devices,
+    spoil,
+    without_guard,
+)
 from tests.jax.rules import injected
 
 RULE = sj.ClipUpdateRMS(0.5, per_lr=False)
@@ -173,14 +178,8 @@ for form in ("step", "guard(inner)"):
 
 
 def test_sharded_over_four_devices_the_update_is_clipped_as_the_whole() -> None:
-    code = (
-        "import os; os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=4'\n"
-        "os.environ['JAX_PLATFORMS'] = 'cpu'\n" + SHARDED
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    code = "os.environ['JAX_PLATFORMS'] = 'cpu'\n" + SHARDED
+    run_on_four_devices(code)
 
 
 @pytest.mark.parametrize("case", ["none", "two"])

@@ -19,7 +19,7 @@ from stablenum import losses as core
 from stablenum.losses.classes import class_sums
 from stablenum_torch.losses import fused
 from stablenum_torch.losses.fused import fused_class_sums
-from tests.losses.examples import EXAMPLES, INDEX, LABELS, LOGITS, MASK, SOFT, C, N, Z
+from tests.losses.examples import EXAMPLES, INDEX, LABELS, LOGITS, MASK, OTHER, SOFT, C, N, Z
 from tests.losses.running import run
 
 EDGES = np.asarray([0.0, -0.0, 1e-30, 1.0, -1.0, 20.0, -20.0, 88.0, -89.0, 104.0, 3e38, -3e38])
@@ -302,3 +302,20 @@ def test_soft_labels_as_one_hot_are_indices() -> None:
             soft, _ = run("torch", "cross_entropy", [LOGITS, one_hot], reduction="mean", axis=1, **options)
         assert soft == pytest.approx(hard, rel=1e-6)
     assert SOFT.sum(axis=1) == pytest.approx(1.0)
+
+
+def test_every_loss_is_among_the_examples() -> None:
+    assert {name.split()[0] for name in EXAMPLES} | {"cosine_similarity"} == set(core.__all__)
+
+
+def test_vmap_of_cosine_similarity_and_of_classes_in_front() -> None:
+    x, y = np.stack([LOGITS, OTHER]), np.stack([np.abs(OTHER), SOFT])
+    index = np.stack([INDEX[:C], INDEX[1:]]) % N
+    for name, second in (("cosine_similarity", y), ("kl_divergence", y), ("cross_entropy", index)):
+        in_torch, in_jax = (getattr(m, name) for m in (torch_losses, jax_losses))
+        xs, ys = torch.tensor(x), torch.tensor(second)
+        mapped = torch.func.vmap(lambda a, b, f=in_torch: f(a, b, dim=0))(xs, ys)
+        each = torch.stack([in_torch(a, b, dim=0) for a, b in zip(xs, ys, strict=True)])
+        torch.testing.assert_close(mapped, each)
+        theirs = jax.vmap(lambda a, b, f=in_jax: f(a, b, axis=0))(jnp.asarray(x), jnp.asarray(second))
+        np.testing.assert_allclose(theirs, each, rtol=1e-5, atol=1e-6)

@@ -139,7 +139,7 @@ def test_two_classes_are_the_binary_loss(z: np.ndarray, y: np.ndarray) -> None:
 @given(x=MODERATE_ROWS, y=MODERATE_ROWS, shift=MODERATE)
 def test_divergences(x: np.ndarray, y: np.ndarray, shift: float) -> None:
     js = losses.js_divergence(x, y, reduction="none", xp=xp)
-    assert (js >= -1e-6).all()
+    assert (js >= 0).all()
     assert (js <= math.log(2) + 1e-6).all()
     np.testing.assert_allclose(losses.js_divergence(y, x, reduction="none", xp=xp), js, atol=1e-6)
     np.testing.assert_allclose(
@@ -148,7 +148,7 @@ def test_divergences(x: np.ndarray, y: np.ndarray, shift: float) -> None:
     assert (np.abs(losses.js_divergence(x, x, reduction="none", xp=xp)) < 1e-6).all()
     assert (losses.kl_divergence(x, x, log_targets=True, reduction="none", xp=xp) == 0).all()
     kl = losses.kl_divergence(x, y, log_targets=True, reduction="none", xp=xp)
-    assert (kl >= -1e-5).all()
+    assert (kl >= 0).all()
 
 
 @common

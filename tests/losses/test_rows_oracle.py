@@ -224,3 +224,23 @@ def test_what_the_docstrings_say_of_rows(route: str) -> None:
     value, (a,) = run(route, "info_nce", [np.zeros((2, 2)), np.eye(2)])
     assert (a == 0).all()
     assert value.tolist() == pytest.approx([math.log(2)] * 2)
+
+
+@pytest.mark.parametrize("route", ["torch", "jax jit"])
+@pytest.mark.parametrize("apart", [0.0, 1e-4, 1e-3])
+def test_a_divergence_of_nearly_equal_rows_is_not_negative_and_keeps_its_gradient(
+    route: str, apart: float
+) -> None:
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(200, 9)).astype(np.float32).astype(np.float64) * 4
+    y = (x + apart * rng.normal(size=x.shape)).astype(np.float32).astype(np.float64)
+    for name, options in (("kl_divergence", {"log_targets": True}), ("js_divergence", {})):
+        value, (grad,) = run(route, name, [x, y], **options)
+        _, (wide,) = run("torch", name, [x, y], "float64", **options)
+        assert (value >= 0).all()
+        np.testing.assert_allclose(grad, wide, atol=4e-7)
+
+
+def test_equal_distributions_have_a_divergence_below_0_if_the_targets_do_not_add_up_to_1() -> None:
+    value, _ = run("torch", "kl_divergence", [np.log([[0.5, 0.5]]), np.asarray([[0.25, 0.25]])])
+    assert value.tolist() == pytest.approx([-0.5 * math.log(2)])

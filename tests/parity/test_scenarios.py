@@ -30,16 +30,31 @@ FRAMEWORKS = {
 }
 
 
+OF_RULES = {stream.name for stream in RULE_STREAMS}
+# What users of each framework run; the rules are compared on all the others in the long run.
+MOST_USED = {"torch": ["torch"], "jax": ["jax-jit"]}
+
+
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_scenario(name: str, framework: str) -> None:
-    """NumPy and all backends of a framework, eager and compiled."""
-    backends, _ = find_backends(FRAMEWORKS[framework])
-    result = run_scenario(SCENARIOS[name], backends)
+    """NumPy and the backends of a framework, eager and compiled."""
+    _run(name, (MOST_USED if name in OF_RULES else FRAMEWORKS)[framework])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("name", sorted(OF_RULES))
+def test_scenario_of_a_rule_on_every_backend(name: str, framework: str) -> None:
+    _run(name, [b for b in FRAMEWORKS[framework] if b not in MOST_USED[framework]])
+
+
+def _run(name: str, backends: list[str]) -> None:
+    result = run_scenario(SCENARIOS[name], find_backends(backends)[0])
     assert [str(c.disagreement) for c in result.comparisons.values() if c.disagreement] == []
     assert result.surprises == []
     # The comparison took place, unless the backend said why not.
-    assert result.comparisons.keys() | result.left_out.keys() == set(FRAMEWORKS[framework])
+    assert result.comparisons.keys() | result.left_out.keys() == set(backends)
 
 
 def test_names_are_unique_and_every_scenario_states_what_it_shows() -> None:
