@@ -1,7 +1,8 @@
 """``python -m benchmarks``: run everything, print tables, write ``benchmarks/results/*.json``.
 
 ``cpu.json`` has the cost of a guarded step against the peers, ``rules.json`` what each rule costs to decide
-and how well the spike rules find spikes; ``python -m benchmarks rules`` measures the latter alone.
+and how well the spike rules find spikes, ``diagnosis.json`` how often a diagnosis is right; ``python -m
+benchmarks rules`` measures one part alone.
 
 Exits with an error if a peer is missing or a result differs from the peer's: no figure is printed
 that was not measured.
@@ -20,7 +21,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import decide_cost, jax_step, losses, rule_steps, spike_detection, torch_step, ulp
+from benchmarks import decide_cost, diagnosis, jax_step, losses, rule_steps, spike_detection, torch_step, ulp
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("torch", "jax", "jaxlib", "optax", "numpy", "stablenum")
@@ -125,6 +126,24 @@ def _measure_accuracy(console: Console) -> None:
     ulp.main()
 
 
+def _measure_diagnosis(console: Console) -> None:
+    console.print("measuring: the diagnosis (some minutes) ...")
+    report = _facts() | diagnosis.run()
+    for framework, corpus in report["corpus"].items():
+        console.print(_diagnosis_table(framework, corpus))
+    _save(console, "diagnosis.json", report)
+
+
+def _diagnosis_table(framework: str, corpus: dict[str, Any]) -> Table:
+    table = Table(title=f"{framework}: {corpus['failures']} failures, {corpus['healthy']} healthy programs")
+    columns = (*diagnosis.COLUMNS, "false alarms", "seconds")
+    for column in ("tool", *columns):
+        table.add_column(column, justify="left" if column == "tool" else "right")
+    for name, tool in corpus["tools"].items():
+        table.add_row(name, *(str(tool[column]) for column in columns))
+    return table
+
+
 def main() -> None:
     """Measure, show, save."""
     chosen = sys.argv[1:] or list(PARTS)
@@ -141,6 +160,7 @@ PARTS = {
     "rules": _measure_rules,
     "losses": _measure_losses,
     "accuracy": _measure_accuracy,
+    "diagnosis": _measure_diagnosis,
 }
 
 

@@ -14,7 +14,7 @@ copyright = "the stablenum authors"
 release = version = stablenum.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "failures"]
 html_theme = "furo"
 html_title = f"stablenum {release}"
 # Lines of up to 84 characters fit.
@@ -40,6 +40,7 @@ def setup(app: object) -> None:
     sys.path[:0] = [str(HERE), str(HERE.parent)]  # what the pages are made with, and the recorded streams
     import cures
     import figures
+    import gallery
     import poison
     import tables
 
@@ -50,6 +51,8 @@ def setup(app: object) -> None:
     tables.write_rule_tables(results / "rules.json", generated)
     tables.write_ulp(results / "ulp.json", generated)
     tables.write_losses(results / "losses.json", generated)
+    tables.write_diagnosis(results / "diagnosis.json", generated)
     cures.write_cures(generated)
     poison.write_poison(generated)
+    gallery.write_gallery(generated)
     figures.make_all(generated / "figures")

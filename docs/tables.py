@@ -16,6 +16,7 @@ __all__ = [
     "PAGES",
     "STATES",
     "write_benchmarks",
+    "write_diagnosis",
     "write_losses",
     "write_reasons",
     "write_rule_tables",
@@ -198,6 +199,54 @@ def _loss_rows(results: Path, title: str, row: dict[str, Any]) -> list[list[str]
         ]
         for i, (name, time) in enumerate(row["times"].items())
     ]
+
+
+def write_diagnosis(results: Path, directory: Path) -> None:
+    """How often a diagnosis is right beside the frameworks' own tools, and what it costs.
+
+    Raises:
+        FileNotFoundError: it has not been measured.
+        KeyError: the file is not of the form that ``benchmarks.diagnosis`` gives.
+    """
+    if not results.exists():
+        raise FileNotFoundError(f"{results}: missing; `python -m benchmarks diagnosis` writes it")
+    report = json.loads(results.read_text(encoding="utf-8"))
+    lines = [f"{_software(report)}.", ""]
+    for framework, corpus in report["corpus"].items():
+        lines += [
+            f"### {LIBRARIES[framework]}: {corpus['failures']} failures, {corpus['healthy']} healthy",
+            "",
+        ]
+        lines += [*_table(_DIAGNOSIS_HEAD, _diagnosis_rows(corpus)), ""]
+    (directory / "diagnosis-accuracy.md").write_text("\n".join(lines), encoding="utf-8")
+    steady = [
+        [name, *(str(row[k]) for k in _STEADY), f"{row['median_ms']:.2f}", f"{row['spread']:.0%}"]
+        for name, row in report["steady"].items()
+    ]
+    explained = [
+        [LIBRARIES[name], f"{row['parameters']:,}", f"{row['seconds']:.1f}", row["operation"], row["cause"]]
+        for name, row in report["explanation"].items()
+    ]
+    lines = _table(["a guarded step", *_STEADY, "median ms", "spread"], steady)
+    lines += ["", *_table(["one explanation", "parameters", "seconds", "operation", "cause"], explained)]
+    (directory / "diagnosis-cost.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+_STEADY = ("operations", "passes over the parameters", "waits")
+_DIAGNOSIS_HEAD = ["", "detects", "the line", "the operation", "both", "the cause", "false alarms", "seconds"]
+
+
+def _diagnosis_rows(corpus: dict[str, Any]) -> list[list[str]]:
+    """A row a tool. Where a case has no guilty operation there is no line to be named either."""
+    rows = []
+    for name, tool in corpus["tools"].items():
+        of = {"detects": corpus["failures"], "cause": corpus["failures"]}
+        cells = [
+            f"{tool[column] / of.get(column, corpus['with an operation']):.0%} ({tool[column]})"
+            for column in ("detects", "line", "operation", "line and operation", "cause")
+        ]
+        rows.append([f"`{name}`", *cells, str(tool["false alarms"]), f"{tool['seconds']:.0f}"])
+    return rows
 
 
 def _write_cost(report: dict[str, Any], rules: tuple[str, ...], path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The command ``stablenum``. Its parts are loaded only when they are all installed."""
+"""The command ``stablenum``. A part is loaded only when what it needs is installed."""
 
 from __future__ import annotations
 
@@ -11,22 +11,27 @@ import sys
 __all__ = ["main"]
 
 # Module -> the name to install it by. All are in the extra "cli".
+_EXPLAIN_NEEDS = {"rich": "rich", "typer": "typer"}
 _NEEDS = {
+    **_EXPLAIN_NEEDS,
     "matplotlib": "matplotlib",
     "ml_dtypes": "ml-dtypes",
     "numpy": "numpy",
-    "rich": "rich",
     "sklearn": "scikit-learn",
-    "typer": "typer",
 }
 
 
 def main() -> None:
     """Run the command; exit code 2 and a message if a library of the extra is missing."""
-    missing = [name for module, name in _NEEDS.items() if importlib.util.find_spec(module) is None]
+    explain = sys.argv[1:2] == ["explain"]
+    needs = _EXPLAIN_NEEDS if explain else _NEEDS
+    missing = sorted(name for module, name in needs.items() if importlib.util.find_spec(module) is None)
     if missing:
         sys.stderr.write(f"stablenum: the command needs {', '.join(missing)}: pip install 'stablenum[cli]'\n")
         sys.exit(2)
+    if explain:  # the user's script: nothing of its surroundings is changed
+        importlib.import_module("stablenum.explain.command").app(prog_name="stablenum")
+        return
     _settle_down()
     importlib.import_module("stablenum.compare.command").app(prog_name="stablenum")
 

@@ -30,9 +30,11 @@ from stablenum import (
     ZClip,
 )
 from stablenum_jax import losses, numerics
+from stablenum_jax.auditing import audit, repair
 from stablenum_jax.placement import GuardPlacementWarning, NotATrueSkipWarning
 from stablenum_jax.readout import guard_state_dict, history, load_guard_state_dict, metrics, resume
 from stablenum_jax.state import GuardOptState, guard_state, loss_scale
+from stablenum_jax.tracing import replay
 from stablenum_jax.training import scale_loss, step, value_and_grad
 from stablenum_jax.transform import chain, guard
 
@@ -58,6 +60,7 @@ __all__ = [
     "StaticLossScale",
     "UnderflowAwareLossScale",
     "ZClip",
+    "audit",
     "chain",
     "guard",
     "guard_state",
@@ -68,6 +71,8 @@ __all__ = [
     "losses",
     "metrics",
     "numerics",
+    "repair",
+    "replay",
     "resume",
     "scale_loss",
     "step",

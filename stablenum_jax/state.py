@@ -8,7 +8,15 @@ import jax
 
 import stablenum
 
-__all__ = ["GuardOptState", "find_guard", "guard_state", "has_guard", "loss_scale", "replace_guard"]
+__all__ = [
+    "GuardOptState",
+    "find_guard",
+    "guard_state",
+    "has_guard",
+    "is_guard",
+    "loss_scale",
+    "replace_guard",
+]
 
 PyTree: TypeAlias = Any
 
@@ -26,13 +34,14 @@ class GuardOptState(NamedTuple):
     names_id: jax.Array
 
 
-def _is_guard(node: object) -> bool:
+def is_guard(node: object) -> bool:
+    """Whether a node of a pytree is a guard's state."""
     return isinstance(node, GuardOptState)
 
 
 def has_guard(tree: PyTree) -> int:
     """How many guards' states ``tree`` holds."""
-    return sum(map(_is_guard, jax.tree.leaves(tree, is_leaf=_is_guard)))
+    return sum(map(is_guard, jax.tree.leaves(tree, is_leaf=is_guard)))
 
 
 def find_guard(opt_state: PyTree) -> GuardOptState:
@@ -41,7 +50,7 @@ def find_guard(opt_state: PyTree) -> GuardOptState:
     Raises:
         ValueError: there is none, or more than one.
     """
-    found = [node for node in jax.tree.leaves(opt_state, is_leaf=_is_guard) if _is_guard(node)]
+    found = [node for node in jax.tree.leaves(opt_state, is_leaf=is_guard) if is_guard(node)]
     if len(found) != 1:
         raise ValueError(
             f"opt_state must hold exactly one guard's state; got {len(found) or 'none'}. "
@@ -55,12 +64,12 @@ def replace_guard(opt_state: PyTree, guard: GuardOptState) -> PyTree:
     """``opt_state`` with another guard's state in place of its own."""
 
     def put(node: Any) -> Any:
-        if not _is_guard(node):
+        if not is_guard(node):
             return node
         structure = jax.tree.structure(node)
         return jax.tree.unflatten(structure, jax.tree.leaves(guard))
 
-    return jax.tree.map(put, opt_state, is_leaf=_is_guard)
+    return jax.tree.map(put, opt_state, is_leaf=is_guard)
 
 
 def _plain(node: Any) -> Any:

@@ -21,8 +21,10 @@ from stablenum import (
     ZClip,
 )
 from stablenum_torch import losses, numerics
+from stablenum_torch.auditing import audit
 from stablenum_torch.checks import EpsTooSmallWarning
 from stablenum_torch.optimizer import GuardedOptimizer, wrap
+from stablenum_torch.tracing.replaying import replay
 
 __all__ = [
     "AdaGC",
@@ -45,7 +47,9 @@ __all__ = [
     "StatisticsNotLoadedWarning",
     "UnderflowAwareLossScale",
     "ZClip",
+    "audit",
     "losses",
     "numerics",
+    "replay",
     "wrap",
 ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import array_api_compat.torch as torch_namespace
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from stablenum.config import GuardConfig, make_config
+from stablenum.diagnosis.report import Report
 from stablenum.guard import GuardState, init_guard
 from stablenum.readout import history, metrics
 from stablenum.statedict import StatisticsNotLoadedWarning, state_from_dict, state_to_dict
@@ -24,10 +26,17 @@ from stablenum_torch.ranks import check_process_group, several_ranks
 from stablenum_torch.readback import HaltWatch
 from stablenum_torch.state import copy_into, moved_to, to_device
 from stablenum_torch.stepping import guarded_step
+from stablenum_torch.tracing.snapshot import RngState
+from stablenum_torch.tracing.snapshot import rng_state as read_generators
 
 __all__ = ["GuardedOptimizer", "wrap"]
 
 _KEY = "stablenum"  # the guard's place in a state dict, beside torch's "state" and "param_groups"
+
+_OTHER_BACKWARD_PASSES = (
+    "the gradients that the parameters hold are not finite, those of this closure are: if several backward "
+    "passes add up to one step, replay the others too"
+)
 
 
 def wrap(
@@ -128,6 +137,11 @@ class GuardedOptimizer(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._loss: Tensor | None = None
+        # What `explain` needs of randomness: the generators as they were when the last step began. That is
+        # where gradients were cleared, or where the step before it ended; whichever the training does last.
+        self._cleared: RngState | None = None
+        self._ended: RngState | None = _generators()
+        self._began: tuple[RngState, ...] = ()
         self._watch = HaltWatch()
         self._tracked, self._included = self._parameters(), self._inclusion()
         super().__setstate__({})
@@ -184,6 +198,7 @@ class GuardedOptimizer(Optimizer):
         """
         self._loss = None
         self.inner.zero_grad(*args, **kwargs)
+        self._cleared = _generators()
 
     # --- the training step ---------------------------------------------------------------------
 
@@ -254,6 +269,14 @@ class GuardedOptimizer(Optimizer):
             return result
         finally:
             self._loss = None
+            self._remember_generators()
+
+    def _remember_generators(self) -> None:
+        """The step is over: where it began, for `explain`; and where the next one begins."""
+        now = _generators()
+        if now is not None:
+            self._began = tuple(s for s in (self._cleared, self._ended) if s is not None)
+            self._cleared, self._ended = None, now
 
     def _run(self, closure: Callable[[], Any]) -> Any:
         with torch.enable_grad():
@@ -278,6 +301,77 @@ class GuardedOptimizer(Optimizer):
     def _raise_if_halted(self) -> None:
         # A compiled step breaks its graph here: only the host can raise.
         self._watch.after_step(self._state, self._flat_names, self.config)
+
+    # --- explaining ----------------------------------------------------------------------------
+
+    def explain(
+        self,
+        closure: Callable[..., Any],
+        *args: Any,
+        model: torch.nn.Module | None = None,
+        rng_state: RngState | Tensor | None = None,
+        **kwargs: Any,
+    ) -> Report:
+        """Replay the step that was just skipped and say what went wrong: which operation, where, and why.
+
+        A skipped step changed nothing, so it can be run again: on the same batch, with the loss scale it
+        had, and with torch's generators as they were when it began. Those are kept when gradients are
+        cleared and when a step ends (a few microseconds each; no pass over the gradients, no wait for a
+        device). Random numbers that are drawn between these and the forward pass (for the next batch) have
+        to be drawn in the closure too, or ``rng_state`` given. A step that was compiled keeps none. Leaves no
+        trace: see :func:`stablenum_torch.replay`.
+
+        Args:
+            closure: ``closure(*args, **kwargs)`` runs the forward pass on the batch that failed and returns
+                the unscaled loss, or runs the backward pass itself. It need not step the optimizer.
+            *args: for ``closure``.
+            model: names modules; else the model that the closure names does.
+            rng_state: of the generators at the beginning of the step, where it is known better.
+            **kwargs: for ``closure``.
+
+        Example:
+            >>> import torch
+            >>> w = torch.nn.Parameter(torch.tensor([1.0, -1.0]))
+            >>> opt = wrap(torch.optim.SGD([w], lr=0.1))
+            >>> loss = w.log().sum()
+            >>> opt.backward(loss)
+            >>> opt.step()
+            >>> report = opt.explain(lambda: w.log().sum())
+            >>> report.findings[0].operation, report.verdict.cause.value
+            ('log', 'domain')
+        """
+        from stablenum_torch.tracing.replaying import replay
+
+        scaled = self.config.loss_scale is not None
+        scale = float(self.last["loss_scale"]) if scaled and int(self._state.step) else None
+        known_bad = not self.last["applied"] if int(self._state.step) else False
+        beginnings = (rng_state,) if rng_state is not None else self._began or (None,)
+        for beginning in beginnings:
+            report = replay(
+                closure,
+                *args,
+                model=model,
+                optimizer=self,
+                loss_scale=scale,
+                rng_state=beginning,
+                known_bad=known_bad,
+                **kwargs,
+            )
+            if report.evidence.bad and report.evidence.reproduced is not False:
+                break
+        return self._with_what_the_guard_saw(report)
+
+    def _with_what_the_guard_saw(self, report: Report) -> Report:
+        """A replay that finds nothing may not have been given all of the step."""
+        if report.evidence.bad or not int(self._state.step):
+            return report
+        notes = list(report.notes)
+        if any(p.grad is not None and not torch.isfinite(p.grad).all() for p in self._parameters()):
+            notes.append(_OTHER_BACKWARD_PASSES)
+        elsewhere = several_ranks() and not self.last["applied"]
+        return Report.of(
+            replace(report.evidence, other_rank=elsewhere), notes=tuple(notes), seconds=report.seconds
+        )
 
     # --- reading -------------------------------------------------------------------------------
 
@@ -401,3 +495,8 @@ class GuardedOptimizer(Optimizer):
             copy_into(self._state, guard)
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
+
+
+def _generators() -> RngState | None:
+    """The states of torch's generators; a compiled step is not broken up for them."""
+    return None if torch.compiler.is_compiling() else read_generators(torch_only=True)

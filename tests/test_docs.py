@@ -17,6 +17,7 @@ import stablenum.losses
 import stablenum.numerics
 from stablenum import GuardConfig
 from stablenum.clipping import CLIP_RULES
+from stablenum.diagnosis import Cause
 from stablenum.loss_scale import LOSS_SCALES
 from stablenum.spikes import MeanStdSpikeGuard, SpikeGuard
 
@@ -39,7 +40,10 @@ BLOCKS = {
 def test_the_pages_have_examples():
     with_examples = {name.partition(":")[0] for name in BLOCKS}
     rules = {str(page.relative_to(DOCS)) for page in RULES}
-    assert with_examples == {"how-it-works.md", "nan-and-cure.md", "quickstart.md"} | rules
+    assert (
+        with_examples
+        == {"audit.md", "diagnosis.md", "how-it-works.md", "nan-and-cure.md", "quickstart.md"} | rules
+    )
 
 
 @pytest.mark.parametrize("rule", [*CLIP_RULES, *LOSS_SCALES, SpikeGuard, MeanStdSpikeGuard])
@@ -145,6 +149,62 @@ def test_what_a_bad_value_does_is_told_by_comparing_decisions(made_with):
     verdict, afterwards = told["1e30"]
     assert verdict == "applied, `CLIPPED`"
     assert afterwards.startswith("the same decisions (factors within 0.")
+
+
+# What each program of the gallery is there to show.
+GALLERY = {
+    "log_of_softmax": Cause.DOMAIN,
+    "where_trap": Cause.WHERE_TRAP,
+    "norm_at_zero": Cause.BOUNDARY_DERIVATIVE,
+    "masked_row": Cause.MASK,
+    "autocast_overflow": Cause.LOW_PRECISION_OVERFLOW,
+    "loss_scale": Cause.LOSS_SCALE,
+    "custom_backward": Cause.DOMAIN,
+    "labels": Cause.LABELS,
+    "batch_nan": Cause.BATCH,
+    "poisoned_adam": Cause.OPTIMIZER_STATE,
+    "causal_mask": Cause.NOTHING_WRONG,
+    "jax_log_of_softmax": Cause.DOMAIN,
+    "jax_where_trap": Cause.WHERE_TRAP,
+    "jax_scan": Cause.OVERFLOW,
+    "jax_float16": Cause.LOW_PRECISION_OVERFLOW,
+    "jax_data": Cause.BATCH,
+    "jax_bound": Cause.NOTHING_WRONG,
+}
+
+
+def test_every_program_of_the_gallery_is_on_its_page(made_with):
+    gallery = made_with("gallery")
+    listed = [name for names in gallery.FRAMEWORKS.values() for name in names]
+    assert listed == list(GALLERY)
+    files = {path.name for path in gallery.FAILURES.glob("*.py")}
+    assert files == {f"{name}.py" for name in listed} | {gallery.EXPLAINED[0]}
+    page = (DOCS / "gallery.md").read_text(encoding="utf-8")
+    assert all(
+        f"{{include}} _build/generated/gallery-{framework}.md" in page for framework in gallery.FRAMEWORKS
+    )
+    page = (DOCS / "diagnosis.md").read_text(encoding="utf-8")
+    script, *arguments = gallery.EXPLAINED
+    assert f"$ stablenum explain {script} -- {' '.join(arguments)}\n" in page
+    assert "{include} _build/generated/explain.md" in page
+
+
+@pytest.mark.parametrize("name", GALLERY)
+def test_a_program_of_the_gallery_shows_what_it_is_there_for(made_with, name):
+    shown = made_with("gallery").shown(name)
+    assert shown.output == str(shown.report)
+    assert shown.report.verdict.cause is GALLERY[name]
+    assert shown.report.ok == (GALLERY[name] is Cause.NOTHING_WRONG)
+    if not shown.report.ok:
+        line = int(re.match(rf"{name}\.py:(\d+): ", shown.output)[1])
+        source = shown.source.splitlines()[line - shown.first_line].strip()
+        assert shown.output.splitlines()[1] == f"    {source}"
+
+
+@pytest.mark.slow
+def test_the_command_on_the_page_finds_the_pair_of_equals(made_with):
+    text = " ".join(made_with("gallery").explained().split())
+    assert "recorded in run 2 train.py:20: the derivative of sqrt gives NaN (backward)" in text
 
 
 def cures_and_cases():

@@ -22,11 +22,12 @@ from stablenum.compare.report import list_table, print_report, to_json
 from stablenum.compare.runner import Result, run_scenario, steps_of
 from stablenum.compare.scenario_file import read_scenario_file, with_guard
 from stablenum.compare.spec import Scenario
+from stablenum.explain.command import explain
 
 __all__ = ["app"]
 
 app = typer.Typer(
-    help="Numerical stability for training neural networks: the research tool of stablenum.",
+    help="Numerical stability for training neural networks.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -47,7 +48,7 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Numerical stability for training neural networks: the research tool of stablenum."""
+    """Numerical stability for training neural networks."""
 
 
 @app.command()
@@ -112,6 +113,9 @@ def compare(
         console.print(f"wrote {plot}", style="dim", markup=False, highlight=False)
     if not all(result.ok for result in results):
         raise typer.Exit(1)
+
+
+app.command()(explain)
 
 
 class _Choice(NamedTuple):

@@ -1,0 +1,16 @@
+"""The distance of a point to itself: a fine value without a slope."""
+
+import torch
+
+import stablenum_torch
+
+
+def contrastive(anchor, positive):
+    distance = (anchor - positive).pow(2).sum(-1).sqrt()
+    return distance.mean()
+
+
+anchor = torch.ones(4, 3, requires_grad=True)
+positive = torch.ones(4, 3)
+report = stablenum_torch.replay(contrastive, anchor, positive)
+print(report)

@@ -1,0 +1,94 @@
+"""The page "A gallery of failures": each program of ``docs/failures`` is run, and what it prints is shown."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import runpy
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any, NamedTuple
+
+__all__ = ["EXPLAINED", "FAILURES", "FRAMEWORKS", "Shown", "shown", "write_gallery"]
+
+FAILURES = Path(__file__).parent / "failures"
+
+EXPLAINED = ("train.py", "--lr", "0.1", "--epochs", "3")
+
+# In the order of the page.
+FRAMEWORKS = {
+    "torch": (
+        "log_of_softmax",
+        "where_trap",
+        "norm_at_zero",
+        "masked_row",
+        "autocast_overflow",
+        "loss_scale",
+        "custom_backward",
+        "labels",
+        "batch_nan",
+        "poisoned_adam",
+        "causal_mask",
+    ),
+    "jax": ("jax_log_of_softmax", "jax_where_trap", "jax_scan", "jax_float16", "jax_data", "jax_bound"),
+}
+
+
+class Shown(NamedTuple):
+    """A program and what it prints.
+
+    Attributes:
+        title: the first line of its docstring.
+        source: the rest of it.
+        first_line: of the source in the file, as the output counts.
+        output: what it prints.
+        report: what it leaves as ``report``.
+    """
+
+    title: str
+    source: str
+    first_line: int
+    output: str
+    report: Any
+
+
+def shown(name: str) -> Shown:
+    """Run a program in its own folder, so that it is named as a user would."""
+    file = f"{name}.py"
+    text = (FAILURES / file).read_text(encoding="utf-8")
+    title, source = re.fullmatch(r'"""(.*?)"""\n+(.*)', text, re.DOTALL).groups()
+    out = io.StringIO()
+    with contextlib.chdir(FAILURES), contextlib.redirect_stdout(out):
+        left = runpy.run_path(file, run_name="__main__")
+    first_line = text[: text.index(source)].count("\n") + 1
+    return Shown(title, source.rstrip(), first_line, out.getvalue().rstrip(), left["report"])
+
+
+def explained() -> str:
+    """What the command prints of the script on the page "Diagnosis": its output, the messages, the report."""
+    script, *arguments = EXPLAINED
+    command = [sys.executable, "-m", "stablenum", "explain", script, "--", *arguments]
+    # The package may be importable from the folder alone that the pages are built in.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(FAILURES.parents[1]), *sys.path])}
+    done = subprocess.run(command, cwd=FAILURES, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode != 1:
+        raise RuntimeError(f"{' '.join(command)} found nothing: {done.stdout}{done.stderr}")
+    said = [textwrap.fill(line, 88, subsequent_indent="  ") for line in done.stderr.splitlines()]
+    return "\n".join([*said, "", done.stdout.strip()])
+
+
+def write_gallery(directory: Path) -> None:
+    """``gallery-torch.md``, ``gallery-jax.md`` and ``explain.md``, which the pages include."""
+    (directory / "explain.md").write_text(f"```text\n{explained()}\n```\n", encoding="utf-8")
+    for framework, names in FRAMEWORKS.items():
+        parts = [_section(shown(name)) for name in names]
+        (directory / f"gallery-{framework}.md").write_text("\n".join(parts), encoding="utf-8")
+
+
+def _section(s: Shown) -> str:
+    code = f"```{{code-block}} python\n:linenos:\n:lineno-start: {s.first_line}\n\n{s.source}\n```"
+    return f"### {s.title.rstrip('.')}\n\n{code}\n\n```text\n{s.output}\n```\n"

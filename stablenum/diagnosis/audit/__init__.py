@@ -1,0 +1,25 @@
+"""The audit of an optimizer's state: what is measured of each parameter, and which of it is a risk."""
+
+from __future__ import annotations
+
+from stablenum.diagnosis.audit.laws import Law, Moments, Role, update_of
+from stablenum.diagnosis.audit.risks import Risk, Severity, eps_is_lost, risks_of
+from stablenum.diagnosis.audit.rows import Audit, Row
+from stablenum.diagnosis.audit.telemetry import Measured, join_blocks, measure_block, poisoned
+
+__all__ = [
+    "Audit",
+    "Law",
+    "Measured",
+    "Moments",
+    "Risk",
+    "Role",
+    "Row",
+    "Severity",
+    "eps_is_lost",
+    "join_blocks",
+    "measure_block",
+    "poisoned",
+    "risks_of",
+    "update_of",
+]

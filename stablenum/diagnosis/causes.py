@@ -1,0 +1,126 @@
+"""Why a step went wrong: one table, cause -> what it means and what to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = ["CAUSES", "Cause", "Explanation"]
+
+
+class Cause(StrEnum):
+    """The causes that a replay, an audit or the guard's record can tell apart.
+
+    Example:
+        >>> Cause.DOMAIN.value
+        'domain'
+    """
+
+    NOTHING_WRONG = "nothing_wrong"
+    BATCH = "batch"
+    LABELS = "labels"
+    PARAMETERS = "parameters"
+    TRANSIENT = "transient"
+    OTHER_RANK = "other_rank"
+    LOW_PRECISION_OVERFLOW = "low_precision_overflow"
+    DOMAIN = "domain"
+    MASK = "mask"
+    WHERE_TRAP = "where_trap"
+    BOUNDARY_DERIVATIVE = "boundary_derivative"
+    LOSS_SCALE = "loss_scale"
+    OVERFLOW = "overflow"
+    UNDERFLOW = "underflow"
+    NORM_OVERFLOW = "norm_overflow"
+    OPTIMIZER_STATE = "optimizer_state"
+    STALE_SECOND_MOMENT = "stale_second_moment"
+    STALL = "stall"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What a cause means, and what to do about it."""
+
+    what: str
+    remedy: str
+
+
+CAUSES: dict[Cause, Explanation] = {
+    Cause.NOTHING_WRONG: Explanation(
+        "loss, gradients and parameters are finite; infinities inside were masked as they should be",
+        "nothing to do",
+    ),
+    Cause.BATCH: Explanation(
+        "what goes into the step is not finite: the batch, or a number in the code",
+        "drop the batch, log which it was, and check the pipeline that made it",
+    ),
+    Cause.LABELS: Explanation(
+        "a label or an index lies outside its range, or no item of the batch has a valid label",
+        "check labels against the number of classes and indices against the size of the table; divide a "
+        "masked mean by max(count, 1)",
+    ),
+    Cause.PARAMETERS: Explanation(
+        "parameters or buffers were not finite before the forward pass: an earlier update went wrong",
+        "go back to a checkpoint from before it; audit the optimizer's state; guard the optimizer, so that "
+        "such an update is never applied",
+    ),
+    Cause.TRANSIENT: Explanation(
+        "the same step, run again from the same state and seed, is finite: a hardware fault, a race, or "
+        "randomness outside the restored generators",
+        "redo the step; if it returns on the same device, take that device out",
+    ),
+    Cause.OTHER_RANK: Explanation(
+        "another rank reported it before gradients were reduced: its batch, or silent corruption there",
+        "replay the step on the rank that reported it",
+    ),
+    Cause.LOW_PRECISION_OVERFLOW: Explanation(
+        "the result is beyond the format it is computed in, and finite in float32",
+        "compute this operation in float32, use bfloat16, or cap what goes in",
+    ),
+    Cause.DOMAIN: Explanation(
+        "the function was called at or beyond the edge of where it is defined", "use its safe form"
+    ),
+    Cause.MASK: Explanation(
+        "everything in a row was masked, or what was masked is used",
+        "give masked rows an answer (zero), and leave them out of the loss",
+    ),
+    Cause.WHERE_TRAP: Explanation(
+        "the value is selected away by a mask or `where`, its derivative is not: 0 x inf is NaN",
+        "select before the function as well as after it: give it a harmless argument where it is not used",
+    ),
+    Cause.BOUNDARY_DERIVATIVE: Explanation(
+        "the value is finite, its derivative there is not", "use the safe form, whose derivative is finite"
+    ),
+    Cause.LOSS_SCALE: Explanation(
+        "the scaled gradients overflow and the unscaled ones are finite: the loss scale is too high",
+        "nothing to do: dynamic scaling backs off (about once in 2,000 steps); lower a fixed scale",
+    ),
+    Cause.OVERFLOW: Explanation(
+        "the result is beyond the largest number of its format",
+        "bound what goes in: a lower learning rate, clipping, normalisation, a soft cap, or a form that does "
+        "not leave the range (logsumexp for log(sum(exp)))",
+    ),
+    Cause.UNDERFLOW: Explanation(
+        "values that matter are flushed to zero", "raise the loss scale, or compute this part in float32"
+    ),
+    Cause.NORM_OVERFLOW: Explanation(
+        "the gradients are finite, the plain sum of their squares is not",
+        "take the norm by a scaled sum, as stablenum's guard does",
+    ),
+    Cause.OPTIMIZER_STATE: Explanation(
+        "the gradients are finite and the update is not: the optimizer's state is poisoned, overflowed, or "
+        "its eps is lost in its format",
+        "keep the state in float32; repair the poisoned entries (`audit(...)` names them)",
+    ),
+    Cause.STALE_SECOND_MOMENT: Explanation(
+        "gradients are far larger than the second moment remembers", "lower beta2, or clip the update's RMS"
+    ),
+    Cause.STALL: Explanation(
+        "updates are below half an ulp of the weights: nothing moves",
+        "keep master weights in float32, or use compensated or stochastically rounded updates",
+    ),
+    Cause.UNKNOWN: Explanation(
+        "the first bad operation is named, its cause is none of the known ones",
+        "look at the operation's inputs",
+    ),
+}

@@ -1,0 +1,143 @@
+"""What the diagnosis knows of operations, by the names users call them.
+
+Adapters translate their primitives to these names: ``aten._softmax`` and the subtraction inside
+``jax.nn.softmax`` are both "softmax".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["ADVICE", "ANSWERING", "BOUNDARIES", "MASKED", "MOVING", "REMEDIES", "SELECTING", "Remedy"]
+
+# Choose between values element by element: what is not chosen gets gradient 0.
+SELECTING = frozenset({"where", "masked_fill", "clamp", "maximum", "minimum", "relu"})
+
+# Carry or place values without computing: an infinity that is first seen here was put there.
+MOVING = SELECTING | {
+    "broadcast", "cat", "clone", "constant", "copy", "full", "gather", "index", "index_put", "pad",
+    "reshape", "scatter", "slice", "stack", "transpose",
+}  # fmt: skip
+
+# Over a row: all of it masked leaves nothing to sum.
+MASKED = frozenset({"softmax", "log_softmax", "logsumexp", "cross_entropy", "attention", "logcumsumexp"})
+
+# Answer with an infinity of their own: a row that is masked whole, a singular matrix, a probability of 0.
+ANSWERING = frozenset({"kl_div", "lgamma", "logdet", "logsumexp", "slogdet", "xlogy"})
+
+# Where the value or the derivative of a function ends.
+BOUNDARIES = {
+    "acos": "an argument of 1 or -1 (infinite slope) or beyond (no value)",
+    "arctanh": "an argument of 1 or -1 or beyond",
+    "asin": "an argument of 1 or -1 (infinite slope) or beyond (no value)",
+    "atan2": "both arguments 0",
+    "batch_norm": "a variance below 0",
+    "binary_cross_entropy": "a probability or a target outside 0 to 1",
+    "cholesky": "a matrix that is not positive definite",
+    "cosine_similarity": "a vector of zeros",
+    "cross_entropy": "no valid target, or a class of probability 0",
+    "ctc_loss": "a target that does not fit into its input",
+    "det": "a singular matrix",
+    "div": "a divisor of 0",
+    "eigh": "equal eigenvalues, where eigenvectors have no slope",
+    "erfinv": "an argument of 1 or -1 (inf) or beyond (no value)",
+    "group_norm": "a group of equal numbers, with eps 0",
+    "inv": "a singular matrix",
+    "kl_div": "a probability of 0",
+    "layer_norm": "a row of equal numbers, with eps 0",
+    "lgamma": "an argument of 0 or a negative integer",
+    "log": "an argument of 0 (-inf) or below (NaN)",
+    "log10": "an argument of 0 (-inf) or below (NaN)",
+    "log1p": "an argument of -1 (-inf) or below (NaN)",
+    "log2": "an argument of 0 (-inf) or below (NaN)",
+    "logaddexp": "both arguments -inf",
+    "logdet": "a singular matrix",
+    "logit": "an argument of 0 or 1 (infinite) or beyond (no value)",
+    "mean": "nothing to take the mean of",
+    "norm": "a vector of zeros, where the norm has no slope",
+    "pow": "a base of 0 with a negative exponent or one below 1, or a negative base",
+    "reciprocal": "an argument of 0",
+    "rms_norm": "a row of zeros, with eps 0",
+    "rsqrt": "an argument of 0 or below",
+    "slogdet": "a singular matrix",
+    "solve": "a singular matrix",
+    "sqrt": "an argument of 0 (infinite slope) or below (NaN)",
+    "std": "fewer than two elements, or all equal (infinite slope)",
+    "svd": "equal singular values, where singular vectors have no slope",
+    "var": "fewer than two elements",
+    "xlogy": "y of 0 while x is not",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """A safe function and a line that calls it; ``{ns}`` is the adapter, ``{axis}`` its word for an axis."""
+
+    name: str
+    code: str
+
+
+_SOFTMAX = Remedy("numerics.softmax", "{ns}.numerics.softmax(x, {axis}=-1, mask=mask)")
+
+REMEDIES = {
+    "acos": Remedy("numerics.arccos", "{ns}.numerics.arccos(x)"),
+    "arctanh": Remedy("numerics.arctanh", "{ns}.numerics.arctanh(x)"),
+    "atan2": Remedy("numerics.arctan2", "{ns}.numerics.arctan2(y, x)"),
+    "attention": _SOFTMAX,
+    "binary_cross_entropy": Remedy(
+        "losses.binary_cross_entropy", "{ns}.losses.binary_cross_entropy(logits, y)  # no sigmoid before"
+    ),
+    "cosine_similarity": Remedy("losses.cosine_similarity", "{ns}.losses.cosine_similarity(x, y, {axis}=-1)"),
+    "cross_entropy": Remedy("losses.cross_entropy", "{ns}.losses.cross_entropy(logits, targets)"),
+    "div": Remedy("numerics.divide", "{ns}.numerics.divide(x, y, fill=0.0)"),
+    "gaussian_nll": Remedy("losses.gaussian_nll", "{ns}.losses.gaussian_nll(mean, y, var)"),
+    "kl_div": Remedy("losses.kl_divergence", "{ns}.losses.kl_divergence(p, q)"),
+    "layer_norm": Remedy("numerics.layer_norm", "{ns}.numerics.layer_norm(x, weight=weight, bias=bias)"),
+    "log": Remedy("numerics.log", "{ns}.numerics.log(x)  # of a probability: log_softmax(logits) instead"),
+    "log_softmax": Remedy("numerics.log_softmax", "{ns}.numerics.log_softmax(x, {axis}=-1, mask=mask)"),
+    "logaddexp": Remedy("numerics.logaddexp", "{ns}.numerics.logaddexp(a, b)"),
+    "logcumsumexp": Remedy("numerics.cumulative_logsumexp", "{ns}.numerics.cumulative_logsumexp(x)"),
+    "logsumexp": Remedy("numerics.logsumexp", "{ns}.numerics.logsumexp(x, {axis}=-1, mask=mask)"),
+    "norm": Remedy("numerics.norm", "{ns}.numerics.norm(x, {axis}=-1)"),
+    "normalize": Remedy("numerics.normalize", "{ns}.numerics.normalize(x, {axis}=-1)"),
+    "poisson_nll": Remedy("losses.poisson_nll", "{ns}.losses.poisson_nll(log_rate, y)"),
+    "pow": Remedy("numerics.power", "{ns}.numerics.power(x, exponent)"),
+    "reciprocal": Remedy("numerics.reciprocal", "{ns}.numerics.reciprocal(x, fill=0.0)"),
+    "rms_norm": Remedy("numerics.rms_norm", "{ns}.numerics.rms_norm(x, weight=weight)"),
+    "rsqrt": Remedy("numerics.rsqrt", "{ns}.numerics.rsqrt(x, fill=0.0)"),
+    "sigmoid_focal_loss": Remedy("losses.binary_focal", "{ns}.losses.binary_focal(logits, y)"),
+    "softmax": _SOFTMAX,
+    "sqrt": Remedy("numerics.sqrt", "{ns}.numerics.sqrt(x)"),
+    "std": Remedy("numerics.std", "{ns}.numerics.std(x, {axis}=-1)"),
+    "var": Remedy("numerics.variance", "{ns}.numerics.variance(x, {axis}=-1)"),
+    "xlogy": Remedy("numerics.xlogy", "{ns}.numerics.xlogy(x, y)"),
+}
+
+_REGULAR = "add a small multiple of the identity to the matrix"
+_DISTINCT = (
+    "differentiate through the values alone, or keep them apart: add a small diagonal of distinct numbers"
+)
+_INSIDE = "clamp the argument a little inside the edge before it"
+
+# What to do where there is no safe function.
+ADVICE = {
+    "asin": _INSIDE,
+    "batch_norm": "find what wrote the running variance: it cannot be below 0",
+    "cholesky": _REGULAR,
+    "ctc_loss": "leave out targets that are longer than their input (torch: zero_infinity=True)",
+    "det": _REGULAR,
+    "eigh": _DISTINCT,
+    "erfinv": _INSIDE,
+    "group_norm": "give it an eps that its format can hold (1e-5)",
+    "inv": _REGULAR,
+    "lgamma": _INSIDE,
+    "log10": _INSIDE,
+    "log1p": _INSIDE,
+    "log2": _INSIDE,
+    "logdet": _REGULAR,
+    "logit": _INSIDE,
+    "mean": "divide the sum by max(count, 1)",
+    "slogdet": _REGULAR,
+    "solve": _REGULAR,
+    "svd": _DISTINCT,
+}

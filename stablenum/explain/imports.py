@@ -1,0 +1,58 @@
+"""Calls back when the script has imported a package: watching loads no framework that the script does not.
+
+A script may set environment variables that a framework reads when it is imported; so none is imported before.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+
+__all__ = ["AfterImport"]
+
+
+class AfterImport(importlib.abc.MetaPathFinder):
+    """Finds the named packages as they would be found, and calls back after each is loaded, once."""
+
+    def __init__(self, callbacks: Mapping[str, Callable[[], None]]) -> None:
+        self._callbacks = dict(callbacks)
+
+    def install(self) -> None:
+        """Before all other finders; packages that are loaded already are called for at once."""
+        sys.meta_path.insert(0, self)
+        for name in [name for name in self._callbacks if name in sys.modules]:
+            self._callbacks.pop(name)()
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """The spec that the other finders give, with a loader that calls back."""
+        callback = self._callbacks.pop(fullname, None)
+        if callback is None:
+            return None
+        spec = importlib.util.find_spec(fullname)
+        if spec is None or spec.loader is None:
+            self._callbacks[fullname] = callback
+            return spec
+        spec.loader = _Loader(spec.loader, callback)
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    def __init__(self, inner: importlib.abc.Loader, then: Callable[[], None]) -> None:
+        self._inner, self._then = inner, then
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self._inner.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        # The package sees its own loader (resources, reloads), not this one.
+        module.__loader__ = self._inner
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._inner
+        self._inner.exec_module(module)
+        self._then()

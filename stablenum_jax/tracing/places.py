@@ -1,0 +1,145 @@
+"""Where an equation was written: the user's line, and the library functions it was called through."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sysconfig
+from dataclasses import dataclass
+from functools import lru_cache
+from types import CodeType
+from typing import Any
+
+from stablenum.diagnosis import Place
+
+__all__ = ["NOWHERE", "Source", "is_user_code", "place_in", "source_of"]
+
+_LIBRARIES = (
+    "jax", "jaxlib", "flax", "equinox", "optax", "numpy", "chex", "jaxtyping", "stablenum", "stablenum_jax",
+    "stablenum_torch", "torch", "haiku", "einops", "distrax", "orbax", "_pytest", "pluggy",
+)  # fmt: skip
+_SITES = tuple(
+    {os.path.realpath(sysconfig.get_paths()[k]) + os.sep for k in ("purelib", "platlib")}
+    | {sysconfig.get_paths()[k] + os.sep for k in ("purelib", "platlib")}
+)
+_STDLIB = tuple({sysconfig.get_paths()[k] + os.sep for k in ("stdlib", "platstdlib")})
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_OWN = tuple(
+    os.path.join(os.path.dirname(_HERE), n) + os.sep for n in _LIBRARIES if n.startswith("stablenum")
+)
+_START = os.path.join(_HERE, "tracing") + os.sep
+# Frames below these belong to a derivative's rule, not to the call that is differentiated.
+_DIFFERENTIATION = ("/interpreters/ad.py", "/interpreters/batching.py", "/interpreters/backward_pass.py")
+# Machinery between a call and what it calls.
+_PLUMBING = (
+    "/jax/_src/interpreters/", "/jax/_src/pjit.py", "/jax/_src/core.py", "/jax/_src/api",
+    "/jax/_src/linear_util",
+    "/jax/_src/custom_derivatives.py", "/jax/_src/traceback_util.py", "/jax/_src/source_info_util.py",
+    "/jax/_src/profiler.py", "/jax/_src/util.py", "/jax/_src/tree_util.py", "/jax/_src/ad_checkpoint.py",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a traceback says.
+
+    Attributes:
+        place: the innermost frame of the user's code.
+        frames: his call stack, outermost first.
+        call: the bytecode instruction that made the call: two operations of one line differ.
+        functions: the library functions below it, outermost first.
+        inner: their instructions: the equations of a derivative share those of the call.
+    """
+
+    place: Place | None = None
+    frames: tuple[Place, ...] = ()
+    call: Any = None
+    functions: tuple[str, ...] = ()
+    inner: tuple[Any, ...] = ()
+
+
+NOWHERE = Source()
+
+
+def source_of(traceback: Any) -> Source:
+    """Read a traceback of jaxlib."""
+    if traceback is None:
+        return NOWHERE
+    codes, offsets = _raw(traceback)
+    frames: list[Place] = []
+    call: Any = None
+    below: list[tuple[CodeType, int]] = []
+    for code, offset in zip(codes, offsets, strict=True):  # innermost first
+        if code.co_filename.startswith(_START):
+            break
+        if is_user_code(code.co_filename):
+            if not frames:
+                call = (id(code), offset)
+            frames.append(place_in(code, _line(traceback, code, offset)))
+        elif not frames:
+            below.append((code, offset))
+    below.reverse()
+    inner = tuple(_calls(below))
+    return Source(
+        place=frames[0] if frames else None,
+        frames=tuple(reversed(frames)),
+        call=call,
+        functions=tuple(_name(code) for code, _ in inner),
+        inner=tuple((id(code), offset) for code, offset in inner),
+    )
+
+
+def _calls(below: list[tuple[CodeType, int]]) -> list[tuple[CodeType, int]]:
+    """The library's frames up to where differentiation took over, without machinery."""
+    calls = []
+    for code, offset in below:
+        name = code.co_filename
+        if name.endswith(_DIFFERENTIATION):
+            break
+        if not any(p in name for p in _PLUMBING):
+            calls.append((code, offset))
+    return calls
+
+
+def _raw(traceback: Any) -> tuple[list[CodeType], list[int]]:
+    try:
+        codes, offsets = traceback.raw_frames()
+    except AttributeError:
+        return [], []
+    return list(codes), list(offsets)
+
+
+def _line(traceback: Any, code: CodeType, offset: int) -> int:
+    try:
+        return int(type(traceback).code_addr2line(code, offset))
+    except AttributeError:
+        return code.co_firstlineno
+
+
+@lru_cache(maxsize=4096)
+def is_user_code(file: str) -> bool:
+    """Whether a file is the user's: not of the standard library, nor of a numerical or a test library."""
+    if file.startswith("<"):
+        return not file.startswith(("<frozen", "<attrs"))  # a console, a notebook, a doctest
+    if file.startswith(_OWN):
+        return False
+    for site in _SITES:
+        if file.startswith(site):
+            top = file[len(site) :].split(os.sep, 1)[0]
+            return top.removesuffix(".py") not in _LIBRARIES
+    return not file.startswith(_STDLIB)
+
+
+def place_in(code: CodeType, line: int) -> Place:
+    """A line of a function."""
+    # Not cached by the code object: those of two files that read alike are equal.
+    return _place(code.co_filename, _name(code), line)
+
+
+@lru_cache(maxsize=4096)
+def _place(file: str, name: str, line: int) -> Place:
+    return Place(file, line, name.rsplit(".", 1)[-1], linecache.getline(file, line).strip())
+
+
+def _name(code: CodeType) -> str:
+    return str(getattr(code, "co_qualname", code.co_name))

@@ -1,0 +1,98 @@
+"""What the replay needs of JAX beyond its public interface, each with a way around its absence."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from jax.extend import core
+
+__all__ = [
+    "bind",
+    "context_of",
+    "own_lines_in_backward",
+    "quiet",
+    "scan_counts",
+    "sub_jaxpr",
+    "under_transformation",
+]
+
+
+def bind(eqn: Any, inputs: list[Any], params: dict[str, Any] | None = None) -> list[Any]:
+    """Evaluate one equation; always a list of outputs."""
+    params = eqn.params if params is None else params
+    prepared = eqn.primitive.get_bind_params(params) if hasattr(eqn.primitive, "get_bind_params") else params
+    functions: list[Any] = []
+    if isinstance(prepared, tuple):  # older: (functions, params)
+        functions, prepared = prepared
+    out = eqn.primitive.bind(*functions, *inputs, **prepared)
+    return list(out) if eqn.primitive.multiple_results else [out]
+
+
+def context_of(eqn: Any) -> contextlib.AbstractContextManager[Any]:
+    """The settings under which the equation was made (where to compute, which generator)."""
+    context = getattr(eqn, "ctx", None)
+    return getattr(context, "manager", None) or contextlib.nullcontext()
+
+
+def scan_counts(params: dict[str, Any], inputs: int) -> tuple[int, int]:
+    """How many constants and how many carried values a scan takes."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].update(list(range(inputs))).unpack()  # from JAX 0.12 on
+    return len(list(consts)), len(list(carry))
+
+
+def sub_jaxpr(value: Any) -> tuple[Any, list[Any]]:
+    """Jaxpr and constants of an open or closed jaxpr."""
+    if isinstance(value, core.ClosedJaxpr):
+        return value.jaxpr, list(value.consts)
+    return value, list(getattr(value, "consts", ()) or ())
+
+
+def under_transformation() -> bool:
+    """Whether a trace (jit, grad, vmap) is going on."""
+    is_clean = getattr(jax.core, "trace_state_clean", None)
+    return bool(is_clean is not None and not is_clean())
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """JAX's own NaN checks off: the replay wants to see what comes after, too."""
+    with jax.debug_nans(False), jax.debug_infs(False), jax.disable_jit(False):
+        yield
+
+
+@contextlib.contextmanager
+def own_lines_in_backward() -> Iterator[None]:
+    """While tracing: equations of a ``custom_vjp``'s backward keep the line that the user wrote there.
+
+    JAX gives them the line of the forward call. Without the private names nothing changes.
+    """
+    try:
+        from jax._src import source_info_util as info
+        from jax._src.interpreters import ad
+
+        primitive = ad.custom_lin_p
+        rules = next(r for r in (ad.primitive_transposes, ad.fancy_transposes) if primitive in r)
+        rule, local, new = rules[primitive], info._source_info_context, info.new_source_info
+        new().replace(name_stack=local.context.name_stack)
+    except (ImportError, AttributeError, StopIteration):
+        yield
+        return
+
+    def keeping_lines(*args: Any, **params: Any) -> Any:
+        given = local.context
+        local.context = new().replace(name_stack=given.name_stack)
+        try:
+            return rule(*args, **params)
+        finally:
+            local.context = given
+
+    rules[primitive] = keeping_lines
+    try:
+        yield
+    finally:
+        rules[primitive] = rule

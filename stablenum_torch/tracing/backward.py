@@ -1,0 +1,76 @@
+"""Which forward operation a backward node differentiates.
+
+Autograd numbers its nodes. The number is drawn just before the operation runs, so the recorder that sees
+the operation knows the number of its node. Each thread draws its own; passes that run on threads of their
+own (CUDA) are told apart by the node's name.
+"""
+
+from __future__ import annotations
+
+import bisect
+import threading
+from typing import Any
+
+import torch
+
+__all__ = ["NodeMap"]
+
+_NO_NUMBER = 2**62
+
+
+class NodeMap:
+    """Node number -> index of the step that made the node."""
+
+    def __init__(self) -> None:
+        self._first = torch.autograd._get_sequence_nr()
+        self._numbers: dict[int, list[int]] = {}
+        self._steps: dict[int, dict[int, tuple[int, str]]] = {}
+        self._perhaps: dict[int, tuple[int, str]] = {}
+
+    def record(self, step: int, aten: str, *, sure: bool = True) -> None:
+        """The running operation makes a node (if it does not, the number is known already).
+
+        Not ``sure``: its arguments here have no gradient, but those of an outer level (torch.func) may have.
+        """
+        thread, number = threading.get_ident(), torch.autograd._get_sequence_nr() - 1
+        if not sure:
+            self._perhaps.setdefault(number, (step, _letters(aten)))
+            return
+        steps = self._steps.setdefault(thread, {})
+        if number not in steps:
+            steps[number] = (step, _letters(aten))
+            bisect.insort(self._numbers.setdefault(thread, []), number)
+
+    def step_of(self, node: Any) -> int | None:
+        """The step that made a node; None if that was before the replay, or for an accumulation."""
+        number = node._sequence_nr()
+        if number >= _NO_NUMBER:
+            return None
+        name = _letters(node.name())
+        outer = self._perhaps.get(number)
+        best = (True, outer[0]) if outer is not None and outer[1] in name else None
+        for thread, steps in self._steps.items():
+            exact = steps.get(number)
+            if exact is not None:
+                found = (exact[1] in name, exact[0])
+            elif number < self._first:
+                continue
+            else:
+                # What a write through a view adds to the graph (CopySlices) is numbered after the write;
+                # the nodes of torch.func's outer levels are numbered before that of the innermost one.
+                numbers = self._numbers[thread]
+                at = bisect.bisect_left(numbers, number)
+                after = steps[numbers[at]] if at < len(numbers) else None
+                if after is not None and after[1] in name:
+                    found = (True, after[0])
+                elif at > 0:
+                    found = (False, steps[numbers[at - 1]][0])
+                else:
+                    continue
+            best = found if best is None or found > best else best
+        return None if best is None else best[1]
+
+
+def _letters(name: str) -> str:
+    """``_softmax`` and ``SoftmaxBackward0`` alike."""
+    return "".join(c for c in name.lower() if c.isalpha())

@@ -1,0 +1,119 @@
+"""What an operation's schema says: which arguments it writes, which results are views."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+__all__ = ["Operation", "describe", "numbers_in", "tensors_in", "written_by"]
+
+# They fill what they write, whatever it held before.
+_OVERWRITES = frozenset({
+    "bernoulli_", "cauchy_", "copy_", "exponential_", "fill_", "geometric_", "log_normal_", "normal_",
+    "random_", "resize_", "set_", "uniform_", "zero_",
+})  # fmt: skip
+
+# They read shapes and dtypes alone.
+_SHAPES_ONLY = frozenset({
+    "empty_like", "full_like", "new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros",
+    "ones_like", "rand_like", "randint_like", "randn_like", "zeros_like",
+})  # fmt: skip
+
+# They write running statistics although their schema does not say so.
+_SILENT = frozenset({"cudnn_batch_norm", "miopen_batch_norm", "native_batch_norm"})
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """An aten operation.
+
+    Attributes:
+        name: without namespace and overload.
+        full: "aten.add.Tensor".
+        written: positions and names of the arguments that it writes.
+        overwrites: it does not read what it writes.
+        shapes_only: it reads no element of its arguments.
+        view: its results share memory with its first argument.
+        empty: its result is memory that nobody has written.
+        each: it does the same to each of a list of tensors.
+    """
+
+    name: str
+    full: str
+    written: tuple[tuple[int, str], ...] = ()
+    overwrites: bool = False
+    shapes_only: bool = False
+    view: bool = False
+    empty: bool = False
+    each: bool = False
+
+
+_known: dict[Any, Operation] = {}
+
+
+def describe(func: Callable[..., Any]) -> Operation:
+    """Read a schema, once."""
+    found = _known.get(func)
+    if found is None:
+        found = _known[func] = _read(func)
+    return found
+
+
+def _read(func: Any) -> Operation:
+    schema = getattr(func, "_schema", None)
+    if schema is None:  # a higher-order operator
+        return Operation(name=str(getattr(func, "__name__", func)), full=str(func))
+    name = schema.name.split("::")[-1]
+    arguments = list(enumerate(schema.arguments))
+    written = tuple((i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write)
+    if name in _SILENT:
+        written += tuple((i, a.name) for i, a in arguments if a.name in ("running_mean", "running_var"))
+    returns = [r.alias_info for r in schema.returns]
+    return Operation(
+        name=name,
+        full=str(func),
+        written=written,
+        overwrites=name in _OVERWRITES or schema.overload_name.endswith("out"),
+        shapes_only=name in _SHAPES_ONLY,
+        view=any(info is not None and not info.is_write for info in returns),
+        empty=name.startswith(("empty", "new_empty")),
+        each=name.startswith(("_foreach_", "_fused_")),
+    )
+
+
+def written_by(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors that a call writes."""
+    found: list[Tensor] = []
+    for position, name in operation.written:
+        found += tensors_in(args[position] if position < len(args) else kwargs.get(name))
+    return found
+
+
+def tensors_in(tree: Any) -> Iterator[Tensor]:
+    """The tensors in arguments or results, in order."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, list | tuple):
+        for item in tree:
+            yield from tensors_in(item)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            yield from tensors_in(item)
+
+
+def numbers_in(tree: Any) -> Iterator[float]:
+    """The plain numbers in arguments, in order."""
+    if isinstance(tree, int | float) and not isinstance(tree, bool):
+        try:
+            yield float(tree)
+        except OverflowError:  # a whole number beyond the range of float64
+            return
+    elif isinstance(tree, list | tuple):
+        for item in tree:
+            yield from numbers_in(item)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            yield from numbers_in(item)

@@ -1,0 +1,213 @@
+"""The walk from a bad result back to its first cause, on small programs written by hand."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stablenum.diagnosis import Trace, finding_of, first_causes
+from stablenum.diagnosis.walk import is_selected
+
+FINE, NAN, INF, NEGINF = (
+    (False, False, False),
+    (True, False, False),
+    (False, True, False),
+    (False, False, True),
+)
+
+
+def program(*lines: tuple[str, str, tuple[bool, bool, bool]], **outside: object) -> tuple[Trace, dict]:
+    """``("y", "log x", FLAGS)`` lines; ``outside`` gives roles and flags of what no line makes."""
+    trace, known = Trace(), {}
+    for name, (role, flags) in outside.items():
+        known[name] = trace.add_value(flags=flags, role=role, name=name)
+    for name, what, flags in lines:
+        operation, *inputs = what.split()
+        scalars = [float(i) for i in inputs if i in ("-inf", "inf", "0")]
+        read = [known[i] for i in inputs if i in known]
+        known[name] = trace.add_value(flags=flags)
+        trace.add_step(operation, inputs=read, outputs=[known[name]], scalars=scalars)
+    return trace, known
+
+
+def operations(trace: Trace, *bad: int) -> list[str]:
+    return [o.step.operation if o.step else o.value.name for o in first_causes(trace, bad)]
+
+
+def test_a_computed_infinity_is_the_cause_of_the_nan_it_becomes() -> None:
+    trace, v = program(
+        ("e", "exp x", INF), ("s", "sum e", INF), ("p", "div e s", NAN), ("loss", "mean p", NAN),
+        x=("input", FINE),
+    )  # fmt: skip
+    assert operations(trace, v["loss"]) == ["exp"]
+
+
+def test_a_placed_infinity_is_not() -> None:
+    trace, v = program(
+        ("m", "masked_fill x -inf", NEGINF), ("p", "softmax m", NAN), ("loss", "mean p", NAN),
+        x=("input", FINE),
+    )  # fmt: skip
+    (origin,) = first_causes(trace, [v["loss"]])
+    assert origin.step is not None
+    assert (origin.step.operation, origin.placed, origin.kind) == ("softmax", True, "nan")
+
+
+@pytest.mark.parametrize("role", ["constant", "input"])
+def test_nor_is_one_that_came_as_a_bias(role: str) -> None:
+    trace, v = program(
+        ("m", "add x bias", NEGINF), ("p", "softmax m", NAN), x=("input", FINE), bias=(role, NEGINF)
+    )
+    assert operations(trace, v["p"]) == ["softmax"]
+
+
+def test_an_infinity_under_a_mask_is_still_followed() -> None:
+    trace, v = program(
+        ("q", "matmul x", INF), ("m", "masked_fill q -inf", (False, True, True)), ("p", "softmax m", NAN),
+        x=("input", FINE),
+    )  # fmt: skip
+    assert operations(trace, v["p"]) == ["matmul"]
+
+
+def test_bad_data_is_named_as_what_it_is() -> None:
+    trace, v = program(
+        ("h", "matmul x w", NAN), ("loss", "mean h", NAN), x=("input", NAN), w=("parameter", FINE)
+    )
+    assert operations(trace, v["loss"]) == ["x"]
+    trace, v = program(("h", "sub x x", NAN), x=("input", INF))
+    assert operations(trace, v["h"]) == ["x"]
+
+
+def test_an_infinity_that_harms_nobody_is_not_looked_at() -> None:
+    trace, v = program(
+        ("m", "masked_fill x -inf", NEGINF), ("p", "softmax m", FINE), ("r", "sqrt p", FINE),
+        ("g", "mul r", NAN), x=("input", FINE),
+    )  # fmt: skip
+    assert operations(trace, v["g"]) == ["mul"]
+
+
+def test_two_causes_come_in_the_order_of_execution_and_once() -> None:
+    trace, v = program(
+        ("a", "log x", NEGINF), ("b", "div x", INF), ("c", "add a b", NAN), ("d", "mul c a", NAN),
+        x=("input", FINE),
+    )  # fmt: skip
+    assert operations(trace, v["d"], v["c"]) == ["log", "div"]
+
+
+def test_an_infinite_loss_by_a_masked_target_is_the_masks() -> None:
+    trace, v = program(
+        ("m", "masked_fill x -inf", NEGINF), ("n", "neg m", INF), ("loss", "gather n", INF),
+        x=("input", FINE),
+    )  # fmt: skip
+    (origin,) = first_causes(trace, [v["loss"]])
+    assert origin.placed
+    assert finding_of(trace, origin).operation == "masked_fill"
+
+
+def test_a_row_that_is_masked_whole_is_the_logsumexps() -> None:
+    trace, at = program(
+        ("s", "where x -inf", NEGINF), ("z", "logsumexp s", NEGINF), ("loss", "neg z", INF), x=("input", FINE)
+    )
+    (origin,) = first_causes(trace, [at["loss"]])
+    assert (origin.step.operation, origin.placed) == ("logsumexp", True)
+
+
+def test_a_function_that_answers_with_an_infinity_of_its_own_is_named() -> None:
+    trace, at = program(("z", "slogdet x -inf", NEGINF), ("loss", "neg z", INF), x=("input", FINE))
+    (origin,) = first_causes(trace, [at["loss"]])
+    assert (origin.step.operation, origin.placed) == ("slogdet", False)
+
+
+@pytest.mark.parametrize(("fill", "first"), [("0", ["log", "sqrt"]), ("-inf", ["sqrt"])])
+def test_an_infinity_beside_a_nan_is_followed_unless_it_was_placed(fill: str, first: list[str]) -> None:
+    trace, at = program(
+        ("a", "log x" if fill == "0" else "where x -inf", NEGINF),
+        ("b", "sqrt x", NAN),
+        ("both", "stack a b", (True, False, True)),
+        x=("input", FINE),
+    )
+    assert operations(trace, at["both"]) == first
+
+
+def test_a_logsumexp_that_hands_on_what_overflowed_is_not_named() -> None:
+    trace, at = program(
+        ("y", "mul x", INF), ("m", "neg y", NEGINF), ("z", "logsumexp m", NEGINF), x=("input", FINE)
+    )
+    assert operations(trace, at["z"]) == ["mul"]
+
+
+def test_what_is_selected_is_found_through_a_few_steps_forward_only() -> None:
+    trace, _ = program(
+        ("a", "sqrt x", FINE), ("b", "mul a", FINE), ("c", "where b", FINE), ("d", "sqrt c", FINE),
+        x=("input", FINE),
+    )  # fmt: skip
+    first, last = trace.steps[0], trace.steps[3]
+    assert is_selected(trace, first)
+    assert not is_selected(trace, first, within=1)
+    assert not is_selected(trace, last)
+    trace.steps[2].phase = "backward"
+    assert not is_selected(trace, first)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.sampled_from("fni")), max_size=25))
+def test_every_bad_value_has_an_origin_that_explains_it(lines: list[tuple[int, int, str]]) -> None:
+    """Whatever the program: the walk ends, and each origin read nothing as bad as what it made."""
+    trace = Trace()
+    trace.add_value(role="input", name="x")
+    for a, b, kind in lines:
+        inputs = {a % len(trace.values), b % len(trace.values)}
+        out = trace.add_value(flags={"f": FINE, "n": NAN, "i": INF}[kind])
+        trace.add_step("mul", inputs=sorted(inputs), outputs=[out])
+    bad = [v.id for v in trace.values if not v.finite]
+    origins = first_causes(trace, bad)
+    assert bool(origins) == bool(bad)
+    assert all(a.order <= b.order for a, b in itertools.pairwise(origins))
+    for origin in origins:
+        assert origin.step is not None
+        read = trace.inputs_of(origin.step)
+        assert all(v.finite for v in read) or (origin.kind == "nan" and not any(v.nan for v in read))
+
+
+def test_zero_times_a_plain_infinity_is_placed() -> None:
+    trace, v = program(("bias", "mul mask -inf", NAN), ("loss", "sum bias", NAN), mask=("input", FINE))
+    (origin,) = first_causes(trace, [v["loss"]])
+    assert origin.step is not None
+    assert (origin.step.operation, origin.placed) == ("mul", True)
+
+
+def test_a_constant_nan_belongs_to_the_function_that_answers_with_it() -> None:
+    trace, v = program(
+        ("spread", "broadcast none", NAN), ("s", "std x spread", NAN), ("loss", "sum s", NAN),
+        none=("constant", NAN), x=("input", FINE),
+    )  # fmt: skip
+    assert operations(trace, v["loss"]) == ["std"]
+    trace, v = program(("y", "mul x none", NAN), none=("constant", NAN), x=("input", FINE))
+    assert operations(trace, v["y"]) == ["mul"]
+
+
+@pytest.mark.parametrize(("arrives", "trapped"), [(INF, False), (NAN, True)])
+def test_a_trap_needs_a_gradient_of_zero(arrives: tuple[bool, bool, bool], trapped: bool) -> None:
+    trace = Trace()
+    x, root, kept, grad = (trace.add_value() for _ in range(4))
+    slope, out = trace.add_value(flags=INF), trace.add_value(flags=arrives)
+    trace.add_step("sqrt", inputs=[x], outputs=[root])
+    trace.add_step("where", inputs=[root], outputs=[kept])
+    trace.add_step("where", inputs=[kept], outputs=[grad], phase="backward", forward=1)
+    trace.add_step("sqrt", inputs=[root], outputs=[slope], phase="backward", forward=0)
+    trace.add_step("sqrt", inputs=[grad, slope], outputs=[out], phase="backward", forward=0)
+    (origin,) = first_causes(trace, [out])
+    assert origin.step is not None
+    assert (origin.step.index, finding_of(trace, origin).selected) == (3, trapped)
+
+
+@pytest.mark.parametrize(("made", "first"), [("masked_fill x -inf", "sub"), ("exp x", "exp")])
+def test_a_function_in_parts_hands_its_infinity_on(made: str, first: str) -> None:
+    """A logsumexp of -inf alone is exp, sum and log(0): the infinity is the mask's, not the logarithm's."""
+    trace, v = program(
+        ("m", made, NEGINF), ("e", "logsumexp m", FINE), ("b", "broadcast e", FINE),
+        ("s", "logsumexp b", NEGINF), ("y", "sub m s", NAN),
+        x=("input", FINE),
+    )  # fmt: skip
+    assert operations(trace, v["y"]) == [first]

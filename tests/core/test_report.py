@@ -1,0 +1,257 @@
+"""How a report is shown: every form says the same, and nothing of the user's code is markup."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from stablenum.diagnosis import Evidence, Finding, Place, Report, TensorStats
+from stablenum.diagnosis.text import WIDTH
+
+HOSTILE = "<script>alert('1')</script> & [bold red]x[/] \x1b[0m"
+
+
+def stats(**more: Any) -> TensorStats:
+    plain = {"dtype": "float32", "shape": (2, 3), "size": 6, "min": 0.0, "max": 1.5, "amax": 1.5}
+    return TensorStats(**(plain | more))
+
+
+def log_of_zero(**more: Any) -> Finding:
+    lines = [
+        Place("train.py", 30, "<module>", "step(x)"),
+        Place("model.py", 7, "forward", "return x.log().mean()"),
+    ]
+    plain: dict[str, Any] = {
+        "operation": "log",
+        "phase": "forward",
+        "kind": "inf",
+        "primitive": "aten.log.default",
+        "module": "net.head",
+        "place": lines[-1],
+        "frames": tuple(lines),
+        "inputs": (stats(zero=2, name="x"),),
+        "outputs": (stats(min=-1.0, neginf=2),),
+    }
+    return Finding(**(plain | more))
+
+
+def report_of(*findings: Finding, **more: Any) -> Report:
+    rest = {k: more.pop(k) for k in ("notes", "seconds") if k in more}
+    evidence = {"framework": "torch", "findings": findings, "loss_finite": False} | more
+    return Report.of(Evidence(**evidence), **rest)
+
+
+def shown(report: Report, width: int = 100, colour: bool = False) -> str:
+    out = io.StringIO()
+    Console(file=out, width=width, force_terminal=colour, legacy_windows=False).print(report)
+    return out.getvalue()
+
+
+class Page(HTMLParser):
+    """Every tag opened and closed in order, the text, and whatever could reach out of the page."""
+
+    VOID = ("meta", "!doctype")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.text = ""
+        self.reaching: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.reaching += [name for name, _ in attrs if name in ("src", "href", "srcset") or name[:2] == "on"]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] != "style":
+            self.text += data
+
+
+# ---------------------------------------------------------------------------------- text
+
+
+def test_the_first_named_place_is_the_first_cause():
+    other = log_of_zero(operation="sqrt", place=Place("other.py", 9))
+    text = str(report_of(log_of_zero(), other))
+    assert re.search(r"(\S+\.py):(\d+)", text).groups() == ("model.py", "7")
+    assert text.splitlines()[:2] == [
+        "model.py:7: log gives inf (forward, in net.head)",
+        "    return x.log().mean()",
+    ]
+    assert "Then also other.py:9: sqrt gives inf" in text
+
+
+def test_the_statistics_stand_below_one_another():
+    lines = str(report_of(log_of_zero())).splitlines()
+    assert lines[2] == "  in   x float32[2, 3]  in [0, 1.5]   2 zero"
+    assert lines[3] == "  out  float32[2, 3]    in [-1, 1.5]  2 -inf"
+
+
+def test_all_parts_are_there_and_nothing_twice():
+    text = str(report_of(log_of_zero(), reproduced=True, notes=("compiled modules ran eagerly",)))
+    for part in (
+        "Cause: domain. The function was called at or beyond the edge",
+        "  - a second run went wrong in the same way",
+        "Remedy: Use its safe form.\n    stablenum_torch.numerics.log(x)",
+        "Called from\n  train.py:30  <module>  step(x)\n  model.py:7   forward   return x.log().mean()",
+        "Note: Compiled modules ran eagerly.",
+    ):
+        assert text.count(part) == 1, text
+    assert text.count("2 zero") == 1
+
+
+def test_a_report_fits_on_a_screen():
+    frames = tuple(Place(f"file{i}.py", i, "f" * 10, "g()") for i in range(60))
+    tensors = tuple(stats(name=f"t{i}") for i in range(60))
+    crowded = log_of_zero(frames=frames, inputs=tensors, outputs=tensors)
+    report = report_of(
+        *[crowded] * 60,
+        notes=("a note " * 30,) * 20,
+        bad_gradients=tuple(f"layer{i}.weight" for i in range(500)),
+    )
+    text = str(report)
+    assert len(text.splitlines()) <= 50
+    assert max(map(len, text.splitlines())) <= WIDTH
+    assert "and 56 more" in text
+    assert len(report.to_html()) < 30_000
+
+
+def test_nothing_wrong_is_one_line():
+    report = Report.of(Evidence(framework="jax", loss_finite=True))
+    assert report.ok
+    assert str(report).startswith("Nothing wrong: loss, gradients and parameters are finite")
+    assert len(str(report).splitlines()) == 1
+    assert " ".join(shown(report).split()) == " ".join(str(report).split())
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        report_of(reproduced=False),
+        report_of(labels="7 is not one of 5 classes"),
+        report_of(log_of_zero(place=None, frames=())),
+        report_of(log_of_zero(inputs=(), outputs=())),
+        report_of(loss_finite=True, bad_updates=("w",)),
+        report_of(log_of_zero(operation="input", phase="before", kind="nan", name="batch", inputs=())),
+    ],
+)
+def test_a_report_with_parts_missing_is_shown(report):
+    text = str(report)
+    assert text == text.strip()
+    assert "\n\n\n" not in text
+    assert f"Cause: {report.verdict.cause.value}" in text
+    for form in (shown(report), Page(report.to_html()).text):
+        assert report.verdict.cause.value in form
+
+
+# ---------------------------------------------------------------------------------- valid and harmless
+
+NOT_FINITE = stats(min=math.nan, max=math.nan, amax=math.inf, nan=6, values=(math.nan, math.inf, -math.inf))
+
+
+def test_statistics_that_are_not_finite_stay_valid_and_come_back():
+    report = report_of(
+        log_of_zero(inputs=(NOT_FINITE,), outputs=(stats(shape=(), size=0),)),
+        loss_scale=math.inf,
+        bad_gradients=("w",),
+        seconds=0.5,
+    )
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"not strict JSON: {constant}")
+
+    plain = json.loads(report.to_json(), parse_constant=refuse)
+    back = Report.from_dict(plain)
+    assert back.to_json() == report.to_json()
+    assert str(back) == str(report)
+    assert back.verdict == report.verdict
+    assert "6 NaN" in str(report)
+    assert "[nan" not in str(report)
+    assert "6 NaN" in Page(report.to_html()).text
+
+
+def test_the_page_is_whole_and_stands_alone():
+    text = report_of(log_of_zero(), seconds=1.25, notes=("replayed eagerly",)).to_html()
+    page = Page(text)
+    assert not page.open
+    assert not page.reaching
+    assert page.tags.isdisjoint({"script", "link", "img", "iframe", "object"})
+    assert "http" not in text
+    assert "url(" not in text
+    assert "prefers-color-scheme: dark" in text
+    for told in ("model.py:7", "return x.log().mean()", "domain", "2 -inf", "Replayed eagerly.", "1.2 s"):
+        assert told in page.text
+
+
+def hostile() -> Report:
+    place = Place(f"{HOSTILE}.py", 3, HOSTILE, HOSTILE)
+    finding = log_of_zero(
+        place=place,
+        frames=(place, place),
+        module=HOSTILE,
+        where=HOSTILE,
+        primitive=HOSTILE,
+        name=HOSTILE,
+        inputs=(stats(name=HOSTILE),),
+        operation=HOSTILE,
+    )
+    return report_of(finding, finding, notes=(HOSTILE,), bad_gradients=(HOSTILE,), labels=HOSTILE)
+
+
+def test_what_the_users_code_says_is_no_markup_of_the_page():
+    text = hostile().to_html()
+    page = Page(text)
+    assert "<script" not in text
+    assert "script" not in page.tags
+    assert "alert('1')</script> & [bold red]x" in page.text
+    assert "&lt;iframe" not in text
+    frame = hostile()._repr_html_()
+    assert frame.count("<") == 2
+    assert Page(frame).tags == {"iframe"}
+
+
+def test_what_the_users_code_says_is_no_markup_of_the_terminal():
+    report = hostile()
+    for text in (str(report), shown(report), report.to_html()):
+        assert "\x1b" not in text
+        assert "[bold red]x[/]" in text
+
+
+def test_the_terminal_says_what_the_text_says():
+    report = report_of(log_of_zero(), log_of_zero(operation="sqrt"), notes=("a note",))
+    words = [re.sub(r"\s+", "", form) for form in (shown(report, 140), str(report))]
+    assert words[0] == words[1]
+    assert "\x1b[" in shown(report, colour=True)
+    assert "domain" in shown(report, width=30)
+
+
+@pytest.mark.parametrize("suffix", [".html", ".json", ".txt", ".HTML"])
+def test_it_is_saved_as_the_suffix_says(tmp_path, suffix):
+    report = report_of(log_of_zero())
+    target = tmp_path / f"report{suffix}"
+    report.save(target)
+    text = target.read_text(encoding="utf-8")
+    forms = {".html": report.to_html(), ".json": report.to_json(), ".txt": str(report)}
+    assert text.rstrip("\n") == forms[suffix.lower()].rstrip("\n")
+    assert text.endswith("\n")
+
+
+def test_another_suffix_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"\.html, \.json, \.txt: got .*report\.pdf"):
+        report_of(log_of_zero()).save(tmp_path / "report.pdf")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,1 @@
+"""Planted failures: one small file each."""

@@ -1,0 +1,1 @@
+"""Programs with legitimate infinities, in which nothing is wrong."""

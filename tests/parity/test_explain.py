@@ -1,0 +1,299 @@
+"""``stablenum explain``: what it says of scripts that fail, and that others run as if it were not there."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from stablenum import cli
+from stablenum.diagnosis import Cause, Report
+from stablenum.explain.command import app
+from stablenum.explain.imports import AfterImport
+from stablenum.explain.plan import Failure, Outcome, Plan
+from stablenum.explain.runner import Explained, explain
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+
+
+def command(*arguments: object, cwd: Path = SCRIPTS) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "stablenum", "explain", *map(str, arguments)]
+    return subprocess.run(line, capture_output=True, text=True, cwd=cwd, timeout=280)
+
+
+def bad_line(script: str, which: str = "") -> int:
+    lines = (SCRIPTS / script).read_text(encoding="utf-8").splitlines()
+    (line,) = (i for i, line in enumerate(lines, 1) if line.rstrip().endswith(f"# BAD {which}".rstrip()))
+    return line
+
+
+def explained(script: str, *arguments: str, **plan: Any) -> tuple[Explained, list[str]]:
+    said: list[str] = []
+    made = Plan(script=str(SCRIPTS / script), arguments=arguments, **plan)
+    return explain(made, said.append), said
+
+
+def assert_found(report: Report | None, script: str, cause: Cause, operation: str, which: str = "") -> None:
+    assert report is not None
+    assert report.verdict.cause is cause, str(report)
+    assert report.findings[0].operation == operation
+    first = re.search(r"(\S+\.py):(\d+)", str(report))
+    assert first is not None
+    assert Path(first[1]).name == script
+    assert int(first[2]) == bad_line(script, which), str(report)
+
+
+# ---------------------------------------------------------------------------------- scripts that fail
+
+
+def test_the_failing_step_of_a_torch_script_is_recorded_in_a_second_run(tmp_path):
+    page, data = tmp_path / "report.html", tmp_path / "report.json"
+    result = command("torch_log.py", "--json", data, "--html", page, "--", "0.3")
+    assert result.returncode == 1, result.stderr
+    # The first run's own output, once; then the report.
+    assert result.stdout.splitlines()[:3] == [
+        "step 1 True",
+        "step 2 True",
+        f"torch_log.py:{bad_line('torch_log.py')}: the derivative of log gives inf (backward)",
+    ]
+    assert result.stdout.count("step 1") == 1
+    assert "gradients of 0.weight, 0.bias are not finite in step 3; running the script again" in result.stderr
+    report = Report.from_dict(json.loads(data.read_text(encoding="utf-8")))
+    assert_found(report, "torch_log.py", Cause.BOUNDARY_DERIVATIVE, "log")
+    assert report.evidence.reproduced is True
+    assert report.evidence.bad_gradients == ("0.weight", "0.bias")
+    assert str(report) in result.stdout
+    assert page.read_text(encoding="utf-8") == report.to_html()
+
+
+def test_a_jitted_call_is_replayed_at_once_although_it_donates():
+    result = command("jax_train.py")
+    assert result.returncode == 1, result.stderr
+    assert f"jax_train.py:{bad_line('jax_train.py')}: log gives inf" in result.stdout
+    assert result.stdout.count("loss 1.09") == 1
+    assert "what step() returns is not finite in call" in result.stderr
+    assert "running the script again" not in result.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "arguments", "cause", "operation", "what", "step"),
+    [
+        ("torch_where.py", (), Cause.WHERE_TRAP, "sqrt", "gradient", 3),
+        ("torch_adam.py", (), Cause.OPTIMIZER_STATE, "div", "parameter", 1),
+        ("torch_gives_up.py", (), Cause.BATCH, "input", "loss", 3),
+        ("torch_library_raises.py", (), Cause.DOMAIN, "div", "error", 2),
+        ("torch_two_optimizers.py", (), Cause.BOUNDARY_DERIVATIVE, "sqrt", "gradient", 6),
+        ("jax_eager.py", ("gradient",), Cause.BOUNDARY_DERIVATIVE, "sqrt", "output", 1),
+        ("jax_eager.py", ("update",), Cause.OPTIMIZER_STATE, "div", "output", 2),
+    ],
+)
+def test_the_line_and_the_cause_of_a_script_are_right(script, arguments, cause, operation, what, step):
+    found, _ = explained(script, *arguments)
+    which = arguments[0] if script == "jax_eager.py" else ""
+    assert_found(found.report, script, cause, operation, which)
+    failure = found.outcome.failure
+    assert failure is not None
+    assert (failure.what, failure.step) == (what, step)
+    assert found.runs == (2 if script.startswith("torch") else 1)
+
+
+@pytest.mark.slow
+def test_once_records_from_the_start_and_needs_no_second_run():
+    found, said = explained("torch_where.py", record_from=1)
+    assert_found(found.report, "torch_where.py", Cause.WHERE_TRAP, "sqrt")
+    assert found.runs == 1
+    assert not said
+    assert found.report.evidence.reproduced is None
+
+
+@pytest.mark.slow
+def test_a_script_that_catches_everything_and_never_ends_is_left():
+    found, _ = explained("torch_never_ends.py")
+    assert_found(found.report, "torch_never_ends.py", Cause.DOMAIN, "log")
+
+
+@pytest.mark.slow
+def test_what_does_not_happen_again_is_transient(tmp_path):
+    found, _ = explained("torch_once_only.py", str(tmp_path / "marker"))
+    assert found.report is not None
+    assert found.report.verdict.cause is Cause.TRANSIENT
+    assert "does it seed all its generators?" in str(found.report)
+    assert "the loss of step 2 is not finite" in str(found.report)
+
+
+# ---------------------------------------------------------------------------------- scripts that do not
+
+
+def test_masks_and_a_loss_scale_on_its_way_down_are_nothing_wrong():
+    result = command("torch_healthy.py")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "nothing went wrong in 3 optimizer steps" in result.stderr
+
+
+@pytest.mark.slow
+def test_a_watched_jitted_function_is_in_all_else_a_jitted_function():
+    found, _ = explained("jax_healthy.py")
+    assert found.outcome.exit_code == 0, found
+    assert found.report is None
+    assert found.outcome.calls == 7
+
+
+def written(folder: Path, text: str) -> str:
+    (folder / "script.py").write_text(text, encoding="utf-8")
+    return "script.py"
+
+
+def test_a_script_finds_what_python_would_give_it(tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "beside.py").write_text("x = 5", encoding="utf-8")
+    text = """
+import atexit, os, pickle, sys
+import beside
+class Thing: pass
+atexit.register(lambda: print("at exit", beside.x))
+print(__name__, __file__, sys.argv, os.getcwd(), sys.path[0])
+print(type(pickle.loads(pickle.dumps(Thing()))) is Thing, sys.modules["__main__"].Thing is Thing)
+print(sorted({"torch", "jax", "numpy", "rich", "typer"} & set(sys.modules)))
+"""
+    script = f"sub/{written(tmp_path / 'sub', text)}"
+    ours = command(script, "--", "-x", "--json", "a b", cwd=tmp_path)
+    theirs = [sys.executable, script, "-x", "--json", "a b"]
+    plain = subprocess.run(theirs, capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert ours.stdout == plain.stdout
+    assert ours.returncode == 0
+    assert "nothing was watched" in ours.stderr
+
+
+def test_a_script_that_seeds_nothing_is_seeded(tmp_path):
+    script = written(
+        tmp_path, "import random\nimport numpy\nprint(random.random(), numpy.random.rand(), {*'abcd'})"
+    )
+    runs = [command(script, *seed, cwd=tmp_path).stdout for seed in ((), (), ("--seed", "5"))]
+    assert runs[0] == runs[1] != runs[2]
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "said"),
+    [
+        ("import sys\nsys.exit(7)", 7, "ended with exit code 7"),
+        ("import sys\nsys.exit('no data')", 1, "no data"),
+        ("raise ValueError('broken')", 1, "ended with ValueError: broken"),
+        ("raise SystemExit", 0, "nothing was watched"),
+        ("import os\nos._exit(9)", 9, "the process ended by itself, with exit code 9"),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", 137, "exit code 137"),
+        ("x = (", 1, "SyntaxError"),
+    ],
+)
+def test_a_script_that_ends_by_itself_keeps_its_exit_code(tmp_path, text, code, said):
+    result = command(written(tmp_path, text), cwd=tmp_path)
+    assert result.returncode == code, result.stderr
+    assert said in result.stderr
+
+
+def test_a_traceback_begins_with_the_script(tmp_path):
+    result = command(written(tmp_path, "def f():\n    raise KeyError(3)\nf()\n"), cwd=tmp_path)
+    frames = re.findall(r'File "(.*)", line', result.stderr)
+    assert frames == ["script.py", "script.py"]
+
+
+def test_a_module_runs_by_its_name(tmp_path):
+    package = tmp_path / "pack"
+    package.mkdir()
+    (package / "__init__.py").write_text("", encoding="utf-8")
+    text = "import sys\nfrom . import __name__ as n\nprint(n, __name__, sys.argv[1:])"
+    (package / "train.py").write_text(text, encoding="utf-8")
+    result = command("-m", "pack.train", "--", "1", cwd=tmp_path)
+    assert result.stdout == "pack __main__ ['1']\n", result.stderr
+
+
+# ---------------------------------------------------------------------------------- the command
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere.py"], "there is no file 'nowhere.py'"),
+        ([str(SCRIPTS / "torch_log.py"), "--json", "no/such/folder.json"], "does not exist"),
+        ([], "Usage"),
+        (["--what"], "No such option"),
+    ],
+)
+def test_a_usage_error_is_exit_code_2(arguments, said):
+    result = CliRunner().invoke(app, ["explain", *arguments])
+    assert result.exit_code == 2
+    assert said in " ".join((result.output + result.stderr).split())
+
+
+def test_it_needs_neither_plots_nor_data_sets(monkeypatch, capsys):
+    find = importlib.util.find_spec
+    absent = ("matplotlib", "sklearn", "ml_dtypes")
+    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None if name in absent else find(name))
+    monkeypatch.setattr(sys, "argv", ["stablenum", "explain", "--help"])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 0
+    assert "Run a PyTorch or JAX training script" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["stablenum", "compare", "--help"])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 2
+    assert "the command needs matplotlib, ml-dtypes, scikit-learn" in capsys.readouterr().err
+
+
+def test_it_is_listed_beside_the_other_command():
+    result = CliRunner().invoke(importlib.import_module("stablenum.compare.command").app, ["--help"])
+    assert re.search(r"^\s*compare .*\n(.*\n)*\s*explain ", result.output, re.MULTILINE)
+
+
+# ---------------------------------------------------------------------------------- parts
+
+
+def test_a_callback_follows_the_import_and_the_package_keeps_its_loader(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "late_package.py").write_text("ready = True", encoding="utf-8")
+    seen: list[bool] = []
+    finder = AfterImport(
+        {
+            "late_package": lambda: seen.append(sys.modules["late_package"].ready),
+            "json": lambda: seen.append(False),
+            "never_there": lambda: seen.append(False),
+        }
+    )
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    finder.install()
+    assert seen == [False]  # json is loaded already
+    module = importlib.import_module("late_package")
+    assert seen == [False, True]
+    assert type(module.__spec__.loader).__name__ == "SourceFileLoader"
+    assert module.__loader__ is module.__spec__.loader
+    importlib.reload(module)
+    assert seen == [False, True]
+    with pytest.raises(ModuleNotFoundError, match="never_there"):
+        importlib.import_module("never_there")
+    del sys.modules["late_package"]
+
+
+def test_plans_and_outcomes_survive_the_way_between_processes(tmp_path):
+    plan = Plan(script="a.py", arguments=("1", "ü"), module=True, seed=3, record_from=7, again=True)
+    plan.write(tmp_path / "plan.json")
+    assert Plan.read(tmp_path / "plan.json") == plan
+    outcome = Outcome(steps=3, failure=Failure(step=4, what="loss", names=("a",)), error="x", watched=["jax"])
+    assert Outcome.from_dict(json.loads(json.dumps(outcome.to_dict()))) == outcome
+    assert Outcome.from_dict(Outcome().to_dict()) == Outcome()
+
+
+def test_a_failure_says_what_and_when():
+    many = tuple(f"layer{i}" for i in range(5))
+    assert str(Failure(step=2, what="gradient", names=many)) == (
+        "gradients of layer0, layer1, layer2 and 2 more are not finite in step 2"
+    )
+    assert str(Failure(step=2, what="parameter")) == "parameters not finite after step 2"
+    assert str(Failure(step=2, what="loss")) == "the loss of step 2 is not finite"
