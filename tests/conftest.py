@@ -10,6 +10,9 @@ import torch
 
 from tests.backends import BACKENDS, Backend
 
+# Programs that tests run in processes of their own; they are no modules.
+collect_ignore = ["scripts"]
+
 hypothesis.settings.register_profile(
     "ci", derandomize=True, database=None, deadline=None, max_examples=40, stateful_step_count=25
 )
