@@ -117,8 +117,8 @@ def binary_focal(
     """``(1 - p_t)^gamma`` times the binary cross-entropy, p_t the label's probability (arXiv 1708.02002).
 
     ``1 - p_t = (1 - y) sigmoid(z) + y sigmoid(-z)`` without a difference, its power through an exponential
-    of ``-gamma |z|``: for gamma < 1 the gradient does not become inf x 0 once p_t rounds to 1. Unless gamma is a
-    power of two, rounding that exponent costs up to ``|gamma z|`` ulp, where the loss is small.
+    of ``-gamma |z|``: for gamma < 1 the gradient does not become inf x 0 once p_t rounds to 1. Unless gamma
+    is a power of two, rounding that exponent costs up to ``|gamma z|`` ulp, where the loss is small.
 
     Edges: as :func:`binary_cross_entropy`; the gradient is finite for every finite logit and every gamma.
 
