@@ -198,7 +198,6 @@ other_scales = st.one_of(
 )
 dynamic = st.builds(
     DynamicLossScale,
-    EscalatePrecision,
     init_scale=st.floats(1.0, 2.0**24),
     growth_factor=st.floats(1.0, 100.0, exclude_min=True),
     backoff_factor=st.floats(0.0, 1.0, exclude_min=True, exclude_max=True),
