@@ -53,7 +53,7 @@ class GuardConfig:
         clip: None, a number (``1.0`` is ``ClipByGlobalNorm(1.0)``), a clip rule, or a sequence of
             rules applied in order. Stored as a tuple of rules.
         loss_scale: None (no scaling), ``"dynamic"`` (``DynamicLossScale()``), a number
-            (``StaticLossScale(scale=number)``), or a rule.
+            (``StaticLossScale(scale=number)``), a rule, or one of jmp's loss scales.
         spike: None, ``"skip"`` or ``"clip"`` (``SpikeGuard(action=...)``), or a spike rule. A spike is
             finite: it counts among the skipped steps, and never stops the training.
         escalate: None, or :class:`stablenum.EscalatePrecision`: after repeated trouble compute in a wider
@@ -243,6 +243,8 @@ def _as_loss_scale(value: object) -> LossScale | None:
         return value
     if isinstance(value, str) and value == "dynamic":
         return DynamicLossScale()
+    if _is_jmp_loss_scale(value):
+        return _from_jmp(value)
     if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
         rules = ", ".join(rule.__name__ for rule in LOSS_SCALES)
         hint = f"Rules are made by calling them, as {value.__name__}()." if isinstance(value, type) else ""
@@ -251,6 +253,32 @@ def _as_loss_scale(value: object) -> LossScale | None:
         )
     scale = check_number("loss_scale", value, at_least=SMALLEST_SCALE, at_most=LARGEST_SCALE)
     return StaticLossScale(scale=scale)
+
+
+def _is_jmp_loss_scale(value: object) -> bool:
+    """Whether it has the face of jmp's loss scales, which ``stablenum_jax.policy`` has too."""
+    methods = ("scale", "unscale", "adjust")
+    return not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in methods)
+
+
+def _from_jmp(value: Any) -> LossScale | None:
+    """Our rule in place of jmp's object: the same law below ``max_scale``, which jmp does not have."""
+    if type(value).__name__ == "NoOpLossScale":
+        return None
+    bounds = {"at_least": SMALLEST_SCALE, "at_most": LARGEST_SCALE}
+    scale = check_number("loss_scale.loss_scale", value.loss_scale, **bounds)
+    if not hasattr(value, "period"):
+        return StaticLossScale(scale=scale)
+    factor = check_number("loss_scale.factor", value.factor, above=1.0)
+    floor = check_number("loss_scale.min_loss_scale", value.min_loss_scale, at_least=0.0)
+    return DynamicLossScale(
+        init_scale=scale,
+        growth_factor=factor,
+        backoff_factor=1.0 / factor,
+        growth_interval=value.period,
+        min_scale=min(max(floor, SMALLEST_SCALE), scale),
+        max_scale=max(scale, DynamicLossScale().max_scale),
+    )
 
 
 def _rule_to_dict(rule: ClipRule | LossScale | SpikeRule | EscalatePrecision) -> dict[str, Any]:

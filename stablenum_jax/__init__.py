@@ -18,6 +18,7 @@ from stablenum import (
     ClipByValue,
     ClipUpdateRMS,
     DynamicLossScale,
+    EscalatePrecision,
     GuardConfig,
     GuardState,
     LogMaxLossScale,
@@ -31,6 +32,7 @@ from stablenum import (
 )
 from stablenum_jax import losses, numerics
 from stablenum_jax.placement import GuardPlacementWarning, NotATrueSkipWarning
+from stablenum_jax.policy import Policy, get_policy
 from stablenum_jax.readout import guard_state_dict, history, load_guard_state_dict, metrics, resume
 from stablenum_jax.state import GuardOptState, guard_state, loss_scale
 from stablenum_jax.training import scale_loss, step, value_and_grad
@@ -45,6 +47,7 @@ __all__ = [
     "ClipByValue",
     "ClipUpdateRMS",
     "DynamicLossScale",
+    "EscalatePrecision",
     "GuardConfig",
     "GuardOptState",
     "GuardPlacementWarning",
@@ -53,12 +56,14 @@ __all__ = [
     "MeanStdSpikeGuard",
     "NonFiniteError",
     "NotATrueSkipWarning",
+    "Policy",
     "Reason",
     "SpikeGuard",
     "StaticLossScale",
     "UnderflowAwareLossScale",
     "ZClip",
     "chain",
+    "get_policy",
     "guard",
     "guard_state",
     "guard_state_dict",
