@@ -265,8 +265,9 @@ def _from_jmp(value: Any) -> LossScale | None:
     """Our rule in place of jmp's object: the same law below ``max_scale``, which jmp does not have."""
     if type(value).__name__ == "NoOpLossScale":
         return None
-    bounds = {"at_least": SMALLEST_SCALE, "at_most": LARGEST_SCALE}
-    scale = check_number("loss_scale.loss_scale", value.loss_scale, **bounds)
+    scale = check_number(
+        "loss_scale.loss_scale", value.loss_scale, at_least=SMALLEST_SCALE, at_most=LARGEST_SCALE
+    )
     if not hasattr(value, "period"):
         return StaticLossScale(scale=scale)
     factor = check_number("loss_scale.factor", value.factor, above=1.0)

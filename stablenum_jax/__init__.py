@@ -31,6 +31,7 @@ from stablenum import (
     ZClip,
 )
 from stablenum_jax import losses, numerics
+from stablenum_jax.compensated import kahan, master_weights, stochastic_rounding
 from stablenum_jax.placement import GuardPlacementWarning, NotATrueSkipWarning
 from stablenum_jax.policy import Policy, get_policy
 from stablenum_jax.readout import guard_state_dict, history, load_guard_state_dict, metrics, resume
@@ -68,13 +69,16 @@ __all__ = [
     "guard_state",
     "guard_state_dict",
     "history",
+    "kahan",
     "load_guard_state_dict",
     "loss_scale",
     "losses",
+    "master_weights",
     "metrics",
     "numerics",
     "resume",
     "scale_loss",
     "step",
+    "stochastic_rounding",
     "value_and_grad",
 ]

@@ -174,7 +174,8 @@ def as_policy(policy: Any) -> Policy:
             "policy must be words such as 'params=float32,compute=bfloat16', a stablenum.Policy, a "
             f"stablenum_jax.Policy or a jmp.Policy; got {policy!r}."
         )
-    return Policy(*parts)
+    param, compute, output = parts
+    return Policy(param, compute, output)
 
 
 def cast_to_full(tree: Tree) -> Tree:
@@ -208,4 +209,5 @@ def half_dtype() -> Any:
 
 
 def _from_core(core: stablenum.Policy) -> Policy:
-    return Policy(*(getattr(jnp, part) for part in (core.params, core.compute, core.output)), core.rules)
+    param, compute, output = (getattr(jnp, part) for part in (core.params, core.compute, core.output))
+    return Policy(param, compute, output, core.rules)
