@@ -22,6 +22,7 @@ from stablenum import (
 )
 from stablenum_torch import losses, numerics
 from stablenum_torch.checks import EpsTooSmallWarning
+from stablenum_torch.narrow import KahanUpdate, MasterWeights, StochasticRounding
 from stablenum_torch.optimizer import GuardedOptimizer, wrap
 
 __all__ = [
@@ -36,13 +37,16 @@ __all__ = [
     "EpsTooSmallWarning",
     "GuardConfig",
     "GuardedOptimizer",
+    "KahanUpdate",
     "LogMaxLossScale",
+    "MasterWeights",
     "MeanStdSpikeGuard",
     "NonFiniteError",
     "Reason",
     "SpikeGuard",
     "StaticLossScale",
     "StatisticsNotLoadedWarning",
+    "StochasticRounding",
     "UnderflowAwareLossScale",
     "ZClip",
     "losses",
