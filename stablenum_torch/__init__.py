@@ -8,11 +8,15 @@ from stablenum import (
     ClipByNorm,
     ClipByValue,
     ClipUpdateRMS,
+    DelayedScaling,
     DynamicLossScale,
+    EscalatePrecision,
     GuardConfig,
     LogMaxLossScale,
     MeanStdSpikeGuard,
     NonFiniteError,
+    Policy,
+    PolicyRule,
     Reason,
     SpikeGuard,
     StaticLossScale,
@@ -22,7 +26,7 @@ from stablenum import (
 )
 from stablenum_torch import losses, numerics
 from stablenum_torch.checks import EpsTooSmallWarning
-from stablenum_torch.narrow import KahanUpdate, MasterWeights, StochasticRounding
+from stablenum_torch.narrow import KahanUpdate, MasterWeights, Precision, StochasticRounding, precision
 from stablenum_torch.optimizer import GuardedOptimizer, wrap
 
 __all__ = [
@@ -33,8 +37,10 @@ __all__ = [
     "ClipByNorm",
     "ClipByValue",
     "ClipUpdateRMS",
+    "DelayedScaling",
     "DynamicLossScale",
     "EpsTooSmallWarning",
+    "EscalatePrecision",
     "GuardConfig",
     "GuardedOptimizer",
     "KahanUpdate",
@@ -42,6 +48,9 @@ __all__ = [
     "MasterWeights",
     "MeanStdSpikeGuard",
     "NonFiniteError",
+    "Policy",
+    "PolicyRule",
+    "Precision",
     "Reason",
     "SpikeGuard",
     "StaticLossScale",
@@ -51,5 +60,6 @@ __all__ = [
     "ZClip",
     "losses",
     "numerics",
+    "precision",
     "wrap",
 ]

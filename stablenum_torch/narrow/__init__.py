@@ -2,12 +2,15 @@
 
 from stablenum_torch.narrow.casting import as_policy, cast_floating
 from stablenum_torch.narrow.compensated import KahanUpdate, StochasticRounding
+from stablenum_torch.narrow.islands import Precision, precision
 from stablenum_torch.narrow.masters import MasterWeights
 
 __all__ = [
     "KahanUpdate",
     "MasterWeights",
+    "Precision",
     "StochasticRounding",
     "as_policy",
     "cast_floating",
+    "precision",
 ]
