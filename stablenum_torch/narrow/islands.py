@@ -48,9 +48,10 @@ def precision(
       :class:`stablenum.DelayedScaling`); everything else computes in bfloat16. The scales' statistics are
       buffers under ``<layer>.fp8`` in the state dict, which else has the same keys as before.
 
-    Functions called between modules (a softmax) compute in the format of what they are given, as in JAX;
-    with ``how="autocast"`` torch chooses by function instead: products in the compute format, softmax and
-    norms in float32.
+    Functions called between modules (a softmax) compute in the format of what they are given, as in JAX. A
+    product of two formats is an error in torch: where an island hands over to one that is no module's, let
+    its rule say the output too (``"compute=float32,output=bfloat16"``). With ``how="autocast"`` torch chooses
+    by function instead: products in the compute format, softmax and norms in float32.
 
     Args:
         model: any module.
