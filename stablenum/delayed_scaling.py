@@ -102,6 +102,20 @@ class DelayedScaling:
             scale = _power_of_two_below(scale, xp=xp)
         return DelayedScalingState(history=history, scale=xp.where(told, scale, state.scale))
 
+    def use(
+        self, state: DelayedScalingState, amax: Array, *, xp: Namespace
+    ) -> tuple[Array, DelayedScalingState]:
+        """The scales for a use, and the state after it. A tensor's first use is scaled by its own ``amax``.
+
+        Args:
+            state: the state before.
+            amax: as in :meth:`update`.
+            xp: the array namespace.
+        """
+        after = self.update(state, amax, xp=xp)
+        unused = xp.max(state.history, axis=1) == 0
+        return xp.where(unused, after.scale, state.scale), after
+
 
 def _power_of_two_below(x: Array, *, xp: Namespace) -> Array:
     """The largest power of two up to ``x``, which lies within [2**-100, 2**100]; exact everywhere."""

@@ -32,6 +32,7 @@ from stablenum import (
 )
 from stablenum_jax import losses, numerics
 from stablenum_jax.compensated import kahan, master_weights, stochastic_rounding
+from stablenum_jax.fp8 import Fp8Recipe, Fp8State, fp8_dot, init_fp8
 from stablenum_jax.placement import GuardPlacementWarning, NotATrueSkipWarning
 from stablenum_jax.policy import Policy, get_policy
 from stablenum_jax.readout import guard_state_dict, history, load_guard_state_dict, metrics, resume
@@ -49,6 +50,8 @@ __all__ = [
     "ClipUpdateRMS",
     "DynamicLossScale",
     "EscalatePrecision",
+    "Fp8Recipe",
+    "Fp8State",
     "GuardConfig",
     "GuardOptState",
     "GuardPlacementWarning",
@@ -64,11 +67,13 @@ __all__ = [
     "UnderflowAwareLossScale",
     "ZClip",
     "chain",
+    "fp8_dot",
     "get_policy",
     "guard",
     "guard_state",
     "guard_state_dict",
     "history",
+    "init_fp8",
     "kahan",
     "load_guard_state_dict",
     "loss_scale",

@@ -22,11 +22,12 @@ PyTree: TypeAlias = Any
 def is_castable(leaf: Any) -> bool:
     """Whether it is an array (of JAX or NumPy, or the shape of one) of real floating-point numbers.
 
-    Integers, bools, PRNG keys, float0, complex numbers, strings, Python scalars and None are not.
+    Integers, bools, PRNG keys, float0, complex numbers, strings, Python scalars and None are not, nor are
+    arrays of 8 bits, whose numbers mean nothing without their scale.
     """
     if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)):
         return False
-    return bool(jnp.issubdtype(leaf.dtype, jnp.floating))
+    return bool(jnp.issubdtype(leaf.dtype, jnp.floating)) and leaf.dtype.itemsize > 1
 
 
 def cast_floating(tree: Tree, dtype: Any) -> Tree:

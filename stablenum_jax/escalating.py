@@ -19,7 +19,7 @@ from stablenum_jax.casting import is_castable
 from stablenum_jax.policy import Policy
 from stablenum_jax.state import guard_state
 
-__all__ = ["computing_in", "current_policy", "in_level_format", "ladder_of"]
+__all__ = ["computing_in", "current_policy", "in_level_format", "ladder_of", "raised_format"]
 
 PyTree: TypeAlias = Any
 
@@ -34,6 +34,11 @@ def computing_in(name: str | None) -> Iterator[None]:
         yield
     finally:
         _FORMAT.reset(token)
+
+
+def raised_format() -> str | None:
+    """The format of the level that is being traced, None at the policy's own."""
+    return _FORMAT.get()
 
 
 def current_policy(policy: Policy) -> Policy:

@@ -156,7 +156,8 @@ def as_policy(policy: Any) -> Policy:
     """A :class:`Policy` from one of ours, of the core's, of jmp's, or from words.
 
     Raises:
-        ValueError: it is none of them, or the words are wrong.
+        TypeError: it is none of them.
+        ValueError: the words are wrong.
 
     Example:
         >>> as_policy(stablenum.Policy(compute="bfloat16")).compute_dtype is jnp.bfloat16
@@ -170,7 +171,7 @@ def as_policy(policy: Any) -> Policy:
         return get_policy(policy)
     parts = [getattr(policy, f"{part}_dtype", None) for part in ("param", "compute", "output")]
     if None in parts or isinstance(policy, type):
-        raise ValueError(
+        raise TypeError(
             "policy must be words such as 'params=float32,compute=bfloat16', a stablenum.Policy, a "
             f"stablenum_jax.Policy or a jmp.Policy; got {policy!r}."
         )

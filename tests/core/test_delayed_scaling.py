@@ -90,3 +90,12 @@ def test_the_trap_of_an_infinite_amax(backend: Backend) -> None:
 def test_wrong_settings_are_named(settings, message) -> None:
     with pytest.raises(ValueError, match=message):
         DelayedScaling(**settings)
+
+
+def test_a_first_use_is_scaled_by_its_own_largest_element(backend: Backend) -> None:
+    rule, xp = DelayedScaling(history=2), backend.xp
+    state, scales = rule.init(1, xp=xp), []
+    for amax in (math.inf, 2.0, 4.0, math.nan, 0.0, 1.0):
+        scale, state = rule.use(state, backend.asarray([amax]), xp=xp)
+        scales.append(float(to_numpy(scale)[0]))
+    assert scales == [1.0, 224.0, 224.0, 112.0, 112.0, 112.0]

@@ -13,6 +13,7 @@ import pytest
 
 import stablenum_jax
 from stablenum_jax import kahan, master_weights, stochastic_rounding
+from tests.digits_jax import accuracy, digits, mlp, predict
 from tests.jax.helpers import assert_same_bits, make_grads, make_params, spoil, without_guard
 
 Make = Callable[[Any], Any]
@@ -157,3 +158,34 @@ def test_wrong_use_is_named() -> None:
     for tx in (kahan(), stochastic_rounding(0), master_weights(optax.sgd(1.0))):
         with pytest.raises(ValueError, match="params must be given to the update of"):
             tx.update(jnp.ones(1), tx.init(jnp.ones(1)))
+
+
+def train_digits(remedy: Make, dtype: Any) -> float:
+    """Accuracy after training with parameters, computation and optimizer in ``dtype``."""
+    x, y = digits("train")
+    tx, params = remedy(optax.adam(optax.cosine_decay_schedule(1e-3, 600))), mlp(seed=0, dtype=dtype)
+
+    def loss(params, x, y):
+        logits = predict(params, x).astype(jnp.float32)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+
+    def one(carry, batch):
+        params, state = carry
+        updates, state = tx.update(jax.grad(loss)(params, *batch), state, params)
+        return (optax.apply_updates(params, updates), state), None
+
+    order = np.concatenate([np.random.default_rng(i).permutation(len(x))[:1280] for i in range(30)])
+    batches = x[order].reshape(-1, 64, 64), y[order].reshape(-1, 64)
+    (params, _), _ = jax.jit(lambda c: jax.lax.scan(one, c, batches))((params, tx.init(params)))
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype(dtype)}
+    return accuracy(params)
+
+
+def test_digits_in_pure_bfloat16() -> None:
+    found = {
+        "float32": train_digits(lambda tx: tx, jnp.float32),
+        "bfloat16": train_digits(lambda tx: tx, jnp.bfloat16),
+    } | {name: train_digits(remedy, jnp.bfloat16) for name, remedy in REMEDIES.items()}
+    assert found["bfloat16"] < found["float32"]
+    for name in REMEDIES:
+        assert abs(found[name] - found["float32"]) <= 0.005, found
