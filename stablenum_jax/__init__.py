@@ -33,8 +33,10 @@ from stablenum import (
 from stablenum_jax import losses, numerics
 from stablenum_jax.compensated import kahan, master_weights, stochastic_rounding
 from stablenum_jax.fp8 import Fp8Recipe, Fp8State, fp8_dot, init_fp8
+from stablenum_jax.module_rules import precision
 from stablenum_jax.placement import GuardPlacementWarning, NotATrueSkipWarning
-from stablenum_jax.policy import Policy, get_policy
+from stablenum_jax.policy import Policy, as_policy, get_policy
+from stablenum_jax.ranging import range_report
 from stablenum_jax.readout import guard_state_dict, history, load_guard_state_dict, metrics, resume
 from stablenum_jax.state import GuardOptState, guard_state, loss_scale
 from stablenum_jax.training import scale_loss, step, value_and_grad
@@ -66,6 +68,7 @@ __all__ = [
     "StaticLossScale",
     "UnderflowAwareLossScale",
     "ZClip",
+    "as_policy",
     "chain",
     "fp8_dot",
     "get_policy",
@@ -81,6 +84,8 @@ __all__ = [
     "master_weights",
     "metrics",
     "numerics",
+    "precision",
+    "range_report",
     "resume",
     "scale_loss",
     "step",

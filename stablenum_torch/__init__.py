@@ -28,6 +28,7 @@ from stablenum_torch import losses, numerics
 from stablenum_torch.checks import EpsTooSmallWarning
 from stablenum_torch.narrow import KahanUpdate, MasterWeights, Precision, StochasticRounding, precision
 from stablenum_torch.optimizer import GuardedOptimizer, wrap
+from stablenum_torch.ranging import range_report
 
 __all__ = [
     "AdaGC",
@@ -61,5 +62,6 @@ __all__ = [
     "losses",
     "numerics",
     "precision",
+    "range_report",
     "wrap",
 ]

@@ -10,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from stablenum.formats import FORMATS
-from stablenum.ranges.rows import BACKWARD, KINDS
+from stablenum.ranges.rows import ACTIVATION_GRADIENT, BACKWARD, GRADIENT, KINDS
 
 if TYPE_CHECKING:
     from stablenum.ranges.report import RangeReport
@@ -29,14 +29,21 @@ def draw(report: RangeReport, path: str | Path) -> None:
     FigureCanvasAgg(figure)
     axes = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     totals = {kind: _total(report, kind) for kind in kinds}
-    low, high = _window(totals)
+    moved = max((_scale(report) + max(totals[kind]) for kind in kinds if kind in BACKWARD), default=0)
+    low, high = _window(totals, moved)
     _ranges(axes[0], report, low, high)
     for axis, kind, colour in zip(axes[1:], kinds, _COLOURS):
         _histogram(axis, report, kind, totals[kind], colour)
-    axes[-1].set_xlabel("exponent: bar e holds $2^{e-1} < |x| \\leq 2^e$")
+    axes[-1].set_xlabel("$\\log_2 |x|$")
     axes[-1].set_xlim(low, high)
     figure.suptitle("Exponents of one step, and what the formats hold", fontsize=11)
     figure.savefig(path, dpi=120)
+
+
+def _scale(report: RangeReport) -> int:
+    """The exponent of the loss scale for float16; 0 if there is none."""
+    scale = report.loss_scale("float16") if "float16" in report.formats else None
+    return 0 if scale is None else round(math.log2(scale))
 
 
 def _total(report: RangeReport, kind: str) -> dict[int, int]:
@@ -47,10 +54,10 @@ def _total(report: RangeReport, kind: str) -> dict[int, int]:
     return total
 
 
-def _window(totals: dict[str, dict[int, int]]) -> tuple[float, float]:
+def _window(totals: dict[str, dict[int, int]], moved: int) -> tuple[float, float]:
     """All that was seen and, of the formats, at least float16."""
     seen = [e for total in totals.values() for e in total]
-    return min([*seen, -25]) - 3.0, max([*seen, 16]) + 3.0
+    return min([*seen, -25]) - 3.0, max([*seen, 16, moved]) + 3.0
 
 
 def _ranges(axis: Any, report: RangeReport, low: float, high: float) -> None:
@@ -66,7 +73,11 @@ def _ranges(axis: Any, report: RangeReport, low: float, high: float) -> None:
     axis.tick_params(bottom=False)
     for side in ("top", "right", "left", "bottom"):
         axis.spines[side].set_visible(False)
-    axis.set_title("full: normal numbers; pale: subnormal ones, with fewer bits", fontsize=8, loc="left")
+    axis.set_title(
+        "full: normal numbers; pale: subnormal ones; dashes: where a 16-bit format ends in 0 or inf",
+        fontsize=8,
+        loc="left",
+    )
 
 
 def _histogram(axis: Any, report: RangeReport, kind: str, total: dict[int, int], colour: str) -> None:
@@ -89,13 +100,21 @@ def _histogram(axis: Any, report: RangeReport, kind: str, total: dict[int, int],
         if fmt.bits != 8:
             for end in (math.log2(fmt.smallest_subnormal) - 1, math.log2(fmt.max)):
                 axis.axvline(end, color=tint, linewidth=1.0, linestyle=(0, (4, 3)))
+    k = _scale(report) if kind in BACKWARD else 0
+    if k:
+        moved = sorted((e + k, count) for e, count in share.items())
+        edges = [e - 1 for e, _ in moved] + [moved[-1][0]]
+        dense = dict(moved)
+        steps = range(edges[0], edges[-1])
+        axis.stairs(
+            [dense.get(e + 1, 0.0) for e in steps], [*steps, edges[-1]], color="#333333", linewidth=1.1
+        )
     zeros, bad = sum(row.zeros for row in rows), sum(row.nan + row.inf for row in rows)
-    said = f"{kind}s: {elements:,} elements, {zeros / elements:.0%} exact zeros" if elements else kind
+    label = "gradients of parameters" if kind == GRADIENT else f"{kind}s"
+    label = "gradients of activations" if kind == ACTIVATION_GRADIENT else label
+    said = f"{label}: {elements:,} elements, {zeros / elements:.0%} exact zeros" if elements else label
     said += f", {bad} not finite" if bad else ""
-    if kind in BACKWARD:
-        scale = report.loss_scale("float16") if "float16" in report.formats else None
-        if scale is not None:
-            said += f"; the loss scale for float16 moves them by {math.log2(scale):+.0f}"
+    said += f"; outline: with the loss scale for float16, $2^{{{k}}}$" if k else ""
     axis.set_title(said, fontsize=8.5, loc="left")
     axis.set_ylabel("fraction", fontsize=8)
     axis.tick_params(labelsize=8)
