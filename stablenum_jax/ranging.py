@@ -38,11 +38,12 @@ def range_report(
 ) -> RangeReport:
     """What each number format would do to the values of one training step, module by module.
 
-    One forward and one backward pass in float32, operation by operation on the jaxpr. Counted are the values
+    One forward and one backward pass in float32, on the jaxpr. Counted are the values
     that leave each module and their gradients, weights and their gradients and, with an optimizer, the
     updates. Modules are those of flax linen and, under ``jax.named_scope``, of any function; modules of
     flax.nnx and Equinox are called by their places in the tree. A module that returns what it was given
-    leaves no trace. Loops are unrolled; what could not be opened is in the report's ``notes``.
+    leaves no trace. Loops are unrolled, of a ``cond`` the branch that is taken is opened (the passes then run
+    operation by operation); what could not be opened is in the report's ``notes``.
 
     Nothing is changed: a flax.nnx module is copied, and ``fun`` is traced without ``jax.jit``.
 
@@ -96,18 +97,21 @@ def range_report(
     # Without jit nothing comes from, or stays in, a cache of traces.
     with jax.disable_jit(), module_names() as roots:
         closed = jax.make_jaxpr(outputs)(*leaves)
-    forward = Walk(frozenset(roots))
-    outs = forward.run(closed.jaxpr, closed.consts, leaves)
-    for value in forward.leaving.values():
-        for module in value.modules:
-            seen.add(ACTIVATION, module, _plain(value.array))
-    if forward.closed:
-        seen.note(f"Modules inside {', '.join(forward.closed)} were not looked at one by one.")
+    pass_ = _Pass(closed, frozenset(roots))
+    outs, arrays = pass_.forward(leaves)
+    for number, array in arrays.items():
+        for module in pass_.modules[number]:
+            seen.add(ACTIVATION, module, _plain(array))
+    if pass_.closed:
+        seen.note(f"Modules inside {', '.join(pass_.closed)} were not looked at one by one.")
     if len(outs) != 1 or jnp.size(outs[0]) != 1 or not jnp.issubdtype(outs[0].dtype, jnp.floating):
         seen.note("No gradients: the function gives no scalar loss.")
         return RangeReport(seen.rows, seen.formats, seen.notes)
 
-    grads = _backward(closed, leaves, forward, frozenset(roots), seen)
+    grads, of_values = pass_.backward(leaves, {n: jnp.zeros_like(array) for n, array in arrays.items()})
+    for number, grad in reversed(of_values.items()):
+        for module in pass_.modules[number]:
+            seen.add(ACTIVATION_GRADIENT, module, _plain(grad))
     for name, grad in zip(names, grads):
         seen.add(GRADIENT, _module_of(name), _plain(grad))
     if not np.isfinite(_plain(outs[0])).all():
@@ -120,21 +124,48 @@ def range_report(
     return RangeReport(seen.rows, seen.formats, seen.notes)
 
 
-def _backward(
-    closed: Any, leaves: list[Array], forward: Walk, roots: frozenset[str], seen: RangeCollector
-) -> list[Array]:
-    """Gradients of the leaves; those of the values that left modules are counted."""
-    zeros = {number: jnp.zeros_like(value.array) for number, value in forward.leaving.items()}
+class _Pass:
+    """The forward and the backward pass through a jaxpr.
 
-    def loss(leaves: list[Array], added: dict[int, Array]) -> Array:
-        (out,) = Walk(roots, added).run(closed.jaxpr, closed.consts, leaves)
-        return jnp.reshape(out, ())
+    Attributes:
+        modules: by the number of a value, the modules that it leaves.
+        closed: operations with modules inside that were not opened.
+    """
 
-    grads, of_values = jax.grad(loss, argnums=(0, 1))(leaves, zeros)
-    for number, grad in reversed(of_values.items()):
-        for module in forward.leaving[number].modules:
-            seen.add(ACTIVATION_GRADIENT, module, _plain(grad))
-    return list(grads)
+    def __init__(self, closed: Any, roots: frozenset[str]) -> None:
+        self.modules: dict[int, tuple[str, ...]] = {}
+        self.closed: list[str] = []
+        self._jaxpr, self._consts, self._roots = closed.jaxpr, closed.consts, roots
+        self._compiled: Callable[..., Any] = jax.jit
+
+    def forward(self, leaves: list[Array]) -> tuple[list[Array], dict[int, Array]]:
+        """The outputs, and the values that leave modules."""
+        try:
+            return jax.jit(self._forward)(leaves)
+        except (jax.errors.ConcretizationTypeError, jax.errors.TracerIntegerConversionError):
+            # A cond: which branch is taken must be known, so operation by operation.
+            self._compiled = _as_it_is
+            return self._forward(leaves)
+
+    def backward(self, leaves: list[Array], zeros: dict[int, Array]) -> tuple[list[Array], dict[int, Array]]:
+        """Gradients of the leaves, and of the values that leave modules."""
+
+        def loss(leaves: list[Array], added: dict[int, Array]) -> Array:
+            (out,) = Walk(self._roots, added).run(self._jaxpr, self._consts, leaves)
+            return jnp.reshape(out, ())
+
+        return self._compiled(jax.grad(loss, argnums=(0, 1)))(leaves, zeros)
+
+    def _forward(self, leaves: list[Array]) -> tuple[list[Array], dict[int, Array]]:
+        walk = Walk(self._roots)
+        outs = walk.run(self._jaxpr, self._consts, leaves)
+        self.modules = {number: value.modules for number, value in walk.leaving.items()}
+        self.closed = walk.closed
+        return outs, {number: value.array for number, value in walk.leaving.items()}
+
+
+def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
 
 
 def _updates(tx: Any, opt_state: PyTree, params: PyTree, grads: PyTree, seen: RangeCollector) -> PyTree:

@@ -11,8 +11,9 @@ __all__ = ["HIGHEST", "LOWEST", "Limits", "limits", "per_tensor_exponent", "uppe
 
 # Bins of the histograms: e holds 2**(e-1) < |x| <= 2**e. Upper ends belong to their bin, so that "at most
 # half the smallest subnormal", a power of two in every format, is a sum of whole bins at every power-of-two
-# scale. The ends are those of float32; what a float64 has beyond them is counted in the outermost bins.
-LOWEST, HIGHEST = -149, 128
+# scale. The ends are those of float32 (up to 2**-150 all is 0 in it); what a float64 has beyond them is in
+# the outermost bins.
+LOWEST, HIGHEST = -150, 128
 
 
 @dataclass(frozen=True, slots=True)

@@ -228,10 +228,15 @@ def _worst_first(troubles: list[Trouble]) -> list[Trouble]:
     return sorted(troubles, key=lambda t: (order.index(t.what), -t.fraction))
 
 
+def _innermost(troubles: Iterable[Trouble]) -> list[str]:
+    """The modules that have no other of them inside."""
+    modules = list(dict.fromkeys(t.module for t in troubles))
+    return [m for m in modules if not any(o != m and (not m or o.startswith(m + ".")) for o in modules)]
+
+
 def _names(troubles: Iterable[Trouble]) -> str:
     """The innermost modules, at most three by name."""
-    modules = list(dict.fromkeys(t.module for t in troubles))
-    inner = [m for m in modules if not any(o != m and (not m or o.startswith(m + ".")) for o in modules)]
+    inner = _innermost(troubles)
     shown = ", ".join(module_label(m) for m in inner[:_NAMED])
     return shown + (f" and {len(inner) - _NAMED} more" if len(inner) > _NAMED else "")
 
@@ -270,8 +275,8 @@ def _sentence(fmt: Format, rows: Sequence[RangeRow], facts: dict[str, Any], k: i
     for action in dict.fromkeys(t.action for t in over):
         some = [t for t in over if t.action == action]
         largest = max(t.amax for t in some)
-        few = len({t.module for t in some}) == 1
-        parts.append(f"{_names(some)} {'overflows' if few else 'overflow'} ({largest:.2g}); {action}")
+        verb = "overflows" if len(_innermost(some)) == 1 else "overflow"
+        parts.append(f"{_names(some)} {verb} ({largest:.2g}); {action}")
     gone = [t for t in troubles if t.what == "flushed" and t.kind in FORWARD]
     if gone:
         parts.append(f"small activations or weights of {_names(gone)} become 0")
