@@ -42,8 +42,9 @@ def range_report(
     that leave each module and their gradients, weights and their gradients and, with an optimizer, the
     updates. Modules are those of flax linen and, under ``jax.named_scope``, of any function; modules of
     flax.nnx and Equinox are called by their places in the tree. A module that returns what it was given
-    leaves no trace. Loops are unrolled, of a ``cond`` the branch that is taken is opened (the passes then run
-    operation by operation); what could not be opened is in the report's ``notes``.
+    leaves no trace, and a plain scope that is entered again at once counts as one. Loops are unrolled; of a
+    ``cond`` the branch that is taken is opened (the passes then run operation by operation). What could not
+    be opened is in the report's ``notes``.
 
     Nothing is changed: a flax.nnx module is copied, and ``fun`` is traced without ``jax.jit``.
 

@@ -115,7 +115,7 @@ class Walk:
             shared = _shared(held.scope, reader)
             if jnp.issubdtype(jnp.result_type(held.array), jnp.floating):
                 before = self.leaving.get(held.number)
-                modules = held.scope[shared:][::-1]
+                modules = tuple(path for path, _ in held.scope[shared:][::-1])
                 if before is None or len(modules) > len(before.modules):
                     self.leaving[held.number] = Leaving(modules, held.array)
             held.left = shared == 0

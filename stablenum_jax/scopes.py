@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
@@ -18,11 +19,13 @@ from stablenum_jax.names import path_name
 
 __all__ = ["Scope", "module_names", "scope_of"]
 
-#: The paths of the modules around an operation, from the outermost inwards.
-Scope: TypeAlias = tuple[str, ...]
+#: The modules around an operation, from the outermost inwards: the path of each, and which call of it.
+Scope: TypeAlias = tuple[tuple[str, str], ...]
 
 # Before a path that is counted from the outermost module, and not from the scope around it.
 _MARK = "stablenum:"
+# Before the number of a call, inside the scope of the module that is called.
+_CALL = "stablenum#"
 # Equinox names its layers by their classes.
 _CLASS_NAMES = ("eqx.",)
 
@@ -36,14 +39,19 @@ def scope_of(names: tuple[str, ...], roots: frozenset[str]) -> Scope:
 
     Example:
         >>> scope_of(("Net", "blocks_0", "attn"), frozenset({"Net"}))
-        ('', 'blocks_0', 'blocks_0.attn')
-        >>> scope_of(("stablenum:", "stablenum:layers.0", "eqx.nn.Linear"), frozenset())
-        ('', 'layers.0')
+        (('', ''), ('blocks_0', ''), ('blocks_0.attn', ''))
+        >>> scope_of(("stablenum:", "stablenum:layers.0", "stablenum#2", "eqx.nn.Linear"), frozenset())
+        (('', ''), ('layers.0', '2'))
     """
     marked = any(name.startswith(_MARK) for name in names)
-    found: list[str] = []
+    found: list[tuple[str, str]] = []
+    before = ""
     for i, name in enumerate(names):
-        around = found[-1] if found else ""
+        around = found[-1][0] if found else ""
+        if name.startswith(_CALL):
+            if found:
+                found[-1] = (around, name.removeprefix(_CALL))
+            continue
         if name.startswith(_MARK):
             path = name.removeprefix(_MARK)
         elif marked and name.startswith(_CLASS_NAMES):
@@ -51,9 +59,11 @@ def scope_of(names: tuple[str, ...], roots: frozenset[str]) -> Scope:
         elif i == 0 and name in roots:
             path = ""
         else:
-            path = f"{around}.{name}" if around else name
-        if not found or path != found[-1]:
-            found.append(path)
+            # linen calls the method `encode` of `attn` "attn.encode".
+            own = name.removeprefix(f"{before}.") if before else name
+            path = f"{around}.{own}" if around else own
+        found.append((path, ""))
+        before = name
     return tuple(found)
 
 
@@ -64,25 +74,29 @@ def module_names() -> Iterator[set[str]]:
     Gives the set in which the names of outermost linen modules gather. Classes are as before afterwards.
     """
     roots: set[str] = set()
+    count = itertools.count()
     with contextlib.ExitStack() as stack:
         linen = sys.modules.get("flax.linen")
         if linen is not None:
-            stack.enter_context(linen.intercept_methods(functools.partial(_note_root, roots)))
+            stack.enter_context(linen.intercept_methods(functools.partial(_note_call, roots, count)))
         nnx = sys.modules.get("flax.nnx")
         if nnx is not None:
-            stack.enter_context(_wrapped_calls(nnx.Module, _nnx_paths))
+            stack.enter_context(_wrapped_calls(nnx.Module, _nnx_paths, count))
         equinox = sys.modules.get("equinox")
         if equinox is not None:
             base = equinox.Module
-            stack.enter_context(_wrapped_calls(base, functools.partial(_tree_paths, base)))
+            stack.enter_context(_wrapped_calls(base, functools.partial(_tree_paths, base), count))
         yield roots
 
 
-def _note_root(roots: set[str], call: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+def _note_call(
+    roots: set[str], count: Iterator[int], call: Callable[..., Any], args: Any, kwargs: Any, context: Any
+) -> Any:
     if context.module.path == ():
         method = "" if context.method_name == "__call__" else f".{context.method_name}"
         roots.add((context.module.name or type(context.module).__name__) + method)
-    return call(*args, **kwargs)
+    with jax.named_scope(f"{_CALL}{next(count)}"):
+        return call(*args, **kwargs)
 
 
 def _nnx_paths(root: Any) -> dict[int, str]:
@@ -110,9 +124,12 @@ def _tree_paths(base: type, root: Any) -> dict[int, str]:
 
 
 @contextlib.contextmanager
-def _wrapped_calls(base: type, paths_of: Callable[[Any], dict[int, str]]) -> Iterator[None]:
+def _wrapped_calls(
+    base: type, paths_of: Callable[[Any], dict[int, str]], count: Iterator[int]
+) -> Iterator[None]:
     """Every ``__call__`` of ``base`` and its subclasses runs in the scope of the module's path."""
     known: dict[int, str] = {}  # while an outermost module is being called
+    called: list[int] = []
 
     def wrapped(call: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(call)
@@ -122,10 +139,15 @@ def _wrapped_calls(base: type, paths_of: Callable[[Any], dict[int, str]]) -> Ite
                 known.update(paths_of(self))
             try:
                 path = known.get(id(self))
-                if path is None:  # made meanwhile: it has no place in the tree
+                # Made meanwhile, it has no place in the tree; or it calls what it inherits.
+                if path is None or called[-1:] == [id(self)]:
                     return call(self, *args, **kwargs)
-                with jax.named_scope(_MARK + path):
-                    return call(self, *args, **kwargs)
+                called.append(id(self))
+                try:
+                    with jax.named_scope(_MARK + path), jax.named_scope(f"{_CALL}{next(count)}"):
+                        return call(self, *args, **kwargs)
+                finally:
+                    called.pop()
             finally:
                 if outermost:
                     known.clear()

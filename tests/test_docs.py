@@ -39,7 +39,7 @@ BLOCKS = {
 def test_the_pages_have_examples():
     with_examples = {name.partition(":")[0] for name in BLOCKS}
     rules = {str(page.relative_to(DOCS)) for page in RULES}
-    assert with_examples == {"how-it-works.md", "nan-and-cure.md", "quickstart.md"} | rules
+    assert with_examples == {"how-it-works.md", "nan-and-cure.md", "quickstart.md", "ranges.md"} | rules
 
 
 @pytest.mark.parametrize("rule", [*CLIP_RULES, *LOSS_SCALES, SpikeGuard, MeanStdSpikeGuard])
