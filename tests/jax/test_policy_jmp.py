@@ -77,8 +77,7 @@ def test_the_floor_survives_jit() -> None:
 def test_a_scale_of_any_dtype_moves_and_stays_finite(dtype) -> None:
     scale = ours.DynamicLossScale(dtype(2.0**14), period=1)
     assert float(scale.adjust(False).loss_scale) == 2.0**13
-    for _ in range(200):
-        scale = jax.jit(lambda s: s.adjust(jnp.bool_(True)))(scale)
+    scale = jax.jit(lambda s: jax.lax.fori_loop(0, 200, lambda _, s: s.adjust(jnp.bool_(True)), s))(scale)
     assert scale.loss_scale.dtype == dtype
     assert float(scale.loss_scale) == (2.0**15 if dtype == jnp.float16 else 2.0**100)
 
