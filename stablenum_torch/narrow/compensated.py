@@ -78,7 +78,8 @@ class StochasticRounding(_Passing):
 
     ``w' = round_stochastically(w + u)``, see :func:`stablenum.rounding.round_stochastically`. The inner
     optimizer runs in float32 for the time of a step; nothing is kept of a parameter. The generator's state
-    is saved under ``"rounding"``.
+    is saved under ``"rounding"`` (torch.distributed.checkpoint leaves it out: the stream then goes on as it
+    is).
 
     NaN and inf pass through, finite values saturate. Under ``wrap`` a skipped step leaves parameters and
     generator as they are; on an accelerator the host waits once a step for the decision.

@@ -228,11 +228,17 @@ class TwinOptimizer(Optimizer):
             state = state if replaced is None else dict(replaced)
         each = {index: dict(values) for index, values in state["state"].items()}
         kept: dict[Tensor, Tensor | None] = {}
-        for index, p in self._numbered():
+        # torch goes by order: distributed checkpoints have names where others have numbers.
+        indices = [index for group in state["param_groups"] for index in group["params"]]
+        if len(indices) != len(self._twins):
+            raise ValueError(
+                f"state_dict must be of {len(self._twins)} parameters, as this optimizer; got {len(indices)}."
+            )
+        for index, (_, p) in zip(indices, self._numbered(), strict=True):
             found = each.get(index, {}).pop(self._kept_name, None)
             if found is not None and is_narrow(p) and found.shape != p.shape:
                 raise ValueError(
-                    f"state_dict['state'][{index}]['{self._kept_name}'] must be of shape {tuple(p.shape)}; "
+                    f"state_dict['state'][{index!r}]['{self._kept_name}'] must be of shape {tuple(p.shape)}; "
                     f"got {tuple(found.shape)}."
                 )
             kept[p] = found

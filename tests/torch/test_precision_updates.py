@@ -11,6 +11,7 @@ import warnings
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint import state_dict as checkpoint
 
 import stablenum_torch as st
 import stablenum_torch.stepping
@@ -298,3 +299,24 @@ def test_wrong_arguments_are_named(kind) -> None:
     saved["state"][0]["master"] = torch.zeros(3)
     with pytest.raises(ValueError, match=r"\['master'\] must be of shape \(4, 3\); got \(3,\)"):
         opt.load_state_dict(saved)
+
+
+@pytest.mark.parametrize("kind", [st.MasterWeights, st.KahanUpdate])
+def test_distributed_checkpoints_carry_it(kind) -> None:
+    """They name parameters where a state dict has numbers."""
+
+    def make(seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(seed)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2)).bfloat16()
+        return model, st.wrap(kind(model.parameters(), INNER["adamw"]))
+
+    model, opt = make(0)
+    set_gradients(list(model.parameters()), 0)
+    opt.step()
+    saved = copy.deepcopy(checkpoint.get_state_dict(model, opt))
+    other, opt2 = make(1)
+    checkpoint.set_state_dict(other, opt2, model_state_dict=saved[0], optim_state_dict=saved[1])
+    for m, o in ((model, opt), (other, opt2)):
+        set_gradients(list(m.parameters()), 1)
+        o.step()
+    assert bits(list(model.parameters())) == bits(list(other.parameters()))
