@@ -19,7 +19,7 @@ from tests.jax.helpers import assert_same_bits, make_grads, make_params, spoil, 
 Make = Callable[[Any], Any]
 REMEDIES: dict[str, Make] = {
     "kahan": lambda tx: optax.chain(tx, kahan()),
-    "stochastic": lambda tx: optax.chain(tx, stochastic_rounding(3)),
+    "stochastic": lambda tx: optax.chain(tx, stochastic_rounding()),
     "master": master_weights,
 }
 
