@@ -42,6 +42,7 @@ def setup(app: object) -> None:
     import figures
     import poison
     import tables
+    import updates
 
     results, generated = HERE.parent / "benchmarks" / "results", HERE / "_build" / "generated"
     generated.mkdir(parents=True, exist_ok=True)
@@ -52,4 +53,5 @@ def setup(app: object) -> None:
     tables.write_losses(results / "losses.json", generated)
     cures.write_cures(generated)
     poison.write_poison(generated)
+    updates.write_updates(generated)
     figures.make_all(generated / "figures")

@@ -39,7 +39,8 @@ BLOCKS = {
 def test_the_pages_have_examples():
     with_examples = {name.partition(":")[0] for name in BLOCKS}
     rules = {str(page.relative_to(DOCS)) for page in RULES}
-    assert with_examples == {"how-it-works.md", "nan-and-cure.md", "quickstart.md", "ranges.md"} | rules
+    pages = {"how-it-works.md", "nan-and-cure.md", "precision.md", "quickstart.md", "ranges.md"}
+    assert with_examples == pages | rules
 
 
 @pytest.mark.parametrize("rule", [*CLIP_RULES, *LOSS_SCALES, SpikeGuard, MeanStdSpikeGuard])
@@ -145,6 +146,21 @@ def test_what_a_bad_value_does_is_told_by_comparing_decisions(made_with):
     verdict, afterwards = told["1e30"]
     assert verdict == "applied, `CLIPPED`"
     assert afterwards.startswith("the same decisions (factors within 0.")
+
+
+def test_the_tables_of_small_updates_are_measured(made_with):
+    updates = made_with("updates")
+    rows = {row[0]: [float(cell) for cell in row[1:]] for row in updates.thousand_rows()}
+    plain, kahan, stochastic, masters = (rows[label] for label, *_ in updates.WAYS.values())
+    assert plain == [0.0, 0.0]
+    half_spacing = 2.0**-9  # of what the weight itself can show
+    for found, error in ((kahan, 1.5 * half_spacing), (stochastic, 0.002), (masters, half_spacing)):
+        assert max(abs(moved - 0.1) for moved in found) <= error
+    assert rows["exactly"] == [0.1, 0.1]
+    labels = [row[0] for row in updates.digits_rows(steps=2)]
+    assert labels == ["float32", *(label for label, *_ in updates.WAYS.values())]
+    page = (DOCS / "precision.md").read_text(encoding="utf-8")
+    assert all(f"{{include}} _build/generated/{name}.md" in page for name in ("updates", "updates-digits"))
 
 
 def cures_and_cases():

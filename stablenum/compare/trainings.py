@@ -180,7 +180,7 @@ TRAININGS: tuple[Training, ...] = (
         faults=tuple(Fault(step=step, kind="scale", factor=6e4) for step in range(30, 270)),
         optimizer=OptimizerSpec(name="sgd", lr=0.005, momentum=0.9),
         guard=dataclasses.replace(_SCALING, escalate=EscalatePrecision(after=3, for_steps=60)),
-        goal=Goal(measure="accuracy", below_clean=0.01),
+        goal=Goal(measure="loss", of_start=0.1),
         expected=Expected(plain=DIES, guarded=SURVIVES, skips=12, final_loss_scale=2.0**13),
         tolerance=_DIGITS,
     ),
