@@ -9,8 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 from stablenum.bounds import at_least
 from stablenum.errors import bad_field
 from stablenum.fields import check_field
-from stablenum.formats import FORMATS
-from stablenum.policy import parse_format
+from stablenum.policy import parse_format, wider
 
 __all__ = ["EscalatePrecision", "EscalationState"]
 
@@ -64,7 +63,7 @@ class EscalatePrecision:
         if isinstance(given, str) or len(given) < 2:
             raise bad_field("EscalatePrecision.formats", "two formats or more, from narrow to wide", given)
         names = tuple(parse_format(name) for name in given)
-        if any(_width(a) >= _width(b) for a, b in itertools.pairwise(names)):
+        if any(wider(a, b) == a for a, b in itertools.pairwise(names)):
             raise bad_field("EscalatePrecision.formats", "formats that rise in range or precision", given)
         object.__setattr__(self, "formats", names)
 
@@ -92,7 +91,3 @@ class EscalatePrecision:
             bad=xp.where(begins, zero, bad),
             left=xp.where(begins & (level > 0), xp.full_like(left, self.for_steps), left),
         )
-
-
-def _width(name: str) -> tuple[float, int]:
-    return FORMATS[name].max, FORMATS[name].bits

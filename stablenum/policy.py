@@ -15,7 +15,7 @@ from typing import Any
 from stablenum.errors import bad_field
 from stablenum.formats import FORMATS, Format
 
-__all__ = ["Policy", "PolicyRule", "parse_format"]
+__all__ = ["Policy", "PolicyRule", "parse_format", "wider"]
 
 _PARTS = {"p": "params", "c": "compute", "o": "output"}
 _NAMES = {
@@ -46,6 +46,16 @@ def parse_format(name: object, *, half: str = "float16") -> str:
         allowed = f"one of {', '.join(FORMATS)}, half, or a short name ({', '.join(_NAMES)})"
         raise bad_field("format", allowed, name)
     return text
+
+
+def wider(a: str, b: str) -> str:
+    """The one of two formats with more range; of equal range the first.
+
+    Example:
+        >>> wider("float16", "bfloat16"), wider("float32", "bfloat16")
+        ('bfloat16', 'float32')
+    """
+    return max(a, b, key=lambda name: FORMATS[name].max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +143,24 @@ class Policy:
                     output=rule.output or here.output,
                 )
         return here
+
+    def at_least(self, format: str) -> Policy:  # noqa: A002
+        """The policy of which no part computes, or hands out, narrower than ``format``.
+
+        Example:
+            >>> str(Policy.parse("p=f32,c=f16", rules={"*norm*": "f32"}).at_least("bfloat16"))
+            'p=f32,c=bf16,o=bf16;*norm*:c=float32,o=float32'
+        """
+
+        def raised(part: Any) -> Any:
+            return dataclasses.replace(
+                part,
+                compute=part.compute and wider(part.compute, format),
+                output=part.output and wider(part.output, _carrier(format)),
+            )
+
+        rules = tuple(raised(rule) for rule in self.rules)
+        return dataclasses.replace(raised(self), rules=rules)  # type: ignore[no-any-return]
 
     @property
     def compute_format(self) -> Format:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,7 +15,7 @@ import stablenum
 from stablenum.errors import bad_field
 from stablenum.formats import FORMATS
 from stablenum_jax.casting import is_castable
-from stablenum_jax.policy import Policy
+from stablenum_jax.policy import Policy, as_policy
 from stablenum_jax.state import guard_state
 
 __all__ = ["computing_in", "current_policy", "in_level_format", "ladder_of", "raised_format"]
@@ -49,22 +48,7 @@ def current_policy(policy: Policy) -> Policy:
     name = _FORMAT.get()
     if name is None:
         return policy
-    core = policy.core
-    raised = stablenum.Policy(
-        params=core.params,
-        compute=_wider(core.compute, name),
-        output=_wider(core.output, stablenum.Policy(compute=name).output),
-        rules=tuple(
-            dataclasses.replace(
-                rule,
-                compute=rule.compute and _wider(rule.compute, name),
-                output=rule.output and _wider(rule.output, stablenum.Policy(compute=name).output),
-            )
-            for rule in core.rules
-        ),
-    )
-    param, compute, output = (getattr(jnp, part) for part in (raised.params, raised.compute, raised.output))
-    return Policy(param, compute, output, raised.rules)
+    return as_policy(policy.core.at_least(name))
 
 
 def ladder_of(policy: Policy, formats: Sequence[Any] | None) -> tuple[str, ...]:
@@ -122,8 +106,3 @@ def in_level_format(
 def _common(leaves: Sequence[Any]) -> Any:
     dtypes = [leaf.dtype for leaf in leaves]
     return jnp.result_type(*dtypes) if is_castable(leaves[0]) else dtypes[0]
-
-
-def _wider(a: str, b: str) -> str:
-    """The one of two formats with more range and bits; a float16 beside a bfloat16 gives way."""
-    return max(a, b, key=lambda name: (FORMATS[name].bits, FORMATS[name].max))

@@ -167,6 +167,7 @@ def _wrapped_calls(
 
 def _subclasses(base: type) -> set[type]:
     found = {base}
-    for kind in type.__subclasses__(base):
+    kinds: list[type] = type.__subclasses__(base)
+    for kind in kinds:
         found |= _subclasses(kind)
     return found

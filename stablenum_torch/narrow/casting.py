@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _NormBase
 
-from stablenum.formats import FORMATS
-from stablenum.policy import Policy, parse_format
+from stablenum.policy import Policy, parse_format, wider
 
-__all__ = ["as_policy", "cast_floating", "cast_module", "dtype_of", "narrowed"]
+__all__ = ["as_policy", "cast_floating", "cast_module", "dtype_of", "narrowed", "running_statistics"]
 
 Value = TypeVar("Value")
 
@@ -102,8 +102,8 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 def cast_module(model: torch.nn.Module, policy: Policy) -> None:
     """Parameters in the format that ``policy`` keeps them in, module by module, in place.
 
-    Parameters stay the same objects, so optimizers and ties go on. Floating-point buffers (running
-    statistics) get the wider one of their module's formats for parameters and for computing.
+    Parameters stay the same objects, so optimizers and ties go on. Floating-point buffers get the wider one
+    of their module's formats for parameters and for computing; running statistics are never narrowed.
     """
     done: set[int] = set()
     for path, module in model.named_modules():
@@ -114,10 +114,18 @@ def cast_module(model: torch.nn.Module, policy: Policy) -> None:
                 p.data = cast_floating(p.data, dtype_of(here.params))
                 if p.grad is not None:
                     p.grad = cast_floating(p.grad, dtype_of(here.params))
-        kept = max(here.params, here.carrier, key=lambda name: FORMATS[name].bits)
+        kept = wider(here.params, here.carrier)
+        statistics = running_statistics(module)
+        if statistics is not None:
+            kept = wider(kept, parse_format(statistics.dtype))
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = cast_floating(buffer, dtype_of(kept))
+
+
+def running_statistics(module: torch.nn.Module) -> Tensor | None:
+    """The running mean of a batch or instance norm that keeps one."""
+    return module.running_mean if isinstance(module, _NormBase) else None
 
 
 def narrowed(wide: Tensor, dtype: torch.dtype) -> Tensor:

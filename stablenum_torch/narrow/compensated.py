@@ -64,7 +64,8 @@ class KahanUpdate(_Passing):
 
     def _write_back(self, p: Tensor, twin: Tensor) -> None:
         c = self._kept[p]
-        update = twin - self._start(p)
+        start = self._start(p)
+        update = torch.where(torch.isfinite(start), twin - start, twin)  # inf - inf is NaN
         moved, rest = kahan_add(p.detach(), c, update, xp=torch_namespace)
         p.copy_(moved)
         self._kept[p] = rest

@@ -71,7 +71,8 @@ class EightBitProducts(torch.nn.Module):
             bias: (n,) or None; it is added, and its gradient summed, in ``x``'s dtype.
         """
         amax = torch.stack([_amax(x), _amax(weight)])
-        scales, after = _next(self.forward_rule, self.history, self.scale, amax)
+        state = DelayedScalingState(self.history, self.scale)
+        scales, after = self.forward_rule.use(state, amax, xp=torch_namespace)
         if self.training and torch.is_grad_enabled():
             self.history.copy_(after.history)
             self.scale.copy_(after.scale)
@@ -85,8 +86,8 @@ class EightBitProducts(torch.nn.Module):
 
     def gradients_scale(self, grad: Tensor) -> Tensor:
         """() float32: the scale for this gradient, which is remembered."""
-        state = self.gradient_history, self.gradient_scale
-        scale, after = _next(self.backward_rule, *state, _amax(grad)[None])
+        state = DelayedScalingState(self.gradient_history, self.gradient_scale)
+        scale, after = self.backward_rule.use(state, _amax(grad)[None], xp=torch_namespace)
         self.gradient_history.copy_(after.history)
         self.gradient_scale.copy_(after.scale)
         return scale[0]
@@ -110,16 +111,6 @@ def _amax(x: Tensor) -> Tensor:
     if not x.numel():
         return torch.zeros((), device=x.device)
     return x.detach().abs().amax().float()
-
-
-def _next(
-    rule: DelayedScaling, history: Tensor, scale: Tensor, amax: Tensor
-) -> tuple[Tensor, DelayedScalingState]:
-    """The scales for this use and the state after it."""
-    # Copies: the buffers are written to before the scales are read for the last time.
-    after = rule.update(DelayedScalingState(history, scale), amax, xp=torch_namespace)
-    unused = history.amax(dim=1) == 0
-    return torch.where(unused, after.scale, scale), after
 
 
 def _quantised(x: Tensor, scale: Tensor, name: str) -> Tensor:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from stablenum.delayed_scaling import DelayedScaling
 from stablenum.errors import bad_field, check_choice
 from stablenum.formats import FORMATS
-from stablenum.policy import Policy
-from stablenum_torch.narrow.casting import as_policy, cast_floating, cast_module, dtype_of
+from stablenum.policy import Policy, wider
+from stablenum_torch.narrow.casting import as_policy, cast_floating, cast_module, dtype_of, running_statistics
 from stablenum_torch.narrow.eight_bits import EightBitProducts, offers_native_products
 
 __all__ = ["Precision", "precision"]
@@ -36,8 +36,8 @@ def precision(
     """Make a model keep, compute and hand out numbers in the formats of a policy.
 
     - Parameters are cast in place to ``policy.params``, module by module; they stay the same objects. Make
-      the optimizer afterwards. Running statistics and other buffers keep the wider of their module's formats
-      for parameters and computing.
+      the optimizer afterwards. Buffers get the wider of their module's formats for parameters and computing;
+      running statistics of norms, and with them the norms' weights while they compute, are not narrowed.
     - While a module computes, its parameters read in its compute format (as jmp's ``cast_to_compute``), and
       what goes into a module with parameters is cast to it. Gradients arrive in the parameters' own format.
     - The policy's output format is that of the whole model; a rule's that of the modules it is about. In
@@ -108,12 +108,12 @@ class _Place:
 
     Attributes:
         compute: its format.
-        output: the dtype to hand out; None where values flow on as they are.
+        output: the format to hand out; None where values flow on as they are.
         hooked: whether values are cast on the way in.
     """
 
     compute: str
-    output: torch.dtype | None
+    output: str | None
     hooked: bool
 
 
@@ -193,7 +193,7 @@ class Precision:
 
     @contextlib.contextmanager
     def at_least(self, format: str | None) -> Iterator[Precision]:  # noqa: A002
-        """While it lasts no module computes in a narrower format than this one; None changes nothing."""
+        """While it lasts no module computes, or hands out, in a narrower format; None changes nothing."""
         before, self._floor = self._floor, format
         try:
             yield self
@@ -203,29 +203,54 @@ class Precision:
     def compute_format(self, module: nn.Module) -> str:
         """The format that ``module``, a part of the model, computes in now."""
         own = self._places[module].compute
-        return own if self._floor is None else max(own, self._floor, key=_width)
+        return own if self._floor is None else wider(own, self._floor)
 
     def _compute_dtype(self, module: nn.Module) -> torch.dtype:
         return dtype_of(Policy(compute=self.compute_format(module)).carrier)
 
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        undo = contextlib.ExitStack()
-        self._running.append(undo)
         dtype = self._compute_dtype(module)
         if self._autocasts:
-            enabled = dtype in (torch.bfloat16, torch.float16)
-            kind = next((t.device.type for t in module.parameters()), "cpu")
-            undo.enter_context(
-                torch.autocast(kind, dtype=dtype if enabled else torch.bfloat16, enabled=enabled)
-            )
-        elif module not in self._reading:
-            self._read_in_compute_format(module, undo)
+            self._begin_uncompiled(module)
+        else:
+            self._begin(module)
         return cast_floating(args, dtype), cast_floating(kwargs, dtype)
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> Any:
-        self._running.pop().close()
+        if self._autocasts:
+            self._end_uncompiled()
+        else:
+            self._end()
         wanted = self._places[module].output
-        return output if wanted is None else cast_floating(output, wanted)
+        if wanted is None:
+            return output
+        if self._floor is not None:
+            wanted = wider(wanted, Policy(compute=self._floor).carrier)
+        return cast_floating(output, dtype_of(wanted))
+
+    def _begin(self, module: nn.Module) -> None:
+        undo = contextlib.ExitStack()
+        self._running.append(undo)
+        if self._autocasts:
+            kind = next((t.device.type for t in module.parameters()), "cpu")
+            if self._left_to_autocast(module):
+                undo.enter_context(torch.autocast(kind, dtype=self._compute_dtype(module)))
+            else:
+                undo.enter_context(torch.autocast(kind, enabled=False))
+        if module not in self._reading and not self._left_to_autocast(module):
+            self._read_in_compute_format(module, undo)
+
+    def _end(self) -> None:
+        self._running.pop().close()
+
+    # torch.compile cannot follow an autocast that begins in one hook and ends in another.
+    _begin_uncompiled = torch.compiler.disable(_begin)
+    _end_uncompiled = torch.compiler.disable(_end)
+
+    def _left_to_autocast(self, module: nn.Module) -> bool:
+        """Whether torch's autocast casts the module's parameters: in 16 bits, batch norms aside."""
+        narrow = self._compute_dtype(module) in (torch.bfloat16, torch.float16)
+        return self._autocasts and narrow and running_statistics(module) is None
 
     def _read_in_compute_format(self, module: nn.Module, undo: contextlib.ExitStack) -> None:
         """Let the parameters of ``module`` and of all in it read as casts, until ``undo``.
@@ -233,11 +258,18 @@ class Precision:
         All in it too, for a module may use a parameter of another without calling it, as attention and tied
         embeddings do.
         """
-        parts = [part for part in module.modules() if part in self._places and part not in self._reading]
+        parts = [
+            part
+            for part in module.modules()
+            if part in self._places and part not in self._reading and not self._left_to_autocast(part)
+        ]
         self._reading.update(parts)
         undo.callback(self._reading.difference_update, parts)
         for part in parts:
-            dtype, own = self._compute_dtype(part), dict(part._parameters)
+            # A norm with running statistics takes narrow values, but weights in the statistics' format alone.
+            statistics = running_statistics(part)
+            dtype = self._compute_dtype(part) if statistics is None else statistics.dtype
+            own = dict(part._parameters)
             casts = {name: p if p is None else cast_floating(p, dtype) for name, p in own.items()}
             if any(casts[name] is not p for name, p in own.items()):
                 _replace(part, casts)
@@ -260,10 +292,6 @@ def _replace(module: nn.Module, tensors: dict[str, Tensor | None]) -> None:
         module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
 
 
-def _width(name: str) -> tuple[float, int]:
-    return FORMATS[name].max, FORMATS[name].bits
-
-
 def _places(model: nn.Module, policy: Policy) -> list[tuple[nn.Module, _Place]]:
     """Each module with what the policy says about it.
 
@@ -284,8 +312,7 @@ def _places(model: nn.Module, policy: Policy) -> list[tuple[nn.Module, _Place]]:
         around = [rule for rule in policy.rules if rule.matches(path.rpartition(".")[0])]
         begins = path == "" or any(rule not in around and (rule.compute or rule.output) for rule in rules)
         owns = any(p is not None and p.is_floating_point() for p in module._parameters.values())
-        output = dtype_of(here.output) if begins else None
-        found.append((module, _Place(here.compute, output, begins or owns)))
+        found.append((module, _Place(here.compute, here.output if begins else None, begins or owns)))
     for rule in policy.rules:
         if rule not in met:
             raise bad_field("policy.rules", "patterns that match a module of the model", rule.pattern)

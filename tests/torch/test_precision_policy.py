@@ -133,6 +133,42 @@ def test_running_statistics_stay_wide_where_the_policy_computes_so() -> None:
     assert model[1].num_batches_tracked.dtype == torch.int64
 
 
+@pytest.mark.parametrize("how", ["casts", "autocast"])
+@pytest.mark.parametrize("words", ["p=f32,c=bf16", "p=f32,c=f16", "bf16", "f16", "p=bf16,c=f32", "f64"])
+def test_batch_norms_compute_in_every_format(words: str, how: str) -> None:
+    policy = as_policy(words)
+    model = nn.Sequential(nn.Conv1d(3, 4, 3), nn.BatchNorm1d(4))
+    with st.precision(model, policy, how=how) as handle:
+        out = model(torch.randn(5, 3, 8))
+        out.float().square().sum().backward()
+        assert out.dtype == getattr(torch, policy.output)
+        assert {p.grad.dtype for p in model.parameters()} == {getattr(torch, policy.params)}
+        assert model[1].running_mean.dtype == (torch.float64 if words == "f64" else F32)
+        assert model[1].running_mean.abs().max() > 0
+        with handle.at_least("float32"):
+            model(torch.randn(5, 3, 8))
+        model.eval()
+        assert model(torch.randn(5, 3, 8)).dtype == getattr(torch, policy.output)
+
+
+@pytest.mark.parametrize("words", ["bf16", "f16", "p=bf16,c=f32"])
+def test_islands_under_autocast_take_narrow_parameters(words: str) -> None:
+    model = transformer()
+    st.precision(model, st.Policy.parse(words, rules={"*norm*": "float32"}), how="autocast")
+    model(TOKENS).float().sum().backward()
+    assert {p.grad.dtype for p in model.parameters()} == {getattr(torch, as_policy(words).params)}
+
+
+def test_in_a_wider_format_the_output_is_wider_too() -> None:
+    model = nn.Linear(2, 1)
+    nn.init.constant_(model.weight, 6e4)
+    handle = st.precision(model, "p=f32,c=f16")
+    assert model(torch.ones(1, 2)).isinf().all()
+    with handle.at_least("float32"):
+        out = model(torch.ones(1, 2))
+    assert (out.dtype, out.isfinite().item()) == (F32, True)
+
+
 def test_rules_give_modules_their_own_parameters_and_outputs() -> None:
     model = nn.Sequential(collections.OrderedDict(a=nn.Linear(2, 2), b=nn.Linear(2, 2), c=nn.Linear(2, 2)))
     st.precision(model, st.Policy.parse("bf16", rules={"a": "p=f32", "b": "c=f16,o=f32"}))
@@ -232,9 +268,13 @@ def test_a_copy_has_a_policy_of_its_own() -> None:
     assert twin.position.grad is not None
 
 
-def test_compiled_it_computes_the_same() -> None:
+# The compiler looks for gradients of what it resumes with, and hides the warning from all but strict filters.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("how", ["casts", "autocast"])
+def test_compiled_it_computes_the_same(how: str) -> None:
+    torch.compiler.reset()
     model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2))
-    st.precision(model, st.Policy.parse("p=f32,c=bf16,o=f32", rules={"1": "float32"}))
+    st.precision(model, st.Policy.parse("p=f32,c=bf16,o=f32", rules={"1": "float32"}), how=how)
     x = torch.randn(3, 4)
     torch.testing.assert_close(torch.compile(model, backend="eager")(x), model(x))
 

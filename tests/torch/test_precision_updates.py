@@ -320,3 +320,14 @@ def test_distributed_checkpoints_carry_it(kind) -> None:
         set_gradients(list(m.parameters()), 1)
         o.step()
     assert bits(list(model.parameters())) == bits(list(other.parameters()))
+
+
+def test_an_infinite_weight_stays_infinite_in_compensated_updates() -> None:
+    w = torch.nn.Parameter(torch.tensor([1.0, torch.inf, -torch.inf, torch.nan], dtype=torch.bfloat16))
+    opt = st.KahanUpdate([w], lambda p: torch.optim.SGD(p, lr=1.0))
+    w.grad = torch.full_like(w, 0.5)
+    opt.step()
+    torch.testing.assert_close(
+        w.detach().float(), torch.tensor([0.5, torch.inf, -torch.inf, torch.nan]), equal_nan=True
+    )
+    assert torch.equal(opt.state[w]["compensation"], torch.zeros_like(w))
