@@ -63,6 +63,7 @@ class LinenCall:
         params = variables.get("params", {})
         owners = dict(_modules(params))
         called: set[str] = set()
+        multiplied: set[str] = set()
         method = kwargs.get("method")
         entry = method if isinstance(method, str) else getattr(method, "__name__", "__call__")
 
@@ -73,8 +74,11 @@ class LinenCall:
             called.add(path)
             place = place_of(policy, path, owns=owners.get(path, False))
             args, kwargs = hand_in(place, args, kwargs)
-            product = place.eight_bits and _is_product(context)
-            result = self._dense(context.module, *args) if product else next_fun(*args, **kwargs)
+            if place.eight_bits and _is_product(context):
+                _refuse_second_use(path, multiplied)
+                result = self._dense(context.module, *args)
+            else:
+                result = next_fun(*args, **kwargs)
             return hand_out(place, result)
 
         narrowed = policy.cast_to_compute({"params": params})
@@ -89,12 +93,23 @@ class LinenCall:
         if not module.has_variable(FP8_STATISTICS, _STATE):
             raise ValueError(
                 f"variables must hold the states of 8-bit products, under {FP8_STATISTICS!r}; there is none "
-                f"for {'.'.join(module.path)}. Make variables by precision(model, policy).init(...)."
+                f"for {'.'.join(module.path)}. Make variables by precision(model, policy).init(...); one "
+                "inside nn.RNN or nn.scan, which see their own collections alone, needs a rule for 16 bits."
             )
         kernel = module.get_variable("params", "kernel")
         state = module.get_variable(FP8_STATISTICS, _STATE)
         out = fp8_dot(inputs, kernel, state, recipe=self.recipe)
         return out + module.get_variable("params", "bias") if module.use_bias else out
+
+
+def _refuse_second_use(path: str, multiplied: set[str]) -> None:
+    """The next state is a gradient, and those of two uses would be added up."""
+    if path in multiplied:
+        raise ValueError(
+            f"each module may make one 8-bit product in a call; {path} makes two. Add a rule for it, "
+            f"{{{path!r}: 'bf16'}}."
+        )
+    multiplied.add(path)
 
 
 def _is_product(context: Any) -> bool:

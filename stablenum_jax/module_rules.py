@@ -7,9 +7,11 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeAlias
 
+import jax.numpy as jnp
+
 from stablenum.errors import bad_field
 from stablenum.formats import FORMATS
-from stablenum_jax.casting import cast_floating
+from stablenum_jax.casting import cast_floating, cast_leaves
 from stablenum_jax.escalating import current_policy
 from stablenum_jax.policy import Policy, as_policy
 
@@ -69,7 +71,8 @@ def precision(model: Any, policy: Any) -> Callable[..., Any]:
 
     Raises:
         TypeError: ``model`` is not callable; ``policy`` is none of the above.
-        ValueError: when called: a rule's pattern matches no module; 8-bit computing in nnx or equinox.
+        ValueError: when called: a rule's pattern matches no module, or nothing in a function's arguments;
+            8-bit computing in nnx or equinox.
 
     Example:
         >>> import jax.numpy as jnp
@@ -98,8 +101,16 @@ def precision(model: Any, policy: Any) -> Callable[..., Any]:
 
 def _call_function(fun: Callable[..., Any], policy: Policy, /, *args: Any, **kwargs: Any) -> Any:
     now = current_policy(policy)
-    cast = [now.cast_to_compute(arg) for arg in args]
-    return now.cast_to_output(fun(*cast, **now.cast_to_compute(kwargs)))
+    met: set[str] = set()
+
+    def dtype_of(path: str) -> Any:
+        met.add(path)
+        return jnp.dtype(now.core.at(path).carrier)
+
+    cast = [cast_leaves(arg, dtype_of) for arg in args]
+    named = cast_leaves(kwargs, dtype_of)
+    check_rules(now, met)
+    return now.cast_to_output(fun(*cast, **named))
 
 
 def place_of(policy: Policy, path: str, *, owns: bool) -> Place:

@@ -151,3 +151,41 @@ def test_an_escalation_reaches_the_modules() -> None:
     assert seen == [True, False, True, True, True]
     levels = [row["precision_level"] for row in stablenum_jax.history(opt_state)]
     assert levels == [0, 0, 1, 1, 0]
+
+
+class Twice(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        dense = nn.Dense(4, name="dense")
+        return dense(dense(x))
+
+
+def test_one_layer_in_two_8_bit_products_is_refused() -> None:
+    x = jnp.ones((2, 4))
+    call = precision(Twice(), "c=fp8")
+    variables = call.init(jax.random.key(0), x)
+    with pytest.raises(ValueError, match=r"one 8-bit product in a call; dense makes two"):
+        call(variables, x)
+    call = precision(Twice(), stablenum_jax.get_policy("c=fp8", rules={"dense": "bf16"}))
+    assert call(call.init(jax.random.key(0), x), x).dtype == jnp.bfloat16
+
+
+def test_8_bit_layers_inside_a_lifted_loop_are_named() -> None:
+    x = jnp.ones((1, 2, 4))
+    call = precision(nn.RNN(nn.SimpleCell(4)), "c=fp8")
+    with pytest.raises(ValueError, match=r"nn\.RNN or nn\.scan"):
+        call(call.init(jax.random.key(0), x), x)
+
+
+def test_a_rule_about_no_argument_of_a_function_is_refused() -> None:
+    params = {"norm": {"scale": jnp.ones(2)}}
+
+    def fun(params, x):
+        return params["norm"]["scale"] * x
+
+    with pytest.raises(ValueError, match=r"patterns that match a module of the model; got '\*nrom\*'"):
+        precision(fun, stablenum_jax.get_policy("c=bf16", rules={"*nrom*": "f32"}))(params, jnp.ones(2))
+    call = precision(fun, stablenum_jax.get_policy("c=bf16", rules={"norm": "f32"}))
+    assert call(params, x=jnp.ones(2)).dtype == jnp.bfloat16
+    linen = precision(lambda variables: fun(variables["params"], 1.0), call.args[1])
+    assert linen({"params": params}).dtype == jnp.bfloat16
