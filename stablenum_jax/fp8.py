@@ -116,7 +116,8 @@ def fp8_dot(x: Array, w: Array, state: Fp8State, *, recipe: Fp8Recipe = _DEFAULT
     Args:
         x: (..., k), any floating-point dtype.
         w: (k, n), any floating-point dtype.
-        state: of this product alone; one that is used twice would have its updates summed.
+        state: of this product alone; one that is used twice, or by all examples of a ``jax.vmap``, would have
+            its updates summed. Give such a product the whole batch.
         recipe: the same in every step.
 
     Returns:

@@ -181,6 +181,7 @@ def train_digits(remedy: Make, dtype: Any) -> float:
     return accuracy(params)
 
 
+@pytest.mark.slow
 def test_digits_in_pure_bfloat16() -> None:
     found = {
         "float32": train_digits(lambda tx: tx, jnp.float32),

@@ -203,6 +203,7 @@ def test_empty_batches_and_copies() -> None:
     torch.testing.assert_close(model(torch.ones(2, 16)), twin(torch.ones(2, 16)))
 
 
+@pytest.mark.slow
 def test_a_network_on_digits_is_as_good_as_in_bfloat16_and_survives_an_inf() -> None:
     data = digits()
     found = {}
