@@ -43,6 +43,7 @@ def setup(app: object) -> None:
     import gallery
     import poison
     import tables
+    import updates
 
     results, generated = HERE.parent / "benchmarks" / "results", HERE / "_build" / "generated"
     generated.mkdir(parents=True, exist_ok=True)
@@ -55,4 +56,5 @@ def setup(app: object) -> None:
     cures.write_cures(generated)
     poison.write_poison(generated)
     gallery.write_gallery(generated)
+    updates.write_updates(generated)
     figures.make_all(generated / "figures")

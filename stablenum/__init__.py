@@ -17,7 +17,9 @@ from stablenum.clipping import (
     ZClip,
 )
 from stablenum.config import GuardConfig
+from stablenum.delayed_scaling import DelayedScaling, DelayedScalingState
 from stablenum.errors import NonFiniteError
+from stablenum.escalation import EscalatePrecision
 from stablenum.guard import Decision, GuardState, Observation, decide, init_guard
 from stablenum.loss_scale import (
     DynamicLossScale,
@@ -25,6 +27,7 @@ from stablenum.loss_scale import (
     StaticLossScale,
     UnderflowAwareLossScale,
 )
+from stablenum.policy import Policy, PolicyRule
 from stablenum.spikes import MeanStdSpikeGuard, SpikeGuard
 from stablenum.statedict import StatisticsNotLoadedWarning
 from stablenum.status import Reason
@@ -38,13 +41,18 @@ __all__ = [
     "ClipByValue",
     "ClipUpdateRMS",
     "Decision",
+    "DelayedScaling",
+    "DelayedScalingState",
     "DynamicLossScale",
+    "EscalatePrecision",
     "GuardConfig",
     "GuardState",
     "LogMaxLossScale",
     "MeanStdSpikeGuard",
     "NonFiniteError",
     "Observation",
+    "Policy",
+    "PolicyRule",
     "Reason",
     "SpikeGuard",
     "StaticLossScale",

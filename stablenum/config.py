@@ -18,6 +18,7 @@ from stablenum.clipping import (
     as_clip_rules,
 )
 from stablenum.errors import bad_field, check_choice, check_int, check_number
+from stablenum.escalation import EscalatePrecision
 from stablenum.loss_scale import (
     LARGEST_SCALE,
     LOSS_SCALES,
@@ -33,7 +34,12 @@ __all__ = ["GuardConfig", "make_config"]
 _SPIKE_RULES = (SpikeGuard, MeanStdSpikeGuard)
 _RULES: dict[str, dict[str, type[Any]]] = {
     field: {rule.__name__: rule for rule in rules}
-    for field, rules in (("clip", CLIP_RULES), ("loss_scale", LOSS_SCALES), ("spike", _SPIKE_RULES))
+    for field, rules in (
+        ("clip", CLIP_RULES),
+        ("loss_scale", LOSS_SCALES),
+        ("spike", _SPIKE_RULES),
+        ("escalate", (EscalatePrecision,)),
+    )
 }
 # TOML has no null, and JSON no field that is not there: a None that is not a field's default is written so.
 _NONE = "none"
@@ -47,9 +53,12 @@ class GuardConfig:
         clip: None, a number (``1.0`` is ``ClipByGlobalNorm(1.0)``), a clip rule, or a sequence of
             rules applied in order. Stored as a tuple of rules.
         loss_scale: None (no scaling), ``"dynamic"`` (``DynamicLossScale()``), a number
-            (``StaticLossScale(scale=number)``), or a rule.
+            (``StaticLossScale(scale=number)``), a rule, or one of jmp's loss scales.
         spike: None, ``"skip"`` or ``"clip"`` (``SpikeGuard(action=...)``), or a spike rule. A spike is
             finite: it counts among the skipped steps, and never stops the training.
+        escalate: None, or :class:`stablenum.EscalatePrecision`: after repeated trouble compute in a wider
+            format for a while. The guard decides; ``opt.autocast()`` (torch) and
+            ``stablenum_jax.value_and_grad(..., policy=...)`` follow it.
         on_nonfinite: ``"skip"``, or ``"raise"`` to stop with :class:`stablenum.NonFiniteError` at
             the first step that is not finite.
         max_skips_in_a_row: stop with ``NonFiniteError`` when this many steps in a row were skipped
@@ -70,6 +79,7 @@ class GuardConfig:
     clip: Any = None
     loss_scale: Any = None
     spike: Any = None
+    escalate: EscalatePrecision | None = None
     on_nonfinite: Literal["skip", "raise"] = "skip"
     max_skips_in_a_row: int | None = None
 
@@ -77,6 +87,8 @@ class GuardConfig:
         object.__setattr__(self, "clip", as_clip_rules(self.clip))
         object.__setattr__(self, "loss_scale", _as_loss_scale(self.loss_scale))
         object.__setattr__(self, "spike", as_spike_rule(self.spike))
+        if self.escalate is not None and not isinstance(self.escalate, EscalatePrecision):
+            raise bad_field("escalate", "None or an EscalatePrecision", self.escalate)
         check_choice("on_nonfinite", self.on_nonfinite, ("skip", "raise"))
         if self.max_skips_in_a_row is not None:
             limit = check_int("max_skips_in_a_row", self.max_skips_in_a_row, at_least=1)
@@ -141,6 +153,7 @@ class GuardConfig:
             "clip": [_rule_to_dict(rule) for rule in self.clip_rules] or None,
             "loss_scale": self.loss_scale and _rule_to_dict(self.loss_scale),
             "spike": self.spike and _rule_to_dict(self.spike),
+            "escalate": self.escalate and _rule_to_dict(self.escalate),
             "on_nonfinite": self.on_nonfinite,
             "max_skips_in_a_row": self.max_skips_in_a_row,
         }
@@ -165,7 +178,7 @@ class GuardConfig:
             made["clip"] = tuple(_rule_from_dict("clip", rule) for rule in clip)
         else:
             made["clip"] = _rule_from_dict("clip", clip)
-        for name in ("loss_scale", "spike"):
+        for name in ("loss_scale", "spike", "escalate"):
             made[name] = _rule_from_dict(name, made.get(name))
         return cls(**made)
 
@@ -230,6 +243,8 @@ def _as_loss_scale(value: object) -> LossScale | None:
         return value
     if isinstance(value, str) and value == "dynamic":
         return DynamicLossScale()
+    if _is_jmp_loss_scale(value):
+        return _from_jmp(value)
     if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
         rules = ", ".join(rule.__name__ for rule in LOSS_SCALES)
         hint = f"Rules are made by calling them, as {value.__name__}()." if isinstance(value, type) else ""
@@ -240,7 +255,34 @@ def _as_loss_scale(value: object) -> LossScale | None:
     return StaticLossScale(scale=scale)
 
 
-def _rule_to_dict(rule: ClipRule | LossScale | SpikeRule) -> dict[str, Any]:
+def _is_jmp_loss_scale(value: object) -> bool:
+    """Whether it has the face of jmp's loss scales, which ``stablenum_jax.policy`` has too."""
+    methods = ("scale", "unscale", "adjust")
+    return not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in methods)
+
+
+def _from_jmp(value: Any) -> LossScale | None:
+    """Our rule in place of jmp's object: the same law below ``max_scale``, which jmp does not have."""
+    if type(value).__name__ == "NoOpLossScale":
+        return None
+    scale = check_number(
+        "loss_scale.loss_scale", value.loss_scale, at_least=SMALLEST_SCALE, at_most=LARGEST_SCALE
+    )
+    if not hasattr(value, "period"):
+        return StaticLossScale(scale=scale)
+    factor = check_number("loss_scale.factor", value.factor, above=1.0)
+    floor = check_number("loss_scale.min_loss_scale", value.min_loss_scale, at_least=0.0)
+    return DynamicLossScale(
+        init_scale=scale,
+        growth_factor=factor,
+        backoff_factor=1.0 / factor,
+        growth_interval=value.period,
+        min_scale=min(max(floor, SMALLEST_SCALE), scale),
+        max_scale=max(scale, DynamicLossScale().max_scale),
+    )
+
+
+def _rule_to_dict(rule: ClipRule | LossScale | SpikeRule | EscalatePrecision) -> dict[str, Any]:
     plain: dict[str, Any] = {"rule": type(rule).__name__}
     for field in dataclasses.fields(rule):
         value = getattr(rule, field.name)

@@ -98,6 +98,8 @@ class GuardState(NamedTuple):
             was when training should have stopped.
         recorder: the last 128 steps.
         spike: the spike rule's state, () without one.
+        escalation: the state of :class:`stablenum.EscalatePrecision`, () without it; its ``level`` says how
+            much wider than its policy the next step computes.
     """
 
     step: Array
@@ -109,6 +111,7 @@ class GuardState(NamedTuple):
     halted: Array
     recorder: Recorder
     spike: Any = ()
+    escalation: Any = ()
 
 
 # "No scaling" is scaling by 1, with the arithmetic left out.
@@ -148,6 +151,7 @@ def init_guard(config: GuardConfig, n_tensors: int, *, xp: Namespace, device: An
         halted=zero(),
         recorder=init_recorder(xp=xp, device=device),
         spike=() if config.spike_rule is None else config.spike_rule.init(xp=xp, device=device),
+        escalation=() if config.escalate is None else config.escalate.init(xp=xp, device=device),
     )
 
 
@@ -360,6 +364,7 @@ def _advance(
         state.loss_scale.scale,
         decision.clip_coefficient,
     ]
+    level = zero if config.escalate is None else state.escalation.level
     scale_rule = config.loss_scale
     return GuardState(
         step=state.step + 1,
@@ -379,8 +384,11 @@ def _advance(
         halted=state.halted
         if config.skip_limit is None
         else xp.where(nonfinite >= config.skip_limit, zero + 1, state.halted),
-        recorder=record(state.recorder, row, [state.step, decision.reason, decision.worst], xp=xp),
+        recorder=record(state.recorder, row, [state.step, decision.reason, decision.worst, level], xp=xp),
         spike=spike_state,
+        escalation=state.escalation
+        if config.escalate is None
+        else config.escalate.update(state.escalation, finite=finite, xp=xp),
     )
 
 

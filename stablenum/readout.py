@@ -40,7 +40,7 @@ def history(state: GuardState, names: Sequence[str] | None = None) -> list[dict[
     """The recorded steps (at most 128), oldest first, as dicts of plain values.
 
     Keys: step, loss (NaN if not given), grad_norm, loss_scale, clip_coefficient, reason,
-    applied, worst.
+    applied, worst, precision_level.
 
     Example:
         >>> import numpy as np

@@ -23,7 +23,7 @@ class Recorder(NamedTuple):
 
     Attributes:
         floats: (128, 4) float32: loss, grad_norm, loss_scale, clip_coefficient.
-        ints: (128, 3) int32: step, reason, worst. A row never written has step -1.
+        ints: (128, 4) int32: step, reason, worst, precision_level. A row never written has step -1.
     """
 
     floats: Array
@@ -41,6 +41,7 @@ class Row(NamedTuple):
         clip_coefficient: the smallest factor that clipping applied (1: none).
         reason: see :class:`stablenum.status.Reason`.
         worst: index of the parameter with the largest or first non-finite norm, -1 if none.
+        precision_level: how many formats wider than its policy's the step computed, 0 without escalation.
     """
 
     step: int
@@ -50,6 +51,7 @@ class Row(NamedTuple):
     clip_coefficient: float
     reason: Reason
     worst: int
+    precision_level: int = 0
 
     @property
     def applied(self) -> bool:
@@ -61,7 +63,7 @@ def init_recorder(*, xp: Namespace, device: Any = None) -> Recorder:
     """No rows yet."""
     return Recorder(
         floats=xp.zeros((CAPACITY, 4), dtype=xp.float32, device=device),
-        ints=xp.full((CAPACITY, 3), -1, dtype=xp.int32, device=device),
+        ints=xp.full((CAPACITY, 4), -1, dtype=xp.int32, device=device),
     )
 
 
@@ -71,7 +73,7 @@ def record(recorder: Recorder, floats: list[Array], ints: list[Array], *, xp: Na
     Args:
         recorder: the rows before.
         floats: the 4 () float32 values of the row.
-        ints: the 3 () int32 values of the row.
+        ints: the 4 () int32 values of the row.
         xp: the array namespace.
     """
     return Recorder(
@@ -83,8 +85,8 @@ def record(recorder: Recorder, floats: list[Array], ints: list[Array], *, xp: Na
 def read_rows(recorder: Recorder) -> list[Row]:
     """The recorded steps, oldest first. Makes the host wait for the device."""
     return [
-        Row(step, loss, grad_norm, scale, clip, Reason(reason), worst)
-        for (loss, grad_norm, scale, clip), (step, reason, worst) in zip(
+        Row(step, loss, grad_norm, scale, clip, Reason(reason), worst, level)
+        for (loss, grad_norm, scale, clip), (step, reason, worst, level) in zip(
             recorder.floats.tolist(), recorder.ints.tolist(), strict=True
         )
         if step >= 0

@@ -22,10 +22,10 @@ __all__ = ["VERSION", "StatisticsNotLoadedWarning", "state_from_dict", "state_to
 
 Namespace: TypeAlias = Any
 
-VERSION = 2
+VERSION = 3
 _REASONS = frozenset(int(reason) for reason in Reason)
 # Statistics that a rule may or may not have.
-_OPTIONAL = ("state.spike", "state.loss_scale.statistics")
+_OPTIONAL = ("state.spike", "state.escalation", "state.loss_scale.statistics")
 _COUNTS = {
     f"state.{name}" for name in ("step", "skipped_total", "skipped_in_a_row", "nonfinite_in_a_row", "halted")
 }
@@ -36,7 +36,7 @@ class StatisticsNotLoadedWarning(UserWarning):
 
 
 def state_to_dict(state: GuardState, names: Sequence[str] | None = None) -> dict[str, Any]:
-    """``{"version": 2, "names": [...] or None, "state": {...}}`` of lists, numbers and strings.
+    """``{"version": 3, "names": [...] or None, "state": {...}}`` of lists, numbers and strings.
 
     Non-finite numbers are the strings ``"nan"``, ``"inf"`` and ``"-inf"``, so the result is strict
     JSON; float32 values survive the round trip bit for bit. Makes the host wait.
@@ -97,8 +97,12 @@ def state_from_dict(
         >>> int(state_from_dict(state_to_dict(state), state, xp=np).step)
         0
     """
-    if not isinstance(plain, Mapping) or plain.get("version") not in (1, VERSION) or "state" not in plain:
-        raise bad_field("guard state", f"a dict written by guard_state_dict(), version 1 or {VERSION}", plain)
+    if (
+        not isinstance(plain, Mapping)
+        or plain.get("version") not in range(1, VERSION + 1)
+        or "state" not in plain
+    ):
+        raise bad_field("guard state", f"a dict written by guard_state_dict(), version 1 to {VERSION}", plain)
     reader = _Reader(plain.get("names"), names, xp=xp, device=device)
     state: GuardState = reader.read("state", _current(plain), like)
     if may_load(state.loss_scale, like.loss_scale):
@@ -107,14 +111,22 @@ def state_from_dict(
 
 
 def _current(plain: Mapping[str, Any]) -> Any:
-    """The saved state in the words of this version; version 1 had no spike rules and fewer statistics."""
+    """The saved state in the words of this version.
+
+    Version 1 had no spike rules and fewer statistics, version 2 no escalation.
+    """
     state = plain["state"]
     if plain["version"] == VERSION or not isinstance(state, Mapping):
         return state
-    state = {"spike": [], "nonfinite_in_a_row": state.get("skipped_in_a_row"), **state}
-    if isinstance(state.get("loss_scale"), Mapping):
-        state["loss_scale"] = {"statistics": [], **state["loss_scale"]}
-    return state
+    if plain["version"] == 1:
+        state = {"spike": [], "nonfinite_in_a_row": state.get("skipped_in_a_row"), **state}
+        if isinstance(state.get("loss_scale"), Mapping):
+            state["loss_scale"] = {"statistics": [], **state["loss_scale"]}
+    recorder = state.get("recorder")
+    if isinstance(recorder, Mapping) and isinstance(recorder.get("ints"), list):
+        rows = [[*row, 0] if isinstance(row, list) else row for row in recorder["ints"]]
+        state = {**state, "recorder": {**recorder, "ints": rows}}
+    return {"escalation": [], **state}
 
 
 class _Reader:
@@ -206,7 +218,7 @@ class _Reader:
         if field == "state.recorder.ints":
             _check_reasons(field, values)
             if self.known:
-                values = [[step, reason, self.place.get(worst, -1)] for step, reason, worst in values]
+                values = [[row[0], row[1], self.place.get(row[2], -1), row[3]] for row in values]
         if field in _COUNTS and values < 0:
             raise bad_field(field, "a whole number of 0 or more", plain)
         if field == "state.loss_scale.scale" and not SMALLEST_SCALE <= values <= LARGEST_SCALE:
@@ -234,7 +246,7 @@ def _fits(plain: Any, like: Any, *, rows: int | None) -> bool:
 
 def _check_reasons(field: str, rows: list[list[int]]) -> None:
     """Written rows hold known reason codes, so that reading them later cannot fail."""
-    for i, (step, reason, _) in enumerate(rows):
+    for i, (step, reason, *_) in enumerate(rows):
         if step >= 0 and reason not in _REASONS:
             raise bad_field(f"{field}[{i}][1]", "a reason code", reason)
 

@@ -18,6 +18,7 @@ from stablenum import (
     ClipByValue,
     ClipUpdateRMS,
     DynamicLossScale,
+    EscalatePrecision,
     GuardConfig,
     GuardState,
     LogMaxLossScale,
@@ -31,7 +32,12 @@ from stablenum import (
 )
 from stablenum_jax import losses, numerics
 from stablenum_jax.auditing import audit, repair
+from stablenum_jax.compensated import kahan, master_weights, stochastic_rounding
+from stablenum_jax.fp8 import Fp8Recipe, Fp8State, fp8_dot, init_fp8
+from stablenum_jax.module_rules import precision
 from stablenum_jax.placement import GuardPlacementWarning, NotATrueSkipWarning
+from stablenum_jax.policy import Policy, as_policy, get_policy
+from stablenum_jax.ranging import range_report
 from stablenum_jax.readout import guard_state_dict, history, load_guard_state_dict, metrics, resume
 from stablenum_jax.state import GuardOptState, guard_state, loss_scale
 from stablenum_jax.tracing import replay
@@ -47,6 +53,9 @@ __all__ = [
     "ClipByValue",
     "ClipUpdateRMS",
     "DynamicLossScale",
+    "EscalatePrecision",
+    "Fp8Recipe",
+    "Fp8State",
     "GuardConfig",
     "GuardOptState",
     "GuardPlacementWarning",
@@ -55,26 +64,36 @@ __all__ = [
     "MeanStdSpikeGuard",
     "NonFiniteError",
     "NotATrueSkipWarning",
+    "Policy",
     "Reason",
     "SpikeGuard",
     "StaticLossScale",
     "UnderflowAwareLossScale",
     "ZClip",
+    "as_policy",
     "audit",
     "chain",
+    "fp8_dot",
+    "get_policy",
     "guard",
     "guard_state",
     "guard_state_dict",
     "history",
+    "init_fp8",
+    "kahan",
     "load_guard_state_dict",
     "loss_scale",
     "losses",
+    "master_weights",
     "metrics",
     "numerics",
+    "precision",
+    "range_report",
     "repair",
     "replay",
     "resume",
     "scale_loss",
     "step",
+    "stochastic_rounding",
     "value_and_grad",
 ]

@@ -94,6 +94,7 @@ def _traced_metrics(state: stablenum.GuardState) -> dict[str, jax.Array]:
         "clip_coefficient": jnp.where(started, floats[3], 1.0),
         "reason": reason,
         "worst": ints[2],
+        "precision_level": jnp.maximum(ints[3], 0),
         "applied": jnp.isin(reason, jnp.asarray([int(code) for code in APPLIED])),
         "skipped_total": state.skipped_total,
         "skipped_in_a_row": state.skipped_in_a_row,
@@ -103,7 +104,7 @@ def _traced_metrics(state: stablenum.GuardState) -> dict[str, jax.Array]:
 def history(opt_state: PyTree) -> list[dict[str, Any]]:
     """The last 128 steps, oldest first, as dicts of plain values; never raises for a halt.
 
-    Keys: step, loss, grad_norm, loss_scale, clip_coefficient, reason, applied, worst.
+    Keys: step, loss, grad_norm, loss_scale, clip_coefficient, reason, applied, worst, precision_level.
 
     Raises:
         ValueError: no guard, more than one, or a stacked or traced state.

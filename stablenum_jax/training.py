@@ -12,7 +12,9 @@ import optax
 
 from stablenum_jax.apply import multiply_leaves
 from stablenum_jax.dispatch import drive
+from stablenum_jax.escalating import in_level_format
 from stablenum_jax.measure import FP8_STATISTICS
+from stablenum_jax.policy import Policy, as_policy
 from stablenum_jax.state import loss_scale
 
 __all__ = ["scale_loss", "step", "value_and_grad"]
@@ -114,6 +116,9 @@ def value_and_grad(
     opt_state: PyTree,
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
+    *,
+    policy: Any = None,
+    formats: Sequence[Any] | None = None,
 ) -> Callable[..., tuple[Any, Any]]:
     """``jax.value_and_grad`` with the guard's loss scale: small gradients survive half precision.
 
@@ -121,18 +126,28 @@ def value_and_grad(
     comes back unscaled and in its own dtype. The gradients come back *scaled*: the guard inspects
     them and unscales them in float32. Micikevicius et al. 2018 (arXiv 1710.03740).
 
+    With ``policy`` the floating-point arrays in all arguments are cast for computing, module by module, and
+    the gradients come in the dtypes of the arguments themselves. If the guard has an
+    :class:`stablenum.EscalatePrecision`, the computation runs in the format of the guard's level. All
+    formats are in the one compiled program, in a ``lax.switch``, and the host never waits; call it under
+    ``jit``, or each call compiles anew. Losses and auxiliary results come in the widest level's dtype.
+
     Args:
         fun: returns a scalar loss, or ``(loss, aux)`` with ``has_aux``.
         opt_state: a pytree with one guard's state in it.
         argnums: which arguments to differentiate.
         has_aux: as in JAX.
+        policy: None, or a policy: words, :class:`stablenum_jax.Policy`, ``stablenum.Policy`` or jmp's.
+        formats: with an escalation whose formats are not the policy's and those usually above it (float8,
+            bfloat16, float32; float16, float32), its ``formats``.
 
     Returns:
-        A function that returns ``(loss, grads)`` or ``((loss, aux), grads)``. Without loss scaling
-        it is ``jax.value_and_grad(fun)``, exactly.
+        A function that returns ``(loss, grads)`` or ``((loss, aux), grads)``. Without loss scaling and
+        policy it is ``jax.value_and_grad(fun)``, exactly.
 
     Raises:
-        ValueError: no guard in ``opt_state``, or more than one.
+        ValueError: no guard in ``opt_state``, or more than one; ``policy`` is none, or not that of the first
+            of ``formats``.
 
     Example:
         >>> import stablenum_jax
@@ -143,25 +158,48 @@ def value_and_grad(
         (Array(2., dtype=float32), Array([1024., 1024.], dtype=float32))
     """
     scale = loss_scale(opt_state)
+    if policy is None:
+        return functools.wraps(fun)(functools.partial(_scaled_grad, fun, scale, argnums, has_aux))
+    wanted = as_policy(policy)
 
     @functools.wraps(fun)
     def wrapped(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        dtypes: list[Any] = []
+        def call(now: Policy) -> tuple[Any, Any]:
+            def cast_first(*args: Any, **kwargs: Any) -> Any:
+                cast = [now.cast_to_compute(arg) for arg in args]
+                return fun(*cast, **now.cast_to_compute(kwargs))
 
-        def scaled(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-            out = fun(*args, **kwargs)
-            loss = jnp.asarray(out[0] if has_aux else out)
-            dtypes.append(loss.dtype)
-            if not jnp.issubdtype(loss.dtype, jnp.floating):
-                return loss, out  # JAX says what is wrong with it
-            return _scaled(loss, _scale_on_loss(scale, loss.dtype)), out
+            return _scaled_grad(cast_first, scale, argnums, has_aux, *args, **kwargs)
 
-        (_, out), grads = jax.value_and_grad(scaled, argnums, has_aux=True)(*args, **kwargs)
-        if dtypes[-1] == jnp.float16:
-            grads = multiply_leaves(grads, scale / _scale_on_loss(scale, dtypes[-1]))
-        return out, grads
+        return in_level_format(call, wanted, opt_state, formats)
 
     return wrapped
+
+
+def _scaled_grad(
+    fun: Callable[..., Any],
+    scale: jax.Array,
+    argnums: int | Sequence[int],
+    has_aux: bool,
+    /,
+    *args: Any,
+    **kwargs: Any,
+) -> tuple[Any, Any]:
+    """What ``fun`` returns, and the scaled gradients."""
+    dtypes: list[Any] = []
+
+    def scaled(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        out = fun(*args, **kwargs)
+        loss = jnp.asarray(out[0] if has_aux else out)
+        dtypes.append(loss.dtype)
+        if not jnp.issubdtype(loss.dtype, jnp.floating):
+            return loss, out  # JAX says what is wrong with it
+        return _scaled(loss, _scale_on_loss(scale, loss.dtype)), out
+
+    (_, out), grads = jax.value_and_grad(scaled, argnums, has_aux=True)(*args, **kwargs)
+    if dtypes[-1] == jnp.float16:
+        grads = multiply_leaves(grads, scale / _scale_on_loss(scale, dtypes[-1]))
+    return out, grads
 
 
 def _scale_on_loss(scale: jax.Array, dtype: Any) -> jax.Array:

@@ -8,11 +8,15 @@ from stablenum import (
     ClipByNorm,
     ClipByValue,
     ClipUpdateRMS,
+    DelayedScaling,
     DynamicLossScale,
+    EscalatePrecision,
     GuardConfig,
     LogMaxLossScale,
     MeanStdSpikeGuard,
     NonFiniteError,
+    Policy,
+    PolicyRule,
     Reason,
     SpikeGuard,
     StaticLossScale,
@@ -23,7 +27,9 @@ from stablenum import (
 from stablenum_torch import losses, numerics
 from stablenum_torch.auditing import audit
 from stablenum_torch.checks import EpsTooSmallWarning
+from stablenum_torch.narrow import KahanUpdate, MasterWeights, Precision, StochasticRounding, precision
 from stablenum_torch.optimizer import GuardedOptimizer, wrap
+from stablenum_torch.ranging import range_report
 from stablenum_torch.tracing.replaying import replay
 
 __all__ = [
@@ -34,22 +40,32 @@ __all__ = [
     "ClipByNorm",
     "ClipByValue",
     "ClipUpdateRMS",
+    "DelayedScaling",
     "DynamicLossScale",
     "EpsTooSmallWarning",
+    "EscalatePrecision",
     "GuardConfig",
     "GuardedOptimizer",
+    "KahanUpdate",
     "LogMaxLossScale",
+    "MasterWeights",
     "MeanStdSpikeGuard",
     "NonFiniteError",
+    "Policy",
+    "PolicyRule",
+    "Precision",
     "Reason",
     "SpikeGuard",
     "StaticLossScale",
     "StatisticsNotLoadedWarning",
+    "StochasticRounding",
     "UnderflowAwareLossScale",
     "ZClip",
     "audit",
     "losses",
     "numerics",
+    "precision",
+    "range_report",
     "replay",
     "wrap",
 ]

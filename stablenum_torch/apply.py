@@ -17,7 +17,14 @@ from torch.optim import Optimizer
 from stablenum_torch.measure import dense_values
 from stablenum_torch.ranks import local_part
 
-__all__ = ["can_skip_on_device", "is_fused", "moves_nothing", "step_folded", "transform_gradients"]
+__all__ = [
+    "can_skip_on_device",
+    "gradients_to_change",
+    "is_fused",
+    "moves_nothing",
+    "step_folded",
+    "transform_gradients",
+]
 
 
 def is_fused(optimizer: Optimizer) -> bool:
@@ -81,6 +88,16 @@ def moves_nothing(optimizer: Optimizer) -> bool:
         return False  # a tensor's value is not known while tracing
     rates = [group["lr"] for group in optimizer.param_groups if "lr" in group]
     return bool(rates) and all((not isinstance(lr, Tensor) or lr.is_cpu) and lr == 0 for lr in rates)
+
+
+def gradients_to_change(optimizer: Optimizer, params: Sequence[Tensor]) -> list[Tensor | None]:
+    """The gradients that ``optimizer`` steps on: the parameters', or float32 ones of its own.
+
+    An optimizer that widens the gradients of narrow parameters says so by ``wide_gradients``: divided by a
+    loss scale in 16 bits, they would flush to zero.
+    """
+    widened = getattr(optimizer, "wide_gradients", None)
+    return [p.grad for p in params] if widened is None else widened(params)
 
 
 def transform_gradients(

@@ -97,6 +97,8 @@ def parameter_names(
 
 def warn_of_lost_eps(optimizer: Optimizer) -> None:
     """Warn where ``x / (sqrt(v) + eps)`` will be computed with an eps of 0: NaN at zero gradients."""
+    if hasattr(optimizer, "wide_gradients"):
+        return  # computes in float32, whatever its parameters are
     for group in optimizer.param_groups:
         eps = group.get("eps")
         if not isinstance(eps, float | int):

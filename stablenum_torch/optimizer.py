@@ -5,10 +5,11 @@ The face only: what torch and its users expect of an optimizer. The step itself 
 
 from __future__ import annotations
 
+import functools
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from contextlib import AbstractContextManager
 from typing import Any
 
 import array_api_compat.torch as torch_namespace
@@ -19,11 +20,15 @@ from torch.optim import Optimizer
 from stablenum.config import GuardConfig, make_config
 from stablenum.diagnosis.report import Report
 from stablenum.guard import GuardState, init_guard
+from stablenum.policy import Policy
 from stablenum.readout import history, metrics
 from stablenum.statedict import StatisticsNotLoadedWarning, state_from_dict, state_to_dict
 from stablenum_torch.checks import check_optimizer, check_rules, parameter_names, warn_of_lost_eps
+from stablenum_torch.explaining import explain_step
+from stablenum_torch.narrow import Precision, as_policy
+from stablenum_torch.narrow.casting import dtype_of
 from stablenum_torch.ranks import check_process_group, several_ranks
-from stablenum_torch.readback import HaltWatch
+from stablenum_torch.readback import HaltWatch, LevelWatch
 from stablenum_torch.state import copy_into, moved_to, to_device
 from stablenum_torch.stepping import guarded_step
 from stablenum_torch.tracing.snapshot import RngState
@@ -32,11 +37,6 @@ from stablenum_torch.tracing.snapshot import rng_state as read_generators
 __all__ = ["GuardedOptimizer", "wrap"]
 
 _KEY = "stablenum"  # the guard's place in a state dict, beside torch's "state" and "param_groups"
-
-_OTHER_BACKWARD_PASSES = (
-    "the gradients that the parameters hold are not finite, those of this closure are: if several backward "
-    "passes add up to one step, replay the others too"
-)
 
 
 def wrap(
@@ -142,7 +142,7 @@ class GuardedOptimizer(Optimizer):
         self._cleared: RngState | None = None
         self._ended: RngState | None = _generators()
         self._began: tuple[RngState, ...] = ()
-        self._watch = HaltWatch()
+        self._watch, self._levels = HaltWatch(), LevelWatch()
         self._tracked, self._included = self._parameters(), self._inclusion()
         super().__setstate__({})
 
@@ -232,14 +232,42 @@ class GuardedOptimizer(Optimizer):
         """``scale(loss).backward(**kwargs)``."""
         self.scale(loss).backward(**kwargs)
 
-    def autocast(self, dtype: torch.dtype | None = None) -> torch.autocast:
-        """``torch.autocast`` for the parameters' device.
+    def autocast(
+        self, dtype: torch.dtype | None = None, *, policy: Policy | Precision | str | Any = None
+    ) -> AbstractContextManager[Any]:
+        """``torch.autocast`` for the parameters' device, in the format that the guard has decided on.
+
+        With ``escalate`` in the settings the format is the ladder's at the guard's level: after repeated
+        trouble a wider one, for a while; float32 is autocast switched off. On CUDA the level is read without
+        a wait, so the host may follow a step late.
 
         Args:
-            dtype: the compute format; by default float16 if a loss scale is configured, else bfloat16.
+            dtype: the compute format at level 0; by default the policy's, the ladder's first, float16 if a
+                loss scale is configured, or bfloat16.
+            policy: a policy, of which the compute format is taken (rules for modules need
+                :func:`stablenum_torch.precision`); or what that returned: then its modules compute at least
+                in the ladder's format, and torch's autocast is left alone.
+
+        Raises:
+            TypeError, ValueError: ``policy`` is not one.
         """
-        chosen = dtype or (torch.bfloat16 if self.config.loss_scale is None else torch.float16)
-        return torch.autocast(self._parameters()[0].device.type, dtype=chosen)
+        escalate = self.config.escalate
+        level = 0 if escalate is None else self._levels.read(self._state.escalation.level)
+        wider = None if escalate is None or level == 0 else escalate.formats[level]
+        if isinstance(policy, Precision):
+            return policy.at_least(wider)
+        if wider is None and dtype is not None:
+            chosen = dtype
+        elif wider is None and policy is not None:
+            chosen = dtype_of(as_policy(policy).carrier)
+        else:
+            default = "bfloat16" if self.config.loss_scale is None else "float16"
+            first = default if escalate is None else escalate.formats[0]
+            chosen = dtype_of(Policy(compute=wider or first).carrier)
+        # A dtype given by hand goes to torch as it is.
+        enabled = chosen is dtype or chosen in (torch.bfloat16, torch.float16)
+        device = self._parameters()[0].device.type
+        return torch.autocast(device, dtype=chosen if enabled else None, enabled=enabled)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -340,38 +368,8 @@ class GuardedOptimizer(Optimizer):
             >>> report.findings[0].operation, report.verdict.cause.value
             ('log', 'domain')
         """
-        from stablenum_torch.tracing.replaying import replay
-
-        scaled = self.config.loss_scale is not None
-        scale = float(self.last["loss_scale"]) if scaled and int(self._state.step) else None
-        known_bad = not self.last["applied"] if int(self._state.step) else False
         beginnings = (rng_state,) if rng_state is not None else self._began or (None,)
-        for beginning in beginnings:
-            report = replay(
-                closure,
-                *args,
-                model=model,
-                optimizer=self,
-                loss_scale=scale,
-                rng_state=beginning,
-                known_bad=known_bad,
-                **kwargs,
-            )
-            if report.evidence.bad and report.evidence.reproduced is not False:
-                break
-        return self._with_what_the_guard_saw(report)
-
-    def _with_what_the_guard_saw(self, report: Report) -> Report:
-        """A replay that finds nothing may not have been given all of the step."""
-        if report.evidence.bad or not int(self._state.step):
-            return report
-        notes = list(report.notes)
-        if any(p.grad is not None and not torch.isfinite(p.grad).all() for p in self._parameters()):
-            notes.append(_OTHER_BACKWARD_PASSES)
-        elsewhere = several_ranks() and not self.last["applied"]
-        return Report.of(
-            replace(report.evidence, other_rank=elsewhere), notes=tuple(notes), seconds=report.seconds
-        )
+        return explain_step(self, beginnings, functools.partial(closure, *args, **kwargs), model)
 
     # --- reading -------------------------------------------------------------------------------
 

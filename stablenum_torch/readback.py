@@ -11,12 +11,38 @@ from stablenum.config import GuardConfig
 from stablenum.guard import GuardState
 from stablenum.readout import check_halted
 
-__all__ = ["HaltWatch", "wait_for_bool"]
+__all__ = ["HaltWatch", "LevelWatch", "wait_for_bool"]
 
 
 def wait_for_bool(flag: Tensor) -> bool:
     """The value of a () bool tensor."""
     return bool(flag)
+
+
+class LevelWatch:
+    """Tells the host the level that the guard has decided, without a wait on CUDA.
+
+    There the level is copied in the background and read when it has arrived, mostly before the next step
+    begins: a host far ahead of its device follows some steps late.
+    """
+
+    def __init__(self) -> None:
+        self._level = 0
+        self._copy: Tensor | None = None
+        self._done: torch.cuda.Event | None = None
+
+    def read(self, level: Tensor) -> int:
+        """The level, or on CUDA the last one that is known here."""
+        if level.device.type != "cuda":
+            return int(level)
+        if self._done is not None and self._copy is not None and self._done.query():
+            self._level, self._done = int(self._copy), None
+        if self._done is None:
+            self._copy = torch.empty_like(level, device="cpu", pin_memory=True)
+            self._copy.copy_(level, non_blocking=True)
+            self._done = torch.cuda.Event()
+            self._done.record()
+        return self._level
 
 
 class HaltWatch:

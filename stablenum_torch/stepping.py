@@ -23,6 +23,7 @@ from stablenum.formats import FLOAT32_MAX
 from stablenum.guard import Decision, GuardState, Observation, decide, select
 from stablenum_torch.apply import (
     can_skip_on_device,
+    gradients_to_change,
     is_fused,
     moves_nothing,
     step_folded,
@@ -222,9 +223,11 @@ def _apply(
             if config.unit_rule is not None and len(factors):
                 each[i] = unit_factor(config.unit_rule, factors, params[i].shape)
         chosen = [
-            (p.grad, factor)
-            for p, factor, same in zip(params, each, unchanged, strict=True)
-            if p.grad is not None and (bounded or not same)
+            (grad, factor)
+            for grad, factor, same in zip(
+                gradients_to_change(optimizer, params), each, unchanged, strict=True
+            )
+            if grad is not None and (bounded or not same)
         ]
         transform_gradients([g for g, _ in chosen], [factor for _, factor in chosen], config.max_value)
     divisor = 1.0 / multiplier if fold and not all(unchanged) else None

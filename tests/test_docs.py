@@ -40,10 +40,16 @@ BLOCKS = {
 def test_the_pages_have_examples():
     with_examples = {name.partition(":")[0] for name in BLOCKS}
     rules = {str(page.relative_to(DOCS)) for page in RULES}
-    assert (
-        with_examples
-        == {"audit.md", "diagnosis.md", "how-it-works.md", "nan-and-cure.md", "quickstart.md"} | rules
-    )
+    pages = {
+        "audit.md",
+        "diagnosis.md",
+        "how-it-works.md",
+        "nan-and-cure.md",
+        "precision.md",
+        "quickstart.md",
+        "ranges.md",
+    }
+    assert with_examples == pages | rules
 
 
 @pytest.mark.parametrize("rule", [*CLIP_RULES, *LOSS_SCALES, SpikeGuard, MeanStdSpikeGuard])
@@ -205,6 +211,21 @@ def test_a_program_of_the_gallery_shows_what_it_is_there_for(made_with, name):
 def test_the_command_on_the_page_finds_the_pair_of_equals(made_with):
     text = " ".join(made_with("gallery").explained().split())
     assert "recorded in run 2 train.py:20: the derivative of sqrt gives NaN (backward)" in text
+
+
+def test_the_tables_of_small_updates_are_measured(made_with):
+    updates = made_with("updates")
+    rows = {row[0]: [float(cell) for cell in row[1:]] for row in updates.thousand_rows()}
+    plain, kahan, stochastic, masters = (rows[label] for label, *_ in updates.WAYS.values())
+    assert plain == [0.0, 0.0]
+    half_spacing = 2.0**-9  # of what the weight itself can show
+    for found, error in ((kahan, 1.5 * half_spacing), (stochastic, 0.002), (masters, half_spacing)):
+        assert max(abs(moved - 0.1) for moved in found) <= error
+    assert rows["exactly"] == [0.1, 0.1]
+    labels = [row[0] for row in updates.digits_rows(steps=2)]
+    assert labels == ["float32", *(label for label, *_ in updates.WAYS.values())]
+    page = (DOCS / "precision.md").read_text(encoding="utf-8")
+    assert all(f"{{include}} _build/generated/{name}.md" in page for name in ("updates", "updates-digits"))
 
 
 def cures_and_cases():

@@ -32,6 +32,7 @@ class StepRow(NamedTuple):
     grad_norm: float
     clip_coefficient: float
     loss: float
+    precision_level: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,7 +107,7 @@ class Comparison(NamedTuple):
 
 
 # Equal, bit for bit. The others are floats that the backends sum in their own order.
-_EXACT = ("applied", "reason", "loss_scale")
+_EXACT = ("applied", "reason", "loss_scale", "precision_level")
 
 
 def compare_traces(scenario: str, reference: Trace, other: Trace, tolerance: Tolerance) -> Comparison:

@@ -59,7 +59,7 @@ class PlainRun:
     def __init__(self, setup: Setup) -> None:
         clip = [] if setup.plain_clip is None else [optax.clip_by_global_norm(setup.plain_clip)]
         tx = optax.chain(*clip, make_optimizer(setup.optimizer))
-        loss = None if setup.training is None else loss_function(setup.training)
+        loss = None if setup.training is None else loss_function(setup.training, setup.ladder[0])
         self._params = [jnp.asarray(p) for p in setup.params]
         self._opt_state = tx.init(self._params)
 
@@ -104,7 +104,7 @@ class GuardedRun:
     def __init__(self, setup: Setup, mode: str) -> None:
         self._adapter: Any = importlib.import_module("stablenum_jax")
         self._config = setup.guard
-        adapter, loss_of = self._adapter, setup.training and loss_function(setup.training)
+        adapter, differentiate = self._adapter, _differentiation(self._adapter, setup)
         tx = optax.chain(adapter.guard(None, setup.guard), make_optimizer(setup.optimizer, setup.guard))
         self._params = [jnp.asarray(p) for p in setup.params]
         self._opt_state = tx.init(self._params)
@@ -113,9 +113,7 @@ class GuardedRun:
             return adapter.step(tx, params, opt_state, gradients, value=loss)
 
         def train(params: Any, opt_state: Any, batch: Any) -> Any:
-            if loss_of is None:
-                raise ValueError("this run has no model to train")
-            loss, gradients = adapter.value_and_grad(loss_of, opt_state)(params, *batch)
+            loss, gradients = differentiate(params, opt_state, batch)
             return step(params, opt_state, gradients, loss)
 
         jitted = mode == "jit"
@@ -152,6 +150,32 @@ class GuardedRun:
 
     def load_guard_state_dict(self, plain: Mapping[str, Any]) -> None:
         self._opt_state = self._adapter.load_guard_state_dict(self._opt_state, plain)
+
+
+def _differentiation(adapter: Any, setup: Setup) -> Any:
+    """``f(params, opt_state, batch)``: loss and gradients, in the format that the guard asks for."""
+    if setup.training is None:
+
+        def refuse(params: Any, opt_state: Any, batch: Any) -> Any:
+            raise ValueError("this run has no model to train")
+
+        return refuse
+    ladder = setup.ladder
+    if len(ladder) == 1:
+        loss_of = loss_function(setup.training, ladder[0])
+        return lambda params, opt_state, batch: adapter.value_and_grad(loss_of, opt_state)(params, *batch)
+    loss_as_cast, policy = loss_function(setup.training, None), f"params=float32,compute={ladder[0]}"
+
+    @jax.jit  # in the eager run too: a switch outside of jit compiles anew at each step
+    def by_level(params: Any, opt_state: Any, batch: Any) -> Any:
+        x, y, weight = batch
+
+        def loss(params: Any, x: Any) -> Any:  # what is not an argument is not cast
+            return loss_as_cast(params, x, y, weight)
+
+        return adapter.value_and_grad(loss, opt_state, policy=policy, formats=ladder)(params, x)
+
+    return by_level
 
 
 def _to_jax(batch: Batch) -> tuple[Any, ...]:

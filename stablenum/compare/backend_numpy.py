@@ -37,7 +37,7 @@ class GuardedRun:
     """A run of :class:`stablenum.reference.Guarded`."""
 
     def __init__(self, setup: Setup) -> None:
-        self._training = setup.training
+        self._training, self._ladder = setup.training, setup.ladder
         self.norms: Array | None = None
         self._names = tensor_names(len(setup.params))
         named = dict(zip(self._names, setup.params, strict=True))
@@ -57,7 +57,9 @@ class GuardedRun:
             self._guarded.step(dict(zip(self._names, gradients, strict=True)), loss)
 
     def train(self, batch: Batch) -> None:
-        loss, gradients = _differentiate(self._training, self.params(), batch, self.loss_scale)
+        level = int(self._guarded.state.escalation.level) if len(self._ladder) > 1 else 0
+        compute = self._ladder[level]
+        loss, gradients = _differentiate(self._training, self.params(), batch, self.loss_scale, compute)
         self.step(gradients, float(loss))
 
     def params(self) -> list[Array]:
@@ -79,6 +81,7 @@ class PlainRun:
 
     def __init__(self, setup: Setup) -> None:
         self._training, self._clip = setup.training, setup.plain_clip
+        self._compute = setup.ladder[0]
         self._optimizer = make_optimizer(setup.optimizer)
         self._params = [p.copy() for p in setup.params]
         self._state = [self._optimizer.init(p) for p in self._params]
@@ -94,7 +97,7 @@ class PlainRun:
                 )
 
     def train(self, batch: Batch) -> None:
-        loss, gradients = _differentiate(self._training, self._params, batch, 1.0)
+        loss, gradients = _differentiate(self._training, self._params, batch, 1.0, self._compute)
         self.last = {"loss": float(loss)}
         self.step(gradients, float(loss))
 
@@ -109,11 +112,11 @@ class PlainRun:
 
 
 def _differentiate(
-    training: Training | None, params: list[Array], batch: Batch, scale: float
+    training: Training | None, params: list[Array], batch: Batch, scale: float, compute: str
 ) -> tuple[np.float32, list[Array]]:
     if training is None:
         raise ValueError("this run has no model to train")
-    return loss_and_gradients(training, params, batch, scale)
+    return loss_and_gradients(training, params, batch, scale, compute)
 
 
 def _usual_clip(gradients: list[Array], max_norm: float) -> list[Array]:

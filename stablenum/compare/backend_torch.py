@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -48,7 +49,9 @@ class PlainRun:
         self._optimizer = make_optimizer(setup.optimizer, self._params, mode)
         self._clip = setup.plain_clip
         self._seen: Mapping[str, Any] = {}
-        self._loss = None if setup.training is None else loss_function(setup.training)
+        self._ladder = setup.ladder
+        compute = self._ladder[0] if len(self._ladder) == 1 else None  # else autocast chooses
+        self._loss = None if setup.training is None else loss_function(setup.training, compute)
 
     @property
     def last(self) -> Mapping[str, Any]:
@@ -63,7 +66,8 @@ class PlainRun:
         if self._loss is None:
             raise ValueError("this run has no model to train")
         self._optimizer.zero_grad()
-        loss = self._loss(self._params, *(torch.as_tensor(leaf) for leaf in batch))
+        with self._precision():
+            loss = self._loss(self._params, *(torch.as_tensor(leaf) for leaf in batch))
         self._seen = {"loss": float(loss.detach())}
         self._backward(loss)
         self._finish_step(None)
@@ -76,6 +80,9 @@ class PlainRun:
 
     def load_guard_state_dict(self, plain: Mapping[str, Any]) -> None:
         raise ValueError("a plain run has no guard")
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        return nullcontext()
 
     def _backward(self, loss: torch.Tensor) -> None:
         loss.backward()
@@ -115,6 +122,9 @@ class GuardedRun(PlainRun):
 
     def load_guard_state_dict(self, plain: Mapping[str, Any]) -> None:
         self._guarded.load_guard_state_dict(plain)
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        return nullcontext() if len(self._ladder) == 1 else self._guarded.autocast()
 
     def _backward(self, loss: torch.Tensor) -> None:
         self._guarded.backward(loss)

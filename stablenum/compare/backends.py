@@ -39,6 +39,11 @@ class Setup:
     plain_clip: float | None = None
     training: Training | None = None
 
+    @property
+    def ladder(self) -> tuple[str, ...]:
+        """What the model is computed in, at each level of the guard's escalation."""
+        return ("float32",) if self.training is None else self.training.ladder(self.guard)
+
 
 class Run(Protocol):
     """A training in progress on one backend."""

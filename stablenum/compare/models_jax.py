@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from stablenum.compare.spec import Training
+from stablenum.compare.trainings import NORM_EPS
 
 __all__ = ["loss_function"]
 
@@ -17,13 +18,17 @@ Array: TypeAlias = Any
 Loss: TypeAlias = Callable[[list[Array], Array, Array, Array], Array]
 
 
-def loss_function(training: Training) -> Loss:
-    """``loss(params, x, y, weight)`` of a training: () float32, computed in its ``compute`` dtype."""
+def loss_function(training: Training, compute: str | None) -> Loss:
+    """``loss(params, x, y, weight)`` of a training: () float32, computed in ``compute``.
+
+    None leaves parameters and inputs as they are: a policy around it has cast them.
+    """
     model, criterion = _MODELS[training.model], _LOSSES[training.model]
 
     def loss(params: list[Array], x: Array, y: Array, weight: Array) -> Array:
-        output = model([p.astype(training.compute) for p in params], x.astype(training.compute))
-        return criterion(output.astype(jnp.float32), y) * weight
+        if compute is not None:
+            params, x = [p.astype(compute) for p in params], x.astype(compute)
+        return criterion(model(params, x).astype(jnp.float32), y) * weight
 
     return loss
 
@@ -35,6 +40,14 @@ def _linear(weights: list[Array], x: Array) -> Array:
 def _mlp(weights: list[Array], x: Array) -> Array:
     w1, b1, w2, b2 = weights
     return jax.nn.relu(x @ w1 + b1) @ w2 + b2
+
+
+def _normed(weights: list[Array], x: Array) -> Array:
+    w1, b1, w2, b2 = weights
+    hidden = jax.nn.relu(x @ w1 + b1)
+    wide = hidden.astype(jnp.float32)
+    rms = jnp.sqrt(jnp.mean(jnp.square(wide), axis=1, keepdims=True) + NORM_EPS)
+    return (wide / rms).astype(hidden.dtype) @ w2 + b2
 
 
 def _conv(weights: list[Array], x: Array) -> Array:
@@ -73,6 +86,7 @@ _MODELS: dict[str, Callable[[list[Array], Array], Array]] = {
     "deep": _deep,
     "regression": _mlp,
     "digits-mlp": _mlp,
+    "digits-normed": _normed,
     "digits-conv": _conv,
 }
 _LOSSES: dict[str, Callable[[Array, Array], Array]] = {
@@ -80,5 +94,6 @@ _LOSSES: dict[str, Callable[[Array, Array], Array]] = {
     "deep": _absolute,
     "regression": _squares,
     "digits-mlp": _nll,
+    "digits-normed": _nll,
     "digits-conv": _nll,
 }

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from stablenum.compare.spec import Training
-from stablenum.compare.trainings import Batch, Data
+from stablenum.compare.trainings import NORM_EPS, Batch, Data
 
 __all__ = ["evaluate", "loss_and_gradients"]
 
@@ -29,15 +29,15 @@ class Forward(NamedTuple):
 
 
 def loss_and_gradients(
-    training: Training, params: list[Array], batch: Batch, scale: float
+    training: Training, params: list[Array], batch: Batch, scale: float, compute: str
 ) -> tuple[np.float32, list[Array]]:
-    """The unscaled loss, and the float32 gradients of the loss times ``scale``."""
-    compute = np.dtype(training.compute)
+    """The unscaled loss, and the float32 gradients of the loss times ``scale``, computed in ``compute``."""
+    dtype = np.dtype(compute)
     with np.errstate(all="ignore"):  # overflow and NaN are what the scenarios are about
-        weights = [p.astype(compute) for p in params]
-        forward = _MODELS[training.model](weights, batch.x.astype(compute))
+        weights = [p.astype(dtype) for p in params]
+        forward = _MODELS[training.model](weights, batch.x.astype(dtype))
         loss, d_output = _LOSSES[training.model](forward.output.astype(np.float32), batch.y)
-        d_output = (d_output * (np.float32(scale) * batch.weight)).astype(compute)
+        d_output = (d_output * (np.float32(scale) * batch.weight)).astype(dtype)
         gradients = [g.astype(np.float32) for g in forward.backward(d_output)]
         return np.float32(loss * batch.weight), gradients
 
@@ -83,6 +83,24 @@ def _mlp(weights: list[Array], x: Array) -> Forward:
         return [_matmul(x.T, d_hidden), _sum(d_hidden), _matmul(hidden.T, d), _sum(d)]
 
     return Forward(_matmul(hidden, w2) + b2, backward)
+
+
+def _normed(weights: list[Array], x: Array) -> Forward:
+    """The same with its hidden activations divided by their root mean square, in float32."""
+    w1, b1, w2, b2 = weights
+    hidden = np.maximum(_matmul(x, w1) + b1, 0)
+    wide = hidden.astype(np.float32)
+    rms = np.sqrt(np.mean(wide * wide, axis=1, keepdims=True) + np.float32(NORM_EPS))
+    unit = wide / rms
+    normed = unit.astype(x.dtype)
+
+    def backward(d: Array) -> list[Array]:
+        d_unit = _matmul(d, w2.T).astype(np.float32)
+        d_wide = (d_unit - unit * np.mean(d_unit * unit, axis=1, keepdims=True)) / rms
+        d_hidden = np.where(hidden > 0, d_wide.astype(x.dtype), np.zeros_like(hidden))
+        return [_matmul(x.T, d_hidden), _sum(d_hidden), _matmul(normed.T, d), _sum(d)]
+
+    return Forward(_matmul(normed, w2) + b2, backward)
 
 
 def _conv(weights: list[Array], x: Array) -> Forward:
@@ -161,6 +179,7 @@ _MODELS: dict[str, Callable[[list[Array], Array], Forward]] = {
     "deep": _deep,
     "regression": _mlp,
     "digits-mlp": _mlp,
+    "digits-normed": _normed,
     "digits-conv": _conv,
 }
 _LOSSES: dict[str, Callable[[Array, Array], tuple[Array, Array]]] = {
@@ -168,5 +187,6 @@ _LOSSES: dict[str, Callable[[Array, Array], tuple[Array, Array]]] = {
     "deep": _absolute,
     "regression": _squares,
     "digits-mlp": _nll,
+    "digits-normed": _nll,
     "digits-conv": _nll,
 }

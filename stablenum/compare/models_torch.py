@@ -10,20 +10,25 @@ import torch.nn.functional as F  # noqa: N812 - the field's name
 from torch import Tensor
 
 from stablenum.compare.spec import Training
+from stablenum.compare.trainings import NORM_EPS
 
 __all__ = ["loss_function"]
 
 Loss: TypeAlias = Callable[[list[Tensor], Tensor, Tensor, Tensor], Tensor]
 
 
-def loss_function(training: Training) -> Loss:
-    """``loss(params, x, y, weight)`` of a training: () float32, computed in its ``compute`` dtype."""
-    compute = getattr(torch, training.compute)
+def loss_function(training: Training, compute: str | None) -> Loss:
+    """``loss(params, x, y, weight)`` of a training: () float32, computed in ``compute``.
+
+    None leaves parameters and inputs as they are: ``opt.autocast()`` around it chooses.
+    """
+    dtype = None if compute is None else getattr(torch, compute)
     model, criterion = _MODELS[training.model], _LOSSES[training.model]
 
     def loss(params: list[Tensor], x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        output = model([p.to(compute) for p in params], x.to(compute))
-        return criterion(output.float(), y) * weight
+        if dtype is not None:
+            params, x = [p.to(dtype) for p in params], x.to(dtype)
+        return criterion(model(params, x).float(), y) * weight
 
     return loss
 
@@ -35,6 +40,14 @@ def _linear(weights: list[Tensor], x: Tensor) -> Tensor:
 def _mlp(weights: list[Tensor], x: Tensor) -> Tensor:
     w1, b1, w2, b2 = weights
     return F.relu(x @ w1 + b1) @ w2 + b2
+
+
+def _normed(weights: list[Tensor], x: Tensor) -> Tensor:
+    w1, b1, w2, b2 = weights
+    hidden = F.relu(x @ w1 + b1)
+    wide = hidden.float()
+    rms = (wide.square().mean(dim=1, keepdim=True) + NORM_EPS).sqrt()
+    return (wide / rms).to(hidden.dtype) @ w2 + b2
 
 
 def _conv(weights: list[Tensor], x: Tensor) -> Tensor:
@@ -66,6 +79,7 @@ _MODELS: dict[str, Callable[[list[Tensor], Tensor], Tensor]] = {
     "deep": _deep,
     "regression": _mlp,
     "digits-mlp": _mlp,
+    "digits-normed": _normed,
     "digits-conv": _conv,
 }
 _LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -73,5 +87,6 @@ _LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "deep": _absolute,
     "regression": _squares,
     "digits-mlp": F.cross_entropy,
+    "digits-normed": F.cross_entropy,
     "digits-conv": F.cross_entropy,
 }

@@ -227,6 +227,7 @@ def _row(last: Mapping[str, Any]) -> StepRow:
         grad_norm=float(last["grad_norm"]),
         clip_coefficient=float(last["clip_coefficient"]),
         loss=float(last["loss"]),
+        precision_level=int(last["precision_level"]),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from typing import Any, NamedTuple, TypeAlias
@@ -18,15 +19,18 @@ from stablenum.compare.spec import (
     Training,
 )
 from stablenum.config import GuardConfig
+from stablenum.escalation import EscalatePrecision
 from stablenum.loss_scale import DynamicLossScale
 
-__all__ = ["TRAININGS", "Batch", "Data", "batch_at", "data_of", "initial_params"]
+__all__ = ["NORM_EPS", "TRAININGS", "Batch", "Data", "batch_at", "data_of", "initial_params"]
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
 SURVIVES, DIES, STALLS, STOPS = Outcome.SURVIVES, Outcome.DIES, Outcome.STALLS, Outcome.STOPS
 
 _BATCH = 64
+# Added to the mean square in "digits-normed", so that a row of zeros stays one.
+NORM_EPS = 1e-6
 _HALF = Tolerance(
     norm=3e-2,
     loss=1e-2,
@@ -165,6 +169,21 @@ TRAININGS: tuple[Training, ...] = (
         expected=Expected(plain=DIES, guarded=SURVIVES, skips=5, final_loss_scale=2.0**13),
         tolerance=_DIGITS,
     ),
+    Training(
+        name="escalate-fp16",
+        about="Digits again. For 240 steps pixels come as 0 to 60,000, not 0 to 1: activations overflow "
+        "float16 at any loss scale. After 3 refusals the guard has 60 steps computed in float32.",
+        model="digits-normed",
+        compute="float16",
+        steps=300,
+        seed=27,
+        faults=tuple(Fault(step=step, kind="scale", factor=6e4) for step in range(30, 270)),
+        optimizer=OptimizerSpec(name="sgd", lr=0.005, momentum=0.9),
+        guard=dataclasses.replace(_SCALING, escalate=EscalatePrecision(after=3, for_steps=60)),
+        goal=Goal(measure="loss", of_start=0.1),
+        expected=Expected(plain=DIES, guarded=SURVIVES, skips=12, final_loss_scale=2.0**13),
+        tolerance=_DIGITS,
+    ),
 )
 
 
@@ -254,7 +273,7 @@ def initial_params(training: Training) -> list[Array]:
             return [rng.uniform(1, 10, size=(8, 8)).astype(np.float32) for _ in range(training.depth)]
         case "regression":
             return [he(8, 32, fan_in=8), zeros(32), he(32, 1, fan_in=32), zeros(1)]
-        case "digits-mlp":
+        case "digits-mlp" | "digits-normed":
             return [he(64, 48, fan_in=64), zeros(48), he(48, 10, fan_in=48), zeros(10)]
         case _:
             return [he(8, 1, 3, 3, fan_in=9), zeros(8), he(8 * 6 * 6, 10, fan_in=8 * 6 * 6), zeros(10)]

@@ -23,6 +23,7 @@ from stablenum import (
     ClipByValue,
     ClipUpdateRMS,
     DynamicLossScale,
+    EscalatePrecision,
     GuardConfig,
     LogMaxLossScale,
     MeanStdSpikeGuard,
@@ -72,6 +73,7 @@ WRONG = {
     (DynamicLossScale, "hysteresis_refill"): [*NOT_WORDS, None],
     (DynamicLossScale, "min_scale"): [*NOT_POSITIVE, 2.0**-101, 2.0**101],
     (DynamicLossScale, "max_scale"): [*NOT_POSITIVE, 0.5, 2.0**101],
+    (GuardConfig, "escalate"): [*NOT_NUMBERS, 1.0, "dynamic", EscalatePrecision, ClipByNorm(1.0)],
     (GuardConfig, "spike"): [*NOT_NUMBERS, 1.0, "Skip", ["skip"], SpikeGuard, ClipByNorm(1.0)],
     (AdaptiveGradClip, "clipping"): [*NOT_POSITIVE, 1e39],
     (AdaptiveGradClip, "eps"): [*NOT_POSITIVE, 1e39],
@@ -205,6 +207,13 @@ dynamic = st.builds(
 )
 configs = st.builds(
     GuardConfig,
+    escalate=st.none()
+    | st.builds(
+        EscalatePrecision,
+        after=counts,
+        for_steps=counts,
+        formats=st.sampled_from([("float16", "float32"), ("fp8", "bf16", "f32")]),
+    ),
     clip=clips,
     loss_scale=st.one_of(
         st.none(), st.just("dynamic"), st.floats(2.0**-100, 2.0**100), dynamic, other_scales

@@ -11,6 +11,7 @@ from stablenum.readout import Worst, history, metrics
 from stablenum.recorder import CAPACITY, read_rows
 
 KEYS = {
+    "precision_level",
     "step",
     "loss",
     "grad_norm",
@@ -56,6 +57,7 @@ def test_every_field_of_a_row(backend):
         "reason": Reason.CLIPPED,
         "applied": True,
         "worst": Worst(1, "b"),
+        "precision_level": 0,
     }
     assert (second["reason"], second["applied"], second["worst"]) == (
         Reason.NAN_GRADIENT,

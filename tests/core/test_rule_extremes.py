@@ -19,6 +19,7 @@ from stablenum import (
     ClipByValue,
     ClipUpdateRMS,
     DynamicLossScale,
+    EscalatePrecision,
     GuardConfig,
     LogMaxLossScale,
     MeanStdSpikeGuard,
@@ -139,6 +140,7 @@ configs = st.builds(
     last,
     loss_scale=st.sampled_from(SCALES),
     spike=st.sampled_from(SPIKES),
+    escalate=st.sampled_from([None, EscalatePrecision(after=2, for_steps=3)]),
 )
 
 

@@ -48,7 +48,7 @@ def test_the_dict_is_strict_json_and_comes_back_bit_for_bit(backend):
     _, state = backend.run(CONFIG, stream(backend, 150, 1))
     plain = strict_json(state_to_dict(state, ["a", "b", "c"]))
     assert set(plain) == {"version", "names", "state"}
-    assert (plain["version"], plain["names"]) == (2, ["a", "b", "c"])
+    assert (plain["version"], plain["names"]) == (3, ["a", "b", "c"])
     back = state_from_dict(plain, backend.init(CONFIG, 3), xp=backend.xp, names=["a", "b", "c"])
     assert_bit_equal(state, back)
     assert type(back) is type(state)
@@ -100,7 +100,7 @@ def broken(path, value):
 
 WRONG = {
     "version missing": (broken(["version"], KeyError), "guard state must be a dict .*version 1"),
-    "version 3": (broken(["version"], 3), "guard state must be a dict .*version 1 or 2"),
+    "version 4": (broken(["version"], 4), "guard state must be a dict .*version 1 to 3"),
     "no state": (broken(["state"], KeyError), "guard state must be"),
     "state a list": (broken(["state"], []), "state must be a dict with the keys step, loss_scale"),
     "names a number": (broken(["names"], 5), "names must be a list of strings"),
@@ -135,7 +135,7 @@ WRONG = {
     ),
     "recorder row too short": (
         broken(["state", "recorder", "ints", 7], [1, 2]),
-        r"state.recorder.ints\[7\] must be a list of 3 items",
+        r"state.recorder.ints\[7\] must be a list of 4 items",
     ),
     "recorder number": (
         broken(["state", "recorder", "ints", 7, 1], "OK"),

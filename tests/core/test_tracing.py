@@ -123,7 +123,7 @@ def test_the_state_is_what_the_docs_say():
         (".nonfinite_in_a_row", (), "int32"),
         (".halted", (), "int32"),
         (".recorder.floats", (128, 4), "float32"),
-        (".recorder.ints", (128, 3), "int32"),
+        (".recorder.ints", (128, 4), "int32"),
     ]
 
 

@@ -20,6 +20,7 @@ from stablenum.compare.rule_streams import RULE_STREAMS
 from stablenum.compare.runner import outcome_of, run_guarded
 from stablenum.compare.spec import Expected, Fault, Goal, Outcome, Stream
 from stablenum.config import GuardConfig
+from stablenum.escalation import EscalatePrecision
 from stablenum.loss_scale import LOSS_SCALES
 from stablenum.spikes import MeanStdSpikeGuard, SpikeGuard
 from stablenum.status import Reason
@@ -92,6 +93,16 @@ def test_a_planted_difference_is_found_at_its_step() -> None:
     assert str(found) == "x, torch, step 7, loss_scale: numpy has 1, torch has 2"
 
 
+def test_another_format_at_one_step_is_found() -> None:
+    backends, _ = find_backends(["numpy"])
+    scenario = SCENARIOS["single-inf"]
+    honest, other = (run_guarded(scenario, backends[0]) for _ in range(2))
+    other.rows[7] = other.rows[7]._replace(precision_level=1)
+    found = compare_traces("x", honest, other, scenario.tolerance).disagreement
+    assert found is not None
+    assert (found.step, found.field, found.expected, found.got) == (7, "precision_level", 0, 1)
+
+
 def test_a_difference_in_the_parameters_is_found_at_the_end() -> None:
     backends, _ = find_backends(["numpy"])
     scenario = SCENARIOS["single-inf"]
@@ -153,8 +164,12 @@ def on_numpy(name: str) -> Trace:
 
 def test_every_rule_has_a_stream() -> None:
     guards = [scenario.guard for scenario in SCENARIOS.values()]
-    shown = {type(rule) for guard in guards for rule in (*guard.clip, guard.loss_scale, guard.spike)}
-    assert shown >= {*CLIP_RULES, *LOSS_SCALES, SpikeGuard, MeanStdSpikeGuard}
+    shown = {
+        type(rule)
+        for guard in guards
+        for rule in (*guard.clip, guard.loss_scale, guard.spike, guard.escalate)
+    }
+    assert shown >= {*CLIP_RULES, *LOSS_SCALES, SpikeGuard, MeanStdSpikeGuard, EscalatePrecision}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from stablenum.errors import bad_field, check_choice, check_int, check_number
 
 __all__ = ["MODELS", "Fault", "Goal", "Training"]
 
-MODELS = ("deep", "digits-conv", "digits-mlp", "regression", "sigmoid-bce")
+MODELS = ("deep", "digits-conv", "digits-mlp", "digits-normed", "regression", "sigmoid-bce")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,8 @@ class Training:
         name, about, steps, seed: as in :class:`Stream`.
         model: one of :data:`MODELS`.
         depth: layers, for ``"deep"``.
-        compute: dtype of the forward and backward pass; parameters are float32.
+        compute: dtype of the forward and backward pass; parameters are float32. A guard that escalates from
+            there says which one each step has.
         loss_factor: the loss is multiplied by it.
         faults: the bad batches.
         optimizer, guard: how it is trained.
@@ -105,3 +106,10 @@ class Training:
         check_choice("compute", self.compute, DTYPES)
         if self.model not in MODELS:
             raise bad_field("model", f"one of {', '.join(MODELS)}", self.model)
+
+    def ladder(self, guard: GuardConfig | None) -> tuple[str, ...]:
+        """The formats of the guard's levels; ``compute`` alone if its ladder begins elsewhere."""
+        escalate = None if guard is None else guard.escalate
+        if escalate is None or escalate.formats[0] != self.compute:
+            return (self.compute,)
+        return escalate.formats

@@ -1,0 +1,232 @@
+"""Precision policies: which format parameters are kept in, computed with, and handed out in.
+
+The grammar is jmp's (``"params=float32,compute=bfloat16,output=float32"``); rules for modules by path come
+after it. A policy is plain data: adapters carry it out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from stablenum.errors import bad_field
+from stablenum.formats import FORMATS, Format
+
+__all__ = ["Policy", "PolicyRule", "parse_format", "wider"]
+
+_PARTS = {"p": "params", "c": "compute", "o": "output"}
+_NAMES = {
+    "f64": "float64", "f32": "float32", "full": "float32", "f16": "float16", "bf16": "bfloat16",
+    "fp8": "float8_e4m3fn", "f8": "float8_e4m3fn", "float8": "float8_e4m3fn",
+    "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2",
+}  # fmt: skip
+
+
+def parse_format(name: object, *, half: str = "float16") -> str:
+    """A format's full name from a short one, a full one, ``"half"`` or any framework's dtype.
+
+    Args:
+        name: ``"bf16"``, ``"float32"``, ``"full"``, ``"half"``, ``"fp8"``, ``torch.float16``...
+        half: what ``"half"`` means here: float16, on a TPU bfloat16.
+
+    Raises:
+        ValueError: it is no floating-point format.
+
+    Example:
+        >>> parse_format("bf16"), parse_format("half")
+        ('bfloat16', 'float16')
+    """
+    text = str(getattr(name, "name", None) or getattr(name, "__name__", None) or name)
+    text = text.strip().removeprefix("torch.")
+    text = half if text == "half" else _NAMES.get(text, text)
+    if text not in FORMATS:
+        allowed = f"one of {', '.join(FORMATS)}, half, or a short name ({', '.join(_NAMES)})"
+        raise bad_field("format", allowed, name)
+    return text
+
+
+def wider(a: str, b: str) -> str:
+    """The one of two formats with more range; of equal range the first.
+
+    Example:
+        >>> wider("float16", "bfloat16"), wider("float32", "bfloat16")
+        ('bfloat16', 'float32')
+    """
+    return max(a, b, key=lambda name: FORMATS[name].max)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRule:
+    """What is different in the modules that ``pattern`` matches. None leaves a part as it is.
+
+    A pattern (``fnmatch``, case ignored, parts of a path joined by dots) that matches a module holds for all
+    that is inside it.
+    """
+
+    pattern: str
+    params: str | None = None
+    compute: str | None = None
+    output: str | None = None
+
+    def matches(self, path: str) -> bool:
+        """Whether the module at ``path``, or one around it, is meant."""
+        parts = path.lower().split(".") if path else []
+        around = [".".join(parts[: i + 1]) for i in range(len(parts))]
+        return any(fnmatchcase(one, self.pattern.lower()) for one in around)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Formats of parameters, computation and output, with rules for modules by path.
+
+    Args:
+        params: the format parameters are kept in.
+        compute: the format of the computation; by default that of the parameters. An 8-bit format means
+            quantised products with delayed scaling: e4m3 forward, e5m2 backward.
+        output: the format of what comes out; by default that of the computation.
+        rules: :class:`PolicyRule` s, or a mapping from a pattern to a policy in words (a single format is
+            that of the computation and the output); of several that match the last counts.
+
+    Raises:
+        ValueError: an unknown format; parameters or outputs in 8 bits.
+
+    Example:
+        >>> policy = Policy.parse("params=float32,compute=bfloat16", rules={"*norm*": "float32"})
+        >>> policy.compute, policy.at("blocks.0.LayerNorm_1").compute, str(policy.at("head"))
+        ('bfloat16', 'float32', 'p=f32,c=bf16,o=bf16')
+    """
+
+    params: str = "float32"
+    compute: str = ""
+    output: str = ""
+    rules: tuple[PolicyRule, ...] = ()
+
+    def __post_init__(self) -> None:
+        params = _stored("params", self.params)
+        compute = parse_format(self.compute or params)
+        output = _stored("output", self.output or _carrier(compute))
+        for name, value in (("params", params), ("compute", compute), ("output", output)):
+            object.__setattr__(self, name, value)
+        given: Any = self.rules
+        made = given.items() if isinstance(given, Mapping) else given
+        object.__setattr__(self, "rules", tuple(_as_rule(rule) for rule in made))
+
+    @classmethod
+    def parse(cls, text: str, *, half: str = "float16", rules: Any = ()) -> Policy:
+        """A policy in words, by jmp's grammar.
+
+        ``"bf16"`` is all three parts; of ``"p=f32,c=bf16"`` the parts left out default: parameters to
+        float32, computation to the parameters' format, output to the computation's.
+
+        Args:
+            text: the words.
+            half: what ``half`` means on this machine.
+            rules: as the constructor takes them.
+
+        Raises:
+            ValueError: an unknown part or format.
+        """
+        return cls(**_parts("policy", text, half), rules=rules)
+
+    def at(self, path: str) -> Policy:
+        """The policy of the module at ``path`` (parts joined by dots; slashes count as dots)."""
+        here = dataclasses.replace(self, rules=())
+        for rule in self.rules:
+            if rule.matches(path.replace("/", ".")):
+                here = dataclasses.replace(
+                    here,
+                    params=rule.params or here.params,
+                    compute=rule.compute or here.compute,
+                    output=rule.output or here.output,
+                )
+        return here
+
+    def at_least(self, format: str) -> Policy:  # noqa: A002
+        """The policy of which no part computes, or hands out, narrower than ``format``.
+
+        Example:
+            >>> str(Policy.parse("p=f32,c=f16", rules={"*norm*": "f32"}).at_least("bfloat16"))
+            'p=f32,c=bf16,o=bf16;*norm*:c=float32,o=float32'
+        """
+
+        def raised(part: Any) -> Any:
+            return dataclasses.replace(
+                part,
+                compute=part.compute and wider(part.compute, format),
+                output=part.output and wider(part.output, _carrier(format)),
+            )
+
+        rules = tuple(raised(rule) for rule in self.rules)
+        return dataclasses.replace(raised(self), rules=rules)  # type: ignore[no-any-return]
+
+    @property
+    def compute_format(self) -> Format:
+        """The computation's format with its numbers."""
+        return FORMATS[self.compute]
+
+    @property
+    def carrier(self) -> str:
+        """The format that arrays have while computing: that of the computation, bfloat16 for 8 bits."""
+        return _carrier(self.compute)
+
+    def __str__(self) -> str:
+        short = {full: name for name, full in reversed(_NAMES.items()) if name != "full"}
+        text = ",".join(f"{k}={short[getattr(self, part)]}" for k, part in _PARTS.items())
+        return text + "".join(f";{rule.pattern}:{_words(rule)}" for rule in self.rules)
+
+
+def _words(rule: PolicyRule) -> str:
+    parts = {k: getattr(rule, part) for k, part in _PARTS.items()}
+    return ",".join(f"{k}={v}" for k, v in parts.items() if v is not None)
+
+
+def _carrier(compute: str) -> str:
+    return "bfloat16" if FORMATS[compute].bits == 8 else compute
+
+
+def _stored(part: str, value: object) -> str:
+    name = parse_format(value)
+    if FORMATS[name].bits == 8:
+        raise bad_field(part, "a format of at least 16 bits", value, hint="8 bits are for compute only.")
+    return name
+
+
+def _parts(field: str, text: object, half: str = "float16") -> dict[str, str]:
+    if not isinstance(text, str) or not text.strip():
+        raise bad_field(field, "words such as 'params=float32,compute=bfloat16' or 'bf16'", text)
+    if "=" not in text:
+        name = parse_format(text, half=half)
+        if FORMATS[name].bits == 8:
+            return {"compute": name}
+        return {"params": name, "compute": name, "output": name}
+    found: dict[str, str] = {}
+    for part in text.split(","):
+        key, _, value = part.partition("=")
+        key = _PARTS.get(key.strip(), key.strip())
+        if key not in _PARTS.values():
+            raise bad_field(field, "parts named params, compute or output (p, c, o)", text)
+        found[key] = parse_format(value, half=half)
+    return found
+
+
+def _as_rule(given: Any) -> PolicyRule:
+    if isinstance(given, PolicyRule):
+        return PolicyRule(
+            given.pattern,
+            None if given.params is None else _stored("params", given.params),
+            None if given.compute is None else parse_format(given.compute),
+            None if given.output is None else _stored("output", given.output),
+        )
+    try:
+        pattern, words = given
+    except (TypeError, ValueError):
+        raise bad_field("rules", "PolicyRules, or pairs of a pattern and a policy in words", given) from None
+    if not isinstance(pattern, str) or not pattern:
+        raise bad_field("rules", "a pattern for each rule", pattern)
+    parts = _parts("rules", words)
+    if "=" not in words:  # a format alone is about computing: where parameters are kept stays as it is
+        parts = {"compute": parts["compute"], "output": _carrier(parts["compute"])}
+    return _as_rule(PolicyRule(pattern, **parts))

@@ -1,0 +1,71 @@
+"""Where a format begins and ends for values that are rounded to it, to the last bit."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from stablenum.formats import FORMATS, Format
+
+__all__ = ["HIGHEST", "LOWEST", "Limits", "limits", "per_tensor_exponent", "upper_exponent"]
+
+# Bins of the histograms: e holds 2**(e-1) < |x| <= 2**e. Upper ends belong to their bin, so that "at most
+# half the smallest subnormal", a power of two in every format, is a sum of whole bins at every power-of-two
+# scale. The ends are those of float32 (up to 2**-150 all is 0 in it); what a float64 has beyond them is in
+# the outermost bins.
+LOWEST, HIGHEST = -150, 128
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What becomes of \\|x\\| in one format, rounded to nearest, ties to even (IEEE 754-2019, section 4.3.1).
+
+    Attributes:
+        overflow: from here on a value becomes inf (NaN in e4m3fn): half a unit above the largest.
+        strict: the value ``overflow`` itself still rounds down. So it is where the largest value has an even
+            significand: e4m3fn, 448. Casts that saturate there (torch's) give 448 instead of NaN.
+        normal: below it (and not flushed) a value becomes subnormal.
+        flush: the exponent of the largest value that becomes 0, half the smallest subnormal.
+    """
+
+    overflow: float
+    strict: bool
+    normal: float
+    flush: int
+
+
+def limits(name: str) -> Limits:
+    """The limits of a format.
+
+    Args:
+        name: a key of :data:`stablenum.formats.FORMATS`.
+
+    Example:
+        >>> limits("float16").overflow, limits("float16").flush, limits("float8_e4m3fn").overflow
+        (65520.0, -25, 464.0)
+    """
+    fmt = FORMATS[name]
+    unit = math.ldexp(fmt.eps, math.frexp(fmt.max)[1] - 1)
+    return Limits(
+        overflow=fmt.max + unit / 2,
+        strict=(fmt.max / unit) % 2 == 0,
+        normal=fmt.smallest_normal - fmt.smallest_subnormal / 2,
+        flush=math.frexp(fmt.smallest_subnormal)[1] - 2,
+    )
+
+
+def upper_exponent(fmt: Format, amax: float, *, margin: int) -> int:
+    """The largest k with ``amax * 2**k <= fmt.max * 2**-margin``, for a finite ``amax`` above 0.
+
+    Example:
+        >>> upper_exponent(FORMATS["float16"], 1.0, margin=1)
+        14
+    """
+    top = math.ldexp(fmt.max, -margin)
+    k = math.frexp(top)[1] - math.frexp(amax)[1]
+    return k if math.frexp(amax)[0] <= math.frexp(top)[0] else k - 1
+
+
+def per_tensor_exponent(fmt: Format, amax: float) -> int:
+    """The exponent of a scale that a tensor of this ``amax`` has for itself; 0 for ``amax`` 0."""
+    return upper_exponent(fmt, amax, margin=0) if amax > 0 else 0

@@ -1,0 +1,280 @@
+"""An optimizer that runs another one on float32 twins of narrow parameters.
+
+The face is an ordinary optimizer on the model's own parameters. The inner optimizer never sees a narrow
+number: gradients are widened for it, its state is float32, and a factor on the gradients (a loss scale's, a
+clip rule's) is applied to the widened ones, where it cannot flush them to zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+__all__ = ["TwinOptimizer", "is_narrow"]
+
+NARROW = (torch.bfloat16, torch.float16)
+
+
+def is_narrow(p: Tensor) -> bool:
+    """Whether the parameter is of a 16-bit format."""
+    return p.dtype in NARROW
+
+
+class TwinOptimizer(Optimizer):
+    """The common part of :class:`MasterWeights`, :class:`KahanUpdate` and :class:`StochasticRounding`.
+
+    Subclasses say what a twin holds before a step (:meth:`_fill`) and how the parameter follows after it
+    (:meth:`_write_back`). A parameter that is not narrow is its own twin: the inner optimizer moves it.
+
+    Args:
+        params: what any optimizer takes: parameters, (name, parameter) pairs, or groups.
+        make: makes the inner optimizer from groups, ``lambda p: torch.optim.AdamW(p, lr=1e-3)``.
+    """
+
+    inner: Optimizer
+    _twins: dict[Tensor, Tensor]
+    _kept: dict[Tensor, Tensor | None]
+
+    _allowed: tuple[torch.dtype, ...] = NARROW
+    # What is kept of each narrow parameter, by its name in the state dict.
+    _kept_name: str | None = None
+
+    def __init__(
+        self, params: Iterable[Any] | Mapping[str, Tensor], make: Callable[[list[dict[str, Any]]], Optimizer]
+    ) -> None:
+        if not callable(make):
+            raise TypeError(
+                f"make must be a function that makes an optimizer from groups; got {type(make).__name__}. "
+                f"Example: {type(self).__name__}(model.parameters(), lambda p: torch.optim.AdamW(p))."
+            )
+        self._twins, self._kept = {}, {}
+        super().__init__(list(params.items()) if isinstance(params, Mapping) else params, {})
+        inner = make([self._twin_group(group) for group in self.param_groups])
+        if not isinstance(inner, Optimizer) or isinstance(inner, TwinOptimizer):
+            raise TypeError(f"make must return a torch.optim.Optimizer; got {type(inner).__name__}.")
+        self.inner = inner
+        self.defaults = inner.defaults
+        self._pull_settings()
+        self._release(list(self._twins))
+
+    # --- the subclass's part -------------------------------------------------------------------
+
+    def _new_kept(self, p: Tensor) -> Tensor | None:
+        """What is kept of a parameter from the start."""
+        return None
+
+    def _fill(self, p: Tensor, twin: Tensor) -> None:
+        """Make ``twin`` hold the float32 value that the inner optimizer starts from."""
+        raise NotImplementedError  # pragma: no cover
+
+    def _write_back(self, p: Tensor, twin: Tensor) -> None:
+        """Make ``p`` follow what the inner optimizer did to ``twin``."""
+        raise NotImplementedError  # pragma: no cover
+
+    def _release(self, params: Sequence[Tensor]) -> None:
+        """Give up what twins need not hold until the next step."""
+
+    # --- groups --------------------------------------------------------------------------------
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, here and to the inner optimizer.
+
+        Raises:
+            ValueError: a parameter's format is not one that this optimizer is for.
+        """
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        for p in group["params"]:
+            if is_narrow(p) and p.dtype not in self._allowed:
+                self.param_groups.pop()
+                allowed = " or ".join(str(d).removeprefix("torch.") for d in self._allowed)
+                raise ValueError(
+                    f"params must be {allowed} for {type(self).__name__} (or float32, which are updated as "
+                    f"always); got {p.dtype}."
+                )
+        for p in group["params"]:
+            # Full at first: some optimizers make their state from it at once.
+            self._twins[p] = p.detach().float() if is_narrow(p) else p
+            if is_narrow(p):
+                self._kept[p] = self._new_kept(p)
+        if "inner" in self.__dict__:
+            self.inner.add_param_group(self._twin_group(group))
+            self._pull_settings()
+            self._release(group["params"])
+
+    def _twin_group(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        made = {key: value for key, value in group.items() if key not in ("params", "param_names")}
+        twins = [self._twins[p] for p in group["params"]]
+        names = group.get("param_names")
+        return made | {"params": list(zip(names, twins, strict=True)) if names else twins}
+
+    def _push_settings(self) -> None:
+        """Schedulers set learning rates here; the inner optimizer has to know."""
+        for mine, its in zip(self.param_groups, self.inner.param_groups, strict=True):
+            its.update({k: v for k, v in mine.items() if k not in ("params", "param_names")})
+
+    def _pull_settings(self) -> None:
+        for mine, its in zip(self.param_groups, self.inner.param_groups, strict=True):
+            mine.update({k: v for k, v in its.items() if k not in ("params", "param_names")})
+
+    # --- the step ------------------------------------------------------------------------------
+
+    def _moving(self) -> list[Tensor]:
+        """The narrow parameters with a gradient."""
+        return [p for g in self.param_groups for p in g["params"] if is_narrow(p) and p.grad is not None]
+
+    @torch.no_grad()
+    def wide_gradients(self, params: Sequence[Tensor]) -> list[Tensor | None]:
+        """The gradients that the next step will use, to be changed in place; float32 where narrow."""
+        found: list[Tensor | None] = []
+        for p in params:
+            twin = self._twins[p]
+            if twin is not p and p.grad is not None:
+                if twin.shape != p.shape:
+                    twin.data = torch.empty_like(p, dtype=torch.float32)
+                twin.grad = p.grad.float()
+            found.append(twin.grad)
+        return found
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step of the inner optimizer on the twins, then of the parameters after them.
+
+        Args:
+            closure: re-evaluates the model and returns the loss; run once, with gradients enabled.
+        """
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                result = closure()
+        moving = self._moving()
+        self._push_settings()
+        try:
+            for p in moving:
+                if self._twins[p].grad is None:
+                    self.wide_gradients([p])
+                self._fill(p, self._twins[p])
+            self._step_inner()
+            for p in moving:
+                self._write_back(p, self._twins[p])
+        finally:
+            for p in moving:
+                self._twins[p].grad = None
+            self._release(moving)
+        self._pull_settings()
+        return result
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients, the widened ones too."""
+        super().zero_grad(set_to_none=set_to_none)
+        for p, twin in self._twins.items():
+            if twin is not p:
+                twin.grad = None
+
+    def _step_inner(self) -> None:
+        self.inner.step()
+
+    # --- state ---------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> Any:
+        """The inner optimizer's state by parameter, with what is kept of each. A view made when read."""
+        if "inner" not in self.__dict__:
+            return self.__dict__.setdefault("_no_state", {})
+        found = {}
+        for p, twin in self._twins.items():
+            kept = self._kept.get(p)
+            more = {} if kept is None or self._kept_name is None else {self._kept_name: kept}
+            found[p] = {**self.inner.state.get(twin, {}), **more}
+        return found
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        if state:
+            raise AttributeError(f"the state of {type(self).__name__} is set by load_state_dict alone.")
+
+    @torch._disable_dynamo
+    def state_dict(self) -> dict[str, Any]:
+        """As any optimizer's; what is kept of each narrow parameter lies beside its moments."""
+        for pre_hook in self._optimizer_state_dict_pre_hooks.values():
+            pre_hook(self)
+        self._push_settings()
+        saved = self.inner.state_dict()
+        each = {index: dict(values) for index, values in saved["state"].items()}
+        for index, p in self._numbered():
+            if self._kept_name is not None and self._kept.get(p) is not None:
+                each.setdefault(index, {})[self._kept_name] = self._kept[p]
+        saved = {**saved, "state": each, **self._saved_more()}
+        for post_hook in self._optimizer_state_dict_post_hooks.values():
+            replaced = post_hook(self, saved)
+            saved = saved if replaced is None else replaced
+        return saved
+
+    @torch._disable_dynamo
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load what :meth:`state_dict` wrote, or the state dict of the inner optimizer's kind alone.
+
+        Raises:
+            ValueError: the groups, or what is kept of a parameter, are of another shape.
+        """
+        state = dict(state_dict)
+        for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
+            replaced = pre_hook(self, state)
+            state = state if replaced is None else dict(replaced)
+        each = {index: dict(values) for index, values in state["state"].items()}
+        kept: dict[Tensor, Tensor | None] = {}
+        # torch goes by order: distributed checkpoints have names where others have numbers.
+        indices = [index for group in state["param_groups"] for index in group["params"]]
+        if len(indices) != len(self._twins):
+            raise ValueError(
+                f"state_dict must be of {len(self._twins)} parameters, as this optimizer; got {len(indices)}."
+            )
+        for index, (_, p) in zip(indices, self._numbered(), strict=True):
+            found = each.get(index, {}).pop(self._kept_name, None)
+            if found is not None and is_narrow(p) and found.shape != p.shape:
+                raise ValueError(
+                    f"state_dict['state'][{index!r}]['{self._kept_name}'] must be of shape {tuple(p.shape)}; "
+                    f"got {tuple(found.shape)}."
+                )
+            kept[p] = found
+        each = {index: values for index, values in each.items() if values}
+        self.inner.load_state_dict({"state": each, "param_groups": state["param_groups"]})
+        for p in self._kept:
+            self._load_kept(p, kept[p])
+        self._load_more(state)
+        self._pull_settings()
+        for post_hook in self._optimizer_load_state_dict_post_hooks.values():
+            post_hook(self)
+
+    def _load_kept(self, p: Tensor, found: Tensor | None) -> None:
+        """Take on what was kept of ``p``, None if nothing is known."""
+        fresh = self._new_kept(p)
+        if fresh is not None and found is not None:
+            fresh.copy_(found)
+        self._kept[p] = fresh
+
+    def _saved_more(self) -> dict[str, Any]:
+        return {}
+
+    def _load_more(self, state: Mapping[str, Any]) -> None:
+        pass
+
+    def _numbered(self) -> list[tuple[int, Tensor]]:
+        """The parameters with their numbers in a state dict."""
+        return list(enumerate(p for group in self.param_groups for p in group["params"]))
+
+    def __getstate__(self) -> dict[str, Any]:
+        names = ("inner", "defaults", "param_groups", "_twins", "_kept")
+        return {name: self.__dict__[name] for name in names}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        super().__setstate__({})
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.inner!r})"

@@ -1,0 +1,192 @@
+"""Kahan, stochastic rounding and master weights: small updates arrive, and skips stay skips."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import stablenum_jax
+from stablenum_jax import kahan, master_weights, stochastic_rounding
+from tests.digits_jax import accuracy, digits, mlp, predict
+from tests.jax.helpers import assert_same_bits, make_grads, make_params, spoil, without_guard
+
+Make = Callable[[Any], Any]
+REMEDIES: dict[str, Make] = {
+    "kahan": lambda tx: optax.chain(tx, kahan()),
+    "stochastic": lambda tx: optax.chain(tx, stochastic_rounding()),
+    "master": master_weights,
+}
+
+
+def after(tx: Any, w: Any, n: int) -> Any:
+    """``w`` after ``n`` steps of a constant gradient, in one scan, and what Kahan keeps."""
+
+    def one(carry, _):
+        w, state = carry
+        updates, state = tx.update(jnp.ones_like(w), state, w)
+        return (optax.apply_updates(w, updates), state), None
+
+    (w, state), _ = jax.jit(lambda w: jax.lax.scan(one, (w, tx.init(w)), None, length=n))(w)
+    assert w.dtype == jnp.bfloat16
+    kept = [leaf for leaf in jax.tree.leaves(state) if leaf.shape == w.shape and leaf.dtype == w.dtype]
+    return np.asarray(w, np.float64), np.asarray(kept[0] if kept else 0.0, np.float64)
+
+
+def test_a_thousand_small_updates_arrive() -> None:
+    """1000 x -1e-4 on a bfloat16 weight of 1.0: nothing plain, 0.1 with each remedy.
+
+    Of the numbers that bfloat16 has near 0.9 the nearest are 0.8984 and 0.9023: one weight is as close as
+    one of them, and what Kahan still owes it is in the compensation.
+    """
+    one, many = jnp.ones(4, jnp.bfloat16), jnp.ones(10_000, jnp.bfloat16)
+    sgd = optax.sgd(1e-4)
+    assert (after(sgd, one, 1000)[0] == 1.0).all()
+    w, owed = after(REMEDIES["kahan"](sgd), one, 1000)
+    assert 1.0 - (w + owed) == pytest.approx(0.1, rel=0.02)
+    assert set(w) <= {0.8984375, 0.90234375}
+    assert 1.0 - after(REMEDIES["stochastic"](sgd), many, 1000)[0].mean() == pytest.approx(0.1, rel=0.02)
+    assert 1.0 - after(REMEDIES["master"](sgd), one, 1000)[0] == pytest.approx(0.1, rel=0.02)
+
+
+@pytest.mark.parametrize("name", REMEDIES)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_nan_and_inf_pass_through(name: str, bad: float) -> None:
+    tx = REMEDIES[name](optax.sgd(1.0))
+    w = jnp.asarray([1.0, 1.0, np.inf, 2.0], jnp.bfloat16)
+    state = tx.init(w)
+    updates, state = tx.update(jnp.asarray([-bad, 0.5, 1.0, 0.0], jnp.bfloat16), state, w)
+    moved = np.asarray(optax.apply_updates(w, updates), np.float32)
+    np.testing.assert_array_equal(moved, np.float32([bad, 0.5, np.inf, 2.0]))
+    if name == "kahan":
+        assert np.isfinite(np.asarray(state[1].compensation, np.float32)).all()
+
+
+@pytest.mark.parametrize("name", REMEDIES)
+@pytest.mark.parametrize("form", ["step", "wrapper"])
+def test_a_refused_step_leaves_them_alone(name: str, form: str, mode: str) -> None:
+    inner = REMEDIES[name](optax.adam(1e-2))
+    params = make_params(jnp.bfloat16)
+    if form == "step":
+        tx = optax.chain(stablenum_jax.guard(clip=1.0), inner)
+        run = lambda p, s, g: stablenum_jax.step(tx, p, s, g)  # noqa: E731
+    else:
+        tx = stablenum_jax.guard(inner, clip=1.0)
+
+        def run(p, s, g):
+            updates, s = tx.update(g, s, p)
+            return optax.apply_updates(p, updates), s
+
+    run = jax.jit(run) if mode == "jit" else run
+    params, state = run(params, tx.init(params), make_grads(1, params))
+    held = run(params, state, spoil(make_grads(2, params)))
+    assert_same_bits(held[0], params)
+    assert_same_bits(without_guard(held[1]), without_guard(state))
+
+
+@pytest.mark.parametrize("name", REMEDIES)
+def test_carried_through_a_scan_and_donated(name: str) -> None:
+    tx = optax.chain(stablenum_jax.guard(loss_scale="dynamic"), REMEDIES[name](optax.adam(1e-3)))
+    params = make_params(jnp.bfloat16)
+    grads = jax.tree.map(lambda *g: jnp.stack(g), *[make_grads(i, params) for i in range(4)])
+
+    def one(carry, g):
+        return stablenum_jax.step(tx, *carry, g), None
+
+    run = jax.jit(lambda p, s: jax.lax.scan(one, (p, s), grads)[0], donate_argnums=(0, 1))
+    state = tx.init(params)
+    shapes = jax.eval_shape(lambda x: x, (params, state))
+    moved = run(params, state)
+    assert jax.tree.map(lambda a, b: a.dtype == b.dtype, moved, shapes)
+    assert stablenum_jax.metrics(moved[1])["step"] == 3
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(moved[0])} == {"bfloat16"}
+
+
+def test_leaves_of_other_kinds_pass() -> None:
+    params = {"w": jnp.ones(2, jnp.bfloat16), "f": jnp.ones(2), "none": None, "n": jnp.arange(2)}
+    grads = {
+        "w": jnp.ones(2, jnp.bfloat16),
+        "f": jnp.full(2, 0.5),
+        "none": None,
+        "n": np.zeros(2, jax.dtypes.float0),
+    }
+    for tx in (kahan(), stochastic_rounding(0), master_weights(optax.identity())):
+        updates, state = tx.update(grads, tx.init(params), params)
+        moved = stablenum_jax.training._add(params, updates)
+        assert (moved["w"] == 2).all()
+        assert (moved["f"] == 1.5).all()
+        assert moved["n"] is params["n"]
+        assert moved["none"] is None
+        assert jax.tree.structure(state) == jax.tree.structure(tx.init(params))
+
+
+def test_kahan_makes_up_for_an_update_that_nearly_cancels_the_weight() -> None:
+    tx = kahan()
+    w = jnp.asarray([1.0], jnp.bfloat16)
+    updates, state = tx.update(jnp.asarray([-1.0 + 2.0**-20]), tx.init(w), w)
+    landed = np.float64(optax.apply_updates(w, updates)[0])
+    assert landed + np.float64(state.compensation[0]) == pytest.approx(2.0**-20, rel=2.0**-8)
+
+
+def test_master_weights_follow_parameters_that_were_changed() -> None:
+    tx = master_weights(optax.sgd(1e-4))
+    w = jnp.ones(2, jnp.bfloat16)
+    _, state = tx.update(jnp.ones_like(w), tx.init(w), w)
+    loaded = jnp.asarray([1.0, 3.0], jnp.bfloat16)
+    _, state = tx.update(jnp.ones_like(w), state, loaded)
+    np.testing.assert_allclose(state.master, [0.9998, 2.9999], rtol=1e-6)
+
+
+def test_stochastic_rounding_is_by_seed() -> None:
+    w = jnp.ones(1000, jnp.bfloat16)
+    first, again = (after(REMEDIES["stochastic"](optax.sgd(1e-3)), w, 2)[0] for _ in range(2))
+    other = after(optax.chain(optax.sgd(1e-3), stochastic_rounding(4)), w, 2)[0]
+    assert (first == again).all()
+    assert (first != other).any()
+
+
+def test_wrong_use_is_named() -> None:
+    with pytest.raises(ValueError, match="seed must be a whole number"):
+        stochastic_rounding(-1)
+    with pytest.raises(ValueError, match="got a float16 one"):
+        stochastic_rounding(0).init(jnp.ones(1, jnp.float16))
+    for tx in (kahan(), stochastic_rounding(0), master_weights(optax.sgd(1.0))):
+        with pytest.raises(ValueError, match="params must be given to the update of"):
+            tx.update(jnp.ones(1), tx.init(jnp.ones(1)))
+
+
+def train_digits(remedy: Make, dtype: Any) -> float:
+    """Accuracy after training with parameters, computation and optimizer in ``dtype``."""
+    x, y = digits("train")
+    tx, params = remedy(optax.adam(optax.cosine_decay_schedule(1e-3, 600))), mlp(seed=0, dtype=dtype)
+
+    def loss(params, x, y):
+        logits = predict(params, x).astype(jnp.float32)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+
+    def one(carry, batch):
+        params, state = carry
+        updates, state = tx.update(jax.grad(loss)(params, *batch), state, params)
+        return (optax.apply_updates(params, updates), state), None
+
+    order = np.concatenate([np.random.default_rng(i).permutation(len(x))[:1280] for i in range(30)])
+    batches = x[order].reshape(-1, 64, 64), y[order].reshape(-1, 64)
+    (params, _), _ = jax.jit(lambda c: jax.lax.scan(one, c, batches))((params, tx.init(params)))
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype(dtype)}
+    return accuracy(params)
+
+
+@pytest.mark.slow
+def test_digits_in_pure_bfloat16() -> None:
+    found = {
+        "float32": train_digits(lambda tx: tx, jnp.float32),
+        "bfloat16": train_digits(lambda tx: tx, jnp.bfloat16),
+    } | {name: train_digits(remedy, jnp.bfloat16) for name, remedy in REMEDIES.items()}
+    assert found["bfloat16"] < found["float32"]
+    for name in REMEDIES:
+        assert abs(found[name] - found["float32"]) <= 0.005, found

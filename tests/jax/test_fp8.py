@@ -1,0 +1,155 @@
+"""Products in 8 bits: exact emulation, scales by the core's rule, nothing poisoned, digits."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import optax
+import pytest
+
+import stablenum_jax
+from stablenum_jax.fp8 import Fp8Recipe, fp8_dot, init_fp8, quantize
+from stablenum_jax.measure import FP8_STATISTICS
+from tests.digits_jax import accuracy, digits, mlp
+
+E4M3, E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
+
+
+def rounded(x, scale, dtype):
+    """The oracle: a saturating cast by ml_dtypes, and back, in float64."""
+    top = float(ml_dtypes.finfo(dtype).max)
+    y = np.clip(np.asarray(x, np.float32) * np.float32(scale), -top, top)
+    return y.astype(dtype).astype(np.float64) / np.float64(np.float32(scale))
+
+
+def use(state, x, w, g, recipe):
+    """One use: the result, both gradients and the next state."""
+    out, pull = jax.vjp(functools.partial(fp8_dot, recipe=recipe), x, w, state)
+    return out, *pull(g)
+
+
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_products_and_scales_are_the_oracles(native: bool, dtype) -> None:
+    recipe = Fp8Recipe(history=3, native=native, power_of_two=False)
+    rng, state = np.random.default_rng(1), init_fp8(recipe)
+    run = jax.jit(functools.partial(use, recipe=recipe))
+    seen = [[], [], []]
+    scales = [0.0, 0.0, 0.0]
+    for size in (1.0, 1e3, 1e-3, 7.0, 2e5, 1.0):
+        x, w, g = (
+            jnp.asarray(rng.normal(size=shape) * size, dtype) for shape in ((2, 5, 8), (8, 4), (2, 5, 4))
+        )
+        out, dx, dw, state = run(state, x, w, g)
+        tops = ((x, 448.0), (w, 448.0), (g, 57344.0))
+        largest = [float(np.abs(np.asarray(array, np.float64)).max()) for array, _ in tops]
+        if not seen[0]:  # the first use is scaled by its own
+            scales = [top / amax for (_, top), amax in zip(tops, largest, strict=True)]
+        qx, qw = rounded(x, scales[0], E4M3), rounded(w, scales[1], E4M3)
+        qg = rounded(g, scales[2], E5M2)
+        expected = (qx @ qw, qg @ qw.T, np.einsum("abk,abn->kn", qx, qg))
+        for got, want in zip((out, dx, dw), expected, strict=True):
+            assert got.dtype == dtype
+            tolerance = 1e-5 if dtype == jnp.float32 else 1e-2
+            got = np.asarray(got, np.float64)
+            np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance * np.abs(want).max())
+        for k, (_, top) in enumerate(tops):
+            seen[k].append(largest[k])
+            scales[k] = top / max(seen[k][-3:])
+        np.testing.assert_allclose(state.forward.scale, scales[:2], rtol=3e-7)
+        np.testing.assert_allclose(state.backward.scale, scales[2:], rtol=3e-7)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_what_is_not_finite_is_seen_and_forgotten(bad: float, place: int) -> None:
+    recipe = Fp8Recipe(history=4)
+    good = [jnp.full((2, 3), 2.0), jnp.full((3, 2), 2.0), jnp.full((2, 2), 2.0)]
+    *_, state = use(init_fp8(recipe), *good, recipe)
+    spoiled = list(good)
+    spoiled[place] = spoiled[place].at[0, 0].set(bad)
+    out, dx, dw, after = use(state, *spoiled, recipe)
+    assert not all(np.isfinite(part).all() for part in (out, dx, dw))
+    for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(state), strict=True):
+        assert np.isfinite(a).all()
+        if a.ndim == 1:
+            np.testing.assert_array_equal(a, b)
+
+
+def test_rounding_saturates_and_lets_nan_through() -> None:
+    x = jnp.asarray([1e30, -1e30, jnp.inf, -jnp.inf, jnp.nan, 0.0])
+    one = jnp.float32(1.0)
+    e5m2 = np.asarray(quantize(x, one, "float8_e5m2"), np.float32)
+    np.testing.assert_array_equal(e5m2, [57344.0, -57344.0, np.inf, -np.inf, np.nan, 0.0])
+    e4m3 = np.asarray(quantize(x, one, "float8_e4m3fn"), np.float32)
+    np.testing.assert_array_equal(e4m3, [448.0, -448.0, np.nan, np.nan, np.nan, 0.0])
+    assert np.isinf(quantize(x[:1], jnp.float32(2.0**100), "float8_e5m2")).sum() == 0
+
+
+def test_no_elements() -> None:
+    out, pull = jax.vjp(fp8_dot, jnp.zeros((0, 3)), jnp.ones((3, 2)), init_fp8())
+    dx, dw, state = pull(out)
+    assert (out.shape, dx.shape) == ((0, 2), (0, 3))
+    assert (dw == 0).all()
+    assert float(state.backward.scale[0]) == 1.0
+
+
+def test_wrong_use_is_named() -> None:
+    with pytest.raises(ValueError, match="x and w must be of shapes"):
+        fp8_dot(jnp.ones((2, 3)), jnp.ones((2, 3)), init_fp8())
+    with pytest.raises(ValueError, match=r"state must be one of init_fp8\(recipe\)"):
+        fp8_dot(jnp.ones((2, 3)), jnp.ones((3, 3)), init_fp8(), recipe=Fp8Recipe(history=2))
+    with pytest.raises(ValueError, match="history must be a whole number"):
+        Fp8Recipe(history=0)
+
+
+def train_digits(dot, spoil_at: int | None = None) -> tuple[float, int, dict]:
+    """The digits by an MLP whose products are ``dot(x, w, state)``, under a guard."""
+    x, y = digits("train")
+    params = mlp(seed=0)
+    states = {name: init_fp8(Fp8Recipe(history=16)) for name in params}
+    variables = {"params": params, FP8_STATISTICS: states}
+    tx = optax.chain(stablenum_jax.guard(), optax.adam(2e-3))
+
+    def loss(variables, x, y):
+        for i, (name, layer) in enumerate(variables["params"].items()):
+            x = dot(x, layer["w"], variables[FP8_STATISTICS][name]) + layer["b"]
+            x = jax.nn.relu(x) if i < len(params) - 1 else x.astype(jnp.float32)
+        return optax.softmax_cross_entropy_with_integer_labels(x, y).mean()
+
+    def one(carry, batch):
+        variables, opt_state = carry
+        value, grads = stablenum_jax.value_and_grad(loss, opt_state)(variables, *batch)
+        return stablenum_jax.step(tx, variables, opt_state, grads, value=value), None
+
+    order = np.concatenate([np.random.default_rng(i).permutation(len(x))[:1280] for i in range(20)])
+    xs, ys = x[order].reshape(-1, 64, 64), y[order].reshape(-1, 64)
+    if spoil_at is not None:
+        xs[spoil_at, 3, 7] = np.inf
+    start = (variables, tx.init(params))
+    (variables, opt_state), _ = jax.jit(lambda c: jax.lax.scan(one, c, (xs, ys)))(start)
+    skipped = stablenum_jax.metrics(opt_state)["skipped_total"]
+    return accuracy(variables["params"]), skipped, variables[FP8_STATISTICS]
+
+
+def bfloat16_dot(x, w, state):
+    return x.astype(jnp.bfloat16) @ w.astype(jnp.bfloat16)
+
+
+def fp8(x, w, state):
+    return fp8_dot(x.astype(jnp.bfloat16), w, state, recipe=Fp8Recipe(history=16))
+
+
+def test_digits_in_8_bits_end_as_well_as_in_bfloat16() -> None:
+    plain, _, _ = train_digits(bfloat16_dot)
+    quantised, skipped, states = train_digits(fp8)
+    spoiled, refused, _ = train_digits(fp8, spoil_at=150)
+    assert plain > 0.9
+    assert abs(quantised - plain) <= 0.01
+    assert abs(spoiled - plain) <= 0.01
+    assert (skipped, refused) == (0, 1)
+    assert all((state.forward.scale != 1).all() for state in states.values())

@@ -1,0 +1,87 @@
+"""The training that float16 cannot do alone: what the escalation is good for, and that nothing else is."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+
+from stablenum.compare import BACKENDS, SCENARIOS, run_scenario
+from stablenum.compare.agreement import Trace
+from stablenum.compare.models_numpy import evaluate
+from stablenum.compare.runner import run_guarded
+from stablenum.compare.spec import Outcome, Training
+from stablenum.compare.trainings import batch_at, data_of, initial_params
+from stablenum.config import GuardConfig
+from stablenum.escalation import EscalatePrecision
+from stablenum.formats import FORMATS
+from stablenum.loss_scale import DynamicLossScale
+from stablenum.status import Reason
+
+SCENARIO = SCENARIOS["escalate-fp16"]
+assert isinstance(SCENARIO, Training)
+BAD = [fault.step for fault in SCENARIO.faults]
+
+
+def guarded_by(**fields: object) -> Training:
+    return dataclasses.replace(SCENARIO, guard=dataclasses.replace(SCENARIO.guard, **fields))
+
+
+def loss_of(trace: Trace) -> float:
+    return evaluate(SCENARIO, trace.params, data_of(SCENARIO), "loss")
+
+
+@functools.cache
+def escalating() -> Trace:
+    return run_guarded(SCENARIO, BACKENDS["numpy"])
+
+
+def test_without_escalation_it_is_not_as_expected() -> None:
+    result = run_scenario(guarded_by(escalate=None), [BACKENDS["numpy"]])
+    assert result.outcome(result.guarded["numpy"]) == Outcome.FAILS
+    assert result.guarded["numpy"].skipped == len(BAD)
+    wanted = ["guarded: expected that it survives, but it fails", "numpy: expected 12 skipped steps, got 240"]
+    assert all(any(words in surprise for surprise in result.surprises) for words in wanted)
+
+
+def test_it_ends_as_well_as_a_training_in_float32() -> None:
+    """Of the held-out loss within 5 %; without escalation it is three times as large and more."""
+    alone = guarded_by(escalate=None)
+    wide = run_guarded(dataclasses.replace(alone, compute="float32"), BACKENDS["numpy"])
+    assert wide.skipped == 0
+    assert loss_of(escalating()) <= 1.05 * loss_of(wide)
+    assert loss_of(run_guarded(alone, BACKENDS["numpy"])) > 3 * loss_of(wide)
+
+
+def test_no_loss_scale_helps() -> None:
+    """The forward pass overflows, with a wide margin; so do the batches at their own size not."""
+    for params in (initial_params(SCENARIO), escalating().params):
+        largest = [abs(batch_at(SCENARIO, step).x @ params[0]).max() for step in range(SCENARIO.steps)]
+        assert min(np.take(largest, BAD)) > 1.5 * FORMATS["float16"].max
+        assert max(np.delete(largest, BAD)) < 1e-3 * FORMATS["float16"].max
+    low = guarded_by(escalate=None, loss_scale=DynamicLossScale(init_scale=1.0, min_scale=2.0**-20))
+    assert run_guarded(low, BACKENDS["numpy"]).skipped == len(BAD)
+
+
+def test_it_goes_to_float32_and_back() -> None:
+    """Three refusals, sixty steps, four times; the last sixty reach beyond the stretch by 48."""
+    rows = escalating().rows
+    refused = [step for step, row in enumerate(rows) if not row.applied]
+    assert refused == [start + i for start in (30, 93, 156, 219) for i in range(3)]
+    assert {rows[step].reason for step in refused} == {Reason.NONFINITE_LOSS}
+    wide = [step for step, row in enumerate(rows) if row.precision_level == 1]
+    assert wide == [step for step in range(33, 282) if step not in refused]
+    assert {row.precision_level for row in rows} == {0, 1}
+
+
+@pytest.mark.parametrize("backend", ["numpy", "torch", "jax-jit"])
+def test_a_ladder_of_another_format_is_not_followed(backend: str) -> None:
+    """A guard may be put over any scenario; one computed in float32 stays there."""
+    other = GuardConfig(escalate=EscalatePrecision(after=1, formats=("bfloat16", "float32")))
+    assert SCENARIO.ladder(other) == SCENARIO.ladder(None) == ("float16",)
+    short = dataclasses.replace(guarded_by(escalate=other.escalate), steps=34)
+    trace = run_guarded(short, BACKENDS[backend])
+    assert [row.applied for row in trace.rows] == [True] * 30 + [False] * 4
+    assert [row.precision_level for row in trace.rows] == [0] * 31 + [1] * 3
