@@ -58,8 +58,8 @@ class FormatVerdict:
 
     Attributes:
         format: its name.
-        works: whether all may be computed in it: nothing overflows, and with ``loss_scale`` fewer than
-            1e-3 of the gradients become 0. For an 8-bit format, of the tensors it is for, with a scale each.
+        works: whether all may be computed in it: nothing is NaN or overflows, and with ``loss_scale`` fewer
+            than 1e-3 of the gradients become 0. For an 8-bit format, of the tensors it is for, with a scale each.
         loss_scale: a power of two; None if no gradients were measured, or all are 0.
         flushed_before: fraction of the gradients that become 0 without a scale: of those of activations or
             of parameters, whichever is larger. None if none were measured.
@@ -121,6 +121,8 @@ def judge(name: str, rows: Sequence[RangeRow]) -> FormatVerdict:
     works = not any(t.what == "overflow" or (t.what == "flushed" and fmt.bits == 8) for t in troubles)
     if fmt.bits != 8:
         works = works and (after is None or after < FLUSHED_LIMIT)
+    broken = [row for row in rows if row.nan]
+    works = works and not broken
     facts: dict[str, Any] = {
         "format": name,
         "works": works,
@@ -130,7 +132,11 @@ def judge(name: str, rows: Sequence[RangeRow]) -> FormatVerdict:
         "lost": lost,
         "troubles": tuple(troubles),
     }
-    told = _sentence_8_bit(fmt, rows, facts) if fmt.bits == 8 else _sentence(fmt, rows, facts, k)
+    if broken:
+        verb = "holds" if len(_innermost(broken)) == 1 else "hold"
+        told = f"{_names(broken)} {verb} NaN in float32 already: replay the step before choosing a format."
+    else:
+        told = _sentence_8_bit(fmt, rows, facts) if fmt.bits == 8 else _sentence(fmt, rows, facts, k)
     return FormatVerdict(**facts, sentence=told)
 
 
@@ -228,13 +234,13 @@ def _worst_first(troubles: list[Trouble]) -> list[Trouble]:
     return sorted(troubles, key=lambda t: (order.index(t.what), -t.fraction))
 
 
-def _innermost(troubles: Iterable[Trouble]) -> list[str]:
+def _innermost(troubles: Iterable[Trouble | RangeRow]) -> list[str]:
     """The modules that have no other of them inside."""
     modules = list(dict.fromkeys(t.module for t in troubles))
     return [m for m in modules if not any(o != m and (not m or o.startswith(m + ".")) for o in modules)]
 
 
-def _names(troubles: Iterable[Trouble]) -> str:
+def _names(troubles: Iterable[Trouble | RangeRow]) -> str:
     """The innermost modules, at most three by name."""
     inner = _innermost(troubles)
     shown = ", ".join(module_label(m) for m in inner[:_NAMED])

@@ -225,6 +225,18 @@ def test_without_a_loss_the_forward_pass_is_measured():
     assert report.notes == ("No gradients: the loss depends on no parameter that requires one.",)
 
 
+def test_what_is_nan_in_float32_is_told_before_any_format() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    with torch.no_grad():
+        model[0].weight.fill_(torch.nan)
+    report = range_report(model, torch.ones(1, 2))
+    for verdict in report.verdicts.values():
+        assert not verdict.works
+        assert "hold NaN in float32 already" in verdict.sentence
+    masked = range_report(nn.Sequential(nn.Softmax(-1)), torch.tensor([[0.0, -torch.inf]]))
+    assert "NaN" not in masked.verdict
+
+
 def test_unused_parameters_and_a_loss_that_is_not_finite_are_noted():
     model = nn.ModuleDict({"used": nn.Linear(2, 1), "idle": nn.Linear(2, 1)})
     report = range_report(model, torch.ones(1, 2), loss_fn=lambda m, x: m["used"](x).sum() * float("inf"))
