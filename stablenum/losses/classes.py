@@ -223,7 +223,8 @@ def _soft_items(
     below = log_total[..., None] - away
     none = xp.logical_not(here) | (share == 0)
     # A share of 0 is no reason to drop its derivative: only what is not finite is taken out.
-    terms = xp.where(none & xp.logical_not(xp.isfinite(below)) | xp.logical_not(here), 0.0, share * below)
+    out = none & xp.logical_not(xp.isfinite(below)) | xp.logical_not(here)
+    terms = xp.where(out, 0.0, share * xp.where(out, 0.0, below))
     items = xp.where(impossible, _INF, xp.sum(terms, axis=-1))
     return items, xp.where(some, log_total + shift, -_INF)
 

@@ -131,8 +131,10 @@ def poisson_nll(
     z, y = items_left(mask, z, y, shape=z.shape, xp=xp)
     if log_input:
         above = z > cap
-        rate = xp.where(above, math.exp(cap) * (1.0 - cap + z), xp.exp(xp.where(above, 0.0, z)))
-        items = rate - y * z
+        most, low = math.exp(cap), xp.where(above, 0.0, z)
+        # One product on the tangent: rate and y z may both be beyond the format.
+        tangent = most * (1.0 - cap) + (most - y) * xp.where(above, z, 0.0)
+        items = xp.where(above, tangent, xp.exp(low) - y * low)
     else:
         items = z - y * xp.log(floored(z, eps, xp=xp))
     if full:
@@ -157,7 +159,8 @@ def negative_binomial_nll(
 
     ``r softplus(z - log r) + y softplus(log r - z) - log(Gamma(r + y) / Gamma(r))`` with z = log m. No mean
     is exponentiated, and the two Gamma functions, whose logarithms cancel for a large r (where the law
-    becomes Poisson's), are taken as one.
+    becomes Poisson's), are taken as one. In float32 value and gradient are numbers for means up to 1e30 and
+    counts up to 1e20, whatever the ``total_count``.
 
     Args:
         log_mean: any shape, any floating format; the mean itself with ``log_input=False``.

@@ -139,7 +139,8 @@ def info_nce(
         positives: (N, M) of bool: which keys belong to a query. None: key i to query i.
         mask: bool, broadcast with (N, M); False takes a pair away, as a positive too: a query's own copy,
             padding, false negatives. What padded rows hold does not matter if all their pairs are taken away.
-        normalized: the vectors are taken as they are instead of being divided by their norms.
+        normalized: the vectors are taken as they are instead of being divided by their norms; where their
+            products leave the range of the format, the loss is NaN.
         symmetric: the mean of this loss and that of keys finding their queries (CLIP); needs N = M.
         reduction: "mean" over the queries that take part, "sum" or "none".
         dtype: the format of the result; that of ``queries`` if None. Computed in float32 at least.
