@@ -199,9 +199,11 @@ def test_rows_of_another_length_are_refused_or_told_but_never_loaded(field):
 
 
 def version_1(state, names=None):
-    """What the first version wrote: no spike rules, and a loss scale without statistics."""
+    """What the first version wrote: no spike rules, no escalation, and a loss scale without statistics."""
     plain = strict_json(state_to_dict(state, names))
-    del plain["state"]["spike"], plain["state"]["loss_scale"]["statistics"]
+    kept = plain["state"]
+    del kept["spike"], kept["escalation"], kept["loss_scale"]["statistics"]
+    kept["recorder"]["ints"] = [row[:3] for row in kept["recorder"]["ints"]]
     return {**plain, "version": 1}
 
 
