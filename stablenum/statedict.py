@@ -124,9 +124,14 @@ def _current(plain: Mapping[str, Any]) -> Any:
             state["loss_scale"] = {"statistics": [], **state["loss_scale"]}
     recorder = state.get("recorder")
     if isinstance(recorder, Mapping) and isinstance(recorder.get("ints"), list):
-        rows = [[*row, 0] if isinstance(row, list) else row for row in recorder["ints"]]
+        rows = [_with_level(row) for row in recorder["ints"]]
         state = {**state, "recorder": {**recorder, "ints": rows}}
     return {"escalation": [], **state}
+
+
+def _with_level(row: Any) -> Any:
+    """A recorded row with a precision level of 0, -1 where nothing was recorded."""
+    return [*row, -1 if row[:1] == [-1] else 0] if isinstance(row, list) else row
 
 
 class _Reader:
