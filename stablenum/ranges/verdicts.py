@@ -59,7 +59,8 @@ class FormatVerdict:
     Attributes:
         format: its name.
         works: whether all may be computed in it: nothing is NaN or overflows, and with ``loss_scale`` fewer
-            than 1e-3 of the gradients become 0. For an 8-bit format, of the tensors it is for, with a scale each.
+            than 1e-3 of the gradients become 0. For an 8-bit format, of the tensors it is for, with a scale
+            for each.
         loss_scale: a power of two; None if no gradients were measured, or all are 0.
         flushed_before: fraction of the gradients that become 0 without a scale: of those of activations or
             of parameters, whichever is larger. None if none were measured.
