@@ -21,6 +21,7 @@ from stablenum_jax import GuardConfig, NonFiniteError
 from tests.jax.helpers import assert_same_bits, make_grads, make_params, reason, spoil, without_guard
 
 KEYS = {
+    "precision_level",
     "applied",
     "reason",
     "grad_norm",

@@ -123,7 +123,8 @@ def test_waiting_is_confined_to_one_module():
     found = {
         (file.name, node.attr)
         for file in Path(stablenum_torch.__file__).parent.glob("*.py")
-        if file.name != "readback.py"
+        # An audit is asked for by name, between steps; it reads the state.
+        if file.name not in ("readback.py", "auditing.py")
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.Attribute) and node.attr in waits
     }
