@@ -174,9 +174,21 @@ def same_reason(actual: int, expected: str, coefficient: float) -> bool:
     return Reason(actual).name == expected
 
 
+# Tracing takes seconds a rule: the long run compiles them all.
+COMPILED = {"DynamicLossScale", "AdaptiveGradClip between norms", "SpikeGuard"}
+
+
+def marks(rule, name):
+    return [pytest.mark.slow] if name == "torch-compiled" and rule not in COMPILED else []
+
+
 @pytest.mark.parametrize(
     ("rule", "name"),
-    [(rule, name) for rule in CASES for name in (VARIANTS_ON if rule in VARIANTS else STEPS)],
+    [
+        pytest.param(rule, name, marks=marks(rule, name))
+        for rule in CASES
+        for name in (VARIANTS_ON if rule in VARIANTS else STEPS)
+    ],
 )
 def test_a_thousand_steps_agree_with_the_paper(rule, name):
     config, make_oracle = CASES[rule]

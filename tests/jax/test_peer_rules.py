@@ -55,7 +55,7 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("size", [pytest.param(1e-3, marks=pytest.mark.slow), 1.0, 1e3])
 def test_adaptive_grad_clip_is_that_of_optax_for_every_shape(size: float, stepper: Any) -> None:
     rng = np.random.default_rng(2)
     params = {str(s): jnp.asarray(rng.standard_normal(s) * 0.3, jnp.float32) for s in SHAPES}

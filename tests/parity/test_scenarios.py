@@ -19,6 +19,7 @@ from stablenum.compare.agreement import Disagreement, Trace, compare_traces
 from stablenum.compare.rule_streams import RULE_STREAMS
 from stablenum.compare.runner import outcome_of, run_guarded
 from stablenum.compare.spec import Expected, Fault, Goal, Outcome, Stream
+from stablenum.compare.trainings import TRAININGS
 from stablenum.config import GuardConfig
 from stablenum.escalation import EscalatePrecision
 from stablenum.loss_scale import LOSS_SCALES
@@ -31,8 +32,8 @@ FRAMEWORKS = {
 }
 
 
-OF_RULES = {stream.name for stream in RULE_STREAMS}
-# What users of each framework run; the rules are compared on all the others in the long run.
+# What users of each framework run. On all the others rules and trainings are compared in the long run.
+LONG = {scenario.name for scenario in (*RULE_STREAMS, *TRAININGS)}
 MOST_USED = {"torch": ["torch"], "jax": ["jax-jit"]}
 
 
@@ -40,13 +41,13 @@ MOST_USED = {"torch": ["torch"], "jax": ["jax-jit"]}
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_scenario(name: str, framework: str) -> None:
     """NumPy and the backends of a framework, eager and compiled."""
-    _run(name, (MOST_USED if name in OF_RULES else FRAMEWORKS)[framework])
+    _run(name, (MOST_USED if name in LONG else FRAMEWORKS)[framework])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-@pytest.mark.parametrize("name", sorted(OF_RULES))
-def test_scenario_of_a_rule_on_every_backend(name: str, framework: str) -> None:
+@pytest.mark.parametrize("name", sorted(LONG))
+def test_a_long_scenario_on_every_backend(name: str, framework: str) -> None:
     _run(name, [b for b in FRAMEWORKS[framework] if b not in MOST_USED[framework]])
 
 
