@@ -133,7 +133,7 @@ def poisson_nll(
         above = z > cap
         most, low = math.exp(cap), xp.where(above, 0.0, z)
         # One product on the tangent: rate and y z may both be beyond the format.
-        tangent = most * (1.0 - cap) + (most - y) * xp.where(above, z, 0.0)
+        tangent = (most - y) * xp.where(above, z - cap, 0.0) + (most - y * cap)
         items = xp.where(above, tangent, xp.exp(low) - y * low)
     else:
         items = z - y * xp.log(floored(z, eps, xp=xp))
