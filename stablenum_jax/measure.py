@@ -22,6 +22,7 @@ __all__ = [
     "SMALL",
     "guarded_leaves",
     "guarded_weights",
+    "is_floating",
     "is_measurable",
     "leaf_norms",
     "norms_over_axis",
@@ -50,9 +51,14 @@ def is_measurable(path: Path, leaf: Any) -> bool:
     """
     if any(getattr(key, "key", None) == FP8_STATISTICS for key in path):
         return False
-    dtype = getattr(leaf, "dtype", None)
+    return is_floating(leaf)
+
+
+def is_floating(x: Any) -> bool:
+    """Whether an array, a scalar or an abstract value is of a real or complex floating type."""
+    dtype = getattr(x, "dtype", None)
     if dtype is None:
-        return isinstance(leaf, (float, complex))
+        return isinstance(x, (float, complex))
     return not jnp.issubdtype(dtype, jax.dtypes.extended) and bool(jnp.issubdtype(dtype, jnp.inexact))
 
 

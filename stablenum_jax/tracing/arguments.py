@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from stablenum_jax.measure import is_floating
 from stablenum_jax.state import is_guard
 
 __all__ = ["Call", "Leaf", "call_of"]
@@ -80,7 +81,7 @@ def call_of(
                 data=value if isinstance(value, jax.Array) else jnp.asarray(value),
                 role=role,
                 name=_name(path, part, number in argnums and len(argnums) == 1),
-                differentiated=differentiated and _is_inexact(value),
+                differentiated=differentiated and is_floating(value),
                 guard=guard,
             )
         )
@@ -108,13 +109,6 @@ def _goes_in(value: Any, numbers: bool) -> bool:
     return False
 
 
-def _is_inexact(value: Any) -> bool:
-    dtype = getattr(value, "dtype", None)
-    if dtype is None:
-        return isinstance(value, (float, complex))
-    return not jnp.issubdtype(dtype, jax.dtypes.extended) and jnp.issubdtype(dtype, jnp.inexact)
-
-
 def _role(path: tuple[Any, ...], value: Any, differentiated: bool, whole: Any, opt_state: Any) -> str:
     keys = [str(getattr(k, "key", getattr(k, "name", ""))) for k in path]
     if (whole is not None and (whole is opt_state or _is_optimizer_state(whole))) or "opt_state" in keys:
@@ -122,7 +116,7 @@ def _role(path: tuple[Any, ...], value: Any, differentiated: bool, whole: Any, o
     if "batch_stats" in keys:
         return "buffer"
     if differentiated:
-        return "parameter" if _is_inexact(value) else "buffer"
+        return "parameter" if is_floating(value) else "buffer"
     return "input"
 
 

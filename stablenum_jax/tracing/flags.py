@@ -11,21 +11,14 @@ import numpy as np
 from jax import jit
 
 from stablenum.diagnosis import TensorStats
+from stablenum_jax.measure import is_floating
 
-__all__ = ["CLEAN", "Flags", "flags_in", "flags_of", "is_floating", "stats_of"]
+__all__ = ["CLEAN", "Flags", "flags_in", "flags_of", "stats_of"]
 
 Flags = tuple[bool, bool, bool]
 CLEAN: Flags = (False, False, False)
 # Bits of the exponent, all set in NaN and the infinities.
 _EXPONENTS = {"float16": 0x7C00, "bfloat16": 0x7F80}
-
-
-def is_floating(x: Any) -> bool:
-    """Whether an array, a scalar or an abstract value is of a real or complex floating type."""
-    dtype = getattr(x, "dtype", None)
-    if dtype is None:
-        return isinstance(x, (float, complex))
-    return not jnp.issubdtype(dtype, jax.dtypes.extended) and jnp.issubdtype(dtype, jnp.inexact)
 
 
 def flags_of(x: Any) -> Flags:

@@ -13,8 +13,9 @@ from jax import jit
 from jax.extend import core
 
 from stablenum.diagnosis import Step, Trace
+from stablenum_jax.measure import is_floating
 from stablenum_jax.tracing import control
-from stablenum_jax.tracing.flags import CLEAN, Flags, flags_in, flags_of, is_floating
+from stablenum_jax.tracing.flags import CLEAN, Flags, flags_in, flags_of
 from stablenum_jax.tracing.naming import operation_name
 from stablenum_jax.tracing.places import NOWHERE, Source, source_of
 from stablenum_jax.tracing.plain import plainly

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jax import eval_shape, make_jaxpr, value_and_grad
 from jax.extend import core
 
+from stablenum_jax.measure import is_floating
 from stablenum_jax.state import is_guard
 from stablenum_jax.tracing.arguments import Call
-from stablenum_jax.tracing.flags import is_floating
 from stablenum_jax.tracing.private import own_lines_in_backward, sub_jaxpr
 
 __all__ = ["Program", "program_of"]

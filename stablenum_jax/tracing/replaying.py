@@ -13,10 +13,11 @@ import numpy as np
 
 from stablenum.diagnosis import Evidence, Finding, Report
 from stablenum_jax.auditing import state_problems
+from stablenum_jax.measure import is_floating
 from stablenum_jax.state import has_guard, is_guard
 from stablenum_jax.state import loss_scale as guard_scale
 from stablenum_jax.tracing.arguments import Call, Leaf, call_of
-from stablenum_jax.tracing.flags import flags_of, is_floating
+from stablenum_jax.tracing.flags import flags_of
 from stablenum_jax.tracing.guards import scale_of, unscaled
 from stablenum_jax.tracing.labels import outside_indices
 from stablenum_jax.tracing.private import quiet, under_transformation

@@ -12,8 +12,9 @@ import numpy as np
 from jax import jit
 
 from stablenum.diagnosis import Finding, Origin, Trace, finding_of, first_causes
+from stablenum_jax.measure import is_floating
 from stablenum_jax.tracing.arguments import Leaf
-from stablenum_jax.tracing.flags import flags_of, is_floating, stats_of
+from stablenum_jax.tracing.flags import flags_of, stats_of
 from stablenum_jax.tracing.guards import seen_by_guards
 from stablenum_jax.tracing.interpreting import Cell, Context, Interpreter, Kept
 from stablenum_jax.tracing.phases import assign_phases
