@@ -20,6 +20,7 @@ import optax
 from stablenum.diagnosis import Evidence, Report
 from stablenum.explain.plan import Failure
 from stablenum.explain.session import Session
+from stablenum_jax.tracing.flags import device_flags
 from stablenum_jax.tracing.places import is_user_code, place_in
 
 __all__ = ["watch"]
@@ -243,15 +244,8 @@ def _floating(tree: Any) -> list[jax.Array]:
 
 def _flags(leaves: list[jax.Array]) -> list[tuple[bool, bool, bool]]:
     """Of each: any NaN, any inf, any -inf. One wait for the device."""
-    flags = jax.device_get([_flags_of(leaf) for leaf in leaves])
+    flags = jax.device_get([device_flags(leaf) for leaf in leaves])
     return [(bool(f[0]), bool(f[1]), bool(f[2])) for f in flags]
-
-
-@_jit
-def _flags_of(x: jax.Array) -> jax.Array:
-    parts = (x.real, x.imag) if jnp.iscomplexobj(x) else (x,)
-    tests = (jnp.isnan, jnp.isposinf, jnp.isneginf)
-    return jnp.stack([functools.reduce(jnp.logical_or, [test(p).any() for p in parts]) for test in tests])
 
 
 def _name(fun: Any) -> str:

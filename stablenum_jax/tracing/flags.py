@@ -13,7 +13,7 @@ from jax import jit
 from stablenum.diagnosis import TensorStats
 from stablenum_jax.measure import is_floating
 
-__all__ = ["CLEAN", "Flags", "flags_in", "flags_of", "stats_of"]
+__all__ = ["CLEAN", "Flags", "device_flags", "flags_in", "flags_of", "stats_of"]
 
 Flags = tuple[bool, bool, bool]
 CLEAN: Flags = (False, False, False)
@@ -26,7 +26,7 @@ def flags_of(x: Any) -> Flags:
     if not is_floating(x):
         return CLEAN
     if isinstance(x, jax.Array) and not _on_host(x):
-        nan, posinf, neginf = np.asarray(_device_flags(x)).tolist()
+        nan, posinf, neginf = np.asarray(device_flags(x)).tolist()
         return nan, posinf, neginf
     a = np.asarray(x)
     if a.dtype.kind == "c":
@@ -55,7 +55,7 @@ def flags_in(x: Any) -> Any:
     return jnp.stack([jnp.isnan(x).any(), jnp.isposinf(x).any(), jnp.isneginf(x).any()])
 
 
-_device_flags = jit(flags_in)
+device_flags = jit(flags_in)
 
 
 def _on_host(x: jax.Array) -> bool:
