@@ -19,7 +19,10 @@ def map_leaves(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     """
     if not isinstance(tree, tuple):
         return function(tree, *others)  # type: ignore[no-any-return]
-    mapped = [map_leaves(function, *parts) for parts in zip(tree, *others, strict=True)]
+    mapped = [
+        map_leaves(function, *parts) if isinstance(parts[0], tuple) else function(*parts)
+        for parts in zip(tree, *others, strict=True)
+    ]
     return type(tree)(*mapped) if hasattr(tree, "_fields") else tuple(mapped)  # type: ignore[return-value]
 
 
@@ -30,4 +33,12 @@ def leaves(tree: Any) -> list[Any]:
         >>> leaves((1, (2, 3)))
         [1, 2, 3]
     """
-    return [leaf for part in tree for leaf in leaves(part)] if isinstance(tree, tuple) else [tree]
+    if not isinstance(tree, tuple):
+        return [tree]
+    found: list[Any] = []
+    for part in tree:
+        if isinstance(part, tuple):
+            found += leaves(part)
+        else:
+            found.append(part)
+    return found

@@ -32,6 +32,8 @@ def extremes_on_host(
 
     Both are () float32. If an element is not finite they are numbers without meaning: the step is skipped.
     """
+    if not needs:
+        return None, None
     values = [dense_values(g) for g in grads if g is not None and g.numel()]
     values = [v for v in values if v.numel()]  # a sparse gradient without entries
     if "tiny" not in needs:

@@ -47,7 +47,7 @@ def dense_values(grad: Tensor) -> Tensor:
     """The real values that a gradient stores: a sparse one's entries, a complex one's two parts."""
     if grad.layout != torch.strided:
         grad = grad.coalesce().values()
-    if not grad.is_complex():
+    if not grad.dtype.is_complex:
         return grad
     # A lazily conjugated gradient is looked at without the conjugation: magnitudes are the same.
     return torch.view_as_real(grad.conj() if grad.is_conj() else grad)
@@ -62,15 +62,39 @@ def norms_on_host(grads: Sequence[Tensor | None]) -> np.ndarray:
     Non-finite if and only if the gradient holds such an element: NaN if a NaN, else inf. A finite
     gradient whose norm lies beyond float32 saturates at the largest float32.
     """
-    values = [(i, dense_values(g)) for i, g in enumerate(grads) if g is not None and g.numel()]
-    squares = _sums_of_squares([v for _, v in values])
-    norms = np.zeros(len(grads))
-    total = float(squares.sum())
-    for (i, value), square in zip(values, squares.tolist(), strict=True):
-        doubtful = square == math.inf or total < SUSPICIOUSLY_SMALL**2
-        norms[i] = _careful_norm(value) if doubtful else math.sqrt(square)
+    places = [i for i, g in enumerate(grads) if g is not None and g.numel()]
+    values = [dense_values(grads[i]) for i in places]
+    found = _norms_of_small(values)
+    if found is None:
+        found = _norms_of_any(values)
+    if len(found) == len(grads):
+        return found
+    norms = np.zeros(len(grads), np.float32)
+    norms[places] = found
+    return norms
+
+
+def _norms_of_small(values: list[Tensor]) -> np.ndarray | None:
+    """(n,) float32 norms, if one call is enough: all tensors small, and no square overflowed or flushed."""
+    for v in values:
+        if v.dtype != torch.float32 or v.numel() > _SMALL:
+            return None
+    if not values:
+        return None
+    norms = torch.stack(torch._foreach_norm(values, 2)).numpy()
+    return norms if SUSPICIOUSLY_SMALL**2 <= norms @ norms < math.inf else None
+
+
+def _norms_of_any(values: list[Tensor]) -> np.ndarray:
+    """(n,) float32 norms, computed with care where a square may have overflowed or flushed."""
+    norms = np.sqrt(_sums_of_squares(values))
+    total = float(norms @ norms)
+    doubtful = np.ones(len(norms), np.bool_) if total < SUSPICIOUSLY_SMALL**2 else norms == math.inf
+    for i in np.flatnonzero(doubtful).tolist():
+        norms[i] = _careful_norm(values[i])
     # Rounding to float32 may not turn a finite norm into inf.
-    return np.where(np.isfinite(norms), np.minimum(norms, FLOAT32_MAX), norms).astype(np.float32)
+    norms = np.where(np.isfinite(norms), np.minimum(norms, FLOAT32_MAX), norms)
+    return norms.astype(np.float32)
 
 
 def _sums_of_squares(values: list[Tensor]) -> np.ndarray:

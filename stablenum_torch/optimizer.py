@@ -24,6 +24,7 @@ from stablenum.policy import Policy
 from stablenum.readout import history, metrics
 from stablenum.statedict import StatisticsNotLoadedWarning, state_from_dict, state_to_dict
 from stablenum_torch.checks import check_optimizer, check_rules, parameter_names, warn_of_lost_eps
+from stablenum_torch.deciding import HostGuard
 from stablenum_torch.explaining import explain_step
 from stablenum_torch.narrow import Precision, as_policy
 from stablenum_torch.narrow.casting import dtype_of
@@ -142,6 +143,7 @@ class GuardedOptimizer(Optimizer):
         self._cleared: RngState | None = None
         self._ended: RngState | None = _generators()
         self._began: tuple[RngState, ...] = ()
+        self._host: HostGuard | None = None  # of the state, once a step has needed it
         self._watch, self._levels = HaltWatch(), LevelWatch()
         self._tracked, self._included = self._parameters(), self._inclusion()
         super().__setstate__({})
@@ -317,13 +319,23 @@ class GuardedOptimizer(Optimizer):
         params = self._fit()
         if self._state.step.device != params[0].device:  # the model was moved after it was wrapped
             self._state = moved_to(self._state, params[0].device)
-        after = guarded_step(
-            self.inner, self.config, self._state, params, self._loss, self._process_group, self._included
+        guarded_step(
+            self.inner,
+            self.config,
+            self._state,
+            params,
+            self._loss,
+            self._process_group,
+            self._included,
+            host=self._host_guard,
         )
-        # Written last, so that an error in the inner step leaves the guard as it was.
-        copy_into(self._state, after)
         if self.config.skip_limit is not None:
             self._raise_if_halted()
+
+    def _host_guard(self) -> HostGuard:
+        if self._host is None or self._host.state is not self._state:
+            self._host = HostGuard(self.config, self._state)
+        return self._host
 
     @torch._dynamo.disable
     def _raise_if_halted(self) -> None:

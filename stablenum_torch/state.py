@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from stablenum.guard import GuardState
 from stablenum.trees import leaves, map_leaves
 
-__all__ = ["copy_into", "host_view", "moved_to", "to_device"]
+__all__ = ["copy_into", "moved_to", "to_device"]
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -20,21 +19,13 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device, non_blocking=device.type != "cpu")
 
 
-def host_view(state: GuardState) -> GuardState:
-    """NumPy arrays that share memory with a state of CPU tensors."""
-    return map_leaves(Tensor.numpy, state)
-
-
 def copy_into(state: GuardState, values: GuardState) -> None:
-    """Write ``values`` (tensors or NumPy arrays) into the tensors of ``state``.
+    """Write the tensors ``values`` into those of ``state``.
 
     In place, so that CUDA graphs, compiled steps and views go on seeing the same memory.
     """
     for leaf, value in zip(leaves(state), leaves(values), strict=True):
-        if isinstance(value, Tensor):
-            leaf.copy_(value)
-        else:
-            np.copyto(leaf.numpy(), value)
+        leaf.copy_(value)
 
 
 def moved_to(state: GuardState, device: torch.device) -> GuardState:

@@ -7,10 +7,9 @@ skip by itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import array_api_compat.numpy as np_namespace
 import array_api_compat.torch as torch_namespace
 import numpy as np
 import torch
@@ -29,11 +28,13 @@ from stablenum_torch.apply import (
     step_folded,
     transform_gradients,
 )
+from stablenum_torch.deciding import HostGuard
 from stablenum_torch.extremes import extremes_on_device, extremes_on_host
 from stablenum_torch.measure import gradient_norms_on_device, norms_on_host
 from stablenum_torch.ranks import joins_ranks, several_ranks
 from stablenum_torch.readback import wait_for_bool
-from stablenum_torch.state import host_view, to_device
+from stablenum_torch.scalars import as_scalar
+from stablenum_torch.state import copy_into, to_device
 from stablenum_torch.units import unit_factor, units_on_device, units_on_host
 from stablenum_torch.update import before_update, clip_update_on_device, clip_update_on_host
 
@@ -48,25 +49,33 @@ def guarded_step(
     loss: Tensor | None,
     process_group: ProcessGroup | None,
     included: Sequence[bool] = (),
-) -> GuardState:
-    """Step ``optimizer`` as the core decides, and return the guard's next state.
+    *,
+    host: Callable[[], HostGuard] | None = None,
+) -> None:
+    """Step ``optimizer`` as the core decides, and bring the guard's state up to date.
+
+    The state is written last: an error in the inner step leaves it as it was.
 
     Args:
         optimizer: the inner optimizer; its parameters hold the gradients.
         config: the guard's settings.
-        state: the guard's tensors, not changed here.
+        state: the guard's tensors.
         params: the parameters of the optimizer, in order; those without gradient count as zero.
         loss: () the unscaled loss, if known.
         process_group: ranks over which plain gradients are sharded.
         included: whether the rule for units, if there is one, applies to each parameter.
+        host: gives what decides on ``state`` in the host's memory, where one is kept from step to step.
     """
     if several_ranks():
         # Each rank has a loss of its own. Decisions rest on the gradients alone then, which all
         # ranks share: otherwise one bad loss would make the ranks disagree.
         loss = None
     if _on_host(state, params, process_group):
-        return _step_on_host(optimizer, config, state, params, loss, included)
-    return _step_on_device(optimizer, config, state, params, loss, process_group, included)
+        guard = HostGuard(config, state) if host is None else host()
+        guard.write(_step_on_host(optimizer, guard, params, loss, included))
+    else:
+        after = _step_on_device(optimizer, config, state, params, loss, process_group, included)
+        copy_into(state, after)
 
 
 def _on_host(state: GuardState, params: Sequence[Tensor], process_group: ProcessGroup | None) -> bool:
@@ -78,37 +87,54 @@ def _on_host(state: GuardState, params: Sequence[Tensor], process_group: Process
 
 def _step_on_host(
     optimizer: Optimizer,
-    config: GuardConfig,
-    state: GuardState,
+    host: HostGuard,
     params: Sequence[Tensor],
     loss: Tensor | None,
     included: Sequence[bool],
-) -> GuardState:
-    before = host_view(state)
+) -> list[Any]:
+    """The leaves of the guard's next state."""
+    config = host.config
     with np.errstate(all="ignore"):
         seen = _observed_on_host(config, params, loss, included)
-        decision, after = decide(config, before, seen, xp=np_namespace)
-        if moves_nothing(optimizer):
-            after = _without_trace(decision, before, after, np_namespace)
+        decision, after = host.decide(seen)
+    if moves_nothing(optimizer) and decision.apply and decision.grad_norm == 0:
+        after = host.read()  # without a trace, see `_without_trace`
     if not decision.apply:
         return after
     rule = config.update_rule
     copied = None if rule is None else before_update(rule, optimizer)
-    unchanged = _unchanged(decision, len(params))
-    multiplier = torch.as_tensor(decision.multiplier, device="cpu")
-    of_units = [torch.from_numpy(part) for part in decision.unit_multipliers]
-    _apply(optimizer, config, params, multiplier, of_units, unchanged=unchanged, found_inf=None)
+    divisor = None
+    if not _changes_nothing(config, decision):
+        if _folds(optimizer, config):
+            divisor = torch.tensor(float(1 / decision.multiplier), dtype=torch.float32, device="cpu")
+        else:
+            multiplier = torch.as_tensor(np.asarray(decision.multiplier), device="cpu")
+            of_units = [torch.from_numpy(part) for part in decision.unit_multipliers]
+            unchanged = _unchanged(decision, len(params))
+            _transform(optimizer, config, params, multiplier, of_units, unchanged=unchanged)
+    step_folded(optimizer, divisor=divisor, found_inf=None)
     if rule is not None and copied is not None:
         with np.errstate(all="ignore"):
             clip_update_on_host(rule, copied)
     return after
 
 
+def _changes_nothing(config: GuardConfig, decision: Decision) -> bool:
+    """Whether one factor of 1 serves all gradients, as on most steps, and nothing is to be clamped."""
+    factor = decision.multiplier
+    one_for_all = not (isinstance(factor, np.ndarray) or decision.unit_multipliers)
+    return one_for_all and bool(factor == 1) and config.max_value is None
+
+
 def _unchanged(decision: Decision, n: int) -> list[bool]:
     """For each parameter whether its gradient stays as it is: a pass over it that can be left out."""
-    whole = np.broadcast_to(decision.multiplier == 1, (n,))
-    units = decision.unit_multipliers or ((),) * n
-    return [bool(np.all(u == 1) if len(u) else w) for u, w in zip(units, whole, strict=True)]
+    same = decision.multiplier == 1
+    whole = same.tolist() if np.ndim(same) else [bool(same)] * n
+    if not decision.unit_multipliers:
+        return whole
+    return [
+        bool(np.all(u == 1)) if len(u) else w for u, w in zip(decision.unit_multipliers, whole, strict=True)
+    ]
 
 
 def _observed_on_host(
@@ -122,10 +148,10 @@ def _observed_on_host(
     amax, tiny = extremes_on_host(grads, config.needs)
     return Observation(
         norms=norms,
-        loss=None if loss is None else _float32(loss).cpu().numpy(),
+        loss=None if loss is None else np.float32(float(_float32(loss))),
         units=units,
-        amax=amax,
-        tiny=tiny,
+        amax=None if amax is None else as_scalar(amax),
+        tiny=None if tiny is None else as_scalar(tiny),
     )
 
 
@@ -142,7 +168,7 @@ def _step_on_device(
     seen = _observed_on_device(config, params, loss, device, process_group, included)
     decision, after = decide(config, state, seen, xp=torch_namespace)
     if moves_nothing(optimizer):
-        after = _without_trace(decision, state, after, torch_namespace)
+        after = _without_trace(decision, state, after)
     found_inf = None
     if is_fused(optimizer) and can_skip_on_device(optimizer):
         # Exactly 1. or 0.: the kernels compare with 1.
@@ -151,15 +177,13 @@ def _step_on_device(
         return after
     rule = config.update_rule
     copied = None if rule is None else before_update(rule, optimizer)
-    _apply(
-        optimizer,
-        config,
-        params,
-        decision.multiplier,
-        decision.unit_multipliers,
-        unchanged=[not config.changes_gradients] * len(params),
-        found_inf=found_inf,
-    )
+    divisor = None
+    if config.changes_gradients and _folds(optimizer, config):
+        divisor = 1.0 / decision.multiplier
+    elif config.changes_gradients:
+        unchanged, of_units = [False] * len(params), decision.unit_multipliers
+        _transform(optimizer, config, params, decision.multiplier, of_units, unchanged=unchanged)
+    step_folded(optimizer, divisor=divisor, found_inf=found_inf)
     if rule is not None and copied is not None:
         clip_update_on_device(rule, copied, device, process_group)
     return after
@@ -195,12 +219,18 @@ def _float32(loss: Tensor) -> Tensor:
     return loss.float()
 
 
-def _without_trace(decision: Decision, before: GuardState, after: GuardState, xp: Any) -> GuardState:
+def _without_trace(decision: Decision, before: GuardState, after: GuardState) -> GuardState:
     """The state after a step of learning rate 0: as before it, if its gradients were all zero."""
-    return select((decision.grad_norm == 0) & decision.apply, before, after, xp=xp)
+    return select((decision.grad_norm == 0) & decision.apply, before, after, xp=torch_namespace)
 
 
-def _apply(
+def _folds(optimizer: Optimizer, config: GuardConfig) -> bool:
+    """Whether the optimizer's own kernel can apply the factor: one for all, and no bound on each."""
+    several = config.per_tensor or config.unit_rule is not None
+    return is_fused(optimizer) and not several and config.max_value is None
+
+
+def _transform(
     optimizer: Optimizer,
     config: GuardConfig,
     params: Sequence[Tensor],
@@ -208,27 +238,20 @@ def _apply(
     of_units: Sequence[Tensor],
     *,
     unchanged: Sequence[bool],
-    found_inf: Tensor | None,
 ) -> None:
-    """Step the optimizer on gradients times ``multiplier``, in its own pass where it can.
+    """Multiply the gradients in place, and clamp them if there is a bound.
 
     ``of_units``: as in :class:`Decision`. ``unchanged``: which gradients are known to have a factor of 1.
     """
-    bounded, one_for_all = config.max_value is not None, not config.per_tensor and config.unit_rule is None
-    fold = is_fused(optimizer) and one_for_all and not bounded
-    if bounded or not (fold or all(unchanged)):
-        # Unbound, not indexed: an index made on the host would have to be copied to the device first.
-        each = list(multiplier.unbind()) if config.per_tensor else [multiplier] * len(params)
-        for i, factors in enumerate(of_units):
-            if config.unit_rule is not None and len(factors):
-                each[i] = unit_factor(config.unit_rule, factors, params[i].shape)
-        chosen = [
-            (grad, factor)
-            for grad, factor, same in zip(
-                gradients_to_change(optimizer, params), each, unchanged, strict=True
-            )
-            if grad is not None and (bounded or not same)
-        ]
-        transform_gradients([g for g, _ in chosen], [factor for _, factor in chosen], config.max_value)
-    divisor = 1.0 / multiplier if fold and not all(unchanged) else None
-    step_folded(optimizer, divisor=divisor, found_inf=found_inf)
+    # Unbound, not indexed: an index made on the host would have to be copied to the device first.
+    each = list(multiplier.unbind()) if config.per_tensor else [multiplier] * len(params)
+    for i, factors in enumerate(of_units):
+        if config.unit_rule is not None and len(factors):
+            each[i] = unit_factor(config.unit_rule, factors, params[i].shape)
+    grads = gradients_to_change(optimizer, params)
+    chosen = [
+        (grad, factor)
+        for grad, factor, same in zip(grads, each, unchanged, strict=True)
+        if grad is not None and (config.max_value is not None or not same)
+    ]
+    transform_gradients([g for g, _ in chosen], [factor for _, factor in chosen], config.max_value)

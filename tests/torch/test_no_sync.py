@@ -115,9 +115,9 @@ def test_waiting_is_confined_to_one_module():
         ("extremes.py", "numpy"),
         ("measure.py", "numpy"),
         ("measure.py", "tolist"),
-        ("stepping.py", "numpy"),
         ("stepping.py", "cpu"),
-        ("state.py", "numpy"),
+        ("deciding.py", "numpy"),
+        ("stepping.py", "tolist"),
         ("units.py", "numpy"),
     }
     found = {

@@ -1,0 +1,75 @@
+"""Decide on the host: the guard's state in a CPU's memory, and the core's ``decide`` at little cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from stablenum.config import GuardConfig
+from stablenum.guard import Decision, GuardState, Observation, decide
+from stablenum.trees import leaves, map_leaves
+from stablenum_torch.scalars import scalars
+from stablenum_torch.straight import Writer
+
+__all__ = ["HostGuard"]
+
+# The measurements that are a number or an array, in the order in which a written function takes them.
+_MEASURED = ("norms", "loss", "found_inf", "amax", "tiny")
+
+
+class HostGuard:
+    """A guard whose state is CPU tensors, without a tensor's dispatch.
+
+    Args:
+        config: the guard's settings.
+        state: the tensors; what is written goes into their memory.
+
+    Attributes:
+        state: the tensors.
+    """
+
+    def __init__(self, config: GuardConfig, state: GuardState) -> None:
+        self.config, self.state = config, state
+        self._views = map_leaves(Tensor.numpy, state)
+        self._flat: list[np.ndarray] = leaves(self._views)
+        self._written: dict[tuple[Any, ...], Callable[..., tuple[Any, ...]]] = {}
+
+    def read(self) -> list[Any]:
+        """The state's leaves: scalars, and arrays that share memory with the tensors."""
+        return [view[()] for view in self._flat]
+
+    def write(self, values: list[Any]) -> None:
+        """Write a state's leaves into the tensors."""
+        for view, value in zip(self._flat, values, strict=True):
+            view[...] = value
+
+    def decide(self, seen: Observation) -> tuple[Decision, list[Any]]:
+        """The decision, and the leaves of the next state, which is not written yet."""
+        if seen.units is not None:
+            decision, after = decide(self.config, map_leaves(lambda v: v[()], self._views), seen, xp=scalars)
+            return decision, leaves(after)
+        measured = [getattr(seen, name) for name in _MEASURED]
+        kinds = (measured[0].shape[0], *(part is None for part in measured))
+        function = self._written.get(kinds)
+        if function is None:
+            function = self._written[kinds] = self._write_out(seen)
+        found = function(*(part for part in measured if part is not None), *self.read())
+        return Decision(*found[:_FIELDS]), list(found[_FIELDS:])
+
+    def _write_out(self, seen: Observation) -> Callable[..., tuple[Any, ...]]:
+        """``decide`` for observations like ``seen``, as a function of their parts and the state's leaves."""
+        writer = Writer()
+        parts = {name: getattr(seen, name) for name in _MEASURED}
+        inputs: dict[str, Any] = {
+            name: writer.input(part) for name, part in parts.items() if part is not None
+        }
+        state = map_leaves(lambda view: writer.input(view[()].copy()), self._views)
+        decision, after = decide(self.config, state, Observation(**inputs), xp=writer)
+        return writer.function([*decision[:_FIELDS], *leaves(after)])
+
+
+# Of a decision, all but what it says of units, which come in arrays of many lengths.
+_FIELDS = Decision._fields.index("unit_multipliers")

@@ -1,0 +1,109 @@
+"""The array namespace in which the host decides: NumPy, with scalars in place of () arrays.
+
+The core's ``decide`` is some hundred operations on single numbers. On () arrays each costs a microsecond of
+dispatch; on NumPy's scalars, whose arithmetic is the same to the bit, a tenth of that, and ``where`` on a
+scalar condition is a branch. It shows in models so small that a whole step takes some hundred microseconds.
+
+Only what costs is written out; all else is array-api-compat's NumPy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import array_api_compat.numpy as np_namespace
+import numpy as np
+
+__all__ = ["as_scalar", "scalars"]
+
+_BOOLS = frozenset((bool, np.bool_))
+_Array = np.ndarray
+
+
+def as_scalar(array: Any) -> Any:
+    """A () array as a scalar; any other array as it is."""
+    return array[()]
+
+
+class _Scalars:
+    """Functions as in the array API standard; of scalars, each gives a scalar."""
+
+    float32, int32 = np.float32, np.int32
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np_namespace, name)
+
+    # --- choosing ------------------------------------------------------------------------------
+
+    @staticmethod
+    def where(condition: Any, a: Any, b: Any) -> Any:
+        if type(condition) in _BOOLS:
+            kind = type(a)
+            if (kind is type(b) and kind is not _Array) or np.ndim(a) == np.ndim(b):
+                return a if condition else b
+        return np.where(condition, a, b)
+
+    @staticmethod
+    def minimum(a: Any, b: Any) -> Any:
+        if type(a) is not _Array and type(b) is not _Array:
+            return a if a <= b or a != a else b  # NaN stays
+        return np.minimum(a, b)
+
+    @staticmethod
+    def maximum(a: Any, b: Any) -> Any:
+        if type(a) is not _Array and type(b) is not _Array:
+            return a if a >= b or a != a else b
+        return np.maximum(a, b)
+
+    # --- asking --------------------------------------------------------------------------------
+
+    @staticmethod
+    def isfinite(x: Any) -> Any:
+        return math.isfinite(x) if type(x) is not _Array else np.isfinite(x)
+
+    @staticmethod
+    def isnan(x: Any) -> Any:
+        return math.isnan(x) if type(x) is not _Array else np.isnan(x)
+
+    @staticmethod
+    def logical_not(x: Any) -> Any:
+        return not x if type(x) is not _Array else np.logical_not(x)
+
+    # --- making --------------------------------------------------------------------------------
+
+    @staticmethod
+    def full_like(x: Any, value: Any, dtype: Any = None) -> Any:
+        if type(x) is not _Array:
+            return (dtype or type(x))(value)
+        return np.full_like(x, value, dtype=dtype)
+
+    @staticmethod
+    def zeros_like(x: Any) -> Any:
+        return type(x)(0) if type(x) is not _Array else np.zeros_like(x)
+
+    @staticmethod
+    def ones_like(x: Any) -> Any:
+        return type(x)(1) if type(x) is not _Array else np.ones_like(x)
+
+    @staticmethod
+    def astype(x: Any, dtype: Any) -> Any:
+        return np.dtype(dtype).type(x) if type(x) is not _Array else x.astype(dtype)
+
+    @staticmethod
+    def stack(values: Sequence[Any]) -> Any:
+        return np.array(values)
+
+    @staticmethod
+    def reshape(x: Any, shape: tuple[int, ...]) -> Any:
+        return np.reshape(x, shape)[()]
+
+    # --- arithmetic ----------------------------------------------------------------------------
+
+    @staticmethod
+    def abs(x: Any) -> Any:
+        return abs(x)
+
+
+scalars = _Scalars()

@@ -1,0 +1,107 @@
+"""On a CPU the core's decide runs written out: the same decisions as the specification, to the bit."""
+
+from __future__ import annotations
+
+import array_api_compat.numpy as np_namespace
+import array_api_compat.torch as torch_namespace
+import numpy as np
+import pytest
+
+from stablenum import DynamicLossScale, EscalatePrecision, GuardConfig, Observation, decide, init_guard
+from stablenum.trees import leaves
+from stablenum_torch.deciding import HostGuard
+from stablenum_torch.scalars import as_scalar, scalars
+from stablenum_torch.straight import Writer
+from tests.backends import BACKENDS, assert_bit_equal
+from tests.core.test_rule_extremes import CONFIGS, describe, observe, random_stream
+
+NUMPY = BACKENDS["numpy"]
+MORE = [
+    GuardConfig(clip=1.0, loss_scale=DynamicLossScale(growth_interval=3, hysteresis=2), max_skips_in_a_row=9),
+    GuardConfig(loss_scale="dynamic", escalate=EscalatePrecision(after=2, for_steps=3)),
+    GuardConfig(spike="skip", clip=0.5),
+    GuardConfig(on_nonfinite="raise"),
+]
+
+
+def on_host(seen: Observation) -> Observation:
+    """An observation as the adapter makes it: () arrays as scalars."""
+    single = {name: getattr(seen, name) for name in ("loss", "amax", "tiny")}
+    return seen._replace(**{name: None if v is None else as_scalar(v) for name, v in single.items()})
+
+
+@pytest.mark.parametrize("config", [*CONFIGS, *MORE], ids=describe)
+def test_a_written_out_decision_is_the_specification_s(config):
+    state = NUMPY.init(config, 3)
+    host = HostGuard(config, init_guard(config, 3, xp=torch_namespace))
+    for i, (norms, loss, amax) in enumerate(random_stream(11, 120)):
+        seen = observe(NUMPY, config, norms, loss if i % 5 else 2.0, amax)
+        if i % 7 == 0:
+            seen = seen._replace(loss=None)
+        with np.errstate(all="ignore"):
+            expected, state = decide(config, state, seen, xp=np_namespace)
+            decision, after = host.decide(on_host(seen))
+        host.write(after)
+        assert_bit_equal(tuple(leaves(decision)), tuple(leaves(expected)))
+        for mine, specified in zip(host.read(), leaves(state), strict=True):
+            assert_bit_equal(np.asarray(mine), specified)
+
+
+def test_it_is_written_once_for_each_kind_of_observation():
+    config = GuardConfig(clip=1.0)
+    host = HostGuard(config, init_guard(config, 2, xp=torch_namespace))
+    norms = np.ones(2, np.float32)
+    for loss in (None, np.float32(1), None, np.float32(np.nan)):
+        host.decide(Observation(norms=norms, loss=loss))
+    assert len(host._written) == 2
+
+
+def test_a_missing_measurement_is_refused_every_time():
+    from stablenum import LogMaxLossScale
+
+    config = GuardConfig(loss_scale=LogMaxLossScale())
+    host = HostGuard(config, init_guard(config, 1, xp=torch_namespace))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="amax"):
+            host.decide(Observation(norms=np.ones(1, np.float32)))
+
+
+def test_what_nobody_asks_for_and_what_is_known_is_not_written():
+    writer = Writer()
+    x = writer.input(np.float32(3))
+    _unused = writer.sqrt(x) * 5
+    known = writer.sqrt(np.float32(4)) + writer.ones_like(x)
+    assert float(known) == 3.0  # computed when it was written
+    function = writer.function([x * 2, known])
+    assert "sqrt" not in function.__code__.co_names
+    assert [float(v) for v in function(np.float32(1))] == [2.0, 3.0]
+
+
+def test_a_branch_on_a_measured_value_is_refused():
+    writer = Writer()
+    x = writer.input(np.float32(3))
+    with pytest.raises(TypeError, match=r"use xp\.where"):
+        max(x, writer.sqrt(x))
+
+
+NUMBERS = [np.float32(v) for v in (-np.inf, -1.5, -0.0, 0.0, 2.0**-149, 1.0, 3.4e38, np.inf, np.nan)]
+
+
+@pytest.mark.parametrize("name", ["minimum", "maximum"])
+def test_of_two_scalars_as_numpy(name):
+    for a in NUMBERS:
+        for b in NUMBERS:
+            mine, theirs = getattr(scalars, name)(a, b), getattr(np, name)(a, b)
+            assert type(mine) is np.float32
+            assert np.array_equal(mine, theirs, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["isfinite", "isnan", "logical_not", "zeros_like", "ones_like", "abs"])
+def test_of_one_scalar_as_numpy(name):
+    for x in NUMBERS:
+        assert np.array_equal(getattr(scalars, name)(x), getattr(np, name)(x), equal_nan=True)
+
+
+def test_a_choice_between_shapes_broadcasts():
+    assert scalars.where(np.bool_(True), np.float32(1), np.zeros(3, np.float32)).tolist() == [1, 1, 1]
+    assert scalars.where(np.asarray([True, False]), np.float32(1), np.float32(2)).tolist() == [1, 2]
