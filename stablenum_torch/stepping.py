@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from stablenum.config import GuardConfig
 from stablenum.formats import FLOAT32_MAX
 from stablenum.guard import Decision, GuardState, Observation, decide, select
+from stablenum.trees import map_leaves
 from stablenum_torch.apply import (
     can_skip_on_device,
     gradients_to_change,
@@ -30,7 +31,7 @@ from stablenum_torch.apply import (
 )
 from stablenum_torch.deciding import HostGuard
 from stablenum_torch.extremes import extremes_on_device, extremes_on_host
-from stablenum_torch.measure import gradient_norms_on_device, norms_on_host
+from stablenum_torch.measure import gradient_norms_on_device, gradient_norms_on_host
 from stablenum_torch.ranks import joins_ranks, several_ranks
 from stablenum_torch.readback import wait_for_bool
 from stablenum_torch.scalars import as_scalar
@@ -70,19 +71,17 @@ def guarded_step(
         # Each rank has a loss of its own. Decisions rest on the gradients alone then, which all
         # ranks share: otherwise one bad loss would make the ranks disagree.
         loss = None
-    if _on_host(state, params, process_group):
+    if _on_host(state, params):
         guard = HostGuard(config, state) if host is None else host()
-        guard.write(_step_on_host(optimizer, guard, params, loss, included))
+        guard.write(_step_on_host(optimizer, guard, params, loss, process_group, included))
     else:
         after = _step_on_device(optimizer, config, state, params, loss, process_group, included)
         copy_into(state, after)
 
 
-def _on_host(state: GuardState, params: Sequence[Tensor], process_group: ProcessGroup | None) -> bool:
-    """Whether all that a decision needs lies in this process's memory."""
-    if torch.compiler.is_compiling() or joins_ranks(params, process_group):
-        return False
-    return state.step.is_cpu and all(p.is_cpu for p in params)
+def _on_host(state: GuardState, params: Sequence[Tensor]) -> bool:
+    """Whether all that a decision needs lies in this process's memory, but for other ranks' norms."""
+    return not torch.compiler.is_compiling() and state.step.is_cpu and all(p.is_cpu for p in params)
 
 
 def _step_on_host(
@@ -90,12 +89,13 @@ def _step_on_host(
     host: HostGuard,
     params: Sequence[Tensor],
     loss: Tensor | None,
+    process_group: ProcessGroup | None,
     included: Sequence[bool],
 ) -> list[Any]:
     """The leaves of the guard's next state."""
     config = host.config
     with np.errstate(all="ignore"):
-        seen = _observed_on_host(config, params, loss, included)
+        seen = _observed_on_host(config, params, loss, process_group, included)
         decision, after = host.decide(seen)
     if moves_nothing(optimizer) and decision.apply and decision.grad_norm == 0:
         after = host.read()  # without a trace, see `_without_trace`
@@ -114,8 +114,11 @@ def _step_on_host(
             _transform(optimizer, config, params, multiplier, of_units, unchanged=unchanged)
     step_folded(optimizer, divisor=divisor, found_inf=None)
     if rule is not None and copied is not None:
-        with np.errstate(all="ignore"):
-            clip_update_on_host(rule, copied)
+        if joins_ranks(params, process_group):
+            clip_update_on_device(rule, copied, torch.device("cpu"), process_group)
+        else:
+            with np.errstate(all="ignore"):
+                clip_update_on_host(rule, copied)
     return after
 
 
@@ -138,11 +141,19 @@ def _unchanged(decision: Decision, n: int) -> list[bool]:
 
 
 def _observed_on_host(
-    config: GuardConfig, params: Sequence[Tensor], loss: Tensor | None, included: Sequence[bool]
+    config: GuardConfig,
+    params: Sequence[Tensor],
+    loss: Tensor | None,
+    process_group: ProcessGroup | None,
+    included: Sequence[bool],
 ) -> Observation:
+    rare = config.unit_rule is not None or config.needs
+    if rare and joins_ranks(params, process_group):
+        seen = _observed_on_device(config, params, loss, torch.device("cpu"), process_group, included)
+        return map_leaves(lambda part: None if part is None else as_scalar(part.numpy()), seen)
     grads, units = [p.grad for p in params], None
     if config.unit_rule is None:
-        norms = norms_on_host(grads)
+        norms = gradient_norms_on_host(params, process_group)
     else:
         norms, units = units_on_host(config.unit_rule, params, included)
     amax, tiny = extremes_on_host(grads, config.needs)

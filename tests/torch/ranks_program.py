@@ -14,6 +14,7 @@ from torch.distributed.tensor import Replicate, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import stablenum_torch as st
+from stablenum_torch import stepping
 
 MAX_NORM = 0.05
 
@@ -113,7 +114,9 @@ def shards_of_updates() -> dict:
     return seen | {"raised": opt.loss_scale}
 
 
-def main(rank: int, store: str) -> None:
+def main(rank: int, store: str, path: str) -> None:
+    if path == "device":
+        stepping._on_host = lambda *_: False
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
     sharded = model()
@@ -148,4 +151,4 @@ def main(rank: int, store: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3])

@@ -22,14 +22,15 @@ import stablenum_torch as st
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory) -> list[dict]:
+@pytest.fixture(scope="module", params=["host", "device"])
+def ranks(request, tmp_path_factory) -> list[dict]:
+    """What each rank said; "device": by the way that accelerators go, on CPU tensors."""
     store = tmp_path_factory.mktemp("ranks") / "store"
     env = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     program = [sys.executable, "-W", "ignore", "-m", "tests.torch.ranks_program"]
     pipes = {"stdout": PIPE, "stderr": PIPE}
     started = [
-        subprocess.Popen([*program, str(rank), str(store)], cwd=ROOT, env=env, text=True, **pipes)
+        subprocess.Popen([*program, str(rank), str(store), request.param], cwd=ROOT, env=env, text=True, **pipes)
         for rank in (0, 1)
     ]
     try:
