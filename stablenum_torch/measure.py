@@ -61,7 +61,7 @@ def dense_values(grad: Tensor) -> Tensor:
 def gradient_norms_on_host(
     params: Sequence[Tensor], process_group: dist.ProcessGroup | None = None
 ) -> np.ndarray:
-    """(n,) float32 norms of the gradients of CPU parameters, as :func:`norms_on_host`; sharded ones joined."""
+    """(n,) float32 norms of the gradients, as :func:`norms_on_host`; those of shards are joined."""
     if not joins_ranks(params, process_group):
         return norms_on_host([p.grad for p in params])
     norms = norms_on_host([None if p.grad is None else local_part(p.grad) for p in params])

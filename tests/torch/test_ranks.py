@@ -30,7 +30,9 @@ def ranks(request, tmp_path_factory) -> list[dict]:
     program = [sys.executable, "-W", "ignore", "-m", "tests.torch.ranks_program"]
     pipes = {"stdout": PIPE, "stderr": PIPE}
     started = [
-        subprocess.Popen([*program, str(rank), str(store), request.param], cwd=ROOT, env=env, text=True, **pipes)
+        subprocess.Popen(
+            [*program, str(rank), str(store), request.param], cwd=ROOT, env=env, text=True, **pipes
+        )
         for rank in (0, 1)
     ]
     try:
