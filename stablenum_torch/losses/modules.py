@@ -211,7 +211,12 @@ class GaussianNLLLoss(_Loss):
         var: Tensor,
         **options: Any,
     ) -> Tensor:
-        """The loss of the mean ``input`` and the variance ``var`` for ``target``."""
+        """The loss of the mean ``input`` and the variance ``var`` for ``target``.
+
+        As in torch, ``var`` may lack the last dimension: then it is the same along it.
+        """
+        if isinstance(var, Tensor) and var.shape != input.shape and var.shape == input.shape[:-1]:
+            var = var.unsqueeze(-1)
         return functions.gaussian_nll(input, target, var, **self._options(), **options)
 
 

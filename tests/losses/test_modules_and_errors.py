@@ -243,3 +243,12 @@ def test_the_z_loss_is_divided_by_the_number_of_items_not_by_their_weights() -> 
     with_it, without = (tl.cross_entropy(x, t, weight=weight, z_loss=z) for z in (0.5, 0.0))
     z_part = 0.5 * torch.logsumexp(x, 1)[t != -100].square().mean()
     torch.testing.assert_close(with_it - without, z_part.to(with_it.dtype))
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (4, 1), (4,)])
+def test_a_variance_without_the_last_dimension_is_the_same_along_it(shape):
+    g = torch.Generator().manual_seed(2)
+    mean, target = torch.randn(4, 3, generator=g), torch.randn(4, 3, generator=g)
+    var = torch.rand(shape, generator=g) + 0.5
+    ours = tl.GaussianNLLLoss()(mean, target, var)
+    torch.testing.assert_close(ours, torch.nn.GaussianNLLLoss()(mean, target, var))
