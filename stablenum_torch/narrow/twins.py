@@ -78,6 +78,10 @@ class TwinOptimizer(Optimizer):
     def _release(self, params: Sequence[Tensor]) -> None:
         """Give up what twins need not hold until the next step."""
 
+    def wide_value(self, p: Tensor) -> Tensor:
+        """The float32 number that a parameter stands for, of its shape."""
+        return self._twins[p].detach()
+
     # --- groups --------------------------------------------------------------------------------
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
