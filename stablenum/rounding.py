@@ -159,10 +159,8 @@ def _unit_field(wide: Array, name: str, *, xp: Namespace) -> tuple[Array, Array]
     Half a unit must be a normal number too: XLA and accelerators take float32's subnormals for 0.
     """
     field = (wide.view(xp.int32) & _SIGN_LESS) >> 23
-    if name == "float16":  # 113: the exponent field of 2^-14, below which the spacing stays
-        field = at_least(field, 113, xp=xp) - (10 + 16)
-    else:
-        field = field - (7 + 16)
+    # 113: the exponent field of 2^-14, below which float16's spacing stays.
+    field = at_least(field, 113, xp=xp) - (10 + 16) if name == "float16" else field - (7 + 16)
     return at_least(field, 2, xp=xp), field >= 2
 
 

@@ -1,4 +1,8 @@
-"""Pure 16-bit training without masters: compensated and stochastically rounded updates."""
+"""Pure 16-bit training without masters: compensated and stochastically rounded updates.
+
+Of a sharded parameter each rank works on its own part, a plain tensor: to shift the bits of a DTensor does
+nothing in torch 2.13, and says so to nobody.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from torch.optim import Optimizer
 from stablenum.errors import check_int
 from stablenum.rounding import compensated_value, compensation_of, kahan_add, round_stochastically
 from stablenum_torch.narrow.twins import TwinOptimizer, is_narrow
+from stablenum_torch.ranks import is_sharded, local_part
 
 __all__ = ["KahanUpdate", "StochasticRounding"]
 
@@ -34,10 +39,10 @@ class KahanUpdate(_Passing):
     """Compensated updates: what rounding to 16 bits takes from an update is kept for the next.
 
     ``y = c + u; w' = round(w + y); c' = round(y - (w' - w))``, see :func:`stablenum.rounding.kahan_add`. The
-    inner optimizer runs in float32 on ``w + c`` for the time of a step. ``c`` takes 2 bytes a parameter, int16
-    in units of 2^-16 of the parameter's spacing, and is saved as ``"compensation"``. Both together are as
-    exact as a float32 master; :meth:`wide_value` adds them up
-    (:func:`stablenum.rounding.compensated_value`).
+    inner optimizer runs in float32 on ``w + c`` for the time of a step. ``c`` takes 2 bytes a parameter: int16,
+    in units of 2^-16 of the parameter's spacing. It is saved as ``"compensation"`` (int32 if sharded, for
+    collectives know no int16). Both together are as exact as a float32 master; :meth:`wide_value` adds them
+    up, as :func:`stablenum.rounding.compensated_value` does.
 
     NaN and inf pass through, finite values saturate. Under ``wrap`` a skipped step leaves parameters and
     compensation as they are; on an accelerator the host waits once a step for the decision.
@@ -69,18 +74,26 @@ class KahanUpdate(_Passing):
         twin.data = self.wide_value(p)
 
     def _write_back(self, p: Tensor, twin: Tensor) -> None:
-        start = self.wide_value(p)
-        update = torch.where(torch.isfinite(start), twin - start, twin)  # inf - inf is NaN
-        moved, rest = kahan_add(p.detach(), self._compensation(p), update, xp=torch_namespace)
-        p.copy_(moved)
-        self._kept[p] = rest
+        w, c, whole = (local_part(part) for part in (p.detach(), self._compensation(p), twin))
+        start = compensated_value(w, c, xp=torch_namespace)
+        update = torch.where(torch.isfinite(start), whole - start, whole)  # inf - inf is NaN
+        moved, rest = kahan_add(w, c, update, xp=torch_namespace)
+        w.copy_(moved)
+        c.copy_(rest)
 
     @torch.no_grad()
     def wide_value(self, p: Tensor) -> Tensor:
         """The parameter with its compensation in float32, where the next step starts."""
-        if not is_narrow(p):
-            return super().wide_value(p)
-        return compensated_value(p.detach(), self._compensation(p), xp=torch_namespace)
+        found = super().wide_value(p)
+        if is_narrow(p):
+            parts = (local_part(part) for part in (p.detach(), self._compensation(p)))
+            local_part(found).copy_(compensated_value(*parts, xp=torch_namespace))
+        return found
+
+    def _saved_kept(self, p: Tensor) -> Tensor | None:
+        # Checkpoints gather what is sharded, and neither NCCL nor gloo carries int16.
+        c = self._compensation(p)
+        return c.to(torch.int32) if is_sharded(p) else c
 
     def _load_kept(self, p: Tensor, found: Tensor | None) -> None:
         if found is not None and found.is_floating_point():
@@ -92,8 +105,11 @@ class KahanUpdate(_Passing):
 
     def _compensation(self, p: Tensor) -> Tensor:
         c = self._kept[p]
-        if c is not None and c.is_floating_point():
-            c = self._kept[p] = compensation_of(p.detach(), c, xp=torch_namespace)
+        assert c is not None  # for the type checker: a narrow parameter has one
+        if c.is_floating_point():
+            parts = (local_part(part) for part in (p.detach(), c))
+            c = self._kept[p] = self._new_kept(p)
+            local_part(c).copy_(compensation_of(*parts, xp=torch_namespace))
         return c
 
 
@@ -145,10 +161,11 @@ class StochasticRounding(_Passing):
         twin.data = self.wide_value(p)
 
     def _write_back(self, p: Tensor, twin: Tensor) -> None:
+        w, whole = local_part(p.detach()), local_part(twin)
         bits = torch.randint(
-            2**16, p.shape, dtype=torch.int32, device=p.device, generator=self._generator(p.device)
+            2**16, w.shape, dtype=torch.int32, device=w.device, generator=self._generator(w.device)
         )
-        p.copy_(round_stochastically(twin, bits, xp=torch_namespace))
+        w.copy_(round_stochastically(whole, bits, xp=torch_namespace))
 
     def _generator(self, device: torch.device) -> torch.Generator:
         name = str(device)
