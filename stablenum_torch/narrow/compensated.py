@@ -39,10 +39,10 @@ class KahanUpdate(_Passing):
     """Compensated updates: what rounding to 16 bits takes from an update is kept for the next.
 
     ``y = c + u; w' = round(w + y); c' = round(y - (w' - w))``, see :func:`stablenum.rounding.kahan_add`. The
-    inner optimizer runs in float32 on ``w + c`` for the time of a step. ``c`` takes 2 bytes a parameter: int16,
-    in units of 2^-16 of the parameter's spacing. It is saved as ``"compensation"`` (int32 if sharded, for
-    collectives know no int16). Both together are as exact as a float32 master; :meth:`wide_value` adds them
-    up, as :func:`stablenum.rounding.compensated_value` does.
+    inner optimizer runs in float32 on ``w + c`` for the time of a step. ``c`` takes 2 bytes a parameter, as
+    int16: units of 2^-16 of the parameter's spacing. It is saved as ``"compensation"`` (int32 if sharded,
+    for collectives know no int16). Both together are as exact as a float32 master; :meth:`wide_value` adds
+    them up, as :func:`stablenum.rounding.compensated_value` does.
 
     NaN and inf pass through, finite values saturate. Under ``wrap`` a skipped step leaves parameters and
     compensation as they are; on an accelerator the host waits once a step for the decision.
