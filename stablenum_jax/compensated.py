@@ -112,7 +112,8 @@ def stochastic_rounding(seed: int = 0) -> optax.GradientTransformation:
     It costs no memory. Put it last in the chain. The same seed gives the same run; a refused step draws
     nothing.
 
-    NaN and inf in an update pass through to the parameter; finite values stay finite.
+    NaN and inf in an update pass through to the parameter; finite values stay finite: they saturate at
+    bfloat16's largest number.
 
     Args:
         seed: of the random bits, a whole number of 0 or more.
@@ -151,7 +152,10 @@ def stochastic_rounding(seed: int = 0) -> optax.GradientTransformation:
             if not _is_array(u) or not is_castable(w) or w.dtype != jnp.bfloat16:
                 return u
             bits = jax.random.bits(here, w.shape, jnp.uint16).astype(jnp.int32)
-            total = w.astype(jnp.float32) + u.astype(jnp.float32)
+            old, added = w.astype(jnp.float32), u.astype(jnp.float32)
+            finite = jnp.isfinite(old) & jnp.isfinite(added)
+            total = old + added
+            total = jnp.where(finite, jnp.clip(total, -FLOAT32_MAX, FLOAT32_MAX), total)
             return _difference(round_stochastically(total, bits, xp=jnp), w, u)
 
         return jax.tree.map(one, params, updates), StochasticRoundingState(state.count + 1)

@@ -171,6 +171,18 @@ def test_an_update_from_one_end_of_the_range_to_the_other_stays_finite() -> None
         np.testing.assert_allclose(moved, [-1.8e38, 3.37e38], rtol=0.02)
 
 
+@pytest.mark.parametrize("name", ["kahan", "stochastic"])
+def test_a_sum_beyond_float32_saturates(name: str) -> None:
+    top = float(jnp.finfo(jnp.bfloat16).max)
+    tx, w = REMEDIES[name](optax.identity()), jnp.asarray([3e38, -3e38, top], jnp.bfloat16)
+    state = tx.init(w)
+    for _ in range(2):
+        updates, state = tx.update(jnp.asarray([3e38, -3e38, 1.0]), state, w)
+        assert np.isfinite(np.asarray(updates)).all()
+        w = optax.apply_updates(w, updates)
+        np.testing.assert_array_equal(np.asarray(w, np.float64), [top, -top, top])
+
+
 def test_an_old_compensation_is_refused_by_name() -> None:
     w = jnp.ones(2, jnp.bfloat16)
     old = KahanState(jnp.zeros_like(w))
