@@ -68,10 +68,9 @@ def ladder_of(policy: Policy, formats: Sequence[Any] | None) -> tuple[str, ...]:
     if formats is None:
         steps = ("bfloat16", "float32") if FORMATS[compute].bits == 8 else ("float32",)
         return (compute, *(name for name in steps if FORMATS[name].bits > FORMATS[compute].bits))
-    names = stablenum.EscalatePrecision(formats=tuple(formats)).formats
-    if names[0] != compute:
-        raise bad_field("formats", f"the guard's, from the policy's own ({compute}) upwards", tuple(formats))
-    return names
+    rule = stablenum.EscalatePrecision(formats=tuple(formats))
+    rule.check_begins_with(compute)
+    return rule.formats
 
 
 def _escalation(opt_state: PyTree) -> stablenum.escalation.EscalationState | None:
