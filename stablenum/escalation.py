@@ -67,6 +67,22 @@ class EscalatePrecision:
             raise bad_field("EscalatePrecision.formats", "formats that rise in range or precision", given)
         object.__setattr__(self, "formats", names)
 
+    def check_begins_with(self, compute: str) -> None:
+        """Refuse a policy that the ladder is not about.
+
+        Args:
+            compute: the format that the policy computes in.
+
+        Raises:
+            ValueError: it is not the first of ``formats``.
+
+        Example:
+            >>> EscalatePrecision(formats=("bf16", "f32")).check_begins_with("bfloat16")
+        """
+        if self.formats[0] != compute:
+            allowed = f"from the policy's own ({compute}) upwards"
+            raise bad_field("EscalatePrecision.formats", allowed, self.formats)
+
     def init(self, *, xp: Namespace, device: Any = None) -> EscalationState:
         """The policy's own format, no trouble."""
         return EscalationState(*(xp.asarray(0, dtype=xp.int32, device=device) for _ in range(3)))

@@ -13,58 +13,155 @@ from stablenum.bounds import at_least, at_most
 from stablenum.errors import bad_field
 from stablenum.formats import FORMATS, get_format
 
-__all__ = ["kahan_add", "round_stochastically", "round_to_nearest"]
+__all__ = [
+    "compensated_value",
+    "compensation_of",
+    "kahan_add",
+    "round_stochastically",
+    "round_to_nearest",
+]
 
 Array: TypeAlias = Any
 Namespace: TypeAlias = Any
 
 _ROUNDED = ("bfloat16", "float16", "float32")
 _SIGN_LESS = 0x7FFFFFFF
+# Half a spacing is 2^15 units; at that tie one unit is given up.
+_MOST_UNITS = 2**15 - 1
 
 
 def kahan_add(w: Array, c: Array, u: Array, *, xp: Namespace) -> tuple[Array, Array]:
     """``w + u`` with what rounding lost kept in ``c`` for the next time.
 
-    ``y = c + u; w' = round(w + y); c' = round(y - (w' - w))`` (Kahan 1965; for bfloat16 weights Zamirai et
-    al. 2020, arXiv 2010.06192). The sums are in float32, only ``w'`` and ``c'`` are rounded to nearest.
-
-    bfloat16 keeps 8 bits of ``c`` too, so updates below about 2^-18 of a weight are lost even so, those below
-    2^-24 of a float16 weight; stochastic rounding loses none in the mean.
+    ``y = c + u; w' = round(w + y); c' = y - (w' - w)`` (Kahan 1965; for bfloat16 weights Zamirai et al. 2020,
+    arXiv 2010.06192), in float32. Of a 16-bit weight ``c`` is kept as a whole number of 2^-16 of the weight's
+    spacing, 2^e times 2^-7 in bfloat16 and 2^-10 in float16, for a weight in [2^e, 2^(e+1)). So weight and
+    compensation together are as exact as a float32 weight. Weights below 2^-102 have no compensation in
+    bfloat16, as float32 has no such unit; none is too small in float16.
 
     A NaN or inf in ``w`` or ``u`` reaches ``w'`` and never ``c'``, which is 0 there. Finite values saturate
-    at the format's largest number instead of overflowing.
+    at the format's largest number instead of overflowing. Where somebody changed ``w`` since, ``c`` is still
+    at most half a spacing of it.
 
     Args:
         w: the weights, bfloat16, float16 or float32, any shape.
-        c: the compensation so far, 0 at first: of ``w``'s shape and dtype.
+        c: the compensation so far, 0 at first, of ``w``'s shape: int16, or float32 for float32 weights.
         u: the update, of ``w``'s shape, ``w``'s dtype or float32.
         xp: the array namespace.
 
     Returns:
-        ``w'`` and ``c'``, of ``w``'s dtype.
+        ``w'`` of ``w``'s dtype, and ``c'``; :func:`compensated_value` adds them up.
+
+    Raises:
+        ValueError: ``w`` or ``c`` is of another dtype.
+
+    Example:
+        >>> import array_api_compat.numpy as np
+        >>> w, c = np.ones((1,), dtype=np.float16), np.zeros((1,), dtype=np.int16)
+        >>> for _ in range(1000):
+        ...     w, c = kahan_add(w, c, np.full((1,), -1e-4, dtype=np.float32), xp=np)
+        >>> float(w[0]), round(float(compensated_value(w, c, xp=np)[0]), 4)
+        (0.89990234375, 0.9)
+    """
+    name = _rounded_format("w", w.dtype)
+    top = FORMATS[name].max
+    wide, added = xp.astype(w, xp.float32), xp.astype(u, xp.float32)
+    finite = xp.isfinite(wide) & xp.isfinite(added)
+    y = _kept_finite(_owed(wide, c, name, xp=xp) + added, finite, FORMATS["float32"].max, xp=xp)
+    total = wide + y
+    moved = _kept_finite(round_to_nearest(total, name, xp=xp), finite, top, xp=xp)
+    # What lies beyond the format's range is given up, not collected until it overflows itself.
+    inside = finite & (xp.abs(total) <= top)
+    rest = xp.where(inside, y - (moved - wide), xp.zeros_like(y))
+    return xp.astype(moved, w.dtype), _kept(moved, rest, name, xp=xp)
+
+
+def compensated_value(w: Array, c: Array, *, xp: Namespace) -> Array:
+    """What a weight and its compensation stand for: ``w + c``.
+
+    ``c`` is a number of units of :func:`kahan_add`, so the plain sum of the two arrays means nothing.
+
+    Args:
+        w: the weights, bfloat16, float16 or float32, any shape; NaN and inf stay what they are.
+        c: their compensation, of ``w``'s shape: int16, or float32 for float32 weights.
+        xp: the array namespace.
+
+    Returns:
+        float32: exact for bfloat16, else rounded to nearest.
+
+    Raises:
+        ValueError: ``w`` or ``c`` is of another dtype.
+
+    Example:
+        >>> import array_api_compat.numpy as np
+        >>> w, c = np.ones((1,), dtype=np.float16), np.full((1,), 2**14, dtype=np.int16)
+        >>> float(compensated_value(w, c, xp=np)[0])  # a quarter of the spacing, 2^-10, more
+        1.000244140625
+    """
+    name = _rounded_format("w", w.dtype)
+    wide = xp.astype(w, xp.float32)
+    return wide + _owed(wide, c, name, xp=xp)
+
+
+def compensation_of(w: Array, rest: Array, *, xp: Namespace) -> Array:
+    """The compensation that stands for ``rest``, a number: the way back from :func:`compensated_value`.
+
+    Args:
+        w: the weights, bfloat16, float16 or float32, any shape.
+        rest: what is owed to them, any floating-point dtype, of ``w``'s shape; what is not finite is 0, and
+            more than half a spacing of a 16-bit weight is taken for that.
+        xp: the array namespace.
+
+    Returns:
+        int16, or float32 for float32 weights, as :func:`kahan_add` takes it.
 
     Raises:
         ValueError: ``w`` is of another dtype.
 
     Example:
         >>> import array_api_compat.numpy as np
-        >>> w, c = np.ones((1,), dtype=np.float16), np.zeros((1,), dtype=np.float16)
-        >>> for _ in range(1000):
-        ...     w, c = kahan_add(w, c, np.full((1,), -1e-4, dtype=np.float32), xp=np)
-        >>> abs(float(w[0]) - 0.9) < 2e-4, float(np.float16(1.0) - np.float16(1e-4))
-        (True, 1.0)
+        >>> w = np.ones((3,), dtype=np.float16)
+        >>> compensation_of(w, np.asarray([2.0**-12, -1.0, np.nan], dtype=np.float32), xp=np).tolist()
+        [16384, -32767, 0]
     """
     name = _rounded_format("w", w.dtype)
-    top = FORMATS[name].max
-    wide, added = xp.astype(w, xp.float32), xp.astype(u, xp.float32)
-    finite = xp.isfinite(wide) & xp.isfinite(added)
-    y = _kept_finite(xp.astype(c, xp.float32) + added, finite, FORMATS["float32"].max, xp=xp)
-    total = wide + y
-    moved = _kept_finite(round_to_nearest(total, name, xp=xp), finite, top, xp=xp)
-    # What lies beyond the format's range is given up, not collected until it overflows itself.
-    inside = finite & (xp.abs(total) <= top)
-    rest = round_to_nearest(y - (moved - wide), name, xp=xp)
-    return xp.astype(moved, w.dtype), xp.astype(xp.where(inside, rest, xp.zeros_like(rest)), w.dtype)
+    wide, owed = xp.astype(w, xp.float32), xp.astype(rest, xp.float32)
+    finite = xp.isfinite(wide) & xp.isfinite(owed)
+    return _kept(wide, xp.where(finite, owed, xp.zeros_like(owed)), name, xp=xp)
+
+
+def _owed(wide: Array, c: Array, name: str, *, xp: Namespace) -> Array:
+    """A compensation as a float32 number. A product by a power of two: exact, fused with a sum or not."""
+    allowed = xp.float32 if name == "float32" else xp.int16
+    if c.dtype != allowed:
+        of = "float32" if name == "float32" else "int16"
+        raise bad_field("c", f"{of} for {name} weights", c.dtype, hint="compensation_of(w, rest) makes it.")
+    if name == "float32":
+        return c
+    field, has_unit = _unit_field(wide, name, xp=xp)
+    unit = (field << 23).view(xp.float32)
+    return xp.where(has_unit, xp.astype(c, xp.float32) * unit, xp.zeros_like(wide))
+
+
+def _kept(wide: Array, rest: Array, name: str, *, xp: Namespace) -> Array:
+    """A finite float32 number as the compensation of a weight, to the nearest unit, ties to even."""
+    if name == "float32":
+        return rest
+    field, has_unit = _unit_field(wide, name, xp=xp)
+    units = xp.round(rest * ((254 - field) << 23).view(xp.float32))
+    units = at_least(at_most(units, _MOST_UNITS, xp=xp), -_MOST_UNITS, xp=xp)
+    return xp.astype(xp.where(has_unit, units, xp.zeros_like(units)), xp.int16)
+
+
+def _unit_field(wide: Array, name: str, *, xp: Namespace) -> tuple[Array, Array]:
+    """2^-16 of a 16-bit weight's spacing as float32's exponent field, and where there is such a unit.
+
+    Half a unit must be a normal number too: XLA and accelerators take float32's subnormals for 0.
+    """
+    field = (wide.view(xp.int32) & _SIGN_LESS) >> 23
+    # 113: the exponent field of 2^-14, below which float16's spacing stays.
+    field = at_least(field, 113, xp=xp) - (10 + 16) if name == "float16" else field - (7 + 16)
+    return at_least(field, 2, xp=xp), field >= 2
 
 
 def round_stochastically(x32: Array, random_bits: Array, *, xp: Namespace) -> Array:

@@ -24,6 +24,7 @@ from stablenum.diagnosis.audit import (
     measure_block,
     poisoned,
 )
+from stablenum.rounding import compensated_value
 from stablenum_jax.measure import is_measurable
 from stablenum_jax.moments import Group, Part, find_groups
 from stablenum_jax.names import path_name
@@ -268,7 +269,7 @@ def _is_real_number(value: Any) -> bool:
 
 
 def _row(name: str, leaf: Any, group: Group, law: Law, gradient: Any, update: Any) -> Row:
-    parts = [part for part in group.parts if _is_inexact(part.leaf)]
+    parts = [part for part in group.parts if _is_looked_at(part)]
     same = [part for part in parts if _is_elementwise(part, leaf.shape)]
     rest = [part for part in parts if not _is_elementwise(part, leaf.shape)]
     second_dtype = next((str(p.leaf.dtype) for p in same if p.role.squared), None)
@@ -280,7 +281,7 @@ def _row(name: str, leaf: Any, group: Group, law: Law, gradient: Any, update: An
         dtype=str(leaf.dtype),
         state_dtypes={p.entry: str(p.leaf.dtype) for p in parts},
         law=law,
-        measured=_measure(leaf, same, comparable, update, law, 0.0 if lost else law.eps),
+        measured=_measure(_whole(leaf, same), same, comparable, update, law, 0.0 if lost else law.eps),
         others=_bad_elements(rest),
         second_dtype=second_dtype,
         eps_lost=lost,
@@ -344,7 +345,20 @@ def _bad_elements(parts: Sequence[Part]) -> dict[str, int]:
 
 def _is_elementwise(part: Part, shape: tuple[int, ...]) -> bool:
     """Whether a leaf is understood, and goes element by element with a parameter of this shape."""
-    return part.role is not Role.OTHER and _is_inexact(part.leaf) and part.leaf.shape == tuple(shape)
+    return part.role is not Role.OTHER and _is_looked_at(part) and part.leaf.shape == tuple(shape)
+
+
+def _is_looked_at(part: Part) -> bool:
+    """Whether a leaf holds numbers; a compensation is a number of units, an integer."""
+    return _is_inexact(part.leaf) or (part.role is Role.COMPENSATION and hasattr(part.leaf, "dtype"))
+
+
+def _whole(leaf: Any, parts: Sequence[Part]) -> Any:
+    """The parameter with what is owed to it, if anything is."""
+    kept = next((part.leaf for part in parts if part.role is Role.COMPENSATION), None)
+    if kept is None or kept.dtype != jnp.int16:
+        return leaf
+    return compensated_value(_host(leaf), _host(kept), xp=xp)
 
 
 # --- in words --------------------------------------------------------------------------------

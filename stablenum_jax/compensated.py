@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from stablenum.errors import bad_field, check_int
+from stablenum.formats import FLOAT32_MAX
 from stablenum.rounding import kahan_add, round_stochastically, round_to_nearest
 from stablenum_jax.casting import is_castable
 
@@ -36,7 +37,11 @@ _NARROW = ("bfloat16", "float16")
 
 
 class KahanState(NamedTuple):
-    """What rounding has lost so far: of each parameter's shape and dtype; nothing for the others."""
+    """What rounding has lost so far, of each parameter's shape; nothing for those of other dtypes.
+
+    int16 for 16-bit parameters, whole numbers of 2^-16 of their spacing, which
+    :func:`stablenum.rounding.compensated_value` adds to them; float32 for float32 ones.
+    """
 
     compensation: PyTree
 
@@ -58,8 +63,8 @@ def kahan() -> optax.GradientTransformation:
     """Compensated updates: what rounding a parameter lost is added to its next update.
 
     ``y = c + u; w' = round(w + y); c = y - (w' - w)``, the law of :func:`stablenum.rounding.kahan_add`. For
-    bfloat16, float16 and float32 parameters; others pass through. It costs one more array of the
-    parameter's shape and dtype. Put it last in the chain.
+    bfloat16, float16 and float32 parameters; others pass through. It costs as much memory again as the
+    parameters, and with it those of 16 bits are as exact as float32 ones. Put it last in the chain.
 
     NaN and inf in an update pass through to the parameter and leave no trace in the compensation.
 
@@ -77,7 +82,7 @@ def kahan() -> optax.GradientTransformation:
     """
 
     def init(params: PyTree) -> KahanState:
-        return KahanState(_keep(params, (*_NARROW, "float32"), jnp.zeros_like))
+        return KahanState(_keep(params, (*_NARROW, "float32"), _no_compensation))
 
     def update(updates: PyTree, state: KahanState, params: PyTree = None) -> tuple[PyTree, KahanState]:
         _need(params, "kahan")
@@ -87,10 +92,12 @@ def kahan() -> optax.GradientTransformation:
                 return _Two(u, c)
             moved, rest = kahan_add(w, c, u, xp=jnp)
             step = _difference(moved, w, u)
-            # Where w' is far smaller than w the float32 difference is off by an ulp of w. It is made up for.
-            missed = moved.astype(jnp.float32) - _landed(w, step)
-            rest = jnp.where(jnp.isfinite(missed), rest + missed, rest)
-            return _Two(step, rest.astype(c.dtype))
+            if w.dtype == jnp.float32:
+                # The difference of two float32 numbers may be off by an ulp, which is made up for. That of
+                # two of 16 bits leads where it should.
+                missed = moved - (w + step)
+                rest = jnp.where(jnp.isfinite(missed), rest + missed, rest)
+            return _Two(step, rest)
 
         moved, rest = _split(jax.tree.map(one, params, updates, state.compensation))
         return moved, KahanState(rest)
@@ -105,7 +112,8 @@ def stochastic_rounding(seed: int = 0) -> optax.GradientTransformation:
     It costs no memory. Put it last in the chain. The same seed gives the same run; a refused step draws
     nothing.
 
-    NaN and inf in an update pass through to the parameter; finite values stay finite.
+    NaN and inf in an update pass through to the parameter; finite values stay finite: they saturate at
+    bfloat16's largest number.
 
     Args:
         seed: of the random bits, a whole number of 0 or more.
@@ -144,7 +152,10 @@ def stochastic_rounding(seed: int = 0) -> optax.GradientTransformation:
             if not _is_array(u) or not is_castable(w) or w.dtype != jnp.bfloat16:
                 return u
             bits = jax.random.bits(here, w.shape, jnp.uint16).astype(jnp.int32)
-            total = w.astype(jnp.float32) + u.astype(jnp.float32)
+            old, added = w.astype(jnp.float32), u.astype(jnp.float32)
+            finite = jnp.isfinite(old) & jnp.isfinite(added)
+            total = old + added
+            total = jnp.where(finite, jnp.clip(total, -FLOAT32_MAX, FLOAT32_MAX), total)
             return _difference(round_stochastically(total, bits, xp=jnp), w, u)
 
         return jax.tree.map(one, params, updates), StochasticRoundingState(state.count + 1)
@@ -232,6 +243,10 @@ def _keep(params: PyTree, dtypes: tuple[str, ...], make: Callable[[Array], Array
     return jax.tree.map(one, params)
 
 
+def _no_compensation(w: Array) -> Array:
+    return jnp.zeros_like(w, dtype=jnp.float32 if w.dtype == jnp.float32 else jnp.int16)
+
+
 def _need(params: PyTree, name: str) -> None:
     if params is None:
         raise bad_field("params", f"given to the update of {name}", params, hint="It depends on them.")
@@ -255,11 +270,10 @@ def _in_step(param: Any, master: Any) -> Any:
 
 
 def _difference(moved: Array, w: Array, u: Array) -> Array:
-    """The float32 update that takes ``w`` to ``moved``; ``u`` itself where one of them is not finite."""
+    """The float32 update that takes ``w`` to ``moved``; ``u`` itself where one of them is not finite.
+
+    From one end of bfloat16's range to the other is farther than float32 goes: it then stops short.
+    """
     new, old = moved.astype(jnp.float32), w.astype(jnp.float32)
-    return jnp.where(jnp.isfinite(new) & jnp.isfinite(old), new - old, u.astype(jnp.float32))
-
-
-def _landed(w: Array, step: Array) -> Array:
-    """Where adding ``step`` takes ``w``, as float32."""
-    return round_to_nearest(w.astype(jnp.float32) + step, w.dtype.name, xp=jnp)
+    step = jnp.clip(new - old, -FLOAT32_MAX, FLOAT32_MAX)
+    return jnp.where(jnp.isfinite(new) & jnp.isfinite(old), step, u.astype(jnp.float32))

@@ -18,7 +18,14 @@ from stablenum_jax.casting import is_castable
 from stablenum_jax.policy import Policy, as_policy
 from stablenum_jax.state import guard_state
 
-__all__ = ["computing_in", "current_policy", "in_level_format", "ladder_of", "raised_format"]
+__all__ = [
+    "check_not_escalating",
+    "computing_in",
+    "current_policy",
+    "in_level_format",
+    "ladder_of",
+    "raised_format",
+]
 
 PyTree: TypeAlias = Any
 
@@ -61,10 +68,31 @@ def ladder_of(policy: Policy, formats: Sequence[Any] | None) -> tuple[str, ...]:
     if formats is None:
         steps = ("bfloat16", "float32") if FORMATS[compute].bits == 8 else ("float32",)
         return (compute, *(name for name in steps if FORMATS[name].bits > FORMATS[compute].bits))
-    names = stablenum.EscalatePrecision(formats=tuple(formats)).formats
-    if names[0] != compute:
-        raise bad_field("formats", f"the guard's, from the policy's own ({compute}) upwards", tuple(formats))
-    return names
+    rule = stablenum.EscalatePrecision(formats=tuple(formats))
+    rule.check_begins_with(compute)
+    return rule.formats
+
+
+def _escalation(opt_state: PyTree) -> stablenum.escalation.EscalationState | None:
+    found = guard_state(opt_state).escalation
+    return found if isinstance(found, stablenum.escalation.EscalationState) else None
+
+
+def check_not_escalating(opt_state: PyTree) -> None:
+    """Refuse to compute without a policy where a guard would widen its formats.
+
+    Raises:
+        ValueError: the guard has an escalation.
+    """
+    if _escalation(opt_state) is not None:
+        raise bad_field(
+            "policy",
+            "given where the guard has an EscalatePrecision",
+            None,
+            hint="The guard's level widens what the policy casts, and without one nothing: write "
+            "value_and_grad(fun, opt_state, policy='p=f32,c=f16'), with the policy of a model in "
+            "stablenum_jax.precision(model, policy) too, or leave escalate out.",
+        )
 
 
 def in_level_format(
@@ -80,8 +108,8 @@ def in_level_format(
         opt_state: holds the guard.
         formats: see :func:`ladder_of`.
     """
-    escalation = guard_state(opt_state).escalation
-    if not isinstance(escalation, stablenum.escalation.EscalationState):
+    escalation = _escalation(opt_state)
+    if escalation is None:
         return call(policy)
     names = ladder_of(policy, formats)
 

@@ -116,15 +116,16 @@ def fp8_dot(x: Array, w: Array, state: Fp8State, *, recipe: Fp8Recipe = _DEFAULT
     Args:
         x: (..., k), any floating-point dtype.
         w: (k, n), any floating-point dtype.
-        state: of this product alone; one that is used twice, or by all examples of a ``jax.vmap``, would have
-            its updates summed. Give such a product the whole batch.
+        state: of this product alone; one that is used twice would have its updates summed, and one for all
+            examples of a ``jax.vmap`` is refused, for the same reason. Give such a product the whole batch.
         recipe: the same in every step.
 
     Returns:
         (..., n), in the dtype of ``x @ w``. Its gradient with respect to ``state`` is the next state.
 
     Raises:
-        ValueError: shapes that do not fit, or a state of another recipe.
+        ValueError: shapes that do not fit, a state of another recipe, or a gradient under ``jax.vmap`` over
+            ``x`` or ``w`` but not over ``state``.
 
     Example:
         >>> x, w = jnp.ones((2, 3)), jnp.full((3, 4), 0.5)
@@ -145,6 +146,24 @@ def fp8_dot(x: Array, w: Array, state: Fp8State, *, recipe: Fp8Recipe = _DEFAULT
     if raised_format() is not None:
         return _plain(x, w, state)
     return _dot(recipe, x, w, state)
+
+
+@jax.custom_batching.custom_vmap
+def _one_state_each(factors: tuple[Array, Array], state: Fp8State) -> Array:
+    """Nothing, but under ``jax.vmap`` refuses a state that many products share."""
+    return state.backward.scale
+
+
+@_one_state_each.def_vmap
+def _refuse_shared(size: int, batched: Any, factors: Any, state: Fp8State) -> tuple[Array, bool]:
+    of_factors, of_state = batched
+    if any(of_factors) and not all(jax.tree.leaves(of_state)):
+        raise ValueError(
+            "state must be one a product; under jax.vmap the gradients of one state for all "
+            f"{size} examples would be summed, which is no state. Give fp8_dot the whole batch (x may have "
+            "any number of leading axes), or map over as many states (in_axes=0)."
+        )
+    return state.backward.scale, of_state.backward.scale
 
 
 def quantize(x: Array, scale: Array, name: str) -> Array:
@@ -187,6 +206,12 @@ def _dot(recipe: Fp8Recipe, x: Array, w: Array, state: Fp8State) -> Array:
     return _forward(recipe, x, w, state)[0]
 
 
+def _forward_to_differentiate(recipe: Fp8Recipe, x: Array, w: Array, state: Fp8State) -> tuple[Array, Any]:
+    # A forward pass alone may share a state: it makes no next one.
+    _one_state_each((x, w), state)
+    return _forward(recipe, x, w, state)
+
+
 def _forward(recipe: Fp8Recipe, x: Array, w: Array, state: Fp8State) -> tuple[Array, Any]:
     amax = jnp.stack([_amax(x), _amax(w)])
     scales, after = recipe.forward.use(state.forward, amax, xp=jnp)
@@ -209,7 +234,7 @@ def _backward(recipe: Fp8Recipe, kept: Any, g: Array) -> tuple[Array, Array, Fp8
     return dx.astype(kinds[0].dtype), dw.astype(kinds[1].dtype), Fp8State(after, seen)
 
 
-_dot.defvjp(_forward, _backward)
+_dot.defvjp(_forward_to_differentiate, _backward)
 
 
 def _product(recipe: Fp8Recipe, a: Array, b: Array, scale_a: Array, scale_b: Array, dims: Any) -> Array:

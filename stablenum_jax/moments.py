@@ -39,6 +39,7 @@ _STATES: dict[str, tuple[str, dict[str, Role]]] = {
     "TraceState": ("momentum", {"trace": Role.BUFFER}),
     "EmaState": ("ema", {"ema": Role.BUFFER}),
     "FactoredState": ("adafactor", {"v": Role.SECOND, "v_row": Role.OTHER, "v_col": Role.OTHER}),
+    "KahanState": ("", {"compensation": Role.COMPENSATION}),
     "ScaleBySM3State": ("sm3", {"mu": Role.OTHER, "nu": Role.OTHER}),
 }  # fmt: skip
 

@@ -12,7 +12,7 @@ import optax
 
 from stablenum_jax.apply import multiply_leaves
 from stablenum_jax.dispatch import drive
-from stablenum_jax.escalating import in_level_format
+from stablenum_jax.escalating import check_not_escalating, in_level_format
 from stablenum_jax.measure import FP8_STATISTICS
 from stablenum_jax.policy import Policy, as_policy
 from stablenum_jax.state import loss_scale
@@ -147,7 +147,8 @@ def value_and_grad(
 
     Raises:
         ValueError: no guard in ``opt_state``, or more than one; ``policy`` is none, or not that of the first
-            of ``formats``.
+            of ``formats``; there is none although the guard has an ``EscalatePrecision``, for it is the
+            policy's casts that become wider.
 
     Example:
         >>> import stablenum_jax
@@ -159,6 +160,7 @@ def value_and_grad(
     """
     scale = loss_scale(opt_state)
     if policy is None:
+        check_not_escalating(opt_state)
         return functools.wraps(fun)(functools.partial(_scaled_grad, fun, scale, argnums, has_aux))
     wanted = as_policy(policy)
 

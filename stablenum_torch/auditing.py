@@ -28,6 +28,7 @@ from stablenum.diagnosis.audit import (
 )
 from stablenum_torch.apply import is_fused
 from stablenum_torch.checks import parameter_names
+from stablenum_torch.narrow.twins import TwinOptimizer
 from stablenum_torch.optimizer import GuardedOptimizer
 from stablenum_torch.ranks import is_sharded, local_part
 
@@ -46,6 +47,7 @@ _ROLES = {
     "acc_delta": Role.ACCUMULATOR,
     "momentum_buffer": Role.BUFFER,
     "kahan_comp": Role.COMPENSATION,
+    "compensation": Role.COMPENSATION,
 }
 # A law holds for the class itself and for those that leave its ``step`` alone (AdamW is such a one).
 _LAWS: dict[type[Optimizer], str] = {
@@ -110,13 +112,15 @@ def audit(
     inner, named = _unwrapped(optimizer), _names(optimizer, parameter_names(names))
     notes: list[str] = []
     given = _gradients(optimizer, named, grads, notes)
-    kind, fused = _kind(inner), is_fused(inner)
+    own = _law_giver(inner)
+    kind, fused, every = _kind(own), is_fused(own), inner.state
     rows, bad_gradients = [], []
     places = ((p, group) for group in inner.param_groups for p in group["params"])
     for (p, group), name, grad in zip(places, named, given, strict=True):
-        row = _row(
-            name, p, inner.state.get(p, {}), _law(kind, group, inner.state.get(p, {})), grad, fused=fused
-        )
+        state, value = every.get(p, {}), _value(inner, p)
+        # A master is the value itself.
+        state = {key: entry for key, entry in state.items() if key != "master" or value is p}
+        row = _row(name, value, state, _law(kind, group, state), grad, fused=fused)
         rows.append(row)
         if row.measured.gradient_bad:
             bad_gradients.append(name)
@@ -125,9 +129,9 @@ def audit(
     if bad_gradients:
         notes.append(f"gradients are not finite: {', '.join(bad_gradients[:4])}; replay the step to see why")
     if not kind:
-        notes.append(f"the law of {type(inner).__name__} is not known: its updates and eps are not judged")
+        notes.append(f"the law of {type(own).__name__} is not known: its updates and eps are not judged")
     repair = functools.partial(_repair, inner)
-    return Audit.of(type(inner).__name__, rows, notes=notes, repair=repair)
+    return Audit.of(type(own).__name__, rows, notes=notes, repair=repair)
 
 
 def state_problems(optimizer: Optimizer) -> tuple[str, ...]:
@@ -147,12 +151,23 @@ def state_problems(optimizer: Optimizer) -> tuple[str, ...]:
 def _unwrapped(optimizer: Optimizer) -> Optimizer:
     """The optimizer that holds the state: inside a guard, Accelerate, and the like."""
     seen = {id(optimizer)}
-    while True:
+    while not isinstance(optimizer, TwinOptimizer):
         inner = getattr(optimizer, "inner", None) or getattr(optimizer, "optimizer", None)
         if not isinstance(inner, Optimizer) or id(inner) in seen:
             return optimizer
         seen.add(id(inner))
         optimizer = inner
+    return optimizer
+
+
+def _law_giver(optimizer: Optimizer) -> Optimizer:
+    """The optimizer whose law it is: inside one that has it run in float32."""
+    return optimizer.inner if isinstance(optimizer, TwinOptimizer) else optimizer
+
+
+def _value(optimizer: Optimizer, p: Tensor) -> Tensor:
+    """What the law is applied to: the parameter, or the float32 number that it stands for."""
+    return optimizer.wide_value(p) if isinstance(optimizer, TwinOptimizer) else p
 
 
 def _names(optimizer: Optimizer, given: Mapping[Tensor, str]) -> list[str]:
@@ -275,9 +290,12 @@ def _entries(p: Tensor, state: Mapping[str, Any], kind: str) -> tuple[Entries, d
     known: Entries = {}
     others: dict[str, Tensor] = {}
     for key, value in state.items():
-        if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
-            continue
         role = _ROLES.get(key, Role.SECOND if key == "sum" and kind == "adagrad" else None)
+        # A compensation is a number of units, an integer: nothing can be wrong with it but its parameter.
+        if not isinstance(value, Tensor) or not (
+            value.is_floating_point() or value.is_complex() or role is Role.COMPENSATION
+        ):
+            continue
         if role is not None and value.shape == p.shape and value.layout == torch.strided:
             known[key] = (role, value)
         elif key != "step":
@@ -354,10 +372,10 @@ def _dtype(tensor: Tensor) -> str:
 def _repair(optimizer: Optimizer) -> int:
     """Set the poisoned elements' entries to 0; returns how many elements there were."""
     total = 0
-    kind = _kind(optimizer)
+    kind, every = _kind(_law_giver(optimizer)), optimizer.state
     for group in optimizer.param_groups:
         for p in group["params"]:
-            entries, _ = _entries(p, optimizer.state.get(p, {}), kind)
+            entries, _ = _entries(p, every.get(p, {}), kind)
             parts = [(role, _writable(t)) for role, t in entries.values()]
             if not parts or not parts[0][1].numel():
                 continue

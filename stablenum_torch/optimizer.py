@@ -251,9 +251,12 @@ class GuardedOptimizer(Optimizer):
                 in the ladder's format, and torch's autocast is left alone.
 
         Raises:
-            TypeError, ValueError: ``policy`` is not one.
+            TypeError, ValueError: ``policy`` is not one, or not in the format that ``escalate`` begins with.
         """
         escalate = self.config.escalate
+        if policy is not None and escalate is not None:
+            own = policy.policy if isinstance(policy, Precision) else as_policy(policy)
+            escalate.check_begins_with(own.compute)
         level = 0 if escalate is None else self._levels.read(self._state.escalation.level)
         wider = None if escalate is None or level == 0 else escalate.formats[level]
         if isinstance(policy, Precision):

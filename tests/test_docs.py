@@ -218,9 +218,9 @@ def test_the_tables_of_small_updates_are_measured(made_with):
     rows = {row[0]: [float(cell) for cell in row[1:]] for row in updates.thousand_rows()}
     plain, kahan, stochastic, masters = (rows[label] for label, *_ in updates.WAYS.values())
     assert plain == [0.0, 0.0]
-    half_spacing = 2.0**-9  # of what the weight itself can show
-    for found, error in ((kahan, 1.5 * half_spacing), (stochastic, 0.002), (masters, half_spacing)):
-        assert max(abs(moved - 0.1) for moved in found) <= error
+    for found in (kahan, stochastic, masters):  # 0.1016 is the nearest that a bfloat16 weight can show
+        assert max(abs(moved - 0.1) for moved in found) <= 0.002
+    assert kahan == masters
     assert rows["exactly"] == [0.1, 0.1]
     labels = [row[0] for row in updates.digits_rows(steps=2)]
     assert labels == ["float32", *(label for label, *_ in updates.WAYS.values())]

@@ -1,4 +1,8 @@
-"""Pure 16-bit training without masters: compensated and stochastically rounded updates."""
+"""Pure 16-bit training without masters: compensated and stochastically rounded updates.
+
+Of a sharded parameter each rank works on its own part, a plain tensor: to shift the bits of a DTensor does
+nothing in torch 2.13, and says so to nobody.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from stablenum.errors import check_int
-from stablenum.rounding import kahan_add, round_stochastically
+from stablenum.rounding import compensated_value, compensation_of, kahan_add, round_stochastically
 from stablenum_torch.narrow.twins import TwinOptimizer, is_narrow
+from stablenum_torch.ranks import is_sharded, local_part
 
 __all__ = ["KahanUpdate", "StochasticRounding"]
 
@@ -25,13 +30,19 @@ class _Passing(TwinOptimizer):
             if is_narrow(p):
                 self._twins[p].data = torch.empty(0, device=p.device)
 
+    def wide_value(self, p: Tensor) -> Tensor:
+        """The parameter in float32, where the next step starts."""
+        return p.detach().float()
+
 
 class KahanUpdate(_Passing):
     """Compensated updates: what rounding to 16 bits takes from an update is kept for the next.
 
     ``y = c + u; w' = round(w + y); c' = round(y - (w' - w))``, see :func:`stablenum.rounding.kahan_add`. The
-    inner optimizer runs in float32 on ``w + c`` for the time of a step. ``c`` takes 2 bytes a parameter and
-    is saved as ``"compensation"``. Updates below about 2^-18 of a bfloat16 weight are lost even so.
+    inner optimizer runs in float32 on ``w + c`` for the time of a step. ``c`` takes 2 bytes a parameter, as
+    int16: units of 2^-16 of the parameter's spacing. It is saved as ``"compensation"`` (int32 if sharded,
+    for collectives know no int16). Both together are as exact as a float32 master; :meth:`wide_value` adds
+    them up, as :func:`stablenum.rounding.compensated_value` does.
 
     NaN and inf pass through, finite values saturate. Under ``wrap`` a skipped step leaves parameters and
     compensation as they are; on an accelerator the host waits once a step for the decision.
@@ -50,28 +61,56 @@ class KahanUpdate(_Passing):
         >>> for _ in range(1000):
         ...     w.grad = torch.full_like(w, 1e-4)
         ...     opt.step()
-        >>> w.item(), round((w + opt.state[w]["compensation"].float()).item(), 2)
-        (0.90234375, 0.9)
+        >>> w.item(), round(opt.wide_value(w).item(), 3), opt.state[w]["compensation"].dtype
+        (0.8984375, 0.9, torch.int16)
     """
 
     _kept_name = "compensation"
 
     def _new_kept(self, p: Tensor) -> Tensor:
-        return torch.zeros_like(p.detach())
+        return torch.zeros_like(p.detach(), dtype=torch.int16)
 
     def _fill(self, p: Tensor, twin: Tensor) -> None:
-        twin.data = self._start(p)
+        twin.data = self.wide_value(p)
 
     def _write_back(self, p: Tensor, twin: Tensor) -> None:
-        c = self._kept[p]
-        start = self._start(p)
-        update = torch.where(torch.isfinite(start), twin - start, twin)  # inf - inf is NaN
-        moved, rest = kahan_add(p.detach(), c, update, xp=torch_namespace)
-        p.copy_(moved)
-        self._kept[p] = rest
+        w, c, whole = (local_part(part) for part in (p.detach(), self._compensation(p), twin))
+        start = compensated_value(w, c, xp=torch_namespace)
+        update = torch.where(torch.isfinite(start), whole - start, whole)  # inf - inf is NaN
+        moved, rest = kahan_add(w, c, update, xp=torch_namespace)
+        w.copy_(moved)
+        c.copy_(rest)
 
-    def _start(self, p: Tensor) -> Tensor:
-        return p.detach().float() + self._kept[p]
+    @torch.no_grad()
+    def wide_value(self, p: Tensor) -> Tensor:
+        """The parameter with its compensation in float32, where the next step starts."""
+        found = super().wide_value(p)
+        if is_narrow(p):
+            parts = (local_part(part) for part in (p.detach(), self._compensation(p)))
+            local_part(found).copy_(compensated_value(*parts, xp=torch_namespace))
+        return found
+
+    def _saved_kept(self, p: Tensor) -> Tensor | None:
+        # Checkpoints gather what is sharded, and neither NCCL nor gloo carries int16.
+        c = self._compensation(p)
+        return c.to(torch.int32) if is_sharded(p) else c
+
+    def _load_kept(self, p: Tensor, found: Tensor | None) -> None:
+        if found is not None and found.is_floating_point():
+            # Of a version that kept it as a number. The parameters may be loaded after it, and the units are
+            # theirs: so it is converted when it is used first.
+            self._kept[p] = found.to(device=p.device, copy=True)
+        else:
+            super()._load_kept(p, found)
+
+    def _compensation(self, p: Tensor) -> Tensor:
+        c = self._kept[p]
+        assert c is not None  # for the type checker: a narrow parameter has one
+        if c.is_floating_point():
+            parts = (local_part(part) for part in (p.detach(), c))
+            c = self._kept[p] = self._new_kept(p)
+            local_part(c).copy_(compensation_of(*parts, xp=torch_namespace))
+        return c
 
 
 class StochasticRounding(_Passing):
@@ -119,13 +158,14 @@ class StochasticRounding(_Passing):
         super().__init__(params, make)
 
     def _fill(self, p: Tensor, twin: Tensor) -> None:
-        twin.data = p.detach().float()
+        twin.data = self.wide_value(p)
 
     def _write_back(self, p: Tensor, twin: Tensor) -> None:
+        w, whole = local_part(p.detach()), local_part(twin)
         bits = torch.randint(
-            2**16, p.shape, dtype=torch.int32, device=p.device, generator=self._generator(p.device)
+            2**16, w.shape, dtype=torch.int32, device=w.device, generator=self._generator(w.device)
         )
-        p.copy_(round_stochastically(twin, bits, xp=torch_namespace))
+        w.copy_(round_stochastically(whole, bits, xp=torch_namespace))
 
     def _generator(self, device: torch.device) -> torch.Generator:
         name = str(device)

@@ -78,6 +78,10 @@ class TwinOptimizer(Optimizer):
     def _release(self, params: Sequence[Tensor]) -> None:
         """Give up what twins need not hold until the next step."""
 
+    def wide_value(self, p: Tensor) -> Tensor:
+        """The float32 number that a parameter stands for, of its shape."""
+        return self._twins[p].detach()
+
     # --- groups --------------------------------------------------------------------------------
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -207,7 +211,7 @@ class TwinOptimizer(Optimizer):
         each = {index: dict(values) for index, values in saved["state"].items()}
         for index, p in self._numbered():
             if self._kept_name is not None and self._kept.get(p) is not None:
-                each.setdefault(index, {})[self._kept_name] = self._kept[p]
+                each.setdefault(index, {})[self._kept_name] = self._saved_kept(p)
         saved = {**saved, "state": each, **self._saved_more()}
         for post_hook in self._optimizer_state_dict_post_hooks.values():
             replaced = post_hook(self, saved)
@@ -250,6 +254,10 @@ class TwinOptimizer(Optimizer):
         self._pull_settings()
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
+
+    def _saved_kept(self, p: Tensor) -> Tensor | None:
+        """What is kept of ``p`` as a state dict holds it."""
+        return self._kept[p]
 
     def _load_kept(self, p: Tensor, found: Tensor | None) -> None:
         """Take on what was kept of ``p``, None if nothing is known."""

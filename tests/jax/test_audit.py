@@ -339,6 +339,28 @@ def test_parameters_are_reported_and_never_invented() -> None:
     assert _bits(repair(state, report)) == _bits(state)
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_a_compensation_is_read_and_repaired(dtype: Any) -> None:
+    """An integer cannot be bad itself; it goes with its element. A step of 1e-4 stalls no weight with one."""
+    params = jax.tree.map(jnp.ones_like, parameters(dtype))
+    tx = optax.chain(optax.adamw(1e-4), stablenum_jax.kahan())
+    state, params, _, _ = trained(tx, params, steps=3)
+    report = audit(state, params, learning_rate=1e-4, **NUMBERS)
+    for row in report.rows:
+        assert row.stalled == 0.0
+        assert row.others == {}
+        assert row.state_dtypes["compensation"] == ("int16" if dtype == jnp.bfloat16 else "float32")
+    assert not [risk for risk in report.risks if risk.cause is Cause.STALL]
+    bad = poison(state, "nu", math.inf)
+    report = audit(bad, params)
+    assert report.poisoned == {"b": 1}
+    mended = repair(bad, report)
+    assert audit(mended, params).poisoned == {}
+    expected = poison(poison(poison(state, "nu", 0.0), "mu", 0.0), "compensation", 0)
+    assert _bits(mended) == _bits(expected)
+    assert _bits(mended) != _bits(poison(poison(state, "nu", 0.0), "mu", 0.0))
+
+
 def test_two_optimizers_of_one_parameter() -> None:
     tx = optax.chain(optax.scale_by_adam(), optax.scale_by_adam(), optax.scale(-1e-2))
     state, params, _, _ = trained(tx)

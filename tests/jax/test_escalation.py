@@ -108,6 +108,15 @@ def test_levels_by_policy() -> None:
         ladder_of(as_policy("c=bf16"), ("f16", "f32"))
 
 
+def test_an_escalation_without_a_policy_to_widen_is_refused() -> None:
+    tx = optax.chain(stablenum_jax.guard(escalate=EscalatePrecision()), optax.sgd(0.1))
+    opt_state = tx.init(jnp.ones(2))
+    with pytest.raises(ValueError, match="policy must be given where the guard has an EscalatePrecision"):
+        stablenum_jax.value_and_grad(jnp.sum, opt_state)
+    value, _ = stablenum_jax.value_and_grad(jnp.sum, opt_state, policy="p=f32,c=f16")(jnp.ones(2))
+    assert value == 2
+
+
 def test_islands_stay_as_wide_as_they_were() -> None:
     policy = stablenum_jax.get_policy("c=f16", rules={"norm": "f32", "mlp": "c=fp8,o=bf16"})
     assert current_policy(policy) is policy

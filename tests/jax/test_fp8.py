@@ -153,3 +153,27 @@ def test_digits_in_8_bits_end_as_well_as_in_bfloat16() -> None:
     assert abs(spoiled - plain) <= 0.01
     assert (skipped, refused) == (0, 1)
     assert all((state.forward.scale != 1).all() for state in states.values())
+
+
+def test_one_state_for_all_examples_of_a_vmap_is_refused_where_it_would_be_summed() -> None:
+    x, w, state = jnp.ones((5, 2, 3)), jnp.full((3, 4), 0.5), stablenum_jax.init_fp8()
+    states = jax.tree.map(lambda leaf: jnp.stack([leaf] * 5), state)
+
+    def total(x, w, state):
+        return fp8_dot(x, w, state).sum()
+
+    def of_all(w, state, shared=True):
+        return jax.vmap(total, (0, None, None if shared else 0))(x, w, state).sum()
+
+    wrong = {
+        "outside": lambda: jax.grad(of_all, (0, 1))(w, state),
+        "compiled": lambda: jax.jit(jax.grad(of_all))(w, state),
+        "inside": lambda: jax.vmap(jax.jit(jax.grad(total, 2)), (0, None, None))(x, w, state),
+    }
+    for run in wrong.values():
+        with pytest.raises(ValueError, match="under jax.vmap the gradients of one state for all 5 examples"):
+            run()
+    assert of_all(w, state) == pytest.approx(5 * 2 * 4 * 1.5)  # no next state, nothing to sum
+    each = jax.grad(of_all, 1)(w, states, shared=False)
+    whole = jax.grad(total, 2)(x, w, state)
+    np.testing.assert_array_equal(each.forward.scale, [whole.forward.scale] * 5)

@@ -9,6 +9,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint import state_dict as checkpoint
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -114,6 +115,50 @@ def shards_of_updates() -> dict:
     return seen | {"raised": opt.loss_scale}
 
 
+def narrow_weights(mesh) -> dict:
+    """Sharded bfloat16 weights beside whole ones: the same bits, and a checkpoint carries them."""
+
+    def make(kind: type, net: torch.nn.Module) -> torch.optim.Optimizer:
+        return kind(net.parameters(), lambda p: torch.optim.AdamW(p, lr=0.01))
+
+    def gathered(tree) -> list:
+        return [x.full_tensor() if hasattr(x, "full_tensor") else x for x in tree]
+
+    def kept(opt: torch.optim.Optimizer) -> list:
+        return gathered(s.get(opt._kept_name) for s in opt.state_dict()["state"].values())
+
+    found = {}
+    for kind in (st.MasterWeights, st.KahanUpdate, st.StochasticRounding):
+        nets = [model().bfloat16(), fully_shard(model().bfloat16(), mesh=mesh)]
+        opts = [make(kind, net) for net in nets]
+        for step in range(5):
+            for net, opt in zip(nets, opts, strict=True):
+                opt.zero_grad()
+                net(batch(step % 2, 0).bfloat16()).float().square().mean().backward()
+                opt.step()
+        weights = [gathered(net.parameters()) for net in nets]
+        if kind is st.StochasticRounding:  # other random bits, so only near each other
+            found[kind.__name__] = all(torch.allclose(a, b, atol=0.02) for a, b in zip(*weights, strict=True))
+            continue
+        options = checkpoint.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+        saved = checkpoint.get_optimizer_state_dict(nets[1], opts[1], options=options)
+        again = make(kind, nets[1])
+        checkpoint.set_optimizer_state_dict(
+            nets[1], again, saved if dist.get_rank() == 0 else {}, options=options
+        )
+        whole, *sharded = kept(opts[0]), kept(opts[1]), kept(again)
+        assert any(c.any() for c in whole)
+        # A kernel of the inner optimizer may end differently on half a tensor, by the last bit.
+        same = all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
+        last_bit = {"rtol": 1e-6, "atol": float(kind is st.KahanUpdate)}
+        found[kind.__name__] = same and all(
+            torch.allclose(a.double(), b.double(), **last_bit)
+            for part in sharded
+            for a, b in zip(whole, part, strict=True)
+        )
+    return found
+
+
 def main(rank: int, store: str, path: str) -> None:
     if path == "device":
         stepping._on_host = lambda *_: False
@@ -139,6 +184,7 @@ def main(rank: int, store: str, path: str) -> None:
         }
     result["refused"] = [refused(sharded), refused(model(), process_group=dist.group.WORLD), refused(model())]
     result["replicated"] = replicated(mesh)
+    result["narrow"] = narrow_weights(mesh)
     result["update shards"] = shards_of_updates()
     fused = model()
     fully_shard(fused, mesh=mesh)

@@ -241,6 +241,36 @@ def test_a_repair_resets_the_poisoned_elements_and_no_other(
     assert 0 < abs(float(step)) < 0.01 * 0.1 / math.sqrt(0.001 * (1 / (1 - 0.999**9))) / (1 - 0.9**9) * 1.2
 
 
+@pytest.mark.parametrize(
+    "make", [stablenum_torch.MasterWeights, stablenum_torch.KahanUpdate, stablenum_torch.StochasticRounding]
+)
+def test_narrow_parameters_are_judged_by_what_they_stand_for(make: Any) -> None:
+    """A step of 1e-4 stalls a bfloat16 weight of 1, but none of these."""
+    p = torch.nn.Parameter(torch.ones(6, dtype=torch.bfloat16))
+    optimizer = make([("w", p)], lambda params: O.AdamW(params, lr=1e-4))
+    for step in range(8):
+        p.grad = torch.ones_like(p) * (step + 1)
+        optimizer.step()
+    before = copy.deepcopy(optimizer.state_dict())
+    for audited in (optimizer, stablenum_torch.wrap(optimizer)):
+        report = audit(audited)
+        assert report.ok, str(report)
+        (row,) = report.rows
+        assert (row.name, row.shape, row.stalled, row.others) == ("w", (6,), 0.0, {})
+        assert row.update_rms == pytest.approx(1e-4, rel=0.2)
+        assert row.state_dtypes.get("compensation", "int16") == "int16"
+    optimizer.state[p]["exp_avg_sq"][2] = math.inf
+    assert audit(optimizer).poisoned == {"w": 1}
+    assert audit(optimizer).repair() == 1
+    assert audit(optimizer).poisoned == {}
+    for key, now in optimizer.state_dict()["state"][0].items():
+        then = before["state"][0][key]
+        if key in ("exp_avg", "exp_avg_sq", "compensation"):
+            assert (now[2], then[2] != 0) == (0, True)
+            now, then = now[[0, 1, 3, 4, 5]], then[[0, 1, 3, 4, 5]]
+        assert torch.equal(now, then)
+
+
 def _parts(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 

@@ -151,6 +151,17 @@ def test_eight_bit_layers_climb_the_ladder() -> None:
     assert handle.compute_format(model[0]) == "float8_e4m3fn"
 
 
+def test_a_ladder_that_does_not_begin_at_the_policy_is_refused() -> None:
+    model = nn.Linear(2, 2)
+    opt = st.wrap(torch.optim.SGD(model.parameters(), lr=0.1), escalate=st.EscalatePrecision())
+    with st.precision(model, "p=f32,c=bf16") as handle:
+        for policy in (handle, handle.policy, "p=f32,c=bf16"):
+            with pytest.raises(ValueError, match=r"from the policy's own \(bfloat16\) upwards"):
+                opt.autocast(policy=policy)
+    with opt.autocast(policy="p=f32,c=f16"):
+        assert torch.get_autocast_dtype("cpu") == torch.float16
+
+
 def test_the_level_goes_on_where_it_was_saved() -> None:
     def make() -> tuple[nn.Parameter, st.GuardedOptimizer]:
         p = nn.Parameter(torch.ones(2))

@@ -119,3 +119,9 @@ def test_units_of_replicated_parameters_are_clipped(ranks):
         first, second = rank["replicated"]["w"]
         assert first == pytest.approx([1 - limit * 0.6, 1 - limit * 0.8])
         assert second == [1.0, 1.0]
+
+
+def test_sharded_weights_of_16_bits_are_updated_as_whole_ones(ranks):
+    """Shifts of a DTensor do nothing in torch 2.13, and neither NCCL nor gloo carries int16."""
+    for rank in ranks:
+        assert rank["narrow"] == {"MasterWeights": True, "KahanUpdate": True, "StochasticRounding": True}
