@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -30,11 +32,23 @@ def copy_into(state: GuardState, values: GuardState) -> None:
 
     In place, so that CUDA graphs, compiled steps and views go on seeing the same memory.
     """
+    tensors = []
     for leaf, value in zip(leaves(state), leaves(values), strict=True):
         if isinstance(value, Tensor):
-            leaf.copy_(value)
+            tensors.append((leaf, value))
         else:
             np.copyto(leaf.numpy(), value)
+    _copy_together(tensors)
+
+
+def _copy_together(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Copy the second of each pair into the first, in one launch for each format."""
+    by_dtype: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
+    for leaf, value in pairs:
+        if value is not leaf:  # what a step leaves alone
+            by_dtype.setdefault(leaf.dtype, []).append((leaf, value))
+    for members in by_dtype.values():
+        torch._foreach_copy_([leaf for leaf, _ in members], [value for _, value in members])
 
 
 def moved_to(state: GuardState, device: torch.device) -> GuardState:
