@@ -119,11 +119,12 @@ def _warn(error: Exception) -> None:
     if _Compiled.warned:
         return
     _Compiled.warned = True
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    cause = getattr(error, "inner_exception", error)  # what torch wraps a compiler's error in says little
+    reason = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
     warnings.warn(
         "the guard's decision could not be compiled and runs operation by operation, which costs up to a "
-        f"millisecond a step on a GPU; training is not affected. torch.compile said: {reason} "
-        "It needs Triton and a C compiler. TORCHDYNAMO_DISABLE=1 turns compiling off.",
+        f"millisecond a step on a GPU; training is not affected. the reason: {reason}. "
+        "Compiling needs Triton and a C compiler. TORCHDYNAMO_DISABLE=1 turns compiling off.",
         NotCompiledWarning,
         stacklevel=2,
     )
