@@ -27,6 +27,7 @@ from stablenum import (
 from stablenum_torch import losses, numerics
 from stablenum_torch.auditing import audit
 from stablenum_torch.checks import EpsTooSmallWarning
+from stablenum_torch.compiled import NotCompiledWarning
 from stablenum_torch.narrow import KahanUpdate, MasterWeights, Precision, StochasticRounding, precision
 from stablenum_torch.optimizer import GuardedOptimizer, wrap
 from stablenum_torch.ranging import range_report
@@ -51,6 +52,7 @@ __all__ = [
     "MasterWeights",
     "MeanStdSpikeGuard",
     "NonFiniteError",
+    "NotCompiledWarning",
     "Policy",
     "PolicyRule",
     "Precision",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,11 +16,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stablenum.formats import FLOAT32_MAX, SMALLEST_FLOAT16
-from stablenum_torch.measure import dense_values, saturated
+from stablenum_torch.measure import dense_values, saturated, stacked
 from stablenum_torch.ranks import join_over_ranks, joins_ranks, local_part
 from stablenum_torch.state import to_device
 
-__all__ = ["extremes_on_device", "extremes_on_host"]
+__all__ = ["Extremes", "extremes_on_device", "extremes_on_host"]
 
 # Elements looked at in one go: they and two arrays of the same length stay in cache.
 _BLOCK = 2**16
@@ -58,34 +59,55 @@ def _largest(values: Sequence[Tensor]) -> np.ndarray:
     return np.asarray(min(largest, FLOAT32_MAX) if math.isfinite(largest) else largest, np.float32)
 
 
+class Extremes(NamedTuple):
+    """What was found of each gradient; None for what was not asked for.
+
+    Attributes:
+        largest: (n,) float64, the largest magnitude.
+        filled: (n,) int64, elements that are not 0.
+        above: (n,) int64, elements that float16 keeps.
+    """
+
+    largest: Tensor | None
+    filled: Tensor | None
+    above: Tensor | None
+
+    def joined(self) -> tuple[Tensor | None, Tensor | None]:
+        """Of all gradients together: ``Observation.amax`` and ``Observation.tiny``."""
+        amax = None if self.largest is None else saturated(self.largest.amax())
+        if self.filled is None or self.above is None:
+            return amax, None
+        filled = self.filled.sum()
+        return amax, (filled - self.above.sum()).float() / filled.clamp(min=1).float()
+
+
 def extremes_on_device(
     params: Sequence[Tensor],
     device: torch.device,
     needs: frozenset[str],
     process_group: dist.ProcessGroup | None = None,
-) -> tuple[Tensor | None, Tensor | None]:
+) -> Extremes:
     """As :func:`extremes_on_host`, on ``device``, of gradients that may be sharded, without a host sync."""
     parts = [None if p.grad is None else dense_values(local_part(p.grad)) for p in params]
     present = [(i, v) for i, v in enumerate(parts) if v is not None and v.numel()]
     tensors = [v for _, v in present]
     joint = joins_ranks(params, process_group)
 
-    def all_of(found: list[Tensor], dtype: torch.dtype) -> Tensor:
+    def all_of(found: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
         """(n,) what was found for each gradient, 0 where there is none; of all ranks together."""
-        each = [torch.zeros((), dtype=dtype, device=device)] * len(parts)
+        each: list[Tensor | None] = [None] * len(parts)
         for (i, _), value in zip(present, found, strict=True):
             each[i] = to_device(value.to(dtype), device)
-        values = torch.stack(each)
+        values = stacked(each, dtype, device)
         if joint:
             values = join_over_ranks(values, params, process_group, maximum=dtype.is_floating_point)
         return values
 
-    amax = tiny = None
+    largest = filled = above = None
     if "amax" in needs:
-        largest = torch._foreach_norm(tensors, math.inf) if tensors else []
-        amax = saturated(all_of(list(largest), torch.float64).amax())
+        found = torch._foreach_norm(tensors, math.inf, dtype=torch.float64) if tensors else []
+        largest = all_of(found, torch.float64)
     if "tiny" in needs:
-        nonzero = all_of([(v != 0).sum() for v in tensors], torch.int64).sum()
-        above = all_of([(v.abs() > SMALLEST_FLOAT16).sum() for v in tensors], torch.int64).sum()
-        tiny = (nonzero - above).float() / nonzero.clamp(min=1).float()
-    return amax, tiny
+        filled = all_of([(v != 0).sum() for v in tensors], torch.int64)
+        above = all_of([(v.abs() > SMALLEST_FLOAT16).sum() for v in tensors], torch.int64)
+    return Extremes(largest, filled, above)

@@ -30,7 +30,9 @@ __all__ = [
     "norms_on_device",
     "norms_on_host",
     "saturated",
+    "stacked",
     "sums_of_pieces",
+    "wide_norms_on_device",
 ]
 
 # Up to here one multi-tensor call takes the norms of all tensors; above it a dot product is both
@@ -161,8 +163,9 @@ def _careful_norm(value: Tensor) -> float:
 def gradient_norms_on_device(
     params: Sequence[Tensor], device: torch.device, process_group: dist.ProcessGroup | None = None
 ) -> Tensor:
-    """(n,) float32 norms of the parameters' gradients, see :func:`norms_on_device`."""
-    return norms_on_device([p.grad for p in params], device, shards_of=params, process_group=process_group)
+    """(n,) float64 norms of the parameters' gradients, see :func:`wide_norms_on_device`."""
+    grads = [p.grad for p in params]
+    return wide_norms_on_device(grads, device, shards_of=params, process_group=process_group)
 
 
 def norms_on_device(
@@ -181,12 +184,26 @@ def norms_on_device(
             sharded over.
         process_group: ranks over which plain tensors are sharded.
     """
+    return saturated(wide_norms_on_device(grads, device, shards_of=shards_of, process_group=process_group))
+
+
+def wide_norms_on_device(
+    grads: Sequence[Tensor | None],
+    device: torch.device,
+    *,
+    shards_of: Sequence[Tensor] = (),
+    process_group: dist.ProcessGroup | None = None,
+) -> Tensor:
+    """(n,) as :func:`norms_on_device`, but in float64: a finite norm may still lie beyond float32.
+
+    In few launches: one multi-tensor norm for each format, and one to put the results side by side.
+    """
     if not grads:
-        return torch.zeros(0, dtype=torch.float32, device=device)
+        return torch.zeros(0, dtype=torch.float64, device=device)
     norms = _local_norms(grads, device)
     if joins_ranks(shards_of, process_group):
         norms = join_norms(norms, shards_of, process_group)
-    return saturated(norms)
+    return norms
 
 
 def saturated(norms: Tensor) -> Tensor:
@@ -198,18 +215,33 @@ def _local_norms(grads: Sequence[Tensor | None], device: torch.device) -> Tensor
     """(n,) float64 norms of the parts on this rank."""
     parts = [(i, local_part(g)) for i, g in enumerate(grads) if g is not None]
     values = [(i, dense_values(part)) for i, part in parts if part.numel()]
-    zero = torch.zeros((), dtype=torch.float64, device=device)
-    norms = [zero] * len(grads)
+    norms: list[Tensor | None] = [None] * len(grads)
     groups: dict[tuple[torch.device, torch.dtype], list[tuple[int, Tensor]]] = {}
     for i, value in values:
         groups.setdefault((value.device, value.dtype), []).append((i, value))
-    for (_, dtype), members in groups.items():
-        tensors = [value for _, value in members]
-        found = torch._foreach_norm(tensors, 2, dtype=torch.float64)
-        if dtype == torch.float64:
-            # Squares of a float64 may overflow even here; its largest magnitude tells.
-            largest = torch._foreach_norm(tensors, math.inf)
-            found = [torch.where(torch.isinf(n), a, n) for n, a in zip(found, largest, strict=True)]
+    for (place, dtype), members in groups.items():
+        found = _norms_of_one_kind([value for _, value in members], dtype)
+        if place != device:
+            found = to_device(torch.stack(found), device).unbind()
         for (i, _), norm in zip(members, found, strict=True):
-            norms[i] = to_device(norm, device)
-    return torch.stack(norms)
+            norms[i] = norm
+    return stacked(norms, torch.float64, device)
+
+
+def _norms_of_one_kind(tensors: list[Tensor], dtype: torch.dtype) -> Sequence[Tensor]:
+    """() float64 norms of tensors on one device, all of ``dtype``."""
+    found = torch._foreach_norm(tensors, 2, dtype=torch.float64)
+    if dtype != torch.float64:
+        return found
+    # Squares of a float64 may overflow even here; its largest magnitude tells.
+    norms, largest = torch.stack(found), torch.stack(torch._foreach_norm(tensors, math.inf))
+    return torch.where(torch.isinf(norms), largest, norms).unbind()
+
+
+def stacked(values: Sequence[Tensor | None], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """(n,) the () values side by side, 0 where there is none: a launch more only if one is missing."""
+    present = [value for value in values if value is not None]
+    if len(present) < len(values):
+        zero = torch.zeros((), dtype=dtype, device=device)
+        present = [zero if value is None else value for value in values]
+    return torch.stack(present)

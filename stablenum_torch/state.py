@@ -20,12 +20,18 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def copy_into(state: GuardState, values: GuardState) -> None:
-    """Write the tensors ``values`` into those of ``state``.
+    """Write the tensors ``values`` into those of ``state``, in one launch for each format.
 
     In place, so that CUDA graphs, compiled steps and views go on seeing the same memory.
     """
+    by_dtype: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
     for leaf, value in zip(leaves(state), leaves(values), strict=True):
-        leaf.copy_(value)
+        if value is not leaf:  # what a step leaves alone
+            into, of = by_dtype.setdefault(leaf.dtype, ([], []))
+            into.append(leaf)
+            of.append(value)
+    for into, of in by_dtype.values():
+        torch._foreach_copy_(into, of)
 
 
 def moved_to(state: GuardState, device: torch.device) -> GuardState:

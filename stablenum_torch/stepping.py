@@ -8,7 +8,7 @@ skip by itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import array_api_compat.torch as torch_namespace
 import numpy as np
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
+from stablenum.clipping import Units
 from stablenum.config import GuardConfig
 from stablenum.formats import FLOAT32_MAX
 from stablenum.guard import Decision, GuardState, Observation, decide, select
@@ -29,9 +30,10 @@ from stablenum_torch.apply import (
     step_folded,
     transform_gradients,
 )
+from stablenum_torch.compiled import fewer_kernels
 from stablenum_torch.deciding import HostGuard
-from stablenum_torch.extremes import extremes_on_device, extremes_on_host
-from stablenum_torch.measure import gradient_norms_on_device, gradient_norms_on_host
+from stablenum_torch.extremes import Extremes, extremes_on_device, extremes_on_host
+from stablenum_torch.measure import gradient_norms_on_device, gradient_norms_on_host, saturated
 from stablenum_torch.ranks import joins_ranks, several_ranks
 from stablenum_torch.readback import wait_for_bool
 from stablenum_torch.scalars import as_scalar
@@ -149,8 +151,8 @@ def _observed_on_host(
 ) -> Observation:
     rare = config.unit_rule is not None or config.needs
     if rare and joins_ranks(params, process_group):
-        seen = _observed_on_device(config, params, loss, torch.device("cpu"), process_group, included)
-        return map_leaves(lambda part: None if part is None else as_scalar(part.numpy()), seen)
+        measured = _measured_on_device(config, params, loss, torch.device("cpu"), process_group, included)
+        return map_leaves(lambda v: None if v is None else as_scalar(v.numpy()), _observation(measured))
     grads, units = [p.grad for p in params], None
     if config.unit_rule is None:
         norms = gradient_norms_on_host(params, process_group)
@@ -176,22 +178,22 @@ def _step_on_device(
     included: Sequence[bool],
 ) -> GuardState:
     device = state.step.device
-    seen = _observed_on_device(config, params, loss, device, process_group, included)
-    decision, after = decide(config, state, seen, xp=torch_namespace)
-    if moves_nothing(optimizer):
-        after = _without_trace(decision, state, after)
-    found_inf = None
-    if is_fused(optimizer) and can_skip_on_device(optimizer):
-        # Exactly 1. or 0.: the kernels compare with 1.
-        found_inf = torch.logical_not(decision.apply).float()
-    elif not wait_for_bool(decision.apply):
-        return after
+    measured = _measured_on_device(config, params, loss, device, process_group, included)
+    still = moves_nothing(optimizer)
+    if config.unit_rule is None:
+        decided = fewer_kernels(_decided_on_device, config, still, on=state.step)(state, measured)
+    else:  # each unit would be operations of its own, and compiling take minutes
+        decided = _decided_on_device(config, still, state, measured)
+    decision, after, divisor, found_inf = decided
+    if not (is_fused(optimizer) and can_skip_on_device(optimizer)):
+        if not wait_for_bool(decision.apply):
+            return after
+        found_inf = None
     rule = config.update_rule
     copied = None if rule is None else before_update(rule, optimizer)
-    divisor = None
-    if config.changes_gradients and _folds(optimizer, config):
-        divisor = 1.0 / decision.multiplier
-    elif config.changes_gradients:
+    if not (config.changes_gradients and _folds(optimizer, config)):
+        divisor = None
+    if config.changes_gradients and divisor is None:
         unchanged, of_units = [False] * len(params), decision.unit_multipliers
         _transform(optimizer, config, params, decision.multiplier, of_units, unchanged=unchanged)
     step_folded(optimizer, divisor=divisor, found_inf=found_inf)
@@ -200,24 +202,65 @@ def _step_on_device(
     return after
 
 
-def _observed_on_device(
+class _Measured(NamedTuple):
+    """What is measured on a device, before the small arithmetic that makes an ``Observation`` of it.
+
+    Attributes:
+        norms: (n,) float64, see ``wide_norms_on_device``; or float32 with units.
+        loss: () the loss in its own format, or None.
+        units: as in ``Observation``.
+        extremes: what loss-scale rules ask for.
+    """
+
+    norms: Tensor
+    loss: Tensor | None
+    units: Units | None
+    extremes: Extremes
+
+
+def _measured_on_device(
     config: GuardConfig,
     params: Sequence[Tensor],
     loss: Tensor | None,
     device: torch.device,
     process_group: ProcessGroup | None,
     included: Sequence[bool],
-) -> Observation:
+) -> _Measured:
     units = None
     if config.unit_rule is None:
         norms = gradient_norms_on_device(params, device, process_group)
     else:
         norms, units = units_on_device(config.unit_rule, params, included, device)
-    amax, tiny = extremes_on_device(params, device, config.needs, process_group)
-    return Observation(
+    return _Measured(
         norms=norms,
-        loss=None if loss is None else to_device(_float32(loss), device),
+        loss=None if loss is None else to_device(loss, device),
         units=units,
+        extremes=extremes_on_device(params, device, config.needs, process_group),
+    )
+
+
+def _decided_on_device(
+    config: GuardConfig, still: bool, state: GuardState, measured: _Measured
+) -> tuple[Decision, GuardState, Tensor, Tensor]:
+    """The decision, the next state, and what fused kernels take: a divisor and a flag for a skip, () float32.
+
+    All that lies between the measurement and the optimizer's step, so that it can be compiled as one.
+    ``still``: the step moves nothing.
+    """
+    seen = _observation(measured)
+    decision, after = decide(config, state, seen, xp=torch_namespace)
+    if still:
+        after = _without_trace(decision, state, after)
+    # Exactly 1. or 0.: the kernels compare with 1.
+    return decision, after, 1.0 / decision.multiplier, torch.logical_not(decision.apply).float()
+
+
+def _observation(measured: _Measured) -> Observation:
+    amax, tiny = measured.extremes.joined()
+    return Observation(
+        norms=saturated(measured.norms),
+        loss=None if measured.loss is None else _float32(measured.loss),
+        units=measured.units,
         amax=amax,
         tiny=tiny,
     )

@@ -20,7 +20,7 @@ def on_host(grads, needs=BOTH):
 
 
 def on_device(grads, needs=BOTH):
-    return extremes_on_device([SimpleNamespace(grad=g) for g in grads], torch.device("cpu"), needs)
+    return extremes_on_device([SimpleNamespace(grad=g) for g in grads], torch.device("cpu"), needs).joined()
 
 
 @pytest.fixture(params=[on_host, on_device])

@@ -89,8 +89,8 @@ def test_an_optimizer_that_is_not_fused_asks_once(no_data):
 def test_on_meta_tensors_measuring_and_deciding_need_no_value():
     import array_api_compat.torch as xp
 
-    from stablenum import GuardConfig, decide, init_guard
-    from stablenum_torch.stepping import _observed_on_device
+    from stablenum import GuardConfig, init_guard
+    from stablenum_torch.stepping import _decided_on_device, _measured_on_device
 
     meta = torch.device("meta")
     config = GuardConfig(**RULES["all at once"], max_skips_in_a_row=3)
@@ -100,11 +100,12 @@ def test_on_meta_tensors_measuring_and_deciding_need_no_value():
     ]
     for p in params:
         p.grad = torch.empty_like(p)
-    seen = _observed_on_device(config, params, torch.empty((), device=meta), meta, None, (True, False))
-    decision, after = decide(config, state, seen, xp=xp)
+    seen = _measured_on_device(config, params, torch.empty((), device=meta), meta, None, (True, False))
+    decision, after, divisor, found_inf = _decided_on_device(config, False, state, seen)
     assert decision.multiplier.shape == (2,)
     assert [part.shape[0] for part in decision.unit_multipliers] == [3, 0]
-    assert seen.amax.is_meta
+    assert divisor.is_meta
+    assert found_inf.shape == ()
     assert decision.multiplier.is_meta
     assert after.loss_scale.scale.is_meta
 

@@ -1,0 +1,202 @@
+"""The decision compiled, as on a GPU, here by inductor for the CPU: the same decisions in fewer kernels."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from torch._inductor.utils import run_and_get_code
+
+import stablenum_torch as st
+import stablenum_torch.compiled as compiled
+import stablenum_torch.stepping as stepping
+from stablenum.trees import leaves
+from tests.torch.conftest import RULES, named, parameters, set_gradients, snapshot
+
+FOLD = {"clip": 1.0, "loss_scale": st.DynamicLossScale(init_scale=8.0, growth_interval=3)}
+OTHERS = {
+    "nothing": {},
+    "stops": {"clip": 1.0, "max_skips_in_a_row": 3},
+    "escalates": {"loss_scale": "dynamic", "escalate": st.EscalatePrecision(after=1, for_steps=3)},
+    **{name: rule for name, rule in RULES.items() if not st.GuardConfig(**rule).unit_rule},
+}
+
+
+@pytest.fixture(autouse=True)
+def on_the_device_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(stepping, "_on_host", lambda *_: False)
+    monkeypatch.setattr(compiled._Compiled, "warned", False)
+    compiled._compiled.cache_clear()
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        # What compilers say of themselves is not for us; what the guard says is.
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("error", compiled.NotCompiledWarning)
+        yield
+    compiled._compiled.cache_clear()
+    torch._dynamo.reset()
+
+
+def switch(monkeypatch: pytest.MonkeyPatch, on: bool, backend: Any = "inductor") -> None:
+    monkeypatch.setattr(compiled, "_pays_off", lambda _: on)
+    monkeypatch.setattr(compiled, "_BACKEND", backend)
+
+
+def make(settings: dict[str, Any]) -> tuple[list[torch.nn.Parameter], st.GuardedOptimizer]:
+    params = parameters()
+    return params, st.wrap(torch.optim.AdamW(params, lr=0.01, fused=True), names=named(params), **settings)
+
+
+def train(settings: dict[str, Any], steps: int = 30) -> tuple[list[torch.nn.Parameter], st.GuardedOptimizer]:
+    """A run with everything in it that a decision can meet."""
+    params, opt = make(settings)
+    for i in range(steps):
+        set_gradients(params, i, {10: 1e-30, 11: 1e30, 25: 300.0}.get(i, 8.0))
+        if i in (2, 3):
+            params[1].grad[0] = (math.inf, math.nan)[i - 2]
+        if i == 12:
+            params[2].grad = None
+        opt.scale(torch.tensor(math.nan if i == 14 else 1.0 + 0.01 * i))
+        opt.step()
+    return params, opt
+
+
+def assert_same(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    switch(monkeypatch, True)
+    params, opt = train(settings)
+    switch(monkeypatch, False)
+    wanted_params, wanted = train(settings)
+    for row, other in zip(opt.history(), wanted.history(), strict=True):
+        for key in ("step", "reason", "loss_scale", "worst", "precision_level", "loss"):
+            assert row[key] == other[key] or (row[key] != row[key] and other[key] != other[key]), key
+        for key in ("grad_norm", "clip_coefficient"):
+            assert row[key] == pytest.approx(other[key], rel=1e-6, nan_ok=True), key
+    for ours, theirs in zip(leaves(opt.guard_state), leaves(wanted.guard_state), strict=True):
+        assert ours.dtype == theirs.dtype
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=0, equal_nan=True)
+    for a, b in zip(params, wanted_params, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+
+
+def test_decisions_are_those_of_eager_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_same(FOLD, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_rule_decides_as_eager_operations_do(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_same(OTHERS[name], monkeypatch)
+
+
+def test_one_function_and_two_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All between the norms and the optimizer is one generated function; the state keeps its memory."""
+    switch(monkeypatch, True)
+    params, opt = make(FOLD)
+    memory = [leaf.data_ptr() for leaf in leaves(opt.guard_state)]
+    set_gradients(params, 0, 8.0)
+    opt.scale(torch.tensor(1.0))
+    _, code = run_and_get_code(opt.step)
+    assert len(code) == 1
+    body = code[0].split("def call(")[1]
+    # In C++ one call holds all loops; whatever inductor has no code for would be a call of aten.
+    assert body.count("cpp_fused_") == 1
+    assert "torch.ops.aten" not in body
+    assert "extern_kernels" not in body
+    copies: list[int] = []
+    honest = torch._foreach_copy_
+    monkeypatch.setattr(torch, "_foreach_copy_", lambda to, of: (copies.append(len(to)), honest(to, of)))
+    set_gradients(params, 1, 8.0)
+    opt.step()
+    assert len(copies) == 2  # one for each format of the state
+    assert [leaf.data_ptr() for leaf in leaves(opt.guard_state)] == memory
+    assert opt.last["step"] == 1
+
+
+def graphs() -> int:
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+def test_compiled_once_with_a_loss_and_once_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    switch(monkeypatch, True, "eager")
+    torch._dynamo.utils.counters.clear()
+    params, opt = make(FOLD)
+    seen = []
+    for i in range(8):
+        set_gradients(params, i, 8.0)
+        if i % 4 == 3:
+            params[0].grad = None
+        if i >= 4:
+            opt.scale(torch.tensor(1.0))
+        opt.step()
+        seen.append(graphs())
+    assert seen == [1] * 4 + [2] * 4
+
+
+def test_more_settings_than_torch_compiles_of_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    switch(monkeypatch, True, "eager")
+    torch._dynamo.utils.counters.clear()
+    for i in range(12):
+        params, opt = make({"clip": 1.0 + i})
+        set_gradients(params, 0, 8.0)
+        opt.step()
+    assert graphs() == 12
+    params, opt = make({"clip": 1.0})
+    set_gradients(params, 0, 8.0)
+    opt.step()
+    assert graphs() == 12  # optimizers with the same settings share what was compiled
+
+
+def no_compiler(*_: object) -> None:
+    raise RuntimeError("Cannot find a working triton installation.\nand more")
+
+
+def test_where_nothing_can_be_compiled_it_goes_on_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    switch(monkeypatch, True, no_compiler)
+    with pytest.warns(st.NotCompiledWarning, match=r"working triton.*Triton and a C compiler") as told:
+        _, opt = train(FOLD)
+    assert len(told) == 1
+    train({"clip": 2.0})  # a second warning would be an error here
+    switch(monkeypatch, False)
+    _, wanted = train(FOLD)
+    assert snapshot(opt) == snapshot(wanted)
+    assert opt.last["skipped_total"] == wanted.last["skipped_total"] == 3
+
+
+def test_wrong_arguments_are_reported_as_without_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    switch(monkeypatch, True, "eager")
+    params, opt = make({"clip": st.AdaGC(warmup_steps=2)})
+    monkeypatch.setattr(stepping, "gradient_norms_on_device", lambda *_: torch.ones(5, dtype=torch.float64))
+    set_gradients(params, 0)
+    with pytest.raises(ValueError, match=r"observation.norms must be of the 3 parameters"):
+        opt.step()
+
+
+def test_torchs_own_switch_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    switch(monkeypatch, True, "eager")
+    torch._dynamo.utils.counters.clear()
+    params, opt = make(FOLD)
+    set_gradients(params, 0)
+    with torch.compiler.set_stance("force_eager"):
+        opt.step()
+    assert graphs() == 0
+    assert opt.last["step"] == 0
+
+
+def test_a_rule_for_units_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    switch(monkeypatch, True, no_compiler)
+    params, opt = make({"clip": st.AdaptiveGradClip(output_axis="first")})
+    set_gradients(params, 0)
+    opt.step()
+    assert opt.last["applied"]
+    assert not compiled._Compiled.warned
+
+
+def test_tensors_without_data_and_on_the_cpu_are_left_alone() -> None:
+    assert not compiled._pays_off(torch.zeros(()))
+    with torch._subclasses.fake_tensor.FakeTensorMode():
+        assert not compiled._pays_off(torch.empty((), device="cuda"))
