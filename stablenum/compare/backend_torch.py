@@ -45,7 +45,8 @@ class PlainRun:
     norms = None
 
     def __init__(self, setup: Setup, mode: str) -> None:
-        self._params = [to_torch(p).requires_grad_() for p in setup.params]
+        self._device = setup.device
+        self._params = [to_torch(p, self._device).requires_grad_() for p in setup.params]
         self._optimizer = make_optimizer(setup.optimizer, self._params, mode)
         self._clip = setup.plain_clip
         self._seen: Mapping[str, Any] = {}
@@ -59,7 +60,7 @@ class PlainRun:
 
     def step(self, gradients: list[Array], loss: float) -> None:
         for p, g in zip(self._params, gradients, strict=True):
-            p.grad = to_torch(g)
+            p.grad = to_torch(g, self._device)
         self._finish_step(loss)
 
     def train(self, batch: Batch) -> None:
@@ -67,7 +68,7 @@ class PlainRun:
             raise ValueError("this run has no model to train")
         self._optimizer.zero_grad()
         with self._precision():
-            loss = self._loss(self._params, *(torch.as_tensor(leaf) for leaf in batch))
+            loss = self._loss(self._params, *(torch.as_tensor(leaf, device=self._device) for leaf in batch))
         self._seen = {"loss": float(loss.detach())}
         self._backward(loss)
         self._finish_step(None)
@@ -131,7 +132,7 @@ class GuardedRun(PlainRun):
 
     def _finish_step(self, loss: float | None) -> None:
         if loss is not None:
-            self._guarded.scale(torch.tensor(loss))  # notes the loss; the gradients are given
+            self._guarded.scale(torch.tensor(loss, device=self._device))  # notes the loss; the gradients are given
         self._step()
         check_halted(self._guarded.guard_state, config=self._guarded.config)
 
@@ -139,15 +140,16 @@ class GuardedRun(PlainRun):
 # NumPy has no bfloat16 of its own, so its bits travel as int16.
 
 
-def to_torch(array: Array) -> torch.Tensor:
+def to_torch(array: Array, device: str = "cpu") -> torch.Tensor:
     """A copy as a tensor of the same dtype."""
     if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
-    return torch.from_numpy(array.copy())
+        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16).to(device)
+    return torch.from_numpy(array.copy()).to(device)
 
 
 def to_numpy(tensor: torch.Tensor) -> Array:
     """A copy as an array of the same dtype."""
+    tensor = tensor.cpu()
     if tensor.dtype == torch.bfloat16:
         import ml_dtypes
 

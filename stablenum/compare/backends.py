@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.metadata
 import importlib.util
@@ -31,6 +32,7 @@ class Setup:
         guard: None for a plain run.
         plain_clip: for a plain run, the norm at which the framework's own function clips.
         training: the model, None for a stream.
+        device: where PyTorch's tensors lie.
     """
 
     params: list[Array]
@@ -38,6 +40,7 @@ class Setup:
     guard: GuardConfig | None
     plain_clip: float | None = None
     training: Training | None = None
+    device: str = "cpu"
 
     @property
     def ladder(self) -> tuple[str, ...]:
@@ -98,6 +101,7 @@ class Backend:
         module: holds ``start(setup, mode)``; imported on first use.
         mode: passed on.
         needs: modules that must be installed.
+        device: where PyTorch's tensors lie, in torch's words.
     """
 
     name: str
@@ -106,6 +110,7 @@ class Backend:
     module: str
     mode: str
     needs: tuple[str, ...]
+    device: str = "cpu"
 
     @property
     def missing(self) -> list[str]:
@@ -129,7 +134,8 @@ class Backend:
 
     def start(self, setup: Setup) -> Run:
         """A run at its beginning."""
-        run: Run = importlib.import_module(self.module).start(setup, self.mode)
+        placed = dataclasses.replace(setup, device=self.device)
+        run: Run = importlib.import_module(self.module).start(placed, self.mode)
         return run
 
 
