@@ -14,15 +14,19 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from stablenum.config import GuardConfig
 from stablenum_torch.measure import dense_values
 from stablenum_torch.ranks import local_part
+from stablenum_torch.units import unit_factor
 
 __all__ = [
     "can_skip_on_device",
+    "folds",
     "gradients_to_change",
     "is_fused",
     "moves_nothing",
     "step_folded",
+    "transform",
     "transform_gradients",
 ]
 
@@ -157,3 +161,36 @@ def _stored_values(grad: Tensor) -> Tensor:
     if grad.layout != torch.strided:
         grad.copy_(grad.coalesce())  # entries of one element are summed first
     return dense_values(grad)
+
+
+def folds(optimizer: Optimizer, config: GuardConfig) -> bool:
+    """Whether the optimizer's own kernel can apply the factor: one for all, and no bound on each."""
+    several = config.per_tensor or config.unit_rule is not None
+    return is_fused(optimizer) and not several and config.max_value is None
+
+
+def transform(
+    optimizer: Optimizer,
+    config: GuardConfig,
+    params: Sequence[Tensor],
+    multiplier: Tensor,
+    of_units: Sequence[Tensor],
+    *,
+    unchanged: Sequence[bool],
+) -> None:
+    """Multiply the gradients in place, and clamp them if there is a bound.
+
+    ``of_units``: as in :class:`Decision`. ``unchanged``: which gradients are known to have a factor of 1.
+    """
+    # Unbound, not indexed: an index made on the host would have to be copied to the device first.
+    each = list(multiplier.unbind()) if config.per_tensor else [multiplier] * len(params)
+    for i, factors in enumerate(of_units):
+        if config.unit_rule is not None and len(factors):
+            each[i] = unit_factor(config.unit_rule, factors, params[i].shape)
+    grads = gradients_to_change(optimizer, params)
+    chosen = [
+        (grad, factor)
+        for grad, factor, same in zip(grads, each, unchanged, strict=True)
+        if grad is not None and (config.max_value is not None or not same)
+    ]
+    transform_gradients([g for g, _ in chosen], [factor for _, factor in chosen], config.max_value)

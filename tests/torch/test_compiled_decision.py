@@ -14,6 +14,7 @@ from torch._inductor.utils import run_and_get_code
 
 import stablenum_torch as st
 import stablenum_torch.compiled as compiled
+import stablenum_torch.device_step as device_step
 import stablenum_torch.stepping as stepping
 from stablenum.trees import leaves
 from tests.torch.conftest import RULES, named, parameters, set_gradients, snapshot
@@ -170,7 +171,9 @@ def test_where_nothing_can_be_compiled_it_goes_on_with_one_warning(monkeypatch: 
 def test_wrong_arguments_are_reported_as_without_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     switch(monkeypatch, True, "eager")
     params, opt = make({"clip": st.AdaGC(warmup_steps=2)})
-    monkeypatch.setattr(stepping, "gradient_norms_on_device", lambda *_: torch.ones(5, dtype=torch.float64))
+    monkeypatch.setattr(
+        device_step, "gradient_norms_on_device", lambda *_: torch.ones(5, dtype=torch.float64)
+    )
     set_gradients(params, 0)
     with pytest.raises(ValueError, match=r"observation.norms must be of the 3 parameters"):
         opt.step()

@@ -90,7 +90,7 @@ def test_on_meta_tensors_measuring_and_deciding_need_no_value():
     import array_api_compat.torch as xp
 
     from stablenum import GuardConfig, init_guard
-    from stablenum_torch.stepping import _decided_on_device, _measured_on_device
+    from stablenum_torch.device_step import decided_on_device, measured_on_device
 
     meta = torch.device("meta")
     config = GuardConfig(**RULES["all at once"], max_skips_in_a_row=3)
@@ -100,8 +100,8 @@ def test_on_meta_tensors_measuring_and_deciding_need_no_value():
     ]
     for p in params:
         p.grad = torch.empty_like(p)
-    seen = _measured_on_device(config, params, torch.empty((), device=meta), meta, None, (True, False))
-    decision, after, divisor, found_inf = _decided_on_device(config, False, state, seen)
+    seen = measured_on_device(config, params, torch.empty((), device=meta), meta, None, (True, False))
+    decision, after, divisor, found_inf = decided_on_device(config, False, state, seen)
     assert decision.multiplier.shape == (2,)
     assert [part.shape[0] for part in decision.unit_multipliers] == [3, 0]
     assert divisor.is_meta
@@ -116,9 +116,9 @@ def test_waiting_is_confined_to_one_module():
         ("extremes.py", "numpy"),
         ("measure.py", "numpy"),
         ("measure.py", "tolist"),
-        ("stepping.py", "cpu"),
+        ("host_step.py", "numpy"),
         ("deciding.py", "numpy"),
-        ("stepping.py", "tolist"),
+        ("host_step.py", "tolist"),
         ("units.py", "numpy"),
     }
     found = {
