@@ -46,6 +46,9 @@ def call_nnx(model: Any, policy: Policy, /, *args: Any, **kwargs: Any) -> Any:
         if place.hooked:
             if isinstance(module, nnx.Embed) and module.dtype == module.param_dtype:
                 module.dtype = None  # not the user's: it notes its table's dtype as its own
+            if isinstance(module, nnx.BatchNorm) and module.dtype is None:
+                # It computes in its statistics' dtype, and would hand that out too.
+                place = place._replace(output=place.output or place.compute)
             kind: Any = type(module)
             module.__class__ = _nnx_class(kind)
             setattr(module, _PLACE, place)

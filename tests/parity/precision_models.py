@@ -100,6 +100,23 @@ def run_model(model: Any, words: Any, blocks: Any = None, pos: Any = None) -> An
     return tell("head", model.head(tell("norm", model.norm(x))))
 
 
+class TorchNormed(torch.nn.Module):
+    """Two layers around a batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.head = torch.nn.Linear(4, WIDTH), torch.nn.Linear(WIDTH, 2)
+        self.norm = torch.nn.BatchNorm1d(WIDTH, momentum=0.25)
+
+    def forward(self, x):
+        return run_normed(self, x)
+
+
+def run_normed(model: Any, x: Any) -> Any:
+    """The same lines in every framework."""
+    return tell("head", model.head(tell("norm", model.norm(tell("up", model.up(x))))))
+
+
 # ------------------------------------------------------------------------------------------ linen
 
 
@@ -145,6 +162,15 @@ class LinenTransformer(nn.Module):
         return run_model(self, words)
 
 
+class LinenNormed(nn.Module):
+    def setup(self) -> None:
+        self.up, self.head = nn.Dense(WIDTH), nn.Dense(2)
+        self.norm = nn.BatchNorm(use_running_average=False, momentum=0.75)
+
+    def __call__(self, x):
+        return run_normed(self, x)
+
+
 # -------------------------------------------------------------------------------------------- nnx
 
 
@@ -187,6 +213,16 @@ class NnxTransformer(nnx.Module):
 
     def __call__(self, words):
         return run_model(self, words, pos=self.pos[...])
+
+
+class NnxNormed(nnx.Module):
+    def __init__(self) -> None:
+        rngs = nnx.Rngs(0)
+        self.up, self.head = nnx.Linear(4, WIDTH, rngs=rngs), nnx.Linear(WIDTH, 2, rngs=rngs)
+        self.norm = nnx.BatchNorm(WIDTH, momentum=0.75, rngs=rngs)
+
+    def __call__(self, x):
+        return run_normed(self, x)
 
 
 # ---------------------------------------------------------------------------------------- equinox

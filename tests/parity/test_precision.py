@@ -6,6 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import torch
 from flax import nnx
@@ -13,13 +14,17 @@ from flax import nnx
 import stablenum
 import stablenum_jax
 import stablenum_torch
+from stablenum_jax.escalating import computing_in
 from tests.parity.precision_models import (
     LENGTH,
     SEEN,
     WORDS,
     EqxTransformer,
+    LinenNormed,
     LinenTransformer,
+    NnxNormed,
     NnxTransformer,
+    TorchNormed,
     TorchTransformer,
 )
 
@@ -120,3 +125,88 @@ def test_a_rule_about_nothing_is_refused() -> None:
     for run in (of_torch, of_linen, of_nnx, of_equinox):
         with pytest.raises(ValueError, match="patterns that match a module of the model"):
             run(policy)
+
+
+X = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
+NORMED = {
+    "float32": stablenum.Policy(),
+    "mixed": stablenum.Policy.parse("p=f32,c=bf16,o=f32"),
+    "float16": stablenum.Policy.parse("p=f32,c=f16"),
+    "narrow": stablenum.Policy.parse("bf16"),
+    "island": stablenum.Policy.parse("p=f32,c=bf16", rules={"norm": "c=f32,o=bf16"}),
+}
+
+
+def normed_in_torch(policy) -> tuple[str, set[str], set[str]]:
+    model = TorchNormed()
+    stablenum_torch.precision(model, policy)
+    out = model(torch.from_numpy(X))
+    assert model.norm.running_var.min() < 1
+    kept = {model.norm.running_mean.dtype, model.norm.running_var.dtype}
+    return name(out.dtype), {name(p.dtype) for p in model.parameters()}, {name(dtype) for dtype in kept}
+
+
+def normed_in_linen(policy) -> tuple[str, set[str], set[str]]:
+    call = stablenum_jax.precision(LinenNormed(), policy)
+    variables = call.init(jax.random.key(0), X)
+    out, after = call(variables, X, mutable=["batch_stats"])
+    assert after["batch_stats"]["norm"]["var"].min() < 1
+    return name(out.dtype), dtypes(variables["params"]), dtypes(after)
+
+
+def normed_in_nnx(policy) -> tuple[str, set[str], set[str]]:
+    model = NnxNormed()
+    # The casts go over any tree: of a whole model they would take the statistics with them.
+    nnx.update(model, stablenum_jax.as_policy(policy).cast_to_param(nnx.state(model, nnx.Param)))
+    out = stablenum_jax.precision(model, policy)(X)
+    assert model.norm.var[...].min() < 1
+    return name(out.dtype), dtypes(nnx.state(model, nnx.Param)), dtypes(nnx.state(model, nnx.BatchStat))
+
+
+@pytest.mark.parametrize("policy", NORMED.values(), ids=list(NORMED))
+def test_a_batch_norm_hands_on_the_same_dtypes_and_keeps_its_statistics(policy: stablenum.Policy) -> None:
+    found, places = seen_by(normed_in_torch, policy)
+    assert set(places) == {"up", "norm", "head"}
+    assert found[2] == {"float32"}
+    for run in (normed_in_linen, normed_in_nnx):
+        assert seen_by(run, policy) == (found, places), run.__name__
+
+
+LADDERS = {
+    "mixed": (POLICIES["mixed"], ("bfloat16", "float32")),
+    "float16": (POLICIES["float16"], ("float16", "float32")),
+    "islands": (POLICIES["islands"], ("bfloat16", "float32")),
+    "an island's output": (POLICIES["an island's output"], ("bfloat16", "float32")),
+    "float64": (POLICIES["float16"], ("float16", "bfloat16", "float32")),
+}
+
+
+@pytest.mark.parametrize(("policy", "ladder"), LADDERS.values(), ids=list(LADDERS))
+def test_an_escalation_widens_the_same_places(policy: stablenum.Policy, ladder: tuple[str, ...]) -> None:
+    """Guards that refused one step after another; the dtypes at each of their levels."""
+    rule = stablenum.EscalatePrecision(after=1, for_steps=1, formats=ladder)
+    model = TorchTransformer()
+    handle = stablenum_torch.precision(model, policy)
+    opt = stablenum_torch.wrap(torch.optim.SGD(model.parameters(), lr=0.1), escalate=rule)
+    variables = stablenum_jax.precision(LinenTransformer(), policy).init(jax.random.key(0), TOKENS)
+    tx = stablenum_jax.chain(stablenum_jax.guard(escalate=rule), optax.sgd(0.1))
+    state = tx.init(variables)
+    seen = []
+    for level in range(len(ladder)):
+        SEEN.clear()
+        with opt.autocast(policy=handle):
+            loss = model(torch.from_numpy(TOKENS)).float().sum()
+        places = dict(SEEN)
+        assert opt.history()[-1]["precision_level"] == level - 1 if level else not opt.history()
+        assert int(stablenum_jax.guard_state(state).escalation.level) == level
+        with computing_in(ladder[level] if level else None):
+            for run in (of_linen, of_nnx, of_equinox):
+                assert seen_by(run, policy)[1] == places, run.__name__
+        seen.append(places)
+        opt.zero_grad()
+        opt.backward(loss * torch.inf)
+        opt.step()
+        bad = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.inf), variables)
+        _, state = stablenum_jax.step(tx, variables, state, bad)
+    assert len({str(places) for places in seen}) == len(ladder)
+    assert set(seen[-1].values()) == {ladder[-1]}
