@@ -57,6 +57,7 @@ class JaxProblem:
         self.max_norm = CLIP_AT * self.norm
         self.loss = jnp.asarray(2.0)
         self._sets: dict[float, Tree] = {}
+        self._start = self._drawn(0, 1e-3)
 
     def _drawn(self, seed: int, size: float) -> dict[str, jax.Array]:
         draw = np.random.default_rng(seed)
@@ -74,7 +75,7 @@ class JaxProblem:
 
     def parameters(self) -> Tree:
         """The same each time."""
-        return self._drawn(0, 1e-3)
+        return jax.tree.map(jnp.copy, self._start)
 
 
 class JaxVariant:
@@ -111,6 +112,11 @@ class JaxVariant:
         self.lowered = jax.jit(step, donate_argnums=0).lower(self.carry, self._grads, problem.loss)
         self.compiled = self.lowered.compile()
         self.compile_s = time.perf_counter() - begin
+
+    @property
+    def reads_metrics(self) -> bool:
+        """Whether the host reads the guard's metrics after each step."""
+        return self._read is not None
 
     def put(self) -> None:
         """The gradients of the next step."""
@@ -292,9 +298,7 @@ def build(problem: JaxProblem) -> dict[str, JaxVariant]:
     return {name: MAKE[name](problem) for name in problem.row.variants}
 
 
-def _scale_is_kept(
-    name: str, scale: Callable[[tuple[Any, ...]], Any]
-) -> Callable[[tuple[Any, ...]], None]:
+def _scale_is_kept(name: str, scale: Callable[[tuple[Any, ...]], Any]) -> Callable[[tuple[Any, ...]], None]:
     def check(carry: tuple[Any, ...]) -> None:
         if float(scale(carry)) != SCALE:
             raise WrongResultError(
@@ -312,8 +316,8 @@ def _decided(name: str, *, clipped: bool, scale: float) -> Callable[[tuple[Any, 
         right = last["applied"] and last["skipped_total"] == 0 and last["loss_scale"] == scale
         if not right or (last["clip_coefficient"] < 1.0) != clipped:
             raise WrongResultError(
-                f"{name}: ought to have applied every step, {'clipped' if clipped else 'unclipped'}, with the "
-                f"loss scale {scale}; the last one was {last}."
+                f"{name}: ought to have applied every step, {'clipped' if clipped else 'unclipped'}, with "
+                f"the loss scale {scale}; the last one was {last}."
             )
 
     return check

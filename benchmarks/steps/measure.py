@@ -1,4 +1,4 @@
-"""Measure one row in this process: time all variants in turn, check what they computed, count what they do."""
+"""Measure one row in this process: time all variants in turn, check what they computed, count their work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.steps.errors import NoisyError, WrongResultError
+from benchmarks.steps.errors import BenchmarkError, NoisyError, WrongResultError
 from benchmarks.steps.reference import TOLERANCE, check_against_each_other, check_parameters
 from benchmarks.steps.rows import CLIPPED, UNCLIPPED, Row
 from benchmarks.timing import Times, interleaved
@@ -31,7 +31,7 @@ def measure(row: Row, *, device: str = "cpu", attempt: int = 1) -> dict[str, Any
     rounds = row.rounds * attempt
     if row.framework == "torch":
         return measure_torch(row, device=device, rounds=rounds)
-    return measure_jax(row, rounds=rounds)
+    return measure_jax(row, device=device, rounds=rounds)
 
 
 def check_spread(row: Row, times: Mapping[str, Times]) -> None:
@@ -193,7 +193,9 @@ def _check_torch_skip(row: Row, problem: Any, variant: Any) -> None:
     import torch
 
     tracked = [*variant.params]
-    tracked += [t for s in variant.optimizer.state.values() for t in s.values() if isinstance(t, torch.Tensor)]
+    tracked += [
+        t for s in variant.optimizer.state.values() for t in s.values() if isinstance(t, torch.Tensor)
+    ]
     picked = [tracked[i] for i in sorted({*range(3), *range(len(tracked) - 3, len(tracked))})]
     before = [t.detach().clone() for t in picked]
     problem.put(variant.steps, variant.scale)
@@ -206,7 +208,7 @@ def _check_torch_skip(row: Row, problem: Any, variant: Any) -> None:
 # --- JAX -------------------------------------------------------------------------------------
 
 
-def measure_jax(row: Row, *, rounds: int) -> dict[str, Any]:
+def measure_jax(row: Row, *, device: str, rounds: int) -> dict[str, Any]:
     """See :func:`measure`. On JAX's default device."""
     import jax
     import jax.numpy as jnp
@@ -217,10 +219,13 @@ def measure_jax(row: Row, *, rounds: int) -> dict[str, Any]:
     def numbers(x: Any) -> np.ndarray:
         return np.asarray(x.astype(jnp.float32), np.float64)
 
+    if device == "cuda" and jax.default_backend() != "gpu":
+        raise BenchmarkError(
+            f"{row.name}: JAX runs on {jax.default_backend()!r}. Install its build for CUDA: "
+            "`python -m pip install 'jax[cuda12]'`."
+        )
     problem = JaxProblem(row)
-    start, gradient = (
-        _sampled(list(tree.values()), numbers) for tree in (problem.parameters(), problem.raw)
-    )
+    start, gradient = (_sampled(list(tree.values()), numbers) for tree in (problem.parameters(), problem.raw))
     variants = build(problem)
     times = interleaved(
         {name: variant.step for name, variant in variants.items()},
@@ -244,7 +249,7 @@ def measure_jax(row: Row, *, rounds: int) -> dict[str, Any]:
     apart = {}
     for one, other in _pairs(row):
         square = sum(
-            float(jnp.square((a.astype(jnp.float32) - b.astype(jnp.float32))).sum())
+            float(jnp.square(a.astype(jnp.float32) - b.astype(jnp.float32)).sum())
             for a, b in zip(variants[one].carry[0].values(), variants[other].carry[0].values(), strict=True)
         )
         apart[one, other] = math.sqrt(square / row.parameters) / _way(samples[one], start)
@@ -268,7 +273,7 @@ def _check_jax_skip(row: Row, problem: Any, variant: Any) -> None:
     grads = dict(problem.gradients(0, variant.scale))
     last = list(grads)[-1]
     grads[last] = grads[last].reshape(-1).at[-1].set(jnp.inf).reshape(row.shape)
-    picked = (list(variant.carry[0])[0], last)
+    picked = (next(iter(grads)), last)
     before = {name: np.asarray(variant.carry[0][name].astype(jnp.float32)) for name in picked}
     variant.step_on(grads)
     after = {name: np.asarray(variant.carry[0][name].astype(jnp.float32)) for name in picked}

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch._dynamo.testing
+import torch._inductor.config
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -58,18 +60,28 @@ class Counter(TorchDispatchMode):
         # A view moves no data and launches nothing.
         if not func.is_view and name not in ("aten::detach", "aten::_local_scalar_dense"):
             self.operations += 1
-            given = list(zip(schema.arguments, args)) + [
-                (a, kwargs[a.name]) for a in schema.arguments if a.name in kwargs
-            ]
-            for argument, value in given:
-                writes = argument.alias_info is not None and argument.alias_info.is_write
-                if argument.name == "grads" and "_fused_" in name:
-                    writes = kwargs.get("grad_scale") is not None
-                for leaf in tree_leaves(value):
-                    if isinstance(leaf, torch.Tensor) and self._of(leaf, self._watched):
-                        self.written += leaf.numel() if writes else 0
-                        self.read += 0 if writes and name in _FILLS else leaf.numel()
+            for elements, writes in self._touched(schema, args, kwargs):
+                self.written += elements if writes else 0
+                self.read += 0 if writes and name in _FILLS else elements
         return func(*args, **kwargs)
+
+    def _touched(self, schema: Any, args: Any, kwargs: Any) -> list[tuple[int, bool]]:
+        """(elements, whether written) of each part of the watched tensors that an operation is given.
+
+        A part that is given twice, as to ``dot(g, g)``, is read once.
+        """
+        given = list(zip(schema.arguments, args))
+        given += [(a, kwargs[a.name]) for a in schema.arguments if a.name in kwargs]
+        parts: dict[tuple[int, int], bool] = {}
+        for argument, value in given:
+            writes = argument.alias_info is not None and argument.alias_info.is_write
+            if argument.name == "grads" and "_fused_" in schema.name:
+                writes = kwargs.get("grad_scale") is not None
+            for leaf in tree_leaves(value):
+                if isinstance(leaf, torch.Tensor) and self._of(leaf, self._watched):
+                    part = (leaf.data_ptr(), leaf.numel())
+                    parts[part] = parts.get(part, False) or writes
+        return [(elements, writes) for (_, elements), writes in parts.items()]
 
     @staticmethod
     def _of(tensor: Any, storages: set[int]) -> bool:
@@ -81,7 +93,9 @@ def _path_of_accelerators() -> Iterator[None]:
     """On a CPU the guard reads values on the host, for nothing. What an accelerator does is counted here."""
     stepping = stablenum_torch.stepping
     if not hasattr(stepping, "_on_host"):
-        raise BenchmarkError("stablenum_torch.stepping has no _on_host: the counting of waits is out of date.")
+        raise BenchmarkError(
+            "stablenum_torch.stepping has no _on_host: the counting of waits is out of date."
+        )
     before = stepping._on_host
     stepping._on_host = lambda *_, **__: False
     try:
@@ -91,8 +105,9 @@ def _path_of_accelerators() -> Iterator[None]:
 
 
 def count(problem: TorchProblem, variant: TorchVariant) -> dict[str, Any]:
-    """Reads and writes of the gradients and operations of one step as it is timed, and the times that the host
-    would wait for an accelerator."""
+    """Of one step as it is timed the reads and writes of the gradients and the operations; and how often the
+    host would wait for an accelerator.
+    """
 
     def one_step() -> Counter:
         problem.put(variant.steps, variant.scale)
@@ -159,14 +174,17 @@ def kernels(problem: TorchProblem, variant: TorchVariant) -> dict[str, int]:
     return {"kernels": len(launched), "copies": len(on_device) - len(launched), "host_waits": waits}
 
 
-def graph_breaks(step: Callable[[], object]) -> int:
-    """How often ``torch.compile`` has to leave its graph in one step."""
+def graph_breaks(step: Callable[[], object]) -> dict[str, int]:
+    """How often ``torch.compile`` leaves its graph in one step, and into how many graphs it falls."""
+    counted = torch._dynamo.testing.CompileCounter()
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = torch._dynamo.explain(step)()
+        torch.compile(step, backend=counted)()
+    breaks = sum(torch._dynamo.utils.counters["graph_break"].values())
     torch._dynamo.reset()
-    return int(found.graph_break_count)
+    return {"graph_breaks": int(breaks), "graphs": int(counted.frame_count)}
 
 
 def seconds_to_compile(step: Callable[[], object]) -> float:

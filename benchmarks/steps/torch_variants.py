@@ -1,7 +1,7 @@
 """PyTorch: the bare step, the peers as their users drive them, and ours.
 
-All variants of a row step on the same gradient tensors, which are filled anew before each step: a backward pass
-writes them just before the step too. Parameters and moments are each variant's own.
+All variants of a row step on the same gradient tensors, which are filled anew before each step: a backward
+pass writes them just before the step too. Parameters and moments are each variant's own.
 """
 
 from __future__ import annotations
@@ -250,8 +250,8 @@ def _decided(
         right = last["applied"] and last["skipped_total"] == 0 and last["loss_scale"] == scale
         if not right or (last["clip_coefficient"] < 1.0) != clipped:
             raise WrongResultError(
-                f"{name}: ought to have applied every step, {'clipped' if clipped else 'unclipped'}, with the "
-                f"loss scale {scale}; the last one was {last}."
+                f"{name}: ought to have applied every step, {'clipped' if clipped else 'unclipped'}, with "
+                f"the loss scale {scale}; the last one was {last}."
             )
 
     return check
