@@ -20,23 +20,11 @@ from benchmarks.steps.errors import WrongResultError
 from benchmarks.steps.reference import CLIP_AT, FACTORS, LEARNING_RATE, MOMENTUM, SCALE, WEIGHT_DECAY
 from benchmarks.steps.rows import Row
 
-__all__ = ["LABELS", "MAKE", "JaxProblem", "JaxVariant", "build"]
+__all__ = ["MAKE", "JaxProblem", "JaxVariant", "build"]
 
 Tree: TypeAlias = Any
 # A step: (carry, gradients, loss) -> carry, where the carry begins with parameters and the optimizer's state.
 Step: TypeAlias = Callable[[tuple[Any, ...], Tree, Any], tuple[Any, ...]]
-
-LABELS = {
-    "bare": "bare optax",
-    "clip": "clip_by_global_norm",
-    "apply_if_finite": "apply_if_finite(clip_by_global_norm)",
-    "dynamic_scale": "flax DynamicScale + clip_by_global_norm",
-    "jmp": "jmp.DynamicLossScale + clip_by_global_norm",
-    "idle": "step(guard(clip=)), multiplier 1",
-    "wrapper": "chain(guard(clip=), ...)",
-    "fold": "step(guard(clip=, loss_scale=)), scale and clip folded in",
-    "all": "step, everything on, metrics read",
-}
 
 
 class JaxProblem:

@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.steps.errors import BenchmarkError, NoisyError, WrongResultError
 from benchmarks.steps.reference import TOLERANCE, check_against_each_other, check_parameters
-from benchmarks.steps.rows import CLIPPED, UNCLIPPED, Row
+from benchmarks.steps.rows import CLIPPED, LABELS, UNCLIPPED, Row
 from benchmarks.timing import Times, interleaved
 
 __all__ = ["check_spread", "compared", "measure", "measure_jax", "measure_torch"]
@@ -56,7 +56,7 @@ def compared(row: Row, times: Mapping[str, Times]) -> dict[str, dict[str, Any]]:
     bare, peer = times["bare"], times.get(PEER[row.framework])
     found: dict[str, dict[str, Any]] = {}
     for name, t in times.items():
-        figures: dict[str, Any] = t.as_dict()
+        figures: dict[str, Any] = {"label": LABELS[name], **t.as_dict()}
         figures["ratio_to_bare"] = round(t.median / bare.median, 4)
         figures["extra_ms"] = round(t.median - bare.median, 4)
         if peer is not None and name != "bare":

@@ -10,11 +10,25 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-__all__ = ["CLIPPED", "JAX_ROWS", "OURS", "ROWS", "TORCH_ROWS", "UNCLIPPED", "Row", "row_named"]
+__all__ = ["CLIPPED", "JAX_ROWS", "LABELS", "OURS", "ROWS", "TORCH_ROWS", "UNCLIPPED", "Row", "row_named"]
 
 # The variants of each framework. The first is what the ratios are of.
 TORCH = ("bare", "clip", "scaler", "isfinite", "accelerate", "idle", "fold", "all")
 JAX = ("bare", "clip", "apply_if_finite", "dynamic_scale", "jmp", "idle", "wrapper", "fold", "all")
+LABELS = {
+    "bare": "bare",
+    "clip": "clip",
+    "scaler": "GradScaler + clip",
+    "isfinite": "isfinite loop + clip",
+    "accelerate": "Accelerate",
+    "apply_if_finite": "apply_if_finite + clip",
+    "dynamic_scale": "flax DynamicScale + clip",
+    "jmp": "jmp + clip",
+    "idle": "ours, multiplier 1",
+    "wrapper": "ours as chain, clip",
+    "fold": "ours, scale and clip",
+    "all": "ours, everything",
+}
 OURS = ("idle", "wrapper", "fold", "all")
 # Which leave the gradients as they are, and which clip them: what the parameters have to be at the end.
 UNCLIPPED = ("bare", "idle")

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch._dynamo.testing
 import torch._inductor.config
+from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -88,6 +89,18 @@ class Counter(TorchDispatchMode):
         return tensor.layout == torch.strided and tensor.untyped_storage().data_ptr() in storages
 
 
+class _Reads(TorchFunctionMode):
+    """Counts copies of tensors to the host that are no operations of their own on a CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.waits += func in (torch.Tensor.tolist, torch.Tensor.cpu)
+        return func(*args, **(kwargs or {}))
+
+
 @contextmanager
 def _path_of_accelerators() -> Iterator[None]:
     """On a CPU the guard reads values on the host, for nothing. What an accelerator does is counted here."""
@@ -109,18 +122,18 @@ def count(problem: TorchProblem, variant: TorchVariant) -> dict[str, Any]:
     host would wait for an accelerator.
     """
 
-    def one_step() -> Counter:
+    def one_step(reads: _Reads) -> Counter:
         problem.put(variant.steps, variant.scale)
         beside = [s["step"] for s in variant.optimizer.state.values() if "step" in s and s["step"].is_cpu]
         counter = Counter(problem.grads, beside if "fused" not in problem.row.kernel else [])
-        with counter:
+        with counter, reads:
             variant.step()
         variant.steps += 1
         return counter
 
-    counted = one_step()
+    counted, reads = one_step(_Reads()), _Reads()
     with _path_of_accelerators():
-        waits = one_step().waits
+        waits = one_step(reads).waits + reads.waits
     reads, writes = counted.passes
     return {
         "gradient_reads": reads,

@@ -18,18 +18,8 @@ from benchmarks.steps.errors import WrongResultError
 from benchmarks.steps.reference import CLIP_AT, FACTORS, LEARNING_RATE, MOMENTUM, SCALE, WEIGHT_DECAY
 from benchmarks.steps.rows import Row
 
-__all__ = ["BUILD", "LABELS", "TorchProblem", "TorchVariant", "build"]
+__all__ = ["BUILD", "TorchProblem", "TorchVariant", "build"]
 
-LABELS = {
-    "bare": "bare optimizer",
-    "clip": "clip_grad_norm_",
-    "scaler": "GradScaler + clip_grad_norm_",
-    "isfinite": "isfinite().all() loop + clip_grad_norm_",
-    "accelerate": "Accelerate",
-    "idle": "wrap(clip=), multiplier 1",
-    "fold": "wrap(clip=, loss_scale=), scale and clip folded in",
-    "all": "wrap, everything on, metrics read",
-}
 _SEED = 0
 
 
