@@ -145,6 +145,7 @@ def test_a_small_transformer_on_a_cpu():
     assert found["distance"] < 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's own optimizers warn about themselves when compiled
 def test_graph_breaks_are_counted():
     fused, foreach = compiling(2, seconds=False)
