@@ -179,6 +179,8 @@ def _figure(framework: str, rows: list[Row], report: dict[str, Any]) -> Figure:
         (top, growing, "parameters", "parameters, in 108 tensors"),
         (bottom, cut, "tensors", "tensors, 1 M parameters in all"),
     ):
+        if not chosen:
+            raise ValueError(f"the results must have rows to draw against {key}; they have none")
         _lines(ax, chosen, key, report)
         ax.set_xscale("log")
         finish(ax, y="ms added to the bare step", log=10, x=False, columns=3)
