@@ -12,7 +12,7 @@ export OMP_NUM_THREADS ?= 1
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-gpu lint docs bench clean
+.PHONY: help demo test test-all test-gpu lint docs bench bench-gpu bench-all clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,7 +39,13 @@ docs: $(STAMP) ## Build the documentation into docs/_build/html
 	JAX_PLATFORMS=cpu $(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
-bench: $(STAMP) ## Measure time and memory against the usual tools
+bench: $(STAMP) ## Measure what a guarded step costs beside the usual tools (some ten minutes, on a quiet machine)
+	$(BIN)/python -m benchmarks steps
+
+bench-gpu: $(STAMP) ## The same on an NVIDIA GPU
+	$(BIN)/python -m benchmarks gpu
+
+bench-all: $(STAMP) ## Every measurement of the documentation
 	$(BIN)/python -m benchmarks
 
 clean: ## Remove the virtual environment and everything that was built

@@ -1,6 +1,7 @@
 """``python -m benchmarks``: run everything, print tables, write ``benchmarks/results/*.json``.
 
-``cpu.json`` has the cost of a guarded step against the peers, ``rules.json`` what each rule costs to decide
+``cpu.json`` has the cost of a guarded step beside the peers' (``gpu.json`` that on a CUDA device, measured
+only when asked for: ``python -m benchmarks gpu``), ``rules.json`` what each rule costs to decide
 and how well the spike rules find spikes, ``diagnosis.json`` how often a diagnosis is right; ``python -m
 benchmarks rules`` measures one part alone.
 
@@ -15,13 +16,16 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import decide_cost, diagnosis, jax_step, losses, rule_steps, spike_detection, torch_step, ulp
+from benchmarks import decide_cost, diagnosis, losses, rule_steps, spike_detection, ulp
+from benchmarks.steps.errors import BenchmarkError
+from benchmarks.steps.run import PEERS, measure_all
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("torch", "jax", "jaxlib", "optax", "numpy", "stablenum")
@@ -76,11 +80,11 @@ def _detection_table(report: dict[str, dict[str, dict[str, int]]]) -> Table:
     return table
 
 
-def _facts() -> dict[str, Any]:
+def _facts(more: Sequence[str] = ()) -> dict[str, Any]:
     return {
         "machine": {"cpu_count": os.cpu_count(), "architecture": platform.machine()},
         "python": platform.python_version(),
-        "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
+        "versions": {name: importlib.metadata.version(name) for name in dict.fromkeys((*PACKAGES, *more))},
     }
 
 
@@ -91,13 +95,21 @@ def _save(console: Console, name: str, report: dict[str, Any]) -> None:
 
 
 def _measure_steps(console: Console) -> None:
-    report = _facts()
-    for title, module in (("PyTorch, fused AdamW", torch_step), ("JAX, adamw", jax_step)):
-        console.print(f"measuring: {title} ...")
-        report[title] = module.run()
-        for row in report[title]:
-            console.print(_table(title, row))
-    _save(console, "cpu.json", report)
+    measured = measure_all(console)
+    _save(console, "cpu.json", _facts(PEERS) | measured)
+
+
+def _measure_gpu(console: Console) -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise BenchmarkError(
+            f"no CUDA device: torch {torch.__version__} sees none. `python -m benchmarks gpu` needs one, and "
+            "builds of torch and jax for CUDA; `python -m benchmarks steps` measures on the CPU."
+        )
+    measured = measure_all(console, device="cuda", parts=("bandwidth", "compiling", "transformer"))
+    device = {"name": torch.cuda.get_device_name(), "memory_bytes": torch.cuda.mem_get_info()[1]}
+    _save(console, "gpu.json", _facts(PEERS) | {"cuda_device": device} | measured)
 
 
 def _measure_rules(console: Console) -> None:
@@ -146,17 +158,21 @@ def _diagnosis_table(framework: str, corpus: dict[str, Any]) -> Table:
 
 def main() -> None:
     """Measure, show, save."""
-    chosen = sys.argv[1:] or list(PARTS)
+    chosen = sys.argv[1:] or [name for name in PARTS if name != "gpu"]
     unknown = [name for name in chosen if name not in PARTS]
     if unknown:
         sys.exit(f"unknown part {unknown[0]!r}; there are {', '.join(PARTS)}")
     console = Console()
     for name in chosen:
-        PARTS[name](console)
+        try:
+            PARTS[name](console)
+        except BenchmarkError as error:
+            sys.exit(f"{name}: {error}")
 
 
 PARTS = {
     "steps": _measure_steps,
+    "gpu": _measure_gpu,
     "rules": _measure_rules,
     "losses": _measure_losses,
     "accuracy": _measure_accuracy,

@@ -1,4 +1,4 @@
-"""JAX on a CPU: a guarded adamw step against the bare one and against optax's own guard."""
+"""JAX: a compiled step with the state that it goes on from, for the rules' cost."""
 
 from __future__ import annotations
 
@@ -10,14 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-import stablenum_jax
-from benchmarks.timing import interleaved
-
-__all__ = ["Compiled", "guarded_step", "make_gradients", "optax_step", "run"]
-
-SHAPES = [(350, 1000)] * 108
-ROUNDS = 15
-MAX_NORM = 1.0
+__all__ = ["Compiled", "make_gradients", "optax_step"]
 
 
 Shapes: TypeAlias = Sequence[tuple[int, ...]]
@@ -44,20 +37,11 @@ def optax_step(tx: optax.GradientTransformation) -> Callable[..., Any]:
     return step
 
 
-def guarded_step(tx: optax.GradientTransformation) -> Callable[..., Any]:
-    """A step by ``stablenum_jax.step``."""
-
-    def step(params: Any, state: Any, grads: Any) -> Any:
-        return stablenum_jax.step(tx, params, state, grads)
-
-    return step
-
-
 class Compiled:
     """A jitted step with donated parameters and state, and the state that it goes on from."""
 
     def __init__(
-        self, tx: optax.GradientTransformation, step: Callable[..., Any], grads: Any, shapes: Shapes = SHAPES
+        self, tx: optax.GradientTransformation, step: Callable[..., Any], grads: Any, shapes: Shapes
     ) -> None:
         self.params = _params(shapes)
         self.state = jax.jit(tx.init)(self.params)
@@ -72,36 +56,3 @@ class Compiled:
     def temp_bytes(self) -> int:
         """Memory beside arguments and results."""
         return int(self.compiled.memory_analysis().temp_size_in_bytes)
-
-
-def run() -> list[dict[str, Any]]:
-    """One row: times, ratios to the bare step, temporary memory."""
-    grads, adamw = make_gradients(SHAPES), optax.adamw(1e-4)
-    clipped = optax.chain(optax.clip_by_global_norm(MAX_NORM), adamw)
-    guard = optax.chain(stablenum_jax.guard(clip=MAX_NORM), adamw)
-    wrapped = stablenum_jax.chain(stablenum_jax.guard(clip=MAX_NORM), adamw)
-    peer = optax.apply_if_finite(clipped, max_consecutive_errors=5)
-    variants = {
-        "bare adamw": Compiled(adamw, optax_step(adamw), grads),
-        "optax clip + adamw": Compiled(clipped, optax_step(clipped), grads),
-        "optax apply_if_finite(clip + adamw)": Compiled(peer, optax_step(peer), grads),
-        "stablenum step(guard + adamw)": Compiled(guard, guarded_step(guard), grads),
-        "stablenum chain(guard, adamw)": Compiled(wrapped, optax_step(wrapped), grads),
-    }
-    times = interleaved(variants, rounds=ROUNDS)
-    ours, theirs = variants["stablenum step(guard + adamw)"], variants["optax apply_if_finite(clip + adamw)"]
-    for name, value in ours.params.items():
-        np.testing.assert_allclose(value, theirs.params[name], rtol=1e-4, atol=1e-6)
-    base = times["bare adamw"].median
-    step = times["stablenum step(guard + adamw)"].median
-    return [
-        {
-            "size": "38 M in 108 tensors",
-            "times": {name: t.as_dict() for name, t in times.items()},
-            "ratio to bare adamw": {name: round(t.median / base, 3) for name, t in times.items()},
-            "apply_if_finite over stablenum step": round(
-                times["optax apply_if_finite(clip + adamw)"].median / step, 3
-            ),
-            "temp_bytes": {name: variant.temp_bytes for name, variant in variants.items()},
-        }
-    ]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from collections.abc import Callable, Mapping
 
-__all__ = ["Times", "interleaved"]
+__all__ = ["Times", "host_timer", "interleaved"]
 
 
 class Times:
@@ -23,28 +24,48 @@ class Times:
         return {"median_ms": round(self.median, 4), "spread": round(self.spread, 4)}
 
 
+def host_timer(step: Callable[[], object]) -> float:
+    """Milliseconds until ``step`` returns."""
+    start = time.perf_counter()
+    step()
+    return (time.perf_counter() - start) * 1e3
+
+
 def interleaved(
     variants: Mapping[str, Callable[[], object]],
     *,
     rounds: int,
     warmup: int = 3,
     prepare: Callable[[str], None] | None = None,
+    timer: Callable[[Callable[[], object]], float] = host_timer,
 ) -> dict[str, Times]:
     """Time every variant once in each round.
 
+    Each round begins with another variant, so that none always runs after the same other one, and the
+    garbage collector does not run within a step.
+
     Args:
-        variants: name -> one step; it returns only when its work is done.
+        variants: name -> one step; it returns only when its work is done, unless ``timer`` waits for it.
         rounds: measured rounds.
         warmup: rounds that are thrown away.
         prepare: called with a variant's name, untimed, before it runs: puts its inputs back.
+        timer: runs a step and returns its milliseconds.
     """
     samples: dict[str, list[float]] = {name: [] for name in variants}
-    for round_ in range(warmup + rounds):
-        for name, step in variants.items():
-            if prepare:
-                prepare(name)
-            start = time.perf_counter()
-            step()
-            if round_ >= warmup:
-                samples[name].append((time.perf_counter() - start) * 1e3)
+    names = list(variants)
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        for round_ in range(warmup + rounds):
+            first = round_ % len(names)
+            for name in names[first:] + names[:first]:
+                if prepare:
+                    prepare(name)
+                took = timer(variants[name])
+                if round_ >= warmup:
+                    samples[name].append(took)
+    finally:
+        if collecting:
+            gc.enable()
     return {name: Times(values) for name, values in samples.items()}

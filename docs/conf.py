@@ -38,6 +38,7 @@ napoleon_use_ivar = True
 def setup(app: object) -> None:
     """Called by Sphinx before it reads the pages: makes what they include."""
     sys.path[:0] = [str(HERE), str(HERE.parent)]  # what the pages are made with, and the recorded streams
+    import costs
     import cures
     import figures
     import gallery
@@ -48,11 +49,11 @@ def setup(app: object) -> None:
     results, generated = HERE.parent / "benchmarks" / "results", HERE / "_build" / "generated"
     generated.mkdir(parents=True, exist_ok=True)
     tables.write_reasons(generated)
-    tables.write_benchmarks(results / "cpu.json", generated)
     tables.write_rule_tables(results / "rules.json", generated)
     tables.write_ulp(results / "ulp.json", generated)
     tables.write_losses(results / "losses.json", generated)
     tables.write_diagnosis(results / "diagnosis.json", generated)
+    costs.write_costs(results / "cpu.json", generated)
     cures.write_cures(generated)
     poison.write_poison(generated)
     gallery.write_gallery(generated)

@@ -15,7 +15,6 @@ from stablenum.status import EXPLANATIONS, Reason
 __all__ = [
     "PAGES",
     "STATES",
-    "write_benchmarks",
     "write_diagnosis",
     "write_losses",
     "write_reasons",
@@ -62,16 +61,6 @@ def write_reasons(directory: Path) -> None:
     _write(directory / "reasons-table.md", ["code", "name", "what happened", "likely cause", "remedy"], rows)
     if set(EXPLANATIONS) != set(Reason):
         raise ValueError("a reason has no explanation")
-
-
-def write_benchmarks(results: Path, directory: Path) -> None:
-    """The tables of the last benchmark run, from the file that it wrote."""
-    report = json.loads(results.read_text(encoding="utf-8"))
-    lines = [f"{_software(report)}.", ""]
-    for title, rows in report.items():
-        for row in rows if isinstance(rows, list) else []:
-            lines += [*_timing(f"{title}: {row['size']}", row), ""]
-    (directory / "benchmarks.md").write_text("\n".join(lines), encoding="utf-8")
 
 
 def write_rule_tables(results: Path, directory: Path) -> None:

@@ -1,0 +1,51 @@
+"""``torch.compile`` of a whole step: graph breaks and seconds, which do not depend on the tensors' sizes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.steps.rows import TORCH_ROWS, Row
+
+__all__ = ["compiling"]
+
+# These compile whole or nearly so; a compile time of what falls back to eager at each turn says nothing.
+_COMPILED = ("bare", "clip", "idle", "fold", "all")
+
+
+def compiling(tensors: int = 10, *, device: str = "cpu", seconds: bool = True) -> list[dict[str, Any]]:
+    """For the fused and the foreach AdamW: graph breaks of each variant, and seconds to compile some.
+
+    Args:
+        tensors: how many, small ones.
+        device: where.
+        seconds: whether to compile with inductor and take the time, once each.
+    """
+    return [_one_kernel(kernel, tensors, device, seconds) for kernel in ("fused", "foreach")]
+
+
+def _one_kernel(kernel: Any, tensors: int, device: str, seconds: bool) -> dict[str, Any]:
+    import torch
+
+    from benchmarks.steps.torch_counts import graph_breaks, seconds_to_compile
+    from benchmarks.steps.torch_variants import TorchProblem, build
+
+    row: Row = replace(TORCH_ROWS[0], size="small", kernel=kernel, tensors=tensors, shape=(100,))
+    problem = TorchProblem(row, device)
+    if seconds:
+        seconds_to_compile(lambda: torch.ones(3).add(1))  # inductor's own imports
+    found: dict[str, Any] = {}
+    for name, variant in build(problem).items():
+        problem.put(variant.steps, variant.scale)
+        variant.step()  # makes the optimizer's state
+        found[name] = graph_breaks(variant.step)
+        if seconds and name in _COMPILED:
+            found[name]["compile_s"] = round(seconds_to_compile(variant.step), 2)
+    return {
+        "framework": "torch",
+        "optimizer": row.optimizer,
+        "kernel": kernel,
+        "tensors": tensors,
+        "device": device,
+        "variants": found,
+    }

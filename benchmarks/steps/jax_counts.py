@@ -1,0 +1,40 @@
+"""What a compiled JAX step does, read from the compiled program: traffic, kernels, memory, waits."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from benchmarks.steps.hlo import ordinary_step
+from benchmarks.steps.jax_variants import JaxVariant
+
+__all__ = ["count"]
+
+
+def count(variant: JaxVariant) -> dict[str, Any]:
+    """Of an ordinary step.
+
+    Returns:
+        ``gradient_reads``: passes over the gradients as they come. ``traffic``: bytes that all kernels read
+        and write, over the bytes of the gradients. ``operations``: kernels. ``host_waits``: callbacks into
+        Python, and one if the host reads the metrics. ``temp_bytes``: beside arguments and results.
+        ``peak_bytes``: these and the results that took no argument's place. ``compile_s``: lowering and
+        compiling, once.
+    """
+    row = variant.problem.row
+    program = variant.compiled.as_text()
+    each = row.gradient_bytes // row.parameters * math.prod(row.shape)
+    work = ordinary_step(program, "grads[", gradient_bytes=each)
+    memory = variant.compiled.memory_analysis()
+    not_reused = max(0, int(memory.output_size_in_bytes) - int(memory.alias_size_in_bytes))
+    callbacks = len(re.findall(r'custom_call_target="[^"]*callback', program))
+    return {
+        "gradient_reads": round(work.read / row.gradient_bytes, 3),
+        "traffic": round(work.traffic / row.gradient_bytes, 3),
+        "operations": work.kernels,
+        "host_waits": callbacks + variant.reads_metrics,
+        "temp_bytes": int(memory.temp_size_in_bytes),
+        "peak_bytes": int(memory.temp_size_in_bytes) + not_reused,
+        "compile_s": round(variant.compile_s, 2),
+    }

@@ -1,0 +1,311 @@
+"""JAX: the bare step, the peers as their documentation drives them, and ours.
+
+Each is one jitted function of (parameters, states), gradients and loss, with parameters and states donated.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import stablenum_jax
+from benchmarks.steps.errors import WrongResultError
+from benchmarks.steps.reference import CLIP_AT, FACTORS, LEARNING_RATE, MOMENTUM, SCALE, WEIGHT_DECAY
+from benchmarks.steps.rows import Row
+
+__all__ = ["MAKE", "JaxProblem", "JaxVariant", "build"]
+
+Tree: TypeAlias = Any
+# A step: (carry, gradients, loss) -> carry, where the carry begins with parameters and the optimizer's state.
+Step: TypeAlias = Callable[[tuple[Any, ...], Tree, Any], tuple[Any, ...]]
+
+
+class JaxProblem:
+    """The gradients of a row: one set for each factor and loss scale, made once.
+
+    Attributes:
+        raw: the gradients at factor 1.
+        norm: of ``raw``, in float64.
+        loss: () the loss that the gradients are said to be of.
+    """
+
+    def __init__(self, row: Row) -> None:
+        self.row, self.dtype = row, getattr(jnp, row.dtype)
+        self.raw = self._drawn(1, 1e-2)
+        self.norm = math.sqrt(
+            math.fsum(float(np.square(np.asarray(g, np.float64)).sum()) for g in self.raw.values())
+        )
+        self.max_norm = CLIP_AT * self.norm
+        self.loss = jnp.asarray(2.0)
+        self._sets: dict[float, Tree] = {}
+        self._start = self._drawn(0, 1e-3)
+
+    def _drawn(self, seed: int, size: float) -> dict[str, jax.Array]:
+        draw = np.random.default_rng(seed)
+        return {
+            f"w{i:04d}": jnp.asarray(draw.standard_normal(self.row.shape, np.float32) * size, self.dtype)
+            for i in range(self.row.tensors)
+        }
+
+    def gradients(self, step: int, scale: float) -> Tree:
+        """Of a step, multiplied by the loss scale."""
+        factor = FACTORS[step % len(FACTORS)] * scale
+        if factor not in self._sets:
+            self._sets[factor] = jax.tree.map(lambda g: g * jnp.asarray(factor, g.dtype), self.raw)
+        return self._sets[factor]
+
+    def parameters(self) -> Tree:
+        """The same each time."""
+        return jax.tree.map(jnp.copy, self._start)
+
+
+class JaxVariant:
+    """One way to step, compiled.
+
+    Attributes:
+        name: as in ``rows``.
+        carry: parameters, the optimizer's state, and what else goes on from step to step.
+        scale: what the gradients come multiplied by.
+        skips: whether a gradient that is not finite makes it leave everything alone.
+        compile_s: seconds to lower and compile.
+        steps: taken so far.
+    """
+
+    def __init__(
+        self,
+        problem: JaxProblem,
+        name: str,
+        tx: optax.GradientTransformation,
+        step: Step,
+        *,
+        extra: tuple[Any, ...] = (),
+        scale: float = 1.0,
+        skips: bool = False,
+        read: Callable[[tuple[Any, ...]], object] | None = None,
+        check: Callable[[tuple[Any, ...]], None] = lambda _carry: None,
+    ) -> None:
+        self.problem, self.name, self.scale, self.skips = problem, name, scale, skips
+        self._read, self._check, self.steps = read, check, 0
+        params = problem.parameters()
+        self.carry: tuple[Any, ...] = (params, jax.jit(tx.init)(params), *extra)
+        self._grads = problem.gradients(0, scale)
+        begin = time.perf_counter()
+        self.lowered = jax.jit(step, donate_argnums=0).lower(self.carry, self._grads, problem.loss)
+        self.compiled = self.lowered.compile()
+        self.compile_s = time.perf_counter() - begin
+
+    @property
+    def reads_metrics(self) -> bool:
+        """Whether the host reads the guard's metrics after each step."""
+        return self._read is not None
+
+    def put(self) -> None:
+        """The gradients of the next step."""
+        self._grads = self.problem.gradients(self.steps, self.scale)
+        self.steps += 1
+
+    def step(self) -> None:
+        """One whole step, done when this returns."""
+        self.step_on(self._grads)
+
+    def step_on(self, grads: Tree) -> None:
+        """One step on other gradients."""
+        self.carry = self.compiled(self.carry, grads, self.problem.loss)
+        if self._read is not None:
+            self._read(self.carry)
+        jax.block_until_ready(self.carry)
+
+    def check(self) -> None:
+        """Raises ``WrongResultError`` if what the name says did not happen."""
+        self._check(self.carry)
+
+
+def make_optimizer(row: Row) -> optax.GradientTransformation:
+    """The row's optimizer."""
+    lr = LEARNING_RATE[row.optimizer]
+    if row.optimizer == "sgd":
+        return optax.sgd(lr, momentum=MOMENTUM)
+    return optax.adamw(lr, weight_decay=WEIGHT_DECAY)
+
+
+def _by_optax(tx: optax.GradientTransformation) -> Step:
+    def step(carry: tuple[Any, ...], grads: Tree, _loss: Any) -> tuple[Any, ...]:
+        params, state = carry
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    return step
+
+
+def _by_us(tx: optax.GradientTransformation, *, value: bool = False) -> Step:
+    def step(carry: tuple[Any, ...], grads: Tree, loss: Any) -> tuple[Any, ...]:
+        params, state = carry
+        return stablenum_jax.step(tx, params, state, grads, value=loss if value else None)
+
+    return step
+
+
+def _bare(problem: JaxProblem) -> JaxVariant:
+    tx = make_optimizer(problem.row)
+    return JaxVariant(problem, "bare", tx, _by_optax(tx))
+
+
+def _clip(problem: JaxProblem) -> JaxVariant:
+    tx = _clipped(problem)
+    return JaxVariant(problem, "clip", tx, _by_optax(tx))
+
+
+def _apply_if_finite(problem: JaxProblem) -> JaxVariant:
+    tx = optax.apply_if_finite(_clipped(problem), max_consecutive_errors=5)
+    return JaxVariant(problem, "apply_if_finite", tx, _by_optax(tx), skips=True)
+
+
+def _clipped(problem: JaxProblem) -> optax.GradientTransformation:
+    return optax.chain(optax.clip_by_global_norm(problem.max_norm), make_optimizer(problem.row))
+
+
+@jax.custom_vjp
+def _loss_of(params: Tree, grads: Tree, loss: Any) -> Any:
+    """A loss whose gradients are at hand: flax's ``value_and_grad`` makes them, the others are given them."""
+    return loss
+
+
+_loss_of.defvjp(lambda _params, grads, loss: (loss, grads), lambda grads, _: (grads, None, None))
+
+
+def _dynamic_scale(problem: JaxProblem) -> JaxVariant:
+    """As in flax's examples: choose between old and new by ``jnp.where``."""
+    from flax.training.dynamic_scale import DynamicScale
+
+    tx = _clipped(problem)
+
+    def step(carry: tuple[Any, ...], grads: Tree, loss: Any) -> tuple[Any, ...]:
+        params, state, dynamic_scale = carry
+        found = dynamic_scale.value_and_grad(lambda p: _loss_of(p, grads, loss))(params)
+        updates, after = tx.update(found.grad, state, params)
+        stepped = optax.apply_updates(params, updates)
+
+        def chosen(new: Any, old: Any) -> Any:
+            return jnp.where(found.finite, new, old)
+
+        params = jax.tree.map(chosen, stepped, params)
+        return params, jax.tree.map(chosen, after, state), found.dynamic_scale
+
+    start = DynamicScale(fin_steps=jnp.asarray(0), scale=jnp.asarray(SCALE))
+    check = _scale_is_kept("dynamic_scale", lambda carry: carry[2].scale)
+    return JaxVariant(
+        problem, "dynamic_scale", tx, step, extra=(start,), scale=SCALE, skips=True, check=check
+    )
+
+
+def _jmp(problem: JaxProblem) -> JaxVariant:
+    """As in jmp's README, with the optimizer's state selected too."""
+    import jmp
+
+    tx = _clipped(problem)
+    # jmp's class refuses the descriptions of arguments that `jit(...).lower` makes, so it is carried flat.
+    leaves, structure = jax.tree.flatten(jmp.DynamicLossScale(jnp.asarray(SCALE)))
+
+    def step(carry: tuple[Any, ...], grads: Tree, _loss: Any) -> tuple[Any, ...]:
+        params, state, flat = carry
+        loss_scale = jax.tree.unflatten(structure, flat)
+        grads = loss_scale.unscale(grads)
+        finite = jmp.all_finite(grads)
+        loss_scale = loss_scale.adjust(finite)
+        updates, after = tx.update(grads, state, params)
+        stepped = optax.apply_updates(params, updates)
+        params, state = jmp.select_tree(finite, (stepped, after), (params, state))
+        return params, state, jax.tree.leaves(loss_scale)
+
+    check = _scale_is_kept("jmp", lambda carry: jax.tree.unflatten(structure, carry[2]).loss_scale)
+    return JaxVariant(problem, "jmp", tx, step, extra=(leaves,), scale=SCALE, skips=True, check=check)
+
+
+def _idle(problem: JaxProblem) -> JaxVariant:
+    tx = optax.chain(stablenum_jax.guard(clip=1e30), make_optimizer(problem.row))
+    check = _decided("idle", clipped=False, scale=1.0)
+    return JaxVariant(problem, "idle", tx, _by_us(tx), skips=True, check=check)
+
+
+def _wrapper(problem: JaxProblem) -> JaxVariant:
+    tx = stablenum_jax.chain(stablenum_jax.guard(clip=problem.max_norm), make_optimizer(problem.row))
+    check = _decided("wrapper", clipped=True, scale=1.0)
+    return JaxVariant(problem, "wrapper", tx, _by_optax(tx), skips=True, check=check)
+
+
+def _fold(problem: JaxProblem) -> JaxVariant:
+    guard = stablenum_jax.guard(
+        clip=problem.max_norm, loss_scale=stablenum_jax.DynamicLossScale(init_scale=SCALE)
+    )
+    tx = optax.chain(guard, make_optimizer(problem.row))
+    check = _decided("fold", clipped=True, scale=SCALE)
+    return JaxVariant(problem, "fold", tx, _by_us(tx), scale=SCALE, skips=True, check=check)
+
+
+def _all(problem: JaxProblem) -> JaxVariant:
+    guard = stablenum_jax.guard(
+        clip=problem.max_norm,
+        loss_scale=stablenum_jax.DynamicLossScale(init_scale=SCALE),
+        spike="skip",
+    )
+    tx = optax.chain(guard, make_optimizer(problem.row))
+    return JaxVariant(
+        problem,
+        "all",
+        tx,
+        _by_us(tx, value=True),
+        scale=SCALE,
+        skips=True,
+        read=lambda carry: stablenum_jax.metrics(carry[1]),
+        check=_decided("all", clipped=True, scale=SCALE),
+    )
+
+
+MAKE: dict[str, Callable[[JaxProblem], JaxVariant]] = {
+    "bare": _bare,
+    "clip": _clip,
+    "apply_if_finite": _apply_if_finite,
+    "dynamic_scale": _dynamic_scale,
+    "jmp": _jmp,
+    "idle": _idle,
+    "wrapper": _wrapper,
+    "fold": _fold,
+    "all": _all,
+}
+
+
+def build(problem: JaxProblem) -> dict[str, JaxVariant]:
+    """The variants of the problem's row."""
+    return {name: MAKE[name](problem) for name in problem.row.variants}
+
+
+def _scale_is_kept(name: str, scale: Callable[[tuple[Any, ...]], Any]) -> Callable[[tuple[Any, ...]], None]:
+    def check(carry: tuple[Any, ...]) -> None:
+        if float(scale(carry)) != SCALE:
+            raise WrongResultError(
+                f"{name}: the loss scale is {float(scale(carry))}; it ought to have stayed {SCALE}."
+            )
+
+    return check
+
+
+def _decided(name: str, *, clipped: bool, scale: float) -> Callable[[tuple[Any, ...]], None]:
+    """Every step was applied, with the loss scale and the clipping that the name says."""
+
+    def check(carry: tuple[Any, ...]) -> None:
+        last = stablenum_jax.metrics(carry[1])
+        right = last["applied"] and last["skipped_total"] == 0 and last["loss_scale"] == scale
+        if not right or (last["clip_coefficient"] < 1.0) != clipped:
+            raise WrongResultError(
+                f"{name}: ought to have applied every step, {'clipped' if clipped else 'unclipped'}, with "
+                f"the loss scale {scale}; the last one was {last}."
+            )
+
+    return check

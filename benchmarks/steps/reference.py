@@ -1,0 +1,118 @@
+"""What the parameters have to be at the end, in float64 and by the optimizers' formulas alone.
+
+The gradients of step k are ``FACTORS[k % 4]`` times the same ones. Adam's update does not change when all
+gradients are multiplied by one number, so with equal steps it could not be seen whether clipping took place;
+with unequal ones it moves a fifth less unclipped than clipped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from benchmarks.steps.errors import WrongResultError
+from benchmarks.steps.rows import UNCLIPPED, Row
+
+__all__ = [
+    "CLIP_AT",
+    "FACTORS",
+    "LEARNING_RATE",
+    "SCALE",
+    "TOLERANCE",
+    "WEIGHT_DECAY",
+    "check_against_each_other",
+    "check_parameters",
+    "distance",
+    "expected",
+]
+
+FACTORS = (1.0, 0.25, 2.0, 0.5)  # powers of two: exact in every format
+SCALE = 1024.0  # the loss scale where there is one
+CLIP_AT = 0.1  # the norm to clip to, as a fraction of the norm at factor 1: every step is clipped
+LEARNING_RATE = {"adamw": 1e-2, "sgd": 1.0}
+WEIGHT_DECAY = 1e-2
+MOMENTUM = 0.9
+# Largest distance from the reference, over how far the parameters moved. bfloat16 has 8 bits, and each step
+# rounds parameters and moments to them.
+TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
+
+
+def expected(
+    row: Row, start: np.ndarray, gradient: np.ndarray, *, norm: float, steps: int, clipped: bool
+) -> np.ndarray:
+    """Parameters after ``steps`` steps, float64.
+
+    AdamW as in Loshchilov & Hutter 2019 (arXiv 1711.05101), algorithm 2 with torch's and optax's defaults;
+    SGD with heavy-ball momentum as torch and optax write it.
+
+    Args:
+        row: which optimizer.
+        start, gradient: some elements of parameters and of gradients at factor 1, float64.
+        norm: of all gradients at factor 1.
+        steps: how many.
+        clipped: whether each step is clipped to ``CLIP_AT * norm``.
+    """
+    p, lr = start.copy(), LEARNING_RATE[row.optimizer]
+    first, second = np.zeros_like(p), np.zeros_like(p)
+    for k in range(steps):
+        factor = FACTORS[k % len(FACTORS)]
+        shortening = min(1.0, CLIP_AT * norm / (factor * norm)) if clipped else 1.0
+        g = gradient * factor * shortening
+        if row.optimizer == "sgd":
+            first = MOMENTUM * first + g
+            p = p - lr * first
+            continue
+        first = 0.9 * first + 0.1 * g
+        second = 0.999 * second + 0.001 * g * g
+        mean, square = first / (1 - 0.9 ** (k + 1)), second / (1 - 0.999 ** (k + 1))
+        p = p - lr * WEIGHT_DECAY * p - lr * mean / (np.sqrt(square) + 1e-8)
+    return p
+
+
+def distance(found: np.ndarray, wanted: np.ndarray, start: np.ndarray) -> float:
+    """Root mean square of the difference, over that of the whole way; inf if anything is not finite."""
+    way = math.sqrt(float(np.mean(np.square(wanted - start))))
+    off = math.sqrt(float(np.mean(np.square(found - wanted))))
+    return off / way if math.isfinite(off) and way > 0 else math.inf
+
+
+def check_parameters(
+    row: Row,
+    name: str,
+    *,
+    start: np.ndarray,
+    gradient: np.ndarray,
+    found: np.ndarray,
+    norm: float,
+    steps: int,
+) -> float:
+    """The distance of a variant's parameters from the reference.
+
+    Raises:
+        WrongResultError: it is beyond the tolerance.
+    """
+    clipped = name not in UNCLIPPED
+    wanted = expected(row, start, gradient, norm=norm, steps=steps, clipped=clipped)
+    off = distance(found, wanted, start)
+    if not off <= TOLERANCE[row.dtype]:
+        raise WrongResultError(
+            f"{row.name}: after {steps} steps the parameters of {name!r} are {off:.2g} of their way from the "
+            f"float64 reference; allowed is {TOLERANCE[row.dtype]}. Nothing is reported."
+        )
+    return off
+
+
+def check_against_each_other(row: Row, distances: Mapping[tuple[str, str], float]) -> None:
+    """All elements of variants that ought to agree: ``distances`` of (one, another), as above.
+
+    Raises:
+        WrongResultError: a pair is further apart than two tolerances.
+    """
+    for (one, other), off in distances.items():
+        if not off <= 2 * TOLERANCE[row.dtype]:
+            raise WrongResultError(
+                f"{row.name}: the parameters of {one!r} and of {other!r} are {off:.2g} of their way apart; "
+                f"allowed is {2 * TOLERANCE[row.dtype]}. Nothing is reported."
+            )

@@ -1,0 +1,220 @@
+"""What a torch step does, counted: passes over the gradients, operations, waits, memory, graph breaks."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch._dynamo.testing
+import torch._inductor.config
+from torch.overrides import TorchFunctionMode
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import stablenum_torch.stepping
+from benchmarks.steps.errors import BenchmarkError
+from benchmarks.steps.torch_variants import TorchProblem, TorchVariant
+
+__all__ = ["Counter", "count", "graph_breaks", "kernels", "peak_bytes", "seconds_to_compile"]
+
+_WAITS = ("aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal", "aten::nonzero")
+# Write without reading what was there.
+_FILLS = ("aten::copy_", "aten::fill_", "aten::zero_", "aten::normal_")
+
+
+class Counter(TorchDispatchMode):
+    """Counts operations, and the elements of the watched tensors that they read and write.
+
+    torch's fused optimizers are declared as writing the gradients and do so only if they are given a
+    ``grad_scale``; that is taken into account.
+
+    Args:
+        watched: the gradients.
+        beside: tensors that lie on the host on every device (the counts of Adam's steps), for whose values
+            nothing waits.
+    """
+
+    def __init__(self, watched: list[torch.Tensor], beside: list[torch.Tensor]) -> None:
+        super().__init__()
+        self._total = sum(t.numel() for t in watched)
+        self._watched = {t.untyped_storage().data_ptr() for t in watched}
+        self._beside = {t.untyped_storage().data_ptr() for t in beside}
+        self.read = self.written = self.operations = self.waits = 0
+
+    @property
+    def passes(self) -> tuple[float, float]:
+        """Reads and writes of all gradients."""
+        return round(self.read / self._total, 3), round(self.written / self._total, 3)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name, schema = func._schema.name, func._schema
+        if name in _WAITS and not self._of(args[0], self._beside):
+            self.waits += 1
+        # A view moves no data and launches nothing.
+        if not func.is_view and name not in ("aten::detach", "aten::_local_scalar_dense"):
+            self.operations += 1
+            for elements, writes in self._touched(schema, args, kwargs):
+                self.written += elements if writes else 0
+                self.read += 0 if writes and name in _FILLS else elements
+        return func(*args, **kwargs)
+
+    def _touched(self, schema: Any, args: Any, kwargs: Any) -> list[tuple[int, bool]]:
+        """(elements, whether written) of each part of the watched tensors that an operation is given.
+
+        A part that is given twice, as to ``dot(g, g)``, is read once.
+        """
+        given = list(zip(schema.arguments, args))
+        given += [(a, kwargs[a.name]) for a in schema.arguments if a.name in kwargs]
+        parts: dict[tuple[int, int], bool] = {}
+        for argument, value in given:
+            writes = argument.alias_info is not None and argument.alias_info.is_write
+            if argument.name == "grads" and "_fused_" in schema.name:
+                writes = kwargs.get("grad_scale") is not None
+            for leaf in tree_leaves(value):
+                if isinstance(leaf, torch.Tensor) and self._of(leaf, self._watched):
+                    part = (leaf.data_ptr(), leaf.numel())
+                    parts[part] = parts.get(part, False) or writes
+        return [(elements, writes) for (_, elements), writes in parts.items()]
+
+    @staticmethod
+    def _of(tensor: Any, storages: set[int]) -> bool:
+        return tensor.layout == torch.strided and tensor.untyped_storage().data_ptr() in storages
+
+
+class _Reads(TorchFunctionMode):
+    """Counts copies of tensors to the host that are no operations of their own on a CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.waits += func in (torch.Tensor.tolist, torch.Tensor.cpu)
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _path_of_accelerators() -> Iterator[None]:
+    """On a CPU the guard reads values on the host, for nothing. What an accelerator does is counted here."""
+    stepping = stablenum_torch.stepping
+    if not hasattr(stepping, "_on_host"):
+        raise BenchmarkError(
+            "stablenum_torch.stepping has no _on_host: the counting of waits is out of date."
+        )
+    before = stepping._on_host
+    stepping._on_host = lambda *_, **__: False
+    try:
+        yield
+    finally:
+        stepping._on_host = before
+
+
+def count(problem: TorchProblem, variant: TorchVariant) -> dict[str, Any]:
+    """Of one step as it is timed the reads and writes of the gradients and the operations; and how often the
+    host would wait for an accelerator.
+    """
+
+    def one_step(reads: _Reads) -> Counter:
+        problem.put(variant.steps, variant.scale)
+        beside = [s["step"] for s in variant.optimizer.state.values() if "step" in s and s["step"].is_cpu]
+        counter = Counter(problem.grads, beside if "fused" not in problem.row.kernel else [])
+        with counter, reads:
+            variant.step()
+        variant.steps += 1
+        return counter
+
+    counted, reads = one_step(_Reads()), _Reads()
+    with _path_of_accelerators():
+        waits = one_step(reads).waits + reads.waits
+    reads, writes = counted.passes
+    return {
+        "gradient_reads": reads,
+        "gradient_writes": writes,
+        "operations": counted.operations,
+        "host_waits": waits,
+    }
+
+
+def peak_bytes(problem: TorchProblem, variant: TorchVariant) -> int:
+    """The most memory that one step allocates beside what was there before it."""
+    problem.put(variant.steps, variant.scale)
+    variant.steps += 1
+    if problem.device.type == "cuda":
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        variant.step()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        variant.step()
+    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    now = most = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    return most
+
+
+def kernels(problem: TorchProblem, variant: TorchVariant) -> dict[str, int]:
+    """Kernels that one step launches on a CUDA device, and the times that it makes the host wait."""
+    problem.put(variant.steps, variant.scale)
+    variant.steps += 1
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiler:
+        variant.step()
+        torch.cuda.synchronize()
+    on_device = [e for e in profiler.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    launched = [e for e in on_device if not e.name.startswith(("Memcpy", "Memset"))]
+    problem.put(variant.steps, variant.scale)
+    variant.steps += 1
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            variant.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    waits = sum("synchronizing CUDA operation" in str(w.message) for w in caught)
+    return {"kernels": len(launched), "copies": len(on_device) - len(launched), "host_waits": waits}
+
+
+def graph_breaks(step: Callable[[], object]) -> dict[str, int]:
+    """How often ``torch.compile`` leaves its graph in one step, and into how many graphs it falls."""
+    counted = torch._dynamo.testing.CompileCounter()
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.compile(step, backend=counted)()
+    breaks = sum(torch._dynamo.utils.counters["graph_break"].values())
+    torch._dynamo.reset()
+    return {"graph_breaks": int(breaks), "graphs": int(counted.frame_count)}
+
+
+def seconds_to_compile(step: Callable[[], object]) -> float:
+    """Of the first call of ``torch.compile(step)``, with nothing kept from compiling before."""
+    torch._dynamo.reset()
+    with tempfile.TemporaryDirectory() as folder, torch._inductor.config.patch(force_disable_caches=True):
+        before = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+        try:
+            start = time.perf_counter()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                torch.compile(step)()
+            return time.perf_counter() - start
+        finally:
+            if before is None:
+                del os.environ["TORCHINDUCTOR_CACHE_DIR"]
+            else:
+                os.environ["TORCHINDUCTOR_CACHE_DIR"] = before
+            torch._dynamo.reset()

@@ -1,0 +1,58 @@
+"""``python -m benchmarks.steps.worker PART OUT``: measure one part in this process, write it as JSON.
+
+PART is a row's name, ``bandwidth``, ``compiling`` or ``transformer``. A process of its own has clean memory
+and a thread pool that nobody else has set up. Exits with 1 if there is no result to be had, with 3 if it was
+only too noisy; nothing is written then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.steps.errors import BenchmarkError
+from benchmarks.steps.rows import row_named
+
+__all__ = ["main"]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("part")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--attempt", type=int, default=1)
+    given = parser.parse_args(arguments)
+    try:
+        result = _measured(given.part, given.device, given.attempt)
+    except BenchmarkError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
+    given.out.write_text(json.dumps(result), encoding="utf-8")
+
+
+def _measured(part: str, device: str, attempt: int) -> Any:
+    if part == "bandwidth":
+        from benchmarks.steps.bandwidth import bandwidth
+        from benchmarks.steps.devices import timer_of
+
+        return bandwidth(device=device, timer=timer_of(device), rounds=15 * attempt)
+    if part == "compiling":
+        from benchmarks.steps.compiling import compiling
+
+        return compiling(device=device)
+    if part == "transformer":
+        from benchmarks.steps.transformer import LARGE, transformer
+
+        return transformer(LARGE, device=device, attempt=attempt)
+    from benchmarks.steps.measure import measure
+
+    return measure(row_named(part), device=device, attempt=attempt)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+"""What a guarded step costs: tables and figures of the last benchmark run, from the file that it wrote."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from figures.style import AFTER, ALSO, BAD, LIMIT, RAW, finish, panels, save
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+__all__ = ["write_costs"]
+
+Row = dict[str, Any]
+
+_OURS = ("idle", "wrapper", "fold", "all")
+_COUNTED = {
+    "gradient_reads": "reads of the gradients",
+    "gradient_writes": "writes",
+    "traffic": "traffic",
+    "operations": "operations",
+    "host_waits": "host waits",
+    "peak_bytes": "peak memory, MB",
+}
+# Which rows the figures and the table of counts are of.
+_USUAL = {"torch": ("adamw", "fused"), "jax": ("adamw", "xla")}
+_LINES = {
+    "scaler": (LIMIT, "s"),
+    "apply_if_finite": (LIMIT, "s"),
+    "clip": (RAW, "v"),
+    "idle": (ALSO, "D"),
+    "fold": (AFTER, "o"),
+}
+_NAMES = {"torch": "PyTorch", "jax": "JAX"}
+
+
+def write_costs(results: Path, directory: Path) -> None:
+    """``benchmarks.md``, and ``figures/cost-torch.svg`` and ``figures/cost-jax.svg``.
+
+    Raises:
+        FileNotFoundError: nothing has been measured.
+        ValueError: the file is not of the form that ``benchmarks.steps`` writes.
+    """
+    if not results.exists():
+        raise FileNotFoundError(f"{results}: missing; `python -m benchmarks steps` writes it")
+    report = json.loads(results.read_text(encoding="utf-8"))
+    if not {"bandwidth", "rows", "compiling", "threads"} <= set(report):
+        raise ValueError(
+            f"{results}: expected bandwidth, rows, compiling and threads; got {', '.join(report)}. "
+            "Run `python -m benchmarks steps`."
+        )
+    lines = [_machine(report), ""]
+    (directory / "figures").mkdir(parents=True, exist_ok=True)
+    for framework in ("torch", "jax"):
+        rows = [row for row in report["rows"] if row["framework"] == framework]
+        lines += [f"### {_NAMES[framework]}", "", *_tables(framework, rows, report), ""]
+        save(_figure(framework, rows, report), directory / "figures" / f"cost-{framework}.svg")
+    (directory / "benchmarks.md").write_text("\n".join(lines), encoding="utf-8")
+
+
+def _machine(report: dict[str, Any]) -> str:
+    machine, speed = report["machine"], report["bandwidth"]
+    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
+    spreads = [v["spread"] for row in report["rows"] for v in row["variants"].values()]
+    return (
+        f"{machine['cpu_count']} cores, {machine['architecture']}, {report['threads']} threads for PyTorch, "
+        f"Python {report['python']}, {versions}. Memory: {speed['copy_gb_s']:.0f} GB/s copied (both ways "
+        f"counted), {speed['read_gb_s']:.0f} GB/s read. The largest spread is {max(spreads):.0%}."
+    )
+
+
+def _tables(framework: str, rows: list[Row], report: dict[str, Any]) -> list[str]:
+    lines = ["Milliseconds of the bare step, and how many times as long a step takes with each:", ""]
+    lines += [*_table(*_ratios(rows)), ""]
+    peer = rows[0]["variants"][rows[0]["peer"]]["label"]
+    said = (
+        f"What is added to the bare step, over what {peer} adds to it; in parentheses the quartiles over the "
+        "rounds. `limit`: one read of the gradients at the measured bandwidth, in the same unit."
+    )
+    lines += [
+        said,
+        "",
+        *_table(*_extras(rows, report)),
+        "",
+    ]
+    usual = _named(rows, _USUAL[framework], "38M", 108)
+    return [*lines, f"Counted, {_what(usual)}:", "", *_table(*_counts(usual, report))]
+
+
+def _what(row: Row) -> str:
+    """``adamw fused, 38M in 108``; float32 is not said."""
+    kernel = "" if row["kernel"] == "xla" else f" {row['kernel']}"
+    dtype = "" if row["dtype"] == "float32" else f", {row['dtype']}"
+    return f"{row['optimizer']}{kernel}, {row['size']} in {row['tensors']:,}{dtype}"
+
+
+def _ratios(rows: list[Row]) -> tuple[list[str], list[list[str]]]:
+    names = _all_variants(rows)[1:]
+    labels = {name: v["label"] for row in rows for name, v in row["variants"].items()}
+    body = []
+    for row in rows:
+        cells = [_what(row), _ms(row["variants"]["bare"]["median_ms"])]
+        for name in names:
+            v = row["variants"].get(name)
+            cells.append("" if v is None else f"{v['ratio_to_bare']:.2f}")
+        body.append(cells)
+    return ["step, parameters in tensors", "bare, ms", *(labels[name] for name in names)], body
+
+
+def _extras(rows: list[Row], report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    names = [name for name in _all_variants(rows) if name in _OURS]
+    labels = {name: v["label"] for row in rows for name, v in row["variants"].items()}
+    body = []
+    for row in rows:
+        extra = row["variants"][row["peer"]]["extra_ms"]
+        cells = [_what(row), _ms(extra), f"{_limit_ms(row, report) / extra:.2f}" if extra > 0 else ""]
+        for name in names:
+            v = row["variants"].get(name, {})
+            low, high = v.get("extra_over_peers_quartiles", (None, None))
+            quartiles = "" if low is None else f" ({low:.2f} to {high:.2f})"
+            cells.append(f"{v['extra_over_peers']:.2f}{quartiles}" if "extra_over_peers" in v else "")
+        body.append(cells)
+    peer = rows[0]["variants"][rows[0]["peer"]]["label"]
+    head = ["step, parameters in tensors", f"{peer}: extra, ms", "limit", *(labels[name] for name in names)]
+    return head, body
+
+
+def _counts(row: Row, report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """What does not depend on the machine, and of one row alone."""
+    columns = {key: title for key, title in _COUNTED.items() if key in row["variants"]["bare"]}
+    compiled = next((c["variants"] for c in report["compiling"] if _same_step(c, row)), None)
+    head = ["", *columns.values(), *(["graph breaks"] if compiled else []), "compiling, s"]
+    body = []
+    for name, v in row["variants"].items():
+        cells = [v["label"]]
+        for key in columns:
+            cells.append(f"{v[key] / 1e6:,.1f}" if key == "peak_bytes" else f"{v[key]:.4g}")
+        if compiled:
+            cells.append(str(compiled[name]["graph_breaks"]))
+        seconds = (compiled or row["variants"])[name].get("compile_s")
+        body.append([*cells, "" if seconds is None else f"{seconds:.1f}"])
+    return head, body
+
+
+def _same_step(one: Row, other: Row) -> bool:
+    return all(one[key] == other[key] for key in ("framework", "optimizer", "kernel"))
+
+
+def _all_variants(rows: list[Row]) -> list[str]:
+    """In the order of the row that has the most."""
+    return list(max((row["variants"] for row in rows), key=len))
+
+
+def _named(rows: list[Row], step: tuple[str, str], size: str, tensors: int) -> Row:
+    for row in rows:
+        same = (row["optimizer"], row["kernel"]) == step and row["dtype"] == "float32"
+        if same and row["size"] == size and row["tensors"] == tensors:
+            return row
+    raise ValueError(f"the results must have a row of {' '.join(step)}, {size} in {tensors}; they have none")
+
+
+def _limit_ms(row: Row, report: dict[str, Any]) -> float:
+    """One read of the gradients, by the measured bandwidth."""
+    return row["gradient_bytes"] / report["bandwidth"]["read_gb_s"] / 1e6
+
+
+def _figure(framework: str, rows: list[Row], report: dict[str, Any]) -> Figure:
+    """The extra time against parameters, and against tensors at 1 M parameters."""
+    usual = [
+        row
+        for row in rows
+        if (row["optimizer"], row["kernel"]) == _USUAL[framework] and row["dtype"] == "float32"
+    ]
+    figure, (top, bottom) = panels(2, height=3.0, same_x=False)
+    growing = sorted((row for row in usual if row["tensors"] == 108), key=lambda row: row["parameters"])
+    cut = sorted((row for row in usual if row["size"] == "1M"), key=lambda row: row["tensors"])
+    for ax, chosen, key, label in (
+        (top, growing, "parameters", "parameters, in 108 tensors"),
+        (bottom, cut, "tensors", "tensors, 1 M parameters in all"),
+    ):
+        if not chosen:
+            raise ValueError(f"the results must have rows to draw against {key}; they have none")
+        _lines(ax, chosen, key, report)
+        ax.set_xscale("log")
+        finish(ax, y="ms added to the bare step", log=10, x=False, columns=3)
+        ax.set_xlabel(label)
+    return figure
+
+
+def _lines(ax: Axes, rows: list[Row], key: str, report: dict[str, Any]) -> None:
+    """One line a variant; a point that noise puts at or below 0 has no place on a logarithmic axis."""
+    for name, (colour, marker) in _LINES.items():
+        with_it = [row for row in rows if row["variants"].get(name, {}).get("extra_ms", 0.0) > 0]
+        if with_it:
+            ax.plot(
+                [row[key] for row in with_it],
+                [row["variants"][name]["extra_ms"] for row in with_it],
+                color=colour,
+                marker=marker,
+                ms=5,
+                lw=1.5,
+                label=with_it[0]["variants"][name]["label"],
+            )
+    ax.plot(
+        [row[key] for row in rows],
+        [_limit_ms(row, report) for row in rows],
+        color=BAD,
+        ls=":",
+        lw=1.3,
+        label="one read of the gradients",
+    )
+
+
+def _ms(value: float) -> str:
+    return f"{value:.1f}" if value >= 10 else f"{value:.3f}"
+
+
+def _table(head: list[str], rows: list[list[str]]) -> list[str]:
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    return ["| " + " | ".join(line) + " |" for line in (head, rule, *rows)]

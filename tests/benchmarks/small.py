@@ -1,0 +1,35 @@
+"""Rows that take a second, with bounds that a busy machine keeps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from benchmarks.steps.rows import JAX, TORCH, Row, row_named
+
+TORCH_ROW = replace(
+    row_named("torch adamw fused 10k/10 float32"),
+    size="tiny",
+    tensors=3,
+    shape=(50, 4),
+    rounds=5,
+    variants=TORCH,
+    bound=1e9,
+)
+JAX_ROW = replace(
+    row_named("jax adamw xla 10k/10 float32"),
+    size="tiny",
+    tensors=3,
+    shape=(50, 4),
+    rounds=5,
+    variants=JAX,
+    bound=1e9,
+)
+
+
+def kinds(row: Row) -> list[Row]:
+    """The row with each optimizer, kernel and dtype that is measured."""
+    bf16 = tuple(name for name in row.variants if name != "dynamic_scale")
+    more = [replace(row, optimizer="sgd"), replace(row, dtype="bfloat16", variants=bf16)]
+    if row.framework == "torch":
+        more += [replace(row, kernel="foreach"), replace(row, optimizer="sgd", kernel="foreach")]
+    return more

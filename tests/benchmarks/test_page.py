@@ -1,0 +1,109 @@
+"""The tables and figures of the page on costs say what the results say."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from benchmarks.steps import measure
+from tests.benchmarks.small import JAX_ROW, TORCH_ROW
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def report():
+    """Two small rows measured for real, which say that they are the usual ones and others."""
+    rows = [measure.measure(replace(row, rounds=4)) for row in (TORCH_ROW, JAX_ROW)]
+    for row in rows:
+        row |= {"size": "38M", "tensors": 108}
+    rows = [row | changed for changed in ({}, {"size": "1M", "tensors": 10}) for row in rows]
+    breaks = {name: {"graph_breaks": 7, "compile_s": 1.25} for name in rows[0]["variants"]}
+    return {
+        "machine": {"cpu_count": 2, "architecture": "x86_64"},
+        "python": "3.11",
+        "versions": {"torch": "2"},
+        "threads": 2,
+        "bandwidth": {"copy_gb_s": 40.0, "read_gb_s": 20.0},
+        "compiling": [
+            {"framework": "torch", "optimizer": "adamw", "kernel": "fused", "variants": breaks},
+        ],
+        "rows": rows,
+    }
+
+
+@pytest.fixture
+def costs(monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS))
+    return __import__("costs")
+
+
+def written(costs, report, folder) -> str:
+    results = folder / "cpu.json"
+    results.write_text(json.dumps(report), encoding="utf-8")
+    costs.write_costs(results, folder)
+    return (folder / "benchmarks.md").read_text(encoding="utf-8")
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_every_variant_has_its_ratio_and_its_counts(costs, report, tmp_path):
+    page = written(costs, report, tmp_path)
+    tables = [table.splitlines() for table in page.split("\n\n") if table.startswith("|")]
+    assert len(tables) == 6, "three a framework"
+    for row, (ratios, extras, counts) in zip(report["rows"][:2], (tables[:3], tables[3:]), strict=True):
+        by_label = dict(zip(cells(ratios[0]), cells(ratios[2]), strict=True))
+        added = dict(zip(cells(extras[0]), cells(extras[2]), strict=True))
+        counted = {cells(line)[0]: cells(line) for line in counts[2:]}
+        for name, v in row["variants"].items():
+            if name != "bare":
+                assert by_label[v["label"]] == f"{v['ratio_to_bare']:.2f}"
+            if name in ("idle", "fold", "all") and "extra_over_peers" in v:
+                assert added[v["label"]].startswith(f"{v['extra_over_peers']:.2f}")
+            assert counted[v["label"]][1] == f"{v['gradient_reads']:.4g}"
+    assert cells(tables[2][0])[-2:] == ["graph breaks", "compiling, s"]
+    assert cells(tables[2][2])[-2:] == ["7", "1.2"]
+
+
+def test_the_limit_is_one_read_at_the_measured_bandwidth(costs, report):
+    row = report["rows"][0] | {"gradient_bytes": 2 * 10**9}
+    assert costs._limit_ms(row, report) == pytest.approx(100.0)
+
+
+def test_a_point_at_or_below_zero_is_left_out(costs, report, tmp_path):
+    noisy = json.loads(json.dumps(report))
+    for row in noisy["rows"]:
+        for v in row["variants"].values():
+            v["extra_ms"] = -1.0
+            v.pop("extra_over_peers", None)
+    page = written(costs, noisy, tmp_path)
+    assert "nan" not in page.lower()
+    bare = [line for line in page.splitlines() if line.startswith("| adamw") and "-1.000" in line]
+    assert [cells(line)[2:] for line in bare] == [[""] * (len(cells(line)) - 2) for line in bare] != []
+
+
+def test_the_figures_are_drawings(costs, report, tmp_path):
+    written(costs, report, tmp_path)
+    for name in ("cost-torch", "cost-jax"):
+        assert ElementTree.parse(tmp_path / "figures" / f"{name}.svg").getroot().tag.endswith("svg")
+
+
+def test_the_page_includes_them():
+    page = (DOCS / "cost.md").read_text(encoding="utf-8")
+    assert "{include} _build/generated/benchmarks.md" in page
+    for name in ("cost-torch", "cost-jax"):
+        assert f"(_build/generated/figures/{name}.svg)" in page
+
+
+def test_without_results_or_with_others_it_says_what_writes_them(costs, tmp_path):
+    with pytest.raises(FileNotFoundError, match="python -m benchmarks steps"):
+        costs.write_costs(tmp_path / "none.json", tmp_path)
+    (tmp_path / "other.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(ValueError, match="python -m benchmarks steps"):
+        costs.write_costs(tmp_path / "other.json", tmp_path)

@@ -1,0 +1,168 @@
+"""Rows measured for real, small: what the code of every device, framework and variant does."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import optax
+import pytest
+import torch
+
+from benchmarks.steps import measure
+from benchmarks.steps.bandwidth import bandwidth
+from benchmarks.steps.compiling import compiling
+from benchmarks.steps.reference import FACTORS, LEARNING_RATE, MOMENTUM, WEIGHT_DECAY, expected
+from benchmarks.steps.rows import LABELS, OURS, ROWS, row_named
+from benchmarks.steps.transformer import Sizes, transformer
+from tests.benchmarks.small import JAX_ROW, TORCH_ROW, kinds
+
+
+@pytest.fixture(scope="module")
+def torch_row():
+    return measure.measure(TORCH_ROW)
+
+
+@pytest.fixture(scope="module")
+def jax_row():
+    return measure.measure(JAX_ROW)
+
+
+def test_a_torch_row_has_a_figure_for_everything(torch_row):
+    assert json.loads(json.dumps(torch_row)) == torch_row
+    assert list(torch_row["variants"]) == list(TORCH_ROW.variants)
+    counts = {name: (v["gradient_reads"], v["gradient_writes"]) for name, v in torch_row["variants"].items()}
+    # The peers' are the table of the documentation; ours is the design.
+    assert counts["bare"] == (1, 0)
+    assert counts["clip"] == (3, 1)
+    assert counts["scaler"] == (4, 2)
+    assert counts["idle"] == (2, 0)
+    assert counts["fold"] == counts["all"] == (2, 1)
+    waits = {name: v["host_waits"] for name, v in torch_row["variants"].items()}
+    assert waits["isfinite"] == TORCH_ROW.tensors
+    assert [waits[name] for name in ("bare", "clip", "scaler", "idle", "fold")] == [0] * 5
+    assert waits["all"] > 0, "reading the metrics waits"
+    for v in torch_row["variants"].values():
+        assert v["median_ms"] > 0
+        assert v["operations"] > 0
+        assert v["peak_bytes"] > 0
+        assert v["distance_from_reference"] < 1e-3
+
+
+def test_a_jax_row_has_a_figure_for_everything(jax_row):
+    assert json.loads(json.dumps(jax_row)) == jax_row
+    assert list(jax_row["variants"]) == list(JAX_ROW.variants)
+    for name, v in jax_row["variants"].items():
+        assert v["median_ms"] > 0
+        assert v["compile_s"] > 0
+        assert v["operations"] > 0
+        assert v["gradient_reads"] >= (1 if name == "bare" else 2)
+        assert v["host_waits"] == (1 if name == "all" else 0)
+    assert jax_row["variants"]["apply_if_finite"]["extra_over_peers"] == 1.0
+
+
+@pytest.mark.parametrize("row", kinds(TORCH_ROW) + kinds(JAX_ROW), ids=lambda row: row.name)
+def test_every_kind_of_row_agrees_with_the_reference(row):
+    """Measuring raises where a variant does not."""
+    found = measure.measure(replace(row, rounds=4))
+    assert set(found["variants"]) == set(row.variants)
+
+
+def test_a_ratio_is_of_medians_and_its_quartiles_of_rounds():
+    from benchmarks.timing import Times
+
+    times = {"bare": Times([1.0, 2.0, 1.0, 1.0]), "scaler": Times([3.0, 4.0, 3.0, 3.0])}
+    times["fold"] = Times([2.0, 3.0, 2.0, 2.0])
+    figures = measure.compared(replace(TORCH_ROW, variants=tuple(times)), times)
+    assert figures["fold"]["ratio_to_bare"] == 2.0
+    assert figures["fold"]["extra_ms"] == 1.0
+    assert figures["fold"]["extra_over_peers"] == 0.5
+    assert figures["fold"]["extra_over_peers_quartiles"] == [0.5, 0.5]
+    assert "extra_over_peers" not in figures["bare"]
+
+
+def test_no_ratio_to_a_peer_that_costs_nothing():
+    from benchmarks.timing import Times
+
+    times = {"bare": Times([2.0] * 4), "scaler": Times([2.0] * 4), "fold": Times([3.0] * 4)}
+    figures = measure.compared(replace(TORCH_ROW, variants=tuple(times)), times)
+    assert "extra_over_peers" not in figures["fold"]
+
+
+# --- the reference ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("clipped", [True, False])
+def test_the_reference_is_torchs_optimizer_in_float64(optimizer, clipped):
+    draw = np.random.default_rng(0)
+    start, gradient = draw.standard_normal(20) * 1e-3, draw.standard_normal(20)
+    p = torch.nn.Parameter(torch.tensor(start))
+    lr = LEARNING_RATE[optimizer]
+    opt = (
+        torch.optim.SGD([p], lr=lr, momentum=MOMENTUM)
+        if optimizer == "sgd"
+        else torch.optim.AdamW([p], lr=lr, weight_decay=WEIGHT_DECAY)
+    )
+    norm = float(np.linalg.norm(gradient))
+    for k in range(9):
+        p.grad = torch.tensor(gradient) * FACTORS[k % 4]
+        if clipped:
+            torch.nn.utils.clip_grad_norm_([p], 0.1 * norm)
+        opt.step()
+    row = replace(TORCH_ROW, optimizer=optimizer)
+    wanted = expected(row, start, gradient, norm=norm, steps=9, clipped=clipped)
+    np.testing.assert_allclose(p.detach().numpy(), wanted, rtol=1e-5)
+
+
+def test_the_reference_is_optaxs_adamw():
+    params = np.array([1e-3, -2e-3, 5e-4], np.float32)
+    gradient = np.array([0.5, -1.0, 2.0], np.float32)
+    tx = optax.adamw(LEARNING_RATE["adamw"], weight_decay=WEIGHT_DECAY)
+    p, state = params, tx.init(params)
+    for k in range(5):
+        updates, state = tx.update(gradient * FACTORS[k % 4], state, p)
+        p = optax.apply_updates(p, updates)
+    wanted = expected(JAX_ROW, params.astype(float), gradient.astype(float), norm=1.0, steps=5, clipped=False)
+    np.testing.assert_allclose(p, wanted, rtol=1e-4)
+
+
+# --- the other parts -------------------------------------------------------------------------
+
+
+def test_bandwidth_counts_both_directions_of_a_copy():
+    found = bandwidth(elements=2**16, rounds=5, timer=lambda step: (step(), 2.0)[1])
+    size = 2**16 * 4
+    assert found["copy_gb_s"] == pytest.approx(2 * size / 2e-3 / 1e9, rel=0.05)
+    assert found["read_gb_s"] == pytest.approx(size / 2e-3 / 1e9, rel=0.05)
+
+
+def test_a_small_transformer_on_a_cpu():
+    sizes = Sizes(layers=1, width=16, heads=2, vocabulary=32, length=8, batch=2, rounds=3)
+    found = transformer(sizes, device="cpu", bound=1e9)
+    assert set(found["variants"]) == {"bare", "clip", "guarded"}
+    assert found["distance"] < 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch's own optimizers warn about themselves when compiled
+def test_graph_breaks_are_counted():
+    fused, foreach = compiling(2, seconds=False)
+    assert (fused["kernel"], foreach["kernel"]) == ("fused", "foreach")
+    assert set(fused["variants"]) == set(TORCH_ROW.variants)
+    assert fused["variants"]["all"]["graph_breaks"] > fused["variants"]["bare"]["graph_breaks"]
+
+
+def test_rows_have_names_of_their_own_and_the_sizes_that_they_say():
+    assert len({row.name for row in ROWS}) == len(ROWS)
+    says = {"10k": 1e4, "1M": 1e6, "38M": 38e6, "150M": 150e6}
+    for row in ROWS:
+        assert row.parameters == pytest.approx(says[row.size], rel=0.01)
+        assert row.variants[0] == "bare"
+        assert measure.PEER[row.framework] in row.variants
+        assert set(row.variants) <= set(LABELS)
+        assert any(name in row.variants for name in OURS)
+        assert row_named(row.name) is row
+    with pytest.raises(ValueError, match="row must be one of"):
+        row_named("torch")

@@ -1,0 +1,230 @@
+"""A benchmark without a figure that can be stood for ends with an error and writes nothing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from rich.console import Console
+
+import benchmarks.__main__ as command
+from benchmarks.steps import bandwidth, errors, measure, run, torch_variants, worker
+from benchmarks.timing import Times
+from tests.benchmarks.small import TORCH_ROW
+
+QUIET = Console(quiet=True)
+
+
+@pytest.fixture
+def results(monkeypatch, tmp_path):
+    """An empty folder in place of that of the results, and a command line that asks for the steps."""
+    monkeypatch.setattr(command, "RESULTS", tmp_path)
+    monkeypatch.setattr(command, "Console", lambda: QUIET)
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "steps"])
+    return tmp_path
+
+
+def steps_fail(results) -> str:
+    """What the command says when it ends with an error."""
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    assert ended.value.code not in (0, None)
+    assert list(results.iterdir()) == []
+    return str(ended.value.code)
+
+
+# --- a missing peer --------------------------------------------------------------------------
+
+
+def test_a_missing_peer_is_named_with_the_way_to_install_it(monkeypatch, results):
+    monkeypatch.setattr(run, "PEERS", ("torch", "a_peer_that_nobody_has"))
+    monkeypatch.setattr(run, "in_own_process", lambda *_, **__: pytest.fail("measured without a peer"))
+    said = steps_fail(results)
+    assert "a_peer_that_nobody_has" in said
+    assert "pip install a_peer_that_nobody_has" in said
+    assert "torch," not in said, "what is installed is not missing"
+
+
+def test_all_peers_are_required():
+    assert {"torch", "jax", "optax", "accelerate", "flax", "jmp"} <= set(run.PEERS)
+    errors.require(run.PEERS)
+
+
+# --- a wrong result --------------------------------------------------------------------------
+
+
+def wrong(monkeypatch, name, change):
+    """The error of measuring with one variant changed."""
+    build = torch_variants.BUILD[name]
+
+    def changed(problem):
+        variant = build(problem)
+        change(variant)
+        return variant
+
+    monkeypatch.setitem(torch_variants.BUILD, name, changed)
+    with pytest.raises(errors.WrongResultError, match=name) as found:
+        measure.measure(TORCH_ROW)
+    return str(found.value)
+
+
+@pytest.mark.parametrize("name", ["clip", "idle"])
+def test_parameters_off_the_reference(monkeypatch, name):
+    def change(variant):
+        inner = variant.step
+
+        def step():
+            inner()
+            with torch.no_grad():
+                variant.params[-1].mul_(1.001).add_(1e-3)
+
+        variant.step = step
+
+    assert "float64 reference" in wrong(monkeypatch, name, change)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_a_clip_that_does_not_clip_is_seen(monkeypatch, optimizer):
+    monkeypatch.setitem(torch_variants.BUILD, "clip", torch_variants.BUILD["bare"])
+    row = replace(TORCH_ROW, optimizer=optimizer)
+    with pytest.raises(errors.WrongResultError, match=r"'clip' are .* from the"):
+        measure.measure(row)
+
+
+def test_a_step_that_ought_to_be_skipped(monkeypatch):
+    def change(variant):
+        variant.skips = True
+
+    assert "did not skip" in wrong(monkeypatch, "clip", change)
+
+
+def test_a_guard_that_refused_a_step(monkeypatch):
+    def change(variant):
+        inner = variant.step
+
+        def step():
+            if variant.steps == 5:
+                variant.params[0].grad[0] = float("nan")
+            inner()
+
+        variant.step = step
+
+    assert "ought to have applied every step" in wrong(monkeypatch, "fold", change)
+
+
+def test_elements_that_the_reference_does_not_sample(monkeypatch):
+    """All elements are compared between the variants."""
+    row = replace(TORCH_ROW, tensors=1, shape=(1000,), variants=("bare", "idle"))
+    build = torch_variants.BUILD["idle"]
+
+    def changed(problem):
+        variant = build(problem)
+        with torch.no_grad():
+            variant.params[0][1:10] += 1.0  # between the sampled ones
+        return variant
+
+    monkeypatch.setitem(torch_variants.BUILD, "idle", changed)
+    with pytest.raises(errors.WrongResultError, match="apart"):
+        measure.measure(row)
+
+
+def test_a_wrong_result_stops_the_command(monkeypatch, results):
+    def measured(part, **_):
+        raise errors.WrongResultError(f"{part} is wrong")
+
+    monkeypatch.setattr(run, "in_own_process", measured)
+    assert "is wrong" in steps_fail(results)
+
+
+# --- a spread beyond its bound ---------------------------------------------------------------
+
+
+def test_the_spread_is_held_against_the_bound():
+    row = replace(TORCH_ROW, bound=0.2)
+    calm, restless = Times([1.0, 1.01, 0.99, 1.0]), Times([1.0, 1.4, 1.0, 1.5])
+    measure.check_spread(row, {"bare": calm})
+    with pytest.raises(errors.NoisyError, match=r"'clip': '\d+%'} are beyond 20%"):
+        measure.check_spread(row, {"bare": calm, "clip": restless})
+    with pytest.raises(errors.NoisyError):
+        measure.check_spread(row, {"bare": Times([1.0, float("nan"), 1.0, 1.0])})
+
+
+def test_every_measured_row_is_held_against_its_bound():
+    with pytest.raises(errors.NoisyError, match="tiny"):
+        measure.measure(replace(TORCH_ROW, variants=("bare", "scaler"), bound=-1.0))
+    with pytest.raises(errors.NoisyError, match="bandwidth"):
+        bandwidth.bandwidth(elements=1000, rounds=3, bound=-1.0)
+
+
+def test_noise_is_given_more_chances_and_more_rounds(monkeypatch, results):
+    attempts = []
+
+    def measured(part, *, attempt, **_):
+        attempts.append(attempt)
+        raise errors.NoisyError(f"{part} was too noisy")
+
+    monkeypatch.setattr(run, "in_own_process", measured)
+    assert "too noisy" in steps_fail(results)
+    assert attempts == [1, 2, 3]
+
+
+def test_a_later_attempt_may_succeed():
+    def measured(part, *, attempt, **_):
+        if attempt == 1:
+            raise errors.NoisyError("noisy")
+        return {"part": part, "attempt": attempt}
+
+    assert run._with_patience(QUIET, measured, "bandwidth", "cpu") == {"part": "bandwidth", "attempt": 2}
+
+
+# --- from process to process -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(errors.NoisyError, 3), (errors.WrongResultError, 1), (errors.MissingPeerError, 1)]
+)
+def test_a_worker_says_by_its_exit_code_why_it_has_no_result(monkeypatch, tmp_path, capsys, error, code):
+    def fail(*_, **__):
+        raise error("the reason")
+
+    monkeypatch.setattr(measure, "measure", fail)
+    out = tmp_path / "out.json"
+    with pytest.raises(SystemExit) as ended:
+        worker.main(["torch adamw fused 10k/10 float32", str(out)])
+    assert ended.value.code == code
+    assert capsys.readouterr().err.strip() == "the reason"
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "error"), [(3, errors.NoisyError), (1, errors.BenchmarkError), (-9, errors.BenchmarkError)]
+)
+def test_the_exit_code_becomes_the_error_again(monkeypatch, code, error):
+    def ended(*_, **__):
+        return run.subprocess.CompletedProcess([], code, "", "a warning\nthe reason")
+
+    monkeypatch.setattr(run.subprocess, "run", ended)
+    with pytest.raises(error, match="the reason") as found:
+        run.in_own_process("bandwidth", device="cpu", attempt=1)
+    assert isinstance(found.value, errors.NoisyError) == (code == 3)
+
+
+def test_a_result_comes_back_from_its_process(monkeypatch, tmp_path):
+    monkeypatch.setattr(bandwidth, "bandwidth", lambda **given: {"device": given["device"]})
+    out = tmp_path / "out.json"
+    worker.main(["bandwidth", str(out)])
+    assert json.loads(out.read_text(encoding="utf-8")) == {"device": "cpu"}
+
+
+def test_the_rows_asked_for_have_to_exist():
+    with pytest.raises(errors.BenchmarkError, match="--only must be part of a row's name"):
+        run.measure_all(QUIET, only="no such row")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_cuda_device_the_gpu_part_says_so(monkeypatch, results):
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "gpu"])
+    assert "no CUDA device" in steps_fail(results)
