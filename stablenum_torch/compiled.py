@@ -26,12 +26,15 @@ __all__ = ["NotCompiledWarning", "fewer_kernels"]
 T = TypeVar("T")
 
 _BACKEND = "inductor"
-# Eager kernels round every operation; so do these: a fused multiply-add, an approximate division or a flushed
-# subnormal would only be another number in the last bit, but decisions are compared across frameworks.
-_AS_EAGER = {
+_NUMERICS = {
+    # Eager kernels round every operation; so do these. A fused multiply-add, an approximate division or a
+    # flushed subnormal would only be another number in the last bit, but decisions are compared across
+    # frameworks.
     "emulate_precision_casts": True,
     "eager_numerics.division_rounding": True,
     "eager_numerics.disable_ftz": True,
+    # Ranks that each timed their own kernels could sum in different orders, and drift apart by the last bit.
+    "deterministic": True,
 }
 
 
@@ -112,7 +115,7 @@ def _backend() -> dict[str, Any]:
     from torch._inductor import list_options
 
     known = set(list_options())
-    return {"options": {name: value for name, value in _AS_EAGER.items() if name in known}}
+    return {"options": {name: value for name, value in _NUMERICS.items() if name in known}}
 
 
 def _warn(error: Exception) -> None:

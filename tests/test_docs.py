@@ -43,6 +43,7 @@ def test_the_pages_have_examples():
     pages = {
         "audit.md",
         "diagnosis.md",
+        "gpu.md",
         "how-it-works.md",
         "nan-and-cure.md",
         "precision.md",

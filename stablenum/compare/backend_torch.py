@@ -132,9 +132,8 @@ class GuardedRun(PlainRun):
 
     def _finish_step(self, loss: float | None) -> None:
         if loss is not None:
-            self._guarded.scale(
-                torch.tensor(loss, device=self._device)
-            )  # notes the loss; the gradients are given
+            # Only notes the loss: the gradients are given.
+            self._guarded.scale(torch.tensor(loss, device=self._device))
         self._step()
         check_halted(self._guarded.guard_state, config=self._guarded.config)
 

@@ -190,6 +190,11 @@ def test_torchs_own_switch_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None
     assert opt.last["step"] == 0
 
 
+def test_torch_knows_every_option() -> None:
+    """Those that it does not know are left out, which nobody would notice."""
+    assert compiled._backend() == {"options": compiled._NUMERICS}
+
+
 def test_a_rule_for_units_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     switch(monkeypatch, True, no_compiler)
     params, opt = make({"clip": st.AdaptiveGradClip(output_axis="first")})

@@ -140,6 +140,10 @@ def test_on_a_gpu_under_sync_debug_mode(optimizer, config):
     opt = st.wrap(OPTIMIZERS[optimizer](params), names=zip("ab", params, strict=True), **CONFIGS[config])
     bad = torch.full((5,), torch.nan, device="cuda")
     good = [torch.ones_like(p) for p in params]
+    for p, g in zip(params, good, strict=True):
+        p.grad = g.clone()
+    opt.scale(good[0].sum())
+    opt.step()  # the first compiles, and compilers wait
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -1,0 +1,80 @@
+"""The scenarios on a GPU against the NumPy specification; and on a GPU's path, run on a CPU."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+import stablenum_torch.stepping as stepping
+from stablenum.compare import BACKENDS, SCENARIOS, run_scenario
+from stablenum.compare.backends import Backend
+from stablenum.compare.spec import Stream
+
+STREAMS = [name for name, scenario in SCENARIOS.items() if isinstance(scenario, Stream)]
+TRAININGS = [name for name in SCENARIOS if name not in STREAMS]
+TORCH = ("torch", "torch-foreach", "torch-compiled")
+
+
+def placed(device: str) -> list[Backend]:
+    """NumPy, and PyTorch's backends with their tensors on a device."""
+    backends = [
+        dataclasses.replace(BACKENDS[name], name=f"{name} on {device}", device=device) for name in TORCH
+    ]
+    return [BACKENDS["numpy"], *backends]
+
+
+def assert_streams_agree(name: str, backends: list[Backend]) -> None:
+    """The gradients are given, so every step can be compared."""
+    result = run_scenario(SCENARIOS[name], backends)
+    assert [str(c.disagreement) for c in result.comparisons.values() if c.disagreement] == []
+    assert result.surprises == []
+
+
+def assert_training_ends_as_expected(name: str, backends: list[Backend]) -> None:
+    """Each device multiplies matrices in its own order, so steps may differ; the outcome may not."""
+    assert run_scenario(SCENARIOS[name], backends).surprises == []
+
+
+@pytest.mark.parametrize("name", ["single-nan", "hysteresis", "fp16-leaves", "clip-rules"])
+def test_the_gpus_path_run_on_a_cpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stepping, "_on_host", lambda *_: False)
+    assert_streams_agree(name, placed("cpu")[:3])
+
+
+def test_a_training_on_the_gpus_path_run_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stepping, "_on_host", lambda *_: False)
+    assert_training_ends_as_expected("loss-1e-7-fp16-scaled", placed("cpu")[:2])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", STREAMS)
+def test_torch_decides_as_the_specification(name: str) -> None:
+    assert_streams_agree(name, placed("cuda"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", TRAININGS)
+def test_torch_trains_as_expected(name: str) -> None:
+    assert_training_ends_as_expected(name, placed("cuda"))
+
+
+def jax_backends() -> list[Backend]:
+    """NumPy and JAX's backends, whose arrays lie on JAX's default device."""
+    import jax
+
+    if jax.default_backend() != "gpu":
+        pytest.skip(f"JAX runs on the {jax.default_backend()} here; it needs jax[cuda12] to see the GPU")
+    return [BACKENDS[name] for name in ("numpy", "jax", "jax-jit")]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", STREAMS)
+def test_jax_decides_as_the_specification(name: str) -> None:
+    assert_streams_agree(name, jax_backends())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", TRAININGS)
+def test_jax_trains_as_expected(name: str) -> None:
+    assert_training_ends_as_expected(name, jax_backends())

@@ -1,0 +1,267 @@
+"""What a guarded step does on a GPU; each body also runs on a CPU, or on a GPU that is not there."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import stablenum_torch as st
+import stablenum_torch.compiled as compiled
+import stablenum_torch.stepping as stepping
+from stablenum.trees import leaves
+from tests.torch.fake_cuda import CUDA, Operations, fake_cuda
+
+EVERYTHING: dict[str, Any] = {
+    "clip": (st.ClipByNorm(50.0), st.ZClip(warmup_steps=10), 1.0),
+    "loss_scale": st.DynamicLossScale(init_scale=2.0**24, growth_interval=20),
+    "spike": "skip",
+    "escalate": st.EscalatePrecision(after=30, for_steps=5),
+    "max_skips_in_a_row": 50,
+}
+FOLD: dict[str, Any] = {"clip": 1.0, "loss_scale": "dynamic"}
+# What a guarded step launches beyond the bare one, for up to 100 tensors of one format: 2 or 3 kernels for
+# the norms, 1 that puts them side by side, 5 for the decision, 2 copies into the state, 3 around the loss.
+MOST_LAUNCHES = 14
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stepping, "_on_host", lambda *_: False)
+
+
+# ------------------------------------------------------------------------------ half precision
+
+
+def train_in_half_precision(device: str, dtype: torch.dtype, settings: dict[str, Any]) -> st.GuardedOptimizer:
+    """Learn a small function under autocast, everything on, and check that it was learnt."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 1))
+    x = torch.randn(256, 16)
+    y = (x[:, :1] * x[:, 1:2] + x[:, 2:3]).to(device)
+    net, x = net.to(device), x.to(device)
+    opt = st.wrap(torch.optim.AdamW(net.parameters(), lr=3e-3, fused=True), names=net, **settings)
+    losses = []
+    for _ in range(150):
+        opt.zero_grad()
+        with opt.autocast(dtype):
+            loss = nn.functional.mse_loss(net(x).float(), y)
+        opt.backward(loss)
+        opt.step()
+        losses.append(loss.detach())
+    assert all(bool(p.isfinite().all()) for p in net.parameters())
+    assert losses[-1] < 0.5 * losses[0]
+    return opt
+
+
+HALVES = [(torch.float16, 4), (torch.bfloat16, 0)]  # with the overflows to expect at the least
+
+
+@pytest.mark.parametrize(("dtype", "overflows"), HALVES)
+def test_training_in_half_precision(as_on_a_gpu: None, dtype: torch.dtype, overflows: int) -> None:
+    opt = train_in_half_precision("cpu", dtype, EVERYTHING)
+    assert opt.last["skipped_total"] >= overflows
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "overflows"), HALVES)
+def test_training_in_half_precision_on_a_gpu(dtype: torch.dtype, overflows: int) -> None:
+    opt = train_in_half_precision("cuda", dtype, EVERYTHING)
+    assert opt.last["skipped_total"] >= overflows
+
+
+# ------------------------------------------------------------------------------------- waiting
+
+
+@contextmanager
+def no_wait(device: str) -> Iterator[None]:
+    """On a GPU any wait is an error."""
+    if device != "cuda":
+        yield
+        return
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def steps_without_a_wait(device: str) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).to(device)
+    opt = st.wrap(torch.optim.AdamW(net.parameters(), fused=True), names=net, **EVERYTHING)
+    batches = [torch.randn(32, 8, device=device) for _ in range(30)]
+    batches[7][0, 0] = torch.nan
+
+    def step(x: torch.Tensor) -> None:
+        opt.zero_grad()
+        with opt.autocast():
+            loss = net(x).float().square().mean()
+        opt.backward(loss)
+        opt.step()
+
+    step(batches[0])  # torch loads kernels and allocates state at the first step
+    step(batches[1])
+    with no_wait(device):
+        for x in batches[2:]:
+            step(x)
+    assert opt.last["skipped_total"] >= 1
+    assert opt.last["step"] == 29
+
+
+def test_steps_without_a_wait(as_on_a_gpu: None) -> None:
+    steps_without_a_wait("cpu")
+
+
+@pytest.mark.gpu
+def test_steps_without_a_wait_on_a_gpu() -> None:
+    steps_without_a_wait("cuda")
+
+
+# --------------------------------------------------------------------------- launches and memory
+
+
+def small_model(device: Any, n: int = 100) -> list[nn.Parameter]:
+    params = [nn.Parameter(torch.ones(16, 16, device=device)) for _ in range(n)]
+    for p in params:
+        p.grad = torch.ones_like(p)
+    return params
+
+
+VIEWS = ("aten.detach", "aten.unbind", "aten.select", "aten.slice", "aten.view", "prim.", "profiler.")
+
+
+def launching(operations: Operations) -> Counter[str]:
+    """The operations that launch kernels, by name."""
+    return Counter(name for name, _, _ in operations.seen if not name.startswith(VIEWS))
+
+
+def test_what_is_launched_besides_the_decision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One multi-tensor norm, one stack, two copies: however many tensors there are."""
+    with fake_cuda(), torch.no_grad():
+        bare = torch.optim.AdamW(small_model(CUDA), fused=True)
+        params = small_model(CUDA)
+        opt = st.wrap(torch.optim.AdamW(params, fused=True), **FOLD)
+        bare.step()
+        opt.step()
+        known = stepping._decided_on_device(
+            opt.config,
+            False,
+            opt.guard_state,
+            stepping._measured_on_device(opt.config, params, None, CUDA, None, ()),
+        )
+        monkeypatch.setattr(stepping, "fewer_kernels", lambda *_, **__: lambda *args: known)
+        with Operations() as theirs:
+            bare.step()
+        with Operations() as ours:
+            opt.step()
+    extra = launching(ours) - launching(theirs)
+    # torch takes a skipped step off the step counters.
+    assert extra.pop("aten._foreach_sub_.List") == 1
+    assert extra == {
+        "aten._foreach_norm.Scalar": 1,
+        "aten.stack.default": 1,
+        "aten._foreach_copy_.default": 2,
+    }
+
+
+def launches(step: Any) -> int:
+    """Kernels and copies that a step launches, by torch's profiler."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the profiler's own
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            step()
+            torch.cuda.synchronize()
+    return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events())
+
+
+def guarded_and_bare(device: Any, make: Any) -> tuple[Any, Any, st.GuardedOptimizer]:
+    """A guarded step, loss and all, and a bare one."""
+    bare = torch.optim.AdamW(make(device), fused=True)
+    opt = st.wrap(torch.optim.AdamW(make(device), fused=True), **FOLD)
+    loss = torch.ones((), device=device)
+
+    def guarded() -> None:
+        opt.scale(loss)
+        opt.step()
+
+    for _ in range(3):
+        guarded()
+        bare.step()
+    return guarded, bare.step, opt
+
+
+@pytest.mark.gpu
+def test_launches_on_a_gpu() -> None:
+    guarded, bare, _ = guarded_and_bare("cuda", small_model)
+    assert not compiled._Compiled.warned, "the decision was not compiled: install Triton and a C compiler"
+    assert launches(guarded) - launches(bare) <= MOST_LAUNCHES
+
+
+def large_model(device: Any) -> list[nn.Parameter]:
+    params = [nn.Parameter(torch.ones(1024, 1024, device=device)) for _ in range(16)]
+    for p in params:
+        p.grad = torch.ones_like(p)
+    return params
+
+
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def bytes_of(state: Any) -> int:
+    return sum(leaf.numel() * leaf.element_size() for leaf in leaves(state))
+
+
+class Allocations(TorchDispatchMode):
+    """``largest``: the most bytes that one operation's new tensors have."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        old = {t.untyped_storage()._cdata for t in tensors_in((args, kwargs))}
+        made = [t for t in tensors_in(out) if t.untyped_storage()._cdata not in old]
+        self.largest = max(self.largest, sum(t.numel() * t.element_size() for t in made))
+        return out
+
+
+def test_a_step_makes_nothing_of_the_size_of_a_gradient() -> None:
+    with fake_cuda(), torch.no_grad():
+        guarded, bare, opt = guarded_and_bare(CUDA, large_model)
+        with Allocations() as theirs:
+            bare()
+        with Allocations() as ours:
+            guarded()
+        assert theirs.largest < 4096
+        assert ours.largest <= bytes_of(opt.guard_state)
+        with Allocations() as planted:
+            torch.empty(1024, 1024, device=CUDA).mul(2.0)
+    assert planted.largest == 4 * 2**20
+
+
+def peak_bytes(step: Any) -> int:
+    """The most memory that a step holds beyond what is held before it."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+@pytest.mark.gpu
+def test_peak_memory_on_a_gpu() -> None:
+    guarded, bare, opt = guarded_and_bare("cuda", large_model)
+    # torch allocates in pieces of 512 bytes: each of the 16 norms is one, and each number decided.
+    small = 512 * 200 + 2 * bytes_of(opt.guard_state)
+    assert peak_bytes(guarded) <= peak_bytes(bare) + small
