@@ -13,7 +13,15 @@ from stablenum_jax.measure import is_measurable
 from stablenum_jax.names import Path
 from stablenum_jax.units import unit_shape
 
-__all__ = ["apply_multiplier", "multiply_leaves", "negative_zeros", "times", "zeros_unless"]
+__all__ = [
+    "apply_multiplier",
+    "grads_or_negative_zeros",
+    "multiply_leaves",
+    "negative_zeros",
+    "negative_zeros_unless",
+    "times",
+    "zeros_unless",
+]
 
 Array: TypeAlias = jax.Array
 PyTree: TypeAlias = Any
@@ -104,6 +112,35 @@ def negative_zeros(updates: PyTree, grads: PyTree) -> PyTree:
         return jnp.where(jnp.isnan(grad), constant, constant)
 
     return jax.tree.map(zeros, updates, grads if alike else updates)
+
+
+def grads_or_negative_zeros(updates: PyTree, grads: PyTree) -> PyTree:
+    """As :func:`negative_zeros`, but gradients of an update's shape and dtype stand as they are.
+
+    For the branch of a skip: XLA then writes the other branch's updates over the gradients and takes no
+    memory for them. :func:`negative_zeros_unless` has to follow.
+    """
+    zeros = negative_zeros(updates, grads)
+    if jax.tree.structure(zeros) != jax.tree.structure(grads):
+        return zeros
+
+    def choose(zero: Array, grad: Any) -> Any:
+        alike = getattr(grad, "dtype", None) == zero.dtype and jnp.shape(grad) == zero.shape
+        return grad if alike and is_measurable((), grad) else zero
+
+    return jax.tree.map(choose, zeros, grads)
+
+
+def negative_zeros_unless(condition: Array, updates: PyTree) -> PyTree:
+    """``updates`` where the () bool ``condition`` holds, else -0.0, by selection; integers as they are."""
+
+    def change(update: Any) -> Any:
+        if not is_measurable((), update):
+            return update
+        zero = complex(-0.0, -0.0) if jnp.iscomplexobj(update) else -0.0
+        return jnp.where(condition, update, jnp.asarray(zero, update.dtype))
+
+    return jax.tree.map(change, updates)
 
 
 def times(leaf: Array, factor: Array) -> Array:

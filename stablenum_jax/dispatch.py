@@ -33,7 +33,7 @@ class _Compiled:
             params: PyTree, opt_state: PyTree, grads: PyTree, loss: Array | None, arrays: dict[str, Any]
         ) -> tuple[PyTree, PyTree]:
             target, opt_state, self.config = run_guarded(
-                tx, params, opt_state, grads, arrays | static, loss=loss, add=add
+                tx, params, opt_state, grads, arrays | static, loss=loss, add=add, reuse_grads=False
             )
             return target, opt_state
 
@@ -96,7 +96,9 @@ def drive(
     static = tuple((name, value) for name, value in extra.items() if name not in arrays)
     eager = current_mode() is None and not _is_traced((params, opt_state, grads, loss, extra))
     if not eager or jax.config.jax_disable_jit or not _is_hashable((tx, static)):
-        target, opt_state, config = run_guarded(tx, params, opt_state, grads, extra, loss=loss, add=add)
+        target, opt_state, config = run_guarded(
+            tx, params, opt_state, grads, extra, loss=loss, add=add, reuse_grads=not eager
+        )
     else:
         find_guard(opt_state)  # the error of a missing guard, before any compilation
         compiled = _compiled(tx, add, static)

@@ -25,7 +25,12 @@ import optax
 from jax import lax
 
 import stablenum
-from stablenum_jax.apply import multiply_leaves, negative_zeros
+from stablenum_jax.apply import (
+    grads_or_negative_zeros,
+    multiply_leaves,
+    negative_zeros,
+    negative_zeros_unless,
+)
 from stablenum_jax.judging import Watched, judge, judge_finiteness
 from stablenum_jax.measure import AxisName, is_measurable
 from stablenum_jax.modes import Capture, Deferred, Direct, GuardReached, current_mode, in_mode
@@ -106,8 +111,13 @@ def run_guarded(
     *,
     loss: Array | None,
     add: Add,
+    reuse_grads: bool,
 ) -> tuple[PyTree, PyTree, stablenum.GuardConfig]:
-    """Decide the step and run it, or not: parameters or updates, the next state, the guard's config."""
+    """Decide the step and run it, or not: parameters or updates, the next state, the guard's config.
+
+    ``reuse_grads``: updates may be written over the gradients, which pays where these are intermediates of
+    the program that this is part of.
+    """
     update = optax.with_extra_args_support(tx).update
     own = find_guard(opt_state)
     seen = _capture(update, params, opt_state, grads, extra)
@@ -147,12 +157,13 @@ def run_guarded(
         mode = Deferred(
             unscaled=outer_unscaled or seen.config.loss_scale is not None, loss=None if withheld else loss
         )
-        if mode.unscaled and not outer_unscaled:
-            grads = multiply_leaves(grads, 1.0 / own.guard.loss_scale.scale, widen=True)
 
     def attempt(params: PyTree, opt_state: PyTree) -> tuple[PyTree, PyTree]:
+        given = grads
+        if isinstance(mode, Deferred) and mode.unscaled and not outer_unscaled:
+            given = multiply_leaves(grads, 1.0 / own.guard.loss_scale.scale, widen=True)
         with in_mode(mode):
-            updates, after = update(grads, opt_state, params, **extra)
+            updates, after = update(given, opt_state, params, **extra)
         after = _like("opt_state", opt_state, after)
         if update_rule is not None:
             updates = clip_updates(update_rule, updates, after, axis_name=seen.axis_name)
@@ -162,8 +173,11 @@ def run_guarded(
             target, after = _undo_if_refused(own, (target, after), (before, kept))
         return target, after
 
+    reuse_grads = reuse_grads and add is None and direct
+    no_updates = grads_or_negative_zeros if reuse_grads else negative_zeros
+
     def skip(params: PyTree, opt_state: PyTree, updates: PyTree) -> tuple[PyTree, PyTree]:
-        target = params if add is not None else negative_zeros(updates, grads)
+        target = params if add is not None else no_updates(updates, grads)
         return target, replace_guard(opt_state, own._replace(guard=guard_after))
 
     shape = jax.eval_shape(attempt, params, opt_state)[0] if add is None else None
@@ -172,6 +186,8 @@ def run_guarded(
     target, opt_state = lax.cond(
         decision.apply, attempt, lambda params, opt_state: skip(params, opt_state, shape), params, opt_state
     )
+    if reuse_grads:
+        target = negative_zeros_unless(decision.apply, target)
     if isinstance(mode, Direct):
         opt_state = replace_guard(opt_state, own._replace(guard=guard_after))
     elif outer is None and seen.source is None:

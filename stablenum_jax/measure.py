@@ -43,6 +43,11 @@ FP8_STATISTICS = "_overwrite_with_gradient"
 # squares are below float32's smallest normal number) have a norm of 2**-47.
 SMALL = 2.0**-32
 
+# What elements are multiplied by where their sum of squares is above 1 (float32's largest number becomes
+# 2**32) and where it is not (the smallest normal number becomes 2**-31), by whether they are float64. A
+# float64 sum of squares flushes only where the norm is 0 in float32 anyway.
+_FACTORS = {False: (2.0**-96, 2.0**95), True: (2.0**-600, 1.0)}
+
 
 def is_measurable(path: Path, leaf: Any) -> bool:
     """Whether a leaf is a gradient: real or complex floating point, and no fp8 statistic.
@@ -104,8 +109,8 @@ def leaf_norms(leaves: Sequence[Any]) -> Array:
     """The L2 norm of each leaf.
 
     Squares are summed in float32 (float64 for float64 leaves). Where that overflows, or is so
-    small that squares may have flushed to zero, all norms are taken again from leaves divided by
-    a power of two near their largest element, as LAPACK's ``slassq`` does; this second read
+    small that squares may have flushed to zero, norms are taken again from leaves multiplied by a power
+    of two that brings their squares into range (Blue 1978, doi 10.1145/355769.355771); this second read
     happens inside one ``lax.cond`` and costs nothing as long as it is not needed.
 
     Args:
@@ -124,11 +129,15 @@ def leaf_norms(leaves: Sequence[Any]) -> Array:
     index = [i for i, leaf in enumerate(leaves) if leaf is not None and jnp.size(leaf)]
     if not index:
         return jnp.zeros((len(leaves),), jnp.float32)
-    present = [real_parts(jnp.asarray(leaves[i])) for i in index]
-    naive = _naive_norms(present)
-    # One cond for the whole tree. Its operands are only read, so the hot path pays nothing for it.
-    rescue = ~jnp.isfinite(naive).all() | (jnp.max(naive) < SMALL)
-    norms = lax.cond(rescue, lambda: _scaled_norms(present, naive), lambda: naive)
+    present = [jnp.asarray(leaves[i]) for i in index]
+    squares = [_sum_of_squares(leaf) for leaf in present]
+    # With a float64 leaf the stack, and so all of it, is float64.
+    naive = jnp.sqrt(jnp.stack(squares)).astype(jnp.float32)
+    largest = jnp.max(naive)  # NaN if one is, and then no comparison holds
+    ordinary = (largest >= SMALL) & (largest <= FLOAT32_MAX)
+    # One cond for the whole tree. Its operands are only read, so the hot path pays nothing for it; they are
+    # the leaves themselves, for a leaf cast to float32 out here would be an array of its own.
+    norms = lax.cond(ordinary, lambda: naive, lambda: _rescued_norms(present, squares))
     if len(index) == len(leaves):
         return norms
     return jnp.zeros((len(leaves),), jnp.float32).at[jnp.asarray(index)].set(norms)
@@ -186,29 +195,35 @@ def real_parts(x: Array) -> list[Array]:
     return [part if part.dtype == jnp.float64 else part.astype(jnp.float32) for part in parts]
 
 
-def _naive_norms(leaves: list[list[Array]]) -> Array:
-    # With a float64 leaf the stack, and so all of it, is float64.
-    squares = [sum(jnp.sum(part * part) for part in parts) for parts in leaves]
-    return jnp.sqrt(jnp.stack(squares)).astype(jnp.float32)
+def _sum_of_squares(leaf: Array, factor: Array | None = None) -> Array:
+    parts = real_parts(leaf)
+    scaled = parts if factor is None else [part * factor for part in parts]
+    return functools.reduce(jnp.add, [jnp.sum(part * part) for part in scaled])
 
 
-def _scaled_norms(leaves: list[list[Array]], naive: Array) -> Array:
-    """``s sqrt(sum((x / s)^2))`` with s a power of two near the leaf's largest element."""
-    largest = [functools.reduce(jnp.maximum, [jnp.max(jnp.abs(part)) for part in parts]) for parts in leaves]
-    # The leaves' inverses stay scalars of their own: cut out of one vector at different places, XLA
-    # would compile a kernel a leaf and not one for all leaves of a shape.
-    inverses = [power_of_two(x)[1] for x in largest]
-    squares = [
-        sum(jnp.sum((part * inverse) ** 2) for part in parts)
-        for parts, inverse in zip(leaves, inverses, strict=True)
+def _rescued_norms(leaves: list[Array], squares: list[Array]) -> Array:
+    """The norms of leaves whose sum of squares may have overflowed or flushed to zero; the others' as well.
+
+    Each leaf is multiplied by one power of two, chosen by its own sum of squares, so it is read once more,
+    and XLA compiles one kernel for all leaves of a shape. Sums alone tell everything: NaN if and only if an
+    element is, inf if and only if one is. A maximum does not: over a sharded leaf it is an all-reduce,
+    which may drop a NaN.
+    """
+    factors = [_FACTORS[square.dtype == jnp.float64] for square in squares]
+    again = jnp.stack(
+        [
+            _sum_of_squares(leaf, jnp.where(square > 1, *(jnp.asarray(x, square.dtype) for x in pair)))
+            for leaf, square, pair in zip(leaves, squares, factors, strict=True)
+        ]
+    )
+    naive = jnp.stack(squares)
+    back = [
+        jnp.asarray([1 / factor for factor in column], again.dtype) for column in zip(*factors, strict=True)
     ]
-    scale, _ = power_of_two(jnp.stack(largest))
-    norms = scale * jnp.sqrt(jnp.stack(squares))
-    norms = jnp.minimum(norms, jnp.finfo(norms.dtype).max)
-    norms = saturating_float32(jnp.where(jnp.isposinf(jnp.stack(largest)), jnp.inf, norms))
-    # A sum of squares is NaN if and only if an element is. The maximum does not tell: over a sharded
-    # leaf it is an all-reduce, and those may drop a NaN.
-    return jnp.where(jnp.isnan(naive), jnp.nan, norms)
+    norms = jnp.minimum(jnp.sqrt(again) * jnp.where(naive > 1, *back), jnp.finfo(again.dtype).max)
+    norms = jnp.where(jnp.isfinite(again), norms, again)
+    kept = (naive >= SMALL * SMALL) & jnp.isfinite(naive)
+    return saturating_float32(jnp.where(kept, jnp.sqrt(naive), norms))
 
 
 def power_of_two(x: Array) -> tuple[Array, Array]:

@@ -182,7 +182,8 @@ def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransforma
     For callers that know ``tx.update`` alone. On a skip the updates are -0.0, which changes no
     parameter bit for bit, and the state of all transformations is what it was. Where you call the
     update yourself prefer :func:`stablenum_jax.step`, which is faster: it adds the updates inside
-    the branch that a skip leaves out.
+    the branch that a skip leaves out. Jit the whole training step, not ``update`` alone: updates are
+    then written over the gradients and take no memory.
 
     Args:
         *transforms: the guard (see :func:`guard`, bare or under wrappers) first, then any others.

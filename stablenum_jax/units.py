@@ -73,11 +73,12 @@ def leaf_and_unit_norms(
         return jnp.zeros((len(leaves),), jnp.float32), Units(none, none)
     whole = [axes[i] or tuple(range(jnp.ndim(leaves[i]))) for i in index]
     over = whole + [axes[i] or () for i in with_units]
-    parts = [real_parts(jnp.asarray(leaves[i])) for i in index]
-    parts += [real_parts(jnp.asarray(weights[i])) for i in with_units]
+    arrays = [jnp.asarray(leaves[i]) for i in index] + [jnp.asarray(weights[i]) for i in with_units]
     # The barrier keeps XLA from making one sum over the tensor of the units' sums: it would then keep the
     # square of the whole tensor for two readers.
-    squares = lax.optimization_barrier([_squares(part, axis) for part, axis in zip(parts, over, strict=True)])
+    squares = lax.optimization_barrier(
+        [_squares(real_parts(x), axis) for x, axis in zip(arrays, over, strict=True)]
+    )
     totals = jnp.stack([jnp.sqrt(jnp.sum(x)).astype(jnp.float32) for x in squares])
     gradients = totals[: len(index)]
     rescue = (
@@ -85,7 +86,8 @@ def leaf_and_unit_norms(
     )
 
     def again() -> tuple[Array, list[Array]]:
-        norms = [_scaled(*one) for one in zip(parts, over, squares, strict=True)]
+        # Cast in here: an operand of the cond that is cast to float32 would be an array of its own.
+        norms = [_scaled(real_parts(x), *one) for x, *one in zip(arrays, over, squares, strict=True)]
         return jnp.stack([combine_norms(x, xp=jnp) for x in norms[: len(index)]]), norms
 
     def as_they_are() -> tuple[Array, list[Array]]:
@@ -117,5 +119,5 @@ def _scaled(parts: list[Array], axes: Axes, squares: Array) -> Array:
     norms = scale.ravel() * jnp.sqrt(_squares([part * inverse for part in parts], axes))
     norms = jnp.minimum(norms, jnp.finfo(norms.dtype).max)
     norms = saturating_float32(jnp.where(jnp.isposinf(largest).ravel(), jnp.inf, norms))
-    # A sum of squares is NaN if and only if an element is; a maximum may lose it (see _scaled_norms).
+    # A sum of squares is NaN if and only if an element is; a maximum may lose it (see _rescued_norms).
     return jnp.where(jnp.isnan(squares), jnp.nan, norms)
