@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 import stablenum_torch as st
 import stablenum_torch.compiled as compiled
+import stablenum_torch.device_step as device_step
 import stablenum_torch.stepping as stepping
 from stablenum.trees import leaves
 from tests.torch.fake_cuda import CUDA, Operations, fake_cuda
@@ -153,13 +154,13 @@ def test_what_is_launched_besides_the_decision(monkeypatch: pytest.MonkeyPatch) 
         opt = st.wrap(torch.optim.AdamW(params, fused=True), **FOLD)
         bare.step()
         opt.step()
-        known = stepping._decided_on_device(
+        known = device_step.decided_on_device(
             opt.config,
             False,
             opt.guard_state,
-            stepping._measured_on_device(opt.config, params, None, CUDA, None, ()),
+            device_step.measured_on_device(opt.config, params, None, CUDA, None, ()),
         )
-        monkeypatch.setattr(stepping, "fewer_kernels", lambda *_, **__: lambda *args: known)
+        monkeypatch.setattr(device_step, "fewer_kernels", lambda *_, **__: lambda *args: known)
         with Operations() as theirs:
             bare.step()
         with Operations() as ours:
