@@ -2,8 +2,8 @@
 
 XLA's own cost analysis counts the dearest branch of every conditional. A guarded step has one that is hardly
 ever taken, a closer look at norms that float32 does not hold, so the branches are told apart here: a
-conditional that returns arrays as large as a gradient is the step itself, and its dearest branch is counted;
-one that returns less is such a look, and its cheapest is.
+conditional that returns as many bytes as all gradients have is the step itself, and its dearest branch is
+counted; one that returns less is such a look, and its cheapest is.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def ordinary_step(program: str, watched: str, *, gradient_bytes: int) -> Work:
     Args:
         program: ``compiled.as_text()``.
         watched: how the ``op_name`` of the watched arguments begins (``"grads["``).
-        gradient_bytes: of the smallest gradient; see above.
+        gradient_bytes: of all gradients; see above.
 
     Raises:
         ValueError: the program has no entry, or no watched argument: its form is another than was known.
@@ -131,10 +131,6 @@ def _size(shape: str) -> int:
     )
 
 
-def _largest(shape: str) -> int:
-    return max((_size(f"{kind}[{sides}]") for kind, sides in _SHAPE.findall(shape)), default=0)
-
-
 def _walk(
     computations: dict[str, _Computation], name: str, given: list[Any] | None, marked: set[str], large: int
 ) -> tuple[Any, Work]:
@@ -186,7 +182,7 @@ def _called(
         _walk(computations, branch, [argument], set(), large)
         for branch, argument in zip(branches, of[1:], strict=True)
     ]
-    choose = max if _largest(i.shape) >= large else min
+    choose = max if _size(i.shape) >= large else min
     return choose(done, key=lambda result_and_work: result_and_work[1].traffic)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any
 
@@ -24,8 +23,7 @@ def count(variant: JaxVariant) -> dict[str, Any]:
     """
     row = variant.problem.row
     program = variant.compiled.as_text()
-    each = row.gradient_bytes // row.parameters * math.prod(row.shape)
-    work = ordinary_step(program, "grads[", gradient_bytes=each)
+    work = ordinary_step(program, "grads[", gradient_bytes=row.gradient_bytes)
     memory = variant.compiled.memory_analysis()
     not_reused = max(0, int(memory.output_size_in_bytes) - int(memory.alias_size_in_bytes))
     callbacks = len(re.findall(r'custom_call_target="[^"]*callback', program))
