@@ -163,6 +163,8 @@ def _walk(
             work.kernels += 1
             work.traffic += sizes[i.name] + sum(sizes.get(operand, 0) for operand in distinct)
             work.read += sum(sizes[operand] for operand in distinct if watch.get(operand) is True)
+            if i.kind == "copy":
+                watch[i.name] = of[0]  # still the same values: to read them again is a pass
     return watch.get(computations[name].root, False), work
 
 
