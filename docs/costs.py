@@ -23,8 +23,9 @@ _COUNTED = {
     "host_waits": "host waits",
     "peak_bytes": "peak memory, MB",
 }
-# Which rows the figures and the table of counts are of.
+# Which rows the figures and the tables of counts are of.
 _USUAL = {"torch": ("adamw", "fused"), "jax": ("adamw", "xla")}
+_COUNTED_STEPS = {"torch": (("adamw", "fused"), ("adamw", "foreach")), "jax": (("adamw", "xla"),)}
 _LINES = {
     "scaler": (LIMIT, "s"),
     "apply_if_finite": (LIMIT, "s"),
@@ -62,11 +63,10 @@ def write_costs(results: Path, directory: Path) -> None:
 def _machine(report: dict[str, Any]) -> str:
     machine, speed = report["machine"], report["bandwidth"]
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
-    spreads = [v["spread"] for row in report["rows"] for v in row["variants"].values()]
     return (
-        f"{machine['cpu_count']} cores, {machine['architecture']}, {report['threads']} threads for PyTorch, "
+        f"{machine['cpu_count']} cores, {machine['architecture']}, PyTorch on {report['threads']} of them, "
         f"Python {report['python']}, {versions}. Memory: {speed['copy_gb_s']:.0f} GB/s copied (both ways "
-        f"counted), {speed['read_gb_s']:.0f} GB/s read. The largest spread is {max(spreads):.0%}."
+        f"counted), {speed['read_gb_s']:.0f} GB/s read."
     )
 
 
@@ -84,8 +84,10 @@ def _tables(framework: str, rows: list[Row], report: dict[str, Any]) -> list[str
         *_table(*_extras(rows, report)),
         "",
     ]
-    usual = _named(rows, _USUAL[framework], "38M", 108)
-    return [*lines, f"Counted, {_what(usual)}:", "", *_table(*_counts(usual, report))]
+    for step in _COUNTED_STEPS[framework]:
+        row = _named(rows, step, "38M", 108)
+        lines += [f"Counted, {_what(row)}:", "", *_table(*_counts(row, report)), ""]
+    return lines
 
 
 def _what(row: Row) -> str:
@@ -104,8 +106,10 @@ def _ratios(rows: list[Row]) -> tuple[list[str], list[list[str]]]:
         for name in names:
             v = row["variants"].get(name)
             cells.append("" if v is None else f"{v['ratio_to_bare']:.2f}")
-        body.append(cells)
-    return ["step, parameters in tensors", "bare, ms", *(labels[name] for name in names)], body
+        spread = max(v["spread"] for v in row["variants"].values())
+        body.append([*cells, f"{spread:.0%}"])
+    head = ["step, parameters in tensors", "bare, ms", *(labels[name] for name in names), "spread up to"]
+    return head, body
 
 
 def _extras(rows: list[Row], report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -130,7 +134,13 @@ def _counts(row: Row, report: dict[str, Any]) -> tuple[list[str], list[list[str]
     """What does not depend on the machine, and of one row alone."""
     columns = {key: title for key, title in _COUNTED.items() if key in row["variants"]["bare"]}
     compiled = next((c["variants"] for c in report["compiling"] if _same_step(c, row)), None)
-    head = ["", *columns.values(), *(["graph breaks"] if compiled else []), "compiling, s"]
+    timed = any("compile_s" in v for v in (compiled or row["variants"]).values())
+    head = [
+        "",
+        *columns.values(),
+        *(["graph breaks"] if compiled else []),
+        *(["compiling, s"] if timed else []),
+    ]
     body = []
     for name, v in row["variants"].items():
         cells = [v["label"]]
@@ -138,8 +148,10 @@ def _counts(row: Row, report: dict[str, Any]) -> tuple[list[str], list[list[str]
             cells.append(f"{v[key] / 1e6:,.1f}" if key == "peak_bytes" else f"{v[key]:.4g}")
         if compiled:
             cells.append(str(compiled[name]["graph_breaks"]))
-        seconds = (compiled or row["variants"])[name].get("compile_s")
-        body.append([*cells, "" if seconds is None else f"{seconds:.1f}"])
+        if timed:
+            seconds = (compiled or row["variants"])[name].get("compile_s")
+            cells.append("" if seconds is None else f"{seconds:.1f}")
+        body.append(cells)
     return head, body
 
 
