@@ -23,7 +23,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import decide_cost, diagnosis, losses, rule_steps, spike_detection, ulp
+from benchmarks import decide_cost, diagnosis, losses, ranks, rule_steps, spike_detection, ulp
 from benchmarks.steps.errors import BenchmarkError
 from benchmarks.steps.run import PEERS, measure_all
 
@@ -99,6 +99,13 @@ def _measure_steps(console: Console) -> None:
     _save(console, "cpu.json", _facts(PEERS) | measured)
 
 
+def _measure_ranks(console: Console) -> None:
+    console.print("measuring: several ranks ...")
+    report = _facts() | {"rows": ranks.run()}
+    console.print_json(data=report)
+    _save(console, "ranks.json", report)
+
+
 def _measure_gpu(console: Console) -> None:
     import torch
 
@@ -172,6 +179,7 @@ def main() -> None:
 
 PARTS = {
     "steps": _measure_steps,
+    "ranks": _measure_ranks,
     "gpu": _measure_gpu,
     "rules": _measure_rules,
     "losses": _measure_losses,

@@ -54,6 +54,7 @@ def setup(app: object) -> None:
     tables.write_losses(results / "losses.json", generated)
     tables.write_diagnosis(results / "diagnosis.json", generated)
     costs.write_costs(results / "cpu.json", generated)
+    costs.write_ranks(results / "ranks.json", generated)
     cures.write_cures(generated)
     poison.write_poison(generated)
     gallery.write_gallery(generated)

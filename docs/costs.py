@@ -10,7 +10,7 @@ from figures.style import AFTER, ALSO, BAD, LIMIT, RAW, finish, panels, save
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-__all__ = ["write_costs"]
+__all__ = ["write_costs", "write_ranks"]
 
 Row = dict[str, Any]
 
@@ -34,6 +34,24 @@ _LINES = {
     "fold": (AFTER, "o"),
 }
 _NAMES = {"torch": "PyTorch", "jax": "JAX"}
+
+
+def write_ranks(results: Path, directory: Path) -> None:
+    """``ranks.md``: a guarded step as ranks are added.
+
+    Raises:
+        FileNotFoundError: nothing has been measured.
+    """
+    report = json.loads(results.read_text(encoding="utf-8"))
+    names = list(report["rows"][0]["times"])
+    head = ["ranks", *(f"{name}, ms" for name in names), "collectives a step", "bytes", "spread up to"]
+    body = []
+    for row in report["rows"]:
+        cells = [str(row["ranks"]), *(_ms(row["times"][name]["median_ms"]) for name in names)]
+        counts = row["of one step"]["stablenum"]
+        spread = max(time["spread"] for time in row["times"].values())
+        body.append([*cells, str(counts["collectives"]), str(counts["bytes"]), f"{spread:.0%}"])
+    (directory / "ranks.md").write_text("\n".join(_table(head, body)) + "\n", encoding="utf-8")
 
 
 def write_costs(results: Path, directory: Path) -> None:
