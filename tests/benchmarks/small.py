@@ -27,7 +27,7 @@ JAX_ROW = replace(
 
 
 def kinds(row: Row) -> list[Row]:
-    """The row with each optimizer, kernel and dtype that is measured; in JAX with those variants that differ."""
+    """The row with each optimizer, kernel and dtype that is measured; in JAX with variants that differ."""
     if row.framework == "jax":
         row = replace(row, variants=("bare", "apply_if_finite", "wrapper", "fold"))
     more = [replace(row, optimizer="sgd"), replace(row, dtype="bfloat16")]
