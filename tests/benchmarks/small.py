@@ -27,9 +27,10 @@ JAX_ROW = replace(
 
 
 def kinds(row: Row) -> list[Row]:
-    """The row with each optimizer, kernel and dtype that is measured."""
-    bf16 = tuple(name for name in row.variants if name != "dynamic_scale")
-    more = [replace(row, optimizer="sgd"), replace(row, dtype="bfloat16", variants=bf16)]
+    """The row with each optimizer, kernel and dtype that is measured; in JAX with variants that differ."""
+    if row.framework == "jax":
+        row = replace(row, variants=("bare", "apply_if_finite", "wrapper", "fold"))
+    more = [replace(row, optimizer="sgd"), replace(row, dtype="bfloat16")]
     if row.framework == "torch":
         more += [replace(row, kernel="foreach"), replace(row, optimizer="sgd", kernel="foreach")]
     return more
