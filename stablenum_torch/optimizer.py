@@ -336,7 +336,7 @@ class GuardedOptimizer(Optimizer):
             self._raise_if_halted()
 
     def _host_guard(self) -> HostGuard:
-        if self._host is None or self._host.state is not self._state:
+        if self._host is None or not self._host.is_for(self.config, self._state):
             self._host = HostGuard(self.config, self._state)
         return self._host
 
