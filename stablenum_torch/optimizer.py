@@ -25,6 +25,7 @@ from stablenum.readout import history, metrics
 from stablenum.statedict import StatisticsNotLoadedWarning, state_from_dict, state_to_dict
 from stablenum_torch.checks import check_optimizer, check_rules, parameter_names, warn_of_lost_eps
 from stablenum_torch.deciding import HostGuard
+from stablenum_torch.device_step import in_float32
 from stablenum_torch.explaining import explain_step
 from stablenum_torch.narrow import Precision, as_policy
 from stablenum_torch.narrow.casting import dtype_of
@@ -37,6 +38,7 @@ from stablenum_torch.tracing.snapshot import rng_state as read_generators
 
 __all__ = ["GuardedOptimizer", "wrap"]
 
+_FULL: dict[str, Any] = {"dtype": torch.float64, "device": "cpu"}
 _KEY = "stablenum"  # the guard's place in a state dict, beside torch's "state" and "param_groups"
 
 
@@ -315,7 +317,9 @@ class GuardedOptimizer(Optimizer):
         with torch.enable_grad():
             result = closure()
         if self._loss is None and hasattr(result, "__float__"):
-            self._loss = torch.as_tensor(result).detach().sum()
+            # A plain number is taken in full, whatever torch's default format and device are.
+            given = result if isinstance(result, Tensor) else torch.as_tensor(result, **_FULL)
+            self._loss = in_float32(given.detach().sum())
         return result
 
     def _guarded_step(self) -> None:

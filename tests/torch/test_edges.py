@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import stablenum_torch as st
+from stablenum.formats import FLOAT32_MAX
 from stablenum_torch.ranks import _sharding_groups, check_process_group, local_part
 from tests.torch.conftest import parameters, set_gradients, snapshot
 
@@ -240,3 +241,33 @@ def test_a_vector_of_half_precision_losses_is_summed_in_float32(scaled, path):
     opt.step()
     assert opt.last["applied"]
     assert opt.last["loss"] == 120000.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_sparse_gradient_without_entries(path, dtype):
+    """Of an embedding that saw an empty batch, and nothing beside it."""
+    table = torch.nn.Embedding(3, 2, sparse=True, dtype=dtype)
+    opt = st.wrap(torch.optim.SGD(table.parameters(), lr=0.1), clip=1.0)
+    before = table.weight.detach().clone()
+    opt.backward(table(torch.zeros(0, dtype=torch.int64)).sum())
+    opt.step()
+    assert opt.last["applied"]
+    assert opt.last["grad_norm"] == 0
+    assert torch.equal(table.weight, before)
+
+
+@pytest.mark.parametrize(("loss", "seen"), [(7e4, 7e4), (1e39, FLOAT32_MAX), (10**6, 1e6), (-math.inf, None)])
+def test_a_closure_that_returns_a_plain_number(path, loss, seen):
+    """It is taken in full, whatever torch's default format and device."""
+    w = torch.nn.Parameter(torch.ones(2))
+    opt = st.wrap(torch.optim.AdamW([w], fused=True))
+    w.grad = torch.ones(2)
+    torch.set_default_dtype(torch.float16)
+    try:
+        with torch.device("meta"):
+            opt.step(lambda: loss)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert opt.last["applied"] is (seen is not None)
+    if seen is not None:
+        assert opt.last["loss"] == seen
