@@ -12,7 +12,7 @@ import torch
 import stablenum_torch as st
 from stablenum.formats import FLOAT32_MAX
 from stablenum_torch.ranks import _sharding_groups, check_process_group, local_part
-from tests.torch.conftest import parameters, set_gradients, snapshot
+from tests.torch.conftest import named, parameters, set_gradients, snapshot
 
 
 def test_an_unfused_checkpoint_in_a_fused_guard(path):
@@ -271,3 +271,19 @@ def test_a_closure_that_returns_a_plain_number(path, loss, seen):
     assert opt.last["applied"] is (seen is not None)
     if seen is not None:
         assert opt.last["loss"] == seen
+
+
+def test_a_step_under_another_default_device(path, rule):
+    """What the guard makes lies where the parameters lie."""
+
+    def train(device):
+        params = parameters()
+        opt = st.wrap(torch.optim.AdamW(params, lr=0.01, fused=True), names=named(params), **rule)
+        for i in range(3):
+            set_gradients(params, i)
+            opt.scale(torch.tensor(1.0))
+            with torch.device(device if i else "cpu"):  # the inner optimizer makes its state in the first
+                opt.step()
+        return snapshot(opt)
+
+    assert train("meta") == train("cpu")
