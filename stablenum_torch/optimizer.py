@@ -38,7 +38,6 @@ from stablenum_torch.tracing.snapshot import rng_state as read_generators
 
 __all__ = ["GuardedOptimizer", "wrap"]
 
-_FULL: dict[str, Any] = {"dtype": torch.float64, "device": "cpu"}
 _KEY = "stablenum"  # the guard's place in a state dict, beside torch's "state" and "param_groups"
 
 
@@ -318,8 +317,9 @@ class GuardedOptimizer(Optimizer):
             result = closure()
         if self._loss is None and hasattr(result, "__float__"):
             # A plain number is taken in full, whatever torch's default format and device are.
-            given = result if isinstance(result, Tensor) else torch.as_tensor(result, **_FULL)
-            self._loss = in_float32(given.detach().sum())
+            plain = not isinstance(result, Tensor)
+            loss = torch.as_tensor(result, dtype=torch.float64, device="cpu") if plain else result
+            self._loss = in_float32(loss.detach().sum())
         return result
 
     def _guarded_step(self) -> None:

@@ -265,7 +265,7 @@ def test_a_closure_that_returns_a_plain_number(path, loss, seen):
     torch.set_default_dtype(torch.float16)
     try:
         with torch.device("meta"):
-            opt.step(lambda: loss)
+            assert opt.step(lambda: loss) is loss
     finally:
         torch.set_default_dtype(torch.float32)
     assert opt.last["applied"] is (seen is not None)
