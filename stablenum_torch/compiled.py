@@ -42,19 +42,23 @@ class NotCompiledWarning(UserWarning):
     """A guarded step runs its decision operation by operation, for it could not be compiled."""
 
 
-def fewer_kernels(function: Callable[..., T], *settings: Hashable, on: Tensor) -> Callable[..., T]:
+def fewer_kernels(
+    function: Callable[..., T], *settings: Hashable, on: Tensor, shape: Hashable = None
+) -> Callable[..., T]:
     """``function(*settings, ...)``, compiled if the tensor ``on`` lies on a GPU; without side effects.
 
     Args:
         function: of settings, then of tuples of tensors; pure.
         settings: what does not change from step to step.
         on: a tensor that tells the device.
+        shape: what tells one shape of the arguments from another. Each is compiled apart: of one code
+            torch compiles a few variants and no more.
     """
     # A step that is itself being compiled takes the operations into its own graph. Tensors without data
     # (torch's fake ones) have nothing to gain.
     if torch.compiler.is_compiling() or not _pays_off(on):
         return functools.partial(function, *settings)
-    return _compiled(function, *settings)
+    return _compiled((on.device, shape), function, *settings)
 
 
 def _pays_off(on: Tensor) -> bool:
@@ -62,7 +66,7 @@ def _pays_off(on: Tensor) -> bool:
 
 
 @functools.lru_cache(maxsize=256)
-def _compiled(function: Callable[..., Any], *settings: Hashable) -> _Compiled:
+def _compiled(_kind: Hashable, function: Callable[..., Any], *settings: Hashable) -> _Compiled:
     return _Compiled(function, *settings)
 
 

@@ -35,7 +35,17 @@ class HostGuard:
         self.config, self.state = config, state
         self._views = map_leaves(Tensor.numpy, state)
         self._flat: list[np.ndarray] = leaves(self._views)
+        self._tensors: list[Tensor] = leaves(state)
+        self._memory = [tensor.data_ptr() for tensor in self._tensors]
         self._written: dict[tuple[Any, ...], Callable[..., tuple[Any, ...]]] = {}
+
+    def is_for(self, config: GuardConfig, state: GuardState) -> bool:
+        """Whether this decides by ``config`` on ``state``, in the memory that its tensors have now.
+
+        Tensors change it in place too: sharing them with another process moves them there and frees the old.
+        """
+        same = config is self.config and state is self.state
+        return same and self._memory == [tensor.data_ptr() for tensor in self._tensors]
 
     def read(self) -> list[Any]:
         """The state's leaves: scalars, and arrays that share memory with the tensors."""

@@ -50,7 +50,8 @@ def step_on_device(
     measured = measured_on_device(config, params, loss, device, process_group, included)
     still = moves_nothing(optimizer)
     if config.unit_rule is None:
-        decided = fewer_kernels(decided_on_device, config, still, on=state.step)(state, measured)
+        decide_fast = fewer_kernels(decided_on_device, config, still, on=state.step, shape=len(params))
+        decided = decide_fast(state, measured)
     else:  # each unit would be operations of its own, and compiling take minutes
         decided = decided_on_device(config, still, state, measured)
     decision, after, divisor, found_inf = decided

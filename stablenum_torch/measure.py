@@ -150,6 +150,8 @@ def sums_of_pieces(flat: Tensor) -> Tensor:
 
 def _careful_norm(value: Tensor) -> float:
     """The norm in float64; where even that overflows, the largest magnitude says whether all is finite."""
+    if not value.numel():  # a sparse gradient without entries
+        return 0.0
     largest = float(value.abs().max())
     if not math.isfinite(largest):
         return largest
@@ -218,7 +220,8 @@ def _local_norms(grads: Sequence[Tensor | None], device: torch.device) -> Tensor
     norms: list[Tensor | None] = [None] * len(grads)
     groups: dict[tuple[torch.device, torch.dtype], list[tuple[int, Tensor]]] = {}
     for i, value in values:
-        groups.setdefault((value.device, value.dtype), []).append((i, value))
+        if value.numel():  # a sparse gradient may have no entries
+            groups.setdefault((value.device, value.dtype), []).append((i, value))
     for (place, dtype), members in groups.items():
         found = _norms_of_one_kind([value for _, value in members], dtype)
         if place != device:

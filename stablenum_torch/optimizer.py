@@ -25,6 +25,7 @@ from stablenum.readout import history, metrics
 from stablenum.statedict import StatisticsNotLoadedWarning, state_from_dict, state_to_dict
 from stablenum_torch.checks import check_optimizer, check_rules, parameter_names, warn_of_lost_eps
 from stablenum_torch.deciding import HostGuard
+from stablenum_torch.device_step import in_float32
 from stablenum_torch.explaining import explain_step
 from stablenum_torch.narrow import Precision, as_policy
 from stablenum_torch.narrow.casting import dtype_of
@@ -315,7 +316,10 @@ class GuardedOptimizer(Optimizer):
         with torch.enable_grad():
             result = closure()
         if self._loss is None and hasattr(result, "__float__"):
-            self._loss = torch.as_tensor(result).detach().sum()
+            # A plain number is taken in full, whatever torch's default format and device are.
+            plain = not isinstance(result, Tensor)
+            loss = torch.as_tensor(result, dtype=torch.float64, device="cpu") if plain else result
+            self._loss = in_float32(loss.detach().sum())
         return result
 
     def _guarded_step(self) -> None:
@@ -336,7 +340,7 @@ class GuardedOptimizer(Optimizer):
             self._raise_if_halted()
 
     def _host_guard(self) -> HostGuard:
-        if self._host is None or self._host.state is not self._state:
+        if self._host is None or not self._host.is_for(self.config, self._state):
             self._host = HostGuard(self.config, self._state)
         return self._host
 

@@ -20,7 +20,7 @@ from stablenum_torch.scalars import scalars
 
 __all__ = ["Value", "Writer"]
 
-# Of these only the kind and shape of the argument matter.
+# Of these only the kind and shape of the first argument matter.
 _OF_KIND = frozenset(("zeros_like", "ones_like", "full_like"))
 
 
@@ -156,7 +156,7 @@ class Writer:
         return lambda *args, **kwargs: self._call(name, function, args, kwargs)
 
     def _call(self, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        if name in _OF_KIND:
+        if name in _OF_KIND and not _has_value(args[1:]):
             return function(*map(_sample, args), **kwargs)
         samples = [_sample(arg) for arg in args]
         template = _OF_SCALARS.get(name)

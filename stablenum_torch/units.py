@@ -141,7 +141,7 @@ def _plain_row_norms(rows: Tensor) -> Tensor:
 
 def _column_norms(matrix: Tensor) -> Tensor:
     """(u,) float64 norms of the columns of a (k, u) matrix, a block of rows at a time."""
-    total = torch.zeros(matrix.shape[1], dtype=torch.float64)
+    total = torch.zeros(matrix.shape[1], dtype=torch.float64, device=matrix.device)
     for block in matrix.split(max(1, _LONGEST_ROW // matrix.shape[1])):
         wide = block if block.dtype in (torch.float32, torch.float64) else block.float()
         total += (wide * wide).sum(0)

@@ -152,6 +152,17 @@ def test_more_settings_than_torch_compiles_of_one_function(monkeypatch: pytest.M
     assert graphs() == 12  # optimizers with the same settings share what was compiled
 
 
+def test_more_models_than_torch_compiles_of_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    switch(monkeypatch, True, "eager")
+    torch._dynamo.utils.counters.clear()
+    for n in range(1, 13):
+        params = [torch.nn.Parameter(torch.ones(2)) for _ in range(n)]
+        opt = st.wrap(torch.optim.AdamW(params, fused=True), clip=1.0)
+        set_gradients(params, 0)
+        opt.step()  # that it could not be compiled would be an error here
+    assert graphs() == 12
+
+
 def no_compiler(*_: object) -> None:
     raise RuntimeError("Cannot find a working triton installation.\nand more")
 

@@ -6,7 +6,9 @@ import array_api_compat.numpy as np_namespace
 import array_api_compat.torch as torch_namespace
 import numpy as np
 import pytest
+import torch
 
+import stablenum_torch as st
 from stablenum import DynamicLossScale, EscalatePrecision, GuardConfig, Observation, decide, init_guard
 from stablenum.trees import leaves
 from stablenum_torch.deciding import HostGuard
@@ -77,6 +79,13 @@ def test_what_nobody_asks_for_and_what_is_known_is_not_written():
     assert [float(v) for v in function(np.float32(1))] == [2.0, 3.0]
 
 
+def test_a_fill_that_is_measured_is_no_constant():
+    writer = Writer()
+    x = writer.input(np.float32(3))
+    function = writer.function([writer.full_like(np.zeros(2, np.float32), x)])
+    assert function(np.float32(5))[0].tolist() == [5, 5]
+
+
 def test_a_branch_on_a_measured_value_is_refused():
     writer = Writer()
     x = writer.input(np.float32(3))
@@ -105,3 +114,42 @@ def test_of_one_scalar_as_numpy(name):
 def test_a_choice_between_shapes_broadcasts():
     assert scalars.where(np.bool_(True), np.float32(1), np.zeros(3, np.float32)).tolist() == [1, 1, 1]
     assert scalars.where(np.asarray([True, False]), np.float32(1), np.float32(2)).tolist() == [1, 2]
+
+
+def guarded(**settings):
+    w = torch.nn.Parameter(torch.ones(3))
+    return w, st.wrap(torch.optim.SGD([w], lr=1.0), **settings)
+
+
+def step_with(w, opt, value):
+    w.grad = torch.full_like(w, value)
+    opt.step()
+
+
+def test_a_state_that_was_moved_into_shared_memory_is_followed():
+    """Sent to another process, a tensor moves; its old memory is freed."""
+    w, opt = guarded(clip=1.0)
+    step_with(w, opt, 1.0)
+    count = opt.guard_state.skipped_total
+    view = count.numpy()  # keeps nothing alive: what was shared is gone from under it
+    count.share_memory_()
+    assert view.ctypes.data != count.data_ptr()
+    step_with(w, opt, float("nan"))
+    assert opt.last["skipped_total"] == count.item() == 1
+
+
+def test_a_state_with_other_data_is_followed():
+    w, opt = guarded(loss_scale=8.0)
+    step_with(w, opt, 8.0)
+    opt.guard_state.skipped_total.data = torch.tensor(5, dtype=torch.int32)
+    step_with(w, opt, float("inf"))
+    assert opt.last["skipped_total"] == 6
+
+
+def test_other_settings_are_followed():
+    w, opt = guarded(clip=1.0)
+    step_with(w, opt, 1.0)
+    opt.config = GuardConfig(clip=0.5)
+    before = w.detach().clone()
+    step_with(w, opt, 9.0)
+    assert float((before - w.detach()).norm()) == pytest.approx(0.5, rel=1e-4)

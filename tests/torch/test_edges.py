@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import stablenum_torch as st
+from stablenum.formats import FLOAT32_MAX
 from stablenum_torch.ranks import _sharding_groups, check_process_group, local_part
-from tests.torch.conftest import parameters, set_gradients, snapshot
+from tests.torch.conftest import named, parameters, set_gradients, snapshot
 
 
 def test_an_unfused_checkpoint_in_a_fused_guard(path):
@@ -240,3 +241,49 @@ def test_a_vector_of_half_precision_losses_is_summed_in_float32(scaled, path):
     opt.step()
     assert opt.last["applied"]
     assert opt.last["loss"] == 120000.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_sparse_gradient_without_entries(path, dtype):
+    """Of an embedding that saw an empty batch, and nothing beside it."""
+    table = torch.nn.Embedding(3, 2, sparse=True, dtype=dtype)
+    opt = st.wrap(torch.optim.SGD(table.parameters(), lr=0.1), clip=1.0)
+    before = table.weight.detach().clone()
+    opt.backward(table(torch.zeros(0, dtype=torch.int64)).sum())
+    opt.step()
+    assert opt.last["applied"]
+    assert opt.last["grad_norm"] == 0
+    assert torch.equal(table.weight, before)
+
+
+@pytest.mark.parametrize(("loss", "seen"), [(7e4, 7e4), (1e39, FLOAT32_MAX), (10**6, 1e6), (-math.inf, None)])
+def test_a_closure_that_returns_a_plain_number(path, loss, seen):
+    """It is taken in full, whatever torch's default format and device."""
+    w = torch.nn.Parameter(torch.ones(2))
+    opt = st.wrap(torch.optim.AdamW([w], fused=True))
+    w.grad = torch.ones(2)
+    torch.set_default_dtype(torch.float16)
+    try:
+        with torch.device("meta"):
+            assert opt.step(lambda: loss) is loss
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert opt.last["applied"] is (seen is not None)
+    if seen is not None:
+        assert opt.last["loss"] == seen
+
+
+def test_a_step_under_another_default_device(path, rule):
+    """What the guard makes lies where the parameters lie."""
+
+    def train(device):
+        params = parameters()
+        opt = st.wrap(torch.optim.AdamW(params, lr=0.01, fused=True), names=named(params), **rule)
+        for i in range(3):
+            set_gradients(params, i)
+            opt.scale(torch.tensor(1.0))
+            with torch.device(device if i else "cpu"):  # the inner optimizer makes its state in the first
+                opt.step()
+        return snapshot(opt)
+
+    assert train("meta") == train("cpu")
