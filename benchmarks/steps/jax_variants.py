@@ -17,7 +17,15 @@ import optax
 
 import stablenum_jax
 from benchmarks.steps.errors import WrongResultError
-from benchmarks.steps.reference import CLIP_AT, FACTORS, LEARNING_RATE, MOMENTUM, SCALE, WEIGHT_DECAY
+from benchmarks.steps.reference import (
+    CLIP_AT,
+    FACTORS,
+    LEARNING_RATE,
+    MOMENTUM,
+    SCALE,
+    WEIGHT_DECAY,
+    check_decided,
+)
 from benchmarks.steps.rows import Row
 
 __all__ = ["MAKE", "JaxProblem", "JaxVariant", "build"]
@@ -89,7 +97,7 @@ class JaxVariant:
         scale: float = 1.0,
         skips: bool = False,
         read: Callable[[tuple[Any, ...]], object] | None = None,
-        check: Callable[[tuple[Any, ...]], None] = lambda _carry: None,
+        check: Callable[[tuple[Any, ...], int], None] = lambda _carry, _steps: None,
     ) -> None:
         self.problem, self.name, self.scale, self.skips = problem, name, scale, skips
         self._read, self._check, self.steps = read, check, 0
@@ -124,7 +132,7 @@ class JaxVariant:
 
     def check(self) -> None:
         """Raises ``WrongResultError`` if what the name says did not happen."""
-        self._check(self.carry)
+        self._check(self.carry, self.steps)
 
 
 def make_optimizer(row: Row) -> optax.GradientTransformation:
@@ -230,13 +238,13 @@ def _jmp(problem: JaxProblem) -> JaxVariant:
 
 def _idle(problem: JaxProblem) -> JaxVariant:
     tx = optax.chain(stablenum_jax.guard(clip=1e30), make_optimizer(problem.row))
-    check = _decided("idle", clipped=False, scale=1.0)
+    check = _decided("idle", problem, clipped=False, scale=1.0)
     return JaxVariant(problem, "idle", tx, _by_us(tx), skips=True, check=check)
 
 
 def _wrapper(problem: JaxProblem) -> JaxVariant:
     tx = stablenum_jax.chain(stablenum_jax.guard(clip=problem.max_norm), make_optimizer(problem.row))
-    check = _decided("wrapper", clipped=True, scale=1.0)
+    check = _decided("wrapper", problem, clipped=True, scale=1.0)
     return JaxVariant(problem, "wrapper", tx, _by_optax(tx), skips=True, check=check)
 
 
@@ -245,7 +253,7 @@ def _fold(problem: JaxProblem) -> JaxVariant:
         clip=problem.max_norm, loss_scale=stablenum_jax.DynamicLossScale(init_scale=SCALE)
     )
     tx = optax.chain(guard, make_optimizer(problem.row))
-    check = _decided("fold", clipped=True, scale=SCALE)
+    check = _decided("fold", problem, clipped=True, scale=SCALE)
     return JaxVariant(problem, "fold", tx, _by_us(tx), scale=SCALE, skips=True, check=check)
 
 
@@ -264,7 +272,7 @@ def _all(problem: JaxProblem) -> JaxVariant:
         scale=SCALE,
         skips=True,
         read=lambda carry: stablenum_jax.metrics(carry[1]),
-        check=_decided("all", clipped=True, scale=SCALE),
+        check=_decided("all", problem, clipped=True, scale=SCALE),
     )
 
 
@@ -286,8 +294,10 @@ def build(problem: JaxProblem) -> dict[str, JaxVariant]:
     return {name: MAKE[name](problem) for name in problem.row.variants}
 
 
-def _scale_is_kept(name: str, scale: Callable[[tuple[Any, ...]], Any]) -> Callable[[tuple[Any, ...]], None]:
-    def check(carry: tuple[Any, ...]) -> None:
+def _scale_is_kept(
+    name: str, scale: Callable[[tuple[Any, ...]], Any]
+) -> Callable[[tuple[Any, ...], int], None]:
+    def check(carry: tuple[Any, ...], _steps: int) -> None:
         if float(scale(carry)) != SCALE:
             raise WrongResultError(
                 f"{name}: the loss scale is {float(scale(carry))}; it ought to have stayed {SCALE}."
@@ -296,16 +306,13 @@ def _scale_is_kept(name: str, scale: Callable[[tuple[Any, ...]], Any]) -> Callab
     return check
 
 
-def _decided(name: str, *, clipped: bool, scale: float) -> Callable[[tuple[Any, ...]], None]:
+def _decided(
+    name: str, problem: JaxProblem, *, clipped: bool, scale: float
+) -> Callable[[tuple[Any, ...], int], None]:
     """Every step was applied, with the loss scale and the clipping that the name says."""
 
-    def check(carry: tuple[Any, ...]) -> None:
+    def check(carry: tuple[Any, ...], steps: int) -> None:
         last = stablenum_jax.metrics(carry[1])
-        right = last["applied"] and last["skipped_total"] == 0 and last["loss_scale"] == scale
-        if not right or (last["clip_coefficient"] < 1.0) != clipped:
-            raise WrongResultError(
-                f"{name}: ought to have applied every step, {'clipped' if clipped else 'unclipped'}, with "
-                f"the loss scale {scale}; the last one was {last}."
-            )
+        check_decided(name, last, norm=problem.norm, steps=steps, clipped=clipped, scale=scale)
 
     return check

@@ -157,7 +157,7 @@ def measure_torch(row: Row, *, device: str, rounds: int) -> dict[str, Any]:
     )
     off, samples = {}, {}
     for name, variant in variants.items():
-        variant.check()
+        variant.check(variant.steps)
         samples[name] = _sampled(variant.params, numbers)
         off[name] = check_parameters(
             row,
@@ -273,9 +273,18 @@ def _check_jax_skip(row: Row, problem: Any, variant: Any) -> None:
     grads = dict(problem.gradients(0, variant.scale))
     last = list(grads)[-1]
     grads[last] = grads[last].reshape(-1).at[-1].set(jnp.inf).reshape(row.shape)
-    picked = (next(iter(grads)), last)
-    before = {name: np.asarray(variant.carry[0][name].astype(jnp.float32)) for name in picked}
+    before = _first_and_last(variant, row)
     variant.step_on(grads)
-    after = {name: np.asarray(variant.carry[0][name].astype(jnp.float32)) for name in picked}
+    after = _first_and_last(variant, row)
     if not jax.tree.all(jax.tree.map(np.array_equal, before, after)):
         raise WrongResultError(f"{row.name}: {variant.name!r} did not skip a step with an infinite gradient.")
+
+
+def _first_and_last(variant: Any, row: Row) -> list[np.ndarray]:
+    """The first and the last parameter, and the first and the last of each of the optimizer's moments."""
+    import jax
+    import jax.numpy as jnp
+
+    like_parameters = [leaf for leaf in jax.tree.leaves(variant.carry[:2]) if leaf.shape == row.shape]
+    ends = like_parameters[:: row.tensors] + like_parameters[row.tensors - 1 :: row.tensors]
+    return [np.asarray(leaf.astype(jnp.float32)) for leaf in ends]

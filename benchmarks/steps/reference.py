@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,7 @@ __all__ = [
     "TOLERANCE",
     "WEIGHT_DECAY",
     "check_against_each_other",
+    "check_decided",
     "check_parameters",
     "distance",
     "expected",
@@ -102,6 +104,37 @@ def check_parameters(
             f"float64 reference; allowed is {TOLERANCE[row.dtype]}. Nothing is reported."
         )
     return off
+
+
+def check_decided(
+    name: str, last: Mapping[str, Any], *, norm: float, steps: int, clipped: bool, scale: float
+) -> None:
+    """What a guard of ours says of its last step: the ``steps``-th, and what the name says of it.
+
+    Adam's parameters do not tell by what number all gradients were multiplied, nor do clipped gradients what
+    they were before; the norm and the factor do.
+
+    Args:
+        name: of the variant.
+        last: in the words of ``stablenum.readout.metrics``.
+        norm: of all gradients at factor 1.
+        steps: how many it ought to have applied, and no other.
+        clipped: whether each was to be clipped to ``CLIP_AT * norm``.
+        scale: the loss scale.
+
+    Raises:
+        WrongResultError: it says something else.
+    """
+    factor = FACTORS[(steps - 1) % len(FACTORS)]
+    shortened = CLIP_AT / factor if clipped else 1.0
+    right = last["applied"] and last["skipped_total"] == 0 and last["step"] == steps - 1
+    right = right and last["loss_scale"] == scale
+    right = right and math.isclose(last["grad_norm"], factor * norm, rel_tol=1e-4)
+    if not right or not math.isclose(last["clip_coefficient"], shortened, rel_tol=1e-4):
+        raise WrongResultError(
+            f"{name}: ought to have applied all {steps} steps, the last one of norm {factor * norm:.6g} "
+            f"times {shortened:.6g}, with the loss scale {scale}; it was {last}."
+        )
 
 
 def check_against_each_other(row: Row, distances: Mapping[tuple[str, str], float]) -> None:

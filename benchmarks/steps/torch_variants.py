@@ -15,7 +15,15 @@ import torch
 
 import stablenum_torch
 from benchmarks.steps.errors import WrongResultError
-from benchmarks.steps.reference import CLIP_AT, FACTORS, LEARNING_RATE, MOMENTUM, SCALE, WEIGHT_DECAY
+from benchmarks.steps.reference import (
+    CLIP_AT,
+    FACTORS,
+    LEARNING_RATE,
+    MOMENTUM,
+    SCALE,
+    WEIGHT_DECAY,
+    check_decided,
+)
 from benchmarks.steps.rows import Row
 
 __all__ = ["BUILD", "TorchProblem", "TorchVariant", "build"]
@@ -71,7 +79,7 @@ class TorchVariant:
         step: a whole step, from the gradients on.
         scale: what the gradients come multiplied by.
         skips: whether a gradient that is not finite makes it leave everything alone.
-        check: raises ``WrongResultError`` if what the name says did not happen in the last step.
+        check: given the steps taken, raises ``WrongResultError`` if what the name says did not happen.
         steps: taken so far.
     """
 
@@ -81,7 +89,7 @@ class TorchVariant:
     step: Callable[[], object]
     scale: float = 1.0
     skips: bool = False
-    check: Callable[[], None] = lambda: None
+    check: Callable[[int], None] = lambda _steps: None
     steps: int = 0
 
 
@@ -160,7 +168,7 @@ def _accelerate(problem: TorchProblem) -> TorchVariant:
         accelerator.clip_grad_norm_(params, problem.max_norm)
         optimizer.step()
 
-    check = _scale_is_kept("accelerate", accelerator.scaler.get_scale) if scales else lambda: None
+    check = _scale_is_kept("accelerate", accelerator.scaler.get_scale) if scales else lambda _steps: None
     return TorchVariant(
         "accelerate", params, inner, step, scale=SCALE if scales else 1.0, skips=scales, check=check
     )
@@ -170,7 +178,7 @@ def _idle(problem: TorchProblem) -> TorchVariant:
     params = problem.parameters()
     inner = make_optimizer(problem.row, params)
     guarded = stablenum_torch.wrap(inner, clip=1e30)
-    check = _decided("idle", guarded, clipped=False, scale=1.0)
+    check = _decided("idle", problem, guarded, clipped=False, scale=1.0)
     return TorchVariant("idle", params, inner, guarded.step, skips=True, check=check)
 
 
@@ -184,7 +192,7 @@ def _fold(problem: TorchProblem) -> TorchVariant:
         guarded.scale(problem.loss)
         guarded.step()
 
-    check = _decided("fold", guarded, clipped=True, scale=SCALE)
+    check = _decided("fold", problem, guarded, clipped=True, scale=SCALE)
     return TorchVariant("fold", params, inner, step, scale=SCALE, skips=True, check=check)
 
 
@@ -199,7 +207,7 @@ def _all(problem: TorchProblem) -> TorchVariant:
         guarded.step()
         return guarded.last
 
-    check = _decided("all", guarded, clipped=True, scale=SCALE)
+    check = _decided("all", problem, guarded, clipped=True, scale=SCALE)
     return TorchVariant("all", params, inner, step, scale=SCALE, skips=True, check=check)
 
 
@@ -220,10 +228,10 @@ def build(problem: TorchProblem) -> dict[str, TorchVariant]:
     return {name: BUILD[name](problem) for name in problem.row.variants}
 
 
-def _scale_is_kept(name: str, scale: Callable[[], float]) -> Callable[[], None]:
+def _scale_is_kept(name: str, scale: Callable[[], float]) -> Callable[[int], None]:
     """A scaler that saw no overflow and stopped short of growing."""
 
-    def check() -> None:
+    def check(_steps: int) -> None:
         if scale() != SCALE:
             raise WrongResultError(f"{name}: the loss scale is {scale()}; it ought to have stayed {SCALE}.")
 
@@ -231,17 +239,16 @@ def _scale_is_kept(name: str, scale: Callable[[], float]) -> Callable[[], None]:
 
 
 def _decided(
-    name: str, guarded: stablenum_torch.GuardedOptimizer, *, clipped: bool, scale: float
-) -> Callable[[], None]:
+    name: str,
+    problem: TorchProblem,
+    guarded: stablenum_torch.GuardedOptimizer,
+    *,
+    clipped: bool,
+    scale: float,
+) -> Callable[[int], None]:
     """Every step was applied, with the loss scale and the clipping that the name says."""
 
-    def check() -> None:
-        last = guarded.last
-        right = last["applied"] and last["skipped_total"] == 0 and last["loss_scale"] == scale
-        if not right or (last["clip_coefficient"] < 1.0) != clipped:
-            raise WrongResultError(
-                f"{name}: ought to have applied every step, {'clipped' if clipped else 'unclipped'}, with "
-                f"the loss scale {scale}; the last one was {last}."
-            )
+    def check(steps: int) -> None:
+        check_decided(name, guarded.last, norm=problem.norm, steps=steps, clipped=clipped, scale=scale)
 
     return check

@@ -6,14 +6,16 @@ import json
 import sys
 from dataclasses import replace
 
+import jax
 import pytest
 import torch
 from rich.console import Console
 
 import benchmarks.__main__ as command
-from benchmarks.steps import bandwidth, errors, measure, run, torch_variants, worker
+from benchmarks.steps import bandwidth, errors, jax_variants, measure, run, torch_variants, worker
 from benchmarks.timing import Times
-from tests.benchmarks.small import TORCH_ROW
+from stablenum_torch.deciding import HostGuard
+from tests.benchmarks.small import JAX_ROW, TORCH_ROW
 
 QUIET = Console(quiet=True)
 
@@ -113,7 +115,63 @@ def test_a_guard_that_refused_a_step(monkeypatch):
 
         variant.step = step
 
-    assert "ought to have applied every step" in wrong(monkeypatch, "fold", change)
+    assert "ought to have applied all" in wrong(monkeypatch, "fold", change)
+
+
+@pytest.mark.parametrize("name", ["idle", "fold", "all"])
+def test_gradients_that_come_multiplied_by_another_number(monkeypatch, name):
+    """Neither Adam nor a clip lets it be seen in the parameters."""
+
+    def change(variant):
+        inner = variant.step
+
+        def step():
+            for p in variant.params:
+                p.grad.mul_(2.0)
+            inner()
+
+        variant.step = step
+
+    assert "ought to have applied all" in wrong(monkeypatch, name, change)
+
+
+def test_a_state_that_is_written_back_once_only(monkeypatch):
+    write, written = HostGuard.write, []
+
+    def once(self, *given, **more):
+        if not written:
+            write(self, *given, **more)
+        written.append(self)
+
+    monkeypatch.setattr(HostGuard, "write", once)
+    row = replace(TORCH_ROW, variants=("bare", "idle"))
+    with pytest.raises(errors.WrongResultError, match="idle: ought to have applied all"):
+        measure.measure(row)
+
+
+@pytest.mark.parametrize(("name", "factor"), [("idle", 2.0), ("wrapper", 2.0), ("fold", 0.5)])
+def test_the_same_of_jax(monkeypatch, name, factor):
+    make = jax_variants.MAKE[name]
+
+    def changed(problem):
+        variant = make(problem)
+        step_on = variant.step_on
+        variant.step_on = lambda grads: step_on(jax.tree.map(lambda g: g * factor, grads))
+        return variant
+
+    monkeypatch.setitem(jax_variants.MAKE, name, changed)
+    with pytest.raises(errors.WrongResultError, match=f"{name}: ought to have applied all"):
+        measure.measure(replace(JAX_ROW, variants=("bare", name)))
+
+
+def test_a_skip_that_leaves_infinite_moments(monkeypatch):
+    """A peer that chooses between old and new parameters, and forgets the optimizer's state."""
+    import jmp
+
+    honest = jmp.select_tree
+    monkeypatch.setattr(jmp, "select_tree", lambda finite, new, old: (honest(finite, new[0], old[0]), new[1]))
+    with pytest.raises(errors.WrongResultError, match="'jmp' did not skip"):
+        measure.measure(replace(JAX_ROW, variants=("bare", "jmp")))
 
 
 def test_elements_that_the_reference_does_not_sample(monkeypatch):
