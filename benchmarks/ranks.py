@@ -152,7 +152,16 @@ def _one_world(world: int, rounds: int) -> dict[str, Any]:
             )
             for rank in range(world)
         ]
-        said = [process.communicate(timeout=600)[0] for process in started]
+        try:
+            said = [process.communicate(timeout=600)[0] for process in started]
+        except subprocess.TimeoutExpired as error:
+            raise BenchmarkError(
+                f"the {world} ranks did not end within {error.timeout:.0f} seconds"
+            ) from error
+        finally:
+            for process in started:
+                process.kill()
+                process.wait()
         if any(process.returncode for process in started):
             raise BenchmarkError(f"a rank of {world} failed; its error is above")
     row: dict[str, Any] = json.loads(said[0].splitlines()[-1])
