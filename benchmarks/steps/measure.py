@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.steps.errors import BenchmarkError, NoisyError, WrongResultError
 from benchmarks.steps.reference import TOLERANCE, check_against_each_other, check_parameters
-from benchmarks.steps.rows import CLIPPED, LABELS, UNCLIPPED, Row
+from benchmarks.steps.rows import CLIPPED, LABELS, UNCLIPPED, Row, on_device
 from benchmarks.timing import Times, interleaved
 
 __all__ = ["check_spread", "compared", "measure", "measure_jax", "measure_torch"]
@@ -28,7 +28,7 @@ def measure(row: Row, *, device: str = "cpu", attempt: int = 1) -> dict[str, Any
     Raises:
         MissingPeerError, WrongResultError, NoisyError: there is no result.
     """
-    rounds = row.rounds * attempt
+    row, rounds = on_device(row, device), row.rounds * attempt
     if row.framework == "torch":
         return measure_torch(row, device=device, rounds=rounds)
     return measure_jax(row, device=device, rounds=rounds)

@@ -10,7 +10,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-__all__ = ["CLIPPED", "JAX_ROWS", "LABELS", "OURS", "ROWS", "TORCH_ROWS", "UNCLIPPED", "Row", "row_named"]
+__all__ = [
+    "CLIPPED",
+    "JAX_ROWS",
+    "LABELS",
+    "OURS",
+    "ROWS",
+    "TORCH_ROWS",
+    "UNCLIPPED",
+    "Row",
+    "on_device",
+    "row_named",
+]
 
 # The variants of each framework. The first is what the ratios are of.
 TORCH = ("bare", "clip", "scaler", "isfinite", "accelerate", "idle", "fold", "all")
@@ -135,6 +146,13 @@ JAX_ROWS = (
 )
 
 ROWS = TORCH_ROWS + JAX_ROWS
+
+
+def on_device(row: Row, device: str) -> Row:
+    """The row without what cannot run there: on CUDA, GradScaler has no kernel that unscales bfloat16."""
+    if (row.framework, row.dtype, device) != ("torch", "bfloat16", "cuda"):
+        return row
+    return replace(row, variants=tuple(name for name in row.variants if name != "scaler"))
 
 
 def row_named(name: str) -> Row:

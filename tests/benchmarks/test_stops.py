@@ -197,6 +197,13 @@ def test_a_wrong_result_stops_the_command(monkeypatch, results):
     assert "is wrong" in steps_fail(results)
 
 
+def test_what_is_no_number_is_not_written(monkeypatch, results):
+    (results / "cpu.json").write_text("of before")
+    with pytest.raises(ValueError, match="JSON compliant"):
+        command._save(QUIET, "cpu.json", {"median_ms": float("nan")})
+    assert [file.read_text() for file in results.iterdir()] == ["of before"]
+
+
 # --- a spread beyond its bound ---------------------------------------------------------------
 
 
