@@ -90,7 +90,10 @@ def _facts(more: Sequence[str] = ()) -> dict[str, Any]:
 
 def _save(console: Console, name: str, report: dict[str, Any]) -> None:
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / name).write_text(json.dumps(report, indent=2) + "\n")
+    text = json.dumps(report, indent=2, allow_nan=False)
+    whole = RESULTS / f"{name}.new"  # never half a file under the name
+    whole.write_text(text + "\n", encoding="utf-8")
+    whole.replace(RESULTS / name)
     console.print(f"written to {RESULTS / name}")
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
+import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["Times", "host_timer", "interleaved"]
+__all__ = ["Times", "host_timer", "interleaved", "uncertainty"]
 
 
 class Times:
@@ -22,6 +23,21 @@ class Times:
     def as_dict(self) -> dict[str, float]:
         """Median and relative interquartile range."""
         return {"median_ms": round(self.median, 4), "spread": round(self.spread, 4)}
+
+
+def uncertainty(values: Sequence[float]) -> float:
+    """Half the 95 % interval of a median, over the median; without any assumption on how values are spread.
+
+    The interval's ends are order statistics (David and Nagaraja, Order Statistics, 2003, 7.1). inf for values
+    too few to have one, NaN among NaN.
+    """
+    if any(math.isnan(v) for v in values):
+        return math.nan
+    ordered, n = sorted(values), len(values)
+    low = math.floor((n - 1.96 * math.sqrt(n)) / 2)
+    if low < 0 or n < 6:
+        return math.inf
+    return (ordered[n - 1 - low] - ordered[low]) / 2 / statistics.median(ordered)
 
 
 def host_timer(step: Callable[[], object]) -> float:

@@ -124,9 +124,9 @@ def _ratios(rows: list[Row]) -> tuple[list[str], list[list[str]]]:
         for name in names:
             v = row["variants"].get(name)
             cells.append("" if v is None else f"{v['ratio_to_bare']:.2f}")
-        spread = max(v["spread"] for v in row["variants"].values())
-        body.append([*cells, f"{spread:.0%}"])
-    head = ["step, parameters in tensors", "bare, ms", *(labels[name] for name in names), "spread up to"]
+        known = max(v["uncertainty"] for name, v in row["variants"].items() if name != "bare")
+        body.append([*cells, f"{known:.0%}"])
+    head = ["step, parameters in tensors", "bare, ms", *(labels[name] for name in names), "known within"]
     return head, body
 
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from benchmarks.steps.errors import BenchmarkError, NoisyError, WrongResultError
 from benchmarks.steps.reference import TOLERANCE, check_against_each_other, check_parameters
-from benchmarks.steps.rows import CLIPPED, LABELS, UNCLIPPED, Row
-from benchmarks.timing import Times, interleaved
+from benchmarks.steps.rows import CLIPPED, LABELS, UNCLIPPED, Row, on_device
+from benchmarks.timing import Times, interleaved, uncertainty
 
 __all__ = ["check_spread", "compared", "measure", "measure_jax", "measure_torch"]
 
@@ -28,42 +28,56 @@ def measure(row: Row, *, device: str = "cpu", attempt: int = 1) -> dict[str, Any
     Raises:
         MissingPeerError, WrongResultError, NoisyError: there is no result.
     """
-    rounds = row.rounds * attempt
+    row, rounds = on_device(row, device), row.rounds * attempt
     if row.framework == "torch":
         return measure_torch(row, device=device, rounds=rounds)
     return measure_jax(row, device=device, rounds=rounds)
 
 
 def check_spread(row: Row, times: Mapping[str, Times]) -> None:
-    """See that no variant's spread is beyond the row's bound.
+    """See that the ratio to the bare step is known well enough of every variant.
+
+    It is taken round by round, so that a mood of the machine that lasts longer than a round cancels.
 
     Raises:
-        NoisyError: one is.
+        NoisyError: one is not.
     """
-    restless = {name: f"{t.spread:.0%}" for name, t in times.items() if not t.spread <= row.bound}
+    known = {name: uncertainty(_ratios(t, times["bare"])) for name, t in times.items() if name != "bare"}
+    restless = {name: f"{u:.1%}" for name, u in known.items() if not u <= row.bound}
     if restless:
         raise NoisyError(
-            f"{row.name}: the spreads of {restless} are beyond {row.bound:.0%}. The machine is too busy; "
-            "nothing is reported."
+            f"{row.name}: the ratios to the bare step are uncertain by {restless}, beyond "
+            f"{row.bound:.0%}. The machine is too busy; nothing is reported."
         )
+
+
+def _ratios(t: Times, bare: Times) -> list[float]:
+    return [mine / base for mine, base in zip(t.samples, bare.samples, strict=True)]
+
+
+def _extra(t: Times, bare: Times) -> float:
+    """Milliseconds above the bare step, the median over the rounds."""
+    return statistics.median(mine - base for mine, base in zip(t.samples, bare.samples, strict=True))
 
 
 def compared(row: Row, times: Mapping[str, Times]) -> dict[str, dict[str, Any]]:
     """Each variant's median, spread, ratio to bare, extra time, and that over the peer's extra.
 
-    The quartiles are of the ratios of single rounds.
+    Ratios and extra time are medians over the rounds, of each round by itself, and the quartiles are of them.
     """
     bare, peer = times["bare"], times.get(PEER[row.framework])
     found: dict[str, dict[str, Any]] = {}
     for name, t in times.items():
         figures: dict[str, Any] = {"label": LABELS[name], **t.as_dict()}
-        figures["ratio_to_bare"] = round(t.median / bare.median, 4)
-        figures["extra_ms"] = round(t.median - bare.median, 4)
+        figures["ratio_to_bare"] = round(statistics.median(_ratios(t, bare)), 4)
+        if name != "bare":
+            figures["uncertainty"] = round(uncertainty(_ratios(t, bare)), 4)
+        figures["extra_ms"] = round(_extra(t, bare), 4)
         if peer is not None and name != "bare":
             figures["ratio_to_peer"] = round(t.median / peer.median, 4)
-            extra = peer.median - bare.median
+            extra = _extra(peer, bare)
             if extra > 0:  # else the peer costs nothing that could be seen
-                figures["extra_over_peers"] = round((t.median - bare.median) / extra, 4)
+                figures["extra_over_peers"] = round(_extra(t, bare) / extra, 4)
             rounds = [
                 (mine - base) / (theirs - base)
                 for mine, theirs, base in zip(t.samples, peer.samples, bare.samples, strict=True)
@@ -94,7 +108,7 @@ def _result(
         "dtype": row.dtype,
         "gradient_bytes": row.gradient_bytes,
         "rounds": rounds,
-        "spread_bound": row.bound,
+        "uncertainty_bound": row.bound,
         "tolerance": TOLERANCE[row.dtype],
         "peer": PEER[row.framework],
         "variants": figures,

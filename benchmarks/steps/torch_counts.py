@@ -6,7 +6,7 @@ import os
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,7 +22,7 @@ import stablenum_torch.stepping
 from benchmarks.steps.errors import BenchmarkError
 from benchmarks.steps.torch_variants import TorchProblem, TorchVariant
 
-__all__ = ["Counter", "count", "graph_breaks", "kernels", "peak_bytes", "seconds_to_compile"]
+__all__ = ["Counter", "count", "graph_breaks", "kernels", "launches", "peak_bytes", "seconds_to_compile"]
 
 _WAITS = ("aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal", "aten::nonzero")
 # Write without reading what was there.
@@ -155,8 +155,11 @@ def peak_bytes(problem: TorchProblem, variant: TorchVariant) -> int:
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        torch.empty(1)
         variant.step()
     events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    if not events:
+        raise BenchmarkError("torch's profiler told of no allocation, not even of one that there was.")
     now = most = 0
     for event in sorted(events, key=lambda e: e.start_ns()):
         now += event.nbytes()
@@ -172,8 +175,7 @@ def kernels(problem: TorchProblem, variant: TorchVariant) -> dict[str, int]:
     with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiler:
         variant.step()
         torch.cuda.synchronize()
-    on_device = [e for e in profiler.events() if e.device_type == torch.autograd.DeviceType.CUDA]
-    launched = [e for e in on_device if not e.name.startswith(("Memcpy", "Memset"))]
+    launched, copied = launches(profiler.events())
     problem.put(variant.steps, variant.scale)
     variant.steps += 1
     torch.cuda.set_sync_debug_mode("warn")
@@ -184,7 +186,19 @@ def kernels(problem: TorchProblem, variant: TorchVariant) -> dict[str, int]:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     waits = sum("synchronizing CUDA operation" in str(w.message) for w in caught)
-    return {"kernels": len(launched), "copies": len(on_device) - len(launched), "host_waits": waits}
+    return {"kernels": launched, "copies": copied, "host_waits": waits}
+
+
+def launches(events: Iterable[Any]) -> tuple[int, int]:
+    """Kernels, and copies and fills, among a profiler's events.
+
+    The spans of ``record_function``, as of every ``Optimizer.step``, are drawn on the device's line too; they
+    are no launches.
+    """
+    cuda = torch.autograd.DeviceType.CUDA
+    names = [e.name for e in events if e.device_type == cuda and not e.is_user_annotation]
+    copies = sum(name.startswith(("Memcpy", "Memset")) for name in names)
+    return len(names) - copies, copies
 
 
 def graph_breaks(step: Callable[[], object]) -> dict[str, int]:

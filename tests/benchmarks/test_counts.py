@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import pytest
 import torch
 
+from benchmarks.steps import torch_counts
+from benchmarks.steps.errors import BenchmarkError
 from benchmarks.steps.hlo import ordinary_step
-from benchmarks.steps.torch_counts import Counter, graph_breaks, peak_bytes
+from benchmarks.steps.torch_counts import Counter, graph_breaks, launches, peak_bytes
 from benchmarks.steps.torch_variants import TorchProblem, TorchVariant
 from benchmarks.timing import interleaved
 from tests.benchmarks.small import TORCH_ROW
@@ -71,6 +75,30 @@ def test_peak_memory_is_that_of_the_step_alone():
 
     variant = TorchVariant("one", params, torch.optim.SGD(params, lr=0.1), step)
     assert 8000 <= peak_bytes(problem, variant) < 9000
+
+
+def test_a_profiler_that_tells_of_no_memory_is_no_measurement(monkeypatch):
+    problem = TorchProblem(TORCH_ROW, "cpu")
+    params = problem.parameters()
+    variant = TorchVariant("one", params, torch.optim.SGD(params, lr=0.1), lambda: None)
+    assert peak_bytes(problem, variant) < 1000
+
+    def without_memory(**_):
+        return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+
+    monkeypatch.setattr(torch_counts, "profile", without_memory)
+    with pytest.raises(BenchmarkError, match="no allocation"):
+        peak_bytes(problem, variant)
+
+
+def test_kernels_and_copies_are_launches_and_annotations_are_not():
+    def event(name, device="CUDA", annotation=False):
+        device_type = getattr(torch.autograd.DeviceType, device)
+        return SimpleNamespace(name=name, device_type=device_type, is_user_annotation=annotation)
+
+    seen = [event("aten::mul", "CPU"), event("vectorized_elementwise_kernel"), event("Memcpy DtoH")]
+    seen += [event("Memset (Device)"), event("Optimizer.step#AdamW.step", annotation=True)]
+    assert launches(seen) == (1, 2)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -14,8 +14,9 @@ from benchmarks.steps import measure
 from benchmarks.steps.bandwidth import bandwidth
 from benchmarks.steps.compiling import compiling
 from benchmarks.steps.reference import FACTORS, LEARNING_RATE, MOMENTUM, WEIGHT_DECAY, expected
-from benchmarks.steps.rows import LABELS, OURS, ROWS, row_named
+from benchmarks.steps.rows import LABELS, OURS, ROWS, on_device, row_named
 from benchmarks.steps.transformer import Sizes, transformer
+from benchmarks.timing import Times
 from tests.benchmarks.small import JAX_ROW, TORCH_ROW, kinds
 
 
@@ -70,8 +71,6 @@ def test_every_kind_of_row_agrees_with_the_reference(row):
 
 
 def test_a_ratio_is_of_medians_and_its_quartiles_of_rounds():
-    from benchmarks.timing import Times
-
     times = {"bare": Times([1.0, 2.0, 1.0, 1.0]), "scaler": Times([3.0, 4.0, 3.0, 3.0])}
     times["fold"] = Times([2.0, 3.0, 2.0, 2.0])
     figures = measure.compared(replace(TORCH_ROW, variants=tuple(times)), times)
@@ -83,8 +82,6 @@ def test_a_ratio_is_of_medians_and_its_quartiles_of_rounds():
 
 
 def test_no_ratio_to_a_peer_that_costs_nothing():
-    from benchmarks.timing import Times
-
     times = {"bare": Times([2.0] * 4), "scaler": Times([2.0] * 4), "fold": Times([3.0] * 4)}
     figures = measure.compared(replace(TORCH_ROW, variants=tuple(times)), times)
     assert "extra_over_peers" not in figures["fold"]
@@ -152,6 +149,17 @@ def test_graph_breaks_are_counted():
     assert (fused["kernel"], foreach["kernel"]) == ("fused", "foreach")
     assert set(fused["variants"]) == set(TORCH_ROW.variants)
     assert fused["variants"]["all"]["graph_breaks"] > fused["variants"]["bare"]["graph_breaks"]
+
+
+def test_grad_scaler_is_left_out_where_it_cannot_run():
+    half = replace(TORCH_ROW, dtype="bfloat16")
+    left = on_device(half, "cuda").variants
+    assert set(half.variants) - set(left) == {"scaler"}
+    times = {name: Times([1.0, 2.0, 1.0]) for name in left}
+    figures = measure.compared(replace(half, variants=left), times)
+    assert not any("extra_over_peers" in v for v in figures.values())
+    for row, device in ((half, "cpu"), (TORCH_ROW, "cuda"), (replace(JAX_ROW, dtype="bfloat16"), "cuda")):
+        assert on_device(row, device) is row
 
 
 def test_rows_have_names_of_their_own_and_the_sizes_that_they_say():

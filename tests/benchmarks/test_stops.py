@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from dataclasses import replace
 
 import jax
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
 
 import benchmarks.__main__ as command
 from benchmarks.steps import bandwidth, errors, jax_variants, measure, run, torch_variants, worker
-from benchmarks.timing import Times
+from benchmarks.timing import Times, uncertainty
 from stablenum_torch.deciding import HostGuard
 from tests.benchmarks.small import JAX_ROW, TORCH_ROW
 
@@ -198,17 +200,45 @@ def test_a_wrong_result_stops_the_command(monkeypatch, results):
     assert "is wrong" in steps_fail(results)
 
 
+def test_what_is_no_number_is_not_written(monkeypatch, results):
+    (results / "cpu.json").write_text("of before")
+    with pytest.raises(ValueError, match="JSON compliant"):
+        command._save(QUIET, "cpu.json", {"median_ms": float("nan")})
+    assert [file.read_text() for file in results.iterdir()] == ["of before"]
+
+
 # --- a spread beyond its bound ---------------------------------------------------------------
 
 
-def test_the_spread_is_held_against_the_bound():
-    row = replace(TORCH_ROW, bound=0.2)
-    calm, restless = Times([1.0, 1.01, 0.99, 1.0]), Times([1.0, 1.4, 1.0, 1.5])
-    measure.check_spread(row, {"bare": calm})
-    with pytest.raises(errors.NoisyError, match=r"'clip': '\d+%'} are beyond 20%"):
-        measure.check_spread(row, {"bare": calm, "clip": restless})
+def test_the_uncertainty_is_held_against_the_bound():
+    row = replace(TORCH_ROW, bound=0.1)
+    bare, moody = Times([1.0, 1.01, 0.99, 1.0] * 8), Times([2.0, 2.02, 1.98, 2.0] * 8)
+    measure.check_spread(row, {"bare": bare, "clip": moody})
+    restless = Times([1.0, 1.4, 1.0, 1.5] * 8)
+    with pytest.raises(errors.NoisyError, match=r"'clip': '\d+\.\d%'}, beyond 10%"):
+        measure.check_spread(row, {"bare": bare, "clip": restless})
     with pytest.raises(errors.NoisyError):
-        measure.check_spread(row, {"bare": Times([1.0, float("nan"), 1.0, 1.0])})
+        measure.check_spread(row, {"bare": bare, "clip": Times([1.0, float("nan"), 1.0, 1.0] * 8)})
+
+
+def test_a_mood_that_both_share_is_no_uncertainty():
+    mood = [1.0 + (i // 8) for i in range(32)]
+    times = {"bare": Times(mood), "clip": Times([2 * m for m in mood])}
+    assert times["clip"].spread > 0.5
+    measure.check_spread(replace(TORCH_ROW, bound=0.01), times)
+
+
+def test_the_uncertainty_of_a_median_covers_it():
+    """In 95 of 100 samples the interval holds the true median, whatever the distribution."""
+    draw, held = np.random.default_rng(4), 0
+    for _ in range(1000):
+        sample = np.sort(draw.lognormal(0.0, 1.0, 41))
+        half = uncertainty(sample.tolist()) * np.median(sample)
+        low, high = sample[14], sample[26]  # the order statistics of 41, from a table
+        assert half == pytest.approx((high - low) / 2)
+        held += low <= 1.0 <= high
+    assert held >= 930
+    assert uncertainty([1.0] * 5) == math.inf
 
 
 def test_every_measured_row_is_held_against_its_bound():

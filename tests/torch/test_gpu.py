@@ -96,6 +96,24 @@ def no_wait(device: str) -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
+def test_no_wait_stands_what_torch_says_of_its_debug_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Warnings are errors here, and torch has one at the first call."""
+    modes = []
+
+    def set_sync_debug_mode(mode: str) -> None:
+        message = (
+            "Synchronization debug mode is a prototype feature and does not yet detect all synchronizing"
+        )
+        warnings.warn(f"{message} operations", UserWarning, stacklevel=2)
+        modes.append(mode)
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", set_sync_debug_mode)
+    with no_wait("cuda"):
+        pass
+    assert modes == ["error", "default"]
+
+
 def steps_without_a_wait(device: str) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).to(device)
