@@ -43,6 +43,7 @@ _SMALL = 2**16
 # 2**16 on; at 3 * 2**17: 9e-7). The squares of 16-bit values fall on few significands, so their rounding
 # errors do not cancel: shorter sums.
 BLOCK, NARROW_BLOCK = 2**18, 2**13
+_NARROW_ROW = 2**10
 # Below this joint norm the squares of elements that matter may have flushed to zero.
 SUSPICIOUSLY_SMALL = 2.0**-40
 
@@ -127,25 +128,28 @@ def _sums_of_squares(values: list[Tensor]) -> np.ndarray:
             sums[members] = np.square(torch.stack(norms).double().numpy())
     if large:
         # From the last to the first: the optimizer begins with the first, which are in the cache then.
-        dots = [_dots(values[i].reshape(-1)) for i in reversed(large)][::-1]
-        parts = torch.stack([part for parts in dots for part in parts]).double().numpy()
-        sums[large] = np.add.reduceat(parts, np.cumsum([0] + [len(parts) for parts in dots[:-1]]))
+        pieces = [_squares_of_pieces(values[i].reshape(-1)) for i in reversed(large)][::-1]
+        parts = torch.cat([part.double() for part in pieces]).numpy()
+        sums[large] = np.add.reduceat(parts, np.cumsum([0] + [len(part) for part in pieces[:-1]]))
     return sums
 
 
-def _dots(flat: Tensor) -> list[Tensor]:
-    """() float32 sums of squares of the pieces of a 1-d tensor; narrower formats are widened in cache."""
+def _squares_of_pieces(flat: Tensor) -> Tensor:
+    """(k,) sums of squares of the pieces of a 1-d tensor, inf where float32 did not hold one."""
     if flat.dtype == torch.float32:
         # Equal pieces: a short one at the end would cost as much as half a long one.
         pieces = max(round(len(flat) / BLOCK), 1)
-        return [torch.dot(piece, piece) for piece in flat.tensor_split(pieces)]
-    widened = (block.float() for block in flat.split(BLOCK))
-    return [torch.dot(piece, piece) for block in widened for piece in block.split(NARROW_BLOCK)]
+        return torch.stack([torch.dot(piece, piece) for piece in flat.tensor_split(pieces)])
+    whole = len(flat) // _NARROW_ROW * _NARROW_ROW
+    norms = [torch.linalg.vector_norm(flat[:whole].view(-1, _NARROW_ROW), dim=1, dtype=torch.float32)]
+    if whole < len(flat):
+        norms.append(torch.linalg.vector_norm(flat[whole:], dtype=torch.float32).reshape(1))
+    return torch.cat(norms).double().square()
 
 
 def sums_of_pieces(flat: Tensor) -> Tensor:
     """() float64, the sum of squares of a long 1-d tensor, inf where float32 did not hold it."""
-    return torch.stack(_dots(flat)).double().sum()
+    return _squares_of_pieces(flat).double().sum()
 
 
 def _careful_norm(value: Tensor) -> float:
