@@ -21,10 +21,10 @@ from stablenum_torch.units import unit_factor
 
 __all__ = [
     "can_skip_on_device",
-    "folds",
     "gradients_to_change",
     "is_fused",
     "moves_nothing",
+    "one_factor",
     "step_folded",
     "transform",
     "transform_gradients",
@@ -163,10 +163,9 @@ def _stored_values(grad: Tensor) -> Tensor:
     return dense_values(grad)
 
 
-def folds(optimizer: Optimizer, config: GuardConfig) -> bool:
-    """Whether the optimizer's own kernel can apply the factor: one for all, and no bound on each."""
-    several = config.per_tensor or config.unit_rule is not None
-    return is_fused(optimizer) and not several and config.max_value is None
+def one_factor(config: GuardConfig) -> bool:
+    """Whether one factor serves all gradients, with no bound on each element."""
+    return not config.per_tensor and config.unit_rule is None and config.max_value is None
 
 
 def transform(

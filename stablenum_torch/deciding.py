@@ -11,6 +11,7 @@ from torch import Tensor
 from stablenum.config import GuardConfig
 from stablenum.guard import Decision, GuardState, Observation, decide
 from stablenum.trees import leaves, map_leaves
+from stablenum_torch.apply import one_factor
 from stablenum_torch.scalars import scalars
 from stablenum_torch.straight import Writer
 
@@ -29,10 +30,13 @@ class HostGuard:
 
     Attributes:
         state: the tensors.
+        unit_rule, update_rule, needs, one_factor: of the settings, looked up once.
     """
 
     def __init__(self, config: GuardConfig, state: GuardState) -> None:
         self.config, self.state = config, state
+        self.unit_rule, self.update_rule, self.needs = config.unit_rule, config.update_rule, config.needs
+        self.one_factor = one_factor(config)
         self._views = map_leaves(Tensor.numpy, state)
         self._flat: list[np.ndarray] = leaves(self._views)
         self._tensors: list[Tensor] = leaves(state)

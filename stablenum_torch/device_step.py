@@ -18,7 +18,14 @@ from stablenum.clipping import Units
 from stablenum.config import GuardConfig
 from stablenum.formats import FLOAT32_MAX
 from stablenum.guard import Decision, GuardState, Observation, decide, select
-from stablenum_torch.apply import can_skip_on_device, folds, is_fused, moves_nothing, step_folded, transform
+from stablenum_torch.apply import (
+    can_skip_on_device,
+    is_fused,
+    moves_nothing,
+    one_factor,
+    step_folded,
+    transform,
+)
 from stablenum_torch.compiled import fewer_kernels
 from stablenum_torch.extremes import Extremes, extremes_on_device
 from stablenum_torch.measure import gradient_norms_on_device, saturated
@@ -61,7 +68,7 @@ def step_on_device(
         found_inf = None
     rule = config.update_rule
     copied = None if rule is None else before_update(rule, optimizer)
-    if not (config.changes_gradients and folds(optimizer, config)):
+    if not (config.changes_gradients and is_fused(optimizer) and one_factor(config)):
         divisor = None
     if config.changes_gradients and divisor is None:
         unchanged, of_units = [False] * len(params), decision.unit_multipliers

@@ -11,10 +11,9 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from stablenum.config import GuardConfig
 from stablenum.guard import Decision, Observation
 from stablenum.trees import map_leaves
-from stablenum_torch.apply import folds, moves_nothing, step_folded, transform
+from stablenum_torch.apply import is_fused, moves_nothing, step_folded, transform
 from stablenum_torch.deciding import HostGuard
 from stablenum_torch.device_step import in_float32, measured_on_device, observation
 from stablenum_torch.extremes import extremes_on_host
@@ -40,17 +39,17 @@ def step_on_host(
     """The leaves of the guard's next state."""
     config = host.config
     with np.errstate(all="ignore"):
-        seen = _observed_on_host(config, params, loss, process_group, included)
+        seen = _observed_on_host(host, params, loss, process_group, included)
         decision, after = host.decide(seen)
-    if moves_nothing(optimizer) and decision.apply and decision.grad_norm == 0:
+    if decision.grad_norm == 0 and decision.apply and moves_nothing(optimizer):
         after = host.read()  # a step of zeros that moves nothing is no evidence, see `moves_nothing`
     if not decision.apply:
         return after
-    rule = config.update_rule
+    rule = host.update_rule
     copied = None if rule is None else before_update(rule, optimizer)
     divisor = None
-    if not _changes_nothing(config, decision):
-        if folds(optimizer, config):
+    if not (host.one_factor and decision.multiplier == 1):
+        if host.one_factor and is_fused(optimizer):
             divisor = torch.tensor(float(1 / decision.multiplier), dtype=torch.float32, device="cpu")
         else:
             multiplier = torch.as_tensor(np.asarray(decision.multiplier), device="cpu")
@@ -67,13 +66,6 @@ def step_on_host(
     return after
 
 
-def _changes_nothing(config: GuardConfig, decision: Decision) -> bool:
-    """Whether one factor of 1 serves all gradients, as on most steps, and nothing is to be clamped."""
-    factor = decision.multiplier
-    one_for_all = not (isinstance(factor, np.ndarray) or decision.unit_multipliers)
-    return one_for_all and bool(factor == 1) and config.max_value is None
-
-
 def _unchanged(decision: Decision, n: int) -> list[bool]:
     """For each parameter whether its gradient stays as it is: a pass over it that can be left out."""
     same = decision.multiplier == 1
@@ -86,22 +78,22 @@ def _unchanged(decision: Decision, n: int) -> list[bool]:
 
 
 def _observed_on_host(
-    config: GuardConfig,
+    host: HostGuard,
     params: Sequence[Tensor],
     loss: Tensor | None,
     process_group: ProcessGroup | None,
     included: Sequence[bool],
 ) -> Observation:
-    rare = config.unit_rule is not None or config.needs
-    if rare and joins_ranks(params, process_group):
-        measured = measured_on_device(config, params, loss, _CPU, process_group, included)
+    if (host.unit_rule is not None or host.needs) and joins_ranks(params, process_group):
+        measured = measured_on_device(host.config, params, loss, _CPU, process_group, included)
         return map_leaves(lambda v: None if v is None else as_scalar(v.numpy()), observation(measured))
-    grads, units = [p.grad for p in params], None
-    if config.unit_rule is None:
+    units = amax = tiny = None
+    if host.unit_rule is None:
         norms = gradient_norms_on_host(params, process_group)
     else:
-        norms, units = units_on_host(config.unit_rule, params, included)
-    amax, tiny = extremes_on_host(grads, config.needs)
+        norms, units = units_on_host(host.unit_rule, params, included)
+    if host.needs:
+        amax, tiny = extremes_on_host([p.grad for p in params], host.needs)
     return Observation(
         norms=norms,
         loss=None if loss is None else np.float32(float(in_float32(loss))),

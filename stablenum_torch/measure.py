@@ -118,38 +118,51 @@ def _sums_of_squares(values: list[Tensor]) -> np.ndarray:
     sums = np.zeros(len(values))
     small: list[int] = []
     wide: list[int] = []
+    narrow: list[int] = []
     large: list[int] = []
     for i, v in enumerate(values):
-        limit = _SMALL if v.dtype == torch.float32 else NARROW_BLOCK // 2
-        (wide if v.dtype == torch.float64 else small if v.numel() <= limit else large).append(i)
+        if v.dtype == torch.float32:
+            (small if v.numel() <= _SMALL else large).append(i)
+        elif v.dtype == torch.float64:
+            wide.append(i)
+        else:
+            (small if v.numel() <= NARROW_BLOCK // 2 else narrow).append(i)
     for members, dtype in ((small, torch.float32), (wide, torch.float64)):
         if members:
             norms = torch._foreach_norm([values[i] for i in members], 2, dtype=dtype)
             sums[members] = np.square(torch.stack(norms).double().numpy())
+    if narrow:
+        sums[narrow] = torch.stack([_square_by_rows(values[i].reshape(-1)) for i in narrow]).numpy()
     if large:
         # From the last to the first: the optimizer begins with the first, which are in the cache then.
-        pieces = [_squares_of_pieces(values[i].reshape(-1)) for i in reversed(large)][::-1]
-        parts = torch.cat([part.double() for part in pieces]).numpy()
-        sums[large] = np.add.reduceat(parts, np.cumsum([0] + [len(part) for part in pieces[:-1]]))
+        dots = [_dots(values[i].reshape(-1)) for i in reversed(large)][::-1]
+        parts = torch.stack([part for parts in dots for part in parts]).double().numpy()
+        sums[large] = np.add.reduceat(parts, np.cumsum([0] + [len(parts) for parts in dots[:-1]]))
     return sums
 
 
-def _squares_of_pieces(flat: Tensor) -> Tensor:
-    """(k,) sums of squares of the pieces of a 1-d tensor, inf where float32 did not hold one."""
-    if flat.dtype == torch.float32:
-        # Equal pieces: a short one at the end would cost as much as half a long one.
-        pieces = max(round(len(flat) / BLOCK), 1)
-        return torch.stack([torch.dot(piece, piece) for piece in flat.tensor_split(pieces)])
+def _dots(flat: Tensor) -> list[Tensor]:
+    """() float32 sums of squares of the pieces of a 1-d float32 tensor."""
+    # Equal pieces: a short one at the end would cost as much as half a long one.
+    pieces = round(len(flat) / BLOCK)
+    if pieces < 2:
+        return [torch.dot(flat, flat)]
+    return [torch.dot(piece, piece) for piece in flat.tensor_split(pieces)]
+
+
+def _square_by_rows(flat: Tensor) -> Tensor:
+    """() float64, the sum of squares of a 1-d tensor of 16-bit values, by rows that float32 sums well."""
     whole = len(flat) // _NARROW_ROW * _NARROW_ROW
-    norms = [torch.linalg.vector_norm(flat[:whole].view(-1, _NARROW_ROW), dim=1, dtype=torch.float32)]
+    norms = torch.linalg.vector_norm(flat[:whole].view(-1, _NARROW_ROW), dim=1, dtype=torch.float32)
+    square = norms.double().square().sum()
     if whole < len(flat):
-        norms.append(torch.linalg.vector_norm(flat[whole:], dtype=torch.float32).reshape(1))
-    return torch.cat(norms).double().square()
+        square += torch.linalg.vector_norm(flat[whole:], dtype=torch.float32).double().square()
+    return square
 
 
 def sums_of_pieces(flat: Tensor) -> Tensor:
     """() float64, the sum of squares of a long 1-d tensor, inf where float32 did not hold it."""
-    return _squares_of_pieces(flat).double().sum()
+    return torch.stack(_dots(flat)).double().sum() if flat.dtype == torch.float32 else _square_by_rows(flat)
 
 
 def _careful_norm(value: Tensor) -> float:

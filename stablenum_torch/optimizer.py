@@ -224,7 +224,7 @@ class GuardedOptimizer(Optimizer):
         if not isinstance(loss, Tensor) or not loss.is_floating_point():
             got = loss.dtype if isinstance(loss, Tensor) else type(loss).__name__
             raise TypeError(f"loss must be a floating-point tensor; got {got}.")
-        wide = loss if loss.dtype == torch.float64 else loss.float()
+        wide = loss if loss.dtype in (torch.float32, torch.float64) else loss.float()
         seen = wide.detach().sum()
         self._loss = seen if self._loss is None else self._loss + seen
         if self.config.loss_scale is None:
@@ -297,9 +297,10 @@ class GuardedOptimizer(Optimizer):
         try:
             result = None if closure is None else self._run(closure)
             # A rank without gradients still owes the others its part of the joint norm.
+            params = self._fit()
             joint = self._process_group is not None and several_ranks()
-            if joint or any(p.grad is not None for p in self._parameters()):
-                self._guarded_step()
+            if joint or any(p.grad is not None for p in params):
+                self._guarded_step(params)
             return result
         finally:
             self._loss = None
@@ -322,8 +323,7 @@ class GuardedOptimizer(Optimizer):
             self._loss = in_float32(loss.detach().sum())
         return result
 
-    def _guarded_step(self) -> None:
-        params = self._fit()
+    def _guarded_step(self, params: list[Tensor]) -> None:
         if self._state.step.device != params[0].device:  # the model was moved after it was wrapped
             self._state = moved_to(self._state, params[0].device)
         guarded_step(

@@ -16,6 +16,8 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
     A copy to the host that nobody waits for would be read before it arrives.
     """
+    if tensor.device == device:
+        return tensor
     return tensor.to(device, non_blocking=device.type != "cpu")
 
 
