@@ -163,7 +163,11 @@ def _differentiation(adapter: Any, setup: Setup) -> Any:
     ladder = setup.ladder
     if len(ladder) == 1:
         loss_of = loss_function(setup.training, ladder[0])
-        return lambda params, opt_state, batch: adapter.value_and_grad(loss_of, opt_state)(params, *batch)
+        # A guard whose ladder is not followed asks for a policy all the same: the loss casts by itself.
+        policy = "float32" if setup.guard is not None and setup.guard.escalate is not None else None
+        return lambda params, opt_state, batch: adapter.value_and_grad(loss_of, opt_state, policy=policy)(
+            params, *batch
+        )
     loss_as_cast, policy = loss_function(setup.training, None), f"params=float32,compute={ladder[0]}"
 
     @jax.jit  # in the eager run too: a switch outside of jit compiles anew at each step
