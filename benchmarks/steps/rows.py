@@ -91,8 +91,8 @@ class Row:
         return self.parameters * (4 if self.dtype == "float32" else 2)
 
 
-# Fixed costs are short and therefore restless; a bound on them is wider.
-_LARGE, _SMALL = 0.05, 0.08
+# Fixed costs are short and therefore restless; a bound on them is wider. XLA's own threads are more restless.
+_LARGE, _SMALL, _XLA = 0.05, 0.08, 0.15
 
 _38M = Row(
     framework="torch", size="38M", tensors=108, shape=(350, 1000), rounds=31, variants=TORCH, bound=_LARGE
@@ -123,7 +123,7 @@ TORCH_ROWS = (
 
 # jmp and DynamicScale take a minute to compile; they are driven once at 38 M and once at 10 k.
 _FEWER = tuple(name for name in JAX if name not in ("dynamic_scale", "jmp"))
-_JAX_38M = replace(_38M, framework="jax", kernel="xla", variants=_FEWER, rounds=15)
+_JAX_38M = replace(_38M, framework="jax", kernel="xla", variants=_FEWER, rounds=15, bound=_XLA)
 _JAX_1M = replace(_1M, framework="jax", kernel="xla", variants=_FEWER)
 
 JAX_ROWS = (
