@@ -21,14 +21,14 @@ def test_two_ranks_join_their_norms_in_one_collective(monkeypatch):
     assert all(time["median_ms"] > 0 for time in row["times"].values())
 
 
-def test_a_spread_beyond_the_bound_is_no_result(monkeypatch):
+def test_an_uncertainty_beyond_the_bound_is_no_result(monkeypatch):
     asked = []
 
     def restless(world, rounds):
         asked.append(rounds)
-        return {"times": {"bare": {"spread": 0.5}}}
+        return {"times": {"bare": {"uncertainty": 0.5}}}
 
     monkeypatch.setattr(ranks, "_one_world", restless)
-    with pytest.raises(NoisyError, match="50% is beyond 35%"):
+    with pytest.raises(NoisyError, match="50% is beyond 15%"):
         ranks.run(worlds=(2,), rounds=10)
     assert asked == [10, 20, 30]
