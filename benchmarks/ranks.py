@@ -112,16 +112,14 @@ def _row(world: int, times: dict[str, Times], counts: dict[str, Any]) -> dict[st
     return {
         "ranks": world,
         "uncertainty_bound": BOUND,
-        "times": {name: t.as_dict() | _known(t, times["bare"]) for name, t in times.items()},
+        "times": {
+            name: t.as_dict() | {"uncertainty": round(uncertainty(t.ratios_to(times["bare"])), 4)}
+            for name, t in times.items()
+        },
         "extra ms": round(times["stablenum"].median - bare, 4),
         "extra over that by hand": round((times["stablenum"].median - bare) / (by_hand - bare), 3),
         "of one step": counts,
     }
-
-
-def _known(t: Times, bare: Times) -> dict[str, float]:
-    ratios = [mine / base for mine, base in zip(t.samples, bare.samples, strict=True)]
-    return {"uncertainty": round(uncertainty(ratios), 4)}
 
 
 def run(

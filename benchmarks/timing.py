@@ -20,6 +20,10 @@ class Times:
         quarters = statistics.quantiles(samples, n=4)
         self.spread = (quarters[2] - quarters[0]) / self.median
 
+    def ratios_to(self, other: Times) -> list[float]:
+        """Of each round by itself, so that a mood of the machine that lasts longer than a round cancels."""
+        return [mine / theirs for mine, theirs in zip(self.samples, other.samples, strict=True)]
+
     def as_dict(self) -> dict[str, float]:
         """Median and relative interquartile range."""
         return {"median_ms": round(self.median, 4), "spread": round(self.spread, 4)}

@@ -44,13 +44,13 @@ def write_ranks(results: Path, directory: Path) -> None:
     """
     report = json.loads(results.read_text(encoding="utf-8"))
     names = list(report["rows"][0]["times"])
-    head = ["ranks", *(f"{name}, ms" for name in names), "collectives a step", "bytes", "spread up to"]
+    head = ["ranks", *(f"{name}, ms" for name in names), "collectives a step", "bytes", "known within"]
     body = []
     for row in report["rows"]:
         cells = [str(row["ranks"]), *(_ms(row["times"][name]["median_ms"]) for name in names)]
         counts = row["of one step"]["stablenum"]
-        spread = max(time["spread"] for time in row["times"].values())
-        body.append([*cells, str(counts["collectives"]), str(counts["bytes"]), f"{spread:.0%}"])
+        known = max(time["uncertainty"] for time in row["times"].values())
+        body.append([*cells, str(counts["collectives"]), str(counts["bytes"]), f"{known:.0%}"])
     (directory / "ranks.md").write_text("\n".join(_table(head, body)) + "\n", encoding="utf-8")
 
 

@@ -37,7 +37,6 @@ def step_on_host(
     included: Sequence[bool],
 ) -> list[Any]:
     """The leaves of the guard's next state."""
-    config = host.config
     with np.errstate(all="ignore"):
         seen = _observed_on_host(host, params, loss, process_group, included)
         decision, after = host.decide(seen)
@@ -55,7 +54,7 @@ def step_on_host(
             multiplier = torch.as_tensor(np.asarray(decision.multiplier), device="cpu")
             of_units = [torch.from_numpy(part) for part in decision.unit_multipliers]
             unchanged = _unchanged(decision, len(params))
-            transform(optimizer, config, params, multiplier, of_units, unchanged=unchanged)
+            transform(optimizer, host.config, params, multiplier, of_units, unchanged=unchanged)
     step_folded(optimizer, divisor=divisor, found_inf=None)
     if rule is not None and copied is not None:
         if joins_ranks(params, process_group):

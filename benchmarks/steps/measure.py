@@ -42,17 +42,13 @@ def check_spread(row: Row, times: Mapping[str, Times]) -> None:
     Raises:
         NoisyError: one is not.
     """
-    known = {name: uncertainty(_ratios(t, times["bare"])) for name, t in times.items() if name != "bare"}
+    known = {name: uncertainty(t.ratios_to(times["bare"])) for name, t in times.items() if name != "bare"}
     restless = {name: f"{u:.1%}" for name, u in known.items() if not u <= row.bound}
     if restless:
         raise NoisyError(
             f"{row.name}: the ratios to the bare step are uncertain by {restless}, beyond "
             f"{row.bound:.0%}. The machine is too busy; nothing is reported."
         )
-
-
-def _ratios(t: Times, bare: Times) -> list[float]:
-    return [mine / base for mine, base in zip(t.samples, bare.samples, strict=True)]
 
 
 def _extra(t: Times, bare: Times) -> float:
@@ -69,9 +65,9 @@ def compared(row: Row, times: Mapping[str, Times]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for name, t in times.items():
         figures: dict[str, Any] = {"label": LABELS[name], **t.as_dict()}
-        figures["ratio_to_bare"] = round(statistics.median(_ratios(t, bare)), 4)
+        figures["ratio_to_bare"] = round(statistics.median(t.ratios_to(bare)), 4)
         if name != "bare":
-            figures["uncertainty"] = round(uncertainty(_ratios(t, bare)), 4)
+            figures["uncertainty"] = round(uncertainty(t.ratios_to(bare)), 4)
         figures["extra_ms"] = round(_extra(t, bare), 4)
         if peer is not None and name != "bare":
             figures["ratio_to_peer"] = round(t.median / peer.median, 4)
