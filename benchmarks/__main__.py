@@ -23,8 +23,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import decide_cost, diagnosis, losses, ranks, rule_steps, spike_detection, ulp
+from benchmarks import decide_cost, diagnosis, losses, rule_steps, spike_detection, ulp
+from benchmarks.ranks import run as ranks
 from benchmarks.steps.errors import BenchmarkError
+from benchmarks.steps.keeping import Kept, sources_digest
 from benchmarks.steps.run import PEERS, measure_all
 
 RESULTS = Path(__file__).parent / "results"
@@ -97,16 +99,37 @@ def _save(console: Console, name: str, report: dict[str, Any]) -> None:
     console.print(f"written to {RESULTS / name}")
 
 
+def _save_steps(
+    console: Console, name: str, facts: dict[str, Any], device: str, parts: tuple[str, ...]
+) -> None:
+    """Measure the steps; a run that is interrupted goes on when it is started again."""
+    kept = Kept(RESULTS / "unfinished" / name, {"facts": facts, "sources": sources_digest()})
+    measured = measure_all(console, device=device, parts=parts, kept=kept)
+    _save(console, name, facts | measured)
+    kept.forget()
+
+
 def _measure_steps(console: Console) -> None:
-    measured = measure_all(console)
-    _save(console, "cpu.json", _facts(PEERS) | measured)
+    _save_steps(console, "cpu.json", _facts(PEERS), "cpu", ("bandwidth", "compiling"))
 
 
 def _measure_ranks(console: Console) -> None:
     console.print("measuring: several ranks ...")
     report = _facts() | {"rows": ranks.run()}
-    console.print_json(data=report)
+    for row in report["rows"]:
+        console.print(_ranks_table(row))
     _save(console, "ranks.json", report)
+
+
+def _ranks_table(row: dict[str, Any]) -> Table:
+    table = Table(title=f"{row['framework']}, {row['ranks']} ranks")
+    for column in ("variant", "median ms", "x bare", "+-", "collectives", "bytes"):
+        table.add_column(column, justify="left" if column == "variant" else "right")
+    for name, v in row["variants"].items():
+        known = f"{v['uncertainty']:.1%}" if "uncertainty" in v else ""
+        cells = [f"{v['median_ms']:.3f}", f"{v['ratio_to_bare']:.2f}", known]
+        table.add_row(name, *cells, str(v["collectives"]), str(v["bytes"]))
+    return table
 
 
 def _measure_gpu(console: Console) -> None:
@@ -117,9 +140,9 @@ def _measure_gpu(console: Console) -> None:
             f"no CUDA device: torch {torch.__version__} sees none. `python -m benchmarks gpu` needs one, and "
             "builds of torch and jax for CUDA; `python -m benchmarks steps` measures on the CPU."
         )
-    measured = measure_all(console, device="cuda", parts=("bandwidth", "compiling", "transformer"))
     device = {"name": torch.cuda.get_device_name(), "memory_bytes": torch.cuda.mem_get_info()[1]}
-    _save(console, "gpu.json", _facts(PEERS) | {"cuda_device": device} | measured)
+    facts = _facts(PEERS) | {"cuda_device": device}
+    _save_steps(console, "gpu.json", facts, "cuda", ("bandwidth", "compiling", "transformer"))
 
 
 def _measure_rules(console: Console) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import gc
-import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
-__all__ = ["Times", "host_timer", "interleaved", "uncertainty"]
+__all__ = ["Times", "host_timer", "interleaved"]
 
 
 class Times:
@@ -20,28 +19,19 @@ class Times:
         quarters = statistics.quantiles(samples, n=4)
         self.spread = (quarters[2] - quarters[0]) / self.median
 
-    def ratios_to(self, other: Times) -> list[float]:
-        """Of each round by itself, so that a mood of the machine that lasts longer than a round cancels."""
-        return [mine / theirs for mine, theirs in zip(self.samples, other.samples, strict=True)]
+    # Both of each round by itself, so that a mood of the machine that lasts longer than a round cancels.
+
+    def median_ratio_to(self, other: Times) -> float:
+        """How many times as long as ``other``."""
+        return statistics.median(a / b for a, b in zip(self.samples, other.samples, strict=True))
+
+    def median_above(self, other: Times) -> float:
+        """Milliseconds more than ``other``."""
+        return statistics.median(a - b for a, b in zip(self.samples, other.samples, strict=True))
 
     def as_dict(self) -> dict[str, float]:
         """Median and relative interquartile range."""
         return {"median_ms": round(self.median, 4), "spread": round(self.spread, 4)}
-
-
-def uncertainty(values: Sequence[float]) -> float:
-    """Half the 95 % interval of a median, over the median; without any assumption on how values are spread.
-
-    The interval's ends are order statistics (David and Nagaraja, Order Statistics, 2003, 7.1). inf for values
-    too few to have one, NaN among NaN.
-    """
-    if any(math.isnan(v) for v in values):
-        return math.nan
-    ordered, n = sorted(values), len(values)
-    low = math.floor((n - 1.96 * math.sqrt(n)) / 2)
-    if low < 0 or n < 6:
-        return math.inf
-    return (ordered[n - 1 - low] - ordered[low]) / 2 / statistics.median(ordered)
 
 
 def host_timer(step: Callable[[], object]) -> float:

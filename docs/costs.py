@@ -37,21 +37,27 @@ _NAMES = {"torch": "PyTorch", "jax": "JAX"}
 
 
 def write_ranks(results: Path, directory: Path) -> None:
-    """``ranks.md``: a guarded step as ranks are added.
+    """``ranks.md``: a guarded step as ranks are added, a table a framework.
 
     Raises:
         FileNotFoundError: nothing has been measured.
     """
     report = json.loads(results.read_text(encoding="utf-8"))
-    names = list(report["rows"][0]["times"])
-    head = ["ranks", *(f"{name}, ms" for name in names), "collectives a step", "bytes", "known within"]
-    body = []
-    for row in report["rows"]:
-        cells = [str(row["ranks"]), *(_ms(row["times"][name]["median_ms"]) for name in names)]
-        counts = row["of one step"]["stablenum"]
-        known = max(time["uncertainty"] for time in row["times"].values())
-        body.append([*cells, str(counts["collectives"]), str(counts["bytes"]), f"{known:.0%}"])
-    (directory / "ranks.md").write_text("\n".join(_table(head, body)) + "\n", encoding="utf-8")
+    lines: list[str] = []
+    for framework in ("torch", "jax"):
+        rows = [row for row in report["rows"] if row["framework"] == framework]
+        names = [name for name in rows[0]["variants"] if name != "bare"]
+        head = ["ranks", "bare, ms", *(f"{name}, x bare" for name in names)]
+        head += ["collectives a step", "bytes", "known within"]
+        body = []
+        for row in rows:
+            variants = row["variants"]
+            ours, known = variants["stablenum"], max(variants[name]["uncertainty"] for name in names)
+            cells = [str(row["ranks"]), _ms(variants["bare"]["median_ms"])]
+            cells += [f"{variants[name]['ratio_to_bare']:.2f}" for name in names]
+            body.append([*cells, str(ours["collectives"]), str(ours["bytes"]), f"{known:.0%}"])
+        lines += [f"{_NAMES[framework]}:", "", *_table(head, body), ""]
+    (directory / "ranks.md").write_text("\n".join(lines), encoding="utf-8")
 
 
 def write_costs(results: Path, directory: Path) -> None:
@@ -93,8 +99,8 @@ def _tables(framework: str, rows: list[Row], report: dict[str, Any]) -> list[str
     lines += [*_table(*_ratios(rows)), ""]
     peer = rows[0]["variants"][rows[0]["peer"]]["label"]
     said = (
-        f"What is added to the bare step, over what {peer} adds to it; in parentheses the quartiles over the "
-        "rounds. `limit`: one read of the gradients at the measured bandwidth, in the same unit."
+        f"What is added to the bare step, over what {peer} adds to it, and within how much of itself that is "
+        "known. `limit`: one read of the gradients at the measured bandwidth, in the same unit."
     )
     lines += [
         said,
@@ -139,9 +145,8 @@ def _extras(rows: list[Row], report: dict[str, Any]) -> tuple[list[str], list[li
         cells = [_what(row), _ms(extra), f"{_limit_ms(row, report) / extra:.2f}" if extra > 0 else ""]
         for name in names:
             v = row["variants"].get(name, {})
-            low, high = v.get("extra_over_peers_quartiles", (None, None))
-            quartiles = "" if low is None else f" ({low:.2f} to {high:.2f})"
-            cells.append(f"{v['extra_over_peers']:.2f}{quartiles}" if "extra_over_peers" in v else "")
+            known = f" ± {v['extra_over_peers_uncertainty']:.0%}" if "extra_over_peers" in v else ""
+            cells.append(f"{v['extra_over_peers']:.2f}{known}" if known else "")
         body.append(cells)
     peer = rows[0]["variants"][rows[0]["peer"]]["label"]
     head = ["step, parameters in tensors", f"{peer}: extra, ms", "limit", *(labels[name] for name in names)]

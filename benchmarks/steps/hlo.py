@@ -31,6 +31,7 @@ _FREE = {
     "partition-id",
     "iota",
 }
+_COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute")
 _CALLS = ("call", "conditional", "while")
 
 
@@ -42,17 +43,23 @@ class Work:
         kernels: instructions carried out by themselves; a fusion is one.
         traffic: bytes of all their operands and results.
         read: bytes of their operands that are watched arguments of the program.
+        collectives: those of them in which devices talk to one another.
+        sent: bytes of the results of these.
     """
 
     kernels: int = 0
     traffic: int = 0
     read: int = 0
+    collectives: int = 0
+    sent: int = 0
 
     def add(self, other: Work) -> None:
         """Both, one after the other."""
         self.kernels += other.kernels
         self.traffic += other.traffic
         self.read += other.read
+        self.collectives += other.collectives
+        self.sent += other.sent
 
 
 @dataclass
@@ -163,6 +170,9 @@ def _walk(
             work.kernels += 1
             work.traffic += sizes[i.name] + sum(sizes.get(operand, 0) for operand in distinct)
             work.read += sum(sizes[operand] for operand in distinct if watch.get(operand) is True)
+            if i.kind.removesuffix("-start") in _COLLECTIVES:
+                work.collectives += 1
+                work.sent += sizes[i.name]
             if i.kind == "copy":
                 watch[i.name] = of[0]  # still the same values: to read them again is a pass
     return watch.get(computations[name].root, False), work

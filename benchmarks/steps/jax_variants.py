@@ -289,9 +289,9 @@ MAKE: dict[str, Callable[[JaxProblem], JaxVariant]] = {
 }
 
 
-def build(problem: JaxProblem) -> dict[str, JaxVariant]:
-    """The variants of the problem's row."""
-    return {name: MAKE[name](problem) for name in problem.row.variants}
+def build(problem: JaxProblem, turn: int = 0) -> dict[str, JaxVariant]:
+    """The variants of the problem's row, made in the order of that turn."""
+    return {name: MAKE[name](problem) for name in problem.row.in_turn(turn)}
 
 
 def _scale_is_kept(

@@ -55,9 +55,9 @@ class Row:
         size, tensors: parameters (as people say it) and into how many equal tensors they are cut.
         shape: of each tensor.
         dtype: of parameters and gradients.
-        rounds, warmup: timed rounds of a first attempt, and those thrown away.
+        rounds, warmup: timed rounds in each process, and those thrown away before them.
         variants: which are timed.
-        bound: the largest ``uncertainty`` (see ``timing``) of a ratio to the bare step that is accepted.
+        bound: within how much of itself each ratio to the bare step has to be known (see ``repeats``).
     """
 
     framework: Literal["torch", "jax"]
@@ -77,6 +77,11 @@ class Row:
         """``torch adamw fused 38M/108 float32``: unique, and what `--only` looks at."""
         return f"{self.framework} {self.optimizer} {self.kernel} {self.size}/{self.tensors} {self.dtype}"
 
+    def in_turn(self, turn: int) -> tuple[str, ...]:
+        """The variants, the first ``turn`` of them last."""
+        first = turn % len(self.variants)
+        return self.variants[first:] + self.variants[:first]
+
     @property
     def parameters(self) -> int:
         """Elements in all tensors."""
@@ -91,39 +96,39 @@ class Row:
         return self.parameters * (4 if self.dtype == "float32" else 2)
 
 
-# Fixed costs are short and therefore restless; a bound on them is wider. XLA's own threads are more restless.
-_LARGE, _SMALL, _XLA = 0.05, 0.08, 0.15
+# From process to process a ratio moves by 3 to 10 %.
+_BOUND = 0.08
 
 _38M = Row(
-    framework="torch", size="38M", tensors=108, shape=(350, 1000), rounds=31, variants=TORCH, bound=_LARGE
+    framework="torch", size="38M", tensors=108, shape=(350, 1000), rounds=11, variants=TORCH, bound=_BOUND
 )
-_1M = replace(_38M, size="1M", shape=(9260,), rounds=101, bound=_SMALL)
+_1M = replace(_38M, size="1M", shape=(9260,), rounds=51)
 # Every variant has 1.8 GB of parameters and moments here.
 _150M = replace(
     _38M,
     size="150M",
     shape=(1389, 1000),
-    rounds=13,
+    rounds=7,
     variants=("bare", "clip", "scaler", "idle", "fold", "all"),
 )
-_10K = replace(_1M, size="10k", tensors=10, shape=(1000,), rounds=401)
+_10K = replace(_1M, size="10k", tensors=10, shape=(1000,), rounds=201)
 
 TORCH_ROWS = (
     _10K,
     replace(_1M, tensors=10, shape=(100, 1000)),
     _1M,
-    replace(_1M, tensors=2000, shape=(500,), rounds=41),
+    replace(_1M, tensors=2000, shape=(500,), rounds=21),
     _38M,
     _150M,
     replace(_38M, dtype="bfloat16"),
-    replace(_38M, kernel="foreach", rounds=11),
+    replace(_38M, kernel="foreach", rounds=7),
     replace(_38M, optimizer="sgd"),
     replace(_38M, optimizer="sgd", kernel="foreach"),
 )
 
 # jmp and DynamicScale take a minute to compile; they are driven once at 38 M and once at 10 k.
 _FEWER = tuple(name for name in JAX if name not in ("dynamic_scale", "jmp"))
-_JAX_38M = replace(_38M, framework="jax", kernel="xla", variants=_FEWER, rounds=15, bound=_XLA)
+_JAX_38M = replace(_38M, framework="jax", kernel="xla", variants=_FEWER, rounds=11, bound=_BOUND)
 _JAX_1M = replace(_1M, framework="jax", kernel="xla", variants=_FEWER)
 
 JAX_ROWS = (
@@ -131,14 +136,14 @@ JAX_ROWS = (
     replace(_JAX_1M, tensors=10, shape=(100, 1000)),
     _JAX_1M,
     # XLA takes from half a minute to a minute to compile each of these.
-    replace(_JAX_1M, tensors=2000, shape=(500,), rounds=41, variants=("bare", "apply_if_finite", "fold")),
+    replace(_JAX_1M, tensors=2000, shape=(500,), rounds=21, variants=("bare", "apply_if_finite", "fold")),
     replace(_JAX_38M, variants=JAX),
     # The peers hold a second set of parameters and moments while they choose between the two.
     replace(
         _JAX_38M,
         size="150M",
         shape=(1389, 1000),
-        rounds=9,
+        rounds=7,
         variants=("bare", "apply_if_finite", "idle", "fold"),
     ),
     replace(_JAX_38M, dtype="bfloat16"),

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.steps.run [--only TEXT]``: measure every row, each in a process of its own.
+"""``python -m benchmarks.steps.run [--only TEXT]``: measure every row, each in processes of its own.
 
 Through ``python -m benchmarks steps`` all rows are measured and ``benchmarks/results/cpu.json`` is written;
 called by itself it prints the rows whose name contains TEXT and writes nothing.
@@ -7,27 +7,30 @@ called by itself it prints the rows whose name contains TEXT and writes nothing.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from benchmarks.repeats import until_known
+from benchmarks.steps import summary
 from benchmarks.steps.errors import BenchmarkError, NoisyError, require
-from benchmarks.steps.rows import ROWS
+from benchmarks.steps.keeping import Kept
+from benchmarks.steps.rows import ROWS, Row
 from benchmarks.steps.show import row_table
 
-__all__ = ["ATTEMPTS", "PEERS", "in_own_process", "main", "measure_all"]
+__all__ = ["PEERS", "in_own_process", "main", "measure_all", "measure_row"]
 
 PEERS = ("torch", "jax", "optax", "accelerate", "flax", "jmp")
-# A busy machine is given more chances, after a pause of some seconds and with more rounds.
-ATTEMPTS, MOST_ROUNDS, PAUSE_S = 5, 3, 20.0
+# What is not a row is measured in one process; a busy machine is given more chances, after a pause.
+ATTEMPTS, PAUSE_S = 5, 20.0
 ROOT = Path(__file__).parents[2]
 
 
@@ -35,49 +38,56 @@ def measure_all(
     console: Console,
     *,
     device: str = "cpu",
-    only: str = "",
     parts: tuple[str, ...] = ("bandwidth", "compiling"),
-    measured: Callable[..., Any] | None = None,
+    kept: Kept,
 ) -> dict[str, Any]:
     """Every row and every other part: what is written to the file, the facts of the machine aside.
 
     Args:
         console: where progress and tables are shown.
         device: ``cpu`` or ``cuda``.
-        only: rows whose name does not contain it are left out, and then the other parts too.
         parts: beside the rows.
-        measured: measures one part; by default :func:`in_own_process`.
+        kept: what has been measured already, and where each part is put as soon as it is.
 
     Raises:
-        BenchmarkError: a peer is missing, a result is wrong, or all attempts at a row were too noisy.
+        BenchmarkError: a peer is missing, a result is wrong, or the machine was too noisy.
     """
     require(PEERS)
-    measured = in_own_process if measured is None else measured
     report: dict[str, Any] = {"device": device, "threads": threads(), "peers": list(PEERS)}
-    for part in () if only else parts:
-        console.print(f"measuring: {part} ...")
-        report[part] = _with_patience(console, measured, part, device)
+    for part in parts:
+        measured = functools.partial(_with_patience, console, part, device)
+        report[part] = kept.part(part, measured, say=console.print)
     rows = []
     for row in ROWS:
-        if only not in row.name:
-            continue
-        console.print(f"measuring: {row.name} ...")
-        rows.append(_with_patience(console, measured, row.name, device))
+        measured = functools.partial(measure_row, console, row, device)
+        rows.append(kept.part(row.name, measured, say=console.print))
         console.print(row_table(rows[-1]))
-    if not rows:
-        raise BenchmarkError(f"--only must be part of a row's name, as {ROWS[0].name!r}; got {only!r}.")
     return report | {"rows": rows}
 
 
-def _with_patience(console: Console, measured: Callable[..., Any], part: str, device: str) -> Any:
-    for attempt in range(1, ATTEMPTS + 1):
+def measure_row(console: Console, row: Row, device: str) -> dict[str, Any]:
+    """One row, in as many processes as it takes.
+
+    Raises:
+        BenchmarkError: a result is wrong, or the machine was too noisy.
+    """
+    parts = until_known(
+        lambda turn: in_own_process(row.name, device=device, turn=turn),
+        functools.partial(summary.restless, row),
+        say=console.print,
+    )
+    return summary.result_of(row, parts)
+
+
+def _with_patience(console: Console, part: str, device: str) -> Any:
+    for turn in range(ATTEMPTS):
         try:
-            return measured(part, device=device, attempt=min(attempt, MOST_ROUNDS))
+            return in_own_process(part, device=device, turn=turn)
         except NoisyError as noise:
-            if attempt == ATTEMPTS:
+            if turn == ATTEMPTS - 1:
                 raise
             console.print(f"{noise} Once more.")
-            time.sleep(PAUSE_S * attempt)
+            time.sleep(PAUSE_S)
     raise AssertionError("the last attempt returns or raises")
 
 
@@ -86,7 +96,7 @@ def threads() -> int:
     return int(os.environ.get("BENCH_THREADS", os.cpu_count() or 1))
 
 
-def in_own_process(part: str, *, device: str, attempt: int) -> Any:
+def in_own_process(part: str, *, device: str, turn: int) -> Any:
     """What ``benchmarks.steps.worker`` measures of the part.
 
     Raises:
@@ -95,7 +105,7 @@ def in_own_process(part: str, *, device: str, attempt: int) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "result.json"
         command = [sys.executable, "-m", "benchmarks.steps.worker", part, str(out)]
-        command += ["--device", device, "--attempt", str(attempt)]
+        command += ["--device", device, "--turn", str(turn)]
         environment = os.environ | {
             "OMP_NUM_THREADS": str(threads()),
             "JAX_PLATFORMS": "cpu" if device == "cpu" else "cuda",
@@ -113,14 +123,22 @@ def in_own_process(part: str, *, device: str, attempt: int) -> Any:
         return json.loads(out.read_text(encoding="utf-8"))
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """See the module."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", default="")
     parser.add_argument("--device", default="cpu")
-    given = parser.parse_args()
+    given, console = parser.parse_args(arguments), Console()
+    chosen = [row for row in ROWS if given.only in row.name]
     try:
-        measure_all(Console(), device=given.device, only=given.only)
+        if not chosen:
+            raise BenchmarkError(
+                f"--only must be part of a row's name, as {ROWS[0].name!r}; got {given.only!r}."
+            )
+        require(PEERS)
+        for row in chosen:
+            console.print(f"measuring: {row.name} ...")
+            console.print(row_table(measure_row(console, row, given.device)))
     except BenchmarkError as error:
         sys.exit(str(error))
 

@@ -14,18 +14,18 @@ def row_table(row: dict[str, Any]) -> Table:
     table = Table(title=row["name"])
     counted = ("gradient_reads", "gradient_writes", "traffic", "operations", "host_waits")
     columns = [name for name in counted if name in row["variants"]["bare"]]
-    head = ["variant", "median ms", "spread", "x bare", f"extra / {row['peer']}'s", "quartiles", *columns]
+    head = ["variant", "median ms", "spread", "x bare", "+-", f"extra / {row['peer']}'s", "+-", *columns]
     for column in [*head, "peak kB"]:
         table.add_column(column, justify="left" if column == "variant" else "right")
     for name, v in row["variants"].items():
-        quartiles = v.get("extra_over_peers_quartiles")
         cells = [
             name,
             f"{v['median_ms']:.3f}",
             f"{v['spread']:.0%}",
             f"{v['ratio_to_bare']:.2f}",
+            f"{v['uncertainty']:.1%}" if "uncertainty" in v else "",
             f"{v['extra_over_peers']:.2f}" if "extra_over_peers" in v else "",
-            f"{quartiles[0]:.2f} to {quartiles[1]:.2f}" if quartiles else "",
+            f"{v['extra_over_peers_uncertainty']:.0%}" if "extra_over_peers_uncertainty" in v else "",
             *(f"{v[column]:g}" for column in columns),
             f"{v['peak_bytes'] / 1000:,.0f}",
         ]

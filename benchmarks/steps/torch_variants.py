@@ -79,7 +79,7 @@ class TorchVariant:
         step: a whole step, from the gradients on.
         scale: what the gradients come multiplied by.
         skips: whether a gradient that is not finite makes it leave everything alone.
-        check: given the steps taken, raises ``WrongResultError`` if what the name says did not happen.
+        checked: given the steps taken, raises ``WrongResultError`` if what the name says did not happen.
         steps: taken so far.
     """
 
@@ -89,8 +89,12 @@ class TorchVariant:
     step: Callable[[], object]
     scale: float = 1.0
     skips: bool = False
-    check: Callable[[int], None] = lambda _steps: None
+    checked: Callable[[int], None] = lambda _steps: None
     steps: int = 0
+
+    def check(self) -> None:
+        """Raises ``WrongResultError`` if what the name says did not happen."""
+        self.checked(self.steps)
 
 
 def make_optimizer(row: Row, params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
@@ -132,7 +136,7 @@ def _scaler(problem: TorchProblem) -> TorchVariant:
         scaler.update()
 
     check = _scale_is_kept("scaler", scaler.get_scale)
-    return TorchVariant("scaler", params, optimizer, step, scale=SCALE, skips=True, check=check)
+    return TorchVariant("scaler", params, optimizer, step, scale=SCALE, skips=True, checked=check)
 
 
 def _isfinite(problem: TorchProblem) -> TorchVariant:
@@ -170,7 +174,7 @@ def _accelerate(problem: TorchProblem) -> TorchVariant:
 
     check = _scale_is_kept("accelerate", accelerator.scaler.get_scale) if scales else lambda _steps: None
     return TorchVariant(
-        "accelerate", params, inner, step, scale=SCALE if scales else 1.0, skips=scales, check=check
+        "accelerate", params, inner, step, scale=SCALE if scales else 1.0, skips=scales, checked=check
     )
 
 
@@ -179,7 +183,7 @@ def _idle(problem: TorchProblem) -> TorchVariant:
     inner = make_optimizer(problem.row, params)
     guarded = stablenum_torch.wrap(inner, clip=1e30)
     check = _decided("idle", problem, guarded, clipped=False, scale=1.0)
-    return TorchVariant("idle", params, inner, guarded.step, skips=True, check=check)
+    return TorchVariant("idle", params, inner, guarded.step, skips=True, checked=check)
 
 
 def _fold(problem: TorchProblem) -> TorchVariant:
@@ -193,7 +197,7 @@ def _fold(problem: TorchProblem) -> TorchVariant:
         guarded.step()
 
     check = _decided("fold", problem, guarded, clipped=True, scale=SCALE)
-    return TorchVariant("fold", params, inner, step, scale=SCALE, skips=True, check=check)
+    return TorchVariant("fold", params, inner, step, scale=SCALE, skips=True, checked=check)
 
 
 def _all(problem: TorchProblem) -> TorchVariant:
@@ -208,7 +212,7 @@ def _all(problem: TorchProblem) -> TorchVariant:
         return guarded.last
 
     check = _decided("all", problem, guarded, clipped=True, scale=SCALE)
-    return TorchVariant("all", params, inner, step, scale=SCALE, skips=True, check=check)
+    return TorchVariant("all", params, inner, step, scale=SCALE, skips=True, checked=check)
 
 
 BUILD: dict[str, Callable[[TorchProblem], TorchVariant]] = {
@@ -223,9 +227,9 @@ BUILD: dict[str, Callable[[TorchProblem], TorchVariant]] = {
 }
 
 
-def build(problem: TorchProblem) -> dict[str, TorchVariant]:
-    """The variants of the problem's row."""
-    return {name: BUILD[name](problem) for name in problem.row.variants}
+def build(problem: TorchProblem, turn: int = 0) -> dict[str, TorchVariant]:
+    """The variants of the problem's row, made in the order of that turn."""
+    return {name: BUILD[name](problem) for name in problem.row.in_turn(turn)}
 
 
 def _scale_is_kept(name: str, scale: Callable[[], float]) -> Callable[[int], None]:

@@ -59,7 +59,7 @@ class _Transformer(nn.Module):
         return self.head(self.layers(self.embed(tokens), mask=mask, is_causal=True))
 
 
-def transformer(sizes: Sizes, *, device: str, attempt: int = 1, bound: float = BOUND) -> dict[str, Any]:
+def transformer(sizes: Sizes, *, device: str, turn: int = 0, bound: float = BOUND) -> dict[str, Any]:
     """Medians and spreads of the bare step, with ``clip_grad_norm_``, and guarded, in one interleaved run.
 
     Raises:
@@ -76,7 +76,7 @@ def transformer(sizes: Sizes, *, device: str, attempt: int = 1, bound: float = B
         if name == "guarded":
             optimizer = guards[name] = stablenum_torch.wrap(optimizer, clip=1.0, names=model)
         steps[name] = _step(name, model, optimizer, tokens)
-    times = interleaved(steps, rounds=sizes.rounds * attempt, warmup=5, timer=timer_of(device))
+    times = interleaved(steps, rounds=sizes.rounds * (turn + 1), warmup=5, timer=timer_of(device))
     last = guards["guarded"].last
     if not last["applied"] or last["skipped_total"]:
         raise WrongResultError(f"transformer: a guarded step was refused: {last}.")

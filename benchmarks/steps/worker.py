@@ -1,6 +1,7 @@
 """``python -m benchmarks.steps.worker PART OUT``: measure one part in this process, write it as JSON.
 
-PART is a row's name, ``bandwidth``, ``compiling`` or ``transformer``. A process of its own has clean memory
+PART is a row's name, ``bandwidth``, ``compiling`` or ``transformer``; ``--turn`` says how many processes
+have measured it before. A process of its own has clean memory
 and a thread pool that nobody else has set up. Exits with 1 if there is no result to be had, with 3 if it was
 only too noisy; nothing is written then.
 """
@@ -25,22 +26,22 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("part")
     parser.add_argument("out", type=Path)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--attempt", type=int, default=1)
+    parser.add_argument("--turn", type=int, default=0)
     given = parser.parse_args(arguments)
     try:
-        result = _measured(given.part, given.device, given.attempt)
+        result = _measured(given.part, given.device, given.turn)
     except BenchmarkError as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)
     given.out.write_text(json.dumps(result), encoding="utf-8")
 
 
-def _measured(part: str, device: str, attempt: int) -> Any:
+def _measured(part: str, device: str, turn: int) -> Any:
     if part == "bandwidth":
         from benchmarks.steps.bandwidth import bandwidth
         from benchmarks.steps.devices import timer_of
 
-        return bandwidth(device=device, timer=timer_of(device), rounds=15 * attempt)
+        return bandwidth(device=device, timer=timer_of(device), rounds=15 * (turn + 1))
     if part == "compiling":
         from benchmarks.steps.compiling import compiling
 
@@ -48,10 +49,10 @@ def _measured(part: str, device: str, attempt: int) -> Any:
     if part == "transformer":
         from benchmarks.steps.transformer import LARGE, transformer
 
-        return transformer(LARGE, device=device, attempt=attempt)
+        return transformer(LARGE, device=device, turn=turn)
     from benchmarks.steps.measure import measure
 
-    return measure(row_named(part), device=device, attempt=attempt)
+    return measure(row_named(part), device=device, turn=turn)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
+from benchmarks.steps import summary
+from benchmarks.steps.measure import measure
 from benchmarks.steps.rows import JAX, TORCH, Row, row_named
 
 TORCH_ROW = replace(
@@ -35,3 +38,8 @@ def kinds(row: Row) -> list[Row]:
     if row.framework == "torch":
         more += [replace(row, kernel="foreach"), replace(row, optimizer="sgd", kernel="foreach")]
     return more
+
+
+def measured(row: Row) -> dict[str, Any]:
+    """The row's result, from this process alone."""
+    return summary.result_of(row, [measure(row)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from types import SimpleNamespace
 
 import jax
@@ -144,6 +145,31 @@ def test_a_closer_look_is_not_counted_and_the_step_is():
     params, grads = {"w": jnp.ones(N)}, {"w": jnp.ones(N)}
     found = work_of(step, params, grads)
     assert found.read == 2 * 4 * N, "once for the norm, once for the step"
+
+
+def test_collectives_are_counted_where_they_are_carried_out():
+    program = """
+    %second_look (a: (f32[8])) -> f32[8] {
+      %a = (f32[8]{0}) parameter(0)
+      %b = f32[8]{0} get-tuple-element(%a), index=0
+      ROOT %c = f32[8]{0} all-reduce(%b), channel_id=3
+    }
+
+    %not_needed (a: (f32[8])) -> f32[8] {
+      %d = (f32[8]{0}) parameter(0)
+      ROOT %e = f32[8]{0} get-tuple-element(%d), index=0
+    }
+
+    ENTRY %main (x: f32[8]) -> f32[8] {
+      %x = f32[8]{0} parameter(0), metadata={op_name="grads[0]"}
+      %p = pred[] constant(false)
+      %y = (f32[8]{0}, /*index=1*/pred[2,3]{1,0}) all-reduce-start(%x, %p), channel_id=1
+      %z = (f32[8]{0}) tuple(%x)
+      ROOT %w = f32[8]{0} conditional(%p, %z, %z), branch_computations={%second_look, %not_needed}
+    }
+    """
+    found = ordinary_step(textwrap.dedent(program), "grads[", gradient_bytes=400)
+    assert (found.collectives, found.sent) == (1, 32 + 6)
 
 
 def test_a_program_of_another_form_is_refused():

@@ -9,8 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.steps import measure
-from tests.benchmarks.small import JAX_ROW, TORCH_ROW
+from tests.benchmarks.small import JAX_ROW, TORCH_ROW, measured
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -19,7 +18,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 def report():
     """Two small rows measured for real, which say that they are the usual ones and others."""
     of_jax = replace(JAX_ROW, variants=("bare", "apply_if_finite", "fold"))
-    rows = [measure.measure(replace(row, rounds=4)) for row in (TORCH_ROW, of_jax)]
+    rows = [measured(replace(row, rounds=4)) for row in (TORCH_ROW, of_jax)]
     for row in rows:
         row |= {"size": "38M", "tensors": 108}
     foreach = rows[0] | {"kernel": "foreach"}
@@ -111,3 +110,33 @@ def test_without_results_or_with_others_it_says_what_writes_them(costs, tmp_path
     (tmp_path / "other.json").write_text("{}", encoding="utf-8")
     with pytest.raises(ValueError, match="python -m benchmarks steps"):
         costs.write_costs(tmp_path / "other.json", tmp_path)
+
+
+def test_ranks_have_a_table_for_each_framework(costs, tmp_path):
+    def variant(ratio, **more):
+        return {
+            "median_ms": 1.0,
+            "spread": 0.1,
+            "ratio_to_bare": ratio,
+            "collectives": 1,
+            "bytes": 864,
+        } | more
+
+    rows = [
+        {
+            "framework": framework,
+            "ranks": ranks,
+            "variants": {
+                "bare": variant(1.0),
+                "peer": variant(2.5, uncertainty=0.03),
+                "stablenum": variant(1.5, uncertainty=0.07),
+            },
+        }
+        for framework in ("torch", "jax")
+        for ranks in (1, 2)
+    ]
+    (tmp_path / "ranks.json").write_text(json.dumps({"rows": rows}), encoding="utf-8")
+    costs.write_ranks(tmp_path / "ranks.json", tmp_path)
+    page = (tmp_path / "ranks.md").read_text(encoding="utf-8")
+    tables = [table.splitlines() for table in page.split("\n\n") if table.startswith("|")]
+    assert [cells(table[3]) for table in tables] == [["2", "1.000", "2.50", "1.50", "1", "864", "7%"]] * 2

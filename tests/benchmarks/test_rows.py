@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -10,24 +11,24 @@ import optax
 import pytest
 import torch
 
-from benchmarks.steps import measure
+from benchmarks.steps import summary
 from benchmarks.steps.bandwidth import bandwidth
 from benchmarks.steps.compiling import compiling
 from benchmarks.steps.reference import FACTORS, LEARNING_RATE, MOMENTUM, WEIGHT_DECAY, expected
 from benchmarks.steps.rows import LABELS, OURS, ROWS, on_device, row_named
 from benchmarks.steps.transformer import Sizes, transformer
 from benchmarks.timing import Times
-from tests.benchmarks.small import JAX_ROW, TORCH_ROW, kinds
+from tests.benchmarks.small import JAX_ROW, TORCH_ROW, kinds, measured
 
 
 @pytest.fixture(scope="module")
 def torch_row():
-    return measure.measure(TORCH_ROW)
+    return measured(TORCH_ROW)
 
 
 @pytest.fixture(scope="module")
 def jax_row():
-    return measure.measure(JAX_ROW)
+    return measured(JAX_ROW)
 
 
 def test_a_torch_row_has_a_figure_for_everything(torch_row):
@@ -66,25 +67,52 @@ def test_a_jax_row_has_a_figure_for_everything(jax_row):
 @pytest.mark.parametrize("row", kinds(TORCH_ROW) + kinds(JAX_ROW), ids=lambda row: row.name)
 def test_every_kind_of_row_agrees_with_the_reference(row):
     """Measuring raises where a variant does not."""
-    found = measure.measure(replace(row, rounds=4))
+    found = measured(replace(row, rounds=4))
     assert set(found["variants"]) == set(row.variants)
 
 
-def test_a_ratio_is_of_medians_and_its_quartiles_of_rounds():
-    times = {"bare": Times([1.0, 2.0, 1.0, 1.0]), "scaler": Times([3.0, 4.0, 3.0, 3.0])}
-    times["fold"] = Times([2.0, 3.0, 2.0, 2.0])
-    figures = measure.compared(replace(TORCH_ROW, variants=tuple(times)), times)
+def times(**samples):
+    return {name: Times(list(values)) for name, values in samples.items()}
+
+
+def test_a_ratio_is_the_median_of_its_rounds_and_the_mean_of_processes():
+    one = times(bare=[1, 2, 1, 1], scaler=[3, 4, 3, 3], fold=[2, 3, 2, 2])
+    other = times(bare=[1, 1, 1, 1], scaler=[3, 3, 3, 3], fold=[2.5, 2.5, 9.0, 2.5])
+    row = replace(TORCH_ROW, variants=tuple(one))
+    figures = summary.figures_of(row, [one])
     assert figures["fold"]["ratio_to_bare"] == 2.0
     assert figures["fold"]["extra_ms"] == 1.0
     assert figures["fold"]["extra_over_peers"] == 0.5
-    assert figures["fold"]["extra_over_peers_quartiles"] == [0.5, 0.5]
+    assert figures["fold"]["uncertainty"] == math.inf, "one process knows nothing of the others"
     assert "extra_over_peers" not in figures["bare"]
+    assert "extra_over_peers_uncertainty" not in figures["scaler"]
+    both = summary.figures_of(row, [one, other])["fold"]
+    assert both["ratio_to_bare"] == 2.25
+    assert both["extra_ms"] == 1.25
+    assert both["extra_over_peers"] == 0.625
+    # Two values apart by 0.5 and 0.25: t = 12.706, s / sqrt(2) is half their distance.
+    assert both["uncertainty"] == pytest.approx(12.706 * 0.25 / 2.25, abs=1e-4)
+    assert both["extra_over_peers_uncertainty"] == pytest.approx(12.706 * 0.125 / 0.625, abs=1e-4)
+    assert both["median_ms"] == 2.5
 
 
 def test_no_ratio_to_a_peer_that_costs_nothing():
-    times = {"bare": Times([2.0] * 4), "scaler": Times([2.0] * 4), "fold": Times([3.0] * 4)}
-    figures = measure.compared(replace(TORCH_ROW, variants=tuple(times)), times)
-    assert "extra_over_peers" not in figures["fold"]
+    free = times(bare=[2.0] * 4, scaler=[2.0] * 4, fold=[3.0] * 4)
+    dear = times(bare=[2.0] * 4, scaler=[3.0] * 4, fold=[3.0] * 4)
+    row = replace(TORCH_ROW, variants=tuple(free))
+    assert "extra_over_peers" in summary.figures_of(row, [dear, dear])["fold"]
+    for timed in ([free, free], [dear, free]):
+        assert "extra_over_peers" not in summary.figures_of(row, timed)["fold"]
+
+
+def test_in_each_process_another_variant_comes_first():
+    row = replace(TORCH_ROW, variants=("bare", "clip", "idle"))
+    assert [row.in_turn(turn) for turn in range(4)] == [
+        ("bare", "clip", "idle"),
+        ("clip", "idle", "bare"),
+        ("idle", "bare", "clip"),
+        ("bare", "clip", "idle"),
+    ]
 
 
 # --- the reference ---------------------------------------------------------------------------
@@ -155,8 +183,8 @@ def test_grad_scaler_is_left_out_where_it_cannot_run():
     half = replace(TORCH_ROW, dtype="bfloat16")
     left = on_device(half, "cuda").variants
     assert set(half.variants) - set(left) == {"scaler"}
-    times = {name: Times([1.0, 2.0, 1.0]) for name in left}
-    figures = measure.compared(replace(half, variants=left), times)
+    timed = times(**dict.fromkeys(left, (1.0, 2.0, 1.0)))
+    figures = summary.figures_of(replace(half, variants=left), [timed])
     assert not any("extra_over_peers" in v for v in figures.values())
     for row, device in ((half, "cpu"), (TORCH_ROW, "cuda"), (replace(JAX_ROW, dtype="bfloat16"), "cuda")):
         assert on_device(row, device) is row
@@ -168,7 +196,7 @@ def test_rows_have_names_of_their_own_and_the_sizes_that_they_say():
     for row in ROWS:
         assert row.parameters == pytest.approx(says[row.size], rel=0.01)
         assert row.variants[0] == "bare"
-        assert measure.PEER[row.framework] in row.variants
+        assert summary.PEER[row.framework] in row.variants
         assert set(row.variants) <= set(LABELS)
         assert any(name in row.variants for name in OURS)
         assert row_named(row.name) is row

@@ -14,8 +14,18 @@ import torch
 from rich.console import Console
 
 import benchmarks.__main__ as command
-from benchmarks.steps import bandwidth, errors, jax_variants, measure, run, torch_variants, worker
-from benchmarks.timing import Times, uncertainty
+from benchmarks import repeats
+from benchmarks.steps import (
+    bandwidth,
+    errors,
+    jax_variants,
+    keeping,
+    measure,
+    run,
+    summary,
+    torch_variants,
+    worker,
+)
 from stablenum_torch.deciding import HostGuard
 from tests.benchmarks.small import JAX_ROW, TORCH_ROW
 
@@ -29,6 +39,7 @@ def results(monkeypatch, tmp_path):
     monkeypatch.setattr(command, "Console", lambda: QUIET)
     monkeypatch.setattr(sys, "argv", ["benchmarks", "steps"])
     monkeypatch.setattr(run, "PAUSE_S", 0.0)
+    monkeypatch.setattr(repeats, "PAUSE_S", 0.0)
     return tmp_path
 
 
@@ -37,7 +48,7 @@ def steps_fail(results) -> str:
     with pytest.raises(SystemExit) as ended:
         command.main()
     assert ended.value.code not in (0, None)
-    assert list(results.iterdir()) == []
+    assert list(results.glob("*.json")) == []
     return str(ended.value.code)
 
 
@@ -207,68 +218,154 @@ def test_what_is_no_number_is_not_written(monkeypatch, results):
     assert [file.read_text() for file in results.iterdir()] == ["of before"]
 
 
-# --- a spread beyond its bound ---------------------------------------------------------------
+# --- a figure that is not known well enough --------------------------------------------------
+
+
+def part(*ratios):
+    """What a process returns whose rounds have these ratios to the bare step."""
+    bare = [1.0 + 0.5 * (i % 3) for i in range(len(ratios))]  # moods that both variants share
+    clip = [ratio * mood for ratio, mood in zip(ratios, bare, strict=True)]
+    return {"samples": {"bare": bare, "clip": clip}, "distances": {"bare": 0.0, "clip": 0.0}}
 
 
 def test_the_uncertainty_is_held_against_the_bound():
-    row = replace(TORCH_ROW, bound=0.1)
-    bare, moody = Times([1.0, 1.01, 0.99, 1.0] * 8), Times([2.0, 2.02, 1.98, 2.0] * 8)
-    measure.check_spread(row, {"bare": bare, "clip": moody})
-    restless = Times([1.0, 1.4, 1.0, 1.5] * 8)
-    with pytest.raises(errors.NoisyError, match=r"'clip': '\d+\.\d%'}, beyond 10%"):
-        measure.check_spread(row, {"bare": bare, "clip": restless})
-    with pytest.raises(errors.NoisyError):
-        measure.check_spread(row, {"bare": bare, "clip": Times([1.0, float("nan"), 1.0, 1.0] * 8)})
+    row = replace(TORCH_ROW, bound=0.05)
+    close = [part(2.0, 2.0, 2.0), part(2.0, 9.0, 2.02), part(1.98, 1.98, 0.1)]
+    assert summary.restless(row, close) == "", "a mood that both share, or a single round, is no uncertainty"
+    assert "'clip': " in summary.restless(row, [part(2.0, 2.0), part(2.3, 2.3), part(1.9, 1.9)])
+    assert "beyond 5%" in summary.restless(row, close[:1]), "one process knows nothing of the others"
+    assert summary.restless(row, [*close, part(math.nan, math.nan)])
 
 
-def test_a_mood_that_both_share_is_no_uncertainty():
-    mood = [1.0 + (i // 8) for i in range(32)]
-    times = {"bare": Times(mood), "clip": Times([2 * m for m in mood])}
-    assert times["clip"].spread > 0.5
-    measure.check_spread(replace(TORCH_ROW, bound=0.01), times)
+def test_the_interval_is_students():
+    """In 95 of 100 experiments it holds the true mean, however few processes there are."""
+    draw = np.random.default_rng(4)
+    for n in (2, 3, 5, 12):
+        held = 0
+        for values in draw.normal(1.5, 0.1, (2000, n)):
+            mean, known = repeats.known_within(values.tolist())
+            held += abs(mean - 1.5) <= known * mean
+        assert held == pytest.approx(1900, abs=45)  # four standard deviations and a bit
 
 
-def test_the_uncertainty_of_a_median_covers_it():
-    """In 95 of 100 samples the interval holds the true median, whatever the distribution."""
-    draw, held = np.random.default_rng(4), 0
-    for _ in range(1000):
-        sample = np.sort(draw.lognormal(0.0, 1.0, 41))
-        half = uncertainty(sample.tolist()) * np.median(sample)
-        low, high = sample[14], sample[26]  # the order statistics of 41, from a table
-        assert half == pytest.approx((high - low) / 2)
-        held += low <= 1.0 <= high
-    assert held >= 930
-    assert uncertainty([1.0] * 5) == math.inf
+def test_the_quantiles_are_those_of_students_distribution():
+    mpmath = pytest.importorskip("mpmath")
+    for freedom, t in enumerate(repeats._T, start=1):
+        within = 1 - mpmath.betainc(freedom / 2, 0.5, 0, freedom / (freedom + t * t), regularized=True)
+        assert float(within) == pytest.approx(0.95, abs=1e-4)
+    assert len(repeats._T) == repeats.MOST - 1
 
 
-def test_every_measured_row_is_held_against_its_bound():
-    with pytest.raises(errors.NoisyError, match="tiny"):
-        measure.measure(replace(TORCH_ROW, variants=("bare", "scaler"), bound=-1.0))
-    with pytest.raises(errors.NoisyError, match="bandwidth"):
-        bandwidth.bandwidth(elements=1000, rounds=3, bound=-1.0)
+def test_processes_are_added_until_the_figure_is_known(monkeypatch):
+    monkeypatch.setattr(repeats, "PAUSE_S", 0.0)
+    monkeypatch.setattr(run, "in_own_process", lambda name, *, turn, **_: turn)
+    monkeypatch.setattr(summary, "restless", lambda row, parts: "" if len(parts) >= 5 else "restless.")
+    monkeypatch.setattr(summary, "result_of", lambda row, parts: parts)
+    assert run.measure_row(QUIET, TORCH_ROW, "cpu") == [0, 1, 2, 3, 4]
 
 
-def test_noise_is_given_more_chances_and_more_rounds(monkeypatch, results):
-    attempts = []
+def test_a_row_that_stays_restless_stops_the_command(monkeypatch, results):
+    turns = []
 
-    def measured(part, *, attempt, **_):
-        attempts.append(attempt)
-        raise errors.NoisyError(f"{part} was too noisy")
+    def measured(name, *, turn, **_):
+        turns.append(turn)
+        return part(2.0 + turn, 2.0 + turn) if "/" in name else {}
 
     monkeypatch.setattr(run, "in_own_process", measured)
-    assert "too noisy" in steps_fail(results)
-    assert attempts == [1, 2, 3, 3, 3]
+    assert "uncertain by {'clip'" in steps_fail(results)
+    assert turns == [0, 0, *range(repeats.MOST)], "two other parts, and the first row again and again"
+
+
+def test_noise_in_other_parts_is_given_more_chances(monkeypatch, results):
+    turns = []
+
+    def measured(name, *, turn, **_):
+        turns.append(turn)
+        raise errors.NoisyError(f"{name} was too noisy")
+
+    monkeypatch.setattr(run, "in_own_process", measured)
+    assert "bandwidth was too noisy" in steps_fail(results)
+    assert turns == [0, 1, 2, 3, 4]
+    with pytest.raises(errors.NoisyError, match="bandwidth"):
+        bandwidth.bandwidth(elements=1000, rounds=3, bound=-1.0)
 
 
 def test_a_later_attempt_may_succeed(monkeypatch):
     monkeypatch.setattr(run, "PAUSE_S", 0.0)
 
-    def measured(part, *, attempt, **_):
-        if attempt == 1:
+    def measured(name, *, turn, **_):
+        if turn == 0:
             raise errors.NoisyError("noisy")
-        return {"part": part, "attempt": attempt}
+        return {"part": name, "turn": turn}
 
-    assert run._with_patience(QUIET, measured, "bandwidth", "cpu") == {"part": "bandwidth", "attempt": 2}
+    monkeypatch.setattr(run, "in_own_process", measured)
+    assert run._with_patience(QUIET, "bandwidth", "cpu") == {"part": "bandwidth", "turn": 1}
+
+
+# --- an interrupted run ----------------------------------------------------------------------
+
+
+def interrupted(monkeypatch, results, after):
+    """The names that are measured until the process is stopped."""
+    names = []
+
+    def measured(name, **_):
+        names.append(name)
+        if len(set(names)) > after:
+            raise KeyboardInterrupt
+        return {"of": name}
+
+    monkeypatch.setattr(run, "in_own_process", measured)
+    monkeypatch.setattr(summary, "restless", lambda row, parts: "")
+    monkeypatch.setattr(summary, "result_of", lambda row, parts: parts[0])
+    monkeypatch.setattr(run, "row_table", lambda row: "")
+    monkeypatch.setattr(command, "_facts", lambda more: {"versions": "these"})
+    with pytest.raises(KeyboardInterrupt):
+        command.main()
+    assert list(results.glob("*.json")) == []
+    return list(dict.fromkeys(names))
+
+
+def test_an_interrupted_run_goes_on_where_it_was(monkeypatch, results):
+    first = interrupted(monkeypatch, results, after=4)
+    assert first[:2] == ["bandwidth", "compiling"]
+    again = interrupted(monkeypatch, results, after=3)
+    assert again[0] == first[-1], "what was interrupted is measured anew, what was done before is not"
+    names = []
+    monkeypatch.setattr(run, "in_own_process", lambda name, **_: names.append(name) or {"of": name})
+    command.main()
+    assert names[0] == again[-1]
+    written = json.loads((results / "cpu.json").read_text(encoding="utf-8"))
+    assert [row["of"] for row in written["rows"]] == [row.name for row in run.ROWS]
+    assert written["bandwidth"] == {"of": "bandwidth"}
+    assert list((results / "unfinished").iterdir()) == [], "a complete run begins anew"
+
+
+@pytest.mark.parametrize("changed", ["versions", "sources", "file"])
+def test_what_was_measured_in_other_circumstances_is_not_kept(monkeypatch, results, changed):
+    interrupted(monkeypatch, results, after=4)
+    if changed == "file":
+        (results / "unfinished" / "cpu.json").write_text('{"parts": ')
+    if changed == "sources":
+        monkeypatch.setattr(command, "sources_digest", lambda: "others")
+    if changed == "versions":
+        kept = json.loads((results / "unfinished" / "cpu.json").read_text())
+        kept["circumstances"]["facts"] = {"versions": "others"}
+        (results / "unfinished" / "cpu.json").write_text(json.dumps(kept))
+    assert interrupted(monkeypatch, results, after=1)[0] == "bandwidth"
+
+
+def test_the_sources_are_those_of_the_benchmarks_and_of_what_they_measure(monkeypatch, tmp_path):
+    for package in ("benchmarks", "stablenum_torch/inner", "tests"):
+        (tmp_path / package).mkdir(parents=True)
+        (tmp_path / package / "a.py").write_text("1")
+    monkeypatch.setattr(keeping, "ROOT", tmp_path)
+    digests = [keeping.sources_digest()]
+    for package in ("tests", "stablenum_torch/inner", "benchmarks"):
+        (tmp_path / package / "a.py").write_text("2")
+        digests.append(keeping.sources_digest())
+    assert digests[0] == digests[1]
+    assert len(set(digests)) == 3
 
 
 # --- from process to process -----------------------------------------------------------------
@@ -299,7 +396,7 @@ def test_the_exit_code_becomes_the_error_again(monkeypatch, code, error):
 
     monkeypatch.setattr(run.subprocess, "run", ended)
     with pytest.raises(error, match="the reason") as found:
-        run.in_own_process("bandwidth", device="cpu", attempt=1)
+        run.in_own_process("bandwidth", device="cpu", turn=1)
     assert isinstance(found.value, errors.NoisyError) == (code == 3)
 
 
@@ -311,8 +408,8 @@ def test_a_result_comes_back_from_its_process(monkeypatch, tmp_path):
 
 
 def test_the_rows_asked_for_have_to_exist():
-    with pytest.raises(errors.BenchmarkError, match="--only must be part of a row's name"):
-        run.measure_all(QUIET, only="no such row")
+    with pytest.raises(SystemExit, match="--only must be part of a row's name"):
+        run.main(["--only", "no such row"])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

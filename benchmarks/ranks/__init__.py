@@ -1,0 +1,6 @@
+"""What a guarded step costs as ranks are added, every rank with its own shard of parameters and gradients.
+
+Weak scaling: each rank holds one million parameters in 108 tensors, as ZeRO shards them, so that the bare
+step costs the same whatever the number of ranks, and what is added is the price of deciding together.
+Collectives and their bytes are counted, not derived. No more ranks than cores: others would wait for one.
+"""

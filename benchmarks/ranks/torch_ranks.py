@@ -1,0 +1,131 @@
+"""PyTorch: ranks are processes on CPUs that meet over gloo; ``python -m benchmarks.ranks.torch_ranks``.
+
+The peer does what trainers do by hand: the norm of the shard, a sum of it over the ranks, a maximum over the
+ranks of "something is not finite", and a clip.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import stablenum_torch
+from benchmarks.steps.errors import BenchmarkError, WrongResultError
+from benchmarks.timing import interleaved
+
+__all__ = ["NAMES", "SHAPES", "measure"]
+
+SHAPES = [(9260,)] * 108  # 1.0 M
+MAX_NORM = 1.0
+NAMES = ("bare", "norm, finiteness and clip by hand", "stablenum")
+_PATIENCE_S = 600
+
+
+class _Counted:
+    """Counts what goes through ``dist.all_reduce``."""
+
+    def __init__(self) -> None:
+        self.calls, self.bytes, self._plain = 0, 0, dist.all_reduce
+
+    def __enter__(self) -> _Counted:
+        def counting(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            self.calls += 1
+            self.bytes += tensor.numel() * tensor.element_size()
+            return self._plain(tensor, *args, **kwargs)
+
+        dist.all_reduce = counting
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        dist.all_reduce = self._plain
+
+
+def measure(world: int, rounds: int) -> dict[str, Any]:
+    """What the first of ``world`` ranks measured: ``samples`` and ``counts``, by variant.
+
+    Raises:
+        BenchmarkError: a rank failed, or they did not end.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-W", "ignore", "-m", "benchmarks.ranks.torch_ranks"]
+        command += [str(world), str(Path(folder) / "meeting"), str(rounds)]
+        started = [
+            subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True)
+            for rank in range(world)
+        ]
+        try:
+            said = [process.communicate(timeout=_PATIENCE_S)[0] for process in started]
+        except subprocess.TimeoutExpired as error:
+            raise BenchmarkError(f"the {world} ranks did not end within {_PATIENCE_S} seconds") from error
+        finally:
+            for process in started:
+                process.kill()
+                process.wait()
+        if any(process.returncode for process in started):
+            raise BenchmarkError(f"a rank of {world} failed; its error is above")
+    found: dict[str, Any] = json.loads(said[0].splitlines()[-1])
+    return found
+
+
+class _Ranks:
+    """This rank's variants: parameters and steps by name, all on the same gradients."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(1 + dist.get_rank())
+        self._grads = [torch.randn(shape, generator=generator) * 1e-2 for shape in SHAPES]
+        self.params = {name: [torch.nn.Parameter(torch.ones(shape)) for shape in SHAPES] for name in NAMES}
+        for params in self.params.values():
+            for p, g in zip(params, self._grads, strict=True):
+                p.grad = torch.empty_like(g)
+        bare, self._clipped, inner = (torch.optim.AdamW(p, lr=1e-4, fused=True) for p in self.params.values())
+        guarded = stablenum_torch.wrap(inner, clip=MAX_NORM, process_group=dist.group.WORLD)
+        self.steps = dict(zip(NAMES, (bare.step, self._by_hand, guarded.step), strict=True))
+
+    def put(self, name: str) -> None:
+        """Write the variant's gradients, and wait for the other ranks."""
+        for p, g in zip(self.params[name], self._grads, strict=True):
+            assert p.grad is not None
+            p.grad.copy_(g)
+        dist.barrier()
+
+    def _by_hand(self) -> None:
+        params = self.params[NAMES[1]]
+        square = torch.nn.utils.get_total_norm([p.grad for p in params if p.grad is not None]).square()
+        bad = (~torch.isfinite(square)).float()
+        dist.all_reduce(square)
+        dist.all_reduce(bad, op=dist.ReduceOp.MAX)
+        if not bad:
+            torch.nn.utils.clip_grads_with_norm_(params, MAX_NORM, square.sqrt())
+            self._clipped.step()
+
+
+def _rank(world: int, meeting: str, rounds: int, rank: int) -> dict[str, Any]:
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
+    torch.set_num_threads(1)
+    try:
+        ranks, counts = _Ranks(), {}
+        for name, step in ranks.steps.items():
+            ranks.put(name)
+            with _Counted() as counted:
+                step()
+            counts[name] = {"collectives": counted.calls, "bytes": counted.bytes}
+        for ours, theirs in zip(ranks.params["stablenum"], ranks.params[NAMES[1]], strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+        if not (ranks.params["stablenum"][0] != 1).all():
+            raise WrongResultError("ranks: the guarded step moved nothing")
+        times = interleaved(ranks.steps, rounds=rounds, prepare=ranks.put)
+    finally:
+        dist.destroy_process_group()
+    return {"samples": {name: t.samples for name, t in times.items()}, "counts": counts}
+
+
+if __name__ == "__main__":
+    measured = _rank(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    print(json.dumps(measured))
