@@ -39,7 +39,7 @@ docs: $(STAMP) ## Build the documentation into docs/_build/html
 	JAX_PLATFORMS=cpu $(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
-bench: $(STAMP) ## Measure what a guarded step costs beside the usual tools (some ten minutes, on a quiet machine)
+bench: $(STAMP) ## Measure what a guarded step costs beside the usual tools (about an hour, on a quiet machine)
 	$(BIN)/python -m benchmarks steps
 
 bench-gpu: $(STAMP) ## The same on an NVIDIA GPU

@@ -27,7 +27,7 @@ from benchmarks import decide_cost, diagnosis, losses, rule_steps, spike_detecti
 from benchmarks.ranks import run as ranks
 from benchmarks.steps.errors import BenchmarkError
 from benchmarks.steps.keeping import Kept, sources_digest
-from benchmarks.steps.run import PEERS, measure_all
+from benchmarks.steps.run import PEERS, measure_all, threads
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("torch", "jax", "jaxlib", "optax", "numpy", "stablenum")
@@ -103,7 +103,11 @@ def _save_steps(
     console: Console, name: str, facts: dict[str, Any], device: str, parts: tuple[str, ...]
 ) -> None:
     """Measure the steps; a run that is interrupted goes on when it is started again."""
-    kept = Kept(RESULTS / "unfinished" / name, {"facts": facts, "sources": sources_digest()})
+
+    def circumstances() -> dict[str, Any]:
+        return {"facts": facts, "threads": threads(), "sources": sources_digest()}
+
+    kept = Kept(RESULTS / "unfinished" / name, circumstances, say=console.print)
     measured = measure_all(console, device=device, parts=parts, kept=kept)
     _save(console, name, facts | measured)
     kept.forget()
@@ -115,7 +119,7 @@ def _measure_steps(console: Console) -> None:
 
 def _measure_ranks(console: Console) -> None:
     console.print("measuring: several ranks ...")
-    report = _facts() | {"rows": ranks.run()}
+    report = _facts() | {"rows": ranks.run(say=console.print)}
     for row in report["rows"]:
         console.print(_ranks_table(row))
     _save(console, "ranks.json", report)

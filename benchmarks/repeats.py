@@ -9,54 +9,96 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 from benchmarks.steps.errors import NoisyError
+from benchmarks.timing import Times
 
-__all__ = ["LEAST", "MOST", "known_within", "until_known"]
+__all__ = [
+    "LEAST",
+    "MOST",
+    "Timed",
+    "known_within",
+    "quotient_within",
+    "ratio_to_bare",
+    "restless",
+    "timed",
+    "until_known",
+]
 
 Part = TypeVar("Part")
+# One process's times, by variant.
+Timed: TypeAlias = Mapping[str, Times]
 
-# So many processes at first; and no more than these, with a pause of some seconds before each further one.
-LEAST, MOST, PAUSE_S = 3, 16, 3.0
+# So many processes at first, for an interval of fewer is narrow by chance too often; and no more than these,
+# with a pause of some seconds before each further one.
+LEAST, MOST, PAUSE_S = 5, 16, 3.0
 # Student's t, 97.5 %, by degrees of freedom from 1 on.
 _T = (
-    12.706,
-    4.303,
-    3.182,
-    2.776,
-    2.571,
-    2.447,
-    2.365,
-    2.306,
-    2.262,
-    2.228,
-    2.201,
-    2.179,
-    2.160,
-    2.145,
-    2.131,
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306),
+    *(2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131),
 )
 
 
 def known_within(values: Sequence[float]) -> tuple[float, float]:
-    """The mean over processes, and half its 95 % interval over it (Student 1908, doi 10.1093/biomet/6.1.1).
+    """The mean over processes, and half its 95 % interval (Student 1908, doi 10.1093/biomet/6.1.1).
 
     inf for the interval of a single value; NaN among NaN.
 
     Example:
         >>> mean, half = known_within([1.2, 1.3, 1.4])
         >>> round(mean, 3), round(half, 3)
-        (1.3, 0.191)
+        (1.3, 0.248)
     """
     mean = statistics.fmean(values)
     if math.isnan(mean):
         return mean, math.nan  # which stdev would stumble over
     if len(values) < 2:
         return mean, math.inf
-    half = _T[len(values) - 2] * statistics.stdev(values) / math.sqrt(len(values))
-    return mean, half / abs(mean) if mean else math.inf
+    return mean, _T[len(values) - 2] * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def quotient_within(above: Sequence[float], below: Sequence[float]) -> tuple[float, float] | None:
+    """The quotient of two means over the same processes, and half its interval, to first order.
+
+    Not the mean of quotients: a process in which the divisor happens to be small would outweigh the others.
+    None if the divisor is not told from 0.
+
+    Example:
+        >>> quotient_within([1.0, 2.0], [2.0, 4.0])
+        (0.5, 0.0)
+        >>> quotient_within([1.0, 1.0], [-1.0, 2.0]) is None
+        True
+    """
+    divisor, half = known_within(below)
+    if len(below) > 1 and not divisor > half:
+        return None
+    if divisor <= 0:
+        return None
+    quotient = statistics.fmean(above) / divisor
+    _, off = known_within([a - quotient * b for a, b in zip(above, below, strict=True)])
+    return quotient, off / divisor
+
+
+def timed(parts: Sequence[Mapping[str, Any]]) -> list[Timed]:
+    """The times of each process, of which ``samples`` has the milliseconds."""
+    return [{name: Times(samples) for name, samples in part["samples"].items()} for part in parts]
+
+
+def ratio_to_bare(processes: Sequence[Timed], name: str) -> tuple[float, float]:
+    """How many times as long as the bare step, and within how much of itself that is known."""
+    mean, half = known_within([process[name].median_ratio_to(process["bare"]) for process in processes])
+    return mean, half / mean
+
+
+def restless(what: str, processes: Sequence[Timed], bound: float) -> str:
+    """Which ratios to the bare step are not known within ``bound`` of themselves yet; "" if all are."""
+    known = {name: ratio_to_bare(processes, name)[1] for name in processes[0] if name != "bare"}
+    over = {name: f"{within:.1%}" for name, within in known.items() if not within <= bound}
+    if not over:
+        return ""
+    return f"{what}: after {len(processes)} processes known within {over}, beyond {bound:.0%}."
 
 
 def until_known(
@@ -78,7 +120,7 @@ def until_known(
     parts = [once(turn) for turn in range(LEAST)]
     while complaint := restless(parts):
         if len(parts) >= MOST:
-            raise NoisyError(complaint)
+            raise NoisyError(f"{complaint} The machine is too busy.")
         say(f"{complaint} Once more.")
         time.sleep(PAUSE_S)
         parts.append(once(len(parts)))

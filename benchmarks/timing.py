@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -48,11 +49,12 @@ def interleaved(
     warmup: int = 3,
     prepare: Callable[[str], None] | None = None,
     timer: Callable[[Callable[[], object]], float] = host_timer,
+    seed: int = 0,
 ) -> dict[str, Times]:
     """Time every variant once in each round.
 
-    Each round begins with another variant, so that none always runs after the same other one, and the
-    garbage collector does not run within a step.
+    The order is drawn anew for each round, for what ran before a step has filled the caches; and the garbage
+    collector does not run within a step.
 
     Args:
         variants: name -> one step; it returns only when its work is done, unless ``timer`` waits for it.
@@ -60,7 +62,9 @@ def interleaved(
         warmup: rounds that are thrown away.
         prepare: called with a variant's name, untimed, before it runs: puts its inputs back.
         timer: runs a step and returns its milliseconds.
+        seed: of the orders.
     """
+    draw = random.Random(seed)
     samples: dict[str, list[float]] = {name: [] for name in variants}
     names = list(variants)
     collecting = gc.isenabled()
@@ -68,8 +72,8 @@ def interleaved(
     gc.disable()
     try:
         for round_ in range(warmup + rounds):
-            first = round_ % len(names)
-            for name in names[first:] + names[:first]:
+            draw.shuffle(names)
+            for name in names:
                 if prepare:
                     prepare(name)
                 took = timer(variants[name])

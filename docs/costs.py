@@ -40,41 +40,51 @@ def write_ranks(results: Path, directory: Path) -> None:
     """``ranks.md``: a guarded step as ranks are added, a table a framework.
 
     Raises:
-        FileNotFoundError: nothing has been measured.
+        FileNotFoundError, ValueError: as :func:`_read`.
     """
-    report = json.loads(results.read_text(encoding="utf-8"))
+    report = _read(results, "ranks", ("rows",), ("framework", "variants"))
     lines: list[str] = []
     for framework in ("torch", "jax"):
         rows = [row for row in report["rows"] if row["framework"] == framework]
-        names = [name for name in rows[0]["variants"] if name != "bare"]
-        head = ["ranks", "bare, ms", *(f"{name}, x bare" for name in names)]
-        head += ["collectives a step", "bytes", "known within"]
+        peer = next(name for name in rows[0]["variants"] if name not in ("bare", "stablenum"))
+        head = ["ranks", "bare, ms", f"{peer}, x bare", "stablenum, x bare", "known within"]
+        head += [f"{name}: collectives, bytes" for name in (peer, "stablenum")]
         body = []
         for row in rows:
-            variants = row["variants"]
-            ours, known = variants["stablenum"], max(variants[name]["uncertainty"] for name in names)
-            cells = [str(row["ranks"]), _ms(variants["bare"]["median_ms"])]
-            cells += [f"{variants[name]['ratio_to_bare']:.2f}" for name in names]
-            body.append([*cells, str(ours["collectives"]), str(ours["bytes"]), f"{known:.0%}"])
+            both = [row["variants"][name] for name in (peer, "stablenum")]
+            cells = [str(row["ranks"]), _ms(row["variants"]["bare"]["median_ms"])]
+            cells += [f"{v['ratio_to_bare']:.2f}" for v in both]
+            cells += [f"{max(v['uncertainty'] for v in both):.0%}"]
+            body.append([*cells, *(f"{v['collectives']}, {v['bytes']}" for v in both)])
         lines += [f"{_NAMES[framework]}:", "", *_table(head, body), ""]
     (directory / "ranks.md").write_text("\n".join(lines), encoding="utf-8")
+
+
+def _read(results: Path, part: str, keys: tuple[str, ...], of_rows: tuple[str, ...]) -> dict[str, Any]:
+    """The report of a part of the benchmarks.
+
+    Raises:
+        FileNotFoundError: nothing has been measured.
+        ValueError: the file is not of the form that is written now.
+    """
+    if not results.exists():
+        raise FileNotFoundError(f"{results}: missing; `python -m benchmarks {part}` writes it")
+    report: dict[str, Any] = json.loads(results.read_text(encoding="utf-8"))
+    missing = [key for key in keys if key not in report]
+    missing += [key for row in report.get("rows", []) for key in of_rows if key not in row]
+    if missing:
+        raise ValueError(f"{results}: has no {missing[0]}. Run `python -m benchmarks {part}`.")
+    return report
 
 
 def write_costs(results: Path, directory: Path) -> None:
     """``benchmarks.md``, and ``figures/cost-torch.svg`` and ``figures/cost-jax.svg``.
 
     Raises:
-        FileNotFoundError: nothing has been measured.
-        ValueError: the file is not of the form that ``benchmarks.steps`` writes.
+        FileNotFoundError, ValueError: as :func:`_read`.
     """
-    if not results.exists():
-        raise FileNotFoundError(f"{results}: missing; `python -m benchmarks steps` writes it")
-    report = json.loads(results.read_text(encoding="utf-8"))
-    if not {"bandwidth", "rows", "compiling", "threads"} <= set(report):
-        raise ValueError(
-            f"{results}: expected bandwidth, rows, compiling and threads; got {', '.join(report)}. "
-            "Run `python -m benchmarks steps`."
-        )
+    keys = ("bandwidth", "rows", "compiling", "threads")
+    report = _read(results, "steps", keys, ("framework", "variants", "share_bound"))
     lines = [_machine(report), ""]
     (directory / "figures").mkdir(parents=True, exist_ok=True)
     for framework in ("torch", "jax"):
@@ -99,8 +109,9 @@ def _tables(framework: str, rows: list[Row], report: dict[str, Any]) -> list[str
     lines += [*_table(*_ratios(rows)), ""]
     peer = rows[0]["variants"][rows[0]["peer"]]["label"]
     said = (
-        f"What is added to the bare step, over what {peer} adds to it, and within how much of itself that is "
-        "known. `limit`: one read of the gradients at the measured bandwidth, in the same unit."
+        f"What is added to the bare step, over what {peer} adds to it; empty where that is not known within "
+        f"{rows[0]['share_bound']}. `limit`: one read of the gradients at the measured bandwidth, in the "
+        "same unit."
     )
     lines += [
         said,
@@ -145,8 +156,8 @@ def _extras(rows: list[Row], report: dict[str, Any]) -> tuple[list[str], list[li
         cells = [_what(row), _ms(extra), f"{_limit_ms(row, report) / extra:.2f}" if extra > 0 else ""]
         for name in names:
             v = row["variants"].get(name, {})
-            known = f" ± {v['extra_over_peers_uncertainty']:.0%}" if "extra_over_peers" in v else ""
-            cells.append(f"{v['extra_over_peers']:.2f}{known}" if known else "")
+            known = "extra_over_peers" in v
+            cells.append(f"{v['extra_over_peers']:.2f} ± {v['extra_over_peers_within']:.2f}" if known else "")
         body.append(cells)
     peer = rows[0]["variants"][rows[0]["peer"]]["label"]
     head = ["step, parameters in tensors", f"{peer}: extra, ms", "limit", *(labels[name] for name in names)]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from stablenum.config import GuardConfig
@@ -41,6 +42,9 @@ class HostGuard:
         self._flat: list[np.ndarray] = leaves(self._views)
         self._tensors: list[Tensor] = leaves(state)
         self._memory = [tensor.data_ptr() for tensor in self._tensors]
+        # Kept, because making a tensor takes nearly as long as deciding.
+        self._divisor = torch.ones((), dtype=torch.float32, device="cpu")
+        self._divisor_view = self._divisor.numpy()
         self._written: dict[tuple[Any, ...], Callable[..., tuple[Any, ...]]] = {}
 
     def is_for(self, config: GuardConfig, state: GuardState) -> bool:
@@ -59,6 +63,11 @@ class HostGuard:
         """Write a state's leaves into the tensors."""
         for view, value in zip(self._flat, values, strict=True):
             view[...] = value
+
+    def divisor(self, multiplier: np.float32) -> Tensor:
+        """() float32 ``1 / multiplier``, in the form of fused kernels; the next call overwrites it."""
+        self._divisor_view[()] = 1 / multiplier
+        return self._divisor
 
     def decide(self, seen: Observation) -> tuple[Decision, list[Any]]:
         """The decision, and the leaves of the next state, which is not written yet."""

@@ -49,7 +49,7 @@ def step_on_host(
     divisor = None
     if not (host.one_factor and decision.multiplier == 1):
         if host.one_factor and is_fused(optimizer):
-            divisor = torch.tensor(float(1 / decision.multiplier), dtype=torch.float32, device="cpu")
+            divisor = host.divisor(decision.multiplier)
         else:
             multiplier = torch.as_tensor(np.asarray(decision.multiplier), device="cpu")
             of_units = [torch.from_numpy(part) for part in decision.unit_multipliers]

@@ -6,8 +6,6 @@ The face only: what torch and its users expect of an optimizer. The step itself 
 from __future__ import annotations
 
 import functools
-import operator
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -22,19 +20,20 @@ from stablenum.diagnosis.report import Report
 from stablenum.guard import GuardState, init_guard
 from stablenum.policy import Policy
 from stablenum.readout import history, metrics
-from stablenum.statedict import StatisticsNotLoadedWarning, state_from_dict, state_to_dict
+from stablenum.statedict import state_from_dict, state_to_dict
 from stablenum_torch.checks import check_optimizer, check_rules, parameter_names, warn_of_lost_eps
 from stablenum_torch.deciding import HostGuard
 from stablenum_torch.device_step import in_float32
 from stablenum_torch.explaining import explain_step
-from stablenum_torch.narrow import Precision, as_policy
-from stablenum_torch.narrow.casting import dtype_of
+from stablenum_torch.narrow import Precision
+from stablenum_torch.narrow.autocasting import autocast
 from stablenum_torch.ranks import check_process_group, several_ranks
 from stablenum_torch.readback import HaltWatch, LevelWatch
 from stablenum_torch.state import copy_into, moved_to, to_device
 from stablenum_torch.stepping import guarded_step
 from stablenum_torch.tracing.snapshot import RngState
 from stablenum_torch.tracing.snapshot import rng_state as read_generators
+from stablenum_torch.tracked import TrackedParameters
 
 __all__ = ["GuardedOptimizer", "wrap"]
 
@@ -102,9 +101,7 @@ class GuardedOptimizer(Optimizer):
     _names: dict[Tensor, str]
     _process_group: torch.distributed.ProcessGroup | None
     _state: GuardState
-    # The parameters that the guard's state is made for, and whether the rule for units applies to each.
-    _tracked: list[Tensor]
-    _included: tuple[bool, ...]
+    _tracked: TrackedParameters
 
     # An outer GradScaler must unscale by itself: it would otherwise set grad_scale on this object,
     # where the inner kernel does not look.
@@ -146,7 +143,7 @@ class GuardedOptimizer(Optimizer):
         self._began: tuple[RngState, ...] = ()
         self._host: HostGuard | None = None  # of the state, once a step has needed it
         self._watch, self._levels = HaltWatch(), LevelWatch()
-        self._tracked, self._included = self._parameters(), self._inclusion()
+        self._tracked = TrackedParameters(self.inner, self.config, self._names)
         super().__setstate__({})
 
     def __getattr__(self, name: str) -> Any:
@@ -254,26 +251,13 @@ class GuardedOptimizer(Optimizer):
         Raises:
             TypeError, ValueError: ``policy`` is not one, or not in the format that ``escalate`` begins with.
         """
-        escalate = self.config.escalate
-        if policy is not None and escalate is not None:
-            own = policy.policy if isinstance(policy, Precision) else as_policy(policy)
-            escalate.check_begins_with(own.compute)
-        level = 0 if escalate is None else self._levels.read(self._state.escalation.level)
-        wider = None if escalate is None or level == 0 else escalate.formats[level]
-        if isinstance(policy, Precision):
-            return policy.at_least(wider)
-        if wider is None and dtype is not None:
-            chosen = dtype
-        elif wider is None and policy is not None:
-            chosen = dtype_of(as_policy(policy).carrier)
-        else:
-            default = "bfloat16" if self.config.loss_scale is None else "float16"
-            first = default if escalate is None else escalate.formats[0]
-            chosen = dtype_of(Policy(compute=wider or first).carrier)
-        # A dtype given by hand goes to torch as it is.
-        enabled = chosen is dtype or chosen in (torch.bfloat16, torch.float16)
-        device = self._parameters()[0].device.type
-        return torch.autocast(device, dtype=chosen if enabled else None, enabled=enabled)
+        return autocast(
+            self.config,
+            lambda: self._levels.read(self._state.escalation.level),
+            self._tracked.now()[0].device.type,
+            dtype,
+            policy,
+        )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -333,7 +317,7 @@ class GuardedOptimizer(Optimizer):
             params,
             self._loss,
             self._process_group,
-            self._included,
+            self._tracked.included,
             host=self._host_guard,
         )
         if self.config.skip_limit is not None:
@@ -413,55 +397,27 @@ class GuardedOptimizer(Optimizer):
         self._fit()
         return self._state
 
-    def _parameters(self) -> list[Tensor]:
-        return [p for group in self.param_groups for p in group["params"]]
-
     def _fit(self) -> list[Tensor]:
         """All parameters; the guard learns of those added since, also through the inner optimizer."""
-        params = self._parameters()
-        if len(self._tracked) != len(params) or any(map(operator.is_not, self._tracked, params)):
+        params = self._tracked.now()
+        if not self._tracked.are(params):
             self._follow(params)
         return params
 
     @torch._dynamo.disable
     def _follow(self, params: list[Tensor]) -> None:
-        """Take on parameters that were added, removed or moved. Waits for the device; happens rarely."""
         check_rules(self.config, self.inner, self._process_group)
-        included, device = self._inclusion(), self._state.step.device
-        fresh = init_guard(self.config, len(params), xp=torch_namespace, device=device)
-        saved = state_to_dict(self._state, [str(id(p)) for p in self._tracked])
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", StatisticsNotLoadedWarning)  # new ones have none, of course
-            names = [str(id(p)) for p in params]
-            fresh = state_from_dict(saved, fresh, xp=torch_namespace, names=names, device=device)
-        self._state, self._included, self._tracked = fresh, included, params
-
-    def _inclusion(self) -> tuple[bool, ...]:
-        """Whether the rule for units, if there is one, applies to each parameter."""
-        rule, names = self.config.unit_rule, self._flat_names()
-        return (True,) * len(names) if rule is None else rule.included(names)
+        self._state = self._tracked.follow(params, self._state)
 
     def _flat_names(self) -> list[str]:
-        """A name for each parameter, in the order of the groups."""
-        found: list[str] = []
-        for g, group in enumerate(self.param_groups):
-            given = group.get("param_names")
-            for i, p in enumerate(group["params"]):
-                fallback = given[i] if given else f"param_groups[{g}].params[{i}]"
-                found.append(self._names.get(p, fallback))
-        return found
+        return self._tracked.names()
 
     # --- saving --------------------------------------------------------------------------------
 
     def guard_state_dict(self) -> dict[str, Any]:
         """The guard's state as JSON values, the same as ``stablenum_jax`` writes."""
         self._fit()
-        return state_to_dict(self._state, self._known_names())
-
-    def _known_names(self) -> list[str] | None:
-        """The names, None if nobody has named anything: then parameters go by their places."""
-        known = bool(self._names) or any(group.get("param_names") for group in self.param_groups)
-        return self._flat_names() if known else None
+        return state_to_dict(self._state, self._tracked.names_if_known())
 
     def load_guard_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state that :meth:`guard_state_dict` wrote, here or in another framework.
@@ -478,7 +434,11 @@ class GuardedOptimizer(Optimizer):
     def _read_guard(self, state: Mapping[str, Any]) -> GuardState:
         self._fit()
         return state_from_dict(
-            state, self._state, xp=torch_namespace, names=self._known_names(), device=self._state.step.device
+            state,
+            self._state,
+            xp=torch_namespace,
+            names=self._tracked.names_if_known(),
+            device=self._state.step.device,
         )
 
     @torch._disable_dynamo

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from benchmarks.ranks import jax_ranks, torch_ranks
-from benchmarks.repeats import known_within, until_known
+from benchmarks.repeats import ratio_to_bare, restless, timed, until_known
 from benchmarks.timing import Times
 
 __all__ = ["run"]
@@ -17,8 +17,9 @@ WORLDS = (1, 2, 4, 8)
 ROUNDS = 60
 # Within how much of itself a ratio to the bare step has to be known: ranks wait for each other, which is
 # restless by nature.
-BOUND = 0.10
-MEASURE: Mapping[str, Callable[[int, int], dict[str, Any]]] = MappingProxyType(
+BOUND = 0.15
+# (ranks, rounds, how many processes did before) -> samples and counts.
+MEASURE: Mapping[str, Callable[[int, int, int], dict[str, Any]]] = MappingProxyType(
     {"torch": torch_ranks.measure, "jax": jax_ranks.measure}
 )
 
@@ -28,6 +29,8 @@ def run(
     rounds: int = ROUNDS,
     bound: float = BOUND,
     frameworks: Sequence[str] = tuple(MEASURE),
+    *,
+    say: Callable[[str], None] = lambda _: None,
 ) -> list[dict[str, Any]]:
     """One row for each framework and number of ranks, by default up to the number of cores.
 
@@ -35,22 +38,20 @@ def run(
         BenchmarkError: a rank failed, or the ratios are uncertain beyond ``bound`` to the end.
     """
     chosen = worlds or tuple(world for world in WORLDS if world <= (os.cpu_count() or 1))
-    return [_row(framework, world, rounds, bound) for framework in frameworks for world in chosen]
+    return [_row(framework, world, rounds, bound, say) for framework in frameworks for world in chosen]
 
 
-def _row(framework: str, world: int, rounds: int, bound: float) -> dict[str, Any]:
-    def restless(parts: list[dict[str, Any]]) -> str:
-        known = [_ratio(parts, name)[1] for name in parts[0]["samples"] if name != "bare"]
-        if all(within <= bound for within in known):
-            return ""
-        return f"{framework}, {world} ranks: an uncertainty of {max(known):.0%} is beyond {bound:.0%}."
-
-    parts = until_known(lambda _turn: MEASURE[framework](world, rounds), restless)
+def _row(framework: str, world: int, rounds: int, bound: float, say: Callable[[str], None]) -> dict[str, Any]:
+    parts = until_known(
+        lambda turn: MEASURE[framework](world, rounds, turn),
+        lambda parts: restless(f"{framework}, {world} ranks", timed(parts), bound),
+        say=say,
+    )
     variants = {}
-    for name in parts[0]["samples"]:
-        times = Times([sample for part in parts for sample in part["samples"][name]])
-        ratio, known = _ratio(parts, name)
-        variants[name] = times.as_dict() | {"ratio_to_bare": round(ratio, 4)} | parts[0]["counts"][name]
+    for name, counts in parts[0]["counts"].items():
+        pooled = Times([sample for part in parts for sample in part["samples"][name]])
+        ratio, known = ratio_to_bare(timed(parts), name)
+        variants[name] = pooled.as_dict() | {"ratio_to_bare": round(ratio, 4)} | counts
         if name != "bare":
             variants[name]["uncertainty"] = round(known, 4)
     return {
@@ -60,9 +61,3 @@ def _row(framework: str, world: int, rounds: int, bound: float) -> dict[str, Any
         "uncertainty_bound": bound,
         "variants": variants,
     }
-
-
-def _ratio(parts: list[dict[str, Any]], name: str) -> tuple[float, float]:
-    return known_within(
-        [Times(part["samples"][name]).median_ratio_to(Times(part["samples"]["bare"])) for part in parts]
-    )

@@ -7,6 +7,7 @@ ranks of "something is not finite", and a clip.
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -18,12 +19,13 @@ import torch.distributed as dist
 
 import stablenum_torch
 from benchmarks.steps.errors import BenchmarkError, WrongResultError
+from benchmarks.steps.reference import FACTORS
 from benchmarks.timing import interleaved
 
 __all__ = ["NAMES", "SHAPES", "measure"]
 
 SHAPES = [(9260,)] * 108  # 1.0 M
-MAX_NORM = 1.0
+MAX_NORM = 1.0  # of some 10: every step is clipped
 NAMES = ("bare", "norm, finiteness and clip by hand", "stablenum")
 _PATIENCE_S = 600
 
@@ -47,15 +49,15 @@ class _Counted:
         dist.all_reduce = self._plain
 
 
-def measure(world: int, rounds: int) -> dict[str, Any]:
+def measure(world: int, rounds: int, turn: int = 0) -> dict[str, Any]:
     """What the first of ``world`` ranks measured: ``samples`` and ``counts``, by variant.
 
     Raises:
-        BenchmarkError: a rank failed, or they did not end.
+        BenchmarkError: a rank failed, or computed something else, or they did not end.
     """
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-W", "ignore", "-m", "benchmarks.ranks.torch_ranks"]
-        command += [str(world), str(Path(folder) / "meeting"), str(rounds)]
+        command += [str(world), str(Path(folder) / "meeting"), str(rounds), str(turn)]
         started = [
             subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True)
             for rank in range(world)
@@ -81,19 +83,39 @@ class _Ranks:
         generator = torch.Generator().manual_seed(1 + dist.get_rank())
         self._grads = [torch.randn(shape, generator=generator) * 1e-2 for shape in SHAPES]
         self.params = {name: [torch.nn.Parameter(torch.ones(shape)) for shape in SHAPES] for name in NAMES}
+        self._steps = dict.fromkeys(NAMES, 0)
         for params in self.params.values():
             for p, g in zip(params, self._grads, strict=True):
                 p.grad = torch.empty_like(g)
-        bare, self._clipped, inner = (torch.optim.AdamW(p, lr=1e-4, fused=True) for p in self.params.values())
-        guarded = stablenum_torch.wrap(inner, clip=MAX_NORM, process_group=dist.group.WORLD)
-        self.steps = dict(zip(NAMES, (bare.step, self._by_hand, guarded.step), strict=True))
+        bare, self._clipped, inner = (torch.optim.AdamW(p, lr=1e-2, fused=True) for p in self.params.values())
+        self.guarded = stablenum_torch.wrap(inner, clip=MAX_NORM, process_group=dist.group.WORLD)
+        self.steps = dict(zip(NAMES, (bare.step, self._by_hand, self.guarded.step), strict=True))
 
     def put(self, name: str) -> None:
         """Write the variant's gradients, and wait for the other ranks."""
+        factor = FACTORS[self._steps[name] % len(FACTORS)]
+        self._steps[name] += 1
         for p, g in zip(self.params[name], self._grads, strict=True):
-            assert p.grad is not None
-            p.grad.copy_(g)
+            torch.mul(g, factor, out=p.grad)
         dist.barrier()
+
+    def check(self) -> None:
+        """Both that clip went the same way, which is not the bare one's, and by the norm over all ranks.
+
+        Raises:
+            WrongResultError: they did not.
+        """
+        bare, by_hand, ours = (torch.cat([p.detach() for p in self.params[name]]) - 1 for name in NAMES)
+        way = by_hand.norm()
+        if not (ours - by_hand).norm() <= 1e-3 * way or (bare - by_hand).norm() <= 1e-2 * way:
+            raise WrongResultError("ranks: the guarded parameters are not those that were clipped by hand.")
+        square = torch.stack([g.double().square().sum() for g in self._grads]).sum()
+        dist.all_reduce(square)
+        factor, last = FACTORS[(self._steps["stablenum"] - 1) % len(FACTORS)], self.guarded.last
+        if last["skipped_total"] or not math.isclose(
+            last["grad_norm"], factor * math.sqrt(square), rel_tol=1e-4
+        ):
+            raise WrongResultError(f"ranks: a norm of {factor * math.sqrt(square)} was decided on as {last}.")
 
     def _by_hand(self) -> None:
         params = self.params[NAMES[1]]
@@ -106,7 +128,7 @@ class _Ranks:
             self._clipped.step()
 
 
-def _rank(world: int, meeting: str, rounds: int, rank: int) -> dict[str, Any]:
+def _rank(world: int, meeting: str, rounds: int, turn: int, rank: int) -> dict[str, Any]:
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
     torch.set_num_threads(1)
     try:
@@ -116,16 +138,13 @@ def _rank(world: int, meeting: str, rounds: int, rank: int) -> dict[str, Any]:
             with _Counted() as counted:
                 step()
             counts[name] = {"collectives": counted.calls, "bytes": counted.bytes}
-        for ours, theirs in zip(ranks.params["stablenum"], ranks.params[NAMES[1]], strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
-        if not (ranks.params["stablenum"][0] != 1).all():
-            raise WrongResultError("ranks: the guarded step moved nothing")
-        times = interleaved(ranks.steps, rounds=rounds, prepare=ranks.put)
+        times = interleaved(ranks.steps, rounds=rounds, prepare=ranks.put, seed=turn)
+        ranks.check()
     finally:
         dist.destroy_process_group()
     return {"samples": {name: t.samples for name, t in times.items()}, "counts": counts}
 
 
 if __name__ == "__main__":
-    measured = _rank(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    measured = _rank(int(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:]))
     print(json.dumps(measured))

@@ -30,11 +30,13 @@ class JaxBench:
         self.row, self.timer = row, host_timer  # a step waits for its results
         self.problem = JaxProblem(row)
         self.norm, self.raw = self.problem.norm, list(self.problem.raw.values())
-        self.start = list(self.problem.parameters().values())
         self.variants = build(self.problem, turn)
 
     def put(self, name: str) -> None:
         self.variants[name].put()
+
+    def start(self) -> list[jax.Array]:
+        return list(self.problem.start.values())
 
     def parameters(self, name: str) -> list[jax.Array]:
         return list(self.variants[name].carry[0].values())
@@ -50,7 +52,8 @@ class JaxBench:
 
     def skip(self, name: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
         variant = self.variants[name]
-        grads = dict(self.problem.gradients(0, variant.scale))
+        variant.put()
+        grads = dict(self.problem.grads)
         last = list(grads)[-1]
         grads[last] = grads[last].reshape(-1).at[-1].set(jnp.inf).reshape(self.row.shape)
         before = self._ends(variant.carry)

@@ -5,6 +5,7 @@ Each is one jitted function of (parameters, states), gradients and loss, with pa
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -28,7 +29,7 @@ from benchmarks.steps.reference import (
 )
 from benchmarks.steps.rows import Row
 
-__all__ = ["MAKE", "JaxProblem", "JaxVariant", "build"]
+__all__ = ["MAKE", "JaxProblem", "JaxVariant", "build", "multiplied"]
 
 Tree: TypeAlias = Any
 # A step: (carry, gradients, loss) -> carry, where the carry begins with parameters and the optimizer's state.
@@ -36,10 +37,12 @@ Step: TypeAlias = Callable[[tuple[Any, ...], Tree, Any], tuple[Any, ...]]
 
 
 class JaxProblem:
-    """The gradients of a row: one set for each factor and loss scale, made once.
+    """The gradients of a row.
 
     Attributes:
-        raw: the gradients at factor 1.
+        raw: the gradients at factor 1, never changed.
+        grads: what the optimizers see, the same memory for all.
+        start: the parameters before the first step.
         norm: of ``raw``, in float64.
         loss: () the loss that the gradients are said to be of.
     """
@@ -52,8 +55,8 @@ class JaxProblem:
         )
         self.max_norm = CLIP_AT * self.norm
         self.loss = jnp.asarray(2.0)
-        self._sets: dict[float, Tree] = {}
-        self._start = self._drawn(0, 1e-3)
+        self.start = self._drawn(0, 1e-3)
+        self.grads = jax.tree.map(jnp.zeros_like, self.raw)
 
     def _drawn(self, seed: int, size: float) -> dict[str, jax.Array]:
         draw = np.random.default_rng(seed)
@@ -62,16 +65,20 @@ class JaxProblem:
             for i in range(self.row.tensors)
         }
 
-    def gradients(self, step: int, scale: float) -> Tree:
-        """Of a step, multiplied by the loss scale."""
-        factor = FACTORS[step % len(FACTORS)] * scale
-        if factor not in self._sets:
-            self._sets[factor] = jax.tree.map(lambda g: g * jnp.asarray(factor, g.dtype), self.raw)
-        return self._sets[factor]
+    def put(self, step: int, scale: float) -> None:
+        """The gradients of a step, multiplied by the loss scale."""
+        factor = jnp.asarray(FACTORS[step % len(FACTORS)] * scale, self.dtype)
+        self.grads = jax.block_until_ready(multiplied(self.grads, self.raw, factor))
 
     def parameters(self) -> Tree:
         """The same each time."""
-        return jax.tree.map(jnp.copy, self._start)
+        return jax.tree.map(jnp.copy, self.start)
+
+
+@functools.partial(jax.jit, donate_argnums=0, keep_unused=True)
+def multiplied(_into: Tree, raw: Tree, factor: Any) -> Tree:
+    """``raw`` times the factor, written into the memory of the first argument."""
+    return jax.tree.map(lambda g: g * factor, raw)
 
 
 class JaxVariant:
@@ -103,9 +110,8 @@ class JaxVariant:
         self._read, self._check, self.steps = read, check, 0
         params = problem.parameters()
         self.carry: tuple[Any, ...] = (params, jax.jit(tx.init)(params), *extra)
-        self._grads = problem.gradients(0, scale)
         begin = time.perf_counter()
-        self.lowered = jax.jit(step, donate_argnums=0).lower(self.carry, self._grads, problem.loss)
+        self.lowered = jax.jit(step, donate_argnums=0).lower(self.carry, problem.grads, problem.loss)
         self.compiled = self.lowered.compile()
         self.compile_s = time.perf_counter() - begin
 
@@ -116,12 +122,12 @@ class JaxVariant:
 
     def put(self) -> None:
         """The gradients of the next step."""
-        self._grads = self.problem.gradients(self.steps, self.scale)
+        self.problem.put(self.steps, self.scale)
         self.steps += 1
 
     def step(self) -> None:
         """One whole step, done when this returns."""
-        self.step_on(self._grads)
+        self.step_on(self.problem.grads)
 
     def step_on(self, grads: Tree) -> None:
         """One step on other gradients."""

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.steps.errors import BenchmarkError
+
 __all__ = ["Kept", "sources_digest"]
 
 ROOT = Path(__file__).parents[2]
@@ -28,32 +30,52 @@ class Kept:
 
     Args:
         file: where. One of other circumstances, or that cannot be read, is begun anew.
-        circumstances: all that the figures depend on: versions, machine, sources.
+        circumstances: tells all that the figures depend on: versions, machine, threads, sources.
+        say: is told what becomes of each part.
     """
 
-    def __init__(self, file: Path, circumstances: Mapping[str, Any]) -> None:
-        self._file, self._circumstances = file, json.loads(json.dumps(circumstances))
-        self._parts: dict[str, Any] = {}
+    def __init__(
+        self, file: Path, circumstances: Callable[[], Mapping[str, Any]], *, say: Callable[[str], None]
+    ) -> None:
+        self._file, self._say = file, say
+        self._now = lambda: json.loads(json.dumps(circumstances()))
+        self._circumstances = self._now()
+        self._parts = self._found()
+
+    def _found(self) -> dict[str, Any]:
         try:
-            found = json.loads(file.read_text(encoding="utf-8"))
+            found = json.loads(self._file.read_text(encoding="utf-8"))
             if found["circumstances"] == self._circumstances:
-                self._parts = found["parts"]
+                return dict(found["parts"])
+        except FileNotFoundError:
+            return {}
         except (OSError, ValueError, KeyError, TypeError):
             pass
+        self._say(f"{self._file} is of other circumstances: everything is measured anew")
+        return {}
 
-    def part(self, name: str, measure: Callable[[], Any], *, say: Callable[[str], None]) -> Any:
-        """The part, measured if it is not there."""
+    def part(self, name: str, measure: Callable[[], Any]) -> Any:
+        """The part, measured if it is not there.
+
+        Raises:
+            BenchmarkError: the circumstances changed meanwhile.
+        """
         if name in self._parts:
-            say(f"{name}: kept from the interrupted run")
+            self._say(f"{name}: kept from the interrupted run")
             return self._parts[name]
-        say(f"measuring: {name} ...")
-        self._parts[name] = measure()
-        whole = {"circumstances": self._circumstances, "parts": self._parts}
+        self._say(f"measuring: {name} ...")
+        found = measure()
+        if self._now() != self._circumstances:
+            raise BenchmarkError(
+                f"{name}: versions or sources changed while it was measured; start again without editing."
+            )
+        whole = {"circumstances": self._circumstances, "parts": self._parts | {name: found}}
         self._file.parent.mkdir(parents=True, exist_ok=True)
         new = self._file.with_suffix(".new")  # an interruption leaves the old file or the new one
         new.write_text(json.dumps(whole, allow_nan=False), encoding="utf-8")
         new.replace(self._file)
-        return self._parts[name]
+        self._parts[name] = found
+        return found
 
     def forget(self) -> None:
         """The run is complete."""

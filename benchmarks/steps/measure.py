@@ -13,29 +13,9 @@ from benchmarks.steps.reference import check_against_each_other, check_parameter
 from benchmarks.steps.rows import CLIPPED, UNCLIPPED, Row, on_device
 from benchmarks.timing import interleaved
 
-__all__ = ["Bench", "Variant", "measure"]
+__all__ = ["Bench", "measure"]
 
 _TENSORS, _ELEMENTS = 40, 64  # looked at by the reference
-
-
-class Variant(Protocol):
-    """One way to step, as :func:`measure` uses it.
-
-    Attributes:
-        steps: taken so far.
-        scale: what the gradients come multiplied by.
-        skips: whether a gradient that is not finite makes it leave everything alone.
-    """
-
-    steps: int
-    scale: float
-    skips: bool
-
-    def step(self) -> object:
-        """One whole step, from the gradients on."""
-
-    def check(self) -> None:
-        """Raises ``WrongResultError`` if what the name says did not happen."""
 
 
 class Bench(Protocol):
@@ -44,20 +24,22 @@ class Bench(Protocol):
     Attributes:
         device: as the results name it.
         norm: of all gradients at factor 1, float64.
-        raw, start: the gradients at factor 1 and the parameters before the first step.
-        variants: by name.
+        raw: the gradients at factor 1.
+        variants: by name; of each ``measure`` uses ``step()``, ``check()``, ``steps`` and ``skips``.
         timer: runs a step and returns its milliseconds.
     """
 
     device: str
     norm: float
     raw: Sequence[Any]
-    start: Sequence[Any]
     variants: Mapping[str, Any]
     timer: Callable[[Callable[[], object]], float]
 
     def put(self, name: str) -> None:
         """Write the gradients of the variant's next step, and count that step."""
+
+    def start(self) -> Sequence[Any]:
+        """The parameters before the first step."""
 
     def parameters(self, name: str) -> Sequence[Any]:
         """The variant's own."""
@@ -93,13 +75,14 @@ def measure(row: Row, *, device: str = "cpu", turn: int = 0) -> dict[str, Any]:
     """
     row = on_device(row, device)
     bench = _set_up(row, device, turn)
-    start, gradient = _sampled(bench, bench.start), _sampled(bench, bench.raw)
+    start, gradient = _sampled(bench, bench.start()), _sampled(bench, bench.raw)
     times = interleaved(
         {name: bench.variants[name].step for name in row.variants},
         rounds=row.rounds,
         warmup=row.warmup,
         prepare=bench.put,
         timer=bench.timer,
+        seed=turn,
     )
     part = {
         "device": bench.device,

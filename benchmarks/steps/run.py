@@ -19,18 +19,19 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.repeats import until_known
+from benchmarks.repeats import restless, timed, until_known
 from benchmarks.steps import summary
 from benchmarks.steps.errors import BenchmarkError, NoisyError, require
 from benchmarks.steps.keeping import Kept
 from benchmarks.steps.rows import ROWS, Row
 from benchmarks.steps.show import row_table
 
-__all__ = ["PEERS", "in_own_process", "main", "measure_all", "measure_row"]
+__all__ = ["PEERS", "in_own_process", "main", "measure_all", "measure_row", "threads"]
 
 PEERS = ("torch", "jax", "optax", "accelerate", "flax", "jmp")
 # What is not a row is measured in one process; a busy machine is given more chances, after a pause.
 ATTEMPTS, PAUSE_S = 5, 20.0
+PATIENCE_S = 1800  # for one process
 ROOT = Path(__file__).parents[2]
 
 
@@ -56,11 +57,11 @@ def measure_all(
     report: dict[str, Any] = {"device": device, "threads": threads(), "peers": list(PEERS)}
     for part in parts:
         measured = functools.partial(_with_patience, console, part, device)
-        report[part] = kept.part(part, measured, say=console.print)
+        report[part] = kept.part(part, measured)
     rows = []
     for row in ROWS:
         measured = functools.partial(measure_row, console, row, device)
-        rows.append(kept.part(row.name, measured, say=console.print))
+        rows.append(kept.part(row.name, measured))
         console.print(row_table(rows[-1]))
     return report | {"rows": rows}
 
@@ -73,7 +74,7 @@ def measure_row(console: Console, row: Row, device: str) -> dict[str, Any]:
     """
     parts = until_known(
         lambda turn: in_own_process(row.name, device=device, turn=turn),
-        functools.partial(summary.restless, row),
+        lambda parts: restless(row.name, timed(parts), row.bound),
         say=console.print,
     )
     return summary.result_of(row, parts)
@@ -114,7 +115,12 @@ def in_own_process(part: str, *, device: str, turn: int) -> Any:
             "TORCH_LOGS": "-all",
             "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
         }
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        try:
+            done = subprocess.run(
+                command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE_S
+            )
+        except subprocess.TimeoutExpired as error:
+            raise BenchmarkError(f"{part}: did not end within {PATIENCE_S} seconds.") from error
         said = done.stderr.strip()
         if done.returncode == NoisyError.exit_code:
             raise NoisyError(said.splitlines()[-1])

@@ -25,7 +25,7 @@ def row_table(row: dict[str, Any]) -> Table:
             f"{v['ratio_to_bare']:.2f}",
             f"{v['uncertainty']:.1%}" if "uncertainty" in v else "",
             f"{v['extra_over_peers']:.2f}" if "extra_over_peers" in v else "",
-            f"{v['extra_over_peers_uncertainty']:.0%}" if "extra_over_peers_uncertainty" in v else "",
+            f"{v['extra_over_peers_within']:.2f}" if "extra_over_peers_within" in v else "",
             *(f"{v[column]:g}" for column in columns),
             f"{v['peak_bytes'] / 1000:,.0f}",
         ]

@@ -23,13 +23,15 @@ class TorchBench:
         self.device, self.timer = device, timer_of(device)
         self.problem = TorchProblem(row, device)
         self.norm, self.raw = self.problem.norm, self.problem.raw
-        self.start = [p.detach() for p in self.problem.parameters()]
         self.variants = build(self.problem, turn)
 
     def put(self, name: str) -> None:
         variant = self.variants[name]
         self.problem.put(variant.steps, variant.scale)
         variant.steps += 1
+
+    def start(self) -> list[torch.Tensor]:
+        return self.problem.parameters()
 
     def parameters(self, name: str) -> list[torch.nn.Parameter]:
         return self.variants[name].params

@@ -76,7 +76,7 @@ def transformer(sizes: Sizes, *, device: str, turn: int = 0, bound: float = BOUN
         if name == "guarded":
             optimizer = guards[name] = stablenum_torch.wrap(optimizer, clip=1.0, names=model)
         steps[name] = _step(name, model, optimizer, tokens)
-    times = interleaved(steps, rounds=sizes.rounds * (turn + 1), warmup=5, timer=timer_of(device))
+    times = interleaved(steps, rounds=sizes.rounds * min(turn + 1, 3), warmup=5, timer=timer_of(device))
     last = guards["guarded"].last
     if not last["applied"] or last["skipped_total"]:
         raise WrongResultError(f"transformer: a guarded step was refused: {last}.")

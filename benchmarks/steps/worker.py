@@ -1,9 +1,8 @@
 """``python -m benchmarks.steps.worker PART OUT``: measure one part in this process, write it as JSON.
 
-PART is a row's name, ``bandwidth``, ``compiling`` or ``transformer``; ``--turn`` says how many processes
-have measured it before. A process of its own has clean memory
-and a thread pool that nobody else has set up. Exits with 1 if there is no result to be had, with 3 if it was
-only too noisy; nothing is written then.
+PART is a row's name, ``bandwidth``, ``compiling`` or ``transformer``; ``--turn`` says how many processes have
+measured it before. A process of its own has clean memory and a thread pool that nobody else has set up. Exits
+with 1 if there is no result to be had, with 3 if it was only too noisy; nothing is written then.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from types import SimpleNamespace
 
@@ -183,8 +184,15 @@ def test_a_program_of_another_form_is_refused():
 # --- the order of the variants ---------------------------------------------------------------
 
 
-def test_every_variant_begins_a_round_in_turn():
+def test_the_order_is_drawn_anew_each_round():
     order: list[str] = []
-    variants = {name: (lambda name=name: order.append(name)) for name in "abc"}
-    interleaved(variants, rounds=3, warmup=1, timer=lambda step: (step(), 1.0)[1])
-    assert "".join(order) == "abcbcacababc"
+    variants = {name: (lambda name=name: order.append(name)) for name in "abcd"}
+    interleaved(variants, rounds=39, warmup=1, timer=lambda step: (step(), 1.0)[1], seed=3)
+    rounds = ["".join(order[i : i + 4]) for i in range(0, 160, 4)]
+    assert all(sorted(round_) == list("abcd") for round_ in rounds)
+    after = {pair for round_ in rounds for pair in itertools.pairwise(round_)}
+    assert len(after) == 12, "each has run right after each other one"
+    again: list[str] = []
+    variants = {name: (lambda name=name: again.append(name)) for name in "abcd"}
+    interleaved(variants, rounds=39, warmup=1, timer=lambda step: (step(), 1.0)[1], seed=4)
+    assert again != order

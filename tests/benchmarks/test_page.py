@@ -20,6 +20,9 @@ def report():
     of_jax = replace(JAX_ROW, variants=("bare", "apply_if_finite", "fold"))
     rows = [measured(replace(row, rounds=4)) for row in (TORCH_ROW, of_jax)]
     for row in rows:
+        for i, (name, v) in enumerate(row["variants"].items()):
+            if name != "bare":
+                v |= {"uncertainty": 0.01 * i, "extra_over_peers": 0.1 * i, "extra_over_peers_within": 0.123}
         row |= {"size": "38M", "tensors": 108}
     foreach = rows[0] | {"kernel": "foreach"}
     rows = [row | changed for changed in ({}, {"size": "1M", "tensors": 10}) for row in rows]
@@ -67,8 +70,11 @@ def test_every_variant_has_its_ratio_and_its_counts(costs, report, tmp_path):
         for name, v in row["variants"].items():
             if name != "bare":
                 assert by_label[v["label"]] == f"{v['ratio_to_bare']:.2f}"
-            if name in ("idle", "fold", "all") and "extra_over_peers" in v:
-                assert added[v["label"]].startswith(f"{v['extra_over_peers']:.2f}")
+            if name in ("idle", "fold", "all"):
+                assert added[v["label"]] == f"{v['extra_over_peers']:.2f} ± 0.12"
+        known = max(v["uncertainty"] for name, v in row["variants"].items() if name != "bare")
+        assert by_label["known within"] == f"{known:.0%}"
+        for v in row["variants"].values():
             assert counted[v["label"]][1] == f"{v['gradient_reads']:.4g}"
     assert cells(tables[2][0])[-2:] == ["graph breaks", "compiling, s"]
     assert cells(tables[2][2])[-2:] == ["7", "1.2"]
@@ -139,4 +145,18 @@ def test_ranks_have_a_table_for_each_framework(costs, tmp_path):
     costs.write_ranks(tmp_path / "ranks.json", tmp_path)
     page = (tmp_path / "ranks.md").read_text(encoding="utf-8")
     tables = [table.splitlines() for table in page.split("\n\n") if table.startswith("|")]
-    assert [cells(table[3]) for table in tables] == [["2", "1.000", "2.50", "1.50", "1", "864", "7%"]] * 2
+    wanted = {
+        "ranks": "2",
+        "bare, ms": "1.000",
+        "peer, x bare": "2.50",
+        "stablenum, x bare": "1.50",
+        "known within": "7%",
+        "peer: collectives, bytes": "1, 864",
+        "stablenum: collectives, bytes": "1, 864",
+    }
+    for table in tables:
+        assert dict(zip(cells(table[0]), cells(table[3]), strict=True)) == wanted
+    assert len(tables) == 2
+    (tmp_path / "ranks.json").write_text('{"rows": [{"ranks": 1}]}', encoding="utf-8")
+    with pytest.raises(ValueError, match="python -m benchmarks ranks"):
+        costs.write_ranks(tmp_path / "ranks.json", tmp_path)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import pytest
 
 from benchmarks import repeats
-from benchmarks.ranks import jax_ranks, run, torch_ranks
-from benchmarks.steps.errors import NoisyError
+from benchmarks.ranks import jax_devices, jax_ranks, run, torch_ranks
+from benchmarks.steps.errors import BenchmarkError, NoisyError
 
 
 @pytest.fixture(autouse=True)
-def one_process(monkeypatch):
+def two_processes(monkeypatch):
     monkeypatch.setattr(repeats, "LEAST", 2)
     monkeypatch.setattr(repeats, "MOST", 3)
     monkeypatch.setattr(repeats, "PAUSE_S", 0.0)
@@ -26,7 +28,6 @@ def test_two_ranks_join_their_norms_in_one_collective():
     assert counts["stablenum"] == (1, 8 * len(torch_ranks.SHAPES))
     assert counts["bare"] == (0, 0)
     assert counts["norm, finiteness and clip by hand"] == (2, 8)
-    assert all(v["median_ms"] > 0 for v in row["variants"].values())
 
 
 def test_two_devices_join_their_norms_in_one_collective():
@@ -35,18 +36,65 @@ def test_two_devices_join_their_norms_in_one_collective():
     assert counts["bare"] == 0
     assert counts["stablenum"] == 1
     # Four bytes a tensor.
-    assert row["variants"]["stablenum"]["bytes"] == 4 * jax_ranks.TENSORS
+    assert row["variants"]["stablenum"]["bytes"] == 4 * jax_devices.TENSORS
     assert counts["apply_if_finite + clip"] >= 2
+
+
+def test_a_guard_that_decides_by_its_own_shard_is_a_wrong_result(tmp_path):
+    """Without the process group: the norm is that of one rank. Adam's parameters do not tell."""
+    program = tmp_path / "alone.py"
+    program.write_text(
+        "import sys, stablenum_torch\n"
+        "from benchmarks.ranks import torch_ranks\n"
+        "wrap = stablenum_torch.wrap\n"
+        "stablenum_torch.wrap = lambda inner, clip, process_group: wrap(inner, clip=clip)\n"
+        "torch_ranks._rank(2, sys.argv[1], 4, 0, int(sys.argv[2]))\n"
+    )
+    command = [sys.executable, str(program), str(tmp_path / "meeting")]
+    started = [
+        subprocess.Popen([*command, rank], stderr=subprocess.PIPE, text=True, env=_with_path())
+        for rank in "01"
+    ]
+    said = [process.communicate(timeout=120)[1] for process in started]
+    assert "WrongResultError: ranks: a norm of" in said[0], said
+
+
+def _with_path():
+    import os
+    from pathlib import Path
+
+    return os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+
+
+def test_figures_are_of_all_processes(monkeypatch):
+    def measured(world, rounds, turn):
+        clip = [2.0, 2.2][turn]
+        samples = {"bare": [1.0, 2.0, 3.0], "stablenum": [clip, 2 * clip, 3 * clip]}
+        return {"samples": samples, "counts": {name: {"collectives": turn} for name in samples}}
+
+    monkeypatch.setattr(run, "MEASURE", {"torch": measured})
+    (row,) = run.run(worlds=(2,), bound=1.0, frameworks=("torch",))
+    ours = row["variants"]["stablenum"]
+    assert ours["ratio_to_bare"] == 2.1
+    assert ours["uncertainty"] == pytest.approx(12.706 * 0.1 / 2.1, abs=1e-4)
+    assert ours["collectives"] == 0, "counted in the first"
 
 
 def test_an_uncertainty_beyond_the_bound_is_no_result(monkeypatch):
     asked = []
 
-    def restless(world, rounds):
-        asked.append((world, rounds))
-        return {"samples": {"bare": [1.0] * 4, "stablenum": [1.0 + len(asked)] * 4}, "counts": {}}
+    def moody(world, rounds, turn):
+        asked.append((world, rounds, turn))
+        return {"samples": {"bare": [1.0] * 4, "stablenum": [1.0 + turn] * 4}, "counts": {}}
 
-    monkeypatch.setattr(run, "MEASURE", {"torch": restless})
-    with pytest.raises(NoisyError, match=r"torch, 2 ranks: an uncertainty of \d+% is beyond 10%"):
+    monkeypatch.setattr(run, "MEASURE", {"torch": moody})
+    with pytest.raises(NoisyError, match=r"torch, 2 ranks: after 3 processes .* beyond 15%"):
         run.run(worlds=(2,), rounds=10, frameworks=("torch",))
-    assert asked == [(2, 10)] * 3
+    assert asked == [(2, 10, 0), (2, 10, 1), (2, 10, 2)]
+
+
+@pytest.mark.parametrize("measure", [torch_ranks.measure, jax_ranks.measure])
+def test_a_rank_that_fails_is_an_error(monkeypatch, measure):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(BenchmarkError, match="failed"):
+        measure(1, 4)

@@ -11,13 +11,14 @@ import optax
 import pytest
 import torch
 
-from benchmarks.steps import summary
+from benchmarks.repeats import quotient_within
+from benchmarks.steps import jax_variants, measure, summary, torch_variants
 from benchmarks.steps.bandwidth import bandwidth
 from benchmarks.steps.compiling import compiling
 from benchmarks.steps.reference import FACTORS, LEARNING_RATE, MOMENTUM, WEIGHT_DECAY, expected
 from benchmarks.steps.rows import LABELS, OURS, ROWS, on_device, row_named
 from benchmarks.steps.transformer import Sizes, transformer
-from benchmarks.timing import Times
+from benchmarks.timing import Times, interleaved
 from tests.benchmarks.small import JAX_ROW, TORCH_ROW, kinds, measured
 
 
@@ -77,42 +78,97 @@ def times(**samples):
 
 def test_a_ratio_is_the_median_of_its_rounds_and_the_mean_of_processes():
     one = times(bare=[1, 2, 1, 1], scaler=[3, 4, 3, 3], fold=[2, 3, 2, 2])
-    other = times(bare=[1, 1, 1, 1], scaler=[3, 3, 3, 3], fold=[2.5, 2.5, 9.0, 2.5])
+    other = times(bare=[1, 1, 1, 1], scaler=[4, 4, 4, 4], fold=[2.5, 2.5, 9.0, 2.5])
     row = replace(TORCH_ROW, variants=tuple(one))
     figures = summary.figures_of(row, [one])
     assert figures["fold"]["ratio_to_bare"] == 2.0
     assert figures["fold"]["extra_ms"] == 1.0
-    assert figures["fold"]["extra_over_peers"] == 0.5
     assert figures["fold"]["uncertainty"] == math.inf, "one process knows nothing of the others"
-    assert "extra_over_peers" not in figures["bare"]
-    assert "extra_over_peers_uncertainty" not in figures["scaler"]
+    assert "extra_over_peers" not in figures["fold"]
     both = summary.figures_of(row, [one, other])["fold"]
     assert both["ratio_to_bare"] == 2.25
     assert both["extra_ms"] == 1.25
-    assert both["extra_over_peers"] == 0.625
-    # Two values apart by 0.5 and 0.25: t = 12.706, s / sqrt(2) is half their distance.
+    # Two values apart by 0.5: t = 12.706, s / sqrt(2) is half their distance.
     assert both["uncertainty"] == pytest.approx(12.706 * 0.25 / 2.25, abs=1e-4)
-    assert both["extra_over_peers_uncertainty"] == pytest.approx(12.706 * 0.125 / 0.625, abs=1e-4)
     assert both["median_ms"] == 2.5
+    assert both["ratio_to_peer"] == pytest.approx((2 / 3 + 2.5 / 4) / 2, abs=1e-4)
 
 
-def test_no_ratio_to_a_peer_that_costs_nothing():
-    free = times(bare=[2.0] * 4, scaler=[2.0] * 4, fold=[3.0] * 4)
-    dear = times(bare=[2.0] * 4, scaler=[3.0] * 4, fold=[3.0] * 4)
-    row = replace(TORCH_ROW, variants=tuple(free))
-    assert "extra_over_peers" in summary.figures_of(row, [dear, dear])["fold"]
-    for timed in ([free, free], [dear, free]):
-        assert "extra_over_peers" not in summary.figures_of(row, timed)["fold"]
+def test_what_is_added_over_what_the_peer_adds():
+    """A quotient of means, and its interval from how far each process is off it."""
+    processes = [times(bare=[1] * 4, scaler=[1 + q] * 4, fold=[1 + e] * 4) for e, q in EXTRAS]
+    row = replace(TORCH_ROW, variants=("bare", "scaler", "fold"))
+    figures = summary.figures_of(row, processes)
+    assert figures["fold"]["extra_over_peers"] == pytest.approx(0.5)
+    off = np.array([e - 0.5 * q for e, q in EXTRAS])
+    within = 3.182 * off.std(ddof=1) / 2 / np.mean([q for _, q in EXTRAS])
+    assert figures["fold"]["extra_over_peers_within"] == pytest.approx(within, abs=1e-4)
+    assert (figures["scaler"]["extra_over_peers"], figures["scaler"]["extra_over_peers_within"]) == (1, 0)
 
 
-def test_in_each_process_another_variant_comes_first():
-    row = replace(TORCH_ROW, variants=("bare", "clip", "idle"))
-    assert [row.in_turn(turn) for turn in range(4)] == [
-        ("bare", "clip", "idle"),
-        ("clip", "idle", "bare"),
-        ("idle", "bare", "clip"),
-        ("bare", "clip", "idle"),
-    ]
+EXTRAS = ((1.0, 2.1), (1.1, 2.0), (0.9, 1.9), (1.0, 2.0))
+
+
+@pytest.mark.parametrize(
+    "extras",
+    [
+        [(1.0, 0.0)] * 4,
+        [(1.0, -1.0)] * 4,
+        [(1.0, 1.0), (1.0, 0.1), (1.0, -0.5), (1.0, 0.2)],
+        [(1.0, 2.0), (0.0, 2.1), (1.5, 2.0), (0.2, 1.9)],
+    ],
+    ids=["costs nothing", "costs less than nothing", "not told from nothing", "ours is not known"],
+)
+def test_a_share_that_is_not_known_is_left_out(extras):
+    processes = [times(bare=[2] * 4, scaler=[2 + q] * 4, fold=[2 + e] * 4) for e, q in extras]
+    figures = summary.figures_of(replace(TORCH_ROW, variants=("bare", "scaler", "fold")), processes)
+    assert "extra_over_peers" not in figures["fold"]
+
+
+def test_the_interval_of_a_quotient_holds_it():
+    """In about 95 of 100 experiments, also where numerator and divisor move together."""
+    draw, held = np.random.default_rng(0), 0
+    for _ in range(1000):
+        below = draw.normal(1.0, 0.15, 6)
+        above = 0.4 * below + draw.normal(0.0, 0.05, 6)
+        found = quotient_within(above.tolist(), below.tolist())
+        held += found is not None and abs(found[0] - 0.4) <= found[1]
+    assert held == pytest.approx(950, abs=25)
+
+
+def test_each_process_has_an_order_of_its_own():
+    row = replace(TORCH_ROW, variants=tuple("abcdefgh"))
+    orders = [row.in_turn(turn) for turn in range(40)]
+    assert orders == [row.in_turn(turn) for turn in range(40)]
+    assert all(sorted(order) == sorted(row.variants) for order in orders)
+    for name in row.variants:
+        places = {order.index(name) for order in orders}
+        assert len(places) >= 7, "each variant is early in some and late in others"
+
+
+@pytest.mark.parametrize("row", [TORCH_ROW, JAX_ROW], ids=["torch", "jax"])
+def test_later_processes_make_variants_in_their_order_and_do_not_count(monkeypatch, row):
+    made, seeds = [], []
+    module = torch_variants if row.framework == "torch" else jax_variants
+    makers = "BUILD" if row.framework == "torch" else "MAKE"
+    for name, make in getattr(module, makers).items():
+        monkeypatch.setitem(
+            getattr(module, makers), name, lambda p, make=make, name=name: made.append(name) or make(p)
+        )
+    monkeypatch.setattr(
+        measure, "interleaved", lambda *a, seed, **more: seeds.append(seed) or interleaved(*a, **more)
+    )
+    row = replace(row, variants=row.variants[:3], rounds=2)
+    first, later = measure.measure(row, turn=0), measure.measure(row, turn=1)
+    assert made == [*row.in_turn(0), *row.in_turn(1)]
+    assert seeds == [0, 1]
+    assert ("counts" in first, "counts" in later) == (True, False)
+    later["distances"]["clip" if row.framework == "torch" else "apply_if_finite"] = 0.5
+    result = summary.result_of(row, [first, later])
+    assert result["processes"] == 2
+    far = result["variants"]["clip" if row.framework == "torch" else "apply_if_finite"]
+    assert far["distance_from_reference"] == 0.5, "the farthest"
+    assert far["operations"] > 0
 
 
 # --- the reference ---------------------------------------------------------------------------
