@@ -55,6 +55,8 @@ SHAPES = [
 ]
 
 
+# Eagerly each shape is compiled operation by operation.
+@pytest.mark.parametrize("mode", [pytest.param("eager", marks=pytest.mark.slow), "jit"])
 @pytest.mark.parametrize("size", [pytest.param(1e-3, marks=pytest.mark.slow), 1.0, 1e3])
 def test_adaptive_grad_clip_is_that_of_optax_for_every_shape(size: float, stepper: Any) -> None:
     rng = np.random.default_rng(2)

@@ -173,7 +173,7 @@ def test_jax(stream: Stream) -> None:
 
 
 @hypothesis.given(stream=streams())
-@hypothesis.settings(max_examples=4)
+@hypothesis.settings(max_examples=2)
 def test_compiled_torch(stream: Stream) -> None:
     check(stream, [BACKENDS[name] for name in ("numpy", "torch-compiled")])
 
