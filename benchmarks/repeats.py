@@ -20,6 +20,7 @@ __all__ = [
     "MOST",
     "Timed",
     "known_within",
+    "pooled",
     "quotient_within",
     "ratio_to_bare",
     "restless",
@@ -31,8 +32,8 @@ Part = TypeVar("Part")
 # One process's times, by variant.
 Timed: TypeAlias = Mapping[str, Times]
 
-# So many processes at first, for an interval of fewer is narrow by chance too often; and no more than these,
-# with a pause of some seconds before each further one.
+# So many processes at first, for an interval of fewer is narrow by chance too often; and no more than these.
+# A pause before each further one lets pass what made the machine restless.
 LEAST, MOST, PAUSE_S = 5, 16, 3.0
 # Student's t, 97.5 %, by degrees of freedom from 1 on.
 _T = (
@@ -84,6 +85,11 @@ def quotient_within(above: Sequence[float], below: Sequence[float]) -> tuple[flo
 def timed(parts: Sequence[Mapping[str, Any]]) -> list[Timed]:
     """The times of each process, of which ``samples`` has the milliseconds."""
     return [{name: Times(samples) for name, samples in part["samples"].items()} for part in parts]
+
+
+def pooled(processes: Sequence[Timed], name: str) -> Times:
+    """A variant's rounds of all processes."""
+    return Times([sample for process in processes for sample in process[name].samples])
 
 
 def ratio_to_bare(processes: Sequence[Timed], name: str) -> tuple[float, float]:

@@ -8,8 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from benchmarks.ranks import jax_ranks, torch_ranks
-from benchmarks.repeats import ratio_to_bare, restless, timed, until_known
-from benchmarks.timing import Times
+from benchmarks.repeats import pooled, ratio_to_bare, restless, timed, until_known
 
 __all__ = ["run"]
 
@@ -47,11 +46,10 @@ def _row(framework: str, world: int, rounds: int, bound: float, say: Callable[[s
         lambda parts: restless(f"{framework}, {world} ranks", timed(parts), bound),
         say=say,
     )
-    variants = {}
+    variants, processes = {}, timed(parts)
     for name, counts in parts[0]["counts"].items():
-        pooled = Times([sample for part in parts for sample in part["samples"][name]])
-        ratio, known = ratio_to_bare(timed(parts), name)
-        variants[name] = pooled.as_dict() | {"ratio_to_bare": round(ratio, 4)} | counts
+        ratio, known = ratio_to_bare(processes, name)
+        variants[name] = pooled(processes, name).as_dict() | {"ratio_to_bare": round(ratio, 4)} | counts
         if name != "bare":
             variants[name]["uncertainty"] = round(known, 4)
     return {

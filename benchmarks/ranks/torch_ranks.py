@@ -18,14 +18,13 @@ import torch
 import torch.distributed as dist
 
 import stablenum_torch
-from benchmarks.steps.errors import BenchmarkError, WrongResultError
-from benchmarks.steps.reference import FACTORS
+from benchmarks.steps.errors import BenchmarkError
+from benchmarks.steps.reference import CLIP_AT, FACTORS, check_clipped_alike, check_decided
 from benchmarks.timing import interleaved
 
 __all__ = ["NAMES", "SHAPES", "measure"]
 
 SHAPES = [(9260,)] * 108  # 1.0 M
-MAX_NORM = 1.0  # of some 10: every step is clipped
 NAMES = ("bare", "norm, finiteness and clip by hand", "stablenum")
 _PATIENCE_S = 600
 
@@ -87,8 +86,11 @@ class _Ranks:
         for params in self.params.values():
             for p, g in zip(params, self._grads, strict=True):
                 p.grad = torch.empty_like(g)
+        square = torch.stack([g.double().square().sum() for g in self._grads]).sum()
+        dist.all_reduce(square)
+        self._norm = math.sqrt(square)
         bare, self._clipped, inner = (torch.optim.AdamW(p, lr=1e-2, fused=True) for p in self.params.values())
-        self.guarded = stablenum_torch.wrap(inner, clip=MAX_NORM, process_group=dist.group.WORLD)
+        self.guarded = stablenum_torch.wrap(inner, clip=CLIP_AT * self._norm, process_group=dist.group.WORLD)
         self.steps = dict(zip(NAMES, (bare.step, self._by_hand, self.guarded.step), strict=True))
 
     def put(self, name: str) -> None:
@@ -100,22 +102,15 @@ class _Ranks:
         dist.barrier()
 
     def check(self) -> None:
-        """Both that clip went the same way, which is not the bare one's, and by the norm over all ranks.
+        """What was computed, and by the norm over all ranks.
 
         Raises:
-            WrongResultError: they did not.
+            WrongResultError: it is something else than the names say.
         """
-        bare, by_hand, ours = (torch.cat([p.detach() for p in self.params[name]]) - 1 for name in NAMES)
-        way = by_hand.norm()
-        if not (ours - by_hand).norm() <= 1e-3 * way or (bare - by_hand).norm() <= 1e-2 * way:
-            raise WrongResultError("ranks: the guarded parameters are not those that were clipped by hand.")
-        square = torch.stack([g.double().square().sum() for g in self._grads]).sum()
-        dist.all_reduce(square)
-        factor, last = FACTORS[(self._steps["stablenum"] - 1) % len(FACTORS)], self.guarded.last
-        if last["skipped_total"] or not math.isclose(
-            last["grad_norm"], factor * math.sqrt(square), rel_tol=1e-4
-        ):
-            raise WrongResultError(f"ranks: a norm of {factor * math.sqrt(square)} was decided on as {last}.")
+        ways = [torch.cat([p.detach() for p in self.params[name]]).numpy() - 1 for name in NAMES]
+        check_clipped_alike("ranks", *ways)
+        steps = self._steps["stablenum"]
+        check_decided("ranks", self.guarded.last, norm=self._norm, steps=steps, clipped=True, scale=1.0)
 
     def _by_hand(self) -> None:
         params = self.params[NAMES[1]]
@@ -124,7 +119,7 @@ class _Ranks:
         dist.all_reduce(square)
         dist.all_reduce(bad, op=dist.ReduceOp.MAX)
         if not bad:
-            torch.nn.utils.clip_grads_with_norm_(params, MAX_NORM, square.sqrt())
+            torch.nn.utils.clip_grads_with_norm_(params, CLIP_AT * self._norm, square.sqrt())
             self._clipped.step()
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "TOLERANCE",
     "WEIGHT_DECAY",
     "check_against_each_other",
+    "check_clipped_alike",
     "check_decided",
     "check_parameters",
     "distance",
@@ -135,6 +136,21 @@ def check_decided(
             f"{name}: ought to have applied all {steps} steps, the last one of norm {factor * norm:.6g} "
             f"times {shortened:.6g}, with the loss scale {scale}; it was {last}."
         )
+
+
+def check_clipped_alike(what: str, bare: np.ndarray, peers: np.ndarray, ours: np.ndarray) -> None:
+    """Both that clip went the same way, which is not the bare one's.
+
+    Args:
+        what: is measured.
+        bare, peers, ours: how far each element of the parameters went.
+
+    Raises:
+        WrongResultError: they did not.
+    """
+    start = np.zeros_like(peers)
+    if not distance(ours, peers, start) <= 1e-3 or not distance(bare, peers, start) > 1e-2:
+        raise WrongResultError(f"{what}: the guarded parameters are not those that the peer clipped.")
 
 
 def check_against_each_other(row: Row, distances: Mapping[tuple[str, str], float]) -> None:

@@ -29,7 +29,8 @@ from benchmarks.steps.show import row_table
 __all__ = ["PEERS", "in_own_process", "main", "measure_all", "measure_row", "threads"]
 
 PEERS = ("torch", "jax", "optax", "accelerate", "flax", "jmp")
-# What is not a row is measured in one process; a busy machine is given more chances, after a pause.
+# What is not a row is measured in one process. A busy machine is given more chances, each after a pause that
+# lets pass what made it so.
 ATTEMPTS, PAUSE_S = 5, 20.0
 PATIENCE_S = 1800  # for one process
 ROOT = Path(__file__).parents[2]

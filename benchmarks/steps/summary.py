@@ -6,10 +6,9 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.repeats import Timed, known_within, quotient_within, ratio_to_bare, timed
+from benchmarks.repeats import Timed, known_within, pooled, quotient_within, ratio_to_bare, timed
 from benchmarks.steps.reference import TOLERANCE
 from benchmarks.steps.rows import LABELS, Row
-from benchmarks.timing import Times
 
 __all__ = ["PEER", "SHARE_BOUND", "figures_of", "result_of"]
 
@@ -55,8 +54,7 @@ def figures_of(row: Row, processes: Sequence[Timed]) -> dict[str, dict[str, Any]
     """
     found: dict[str, dict[str, Any]] = {}
     for name in processes[0]:
-        pooled = Times([sample for process in processes for sample in process[name].samples])
-        figures: dict[str, Any] = {"label": LABELS[name], **pooled.as_dict()}
+        figures: dict[str, Any] = {"label": LABELS[name], **pooled(processes, name).as_dict()}
         ratio, known = ratio_to_bare(processes, name)
         figures["ratio_to_bare"] = round(ratio, 4)
         figures["extra_ms"] = round(statistics.fmean(_extras(processes, name)), 4)
