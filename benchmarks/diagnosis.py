@@ -32,7 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import stablenum_torch
 from benchmarks.timing import interleaved
-from stablenum_jax.tracing.naming import primitive_name
+from stablenum_jax._diagnosis.replay.naming import primitive_name
 from tests.failures.case import FRAMEWORKS, Program, bad_line, build, modules
 from tests.failures.diagnosing import compare, replay
 
@@ -255,7 +255,7 @@ class _Counting(TorchDispatchMode):
 def _steady() -> dict[str, Any]:
     """A guarded step, with an explanation at hand and with that taken out."""
     size = 1_000_003
-    module = importlib.import_module("stablenum_torch.optimizer")
+    module = importlib.import_module("stablenum_torch._step.optimizer")
     kept = module._generators
     steps: dict[str, Callable[[], object]] = {}
     counts: dict[str, dict[str, int]] = {}

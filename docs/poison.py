@@ -25,7 +25,7 @@ from stablenum import (
     UnderflowAwareLossScale,
     ZClip,
 )
-from stablenum.trees import leaves
+from stablenum.arrays import leaves
 
 __all__ = ["CASES", "aftermaths", "write_poison"]
 

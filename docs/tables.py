@@ -10,7 +10,7 @@ from typing import Any
 import array_api_compat.numpy as xp
 
 from stablenum import AdaGC, AutoClip, GuardConfig, LogMaxLossScale, SpikeGuard, ZClip, init_guard, losses
-from stablenum.status import EXPLANATIONS, Reason
+from stablenum.guard.reasons import EXPLANATIONS, Reason
 
 __all__ = [
     "PAGES",

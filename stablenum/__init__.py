@@ -5,7 +5,14 @@ This package is the core: every policy, written once over array namespaces. The 
 loads no array library.
 """
 
-from stablenum.clipping import (
+from stablenum.errors import NonFiniteError
+from stablenum.guard.config import GuardConfig
+from stablenum.guard.decide import Decision, GuardState, Observation, decide, init_guard
+from stablenum.guard.reasons import Reason
+from stablenum.guard.statedict import StatisticsNotLoadedWarning
+from stablenum.precision.delayed_scaling import DelayedScaling, DelayedScalingState
+from stablenum.precision.policy import Policy, PolicyRule
+from stablenum.rules.clipping import (
     AdaGC,
     AdaptiveGradClip,
     AutoClip,
@@ -16,21 +23,14 @@ from stablenum.clipping import (
     Units,
     ZClip,
 )
-from stablenum.config import GuardConfig
-from stablenum.delayed_scaling import DelayedScaling, DelayedScalingState
-from stablenum.errors import NonFiniteError
-from stablenum.escalation import EscalatePrecision
-from stablenum.guard import Decision, GuardState, Observation, decide, init_guard
-from stablenum.loss_scale import (
+from stablenum.rules.escalation import EscalatePrecision
+from stablenum.rules.loss_scale import (
     DynamicLossScale,
     LogMaxLossScale,
     StaticLossScale,
     UnderflowAwareLossScale,
 )
-from stablenum.policy import Policy, PolicyRule
-from stablenum.spikes import MeanStdSpikeGuard, SpikeGuard
-from stablenum.statedict import StatisticsNotLoadedWarning
-from stablenum.status import Reason
+from stablenum.rules.spikes import MeanStdSpikeGuard, SpikeGuard
 
 __all__ = [
     "AdaGC",

@@ -30,10 +30,10 @@ def main() -> None:
         sys.stderr.write(f"stablenum: the command needs {', '.join(missing)}: pip install 'stablenum[cli]'\n")
         sys.exit(2)
     if explain:  # the user's script: nothing of its surroundings is changed
-        importlib.import_module("stablenum.explain.command").app(prog_name="stablenum")
+        importlib.import_module("stablenum.commands.explain.command").app(prog_name="stablenum")
         return
     _settle_down()
-    importlib.import_module("stablenum.compare.command").app(prog_name="stablenum")
+    importlib.import_module("stablenum.commands.compare.command").app(prog_name="stablenum")
 
 
 def _settle_down() -> None:

@@ -31,18 +31,18 @@ from stablenum import (
     ZClip,
 )
 from stablenum_jax import losses, numerics
-from stablenum_jax.auditing import audit, repair
-from stablenum_jax.compensated import kahan, master_weights, stochastic_rounding
-from stablenum_jax.fp8 import Fp8Recipe, Fp8State, fp8_dot, init_fp8
-from stablenum_jax.module_rules import precision
-from stablenum_jax.placement import GuardPlacementWarning, NotATrueSkipWarning
-from stablenum_jax.policy import Policy, as_policy, get_policy
-from stablenum_jax.ranging import range_report
-from stablenum_jax.readout import guard_state_dict, history, load_guard_state_dict, metrics, resume
-from stablenum_jax.state import GuardOptState, guard_state, loss_scale
-from stablenum_jax.tracing import replay
-from stablenum_jax.training import scale_loss, step, value_and_grad
-from stablenum_jax.transform import chain, guard
+from stablenum_jax._diagnosis.audit import audit, repair
+from stablenum_jax._diagnosis.ranges import range_report
+from stablenum_jax._diagnosis.replay import replay
+from stablenum_jax._precision.compensated import kahan, master_weights, stochastic_rounding
+from stablenum_jax._precision.fp8 import Fp8Recipe, Fp8State, fp8_dot, init_fp8
+from stablenum_jax._precision.model import precision
+from stablenum_jax._precision.policy import Policy, as_policy, get_policy
+from stablenum_jax._step.readout import guard_state_dict, history, load_guard_state_dict, metrics, resume
+from stablenum_jax._step.training import scale_loss, step, value_and_grad
+from stablenum_jax._step.transform import chain, guard
+from stablenum_jax._step.warnings import GuardPlacementWarning, NotATrueSkipWarning
+from stablenum_jax._trees.state import GuardOptState, guard_state, loss_scale
 
 __all__ = [
     "AdaGC",

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from stablenum import losses as core
+from stablenum.adapter_docs import spelled_signature, spelled_text
 from stablenum.errors import bad_field
 from stablenum.losses.classes import ClassSums, class_sums
 from stablenum.losses.common import check_fits
-from stablenum.spelling import spelled_signature, spelled_text
 
 __all__ = [
     "binary_cross_entropy",

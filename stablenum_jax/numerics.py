@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from stablenum import numerics as core
-from stablenum.spelling import spelled_text
+from stablenum.adapter_docs import spelled_text
 
 __all__ = [
     "arccos",

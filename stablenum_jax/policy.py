@@ -1,29 +1,25 @@
-"""Precision policies over pytrees, under jmp's names.
+"""jmp's names: ``import stablenum_jax.policy as jmp`` runs code that was written for jmp.
 
-``import stablenum_jax.policy as jmp`` runs code that was written for jmp. What differs: a policy may have
-rules for modules by path, losses and gradients are scaled in float32, and the floor of a dynamic loss scale
-survives ``jax.jit``.
+What differs: a policy may have rules for modules by path, losses and gradients are scaled in float32, and the
+floor of a dynamic loss scale survives ``jax.jit``.
 """
 
-from __future__ import annotations
-
-import dataclasses
-from collections.abc import Callable
-from typing import Any, TypeVar
-
-import jax
-import jax.numpy as jnp
-
-import stablenum
-from stablenum.policy import PolicyRule, parse_format
-from stablenum_jax.casting import cast_floating, cast_leaves
-from stablenum_jax.scaling import (
+from stablenum_jax._precision.jmp_loss_scale import (
     DynamicLossScale,
     LossScale,
     NoOpLossScale,
     StaticLossScale,
     all_finite,
     select_tree,
+)
+from stablenum_jax._precision.policy import (
+    Policy,
+    as_policy,
+    cast_to_full,
+    cast_to_half,
+    dtype_to_names,
+    get_policy,
+    half_dtype,
 )
 
 __all__ = [
@@ -41,174 +37,3 @@ __all__ = [
     "half_dtype",
     "select_tree",
 ]
-
-Tree = TypeVar("Tree")
-
-dtype_to_names = {
-    jnp.bfloat16: ("bf16", "bfloat16"),
-    jnp.float16: ("f16", "float16"),
-    jnp.float32: ("full", "f32", "float32"),
-    jnp.float64: ("f64", "float64"),
-    jnp.float8_e4m3fn: ("fp8", "e4m3", "float8_e4m3fn"),
-    jnp.float8_e5m2: ("e5m2", "float8_e5m2"),
-}
-_SHORT = {jnp.dtype(dtype): names[0] for dtype, names in dtype_to_names.items()}
-
-
-@dataclasses.dataclass(frozen=True)
-class Policy:
-    """In which dtypes parameters are kept, computed with and handed out, as jmp's ``Policy``.
-
-    The casts go over any pytree and change floating-point arrays alone (see
-    :func:`stablenum_jax.casting.cast_floating`). Where a rule matches the module that a leaf belongs to (the
-    path of dict keys, attributes and indices down to it, without a leading ``params``) the leaf gets that
-    rule's dtype. The rules' grammar and precedence are :class:`stablenum.Policy`'s.
-
-    Args:
-        param_dtype: of stored parameters.
-        compute_dtype: of the computation; an 8-bit one means quantised products (see
-            :mod:`stablenum_jax.fp8`), and arrays are cast to bfloat16 for it.
-        output_dtype: of results.
-        rules: as in :class:`stablenum.Policy`: ``{"*norm*": "float32"}``.
-
-    Raises:
-        ValueError: a dtype is no floating-point format, or one of 8 bits for parameters or outputs.
-
-    Example:
-        >>> policy = Policy(jnp.float32, jnp.bfloat16, jnp.float32, rules={"*norm*": "float32"})
-        >>> params = {"norm": {"scale": jnp.ones(2)}, "mlp": {"kernel": jnp.ones((2, 2))}}
-        >>> jax.tree.map(lambda leaf: leaf.dtype.name, policy.cast_to_compute(params))
-        {'mlp': {'kernel': 'bfloat16'}, 'norm': {'scale': 'float32'}}
-    """
-
-    param_dtype: Any
-    compute_dtype: Any
-    output_dtype: Any
-    rules: tuple[PolicyRule, ...] = ()
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "rules", self.core.rules)
-
-    @property
-    def core(self) -> stablenum.Policy:
-        """The same policy as plain data."""
-        return stablenum.Policy(
-            params=parse_format(self.param_dtype),
-            compute=parse_format(self.compute_dtype),
-            output=parse_format(self.output_dtype),
-            rules=self.rules,
-        )
-
-    def at(self, path: str) -> Policy:
-        """The policy of the module at ``path``, without rules."""
-        return _from_core(self.core.at(path))
-
-    def cast_to_param(self, x: Tree) -> Tree:
-        """Floating-point arrays in their module's dtype for storage."""
-        return self._cast(x, lambda here: here.params)
-
-    def cast_to_compute(self, x: Tree) -> Tree:
-        """Floating-point arrays in their module's dtype for computing (bfloat16 for an 8-bit one)."""
-        return self._cast(x, lambda here: here.carrier)
-
-    def cast_to_output(self, x: Tree) -> Tree:
-        """Floating-point arrays in the output's dtype."""
-        return cast_floating(x, self.core.output)
-
-    def with_output_dtype(self, output_dtype: Any) -> Policy:
-        """The policy with another dtype for results."""
-        return dataclasses.replace(self, output_dtype=output_dtype)
-
-    def _cast(self, tree: Tree, part: Callable[[stablenum.Policy], str]) -> Tree:
-        core = self.core
-        if not core.rules:
-            return cast_floating(tree, part(core))
-        return cast_leaves(tree, lambda path: jnp.dtype(part(core.at(path))))
-
-    def __str__(self) -> str:
-        parts = (self.param_dtype, self.compute_dtype, self.output_dtype)
-        text = ",".join(f"{k}={_SHORT[jnp.dtype(dtype)]}" for k, dtype in zip("pco", parts, strict=True))
-        return text + str(self.core).removeprefix(str(self.core.at("")))
-
-
-def get_policy(policy_name: str, *, rules: Any = ()) -> Policy:
-    """A policy in words: ``"params=float32,compute=half,output=float32"``, ``"c=bf16"``, ``"half"``.
-
-    Args:
-        policy_name: jmp's grammar, see :meth:`stablenum.Policy.parse`.
-        rules: for modules by path, as in :class:`stablenum.Policy`.
-
-    Raises:
-        ValueError: an unknown dtype or part.
-
-    Example:
-        >>> str(get_policy("c=bf16,o=full"))
-        'p=full,c=bf16,o=full'
-    """
-    half = jnp.dtype(half_dtype()).name
-    try:
-        return _from_core(stablenum.Policy.parse(policy_name, half=half, rules=rules))
-    except ValueError as error:
-        raise ValueError(f"Unknown dtype or part in policy {policy_name!r}: {error}") from None
-
-
-def as_policy(policy: Any) -> Policy:
-    """A :class:`Policy` from one of ours, of the core's, of jmp's, or from words.
-
-    Raises:
-        TypeError: it is none of them.
-        ValueError: the words are wrong.
-
-    Example:
-        >>> as_policy(stablenum.Policy(compute="bfloat16")).compute_dtype is jnp.bfloat16
-        True
-    """
-    if isinstance(policy, Policy):
-        return policy
-    if isinstance(policy, stablenum.Policy):
-        return _from_core(policy)
-    if isinstance(policy, str):
-        return get_policy(policy)
-    parts = [getattr(policy, f"{part}_dtype", None) for part in ("param", "compute", "output")]
-    if None in parts or isinstance(policy, type):
-        raise TypeError(
-            "policy must be words such as 'params=float32,compute=bfloat16', a stablenum.Policy, a "
-            f"stablenum_jax.Policy or a jmp.Policy; got {policy!r}."
-        )
-    param, compute, output = parts
-    return Policy(param, compute, output)
-
-
-def cast_to_full(tree: Tree) -> Tree:
-    """Floating-point arrays as float32.
-
-    Example:
-        >>> cast_to_full({"h": jnp.ones(1, jnp.float16)})["h"].dtype
-        dtype('float32')
-    """
-    return cast_floating(tree, jnp.float32)
-
-
-def cast_to_half(tree: Tree) -> Tree:
-    """Floating-point arrays in this machine's half precision, see :func:`half_dtype`.
-
-    Example:
-        >>> cast_to_half({"n": 1, "w": jnp.ones(1)})["w"].dtype.itemsize
-        2
-    """
-    return cast_floating(tree, half_dtype())
-
-
-def half_dtype() -> Any:
-    """bfloat16 on a TPU, float16 elsewhere.
-
-    Example:
-        >>> jnp.dtype(half_dtype()).name in ("float16", "bfloat16")
-        True
-    """
-    return jnp.bfloat16 if jax.local_devices()[0].platform == "tpu" else jnp.float16
-
-
-def _from_core(core: stablenum.Policy) -> Policy:
-    param, compute, output = (getattr(jnp, part) for part in (core.params, core.compute, core.output))
-    return Policy(param, compute, output, core.rules)

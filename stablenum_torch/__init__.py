@@ -25,13 +25,13 @@ from stablenum import (
     ZClip,
 )
 from stablenum_torch import losses, numerics
-from stablenum_torch.auditing import audit
-from stablenum_torch.checks import EpsTooSmallWarning
-from stablenum_torch.compiled import NotCompiledWarning
-from stablenum_torch.narrow import KahanUpdate, MasterWeights, Precision, StochasticRounding, precision
-from stablenum_torch.optimizer import GuardedOptimizer, wrap
-from stablenum_torch.ranging import range_report
-from stablenum_torch.tracing.replaying import replay
+from stablenum_torch._devices.compiled_decide import NotCompiledWarning
+from stablenum_torch._diagnosis.audit import audit
+from stablenum_torch._diagnosis.ranges import range_report
+from stablenum_torch._diagnosis.replay.replay import replay
+from stablenum_torch._precision import KahanUpdate, MasterWeights, Precision, StochasticRounding, precision
+from stablenum_torch._step.checks import EpsTooSmallWarning
+from stablenum_torch._step.optimizer import GuardedOptimizer, wrap
 
 __all__ = [
     "AdaGC",

@@ -26,7 +26,7 @@ import array_api_compat.torch as xp
 from torch import Tensor
 
 from stablenum import numerics as core
-from stablenum.spelling import spelled_text
+from stablenum.adapter_docs import spelled_text
 
 __all__ = [
     "arccos",

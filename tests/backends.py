@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from stablenum import Decision, GuardConfig, GuardState, Observation, decide, init_guard
-from stablenum.clipping import Units
-from stablenum.trees import map_leaves
+from stablenum.arrays import map_leaves
+from stablenum.rules.clipping import Units
 
 Decide = Callable[[GuardState, Observation], tuple[Decision, GuardState]]
 

@@ -16,10 +16,10 @@ import pytest
 import stablenum.losses
 import stablenum.numerics
 from stablenum import GuardConfig
-from stablenum.clipping import CLIP_RULES
 from stablenum.diagnosis import Cause
-from stablenum.loss_scale import LOSS_SCALES
-from stablenum.spikes import MeanStdSpikeGuard, SpikeGuard
+from stablenum.rules.clipping import CLIP_RULES
+from stablenum.rules.loss_scale import LOSS_SCALES
+from stablenum.rules.spikes import MeanStdSpikeGuard, SpikeGuard
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stablenum.compare import SCENARIOS
+from stablenum.commands.compare import SCENARIOS
 
 README = Path(__file__).parents[1] / "README.md"
 EXAMPLES = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)

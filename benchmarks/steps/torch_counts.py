@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-import stablenum_torch.stepping
+import stablenum_torch._step.guarded
 from benchmarks.steps.errors import BenchmarkError
 from benchmarks.steps.torch_variants import TorchProblem, TorchVariant
 
@@ -104,10 +104,10 @@ class _Reads(TorchFunctionMode):
 @contextmanager
 def _path_of_accelerators() -> Iterator[None]:
     """On a CPU the guard reads values on the host, for nothing. What an accelerator does is counted here."""
-    stepping = stablenum_torch.stepping
+    stepping = stablenum_torch._step.guarded
     if not hasattr(stepping, "_on_host"):
         raise BenchmarkError(
-            "stablenum_torch.stepping has no _on_host: the counting of waits is out of date."
+            "stablenum_torch._step.guarded has no _on_host: the counting of waits is out of date."
         )
     before = stepping._on_host
     stepping._on_host = lambda *_, **__: False

@@ -21,8 +21,8 @@ from stablenum import (
     GuardConfig,
     ZClip,
 )
-from stablenum.reference import Adam, Guarded
-from stablenum.windows import quantile
+from stablenum.reference.guarded import Adam, Guarded
+from stablenum.rules.windows import quantile
 
 __all__ = ["MLP_SHAPES", "adagc", "agc", "autoclip", "global_norm", "update_rms", "zclip"]
 

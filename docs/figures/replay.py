@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.recorded import RecordedStream
 from stablenum import Decision, GuardConfig, GuardState, Observation, Reason, decide, init_guard
-from stablenum.reference import measure, measure_extremes, measure_loss, measure_units
+from stablenum.reference.guarded import measure, measure_extremes, measure_loss, measure_units
 
 __all__ = ["Drawn", "Step", "norms_only", "replay", "with_elements"]
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from stablenum.diagnosis.audit import Audit, Risk, Row
-from stablenum.diagnosis.causes import CAUSES, Cause
-from stablenum.diagnosis.findings import Finding, finding_of
-from stablenum.diagnosis.judge import Evidence, Verdict, judge
-from stablenum.diagnosis.report import Report
-from stablenum.diagnosis.trace import Step, Trace, Value
-from stablenum.diagnosis.values import Place, TensorStats
-from stablenum.diagnosis.walk import Origin, first_causes
+from stablenum.diagnosis.replay.causes import CAUSES, Cause
+from stablenum.diagnosis.replay.findings import Finding, finding_of
+from stablenum.diagnosis.replay.judge import Evidence, Verdict, judge
+from stablenum.diagnosis.replay.trace import Step, Trace, Value
+from stablenum.diagnosis.replay.values import Place, TensorStats
+from stablenum.diagnosis.replay.walk import Origin, first_causes
+from stablenum.diagnosis.report.report import Report
 
 __all__ = [
     "CAUSES",

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from stablenum import losses as core
+from stablenum.adapter_docs import spelled_signature, spelled_text
 from stablenum.errors import bad_field
 from stablenum.losses.common import check_fits, check_reduction, check_same_shape, check_smoothing
-from stablenum.spelling import spelled_signature, spelled_text
 from stablenum_torch.losses.fused import binary_items, binary_total, can_fuse, fused_class_sums
 
 __all__ = [

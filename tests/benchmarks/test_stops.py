@@ -26,7 +26,7 @@ from benchmarks.steps import (
     torch_variants,
     worker,
 )
-from stablenum_torch.deciding import HostGuard
+from stablenum_torch._devices.host_decide import HostGuard
 from tests.benchmarks.small import JAX_ROW, TORCH_ROW
 
 QUIET = Console(quiet=True)

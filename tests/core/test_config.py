@@ -32,7 +32,7 @@ from stablenum import (
     UnderflowAwareLossScale,
     ZClip,
 )
-from stablenum.config import make_config
+from stablenum.guard.config import make_config
 
 NOT_NUMBERS = ["1.0", "x", b"1", True, [], [1.0], {}, {"a": 1}, object(), math.nan, 1j, np.ones(2), 10**400]
 NOT_POSITIVE = [*NOT_NUMBERS, None, math.inf, -math.inf, -1.0, 0, 0.0, -(10**400)]

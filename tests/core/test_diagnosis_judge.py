@@ -22,7 +22,7 @@ from stablenum.diagnosis import (
     first_causes,
     judge,
 )
-from stablenum.diagnosis.operations import ADVICE, BOUNDARIES, REMEDIES
+from stablenum.diagnosis.replay.operations import ADVICE, BOUNDARIES, REMEDIES
 
 PLACE = Place("model.py", 7, "forward", "y = f(x)")
 

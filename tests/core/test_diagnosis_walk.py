@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stablenum.diagnosis import Trace, finding_of, first_causes
-from stablenum.diagnosis.walk import is_selected
+from stablenum.diagnosis.replay.walk import is_selected
 
 FINE, NAN, INF, NEGINF = (
     (False, False, False),

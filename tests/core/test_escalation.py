@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stablenum import EscalatePrecision, GuardConfig
-from stablenum.readout import history, metrics
-from stablenum.statedict import state_from_dict, state_to_dict
+from stablenum.guard.readout import history, metrics
+from stablenum.guard.statedict import state_from_dict, state_to_dict
 from tests.backends import BACKENDS, Backend, assert_bit_equal, to_numpy
 
 LADDER = ("float8_e4m3fn", "bfloat16", "float32")

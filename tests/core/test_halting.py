@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 from stablenum import DynamicLossScale, GuardConfig, NonFiniteError, Reason
-from stablenum.readout import check_halted, history, metrics
+from stablenum.guard.readout import check_halted, history, metrics
 from tests.backends import Backend, assert_bit_equal, to_numpy
 
 NAMES = ["embed.weight", "head.weight"]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stablenum.norms import combine_norms
+from stablenum.arrays import combine_norms
 from tests.backends import BACKENDS, to_numpy
 from tests.oracles import FLOAT32_MAX, global_norm
 

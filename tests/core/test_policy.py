@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from stablenum import Policy, PolicyRule
-from stablenum.policy import parse_format
+from stablenum.precision.policy import parse_format
 
 SHORT = ("f16", "bf16", "f32", "full", "float16", "bfloat16", "float32")
 WORDS = [

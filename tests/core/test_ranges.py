@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
+from stablenum.diagnosis.ranges import RangeCollector, RangeReport, RangeRow
+from stablenum.diagnosis.ranges.counting import checked_formats, count_lost, count_row
+from stablenum.diagnosis.ranges.verdicts import scale_exponent
 from stablenum.formats import FORMATS
-from stablenum.ranges import RangeCollector, RangeReport, RangeRow
-from stablenum.ranges.counting import checked_formats, count_lost, count_row
-from stablenum.ranges.verdicts import scale_exponent
 from tests.test_imports import run
 
 NAMES = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
@@ -351,7 +351,9 @@ def test_every_fraction_has_an_action():
     assert all(t.action and math.isfinite(t.fraction) for t in made.troubles)
 
 
-@pytest.mark.parametrize("statement", ["import stablenum.ranges", "from stablenum.ranges import RangeReport"])
+@pytest.mark.parametrize(
+    "statement", ["import stablenum.diagnosis.ranges", "from stablenum.diagnosis.ranges import RangeReport"]
+)
 def test_tables_and_plots_are_loaded_when_asked_for(statement):
     result = run(f"{statement}; import sys; print(*sys.modules)", ("numpy", "torch", "jax"))
     assert result.returncode == 0, result.stderr

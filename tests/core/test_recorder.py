@@ -7,8 +7,8 @@ import math
 import pytest
 
 from stablenum import GuardConfig, Reason
-from stablenum.readout import Worst, history, metrics
-from stablenum.recorder import CAPACITY, read_rows
+from stablenum.guard.readout import Worst, history, metrics
+from stablenum.guard.recorder import CAPACITY, read_rows
 
 KEYS = {
     "precision_level",

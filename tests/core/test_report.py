@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from stablenum.diagnosis import Evidence, Finding, Place, Report, TensorStats
-from stablenum.diagnosis.text import WIDTH
+from stablenum.diagnosis.report.text import WIDTH
 
 HOSTILE = "<script>alert('1')</script> & [bold red]x[/] \x1b[0m"
 

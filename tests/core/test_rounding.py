@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from stablenum.rounding import (
+from stablenum.precision.rounding import (
     compensated_value,
     compensation_of,
     kahan_add,

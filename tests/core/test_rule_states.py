@@ -24,7 +24,7 @@ from stablenum import (
     UnderflowAwareLossScale,
     ZClip,
 )
-from stablenum.statedict import StatisticsNotLoadedWarning, state_from_dict, state_to_dict
+from stablenum.guard.statedict import StatisticsNotLoadedWarning, state_from_dict, state_to_dict
 from tests.backends import BACKENDS, assert_bit_equal, to_numpy
 
 NUMPY = BACKENDS["numpy"]

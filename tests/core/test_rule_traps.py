@@ -24,7 +24,7 @@ from stablenum import (
     UnderflowAwareLossScale,
     ZClip,
 )
-from stablenum.readout import check_halted, metrics
+from stablenum.guard.readout import check_halted, metrics
 from tests.backends import BACKENDS, Backend, assert_bit_equal, to_numpy
 
 NUMPY = BACKENDS["numpy"]

@@ -19,8 +19,8 @@ from stablenum import (
     DynamicLossScale,
     GuardConfig,
 )
-from stablenum.readout import metrics
-from stablenum.statedict import state_from_dict, state_to_dict
+from stablenum.guard.readout import metrics
+from stablenum.guard.statedict import state_from_dict, state_to_dict
 from tests.backends import BACKENDS, assert_bit_equal, to_numpy
 
 CONFIG = GuardConfig(

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from stablenum import NonFiniteError, Reason
-from stablenum.status import APPLIED, EXPLANATIONS, explain_reason
+from stablenum.guard.reasons import APPLIED, EXPLANATIONS, explain_reason
 
 
 def test_the_codes_never_change():

@@ -31,7 +31,7 @@ from stablenum import (
     decide,
     init_guard,
 )
-from stablenum.clipping import Units
+from stablenum.rules.clipping import Units
 from tests.backends import BACKENDS, assert_bit_equal, leaves, to_numpy, torch_compiled
 
 CONFIGS = {

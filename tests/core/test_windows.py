@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stablenum.windows import (
+from stablenum.rules.windows import (
     count,
     empty_window,
     mean_and_std,

@@ -14,7 +14,7 @@ import pytest
 
 import stablenum_jax
 from stablenum.diagnosis import Cause
-from stablenum_jax.auditing import audit, repair, state_problems
+from stablenum_jax._diagnosis.audit import audit, repair, state_problems
 
 NUMBERS = {"b1": 0.9, "b2": 0.999, "eps": 1e-8}
 
@@ -396,7 +396,7 @@ def test_wrong_arguments() -> None:
 def test_one_block_or_many_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     state, params, grads, updates = trained(optax.adam(1e-2))
     whole = audit(state, params, grads, updates, **NUMBERS).to_dict()
-    monkeypatch.setattr("stablenum_jax.auditing._AT_A_TIME", 5)
+    monkeypatch.setattr("stablenum_jax._diagnosis.audit._AT_A_TIME", 5)
     many = audit(state, params, grads, updates, **NUMBERS).to_dict()
     for one, other in zip(whole["rows"], many["rows"], strict=True):
         for key, value in one.items():

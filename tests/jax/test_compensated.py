@@ -12,9 +12,9 @@ import optax
 import pytest
 
 import stablenum_jax
-from stablenum.rounding import compensated_value, compensation_of, kahan_add
+from stablenum.precision.rounding import compensated_value, compensation_of, kahan_add
 from stablenum_jax import kahan, master_weights, stochastic_rounding
-from stablenum_jax.compensated import KahanState
+from stablenum_jax._precision.compensated import KahanState
 from tests.digits_jax import accuracy, digits, mlp, predict
 from tests.jax.helpers import assert_same_bits, make_grads, make_params, spoil, without_guard
 
@@ -121,7 +121,7 @@ def test_leaves_of_other_kinds_pass() -> None:
     }
     for tx in (kahan(), stochastic_rounding(0), master_weights(optax.identity())):
         updates, state = tx.update(grads, tx.init(params), params)
-        moved = stablenum_jax.training._add(params, updates)
+        moved = stablenum_jax._step.training._add(params, updates)
         assert (moved["w"] == 2).all()
         assert (moved["f"] == 1.5).all()
         assert moved["n"] is params["n"]

@@ -13,7 +13,7 @@ import pytest
 import stablenum
 import stablenum_jax
 from stablenum_jax import EscalatePrecision
-from stablenum_jax.escalating import current_policy, ladder_of
+from stablenum_jax._precision.escalate import current_policy, ladder_of
 from stablenum_jax.policy import as_policy
 
 STEPS, STRETCH = 120, slice(20, 70)
@@ -120,7 +120,7 @@ def test_an_escalation_without_a_policy_to_widen_is_refused() -> None:
 def test_islands_stay_as_wide_as_they_were() -> None:
     policy = stablenum_jax.get_policy("c=f16", rules={"norm": "f32", "mlp": "c=fp8,o=bf16"})
     assert current_policy(policy) is policy
-    with stablenum_jax.escalating.computing_in("bfloat16"):
+    with stablenum_jax._precision.escalate.computing_in("bfloat16"):
         now = current_policy(policy)
     assert (now.core.compute, now.at("norm").core.compute) == ("bfloat16", "float32")
     assert (now.at("mlp").core.compute, now.core.output) == ("bfloat16", "bfloat16")

@@ -14,8 +14,8 @@ import pytest
 
 import stablenum_jax as sj
 from stablenum.formats import SMALLEST_FLOAT16
-from stablenum.reference import measure_extremes
-from stablenum_jax.extremes import extremes, largest_element
+from stablenum.reference.guarded import measure_extremes
+from stablenum_jax._step.measure_elements import extremes, largest_element
 from tests.jax.helpers import make_params
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)

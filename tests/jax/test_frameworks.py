@@ -16,7 +16,7 @@ from flax import nnx
 from flax.training.train_state import TrainState
 
 import stablenum_jax
-from stablenum_jax import names
+from stablenum_jax._trees import names
 from tests.jax.helpers import all_finite, assert_same_bits, make_grads, make_params, spoil, without_guard
 
 

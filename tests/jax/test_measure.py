@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from stablenum_jax.measure import guarded_leaves, is_measurable, leaf_norms, saturating_float32
+from stablenum_jax._step.measure import guarded_leaves, is_measurable, leaf_norms, saturating_float32
 
 Norms = Callable[..., Any]
 

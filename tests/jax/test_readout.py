@@ -16,7 +16,7 @@ import pytest
 import stablenum
 import stablenum_jax
 from stablenum import Observation, decide, init_guard
-from stablenum.statedict import StatisticsNotLoadedWarning, state_from_dict, state_to_dict
+from stablenum.guard.statedict import StatisticsNotLoadedWarning, state_from_dict, state_to_dict
 from stablenum_jax import GuardConfig, NonFiniteError
 from tests.jax.helpers import assert_same_bits, make_grads, make_params, reason, spoil, without_guard
 

@@ -13,7 +13,7 @@ import pytest
 from flax import nnx
 
 import stablenum_jax as sj
-from stablenum.reference import SGD, Guarded
+from stablenum.reference.guarded import SGD, Guarded
 from tests.jax.helpers import assert_same_bits, make_grads, make_params, reason, without_guard
 from tests.jax.rules import LEARNING_RATE, RULES, injected, start, stream
 

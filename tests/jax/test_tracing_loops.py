@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from stablenum_jax import replay
-from stablenum_jax.tracing import control
+from stablenum_jax._diagnosis.replay import control_flow
 from tests.jax.replaying import check
 
 
@@ -80,7 +80,7 @@ def test_nested_scans() -> None:
 
 @pytest.mark.parametrize("opened", [0, 2000])
 def test_iteration_of_a_while_loop(opened: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "OPENED_EQUATIONS", opened)
+    monkeypatch.setattr(control_flow, "OPENED_EQUATIONS", opened)
 
     def run(x: jax.Array) -> jax.Array:
         def body(c: Any) -> Any:
@@ -107,9 +107,9 @@ def test_opened_and_compiled_loops_compute_the_same(
     opened: int, reverse: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Against JAX's own scan: carries, stacked outputs, keys, empty loops."""
-    from stablenum_jax.tracing.interpreting import Context, Interpreter
+    from stablenum_jax._diagnosis.replay.interpreter import Context, Interpreter
 
-    monkeypatch.setattr(control, "OPENED_EQUATIONS", opened)
+    monkeypatch.setattr(control_flow, "OPENED_EQUATIONS", opened)
 
     def run(w: jax.Array, xs: jax.Array, key: jax.Array) -> Any:
         def body(c: Any, x: jax.Array) -> Any:

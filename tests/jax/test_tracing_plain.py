@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from stablenum_jax.tracing.plain import plainly
-from stablenum_jax.tracing.private import bind
+from stablenum_jax._diagnosis.replay.jax_internals import bind
+from stablenum_jax._diagnosis.replay.numpy_answers import plainly
 
 EDGES = [
     0.0,

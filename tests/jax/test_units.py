@@ -12,8 +12,8 @@ import optax
 import pytest
 
 import stablenum_jax as sj
-from stablenum.reference import unit_norms as true_unit_norms
-from stablenum_jax.units import leaf_and_unit_norms
+from stablenum.reference.guarded import unit_norms as true_unit_norms
+from stablenum_jax._step.measure_units import leaf_and_unit_norms
 from tests.jax.helpers import make_grads, make_params
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)

@@ -14,7 +14,7 @@ import pytest
 from flax import nnx
 
 import stablenum_jax as sj
-from stablenum_jax.updates import clip_updates, injected_learning_rate
+from stablenum_jax._step.clip_update import clip_updates, injected_learning_rate
 from tests.jax.helpers import (
     assert_same_bits,
     make_grads,

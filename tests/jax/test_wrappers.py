@@ -14,7 +14,7 @@ import pytest
 
 import stablenum_jax
 from stablenum_jax import DynamicLossScale, GuardOptState, GuardPlacementWarning
-from stablenum_jax.state import replace_guard
+from stablenum_jax._trees.state import replace_guard
 from tests.jax.helpers import (
     all_finite,
     assert_same_bits,

@@ -13,8 +13,8 @@ import torch
 
 import stablenum_jax
 import stablenum_torch
-from stablenum_jax.auditing import state_problems as problems_in_jax
-from stablenum_torch.auditing import state_problems as problems_in_torch
+from stablenum_jax._diagnosis.audit import state_problems as problems_in_jax
+from stablenum_torch._diagnosis.audit import state_problems as problems_in_torch
 
 SHAPES = {"a": (40, 30), "b": (7,), "c": ()}
 ADAM = {"b1": 0.9, "b2": 0.999, "eps": 1e-8}

@@ -19,19 +19,20 @@ import torch
 from typer.testing import CliRunner, Result
 
 import stablenum
-import stablenum.compare.backends as backends_module
+import stablenum.commands.compare.backends as backends_module
 from stablenum import cli
-from stablenum.clipping import CLIP_RULES
-from stablenum.compare import BACKENDS, SCENARIOS, backend_numpy, backend_torch
-from stablenum.compare.command import app
-from stablenum.compare.rule_streams import RULE_STREAMS
-from stablenum.compare.runner import run_guarded
-from stablenum.compare.scenario_file import read_scenario_file, to_toml
-from stablenum.config import GuardConfig
-from stablenum.loss_scale import LOSS_SCALES
-from stablenum.spikes import MeanStdSpikeGuard, SpikeGuard
+from stablenum.commands.compare import BACKENDS, SCENARIOS
+from stablenum.commands.compare.backends import numpy_run, torch_run
+from stablenum.commands.compare.builtin.rule_streams import RULE_STREAMS
+from stablenum.commands.compare.command import app
+from stablenum.commands.compare.runner import run_guarded
+from stablenum.commands.compare.scenario_file import read_scenario_file, to_toml
+from stablenum.guard.config import GuardConfig
+from stablenum.rules.clipping import CLIP_RULES
+from stablenum.rules.loss_scale import LOSS_SCALES
+from stablenum.rules.spikes import MeanStdSpikeGuard, SpikeGuard
 
-command_module = importlib.import_module("stablenum.compare.command")
+command_module = importlib.import_module("stablenum.commands.compare.command")
 
 FAST = ["--backend", "numpy", "--backend", "torch-foreach"]
 
@@ -446,7 +447,7 @@ def test_the_streams_of_the_rules_as_text_read_back_equal(tmp_path: Path) -> Non
 def liar(monkeypatch: pytest.MonkeyPatch) -> None:
     """A backend ``torch-foreach`` that computes as NumPy does but lies about the scale from step 7 on."""
 
-    class Liar(backend_numpy.GuardedRun):
+    class Liar(numpy_run.GuardedRun):
         @property
         def last(self) -> Any:
             seen = dict(super().last)
@@ -454,7 +455,7 @@ def liar(monkeypatch: pytest.MonkeyPatch) -> None:
 
     module = types.ModuleType("stablenum_test_liar")
     module.start = lambda setup, mode: (  # type: ignore[attr-defined]
-        backend_numpy.PlainRun(setup) if setup.guard is None else Liar(setup)
+        numpy_run.PlainRun(setup) if setup.guard is None else Liar(setup)
     )
     monkeypatch.setitem(sys.modules, module.__name__, module)
     backend = backends_module.Backend(
@@ -467,7 +468,7 @@ def liar(monkeypatch: pytest.MonkeyPatch) -> None:
 def zero_stepper(monkeypatch: pytest.MonkeyPatch) -> None:
     """A backend ``torch-foreach`` that takes an optimizer step on zero gradients where it should skip."""
 
-    class ZeroStepper(backend_torch.GuardedRun):
+    class ZeroStepper(torch_run.GuardedRun):
         def _finish_step(self, loss: float | None) -> None:
             super()._finish_step(loss)
             if not self.last["applied"]:
@@ -477,7 +478,7 @@ def zero_stepper(monkeypatch: pytest.MonkeyPatch) -> None:
 
     module = types.ModuleType("stablenum_test_zero_stepper")
     module.start = lambda setup, mode: (  # type: ignore[attr-defined]
-        backend_torch.PlainRun(setup, mode) if setup.guard is None else ZeroStepper(setup, mode)
+        torch_run.PlainRun(setup, mode) if setup.guard is None else ZeroStepper(setup, mode)
     )
     monkeypatch.setitem(sys.modules, module.__name__, module)
     backend = backends_module.Backend(

@@ -14,12 +14,12 @@ import torch
 import stablenum_jax
 import stablenum_torch
 from stablenum import DynamicLossScale, GuardConfig
-from stablenum.clipping import AdaGC
-from stablenum.compare import BACKENDS, SCENARIOS
-from stablenum.compare.backends import Setup
-from stablenum.compare.spec import Stream
-from stablenum.compare.streams import handed, stream_params, stream_step
-from stablenum.reference import SGD, Guarded
+from stablenum.commands.compare import BACKENDS, SCENARIOS
+from stablenum.commands.compare.backends import Setup
+from stablenum.commands.compare.builtin.streams import handed, stream_params, stream_step
+from stablenum.commands.compare.scenarios import Stream
+from stablenum.reference.guarded import SGD, Guarded
+from stablenum.rules.clipping import AdaGC
 
 CROSSINGS = [
     ("growth-boundary", ("torch", "jax-jit", "numpy")),

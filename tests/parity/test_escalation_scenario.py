@@ -8,17 +8,17 @@ import functools
 import numpy as np
 import pytest
 
-from stablenum.compare import BACKENDS, SCENARIOS, run_scenario
-from stablenum.compare.agreement import Trace
-from stablenum.compare.models_numpy import evaluate
-from stablenum.compare.runner import run_guarded
-from stablenum.compare.spec import Outcome, Training
-from stablenum.compare.trainings import batch_at, data_of, initial_params
-from stablenum.config import GuardConfig
-from stablenum.escalation import EscalatePrecision
+from stablenum.commands.compare import BACKENDS, SCENARIOS, run_scenario
+from stablenum.commands.compare.agreement import Trace
+from stablenum.commands.compare.backends.numpy_models import evaluate
+from stablenum.commands.compare.builtin.trainings import batch_at, data_of, initial_params
+from stablenum.commands.compare.runner import run_guarded
+from stablenum.commands.compare.scenarios import Outcome, Training
 from stablenum.formats import FORMATS
-from stablenum.loss_scale import DynamicLossScale
-from stablenum.status import Reason
+from stablenum.guard.config import GuardConfig
+from stablenum.guard.reasons import Reason
+from stablenum.rules.escalation import EscalatePrecision
+from stablenum.rules.loss_scale import DynamicLossScale
 
 SCENARIO = SCENARIOS["escalate-fp16"]
 assert isinstance(SCENARIO, Training)

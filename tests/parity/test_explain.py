@@ -14,11 +14,11 @@ import pytest
 from typer.testing import CliRunner
 
 from stablenum import cli
+from stablenum.commands.explain.command import app
+from stablenum.commands.explain.imports import AfterImport
+from stablenum.commands.explain.plan import Failure, Outcome, Plan
+from stablenum.commands.explain.runner import Explained, explain
 from stablenum.diagnosis import Cause, Report
-from stablenum.explain.command import app
-from stablenum.explain.imports import AfterImport
-from stablenum.explain.plan import Failure, Outcome, Plan
-from stablenum.explain.runner import Explained, explain
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
@@ -249,7 +249,7 @@ def test_it_needs_neither_plots_nor_data_sets(monkeypatch, capsys):
 
 
 def test_it_is_listed_beside_the_other_command():
-    result = CliRunner().invoke(importlib.import_module("stablenum.compare.command").app, ["--help"])
+    result = CliRunner().invoke(importlib.import_module("stablenum.commands.compare.command").app, ["--help"])
     assert re.search(r"^\s*compare .*\n(.*\n)*\s*explain ", result.output, re.MULTILINE)
 
 

@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-import stablenum_torch.stepping as stepping
-from stablenum.compare import BACKENDS, SCENARIOS, run_scenario
-from stablenum.compare.backends import Backend
-from stablenum.compare.spec import Stream
+import stablenum_torch._step.guarded as stepping
+from stablenum.commands.compare import BACKENDS, SCENARIOS, run_scenario
+from stablenum.commands.compare.backends import Backend
+from stablenum.commands.compare.scenarios import Stream
 
 STREAMS = [name for name, scenario in SCENARIOS.items() if isinstance(scenario, Stream)]
 TRAININGS = [name for name in SCENARIOS if name not in STREAMS]

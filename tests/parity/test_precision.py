@@ -14,7 +14,7 @@ from flax import nnx
 import stablenum
 import stablenum_jax
 import stablenum_torch
-from stablenum_jax.escalating import computing_in
+from stablenum_jax._precision.escalate import computing_in
 from tests.parity.precision_models import (
     LENGTH,
     SEEN,

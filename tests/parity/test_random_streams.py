@@ -18,14 +18,14 @@ from stablenum import (
     GuardConfig,
     StaticLossScale,
 )
-from stablenum.clipping import AdaGC, AdaptiveGradClip, AutoClip, ClipUpdateRMS, ZClip
-from stablenum.compare import BACKENDS
-from stablenum.compare.agreement import compare_traces
-from stablenum.compare.backends import Backend
-from stablenum.compare.runner import run_guarded
-from stablenum.compare.spec import Event, OptimizerSpec, Stream, TensorSpec, Tolerance
-from stablenum.loss_scale import LogMaxLossScale, UnderflowAwareLossScale
-from stablenum.spikes import MeanStdSpikeGuard, SpikeGuard
+from stablenum.commands.compare import BACKENDS
+from stablenum.commands.compare.agreement import compare_traces
+from stablenum.commands.compare.backends import Backend
+from stablenum.commands.compare.runner import run_guarded
+from stablenum.commands.compare.scenarios import Event, OptimizerSpec, Stream, TensorSpec, Tolerance
+from stablenum.rules.clipping import AdaGC, AdaptiveGradClip, AutoClip, ClipUpdateRMS, ZClip
+from stablenum.rules.loss_scale import LogMaxLossScale, UnderflowAwareLossScale
+from stablenum.rules.spikes import MeanStdSpikeGuard, SpikeGuard
 
 STEPS = 25
 VALUES = (math.nan, math.inf, -math.inf, 0.0, 1.0, -2.5, 1e-45, 1e-38, 1e-20, 300.0, 65504.0, 7e4, 1e20, 3e38)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from stablenum import ClipByNorm, ClipByValue, DynamicLossScale, GuardConfig, NonFiniteError, Reason
-from stablenum.reference import SGD, Adam, AdamW, Guarded, measure, measure_loss, tensor_norm
+from stablenum.reference.guarded import SGD, Adam, AdamW, Guarded, measure, measure_loss, tensor_norm
 
 F32_MAX = float(np.finfo(np.float32).max)
 

@@ -20,7 +20,7 @@ from stablenum import (
     decide,
     init_guard,
 )
-from stablenum.reference import SGD, Guarded, apply, measure, measure_units
+from stablenum.reference.guarded import SGD, Guarded, apply, measure, measure_units
 
 SHAPES = {
     "kernel": (3, 3, 4, 8),

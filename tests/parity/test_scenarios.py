@@ -13,18 +13,19 @@ import numpy as np
 import pytest
 
 from stablenum import reference
-from stablenum.clipping import CLIP_RULES
-from stablenum.compare import BACKENDS, SCENARIOS, backend_numpy, find_backends, run_scenario
-from stablenum.compare.agreement import Disagreement, Trace, compare_traces
-from stablenum.compare.rule_streams import RULE_STREAMS
-from stablenum.compare.runner import outcome_of, run_guarded
-from stablenum.compare.spec import Expected, Fault, Goal, Outcome, Stream
-from stablenum.compare.trainings import TRAININGS
-from stablenum.config import GuardConfig
-from stablenum.escalation import EscalatePrecision
-from stablenum.loss_scale import LOSS_SCALES
-from stablenum.spikes import MeanStdSpikeGuard, SpikeGuard
-from stablenum.status import Reason
+from stablenum.commands.compare import BACKENDS, SCENARIOS, find_backends, run_scenario
+from stablenum.commands.compare.agreement import Disagreement, Trace, compare_traces
+from stablenum.commands.compare.backends import numpy_run
+from stablenum.commands.compare.builtin.rule_streams import RULE_STREAMS
+from stablenum.commands.compare.builtin.trainings import TRAININGS
+from stablenum.commands.compare.runner import outcome_of, run_guarded
+from stablenum.commands.compare.scenarios import Expected, Fault, Goal, Outcome, Stream
+from stablenum.guard.config import GuardConfig
+from stablenum.guard.reasons import Reason
+from stablenum.rules.clipping import CLIP_RULES
+from stablenum.rules.escalation import EscalatePrecision
+from stablenum.rules.loss_scale import LOSS_SCALES
+from stablenum.rules.spikes import MeanStdSpikeGuard, SpikeGuard
 
 FRAMEWORKS = {
     framework: [b.name for b in BACKENDS.values() if b.framework == framework]
@@ -142,14 +143,14 @@ def test_another_learning_rate_is_found_in_half_precision(name: str, factor: flo
 
 
 def test_numpy_itself_is_held_to_a_true_skip(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = backend_numpy.GuardedRun.step
+    honest = numpy_run.GuardedRun.step
 
-    def step(self: backend_numpy.GuardedRun, gradients: list[np.ndarray], loss: float) -> None:
+    def step(self: numpy_run.GuardedRun, gradients: list[np.ndarray], loss: float) -> None:
         honest(self, gradients, loss)
         if not self.last["applied"]:
             self._guarded._params[1] += np.float32(1e-3)
 
-    monkeypatch.setattr(backend_numpy.GuardedRun, "step", step)
+    monkeypatch.setattr(numpy_run.GuardedRun, "step", step)
     result = run_scenario(SCENARIOS["single-inf"], [BACKENDS["numpy"]])
     assert result.surprises == ["single-inf, numpy, step 20: params[1] changed in a skip"]
     assert not result.ok

@@ -25,11 +25,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 import stablenum_jax
 import stablenum_torch
 from stablenum import ClipByNorm, DynamicLossScale, GuardConfig, init_guard
-from stablenum.clipping import AdaGC, AdaptiveGradClip, AutoClip, ClipUpdateRMS, ZClip
-from stablenum.loss_scale import LogMaxLossScale, UnderflowAwareLossScale
-from stablenum.reference import SGD, Guarded
-from stablenum.spikes import MeanStdSpikeGuard, SpikeGuard
-from stablenum.status import Reason
+from stablenum.guard.reasons import Reason
+from stablenum.reference.guarded import SGD, Guarded
+from stablenum.rules.clipping import AdaGC, AdaptiveGradClip, AutoClip, ClipUpdateRMS, ZClip
+from stablenum.rules.loss_scale import LogMaxLossScale, UnderflowAwareLossScale
+from stablenum.rules.spikes import MeanStdSpikeGuard, SpikeGuard
 
 # Everything that moves or fills up does so within the few steps of a run.
 CONFIGS = {

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stablenum.compare.scenario_file import read_scenario_file, to_toml
-from stablenum.compare.spec import Event, Stream, TensorSpec
-from stablenum.compare.streams import STREAMS, stream_step
+from stablenum.commands.compare.builtin.streams import STREAMS, stream_step
+from stablenum.commands.compare.scenario_file import read_scenario_file, to_toml
+from stablenum.commands.compare.scenarios import Event, Stream, TensorSpec
 
 F32 = np.float32
 

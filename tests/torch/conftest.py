@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import stablenum_torch as st
-import stablenum_torch.stepping
+import stablenum_torch._step.guarded
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamw-fused": lambda ps: torch.optim.AdamW(ps, lr=1e-2, fused=True),
@@ -81,7 +81,7 @@ def rule(request: pytest.FixtureRequest) -> dict[str, Any]:
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The host path, as on a CPU, and the path of accelerators, run here on CPU tensors."""
     if request.param == "device":
-        monkeypatch.setattr(stablenum_torch.stepping, "_on_host", lambda *_: False)
+        monkeypatch.setattr(stablenum_torch._step.guarded, "_on_host", lambda *_: False)
     return str(request.param)
 
 

@@ -15,7 +15,7 @@ from torch.distributed.tensor import Replicate, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import stablenum_torch as st
-from stablenum_torch import stepping
+from stablenum_torch._step import guarded
 
 MAX_NORM = 0.05
 
@@ -161,7 +161,7 @@ def narrow_weights(mesh) -> dict:
 
 def main(rank: int, store: str, path: str) -> None:
     if path == "device":
-        stepping._on_host = lambda *_: False
+        guarded._on_host = lambda *_: False
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
     sharded = model()

@@ -20,7 +20,7 @@ from torch import Tensor
 
 import stablenum_torch
 from stablenum.diagnosis import Cause
-from stablenum_torch.auditing import audit, state_problems
+from stablenum_torch._diagnosis.audit import audit, state_problems
 from tests.torch.conftest import parameters, set_gradients, snapshot
 
 NAMES = ("a", "b", "c")
@@ -540,7 +540,7 @@ def test_wrong_optimizer_and_names() -> None:
 def test_one_block_or_many_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     optimizer, _, _ = trained(O.Adam, {})
     whole = audit(optimizer).to_dict()
-    monkeypatch.setattr("stablenum_torch.auditing._ON_HOST", 5)
+    monkeypatch.setattr("stablenum_torch._diagnosis.audit._ON_HOST", 5)
     for one, many in zip(whole["rows"], audit(optimizer).to_dict()["rows"], strict=True):
         for key, value in one.items():
             assert many[key] == (pytest.approx(value, rel=1e-12) if isinstance(value, float) else value), key

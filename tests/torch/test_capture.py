@@ -12,9 +12,9 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
 import stablenum_torch as st
-import stablenum_torch.readback as readback
-import stablenum_torch.stepping as stepping
-from stablenum.reference import AdamW, Guarded
+import stablenum_torch._devices.waits as readback
+import stablenum_torch._step.guarded as stepping
+from stablenum.reference.guarded import AdamW, Guarded
 from tests.torch.conftest import RULES, named, parameters
 from tests.torch.fake_cuda import CUDA, Operations, fake_cuda
 

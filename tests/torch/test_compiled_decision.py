@@ -13,10 +13,10 @@ import torch._dynamo
 from torch._inductor.utils import run_and_get_code
 
 import stablenum_torch as st
-import stablenum_torch.compiled as compiled
-import stablenum_torch.device_step as device_step
-import stablenum_torch.stepping as stepping
-from stablenum.trees import leaves
+import stablenum_torch._devices.compiled_decide as compiled
+import stablenum_torch._step.guarded as stepping
+import stablenum_torch._step.on_device as device_step
+from stablenum.arrays import leaves
 from tests.torch.conftest import RULES, named, parameters, set_gradients, snapshot
 
 FOLD = {"clip": 1.0, "loss_scale": st.DynamicLossScale(init_scale=8.0, growth_interval=3)}

@@ -11,7 +11,7 @@ import torch
 
 import stablenum_torch as st
 from stablenum.formats import FLOAT32_MAX
-from stablenum_torch.ranks import _sharding_groups, check_process_group, local_part
+from stablenum_torch._devices.ranks import _sharding_groups, check_process_group, local_part
 from tests.torch.conftest import named, parameters, set_gradients, snapshot
 
 

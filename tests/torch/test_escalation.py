@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 import stablenum_torch as st
-from stablenum.reference import AdamW, Guarded
+from stablenum.reference.guarded import AdamW, Guarded
 from tests.backends import BACKENDS
 from tests.torch.digits import Digits, digits
 

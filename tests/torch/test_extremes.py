@@ -10,7 +10,7 @@ import torch
 
 import stablenum_torch as st
 from stablenum.formats import FLOAT32_MAX
-from stablenum_torch.extremes import extremes_on_device, extremes_on_host
+from stablenum_torch._step.measure_elements import extremes_on_device, extremes_on_host
 
 BOTH = frozenset({"amax", "tiny"})
 

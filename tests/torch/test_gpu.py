@@ -15,10 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import stablenum_torch as st
-import stablenum_torch.compiled as compiled
-import stablenum_torch.device_step as device_step
-import stablenum_torch.stepping as stepping
-from stablenum.trees import leaves
+import stablenum_torch._devices.compiled_decide as compiled
+import stablenum_torch._step.guarded as stepping
+import stablenum_torch._step.on_device as device_step
+from stablenum.arrays import leaves
 from tests.torch.fake_cuda import CUDA, Operations, fake_cuda
 
 EVERYTHING: dict[str, Any] = {

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stablenum.formats import FLOAT32_MAX
-from stablenum_torch.measure import norms_on_device, norms_on_host
+from stablenum_torch._step.measure import norms_on_device, norms_on_host
 
 CPU = torch.device("cpu")
 MEASURES = {

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.overrides import TorchFunctionMode
 
 import stablenum_torch as st
-import stablenum_torch.stepping
+import stablenum_torch._step.guarded
 from tests.torch.conftest import RULES
 
 OPTIMIZERS = {
@@ -36,7 +36,7 @@ def no_data(monkeypatch):
     They are fake CPU tensors sent down the path of accelerators, since a CPU build of torch cannot
     index fake CUDA tensors.
     """
-    monkeypatch.setattr(stablenum_torch.stepping, "_on_host", lambda *_: False)
+    monkeypatch.setattr(stablenum_torch._step.guarded, "_on_host", lambda *_: False)
     with FakeTensorMode(), torch.no_grad():
         yield
 
@@ -90,7 +90,7 @@ def test_on_meta_tensors_measuring_and_deciding_need_no_value():
     import array_api_compat.torch as xp
 
     from stablenum import GuardConfig, init_guard
-    from stablenum_torch.device_step import decided_on_device, measured_on_device
+    from stablenum_torch._step.on_device import decided_on_device, measured_on_device
 
     meta = torch.device("meta")
     config = GuardConfig(**RULES["all at once"], max_skips_in_a_row=3)
@@ -113,19 +113,19 @@ def test_on_meta_tensors_measuring_and_deciding_need_no_value():
 def test_waiting_is_confined_to_one_module():
     waits = {"item", "tolist", "cpu", "numpy", "synchronize", "nonzero"}
     on_the_host_path = {
-        ("extremes.py", "numpy"),
+        ("measure_elements.py", "numpy"),
         ("measure.py", "numpy"),
         ("measure.py", "tolist"),
-        ("host_step.py", "numpy"),
-        ("deciding.py", "numpy"),
-        ("host_step.py", "tolist"),
-        ("units.py", "numpy"),
+        ("on_host.py", "numpy"),
+        ("host_decide.py", "numpy"),
+        ("on_host.py", "tolist"),
+        ("measure_units.py", "numpy"),
     }
     found = {
         (file.name, node.attr)
-        for file in Path(stablenum_torch.__file__).parent.glob("*.py")
-        # An audit is asked for by name, between steps; it reads the state.
-        if file.name not in ("readback.py", "auditing.py")
+        for wing in ("_step", "_devices")
+        for file in Path(stablenum_torch.__file__).parent.joinpath(wing).glob("*.py")
+        if file.name != "waits.py"
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.Attribute) and node.attr in waits
     }

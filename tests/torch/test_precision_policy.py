@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import stablenum_torch as st
-from stablenum_torch.narrow import as_policy, cast_floating
+from stablenum_torch._precision import as_policy, cast_floating
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed.checkpoint import state_dict as checkpoint
 
 import stablenum_torch as st
-import stablenum_torch.stepping
+import stablenum_torch._step.guarded
 from tests.torch.conftest import parameters, set_gradients
 
 KINDS = {"master": st.MasterWeights, "kahan": st.KahanUpdate, "stochastic": st.StochasticRounding}
@@ -146,7 +146,7 @@ def test_it_is_an_optimizer_to_schedulers_and_others(kind, inner) -> None:
 )
 def test_a_skipped_step_changes_no_bit(kind, inner, path, settings, monkeypatch) -> None:
     if path == "device":
-        monkeypatch.setattr(stablenum_torch.stepping, "_on_host", lambda *_: False)
+        monkeypatch.setattr(stablenum_torch._step.guarded, "_on_host", lambda *_: False)
     params = narrow_parameters()
     opt = st.wrap(kind(params, inner), **settings)
     for step, bad in enumerate([True, False, False, True, True, False]):
@@ -182,7 +182,7 @@ def test_without_a_guard_nan_and_inf_pass_through_and_finite_values_saturate(kin
 def test_float16_gradients_are_unscaled_in_float32(inner, path, clip, monkeypatch) -> None:
     """A scaled gradient of 1e-3 is 1.5e-8 after a loss scale of 2^16: half of it is gone in float16."""
     if path == "device":
-        monkeypatch.setattr(stablenum_torch.stepping, "_on_host", lambda *_: False)
+        monkeypatch.setattr(stablenum_torch._step.guarded, "_on_host", lambda *_: False)
     params = narrow_parameters(torch.float16)
     wide = [torch.nn.Parameter(p.detach().float()) for p in params]
     opt, other = st.wrap(st.MasterWeights(params, inner), loss_scale=2.0**16, clip=clip), inner(wide)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 import stablenum_torch as st
-from stablenum.trees import leaves
+from stablenum.arrays import leaves
 
 ELEMENTS = some.one_of(
     some.floats(-10, 10, width=32),

@@ -90,7 +90,7 @@ def test_with_several_ranks_a_clean_replay_points_to_another(monkeypatch: pytest
     opt = st.wrap(torch.optim.SGD([w], lr=0.1))
     w.grad = torch.full((2,), torch.inf)
     opt.step()
-    monkeypatch.setattr("stablenum_torch.explaining.several_ranks", lambda: True)
+    monkeypatch.setattr("stablenum_torch._diagnosis.explain.several_ranks", lambda: True)
     assert opt.explain(lambda: (w * 2).sum()).verdict.cause is Cause.OTHER_RANK
     assert opt.explain(lambda: (w - 1).log().sum()).verdict.cause is Cause.DOMAIN
 

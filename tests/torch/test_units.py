@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import stablenum_torch as st
 from stablenum.formats import FLOAT32_MAX
-from stablenum_torch.units import units_on_device, units_on_host
+from stablenum_torch._step.measure_units import units_on_device, units_on_host
 
 CPU = torch.device("cpu")
 

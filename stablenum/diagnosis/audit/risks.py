@@ -8,7 +8,7 @@ from enum import IntEnum
 from typing import Any
 
 from stablenum.diagnosis.audit.rows import Row
-from stablenum.diagnosis.causes import Cause
+from stablenum.diagnosis.replay.causes import Cause
 from stablenum.formats import FORMATS
 
 __all__ = ["Risk", "Severity", "eps_is_lost", "risks_of"]

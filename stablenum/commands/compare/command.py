@@ -1,0 +1,282 @@
+"""The command line: what to run, where to write, which exit code."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+import stablenum
+from stablenum.commands.compare import SCENARIOS
+from stablenum.commands.compare.backends import BACKENDS, Backend, find_backends, versions
+from stablenum.commands.compare.report import list_table, print_report, to_json
+from stablenum.commands.compare.runner import Result, run_scenario, steps_of
+from stablenum.commands.compare.scenario_file import read_scenario_file, with_guard
+from stablenum.commands.compare.scenarios import Scenario
+from stablenum.commands.explain.command import explain
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    help="Numerical stability for training neural networks.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # brackets in the help are TOML, and paragraphs wrap
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"stablenum {stablenum.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Numerical stability for training neural networks."""
+
+
+@app.command()
+def compare(
+    show_list: Annotated[bool, typer.Option("--list", help="List scenarios and backends, and exit.")] = False,
+    scenario: Annotated[
+        list[str] | None, typer.Option(help="Run only this scenario; may be repeated.", show_default="all")
+    ] = None,
+    backend: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Run only this backend (and NumPy); may be repeated.", show_default="all installed"
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="TOML: [guard] settings put over every scenario's own, [[scenario]] own streams."),
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the results as strict JSON.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw loss, gradient norm, loss scale and skips (PNG).")
+    ] = None,
+) -> None:
+    """Run unstable trainings without and with the guard on every backend, and compare step by step.
+
+    NumPy is the specification. Decisions, reasons and loss scales must be equal to its own; gradient norms
+    within 1e-6, parameters at the end within 1e-5 (SGD) or 1e-4 (Adam), relative; more where a scenario
+    computes in half precision (see the JSON, "tolerance"). The backend torch-compiled traces the step with
+    torch.compile and runs the graphs as they are (aot_eager): generating code each time takes minutes.
+
+    Exit code: 0 if all agree and every outcome is the expected one, 1 if not, 2 for a usage error.
+    """
+    chosen, checked, unfit = _scenarios(scenario or [], config)
+    backends, absent = _usage(lambda: find_backends(backend), "--backend")
+    console = Console(soft_wrap=False)
+    if not console.is_terminal:
+        console = Console(width=112)
+    if show_list:
+        listed = {s.name: s for s in (*SCENARIOS.values(), *chosen)}
+        console.print(list_table(listed.values(), console.width))
+        for b in BACKENDS.values():
+            missing = f" (absent: {' and '.join(b.missing)} not installed)" if b.missing else ""
+            console.print(f"backend {b.name}: {b.about}{missing}", markup=False, highlight=False)
+        return
+    for option, path in (("--json", json), ("--plot", plot)):
+        _check_target(option, path)
+    begin = time.perf_counter()
+    # What is asked for by name is run everywhere.
+    results = _run(chosen, backends, checked=checked, brief=not scenario and config is None)
+    seconds = time.perf_counter() - begin
+    print_report(console, results, backends, absent, unfit)
+    if json is not None:
+        text = to_json(
+            results, backends=backends, absent=absent, unfit=unfit, versions=versions(), seconds=seconds
+        )
+        _write(json, lambda path: path.write_text(text, encoding="utf-8"), "--json")
+        console.print(f"wrote {json}", style="dim", markup=False, highlight=False)
+    if plot is not None:
+        from stablenum.commands.compare.plot import choose, draw  # matplotlib takes a second to load
+
+        _write(plot, lambda path: draw(choose(results, scenario or ()), path), "--plot")
+        console.print(f"wrote {plot}", style="dim", markup=False, highlight=False)
+    if not all(result.ok for result in results):
+        raise typer.Exit(1)
+
+
+app.command()(explain)
+
+
+class _Choice(NamedTuple):
+    """What to run, the names of those whose expected outcome can be checked, and what is left out why."""
+
+    scenarios: list[Scenario]
+    checked: set[str]
+    unfit: dict[str, str]
+
+
+def _scenarios(names: Sequence[str], config: Path | None) -> _Choice:
+    known: dict[str, Scenario] = dict(SCENARIOS)
+    chosen = list(known)
+    changed: set[str] = set()
+    unfit: dict[str, str] = {}
+    if config is not None:
+        file = _usage(lambda: read_scenario_file(config), "--config")
+        if file.guard:
+            for name, scenario in SCENARIOS.items():
+                try:
+                    known[name] = with_guard(scenario, file.guard)
+                except ValueError as error:  # the settings are right by themselves, and do not fit this one
+                    unfit[name] = str(error)
+            changed = set(known)
+        own = {s.name: s for s in file.scenarios}
+        known |= own
+        changed -= set(own)
+        unfit = {name: reason for name, reason in unfit.items() if name not in own}
+        chosen = list(own) or chosen
+    for name in names:
+        if name not in known:
+            raise typer.BadParameter(
+                f"unknown scenario {name!r}; there are {', '.join(known)}.", param_hint="--scenario"
+            )
+    chosen = list(dict.fromkeys(names)) or chosen
+    left_out = {name: unfit[name] for name in chosen if name in unfit}
+    if len(left_out) == len(chosen):
+        why = next(iter(left_out.values()))
+        raise typer.BadParameter(
+            f"[guard] fits none of the scenarios asked for: {why}", param_hint="--config"
+        )
+    chosen = [name for name in chosen if name not in left_out]
+    return _Choice([known[name] for name in chosen], set(chosen) - changed, left_out)
+
+
+def _usage(call: Callable[[], Any], option: str) -> Any:
+    """``call()``, its ValueError as a usage error of an option (exit code 2)."""
+    try:
+        return call()
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error
+
+
+def _run(
+    scenarios: Sequence[Scenario], backends: Sequence[Backend], *, checked: set[str], brief: bool
+) -> list[Result]:
+    """All scenarios, with a progress bar if somebody is looking."""
+    console = Console(stderr=True)
+    total = sum(steps_of(s, backends, brief=brief) for s in scenarios)
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("runs"),
+        TimeElapsedColumn(),
+    )
+    results = []
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("starting", total=total)
+        for scenario in scenarios:
+            progress.update(task, description=f"{scenario.name:<22}")
+            results.append(
+                run_scenario(
+                    scenario,
+                    backends,
+                    check_expected=scenario.name in checked,
+                    brief=brief,
+                    tick=lambda: progress.advance(task),
+                )
+            )
+    return results
+
+
+def _check_target(option: str, path: Path | None) -> None:
+    """Whether a result can be written there, found out before minutes of work and not after."""
+    if path is None:
+        return
+    try:
+        if path.is_dir():
+            raise typer.BadParameter(f"{path} is a folder; name a file.", param_hint=option)
+        if _is_special(path):
+            if not os.access(path, os.W_OK):
+                raise typer.BadParameter(f"{path} cannot be written to.", param_hint=option)
+            return
+        folder = path.resolve().parent
+    except (OSError, RuntimeError) as error:  # a circle of links
+        raise typer.BadParameter(f"{path} cannot be looked at: {error}", param_hint=option) from error
+    if not folder.is_dir():
+        raise typer.BadParameter(f"the folder {folder} does not exist.", param_hint=option)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise typer.BadParameter(f"the folder {folder} cannot be written to.", param_hint=option)
+
+
+def _is_special(path: Path) -> bool:
+    """Whether a path is something to write into and not to replace: a pipe, a device, our own output."""
+    return path.exists() and (not path.is_file() or _own_output(path) is not None)
+
+
+def _own_output(path: Path) -> int | None:
+    """1 or 2 if the path is what our standard output or error goes to (``/dev/stdout``)."""
+    there = path.stat()
+    for descriptor in (1, 2):
+        try:
+            if os.path.samestat(there, os.fstat(descriptor)):
+                return descriptor
+        except OSError:  # closed
+            continue
+    return None
+
+
+def _write(target: Path, fill: Callable[[Path], Any], option: str) -> None:
+    """Write a result, an OSError as an error of its option (exit code 2)."""
+    try:
+        if _is_special(target):
+            _write_into(target, fill)
+        else:
+            _replace(target.resolve(), fill)
+    except OSError as error:
+        raise typer.BadParameter(f"cannot write {target}: {error}", param_hint=option) from error
+
+
+def _replace(target: Path, fill: Callable[[Path], Any]) -> None:
+    """Write beside the target and rename: an interrupted run leaves no half a file.
+
+    ``target`` is resolved: what a link points to is replaced, and the link stays.
+    """
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        fill(temporary)
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _write_into(target: Path, fill: Callable[[Path], Any]) -> None:
+    """Write into a pipe or a device, by way of a file: not everything can be written without seeking."""
+    with tempfile.TemporaryDirectory() as folder:
+        temporary = Path(folder) / "result"
+        fill(temporary)
+        sys.stdout.flush()
+        own = _own_output(target)
+        # A file opened a second time would begin at its start, over what is printed already.
+        handle = os.open(target, os.O_WRONLY) if own is None else os.dup(own)
+        with temporary.open("rb") as source, os.fdopen(handle, "wb") as sink:
+            shutil.copyfileobj(source, sink)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,150 @@
+"""What both kinds of scenario have: an optimizer, an outcome, how close the backends must come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from stablenum.errors import bad_field, check_choice, check_int, check_number
+from stablenum.guard.config import GuardConfig
+
+__all__ = [
+    "DTYPES",
+    "OPTIMIZERS",
+    "Expected",
+    "OptimizerSpec",
+    "Outcome",
+    "Tolerance",
+    "check_guard_names",
+    "check_name",
+    "tensor_names",
+]
+
+OPTIMIZERS = ("sgd", "adam", "adamw")
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+class Outcome(StrEnum):
+    """What became of a run, by its parameters at the end."""
+
+    SURVIVES = "survives"  # all finite, and the goal (if there is one) reached
+    DIES = "dies"  # some are NaN or infinite
+    STALLS = "stalls"  # bit-equal to the start although the true gradients were not zero
+    FAILS = "fails"  # finite, but the goal was missed
+    STOPS = "stops"  # NonFiniteError, as configured; the parameters are those before the bad steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerSpec:
+    """An optimizer in words that every backend knows.
+
+    Args:
+        name: ``"sgd"``, ``"adam"`` or ``"adamw"``.
+        lr: the learning rate.
+        momentum: of SGD.
+        eps: of Adam.
+        weight_decay: L2 for SGD and Adam, decoupled for AdamW.
+
+    Raises:
+        ValueError: a field is out of its range.
+    """
+
+    name: str = "sgd"
+    lr: float = 0.01
+    momentum: float = 0.0
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.name not in OPTIMIZERS:
+            raise bad_field("optimizer.name", f"one of {', '.join(OPTIMIZERS)}", self.name)
+        check_number("optimizer.lr", self.lr, at_least=0.0)
+        check_number("optimizer.momentum", self.momentum, at_least=0.0, below=1.0)
+        check_number("optimizer.eps", self.eps, at_least=0.0)
+        check_number("optimizer.weight_decay", self.weight_decay, at_least=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What must come of a scenario. None: not stated, not checked.
+
+    Args:
+        plain: the outcome without a guard.
+        guarded: the outcome with it.
+        skips: steps that the guard refuses.
+        final_loss_scale: the loss scale after the last step.
+        moved: of a stream, how far each tensor is from its start after the last guarded step, root mean
+            square; held to within a thousandth.
+
+    Raises:
+        ValueError: a field is out of its range.
+    """
+
+    plain: Outcome | None = None
+    guarded: Outcome | None = None
+    skips: int | None = None
+    final_loss_scale: float | None = None
+    moved: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name, outcome in (("plain", self.plain), ("guarded", self.guarded)):
+            if outcome is not None:
+                check_choice(f"expected.{name}", outcome, [o.value for o in Outcome])
+        if self.skips is not None:
+            check_int("expected.skips", self.skips, at_least=0)
+        if self.final_loss_scale is not None:
+            check_number("expected.final_loss_scale", self.final_loss_scale, above=0.0)
+        if self.moved is not None:
+            if not isinstance(self.moved, (tuple, list)):
+                raise bad_field("expected.moved", "a list of numbers, one a tensor", self.moved)
+            moved = tuple(check_number("expected.moved", number, at_least=0.0) for number in self.moved)
+            object.__setattr__(self, "moved", moved)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tolerance:
+    """How far a backend may be from NumPy. Decisions and loss scales have none: they are equal.
+
+    Args:
+        norm: relative, for gradient norms and clip coefficients.
+        loss: relative, for the recorded loss.
+        params: for the parameters at the end: the largest difference in a tensor over the
+            largest number in it.
+        why: shown where the tolerance is wider than the standard one.
+
+    Raises:
+        ValueError: a field is out of its range.
+    """
+
+    norm: float = 1e-6
+    loss: float = 0.0
+    params: float = 1e-5
+    why: str = ""
+
+    def __post_init__(self) -> None:
+        check_number("tolerance.norm", self.norm, at_least=0.0)
+        check_number("tolerance.loss", self.loss, at_least=0.0)
+        check_number("tolerance.params", self.params, at_least=0.0)
+        if not isinstance(self.why, str):
+            raise bad_field("tolerance.why", "a sentence", self.why)
+
+
+def check_name(name: object) -> None:
+    """Nothing, if a scenario may be called so."""
+    if not isinstance(name, str) or not name or name.split() != [name]:
+        raise bad_field("name", "one word without spaces", name)
+
+
+def tensor_names(count: int) -> list[str]:
+    """What the tensors are called, for rules that go by names: their numbers, as in a JAX list."""
+    return [str(i) for i in range(count)]
+
+
+def check_guard_names(guard: GuardConfig, count: int) -> None:
+    """Nothing, if the names in a guard's rules are those of tensors, of which there are ``count``.
+
+    Raises:
+        ValueError: a pattern matches none of them.
+    """
+    if guard.unit_rule is not None:
+        guard.unit_rule.included(tensor_names(count))

@@ -1,0 +1,217 @@
+"""Streams: seeded gradients and losses, and what happens to them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from stablenum.commands.compare.scenarios.shared import (
+    DTYPES,
+    Expected,
+    OptimizerSpec,
+    Tolerance,
+    check_guard_names,
+    check_name,
+)
+from stablenum.errors import bad_field, check_int, check_number
+from stablenum.formats import get_format
+from stablenum.guard.config import GuardConfig
+
+__all__ = ["Event", "Stream", "TensorSpec"]
+
+# Far enough below float32's maximum that a draw of many standard deviations is finite.
+_LARGEST_DRIFT = 1e35
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """One parameter of a stream.
+
+    Args:
+        shape: may hold 0.
+        dtype: of the parameter and of the gradients that the guard is handed.
+        computed: the format that the scaled gradients were computed in, before they became ``dtype``: as
+            under autocast, where a float32 parameter gets what float16 left of its gradient.
+
+    Raises:
+        ValueError: a wrong shape or dtype.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    computed: str | None = None
+
+    def __post_init__(self) -> None:
+        for n in self.shape:
+            check_int("tensors.shape", n, at_least=0)
+        if self.dtype not in DTYPES:
+            raise bad_field("tensors.dtype", f"one of {', '.join(DTYPES)}", self.dtype)
+        if self.computed is not None and self.computed not in DTYPES:
+            raise bad_field("tensors.computed", f"one of {', '.join(DTYPES)}", self.computed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something put into a stream. Events of one step happen in the order they are listed in.
+
+    Args:
+        step: the first step it happens at, from 0.
+        until: the last step; by default ``step``; ``"end"``: to the end of the stream.
+        tensor: index of the gradient, ``"all"`` gradients, or ``"loss"``.
+        value: what is put there; may be NaN or infinite.
+        factor: what is there is multiplied by it, all elements. 0 gives a tensor that starts late.
+        everywhere: ``value`` into all elements instead of the first.
+
+    Exactly one of ``value`` and ``factor`` is given.
+
+    Raises:
+        ValueError: a field is out of its range, or both or none of the two are given.
+    """
+
+    step: int
+    value: float | None = None
+    factor: float | None = None
+    tensor: int | Literal["all", "loss"] = 0
+    until: int | Literal["end"] | None = None
+    everywhere: bool = False
+
+    def __post_init__(self) -> None:
+        check_int("events.step", self.step, at_least=0)
+        self._check_until()
+        self._check_tensor()
+        if (self.value is None) == (self.factor is None):
+            raise ValueError(
+                "events.value (a number put there) and events.factor (what is there is multiplied by it): "
+                f"exactly one must be given; got {'neither' if self.value is None else 'both'}."
+            )
+        if not isinstance(self.everywhere, bool):
+            raise bad_field("events.everywhere", "true or false", self.everywhere)
+        if self.factor is not None:
+            check_number("events.factor", self.factor)
+            if self.everywhere:
+                hint = "A factor multiplies all elements as it is; leave everywhere out."
+                raise bad_field("events.everywhere", "false with events.factor", True, hint=hint)
+        else:
+            self._check_value()
+
+    def _check_until(self) -> None:
+        if isinstance(self.until, str):
+            if self.until != "end":
+                raise bad_field("events.until", "a whole number or 'end'", self.until)
+        elif self.until is not None:
+            check_int("events.until", self.until, at_least=self.step)
+
+    def _check_tensor(self) -> None:
+        if isinstance(self.tensor, str):
+            if self.tensor not in ("all", "loss"):
+                raise bad_field("events.tensor", "an index from 0, 'all' or 'loss'", self.tensor)
+        else:
+            check_int("events.tensor", self.tensor, at_least=0)
+
+    def _check_value(self) -> None:
+        if isinstance(self.value, bool) or not isinstance(self.value, (int, float)):
+            raise bad_field("events.value", "a number, nan or inf", self.value)
+        try:
+            object.__setattr__(self, "value", float(self.value))
+        except OverflowError as error:
+            raise bad_field(
+                "events.value", "a number that fits in float64, nan or inf", self.value
+            ) from error
+
+    def holds_at(self, step: int) -> bool:
+        """Whether it happens at ``step``."""
+        if self.until == "end":
+            return step >= self.step
+        return self.step <= step <= (self.step if self.until is None else self.until)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """Seeded gradients, the same bits for every backend.
+
+    At each step a backend is handed ``(g x its own loss scale)`` rounded to the parameter's
+    dtype, so that overflow and underflow in half precision are real.
+
+    Args:
+        name: a word for the command line.
+        about: what it shows, one sentence.
+        steps: how many.
+        seed: of gradients and parameters.
+        tensors: the parameters.
+        magnitude: standard deviation of the (float32) gradients.
+        drift: the gradients, not the loss, of step t are multiplied by ``drift**t``.
+        jitter: and by ``exp(jitter x a standard normal number)``, drawn anew at each step, so that
+            norms vary from step to step as in training; 0 to 1, and 0.3 is much like it.
+        start: value of all parameters at the start; None draws them from a normal distribution.
+        events: what goes wrong.
+        optimizer, guard: how it is trained.
+        plain_clip: clip the run without a guard at this norm by the framework's own function.
+        most_moved: a run fails if a tensor has moved further from its start at the end, as a root mean
+            square over its elements: a finite spike is no NaN, and does its harm so.
+        compiled_in: another scenario for which torch.compile traces the same rules. A run of all scenarios
+            leaves this one out of ``torch-compiled``, where tracing is nearly all of the time.
+        expected, tolerance: what is checked.
+
+    Raises:
+        ValueError: a field is out of its range, or an event, the guard or ``expected`` speaks of tensors
+            that are not there.
+    """
+
+    name: str
+    about: str = ""
+    steps: int = 60
+    seed: int = 0
+    tensors: tuple[TensorSpec, ...] = (
+        TensorSpec(shape=(8, 5)),
+        TensorSpec(shape=(5,)),
+        TensorSpec(shape=(3, 2, 4)),
+    )
+    magnitude: float = 1.0
+    drift: float = 1.0
+    jitter: float = 0.0
+    start: float | None = None
+    events: tuple[Event, ...] = ()
+    optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
+    guard: GuardConfig = field(default_factory=GuardConfig)
+    plain_clip: float | None = None
+    most_moved: float | None = None
+    compiled_in: str | None = None
+    expected: Expected = field(default_factory=Expected)
+    tolerance: Tolerance = field(default_factory=Tolerance)
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        check_int("steps", self.steps, at_least=1)
+        check_int("seed", self.seed, at_least=0)
+        check_number("magnitude", self.magnitude, at_least=0.0)
+        check_number("drift", self.drift, above=0.0)
+        check_number("jitter", self.jitter, at_least=0.0, at_most=1.0)
+        self._check_drift()
+        if self.start is not None:
+            top = min((get_format(t.dtype).max for t in self.tensors), default=get_format("float32").max)
+            hint = "Every parameter must be finite in its dtype."
+            check_number("start", self.start, at_least=-top, at_most=top, hint=hint)
+        if self.plain_clip is not None:
+            check_number("plain_clip", self.plain_clip, above=0.0)
+        if self.most_moved is not None:
+            check_number("most_moved", self.most_moved, above=0.0)
+        if self.compiled_in is not None and not isinstance(self.compiled_in, str):
+            raise bad_field("compiled_in", "the name of a scenario", self.compiled_in)
+        for event in self.events:
+            if not isinstance(event.tensor, str) and event.tensor >= len(self.tensors):
+                allowed = f"below the number of tensors, {len(self.tensors)}, 'all' or 'loss'"
+                raise bad_field("events.tensor", allowed, event.tensor)
+            if event.step >= self.steps:
+                raise bad_field("events.step", f"below the number of steps, {self.steps}", event.step)
+        check_guard_names(self.guard, len(self.tensors))
+        moved = self.expected.moved
+        if moved is not None and len(moved) != len(self.tensors):
+            raise bad_field("expected.moved", f"{len(self.tensors)} numbers, one a tensor", moved)
+
+    def _check_drift(self) -> None:
+        # In logarithms: the power itself may be beyond float64.
+        growth = (self.steps - 1) * math.log(self.drift)
+        if growth > 0 and math.log(max(self.magnitude, 1.0)) + growth > math.log(_LARGEST_DRIFT):
+            allowed = f"such that drift**(steps - 1), and magnitude times it, is at most {_LARGEST_DRIFT:g}"
+            raise bad_field("drift", allowed, self.drift, hint="For an overflow use an event.")

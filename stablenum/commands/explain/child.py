@@ -1,0 +1,128 @@
+"""The process that runs the script: ``python -m stablenum.commands.explain.child PLAN OUTCOME``.
+
+It is fresh for every run, so that a second run sees what the first one saw.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import importlib
+import importlib.util
+import json
+import os
+import random
+import runpy
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType, TracebackType
+
+from stablenum.commands.explain.imports import AfterImport
+from stablenum.commands.explain.plan import Plan
+from stablenum.commands.explain.session import Session, Stop
+
+__all__ = ["run"]
+
+
+def run(session: Session) -> None:
+    """Run the script of a plan as ``__main__``; its exceptions and exits are in the outcome."""
+    plan, outcome = session.plan, session.outcome
+    _as_python_would(plan)
+    random.seed(plan.seed)
+    _watching(session).install()
+    try:
+        _run_main(plan)
+        outcome.exit_code = 0
+    except Stop:
+        pass
+    except SystemExit as stop:
+        outcome.exit_code = _exit_code(stop.code)
+    except BaseException as error:  # noqa: BLE001  it is the script's, and is shown as Python shows it
+        outcome.exit_code = 130 if isinstance(error, KeyboardInterrupt) else 1
+        outcome.error = traceback.format_exception_only(error)[-1].strip()
+        sys.stdout.flush()
+        traceback.print_exception(type(error), error, _own(error.__traceback__))
+        for tell in session.on_error if isinstance(error, Exception) and not session.over else ():
+            tell(error)
+
+
+def _watching(session: Session) -> AfterImport:
+    plan, watched = session.plan, session.outcome.watched
+
+    def watch(framework: str) -> None:
+        watched.append(framework)
+        importlib.import_module(f"stablenum_{framework}._diagnosis.watch").watch(session)
+
+    def numpy() -> None:
+        importlib.import_module("numpy").random.seed(plan.seed % 2**32)
+
+    return AfterImport(
+        {"numpy": numpy, "torch": lambda: watch("torch"), "jax": lambda: watch("jax")},
+    )
+
+
+def _as_python_would(plan: Plan) -> None:
+    """``sys.argv`` and ``sys.path`` as ``python script.py`` or ``python -m module`` has them."""
+    sys.argv = [plan.script, *plan.arguments]
+    if not plan.module:
+        # In place of the current folder, which "-m" put there for this process.
+        home = str(Path(plan.script).resolve().parent)
+        sys.path[:1] = [home] if not sys.flags.safe_path else sys.path[:1]
+        ours = str(Path(__file__).parents[2])
+        if importlib.util.find_spec("stablenum_torch") is None and ours not in sys.path:
+            sys.path.append(ours)
+
+
+def _run_main(plan: Plan) -> None:
+    if plan.module:
+        runpy.run_module(plan.script, run_name="__main__", alter_sys=True)
+        return
+    # Not runpy.run_path: it takes the module away before what is registered for the end has run.
+    code = compile(Path(plan.script).read_bytes(), plan.script, "exec")
+    module = ModuleType("__main__")
+    module.__dict__.update(__file__=os.path.abspath(plan.script), __builtins__=builtins, __cached__=None)
+    sys.modules["__main__"] = module
+    exec(code, module.__dict__)
+
+
+def _exit_code(code: object) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    sys.stderr.write(f"{code}\n")
+    return 1
+
+
+def _own(tb: TracebackType | None) -> TracebackType | None:
+    """The traceback from the script's first frame on."""
+    here = str(Path(__file__).parent)
+    while tb is not None and tb.tb_frame.f_code.co_filename.startswith((here, "<frozen runpy")):
+        tb = tb.tb_next
+    return tb
+
+
+def main() -> None:
+    """Run, and write the outcome, also of a script that fails."""
+    plan, outcome = map(Path, sys.argv[1:3])
+    session = Session(Plan.read(plan))
+
+    def write() -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):  # the script closed it
+                stream.flush()
+        outcome.write_text(json.dumps(session.outcome.to_dict()), encoding="utf-8")
+
+    def leave() -> None:
+        write()
+        os._exit(0)
+
+    session.on_leave = leave
+    run(session)
+    write()
+    sys.exit(session.outcome.exit_code or 0)
+
+
+if __name__ == "__main__":
+    main()

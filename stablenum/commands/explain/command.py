@@ -1,0 +1,117 @@
+"""``stablenum explain``: options, exit codes, where the report goes."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from stablenum.commands.explain.plan import Outcome, Plan
+from stablenum.commands.explain.runner import explain as run_and_explain
+
+__all__ = ["app", "explain"]
+
+
+def explain(
+    script: Annotated[str, typer.Argument(help="The training script (with --module: the module's name).")],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(help="What the script finds in sys.argv, after a '--'.", metavar="-- ARGS"),
+    ] = None,
+    module: Annotated[bool, typer.Option("--module", "-m", help="Run it as `python -m` does.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Record every step from the start: slower, and no second run.")
+    ] = False,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Of the global generators, before the script's first line.")
+    ] = 0,
+    json: Annotated[Path | None, typer.Option(help="Write the report as strict JSON.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the report as a page that stands alone.")] = None,
+) -> None:
+    """Run a PyTorch or JAX training script until something is not finite, and say where and why.
+
+    The script is not changed. It is watched until a loss, a gradient or a parameter is NaN or inf. A PyTorch
+    script is then run a second time, to record the step that failed: what it writes is written twice.
+
+    Exit code: 1 if something was found, 2 for a usage error, otherwise the script's own.
+    """
+    _check(script, module)
+    for option, path in (("--json", json), ("--html", html)):
+        if path is not None and not path.resolve().parent.is_dir():
+            raise typer.BadParameter(f"the folder {path.resolve().parent} does not exist.", param_hint=option)
+    err = Console(stderr=True)
+
+    def say(text: str) -> None:
+        err.print(Text(f"stablenum: {text}", style="dim"), soft_wrap=True)
+
+    plan = Plan(
+        script=script,
+        arguments=tuple(arguments or ()),
+        module=module,
+        seed=seed,
+        record_from=1 if once else None,
+    )
+    explained = run_and_explain(plan, say)
+    if explained.report is None:
+        say(_ended(explained.outcome))
+        raise typer.Exit(explained.outcome.exit_code or 0)
+    report = explained.report
+    say(f"{explained.outcome.failure}{f', recorded in run {explained.runs}' if explained.runs > 1 else ''}")
+    console = Console()
+    if not console.is_terminal:
+        typer.echo(str(report))
+    else:
+        console.print(report)
+    for path, text in ((json, report.to_json() + "\n"), (html, report.to_html())):
+        if path is not None:
+            path.write_text(text, encoding="utf-8")
+            say(f"wrote {path}")
+    raise typer.Exit(0 if report.ok else 1)
+
+
+def _check(script: str, module: bool) -> None:
+    if not any(find_spec(name) for name in ("torch", "jax")):
+        raise typer.BadParameter(
+            "neither torch nor jax is installed here: pip install 'stablenum[torch]' or 'stablenum[jax]'.",
+            param_hint="SCRIPT",
+        )
+    if not module and not Path(script).is_file():
+        raise typer.BadParameter(f"there is no file {script!r}.", param_hint="SCRIPT")
+
+
+def _ended(outcome: Outcome) -> str:
+    seen = [
+        f"{count} {unit}{'' if count == 1 else 's'}"
+        for count, unit in ((outcome.steps, "optimizer step"), (outcome.calls, "watched call"))
+        if count
+    ]
+    told = " and ".join(seen)
+    if outcome.exit_code:
+        why = outcome.error or f"exit code {outcome.exit_code}"
+        return f"the script ended with {why}; before that nothing went wrong{' in ' * bool(seen)}{told}"
+    if not outcome.watched:
+        return "nothing was watched: the script loaded neither torch nor jax"
+    if not seen:
+        return f"nothing went wrong, and no step was seen: {' and '.join(outcome.watched)} took none"
+    return f"nothing went wrong in {told}"
+
+
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def _root() -> None:
+    """Numerical stability for training neural networks."""
+
+
+app.command()(explain)

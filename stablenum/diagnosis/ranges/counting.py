@@ -1,0 +1,183 @@
+"""Counting a tensor's elements against the limits of the formats: one sort for all formats."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from stablenum.diagnosis.ranges.limits import HIGHEST, LOWEST, limits
+from stablenum.diagnosis.ranges.rows import KINDS, UPDATE, RangeRow
+from stablenum.errors import bad_field
+from stablenum.formats import FORMATS
+from stablenum.precision.policy import parse_format
+
+__all__ = ["RangeCollector", "checked_formats", "count_lost", "count_row"]
+
+Array: TypeAlias = Any
+Namespace: TypeAlias = Any
+#: Rounds an array to a format and gives it back in its own dtype.
+Cast: TypeAlias = Callable[[Array, str], Array]
+
+_BINS = range(LOWEST, HIGHEST)
+
+
+def checked_formats(formats: Sequence[str]) -> tuple[str, ...]:
+    """The full names of ``formats``, each once.
+
+    Raises:
+        ValueError: none is given, or one is unknown.
+
+    Example:
+        >>> checked_formats(["f16", "bfloat16"])
+        ('float16', 'bfloat16')
+    """
+    if isinstance(formats, str) or not formats:
+        hint = "Put a single name into a tuple." if formats else ""
+        raise bad_field("formats", f"a sequence of names out of {', '.join(FORMATS)}", formats, hint=hint)
+    return tuple(dict.fromkeys(parse_format(name) for name in formats))
+
+
+def count_row(kind: str, module: str, x: Array, *, formats: Sequence[str], xp: Namespace) -> RangeRow | None:
+    """The counts of one array.
+
+    The elements are sorted by size once; where a limit would stand among them is the count of those below it.
+
+    Args:
+        kind: one of :data:`stablenum.diagnosis.ranges.KINDS`.
+        module: the module's path.
+        x: any shape; float32 or float64 (wider formats than these are not asked of it).
+        formats: names from :data:`stablenum.formats.FORMATS`.
+        xp: the array namespace. On a device that flushes subnormals to zero, so does the count.
+
+    Returns:
+        The row, or None for integers, bools, complex numbers and empty arrays. Elements that are not finite
+        are counted apart.
+
+    Example:
+        >>> import array_api_compat.numpy as np
+        >>> row = count_row("weight", "a", np.asarray([1.0, 1e-9, 7e4, 0.0]), formats=["float16"], xp=np)
+        >>> row.flushed("float16"), row.overflow, row.zeros
+        (1, {'float16': 1}, 1)
+    """
+    if not xp.isdtype(x.dtype, "real floating") or 0 in x.shape:
+        return None
+    size = xp.abs(xp.reshape(x, (-1,)))
+    finite = xp.isfinite(size)
+    size = xp.where(finite, size, xp.zeros_like(size))
+    ordered = xp.sort(size)
+    ends = [limits(name) for name in formats]
+    top = float(xp.finfo(x.dtype).max)
+
+    def standing(values: Sequence[float], side: str) -> list[int]:
+        representable = [value if value <= top else float("inf") for value in values]
+        like = {"dtype": x.dtype, "device": getattr(x, "device", None)}
+        found: list[int] = xp.searchsorted(ordered, xp.asarray(representable, **like), side=side).tolist()
+        return found
+
+    n = int(size.shape[0])
+    at_most = standing([0.0, *(2.0**e for e in _BINS), *(end.overflow for end in ends)], "right")
+    below = standing([*(end.overflow for end in ends), *(end.normal for end in ends)], "left")
+    bad = n - int(xp.sum(xp.astype(finite, xp.int64)))
+    nan = int(xp.sum(xp.astype(xp.isnan(x), xp.int64)))
+    powers, tops = at_most[: len(_BINS) + 1], at_most[len(_BINS) + 1 :]
+    bins = {e: b - a for e, a, b in zip([*_BINS, HIGHEST], powers, [*powers[1:], n]) if b > a}
+    row = RangeRow(
+        kind=kind,
+        module=module,
+        elements=n - bad,
+        nan=nan,
+        inf=bad - nan,
+        zeros=powers[0] - bad,  # those that are not finite stand among the zeros
+        amax=float(ordered[-1]),
+        amin=float(ordered[powers[0]]) if powers[0] < n else 0.0,
+        histogram=bins,
+        overflow={name: n - (tops[i] if ends[i].strict else below[i]) for i, name in enumerate(formats)},
+    )
+    under = {name: below[len(ends) + i] - powers[0] for i, name in enumerate(formats)}
+    subnormal = {name: max(under[name] - row.flushed(name), 0) for name in formats}
+    return dataclasses.replace(row, subnormal=subnormal)
+
+
+def count_lost(
+    before: Array, update: Array, *, formats: Sequence[str], cast: Cast, xp: Namespace
+) -> dict[str, int]:
+    """How many updates each format loses: ``w + dw == w`` though dw is not 0.
+
+    Weight, update and sum are each rounded to the format, as an optimizer does that has all in it. Elements
+    that are not finite, and weights beyond the format, do not count. For e4m3fn the casts saturate.
+
+    Args:
+        before: float32, the weights.
+        update: float32, of the same shape, what is added to them.
+        formats: names.
+        cast: rounds an array to a format.
+        xp: the array namespace.
+
+    Example:
+        >>> import array_api_compat.numpy as np
+        >>> half = lambda x, name: x.astype(name).astype(np.float32)
+        >>> w, dw = np.asarray([[1.0, 1.0], [1e-4, 1e-3]], dtype=np.float32)
+        >>> count_lost(w, dw, formats=["float16"], cast=half, xp=np)
+        {'float16': 1}
+    """
+    found = {}
+    usable = xp.isfinite(before) & xp.isfinite(update) & (update != 0)
+    before, update = (xp.where(usable, x, xp.zeros_like(x)) for x in (before, update))
+    for name in formats:
+        end = limits(name)
+        top = FORMATS[name].max
+
+        def rounded(x: Array, name: str = name, strict: bool = end.strict, top: float = top) -> Array:
+            return cast(xp.clip(x, -top, top) if strict else x, name)
+
+        fits = usable & ((xp.abs(before) <= end.overflow) if end.strict else (xp.abs(before) < end.overflow))
+        weight = rounded(xp.where(fits, before, xp.zeros_like(before)))
+        moved = rounded(weight + rounded(update))
+        found[name] = int(xp.sum(xp.astype(fits & (moved == weight), xp.int64)))
+    return found
+
+
+class RangeCollector:
+    """Gathers rows in the order in which their modules first come; what comes again is added.
+
+    Args:
+        formats: names of formats.
+        xp: the array namespace of all that is added.
+        cast: rounds an array to a format; needed for updates.
+
+    Raises:
+        ValueError: an unknown format, or none.
+    """
+
+    def __init__(self, formats: Sequence[str], *, xp: Namespace, cast: Cast) -> None:
+        self.formats = checked_formats(formats)
+        self.notes: list[str] = []
+        self._xp, self._cast = xp, cast
+        self._rows: dict[tuple[str, str], RangeRow] = {}
+
+    @property
+    def rows(self) -> tuple[RangeRow, ...]:
+        """What was gathered, kind by kind."""
+        return tuple(row for kind in KINDS for row in self._rows.values() if row.kind == kind)
+
+    def add(self, kind: str, module: str, x: Array) -> None:
+        """Count an array, unless it is empty or not of floating point."""
+        self._put(count_row(kind, module, x, formats=self.formats, xp=self._xp))
+
+    def add_update(self, module: str, before: Array, update: Array) -> None:
+        """Count what is added to a parameter, and what of it is lost."""
+        row = count_row(UPDATE, module, update, formats=self.formats, xp=self._xp)
+        if row is not None:
+            lost = count_lost(before, update, formats=self.formats, cast=self._cast, xp=self._xp)
+            self._put(dataclasses.replace(row, lost=lost))
+
+    def note(self, text: str) -> None:
+        """Remember a sentence about what was not measured, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def _put(self, row: RangeRow | None) -> None:
+        if row is not None:
+            key = (row.kind, row.module)
+            self._rows[key] = self._rows[key].merged(row) if key in self._rows else row

@@ -1,0 +1,124 @@
+"""One row of the report: the counts of one kind of tensor in one module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stablenum.diagnosis.ranges.limits import limits
+
+__all__ = [
+    "ACTIVATION",
+    "ACTIVATION_GRADIENT",
+    "BACKWARD",
+    "FORWARD",
+    "GRADIENT",
+    "KINDS",
+    "UPDATE",
+    "WEIGHT",
+    "RangeRow",
+    "module_label",
+]
+
+ACTIVATION, WEIGHT = "activation", "weight"
+ACTIVATION_GRADIENT, GRADIENT = "activation gradient", "gradient"
+UPDATE = "update"
+#: Activations and weights; gradients of activations; gradients of parameters; updates of parameters.
+KINDS = (ACTIVATION, WEIGHT, ACTIVATION_GRADIENT, GRADIENT, UPDATE)
+FORWARD = (ACTIVATION, WEIGHT)
+BACKWARD = (ACTIVATION_GRADIENT, GRADIENT)
+
+
+def module_label(module: str) -> str:
+    """How a module's path is shown; the model itself has none."""
+    return module or "(model)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeRow:
+    """Counts over all elements of one kind in one module.
+
+    Attributes:
+        kind: one of :data:`KINDS`.
+        module: the path of the module, parts joined by dots; ``""`` is the model itself.
+        elements: finite elements, zeros included. All fractions are of these.
+        nan, inf: elements that are not finite in float32; they are in no other count.
+        zeros: exact zeros.
+        amax: largest \\|x\\|; 0.0 without elements.
+        amin: smallest \\|x\\| above 0; 0.0 without any.
+        histogram: count by exponent e, of 2**(e-1) < \\|x\\| <= 2**e.
+        overflow: count by format, of what becomes inf (NaN in e4m3fn, or 448 if the cast saturates).
+        subnormal: count by format, of what is kept with fewer bits.
+        lost: count by format, of w + dw == w where dw is not 0, with all three rounded to the format; only
+            for the kind ``"update"``.
+    """
+
+    kind: str
+    module: str
+    elements: int = 0
+    nan: int = 0
+    inf: int = 0
+    zeros: int = 0
+    amax: float = 0.0
+    amin: float = 0.0
+    histogram: Mapping[int, int] = field(default_factory=dict)
+    overflow: Mapping[str, int] = field(default_factory=dict)
+    subnormal: Mapping[str, int] = field(default_factory=dict)
+    lost: Mapping[str, int] = field(default_factory=dict)
+
+    def flushed(self, name: str, exponent: int = 0) -> int:
+        """How many elements other than 0 become 0 in the format after a multiplication by ``2**exponent``."""
+        last = limits(name).flush - exponent
+        return sum(count for e, count in self.histogram.items() if e <= last)
+
+    def fraction(self, count: int) -> float:
+        """``count`` of the finite elements; 0.0 if there are none."""
+        return count / self.elements if self.elements else 0.0
+
+    def merged(self, other: RangeRow) -> RangeRow:
+        """The row of both rows' elements."""
+        smallest = [amin for amin in (self.amin, other.amin) if amin > 0]
+        return RangeRow(
+            kind=self.kind,
+            module=self.module,
+            elements=self.elements + other.elements,
+            nan=self.nan + other.nan,
+            inf=self.inf + other.inf,
+            zeros=self.zeros + other.zeros,
+            amax=max(self.amax, other.amax),
+            amin=min(smallest, default=0.0),
+            histogram=_added(self.histogram, other.histogram),
+            overflow=_added(self.overflow, other.overflow),
+            subnormal=_added(self.subnormal, other.subnormal),
+            lost=_added(self.lost, other.lost),
+        )
+
+    def to_dict(self, formats: tuple[str, ...]) -> dict[str, Any]:
+        """Plain values for JSON: counts, and fractions by format."""
+        return {
+            "kind": self.kind,
+            "module": self.module,
+            "elements": self.elements,
+            "nan": self.nan,
+            "inf": self.inf,
+            "zeros": self.zeros,
+            "amax": self.amax,
+            "amin": self.amin,
+            "histogram": {str(e): count for e, count in sorted(self.histogram.items())},
+            "formats": {name: self._fractions(name) for name in formats},
+        }
+
+    def _fractions(self, name: str) -> dict[str, float]:
+        found = {
+            "overflow": self.fraction(self.overflow.get(name, 0)),
+            "flushed": self.fraction(self.flushed(name)),
+            "subnormal": self.fraction(self.subnormal.get(name, 0)),
+        }
+        if name in self.lost:
+            found["lost"] = self.fraction(self.lost[name])
+        return found
+
+
+def _added(a: Mapping[Any, int], b: Mapping[Any, int]) -> dict[Any, int]:
+    return {key: a.get(key, 0) + b.get(key, 0) for key in sorted({*a, *b})}

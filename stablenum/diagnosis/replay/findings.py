@@ -1,0 +1,157 @@
+"""One operation that went wrong, as it is shown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from stablenum.diagnosis.replay.operations import MOVING, SELECTING
+from stablenum.diagnosis.replay.trace import Step, Trace
+from stablenum.diagnosis.replay.values import MOST_VALUES, Place, TensorStats, plain
+from stablenum.diagnosis.replay.walk import Origin, is_selected
+
+__all__ = ["Finding", "finding_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Where something first was not finite.
+
+    Attributes:
+        operation: by the name users call it; "input", "parameter", "buffer" or "state" for a value that was
+            bad before anything was computed.
+        phase: "forward", "backward", "update", or "before" for such a value.
+        kind: "nan" or "inf"; "error" for an operation that raised.
+        primitive: the framework's own name.
+        name: of a value that was bad before: the parameter's, or the path into the arguments.
+        module: path of the module, or the name stack.
+        place: the line; of a backward operation that of the forward one.
+        frames: the user's call stack, outermost first.
+        where: "iteration 3 of scan".
+        inputs, outputs: statistics.
+        scalars: plain numbers among the arguments, at most four.
+        placed: it read infinities that a mask or a constant put there.
+        selected: a later ``where`` or mask throws a part of the result away, and a gradient of 0 comes back.
+        derivative: a derivative that the framework wrote, not one of the user's own.
+        wide_finite: whether the operation is finite in float32; None if it was not tried.
+
+    Example:
+        >>> x = TensorStats(dtype="float32", shape=(1,), size=1, min=0.0, max=0.0, amax=0.0, zero=1)
+        >>> f = Finding(operation="log", phase="forward", kind="inf", inputs=(x,), place=Place("a.py", 3))
+        >>> str(f)
+        'a.py:3: log gives inf (forward)'
+    """
+
+    operation: str
+    phase: str
+    kind: str
+    primitive: str = ""
+    name: str = ""
+    module: str = ""
+    place: Place | None = None
+    frames: tuple[Place, ...] = ()
+    where: str = ""
+    inputs: tuple[TensorStats, ...] = ()
+    outputs: tuple[TensorStats, ...] = ()
+    scalars: tuple[float, ...] = ()
+    placed: bool = False
+    selected: bool = False
+    derivative: bool = False
+    wide_finite: bool | None = None
+
+    def __str__(self) -> str:
+        what = "NaN" if self.kind == "nan" else "inf"
+        if self.phase == "before":
+            named = f" {self.name!r}" if self.name else ""
+            text = f"{self.operation}{named} holds {what} before the step"
+            return f"{self.place}: {text}" if self.place else text
+        of = "the derivative of " if self.derivative else ""
+        details = ", ".join(d for d in (self.phase, self.module and f"in {self.module}", self.where) if d)
+        does = "refuses its arguments" if self.kind == "error" else f"gives {what}"
+        return f"{self.place or 'unknown place'}: {of}{self.operation} {does} ({details})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        d = {k: getattr(self, k) for k in self.__slots__}
+        d["place"] = None if self.place is None else asdict(self.place)
+        d["frames"] = [asdict(f) for f in self.frames]
+        d["scalars"] = plain(self.scalars)
+        d["inputs"] = [s.to_dict() for s in self.inputs]
+        d["outputs"] = [s.to_dict() for s in self.outputs]
+        return d
+
+    @classmethod
+    def from_dict(cls, d: Mapping[str, Any]) -> Finding:
+        """The inverse of :meth:`to_dict`."""
+        return cls(
+            **{
+                **d,
+                "place": None if d["place"] is None else Place(**d["place"]),
+                "frames": tuple(Place(**f) for f in d["frames"]),
+                "scalars": tuple(float(x) for x in d.get("scalars", ())),
+                "inputs": tuple(TensorStats.from_dict(s) for s in d["inputs"]),
+                "outputs": tuple(TensorStats.from_dict(s) for s in d["outputs"]),
+            }
+        )
+
+
+def _meets_zero(trace: Trace, step: Step) -> bool:
+    """Whether a gradient of 0 arrived at a derivative: 0 x inf and 0 / 0 are NaN, any other gives inf."""
+    if step.forward is None:
+        return True
+    reached: set[int] = set()
+    for s in trace.steps[step.index :]:
+        # Between the two it may be carried about: stacked by a loop and taken apart by the loop back.
+        same = s.forward == step.forward or s.operation in MOVING - SELECTING
+        if s is step or (same and reached.intersection(s.inputs)):
+            reached.update(s.outputs)
+    return any(trace.values[i].nan for i in reached)
+
+
+def finding_of(trace: Trace, origin: Origin, *, wide_finite: bool | None = None) -> Finding:
+    """What to show of an origin."""
+    step = origin.step
+    if step is None:
+        # The line that first reads a bad value is the nearest to a place that it has.
+        reader = next((s for s in trace.steps if origin.value.id in s.inputs), None)
+        return Finding(
+            operation=origin.value.role or "input",
+            phase="before",
+            kind=origin.kind,
+            name=origin.value.name,
+            module=reader.module if reader else "",
+            place=reader.place if reader else None,
+            frames=reader.frames if reader else (),
+            outputs=(origin.value.stats,) if origin.value.stats else (),
+            placed=origin.placed,
+        )
+    if any(math.isnan(x) for x in step.scalars):  # written down in the user's code
+        return Finding(
+            operation="constant",
+            phase="before",
+            kind=origin.kind,
+            module=step.module,
+            place=step.place,
+            frames=step.frames,
+        )
+    derivative = step.phase == "backward" and step.forward is not None
+    forward = trace.steps[step.forward] if step.forward is not None else step
+    return Finding(
+        operation=step.operation,
+        phase=step.phase,
+        kind=origin.kind,
+        primitive=step.primitive,
+        module=step.module,
+        place=step.place,
+        frames=step.frames,
+        where=step.where,
+        inputs=tuple(v.stats for v in trace.inputs_of(step) if v.stats),
+        outputs=tuple(v.stats for v in trace.outputs_of(step) if v.stats),
+        scalars=step.scalars[:MOST_VALUES],
+        placed=origin.placed,
+        selected=_meets_zero(trace, step) and is_selected(trace, forward),
+        derivative=derivative,
+        wide_finite=wide_finite,
+    )

@@ -1,0 +1,308 @@
+"""Evidence -> verdict: the signature table, first match wins.
+
+The order is that of certainty: what was bad before the step, what a second run says, then what the first bad
+operation says of itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from stablenum.diagnosis.replay.causes import CAUSES, Cause
+from stablenum.diagnosis.replay.findings import Finding
+from stablenum.diagnosis.replay.operations import ADVICE, BOUNDARIES, REMEDIES
+from stablenum.formats import FORMATS
+
+__all__ = ["Evidence", "Verdict", "judge"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """All that a replay found out. What was not tried is None.
+
+    Attributes:
+        framework: "torch" or "jax": whose spelling the remedy takes.
+        findings: the first causes, from :func:`stablenum.diagnosis.replay.walk.first_causes`.
+        loss_finite: of the replay.
+        bad_gradients, bad_parameters: names; the parameters before the step.
+        bad_updates: names of parameters that are not finite after an update by finite gradients.
+        labels: what is wrong with the labels, in words.
+        reproduced: whether a second replay, or the replay of a step known to be bad, was bad too.
+        loss_scale: the scale that the gradients carry.
+        unscaled_finite: whether gradients are finite at scale 1.
+        norm_overflow: finite gradients whose plain sum of squares is not.
+        state: problems of the optimizer's state, in words, worst first.
+        other_rank: another rank reported it.
+    """
+
+    framework: str
+    findings: tuple[Finding, ...] = ()
+    loss_finite: bool | None = None
+    bad_gradients: tuple[str, ...] = ()
+    bad_parameters: tuple[str, ...] = ()
+    bad_updates: tuple[str, ...] = ()
+    labels: str = ""
+    reproduced: bool | None = None
+    loss_scale: float = 1.0
+    unscaled_finite: bool | None = None
+    norm_overflow: bool = False
+    state: tuple[str, ...] = ()
+    other_rank: bool = False
+
+    @property
+    def first(self) -> Finding | None:
+        """The first cause."""
+        return self.findings[0] if self.findings else None
+
+    @property
+    def bad(self) -> bool:
+        """Whether the replay itself went wrong."""
+        return bool(
+            self.findings
+            or self.loss_finite is False
+            or self.bad_gradients
+            or self.bad_parameters
+            or self.bad_updates
+            or self.labels
+            or self.norm_overflow
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The cause, what speaks for it, and what to do.
+
+    Attributes:
+        cause: one of :class:`Cause`.
+        evidence: facts, in words.
+        remedy: what to do.
+        safe_function: the safe function's full name, "" if it is none.
+        code: a line that calls it.
+    """
+
+    cause: Cause
+    what: str
+    evidence: tuple[str, ...]
+    remedy: str
+    safe_function: str = ""
+    code: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {**asdict(self), "cause": self.cause.value, "evidence": list(self.evidence)}
+
+
+def judge(evidence: Evidence) -> Verdict:
+    """The first row of the table whose signature fits.
+
+    Example:
+        >>> judge(Evidence(framework="torch", loss_finite=True)).cause.value
+        'nothing_wrong'
+    """
+    for cause, signature in _SIGNATURES:
+        said = signature(evidence)
+        if said:
+            return _verdict(cause, said, evidence)
+    return _verdict(Cause.UNKNOWN if evidence.bad else Cause.NOTHING_WRONG, "", evidence)
+
+
+# --- signatures: what speaks for the cause, in words, or "" ---------------------------------------------
+
+Signature = Callable[[Evidence], str]
+
+
+def _before(role: tuple[str, ...]) -> Signature:
+    def signature(e: Evidence) -> str:
+        f = e.first
+        if f is None or f.phase != "before" or f.operation not in role or f.placed:
+            return ""
+        return f"{f.name or f.operation} holds {_kind(f)} before the first operation reads it"
+
+    return signature
+
+
+def _parameters(e: Evidence) -> str:
+    if e.bad_parameters and (e.first is None or e.first.phase == "before"):
+        return f"not finite before the step: {_some(e.bad_parameters)}"
+    return _before(("parameter", "buffer"))(e)
+
+
+def _transient(e: Evidence) -> str:
+    return "a second run of the same step did not go wrong" if e.reproduced is False else ""
+
+
+def _low_precision(e: Evidence) -> str:
+    f = e.first
+    if f is None or not f.outputs or f.wide_finite is not True or f.kind != "inf":
+        return ""
+    dtype = f.outputs[0].dtype
+    known = FORMATS.get(dtype)
+    if known is None or known.bits > 16:
+        return ""
+    return f"{f.operation} computes in {dtype} (largest number {known.max:.4g}); in float32 it is finite"
+
+
+def _update(e: Evidence) -> str:
+    f = e.first
+    if f is None or f.phase != "update" or (f.kind == "inf" and f.operation not in BOUNDARIES):
+        return ""
+    return f"gradients are finite, {f.operation} in the optimizer's update gives {_kind(f)}"
+
+
+def _mask(e: Evidence) -> str:
+    f = e.first
+    if f is None or f.derivative:
+        return ""
+    if f.placed and f.phase == "before":
+        return "an infinity of the input, or a constant, reaches the result"
+    if f.placed:
+        return f"{f.operation} reads infinities that a mask put there"
+    return ""
+
+
+def _scale(e: Evidence) -> str:
+    if e.loss_scale > 1.0 and e.unscaled_finite:
+        return f"with a loss scale of {e.loss_scale:g} gradients overflow; at 1 they are finite"
+    return ""
+
+
+def _where_trap(e: Evidence) -> str:
+    f = e.first
+    if f is None or not f.selected:
+        return ""
+    if f.derivative:
+        said = f"and its derivative is {_kind(f)}"
+        return "" if _is_overflow(f) else f"the value of {f.operation} is selected away afterwards, {said}"
+    if f.phase != "forward" or f.kind != "inf" or not e.loss_finite:
+        return ""
+    return f"{f.operation} is inf where it is selected away afterwards; its derivative multiplies 0 with that"
+
+
+def _boundary(e: Evidence) -> str:
+    f = e.first
+    if f is None or not f.derivative or _is_overflow(f):
+        return ""
+    edge = BOUNDARIES.get(f.operation)
+    return f"the value of {f.operation} is finite; its derivative is {_kind(f)}" + (
+        f" at {edge}" if edge else ""
+    )
+
+
+def _domain(e: Evidence) -> str:
+    f = e.first
+    if f is None or f.operation not in BOUNDARIES or f.phase == "before" or _is_overflow(f):
+        return ""
+    return f"{f.operation} was called at {BOUNDARIES[f.operation]}"
+
+
+def _overflow(e: Evidence) -> str:
+    f = e.first
+    if f is None or f.phase == "before" or not (f.kind == "inf" or _is_overflow(f)):
+        return ""
+    largest = max((s.amax for s in f.inputs if s.amax == s.amax), default=None)
+    if largest == 0.0:  # nothing grows from zeros: an edge, of a function that is not known
+        return ""
+    return (
+        f"{f.operation} of finite numbers"
+        + (f" up to {largest:.4g}" if largest is not None else "")
+        + (" is inf" if f.kind == "inf" else " is NaN: inf - inf inside")
+    )
+
+
+# Of small numbers too these are inf, without being at an edge.
+_QUOTIENTS = ("div", "pow", "reciprocal", "rsqrt")
+
+
+def _is_overflow(f: Finding) -> bool:
+    """inf from large numbers, and no divisor of zero among them; or NaN from such: inf - inf in a sum."""
+    if f.kind == "inf" and any(s.zero for s in f.inputs if s.size):
+        return False
+    if f.kind != "inf" and (f.operation in BOUNDARIES or not all(s.finite for s in f.inputs)):
+        return False
+    if f.operation in _QUOTIENTS and not f.derivative:
+        return 0.0 not in f.scalars
+    largest = max((s.amax for s in f.inputs if s.amax == s.amax), default=0.0)
+    known = FORMATS.get(f.outputs[0].dtype if f.outputs else "float32", FORMATS["float32"])
+    return bool(largest > known.max**0.25)
+
+
+_SIGNATURES: tuple[tuple[Cause, Signature], ...] = (
+    (Cause.PARAMETERS, _parameters),
+    (Cause.BATCH, _before(("input", "constant"))),
+    (Cause.LABELS, lambda e: e.labels),
+    (Cause.OTHER_RANK, lambda e: "another rank reported it" if e.other_rank and not e.bad else ""),
+    (Cause.TRANSIENT, _transient),
+    (Cause.LOSS_SCALE, _scale),
+    (Cause.OPTIMIZER_STATE, _update),
+    (Cause.OPTIMIZER_STATE, _before(("state",))),
+    (Cause.MASK, _mask),
+    (Cause.LOW_PRECISION_OVERFLOW, _low_precision),
+    (Cause.WHERE_TRAP, _where_trap),
+    (Cause.BOUNDARY_DERIVATIVE, _boundary),
+    (Cause.DOMAIN, _domain),
+    (Cause.OVERFLOW, _overflow),
+    (
+        Cause.NORM_OVERFLOW,
+        lambda e: "the plain norm is inf, every gradient is finite" if e.norm_overflow else "",
+    ),
+    (
+        Cause.OPTIMIZER_STATE,
+        lambda e: (
+            (e.state[0] if e.state else f"not finite after the update: {_some(e.bad_updates)}")
+            if e.bad_updates or e.state
+            else ""
+        ),
+    ),
+)
+
+
+def _verdict(cause: Cause, said: str, e: Evidence) -> Verdict:
+    facts = [said] if said else []
+    f = e.first
+    if f is not None:
+        facts += [f"in:  {s}" for s in f.inputs] + [f"out: {s}" for s in f.outputs]
+    if e.reproduced:
+        facts.append("a second run went wrong in the same way")
+    if e.bad_gradients:
+        facts.append(f"gradients not finite: {_some(e.bad_gradients)}")
+    explanation = CAUSES[cause]
+    ns, axis = f"stablenum_{e.framework}", "dim" if e.framework == "torch" else "axis"
+    operation = f.operation if f is not None and cause in _BY_FUNCTION else ""
+    safe = None if cause is Cause.OVERFLOW and operation in _EDGE_ONLY else REMEDIES.get(operation)
+    remedy = explanation.remedy
+    if safe is None and cause in (Cause.DOMAIN, Cause.BOUNDARY_DERIVATIVE):
+        remedy = ADVICE.get(operation, _KEEP_AWAY)
+    return Verdict(
+        cause=cause,
+        what=explanation.what,
+        evidence=tuple(facts),
+        remedy=remedy,
+        safe_function=f"{ns}.{safe.name}" if safe else "",
+        code=safe.code.format(ns=ns, axis=axis) if safe else "",
+    )
+
+
+_KEEP_AWAY = "keep what goes in away from there: bound it before the function"
+
+# A safe function is named only where the function itself is the trouble.
+_BY_FUNCTION = (
+    Cause.DOMAIN,
+    Cause.MASK,
+    Cause.WHERE_TRAP,
+    Cause.BOUNDARY_DERIVATIVE,
+    Cause.OVERFLOW,
+    Cause.LABELS,
+)
+# Their safe forms end at the edge of the domain, and overflow like any other.
+_EDGE_ONLY = ("acos", "arctanh", "atan2", "div", "log", "pow", "reciprocal", "rsqrt", "sqrt", "xlogy")
+
+
+def _kind(f: Finding) -> str:
+    return "NaN" if f.kind == "nan" else "inf"
+
+
+def _some(names: tuple[str, ...]) -> str:
+    shown = ", ".join(names[:4])
+    return shown + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -1,0 +1,157 @@
+"""A replayed step as a program: what was computed from what, and which values were not finite.
+
+Adapters record it while they replay; everything that is concluded from it is concluded in the core.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from stablenum.diagnosis.replay.values import Place, TensorStats
+
+__all__ = ["Step", "Trace", "Value"]
+
+
+@dataclass(slots=True, kw_only=True)
+class Value:
+    """One tensor at one time. A tensor that is written in place is a new value after each write.
+
+    Attributes:
+        id: its index in ``Trace.values``.
+        nan, posinf, neginf: whether it holds any.
+        producer: index of the step that made it; None if it came from outside.
+        role: of a value from outside: "parameter", "buffer", "state", "input" or "constant".
+        name: of a value from outside: a parameter's name, a path into the arguments.
+        stats: kept where ``nan``, ``posinf`` or ``neginf`` holds, and for the inputs of such steps.
+    """
+
+    id: int
+    nan: bool = False
+    posinf: bool = False
+    neginf: bool = False
+    producer: int | None = None
+    role: str = ""
+    name: str = ""
+    stats: TensorStats | None = None
+
+    @property
+    def inf(self) -> bool:
+        """Whether it holds inf or -inf."""
+        return self.posinf or self.neginf
+
+    @property
+    def finite(self) -> bool:
+        """Whether it holds neither NaN nor an infinity."""
+        return not (self.nan or self.inf)
+
+
+@dataclass(slots=True, kw_only=True)
+class Step:
+    """One operation of the replay.
+
+    Attributes:
+        index: its place in the order of execution.
+        operation: what a user would call it: "log", "softmax", "matmul", "div"; of a backward step, the
+            forward operation it differentiates ("sqrt" for the division in the derivative of sqrt).
+        primitive: the framework's own name: "aten.div.Tensor", "div".
+        phase: "forward", "backward" or "update".
+        inputs, outputs: indices into ``Trace.values``.
+        scalars: plain numbers among the arguments (the -inf of a ``masked_fill``, an exponent).
+        module: path of the module or the name stack, "" at top level.
+        place: the user's line; of a backward step, that of the forward operation, unless the user wrote the
+            backward pass himself.
+        frames: the user's call stack, outermost first, ``place`` last.
+        forward: of a backward step, the index of the forward step it differentiates; None for one that the
+            user wrote (a custom backward), which is judged as if it were a forward step.
+        where: "iteration 3 of scan", "" elsewhere.
+        compute_dtype: the format it computed in, if it is not that of its outputs.
+    """
+
+    index: int
+    operation: str
+    primitive: str = ""
+    phase: str = "forward"
+    inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+    scalars: tuple[float, ...] = ()
+    module: str = ""
+    place: Place | None = None
+    frames: tuple[Place, ...] = ()
+    forward: int | None = None
+    where: str = ""
+    compute_dtype: str = ""
+
+
+@dataclass(slots=True)
+class Trace:
+    """The steps in order of execution, and the values they read and wrote."""
+
+    values: list[Value] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+
+    def add_value(
+        self,
+        *,
+        flags: tuple[bool, bool, bool] = (False, False, False),
+        role: str = "",
+        name: str = "",
+        stats: TensorStats | None = None,
+    ) -> int:
+        """A value from outside (``flags``: any NaN, inf, -inf), or one whose step :meth:`add_step` names."""
+        nan, posinf, neginf = flags
+        value = Value(
+            id=len(self.values), nan=nan, posinf=posinf, neginf=neginf, role=role, name=name, stats=stats
+        )
+        self.values.append(value)
+        return value.id
+
+    def add_step(
+        self,
+        operation: str,
+        *,
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        primitive: str = "",
+        phase: str = "forward",
+        scalars: Sequence[float] = (),
+        module: str = "",
+        place: Place | None = None,
+        frames: Sequence[Place] = (),
+        forward: int | None = None,
+        where: str = "",
+        compute_dtype: str = "",
+    ) -> Step:
+        """The next step; its outputs are values that were just added."""
+        step = Step(
+            index=len(self.steps),
+            operation=operation,
+            primitive=primitive or operation,
+            phase=phase,
+            inputs=tuple(inputs),
+            outputs=tuple(outputs),
+            scalars=tuple(scalars),
+            module=module,
+            place=place,
+            frames=tuple(frames),
+            forward=forward,
+            where=where,
+            compute_dtype=compute_dtype,
+        )
+        self.steps.append(step)
+        for output in step.outputs:
+            self.values[output].producer = step.index
+        return step
+
+    def inputs_of(self, step: Step) -> list[Value]:
+        """The values that a step read."""
+        return [self.values[i] for i in step.inputs]
+
+    def outputs_of(self, step: Step) -> list[Value]:
+        """The values that a step wrote."""
+        return [self.values[i] for i in step.outputs]
+
+    def places_infinity(self, step: Step) -> bool:
+        """Whether an infinity among a step's numbers, or a constant, is simply put there, not computed."""
+        return any(math.isinf(s) for s in step.scalars)

@@ -1,0 +1,181 @@
+"""From a bad result back to where it began.
+
+Two bits a value are enough: whether it holds NaN, whether it holds an infinity. A NaN is followed back
+through inputs with NaN to the operation that made it from none. If that operation read infinities, each is
+followed back too: one that was *computed* (an exponential that overflowed, a division by zero) is where the
+trouble began; one that was *placed* (a mask filled with -inf) is legitimate, and the operation that could
+not bear it is to blame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from stablenum.diagnosis.replay.operations import ANSWERING, MASKED, MOVING, SELECTING
+from stablenum.diagnosis.replay.trace import Step, Trace, Value
+
+__all__ = ["Origin", "first_causes", "is_selected"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a bad value began: a step, or a value that was bad when it came.
+
+    Attributes:
+        step: the operation; None if ``value`` came from outside.
+        value: the first bad value.
+        kind: "nan" or "inf".
+        placed: the infinities that the step read were put there, by a mask or a constant.
+    """
+
+    step: Step | None
+    value: Value
+    kind: str
+    placed: bool = False
+
+    @property
+    def order(self) -> int:
+        """Outside values first, then by execution."""
+        return -1 if self.step is None else self.step.index
+
+
+def first_causes(trace: Trace, bad: Iterable[int]) -> list[Origin]:
+    """The origins of bad values, the first in execution first, none twice.
+
+    Args:
+        trace: a replay.
+        bad: indices of values that are not finite and should be: the loss, gradients, parameters.
+
+    Example:
+        >>> t = Trace()
+        >>> x = t.add_value(role="input")
+        >>> y = t.add_value(flags=(False, False, True))
+        >>> step = t.add_step("log", inputs=[x], outputs=[y])
+        >>> [o.step.operation for o in first_causes(t, [y])]
+        ['log']
+    """
+    found: dict[int, Origin] = {}
+    for index in bad:
+        value = trace.values[index]
+        origins = _of_nan(trace, value) if value.nan else _of_inf(trace, value)
+        if value.nan and value.inf:  # a loss of each step: the infinity may be the older one
+            origins += [o for o in _of_inf(trace, value) if not o.placed]
+        for origin in origins:
+            key = origin.value.id if origin.step is None else -1 - origin.step.index
+            found.setdefault(key, origin)
+    return sorted(found.values(), key=lambda o: o.order)
+
+
+def _of_nan(trace: Trace, bad: Value) -> list[Origin]:
+    """Back through NaN to the values whose producer read none."""
+    origins, todo, seen = [], [bad], {bad.id}
+    while todo:
+        value = todo.pop()
+        step = None if value.producer is None else trace.steps[value.producer]
+        if step is None:
+            origins.append(Origin(step=None, value=value, kind="nan"))
+            continue
+        inputs = trace.inputs_of(step)
+        before = [v for v in inputs if v.nan and not _is_placed_nan(trace, v)]
+        if before:
+            new = [v for v in before if v.id not in seen]
+            seen.update(v.id for v in new)
+            todo += new
+            continue
+        infinite = [o for v in inputs if v.inf for o in _of_inf(trace, v)]
+        computed = [o for o in infinite if not o.placed]
+        # 0 * inf with inf as a plain number: put there as well.
+        placed = bool(infinite) or trace.places_infinity(step)
+        origins += computed or [Origin(step=step, value=value, kind="nan", placed=placed)]
+    return origins
+
+
+def _is_placed_nan(trace: Trace, value: Value) -> bool:
+    """Whether a NaN is a constant, spread out perhaps: whoever lets it into a result is its origin.
+
+    Libraries answer so where there is no answer (the sample variance of one item).
+    """
+    if value.producer is None:
+        return value.role == "constant"
+    step = trace.steps[value.producer]
+    read = [v for v in trace.inputs_of(step) if v.nan]
+    spread = step.operation in MOVING - SELECTING and bool(read)
+    return spread and all(_is_placed_nan(trace, v) for v in read)
+
+
+def _of_inf(trace: Trace, bad: Value) -> list[Origin]:
+    """Back through infinities to the steps that computed one, or to where one was placed.
+
+    A function that answers with an infinity of its own is named, not the mask or the constant that it read.
+    """
+    origins, todo, seen = [], [bad], {bad.id}
+    answers: dict[int, Origin] = {}  # value -> the first such function between it and the bad one
+    while todo:
+        value = todo.pop()
+        step = None if value.producer is None else trace.steps[value.producer]
+        answer = answers.get(value.id)
+        if answer is None and step is not None and step.operation in ANSWERING:
+            answer = Origin(step=step, value=value, kind="inf", placed=step.operation in MASKED)
+        if step is None:
+            # A bias of -inf is a mask, whoever made it; inf is bad data.
+            masking = value.role == "constant" or (value.neginf and not value.posinf)
+            origin = Origin(step=None, value=value, kind="inf", placed=masking)
+            origins.append(answer if answer and masking else origin)
+            continue
+        before = [v for v in trace.inputs_of(step) if v.inf] or _into_function(trace, step)
+        if before:
+            new = [v for v in before if v.id not in seen]
+            seen.update(v.id for v in new)
+            todo += new
+            answers.update({v.id: answer for v in new} if answer else {})
+            continue
+        nans = [v for v in trace.inputs_of(step) if v.nan]
+        if nans:  # turned into an infinity
+            origins += [o for v in nans for o in _of_nan(trace, v)]
+            continue
+        placed = trace.places_infinity(step) or step.operation in MOVING
+        origin = Origin(step=step, value=value, kind="inf", placed=placed)
+        origins.append(answer if answer and placed else origin)
+    return origins
+
+
+def _into_function(trace: Trace, step: Step) -> list[Value]:
+    """The infinities that went into a function over rows: its own log(0) is what they became."""
+    if step.operation not in MASKED:
+        return []
+    names = MOVING - SELECTING | {step.operation}
+    infinite, todo, seen = [], [step], {step.index}
+    while todo:
+        for value in trace.inputs_of(todo.pop()):
+            part = None if value.producer is None else trace.steps[value.producer]
+            if part is not None and part.place == step.place and part.operation in names:
+                if part.index not in seen:
+                    seen.add(part.index)
+                    todo.append(part)
+            elif value.inf:
+                infinite.append(value)
+    return infinite
+
+
+def is_selected(trace: Trace, step: Step, *, within: int = 12) -> bool:
+    """Whether what a forward step made is thrown away in part by a later ``where`` or a mask.
+
+    Then a zero reaches its derivative from there, and 0 x inf is NaN (the where-trap).
+
+    Args:
+        trace: the replay.
+        step: a forward step.
+        within: how many steps the value may pass through on its way.
+    """
+    reached, frontier = set(step.outputs), set(step.outputs)
+    for _ in range(within):
+        following = [s for s in trace.steps[step.index + 1 :] if frontier.intersection(s.inputs)]
+        following = [s for s in following if s.phase == "forward"]
+        if any(s.operation in SELECTING for s in following):
+            return True
+        frontier = {o for s in following for o in s.outputs} - reached
+        reached |= frontier
+        if not frontier:
+            return False
+    return False

@@ -1,0 +1,131 @@
+"""A report as one page of HTML: no network, no script, light and dark."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING
+
+from stablenum.diagnosis.report.sections import Sections, sections_of
+
+if TYPE_CHECKING:
+    from stablenum.diagnosis.report.report import Report
+
+__all__ = ["as_html"]
+
+STYLE = """
+:root { color-scheme: light dark; --paper: #fff; --ink: #1c2024; --soft: #60646c; --line: #d9dce1;
+  --box: #f5f6f8; --bad: #c0272d; --good: #18794e; --mark: #fdeceb; --link: #0b63b5; }
+@media (prefers-color-scheme: dark) { :root { --paper: #16181c; --ink: #e6e8eb; --soft: #9ba1a8;
+  --line: #33373d; --box: #1f2227; --bad: #ff8a80; --good: #5fd39a; --mark: #3a2224; --link: #7cb8f5; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 2rem 1.25rem 3rem; max-width: 62rem; background: var(--paper);
+  color: var(--ink); font: 16px/1.55 system-ui, "Segoe UI", Roboto, Helvetica, Arial, sans-serif; }
+h1 { font-size: 1.45rem; line-height: 1.3; margin: 0 0 .25rem; overflow-wrap: anywhere; }
+h2 { font-size: .8rem; letter-spacing: .06em; text-transform: uppercase; color: var(--soft);
+  margin: 1.9rem 0 .5rem; }
+p { margin: .4rem 0; overflow-wrap: anywhere; }
+code, pre, td.what, td.within, td.place { font-family: ui-monospace, "SF Mono", Menlo, Consolas, monospace;
+  font-size: .88rem; }
+pre { margin: .6rem 0; padding: .7rem .9rem; background: var(--box); border: 1px solid var(--line);
+  border-radius: 6px; white-space: pre-wrap; overflow-wrap: anywhere; }
+pre.bad { background: var(--mark); border-color: var(--bad); border-left-width: 4px; }
+pre .line { color: var(--soft); user-select: none; }
+.place { color: var(--link); }
+.subtitle, .soft { color: var(--soft); }
+.cause { display: inline-block; padding: .05rem .55rem; border: 1px solid var(--bad); border-radius: 1rem;
+  color: var(--bad); font-size: .9rem; font-weight: 600; margin-right: .5rem; }
+.ok { color: var(--good); border-color: var(--good); }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-size: .93rem; }
+td, th { padding: .35rem .9rem .35rem 0; border-bottom: 1px solid var(--line); text-align: left;
+  vertical-align: top; }
+th { color: var(--soft); font-weight: 500; font-size: .85rem; }
+tr.bad td.counts { color: var(--bad); font-weight: 600; }
+ul { margin: .4rem 0; padding-left: 1.2rem; }
+footer { margin-top: 2.5rem; padding-top: .7rem; border-top: 1px solid var(--line); color: var(--soft);
+  font-size: .85rem; }
+"""
+
+
+def as_html(report: Report) -> str:
+    """The whole page. Whatever comes from the user's code is escaped."""
+    s = sections_of(report)
+    title = "Nothing wrong" if report.ok else s.title or f"Cause: {s.cause}"
+    body = [_head(report, s), *([] if report.ok else [_values(s), _cause(s), _remedy(s), _frames(s)])]
+    body += [_list("Then also", s.others), _list("Notes", s.notes), _foot(report)]
+    return "\n".join(
+        [
+            "<!doctype html>",
+            '<html lang="en"><head><meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{escape(title)}</title>",
+            f"<style>{STYLE}</style></head><body>",
+            *(part for part in body if part),
+            "</body></html>\n",
+        ]
+    )
+
+
+def _head(report: Report, s: Sections) -> str:
+    if report.ok:
+        return f'<h1>Nothing wrong</h1><p><span class="cause ok">{escape(s.cause)}</span>{escape(s.what)}</p>'
+    if not s.title:
+        return f"<h1>{escape(s.what)}</h1>"
+    told = s.title.removeprefix(f"{s.place}: ") if s.place else s.title
+    subtitle = " &middot; ".join(f"{escape(k)} <code>{escape(v)}</code>" for k, v in s.details)
+    parts = [f"<h1>{escape(told)}</h1>"]
+    if s.place is not None:
+        inside = f" in <code>{escape(s.place.function)}</code>" if s.place.function else ""
+        parts.append(f'<p><code class="place">{escape(str(s.place))}</code>{inside}</p>')
+        if s.place.code:
+            line = f'<span class="line">{s.place.line}  </span>'
+            parts.append(f'<pre class="bad">{line}{escape(s.place.code)}</pre>')
+    return "\n".join([*parts, f'<p class="subtitle">{subtitle}</p>' if subtitle else ""])
+
+
+def _values(s: Sections) -> str:
+    if not s.rows:
+        return ""
+    rows = []
+    for row in s.rows:
+        bad = ' class="bad"' if "NaN" in row.counts or "inf" in row.counts else ""
+        cells = {"which": row.which, "what": row.what, "within": row.within, "counts": row.counts}
+        rows.append(
+            f"<tr{bad}>" + "".join(f'<td class="{k}">{escape(v)}</td>' for k, v in cells.items()) + "</tr>"
+        )
+    head = "<tr><th></th><th>tensor</th><th>finite elements</th><th>holds</th></tr>"
+    return "\n".join(['<h2>Values</h2><div class="scroll"><table>', head, *rows, "</table></div>"])
+
+
+def _cause(s: Sections) -> str:
+    cause = f'<p><span class="cause">{escape(s.cause)}</span>{escape(s.what)}</p>'
+    return f"<h2>Cause</h2>\n{cause}\n{_items(s.facts)}"
+
+
+def _remedy(s: Sections) -> str:
+    code = f"<pre>{escape(s.code)}</pre>" if s.code else ""
+    return f"<h2>Remedy</h2>\n<p>{escape(s.remedy)}</p>\n{code}"
+
+
+def _frames(s: Sections) -> str:
+    if not s.frames:
+        return ""
+    rows = [
+        f'<tr><td class="place">{escape(str(f))}</td><td class="soft">{escape(f.function)}</td>'
+        f"<td><code>{escape(f.code)}</code></td></tr>"
+        for f in s.frames
+    ]
+    return "\n".join(['<h2>Called from</h2><div class="scroll"><table>', *rows, "</table></div>"])
+
+
+def _list(title: str, texts: tuple[str, ...]) -> str:
+    return f"<h2>{title}</h2>\n{_items(texts)}" if texts else ""
+
+
+def _items(texts: tuple[str, ...]) -> str:
+    return f"<ul>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ul>" if texts else ""
+
+
+def _foot(report: Report) -> str:
+    took = f", in {report.seconds:.1f} s" if report.seconds is not None else ""
+    return f"<footer>stablenum, replayed in {escape(report.evidence.framework)}{took}.</footer>"

@@ -1,0 +1,121 @@
+"""What ``replay`` and ``explain`` return."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from stablenum.diagnosis.replay.causes import Cause
+from stablenum.diagnosis.replay.findings import Finding
+from stablenum.diagnosis.replay.judge import Evidence, Verdict, judge
+from stablenum.diagnosis.replay.values import plain
+
+__all__ = ["Report"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The result of a diagnosis.
+
+    Attributes:
+        evidence: all that was found out.
+        verdict: cause, evidence, remedy.
+        notes: what the replay could not do, or did otherwise, in words.
+        seconds: what it took.
+
+    Example:
+        >>> print(Report.of(Evidence(framework="torch", loss_finite=True)))
+        Nothing wrong: loss, gradients and parameters are finite; infinities inside were masked as they ...
+    """
+
+    evidence: Evidence
+    verdict: Verdict
+    notes: tuple[str, ...] = ()
+    seconds: float | None = None
+
+    @classmethod
+    def of(cls, evidence: Evidence, **rest: Any) -> Report:
+        """The report of this evidence, judged."""
+        return cls(evidence=evidence, verdict=judge(evidence), **rest)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return self.verdict.cause is Cause.NOTHING_WRONG
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Where it began, first cause first."""
+        return self.evidence.findings
+
+    def __str__(self) -> str:
+        from stablenum.diagnosis.report.text import as_text
+
+        return as_text(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values that JSON knows."""
+        evidence = {f.name: plain(getattr(self.evidence, f.name)) for f in fields(Evidence)}
+        evidence["findings"] = [f.to_dict() for f in self.findings]
+        return {
+            "ok": self.ok,
+            "verdict": self.verdict.to_dict(),
+            "evidence": evidence,
+            "notes": list(self.notes),
+            "seconds": self.seconds,
+        }
+
+    @classmethod
+    def from_dict(cls, d: Mapping[str, Any]) -> Report:
+        """The inverse of :meth:`to_dict`."""
+        told: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in d["evidence"].items()}
+        told["findings"] = tuple(Finding.from_dict(f) for f in d["evidence"]["findings"])
+        told["loss_scale"] = float(told["loss_scale"])
+        verdict = {**d["verdict"], "cause": Cause(d["verdict"]["cause"])}
+        verdict["evidence"] = tuple(verdict["evidence"])
+        return cls(
+            evidence=Evidence(**told),
+            verdict=Verdict(**verdict),
+            notes=tuple(d["notes"]),
+            seconds=d["seconds"],
+        )
+
+    def to_json(self) -> str:
+        """Strict JSON: an infinity or a NaN among the statistics is a string."""
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    def to_html(self) -> str:
+        """One page, complete in itself: no network, no script, light and dark."""
+        from stablenum.diagnosis.report.html import as_html
+
+        return as_html(self)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write it as what the suffix says: ``.html``, ``.json`` or ``.txt``.
+
+        Raises:
+            ValueError: for another suffix.
+        """
+        path = Path(path)
+        forms = {".html": self.to_html, ".json": self.to_json, ".txt": self.__str__}
+        form = forms.get(path.suffix.lower())
+        if form is None:
+            raise ValueError(
+                f"path must end in {', '.join(forms)}: got {str(path)!r}. The suffix says what is written."
+            )
+        path.write_text(form().rstrip("\n") + "\n", encoding="utf-8")
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        from stablenum.diagnosis.report.terminal import as_rich
+
+        return as_rich(self)
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the page, in a frame of its own so that its style stays inside."""
+        page = html.escape(self.to_html())
+        return f'<iframe srcdoc="{page}" style="width: 100%; height: 36rem; border: 0"></iframe>'

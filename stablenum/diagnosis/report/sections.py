@@ -1,0 +1,114 @@
+"""What a report shows, in order, before it is text, a terminal's colours or a page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from stablenum.diagnosis.replay.values import Place, TensorStats
+
+if TYPE_CHECKING:
+    from stablenum.diagnosis.report.report import Report
+
+__all__ = ["Row", "Sections", "sections_of"]
+
+# A report is read on one screen.
+MOST_FRAMES = 6
+MOST_TENSORS = 4
+MOST_FACTS = 6
+MOST_OTHERS = 3
+MOST_NOTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One tensor: which it is, what it is, the range of its finite elements, what else is in it."""
+
+    which: str
+    what: str
+    within: str
+    counts: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sections:
+    """The parts of a report; empty where there is nothing to say."""
+
+    title: str
+    place: Place | None
+    details: tuple[tuple[str, str], ...]
+    rows: tuple[Row, ...]
+    cause: str
+    what: str
+    facts: tuple[str, ...]
+    remedy: str
+    code: str
+    frames: tuple[Place, ...]
+    others: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def sections_of(report: Report) -> Sections:
+    """The parts of a report that are shown: never data, and never more than a screen of it."""
+    verdict, first = report.verdict, report.findings[0] if report.findings else None
+    rows: tuple[Row, ...] = ()
+    frames: tuple[Place, ...] = ()
+    details: tuple[tuple[str, str], ...] = ()
+    if first is not None:
+        details = (("primitive", first.primitive), ("module", first.module), ("inside", first.where))
+        rows = (*_rows("in", first.inputs), *_rows("out" if first.phase != "before" else "is", first.outputs))
+        frames = first.frames if len(first.frames) > 1 else ()
+    # Statistics have rows of their own.
+    facts = [fact for fact in verdict.evidence if not fact.startswith(("in:  ", "out: "))]
+    # A forward pass that runs again fails again, on the same line.
+    told = dict.fromkeys(str(finding) for finding in report.findings)
+    others = list(told)[1:]
+    return Sections(
+        title=_clean(str(first)) if first is not None else "",
+        place=_clean_place(first.place) if first is not None and first.place is not None else None,
+        details=tuple((label, _clean(text)) for label, text in details if text),
+        rows=rows,
+        cause=verdict.cause.value,
+        what=_sentence(verdict.what),
+        facts=_some(facts, MOST_FACTS),
+        remedy=_sentence(verdict.remedy),
+        code=verdict.code,
+        frames=tuple(_clean_place(frame) for frame in frames[-MOST_FRAMES:]),
+        others=_some(others, MOST_OTHERS),
+        notes=tuple(_sentence(note) for note in _some(list(report.notes), MOST_NOTES)),
+    )
+
+
+def _rows(which: str, tensors: tuple[TensorStats, ...]) -> list[Row]:
+    rows = [_row(which, s) for s in tensors[:MOST_TENSORS]]
+    left = len(tensors) - len(rows)
+    return [*rows, Row("", f"and {left} more", "", "")] if left > 0 else rows
+
+
+def _row(which: str, s: TensorStats) -> Row:
+    counts = {"NaN": s.nan, "inf": s.posinf, "-inf": s.neginf, "zero": s.zero, "subnormal": s.subnormal}
+    told = [f"{n:,} {kind}" for kind, n in counts.items() if n]
+    if not told and s.size and s.min != s.min:
+        told = ["nothing finite"]
+    what = f"{s.dtype}[{', '.join(map(str, s.shape))}]"
+    within = "" if s.min != s.min else f"in [{s.min:.4g}, {s.max:.4g}]"
+    return Row(which, _clean(f"{s.name} {what}") if s.name else what, within, ", ".join(told))
+
+
+def _clean(text: str) -> str:
+    """On one line, without the control characters that a name or a line of code may hold."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def _clean_place(place: Place) -> Place:
+    return Place(_clean(place.file), place.line, _clean(place.function), _clean(place.code))
+
+
+def _sentence(text: str) -> str:
+    text = _clean(text)
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}" if text else ""
+
+
+def _some(texts: list[str], most: int) -> tuple[str, ...]:
+    left = len(texts) - most
+    return (*map(_clean, texts[:most]), *([f"and {left} more"] if left > 0 else []))

@@ -1,0 +1,74 @@
+"""A report for terminals, with rich. Loaded when rich asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.syntax import Syntax
+from rich.table import Table
+from rich.text import Text
+
+from stablenum.diagnosis.report.sections import Sections, sections_of
+
+if TYPE_CHECKING:
+    from stablenum.diagnosis.report.report import Report
+
+__all__ = ["as_rich"]
+
+
+def as_rich(report: Report) -> Iterator[RenderableType]:
+    """What to print, in order. Every text is taken literally: no markup is read from the user's code."""
+    s = sections_of(report)
+    if report.ok:
+        yield Text.assemble(("Nothing wrong: ", "bold green"), f"{s.what[:1].lower()}{s.what[1:]}")
+    else:
+        yield from _what(s)
+        yield Text.assemble(("Cause: ", "bold"), (s.cause, "bold red"), f". {s.what}")
+        yield from (Text(f"  - {fact}", style="dim") for fact in s.facts)
+        yield Text()
+        yield Text.assemble(("Remedy: ", "bold green"), s.remedy)
+        if s.code:
+            yield Padding(_python(s.code), (0, 4))
+        yield from _after(s)
+    yield from (Text.assemble(("Note: ", "bold"), note) for note in s.notes)
+
+
+def _what(s: Sections) -> Iterator[RenderableType]:
+    if s.title:
+        at, told = (f"{s.place}", s.title.removeprefix(f"{s.place}")) if s.place else ("", s.title)
+        yield Text.assemble((at, "bold cyan"), (told, "bold"))
+    if s.place is not None and s.place.code:
+        yield Padding(_python(s.place.code), (0, 4))
+    if s.rows:
+        table = Table.grid(padding=(0, 2, 0, 0))
+        for row in s.rows:
+            bad = any(kind in row.counts for kind in ("NaN", "inf"))
+            table.add_row(
+                Text(row.which, style="dim"),
+                Text(row.what),
+                Text(row.within),
+                Text(row.counts, style="red" if bad else "dim"),
+            )
+        yield Padding(table, (0, 2))
+    if s.title or s.rows:
+        yield Text()
+
+
+def _after(s: Sections) -> Iterator[RenderableType]:
+    if s.frames:
+        yield Text()
+        yield Text("Called from", style="bold")
+        table = Table.grid(padding=(0, 2, 0, 0))
+        for frame in s.frames:
+            table.add_row(Text(str(frame), style="cyan"), Text(frame.function, style="dim"), Text(frame.code))
+        yield Padding(table, (0, 2))
+    if s.others or s.notes:
+        yield Text()
+    yield from (Text.assemble(("Then also ", "bold"), other) for other in s.others)
+
+
+def _python(code: str) -> Syntax:
+    return Syntax(code, "python", theme="ansi_dark", background_color="default", word_wrap=True)

@@ -1,0 +1,73 @@
+"""A report as plain text. The first named place is the first cause's, written ``file.py:LINE``."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
+
+from stablenum.diagnosis.report.sections import Sections, sections_of
+
+if TYPE_CHECKING:
+    from stablenum.diagnosis.report.report import Report
+
+__all__ = ["as_text"]
+
+WIDTH = 92
+
+
+def as_text(report: Report) -> str:
+    """Plain text of at most about 40 lines and 92 columns, no colours."""
+    s = sections_of(report)
+    if report.ok:
+        return "\n".join([f"Nothing wrong: {s.what[:1].lower()}{s.what[1:]}", *_notes(s)])
+    parts = [_first(s), _cause(s), _remedy(s), _frames(s), _others(s), _notes(s)]
+    return "\n\n".join("\n".join(part) for part in parts if part)
+
+
+def _first(s: Sections) -> list[str]:
+    lines = [s.title] if s.title else []
+    if s.place is not None and s.place.code:
+        lines.append(f"    {s.place.code}")
+    return lines + _aligned([(r.which, r.what, r.within, r.counts) for r in s.rows])
+
+
+def _cause(s: Sections) -> list[str]:
+    return [*_wrapped(f"Cause: {s.cause}. {s.what}"), *(w for f in s.facts for w in _wrapped(f, "  - "))]
+
+
+def _remedy(s: Sections) -> list[str]:
+    return [*_wrapped(f"Remedy: {s.remedy}"), *([f"    {s.code}"] if s.code else [])]
+
+
+def _frames(s: Sections) -> list[str]:
+    if not s.frames:
+        return []
+    lines = _aligned([(str(f), f.function, f.code) for f in s.frames])
+    return ["Called from", *(line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..." for line in lines)]
+
+
+def _others(s: Sections) -> list[str]:
+    return [w for other in s.others for w in _wrapped(f"Then also {other}")]
+
+
+def _notes(s: Sections) -> list[str]:
+    return [w for note in s.notes for w in _wrapped(f"Note: {note}")]
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
+    """The cells below one another, empty columns left out."""
+    columns = [i for i in range(len(rows[0]) if rows else 0) if any(row[i] for row in rows)]
+    widths = {i: max(len(row[i]) for row in rows) for i in columns}
+    return ["  " + "  ".join(f"{row[i]:<{widths[i]}}" for i in columns).rstrip() for row in rows]
+
+
+def _wrapped(text: str, mark: str = "") -> list[str]:
+    """Lines of at most ``WIDTH`` columns; a path that is longer stays whole."""
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=mark,
+        subsequent_indent=" " * max(len(mark), 2),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -1,0 +1,316 @@
+"""``GuardConfig``: what the guard is told, once, in plain values."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from stablenum.errors import bad_field, check_choice, check_int, check_number
+from stablenum.rules.clipping import (
+    CLIP_RULES,
+    AdaptiveGradClip,
+    ClipByValue,
+    ClipRule,
+    ClipUpdateRMS,
+    as_clip_rules,
+)
+from stablenum.rules.escalation import EscalatePrecision
+from stablenum.rules.loss_scale import (
+    LARGEST_SCALE,
+    LOSS_SCALES,
+    SMALLEST_SCALE,
+    DynamicLossScale,
+    LossScale,
+    StaticLossScale,
+)
+from stablenum.rules.spikes import MeanStdSpikeGuard, SpikeGuard, SpikeRule, as_spike_rule
+
+__all__ = ["GuardConfig", "make_config"]
+
+_SPIKE_RULES = (SpikeGuard, MeanStdSpikeGuard)
+_RULES: dict[str, dict[str, type[Any]]] = {
+    field: {rule.__name__: rule for rule in rules}
+    for field, rules in (
+        ("clip", CLIP_RULES),
+        ("loss_scale", LOSS_SCALES),
+        ("spike", _SPIKE_RULES),
+        ("escalate", (EscalatePrecision,)),
+    )
+}
+# TOML has no null, and JSON no field that is not there: a None that is not a field's default is written so.
+_NONE = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardConfig:
+    """Everything the guard may do. The default skips a non-finite step whole and records it.
+
+    Args:
+        clip: None, a number (``1.0`` is ``ClipByGlobalNorm(1.0)``), a clip rule, or a sequence of
+            rules applied in order. Stored as a tuple of rules.
+        loss_scale: None (no scaling), ``"dynamic"`` (``DynamicLossScale()``), a number
+            (``StaticLossScale(scale=number)``), a rule, or one of jmp's loss scales.
+        spike: None, ``"skip"`` or ``"clip"`` (``SpikeGuard(action=...)``), or a spike rule. A spike is
+            finite: it counts among the skipped steps, and never stops the training.
+        escalate: None, or :class:`stablenum.EscalatePrecision`: after repeated trouble compute in a wider
+            format for a while. The guard decides; ``opt.autocast()`` (torch) and
+            ``stablenum_jax.value_and_grad(..., policy=...)`` follow it.
+        on_nonfinite: ``"skip"``, or ``"raise"`` to stop with :class:`stablenum.NonFiniteError` at
+            the first step that is not finite.
+        max_skips_in_a_row: stop with ``NonFiniteError`` when this many steps in a row were skipped
+            because they were not finite; None never stops. No skipped step is ever applied, whatever the
+            count.
+
+    Raises:
+        ValueError: a field is not one of the above; the message names it.
+
+    Example:
+        >>> GuardConfig(clip=1.0).clip
+        (ClipByGlobalNorm(max_norm=1.0),)
+        >>> GuardConfig.from_dict({"clip": 1.0, "loss_scale": "dynamic"}) == GuardConfig(
+        ...     clip=1.0, loss_scale="dynamic")
+        True
+    """
+
+    clip: Any = None
+    loss_scale: Any = None
+    spike: Any = None
+    escalate: EscalatePrecision | None = None
+    on_nonfinite: Literal["skip", "raise"] = "skip"
+    max_skips_in_a_row: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "clip", as_clip_rules(self.clip))
+        object.__setattr__(self, "loss_scale", _as_loss_scale(self.loss_scale))
+        object.__setattr__(self, "spike", as_spike_rule(self.spike))
+        if self.escalate is not None and not isinstance(self.escalate, EscalatePrecision):
+            raise bad_field("escalate", "None or an EscalatePrecision", self.escalate)
+        check_choice("on_nonfinite", self.on_nonfinite, ("skip", "raise"))
+        if self.max_skips_in_a_row is not None:
+            limit = check_int("max_skips_in_a_row", self.max_skips_in_a_row, at_least=1)
+            object.__setattr__(self, "max_skips_in_a_row", limit)
+
+    @property
+    def clip_rules(self) -> tuple[ClipRule, ...]:
+        """``clip`` with its type."""
+        return cast("tuple[ClipRule, ...]", self.clip)
+
+    @property
+    def spike_rule(self) -> SpikeRule | None:
+        """``spike`` with its type."""
+        return cast("SpikeRule | None", self.spike)
+
+    @property
+    def shrinks_spikes(self) -> bool:
+        """Whether a spike is applied with its gradients shrunk, instead of refused."""
+        return self.spike_rule is not None and self.spike_rule.action == "clip"
+
+    @property
+    def per_tensor(self) -> bool:
+        """Whether decisions carry one multiplier a tensor instead of one for all."""
+        return any(rule.per_tensor for rule in self.clip_rules)
+
+    @property
+    def max_value(self) -> float | None:
+        """The bound on each element after unscaling and scaling, if ``clip`` has a ``ClipByValue``."""
+        return next(
+            (float(rule.max_value) for rule in self.clip_rules if isinstance(rule, ClipByValue)), None
+        )
+
+    @property
+    def unit_rule(self) -> AdaptiveGradClip | None:
+        """The clip rule that looks at units: then ``Observation.units`` has to be measured."""
+        return next((rule for rule in self.clip_rules if isinstance(rule, AdaptiveGradClip)), None)
+
+    @property
+    def update_rule(self) -> ClipUpdateRMS | None:
+        """The clip rule that acts on the optimizer's update."""
+        return next((rule for rule in self.clip_rules if isinstance(rule, ClipUpdateRMS)), None)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What has to be measured besides norms: fields of :class:`stablenum.Observation` by name."""
+        return frozenset() if self.loss_scale is None else self.loss_scale.needs
+
+    @property
+    def skip_limit(self) -> int | None:
+        """Skips in a row at which training stops, None for never."""
+        return 1 if self.on_nonfinite == "raise" else self.max_skips_in_a_row
+
+    @property
+    def changes_gradients(self) -> bool:
+        """Whether an applied step's gradients can differ from the raw ones."""
+        on_gradients = len(self.clip_rules) - (self.update_rule is not None)
+        return on_gradients > 0 or self.loss_scale is not None or self.shrinks_spikes
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dicts, lists, numbers and strings; fields that are None are left out (TOML has no null)."""
+        plain: dict[str, Any] = {
+            "clip": [_rule_to_dict(rule) for rule in self.clip_rules] or None,
+            "loss_scale": self.loss_scale and _rule_to_dict(self.loss_scale),
+            "spike": self.spike and _rule_to_dict(self.spike),
+            "escalate": self.escalate and _rule_to_dict(self.escalate),
+            "on_nonfinite": self.on_nonfinite,
+            "max_skips_in_a_row": self.max_skips_in_a_row,
+        }
+        return {name: value for name, value in plain.items() if value is not None}
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> GuardConfig:
+        """The config that :meth:`to_dict` wrote, or one in the same words by hand.
+
+        Rules are mappings with the rule's name under ``"rule"``; the sugar of the constructor
+        (``1.0``, ``"dynamic"``) is allowed too.
+
+        Raises:
+            ValueError: an unknown field or rule, or a value that the constructor refuses.
+        """
+        if not isinstance(plain, Mapping):
+            raise bad_field("config", "a mapping of GuardConfig's fields", plain)
+        _known_fields("config", cls, plain)
+        made = dict(plain)
+        clip = made.get("clip")
+        if isinstance(clip, (list, tuple)):
+            made["clip"] = tuple(_rule_from_dict("clip", rule) for rule in clip)
+        else:
+            made["clip"] = _rule_from_dict("clip", clip)
+        for name in ("loss_scale", "spike", "escalate"):
+            made[name] = _rule_from_dict(name, made.get(name))
+        return cls(**made)
+
+    def to_json(self) -> str:
+        """The config as JSON text."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> GuardConfig:
+        """The config that :meth:`to_json` wrote.
+
+        Raises:
+            ValueError: the text is not JSON, or :meth:`from_dict` refuses it.
+        """
+        return cls.from_dict(json.loads(text))
+
+    def to_toml(self) -> str:
+        """The config as TOML text. Needs the package ``tomli-w`` (extra ``cli``).
+
+        Raises:
+            ImportError: ``tomli-w`` is not installed.
+        """
+        try:
+            import tomli_w
+        except ImportError as error:
+            raise ImportError(
+                "GuardConfig.to_toml needs the package tomli-w: pip install 'stablenum[cli]'"
+            ) from error
+        return tomli_w.dumps(self.to_dict())
+
+    @classmethod
+    def from_toml(cls, text: str) -> GuardConfig:
+        """The config that :meth:`to_toml` wrote.
+
+        Raises:
+            ValueError: the text is not TOML, or :meth:`from_dict` refuses it.
+        """
+        return cls.from_dict(tomllib.loads(text))
+
+
+def make_config(config: GuardConfig | None, overrides: Mapping[str, Any]) -> GuardConfig:
+    """``config`` with ``overrides`` (fields of :class:`GuardConfig`) put over it.
+
+    Raises:
+        TypeError: ``config`` is not a GuardConfig, or an override is not one of its fields.
+        ValueError: a field has a wrong value.
+    """
+    if config is not None and not isinstance(config, GuardConfig):
+        raise TypeError(
+            f"config must be a GuardConfig or None; got {type(config).__name__}. "
+            "Fields may also be given by name, as in clip=1.0."
+        )
+    names = [field.name for field in dataclasses.fields(GuardConfig)]
+    for name in overrides:
+        if name not in names:
+            raise TypeError(f"unknown setting {name!r}; GuardConfig has {', '.join(names)}.")
+    return dataclasses.replace(config or GuardConfig(), **overrides)
+
+
+def _as_loss_scale(value: object) -> LossScale | None:
+    if value is None or isinstance(value, LOSS_SCALES):
+        return value
+    if isinstance(value, str) and value == "dynamic":
+        return DynamicLossScale()
+    if _is_jmp_loss_scale(value):
+        return _from_jmp(value)
+    if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
+        rules = ", ".join(rule.__name__ for rule in LOSS_SCALES)
+        hint = f"Rules are made by calling them, as {value.__name__}()." if isinstance(value, type) else ""
+        raise bad_field(
+            "loss_scale", f"None, 'dynamic', a positive number or one of {rules}", value, hint=hint
+        )
+    scale = check_number("loss_scale", value, at_least=SMALLEST_SCALE, at_most=LARGEST_SCALE)
+    return StaticLossScale(scale=scale)
+
+
+def _is_jmp_loss_scale(value: object) -> bool:
+    """Whether it has the face of jmp's loss scales, which ``stablenum_jax.policy`` has too."""
+    methods = ("scale", "unscale", "adjust")
+    return not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in methods)
+
+
+def _from_jmp(value: Any) -> LossScale | None:
+    """Our rule in place of jmp's object: the same law below ``max_scale``, which jmp does not have."""
+    if type(value).__name__ == "NoOpLossScale":
+        return None
+    scale = check_number(
+        "loss_scale.loss_scale", value.loss_scale, at_least=SMALLEST_SCALE, at_most=LARGEST_SCALE
+    )
+    if not hasattr(value, "period"):
+        return StaticLossScale(scale=scale)
+    factor = check_number("loss_scale.factor", value.factor, above=1.0)
+    floor = check_number("loss_scale.min_loss_scale", value.min_loss_scale, at_least=0.0)
+    return DynamicLossScale(
+        init_scale=scale,
+        growth_factor=factor,
+        backoff_factor=1.0 / factor,
+        growth_interval=value.period,
+        min_scale=min(max(floor, SMALLEST_SCALE), scale),
+        max_scale=max(scale, DynamicLossScale().max_scale),
+    )
+
+
+def _rule_to_dict(rule: ClipRule | LossScale | SpikeRule | EscalatePrecision) -> dict[str, Any]:
+    plain: dict[str, Any] = {"rule": type(rule).__name__}
+    for field in dataclasses.fields(rule):
+        value = getattr(rule, field.name)
+        if value is not None:
+            plain[field.name] = list(value) if isinstance(value, tuple) else value
+        elif field.default is not None:
+            plain[field.name] = _NONE
+    return plain
+
+
+def _rule_from_dict(field: str, plain: object) -> object:
+    if not isinstance(plain, Mapping):
+        return plain  # sugar, or a rule: the constructor judges it
+    values = {name: None if value == _NONE else value for name, value in plain.items()}
+    name = values.pop("rule", None)
+    rules = _RULES[field]
+    if not isinstance(name, str) or name not in rules:
+        raise bad_field(f"{field}.rule", f"one of {', '.join(rules)}", name)
+    rule = rules[name]
+    _known_fields(f"{field} ({name})", rule, values)
+    try:
+        return rule(**values)
+    except TypeError as error:
+        raise ValueError(f"{field} ({name}): {error}") from error
+
+
+def _known_fields(where: str, cls: type[Any], plain: Mapping[str, Any]) -> None:
+    names = [field.name for field in dataclasses.fields(cls)]
+    for name in plain:
+        if name not in names:
+            raise ValueError(f"{where} has no field {name!r}; it has {', '.join(names)}.")

@@ -1,0 +1,114 @@
+"""Reading a guard's state on the host. The one core module that makes the host wait.
+
+Works for every framework: it needs no more of a leaf than ``.tolist()``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from stablenum.errors import NonFiniteError
+from stablenum.guard.config import GuardConfig
+from stablenum.guard.decide import GuardState
+from stablenum.guard.reasons import Reason, explain_reason
+from stablenum.guard.recorder import Row, read_rows
+
+__all__ = ["Worst", "check_halted", "history", "metrics"]
+
+
+class Worst(NamedTuple):
+    """The parameter with the first non-finite gradient norm, else with the largest one.
+
+    ``index`` is -1 and ``name`` None if there is none; ``name`` is None if names are not known.
+    """
+
+    index: int  # type: ignore[assignment]  # shadows tuple.index on purpose
+    name: str | None
+
+
+def _row_dict(row: Row, names: Sequence[str] | None) -> dict[str, Any]:
+    known = names is not None and 0 <= row.worst < len(names)
+    return row._asdict() | {
+        "applied": row.applied,
+        "worst": Worst(row.worst, names[row.worst] if names is not None and known else None),
+    }
+
+
+def history(state: GuardState, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """The recorded steps (at most 128), oldest first, as dicts of plain values.
+
+    Keys: step, loss (NaN if not given), grad_norm, loss_scale, clip_coefficient, reason,
+    applied, worst, precision_level.
+
+    Example:
+        >>> import numpy as np
+        >>> from stablenum import GuardConfig, init_guard
+        >>> history(init_guard(GuardConfig(), 1, xp=np))
+        []
+    """
+    return [_row_dict(row, names) for row in read_rows(state.recorder)]
+
+
+def metrics(state: GuardState, names: Sequence[str] | None = None) -> dict[str, Any]:
+    """The last step as a dict of plain values: a row of :func:`history` and the counters.
+
+    Before the first step ``applied`` is False, ``reason`` NO_STEP_YET and ``grad_norm`` NaN.
+
+    Example:
+        >>> import numpy as np
+        >>> from stablenum import GuardConfig, init_guard
+        >>> metrics(init_guard(GuardConfig(), 1, xp=np))["reason"].name
+        'NO_STEP_YET'
+    """
+    rows = read_rows(state.recorder)
+    nan = float("nan")
+    row = (
+        rows[-1] if rows else Row(-1, nan, nan, state.loss_scale.scale.tolist(), 1.0, Reason.NO_STEP_YET, -1)
+    )
+    return _row_dict(row, names) | {
+        "skipped_total": state.skipped_total.tolist(),
+        "skipped_in_a_row": state.skipped_in_a_row.tolist(),
+    }
+
+
+def _culprit(row: dict[str, Any]) -> str:
+    """The first bad parameter of a refused step, if a gradient was bad, and the numbers seen."""
+    known = not math.isnan(row["loss"]) or row["reason"] is Reason.NONFINITE_LOSS
+    numbers = f"gradient norm {row['grad_norm']:g}" + (f", loss {row['loss']:g}" if known else "")
+    if math.isfinite(row["grad_norm"]):
+        return f"All gradients were finite ({numbers})."
+    worst = row["worst"]
+    return f"First bad parameter: {worst.name or f'parameter {worst.index}'} ({numbers})."
+
+
+def check_halted(
+    state: GuardState, names: Sequence[str] | None = None, *, config: GuardConfig | None = None
+) -> None:
+    """Raise if the guard has stopped the training.
+
+    Raises:
+        NonFiniteError: ``state.halted`` is set. The message names the first bad parameter, the
+            scale history, the likely cause and the remedy.
+    """
+    if not state.halted.tolist():
+        return
+    last, rows = metrics(state, names), history(state, names)
+    skipped = state.nonfinite_in_a_row.tolist()
+    finite = (Reason.SPIKE_LOSS, Reason.SPIKE_GRAD_NORM)  # refused too, but not what stopped the training
+    streak = [row for row in rows[-last["skipped_in_a_row"] :] if row["reason"] not in finite] or [last]
+    first = streak[0]
+    scales = [f"{row['loss_scale']:g}" for row in streak[-8:]]
+    limit = f" (the limit is {config.skip_limit})" if config and config.skip_limit else ""
+    raise NonFiniteError(
+        f"Training stopped: {skipped} step(s) in a row could not be applied{limit}, "
+        f"from step {last['step'] - skipped + 1} on. "
+        f"{_culprit(first)} "
+        f"At step {first['step']}{'' if len(streak) == skipped else ', the first still recorded,'} "
+        f"{explain_reason(first['reason'])} "
+        f"Loss scale over these steps: {', '.join(scales)}. "
+        "No skipped step was applied: parameters and optimizer state are those from before it.",
+        metrics=last,
+        history=rows,
+    )

@@ -1,0 +1,93 @@
+"""The flight recorder: the last 128 steps, written on the device, read when somebody asks.
+
+Two small arrays in the guard's state. A step shifts them by one row, which needs no index, works
+in every framework and inside a scan, and moves some kilobytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeAlias
+
+from stablenum.guard.reasons import APPLIED, Reason
+
+__all__ = ["CAPACITY", "Recorder", "Row", "init_recorder", "read_rows", "record"]
+
+Array: TypeAlias = Any
+Namespace: TypeAlias = Any
+
+CAPACITY = 128
+
+
+class Recorder(NamedTuple):
+    """The rows, oldest first.
+
+    Attributes:
+        floats: (128, 4) float32: loss, grad_norm, loss_scale, clip_coefficient.
+        ints: (128, 4) int32: step, reason, worst, precision_level. A row never written has step -1.
+    """
+
+    floats: Array
+    ints: Array
+
+
+class Row(NamedTuple):
+    """One recorded step, on the host.
+
+    Attributes:
+        step: how many steps the guard had seen before this one.
+        loss: the unscaled loss, NaN if it was not given.
+        grad_norm: L2 norm of the unscaled gradients before clipping.
+        loss_scale: the scale that this step ran with.
+        clip_coefficient: the smallest factor that clipping applied (1: none).
+        reason: see :class:`stablenum.guard.reasons.Reason`.
+        worst: index of the parameter with the largest or first non-finite norm, -1 if none.
+        precision_level: how many formats wider than its policy's the step computed, 0 without escalation.
+    """
+
+    step: int
+    loss: float
+    grad_norm: float
+    loss_scale: float
+    clip_coefficient: float
+    reason: Reason
+    worst: int
+    precision_level: int = 0
+
+    @property
+    def applied(self) -> bool:
+        """Whether the step was applied."""
+        return self.reason in APPLIED
+
+
+def init_recorder(*, xp: Namespace, device: Any = None) -> Recorder:
+    """No rows yet."""
+    return Recorder(
+        floats=xp.zeros((CAPACITY, 4), dtype=xp.float32, device=device),
+        ints=xp.full((CAPACITY, 4), -1, dtype=xp.int32, device=device),
+    )
+
+
+def record(recorder: Recorder, floats: list[Array], ints: list[Array], *, xp: Namespace) -> Recorder:
+    """The recorder with one row more and the oldest dropped.
+
+    Args:
+        recorder: the rows before.
+        floats: the 4 () float32 values of the row.
+        ints: the 4 () int32 values of the row.
+        xp: the array namespace.
+    """
+    return Recorder(
+        floats=xp.concat([recorder.floats[1:], xp.stack(floats)[None, :]]),
+        ints=xp.concat([recorder.ints[1:], xp.stack(ints)[None, :]]),
+    )
+
+
+def read_rows(recorder: Recorder) -> list[Row]:
+    """The recorded steps, oldest first. Makes the host wait for the device."""
+    return [
+        Row(step, loss, grad_norm, scale, clip, Reason(reason), worst, level)
+        for (loss, grad_norm, scale, clip), (step, reason, worst, level) in zip(
+            recorder.floats.tolist(), recorder.ints.tolist(), strict=True
+        )
+        if step >= 0
+    ]

@@ -1,0 +1,273 @@
+"""A guard's state as plain JSON values, the same for every framework, and back.
+
+A state saved by one adapter loads in another and goes on with the same decisions.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from stablenum.arrays import leaves, map_leaves
+from stablenum.errors import bad_field
+from stablenum.formats import FLOAT32_MAX
+from stablenum.guard.decide import GuardState
+from stablenum.guard.reasons import Reason
+from stablenum.rules.clipping import PER_TENSOR_STATES
+from stablenum.rules.loss_scale import LARGEST_SCALE, SMALLEST_SCALE, may_load
+
+__all__ = ["VERSION", "StatisticsNotLoadedWarning", "state_from_dict", "state_to_dict"]
+
+Namespace: TypeAlias = Any
+
+VERSION = 3
+_REASONS = frozenset(int(reason) for reason in Reason)
+# Statistics that a rule may or may not have.
+_OPTIONAL = ("state.spike", "state.escalation", "state.loss_scale.statistics")
+_COUNTS = {
+    f"state.{name}" for name in ("step", "skipped_total", "skipped_in_a_row", "nonfinite_in_a_row", "halted")
+}
+
+
+class StatisticsNotLoadedWarning(UserWarning):
+    """A saved state held no statistics for a rule of the guard that loads it."""
+
+
+def state_to_dict(state: GuardState, names: Sequence[str] | None = None) -> dict[str, Any]:
+    """``{"version": 3, "names": [...] or None, "state": {...}}`` of lists, numbers and strings.
+
+    Non-finite numbers are the strings ``"nan"``, ``"inf"`` and ``"-inf"``, so the result is strict
+    JSON; float32 values survive the round trip bit for bit. Makes the host wait.
+
+    Example:
+        >>> import json, numpy as np
+        >>> from stablenum import GuardConfig, init_guard
+        >>> text = json.dumps(state_to_dict(init_guard(GuardConfig(), 1, xp=np)), allow_nan=False)
+    """
+    return {"version": VERSION, "names": None if names is None else list(names), "state": _to_plain(state)}
+
+
+def _to_plain(tree: Any) -> Any:
+    if hasattr(tree, "_fields"):
+        return {name: _to_plain(value) for name, value in zip(tree._fields, tree, strict=True)}
+    if isinstance(tree, tuple):
+        return [_to_plain(value) for value in tree]
+    return _encode(tree.tolist())
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_encode(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def state_from_dict(
+    plain: Mapping[str, Any],
+    like: GuardState,
+    *,
+    xp: Namespace,
+    names: Sequence[str] | None = None,
+    device: Any = None,
+) -> GuardState:
+    """The state that :func:`state_to_dict` wrote, as arrays of ``xp``.
+
+    Args:
+        plain: the saved dict.
+        like: a state of the guard that will use it: gives structure, shapes and dtypes, and the
+            loss scale unless both guards scale dynamically (a fixed scale is a setting). A rule whose
+            statistics were not saved, because it was added or changed since, keeps those of ``like``, with
+            a ``StatisticsNotLoadedWarning``.
+        xp: the array namespace of the result.
+        names: the names of the parameters here. Where both sides know their names, parameter indices
+            and the statistics of each parameter are translated (the frameworks may order them differently).
+        device: where the result lives.
+
+    Raises:
+        ValueError: the dict is not such a state, or is one of another shape; the message names
+            the field. Nothing is changed.
+
+    Example:
+        >>> import numpy as np
+        >>> from stablenum import GuardConfig, init_guard
+        >>> state = init_guard(GuardConfig(), 1, xp=np)
+        >>> int(state_from_dict(state_to_dict(state), state, xp=np).step)
+        0
+    """
+    if (
+        not isinstance(plain, Mapping)
+        or plain.get("version") not in range(1, VERSION + 1)
+        or "state" not in plain
+    ):
+        raise bad_field("guard state", f"a dict written by guard_state_dict(), version 1 to {VERSION}", plain)
+    reader = _Reader(plain.get("names"), names, xp=xp, device=device)
+    state: GuardState = reader.read("state", _current(plain), like)
+    if may_load(state.loss_scale, like.loss_scale):
+        return state
+    return state._replace(loss_scale=reader.own(like.loss_scale))
+
+
+def _current(plain: Mapping[str, Any]) -> Any:
+    """The saved state in the words of this version.
+
+    Version 1 had no spike rules and fewer statistics, version 2 no escalation.
+    """
+    state = plain["state"]
+    if plain["version"] == VERSION or not isinstance(state, Mapping):
+        return state
+    if plain["version"] == 1:
+        state = {"spike": [], "nonfinite_in_a_row": state.get("skipped_in_a_row"), **state}
+        if isinstance(state.get("loss_scale"), Mapping):
+            state["loss_scale"] = {"statistics": [], **state["loss_scale"]}
+    recorder = state.get("recorder")
+    if isinstance(recorder, Mapping) and isinstance(recorder.get("ints"), list):
+        rows = [_with_level(row) for row in recorder["ints"]]
+        state = {**state, "recorder": {**recorder, "ints": rows}}
+    return {"escalation": [], **state}
+
+
+def _with_level(row: Any) -> Any:
+    """A recorded row with a precision level of 0, -1 where nothing was recorded."""
+    return [*row, -1 if row[:1] == [-1] else 0] if isinstance(row, list) else row
+
+
+class _Reader:
+    """Reads one saved state: knows how its parameters are numbered here."""
+
+    def __init__(self, saved: Any, here: Sequence[str] | None, *, xp: Namespace, device: Any) -> None:
+        words = isinstance(saved, (list, tuple)) and all(isinstance(name, str) for name in saved)
+        if saved is not None and not words:
+            raise bad_field("names", "a list of strings or None", saved)
+        self.xp, self.device, self.here = xp, device, list(here or ())
+        self.known = saved is not None and here is not None and list(saved) != list(here)
+        place = {name: i for i, name in enumerate(here or ())} if self.known else {}
+        self.n_saved = len(saved) if self.known else None
+        # Saved parameter index -> index here (-1: not there), and the reverse; empty where names do not tell.
+        self.place = {i: place.get(name, -1) for i, name in enumerate(saved)} if self.known else {}
+        self.source = {here: saved for saved, here in self.place.items() if here >= 0}
+
+    def own(self, tree: Any) -> Any:
+        """A copy of what the guard here has."""
+        return map_leaves(
+            lambda leaf: self.xp.asarray(leaf.tolist(), dtype=leaf.dtype, device=self.device), tree
+        )
+
+    def read(self, field: str, plain: Any, like: Any) -> Any:
+        """The part of the state under ``field``, in the structure, shapes and dtypes of ``like``."""
+        if field == "state.clip":
+            return self._rule_states([f"{field}[{i}]" for i in range(len(like))], plain, like)
+        if field in _OPTIONAL:
+            return self._rule_states([field], [plain], (like,))[0]
+        return self._tree(field, plain, like)
+
+    def _tree(self, field: str, plain: Any, like: Any) -> Any:
+        if not hasattr(like, "_fields"):
+            return self._leaf(field, plain, like)
+        if not isinstance(plain, Mapping) or set(plain) != set(like._fields):
+            raise bad_field(field, f"a dict with the keys {', '.join(like._fields)}", plain)
+        parts = zip(like._fields, like, strict=True)
+        return type(like)(*(self.read(f"{field}.{name}", plain[name], part) for name, part in parts))
+
+    def _rule_states(self, fields: list[str], plain: Any, likes: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The states of the rules here, each from the first saved one that fits it.
+
+        A rule for which none was saved, as one that was added since, goes on with what it has.
+        """
+        if not isinstance(plain, list):
+            raise bad_field("state.clip", "a list of rule states", plain)
+        unused, found = list(plain), []
+        for field, like in zip(fields, likes, strict=True):
+            if not leaves(like):
+                found.append(like)
+                continue
+            rows = isinstance(like, PER_TENSOR_STATES)
+            fitting = [part for part in unused if _fits(part, like, rows=self.n_saved if rows else None)]
+            if not fitting:
+                warnings.warn(
+                    f"{field}: no statistics were saved that fit {type(like).__name__.removesuffix('State')} "
+                    "as it is configured here; its own are kept. Rules, windows and parameters that changed "
+                    "since the state was saved learn anew.",
+                    StatisticsNotLoadedWarning,
+                    stacklevel=2,
+                )
+                found.append(self.own(like))
+                continue
+            unused.remove(fitting[0])
+            values = self._rows(field, fitting[0], like) if rows and self.known else fitting[0]
+            found.append(self._tree(field, values, like))
+        return tuple(found)
+
+    def _rows(self, field: str, plain: Any, like: Any) -> dict[str, Any]:
+        """The rows of the parameters here, by their names; a parameter that was not there keeps its own."""
+        own = {name: _encode(part.tolist()) for name, part in zip(like._fields, like, strict=True)}
+        new = [name for i, name in enumerate(self.here) if i not in self.source]
+        if new:
+            shown = ", ".join(new[:5]) + (", ..." if len(new) > 5 else "")
+            warnings.warn(
+                f"{field}: no statistics were saved under the names of {len(new)} of the {len(self.here)} "
+                f"parameters here ({shown}); they begin anew.",
+                StatisticsNotLoadedWarning,
+                stacklevel=2,
+            )
+        return {
+            name: [plain[name][self.source[i]] if i in self.source else row for i, row in enumerate(rows)]
+            for name, rows in own.items()
+        }
+
+    def _leaf(self, field: str, plain: Any, like: Any) -> Any:
+        is_float = "float" in str(like.dtype)
+        values = _decode(field, plain, tuple(like.shape), float if is_float else int)
+        if field == "state.recorder.ints":
+            _check_reasons(field, values)
+            if self.known:
+                values = [[row[0], row[1], self.place.get(row[2], -1), row[3]] for row in values]
+        if field in _COUNTS and values < 0:
+            raise bad_field(field, "a whole number of 0 or more", plain)
+        if field == "state.loss_scale.scale" and not SMALLEST_SCALE <= values <= LARGEST_SCALE:
+            raise bad_field(field, "a positive number from 2**-100 to 2**100", plain)
+        return self.xp.asarray(values, dtype=like.dtype, device=self.device)
+
+
+def _fits(plain: Any, like: Any, *, rows: int | None) -> bool:
+    """Whether a saved rule state has the keys and shapes of ``like``, or so many ``rows`` instead of its."""
+    if hasattr(like, "_fields"):
+        return (
+            isinstance(plain, Mapping)
+            and set(plain) == set(like._fields)
+            and all(
+                _fits(plain[name], part, rows=rows) for name, part in zip(like._fields, like, strict=True)
+            )
+        )
+    if not like.shape:
+        return not isinstance(plain, (list, Mapping))
+    if not isinstance(plain, list) or len(plain) != (like.shape[0] if rows is None else rows):
+        return False
+    width = like.shape[1] if len(like.shape) > 1 else None
+    return width is None or all(isinstance(row, list) and len(row) == width for row in plain)
+
+
+def _check_reasons(field: str, rows: list[list[int]]) -> None:
+    """Written rows hold known reason codes, so that reading them later cannot fail."""
+    for i, (step, reason, *_) in enumerate(rows):
+        if step >= 0 and reason not in _REASONS:
+            raise bad_field(f"{field}[{i}][1]", "a reason code", reason)
+
+
+def _decode(field: str, plain: Any, shape: tuple[int, ...], kind: type[float] | type[int]) -> Any:
+    """Nested lists of the given shape, every number checked."""
+    if shape:
+        if not isinstance(plain, list) or len(plain) != shape[0]:
+            raise bad_field(field, f"a list of {shape[0]} items", plain)
+        return [_decode(f"{field}[{i}]", item, shape[1:], kind) for i, item in enumerate(plain)]
+    if kind is float and plain in ("nan", "inf", "-inf"):
+        return float(plain)
+    if isinstance(plain, bool) or not isinstance(plain, (int,) if kind is int else (int, float)):
+        raise bad_field(field, "a whole number" if kind is int else "a number", plain)
+    if kind is int and not -(2**31) <= plain < 2**31:
+        raise bad_field(field, "a whole number within int32", plain)
+    if kind is float and not abs(plain) <= FLOAT32_MAX:
+        raise bad_field(field, "a number within float32 (or 'nan', 'inf', '-inf')", plain)
+    return kind(plain)

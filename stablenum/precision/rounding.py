@@ -1,0 +1,264 @@
+"""Updates that a narrow format would swallow: compensated summation and stochastic rounding.
+
+Half an ulp of a bfloat16 weight of 1.0 is 0.002: an update of 1e-4 is lost for ever when it is rounded to
+nearest. Roundings are done on the bits of float32 numbers, because a compiler may leave out a conversion to
+a narrower format and back, and with it the very error that is to be compensated.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from stablenum.arrays import at_least, at_most
+from stablenum.errors import bad_field
+from stablenum.formats import FORMATS, get_format
+
+__all__ = [
+    "compensated_value",
+    "compensation_of",
+    "kahan_add",
+    "round_stochastically",
+    "round_to_nearest",
+]
+
+Array: TypeAlias = Any
+Namespace: TypeAlias = Any
+
+_ROUNDED = ("bfloat16", "float16", "float32")
+_SIGN_LESS = 0x7FFFFFFF
+# Half a spacing is 2^15 units; at that tie one unit is given up.
+_MOST_UNITS = 2**15 - 1
+
+
+def kahan_add(w: Array, c: Array, u: Array, *, xp: Namespace) -> tuple[Array, Array]:
+    """``w + u`` with what rounding lost kept in ``c`` for the next time.
+
+    ``y = c + u; w' = round(w + y); c' = y - (w' - w)`` (Kahan 1965; for bfloat16 weights Zamirai et al. 2020,
+    arXiv 2010.06192), in float32. Of a 16-bit weight ``c`` is kept as a whole number of 2^-16 of the weight's
+    spacing, 2^e times 2^-7 in bfloat16 and 2^-10 in float16, for a weight in [2^e, 2^(e+1)). So weight and
+    compensation together are as exact as a float32 weight. Weights below 2^-102 have no compensation in
+    bfloat16, as float32 has no such unit; none is too small in float16.
+
+    A NaN or inf in ``w`` or ``u`` reaches ``w'`` and never ``c'``, which is 0 there. Finite values saturate
+    at the format's largest number instead of overflowing. Where somebody changed ``w`` since, ``c`` is still
+    at most half a spacing of it.
+
+    Args:
+        w: the weights, bfloat16, float16 or float32, any shape.
+        c: the compensation so far, 0 at first, of ``w``'s shape: int16, or float32 for float32 weights.
+        u: the update, of ``w``'s shape, ``w``'s dtype or float32.
+        xp: the array namespace.
+
+    Returns:
+        ``w'`` of ``w``'s dtype, and ``c'``; :func:`compensated_value` adds them up.
+
+    Raises:
+        ValueError: ``w`` or ``c`` is of another dtype.
+
+    Example:
+        >>> import array_api_compat.numpy as np
+        >>> w, c = np.ones((1,), dtype=np.float16), np.zeros((1,), dtype=np.int16)
+        >>> for _ in range(1000):
+        ...     w, c = kahan_add(w, c, np.full((1,), -1e-4, dtype=np.float32), xp=np)
+        >>> float(w[0]), round(float(compensated_value(w, c, xp=np)[0]), 4)
+        (0.89990234375, 0.9)
+    """
+    name = _rounded_format("w", w.dtype)
+    top = FORMATS[name].max
+    wide, added = xp.astype(w, xp.float32), xp.astype(u, xp.float32)
+    finite = xp.isfinite(wide) & xp.isfinite(added)
+    y = _kept_finite(_owed(wide, c, name, xp=xp) + added, finite, FORMATS["float32"].max, xp=xp)
+    total = wide + y
+    moved = _kept_finite(round_to_nearest(total, name, xp=xp), finite, top, xp=xp)
+    # What lies beyond the format's range is given up, not collected until it overflows itself.
+    inside = finite & (xp.abs(total) <= top)
+    rest = xp.where(inside, y - (moved - wide), xp.zeros_like(y))
+    return xp.astype(moved, w.dtype), _kept(moved, rest, name, xp=xp)
+
+
+def compensated_value(w: Array, c: Array, *, xp: Namespace) -> Array:
+    """What a weight and its compensation stand for: ``w + c``.
+
+    ``c`` is a number of units of :func:`kahan_add`, so the plain sum of the two arrays means nothing.
+
+    Args:
+        w: the weights, bfloat16, float16 or float32, any shape; NaN and inf stay what they are.
+        c: their compensation, of ``w``'s shape: int16, or float32 for float32 weights.
+        xp: the array namespace.
+
+    Returns:
+        float32: exact for bfloat16, else rounded to nearest.
+
+    Raises:
+        ValueError: ``w`` or ``c`` is of another dtype.
+
+    Example:
+        >>> import array_api_compat.numpy as np
+        >>> w, c = np.ones((1,), dtype=np.float16), np.full((1,), 2**14, dtype=np.int16)
+        >>> float(compensated_value(w, c, xp=np)[0])  # a quarter of the spacing, 2^-10, more
+        1.000244140625
+    """
+    name = _rounded_format("w", w.dtype)
+    wide = xp.astype(w, xp.float32)
+    return wide + _owed(wide, c, name, xp=xp)
+
+
+def compensation_of(w: Array, rest: Array, *, xp: Namespace) -> Array:
+    """The compensation that stands for ``rest``, a number: the way back from :func:`compensated_value`.
+
+    Args:
+        w: the weights, bfloat16, float16 or float32, any shape.
+        rest: what is owed to them, any floating-point dtype, of ``w``'s shape; what is not finite is 0, and
+            more than half a spacing of a 16-bit weight is taken for that.
+        xp: the array namespace.
+
+    Returns:
+        int16, or float32 for float32 weights, as :func:`kahan_add` takes it.
+
+    Raises:
+        ValueError: ``w`` is of another dtype.
+
+    Example:
+        >>> import array_api_compat.numpy as np
+        >>> w = np.ones((3,), dtype=np.float16)
+        >>> compensation_of(w, np.asarray([2.0**-12, -1.0, np.nan], dtype=np.float32), xp=np).tolist()
+        [16384, -32767, 0]
+    """
+    name = _rounded_format("w", w.dtype)
+    wide, owed = xp.astype(w, xp.float32), xp.astype(rest, xp.float32)
+    finite = xp.isfinite(wide) & xp.isfinite(owed)
+    return _kept(wide, xp.where(finite, owed, xp.zeros_like(owed)), name, xp=xp)
+
+
+def _owed(wide: Array, c: Array, name: str, *, xp: Namespace) -> Array:
+    """A compensation as a float32 number. A product by a power of two: exact, fused with a sum or not."""
+    allowed = xp.float32 if name == "float32" else xp.int16
+    if c.dtype != allowed:
+        of = "float32" if name == "float32" else "int16"
+        raise bad_field("c", f"{of} for {name} weights", c.dtype, hint="compensation_of(w, rest) makes it.")
+    if name == "float32":
+        return c
+    field, has_unit = _unit_field(wide, name, xp=xp)
+    unit = (field << 23).view(xp.float32)
+    return xp.where(has_unit, xp.astype(c, xp.float32) * unit, xp.zeros_like(wide))
+
+
+def _kept(wide: Array, rest: Array, name: str, *, xp: Namespace) -> Array:
+    """A finite float32 number as the compensation of a weight, to the nearest unit, ties to even."""
+    if name == "float32":
+        return rest
+    field, has_unit = _unit_field(wide, name, xp=xp)
+    units = xp.round(rest * ((254 - field) << 23).view(xp.float32))
+    units = at_least(at_most(units, _MOST_UNITS, xp=xp), -_MOST_UNITS, xp=xp)
+    return xp.astype(xp.where(has_unit, units, xp.zeros_like(units)), xp.int16)
+
+
+def _unit_field(wide: Array, name: str, *, xp: Namespace) -> tuple[Array, Array]:
+    """2^-16 of a 16-bit weight's spacing as float32's exponent field, and where there is such a unit.
+
+    Half a unit must be a normal number too: XLA and accelerators take float32's subnormals for 0.
+    """
+    field = (wide.view(xp.int32) & _SIGN_LESS) >> 23
+    # 113: the exponent field of 2^-14, below which float16's spacing stays.
+    field = at_least(field, 113, xp=xp) - (10 + 16) if name == "float16" else field - (7 + 16)
+    return at_least(field, 2, xp=xp), field >= 2
+
+
+def round_stochastically(x32: Array, random_bits: Array, *, xp: Namespace) -> Array:
+    """float32 to bfloat16 numbers: up or down with probabilities that make the mean exact.
+
+    16 random bits are added below the bits that stay, which are then cut off (Gupta et al. 2015, arXiv
+    1502.02551). NaN and inf pass through. Finite values stay finite: they saturate at bfloat16's largest
+    number. A bfloat16 number stays as it is.
+
+    Args:
+        x32: float32, any shape.
+        random_bits: integers of ``x32``'s shape, at least 16 bits wide; the lowest 16 are used, which must
+            be uniform and independent.
+        xp: the array namespace.
+
+    Returns:
+        float32; each value is a bfloat16 number, so the cast to bfloat16 that follows is exact.
+
+    Raises:
+        ValueError: ``x32`` is not float32, or ``random_bits`` is of another shape.
+
+    Example:
+        >>> import array_api_compat.numpy as np
+        >>> bits = np.asarray([0, 0xFFFF], dtype=np.int32)
+        >>> round_stochastically(np.full((2,), 1.001, dtype=np.float32), bits, xp=np).tolist()
+        [1.0, 1.0078125]
+    """
+    _check_float32("x32", x32)
+    if tuple(random_bits.shape) != tuple(x32.shape):
+        raise bad_field("random_bits", f"of x32's shape {tuple(x32.shape)}", tuple(random_bits.shape))
+    finite = xp.isfinite(x32)
+    noise = xp.astype(random_bits & 0xFFFF, xp.int32)
+    bits = xp.where(finite, x32, xp.zeros_like(x32)).view(xp.int32)
+    rounded = ((bits + noise) & ~0xFFFF).view(xp.float32)
+    return xp.where(finite, _kept_finite(rounded, finite, FORMATS["bfloat16"].max, xp=xp), x32)
+
+
+def round_to_nearest(x32: Array, format: str, *, xp: Namespace) -> Array:  # noqa: A002
+    """float32 to the numbers of ``format``, to nearest, ties to even (IEEE 754), but saturating.
+
+    NaN and inf pass through. Finite values stay finite: they saturate at the format's largest number.
+
+    Args:
+        x32: float32, any shape.
+        format: ``"bfloat16"``, ``"float16"``, or ``"float32"``, which changes nothing.
+        xp: the array namespace.
+
+    Returns:
+        float32; each value is a number of the format, so the cast that follows is exact.
+
+    Raises:
+        ValueError: another format, or ``x32`` is not float32.
+
+    Example:
+        >>> import array_api_compat.numpy as np
+        >>> round_to_nearest(np.asarray([1.003, 1e38], dtype=np.float32), "bfloat16", xp=np).tolist()
+        [1.0, 9.969209968386869e+37]
+    """
+    name = _rounded_format("format", format)
+    _check_float32("x32", x32)
+    if name == "float32":
+        return x32
+    finite = xp.isfinite(x32)
+    bits = xp.where(finite, x32, xp.zeros_like(x32)).view(xp.int32)
+    magnitude, sign = bits & _SIGN_LESS, bits & ~_SIGN_LESS
+    if name == "bfloat16":  # of float32's exponents, so 16 bits go everywhere
+        rounded = (magnitude + 0x7FFF + ((magnitude >> 16) & 1)) & ~0xFFFF
+    else:
+        rounded = _to_float16(magnitude, xp=xp)
+    value = (rounded | sign).view(xp.float32)
+    return xp.where(finite, _kept_finite(value, finite, FORMATS[name].max, xp=xp), x32)
+
+
+def _to_float16(magnitude: Array, *, xp: Namespace) -> Array:
+    """The bits of a positive float32 rounded to float16: 13 go, and one more for each halving below 2^-14."""
+    below = at_least(113 - (magnitude >> 23), 0, xp=xp)  # 113: the exponent field of 2^-14
+    drop = 13 + at_most(below, 10, xp=xp)
+    one = xp.ones_like(drop)
+    half = (one << (drop - 1)) - 1
+    rounded = ((magnitude + half + ((magnitude >> drop) & 1)) >> drop) << drop
+    # Below 2^-24, float16's smallest number, the leading bit itself goes; 2^-25 is a tie, and even is 0.
+    tiny, tie = xp.full_like(drop, 103 << 23), 102 << 23
+    return xp.where(below > 10, xp.where(magnitude > tie, tiny, xp.zeros_like(tiny)), rounded)
+
+
+def _kept_finite(x: Array, finite: Array, top: float, *, xp: Namespace) -> Array:
+    """``x`` within ``[-top, top]`` where ``finite`` holds."""
+    return xp.where(finite, at_least(at_most(x, top, xp=xp), -top, xp=xp), x)
+
+
+def _rounded_format(field: str, dtype: object) -> str:
+    name = get_format(dtype).name
+    if name not in _ROUNDED:
+        raise bad_field(field, f"of the format {', '.join(_ROUNDED)}", dtype)
+    return name
+
+
+def _check_float32(field: str, x: Array) -> None:
+    if get_format(x.dtype).name != "float32":
+        raise bad_field(field, "float32", x.dtype)

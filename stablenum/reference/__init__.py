@@ -1,0 +1,1 @@
+"""The NumPy adapter: the executable specification of a guarded step."""

@@ -1,0 +1,384 @@
+"""The NumPy adapter: the executable specification of a guarded training step.
+
+It measures and applies in the plainest way that is exact, and leaves every decision to
+:func:`stablenum.guard.decide`. The other adapters are compared with it step by step. The
+optimizers repeat the order of operations of ``torch.optim``'s single-tensor paths (SGD, Adam,
+AdamW), with state in the parameter's dtype as torch keeps it. Slow on purpose: nothing here
+trades clearness for speed.
+
+Importing this module loads NumPy; ``import stablenum`` alone does not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import array_api_compat.numpy as xp
+import numpy as np
+
+from stablenum.errors import bad_field
+from stablenum.formats import FLOAT32_MAX, SMALLEST_FLOAT16
+from stablenum.guard.config import GuardConfig, make_config
+from stablenum.guard.decide import Decision, GuardState, Observation, decide, init_guard
+from stablenum.guard.readout import check_halted, history, metrics
+from stablenum.guard.statedict import state_from_dict, state_to_dict
+from stablenum.reference.optimizers import SGD, Adam, AdamW, Optimizer, wide_dtype
+from stablenum.rules.clipping import AdaptiveGradClip, Units
+
+__all__ = [
+    "SGD",
+    "Adam",
+    "AdamW",
+    "Guarded",
+    "apply",
+    "measure",
+    "measure_extremes",
+    "measure_loss",
+    "measure_units",
+    "tensor_norm",
+    "unit_norms",
+]
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+Params: TypeAlias = "dict[str, Array] | list[Array]"
+Grads: TypeAlias = "Mapping[str, Array | None] | Sequence[Array | None]"
+
+
+# ------------------------------------------------------------------------------------- measure
+
+
+def tensor_norm(gradient: Array) -> np.float32:
+    """The L2 norm of one tensor, exact to the last bit of float32.
+
+    A float64 sum of squares of ``x / max|x|``, so that nothing overflows or underflows on the way.
+
+    Args:
+        gradient: any shape, any real or complex floating dtype (``bfloat16`` from ml_dtypes too).
+
+    Returns:
+        float32. NaN if an element is NaN, else inf if one is infinite, else finite: what lies
+        beyond float32's range saturates at its largest number. 0 for an empty tensor.
+
+    Example:
+        >>> round(float(tensor_norm(np.asarray([3e30, 4e30], np.float32))) / 5e30, 6)
+        1.0
+        >>> float(tensor_norm(np.asarray([300.0, 400.0], np.float16)))
+        500.0
+    """
+    elements = np.abs(_as_real(np.asarray(gradient)).astype(np.float64, copy=False).ravel())
+    largest = elements.max(initial=0.0)  # NaN wins over everything, inf over every number
+    if not np.isfinite(largest) or largest == 0:
+        return np.float32(largest)
+    ratio = elements / largest
+    return np.float32(min(largest * math.sqrt(math.fsum(ratio * ratio)), FLOAT32_MAX))
+
+
+def measure(gradients: Sequence[Array | None]) -> Array:
+    """The norms of all tensors, (n,) float32: ``Observation.norms``.
+
+    Args:
+        gradients: one a parameter; None (no gradient) counts as norm 0.
+
+    Example:
+        >>> measure([np.ones((2, 2), np.float32), None]).tolist()
+        [2.0, 0.0]
+    """
+    norms = [np.float32(0) if g is None else tensor_norm(g) for g in gradients]
+    return np.asarray(norms, dtype=np.float32)
+
+
+def measure_loss(loss: object) -> Array | None:
+    """``Observation.loss`` from a number or a 0-d array; None if it is not known.
+
+    A finite loss beyond float32's range saturates: it is large, not non-finite.
+
+    Example:
+        >>> measure_loss(1e39).item() == float(np.finfo(np.float32).max)
+        True
+    """
+    if loss is None:
+        return None
+    value = float(np.asarray(loss))
+    if math.isfinite(value):
+        value = max(-FLOAT32_MAX, min(FLOAT32_MAX, value))
+    return np.asarray(value, dtype=np.float32)
+
+
+def unit_norms(array: Array, axes: tuple[int, ...]) -> Array:
+    """The L2 norm of each unit, (u,) float32: over ``axes``, the remaining axes in C order.
+
+    Args:
+        array: any shape but an empty one, any real or complex floating dtype.
+        axes: those that a unit extends over, see :meth:`stablenum.AdaptiveGradClip.unit_axes`.
+
+    Example:
+        >>> unit_norms(np.asarray([[3.0, 4.0], [0.0, 2.0]], np.float32), (1,)).tolist()
+        [5.0, 2.0]
+    """
+    elements = np.abs(array if array.dtype.kind == "c" else array.astype(np.float64))
+    largest = elements.max(axis=axes, keepdims=True)
+    ratio = elements / np.where((largest > 0) & np.isfinite(largest), largest, 1.0)
+    norms = np.sqrt((ratio * ratio).sum(axis=axes)).ravel() * np.where(largest > 0, largest, 1.0).ravel()
+    norms = np.where(np.isfinite(largest).ravel(), np.minimum(norms, FLOAT32_MAX), largest.ravel())
+    return norms.astype(np.float32)
+
+
+def measure_units(
+    rule: AdaptiveGradClip, names: Sequence[str], gradients: Sequence[Array | None], params: Sequence[Array]
+) -> Units:
+    """``Observation.units``: of gradients and of the weights; empty for what the rule leaves alone.
+
+    Example:
+        >>> units = measure_units(AdaptiveGradClip(), ["w"], [np.ones((4, 2))], [np.zeros((4, 2))])
+        >>> units.norms[0].tolist(), units.weights[0].tolist()
+        ([2.0, 2.0], [0.0, 0.0])
+    """
+    norms, weights = [], []
+    for included, g, p in zip(rule.included(names), gradients, params, strict=True):
+        if not included or g is None or g.size == 0:
+            norms.append(np.zeros(0, np.float32))
+            weights.append(np.zeros(0, np.float32))
+            continue
+        axes = rule.unit_axes(p.shape, default="last")
+        norms.append(unit_norms(g, axes))
+        weights.append(unit_norms(p, axes))
+    return Units(tuple(norms), tuple(weights))
+
+
+def measure_extremes(gradients: Sequence[Array | None]) -> tuple[Array, Array]:
+    """``Observation.amax`` and ``Observation.tiny``: () float32 each.
+
+    Example:
+        >>> measure_extremes([np.asarray([0.0, 2.0**-30, -4.0], np.float32), None])
+        (array(4., dtype=float32), array(0.5, dtype=float32))
+    """
+    largest, nonzero, tiny = 0.0, 0, 0
+    for g in gradients:
+        if g is None or g.size == 0:
+            continue
+        elements = np.abs(_as_real(g).astype(np.float64))
+        largest = max(largest, float(elements.max()))
+        nonzero += int((elements > 0).sum())
+        tiny += int(((elements > 0) & (elements <= SMALLEST_FLOAT16)).sum())
+    amax = min(largest, FLOAT32_MAX) if math.isfinite(largest) else largest
+    fraction = np.float32(tiny) / np.float32(max(nonzero, 1))
+    return np.asarray(amax, np.float32), np.asarray(fraction, np.float32)
+
+
+# --------------------------------------------------------------------------------------- apply
+
+
+def apply(config: GuardConfig, decision: Decision, gradients: Sequence[Array | None]) -> list[Array | None]:
+    """The gradients that the optimizer gets: times the multiplier, clamped, in their own dtype.
+
+    The product is formed in float32 or wider and rounded to the gradient's dtype once.
+
+    Args:
+        config: gives the element-wise bound ``max_value``, if any.
+        decision: its ``multiplier`` is used; the caller has already looked at ``decision.apply``.
+        gradients: finite, still multiplied by the loss scale; None stays None.
+
+    Example:
+        >>> from stablenum import Observation
+        >>> config = GuardConfig(clip=1.0)
+        >>> grads = [np.asarray([3.0, 4.0], np.float32)]
+        >>> decision, _ = decide(config, init_guard(config, 1, xp=xp), Observation(measure(grads)), xp=xp)
+        >>> apply(config, decision, grads)[0].round(3).tolist()
+        [0.6..., 0.8...]
+    """
+    factors: list[Any] = list(np.broadcast_to(decision.multiplier, (len(gradients),)))
+    for i, of_units in enumerate(decision.unit_multipliers):
+        g = gradients[i]
+        if g is not None and config.unit_rule is not None and of_units.size:
+            axes = config.unit_rule.unit_axes(g.shape, default="last")
+            factors[i] = of_units.reshape([1 if axis in axes else n for axis, n in enumerate(g.shape)])
+    return [
+        None if g is None else _scaled(g, factor, config.max_value)
+        for g, factor in zip(gradients, factors, strict=True)
+    ]
+
+
+def _scaled(gradient: Array, factor: Array, max_value: float | None) -> Array:
+    real = _as_real(gradient)
+    wide = real.astype(wide_dtype(real.dtype))
+    if gradient.dtype.kind == "c" and factor.ndim:
+        factor = np.repeat(factor, 2, axis=-1) if factor.shape[-1] > 1 else factor
+    wide = wide * factor.astype(wide.dtype)
+    if max_value is not None:
+        wide = np.clip(wide, -max_value, max_value)
+    return wide.astype(real.dtype).view(gradient.dtype).reshape(gradient.shape)
+
+
+def _is_floating(dtype: np.dtype[Any]) -> bool:
+    """Whether real or complex floating numbers are in it, bfloat16 among them."""
+    return bool(np.issubdtype(dtype, np.inexact)) or dtype.name == "bfloat16"
+
+
+def _as_real(array: Array) -> Array:
+    """A complex array as its real and imaginary parts (torch's ``view_as_real``), others as they are."""
+    if array.dtype.kind != "c":
+        return array
+    return np.ascontiguousarray(array).view(array.real.dtype)
+
+
+# -------------------------------------------------------------------------------------- driver
+
+
+class Guarded:
+    """A guarded NumPy training loop: parameters, an optimizer and a guard in one object.
+
+    Args:
+        params: a dict of arrays (its keys are the parameters' names) or a sequence of arrays.
+            They are copied. May be empty.
+        optimizer: :class:`SGD`, :class:`Adam` or anything with their ``init`` and ``update``.
+        config: the guard's settings; None for the default.
+        **overrides: fields of :class:`GuardConfig` put over ``config``, as ``clip=1.0``.
+
+    Raises:
+        TypeError: ``config`` is not a GuardConfig or an override is not one of its fields.
+        ValueError: a parameter is not of a floating dtype, or a setting has a wrong value.
+
+    Example:
+        >>> train = Guarded([np.ones(2, np.float32)], SGD(lr=0.5), clip=1.0)
+        >>> train.step([np.asarray([np.nan, 1], np.float32)])["applied"]
+        False
+        >>> train.params[0].tolist()
+        [1.0, 1.0]
+    """
+
+    def __init__(
+        self,
+        params: Mapping[str, Array] | Sequence[Array],
+        optimizer: Optimizer,
+        config: GuardConfig | None = None,
+        **overrides: Any,
+    ) -> None:
+        self.config = make_config(config, overrides)
+        self.optimizer = optimizer
+        self.names = list(params) if isinstance(params, Mapping) else None
+        self._params = [
+            np.array(p, copy=True, order="C")
+            for p in (params.values() if isinstance(params, Mapping) else params)
+        ]
+        for i, param in enumerate(self._params):
+            if not _is_floating(param.dtype):
+                raise bad_field(
+                    f"params[{self.names[i] if self.names else i}]", "of a floating dtype", param.dtype
+                )
+        if self.config.unit_rule is not None:
+            self.config.unit_rule.included(self._known_names)  # says now which pattern matches nothing
+        self.opt_state = [optimizer.init(_as_real(p)) for p in self._params]
+        self.state: GuardState = init_guard(self.config, len(self._params), xp=xp)
+
+    @property
+    def params(self) -> Params:
+        """The parameters now, in the form they were given in."""
+        return list(self._params) if self.names is None else dict(zip(self.names, self._params, strict=True))
+
+    @property
+    def loss_scale(self) -> float:
+        """The factor for the next loss; 1.0 without scaling."""
+        return float(self.state.loss_scale.scale)
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """The last step, see :func:`stablenum.guard.readout.metrics`."""
+        return metrics(self.state, self.names)
+
+    def history(self) -> list[dict[str, Any]]:
+        """The last 128 steps, oldest first."""
+        return history(self.state, self.names)
+
+    def step(self, gradients: Grads, loss: object = None) -> dict[str, Any]:
+        """Decide on one step and take it or skip it whole.
+
+        Args:
+            gradients: in the form of ``params``, of the *scaled* loss; None for a parameter
+                without gradient, which then stays as it is.
+            loss: the unscaled loss, if known.
+
+        Returns:
+            What :attr:`last` says.
+
+        Raises:
+            ValueError: the gradients do not match the parameters, or are not of a floating dtype.
+            NonFiniteError: the guard's limit of skips in a row is reached; nothing was changed.
+        """
+        listed = self._matched(gradients)
+        observation = self._measure(listed, loss)
+        with np.errstate(all="ignore"):  # the rules compute with inf and NaN, and select afterwards
+            decision, self.state = decide(self.config, self.state, observation, xp=xp)
+            if decision.apply:
+                self._update(apply(self.config, decision, listed))
+        check_halted(self.state, self.names, config=self.config)
+        return self.last
+
+    def _measure(self, gradients: Sequence[Array | None], loss: object) -> Observation:
+        rule, needs = self.config.unit_rule, self.config.needs
+        amax, tiny = measure_extremes(gradients) if needs else (None, None)
+        return Observation(
+            norms=measure(gradients),
+            loss=measure_loss(loss),
+            units=None if rule is None else measure_units(rule, self._known_names, gradients, self._params),
+            amax=amax if "amax" in needs else None,
+            tiny=tiny if "tiny" in needs else None,
+        )
+
+    @property
+    def _known_names(self) -> list[str]:
+        return self.names or [f"params[{i}]" for i in range(len(self._params))]
+
+    def guard_state_dict(self) -> dict[str, Any]:
+        """The guard's state as plain JSON values, the same for every framework."""
+        return state_to_dict(self.state, self.names)
+
+    def load_guard_state_dict(self, plain: Mapping[str, Any]) -> None:
+        """Go on from a state that any adapter's ``guard_state_dict`` wrote.
+
+        Raises:
+            ValueError: it is not one, or belongs to another config; nothing is changed.
+        """
+        self.state = state_from_dict(plain, self.state, xp=xp, names=self.names)
+
+    def _matched(self, gradients: Grads) -> list[Array | None]:
+        if self.names is not None:
+            if not isinstance(gradients, Mapping) or set(gradients) != set(self.names):
+                raise bad_field("gradients", f"a dict with the keys {', '.join(self.names)}", gradients)
+            listed = [gradients[name] for name in self.names]
+        else:
+            if isinstance(gradients, Mapping) or len(gradients) != len(self._params):
+                raise bad_field("gradients", f"a sequence of {len(self._params)} arrays", gradients)
+            listed = list(gradients)
+        arrays = [None if g is None else np.asarray(g) for g in listed]
+        for i, (g, p) in enumerate(zip(arrays, self._params, strict=True)):
+            where = f"gradients[{self.names[i] if self.names else i}]"
+            if g is not None and g.shape != p.shape:
+                raise bad_field(where, f"of shape {p.shape}", g.shape)
+            # Times the multiplier and rounded back, whole numbers would nearly all become 0.
+            if g is not None and not _is_floating(g.dtype):
+                raise bad_field(where, "of a floating dtype", g.dtype, hint=f"Hand it over as {p.dtype}.")
+        return arrays
+
+    def _update(self, gradients: Sequence[Array | None]) -> None:
+        for i, gradient in enumerate(gradients):
+            if gradient is None:
+                continue
+            param = self._params[i]
+            real, self.opt_state[i] = self.optimizer.update(
+                _as_real(param), _as_real(gradient.astype(param.dtype, copy=False)), self.opt_state[i]
+            )
+            real = self._clipped_update(_as_real(param), real)
+            self._params[i] = real.view(param.dtype).reshape(param.shape)
+
+    def _clipped_update(self, before: Array, after: Array) -> Array:
+        """``after``, or, by ``ClipUpdateRMS``, a point on the way to it."""
+        rule = self.config.update_rule
+        if rule is None or before.size == 0:
+            return after
+        wide = wide_dtype(before.dtype)
+        update = after.astype(wide) - before.astype(wide)
+        rms = np.asarray([min(float(tensor_norm(update)) / math.sqrt(update.size), FLOAT32_MAX)], np.float32)
+        (factor,) = rule.update_factors(rms, self.optimizer.lr if rule.per_lr else 1.0, xp=xp)
+        return after if factor == 1 else (before.astype(wide) + factor * update).astype(before.dtype)

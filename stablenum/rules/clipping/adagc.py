@@ -1,0 +1,132 @@
+"""AdaGC: each tensor's norm against a moving mean of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, TypeAlias
+
+from stablenum.arrays import at_most
+from stablenum.fields import check_field
+from stablenum.formats import FLOAT32_MAX
+from stablenum.rules.clipping.common import coefficient, shortening
+from stablenum.rules.windows import ABSURD, tells
+
+__all__ = ["AdaGC", "AdaGCState"]
+
+Array: TypeAlias = Any
+Namespace: TypeAlias = Any
+
+# A norm of the warm-up counts as far below the others at this fraction of the third smallest: a spike in
+# one tensor shrinks all others in that step, and gamma would take thousands of steps to rise again.
+_FAR_BELOW = 3.0
+# How many such norms a warm-up may contain without harm, plus one.
+_LOWEST = 3
+
+
+class AdaGCState(NamedTuple):
+    """What is known of each tensor: one row a parameter in every array (see ``PER_TENSOR_STATES``).
+
+    Attributes:
+        gamma: (n,) float32, the moving mean of the clipped norm; 0 before the end of the warm-up.
+        lowest: (n, 3) float32 (as many columns as the warm-up has steps, if fewer), the smallest clipped
+            norms of the warm-up, ascending; the largest float32 where nothing has come yet.
+        seen: (n,) int32, norms observed, up to ``warmup_steps``.
+        far: (n,) int32, observations in a row that lay 100 times above gamma.
+    """
+
+    gamma: Array
+    lowest: Array
+    seen: Array
+    far: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaGC:
+    """Clip each tensor's norm at ``clip_ratio`` times the moving mean of its own clipped norm.
+
+    ``h = min(1, clip_ratio * gamma / n)``, ``gamma <- decay * gamma + (1 - decay) * h n``. In the first
+    ``warmup_steps`` of a tensor it is clipped with all others at the joint norm ``max_norm``, and gamma
+    is the smallest norm that left. Wang et al. 2025 (arXiv 2502.11034).
+
+    Steps that were not applied, and zero gradients of a tensor, do not count, so a tensor that starts
+    late has a warm-up of its own. Of the warm-up's norms up to two that lie 3 times below the third
+    smallest are left out (one spike elsewhere shrinks all tensors in that step). A tensor whose norm lies
+    100 times above gamma for ``warmup_steps`` observations in a row begins its warm-up anew: gamma itself
+    can grow by (1 - decay)(clip_ratio - 1), a thousandth, a step.
+
+    Args:
+        clip_ratio: above 0; 1.05 in the paper.
+        decay: of gamma, between 0 and 1.
+        max_norm: the joint norm of the warm-up.
+        warmup_steps: 1 or more.
+
+    Raises:
+        ValueError: a field is out of its range.
+
+    Example:
+        >>> AdaGC(warmup_steps=50).decay
+        0.98
+    """
+
+    clip_ratio: float = 1.05
+    decay: float = 0.98
+    max_norm: float = 1.0
+    warmup_steps: int = 100
+    per_tensor: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_field(self, "clip_ratio", above=0.0)
+        check_field(self, "decay", above=0.0, below=1.0)
+        check_field(self, "max_norm", above=0.0)
+        check_field(self, "warmup_steps", whole=True, at_least=1)
+
+    def init(self, n_tensors: int, *, xp: Namespace, device: Any = None) -> AdaGCState:
+        """Nothing seen yet."""
+        return AdaGCState(
+            gamma=xp.zeros((n_tensors,), dtype=xp.float32, device=device),
+            lowest=xp.full(
+                (n_tensors, min(_LOWEST, self.warmup_steps)), FLOAT32_MAX, dtype=xp.float32, device=device
+            ),
+            seen=xp.zeros((n_tensors,), dtype=xp.int32, device=device),
+            far=xp.zeros((n_tensors,), dtype=xp.int32, device=device),
+        )
+
+    def multiplier(
+        self, state: AdaGCState, norms: Array, total: Array, *, applied: Array, xp: Namespace
+    ) -> tuple[Array, AdaGCState]:
+        """The (n,) float32 factors, one a tensor, and the next state."""
+        warm = state.seen >= self.warmup_steps
+        joint = coefficient(total, self.max_norm, xp=xp)
+        limit = at_most(self.clip_ratio * state.gamma, FLOAT32_MAX, xp=xp)
+        factor = xp.where(warm, shortening(norms, limit, xp=xp), joint)
+        counts = applied & tells(norms, xp=xp)
+        return factor, self._observe(state, norms, factor * norms, warm, counts, xp=xp)
+
+    def _observe(
+        self, state: AdaGCState, norms: Array, clipped: Array, warm: Array, counts: Array, *, xp: Namespace
+    ) -> AdaGCState:
+        """The state after a step, for the tensors that ``counts`` names."""
+        warming = counts & xp.logical_not(warm)
+        seen = xp.where(warming, state.seen + 1, state.seen)
+        smallest = xp.sort(xp.concat([state.lowest, clipped[:, None]], axis=1), axis=1)[:, :-1]
+        lowest = xp.where(warming[:, None], smallest, state.lowest)
+        begins = warming & (seen >= self.warmup_steps)
+        # Not decay * gamma + ...: in float32 decay and 1 - decay do not add up to 1, and gamma would drift.
+        gamma = state.gamma + (1.0 - self.decay) * (clipped - state.gamma)
+        gamma = xp.where(counts & warm, gamma, state.gamma)
+        gamma = xp.where(begins, _smallest_sane(lowest, xp=xp), gamma)
+        is_far = warm & (norms > ABSURD * state.gamma)
+        far = xp.where(counts, xp.where(is_far, state.far + 1, xp.zeros_like(state.far)), state.far)
+        again = far >= self.warmup_steps
+        return AdaGCState(
+            gamma=xp.where(again, xp.zeros_like(gamma), gamma),
+            lowest=xp.where(again[:, None], xp.full_like(lowest, FLOAT32_MAX), lowest),
+            seen=xp.where(again, xp.zeros_like(seen), seen),
+            far=xp.where(again, xp.zeros_like(far), far),
+        )
+
+
+def _smallest_sane(lowest: Array, *, xp: Namespace) -> Array:
+    """The smallest of each row that is not absurdly far below the row's last."""
+    sane = lowest >= lowest[:, -1:] / _FAR_BELOW
+    return xp.min(xp.where(sane, lowest, xp.full_like(lowest, FLOAT32_MAX)), axis=1)

@@ -1,0 +1,114 @@
+"""Adaptive gradient clipping: each unit's gradient against the unit's own weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, ClassVar, Literal, TypeAlias
+
+from stablenum.arrays import at_least
+from stablenum.errors import bad_field, check_choice
+from stablenum.fields import check_field
+from stablenum.rules.clipping.common import Stateless
+
+__all__ = ["AdaptiveGradClip", "OutputAxis"]
+
+Array: TypeAlias = Any
+Namespace: TypeAlias = Any
+OutputAxis: TypeAlias = Literal["first", "last"]
+
+# optax and NFNets keep the division from zero so; it can hardly engage.
+_DIV_EPS = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptiveGradClip(Stateless):
+    """Shrink each unit's gradient to at most ``clipping`` times the norm of the unit's weights (AGC).
+
+    ``g <- g * clipping * max(|w|, eps) / max(|g|, 1e-6)`` where ``|g| >= clipping * max(|w|, eps)``. A
+    unit is what feeds one output: a row of a linear layer, a filter of a convolution; a vector (bias,
+    gain) or a scalar is one unit. Brock et al. 2021 (arXiv 2102.06171), who leave out the last linear
+    layer: name it in ``exclude``. The law is that of ``optax.adaptive_grad_clip``.
+
+    The unit norms are taken in the one read of the gradients and give the tensors' norms too; the
+    weights are read once more. A unit whose weights are not finite is left alone; a zero gradient stays
+    zero. Gradients sharded over ranks or a mesh axis are refused: a unit may lie on several of them.
+
+    Args:
+        clipping: the largest ratio of gradient norm to weight norm, above 0.
+        eps: the smallest weight norm counted, so that zero-initialised weights can move.
+        exclude: patterns of parameter names that are left alone (``fnmatch``: ``"head.*"``, ``"*.bias"``).
+            Each must match a parameter.
+        output_axis: which axis of a weight counts the outputs: ``"first"`` (PyTorch: out x in, and
+            out x in x height x width) or ``"last"`` (JAX: in x out, height x width x in x out). None is the
+            framework's own convention, ``"last"`` for NumPy too; there, as in optax, three axes are in x
+            heads x features, of which all but the first count outputs: name ``"last"`` for 1-d convolutions.
+
+    Raises:
+        ValueError: a field is out of its range; at init, a pattern matches no parameter.
+
+    Example:
+        >>> AdaptiveGradClip(exclude="head.*").exclude
+        ('head.*',)
+    """
+
+    clipping: float = 0.01
+    eps: float = 1e-3
+    exclude: tuple[str, ...] = ()
+    output_axis: OutputAxis | None = None
+    per_tensor: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_field(self, "clipping", above=0.0)
+        check_field(self, "eps", above=0.0)
+        given = self.exclude
+        patterns = (given,) if isinstance(given, str) else given
+        if not isinstance(patterns, (tuple, list)) or not all(isinstance(p, str) and p for p in patterns):
+            raise bad_field("AdaptiveGradClip.exclude", "a pattern or a sequence of patterns", given)
+        object.__setattr__(self, "exclude", tuple(patterns))
+        if self.output_axis is not None:
+            check_choice("AdaptiveGradClip.output_axis", self.output_axis, ("first", "last"))
+
+    def included(self, names: Sequence[str]) -> tuple[bool, ...]:
+        """Whether the rule applies to each of the parameters of these names.
+
+        Raises:
+            ValueError: a pattern matches none of them.
+        """
+        for pattern in self.exclude:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                known = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+                raise bad_field(
+                    "AdaptiveGradClip.exclude",
+                    "patterns that each match a parameter",
+                    pattern,
+                    hint=f"The parameters are {known or 'none'}. In PyTorch names come from names=model.",
+                )
+        return tuple(not any(fnmatchcase(name, pattern) for pattern in self.exclude) for name in names)
+
+    def unit_axes(self, shape: Sequence[int], *, default: OutputAxis) -> tuple[int, ...]:
+        """The axes over which a unit of a tensor of this shape extends: those to take norms over.
+
+        Args:
+            shape: the tensor's.
+            default: the framework's output axis.
+
+        Example:
+            >>> rule = AdaptiveGradClip()
+            >>> rule.unit_axes((8, 3, 5, 5), default="first"), rule.unit_axes((5, 5, 3, 8), default="last")
+            ((1, 2, 3), (0, 1, 2))
+        """
+        axes = tuple(range(len(shape)))
+        if sum(n != 1 for n in shape) <= 1:  # a vector, however many axes of length 1 it has
+            return axes
+        if (self.output_axis or default) == "first":
+            return axes[1:]
+        return axes[:1] if self.output_axis is None and len(shape) == 3 else axes[:-1]
+
+    def unit_factors(self, norms: Array, weights: Array, *, xp: Namespace) -> Array:
+        """The (u,) float32 factor of each unit from the norms of its gradient and its weights."""
+        limit = self.clipping * at_least(weights, self.eps, xp=xp)
+        shrink = xp.isfinite(limit) & xp.isfinite(norms) & (norms >= limit)
+        factor = limit / at_least(norms, _DIV_EPS, xp=xp)
+        return xp.where(shrink, factor, xp.ones_like(factor))

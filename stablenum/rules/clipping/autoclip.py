@@ -1,0 +1,70 @@
+"""AutoClip: a threshold taken from the norms seen so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, TypeAlias
+
+from stablenum.fields import check_field
+from stablenum.rules.clipping.common import shortening
+from stablenum.rules.windows import empty_window, push, quantile, tells
+
+__all__ = ["AutoClip", "AutoClipState"]
+
+Array: TypeAlias = Any
+Namespace: TypeAlias = Any
+
+
+class AutoClipState(NamedTuple):
+    """The last norms.
+
+    Attributes:
+        norms: (window,) float32, newest last; inf where nothing has come yet.
+    """
+
+    norms: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutoClip:
+    """Clip the joint norm at a quantile of the joint norms of the last steps, this one included.
+
+    ``c = min(1, q / norm)`` with q the ``quantile`` (linear between ranks) of the last ``window``
+    norms before clipping. Seetharaman et al. 2020 (arXiv 2007.14469), who use the tenth percentile of all
+    norms so far: nine steps in ten are clipped, and the update's length hardly varies.
+
+    Only applied steps with a gradient that is not zero enter the window, so that no bad step can
+    disturb the threshold; one of 1e30 counts as one large norm among many.
+
+    Args:
+        quantile: between 0 and 1.
+        window: norms remembered, 1 to 100,000.
+
+    Raises:
+        ValueError: a field is out of its range.
+
+    Example:
+        >>> AutoClip(quantile=0.5).window
+        1000
+    """
+
+    quantile: float = 0.1
+    window: int = 1000
+    per_tensor: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_field(self, "quantile", above=0.0, below=1.0)
+        check_field(self, "window", whole=True, at_least=1, at_most=100_000)
+
+    def init(self, n_tensors: int, *, xp: Namespace, device: Any = None) -> AutoClipState:
+        """An empty window."""
+        return AutoClipState(empty_window(self.window, xp=xp, device=device))
+
+    def multiplier(
+        self, state: AutoClipState, norms: Array, total: Array, *, applied: Array, xp: Namespace
+    ) -> tuple[Array, AutoClipState]:
+        """The () float32 factor for all tensors, and the next state."""
+        window = push(state.norms, total, applied & tells(total, xp=xp), xp=xp)
+        # An empty window (zero gradients from the start) gives inf, which clips nothing.
+        factor = shortening(total, quantile(window, self.quantile, xp=xp), xp=xp)
+        return factor, AutoClipState(window)

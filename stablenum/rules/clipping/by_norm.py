@@ -1,0 +1,78 @@
+"""Clipping by a fixed norm: of all gradients together, or of each tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+from stablenum.fields import check_field
+from stablenum.rules.clipping.common import Stateless, coefficient
+
+__all__ = ["ClipByGlobalNorm", "ClipByNorm"]
+
+Array: TypeAlias = Any
+Namespace: TypeAlias = Any
+
+
+@dataclass(frozen=True, slots=True)
+class ClipByGlobalNorm(Stateless):
+    """Shrink all gradients by one factor so that their joint L2 norm is at most ``max_norm``.
+
+    ``c = min(1, max_norm / (norm + 1e-6))``, as ``torch.nn.utils.clip_grad_norm_`` does;
+    Pascanu et al. 2013 (arXiv 1211.5063). The norm is computed so that finite gradients of any
+    size have a finite norm: they are clipped, never zeroed. A zero gradient stays zero. The factor
+    stops at float32's smallest normal number, 1.2e-38: only beyond that is the result longer than
+    ``max_norm``.
+
+    Args:
+        max_norm: above 0, in the units of the unscaled gradients.
+
+    Raises:
+        ValueError: ``max_norm`` is not a positive finite number.
+
+    Example:
+        >>> ClipByGlobalNorm(1.0)
+        ClipByGlobalNorm(max_norm=1.0)
+    """
+
+    max_norm: float
+    per_tensor: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_field(self, "max_norm", above=0.0)
+
+    def multiplier(
+        self, state: tuple[Array, ...], norms: Array, total: Array, *, applied: Array, xp: Namespace
+    ) -> tuple[Array, tuple[Array, ...]]:
+        """The () float32 factor for all tensors, and the next state."""
+        return coefficient(total, self.max_norm, xp=xp), state
+
+
+@dataclass(frozen=True, slots=True)
+class ClipByNorm(Stateless):
+    """Shrink each tensor's gradient on its own so that its L2 norm is at most ``max_norm``.
+
+    The law of :class:`ClipByGlobalNorm`, tensor by tensor; changes the gradient's direction.
+
+    Args:
+        max_norm: above 0, in the units of the unscaled gradients.
+
+    Raises:
+        ValueError: ``max_norm`` is not a positive finite number.
+
+    Example:
+        >>> ClipByNorm(0.5).max_norm
+        0.5
+    """
+
+    max_norm: float
+    per_tensor: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_field(self, "max_norm", above=0.0)
+
+    def multiplier(
+        self, state: tuple[Array, ...], norms: Array, total: Array, *, applied: Array, xp: Namespace
+    ) -> tuple[Array, tuple[Array, ...]]:
+        """The (n,) float32 factors, one a tensor, and the next state."""
+        return coefficient(norms, self.max_norm, xp=xp), state

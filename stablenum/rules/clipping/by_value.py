@@ -1,0 +1,40 @@
+"""Clamping each element. It cannot be told from norms, so the adapter does it, last."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+from stablenum.fields import check_field
+from stablenum.rules.clipping.common import Stateless
+
+__all__ = ["ClipByValue"]
+
+Array: TypeAlias = Any
+Namespace: TypeAlias = Any
+
+
+@dataclass(frozen=True, slots=True)
+class ClipByValue(Stateless):
+    """Clamp each element of the unscaled gradients to [-max_value, max_value].
+
+    As ``torch.nn.utils.clip_grad_value_`` and ``optax.clip``. It costs a pass over the
+    gradients. It does not cure NaN, and it would hide an overflow if it ran first: here the
+    finiteness check comes before it, and a non-finite step is skipped.
+
+    Args:
+        max_value: above 0, in the units of the unscaled gradients.
+
+    Raises:
+        ValueError: ``max_value`` is not a positive finite number.
+
+    Example:
+        >>> ClipByValue(0.1)
+        ClipByValue(max_value=0.1)
+    """
+
+    max_value: float
+    per_tensor: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_field(self, "max_value", above=0.0)

@@ -1,0 +1,140 @@
+"""Several clip rules in order, each seeing what the ones before it left."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from stablenum.arrays import at_most, combine_norms
+from stablenum.formats import FLOAT32_MAX
+from stablenum.rules.clipping.adaptive import AdaptiveGradClip
+from stablenum.rules.clipping.common import floored
+
+__all__ = ["Clipped", "FlatUnits", "Units", "clip_in_order"]
+
+Array: TypeAlias = Any
+Namespace: TypeAlias = Any
+
+
+class Units(NamedTuple):
+    """What :class:`AdaptiveGradClip` looks at, one array a parameter.
+
+    Attributes:
+        norms: (u_i,) float32, the L2 norm of the gradient of each of the parameter's units, as the
+            optimizer gets it; (0,) for a parameter that the rule leaves alone.
+        weights: (u_i,) float32, the L2 norm of each unit's weights.
+    """
+
+    norms: tuple[Array, ...]
+    weights: tuple[Array, ...]
+
+
+class FlatUnits(NamedTuple):
+    """The units of all parameters in one vector.
+
+    Attributes:
+        norms, weights: (u,) float32, of the unscaled gradients and of the weights.
+        sizes: how many of them belong to each parameter; known before tracing.
+    """
+
+    norms: Array
+    weights: Array
+    sizes: tuple[int, ...]
+
+    def spread(self, values: Array, *, xp: Namespace) -> Array:
+        """(u,) the value of each unit's parameter from (n,) values; a () value serves all."""
+        if values.ndim == 0 or not self.sizes:
+            return values
+        return xp.concat([xp.broadcast_to(values[i], (size,)) for i, size in enumerate(self.sizes)])
+
+    def split(self, values: Array) -> tuple[Array, ...]:
+        """(u,) values as one array a parameter."""
+        ends = list(itertools.accumulate(self.sizes))
+        return tuple(values[end - size : end] for end, size in zip(ends, self.sizes, strict=True))
+
+
+class Clipped(NamedTuple):
+    """The outcome of all rules.
+
+    Attributes:
+        coefficient: () or (n,) float32, the factor on each parameter's gradient, units aside.
+        unit_factors: (u,) float32, the whole factor on each unit, all parameters' units in one vector;
+            None without a rule for units.
+        smallest: () float32, the smallest factor that any element gets.
+        states: the rules' next states.
+    """
+
+    coefficient: Array
+    unit_factors: Array | None
+    smallest: Array
+    states: tuple[Any, ...]
+
+
+def clip_in_order(
+    rules: Sequence[Any],
+    states: Sequence[Any],
+    norms: Array,
+    total: Array,
+    units: FlatUnits | None,
+    *,
+    start: Array | None,
+    applied: Array,
+    per_tensor: bool,
+    xp: Namespace,
+) -> Clipped:
+    """Ask each rule for its factor.
+
+    Args:
+        rules, states: the clip rules and the state of each.
+        norms: (n,) float32, of the unscaled gradients.
+        total: () float32, their joint norm.
+        units: for :class:`AdaptiveGradClip` alone; None also where there are no parameters.
+        start: () float32, a factor that comes before all rules, or None for 1.
+        applied: () bool, whether the step enters the rules' statistics.
+        per_tensor: whether factors are kept apart for each parameter.
+        xp: the array namespace.
+    """
+    coefficient, left, after = xp.ones_like(norms if per_tensor else total), norms, []
+    if start is not None:
+        start = floored(start, xp=xp)
+        coefficient, left, total = coefficient * start, left * start, total * start
+    shrink: Array | None = None  # (u,) what the rule for units asks for
+    for i, (rule, state) in enumerate(zip(rules, states, strict=True)):
+        if i > 0:
+            left = norms if shrink is None or units is None else _left_of_units(norms, units, shrink, xp=xp)
+            left = left * coefficient
+            total = combine_norms(left, xp=xp)
+        if isinstance(rule, AdaptiveGradClip):
+            if units is not None:
+                seen = units.norms * units.spread(coefficient, xp=xp)
+                shrink = floored(rule.unit_factors(seen, units.weights, xp=xp), xp=xp)
+        else:
+            factor, state = rule.multiplier(state, left, total, applied=applied, xp=xp)
+            # The floor stands at each rule, so that those to come see what will really be left.
+            coefficient = floored(coefficient * floored(factor, xp=xp), xp=xp)
+        after.append(state)
+    if coefficient.ndim == 0:
+        smallest = coefficient
+    else:
+        smallest = xp.min(coefficient) if coefficient.shape[0] else xp.ones_like(total)
+    if shrink is None or units is None:
+        return Clipped(coefficient, None, smallest, tuple(after))
+    unit_factors = floored(shrink * units.spread(coefficient, xp=xp), xp=xp)
+    if unit_factors.shape[0]:
+        smallest = xp.minimum(smallest, xp.min(unit_factors))
+    return Clipped(coefficient, unit_factors, smallest, tuple(after))
+
+
+def _left_of_units(norms: Array, units: FlatUnits, shrink: Array, *, xp: Namespace) -> Array:
+    """(n,) norms of the gradients whose units were shrunk."""
+    if not units.sizes:
+        return norms
+    # Relative to the tensor's own norm, so that no square overflows or flushes.
+    whole = units.spread(norms, xp=xp)
+    share = xp.where(whole > 0, units.norms / whole, xp.zeros_like(whole)) * shrink
+    kept = [
+        norms[i] * xp.sqrt(xp.sum(part)) if part.shape[0] else norms[i]
+        for i, part in enumerate(units.split(share * share))
+    ]
+    return at_most(xp.stack(kept), FLOAT32_MAX, xp=xp)

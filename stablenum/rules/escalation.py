@@ -1,0 +1,109 @@
+"""Escalation: after repeated trouble compute in the next wider format for a while."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+from stablenum.arrays import at_least
+from stablenum.errors import bad_field
+from stablenum.fields import check_field
+from stablenum.precision.policy import parse_format, wider
+
+__all__ = ["EscalatePrecision", "EscalationState"]
+
+Array: TypeAlias = Any
+Namespace: TypeAlias = Any
+
+
+class EscalationState(NamedTuple):
+    """What the rule carries from step to step.
+
+    Attributes:
+        level: () int32, how many formats wider the next step computes; 0 is the policy's own.
+        bad: () int32, steps at this level that were not finite, in a row.
+        left: () int32, good steps that remain at this level before it falls by one.
+    """
+
+    level: Array
+    bad: Array
+    left: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EscalatePrecision:
+    """After ``after`` steps in a row that were not finite compute in the next wider format for a while.
+
+    The formats go float8 -> bfloat16 -> float32 and float16 -> float32, as ``formats`` says. A wider format
+    is left again after ``for_steps`` good steps; trouble there, ``after`` times in a row, goes one further.
+    At the widest nothing more can be done, and steps are refused as always.
+
+    Args:
+        after: steps in a row that were not finite.
+        for_steps: good steps in the wider format before it is left.
+        formats: the ladder, from the policy's own format up, each wider in range than the one before.
+
+    Raises:
+        ValueError: a field is out of its range, or the ladder does not rise.
+
+    Example:
+        >>> EscalatePrecision(after=3, for_steps=100).formats
+        ('float16', 'float32')
+    """
+
+    after: int = 3
+    for_steps: int = 100
+    formats: tuple[str, ...] = ("float16", "float32")
+
+    def __post_init__(self) -> None:
+        check_field(self, "after", whole=True, at_least=1)
+        check_field(self, "for_steps", whole=True, at_least=1)
+        given = self.formats
+        if isinstance(given, str) or len(given) < 2:
+            raise bad_field("EscalatePrecision.formats", "two formats or more, from narrow to wide", given)
+        names = tuple(parse_format(name) for name in given)
+        if any(wider(a, b) == a for a, b in itertools.pairwise(names)):
+            raise bad_field("EscalatePrecision.formats", "formats that rise in range or precision", given)
+        object.__setattr__(self, "formats", names)
+
+    def check_begins_with(self, compute: str) -> None:
+        """Refuse a policy that the ladder is not about.
+
+        Args:
+            compute: the format that the policy computes in.
+
+        Raises:
+            ValueError: it is not the first of ``formats``.
+
+        Example:
+            >>> EscalatePrecision(formats=("bf16", "f32")).check_begins_with("bfloat16")
+        """
+        if self.formats[0] != compute:
+            allowed = f"from the policy's own ({compute}) upwards"
+            raise bad_field("EscalatePrecision.formats", allowed, self.formats)
+
+    def init(self, *, xp: Namespace, device: Any = None) -> EscalationState:
+        """The policy's own format, no trouble."""
+        return EscalationState(*(xp.asarray(0, dtype=xp.int32, device=device) for _ in range(3)))
+
+    def update(self, state: EscalationState, *, finite: Array, xp: Namespace) -> EscalationState:
+        """The state after one step.
+
+        Args:
+            state: the state before.
+            finite: () bool, whether loss and gradients of the step were finite.
+            xp: the array namespace.
+        """
+        zero, top = xp.zeros_like(state.level), len(self.formats) - 1
+        bad = xp.where(finite, zero, state.bad + 1)
+        rise = (bad >= self.after) & (state.level < top)
+        left = xp.where(finite, at_least(state.left - 1, 0, xp=xp), xp.full_like(state.left, self.for_steps))
+        fall = finite & (state.level > 0) & (left == 0)
+        level = xp.where(rise, state.level + 1, xp.where(fall, state.level - 1, state.level))
+        begins = rise | fall
+        return EscalationState(
+            level=level,
+            bad=xp.where(begins, zero, bad),
+            left=xp.where(begins & (level > 0), xp.full_like(left, self.for_steps), left),
+        )

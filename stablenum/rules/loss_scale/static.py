@@ -1,0 +1,54 @@
+"""A loss scale that never moves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+from stablenum.fields import check_field
+from stablenum.rules.loss_scale.state import FIXED, LARGEST_SCALE, SMALLEST_SCALE, LossScaleState, scale_state
+
+__all__ = ["StaticLossScale"]
+
+Array: TypeAlias = Any
+Namespace: TypeAlias = Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaticLossScale:
+    """A constant loss scale: the loss times S, the gradients over S (arXiv 1710.03740).
+
+    An overflow skips the step and leaves the scale alone.
+
+    Args:
+        scale: S, a positive finite number; powers of two cost no precision.
+
+    Raises:
+        ValueError: ``scale`` is not finite, or is outside [2**-100, 2**100].
+
+    Example:
+        >>> StaticLossScale(scale=1024.0)
+        StaticLossScale(scale=1024.0)
+    """
+
+    scale: float
+    needs: ClassVar[frozenset[str]] = frozenset()
+    min_scale: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        check_field(self, "scale", at_least=SMALLEST_SCALE, at_most=LARGEST_SCALE)
+
+    def init(self, *, xp: Namespace, device: Any = None) -> LossScaleState:
+        """The state before the first step."""
+        return scale_state(self.scale, FIXED, xp=xp, device=device)
+
+    def update(
+        self,
+        state: LossScaleState,
+        *,
+        overflow: Array,
+        good: Array,
+        xp: Namespace,
+    ) -> LossScaleState:
+        """The unchanged state."""
+        return state

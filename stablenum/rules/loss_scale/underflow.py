@@ -1,0 +1,118 @@
+"""A loss scale that rises while gradients are lost to underflow and there is head room."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, TypeAlias
+
+from stablenum.arrays import at_least, at_most
+from stablenum.fields import check_field
+from stablenum.rules.loss_scale.state import LossScaleState, check_scale_range, held, scale_state
+
+__all__ = ["UnderflowAwareLossScale", "UnderflowStatistics"]
+
+Array: TypeAlias = Any
+Namespace: TypeAlias = Any
+
+
+class UnderflowStatistics(NamedTuple):
+    """What the rule remembers.
+
+    Attributes:
+        highest: () float32, the largest scale at which a step was good; 0 before.
+        hold: () int32, good steps for which underflow may still not raise the scale.
+    """
+
+    highest: Array
+    hold: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnderflowAwareLossScale:
+    """Double the scale while float16 would lose gradients, halve it when they overflow.
+
+    With u the fraction of the non-zero elements of the scaled gradients that are at most 2^-24, the
+    smallest float16: after a good step ``S <- 2 S`` if u > ``max_tiny`` and amax < ``headroom``; after an
+    overflow ``S <- S / 2``, and underflow does not raise S for 100 good steps; after ``recovery_interval``
+    good steps at an S below the highest that was ever good, ``S <- 2 S``, so that one overflow does not
+    lower S for ever; else S stays. Where the backward pass ran in float16 the elements below 2^-24 have
+    become zero already; those at the last bit tell of them. An all-zero gradient changes nothing.
+
+    After Zhao et al. 2019 (arXiv 1910.12385), who choose a scale by the probability of underflow; a
+    dynamic scale raises blindly after an interval instead.
+
+    It needs the largest element and two counts, a further pass over the gradients.
+
+    Args:
+        init_scale: S at the first step.
+        max_tiny: the fraction of lost elements that is borne, between 0 and 1.
+        headroom: the largest scaled element with which S may still double.
+        recovery_interval: good steps in a row after which a lowered S doubles, 1 or more.
+        min_scale: the floor.
+        max_scale: the ceiling.
+
+    Raises:
+        ValueError: a field is out of its range.
+
+    Example:
+        >>> UnderflowAwareLossScale(max_tiny=0.01).headroom
+        32768.0
+    """
+
+    init_scale: float = 2.0**16
+    max_tiny: float = 1e-3
+    headroom: float = 2.0**15
+    recovery_interval: int = 2000
+    min_scale: float = 1.0
+    max_scale: float = 2.0**24
+    needs: ClassVar[frozenset[str]] = frozenset({"amax", "tiny"})
+
+    def __post_init__(self) -> None:
+        check_scale_range(self)
+        check_field(self, "max_tiny", at_least=0.0, below=1.0)
+        check_field(self, "headroom", above=0.0)
+        check_field(self, "recovery_interval", whole=True, at_least=1)
+
+    def init(self, *, xp: Namespace, device: Any = None) -> LossScaleState:
+        """The state before the first step."""
+        highest = xp.asarray(0.0, dtype=xp.float32, device=device)
+        statistics = UnderflowStatistics(highest, xp.asarray(0, dtype=xp.int32, device=device))
+        return scale_state(self.init_scale, 0, statistics, xp=xp, device=device)
+
+    def update(
+        self,
+        state: LossScaleState,
+        *,
+        overflow: Array,
+        good: Array,
+        amax: Array,
+        tiny: Array,
+        xp: Namespace,
+    ) -> LossScaleState:
+        """The state after one step.
+
+        Args:
+            state: the state before.
+            overflow: () bool, the scaled gradients were not finite.
+            good: () bool, everything was finite.
+            amax: () float32, the largest magnitude among the scaled gradients' elements.
+            tiny: () float32, the fraction u.
+            xp: the array namespace.
+        """
+        scale, highest, hold = state.scale, state.statistics.highest, state.statistics.hold
+        good = good & (amax > 0)  # a gradient of zeros says nothing
+        steps = xp.where(good, state.good_steps + 1, state.good_steps)
+        recovered = (steps >= self.recovery_interval) & (scale < highest)
+        lost = (tiny > self.max_tiny) & (amax < self.headroom) & (hold == 0)
+        rise = good & (lost | recovered)
+        doubled = at_most(scale * 2.0, self.max_scale, xp=xp)
+        halved = at_least(scale * 0.5, self.min_scale, xp=xp)
+        return LossScaleState(
+            scale=xp.where(overflow, halved, xp.where(rise, doubled, scale)),
+            good_steps=xp.where(overflow | rise, xp.zeros_like(steps), steps),
+            hysteresis_left=state.hysteresis_left,
+            statistics=UnderflowStatistics(
+                highest=xp.where(good, xp.maximum(highest, scale), highest),
+                hold=held(hold, overflow=overflow, good=good, xp=xp),
+            ),
+        )

@@ -1,0 +1,131 @@
+"""Windows of past values: the last n, and what is typical of them.
+
+A window is one (n,) float32 array, newest value last, with inf where nothing has come yet. Only finite
+values may enter, so inf is free to mean "empty", and sorting brings the empty places to the end.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from stablenum.arrays import at_least, at_most, combine_norms
+from stablenum.formats import FLOAT32_MAX, FLOAT32_TINY
+
+__all__ = [
+    "ABSURD",
+    "count",
+    "empty_window",
+    "mean_and_std",
+    "median",
+    "median_and_mad",
+    "push",
+    "quantile",
+    "tells",
+    "without_absurd",
+]
+
+Array: TypeAlias = Any
+Namespace: TypeAlias = Any
+
+# A value counts as absurd at this multiple of what it is compared with.
+ABSURD = 100.0
+
+
+def empty_window(size: int, *, xp: Namespace, device: Any = None) -> Array:
+    """(size,) float32, nothing in it."""
+    return xp.full((size,), float("inf"), dtype=xp.float32, device=device)
+
+
+def tells(value: Array, *, xp: Namespace) -> Array:
+    """Whether a value says anything: finite, and not 0, which an empty batch gives.
+
+    What lies below the smallest normal number counts as 0: some hardware flushes it.
+    """
+    return xp.isfinite(value) & (xp.abs(value) >= FLOAT32_TINY)
+
+
+def push(window: Array, value: Array, condition: Array, *, xp: Namespace) -> Array:
+    """The window with the () ``value`` as its newest and the oldest dropped.
+
+    The same window where the () bool ``condition`` does not hold or the value is not finite.
+    """
+    longer = xp.concat([window[1:], xp.reshape(value, (1,))])
+    return xp.where(condition & xp.isfinite(value), longer, window)
+
+
+def count(window: Array, *, xp: Namespace) -> Array:
+    """() int32, how many values are in it."""
+    return xp.sum(xp.astype(xp.isfinite(window), xp.int32), dtype=xp.int32)
+
+
+def quantile(window: Array, q: float, *, xp: Namespace) -> Array:
+    """The q-th quantile, linear between ranks as NumPy's default; inf for an empty window.
+
+    Example:
+        >>> import array_api_compat.numpy as np
+        >>> float(quantile(np.asarray([np.inf, 4.0, 1.0, 2.0], dtype=np.float32), 0.75, xp=np))
+        3.0
+    """
+    ordered, n = xp.sort(window), count(window, xp=xp)
+    last = at_least(n - 1, 0, xp=xp)
+    place = q * xp.astype(last, window.dtype)
+    below = xp.floor(place)
+    low = xp.astype(below, xp.int32)
+    a, b = _item(ordered, low, xp=xp), _item(ordered, xp.minimum(low + 1, last), xp=xp)
+    return xp.where(n > 0, a + (place - below) * (b - a), _item(ordered, low, xp=xp))
+
+
+def median(window: Array, *, xp: Namespace) -> Array:
+    """The median; inf for an empty window."""
+    return _middle(window, count(window, xp=xp), xp=xp)
+
+
+def median_and_mad(window: Array, *, xp: Namespace) -> tuple[Array, Array]:
+    """The median, and the median of the distances from it; inf and NaN for an empty window.
+
+    Example:
+        >>> import array_api_compat.numpy as np
+        >>> [float(x) for x in median_and_mad(np.asarray([1.0, 2.0, 3.0, 1e30], dtype=np.float32), xp=np)]
+        [2.5, 1.0]
+    """
+    n = count(window, xp=xp)
+    middle = _middle(window, n, xp=xp)
+    away = at_most(xp.abs(window - middle), FLOAT32_MAX, xp=xp)
+    away = xp.where(xp.isfinite(window), away, window)
+    return middle, _middle(away, n, xp=xp)
+
+
+def mean_and_std(window: Array, *, ddof: int = 0, xp: Namespace) -> tuple[Array, Array]:
+    """The mean and the standard deviation (over n - ddof) of the values; 0 and 0 for an empty window.
+
+    Nothing overflows on the way, whatever the values.
+
+    Example:
+        >>> import array_api_compat.numpy as np
+        >>> mean, std = mean_and_std(np.asarray([np.inf, 1e30, 3e30], dtype=np.float32), xp=np)
+        >>> round(float(mean) / 1e30, 5), round(float(std) / 1e30, 5)
+        (2.0, 1.0)
+    """
+    n = xp.astype(count(window, xp=xp), window.dtype)
+    filled, zeros = xp.isfinite(window), xp.zeros_like(window)
+    mean = xp.sum(xp.where(filled, window, zeros) / at_least(n, 1.0, xp=xp))
+    off = xp.where(filled, at_most(xp.abs(window - mean), FLOAT32_MAX, xp=xp), zeros)
+    return mean, combine_norms(off, xp=xp) / xp.sqrt(at_least(n - ddof, 1.0, xp=xp))
+
+
+def without_absurd(window: Array, *, xp: Namespace) -> Array:
+    """The window without the values above 100 times its median."""
+    bound = at_most(ABSURD * median(window, xp=xp), FLOAT32_MAX, xp=xp)
+    return xp.where(window > bound, xp.full_like(window, float("inf")), window)
+
+
+def _middle(values: Array, n: Array, *, xp: Namespace) -> Array:
+    """The median of the ``n`` smallest of the values."""
+    ordered, last = xp.sort(values), at_least(n - 1, 0, xp=xp)
+    # Half of each first: the sum of two large numbers could overflow.
+    return 0.5 * _item(ordered, last // 2, xp=xp) + 0.5 * _item(ordered, n // 2, xp=xp)
+
+
+def _item(values: Array, index: Array, *, xp: Namespace) -> Array:
+    """``values[index]`` for an () integer array, without asking the device for it."""
+    return xp.reshape(xp.take(values, xp.reshape(index, (1,)), axis=0), ())

@@ -1,0 +1,386 @@
+"""``audit`` and ``repair``: look at an optimizer's state, say what of it is a risk, reset what is poisoned.
+
+Both run on the host, outside ``jit``: each array is read once, in blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import array_api_compat.numpy as xp
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from stablenum.diagnosis.audit import (
+    Audit,
+    Law,
+    Measured,
+    Role,
+    Row,
+    eps_is_lost,
+    join_blocks,
+    measure_block,
+    poisoned,
+)
+from stablenum.precision.rounding import compensated_value
+from stablenum_jax._diagnosis.optax_states import Group, Part, find_groups
+from stablenum_jax._step.measure import is_measurable
+from stablenum_jax._trees.names import path_name
+
+__all__ = ["audit", "repair", "state_problems"]
+
+PyTree: TypeAlias = Any
+
+_CORRECTED = ("adam", "amsgrad", "adabelief", "novograd")
+# AMSGrad's maximum is of corrected moments in optax, and Novograd's, Adan's and SM3's denominators are
+# other sums: sqrt(v) says nothing about eps there.
+_DENOMINATORS = ("adam", "adabelief", "rmsprop", "adagrad", "adadelta")
+_AVERAGES = ("adam", "amsgrad", "adabelief", "novograd", "adan", "rmsprop", "adadelta")
+_SQUARED_GRADIENTS = ("adam", "rmsprop", "adagrad", "adadelta")
+_AT_A_TIME = 2**15
+
+
+def audit(
+    opt_state: PyTree,
+    params: PyTree,
+    grads: PyTree | None = None,
+    updates: PyTree | None = None,
+    learning_rate: float | None = None,
+    *,
+    b1: float | None = None,
+    b2: float | None = None,
+    eps: float | None = None,
+) -> Audit:
+    """The state of an optax optimizer, parameter by parameter, sorted by risk.
+
+    Finds the moments through ``chain``, ``masked``, ``partition``, ``MultiSteps``, ``inject_hyperparams``, in
+    a flax ``TrainState`` and an ``nnx.Optimizer``. A parameter's telemetry is: the RMS of the update,
+    max abs(dw)/abs(w), frac(v == 0 and m != 0), the counts of inf and negative second moments and of NaN,
+    sqrt(v) against eps, RMS(g^2/v), and frac(w + dw == w). An optax state does not hold the numbers of its
+    optimizer; what is not given here nor by ``inject_hyperparams`` is not known, and what needs it is None,
+    "-" in the table.
+
+    Args:
+        opt_state: what ``tx.init`` or ``tx.update`` returned.
+        params: the parameters that it is of.
+        grads: unscaled gradients, a tree as ``params``: for RMS(g^2/v).
+        updates: what ``tx.update`` returned, a tree as ``params``.
+        learning_rate: says that the moments are those of Adam or AdamW: then the update that they make is
+            worked out, with ``b1``, ``b2`` and ``eps``. Leave it out for NAdam, RAdam, Adamax and Yogi, which
+            optax writes into the same state, and give ``updates``.
+        b1, b2, eps: as given to the optimizer. Leave them out for Adamax, whose state holds a norm where
+            Adam's holds a second moment.
+
+    Raises:
+        TypeError: under ``jit``; ``opt_state`` without arrays.
+        ValueError: ``grads`` or ``updates`` are not a tree as ``params``; no moment fits ``params``.
+
+    Example:
+        >>> import jax.numpy as jnp, optax
+        >>> params = {"w": jnp.ones(3)}
+        >>> tx = optax.adam(1e-3)
+        >>> updates, opt_state = tx.update({"w": jnp.ones(3)}, tx.init(params), params)
+        >>> audit(opt_state, params, updates=updates).ok
+        True
+        >>> broken = opt_state[0]._replace(nu={"w": jnp.asarray([1.0, -1.0, 1.0])})
+        >>> report = audit((broken, *opt_state[1:]), params)
+        >>> print(report.risks[0])
+        w: state of 1 of 3 elements is poisoned: 1 with a negative second moment (its root is NaN)
+        >>> audit(repair((broken, *opt_state[1:]), report), params).ok
+        True
+    """
+    leaves = {
+        path_name(path): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+        if is_measurable(path, leaf) and hasattr(leaf, "dtype")
+    }
+    _check_concrete(opt_state, params, grads, updates)
+    gradients, given = _as_params(grads, leaves, "grads"), _as_params(updates, leaves, "updates")
+    numbers = {"lr": learning_rate, "beta1": b1, "beta2": b2, "eps": eps}
+    groups = _joined(find_groups(opt_state, frozenset(leaves)))
+    _check_fit(groups, leaves)
+    rows = []
+    for name, leaf in leaves.items():
+        for i, group in enumerate(groups.get(name) or [Group(name, "", (), None, {})]):
+            law = _law(group, numbers)
+            title = name if not i else f"{name} ({i + 1})"
+            rows.append(_row(title, leaf, group, law, gradients.get(name), given.get(name)))
+    notes = _notes(rows, groups, gradients)
+    return Audit.of(_called(groups), rows, notes=notes)
+
+
+def state_problems(opt_state: PyTree, params: PyTree) -> tuple[str, ...]:
+    """What of an optimizer's state can make the next update wrong, in words, the worst first.
+
+    Parameters are not judged for it; warnings are left out: see :func:`audit`.
+    """
+    return audit(opt_state, params).problems()
+
+
+def repair(opt_state: PyTree, audit: Audit) -> PyTree:
+    """``opt_state`` with the poisoned elements of its moments set to 0; all else keeps every bit.
+
+    An element is poisoned if one of its moments is not finite, or a second moment is negative. All its
+    moments are reset. Step counts stay, so bias correction is that of a late step: the first update of such
+    an element is lr (1 - b1) / sqrt(1 - b2), 3.2 lr with Adam's defaults, then it settles. Parameters are
+    never invented: one that is not finite stays so.
+
+    Args:
+        opt_state: the audited state.
+        audit: what :func:`audit` said of it.
+
+    Raises:
+        TypeError: ``audit`` is none; under ``jit``.
+        ValueError: the audit names parameters of which the state holds no poisoned moments: it is of
+            another state.
+    """
+    if not isinstance(audit, Audit):
+        raise TypeError(
+            f"audit must be what stablenum_jax.audit(opt_state, params) returned; got {type(audit).__name__}."
+        )
+    _check_concrete(opt_state)
+    shapes = {row.name.partition(" (")[0]: row.shape for row in audit.rows if row.measured.poisoned}
+    leaves, structure = jax.tree.flatten(opt_state)
+    numbered = jax.tree.unflatten(structure, range(len(leaves)))
+    found = set()
+    for name, groups in _joined(find_groups(numbered, frozenset())).items():
+        for group in groups if name in shapes else ():
+            places = [part.leaf for part in group.parts]
+            parts = [part._replace(leaf=leaves[part.leaf]) for part in group.parts]
+            known = [
+                (place, part)
+                for place, part in zip(places, parts, strict=True)
+                if _is_elementwise(part, shapes[name])
+            ]
+            if not known:
+                continue
+            mask = poisoned([(part.role, _wide(_host(part.leaf))) for _, part in known], xp=xp)
+            if mask.any():
+                found.add(name)
+                for place, part in known:
+                    leaves[place] = jnp.where(mask, jnp.zeros((), part.leaf.dtype), part.leaf)
+    missing = sorted(set(shapes) - found)
+    if missing:
+        raise ValueError(
+            f"audit must be of this opt_state; it names {missing[0]!r}, which has no poisoned moment in it. "
+            "Audit the state that is to be repaired."
+        )
+    return jax.tree.unflatten(structure, leaves)
+
+
+# --- what came -------------------------------------------------------------------------------
+
+
+def _check_concrete(*trees: PyTree) -> None:
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(trees)):
+        raise TypeError("an audit reads values on the host: call it outside jit, grad, vmap and scan.")
+
+
+def _as_params(tree: PyTree | None, leaves: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Name -> leaf of a tree that must fit the parameters."""
+    if tree is None:
+        return {}
+    found = {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    found = {name: leaf for name, leaf in found.items() if _is_inexact(leaf)}
+    for name, leaf in found.items():
+        if name not in leaves:
+            raise ValueError(f"{what} must be a tree as params; it has {name!r}, params have not.")
+        if jnp.shape(leaf) != jnp.shape(leaves[name]):
+            raise ValueError(
+                f"{what} must have the shapes of params; {name!r} has {jnp.shape(leaf)}, "
+                f"the parameter {jnp.shape(leaves[name])}."
+            )
+    return found
+
+
+def _is_inexact(leaf: Any) -> bool:
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
+def _joined(groups: Sequence[Group]) -> dict[str, list[Group]]:
+    """Parameter -> its groups, joined where no role comes twice (RMSprop's average and its momentum)."""
+    found: dict[str, list[Group]] = {}
+    for group in groups:
+        mine = found.setdefault(group.parameter, [])
+        for i, other in enumerate(mine):
+            if not _roles(other) & _roles(group):
+                law = other if other.kind and Role.BUFFER not in _roles(other) else group
+                kind = law.kind or other.kind or group.kind
+                mine[i] = law._replace(kind=kind, parts=other.parts + group.parts)
+                break
+        else:
+            mine.append(group)
+    return found
+
+
+def _check_fit(groups: Mapping[str, Any], leaves: Mapping[str, Any]) -> None:
+    """Refuse parameters of which the state holds nothing.
+
+    Raises:
+        ValueError: there are moments, and none of them is of one of the parameters.
+    """
+    if groups and not set(groups) & set(leaves):
+        raise ValueError(
+            f"params must be those that opt_state is of; it has moments of {next(iter(groups))!r}, "
+            f"params have {next(iter(leaves), 'no leaf')!r}."
+        )
+
+
+def _roles(group: Group) -> set[Role]:
+    return {part.role for part in group.parts} - {Role.OTHER}
+
+
+def _law(group: Group, numbers: Mapping[str, float | None]) -> Law:
+    """The numbers that were given, else those that ``inject_hyperparams`` keeps."""
+
+    kind, count = group.kind, group.count
+    # optax.adamax keeps a norm where Adam keeps a second moment, under the same name. It is the one that has
+    # no eps_root beside its eps; Yogi, which has none either, is left unknown with it.
+    like_adam = kind != "adam" or "eps_root" in group.hyperparams
+
+    def number(given: str, *injected: str) -> float | None:
+        if numbers.get(given) is not None:
+            return float(numbers[given] or 0.0)
+        for name in injected if like_adam else ():
+            value = group.hyperparams.get(name)
+            if value is not None and jnp.shape(value) == () and _is_real_number(value):
+                return float(value)
+        return None
+
+    return Law(
+        kind=kind if kind != "adam" or numbers["lr"] is not None else "adam or the like",
+        lr=numbers["lr"],
+        beta1=number("beta1", "b1"),
+        beta2=number("beta2", "b2", "decay", "rho") if kind in _AVERAGES else None,
+        eps=number("eps", "eps") if kind in _DENOMINATORS else None,
+        eps_root=number("", "eps_root") or 0.0,
+        step=None if count is None else float(count),
+        corrected=kind in _CORRECTED,
+    )
+
+
+def _is_real_number(value: Any) -> bool:
+    return jnp.issubdtype(jnp.asarray(value).dtype, jnp.floating)
+
+
+# --- one parameter ---------------------------------------------------------------------------
+
+
+def _row(name: str, leaf: Any, group: Group, law: Law, gradient: Any, update: Any) -> Row:
+    parts = [part for part in group.parts if _is_looked_at(part)]
+    same = [part for part in parts if _is_elementwise(part, leaf.shape)]
+    rest = [part for part in parts if not _is_elementwise(part, leaf.shape)]
+    second_dtype = next((str(p.leaf.dtype) for p in same if p.role.squared), None)
+    lost = eps_is_lost(law.eps, second_dtype)
+    comparable = gradient if group.kind in _SQUARED_GRADIENTS else None
+    return Row(
+        name=name,
+        shape=tuple(jnp.shape(leaf)),
+        dtype=str(leaf.dtype),
+        state_dtypes={p.entry: str(p.leaf.dtype) for p in parts},
+        law=law,
+        measured=_measure(_whole(leaf, same), same, comparable, update, law, 0.0 if lost else law.eps),
+        others=_bad_elements(rest),
+        second_dtype=second_dtype,
+        eps_lost=lost,
+    )
+
+
+def _measure(
+    leaf: Any, parts: Sequence[Part], gradient: Any, update: Any, law: Law, eps: float | None
+) -> Measured:
+    weights = _host(leaf).reshape(-1)
+    values = [(part.role, _host(part.leaf).reshape(-1)) for part in parts]
+    flat, moved = (None if x is None else _host(x).reshape(-1) for x in (gradient, update))
+    narrow = _rounding(weights.dtype)
+    blocks = []
+    with np.errstate(all="ignore"):  # what is not finite is counted
+        for start in range(0, weights.size, _AT_A_TIME):
+            cut = slice(start, start + _AT_A_TIME)
+            parts_of_block = measure_block(
+                _wide(weights[cut]),
+                [(role, _wide(v[cut])) for role, v in values],
+                None if flat is None else _wide(flat[cut]),
+                None if moved is None else _wide(moved[cut]),
+                law,
+                eps=eps,
+                narrow=narrow,
+                xp=xp,
+            )
+            blocks.append({name: float(part) for name, part in parts_of_block.items()})
+    return join_blocks(blocks)
+
+
+def _host(leaf: Any) -> np.ndarray:
+    """The array on the host.
+
+    Raises:
+        ValueError: parts of it are on other processes.
+    """
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        raise ValueError(
+            "an audit reads whole arrays, and one is spread over several processes; gather it first with "
+            "jax.experimental.multihost_utils.process_allgather(tree, tiled=True)."
+        )
+    return np.asarray(leaf)
+
+
+def _wide(values: np.ndarray) -> np.ndarray:
+    return values.astype(np.complex128 if np.iscomplexobj(values) else np.float64)
+
+
+def _rounding(dtype: np.dtype) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda x: x.astype(dtype).astype(x.dtype)
+
+
+def _bad_elements(parts: Sequence[Part]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for part in parts:
+        bad = int(np.count_nonzero(~np.isfinite(_wide(_host(part.leaf)))))
+        found[part.entry] = found.get(part.entry, 0) + bad
+    return found
+
+
+def _is_elementwise(part: Part, shape: tuple[int, ...]) -> bool:
+    """Whether a leaf is understood, and goes element by element with a parameter of this shape."""
+    return part.role is not Role.OTHER and _is_looked_at(part) and part.leaf.shape == tuple(shape)
+
+
+def _is_looked_at(part: Part) -> bool:
+    """Whether a leaf holds numbers; a compensation is a number of units, an integer."""
+    return _is_inexact(part.leaf) or (part.role is Role.COMPENSATION and hasattr(part.leaf, "dtype"))
+
+
+def _whole(leaf: Any, parts: Sequence[Part]) -> Any:
+    """The parameter with what is owed to it, if anything is."""
+    kept = next((part.leaf for part in parts if part.role is Role.COMPENSATION), None)
+    if kept is None or kept.dtype != jnp.int16:
+        return leaf
+    return compensated_value(_host(leaf), _host(kept), xp=xp)
+
+
+# --- in words --------------------------------------------------------------------------------
+
+
+def _called(groups: Mapping[str, Sequence[Group]]) -> str:
+    kinds = dict.fromkeys(g.kind for mine in groups.values() for g in mine if g.kind)
+    return f"the optax state ({', '.join(kinds)})" if kinds else "the optax state"
+
+
+def _notes(
+    rows: Sequence[Row], groups: Mapping[str, Sequence[Group]], gradients: Mapping[str, Any]
+) -> list[str]:
+    notes = []
+    bad = [row.name for row in rows if row.measured.gradient_bad]
+    if bad:
+        notes.append(f"gradients are not finite: {', '.join(bad[:4])}; replay the step to see why")
+    adam = [row for row in rows if row.law.corrected]
+    if adam and any(row.law.beta2 is None for row in adam) and gradients:
+        notes.append("RMS(g^2/v) needs b2 for the bias correction: audit(..., b2=0.999)")
+    if any(row.law.eps is None and row.law.kind.startswith(_DENOMINATORS) for row in rows):
+        notes.append("eps is not in the state: audit(..., b2=0.999, eps=1e-8) compares it with sqrt(v)")
+    if not groups:
+        notes.append("no moments were found in opt_state")
+    return notes

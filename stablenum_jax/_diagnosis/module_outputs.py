@@ -1,0 +1,161 @@
+"""Running a jaxpr operation by operation, with an eye on the values that leave a module."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import jax.numpy as jnp
+from jax.extend.core import Literal
+
+from stablenum_jax._diagnosis.module_scopes import Scope, scope_of
+
+__all__ = ["Leaving", "Walk"]
+
+Array: TypeAlias = Any
+
+_OPENED = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+}
+
+
+@dataclass(slots=True, eq=False)
+class _Value:
+    array: Array
+    scope: Scope
+    number: int
+    left: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """A value that left modules: their paths, the innermost first, and the value."""
+
+    modules: tuple[str, ...]
+    array: Array
+
+
+class Walk:
+    """One run of a jaxpr.
+
+    The outputs of a module are the values that are made inside it and read outside. Calls, checkpoints and
+    the branch of a ``cond`` that is taken are opened; other operations with a jaxpr inside (loops that were
+    not unrolled while tracing, functions with a derivative of their own) run as one.
+
+    Args:
+        roots: names of outermost linen modules.
+        added: by the number of a value, what is added to it; derivatives with respect to this are those
+            with respect to the value.
+
+    Attributes:
+        leaving: by the number of the value. Values have the same numbers in every run with equal branches.
+        closed: names of operations that ran as one though there are named modules inside.
+    """
+
+    def __init__(self, roots: frozenset[str], added: dict[int, Array] | None = None) -> None:
+        self.leaving: dict[int, Leaving] = {}
+        self.closed: list[str] = []
+        self._roots, self._added = roots, added or {}
+        self._count = 0
+
+    def run(self, jaxpr: Any, consts: Sequence[Array], args: Sequence[Array]) -> list[Array]:
+        """The outputs."""
+        values = [_Value(x, (), -1) for x in args]
+        return [self._read(out, ()) for out in self._run(jaxpr, consts, values, ())]
+
+    def _run(
+        self, jaxpr: Any, consts: Sequence[Array], args: Sequence[Any], outer: tuple[str, ...]
+    ) -> list[Any]:
+        env: dict[Any, Any] = {}
+        env.update(zip(jaxpr.constvars, (_Value(x, (), -1) for x in consts)))
+        env.update(zip(jaxpr.invars, args))
+
+        def look(atom: Any) -> Any:
+            return atom.val if isinstance(atom, Literal) else env[atom]
+
+        for eqn in jaxpr.eqns:
+            names = outer + _names(eqn.source_info.name_stack)
+            held = [look(atom) for atom in eqn.invars]
+            outs = self._apply(eqn, held, names)
+            env.update(zip(eqn.outvars, outs))
+        return [look(atom) for atom in jaxpr.outvars]
+
+    def _apply(self, eqn: Any, held: list[Any], names: tuple[str, ...]) -> list[Any]:
+        kind = eqn.primitive.name
+        scope = scope_of(names, self._roots)
+        if kind in _OPENED:
+            inner = eqn.params[_OPENED[kind]]
+            return self._run(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), held, names)
+        if kind == "cond":
+            index = int(self._read(held[0], scope))
+            branch = eqn.params["branches"][max(0, min(index, len(eqn.params["branches"]) - 1))]
+            return self._run(branch.jaxpr, branch.consts, held[1:], names)
+        if any(_has_names(inner) for inner in _inner(eqn)) and kind not in self.closed:
+            self.closed.append(kind)
+        arrays = [self._read(x, scope) for x in held]
+        return [self._made(x, scope) for x in _bind(eqn, arrays)]
+
+    def _made(self, array: Array, scope: Scope) -> _Value:
+        number, self._count = self._count, self._count + 1
+        if number in self._added:
+            array = array + self._added[number]
+        return _Value(array, scope, number)
+
+    def _read(self, held: Any, reader: Scope) -> Array:
+        if not isinstance(held, _Value):
+            return held
+        if not held.left and held.scope != reader[: len(held.scope)]:
+            # A value that is read further out later leaves further modules then.
+            shared = _shared(held.scope, reader)
+            if jnp.issubdtype(jnp.result_type(held.array), jnp.floating):
+                before = self.leaving.get(held.number)
+                modules = tuple(path for path, _ in held.scope[shared:][::-1])
+                if before is None or len(modules) > len(before.modules):
+                    self.leaving[held.number] = Leaving(modules, held.array)
+            held.left = shared == 0
+        return held.array
+
+
+def _bind(eqn: Any, arrays: Sequence[Array]) -> list[Array]:
+    """The outputs of one operation."""
+    params = eqn.primitive.get_bind_params(eqn.params)
+    # Before JAX 0.10 functions among the parameters come apart from the others.
+    functions, params = params if isinstance(params, tuple) else ((), params)
+    with eqn.ctx.manager:
+        outs = eqn.primitive.bind(*functions, *arrays, **params)
+    return list(outs) if eqn.primitive.multiple_results else [outs]
+
+
+def _shared(a: Scope, b: Scope) -> int:
+    n = 0
+    while n < min(len(a), len(b)) and a[n] == b[n]:
+        n += 1
+    return n
+
+
+def _names(stack: Any) -> tuple[str, ...]:
+    """The scopes of a stack, without the transformations (``vmap``, ``jit``) that stand among them."""
+    return tuple(part.name for part in stack.stack if type(part).__name__ == "Scope")
+
+
+def _inner(eqn: Any) -> list[Any]:
+    found = []
+    for value in eqn.params.values():
+        for one in value if isinstance(value, (tuple, list)) else (value,):
+            one = getattr(one, "jaxpr", one)
+            if hasattr(one, "eqns"):
+                found.append(one)
+    return found
+
+
+def _has_names(jaxpr: Any) -> bool:
+    return any(
+        _names(eqn.source_info.name_stack) or any(_has_names(inner) for inner in _inner(eqn))
+        for eqn in jaxpr.eqns
+    )

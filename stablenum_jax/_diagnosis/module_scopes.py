@@ -1,0 +1,173 @@
+"""Which module an operation of a jaxpr belongs to, from its name stack.
+
+Flax linen names its modules there by itself, and so does ``jax.named_scope``. Modules of flax.nnx and Equinox
+get the names of their places in the tree while a function is traced inside :func:`module_names`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import jax
+
+from stablenum_jax._trees.names import path_name
+
+__all__ = ["Scope", "module_names", "scope_of"]
+
+#: The modules around an operation, from the outermost inwards: the path of each, and which call of it.
+Scope: TypeAlias = tuple[tuple[str, str], ...]
+
+# Before a path that is counted from the outermost module, and not from the scope around it.
+_MARK = "stablenum:"
+# Before the number of a call, inside the scope of the module that is called.
+_CALL = "stablenum#"
+# Equinox names its layers by their classes.
+_CLASS_NAMES = ("eqx.",)
+
+
+def scope_of(names: tuple[str, ...], roots: frozenset[str]) -> Scope:
+    """The paths of the modules that are entered one after the other in a name stack.
+
+    Args:
+        names: the names in the stack.
+        roots: the names that outermost linen modules have there.
+
+    Example:
+        >>> scope_of(("Net", "blocks_0", "attn"), frozenset({"Net"}))
+        (('', ''), ('blocks_0', ''), ('blocks_0.attn', ''))
+        >>> scope_of(("stablenum:", "stablenum:layers.0", "stablenum#2", "eqx.nn.Linear"), frozenset())
+        (('', ''), ('layers.0', '2'))
+    """
+    marked = any(name.startswith(_MARK) for name in names)
+    found: list[tuple[str, str]] = []
+    before = ""
+    for i, name in enumerate(names):
+        around = found[-1][0] if found else ""
+        if name.startswith(_CALL):
+            if found:
+                found[-1] = (around, name.removeprefix(_CALL))
+            continue
+        if name.startswith(_MARK):
+            path = name.removeprefix(_MARK)
+        elif marked and name.startswith(_CLASS_NAMES):
+            continue
+        elif i == 0 and name in roots:
+            path = ""
+        else:
+            # linen calls the method `encode` of `attn` "attn.encode".
+            own = name.removeprefix(f"{before}.") if before else name
+            path = f"{around}.{own}" if around else own
+        found.append((path, ""))
+        before = name
+    return tuple(found)
+
+
+@contextlib.contextmanager
+def module_names() -> Iterator[set[str]]:
+    """While a function is traced: names for modules of flax.nnx and Equinox, if these are loaded.
+
+    Gives the set in which the names of outermost linen modules gather. Classes are as before afterwards.
+    """
+    roots: set[str] = set()
+    count = itertools.count()
+    with contextlib.ExitStack() as stack:
+        linen = sys.modules.get("flax.linen")
+        if linen is not None:
+            stack.enter_context(linen.intercept_methods(functools.partial(_note_call, roots, count)))
+        nnx = sys.modules.get("flax.nnx")
+        if nnx is not None:
+            stack.enter_context(_wrapped_calls(nnx.Module, _nnx_paths, count))
+        equinox = sys.modules.get("equinox")
+        if equinox is not None:
+            base = equinox.Module
+            stack.enter_context(_wrapped_calls(base, functools.partial(_tree_paths, base), count))
+        yield roots
+
+
+def _note_call(
+    roots: set[str], count: Iterator[int], call: Callable[..., Any], args: Any, kwargs: Any, context: Any
+) -> Any:
+    if context.module.path == ():
+        method = "" if context.method_name == "__call__" else f".{context.method_name}"
+        roots.add((context.module.name or type(context.module).__name__) + method)
+    with jax.named_scope(f"{_CALL}{next(count)}"):
+        return call(*args, **kwargs)
+
+
+def _nnx_paths(root: Any) -> dict[int, str]:
+    nnx = sys.modules["flax.nnx"]
+    # Outermost last, so that a shared module has its first and shortest path.
+    found = {id(module): ".".join(map(str, path)) for path, module in nnx.iter_modules(root)}
+    return {**found, id(root): ""}
+
+
+def _tree_paths(base: type, root: Any) -> dict[int, str]:
+    found: dict[int, str] = {}
+
+    def walk(module: Any, path: str) -> None:
+        found.setdefault(id(module), path)
+        inside = jax.tree_util.tree_flatten_with_path(
+            module, is_leaf=lambda node: isinstance(node, base) and node is not module
+        )[0]
+        for keys, node in inside:
+            if isinstance(node, base):
+                name = path_name(keys)
+                walk(node, f"{path}.{name}" if path else name)
+
+    walk(root, "")
+    return found
+
+
+@contextlib.contextmanager
+def _wrapped_calls(
+    base: type, paths_of: Callable[[Any], dict[int, str]], count: Iterator[int]
+) -> Iterator[None]:
+    """Every ``__call__`` of ``base`` and its subclasses runs in the scope of the module's path."""
+    known: dict[int, str] = {}  # while an outermost module is being called
+    called: list[int] = []
+
+    def wrapped(call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def named(self: Any, *args: Any, **kwargs: Any) -> Any:
+            outermost = not known
+            if outermost:
+                known.update(paths_of(self))
+            try:
+                path = known.get(id(self))
+                # Made meanwhile, it has no place in the tree; or it calls what it inherits.
+                if path is None or called[-1:] == [id(self)]:
+                    return call(self, *args, **kwargs)
+                called.append(id(self))
+                try:
+                    with jax.named_scope(_MARK + path), jax.named_scope(f"{_CALL}{next(count)}"):
+                        return call(self, *args, **kwargs)
+                finally:
+                    called.pop()
+            finally:
+                if outermost:
+                    known.clear()
+
+        return named
+
+    changed = [(kind, kind.__dict__["__call__"]) for kind in _subclasses(base) if "__call__" in kind.__dict__]
+    changed = [(kind, call) for kind, call in changed if callable(call)]
+    try:
+        for kind, call in changed:
+            type.__setattr__(kind, "__call__", wrapped(call))
+        yield
+    finally:
+        for kind, call in changed:
+            type.__setattr__(kind, "__call__", call)
+
+
+def _subclasses(base: type) -> set[type]:
+    found = {base}
+    kinds: list[type] = type.__subclasses__(base)
+    for kind in kinds:
+        found |= _subclasses(kind)
+    return found

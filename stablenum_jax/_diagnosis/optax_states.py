@@ -1,0 +1,147 @@
+"""Find the moments in an optimizer's state: by what optax calls them, wherever they stand.
+
+Works on a state whose leaves may be anything: the auditor asks with the leaves' numbers in their places, so
+that it can write each leaf back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+
+from stablenum.diagnosis.audit import Role
+from stablenum_jax._trees.names import path_name
+from stablenum_jax._trees.state import GuardOptState
+
+__all__ = ["Group", "Part", "find_groups", "inner_state"]
+
+PyTree: TypeAlias = Any
+
+# A state's class, by name: the kind of its law ("" if several share it, or none is kept), and what its fields
+# are. optax writes Adam, NAdam, RAdam, Adamax and Yogi with one and the same class.
+_STATES: dict[str, tuple[str, dict[str, Role]]] = {
+    "ScaleByAdamState": ("adam", {"mu": Role.FIRST, "nu": Role.SECOND}),
+    "ScaleByAmsgradState": ("amsgrad", {"mu": Role.FIRST, "nu": Role.SECOND, "nu_max": Role.SECOND_MAX}),
+    "ScaleByBeliefState": ("adabelief", {"mu": Role.FIRST, "nu": Role.SECOND}),
+    "ScaleByNovogradState": ("novograd", {"mu": Role.BUFFER, "nu": Role.SECOND}),
+    "ScaleByAdanState": (
+        "adan", {"m": Role.BUFFER, "v": Role.BUFFER, "n": Role.SECOND, "g": Role.BUFFER},
+    ),
+    "ScaleByRmsState": ("rmsprop", {"nu": Role.SECOND}),
+    "ScaleByRmsWithCountState": ("rmsprop", {"nu": Role.SECOND}),
+    "ScaleByRStdDevState": ("rmsprop", {"mu": Role.MEAN, "nu": Role.SECOND}),
+    "ScaleByRStdDevWithCountState": ("rmsprop", {"mu": Role.MEAN, "nu": Role.SECOND}),
+    "ScaleByRssState": ("adagrad", {"sum_of_squares": Role.SECOND}),
+    "ScaleByAdaDeltaState": ("adadelta", {"e_g": Role.SECOND, "e_x": Role.ACCUMULATOR}),
+    "ScaleByLionState": ("lion", {"mu": Role.BUFFER}),
+    "TraceState": ("momentum", {"trace": Role.BUFFER}),
+    "EmaState": ("ema", {"ema": Role.BUFFER}),
+    "FactoredState": ("adafactor", {"v": Role.SECOND, "v_row": Role.OTHER, "v_col": Role.OTHER}),
+    "KahanState": ("", {"compensation": Role.COMPENSATION}),
+    "ScaleBySM3State": ("sm3", {"mu": Role.OTHER, "nu": Role.OTHER}),
+}  # fmt: skip
+
+
+class Part(NamedTuple):
+    """One leaf of the state.
+
+    Attributes:
+        entry: the field that holds it: "nu".
+        role: what it is.
+        leaf: what stands at its place.
+    """
+
+    entry: str
+    role: Role
+    leaf: Any
+
+
+class Group(NamedTuple):
+    """What one transformation keeps of one parameter.
+
+    Attributes:
+        parameter: its name.
+        kind: of the law; "" for state that is not understood.
+        parts: the leaves.
+        count: the leaf that counts steps, None if there is none.
+        hyperparams: those that ``optax.inject_hyperparams`` keeps above it: name -> leaf.
+    """
+
+    parameter: str
+    kind: str
+    parts: tuple[Part, ...]
+    count: Any
+    hyperparams: Mapping[str, Any]
+
+
+def inner_state(opt_state: PyTree) -> PyTree:
+    """The optimizer's own state of a whole flax ``TrainState`` or ``nnx.Optimizer``; else what came."""
+    known = type(opt_state).__module__.startswith("flax.") or hasattr(opt_state, "apply_gradients")
+    return opt_state.opt_state if known and hasattr(opt_state, "opt_state") else opt_state
+
+
+def find_groups(opt_state: PyTree, names: frozenset[str]) -> list[Group]:
+    """All that the state keeps of the parameters called ``names``, in the order of the state."""
+    return list(_walk(inner_state(opt_state), names, {}))
+
+
+def _walk(tree: PyTree, names: frozenset[str], hyperparams: Mapping[str, Any]) -> Iterator[Group]:
+    for path, node in jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_known):
+        if isinstance(node, GuardOptState):
+            continue  # its history may hold what is not finite, and is not a moment
+        if _injects(node):
+            # Leaves, because flax.nnx wraps each array into a node of its own.
+            found = {
+                name: leaves[0]
+                for name, value in node.hyperparams.items()
+                if len(leaves := jax.tree.leaves(value)) == 1
+            }
+            yield from _walk(node.inner_state, names, {**hyperparams, **found})
+        elif type(node).__name__ in _STATES and hasattr(node, "_fields"):
+            yield from _of_node(node, names, hyperparams)
+        else:
+            name = _named(path_name(path), names)
+            if name:
+                entry = path_name(path)[: -len(name) - 1]
+                part = Part(entry.rsplit(".", 1)[-1] or entry, Role.OTHER, node)
+                yield Group(name, "", (part,), None, hyperparams)
+
+
+def _is_known(node: object) -> bool:
+    known = type(node).__name__ in _STATES and hasattr(node, "_fields")
+    return known or isinstance(node, GuardOptState) or _injects(node)
+
+
+def _injects(node: object) -> bool:
+    """Whether it is an InjectHyperparamsState, in either of optax's forms."""
+    return isinstance(getattr(node, "hyperparams", None), Mapping) and hasattr(node, "inner_state")
+
+
+def _of_node(node: Any, names: frozenset[str], hyperparams: Mapping[str, Any]) -> Iterator[Group]:
+    kind, roles = _STATES[type(node).__name__]
+    parts: dict[str, list[Part]] = {}
+    for field, role in roles.items():
+        for path, leaf in jax.tree_util.tree_leaves_with_path(getattr(node, field, None)):
+            parts.setdefault(_owner(path_name(path), names), []).append(Part(field, role, leaf))
+    # By field: every tuple has a method called count.
+    counting = next((field for field in ("count", "t") if field in node._fields), None)
+    counts = [] if counting is None else jax.tree.leaves(getattr(node, counting))
+    for parameter, found in parts.items():
+        yield Group(parameter, kind, tuple(found), counts[0] if len(counts) == 1 else None, hyperparams)
+
+
+def _owner(path: str, names: frozenset[str]) -> str:
+    """The parameter that a path in a tree of moments belongs to: SM3 keeps a list for each."""
+    parts = path.split(".")
+    starts = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
+    return next((start for start in starts if start in names), path)
+
+
+def _named(path: str, names: frozenset[str]) -> str:
+    """The parameter whose name a path ends in, the longest; "" if there is none."""
+    for i, character in enumerate(path):
+        if character == "." and path[i + 1 :] in names:
+            return path[i + 1 :]
+    return ""

@@ -1,0 +1,258 @@
+"""The range report in JAX: one instrumented forward and backward pass in float32."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import array_api_compat.numpy as numpy_namespace
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from stablenum.diagnosis.ranges import RangeCollector, RangeReport
+from stablenum.diagnosis.ranges.rows import ACTIVATION, ACTIVATION_GRADIENT, GRADIENT, WEIGHT
+from stablenum_jax._diagnosis.module_outputs import Walk
+from stablenum_jax._diagnosis.module_scopes import module_names
+from stablenum_jax._step.training import step
+from stablenum_jax._trees.names import path_name
+from stablenum_jax._trees.state import loss_scale
+
+__all__ = ["range_report"]
+
+Array: TypeAlias = Any
+PyTree: TypeAlias = Any
+
+
+def range_report(
+    fun: Callable[..., Any],
+    params: PyTree,
+    *args: Any,
+    has_aux: bool = False,
+    optimizer: optax.GradientTransformation | None = None,
+    opt_state: PyTree = None,
+    formats: Sequence[str] = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
+    **kwargs: Any,
+) -> RangeReport:
+    """What each number format would do to the values of one training step, module by module.
+
+    One forward and one backward pass in float32, on the jaxpr. Counted are the values
+    that leave each module and their gradients, weights and their gradients and, with an optimizer, the
+    updates. Modules are those of flax linen and, under ``jax.named_scope``, of any function; modules of
+    flax.nnx and Equinox are called by their places in the tree. A module that returns what it was given
+    leaves no trace, and a plain scope that is entered again at once counts as one. Loops are unrolled; of a
+    ``cond`` the branch that is taken is opened (the passes then run operation by operation). What could not
+    be opened is in the report's ``notes``.
+
+    Nothing is changed: a flax.nnx module is copied, and ``fun`` is traced without ``jax.jit``.
+
+    Args:
+        fun: ``fun(params, *args, **kwargs)`` gives the scalar loss, or ``(loss, aux)`` with ``has_aux``. If
+            what it gives is no scalar of floating point there is no backward pass.
+        params: a pytree, of linen also the whole dict of collections (then those of ``"params"`` are
+            trained), a flax.nnx module or state (its ``nnx.Param``), an Equinox module.
+        *args: further arguments. Floating-point arrays narrower than float32 become float32 here and in
+            ``params``.
+        has_aux: as in ``jax.value_and_grad``.
+        optimizer: an optax transformation; the update is measured. With a guard inside, the gradients are
+            multiplied by its loss scale before, and the update is that of :func:`stablenum_jax.step`.
+        opt_state: its state; by default ``optimizer.init`` of the parameters.
+        formats: names of formats, also short ones such as ``"bf16"``.
+        **kwargs: further arguments.
+
+    Returns:
+        A :class:`stablenum.diagnosis.ranges.RangeReport`: ``verdict``, ``loss_scale("float16")``,
+        ``table()``, ``plot(path)``, ``to_json()``. Elements that are not finite in float32 are counted apart.
+
+    Raises:
+        ValueError: an unknown format, or none.
+
+    Example:
+        >>> import stablenum_jax
+        >>> def loss(params, x):
+        ...     with jax.named_scope("first"):
+        ...         h = jnp.tanh(x @ params["first"]["w"])
+        ...     return jnp.square(h).mean()
+        >>> params = {"first": {"w": jnp.eye(8)}}
+        >>> report = stablenum_jax.range_report(loss, params, jnp.ones((4, 8)))
+        >>> report.verdicts["bfloat16"].sentence
+        'bfloat16 works without a loss scale.'
+        >>> [row.kind for row in report.rows if row.module == "first"]
+        ['activation', 'weight', 'activation gradient', 'gradient']
+    """
+    seen = RangeCollector(formats, xp=numpy_namespace, cast=_cast)
+    leaves, names, rebuild = _trained(params)
+    for name, leaf in zip(names, leaves):
+        seen.add(WEIGHT, _module_of(name), _plain(leaf))
+    args, kwargs = jax.tree.map(_widened, (args, kwargs))
+
+    while "jit" in type(fun).__name__.lower() and hasattr(fun, "__wrapped__"):
+        fun = fun.__wrapped__
+
+    def outputs(*leaves: Array) -> list[Array]:
+        out = fun(rebuild(list(leaves)), *args, **kwargs)
+        return [x for x in jax.tree.leaves(out[0] if has_aux else out) if isinstance(x, (jax.Array, float))]
+
+    # Without jit nothing comes from, or stays in, a cache of traces.
+    with jax.disable_jit(), module_names() as roots:
+        closed = jax.make_jaxpr(outputs)(*leaves)
+    pass_ = _Pass(closed, frozenset(roots))
+    outs, arrays = pass_.forward(leaves)
+    for number, array in arrays.items():
+        for module in pass_.modules[number]:
+            seen.add(ACTIVATION, module, _plain(array))
+    if pass_.closed:
+        seen.note(f"Modules inside {', '.join(pass_.closed)} were not looked at one by one.")
+    if len(outs) != 1 or jnp.size(outs[0]) != 1 or not jnp.issubdtype(outs[0].dtype, jnp.floating):
+        seen.note("No gradients: the function gives no scalar loss.")
+        return RangeReport(seen.rows, seen.formats, seen.notes)
+
+    grads, of_values = pass_.backward(leaves, {n: jnp.zeros_like(array) for n, array in arrays.items()})
+    for number, grad in reversed(of_values.items()):
+        for module in pass_.modules[number]:
+            seen.add(ACTIVATION_GRADIENT, module, _plain(grad))
+    for name, grad in zip(names, grads):
+        seen.add(GRADIENT, _module_of(name), _plain(grad))
+    if not np.isfinite(_plain(outs[0])).all():
+        seen.note("The loss is not finite in float32.")
+    if optimizer is not None:
+        before = rebuild.tree(leaves)
+        updates = _updates(optimizer, opt_state, before, rebuild.tree(grads), seen)
+        for name, leaf, update in zip(names, leaves, jax.tree.leaves(updates)):
+            seen.add_update(_module_of(name), _plain(leaf), _plain(update))
+    return RangeReport(seen.rows, seen.formats, seen.notes)
+
+
+class _Pass:
+    """The forward and the backward pass through a jaxpr.
+
+    Attributes:
+        modules: by the number of a value, the modules that it leaves.
+        closed: operations with modules inside that were not opened.
+    """
+
+    def __init__(self, closed: Any, roots: frozenset[str]) -> None:
+        self.modules: dict[int, tuple[str, ...]] = {}
+        self.closed: list[str] = []
+        self._jaxpr, self._consts, self._roots = closed.jaxpr, closed.consts, roots
+        self._compiled: Callable[..., Any] = jax.jit
+
+    def forward(self, leaves: list[Array]) -> tuple[list[Array], dict[int, Array]]:
+        """The outputs, and the values that leave modules."""
+        try:
+            return jax.jit(self._forward)(leaves)
+        except (jax.errors.ConcretizationTypeError, jax.errors.TracerIntegerConversionError):
+            # A cond: which branch is taken must be known, so operation by operation.
+            self._compiled = _as_it_is
+            return self._forward(leaves)
+
+    def backward(self, leaves: list[Array], zeros: dict[int, Array]) -> tuple[list[Array], dict[int, Array]]:
+        """Gradients of the leaves, and of the values that leave modules."""
+
+        def loss(leaves: list[Array], added: dict[int, Array]) -> Array:
+            (out,) = Walk(self._roots, added).run(self._jaxpr, self._consts, leaves)
+            return jnp.reshape(out, ())
+
+        return self._compiled(jax.grad(loss, argnums=(0, 1)))(leaves, zeros)
+
+    def _forward(self, leaves: list[Array]) -> tuple[list[Array], dict[int, Array]]:
+        walk = Walk(self._roots)
+        outs = walk.run(self._jaxpr, self._consts, leaves)
+        self.modules = {number: value.modules for number, value in walk.leaving.items()}
+        self.closed = walk.closed
+        return outs, {number: value.array for number, value in walk.leaving.items()}
+
+
+def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
+
+
+def _updates(tx: Any, opt_state: PyTree, params: PyTree, grads: PyTree, seen: RangeCollector) -> PyTree:
+    opt_state = tx.init(params) if opt_state is None else opt_state
+    try:
+        scale = loss_scale(opt_state)
+    except ValueError:  # no guard
+        return tx.update(grads, opt_state, params)[0]
+    scaled = jax.tree.map(lambda g: g * scale, grads)
+    after, _ = step(tx, params, opt_state, scaled)
+    return jax.tree.map(lambda new, old: new - old, after, params)
+
+
+# --- parameters ----------------------------------------------------------------------------------
+
+
+class _Rebuild:
+    """Puts leaves back into the tree that they were taken from."""
+
+    def __init__(self, treedef: Any, rest: list[Any], places: list[int], wrap: Callable[[Any], Any]) -> None:
+        self._treedef, self._rest, self._places, self._wrap = treedef, rest, places, wrap
+
+    def __call__(self, leaves: list[Array]) -> PyTree:
+        full = list(self._rest)
+        for place, leaf in zip(self._places, leaves):
+            full[place] = leaf
+        return self._wrap(jax.tree_util.tree_unflatten(self._treedef, full))
+
+    def tree(self, leaves: list[Array]) -> PyTree:
+        """A tree of these leaves alone, None in all other places: what an optimizer is made for."""
+        full: list[Any] = [None] * len(self._rest)
+        for place, leaf in zip(self._places, leaves):
+            full[place] = leaf
+        return jax.tree_util.tree_unflatten(self._treedef, full)
+
+
+def _trained(params: PyTree) -> tuple[list[Array], list[str], _Rebuild]:
+    """The floating-point parameters in float32, their names, and the way back."""
+
+    def unchanged(tree: PyTree) -> PyTree:
+        return tree
+
+    wrap: Callable[[Any], Any] = unchanged
+    nnx = sys.modules.get("flax.nnx")
+    if nnx is not None and isinstance(params, nnx.Module):
+        graph, params, rest = nnx.split(params, nnx.Param, ...)
+
+        def merged(tree: PyTree) -> PyTree:
+            # New variables, which belong to the trace: those of a BatchNorm are written to.
+            return nnx.merge(graph, tree, jax.tree.map(lambda leaf: leaf, rest))
+
+        wrap = merged
+    paths, treedef = jax.tree_util.tree_flatten_with_path(params)
+    collections = isinstance(params, Mapping) and isinstance(params.get("params"), Mapping)
+    leaves, names, rest_of, places = [], [], [], []
+    for i, (path, leaf) in enumerate(paths):
+        rest_of.append(_widened(leaf))
+        name = path_name(path)
+        if _is_floating(leaf) and (not collections or name.startswith("params.")):
+            leaves.append(_widened(jnp.asarray(leaf)))
+            names.append(name.removeprefix("params.") if collections else name)
+            places.append(i)
+    return leaves, names, _Rebuild(treedef, rest_of, places, wrap)
+
+
+def _is_floating(leaf: Any) -> bool:
+    return isinstance(leaf, (jax.Array, np.ndarray)) and bool(jnp.issubdtype(leaf.dtype, jnp.floating))
+
+
+def _widened(leaf: Any) -> Any:
+    """Floating-point arrays narrower than float32 as float32; all else as it is."""
+    if _is_floating(leaf) and jnp.finfo(leaf.dtype).bits < 32:
+        return leaf.astype(jnp.float32)
+    return leaf
+
+
+def _plain(x: Array) -> np.ndarray:
+    """On the host: XLA on a CPU would take subnormals for zeros."""
+    array = np.asarray(x)
+    return array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
+
+
+def _cast(x: np.ndarray, name: str) -> np.ndarray:
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        return x.astype(jnp.dtype(name)).astype(x.dtype)
+
+
+def _module_of(parameter: str) -> str:
+    return parameter.rpartition(".")[0]

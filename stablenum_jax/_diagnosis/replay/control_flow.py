@@ -1,0 +1,171 @@
+"""Branches and loops of a replay.
+
+A short loop is opened whole. Of a long one each iteration runs compiled; opened are the first, which shows
+how the loop is made, and those in which something bad begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import jit
+
+from stablenum_jax._diagnosis.replay.flags import flags_of
+from stablenum_jax._diagnosis.replay.jax_internals import context_of, scan_counts, sub_jaxpr
+
+if TYPE_CHECKING:
+    from stablenum_jax._diagnosis.replay.interpreter import Cell, Context, Interpreter
+
+__all__ = ["cond", "scan", "while_loop"]
+
+# Equations of a loop, over all its iterations, that are evaluated one by one.
+OPENED_EQUATIONS = 2000
+# Iterations of a long loop that are opened because of infinities, which may be meant. NaN never is.
+_OPENED_FOR_INF = 8
+
+
+def cond(run: Interpreter, eqn: Any, inputs: list[Cell], ctx: Context) -> list[Cell]:
+    """The branch that is taken."""
+    index, *operands = inputs
+    branches = eqn.params["branches"]
+    taken = min(max(int(np.asarray(index.data)), 0), len(branches) - 1)
+    jaxpr, consts = sub_jaxpr(branches[taken])
+    with context_of(eqn):
+        return run.run(jaxpr, [run.constant(c) for c in consts], operands, run.inside(eqn, ctx))
+
+
+def scan(run: Interpreter, eqn: Any, inputs: list[Cell], ctx: Context) -> list[Cell]:
+    """Iteration by iteration, counted as the forward scan counts them."""
+    p = eqn.params
+    length = p["length"]
+    n_consts, n_carry = scan_counts(p, len(inputs))
+    consts, carry, xs = inputs[:n_consts], inputs[n_consts : n_consts + n_carry], inputs[n_consts + n_carry :]
+    body = _Body(run, eqn, p["jaxpr"], "scan", ctx, known=length)
+    unstacked = [_unstacked(x.data) for x in xs]
+    rows: list[list[Cell]] = [[] for _ in range(length)]
+    for i in reversed(range(length)) if p["reverse"] else range(length):
+        out = body(i, consts, carry, [(x, row(i)) for x, row in zip(xs, unstacked, strict=True)])
+        carry, rows[i] = out[:n_carry], out[n_carry:]
+    avals = [v.aval for v in eqn.outvars[n_carry:]]
+    ys = [_stacked(run, eqn, [r[j] for r in rows], aval, ctx) for j, aval in enumerate(avals)]
+    return [*carry, *ys]
+
+
+def while_loop(run: Interpreter, eqn: Any, inputs: list[Cell], ctx: Context) -> list[Cell]:
+    """Iteration by iteration, until its condition ends it."""
+    p = eqn.params
+    n_cond, n_body = p["cond_nconsts"], p["body_nconsts"]
+    cond_consts, consts = inputs[:n_cond], inputs[n_cond : n_cond + n_body]
+    carry = inputs[n_cond + n_body :]
+    condition = jit(jax.extend.core.jaxpr_as_fun(p["cond_jaxpr"]))
+    body = _Body(run, eqn, p["body_jaxpr"], "while", ctx)
+    number = 0
+    while bool(np.asarray(condition(*[c.data for c in [*cond_consts, *carry]])[0]).any()):
+        carry = body(number, consts, carry, [])
+        number += 1
+    return list(carry)
+
+
+@dataclass(slots=True)
+class _Body:
+    """One iteration of a loop, opened or compiled."""
+
+    run: Interpreter
+    eqn: Any
+    jaxpr: Any
+    loop: str
+    ctx: Context
+    known: int | None = None
+    compiled: Callable[..., Any] | None = None
+    constants: Sequence[Cell] | None = None
+    size: int = 0
+    spent: int = 0
+    opened_for_inf: int = 0
+
+    def __call__(
+        self, number: int, consts: Sequence[Cell], carry: Sequence[Cell], xs: Sequence[tuple[Cell, Any]]
+    ) -> list[Cell]:
+        """``xs``: each whole, and its row for this iteration."""
+        size = self.size = self.size or max(_equations(self.jaxpr), 1)
+        whole = self.known is None or self.known * size <= OPENED_EQUATIONS
+        given = [*consts, *carry]
+        if self.spent == 0 or (whole and self.spent + size <= OPENED_EQUATIONS):
+            self.spent += size
+            return self._open(number, given, xs)
+        return self._compiled(number, given, carry, xs)
+
+    def _open(self, number: int, given: list[Cell], xs: Sequence[tuple[Cell, Any]]) -> list[Cell]:
+        jaxpr, consts = sub_jaxpr(self.jaxpr)
+        if self.constants is None:
+            self.constants = [self.run.constant(c) for c in consts]
+        rows = [_row(self.run, self.eqn, x, row, self.ctx) for x, row in xs]
+        inner = self.run.inside(self.eqn, self.ctx).iteration(number, self.loop)
+        with context_of(self.eqn):
+            return self.run.run(jaxpr, self.constants, [*given, *rows], inner)
+
+    def _compiled(
+        self, number: int, given: list[Cell], carry: Sequence[Cell], xs: Sequence[tuple[Cell, Any]]
+    ) -> list[Cell]:
+        if self.compiled is None:
+            self.compiled = jit(jax.extend.core.jaxpr_as_fun(self.jaxpr))
+        with context_of(self.eqn):
+            data = self.compiled(*[c.data for c in given], *[row for _, row in xs])
+        outputs = self.run.made(list(data))
+        values = self.run.trace.values
+        made = [values[c.id] for c in outputs]
+        if any(not v.finite for v in made):
+            # Rows of what is not finite are looked at; for the rest the whole stands in.
+            bad_rows = [flags_of(row) for x, row in xs if not values[x.id].finite]
+            begins = any(v.nan for v in made) and not (
+                any(values[c.id].nan for c in given) or any(f[0] for f in bad_rows)
+            )
+            infinite = any(v.inf for v in made) and not any(values[c.id].inf for c in carry)
+            if infinite and self.opened_for_inf < _OPENED_FOR_INF:
+                self.opened_for_inf += 1
+                begins = True
+            if begins:
+                return self._open(number, given, xs)
+        rows = [x if values[x.id].finite else _row(self.run, self.eqn, x, row, self.ctx) for x, row in xs]
+        ctx = self.ctx.iteration(number, self.loop)
+        self.run.record(self.eqn, [*given, *rows], outputs, ctx, operation=self.loop)
+        return outputs
+
+
+def _equations(jaxpr: Any) -> int:
+    """How many equations one iteration evaluates, roughly: those of inner loops count once an iteration."""
+    inner, _ = sub_jaxpr(jaxpr)
+    total = 0
+    for eqn in inner.eqns:
+        parts = [v for p in eqn.params.values() for v in (p if isinstance(p, (tuple, list)) else (p,))]
+        subs = [v for v in parts if hasattr(v, "eqns") or hasattr(v, "jaxpr")]
+        times = eqn.params.get("length", 1) if eqn.primitive.name == "scan" else 1
+        total += times * sum(_equations(s) for s in subs) if subs else 1
+    return total
+
+
+def _unstacked(data: Any) -> Callable[[int], Any]:
+    if jnp.issubdtype(data.dtype, jax.dtypes.extended):
+        return lambda i: data[i]
+    host = np.asarray(data)
+    return lambda i: host[i, ...]
+
+
+def _row(run: Interpreter, eqn: Any, whole: Cell, data: Any, ctx: Context) -> Cell:
+    (cell,) = run.made([data])
+    run.record(eqn, [whole], [cell], ctx, operation="index")
+    return cell
+
+
+def _stacked(run: Interpreter, eqn: Any, rows: list[Cell], aval: Any, ctx: Context) -> Cell:
+    if jnp.issubdtype(aval.dtype, jax.dtypes.extended):
+        data = jnp.stack([r.data for r in rows]) if rows else jnp.empty(aval.shape, aval.dtype)
+    else:
+        data = np.stack([np.asarray(r.data) for r in rows]) if rows else np.zeros(aval.shape, aval.dtype)
+    (cell,) = run.made([data])
+    run.record(eqn, rows, [cell], ctx, operation="stack")
+    return cell

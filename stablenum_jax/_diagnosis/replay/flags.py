@@ -1,0 +1,100 @@
+"""Whether an array holds NaN, inf or -inf, and what a report shows of it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import jit
+
+from stablenum.diagnosis import TensorStats
+from stablenum_jax._step.measure import is_floating
+
+__all__ = ["CLEAN", "Flags", "device_flags", "flags_in", "flags_of", "stats_of"]
+
+Flags = tuple[bool, bool, bool]
+CLEAN: Flags = (False, False, False)
+# Bits of the exponent, all set in NaN and the infinities.
+_EXPONENTS = {"float16": 0x7C00, "bfloat16": 0x7F80}
+
+
+def flags_of(x: Any) -> Flags:
+    """Any NaN, inf, -inf in a concrete array. One pass, in place where the array lies in host memory."""
+    if not is_floating(x):
+        return CLEAN
+    if isinstance(x, jax.Array) and not _on_host(x):
+        nan, posinf, neginf = np.asarray(device_flags(x)).tolist()
+        return nan, posinf, neginf
+    a = np.asarray(x)
+    if a.dtype.kind == "c":
+        re, im = flags_of(a.real), flags_of(a.imag)
+        return re[0] or im[0], re[1] or im[1], re[2] or im[2]
+    if a.dtype.kind == "f" and a.dtype.itemsize >= 4:
+        if np.isfinite(a).all():
+            return CLEAN
+    elif (exponent := _EXPONENTS.get(a.dtype.name)) is not None:
+        bad = a.view(np.uint16) & exponent == exponent
+        if not bad.any():
+            return CLEAN
+        a = a[bad].astype(np.float32)
+    else:  # 8 bits and fewer
+        a = a.astype(np.float32)
+    return bool(np.isnan(a).any()), bool(np.isposinf(a).any()), bool(np.isneginf(a).any())
+
+
+def flags_in(x: Any) -> Any:
+    """The same under jit: () x 3 -> (3,) bool."""
+    if not is_floating(x):
+        return jnp.zeros(3, bool)
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        return flags_in(jnp.real(x)) | flags_in(jnp.imag(x))
+    x = jnp.asarray(x).astype(jnp.promote_types(x.dtype, jnp.float32))
+    return jnp.stack([jnp.isnan(x).any(), jnp.isposinf(x).any(), jnp.isneginf(x).any()])
+
+
+device_flags = jit(flags_in)
+
+
+def _on_host(x: jax.Array) -> bool:
+    return x.is_fully_addressable and all(d.platform == "cpu" for d in x.devices())
+
+
+def stats_of(x: Any, name: str = "") -> TensorStats | None:
+    """Counts and extremes; None for what is no plain array (a random key)."""
+    if jnp.issubdtype(getattr(x, "dtype", np.float32), jax.dtypes.extended):
+        return None
+    a = np.asarray(x)
+    dtype, shape = a.dtype.name, tuple(a.shape)
+    if a.dtype.kind == "c":
+        a = np.stack([a.real, a.imag])
+    if a.dtype.kind not in "fiub" and not is_floating(x):
+        return None
+    tiny = float(jnp.finfo(x.dtype).tiny) if is_floating(x) and a.dtype.kind != "c" else 0.0
+    wide = a.astype(np.float64).ravel()
+    finite = wide[np.isfinite(wide)]
+    bad = wide[~np.isfinite(wide)]
+    counts = {
+        "nan": np.isnan(wide),
+        "posinf": np.isposinf(wide),
+        "neginf": np.isneginf(wide),
+        "zero": wide == 0.0,
+    }
+    magnitude = np.abs(finite)
+    extremes = (
+        (float(finite.min()), float(finite.max()), float(magnitude.max())) if finite.size else (math.nan,) * 3
+    )
+    return TensorStats(
+        dtype=dtype,
+        shape=shape,
+        size=int(np.prod(shape, dtype=np.int64)),
+        min=extremes[0],
+        max=extremes[1],
+        amax=extremes[2],
+        **{k: int(np.count_nonzero(v)) for k, v in counts.items()},
+        subnormal=int(np.count_nonzero((magnitude > 0.0) & (magnitude < tiny))),
+        values=tuple(float(v) for v in (bad if bad.size else wide)[:4]),
+        name=name,
+    )

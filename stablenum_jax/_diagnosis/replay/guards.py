@@ -1,0 +1,53 @@
+"""A guard inside a replayed training step: what it measured, and the loss scale that it keeps.
+
+A step that returns parameters and state alone hides its failure, because the guard refuses it. What came into
+the guard's measurement is judged in place of the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+
+from stablenum.diagnosis import Trace
+from stablenum_jax._diagnosis.replay.inputs import Leaf
+from stablenum_jax._diagnosis.replay.interpreter import Written
+from stablenum_jax._step.observe import judge, judge_finiteness
+
+__all__ = ["scale_of", "seen_by_guards", "unscaled"]
+
+_JUDGES = frozenset({judge.__qualname__, judge_finiteness.__qualname__})
+
+
+def seen_by_guards(trace: Trace, written: Sequence[Written], own: frozenset[int]) -> tuple[int, ...]:
+    """Gradients and losses that a guard measured and that are not finite.
+
+    Args:
+        trace: the replay.
+        written: one a step of the trace.
+        own: the guards' states, whose statistics hold infinities that are meant.
+    """
+    inside = {
+        step.index
+        for step, how in zip(trace.steps, written, strict=True)
+        if _JUDGES.intersection(how.source.functions)
+    }
+    read = dict.fromkeys(i for step in trace.steps if step.index in inside for i in step.inputs)
+    values = [trace.values[i] for i in read if i not in own]
+    return tuple(v.id for v in values if not v.finite and v.producer not in inside and v.role != "constant")
+
+
+def scale_of(leaves: Sequence[Leaf]) -> float:
+    """The loss scale of the guard among the arguments; 1 if there is none, or more than one."""
+    scales = [float(np.asarray(leaf.data)) for leaf in leaves if leaf.guard == "scale"]
+    return scales[0] if len(scales) == 1 else 1.0
+
+
+def unscaled(leaves: Sequence[Leaf]) -> list[Leaf]:
+    """The same arguments with guards whose loss scale is 1."""
+    return [
+        replace(leaf, data=jnp.ones_like(leaf.data)) if leaf.guard == "scale" else leaf for leaf in leaves
+    ]

@@ -1,0 +1,189 @@
+"""A call taken apart: the arrays among its arguments, their names and roles, and the call put together."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from stablenum_jax._step.measure import is_floating
+from stablenum_jax._trees.state import is_guard
+
+__all__ = ["Call", "Leaf", "call_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One array that goes in.
+
+    Attributes:
+        guard: of an array in a guard's state: "scale" for its loss scale, else "statistic".
+    """
+
+    data: Any
+    role: str
+    name: str
+    differentiated: bool
+    guard: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """``fun(*args, **kwargs)`` as a function of its arrays."""
+
+    fun: Callable[..., Any]
+    leaves: tuple[Leaf, ...]
+    rebuild: Callable[[Sequence[Any]], tuple[tuple[Any, ...], dict[str, Any]]]
+
+    def __call__(self, arrays: Sequence[Any]) -> Any:
+        args, kwargs = self.rebuild(arrays)
+        return self.fun(*args, **kwargs)
+
+
+def call_of(
+    fun: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    argnums: tuple[int, ...],
+    opt_state: Any = None,
+) -> Call:
+    """Take the arguments apart.
+
+    Arrays go in; numbers, strings, functions and None of the other arguments stay what they are. Models of
+    flax.nnx are split into their arrays and merged again inside, so that the user's is never written.
+    """
+    tree = ([_split(a) for a in args], dict(kwargs))
+    paths, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_empty)
+    guards = [path for path, node in _with_paths(tree, is_guard) if is_guard(node)]
+    fixed: list[Any] = []
+    positions: list[int] = []
+    leaves: list[Leaf] = []
+    for index, (path, value) in enumerate(paths):
+        number = path[1].idx if path[0].idx == 0 else None
+        part = tree[0][number] if number is not None else None
+        rest = isinstance(part, _Split) and path[2].name == "rest"
+        differentiated = number in argnums and not rest
+        whole = args[number] if number is not None else None
+        fixed.append(value)
+        if not _goes_in(value, differentiated and not _is_equinox(whole)):
+            continue
+        guard = _in_guard(path, guards)
+        role = (
+            "buffer" if rest else "state" if guard else _role(path, value, differentiated, whole, opt_state)
+        )
+        leaves.append(
+            Leaf(
+                data=value if isinstance(value, jax.Array) else jnp.asarray(value),
+                role=role,
+                name=_name(path, part, number in argnums and len(argnums) == 1),
+                differentiated=differentiated and is_floating(value),
+                guard=guard,
+            )
+        )
+        positions.append(index)
+
+    def rebuild(arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        values = list(fixed)
+        for position, array in zip(positions, arrays, strict=True):
+            values[position] = array
+        parts, named = jax.tree_util.tree_unflatten(structure, values)
+        return tuple(_merged(p) for p in parts), named
+
+    return Call(fun, tuple(leaves), rebuild)
+
+
+def _is_empty(node: Any) -> bool:
+    return node is None
+
+
+def _goes_in(value: Any, numbers: bool) -> bool:
+    if isinstance(value, (jax.Array, np.ndarray, np.generic)):
+        return not (isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "OSUVMm")
+    if isinstance(value, (float, complex)) and not isinstance(value, bool):
+        return numbers or not np.isfinite(value)
+    return False
+
+
+def _role(path: tuple[Any, ...], value: Any, differentiated: bool, whole: Any, opt_state: Any) -> str:
+    keys = [str(getattr(k, "key", getattr(k, "name", ""))) for k in path]
+    if (whole is not None and (whole is opt_state or _is_optimizer_state(whole))) or "opt_state" in keys:
+        return "state"
+    if "batch_stats" in keys:
+        return "buffer"
+    if differentiated:
+        return "parameter" if is_floating(value) else "buffer"
+    return "input"
+
+
+def _with_paths(tree: Any, is_leaf: Callable[[Any], bool]) -> list[tuple[tuple[Any, ...], Any]]:
+    return jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)[0]
+
+
+def _in_guard(path: tuple[Any, ...], guards: Sequence[tuple[Any, ...]]) -> str:
+    within = next((path[len(g) :] for g in guards if path[: len(g)] == g), None)
+    if within is None:
+        return ""
+    names = [getattr(key, "name", "") for key in within]
+    return "scale" if names[:3] == ["guard", "loss_scale", "scale"] else "statistic"
+
+
+def _is_optimizer_state(whole: Any) -> bool:
+    def own(node: Any) -> bool:
+        return hasattr(node, "_fields") and type(node).__module__.startswith(("optax", "stablenum_jax"))
+
+    return any(own(n) for n in jax.tree.leaves(whole, is_leaf=own))
+
+
+def _name(path: tuple[Any, ...], part: Any, bare: bool) -> str:
+    text = jax.tree_util.keystr(path[3:] if isinstance(part, _Split) else path[2:]).removesuffix(".value")
+    if path[0].idx == 1:
+        return f"kwargs[{path[1].key!r}]{text}"
+    if bare and text:
+        return text
+    return f"args[{path[1].idx}]{text}"
+
+
+# --- flax.nnx and equinox, if the program uses them ------------------------------------------------------
+
+
+def _is_equinox(whole: Any) -> bool:
+    equinox = sys.modules.get("equinox")
+    return equinox is not None and isinstance(whole, equinox.Module)
+
+
+@jax.tree_util.register_pytree_with_keys_class
+@dataclass(frozen=True)
+class _Split:
+    """An nnx model in parts: what is trained, and the rest; the graph definition is no array."""
+
+    definition: Any
+    trained: Any
+    rest: Any
+
+    def tree_flatten_with_keys(self) -> tuple[Any, Any]:
+        """The two states."""
+        key = jax.tree_util.GetAttrKey
+        return ((key("trained"), self.trained), (key("rest"), self.rest)), self.definition
+
+    @classmethod
+    def tree_unflatten(cls, definition: Any, children: Any) -> _Split:
+        """The inverse."""
+        return cls(definition, *children)
+
+
+def _split(arg: Any) -> Any:
+    nnx = sys.modules.get("flax.nnx")
+    if nnx is None or not isinstance(arg, nnx.Module):
+        return arg
+    return _Split(*nnx.split(arg, nnx.Param, ...))
+
+
+def _merged(part: Any) -> Any:
+    if not isinstance(part, _Split):
+        return part
+    return sys.modules["flax.nnx"].merge(part.definition, part.trained, part.rest)

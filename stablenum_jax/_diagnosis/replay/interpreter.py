@@ -1,0 +1,259 @@
+"""A jaxpr, evaluated equation by equation and recorded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from jax import jit
+from jax.extend import core
+
+from stablenum.diagnosis import Step, Trace
+from stablenum_jax._diagnosis.replay import control_flow
+from stablenum_jax._diagnosis.replay.flags import CLEAN, Flags, flags_in, flags_of
+from stablenum_jax._diagnosis.replay.jax_internals import bind, context_of, sub_jaxpr
+from stablenum_jax._diagnosis.replay.naming import operation_name
+from stablenum_jax._diagnosis.replay.numpy_answers import plainly
+from stablenum_jax._diagnosis.replay.places import NOWHERE, Source, source_of
+from stablenum_jax._step.measure import is_floating
+
+__all__ = ["Cell", "Context", "Interpreter", "Kept", "Written"]
+
+# Calls that are opened: primitive -> where its jaxpr is.
+_CALLS = {
+    "jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr",
+    "call": "call_jaxpr", "remat": "jaxpr", "remat2": "jaxpr", "checkpoint": "jaxpr",
+    "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr", "eval_jaxpr": "jaxpr",
+}  # fmt: skip
+_CONTROL = {"cond": control_flow.cond, "scan": control_flow.scan, "while": control_flow.while_loop}
+# Prints and checks: they return nothing and would speak twice.
+_SILENT = frozenset({"debug_callback", "debug_print", "check"})
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A value of the program: its data, and its index in the trace."""
+
+    data: Any
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What the enclosing calls say: their source, the name stack, the iteration."""
+
+    source: Source = NOWHERE
+    stack: str = ""
+    where: str = ""
+
+    def iteration(self, number: int, loop: str) -> Context:
+        """Inside one iteration of a loop."""
+        where = f"iteration {number} of {loop}"
+        return replace(self, where=f"{self.where}, {where}" if self.where else where)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """How a step was written down."""
+
+    source: Source
+    stack: str
+    primitive: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The data of a step that made something bad out of what was not, until the walk is done."""
+
+    eqn: Any
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+
+
+@dataclass
+class Interpreter:
+    """Evaluates and records.
+
+    Attributes:
+        trace: what is recorded.
+        written: one a step of the trace.
+        kept: index of a step -> its data.
+        flags: under jit (``symbolic``): one traced flag vector a value; loops are single steps then.
+        skipped: what was left out, in words.
+    """
+
+    symbolic: bool = False
+    trace: Trace = field(default_factory=Trace)
+    written: list[Written] = field(default_factory=list)
+    kept: dict[int, Kept] = field(default_factory=dict)
+    flags: list[Any] = field(default_factory=list)
+    skipped: set[str] = field(default_factory=set)
+    _literals: dict[int, tuple[Any, Cell]] = field(default_factory=dict)
+    _sources: dict[int, tuple[Any, Source]] = field(default_factory=dict)
+
+    # --- values ---
+
+    def measure(self, data: Any) -> Flags:
+        """Flags of a value now, or (symbolic) a traced vector for later."""
+        if self.symbolic:
+            self.flags.append(flags_in(data) if is_floating(data) else None)
+            return CLEAN
+        return flags_of(data)
+
+    def outside(self, data: Any, role: str, name: str = "") -> Cell:
+        """A value that no step makes."""
+        return Cell(data, self.trace.add_value(flags=self.measure(data), role=role, name=name))
+
+    def constant(self, data: Any) -> Cell:
+        """A captured array: one with NaN can only be data, one with infinities is a mask or a bound."""
+        flags = CLEAN if self.symbolic else flags_of(data)
+        name = f"captured {getattr(data, 'dtype', type(data).__name__)}{list(np.shape(data))}"
+        return self.outside(data, "input" if flags[0] and np.ndim(data) else "constant", name)
+
+    def made(self, outputs: Sequence[Any]) -> list[Cell]:
+        """Values of the step that is recorded next."""
+        return [Cell(o, self.trace.add_value(flags=self.measure(o))) for o in outputs]
+
+    def _literal(self, literal: Any) -> Cell:
+        known = self._literals.get(id(literal))
+        if known is None:
+            known = self._literals[id(literal)] = (literal, self.outside(literal.val, "constant", "literal"))
+        return known[1]
+
+    # --- steps ---
+
+    def record(
+        self, eqn: Any, inputs: Sequence[Cell], outputs: Sequence[Cell], ctx: Context, operation: str = ""
+    ) -> Step:
+        """One step for an equation, or for a part of it called ``operation``."""
+        source = self.source(eqn, ctx)
+        stack = _joined(ctx.stack, eqn)
+        primitive = operation or eqn.primitive.name
+        step = self.trace.add_step(
+            operation or operation_name(source.functions, primitive, eqn.params.get("y")),
+            primitive=primitive,
+            inputs=[c.id for c in inputs],
+            outputs=[c.id for c in outputs],
+            scalars=[float(v.val) for v in eqn.invars if isinstance(v, core.Literal) and _is_number(v.val)]
+            if not operation
+            else (),
+            module=_module(stack),
+            place=source.place,
+            frames=source.frames,
+            where=ctx.where,
+        )
+        self.written.append(Written(source, stack, primitive))
+        if not self.symbolic and self._is_news(step):
+            self.kept[step.index] = Kept(eqn, tuple(c.data for c in inputs), tuple(c.data for c in outputs))
+        return step
+
+    def _is_news(self, step: Step) -> bool:
+        before, after = self.trace.inputs_of(step), self.trace.outputs_of(step)
+        nan, inf = any(v.nan for v in before), any(v.inf for v in before)
+        return any((v.nan and not nan) or (v.inf and not inf) for v in after)
+
+    def source(self, eqn: Any, ctx: Context) -> Source:
+        """Where an equation was written; inside a library's jitted function: where that was called."""
+        known = self._sources.get(id(eqn))
+        if known is None:
+            known = self._sources[id(eqn)] = (eqn, source_of(eqn.source_info.traceback))
+        own, outer = known[1], ctx.source
+        if own.place is not None:
+            return own
+        return replace(outer, functions=outer.functions + own.functions, inner=outer.inner + own.inner)
+
+    # --- evaluation ---
+
+    def run(self, jaxpr: Any, consts: Sequence[Cell], args: Sequence[Cell], ctx: Context) -> list[Cell]:
+        """Evaluate a jaxpr. Values that are not read again are let go."""
+        env: dict[Any, Cell] = dict(zip(jaxpr.constvars, consts, strict=True))
+        env.update(zip(jaxpr.invars, args, strict=True))
+        last = _last_uses(jaxpr)
+
+        def read(atom: Any) -> Cell:
+            return self._literal(atom) if isinstance(atom, core.Literal) else env[atom]
+
+        for index, eqn in enumerate(jaxpr.eqns):
+            outputs = self.evaluate(eqn, [read(v) for v in eqn.invars], ctx)
+            env.update(zip(eqn.outvars, outputs, strict=True))
+            for variable in last.get(index, ()):
+                env.pop(variable, None)
+        return [read(v) for v in jaxpr.outvars]
+
+    def evaluate(self, eqn: Any, inputs: list[Cell], ctx: Context) -> list[Cell]:
+        """One equation: opened if it is a call or a branch or a loop, else one step."""
+        name = eqn.primitive.name
+        if name in _SILENT:
+            self.skipped.add(name)
+            return []
+        if name in _CALLS and _CALLS[name] in eqn.params:
+            jaxpr, consts = sub_jaxpr(eqn.params[_CALLS[name]])
+            with context_of(eqn):
+                return self.run(jaxpr, [self.constant(c) for c in consts], inputs, self.inside(eqn, ctx))
+        if name in _CONTROL and not self.symbolic:
+            return _CONTROL[name](self, eqn, inputs, ctx)
+        outputs = self.made(self.compute(eqn, [c.data for c in inputs]))
+        self.record(eqn, inputs, outputs, ctx)
+        return outputs
+
+    def inside(self, eqn: Any, ctx: Context) -> Context:
+        """The context of the equations of a call."""
+        source = self.source(eqn, ctx)
+        name = eqn.params.get("name")
+        if isinstance(name, str) and name:
+            source = replace(source, functions=(*source.functions, name))
+        return replace(ctx, source=source, stack=_joined(ctx.stack, eqn))
+
+    def compute(self, eqn: Any, inputs: list[Any], params: dict[str, Any] | None = None) -> list[Any]:
+        """The equation's outputs."""
+        with context_of(eqn):
+            if self.symbolic:
+                return bind(eqn, inputs, params)
+            if "jaxpr" in eqn.params or "call_jaxpr" in eqn.params:
+                # Calls that are not opened (shard_map, kernels) know how to be compiled, not all of them how
+                # to be run one by one.
+                return list(jit(lambda *xs: bind(eqn, list(xs), params))(*inputs))
+            if params is None and not eqn.primitive.multiple_results:
+                plain = plainly(eqn.primitive.name, inputs, eqn.params, eqn.outvars[0].aval)
+                if plain is not None:
+                    return [plain]
+            return bind(eqn, inputs, params)
+
+
+def _is_number(value: Any) -> bool:
+    return is_floating(value) and np.ndim(value) == 0 and np.asarray(value).dtype.kind == "f"
+
+
+def _last_uses(jaxpr: Any) -> dict[int, list[Any]]:
+    last: dict[Any, int] = {}
+    for index, eqn in enumerate(jaxpr.eqns):
+        for v in [*eqn.invars, *eqn.outvars]:
+            if not isinstance(v, core.Literal):
+                last[v] = index
+    for v in jaxpr.outvars:
+        if not isinstance(v, core.Literal):
+            last.pop(v, None)
+    uses: dict[int, list[Any]] = {}
+    for v, index in last.items():
+        uses.setdefault(index, []).append(v)
+    return uses
+
+
+def _joined(stack: str, eqn: Any) -> str:
+    own = str(eqn.source_info.name_stack)
+    return f"{stack}/{own}" if stack and own else stack or own
+
+
+_TRANSFORMATIONS = re.compile(r"\b(transpose|jvp|vmap|checkpoint|remat|linearize)\(|\)")
+
+
+@lru_cache(maxsize=4096)
+def _module(stack: str) -> str:
+    """The name stack without transformations: named scopes, flax modules."""
+    parts = _TRANSFORMATIONS.sub("", stack).split("/")
+    return "/".join(p for p in parts if p and p not in ("rematted_computation", "checkpoint"))

@@ -1,0 +1,123 @@
+"""Forward, backward or update: which step is what, and which forward step a derivative belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+from stablenum.diagnosis import Step, Trace
+from stablenum.diagnosis.replay.operations import MOVING
+from stablenum_jax._diagnosis.replay.interpreter import Written
+from stablenum_jax._diagnosis.replay.naming import function_name
+
+__all__ = ["assign_phases"]
+
+# What a loop does with its rows, which is no derivative of anything.
+_LOOP_PARTS = ("index", "stack")
+# Iteration (None: any) -> function -> its last step.
+_Last: TypeAlias = dict[str | None, dict[str, Step]]
+_Table: TypeAlias = dict[Any, _Last]
+
+
+def assign_phases(trace: Trace, written: list[Written], loss: Iterable[int], outputs: Iterable[int]) -> None:
+    """Set ``phase`` and, of derivatives, ``operation`` and ``forward``.
+
+    What the loss is computed from is forward. Of the rest, what a differentiation made is backward: also the
+    factors that it takes from the forward pass (1 / (2 sqrt x) stands beside sqrt x). Without a loss,
+    whatever is not transposed and is not used by a transposed step alone is forward; an optimizer's own
+    arithmetic is the update, also where it reads no gradient (that of an unused parameter is a constant 0).
+
+    Args:
+        loss: the loss, if the program has one.
+        outputs: all results.
+    """
+    transposed = [("transpose(" in w.stack) for w in written]
+    roots = list(loss)
+    reached = _reaching(trace, roots) if roots else _without_loss(trace, transposed, outputs)
+    later: set[int] = set()  # values that derive from a gradient
+    for step, how in zip(trace.steps, written, strict=True):
+        differentiated = "jvp(" in how.stack
+        if transposed[step.index] or (differentiated and step.index not in reached):
+            step.phase = "backward"
+        elif not differentiated and later.intersection(step.inputs):
+            step.phase = "backward" if roots else "update"
+        elif not roots and any(f.endswith("update_fn") for f in how.source.functions):  # optax's
+            step.phase = "update"
+        else:
+            continue
+        later.update(step.outputs)
+    _within_derivatives(trace, written)
+    _find_forward(trace, written)
+
+
+def _reaching(trace: Trace, values: Iterable[int], through: Any = None) -> set[int]:
+    """Steps from which ``values`` are computed; ``through[i]`` False stops there."""
+    todo, steps = list(values), set()
+    while todo:
+        producer = trace.values[todo.pop()].producer
+        if producer is None or producer in steps or (through is not None and not through[producer]):
+            continue
+        steps.add(producer)
+        todo += trace.steps[producer].inputs
+    return steps
+
+
+def _without_loss(trace: Trace, transposed: list[bool], outputs: Iterable[int]) -> set[int]:
+    """The forward pass of a whole training step: its results that no transposed step made, and what nobody
+    reads (a loss that is not returned)."""
+    read = {i for s in trace.steps for i in s.inputs}
+    unread = [o for s in trace.steps for o in s.outputs if o not in read]
+    return _reaching(trace, [*outputs, *unread], through=[not t for t in transposed])
+
+
+def _within_derivatives(trace: Trace, written: list[Written]) -> None:
+    """In a loss that is itself made of gradients: the factors of the inner derivative."""
+    first: dict[Any, Step] = {}
+    for step, how in zip(trace.steps, written, strict=True):
+        if step.phase != "forward" or how.stack.count("jvp(") < 2 or not how.source.call:
+            continue
+        began = first.setdefault((how.source.call, how.source.inner, step.where), step)
+        if began.operation in MOVING:
+            first[how.source.call, how.source.inner, step.where] = step
+        elif step.operation != began.operation:
+            step.phase = "backward"
+
+
+def _find_forward(trace: Trace, written: list[Written]) -> None:
+    tables: tuple[_Table, ...] = ({}, {}, {})
+    for step, how in zip(trace.steps, written, strict=True):
+        if step.phase == "forward":
+            for table, key in zip(tables, _keys(how), strict=True):
+                if key is not None:
+                    # The last of each function: in its iteration, and in all.
+                    for where in (step.where, None):
+                        table.setdefault(key, {}).setdefault(where, {})[step.operation] = step
+    for step, how in zip(trace.steps, written, strict=True):
+        if step.phase != "backward" or how.primitive in _LOOP_PARTS:
+            continue
+        for table, key in zip(tables, _keys(how), strict=True):
+            if key in table:
+                forward = _best(step, how, table[key])
+                step.forward, step.operation = forward.index, forward.operation
+                break
+
+
+def _keys(how: Written) -> tuple[Any, Any, Any]:
+    """The same instruction of the library for the same call; the same call; the same line."""
+    source, place = how.source, how.source.place
+    call = source.call
+    return (
+        (call, source.inner) if call else None,
+        call,
+        (place.file, place.line) if place else None,
+    )
+
+
+def _best(step: Step, how: Written, last: _Last) -> Step:
+    """One that computes rather than carries, of the same function and iteration; the last of these."""
+    name = function_name(how.source.functions)
+
+    def rank(c: Step) -> tuple[bool, bool, bool, int]:
+        return (c.operation not in MOVING, c.where == step.where, bool(name) and c.operation == name, c.index)
+
+    return max([*last.get(step.where, {}).values(), *last[None].values()], key=rank)

@@ -1,0 +1,228 @@
+"""`replay`: one step under instruments, and what it tells."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from stablenum.diagnosis import Evidence, Finding, Report
+from stablenum_jax._diagnosis.audit import state_problems
+from stablenum_jax._diagnosis.replay.flags import flags_of
+from stablenum_jax._diagnosis.replay.guards import scale_of, unscaled
+from stablenum_jax._diagnosis.replay.inputs import Call, Leaf, call_of
+from stablenum_jax._diagnosis.replay.jax_internals import quiet, under_transformation
+from stablenum_jax._diagnosis.replay.labels import outside_indices
+from stablenum_jax._diagnosis.replay.programs import Program, program_of
+from stablenum_jax._diagnosis.replay.run import Run, result_flags, run_compiled, run_eagerly, run_instrumented
+from stablenum_jax._step.measure import is_floating
+from stablenum_jax._trees.state import has_guard, is_guard
+from stablenum_jax._trees.state import loss_scale as guard_scale
+
+__all__ = ["replay"]
+
+
+def replay(
+    fun: Callable[..., Any],
+    *args: Any,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    gradients: bool | None = None,
+    loss_scale: float | None = None,
+    opt_state: Any = None,
+    known_bad: bool = False,
+    **kwargs: Any,
+) -> Report:
+    """Run one step again, equation by equation, and say what first went wrong, where and why.
+
+    Call it eagerly with what the failed step was called with: after a true skip parameters and state are
+    still those of before. The loss and its gradients are judged; nothing of the caller's is written, and
+    no buffer is donated.
+
+    Args:
+        fun: as for ``jax.value_and_grad``: returns a floating scalar, or ``(scalar, aux)``. Any other
+            function, a whole training step for example, is replayed as it is, and all floating results are
+            judged. Jitted or not.
+        *args: pytrees of arrays; models of flax.linen, flax.nnx and equinox too.
+        argnums: which arguments are the parameters.
+        has_aux: as in JAX.
+        gradients: False replays the forward pass alone; None: with gradients if the result is a scalar.
+        loss_scale: the factor on the loss; by default the guard's in ``opt_state``, or 1.
+        opt_state: the optimizer's state before the step: looked through for what is not finite.
+        known_bad: the step is known to have failed: if it does not fail again, that is what is reported.
+        **kwargs: arguments of ``fun``.
+
+    Returns:
+        A report: ``ok``, ``findings`` (first cause first), ``verdict``; as text, JSON or HTML.
+
+    Raises:
+        TypeError: called inside jit, grad or vmap; ``gradients=True`` and the result is no floating scalar.
+        ValueError: ``argnums`` names no argument.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> report = replay(lambda w: jnp.sum(jnp.sqrt(w)), jnp.asarray([0.0, 1.0]))
+        >>> report.verdict.cause.value, report.findings[0].operation
+        ('boundary_derivative', 'sqrt')
+    """
+    start = time.perf_counter()
+    numbers = _argnums(argnums, len(args))
+    _refuse_tracers((args, kwargs))
+    scale = _scale(loss_scale, opt_state)
+    with quiet():
+        call = call_of(fun, args, kwargs, numbers, opt_state)
+        program = program_of(call, has_aux=has_aux, gradients=gradients, scaled=scale != 1.0)
+        if loss_scale is None and not program.gradients:
+            scale = scale_of(call.leaves)
+        outcome = _replayed(program, call, scale, known_bad)
+        evidence = _evidence(outcome, call, scale, opt_state, args[numbers[0]] if len(numbers) == 1 else None)
+    return Report.of(evidence, notes=tuple(outcome.notes), seconds=time.perf_counter() - start)
+
+
+def _argnums(argnums: int | Sequence[int], count: int) -> tuple[int, ...]:
+    given = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    wrong = [n for n in given if not -count <= n < count]
+    if wrong and count:
+        raise ValueError(f"argnums must name positional arguments, here 0 to {count - 1}; got {wrong[0]}.")
+    return tuple(n % count for n in given) if count else ()
+
+
+def _refuse_tracers(tree: Any) -> None:
+    if under_transformation() or any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(tree)):
+        raise TypeError(
+            "replay needs real arrays, but was called inside a transformation (jit, grad, vmap). "
+            "Call it eagerly, outside of them, with the arguments of the step that failed."
+        )
+
+
+def _scale(given: float | None, opt_state: Any) -> float:
+    if given is not None:
+        return float(given)
+    return float(guard_scale(opt_state)) if opt_state is not None and has_guard(opt_state) == 1 else 1.0
+
+
+@dataclass
+class _Outcome:
+    """The replay that is reported, and what the others said."""
+
+    run: Run
+    findings: list[Finding]
+    labels: str
+    reproduced: bool | None
+    unscaled_finite: bool | None
+    notes: list[str]
+    compiled_bad: tuple[int, ...] = ()
+
+
+def _replayed(program: Program, call: Call, scale: float, known_bad: bool) -> _Outcome:
+    leaves = call.leaves
+    notes: list[str] = []
+    run = run_eagerly(program, leaves, scale)
+    reproduced: bool | None = None
+    compiled_bad: tuple[int, ...] = ()
+    if run.failed:
+        reproduced = run_eagerly(program, leaves, scale).failed
+    else:
+        compiled_bad = result_flags(program, run_compiled(program, leaves, scale))
+        if compiled_bad:
+            run, reproduced = _under_jit(program, leaves, scale, notes), True
+        elif known_bad:
+            reproduced = False
+    found = run.findings()
+    unscaled_finite = None
+    if scale > 1.0 and run.failed and (program.scaled or scale_of(leaves) > 1.0):
+        unscaled_finite = not run_eagerly(program, unscaled(leaves), 1.0).failed
+    if run.refused and not run.bad:
+        notes.append("a guard refused the step; what it measured is judged in place of the results")
+    if not program.judged:
+        notes.append("the function returns no floating array: there was nothing to judge")
+    if run.interpreter.skipped:
+        notes.append(f"left out of the replay: {', '.join(sorted(run.interpreter.skipped))}")
+    return _Outcome(
+        run=run,
+        findings=[f for f, _ in found],
+        labels=outside_indices(found[0][1]) if found else "",
+        reproduced=reproduced,
+        unscaled_finite=unscaled_finite,
+        notes=notes,
+        compiled_bad=compiled_bad,
+    )
+
+
+def _under_jit(program: Program, leaves: Sequence[Leaf], scale: float, notes: list[str]) -> Run:
+    run = run_instrumented(program, leaves, scale)
+    notes.append(
+        "one equation at a time the step is finite, compiled by XLA it is not (fused or reordered arithmetic)"
+        + (
+            "; the finding comes from the compiled program, with a flag for every equation"
+            if run.bad
+            else "; with a flag for every equation it is finite again, so that no operation can be named"
+        )
+    )
+    return run
+
+
+def _evidence(outcome: _Outcome, call: Call, scale: float, opt_state: Any, parameters: Any) -> Evidence:
+    run = outcome.run
+    program = run.program
+    bad = run.bad or outcome.compiled_bad
+    failed = run.failed or bool(bad)
+    names = [program.names[i] for i in bad]
+    loss_bad = program.gradients and 0 in bad
+    gradients = tuple(n for i, n in zip(bad, names, strict=True) if program.gradients and i != 0)
+    results = [run.outputs[i].data for i in program.judged[1:]] if program.gradients else []
+    return Evidence(
+        framework="jax",
+        findings=tuple(outcome.findings),
+        loss_finite=not loss_bad if program.gradients else (False if failed else None),
+        bad_gradients=gradients,
+        bad_parameters=_bad_parameters(call, failed, program.gradients),
+        labels=outcome.labels,
+        reproduced=outcome.reproduced,
+        loss_scale=scale,
+        unscaled_finite=outcome.unscaled_finite,
+        norm_overflow=not failed and _norm_overflows(results),
+        state=_bad_state(opt_state, call, parameters),
+    )
+
+
+def _bad_parameters(call: Call, failed: bool, gradients: bool) -> tuple[str, ...]:
+    """Parameters that are not finite. In a step that goes well an infinity is a bound or a mask."""
+    flags = [(leaf.name, flags_of(leaf.data)) for leaf in call.leaves if leaf.role == "parameter"]
+    return tuple(name for name, f in flags if (any(f) if failed else gradients and f[0]))
+
+
+def _norm_overflows(gradients: Sequence[Any]) -> bool:
+    """Finite gradients whose sum of squares is beyond float32."""
+    total = 0.0
+    for g in gradients:
+        a = np.abs(np.asarray(g)).astype(np.float64) if is_floating(g) else np.zeros(0)
+        total += float(np.dot(a.ravel(), a.ravel()))
+    return total > float(jnp.finfo(jnp.float32).max)
+
+
+def _bad_state(opt_state: Any, call: Call, parameters: Any) -> tuple[str, ...]:
+    """What is wrong with the optimizer's state, in words: the audit, else entries that are not finite."""
+    if opt_state is not None and parameters is not None:
+        try:
+            return state_problems(opt_state, parameters)
+        except (TypeError, ValueError):
+            pass  # not a state for these parameters
+    named = [(leaf.name, leaf.data) for leaf in call.leaves if leaf.role == "state" and not leaf.guard]
+    if opt_state is not None and not named:
+        paths, _ = jax.tree_util.tree_flatten_with_path(opt_state, is_leaf=is_guard)
+        named = [
+            (f"opt_state{jax.tree_util.keystr(path)}", x) for path, x in paths if isinstance(x, jax.Array)
+        ]
+    words = {0: "NaN", 1: "inf", 2: "-inf"}
+    found = []
+    for name, data in named:
+        kinds = [words[i] for i, f in enumerate(flags_of(data)) if f]
+        if kinds:
+            found.append(f"{name} holds {' and '.join(kinds)}")
+    return tuple(found)

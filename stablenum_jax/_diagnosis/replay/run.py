@@ -1,0 +1,170 @@
+"""One replay of a program: evaluated, judged by its results, and walked back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import jit
+
+from stablenum.diagnosis import Finding, Origin, Trace, finding_of, first_causes
+from stablenum_jax._diagnosis.replay.flags import flags_of, stats_of
+from stablenum_jax._diagnosis.replay.guards import seen_by_guards
+from stablenum_jax._diagnosis.replay.inputs import Leaf
+from stablenum_jax._diagnosis.replay.interpreter import Cell, Context, Interpreter, Kept
+from stablenum_jax._diagnosis.replay.jax_internals import bind
+from stablenum_jax._diagnosis.replay.phases import assign_phases
+from stablenum_jax._diagnosis.replay.programs import Program
+from stablenum_jax._step.measure import is_floating
+
+__all__ = ["Run", "result_flags", "run_compiled", "run_eagerly", "run_instrumented"]
+
+_LOW_PRECISION = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+MOST_FINDINGS = 8
+
+
+@dataclass
+class Run:
+    """A replay that was evaluated.
+
+    Attributes:
+        trace: what was recorded.
+        results: cells of the judged results, the loss first.
+        bad: positions in ``results`` that are not finite.
+        refused: indices of values that a guard inside measured and that are not finite.
+    """
+
+    program: Program
+    interpreter: Interpreter
+    inputs: list[Cell]
+    outputs: list[Cell]
+    bad: tuple[int, ...]
+    refused: tuple[int, ...] = ()
+
+    @property
+    def failed(self) -> bool:
+        """Whether a result is not finite, or a guard saw what is not."""
+        return bool(self.bad or self.refused)
+
+    @property
+    def trace(self) -> Trace:
+        """What was recorded."""
+        return self.interpreter.trace
+
+    def findings(self) -> list[tuple[Finding, Kept | None]]:
+        """The first causes of the bad results, with the data of their steps."""
+        program, trace = self.program, self.trace
+        loss = [self.outputs[i].id for i in program.loss]
+        assign_phases(trace, self.interpreter.written, loss, [c.id for c in self.outputs])
+        bad = [*(self.outputs[program.judged[i]].id for i in self.bad), *self.refused]
+        found = []
+        for origin in first_causes(trace, bad)[:MOST_FINDINGS]:
+            kept = self.interpreter.kept.get(origin.step.index) if origin.step else None
+            self._fill(origin, kept)
+            found.append((finding_of(trace, origin, wide_finite=_wide_finite(kept)), kept))
+        return found
+
+    def _fill(self, origin: Origin, kept: Kept | None) -> None:
+        """Statistics, for what is shown alone."""
+        values = self.trace.values
+        if origin.step is None:
+            data = next((c.data for c in self.inputs if c.id == origin.value.id), None)
+            if data is not None:
+                origin.value.stats = stats_of(data, origin.value.name)
+        elif kept is not None:
+            ids = (*origin.step.inputs, *origin.step.outputs)
+            for index, data in zip(ids, (*kept.inputs, *kept.outputs), strict=True):
+                name = values[index].name if values[index].role != "constant" else ""
+                values[index].stats = stats_of(data, name)
+
+
+def run_eagerly(program: Program, leaves: Sequence[Leaf], scale: float) -> Run:
+    """Equation by equation."""
+    interpreter = Interpreter()
+    inputs, outputs = _evaluate(
+        interpreter, program, leaves, [leaf.data for leaf in leaves], jnp.float32(scale)
+    )
+    bad = [i for i, at in enumerate(program.judged) if not interpreter.trace.values[outputs[at].id].finite]
+    refused: tuple[int, ...] = ()
+    if not program.gradients:
+        given = inputs[len(inputs) - len(leaves) :]
+        own = frozenset(c.id for c, leaf in zip(given, leaves, strict=True) if leaf.guard)
+        refused = seen_by_guards(interpreter.trace, interpreter.written, own) if own else ()
+    return Run(program, interpreter, inputs, outputs, tuple(bad), refused)
+
+
+def run_compiled(program: Program, leaves: Sequence[Leaf], scale: float) -> list[Any]:
+    """The program under one jit, as it would train."""
+    function = jit(jax.extend.core.jaxpr_as_fun(program.closed))
+    first = [jnp.float32(scale)] if program.scaled else []
+    return list(function(*first, *[leaf.data for leaf in leaves]))
+
+
+def result_flags(program: Program, outputs: Sequence[Any]) -> tuple[int, ...]:
+    """Positions of the judged results that are not finite."""
+    return tuple(i for i, at in enumerate(program.judged) if any(flags_of(outputs[at])))
+
+
+def run_instrumented(program: Program, leaves: Sequence[Leaf], scale: float) -> Run:
+    """The program under one jit that also returns the flags of every value."""
+    interpreter = Interpreter(symbolic=True)
+    cells: list[Any] = []
+
+    def run(scale: Any, data: list[Any]) -> tuple[Any, list[Any]]:
+        inputs, outputs = _evaluate(interpreter, program, leaves, data, scale)
+        cells[:] = [inputs, outputs]
+        flags = [f for f in interpreter.flags if f is not None]
+        return jnp.stack(flags), [c.data for c in outputs]
+
+    data = [leaf.data for leaf in leaves]
+    flags, results = jit(run)(jnp.float32(scale), data)
+    known = iter(np.asarray(flags).tolist())
+    for value, flag in zip(interpreter.trace.values, interpreter.flags, strict=True):
+        if flag is not None:
+            value.nan, value.posinf, value.neginf = next(known)
+    inputs, outputs = cells
+    inputs = [replace(c, data=d) for c, d in zip(inputs[-len(data) :] if data else [], data, strict=True)]
+    outputs = [replace(c, data=r) for c, r in zip(outputs, results, strict=True)]
+    return Run(program, interpreter, inputs, outputs, result_flags(program, results))
+
+
+def _evaluate(
+    interpreter: Interpreter, program: Program, leaves: Sequence[Leaf], data: Sequence[Any], scale: Any
+) -> tuple[list[Cell], list[Cell]]:
+    inputs = [interpreter.outside(d, leaf.role, leaf.name) for leaf, d in zip(leaves, data, strict=True)]
+    if program.scaled:
+        inputs = [interpreter.outside(scale, "constant", "loss_scale"), *inputs]
+    consts = [interpreter.constant(c) for c in program.closed.consts]
+    outputs = interpreter.run(program.closed.jaxpr, consts, inputs, Context())
+    return [*consts, *inputs], outputs
+
+
+def _wide_finite(kept: Kept | None) -> bool | None:
+    """Whether the operation is finite in float32 on the same inputs; None if that cannot be tried."""
+    if kept is None or not any(_is_low(x) for x in (*kept.inputs, *kept.outputs)):
+        return None
+    wide = {k: jnp.dtype(jnp.float32) if _names_low(k, v) else v for k, v in kept.eqn.params.items()}
+    if "jaxpr" in wide or "call_jaxpr" in wide:
+        return None
+    inputs = [jnp.asarray(x).astype(jnp.float32) if _is_low(x) else x for x in kept.inputs]
+    try:
+        outputs = bind(kept.eqn, inputs, wide)
+    except (TypeError, ValueError, NotImplementedError, RuntimeError):
+        return None
+    return not any(any(flags_of(o)) for o in outputs)
+
+
+def _names_low(key: str, value: Any) -> bool:
+    return key in ("new_dtype", "preferred_element_type", "dtype") and _is_low_dtype(value)
+
+
+def _is_low(x: Any) -> bool:
+    return is_floating(x) and _is_low_dtype(getattr(x, "dtype", None))
+
+
+def _is_low_dtype(dtype: Any) -> bool:
+    return dtype is not None and jnp.dtype(dtype).name in _LOW_PRECISION

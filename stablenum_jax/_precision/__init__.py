@@ -1,0 +1,1 @@
+"""Number formats: policies, module by module, master weights, compensated sums and fp8."""

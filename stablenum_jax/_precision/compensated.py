@@ -1,0 +1,280 @@
+"""Updates that a 16-bit parameter would swallow, as the last link of an optax chain.
+
+1 - 1e-3 is 1 in bfloat16, so that a thousand such steps leave the weight where it was. Three remedies:
+:func:`kahan` keeps what rounding lost, :func:`stochastic_rounding` rounds up or down by chance, and
+:func:`master_weights` runs the optimizer on float32 copies. All emit float32 updates that
+``optax.apply_updates`` (which adds in float32 then) and :func:`stablenum_jax.step` turn into the new
+parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from stablenum.errors import bad_field, check_int
+from stablenum.formats import FLOAT32_MAX
+from stablenum.precision.rounding import kahan_add, round_stochastically, round_to_nearest
+from stablenum_jax._precision.casts import is_castable
+
+__all__ = [
+    "KahanState",
+    "MasterWeightsState",
+    "StochasticRoundingState",
+    "kahan",
+    "master_weights",
+    "stochastic_rounding",
+]
+
+Array: TypeAlias = jax.Array
+PyTree: TypeAlias = Any
+
+_NARROW = ("bfloat16", "float16")
+
+
+class KahanState(NamedTuple):
+    """What rounding has lost so far, of each parameter's shape; nothing for those of other dtypes.
+
+    int16 for 16-bit parameters, whole numbers of 2^-16 of their spacing, which
+    :func:`stablenum.precision.rounding.compensated_value` adds to them; float32 for float32 ones.
+    """
+
+    compensation: PyTree
+
+
+class StochasticRoundingState(NamedTuple):
+    """() int32: updates so far, from which with the seed the random bits follow."""
+
+    count: Array
+
+
+class MasterWeightsState(NamedTuple):
+    """Float32 copies of the 16-bit parameters, and the state of the optimizer that runs on them."""
+
+    master: PyTree
+    inner: PyTree
+
+
+def kahan() -> optax.GradientTransformation:
+    """Compensated updates: what rounding a parameter lost is added to its next update.
+
+    ``y = c + u; w' = round(w + y); c = y - (w' - w)``, the law of
+    :func:`stablenum.precision.rounding.kahan_add`. For bfloat16, float16 and float32 parameters; others pass
+    through. It costs as much memory again as the parameters, and with it those of 16 bits are as exact as
+    float32 ones. Put it last in the chain.
+
+    NaN and inf in an update pass through to the parameter and leave no trace in the compensation.
+
+    Raises:
+        ValueError: from ``update``: ``params`` is missing.
+
+    Example:
+        >>> tx = optax.chain(optax.sgd(1e-4), kahan())
+        >>> w, state = jnp.ones(1, jnp.bfloat16), tx.init(jnp.ones(1, jnp.bfloat16))
+        >>> for _ in range(100):
+        ...     updates, state = tx.update(jnp.ones(1, jnp.bfloat16), state, w)
+        ...     w = optax.apply_updates(w, updates)
+        >>> round(float(w[0]), 2), w.dtype
+        (0.99, dtype(bfloat16))
+    """
+
+    def init(params: PyTree) -> KahanState:
+        return KahanState(_keep(params, (*_NARROW, "float32"), _no_compensation))
+
+    def update(updates: PyTree, state: KahanState, params: PyTree = None) -> tuple[PyTree, KahanState]:
+        _need(params, "kahan")
+
+        def one(w: Any, u: Any, c: Any) -> _Two:
+            if not _is_array(u) or isinstance(c, optax.MaskedNode):
+                return _Two(u, c)
+            moved, rest = kahan_add(w, c, u, xp=jnp)
+            step = _difference(moved, w, u)
+            if w.dtype == jnp.float32:
+                # The difference of two float32 numbers may be off by an ulp, which is made up for. That of
+                # two of 16 bits leads where it should.
+                missed = moved - (w + step)
+                rest = jnp.where(jnp.isfinite(missed), rest + missed, rest)
+            return _Two(step, rest)
+
+        moved, rest = _split(jax.tree.map(one, params, updates, state.compensation))
+        return moved, KahanState(rest)
+
+    return optax.GradientTransformation(init, update)
+
+
+def stochastic_rounding(seed: int = 0) -> optax.GradientTransformation:
+    """Round bfloat16 parameters up or down with probabilities that make the mean of an update exact.
+
+    The law of :func:`stablenum.precision.rounding.round_stochastically`. Parameters of 32 and 64 bits pass
+    through. It costs no memory. Put it last in the chain. The same seed gives the same run; a refused step
+    draws nothing.
+
+    NaN and inf in an update pass through to the parameter; finite values stay finite: they saturate at
+    bfloat16's largest number.
+
+    Args:
+        seed: of the random bits, a whole number of 0 or more.
+
+    Raises:
+        ValueError: ``seed`` is no such number. From ``init``: a parameter is float16. From ``update``:
+            ``params`` is missing.
+
+    Example:
+        >>> tx = optax.chain(optax.sgd(1e-3), stochastic_rounding(0))
+        >>> w = jnp.ones(10_000, jnp.bfloat16)
+        >>> updates, state = tx.update(jnp.ones_like(w), tx.init(w), w)
+        >>> bool(abs(optax.apply_updates(w, updates).astype(jnp.float32).mean() - 0.999) < 1e-4)
+        True
+    """
+    seed = check_int("seed", seed, at_least=0)
+
+    def init(params: PyTree) -> StochasticRoundingState:
+        for leaf in jax.tree.leaves(params):
+            if is_castable(leaf) and leaf.dtype == jnp.float16:
+                raise ValueError(
+                    "stochastic_rounding is for bfloat16 parameters; got a float16 one. Use kahan() or "
+                    "master_weights(...), or keep the parameters in bfloat16."
+                )
+        return StochasticRoundingState(jnp.zeros((), jnp.int32))
+
+    def update(
+        updates: PyTree, state: StochasticRoundingState, params: PyTree = None
+    ) -> tuple[PyTree, StochasticRoundingState]:
+        _need(params, "stochastic_rounding")
+        key = jax.random.fold_in(jax.random.key(seed), state.count)
+        place = iter(range(len(jax.tree.leaves(params))))
+
+        def one(w: Any, u: Any) -> Any:
+            here = jax.random.fold_in(key, next(place))
+            if not _is_array(u) or not is_castable(w) or w.dtype != jnp.bfloat16:
+                return u
+            bits = jax.random.bits(here, w.shape, jnp.uint16).astype(jnp.int32)
+            old, added = w.astype(jnp.float32), u.astype(jnp.float32)
+            finite = jnp.isfinite(old) & jnp.isfinite(added)
+            total = old + added
+            total = jnp.where(finite, jnp.clip(total, -FLOAT32_MAX, FLOAT32_MAX), total)
+            return _difference(round_stochastically(total, bits, xp=jnp), w, u)
+
+        return jax.tree.map(one, params, updates), StochasticRoundingState(state.count + 1)
+
+    return optax.GradientTransformation(init, update)
+
+
+def master_weights(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """Run an optimizer on float32 copies of the 16-bit parameters, which follow them rounded to nearest.
+
+    Micikevicius et al. 2018 (arXiv 1710.03740). ``inner`` sees float32 gradients and parameters and keeps
+    its state in float32. Parameters that somebody else has changed (a checkpoint that was loaded) are no
+    longer their copies rounded: those elements' copies are taken anew. Put the guard before it, as in
+    ``optax.chain(stablenum_jax.guard(), master_weights(optax.adamw(1e-3)))``.
+
+    NaN and inf pass through to copy and parameter.
+
+    Args:
+        inner: the optimizer.
+
+    Raises:
+        ValueError: from ``update``: ``params`` is missing.
+
+    Example:
+        >>> tx = master_weights(optax.sgd(1e-4))
+        >>> w = jnp.ones(1, jnp.bfloat16)
+        >>> state = tx.init(w)
+        >>> for _ in range(100):
+        ...     updates, state = tx.update(jnp.ones_like(w), state, w)
+        ...     w = optax.apply_updates(w, updates)
+        >>> state.master.dtype, round(float(state.master[0]), 4), round(float(w[0]), 2)
+        (dtype('float32'), 0.99, 0.99)
+    """
+    wide = optax.with_extra_args_support(inner)
+
+    def init(params: PyTree) -> MasterWeightsState:
+        master = _keep(params, _NARROW, lambda leaf: leaf.astype(jnp.float32))
+        return MasterWeightsState(master, wide.init(jax.tree.map(_master_or_own, params, master)))
+
+    def update(
+        updates: PyTree, state: MasterWeightsState, params: PyTree = None, **extra: Any
+    ) -> tuple[PyTree, MasterWeightsState]:
+        _need(params, "master_weights")
+        master = jax.tree.map(_in_step, params, state.master)
+        grads = jax.tree.map(_widened, params, updates, master)
+        steps, inner_state = wide.update(
+            grads, state.inner, jax.tree.map(_master_or_own, params, master), **extra
+        )
+
+        def one(w: Any, u: Any, m: Any) -> _Two:
+            if not _is_array(u) or isinstance(m, optax.MaskedNode):
+                return _Two(u, m)
+            moved = (m + u).astype(jnp.float32)
+            return _Two(_difference(round_to_nearest(moved, w.dtype.name, xp=jnp), w, u), moved)
+
+        steps, master = _split(jax.tree.map(one, params, steps, master))
+        return steps, MasterWeightsState(master, inner_state)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+class _Two:
+    """Two results of one leaf; a leaf itself."""
+
+    def __init__(self, first: Any, second: Any) -> None:
+        self.first, self.second = first, second
+
+
+def _split(tree: PyTree) -> tuple[PyTree, PyTree]:
+    return jax.tree.map(lambda two: two.first, tree), jax.tree.map(lambda two: two.second, tree)
+
+
+def _is_array(update: Any) -> bool:
+    """Whether there is an update: not None, float0 or a masked node."""
+    return hasattr(update, "dtype") and update.dtype != jax.dtypes.float0
+
+
+def _keep(params: PyTree, dtypes: tuple[str, ...], make: Callable[[Array], Array]) -> PyTree:
+    """An array for each floating-point parameter of these dtypes, nothing for the others."""
+
+    def one(leaf: Any) -> Any:
+        kept = is_castable(leaf) and leaf.dtype.name in dtypes
+        return make(jnp.asarray(leaf)) if kept else optax.MaskedNode()
+
+    return jax.tree.map(one, params)
+
+
+def _no_compensation(w: Array) -> Array:
+    return jnp.zeros_like(w, dtype=jnp.float32 if w.dtype == jnp.float32 else jnp.int16)
+
+
+def _need(params: PyTree, name: str) -> None:
+    if params is None:
+        raise bad_field("params", f"given to the update of {name}", params, hint="It depends on them.")
+
+
+def _master_or_own(param: Any, master: Any) -> Any:
+    return param if isinstance(master, optax.MaskedNode) else master
+
+
+def _widened(param: Any, grad: Any, master: Any) -> Any:
+    return grad if isinstance(master, optax.MaskedNode) or not _is_array(grad) else grad.astype(jnp.float32)
+
+
+def _in_step(param: Any, master: Any) -> Any:
+    """The copy, taken anew where the parameter is no longer the copy rounded."""
+    if isinstance(master, optax.MaskedNode):
+        return master
+    wide = param.astype(jnp.float32)
+    same = round_to_nearest(master, param.dtype.name, xp=jnp) == wide
+    return jnp.where(same, master, wide)
+
+
+def _difference(moved: Array, w: Array, u: Array) -> Array:
+    """The float32 update that takes ``w`` to ``moved``; ``u`` itself where one of them is not finite.
+
+    From one end of bfloat16's range to the other is farther than float32 goes: it then stops short.
+    """
+    new, old = moved.astype(jnp.float32), w.astype(jnp.float32)
+    step = jnp.clip(new - old, -FLOAT32_MAX, FLOAT32_MAX)
+    return jnp.where(jnp.isfinite(new) & jnp.isfinite(old), step, u.astype(jnp.float32))

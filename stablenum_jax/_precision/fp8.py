@@ -1,0 +1,250 @@
+"""Matrix products in 8 bits with delayed scaling: e4m3 forward, e5m2 backward.
+
+The state is an argument, and the "gradient" with respect to it is the state after the step, because the
+largest element of the incoming gradient is known in the backward pass only. flax's 8-bit layers do the same
+with their collection ``_overwrite_with_gradient``; under that name :func:`stablenum_jax.step` replaces such a
+state instead of adding to it, and keeps it on a refused step::
+
+    variables = {"params": params, "_overwrite_with_gradient": {"dense": init_fp8()}}
+    loss, grads = stablenum_jax.value_and_grad(loss_fn, opt_state)(variables, batch)
+    variables, opt_state = stablenum_jax.step(tx, variables, opt_state, grads, value=loss)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from stablenum import DelayedScaling, DelayedScalingState
+from stablenum.formats import FORMATS
+from stablenum_jax._precision.escalate import raised_format
+
+__all__ = ["Fp8Recipe", "Fp8State", "fp8_dot", "init_fp8", "quantize"]
+
+Array: TypeAlias = jax.Array
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Fp8Recipe:
+    """How one product is computed in 8 bits. The defaults are TransformerEngine's, with scales of powers of
+    two, which cost no precision and are the same numbers everywhere.
+
+    Args:
+        history, margin, amax, power_of_two: as in :class:`stablenum.DelayedScaling`.
+        native: multiply the 8-bit arrays themselves, in hardware that can (NVIDIA from Ada and Hopper on);
+            else their values in float32, which gives the same numbers but for the order of the sum.
+
+    Raises:
+        ValueError: a field is out of its range.
+
+    Example:
+        >>> Fp8Recipe(history=16).forward
+        DelayedScaling(format='float8_e4m3fn', history=16, margin=0, amax='max', power_of_two=True)
+    """
+
+    history: int = 1024
+    margin: int = 0
+    amax: Literal["max", "most_recent"] = "max"
+    power_of_two: bool = True
+    native: bool = False
+
+    def __post_init__(self) -> None:
+        self._rule("float8_e4m3fn")  # checks the fields
+
+    @property
+    def forward(self) -> DelayedScaling:
+        """The rule of both factors."""
+        return self._rule("float8_e4m3fn")
+
+    @property
+    def backward(self) -> DelayedScaling:
+        """The rule of the gradient."""
+        return self._rule("float8_e5m2")
+
+    def _rule(self, name: Any) -> DelayedScaling:
+        return DelayedScaling(
+            format=name,
+            history=self.history,
+            margin=self.margin,
+            amax=self.amax,
+            power_of_two=self.power_of_two,
+        )
+
+
+class Fp8State(NamedTuple):
+    """The scales of one product.
+
+    Attributes:
+        forward: of its two factors.
+        backward: of the gradient of its result.
+    """
+
+    forward: DelayedScalingState
+    backward: DelayedScalingState
+
+
+_DEFAULT = Fp8Recipe()
+
+
+def init_fp8(recipe: Fp8Recipe = _DEFAULT) -> Fp8State:
+    """The state of one product before its first use: scales of 1.
+
+    Example:
+        >>> init_fp8(Fp8Recipe(history=16)).forward.history.shape
+        (2, 16)
+    """
+    return Fp8State(recipe.forward.init(2, xp=jnp), recipe.backward.init(1, xp=jnp))
+
+
+def fp8_dot(x: Array, w: Array, state: Fp8State, *, recipe: Fp8Recipe = _DEFAULT) -> Array:
+    """``x @ w`` with both factors in e4m3 and, in the backward pass, the gradient in e5m2.
+
+    ``(q(x s_x) @ q(w s_w)) / (s_x s_w)``, summed in float32, where q rounds to 8 bits and saturates, and the
+    scales come from earlier uses, the first from its own (:class:`stablenum.DelayedScaling`; Micikevicius
+    et al. 2022, arXiv 2209.05433).
+
+    NaN and inf in a factor or a gradient come out as NaN or inf, for the guard to see; no scale remembers
+    them.
+    A result of no elements is as in ``x @ w``. At a level above 8 bits of an escalation (see
+    :func:`stablenum_jax.value_and_grad`) it is ``x @ w``, and the state stays.
+
+    Args:
+        x: (..., k), any floating-point dtype.
+        w: (k, n), any floating-point dtype.
+        state: of this product alone; one that is used twice would have its updates summed, and one for all
+            examples of a ``jax.vmap`` is refused, for the same reason. Give such a product the whole batch.
+        recipe: the same in every step.
+
+    Returns:
+        (..., n), in the dtype of ``x @ w``. Its gradient with respect to ``state`` is the next state.
+
+    Raises:
+        ValueError: shapes that do not fit, a state of another recipe, or a gradient under ``jax.vmap`` over
+            ``x`` or ``w`` but not over ``state``.
+
+    Example:
+        >>> x, w = jnp.ones((2, 3)), jnp.full((3, 4), 0.5)
+        >>> y, pull = jax.vjp(fp8_dot, x, w, init_fp8())
+        >>> after = pull(jnp.ones_like(y))[2]
+        >>> float(y[0, 0]), after.forward.scale, after.backward.scale
+        (1.5, Array([256., 512.], dtype=float32), Array([32768.], dtype=float32))
+    """
+    if jnp.ndim(x) < 1 or jnp.ndim(w) != 2 or jnp.shape(x)[-1] != jnp.shape(w)[0]:
+        raise ValueError(
+            f"x and w must be of shapes (..., k) and (k, n); got {jnp.shape(x)} and {jnp.shape(w)}."
+        )
+    if state.forward.history.shape != (2, recipe.history):
+        raise ValueError(
+            f"state must be one of init_fp8(recipe), with a history of {recipe.history}; got one of shape "
+            f"{state.forward.history.shape}."
+        )
+    if raised_format() is not None:
+        return _plain(x, w, state)
+    return _dot(recipe, x, w, state)
+
+
+@jax.custom_batching.custom_vmap
+def _one_state_each(factors: tuple[Array, Array], state: Fp8State) -> Array:
+    """Nothing, but under ``jax.vmap`` refuses a state that many products share."""
+    return state.backward.scale
+
+
+@_one_state_each.def_vmap
+def _refuse_shared(size: int, batched: Any, factors: Any, state: Fp8State) -> tuple[Array, bool]:
+    of_factors, of_state = batched
+    if any(of_factors) and not all(jax.tree.leaves(of_state)):
+        raise ValueError(
+            "state must be one a product; under jax.vmap the gradients of one state for all "
+            f"{size} examples would be summed, which is no state. Give fp8_dot the whole batch (x may have "
+            "any number of leading axes), or map over as many states (in_axes=0)."
+        )
+    return state.backward.scale, of_state.backward.scale
+
+
+def quantize(x: Array, scale: Array, name: str) -> Array:
+    """``x * scale`` in an 8-bit format: finite values saturate, NaN and inf stay what they are (NaN in e4m3).
+
+    Args:
+        x: any floating-point array.
+        scale: () float32.
+        name: ``"float8_e4m3fn"`` or ``"float8_e5m2"``.
+
+    Example:
+        >>> quantize(jnp.asarray([1.0, 1e6, jnp.nan]), jnp.float32(2.0), "float8_e4m3fn")
+        Array([2, 448, nan], dtype=float8_e4m3fn)
+    """
+    wide = x.astype(jnp.float32)
+    top = FORMATS[name].max
+    # The cast itself makes NaN of what is too large, and an overflow must not pass for a large number.
+    return jnp.where(jnp.isfinite(wide), jnp.clip(wide * scale, -top, top), wide).astype(name)
+
+
+@jax.custom_vjp
+def _plain(x: Array, w: Array, state: Fp8State) -> Array:
+    return x @ w
+
+
+def _plain_forward(x: Array, w: Array, state: Fp8State) -> tuple[Array, Any]:
+    return x @ w, (x, w, state)
+
+
+def _plain_backward(kept: Any, g: Array) -> tuple[Array, Array, Fp8State]:
+    x, w, state = kept
+    return (*jax.vjp(jnp.matmul, x, w)[1](g), state)
+
+
+_plain.defvjp(_plain_forward, _plain_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _dot(recipe: Fp8Recipe, x: Array, w: Array, state: Fp8State) -> Array:
+    return _forward(recipe, x, w, state)[0]
+
+
+def _forward_to_differentiate(recipe: Fp8Recipe, x: Array, w: Array, state: Fp8State) -> tuple[Array, Any]:
+    # A forward pass alone may share a state: it makes no next one.
+    _one_state_each((x, w), state)
+    return _forward(recipe, x, w, state)
+
+
+def _forward(recipe: Fp8Recipe, x: Array, w: Array, state: Fp8State) -> tuple[Array, Any]:
+    amax = jnp.stack([_amax(x), _amax(w)])
+    scales, after = recipe.forward.use(state.forward, amax, xp=jnp)
+    qx = quantize(x, scales[0], "float8_e4m3fn")
+    qw = quantize(w, scales[1], "float8_e4m3fn")
+    out = _product(recipe, qx, qw, scales[0], scales[1], (((x.ndim - 1,), (0,)), ((), ())))
+    # Empty arrays that carry the factors' dtypes: a residual may hold nothing but arrays.
+    kinds = (jnp.zeros((0,), x.dtype), jnp.zeros((0,), w.dtype))
+    return out.astype(jnp.result_type(x, w)), (qx, qw, kinds, scales, after, state.backward)
+
+
+def _backward(recipe: Fp8Recipe, kept: Any, g: Array) -> tuple[Array, Array, Fp8State]:
+    qx, qw, kinds, scales, after, backward = kept
+    scale_of_g, seen = recipe.backward.use(backward, _amax(g)[None], xp=jnp)
+    scale = scale_of_g[0]
+    qg = quantize(g, scale, "float8_e5m2")
+    rows = tuple(range(g.ndim - 1))
+    dx = _product(recipe, qg, qw, scale, scales[1], (((g.ndim - 1,), (1,)), ((), ())))
+    dw = _product(recipe, qx, qg, scales[0], scale, ((rows, rows), ((), ())))
+    return dx.astype(kinds[0].dtype), dw.astype(kinds[1].dtype), Fp8State(after, seen)
+
+
+_dot.defvjp(_forward_to_differentiate, _backward)
+
+
+def _product(recipe: Fp8Recipe, a: Array, b: Array, scale_a: Array, scale_b: Array, dims: Any) -> Array:
+    """The product of two quantised arrays, with their scales taken out again."""
+    if not recipe.native:
+        a, b = a.astype(jnp.float32), b.astype(jnp.float32)
+    out = lax.dot_general(a, b, dims, preferred_element_type=jnp.float32)
+    # One after the other: the product of two scales may leave float32.
+    return out * (1.0 / scale_a) * (1.0 / scale_b)
+
+
+def _amax(x: Array) -> Array:
+    return jnp.max(jnp.abs(x), initial=0.0).astype(jnp.float32)

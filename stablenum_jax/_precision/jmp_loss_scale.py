@@ -1,0 +1,254 @@
+"""Loss scales as pytrees, under jmp's names and by the core's rules.
+
+They are for loops that scale and unscale by hand, as with jmp. The guard does all of this by itself, and
+takes these objects for its setting ``loss_scale``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import stablenum
+from stablenum.formats import FORMATS
+from stablenum.rules.loss_scale import LARGEST_SCALE, SMALLEST_SCALE, LossScaleState
+from stablenum_jax._step.measure import is_measurable
+from stablenum_jax._trees.names import Path
+
+__all__ = ["DynamicLossScale", "LossScale", "NoOpLossScale", "StaticLossScale", "all_finite", "select_tree"]
+
+Array: TypeAlias = jax.Array
+Tree = TypeVar("Tree")
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class NoOpLossScale:
+    """No scaling.
+
+    Example:
+        >>> NoOpLossScale().scale(3.0)
+        3.0
+    """
+
+    @property
+    def loss_scale(self) -> int:
+        """1."""
+        return 1
+
+    def scale(self, tree: Tree) -> Tree:
+        """``tree``."""
+        return tree
+
+    def unscale(self, tree: Tree) -> Tree:
+        """``tree``."""
+        return tree
+
+    def adjust(self, grads_finite: Any) -> NoOpLossScale:
+        """Itself."""
+        return self
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass(frozen=True)
+class StaticLossScale:
+    """A constant factor. A plain number is static under ``jit``; an array is traced like any other.
+
+    Args:
+        loss_scale: the factor.
+
+    Example:
+        >>> StaticLossScale(2**15).scale(jnp.float16(3.0))  # beyond float16
+        Array(98304., dtype=float32)
+    """
+
+    loss_scale: Any
+
+    def scale(self, tree: Tree) -> Tree:
+        """Losses or gradients times the factor, in float32 at least; leaves that are no floats stay."""
+        return _scaled(tree, self.loss_scale)
+
+    def unscale(self, tree: Tree) -> Tree:
+        """Losses or gradients over the factor, in float32 at least."""
+        return _unscaled(tree, self.loss_scale)
+
+    def adjust(self, grads_finite: Any) -> StaticLossScale:
+        """Itself."""
+        return self
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
+        """An array is a leaf, a number is not."""
+        if isinstance(self.loss_scale, (bool, int, float)):
+            return (), self.loss_scale
+        return (self.loss_scale,), None
+
+    @classmethod
+    def tree_unflatten(cls, static: Any, leaves: tuple[Any, ...]) -> StaticLossScale:
+        """The opposite of :meth:`tree_flatten`."""
+        return cls(*(leaves or (static,)))
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass(frozen=True)
+class DynamicLossScale:
+    """A factor that grows after ``period`` finite steps in a row and shrinks at one that is not.
+
+    The law is :class:`stablenum.DynamicLossScale`'s: times ``factor``, over ``factor``, never below
+    ``min_loss_scale``, never beyond the largest that the scale's dtype and the law allow. Scale, counter and
+    floor are leaves, so that none of them is lost on the way through ``jit``.
+
+    Args:
+        loss_scale: () float, the factor; float16 and bfloat16 scales work.
+        counter: () int32, finite steps since the factor last changed.
+        period: finite steps before it grows.
+        factor: by which it grows and shrinks.
+        min_loss_scale: () float, the floor.
+
+    Raises:
+        ValueError: from ``adjust``: ``period`` or ``factor`` is out of its range, or ``grads_finite`` is no
+            scalar.
+
+    Example:
+        >>> scale = DynamicLossScale(jnp.float32(8.0), period=1, min_loss_scale=jnp.float32(4.0))
+        >>> float(scale.adjust(jnp.bool_(True)).loss_scale)
+        16.0
+        >>> float(jax.jit(lambda s: s.adjust(False).adjust(False))(scale).loss_scale)
+        4.0
+    """
+
+    loss_scale: Any
+    counter: Any = dataclasses.field(default_factory=lambda: np.zeros([], np.int32))
+    period: int = 2000
+    factor: int = 2
+    min_loss_scale: Any = dataclasses.field(default_factory=lambda: np.ones([], np.float32))
+
+    def __post_init__(self) -> None:
+        _warn_if_not_floating(self.loss_scale, "loss_scale")
+        _warn_if_not_floating(self.min_loss_scale, "min_loss_scale")
+
+    def scale(self, tree: Tree) -> Tree:
+        """Losses or gradients times the factor, in float32 at least; leaves that are no floats stay."""
+        return _scaled(tree, self.loss_scale)
+
+    def unscale(self, tree: Tree) -> Tree:
+        """Losses or gradients over the factor, in float32 at least."""
+        return _unscaled(tree, self.loss_scale)
+
+    def adjust(self, grads_finite: Any) -> DynamicLossScale:
+        """The scale for the next step.
+
+        Args:
+            grads_finite: () bool, whether the gradients of this one were finite.
+        """
+        finite = jnp.asarray(grads_finite, bool)
+        if finite.ndim:
+            raise ValueError(f"grads_finite must be a scalar; got shape {finite.shape}. Take its all().")
+        dtype = jnp.result_type(self.loss_scale)
+        dtype = dtype if jnp.issubdtype(dtype, jnp.floating) else jnp.dtype(jnp.float32)
+        rule = stablenum.DynamicLossScale(
+            init_scale=SMALLEST_SCALE,
+            growth_factor=self.factor,
+            backoff_factor=1.0 / self.factor,
+            growth_interval=int(self.period),
+            min_scale=SMALLEST_SCALE,
+            max_scale=_largest(dtype),
+        )
+        # A scale that came in as inf or NaN would stay so for ever.
+        scale = jnp.nan_to_num(
+            jnp.asarray(self.loss_scale, jnp.float32), nan=1.0, posinf=rule.max_scale, neginf=1.0
+        )
+        state = LossScaleState(scale, jnp.asarray(self.counter, jnp.int32), jnp.ones((), jnp.int32))
+        after = rule.update(state, overflow=~finite, good=finite, xp=jnp)
+        # The rule's own floor is a plain number and this one is not.
+        floor = jnp.asarray(self.min_loss_scale, jnp.float32)
+        lowered = jnp.where(finite, after.scale, jnp.maximum(after.scale, floor))
+        return dataclasses.replace(self, loss_scale=lowered.astype(dtype), counter=after.good_steps)
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
+        """Scale, counter and floor are leaves."""
+        return (self.loss_scale, self.counter, self.min_loss_scale), (self.period, self.factor)
+
+    @classmethod
+    def tree_unflatten(cls, static: Any, leaves: tuple[Any, ...]) -> DynamicLossScale:
+        """The opposite of :meth:`tree_flatten`; accepts whatever JAX puts in place of leaves."""
+        made = object.__new__(cls)
+        for name, value in zip(("loss_scale", "counter", "min_loss_scale"), leaves, strict=True):
+            object.__setattr__(made, name, value)
+        for name, value in zip(("period", "factor"), static, strict=True):
+            object.__setattr__(made, name, value)
+        return made
+
+
+LossScale: TypeAlias = NoOpLossScale | StaticLossScale | DynamicLossScale
+
+
+def all_finite(tree: Any) -> Array:
+    """() bool: whether every element of every array is finite. True for an empty tree.
+
+    PRNG keys, float0 and leaves that are no numbers are passed over.
+
+    Example:
+        >>> bool(all_finite({"a": jnp.ones(2), "b": jnp.asarray([1.0, jnp.nan])}))
+        False
+    """
+    leaves = [leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree) if is_measurable((), leaf)]
+    if not leaves:
+        return jnp.array(True)
+    return jnp.stack([jnp.isfinite(leaf).all() for leaf in leaves]).all()
+
+
+def select_tree(pred: Any, a: Tree, b: Tree) -> Tree:
+    """``a`` where the () bool ``pred`` holds, else ``b``, leaf by leaf.
+
+    Raises:
+        AssertionError: ``pred`` is no scalar of bool (jmp's kind of error).
+        TypeError: two leaves are of different dtypes.
+
+    Example:
+        >>> select_tree(jnp.bool_(True), {"w": jnp.ones(1)}, {"w": jnp.zeros(1)})
+        {'w': Array([1.], dtype=float32)}
+    """
+    if jnp.shape(pred) != () or jnp.result_type(pred) != jnp.bool_:
+        raise AssertionError(
+            f"pred: expected boolean scalar; got {jnp.result_type(pred)} of shape {jnp.shape(pred)}."
+        )
+    return jax.tree.map(lambda x, y: lax.select(pred, jnp.asarray(x), jnp.asarray(y)), a, b)
+
+
+def _largest(dtype: Any) -> float:
+    """The largest power of two that a scale of this dtype may reach."""
+    known = FORMATS.get(jnp.dtype(dtype).name)
+    return LARGEST_SCALE if known is None or known.bits > 16 or known.max > LARGEST_SCALE else 2.0**15
+
+
+def _scaled(tree: Tree, factor: Any) -> Tree:
+    return _change(tree, lambda x: x * jnp.asarray(factor).astype(x.dtype))
+
+
+def _unscaled(tree: Tree, factor: Any) -> Tree:
+    return _change(tree, lambda x: x / jnp.asarray(factor).astype(x.dtype))
+
+
+def _change(tree: Tree, change: Callable[[Array], Array]) -> Tree:
+    """Floating-point leaves through ``change``, in float32 at least: float16 ends at 65504."""
+
+    def wide(path: Path, leaf: Any) -> Any:
+        if not is_measurable(path, leaf):
+            return leaf
+        leaf = jnp.asarray(leaf)
+        return change(leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)))
+
+    return jax.tree_util.tree_map_with_path(wide, tree)
+
+
+def _warn_if_not_floating(x: Any, name: str) -> None:
+    dtype = jnp.result_type(x)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        warnings.warn(f"Expected floating type for {name}, got {dtype}", stacklevel=4)

@@ -1,0 +1,125 @@
+"""A policy in a flax linen model, by an interceptor. Loaded when there is such a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import flax.linen as nn
+import jax
+
+from stablenum_jax._precision.casts import is_castable
+from stablenum_jax._precision.escalate import current_policy
+from stablenum_jax._precision.fp8 import Fp8Recipe, fp8_dot, init_fp8
+from stablenum_jax._precision.model import check_rules, hand_in, hand_out, place_of
+from stablenum_jax._precision.policy import Policy
+from stablenum_jax._step.measure import FP8_STATISTICS
+
+__all__ = ["LinenCall"]
+
+PyTree: TypeAlias = Any
+
+# The name of a product's state in its module.
+_STATE = "fp8"
+
+
+class LinenCall:
+    """What :func:`stablenum_jax.precision` makes of a linen module.
+
+    Attributes:
+        model: the module.
+        policy: what it follows.
+        recipe: of its 8-bit products.
+    """
+
+    def __init__(self, model: nn.Module, policy: Policy, recipe: Fp8Recipe | None = None) -> None:
+        self.model, self.policy, self.recipe = model, policy, recipe or Fp8Recipe()
+
+    def init(self, rngs: Any, *args: Any, **kwargs: Any) -> Any:
+        """``model.init`` with the parameters in the policy's format, and the states of 8-bit products."""
+        found: list[tuple[str, ...]] = []
+
+        def note(next_fun: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+            path = context.module.path
+            place = place_of(self.policy, ".".join(path), owns=True)
+            if _is_product(context) and place.eight_bits and path not in found:
+                found.append(path)
+            return next_fun(*args, **kwargs)
+
+        with nn.intercept_methods(note):
+            variables = self.model.init(rngs, *args, **kwargs)
+        made = {**variables, "params": self.policy.cast_to_param({"params": variables["params"]})["params"]}
+        states: dict[str, Any] = {}
+        for path in found:
+            node = states
+            for part in path:
+                node = node.setdefault(part, {})
+            node[_STATE] = init_fp8(self.recipe)
+        return made | {FP8_STATISTICS: states} if found else made
+
+    def apply(self, variables: Any, *args: Any, **kwargs: Any) -> Any:
+        """``model.apply`` by the policy."""
+        policy = current_policy(self.policy)
+        params = variables.get("params", {})
+        owners = dict(_modules(params))
+        called: set[str] = set()
+        multiplied: set[str] = set()
+        method = kwargs.get("method")
+        entry = method if isinstance(method, str) else getattr(method, "__name__", "__call__")
+
+        def cast(next_fun: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+            path = ".".join(context.module.path)
+            if context.method_name != "__call__" and (path or context.method_name != entry):
+                return next_fun(*args, **kwargs)
+            called.add(path)
+            place = place_of(policy, path, owns=owners.get(path, False))
+            args, kwargs = hand_in(place, args, kwargs)
+            if place.eight_bits and _is_product(context):
+                _refuse_second_use(path, multiplied)
+                result = self._dense(context.module, *args)
+            else:
+                result = next_fun(*args, **kwargs)
+            return hand_out(place, result)
+
+        narrowed = policy.cast_to_compute({"params": params})
+        with nn.intercept_methods(cast):
+            result = self.model.apply({**variables, **narrowed}, *args, **kwargs)
+        check_rules(policy, called | set(owners))
+        return result
+
+    __call__ = apply
+
+    def _dense(self, module: nn.Module, inputs: Any) -> Any:
+        if not module.has_variable(FP8_STATISTICS, _STATE):
+            raise ValueError(
+                f"variables must hold the states of 8-bit products, under {FP8_STATISTICS!r}; there is none "
+                f"for {'.'.join(module.path)}. Make variables by precision(model, policy).init(...); one "
+                "inside nn.RNN or nn.scan, which see their own collections alone, needs a rule for 16 bits."
+            )
+        kernel = module.get_variable("params", "kernel")
+        state = module.get_variable(FP8_STATISTICS, _STATE)
+        out = fp8_dot(inputs, kernel, state, recipe=self.recipe)
+        return out + module.get_variable("params", "bias") if module.use_bias else out
+
+
+def _refuse_second_use(path: str, multiplied: set[str]) -> None:
+    """The next state is a gradient, and those of two uses would be added up."""
+    if path in multiplied:
+        raise ValueError(
+            f"each module may make one 8-bit product in a call; {path} makes two. Add a rule for it, "
+            f"{{{path!r}: 'bf16'}}."
+        )
+    multiplied.add(path)
+
+
+def _is_product(context: Any) -> bool:
+    return type(context.module) is nn.Dense and context.method_name == "__call__"
+
+
+def _modules(params: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, bool]]:
+    """The path of each module with parameters in or below it, and whether some are its own."""
+    inside = {name: part for name, part in params.items() if isinstance(part, Mapping)}
+    own = [part for name, part in params.items() if name not in inside]
+    yield path, any(map(is_castable, jax.tree.leaves(own)))
+    for name, part in inside.items():
+        yield from _modules(part, f"{path}.{name}" if path else name)

@@ -1,0 +1,156 @@
+"""``precision``: a model's call with a policy carried out module by module."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeAlias
+
+import jax.numpy as jnp
+
+from stablenum.errors import bad_field
+from stablenum.formats import FORMATS
+from stablenum_jax._precision.casts import cast_floating, cast_leaves
+from stablenum_jax._precision.escalate import current_policy
+from stablenum_jax._precision.policy import Policy, as_policy
+
+__all__ = ["Place", "check_rules", "hand_in", "hand_out", "place_of", "precision"]
+
+PyTree: TypeAlias = Any
+
+
+class Place(NamedTuple):
+    """What a policy says about one module. Plain values: it may be part of a tree's structure.
+
+    Attributes:
+        compute: the dtype that arrays have while it computes.
+        eight_bits: whether its products are of 8-bit numbers.
+        output: the dtype to hand out; None where values flow on as they are.
+        hooked: whether values are cast on the way in.
+    """
+
+    compute: str
+    eight_bits: bool
+    output: str | None
+    hooked: bool
+
+
+def precision(model: Any, policy: Any) -> Callable[..., Any]:
+    """The call of a model in the formats of a policy, the same as ``stablenum_torch.precision``'s.
+
+    - While a module computes, its parameters are in its compute format, and what goes into a module that has
+      parameters of its own is cast to it. Gradients come in the formats that the parameters are kept in.
+    - The policy's output format is that of the whole model; a rule's that of the modules it is about. In
+      between values flow in the compute format.
+    - Running statistics and other collections that are no parameters stay as they are, and so do integers,
+      keys and all that is no array.
+    - Functions called between modules (a softmax) compute in the dtype of what they are given.
+
+    What comes back is called as the model is:
+
+    - flax linen: ``call(variables, *args, **kwargs)``, as ``model.apply``; ``call.init(rngs, *args)`` makes
+      variables with the parameters in the policy's format. With an 8-bit compute format the products of
+      ``nn.Dense`` are :func:`stablenum_jax.fp8_dot`'s, and ``call.init`` adds their states under
+      ``_overwrite_with_gradient``.
+    - flax nnx: ``call(*args, **kwargs)`` on a copy of the modules, made at the call; variables that are no
+      parameters (running statistics, counts of random streams) are written back.
+    - equinox: ``call(*args, **kwargs)`` on a copy.
+    - any other callable: its arguments are cast to the compute format, by rules for the paths in each
+      argument, and its results to the output format.
+
+    Only ``__call__`` of a module is watched (linen: also the method that ``apply`` is told to call). A module
+    with a ``dtype`` of its own goes by that. A function with ``jax.jit`` inside the model sees what it is
+    given.
+
+    Args:
+        model: a flax linen or nnx module, an equinox module, or a function.
+        policy: words, a :class:`stablenum_jax.Policy`, a ``stablenum.Policy`` or jmp's. Inside
+            :func:`stablenum_jax.value_and_grad` with an escalation no module computes narrower than the
+            level.
+
+    Raises:
+        TypeError: ``model`` is not callable; ``policy`` is none of the above.
+        ValueError: when called: a rule's pattern matches no module, or nothing in a function's arguments;
+            8-bit computing in nnx or equinox.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> call = precision(lambda params, x: x @ params["w"], "c=bf16,o=f32")
+        >>> call({"w": jnp.full((2, 2), 1.001)}, jnp.ones((1, 2)))
+        Array([[2., 2.]], dtype=float32)
+    """
+    wanted = as_policy(policy)
+    linen, nnx, equinox = (sys.modules.get(name) for name in ("flax.linen", "flax.nnx", "equinox"))
+    if linen is not None and isinstance(model, linen.Module):
+        from stablenum_jax._precision.linen import LinenCall
+
+        return LinenCall(model, wanted)
+    if nnx is not None and isinstance(model, nnx.Module):
+        from stablenum_jax._precision.nnx_equinox import call_nnx
+
+        return functools.partial(call_nnx, model, wanted)
+    if equinox is not None and isinstance(model, equinox.Module):
+        from stablenum_jax._precision.nnx_equinox import call_equinox
+
+        return functools.partial(call_equinox, model, wanted)
+    if not callable(model):
+        raise TypeError(f"model must be a flax or equinox module or a function; got {type(model).__name__}.")
+    return functools.wraps(model)(functools.partial(_call_function, model, wanted))
+
+
+def _call_function(fun: Callable[..., Any], policy: Policy, /, *args: Any, **kwargs: Any) -> Any:
+    now = current_policy(policy)
+    met: set[str] = set()
+
+    def dtype_of(path: str) -> Any:
+        met.add(path)
+        return jnp.dtype(now.core.at(path).carrier)
+
+    cast = [cast_leaves(arg, dtype_of) for arg in args]
+    named = cast_leaves(kwargs, dtype_of)
+    check_rules(now, met)
+    return now.cast_to_output(fun(*cast, **named))
+
+
+def place_of(policy: Policy, path: str, *, owns: bool) -> Place:
+    """What the policy says about the module at ``path``.
+
+    Args:
+        policy: with its rules.
+        path: parts joined by dots, "" for the model.
+        owns: whether the module has parameters of its own.
+    """
+    core = policy.core
+    here = core.at(path)
+    around = path.rpartition(".")[0]
+    begins = path == "" or any(
+        rule.matches(path) and not rule.matches(around) and (rule.compute or rule.output)
+        for rule in core.rules
+    )
+    eight = FORMATS[here.compute].bits == 8
+    return Place(here.carrier, eight, here.output if begins else None, begins or owns)
+
+
+def check_rules(policy: Policy, paths: Iterable[str]) -> None:
+    """Refuse a rule that is about no module.
+
+    Raises:
+        ValueError: there is one.
+    """
+    known = list(paths)
+    for rule in policy.rules:
+        if not any(rule.matches(path) for path in known):
+            raise bad_field("policy.rules", "patterns that match a module of the model", rule.pattern)
+
+
+def hand_in(place: Place, args: PyTree, kwargs: PyTree) -> tuple[PyTree, PyTree]:
+    """The arguments as a module at ``place`` computes with them."""
+    if not place.hooked:
+        return args, kwargs
+    return cast_floating(args, place.compute), cast_floating(kwargs, place.compute)
+
+
+def hand_out(place: Place, result: PyTree) -> PyTree:
+    """The result as a module at ``place`` hands it out."""
+    return result if place.output is None else cast_floating(result, place.output)

@@ -1,0 +1,155 @@
+"""Applying a decision to gradients: one multiplication, and a clamp if asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+import stablenum
+from stablenum_jax._step.measure import is_measurable
+from stablenum_jax._step.measure_units import unit_shape
+from stablenum_jax._trees.names import Path
+
+__all__ = [
+    "apply_multiplier",
+    "grads_or_negative_zeros",
+    "multiply_leaves",
+    "negative_zeros",
+    "negative_zeros_unless",
+    "times",
+    "zeros_unless",
+]
+
+Array: TypeAlias = jax.Array
+PyTree: TypeAlias = Any
+
+
+def apply_multiplier(
+    config: stablenum.GuardConfig, updates: PyTree, paths: Iterable[Path], decision: stablenum.Decision
+) -> PyTree:
+    """The gradients that the optimizer gets of an applied step.
+
+    Computed in float32 at least. A leaf keeps its dtype, except under loss scaling, where float16
+    and other narrow gradients become float32: unscaled, they would flush to zero in float16.
+
+    Args:
+        config: the guard's settings; nothing happens if it changes no gradients.
+        updates: the gradients.
+        paths: of those which the guard watches, in the order of their norms.
+        decision: its multiplier, or those of a parameter's units, are used.
+    """
+    if not config.changes_gradients:
+        return updates
+    place = {path: i for i, path in enumerate(paths)}
+    keep_dtype = config.loss_scale is None
+
+    def change(path: Path, leaf: Any) -> Any:
+        if path not in place or not is_measurable(path, leaf):
+            return leaf
+        leaf = jnp.asarray(leaf)
+        changed = times(leaf, _factor(config, decision, place[path], leaf.shape))
+        if config.max_value is not None:
+            changed = _clamp(changed, config.max_value)
+        return changed.astype(leaf.dtype) if keep_dtype else changed
+
+    return jax.tree_util.tree_map_with_path(change, updates)
+
+
+def _factor(
+    config: stablenum.GuardConfig, decision: stablenum.Decision, i: int, shape: tuple[int, ...]
+) -> Array:
+    """The factor on the i-th gradient: of its units, of the tensor, or of all."""
+    of_units = decision.unit_multipliers[i] if decision.unit_multipliers else None
+    if config.unit_rule is not None and of_units is not None and of_units.shape[0]:
+        axes = config.unit_rule.unit_axes(shape, default="last")
+        factor: Array = of_units.reshape(unit_shape(shape, axes))
+        return factor
+    return decision.multiplier[i] if config.per_tensor else decision.multiplier
+
+
+def multiply_leaves(grads: PyTree, factor: Array, *, widen: bool = False) -> PyTree:
+    """All gradients times a () float32, in float32 at least and back, or not back if ``widen``."""
+
+    def change(path: Path, leaf: Any) -> Any:
+        if not is_measurable(path, leaf):
+            return leaf
+        leaf = jnp.asarray(leaf)
+        changed = times(leaf, factor)
+        return changed if widen else changed.astype(leaf.dtype)
+
+    return jax.tree_util.tree_map_with_path(change, grads)
+
+
+def zeros_unless(condition: Array, updates: PyTree) -> PyTree:
+    """``updates`` where the () bool ``condition`` holds, else zeros, by selection."""
+
+    def change(path: Path, leaf: Any) -> Any:
+        return jnp.where(condition, leaf, jnp.zeros_like(leaf)) if is_measurable(path, leaf) else leaf
+
+    return jax.tree_util.tree_map_with_path(change, updates)
+
+
+def negative_zeros(updates: PyTree, grads: PyTree) -> PyTree:
+    """Updates that change nothing when added: ``x + -0.0`` is x bit for bit, ``-0.0 + 0.0`` is not.
+
+    Args:
+        updates: shapes and dtypes of the updates.
+        grads: the gradients; where a leaf of theirs has the update's shape, the zeros lie on the
+            devices and vary over the mesh axes as it does, which a bare constant would not.
+    """
+    alike = jax.tree.structure(updates) == jax.tree.structure(grads)
+
+    def zeros(update: Any, grad: Any) -> Array:
+        if not jnp.issubdtype(update.dtype, jnp.inexact):
+            return jnp.zeros(update.shape, update.dtype)
+        zero = complex(-0.0, -0.0) if jnp.issubdtype(update.dtype, jnp.complexfloating) else -0.0
+        if jnp.shape(grad) != update.shape or not is_measurable((), grad):
+            return jnp.full(update.shape, zero, update.dtype)
+        constant = jnp.asarray(zero, update.dtype)
+        return jnp.where(jnp.isnan(grad), constant, constant)
+
+    return jax.tree.map(zeros, updates, grads if alike else updates)
+
+
+def grads_or_negative_zeros(updates: PyTree, grads: PyTree) -> PyTree:
+    """As :func:`negative_zeros`, but gradients of an update's shape and dtype stand as they are.
+
+    For the branch of a skip: XLA then writes the other branch's updates over the gradients and takes no
+    memory for them. :func:`negative_zeros_unless` has to follow.
+    """
+    zeros = negative_zeros(updates, grads)
+    if jax.tree.structure(zeros) != jax.tree.structure(grads):
+        return zeros
+
+    def choose(zero: Array, grad: Any) -> Any:
+        alike = getattr(grad, "dtype", None) == zero.dtype and jnp.shape(grad) == zero.shape
+        return grad if alike and is_measurable((), grad) else zero
+
+    return jax.tree.map(choose, zeros, grads)
+
+
+def negative_zeros_unless(condition: Array, updates: PyTree) -> PyTree:
+    """``updates`` where the () bool ``condition`` holds, else -0.0, by selection; integers as they are."""
+
+    def change(update: Any) -> Any:
+        if not is_measurable((), update):
+            return update
+        zero = complex(-0.0, -0.0) if jnp.iscomplexobj(update) else -0.0
+        return jnp.where(condition, update, jnp.asarray(zero, update.dtype))
+
+    return jax.tree.map(change, updates)
+
+
+def times(leaf: Array, factor: Array) -> Array:
+    """The product in float32 at least."""
+    wide = jnp.promote_types(leaf.dtype, jnp.float32)
+    return leaf.astype(wide) * factor.astype(wide)
+
+
+def _clamp(leaf: Array, bound: float) -> Array:
+    if jnp.iscomplexobj(leaf):
+        return jax.lax.complex(jnp.clip(leaf.real, -bound, bound), jnp.clip(leaf.imag, -bound, bound))
+    return jnp.clip(leaf, -bound, bound)

@@ -1,0 +1,144 @@
+"""Clipping what the optimizer made of the gradients: the updates, before they are added."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+import stablenum
+from stablenum_jax._step.apply import times
+from stablenum_jax._step.measure import (
+    AxisName,
+    is_measurable,
+    norms_over_axis,
+    real_parts,
+    saturating_float32,
+)
+from stablenum_jax._trees.names import Path
+
+__all__ = ["clip_updates", "injected_learning_rate"]
+
+Array: TypeAlias = jax.Array
+PyTree: TypeAlias = Any
+
+
+def clip_updates(
+    rule: stablenum.ClipUpdateRMS, updates: PyTree, opt_state: PyTree, *, axis_name: AxisName | None = None
+) -> PyTree:
+    """The updates, each tensor of them shrunk by the rule's factor, in their own dtypes.
+
+    Args:
+        rule: the rule.
+        updates: what ``tx.update`` returned.
+        opt_state: the state that it returned, which holds the learning rate that it used.
+        axis_name: mesh axes along which updates are sharded; the factors are then those of the whole.
+
+    Raises:
+        ValueError: the rule counts in learning rates, and there is not exactly one, that of all parameters,
+            in ``opt_state``.
+    """
+    rate = injected_learning_rate(opt_state) if rule.per_lr else 1.0
+    leaves = {
+        path: jnp.asarray(leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(updates)
+        if is_measurable(path, leaf) and jnp.size(leaf)
+    }
+    if not leaves:
+        return updates
+    rms = jnp.stack([_rms(leaf) for leaf in leaves.values()])
+    if axis_name is not None:
+        # All shards of a leaf are of one size. Divided first, so that the joint norm does not overflow.
+        rms = norms_over_axis(rms / jnp.sqrt(jnp.float32(lax.psum(1, axis_name))), axis_name)
+    factors = rule.update_factors(rms, rate, xp=jnp)
+    place = {path: i for i, path in enumerate(leaves)}
+
+    def change(path: Path, leaf: Any) -> Any:
+        if path not in place:
+            return leaf
+        leaf = jnp.asarray(leaf)
+        return times(leaf, factors[place[path]]).astype(leaf.dtype)
+
+    return jax.tree_util.tree_map_with_path(change, updates)
+
+
+def injected_learning_rate(opt_state: PyTree) -> Array:
+    """The learning rate that ``optax.inject_hyperparams`` keeps in the state: () float32.
+
+    Raises:
+        ValueError: there is none, or more than one, or it is that of some parameters only.
+    """
+    found = _injected(opt_state)
+    shapes = {jnp.shape(rate) for rate, _ in found}
+    if len(found) != 1:
+        seen = f"{len(found)} of them"
+    elif shapes != {()}:
+        seen = f"one of shape {shapes.pop()}"
+    elif found[0][1]:
+        seen = "one below optax.partition or optax.masked, which is that of some parameters only"
+    else:
+        return jnp.asarray(found[0][0], jnp.float32)
+    raise ValueError(
+        "ClipUpdateRMS with per_lr=True must find exactly one learning_rate of optax.inject_hyperparams "
+        f"in opt_state, that of all parameters; got {seen}. Put it around the whole optimizer, as in "
+        "optax.inject_hyperparams(optax.adamw)(learning_rate=1e-3), or give the limit on the whole "
+        "update: ClipUpdateRMS(max_rms, per_lr=False)."
+    )
+
+
+def _injects(node: object) -> bool:
+    """Whether it is an InjectHyperparamsState, in either of optax's forms."""
+    return isinstance(getattr(node, "hyperparams", None), Mapping) and hasattr(node, "inner_state")
+
+
+def _divides(node: object) -> bool:
+    """Whether what is below it is of some parameters only: the state of ``partition`` or ``masked``."""
+    return isinstance(node, (optax.MultiTransformState, optax.MaskedState))
+
+
+def _injected(opt_state: PyTree, *, partial: bool = False) -> list[tuple[Any, bool]]:
+    """Each learning rate found, and whether it stands below a state that divides the parameters."""
+    found: list[tuple[Any, bool]] = []
+    for node in jax.tree.leaves(opt_state, is_leaf=lambda node: _injects(node) or _divides(node)):
+        if _injects(node):
+            # Leaves, because flax.nnx wraps each array into a node of its own.
+            found += [(rate, partial) for rate in jax.tree.leaves(node.hyperparams.get("learning_rate"))]
+            found += _injected(node.inner_state, partial=partial)
+        elif _divides(node):
+            found += _injected(tuple(node), partial=True)
+    return found
+
+
+def _rms(update: Array) -> Array:
+    """The root mean square, () float32: not finite if and only if an element is not.
+
+    Squares are summed as they are and of elements shrunk by a power of two, in one reduction of two
+    operands, and the second sum is taken where the first overflows. What flushes to zero is far below any
+    limit.
+    """
+    parts = real_parts(update)
+    shift = 2.0**512 if parts[0].dtype == jnp.float64 else 2.0**64
+    sums = [_sums_of_squares(part, 1.0 / shift) for part in parts]
+    plain, shrunk = (jnp.sqrt(functools.reduce(jnp.add, column)) for column in zip(*sums, strict=True))
+    count = math.sqrt(update.size)
+    large = jnp.minimum(shrunk / count * shift, jnp.finfo(plain.dtype).max)
+    large = jnp.where(jnp.isfinite(shrunk), large, shrunk)
+    return saturating_float32(jnp.where(jnp.isfinite(plain), plain / count, large))
+
+
+def _sums_of_squares(part: Array, factor: float) -> tuple[Array, Array]:
+    """The sum of squares of all elements, and of all elements times ``factor``."""
+    small, zero = part * factor, jnp.zeros((), part.dtype)
+    plain, shrunk = lax.reduce(
+        (part * part, small * small),
+        (zero, zero),
+        lambda a, b: (a[0] + b[0], a[1] + b[1]),
+        tuple(range(part.ndim)),
+    )
+    return plain, shrunk

@@ -1,0 +1,109 @@
+"""Where a guarded update runs: in the trace of its caller, or, for an eager caller, compiled here."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+import optax
+
+import stablenum
+from stablenum_jax._step.guarded import Add, run_guarded
+from stablenum_jax._step.handshake import current_mode
+from stablenum_jax._step.measure import scalar_loss
+from stablenum_jax._step.readout import raise_if_halted
+from stablenum_jax._trees.state import find_guard
+
+__all__ = ["drive"]
+
+Array: TypeAlias = jax.Array
+PyTree: TypeAlias = Any
+
+
+class _Compiled:
+    """An eager caller's update, compiled once a transformation: op by op, each ``lax.cond`` would
+    be compiled anew at every step."""
+
+    def __init__(self, tx: optax.GradientTransformation, add: Add, static: dict[str, Any]) -> None:
+        self.config = stablenum.GuardConfig()
+
+        def run(
+            params: PyTree, opt_state: PyTree, grads: PyTree, loss: Array | None, arrays: dict[str, Any]
+        ) -> tuple[PyTree, PyTree]:
+            target, opt_state, self.config = run_guarded(
+                tx, params, opt_state, grads, arrays | static, loss=loss, add=add, reuse_grads=False
+            )
+            return target, opt_state
+
+        self.run = jax.jit(run)
+
+
+@functools.lru_cache(maxsize=32)
+def _compiled(tx: optax.GradientTransformation, add: Add, static: tuple[tuple[str, Any], ...]) -> _Compiled:
+    return _Compiled(tx, add, dict(static))
+
+
+def _is_traced(tree: PyTree) -> bool:
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+
+
+def _is_hashable(value: object) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _is_arrays(value: Any) -> bool:
+    """Whether a value may be traced. A bool may not: transformations branch on their flags."""
+    return all(
+        isinstance(leaf, (int, float, complex, np.ndarray, np.generic, jax.Array))
+        and not isinstance(leaf, bool)
+        for leaf in jax.tree.leaves(value)
+    )
+
+
+def drive(
+    tx: optax.GradientTransformation,
+    params: PyTree,
+    opt_state: PyTree,
+    grads: PyTree,
+    extra: dict[str, Any],
+    *,
+    add: Add,
+) -> tuple[PyTree, PyTree]:
+    """One guarded update: the new parameters, or the updates, and the new state.
+
+    Args:
+        tx: a transformation with one guard somewhere inside.
+        params: the parameters; may be None if ``add`` is.
+        opt_state: of ``tx.init``.
+        grads: the gradients.
+        extra: extra arguments of ``tx.update``; ``value``, if there, is the unscaled loss.
+        add: makes the new parameters of the old ones and the updates, a module-level function; None
+            returns the updates, which are -0.0 on a skip.
+
+    Raises:
+        NonFiniteError: called eagerly, and the guard has stopped the training.
+        ValueError: ``opt_state`` holds no guard or more than one; ``tx.update`` changes the
+            structure of the state; the loss is not a scalar.
+    """
+    loss = scalar_loss(extra.get("value"))
+    arrays = {name: value for name, value in extra.items() if _is_arrays(value)}
+    static = tuple((name, value) for name, value in extra.items() if name not in arrays)
+    eager = current_mode() is None and not _is_traced((params, opt_state, grads, loss, extra))
+    if not eager or jax.config.jax_disable_jit or not _is_hashable((tx, static)):
+        target, opt_state, config = run_guarded(
+            tx, params, opt_state, grads, extra, loss=loss, add=add, reuse_grads=not eager
+        )
+    else:
+        find_guard(opt_state)  # the error of a missing guard, before any compilation
+        compiled = _compiled(tx, add, static)
+        target, opt_state = compiled.run(params, opt_state, grads, loss, arrays)
+        config = compiled.config
+    if config.skip_limit is not None and not _is_traced(opt_state):
+        raise_if_halted(opt_state, config)
+    return target, opt_state

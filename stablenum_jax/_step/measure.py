@@ -1,0 +1,240 @@
+"""Measuring gradients: one L2 norm a leaf, safe for finite values of any size.
+
+The norms answer three questions at the price of one read: is anything non-finite, which parameter
+is it, and how far to clip. No policy lives here.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from stablenum.formats import FLOAT32_MAX
+from stablenum_jax._trees.names import Path
+
+__all__ = [
+    "FP8_STATISTICS",
+    "SMALL",
+    "guarded_leaves",
+    "guarded_weights",
+    "is_floating",
+    "is_measurable",
+    "leaf_norms",
+    "norms_over_axis",
+    "power_of_two",
+    "real_parts",
+    "saturating_float32",
+    "scalar_loss",
+]
+
+Array: TypeAlias = jax.Array
+AxisName: TypeAlias = Hashable | tuple[Hashable, ...]
+
+# flax.linen.fp8_ops.OVERWRITE_WITH_GRADIENT: statistics that travel as "gradients" and replace
+# the parameter instead of being added to it. They are no gradients, so nobody measures them.
+FP8_STATISTICS = "_overwrite_with_gradient"
+
+# Below this largest norm, squares that flush to zero could matter: 2**32 elements of 2**-63 (whose
+# squares are below float32's smallest normal number) have a norm of 2**-47.
+SMALL = 2.0**-32
+
+# What elements are multiplied by where their sum of squares is above 1 (float32's largest number becomes
+# 2**32) and where it is not (the smallest normal number becomes 2**-31), by whether they are float64. A
+# float64 sum of squares flushes only where the norm is 0 in float32 anyway.
+_FACTORS = {False: (2.0**-96, 2.0**95), True: (2.0**-600, 1.0)}
+
+
+def is_measurable(path: Path, leaf: Any) -> bool:
+    """Whether a leaf is a gradient: real or complex floating point, and no fp8 statistic.
+
+    Integers, PRNG keys and float0 (JAX's gradient of an integer) are left alone.
+    """
+    if any(getattr(key, "key", None) == FP8_STATISTICS for key in path):
+        return False
+    return is_floating(leaf)
+
+
+def is_floating(x: Any) -> bool:
+    """Whether an array, a scalar or an abstract value is of a real or complex floating type."""
+    dtype = getattr(x, "dtype", None)
+    if dtype is None:
+        return isinstance(x, (float, complex))
+    return not jnp.issubdtype(dtype, jax.dtypes.extended) and bool(jnp.issubdtype(dtype, jnp.inexact))
+
+
+def guarded_leaves(updates: Any, params: Any) -> dict[Path, Any]:
+    """The gradients that a guard watches, by path; None for a parameter without gradient.
+
+    With ``params`` there is an entry for each parameter, whether or not its gradient came, so that
+    the n-th norm is always that of the n-th parameter.
+    """
+    given = {
+        path: leaf for path, leaf in jax.tree_util.tree_leaves_with_path(updates) if is_measurable(path, leaf)
+    }
+    if params is None:
+        return given
+    paths = [path for path, leaf in jax.tree_util.tree_leaves_with_path(params) if is_measurable(path, leaf)]
+    if not set(given) <= set(paths):
+        return given  # trees of different kinds: the gradients' own paths must do
+    return {path: given.get(path) for path in paths}
+
+
+def guarded_weights(leaves: Mapping[Path, Any], params: Any) -> tuple[Any, ...]:
+    """The parameters of the gradients ``leaves``, for a rule that compares the two.
+
+    Raises:
+        ValueError: there are no parameters, or they are another tree.
+    """
+    if params is None:
+        raise ValueError(
+            "params must be given for AdaptiveGradClip, which compares gradients with weights; got None. "
+            "Call tx.update(grads, opt_state, params), or stablenum_jax.step."
+        )
+    by_path = dict(jax.tree_util.tree_leaves_with_path(params))
+    for path, leaf in leaves.items():
+        if path not in by_path or (leaf is not None and jnp.shape(leaf) != jnp.shape(by_path[path])):
+            raise ValueError(
+                f"params must have the structure and shapes of grads for AdaptiveGradClip; "
+                f"grads{jax.tree_util.keystr(path)} has no parameter of its shape {jnp.shape(leaf)}."
+            )
+    return tuple(by_path[path] for path in leaves)
+
+
+def leaf_norms(leaves: Sequence[Any]) -> Array:
+    """The L2 norm of each leaf.
+
+    Squares are summed in float32 (float64 for float64 leaves). Where that overflows, or is so
+    small that squares may have flushed to zero, norms are taken again from leaves multiplied by a power
+    of two that brings their squares into range (Blue 1978, doi 10.1145/355769.355771); this second read
+    happens inside one ``lax.cond`` and costs nothing as long as it is not needed.
+
+    Args:
+        leaves: floating-point arrays of any shape, or None for a missing gradient.
+
+    Returns:
+        (n,) float32. Finite if and only if every element of the leaf is finite (a norm beyond
+        float32's range saturates there); NaN if the leaf holds NaN, else inf if it holds inf;
+        0 for None and for a leaf without elements. A leaf below 1e-23 beside an ordinary one may
+        read 0: it changes neither the joint norm nor a decision.
+
+    Example:
+        >>> leaf_norms([jnp.asarray([3e30, 4e30]), None])
+        Array([5.e+30, 0.e+00], dtype=float32)
+    """
+    index = [i for i, leaf in enumerate(leaves) if leaf is not None and jnp.size(leaf)]
+    if not index:
+        return jnp.zeros((len(leaves),), jnp.float32)
+    present = [jnp.asarray(leaves[i]) for i in index]
+    squares = [_sum_of_squares(leaf) for leaf in present]
+    # With a float64 leaf the stack, and so all of it, is float64.
+    naive = jnp.sqrt(jnp.stack(squares)).astype(jnp.float32)
+    largest = jnp.max(naive)  # NaN if one is, and then no comparison holds
+    ordinary = (largest >= SMALL) & (largest <= FLOAT32_MAX)
+    # One cond for the whole tree. Its operands are only read, so the hot path pays nothing for it; they are
+    # the leaves themselves, for a leaf cast to float32 out here would be an array of its own.
+    norms = lax.cond(ordinary, lambda: naive, lambda: _rescued_norms(present, squares))
+    if len(index) == len(leaves):
+        return norms
+    return jnp.zeros((len(leaves),), jnp.float32).at[jnp.asarray(index)].set(norms)
+
+
+def norms_over_axis(norms: Array, axis_name: AxisName) -> Array:
+    """The norms of leaves whose shards lie along a mesh axis, from the norms of the shards.
+
+    Scaled by the largest shard's norm, so nothing overflows or flushes on the way.
+
+    Args:
+        norms: (n,) float32, this shard's.
+        axis_name: the axis or axes of ``shard_map`` or ``pmap``.
+
+    Returns:
+        (n,) float32, the same on every shard; NaN if a shard has NaN, else inf if one has inf.
+    """
+    finite = jnp.where(jnp.isfinite(norms), norms, 0.0)
+    infinite = lax.pmax(jnp.isinf(norms).astype(jnp.int32), axis_name) > 0
+    missing = lax.pmax(jnp.isnan(norms).astype(jnp.int32), axis_name) > 0
+    # Multiplied by a power of two and not divided by the largest: XLA divides by an array as by
+    # its reciprocal, which is flushed to zero from 8.5e37 on.
+    scale, inverse = power_of_two(lax.pmax(finite, axis_name))
+    total = scale * jnp.sqrt(lax.psum((finite * inverse) ** 2, axis_name))
+    total = jnp.minimum(total, FLOAT32_MAX)
+    return jnp.where(missing, jnp.nan, jnp.where(infinite, jnp.inf, total))
+
+
+def saturating_float32(x: Any) -> Array:
+    """``x`` as float32; a finite value beyond float32's range becomes its largest number, not inf."""
+    x = jnp.asarray(x)
+    if x.dtype == jnp.float64:
+        x = jnp.where(jnp.isfinite(x), jnp.clip(x, -FLOAT32_MAX, FLOAT32_MAX), x)
+    return x.astype(jnp.float32)
+
+
+def scalar_loss(value: Any) -> Array | None:
+    """The loss as () float32, or None.
+
+    Raises:
+        ValueError: it is not a scalar.
+    """
+    if value is None:
+        return None
+    if jnp.shape(value) != ():
+        raise ValueError(
+            f"value must be the scalar loss of the step; got shape {jnp.shape(value)}. Take its mean or sum."
+        )
+    return saturating_float32(value)
+
+
+def real_parts(x: Array) -> list[Array]:
+    """``x`` in the precision in which it is summed: itself, or its real and imaginary part."""
+    parts = [x.real, x.imag] if jnp.iscomplexobj(x) else [x]
+    return [part if part.dtype == jnp.float64 else part.astype(jnp.float32) for part in parts]
+
+
+def _sum_of_squares(leaf: Array, factor: Array | None = None) -> Array:
+    parts = real_parts(leaf)
+    scaled = parts if factor is None else [part * factor for part in parts]
+    return functools.reduce(jnp.add, [jnp.sum(part * part) for part in scaled])
+
+
+def _rescued_norms(leaves: list[Array], squares: list[Array]) -> Array:
+    """The norms of leaves whose sum of squares may have overflowed or flushed to zero; the others' as well.
+
+    Each leaf is multiplied by one power of two, chosen by its own sum of squares, so it is read once more,
+    and XLA compiles one kernel for all leaves of a shape. Sums alone tell everything: NaN if and only if an
+    element is, inf if and only if one is. A maximum does not: over a sharded leaf it is an all-reduce,
+    which may drop a NaN.
+    """
+    factors = [_FACTORS[square.dtype == jnp.float64] for square in squares]
+    again = jnp.stack(
+        [
+            _sum_of_squares(leaf, jnp.where(square > 1, *(jnp.asarray(x, square.dtype) for x in pair)))
+            for leaf, square, pair in zip(leaves, squares, factors, strict=True)
+        ]
+    )
+    naive = jnp.stack(squares)
+    back = [
+        jnp.asarray([1 / factor for factor in column], again.dtype) for column in zip(*factors, strict=True)
+    ]
+    norms = jnp.minimum(jnp.sqrt(again) * jnp.where(naive > 1, *back), jnp.finfo(again.dtype).max)
+    norms = jnp.where(jnp.isfinite(again), norms, again)
+    kept = (naive >= SMALL * SMALL) & jnp.isfinite(naive)
+    return saturating_float32(jnp.where(kept, jnp.sqrt(naive), norms))
+
+
+def power_of_two(x: Array) -> tuple[Array, Array]:
+    """The power of two at or below ``x``, and its inverse; both normal numbers for any finite x >= 0.
+
+    Taken from the exponent's bits: log2 and exp2 would fail at 0 and inf and are not exact.
+    """
+    wide = x.dtype == jnp.float64
+    stored, bias, integer = (52, 1023, jnp.int64) if wide else (23, 127, jnp.int32)
+    within = jnp.clip(x, 2.0 ** (1 - bias), 2.0 ** (bias - 1))
+    scale = lax.bitcast_convert_type(within, integer) & ((2 * bias + 1) << stored)
+    # The exponents of a number and its inverse add up to twice the bias.
+    inverse = ((2 * bias) << stored) - scale
+    return lax.bitcast_convert_type(scale, x.dtype), lax.bitcast_convert_type(inverse, x.dtype)

@@ -1,0 +1,92 @@
+"""Measuring elements: the largest, and how many of them float16 loses. Only for loss-scale rules that ask."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from stablenum_jax._step.measure import AxisName, real_parts, saturating_float32
+
+__all__ = ["extremes", "largest_element"]
+
+Array: TypeAlias = jax.Array
+
+
+def largest_element(leaves: Sequence[Any], *, axis_name: AxisName | None = None) -> Array:
+    """The largest magnitude of an element: () float32; of complex numbers that of either part.
+
+    Args:
+        leaves: floating-point arrays, or None for a missing gradient.
+        axis_name: mesh axes along which the leaves are sharded.
+
+    Returns:
+        0 for no elements; a finite value beyond float32's range saturates there. Of leaves that are not
+        finite it says nothing.
+
+    Example:
+        >>> largest_element([jnp.asarray([1.0, -4.0]), None])
+        Array(4., dtype=float32)
+    """
+    largest = [jnp.max(jnp.abs(part)) for part in _parts(leaves)]
+    return _joint_maximum(largest, axis_name)
+
+
+def extremes(
+    leaves: Sequence[Any], bound: Array | float, *, axis_name: AxisName | None = None
+) -> tuple[Array, Array]:
+    """The largest magnitude, and the fraction of the elements other than 0 that are at most ``bound``.
+
+    Args:
+        leaves: as for :func:`largest_element`. What is below float32's smallest normal number may count as
+            0, as XLA computes with it.
+        bound: a magnitude, () float32 or a number.
+        axis_name: mesh axes along which the leaves are sharded.
+
+    Returns:
+        Two () float32; the fraction is 0 where all elements are.
+
+    Example:
+        >>> extremes([jnp.asarray([0.0, 1e-9, -4.0]), None], 2.0**-24)
+        (Array(4., dtype=float32), Array(0.5, dtype=float32))
+    """
+    found = [_read_once(part, bound) for part in _parts(leaves)]
+
+    def total(counts: list[Array]) -> Array:
+        count = functools.reduce(jnp.add, [x.astype(jnp.float32) for x in counts], jnp.zeros((), jnp.float32))
+        return count if axis_name is None else lax.psum(count, axis_name)
+
+    nonzero, tiny = total([one[1] for one in found]), total([one[2] for one in found])
+    return _joint_maximum([one[0] for one in found], axis_name), tiny / jnp.maximum(nonzero, 1.0)
+
+
+def _read_once(part: Array, bound: Array | float) -> tuple[Array, Array, Array]:
+    """The largest magnitude, and how many are not 0, and how many of those at most ``bound``.
+
+    One reduction of three operands. As three reductions XLA would write each one's operand out first.
+    """
+    # Counts of elements are exact as whole numbers; where they do not fit seven digits have to do.
+    dtype = jnp.int32 if part.size < 2**31 else jnp.float32
+    size, nonzero = jnp.abs(part), part != 0
+    zero = jnp.zeros((), dtype)
+    largest, some, few = lax.reduce(
+        (size, nonzero.astype(dtype), (nonzero & (size <= bound)).astype(dtype)),
+        (jnp.zeros((), part.dtype), zero, zero),
+        lambda a, b: (lax.max(a[0], b[0]), a[1] + b[1], a[2] + b[2]),
+        tuple(range(part.ndim)),
+    )
+    return largest, some, few
+
+
+def _joint_maximum(largest: list[Array], axis_name: AxisName | None) -> Array:
+    joint = functools.reduce(jnp.maximum, map(saturating_float32, largest), jnp.zeros((), jnp.float32))
+    return joint if axis_name is None else lax.pmax(joint, axis_name)
+
+
+def _parts(leaves: Sequence[Any]) -> list[Array]:
+    present = [jnp.asarray(leaf) for leaf in leaves if leaf is not None and jnp.size(leaf)]
+    return [part for leaf in present for part in real_parts(leaf)]

@@ -1,0 +1,123 @@
+"""Measuring units of weights: their gradients' norms in the one read that gives the tensors' norms too.
+
+For :class:`stablenum.AdaptiveGradClip`. No policy lives here.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+import stablenum
+from stablenum.arrays import combine_norms
+from stablenum.rules.clipping import Units
+from stablenum_jax._step.measure import SMALL, power_of_two, real_parts, saturating_float32
+
+__all__ = ["leaf_and_unit_norms", "unit_axes", "unit_shape"]
+
+Array: TypeAlias = jax.Array
+Axes: TypeAlias = tuple[int, ...]
+
+
+def unit_axes(
+    rule: stablenum.AdaptiveGradClip, names: Sequence[str], leaves: Sequence[Any]
+) -> list[Axes | None]:
+    """For each leaf the axes that a unit extends over, None if the rule leaves it alone.
+
+    Raises:
+        ValueError: a pattern of the rule matches no name.
+    """
+    return [
+        rule.unit_axes(jnp.shape(leaf), default="last") if included and leaf is not None else None
+        for included, leaf in zip(rule.included(names), leaves, strict=True)
+    ]
+
+
+def unit_shape(shape: Sequence[int], axes: Axes) -> tuple[int, ...]:
+    """The shape of one value a unit that broadcasts over the tensor."""
+    return tuple(1 if axis in axes else n for axis, n in enumerate(shape))
+
+
+def leaf_and_unit_norms(
+    leaves: Sequence[Any], weights: Sequence[Any], axes: Sequence[Axes | None]
+) -> tuple[Array, Units]:
+    """The L2 norm of each leaf, and of each unit of its gradient and of its weights.
+
+    As :func:`stablenum_jax._step.measure.leaf_norms`, and with the same one ``lax.cond``: where a sum of
+    squares overflows or may have flushed to zero, each unit is measured again from elements divided by a
+    power of two near its own largest.
+
+    Args:
+        leaves: floating-point arrays, or None for a missing gradient.
+        weights: the parameters, of the same shapes; looked at where ``axes`` is not None.
+        axes: for each leaf the axes that a unit extends over, None if it has no units.
+
+    Returns:
+        (n,) float32, and the units' norms: (0,) where there are none. Finite if and only if all elements
+        are; NaN if one is, else inf. A unit below 1e-23 beside an ordinary tensor may read 0.
+
+    Example:
+        >>> norms, units = leaf_and_unit_norms([jnp.asarray([[3.0], [4.0]])], [jnp.zeros((2, 1))], [(0,)])
+        >>> norms, units.norms[0]
+        (Array([5.], dtype=float32), Array([5.], dtype=float32))
+    """
+    index = [i for i, leaf in enumerate(leaves) if leaf is not None and jnp.size(leaf)]
+    with_units = [i for i in index if axes[i] is not None]
+    none = (jnp.zeros((0,), jnp.float32),) * len(leaves)
+    if not index:
+        return jnp.zeros((len(leaves),), jnp.float32), Units(none, none)
+    whole = [axes[i] or tuple(range(jnp.ndim(leaves[i]))) for i in index]
+    over = whole + [axes[i] or () for i in with_units]
+    arrays = [jnp.asarray(leaves[i]) for i in index] + [jnp.asarray(weights[i]) for i in with_units]
+    # The barrier keeps XLA from making one sum over the tensor of the units' sums: it would then keep the
+    # square of the whole tensor for two readers.
+    squares = lax.optimization_barrier(
+        [_squares(real_parts(x), axis) for x, axis in zip(arrays, over, strict=True)]
+    )
+    totals = jnp.stack([jnp.sqrt(jnp.sum(x)).astype(jnp.float32) for x in squares])
+    gradients = totals[: len(index)]
+    rescue = (
+        ~jnp.isfinite(gradients).all() | (jnp.max(gradients) < SMALL) | jnp.isinf(totals[len(index) :]).any()
+    )
+
+    def again() -> tuple[Array, list[Array]]:
+        # Cast in here: an operand of the cond that is cast to float32 would be an array of its own.
+        norms = [_scaled(real_parts(x), *one) for x, *one in zip(arrays, over, squares, strict=True)]
+        return jnp.stack([combine_norms(x, xp=jnp) for x in norms[: len(index)]]), norms
+
+    def as_they_are() -> tuple[Array, list[Array]]:
+        return gradients, [jnp.sqrt(x).astype(jnp.float32) for x in squares]
+
+    gradients, found = lax.cond(rescue, again, as_they_are)
+    norms = gradients
+    if len(index) < len(leaves):
+        norms = jnp.zeros((len(leaves),), jnp.float32).at[jnp.asarray(index)].set(gradients)
+    of_gradients = dict(zip(index, found, strict=False))
+    of_weights = dict(zip(with_units, found[len(index) :], strict=True))
+    return norms, Units(
+        tuple(of_gradients[i] if i in of_weights else none[i] for i in range(len(leaves))),
+        tuple(of_weights.get(i, none[i]) for i in range(len(leaves))),
+    )
+
+
+def _squares(parts: list[Array], axes: Axes) -> Array:
+    """(u,) sums of squares, in the precision of ``parts``."""
+    return functools.reduce(jnp.add, [jnp.sum(part * part, axis=axes) for part in parts]).ravel()
+
+
+def _scaled(parts: list[Array], axes: Axes, squares: Array) -> Array:
+    """(u,) norms ``s sqrt(sum((x / s)^2))`` with s a power of two near the unit's largest element."""
+    largest = functools.reduce(
+        jnp.maximum, [jnp.max(jnp.abs(part), axis=axes, keepdims=True) for part in parts]
+    )
+    scale, inverse = power_of_two(largest)
+    norms = scale.ravel() * jnp.sqrt(_squares([part * inverse for part in parts], axes))
+    norms = jnp.minimum(norms, jnp.finfo(norms.dtype).max)
+    norms = saturating_float32(jnp.where(jnp.isposinf(largest).ravel(), jnp.inf, norms))
+    # A sum of squares is NaN if and only if an element is; a maximum may lose it (see _rescued_norms).
+    return jnp.where(jnp.isnan(squares), jnp.nan, norms)

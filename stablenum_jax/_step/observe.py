@@ -1,0 +1,143 @@
+"""Measuring what a guard watches, and asking the core what becomes of the step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+import stablenum
+from stablenum.formats import FLOAT32_MAX, SMALLEST_FLOAT16
+from stablenum.rules.clipping import Units
+from stablenum_jax._step.measure import AxisName, leaf_norms, norms_over_axis
+from stablenum_jax._step.measure_elements import extremes, largest_element
+from stablenum_jax._step.measure_units import leaf_and_unit_norms, unit_axes
+from stablenum_jax._trees.names import Path, path_name
+
+__all__ = ["Watched", "judge", "judge_finiteness"]
+
+Array: TypeAlias = jax.Array
+
+
+class Watched(NamedTuple):
+    """What a guard looks at, one entry a parameter.
+
+    Attributes:
+        paths: where the parameter is.
+        gradients: None for a missing one.
+        weights: the parameters; () if no rule compares gradients with them.
+        others: gradients that the guard does not see; only their finiteness counts.
+    """
+
+    paths: tuple[Path, ...]
+    gradients: tuple[Any, ...]
+    weights: tuple[Any, ...] = ()
+    others: tuple[Any, ...] = ()
+
+
+def judge(
+    config: stablenum.GuardConfig,
+    state: stablenum.GuardState,
+    watched: Watched,
+    *,
+    loss: Array | None,
+    axis_name: AxisName | None = None,
+    unscaled: bool = False,
+) -> tuple[stablenum.Decision, stablenum.GuardState]:
+    """``stablenum.decide`` on what was measured, the same on all shards.
+
+    Args:
+        config: the guard's settings.
+        state: the guard's state.
+        watched: the gradients.
+        loss: the unscaled loss or None; over ``axis_name``, the mean of the shards' losses.
+        axis_name: mesh axes along which gradients are sharded.
+        unscaled: the gradients were divided by the loss scale already; the multipliers then hold
+            clipping only.
+    """
+    scale = state.loss_scale.scale if unscaled else None
+    seen = _observe(config, watched, loss=loss, axis_name=axis_name, scale=scale)
+    decision, after = stablenum.decide(config, state, seen, xp=jnp)
+    if scale is not None:
+        decision = decision._replace(
+            multiplier=decision.multiplier * scale,
+            unit_multipliers=tuple(part * scale for part in decision.unit_multipliers),
+        )
+    return decision, after
+
+
+def judge_finiteness(
+    config: stablenum.GuardConfig,
+    state: stablenum.GuardState,
+    watched: Watched,
+    *,
+    loss: Array | None,
+    axis_name: AxisName | None = None,
+) -> tuple[stablenum.Decision, stablenum.GuardState]:
+    """The verdict on gradients that are not yet those which the guard gets: whether they are finite.
+
+    The micro-batches of a ``MultiSteps`` around the guard are noisier than their mean, so what is usual
+    for the mean says nothing of them. The next state holds if the step is refused.
+    """
+    bare = dataclasses.replace(config, clip=None, spike=None)
+    plain = state._replace(clip=(), spike=())
+    seen = _observe(bare, watched, loss=loss, axis_name=axis_name, scale=None, measure_extremes=False)
+    decision, after = stablenum.decide(bare, plain, seen, xp=jnp)
+    return decision, after._replace(clip=state.clip, spike=state.spike)
+
+
+def _observe(
+    config: stablenum.GuardConfig,
+    watched: Watched,
+    *,
+    loss: Array | None,
+    axis_name: AxisName | None,
+    scale: Array | None,
+    measure_extremes: bool = True,
+) -> stablenum.Observation:
+    """Everything that the config's rules ask for. ``scale``: what the gradients were divided by already.
+
+    Without ``measure_extremes`` those are 0, which will do for a step that is refused.
+    """
+    norms, others, units = _norms(config, watched)
+    if axis_name is not None:
+        norms = norms_over_axis(norms, axis_name)
+        others = norms_over_axis(others, axis_name) if others.size else others
+        loss = None if loss is None else lax.psum(loss / lax.psum(1, axis_name), axis_name)
+    amax = tiny = jnp.zeros((), jnp.float32)
+    if measure_extremes and "tiny" in config.needs:
+        bound = SMALLEST_FLOAT16 if scale is None else SMALLEST_FLOAT16 / scale
+        amax, tiny = extremes(watched.gradients, bound, axis_name=axis_name)
+    elif measure_extremes and "amax" in config.needs:
+        amax = largest_element(watched.gradients, axis_name=axis_name)
+    return stablenum.Observation(
+        norms=_scaled(norms, scale),
+        loss=loss,
+        found_inf=~jnp.isfinite(others).all() if others.size else None,
+        units=units and Units(tuple(_scaled(part, scale) for part in units.norms), units.weights),
+        amax=_scaled(amax, scale) if "amax" in config.needs else None,
+        tiny=tiny if "tiny" in config.needs else None,
+    )
+
+
+def _norms(config: stablenum.GuardConfig, watched: Watched) -> tuple[Array, Array, Units | None]:
+    """Norms of the watched gradients and of the others, and of the units if a rule looks at them."""
+    n = len(watched.gradients)
+    leaves: Sequence[Any] = [*watched.gradients, *watched.others]
+    if config.unit_rule is None:
+        norms = leaf_norms(leaves)
+        return norms[:n], norms[n:], None
+    names = [path_name(path) for path in watched.paths]
+    axes = unit_axes(config.unit_rule, names, watched.gradients)
+    extra = [None] * len(watched.others)
+    norms, units = leaf_and_unit_norms(leaves, [*watched.weights, *extra], [*axes, *extra])
+    return norms[:n], norms[n:], Units(units.norms[:n], units.weights[:n])
+
+
+def _scaled(x: Array, scale: Array | None) -> Array:
+    """Norms times the scale; what is finite stays so."""
+    return x if scale is None else jnp.where(jnp.isfinite(x), jnp.minimum(x * scale, FLOAT32_MAX), x)

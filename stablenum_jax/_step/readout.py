@@ -1,0 +1,193 @@
+"""Reading and writing a guard's state on the host. The one module here that makes the host wait."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+import stablenum
+from stablenum.guard import readout, statedict
+from stablenum.guard.reasons import APPLIED, Reason
+from stablenum_jax._trees.names import known_names
+from stablenum_jax._trees.state import GuardOptState, find_guard, replace_guard
+
+__all__ = [
+    "guard_state_dict",
+    "history",
+    "load_guard_state_dict",
+    "metrics",
+    "raise_if_halted",
+    "resume",
+]
+
+PyTree: TypeAlias = Any
+
+
+def _read(opt_state: PyTree) -> tuple[stablenum.GuardState, tuple[str, ...] | None]:
+    """The guard's state and the parameters' names."""
+    found = find_guard(opt_state)
+    if found.names_id.ndim:
+        raise ValueError(
+            f"opt_state must be of one training run; got one stacked to shape {found.names_id.shape} "
+            "by vmap, pmap or scan. Take one, as in jax.tree.map(lambda x: x[0], opt_state)."
+        )
+    if isinstance(found.names_id, jax.core.Tracer):
+        raise ValueError(
+            "opt_state must hold concrete arrays; got traced ones. Read it outside of jit; inside, "
+            "metrics(opt_state) gives arrays."
+        )
+    return found.guard, known_names(int(found.names_id))
+
+
+def metrics(opt_state: PyTree, *, raise_if_halted: bool = True) -> dict[str, Any]:
+    """What became of the last step.
+
+    Keys: applied, reason (:class:`stablenum.Reason`), grad_norm (unscaled, before clipping),
+    loss_scale (that the step ran with), clip_coefficient, skipped_total, skipped_in_a_row, worst
+    (index and name of the parameter with the first non-finite norm, else the largest), step, loss
+    (NaN if it was not given). Before the first step ``applied`` is False, ``reason`` NO_STEP_YET.
+
+    On the host these are plain Python values, and reading them waits for the device. Under a
+    trace (jit, scan) they are arrays, ``worst`` and ``reason`` as () int32, so that they can be
+    logged from inside.
+
+    Args:
+        opt_state: a pytree with one guard's state in it.
+        raise_if_halted: on the host, raise if the guard stopped the training.
+
+    Raises:
+        NonFiniteError: the guard has stopped the training (``on_nonfinite="raise"`` or
+            ``max_skips_in_a_row``).
+        ValueError: no guard, more than one, or a stacked state.
+
+    Example:
+        >>> import optax, stablenum_jax
+        >>> tx = optax.chain(stablenum_jax.guard(clip=1.0), optax.sgd(0.1))
+        >>> params, grads = {"w": jnp.zeros(2)}, {"w": jnp.asarray([3.0, 4.0])}
+        >>> params, opt_state = stablenum_jax.step(tx, params, tx.init(params), grads)
+        >>> seen = metrics(opt_state)
+        >>> seen["reason"].name, seen["grad_norm"], seen["worst"].name
+        ('CLIPPED', 5.0, 'w')
+    """
+    names_id = find_guard(opt_state).names_id
+    if isinstance(names_id, jax.core.Tracer) and not names_id.ndim:
+        return _traced_metrics(find_guard(opt_state).guard)
+    state, names = _read(opt_state)
+    if raise_if_halted:
+        readout.check_halted(state, names)
+    return readout.metrics(state, names)
+
+
+def _traced_metrics(state: stablenum.GuardState) -> dict[str, jax.Array]:
+    """The arrays behind :func:`stablenum.guard.readout.metrics`."""
+    floats, ints = state.recorder.floats[-1], state.recorder.ints[-1]
+    started = ints[0] >= 0
+    reason = jnp.where(started, ints[1], int(Reason.NO_STEP_YET))
+    return {
+        "step": ints[0],
+        "loss": jnp.where(started, floats[0], jnp.nan),
+        "grad_norm": jnp.where(started, floats[1], jnp.nan),
+        "loss_scale": jnp.where(started, floats[2], state.loss_scale.scale),
+        "clip_coefficient": jnp.where(started, floats[3], 1.0),
+        "reason": reason,
+        "worst": ints[2],
+        "precision_level": jnp.maximum(ints[3], 0),
+        "applied": jnp.isin(reason, jnp.asarray([int(code) for code in APPLIED])),
+        "skipped_total": state.skipped_total,
+        "skipped_in_a_row": state.skipped_in_a_row,
+    }
+
+
+def history(opt_state: PyTree) -> list[dict[str, Any]]:
+    """The last 128 steps, oldest first, as dicts of plain values; never raises for a halt.
+
+    Keys: step, loss, grad_norm, loss_scale, clip_coefficient, reason, applied, worst, precision_level.
+
+    Raises:
+        ValueError: no guard, more than one, or a stacked or traced state.
+
+    Example:
+        >>> import optax, stablenum_jax
+        >>> tx = optax.chain(stablenum_jax.guard(), optax.sgd(0.1))
+        >>> history(tx.init({"w": jnp.zeros(2)}))
+        []
+    """
+    return readout.history(*_read(opt_state))
+
+
+def raise_if_halted(opt_state: PyTree, config: stablenum.GuardConfig) -> None:
+    """Raise if the guard stopped the training.
+
+    Raises:
+        NonFiniteError: it did; its attribute ``opt_state`` is the state that says so.
+    """
+    try:
+        readout.check_halted(*_read(opt_state), config=config)
+    except stablenum.NonFiniteError as error:
+        error.opt_state = opt_state  # type: ignore[attr-defined]
+        raise
+
+
+def resume(opt_state: PyTree) -> PyTree:
+    """``opt_state`` with a guard that goes on after it had stopped the training.
+
+    Clears the halt and the count of skips in a row; all else stays. Works under jit too.
+
+    Raises:
+        ValueError: no guard, or more than one.
+
+    Example:
+        >>> import optax, stablenum_jax
+        >>> tx = optax.chain(stablenum_jax.guard(on_nonfinite="raise"), optax.sgd(0.1))
+        >>> opt_state = resume(tx.init({"w": jnp.zeros(2)}))
+    """
+    found = find_guard(opt_state)
+    guard = found.guard
+    # Two arrays, not one in two places: a buffer cannot be donated twice.
+    cleared = guard._replace(
+        halted=jnp.zeros_like(guard.halted),
+        skipped_in_a_row=jnp.zeros_like(guard.skipped_in_a_row),
+        nonfinite_in_a_row=jnp.zeros_like(guard.nonfinite_in_a_row),
+    )
+    return replace_guard(opt_state, found._replace(guard=cleared))
+
+
+def guard_state_dict(opt_state: PyTree) -> dict[str, Any]:
+    """The guard's state as plain JSON values, the same as PyTorch's ``guard_state_dict()``.
+
+    Raises:
+        ValueError: no guard, more than one, or a stacked or traced state.
+
+    Example:
+        >>> import json, optax, stablenum_jax
+        >>> tx = optax.chain(stablenum_jax.guard(), optax.sgd(0.1))
+        >>> plain = guard_state_dict(tx.init({"w": jnp.zeros(2)}))
+        >>> json.loads(json.dumps(plain, allow_nan=False))["names"]
+        ['w']
+    """
+    return statedict.state_to_dict(*_read(opt_state))
+
+
+def load_guard_state_dict(opt_state: PyTree, plain: Mapping[str, Any]) -> PyTree:
+    """``opt_state`` with the guard's state that :func:`guard_state_dict` wrote, here or in PyTorch.
+
+    Args:
+        opt_state: a pytree with one guard's state in it, made with the same config.
+        plain: the saved dict.
+
+    Raises:
+        ValueError: ``plain`` is not such a dict or is one of another config; the message names
+            the field.
+
+    Example:
+        >>> import optax, stablenum_jax
+        >>> tx = optax.chain(stablenum_jax.guard(loss_scale="dynamic"), optax.sgd(0.1))
+        >>> opt_state = tx.init({"w": jnp.zeros(2)})
+        >>> opt_state = load_guard_state_dict(opt_state, guard_state_dict(opt_state))
+    """
+    state, names = _read(opt_state)
+    loaded = statedict.state_from_dict(plain, state, xp=jnp, names=names)
+    return replace_guard(opt_state, GuardOptState(loaded, find_guard(opt_state).names_id))

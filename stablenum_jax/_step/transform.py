@@ -1,0 +1,235 @@
+"""``guard`` and ``chain``: the guard as an optax transformation, and the true skip around others."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import stablenum
+from stablenum.guard.config import make_config
+from stablenum_jax._step.apply import apply_multiplier, zeros_unless
+from stablenum_jax._step.eager import drive
+from stablenum_jax._step.handshake import Capture, Deferred, Direct, GuardReached, current_mode
+from stablenum_jax._step.measure import AxisName, guarded_leaves, guarded_weights, scalar_loss
+from stablenum_jax._step.observe import Watched, judge
+from stablenum_jax._step.warnings import NotATrueSkipWarning
+from stablenum_jax._trees.names import path_name, register_names
+from stablenum_jax._trees.state import GuardOptState, has_guard
+
+__all__ = ["chain", "guard"]
+
+PyTree: TypeAlias = Any
+
+
+def guard(
+    inner: optax.GradientTransformation | None = None,
+    config: stablenum.GuardConfig | None = None,
+    *,
+    axis_name: AxisName | None = None,
+    **overrides: Any,
+) -> optax.GradientTransformationExtraArgs:
+    """Watch the gradients: skip non-finite steps whole, unscale, clip, and record every step.
+
+    Chain form, the first link of an optimizer, driven by :func:`stablenum_jax.step`::
+
+        tx = optax.chain(stablenum_jax.guard(clip=1.0), optax.adamw(1e-3))
+        params, opt_state = stablenum_jax.step(tx, params, opt_state, grads, value=loss)
+
+    Wrapper form, for callers that know ``tx.update`` alone (flax ``TrainState``, ``nnx.Optimizer``)::
+
+        tx = stablenum_jax.guard(optax.adamw(1e-3), clip=1.0)
+
+    Both skip truly: parameters and the whole state of the optimizer stay bit for bit as they were.
+    The chain form driven by plain ``tx.update`` cannot: it hands zeros to the optimizer, which goes
+    on by its momentum and its weight decay, and it warns of that once (``NotATrueSkipWarning``).
+
+    ``guard`` comes before any other transformation, so that it sees the gradients as they are. It
+    works inside and around ``optax.MultiSteps``, ``masked``, ``partition`` and ``inject_hyperparams``.
+    A guard inside ``MultiSteps`` needs :func:`stablenum_jax.step`, which keeps a bad gradient from the
+    accumulator (optax clears that by multiplying, so a NaN would stay in it for ever); for callers of
+    plain ``tx.update`` put the guard outside: ``guard(optax.MultiSteps(...))``. A spike rule inside goes
+    by the mean gradient's norm alone: the losses are those of single micro-batches, so they are checked
+    for finiteness, but neither judged nor recorded. Leaves that the guard does not see (masked ones) are
+    checked for finiteness but not clipped, and with a loss scale they are an error.
+    Under ``vmap`` each run decides for itself, and the skip is a select of both results.
+
+    Two clip rules look at more than gradients. ``AdaptiveGradClip`` compares them with the weights, so
+    ``tx.update`` needs ``params``; names in its ``exclude`` are those of the pytree's paths
+    (``"dense.kernel"``). ``ClipUpdateRMS`` acts on the update of the whole ``tx``, so it needs ``step``,
+    ``chain`` or ``guard(inner)``, and, unless ``per_lr=False``, a learning rate to be found:
+    ``optax.inject_hyperparams(optax.adamw)(learning_rate=1e-3)``. It keeps one copy of the updates.
+
+    Args:
+        inner: None for the chain form, or the optimizer to wrap: ``guard(inner)`` is
+            ``chain(guard(), inner)``.
+        config: the settings; the default skips and records, and changes nothing else.
+        axis_name: under ``shard_map`` or ``pmap``, the axis (or axes) along which each gradient is
+            *sharded*: norms are then those of the whole, and all shards decide the same. Leave it
+            out if gradients are averaged over the axis already, and under jit with sharded arrays.
+        **overrides: fields of :class:`stablenum.GuardConfig`, as ``clip=1.0`` or
+            ``loss_scale="dynamic"``.
+
+    Raises:
+        TypeError: ``inner`` is not an optax transformation, ``config`` not a GuardConfig, or an
+            override is unknown or a traced array.
+        ValueError: a setting has a wrong value; ``axis_name`` with ``AdaptiveGradClip``. From ``init``: one
+            of its patterns matches no parameter.
+
+    Example:
+        >>> params = {"w": jnp.ones(2)}
+        >>> tx = guard(optax.adam(0.1), clip=1.0)
+        >>> updates, opt_state = tx.update({"w": jnp.asarray([jnp.nan, 1.0])}, tx.init(params), params)
+        >>> bool((optax.apply_updates(params, updates)["w"] == params["w"]).all())
+        True
+    """
+    if inner is not None:
+        _check_transformation("inner", inner)
+        return chain(guard(None, config, axis_name=axis_name, **overrides), inner)
+    for name, value in overrides.items():
+        if isinstance(value, jax.Array):
+            raise TypeError(
+                f"{name} must be a plain Python value, known before tracing; got {type(value).__name__}. "
+                "Inside optax.inject_hyperparams write it out, as in inject_hyperparams(lambda lr: "
+                "optax.chain(guard(clip=1.0), optax.adamw(lr)))(lr=1e-3), or name the function's argument "
+                "in static_args."
+            )
+    made = make_config(config, overrides)
+    if made.unit_rule is not None and axis_name is not None:
+        raise ValueError(
+            f"axis_name must be None with AdaptiveGradClip; got {axis_name!r}. A unit of a weight may lie on "
+            "several shards, and its norm is that of the whole. Under jit with sharded arrays leave "
+            "axis_name out: the norms are global by themselves."
+        )
+    return _Guard(made, axis_name).as_transformation()
+
+
+class _Guard:
+    """The chain form. It obeys the driver around it, or, without one, does what it can alone."""
+
+    def __init__(self, config: stablenum.GuardConfig, axis_name: AxisName | None) -> None:
+        self.config, self.axis_name = config, axis_name
+        self.warned = False
+
+    def as_transformation(self) -> optax.GradientTransformationExtraArgs:
+        return optax.GradientTransformationExtraArgs(self.init, self.update)
+
+    def init(self, params: PyTree) -> GuardOptState:
+        """The state before the first step."""
+        paths = list(guarded_leaves(params, None))
+        names = [path_name(path) for path in paths]
+        if self.config.unit_rule is not None:
+            self.config.unit_rule.included(names)  # says now which pattern matches nothing
+        number = register_names(names)
+        return GuardOptState(
+            guard=stablenum.init_guard(self.config, len(paths), xp=jnp),
+            names_id=jnp.asarray(number, jnp.int32),
+        )
+
+    def update(
+        self, updates: PyTree, state: GuardOptState, params: PyTree = None, *, value: Any = None, **extra: Any
+    ) -> tuple[PyTree, GuardOptState]:
+        """The gradients for the next transformation, and the next state."""
+        leaves = guarded_leaves(updates, params)
+        register_names([path_name(path) for path in leaves])
+        weights = () if self.config.unit_rule is None else guarded_weights(leaves, params)
+        watched = Watched(tuple(leaves), tuple(leaves.values()), weights)
+        mode = current_mode()
+        if isinstance(mode, Capture):
+            raise GuardReached(self.config, self.axis_name, watched)
+        if isinstance(mode, Direct):
+            return apply_multiplier(self.config, updates, watched.paths, mode.decision), state
+        if mode is None:
+            self._check_alone()
+            mode = Deferred(unscaled=False, loss=scalar_loss(value))
+        decision, after = judge(
+            self.config,
+            state.guard,
+            watched,
+            loss=mode.loss,
+            axis_name=self.axis_name,
+            unscaled=mode.unscaled,
+        )
+        updates = apply_multiplier(self.config, updates, watched.paths, decision)
+        return zeros_unless(decision.apply, updates), state._replace(guard=after)
+
+    def _check_alone(self) -> None:
+        """Refuse or warn of what a guard without a driver around it cannot do."""
+        if self.config.update_rule is not None:
+            raise ValueError(
+                "ClipUpdateRMS clips the optimizer's update, which a guard driven by plain tx.update never "
+                "sees. Call stablenum_jax.step(tx, params, opt_state, grads), or build the optimizer with "
+                "stablenum_jax.chain(...) or stablenum_jax.guard(inner)."
+            )
+        if not self.warned:
+            self.warned = True
+            warnings.warn(
+                "A guard driven by plain tx.update can only zero the gradients of a bad step: the optimizer "
+                "still moves by momentum and weight decay. For a true skip call "
+                "stablenum_jax.step(tx, params, opt_state, grads, value=loss), or build the optimizer with "
+                "stablenum_jax.chain(...) or stablenum_jax.guard(inner).",
+                NotATrueSkipWarning,
+                stacklevel=3,
+            )
+
+
+def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """``optax.chain`` with a true skip: on a refused step none of it runs.
+
+    For callers that know ``tx.update`` alone. On a skip the updates are -0.0, which changes no
+    parameter bit for bit, and the state of all transformations is what it was. Where you call the
+    update yourself prefer :func:`stablenum_jax.step`, which is faster: it adds the updates inside
+    the branch that a skip leaves out. Jit the whole training step, not ``update`` alone: updates are
+    then written over the gradients and take no memory.
+
+    Args:
+        *transforms: the guard (see :func:`guard`, bare or under wrappers) first, then any others.
+
+    Raises:
+        TypeError: an argument is not an optax transformation.
+        ValueError: from ``init``: the first transformation does not hold the one guard. From
+            ``update``: the optimizer changes the structure of its state; ``params`` is missing for
+            ``AdaptiveGradClip``, or the learning rate for ``ClipUpdateRMS``.
+        NonFiniteError: from ``update`` called eagerly: the guard has stopped the training.
+
+    Example:
+        >>> tx = chain(guard(clip=1.0), optax.add_decayed_weights(1e-4), optax.sgd(0.1))
+        >>> params = {"w": jnp.zeros(2)}
+        >>> updates, opt_state = tx.update({"w": jnp.asarray([3.0, 4.0])}, tx.init(params), params)
+        >>> updates["w"].round(2)
+        Array([-0.06, -0.08], dtype=float32)
+    """
+    if not transforms:
+        raise ValueError("chain must get at least one transformation, the guard; got none.")
+    for i, transform in enumerate(transforms):
+        _check_transformation(f"transforms[{i}]", transform)
+    inner = optax.chain(*transforms)
+
+    def init(params: PyTree) -> PyTree:
+        state = inner.init(params)
+        guards = [has_guard(part) for part in state]
+        if guards[0] != 1 or sum(guards) != 1:
+            raise ValueError(
+                "stablenum_jax.chain must hold exactly one guard, in its first transformation; got "
+                f"{sum(guards)} guard(s), in the transformations {[i for i, n in enumerate(guards) if n]}. "
+                "Write chain(stablenum_jax.guard(), optimizer); inside guard(inner) leave no other guard."
+            )
+        return state
+
+    def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
+        if isinstance(current_mode(), (Capture, Direct)):
+            return inner.update(updates, state, params, **extra)  # the driver around us does the rest
+        return drive(inner, params, state, updates, extra, add=None)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _check_transformation(name: str, value: object) -> None:
+    if not (callable(getattr(value, "init", None)) and callable(getattr(value, "update", None))):
+        raise TypeError(
+            f"{name} must be an optax.GradientTransformation, as optax.adamw(1e-3); "
+            f"got {type(value).__name__}. A GuardConfig is given as config=."
+        )

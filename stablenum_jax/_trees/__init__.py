@@ -1,0 +1,1 @@
+"""The ground: leaves of pytrees, their names, and the guard's place in an optimizer's state."""

@@ -1,0 +1,98 @@
+"""Decide on the host: the guard's state in a CPU's memory, and the core's ``decide`` at little cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stablenum.arrays import leaves, map_leaves
+from stablenum.guard.config import GuardConfig
+from stablenum.guard.decide import Decision, GuardState, Observation, decide
+from stablenum_torch._devices.scalar_namespace import scalars
+from stablenum_torch._devices.straight_line import Writer
+from stablenum_torch._step.apply import one_factor
+
+__all__ = ["HostGuard"]
+
+# The measurements that are a number or an array, in the order in which a written function takes them.
+_MEASURED = ("norms", "loss", "found_inf", "amax", "tiny")
+
+
+class HostGuard:
+    """A guard whose state is CPU tensors, without a tensor's dispatch.
+
+    Args:
+        config: the guard's settings.
+        state: the tensors; what is written goes into their memory.
+
+    Attributes:
+        state: the tensors.
+        unit_rule, update_rule, needs, one_factor: of the settings, looked up once.
+    """
+
+    def __init__(self, config: GuardConfig, state: GuardState) -> None:
+        self.config, self.state = config, state
+        self.unit_rule, self.update_rule, self.needs = config.unit_rule, config.update_rule, config.needs
+        self.one_factor = one_factor(config)
+        self._views = map_leaves(Tensor.numpy, state)
+        self._flat: list[np.ndarray] = leaves(self._views)
+        self._tensors: list[Tensor] = leaves(state)
+        self._memory = [tensor.data_ptr() for tensor in self._tensors]
+        # Kept, because making a tensor takes nearly as long as deciding.
+        self._divisor = torch.ones((), dtype=torch.float32, device="cpu")
+        self._divisor_view = self._divisor.numpy()
+        self._written: dict[tuple[Any, ...], Callable[..., tuple[Any, ...]]] = {}
+
+    def is_for(self, config: GuardConfig, state: GuardState) -> bool:
+        """Whether this decides by ``config`` on ``state``, in the memory that its tensors have now.
+
+        Tensors change it in place too: sharing them with another process moves them there and frees the old.
+        """
+        same = config is self.config and state is self.state
+        return same and self._memory == [tensor.data_ptr() for tensor in self._tensors]
+
+    def read(self) -> list[Any]:
+        """The state's leaves: scalars, and arrays that share memory with the tensors."""
+        return [view[()] for view in self._flat]
+
+    def write(self, values: list[Any]) -> None:
+        """Write a state's leaves into the tensors."""
+        for view, value in zip(self._flat, values, strict=True):
+            view[...] = value
+
+    def divisor(self, multiplier: np.float32) -> Tensor:
+        """() float32 ``1 / multiplier``, in the form of fused kernels; the next call overwrites it."""
+        self._divisor_view[()] = 1 / multiplier
+        return self._divisor
+
+    def decide(self, seen: Observation) -> tuple[Decision, list[Any]]:
+        """The decision, and the leaves of the next state, which is not written yet."""
+        if seen.units is not None:
+            decision, after = decide(self.config, map_leaves(lambda v: v[()], self._views), seen, xp=scalars)
+            return decision, leaves(after)
+        measured = [getattr(seen, name) for name in _MEASURED]
+        kinds = (measured[0].shape[0], *(part is None for part in measured))
+        function = self._written.get(kinds)
+        if function is None:
+            function = self._written[kinds] = self._write_out(seen)
+        found = function(*(part for part in measured if part is not None), *self.read())
+        return Decision(*found[:_FIELDS]), list(found[_FIELDS:])
+
+    def _write_out(self, seen: Observation) -> Callable[..., tuple[Any, ...]]:
+        """``decide`` for observations like ``seen``, as a function of their parts and the state's leaves."""
+        writer = Writer()
+        parts = {name: getattr(seen, name) for name in _MEASURED}
+        inputs: dict[str, Any] = {
+            name: writer.input(part) for name, part in parts.items() if part is not None
+        }
+        state = map_leaves(lambda view: writer.input(view[()].copy()), self._views)
+        decision, after = decide(self.config, state, Observation(**inputs), xp=writer)
+        return writer.function([*decision[:_FIELDS], *leaves(after)])
+
+
+# Of a decision, all but what it says of units, which come in arrays of many lengths.
+_FIELDS = Decision._fields.index("unit_multipliers")

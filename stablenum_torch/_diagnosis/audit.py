@@ -1,0 +1,394 @@
+"""``audit``: look at an optimizer's state, say what of it is a risk, and reset what is poisoned.
+
+It reads each tensor once, in blocks, on the tensor's own device, and waits for the device once a parameter.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import array_api_compat.torch as xp
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from stablenum.diagnosis.audit import (
+    Audit,
+    Law,
+    Measured,
+    Role,
+    Row,
+    eps_is_lost,
+    join_blocks,
+    measure_block,
+    poisoned,
+)
+from stablenum_torch._devices.ranks import is_sharded, local_part
+from stablenum_torch._precision.float32_twins import TwinOptimizer
+from stablenum_torch._step.apply import is_fused
+from stablenum_torch._step.checks import parameter_names
+from stablenum_torch._step.optimizer import GuardedOptimizer
+
+__all__ = ["audit", "state_problems"]
+
+Entries = dict[str, tuple[Role, Tensor]]
+
+# What torch's own optimizers, and those that follow their names, keep of a parameter.
+_ROLES = {
+    "exp_avg": Role.FIRST,
+    "exp_avg_sq": Role.SECOND,
+    "max_exp_avg_sq": Role.SECOND_MAX,
+    "exp_inf": Role.NORM,
+    "square_avg": Role.SECOND,
+    "grad_avg": Role.MEAN,
+    "acc_delta": Role.ACCUMULATOR,
+    "momentum_buffer": Role.BUFFER,
+    "kahan_comp": Role.COMPENSATION,
+    "compensation": Role.COMPENSATION,
+}
+# A law holds for the class itself and for those that leave its ``step`` alone (AdamW is such a one).
+_LAWS: dict[type[Optimizer], str] = {
+    torch.optim.Adam: "adam",
+    torch.optim.NAdam: "nadam",
+    torch.optim.RAdam: "radam",
+    torch.optim.Adamax: "adamax",
+    torch.optim.RMSprop: "rmsprop",
+    torch.optim.Adagrad: "adagrad",
+    torch.optim.SGD: "sgd",
+    torch.optim.SparseAdam: "sparse adam",
+    torch.optim.Adadelta: "adadelta",
+}
+_CORRECTED = ("adam", "nadam", "radam", "adamax", "sparse adam")
+# Elements at a time: a block and what is computed of it stay in the cache, or in a fraction of the memory.
+_ON_HOST, _ON_DEVICE = 2**15, 2**23
+
+
+def audit(
+    optimizer: Optimizer,
+    grads: Mapping[str, Tensor] | Sequence[Tensor | None] | None = None,
+    *,
+    names: torch.nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | None = None,
+) -> Audit:
+    """The state of an optimizer, parameter by parameter, sorted by risk.
+
+    A parameter's telemetry is: the RMS of the update that its moments make at the present learning rate,
+    max abs(dw)/abs(w), frac(v == 0 and m != 0), the counts of inf and negative second moments and of NaN,
+    sqrt(v) against eps, RMS(g^2/v), and frac(w + dw == w). What the optimizer or its state does not tell is
+    None, "-" in the table. Decoupled weight decay is not part of the update. Counts are of elements: of a
+    complex parameter of its real and imaginary parts, of a sharded one of those on this rank.
+
+    Args:
+        optimizer: any ``torch.optim.Optimizer``, also a guarded one.
+        grads: unscaled gradients, by name or one a parameter in the order of the groups. Without them
+            ``p.grad`` is taken, unless a loss scale of the guard may still be in it.
+        names: the model, or names and parameters, as for :func:`stablenum_torch.wrap`.
+
+    Raises:
+        TypeError: ``optimizer`` is not an optimizer; ``grads`` or ``names`` of another kind.
+        ValueError: ``grads`` do not fit the parameters.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Linear(3, 1)
+        >>> opt = torch.optim.Adam(model.parameters())
+        >>> model(torch.ones(2, 3)).square().mean().backward()
+        >>> opt.step()
+        >>> audit(opt, names=model).ok
+        True
+        >>> opt.state[model.weight]["exp_avg_sq"][0, 1] = float("inf")
+        >>> report = audit(opt, names=model)
+        >>> print(report.risks[0])
+        weight: state of 1 of 3 elements is poisoned: 1 with an infinite second moment (their updates ...
+        >>> report.repair()
+        1
+    """
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            f"optimizer must be a torch.optim.Optimizer, guarded or not; got {type(optimizer).__name__}."
+        )
+    inner, named = _unwrapped(optimizer), _names(optimizer, parameter_names(names))
+    notes: list[str] = []
+    given = _gradients(optimizer, named, grads, notes)
+    own = _law_giver(inner)
+    kind, fused, every = _kind(own), is_fused(own), inner.state
+    rows, bad_gradients = [], []
+    places = ((p, group) for group in inner.param_groups for p in group["params"])
+    for (p, group), name, grad in zip(places, named, given, strict=True):
+        state, value = every.get(p, {}), _value(inner, p)
+        # A master is the value itself.
+        state = {key: entry for key, entry in state.items() if key != "master" or value is p}
+        row = _row(name, value, state, _law(kind, group, state), grad, fused=fused)
+        rows.append(row)
+        if row.measured.gradient_bad:
+            bad_gradients.append(name)
+    if any(is_sharded(p) for group in inner.param_groups for p in group["params"]):
+        notes.append("parameters are sharded: counts are of the part on this rank")
+    if bad_gradients:
+        notes.append(f"gradients are not finite: {', '.join(bad_gradients[:4])}; replay the step to see why")
+    if not kind:
+        notes.append(f"the law of {type(own).__name__} is not known: its updates and eps are not judged")
+    repair = functools.partial(_repair, inner)
+    return Audit.of(type(own).__name__, rows, notes=notes, repair=repair)
+
+
+def state_problems(optimizer: Optimizer) -> tuple[str, ...]:
+    """What of an optimizer's state can make the next update wrong, in words, the worst first.
+
+    Parameters and gradients are not looked at for it; warnings are left out: see :func:`audit`.
+
+    Raises:
+        TypeError: ``optimizer`` is not an optimizer.
+    """
+    return audit(optimizer).problems()
+
+
+# --- what is known of the optimizer ----------------------------------------------------------
+
+
+def _unwrapped(optimizer: Optimizer) -> Optimizer:
+    """The optimizer that holds the state: inside a guard, Accelerate, and the like."""
+    seen = {id(optimizer)}
+    while not isinstance(optimizer, TwinOptimizer):
+        inner = getattr(optimizer, "inner", None) or getattr(optimizer, "optimizer", None)
+        if not isinstance(inner, Optimizer) or id(inner) in seen:
+            return optimizer
+        seen.add(id(inner))
+        optimizer = inner
+    return optimizer
+
+
+def _law_giver(optimizer: Optimizer) -> Optimizer:
+    """The optimizer whose law it is: inside one that has it run in float32."""
+    return optimizer.inner if isinstance(optimizer, TwinOptimizer) else optimizer
+
+
+def _value(optimizer: Optimizer, p: Tensor) -> Tensor:
+    """What the law is applied to: the parameter, or the float32 number that it stands for."""
+    return optimizer.wide_value(p) if isinstance(optimizer, TwinOptimizer) else p
+
+
+def _names(optimizer: Optimizer, given: Mapping[Tensor, str]) -> list[str]:
+    """A name for each parameter in the order of the groups."""
+    known = {**(optimizer._names if isinstance(optimizer, GuardedOptimizer) else {}), **given}
+    found = []
+    for g, group in enumerate(optimizer.param_groups):
+        own = group.get("param_names")
+        for i, p in enumerate(group["params"]):
+            found.append(known.get(p, own[i] if own else f"param_groups[{g}].params[{i}]"))
+    return found
+
+
+def _gradients(
+    optimizer: Optimizer,
+    names: Sequence[str],
+    grads: Mapping[str, Tensor] | Sequence[Tensor | None] | None,
+    notes: list[str],
+) -> list[Tensor | None]:
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    if grads is None:
+        if isinstance(optimizer, GuardedOptimizer) and optimizer.config.loss_scale is not None:
+            notes.append(
+                "p.grad may carry the loss scale and was left out; give unscaled gradients as grads="
+            )
+            return [None] * len(params)
+        return [p.grad for p in params]
+    if isinstance(grads, Mapping):
+        unknown = [name for name in grads if name not in set(names)]
+        if unknown:
+            raise ValueError(
+                f"grads must be named as the parameters are; got {unknown[0]!r}, known are "
+                f"{', '.join(names[:4])}{'...' if len(names) > 4 else ''}. Name them with names=model."
+            )
+        found = [grads.get(name) for name in names]
+    elif isinstance(grads, Sequence):
+        if len(grads) != len(params):
+            raise ValueError(f"grads must hold one gradient a parameter, {len(params)}; got {len(grads)}.")
+        found = list(grads)
+    else:
+        raise TypeError(
+            "grads must be a mapping of name to tensor, a sequence of tensors, or None; "
+            f"got {type(grads).__name__}."
+        )
+    for name, p, grad in zip(names, params, found, strict=True):
+        if grad is not None and not isinstance(grad, Tensor):
+            raise TypeError(f"grads[{name!r}] must be a tensor or None; got {type(grad).__name__}.")
+        if grad is not None and grad.shape != p.shape:
+            raise ValueError(
+                f"grads[{name!r}] must have the parameter's shape {tuple(p.shape)}; got {tuple(grad.shape)}."
+            )
+    return found
+
+
+def _kind(optimizer: Optimizer) -> str:
+    # The class's own attribute, as schedulers patch the instance's; and what it wraps, as torch wraps that of
+    # a class for its profiler when the first instance is made.
+    step = inspect.unwrap(type(optimizer).step)
+    for base, kind in _LAWS.items():
+        if isinstance(optimizer, base) and step is inspect.unwrap(base.step):
+            return kind
+    return ""
+
+
+def _law(kind: str, group: Mapping[str, Any], state: Mapping[str, Any]) -> Law:
+    if not kind:
+        return Law()
+    beta1, beta2 = (_number(b) for b in group.get("betas", (None, None)))
+    decoupled = group.get("decoupled_weight_decay", False)
+    return Law(
+        kind=kind,
+        lr=_number(group.get("lr")),
+        beta1=beta1,
+        beta2=_number(group.get("alpha", group.get("rho"))) if beta2 is None else beta2,
+        eps=_number(group.get("eps")),
+        step=_number(state.get("step")),
+        momentum=_number(group.get("momentum")) or 0.0,
+        nesterov=bool(group.get("nesterov")),
+        weight_decay=0.0 if decoupled else _number(group.get("weight_decay")) or 0.0,
+        maximize=bool(group.get("maximize")),
+        corrected=kind in _CORRECTED,
+        rate_decay=_number(group.get("momentum_decay", group.get("lr_decay"))) or 0.0,
+        momentum_product=_number(state.get("mu_product")),
+    )
+
+
+def _number(value: Any) -> float | None:
+    """A float of a number or of a tensor of one, which makes the host wait."""
+    if isinstance(value, Tensor):
+        return float(value) if value.numel() == 1 else None
+    return float(value) if isinstance(value, int | float) else None
+
+
+# --- one parameter ---------------------------------------------------------------------------
+
+
+def _row(
+    name: str, p: Tensor, state: Mapping[str, Any], law: Law, grad: Tensor | None, *, fused: bool
+) -> Row:
+    entries, others = _entries(p, state, law.kind)
+    second = next((t for role, t in entries.values() if role.squared), None)
+    second_dtype = None if second is None else _dtype(second)
+    lost = eps_is_lost(law.eps, second_dtype, wide=fused and law.eps != 0)
+    tensors = {**{key: t for key, (_, t) in entries.items()}, **others}
+    return Row(
+        name=name,
+        shape=tuple(p.shape),
+        dtype=_dtype(p),
+        state_dtypes={key: _dtype(t) for key, t in tensors.items()},
+        law=law,
+        measured=_measure(p, list(entries.values()), grad, law, 0.0 if lost else law.eps),
+        others={key: _bad_elements(t) for key, t in others.items()},
+        second_dtype=second_dtype,
+        eps_lost=lost,
+    )
+
+
+def _entries(p: Tensor, state: Mapping[str, Any], kind: str) -> tuple[Entries, dict[str, Tensor]]:
+    """The entries whose meaning is known, of the parameter's shape; and the other tensors of numbers."""
+    known: Entries = {}
+    others: dict[str, Tensor] = {}
+    for key, value in state.items():
+        role = _ROLES.get(key, Role.SECOND if key == "sum" and kind == "adagrad" else None)
+        # A compensation is a number of units, an integer: nothing can be wrong with it but its parameter.
+        if not isinstance(value, Tensor) or not (
+            value.is_floating_point() or value.is_complex() or role is Role.COMPENSATION
+        ):
+            continue
+        if role is not None and value.shape == p.shape and value.layout == torch.strided:
+            known[key] = (role, value)
+        elif key != "step":
+            others[key] = value
+    return known, others
+
+
+def _measure(
+    p: Tensor, entries: Sequence[tuple[Role, Tensor]], grad: Tensor | None, law: Law, eps: float | None
+) -> Measured:
+    weights = _flat(p)
+    if not weights.numel():
+        return Measured()
+    gradient = None if grad is None else _flat(grad)
+    values = [(role, _flat(t)) for role, t in entries]
+    narrow = _rounding(weights.dtype)
+    size = _ON_HOST if weights.device.type == "cpu" else _ON_DEVICE
+    blocks: list[Tensor] = []
+    keys: list[str] = []
+    for start in range(0, weights.numel(), size):
+
+        def wide(t: Tensor, start: int = start) -> Tensor:
+            return _wide(t[start : start + size])
+
+        parts = measure_block(
+            wide(weights),
+            [(role, wide(t)) for role, t in values],
+            None if gradient is None else wide(gradient),
+            None,
+            law,
+            eps=eps,
+            narrow=narrow,
+            xp=xp,
+        )
+        keys = list(parts)
+        blocks.append(torch.stack([part.double() for part in parts.values()]))
+    read = torch.stack(blocks).tolist()
+    return join_blocks([dict(zip(keys, line, strict=True)) for line in read])
+
+
+def _rounding(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    return lambda x: x.to(dtype).to(x.dtype)
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """(n,) real values in the logical order: of a complex tensor both parts, of a sparse one zeros too."""
+    values = local_part(tensor).detach()
+    if values.layout != torch.strided:
+        values = values.to_dense()
+    if values.is_complex():
+        values = torch.view_as_real(values.resolve_conj())
+    return values.reshape(-1)
+
+
+def _wide(values: Tensor) -> Tensor:
+    # Apple's GPUs have no float64.
+    return (values.cpu() if values.device.type == "mps" else values).double()
+
+
+def _bad_elements(tensor: Tensor) -> int:
+    values = local_part(tensor).detach()
+    values = values if values.layout == torch.strided else values.coalesce().values()
+    return int((~torch.isfinite(values)).sum())
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+# --- repair ----------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def _repair(optimizer: Optimizer) -> int:
+    """Set the poisoned elements' entries to 0; returns how many elements there were."""
+    total = 0
+    kind, every = _kind(_law_giver(optimizer)), optimizer.state
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            entries, _ = _entries(p, every.get(p, {}), kind)
+            parts = [(role, _writable(t)) for role, t in entries.values()]
+            if not parts or not parts[0][1].numel():
+                continue
+            mask = poisoned(parts, xp=xp)
+            found = int(mask.sum())
+            if found:
+                for _, values in parts:
+                    values.masked_fill_(mask, 0.0)
+            total += found
+    return total
+
+
+def _writable(tensor: Tensor) -> Tensor:
+    """This rank's part as real values that share its memory."""
+    values = local_part(tensor).detach()
+    return torch.view_as_real(values) if values.is_complex() else values

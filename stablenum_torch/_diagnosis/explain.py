@@ -1,0 +1,69 @@
+"""Explaining the step that an optimizer has just skipped: a replay with what its guard knows of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from stablenum.diagnosis.report.report import Report
+from stablenum_torch._devices.ranks import several_ranks
+from stablenum_torch._diagnosis.replay.snapshot import RngState
+
+if TYPE_CHECKING:
+    from stablenum_torch._step.optimizer import GuardedOptimizer
+
+__all__ = ["explain_step"]
+
+_OTHER_BACKWARD_PASSES = (
+    "the gradients that the parameters hold are not finite, those of this closure are: if several backward "
+    "passes add up to one step, replay the others too"
+)
+
+
+def explain_step(
+    optimizer: GuardedOptimizer,
+    beginnings: Sequence[RngState | Tensor | None],
+    closure: Callable[[], Any],
+    model: torch.nn.Module | None,
+) -> Report:
+    """The report of :meth:`stablenum_torch.GuardedOptimizer.explain`.
+
+    Args:
+        optimizer: whose last step it was.
+        beginnings: the generators' states that the step may have begun with, the likeliest first.
+        closure: runs the step's forward pass.
+        model: names modules.
+    """
+    from stablenum_torch._diagnosis.replay.replay import replay
+
+    begun = int(optimizer.guard_state.step) > 0
+    last = optimizer.last
+    scaled = begun and optimizer.config.loss_scale is not None
+    for beginning in beginnings:
+        report = replay(
+            closure,
+            model=model,
+            optimizer=optimizer,
+            loss_scale=float(last["loss_scale"]) if scaled else None,
+            rng_state=beginning,
+            known_bad=begun and not last["applied"],
+        )
+        if report.evidence.bad and report.evidence.reproduced is not False:
+            return report
+    return _with_what_the_guard_saw(report, optimizer) if begun and not report.evidence.bad else report
+
+
+def _with_what_the_guard_saw(report: Report, optimizer: GuardedOptimizer) -> Report:
+    """A replay that finds nothing may not have been given all of the step."""
+    notes = list(report.notes)
+    grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    if not all(bool(torch.isfinite(g).all()) for g in grads):
+        notes.append(_OTHER_BACKWARD_PASSES)
+    elsewhere = several_ranks() and not optimizer.last["applied"]
+    return Report.of(
+        replace(report.evidence, other_rank=elsewhere), notes=tuple(notes), seconds=report.seconds
+    )

@@ -1,0 +1,291 @@
+"""The range report in PyTorch: one instrumented forward and backward pass in float32."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import array_api_compat.torch as torch_namespace
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from stablenum.diagnosis.ranges import RangeCollector, RangeReport
+from stablenum.diagnosis.ranges.rows import ACTIVATION, ACTIVATION_GRADIENT, GRADIENT, WEIGHT
+from stablenum.errors import bad_field
+from stablenum_torch._step.measure import dense_values
+from stablenum_torch._step.optimizer import GuardedOptimizer
+
+__all__ = ["range_report"]
+
+_WIDE = (torch.float32, torch.float64)
+
+
+def range_report(
+    model: nn.Module,
+    batch: Any,
+    *,
+    loss_fn: Callable[[nn.Module, Any], Tensor] | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    formats: Sequence[str] = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
+) -> RangeReport:
+    """What each number format would do to the values of one training step, module by module.
+
+    One forward and one backward pass in float32, without autocast. Counted are the outputs of every module
+    and their gradients, weights and their gradients and, with an optimizer, the updates. Values between two
+    modules (attention scores computed in a ``forward``) are seen only in what comes out of a module.
+
+    Parameters, buffers, gradients, the optimizer, hooks and the random states of torch, NumPy and Python are
+    afterwards bit for bit what they were, also if the model raises: the step runs on copies of their values.
+    What a ``forward`` writes to other attributes of its module stays written. It needs memory for a second
+    copy of the model, and of the optimizer's state if it is given.
+
+    Args:
+        model: in the mode (train or eval) in which it is to be measured. DistributedDataParallel is looked
+            through; a compiled model runs eagerly.
+        batch: what the model takes: a tensor, a tuple of positional or a mapping of named arguments. With
+            ``loss_fn``, whatever that takes. Tensors in half precision become float32.
+        loss_fn: ``loss_fn(model, batch)`` gives the scalar loss. By default the loss is what the model
+            returns, if that is a scalar or has a scalar ``loss``; if not, there is no backward pass.
+        optimizer: of these parameters; a copy makes one step. Of one from :func:`stablenum_torch.wrap` it is
+            the inner optimizer: unscaled gradients, no clipping.
+        formats: names of formats, also short ones such as ``"bf16"``.
+
+    Returns:
+        A :class:`stablenum.diagnosis.ranges.RangeReport`: ``verdict``, ``loss_scale("float16")``,
+        ``table()``, ``plot(path)``, ``to_json()``. Elements that are not finite in float32 are counted apart.
+
+    Raises:
+        ValueError: an unknown format; a loss that is not a scalar; parameters not yet initialised.
+
+    Example:
+        >>> import stablenum_torch
+        >>> _ = torch.manual_seed(0)
+        >>> model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+        >>> loss = lambda model, x: model(x).square().mean()
+        >>> report = stablenum_torch.range_report(model, torch.ones(4, 8), loss_fn=loss)
+        >>> report.verdicts["bfloat16"].sentence
+        'bfloat16 works without a loss scale.'
+    """
+    while isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+        model = model.module
+    model = getattr(model, "_orig_mod", model)
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if nn.parameter.is_lazy(tensor):
+            raise bad_field("model", "initialised", name, hint="Run it once on a batch before.")
+
+    seen = RangeCollector(formats, xp=torch_namespace, cast=_cast)
+    names = {p: name for name, p in model.named_parameters()}
+    with _on_copies(model), _random_states(model), _float32_only(model), contextlib.ExitStack() as hooks:
+        for p, name in names.items():
+            seen.add(WEIGHT, _module_of(name), _plain(p))
+        watch = _Watch(seen)
+        hooks.callback(watch.remove)
+        watch.follow(model)
+        loss = _loss(model, _floats(batch), loss_fn)
+        watch.forward_done = True
+        if loss is None:
+            seen.note("No gradients: the model gives no scalar loss, and no loss_fn was given.")
+        elif not loss.requires_grad:
+            seen.note("No gradients: the loss depends on no parameter that requires one.")
+        else:
+            _backward(loss, names, optimizer, seen)
+    return RangeReport(seen.rows, seen.formats, seen.notes)
+
+
+# --- what is left as it was --------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _on_copies(model: nn.Module) -> Iterator[None]:
+    """Parameters and buffers hold float32 copies of their values, and no gradients, meanwhile.
+
+    The tensors stay the same objects, so that whatever refers to them (flat weights of an RNN, ties) does.
+    """
+    tensors = dict.fromkeys([*model.parameters(), *model.buffers()])
+    kept = [(t, t.data, t.grad) for t in tensors]
+    buffers = [(module, dict(module._buffers)) for module in model.modules()]
+    try:
+        for t, data, _ in kept:
+            t.grad = None
+            t.data = data.float() if _narrow(data) else data.clone()
+        yield
+    finally:
+        for module, named in buffers:
+            module._buffers.clear()
+            module._buffers.update(named)
+        for t, data, grad in kept:
+            t.grad = None
+            t.data = data
+            t.grad = grad
+
+
+@contextlib.contextmanager
+def _random_states(model: nn.Module) -> Iterator[None]:
+    """Puts the random states of torch (the CPU and the model's devices), NumPy and Python back."""
+    devices = {t.device.index for t in [*model.parameters(), *model.buffers()] if t.device.type == "cuda"}
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=sorted(i for i in devices if i is not None)):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+@contextlib.contextmanager
+def _float32_only(model: nn.Module) -> Iterator[None]:
+    """Without autocast and compilation, with gradients."""
+    kinds = {"cpu", *(t.device.type for t in model.parameters())} - {"meta"}
+    with contextlib.ExitStack() as stack:
+        for kind in sorted(kinds):
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(torch.enable_grad())
+        yield
+
+
+# --- the step ----------------------------------------------------------------------------------
+
+
+class _Watch:
+    """Hooks on every module that count what comes out, and the gradient that comes back to it."""
+
+    def __init__(self, seen: RangeCollector) -> None:
+        self.forward_done = False
+        self._seen = seen
+        self._handles: list[Any] = []
+
+    def follow(self, model: nn.Module) -> None:
+        for path, module in model.named_modules():
+            self._handles.append(module.register_forward_hook(self._after(path)))
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _after(self, path: str) -> Callable[[nn.Module, Any, Any], None]:
+        def count(grad: Tensor) -> None:
+            self._seen.add(ACTIVATION_GRADIENT, path, _plain(grad))
+
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            for tensor in _tensors(output):
+                # Activation checkpointing runs a part of the forward pass again, in the backward pass.
+                if not self.forward_done:
+                    self._seen.add(ACTIVATION, path, _plain(tensor))
+                # At once: what is changed in place later has its own gradient.
+                if tensor.requires_grad:
+                    self._handles.append(tensor.register_hook(count))
+
+        return hook
+
+
+def _loss(model: nn.Module, batch: Any, loss_fn: Callable[[nn.Module, Any], Tensor] | None) -> Tensor | None:
+    if loss_fn is not None:
+        loss = loss_fn(model, batch)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            got = tuple(loss.shape) if isinstance(loss, Tensor) else loss
+            raise bad_field("loss_fn", "a function that returns a tensor with one element", got)
+        return loss
+    if isinstance(batch, Mapping):
+        output = model(**batch)
+    else:
+        output = model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
+    held = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    for found in (held, output):
+        if isinstance(found, Tensor) and found.numel() == 1 and found.is_floating_point():
+            return found
+    return None
+
+
+def _backward(
+    loss: Tensor, names: dict[Tensor, str], optimizer: torch.optim.Optimizer | None, seen: RangeCollector
+) -> None:
+    if not torch.isfinite(loss).all():
+        seen.note("The loss is not finite in float32.")
+    trained = [p for p in names if p.requires_grad]
+    # Not backward(): nothing is accumulated, and nobody waits for it (DistributedDataParallel).
+    grads = dict(zip(trained, torch.autograd.grad(loss.sum(), trained, allow_unused=True)))
+    missing = [names[p] for p in trained if grads[p] is None]
+    if missing:
+        seen.note(f"No gradient reaches {', '.join(missing[:5])}{' and others' if missing[5:] else ''}.")
+    for p, grad in grads.items():
+        if grad is not None:
+            seen.add(GRADIENT, _module_of(names[p]), _plain(grad))
+    if optimizer is not None:
+        _update(optimizer, names, grads, seen)
+
+
+def _update(
+    optimizer: torch.optim.Optimizer,
+    names: dict[Tensor, str],
+    grads: dict[Tensor, Tensor | None],
+    seen: RangeCollector,
+) -> None:
+    """The step of a copy of the optimizer, on copies of its parameters."""
+    if isinstance(optimizer, GuardedOptimizer):
+        optimizer = optimizer.inner
+        seen.note("The update is the inner optimizer's: without clipping.")
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    twins = {p: nn.Parameter(p.detach().clone(), requires_grad=p.requires_grad) for p in held}
+    # copy.deepcopy finds each parameter already copied; hooks and schedulers are not part of the copy.
+    twin = copy.deepcopy(optimizer, {id(p): other for p, other in twins.items()})
+    for p, state in twin.state.items():
+        for key, value in state.items():
+            if isinstance(value, Tensor) and _narrow(value):
+                twin.state[p][key] = value.float()
+    for p, other in twins.items():
+        other.grad = None if grads.get(p) is None else grads[p].clone()  # type: ignore[union-attr]
+    twin.step()
+    foreign = sum(p not in names for p in held)
+    if foreign:
+        seen.note(f"{foreign} parameters of the optimizer are not the model's.")
+    for p, other in twins.items():
+        if p in names and other.grad is not None:
+            seen.add_update(_module_of(names[p]), _plain(p), _plain(other) - _plain(p))
+
+
+# --- tensors -----------------------------------------------------------------------------------
+
+
+def _cast(x: Tensor, name: str) -> Tensor:
+    return x.to(getattr(torch, name)).to(x.dtype)
+
+
+def _narrow(x: Tensor) -> bool:
+    return x.is_floating_point() and x.dtype not in _WIDE
+
+
+def _plain(x: Tensor) -> Tensor:
+    """Dense, without history, at least float32."""
+    x = dense_values(x.detach())
+    return x.float() if _narrow(x) else x
+
+
+def _floats(batch: Any) -> Any:
+    """The batch with its narrow tensors in float32; containers of other types stay what they are."""
+    if isinstance(batch, Tensor):
+        return batch.float() if _narrow(batch) else batch
+    if type(batch) in (list, tuple):
+        return type(batch)(_floats(part) for part in batch)
+    if type(batch) is dict:
+        return {key: _floats(part) for key, part in batch.items()}
+    return batch
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, Mapping):
+        for part in output.values():
+            yield from _tensors(part)
+    elif isinstance(output, (list, tuple)):
+        for part in output:
+            yield from _tensors(part)
+
+
+def _module_of(parameter: str) -> str:
+    return parameter.rpartition(".")[0]

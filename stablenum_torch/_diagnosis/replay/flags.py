@@ -1,0 +1,99 @@
+"""Flags and statistics of a tensor. Here, and only here, a replay makes the host wait."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from stablenum.diagnosis.replay.values import MOST_VALUES, TensorStats
+
+__all__ = ["CLEAN", "Flags", "bad_positions", "flags_of", "stats_of"]
+
+Flags = tuple[bool, bool, bool]
+CLEAN: Flags = (False, False, False)
+
+
+def flags_of(tensor: Tensor) -> Flags:
+    """Whether any element is NaN, inf, -inf: one reduction, if there is none."""
+    x = _plain(tensor)
+    if x is None:
+        return CLEAN
+    # The cheapest pass there is. A finite sum has finite terms; one that is not may have overflowed.
+    total = x.sum(dtype=torch.float32 if x.element_size() < 4 else None)
+    if math.isfinite(float(total)):
+        return CLEAN
+    low, high = torch.aminmax(x.contiguous())
+    smallest, largest = (float(low), float(high)) if x.is_cpu else torch.stack((low, high)).tolist()
+    if math.isnan(smallest) or math.isnan(largest):
+        return True, bool(torch.isposinf(x).any()), bool(torch.isneginf(x).any())
+    return False, largest == math.inf, smallest == -math.inf
+
+
+def stats_of(tensor: Tensor, *, name: str = "", at: Tensor | None = None) -> TensorStats:
+    """Counts and extremes.
+
+    Args:
+        tensor: any tensor.
+        name: of the tensor, to be shown with them.
+        at: (n, ndim) positions of elements to keep, of which at most four are.
+    """
+    dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+    x = _plain(tensor)
+    if x is None:
+        if tensor.numel() and not tensor.is_meta and not tensor.is_sparse and tensor.layout is torch.strided:
+            x = tensor.double()  # some whole numbers know no minimum
+            low, high = float(x.min()), float(x.max())
+            amax = max(abs(low), abs(high))
+            return TensorStats(
+                dtype=dtype, shape=shape, size=tensor.numel(), name=name, min=low, max=high, amax=amax
+            )
+        return TensorStats(dtype=dtype, shape=shape, size=tensor.numel(), name=name)
+    finite = torch.isfinite(x)
+    kept = x[finite].double()
+    some = kept.numel() > 0
+    tiny = torch.finfo(x.dtype).tiny
+    magnitude = kept.abs()
+    return TensorStats(
+        dtype=dtype,
+        shape=shape,
+        size=tensor.numel(),
+        min=float(kept.min()) if some else math.nan,
+        max=float(kept.max()) if some else math.nan,
+        amax=float(magnitude.max()) if some else math.nan,
+        nan=int(torch.isnan(x).sum()),
+        posinf=int(torch.isposinf(x).sum()),
+        neginf=int(torch.isneginf(x).sum()),
+        zero=int((kept == 0).sum()),
+        subnormal=int(((magnitude > 0) & (magnitude < tiny)).sum()),
+        values=_values(tensor, at),
+        name=name,
+    )
+
+
+def bad_positions(tensor: Tensor) -> Tensor | None:
+    """(n, ndim) the first few elements that are not finite."""
+    if tensor.layout is not torch.strided or not tensor.is_floating_point() or not tensor.numel():
+        return None
+    bad = ~torch.isfinite(tensor if tensor.element_size() > 1 else tensor.float())
+    return bad.nonzero()[:MOST_VALUES]
+
+
+def _values(tensor: Tensor, at: Tensor | None) -> tuple[float, ...]:
+    if at is None or tensor.layout is not torch.strided or tensor.is_complex():
+        return ()
+    return tuple(float(v) for v in tensor[tuple(at.T)].reshape(-1)[:MOST_VALUES])
+
+
+def _plain(tensor: Tensor) -> Tensor | None:
+    """The real numbers that a tensor holds, None if it holds none that could be non-finite."""
+    if tensor.is_meta or not (tensor.is_floating_point() or tensor.is_complex()):
+        return None
+    if tensor.layout is not torch.strided:
+        tensor = tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()
+    if not tensor.numel():
+        return None
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    return tensor.float() if tensor.element_size() == 1 else tensor

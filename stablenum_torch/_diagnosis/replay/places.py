@@ -1,0 +1,171 @@
+"""Where in the user's source an operation was called, read from Python's stack.
+
+The stack also tells the modules, the public function, whether an optimizer is stepping and whether
+activation checkpointing is running the forward pass once more: nothing has to be hooked for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import os
+import sys
+import sysconfig
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from importlib.util import find_spec
+from types import CodeType, FrameType
+
+from torch import nn
+
+from stablenum.diagnosis.replay.values import Place
+from stablenum_torch._diagnosis.replay.naming import PUBLIC
+
+__all__ = ["Survey", "survey"]
+
+_FOREIGN = (
+    "accelerate", "contextlib", "equinox", "flax", "functools", "jax", "jaxlib", "numpy", "optax",
+    "stablenum", "stablenum_jax", "stablenum_torch", "torch",
+)  # fmt: skip
+
+
+class _Kind(Enum):
+    OTHER = auto()
+    USER = auto()
+    MODULE = auto()
+    PUBLIC = auto()
+    ENGINE = auto()  # below it is the forward pass, above it the backward pass
+    CHECKPOINT = auto()
+    FUNCTION = auto()  # a custom autograd.Function
+    UPDATE = auto()
+    STOP = auto()
+
+
+@dataclass(slots=True)
+class Survey:
+    """What the stack tells of the running operation.
+
+    Attributes:
+        frames: the user's, outermost first; those inside the backward pass if ``engine`` is True.
+        outer: the user's frames that called the backward pass.
+        modules: outermost first.
+        public: a public function of torch that calls the operation.
+        engine: an autograd engine is below.
+        checkpoint: activation checkpointing runs the forward pass again.
+        function: a custom ``autograd.Function`` is running.
+        update: an optimizer is stepping.
+    """
+
+    frames: tuple[Place, ...] = ()
+    outer: tuple[Place, ...] = ()
+    modules: tuple[nn.Module, ...] = ()
+    public: str = ""
+    engine: bool = False
+    checkpoint: bool = False
+    function: bool = False
+    update: bool = False
+    _lists: tuple[list[Place], list[Place]] = field(default_factory=lambda: ([], []))
+
+
+def survey(stop: CodeType) -> Survey:
+    """Read the stack from the caller out to the frame that runs ``stop``."""
+    found, modules = Survey(), []
+    inner, outer = found._lists
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        kind = _STOP if code is stop else _kind(code)
+        if kind is _Kind.STOP:
+            break
+        if kind is _Kind.USER:
+            (outer if found.engine else inner).append(_place(code, frame.f_lineno))
+        elif kind is _Kind.UPDATE:
+            found.update = True
+        elif found.engine or kind is _Kind.OTHER:
+            pass
+        elif kind is _Kind.MODULE:
+            modules.append(frame.f_locals["self"])
+        elif kind is _Kind.PUBLIC and not inner and not modules:
+            found.public = _public(code, frame.f_lineno) or found.public
+        elif kind is _Kind.ENGINE:
+            found.engine = True
+        elif kind is _Kind.CHECKPOINT:
+            # Its own bookkeeping (detaching inputs) is not the forward pass.
+            found.checkpoint = found.checkpoint or bool(inner or modules)
+        elif kind is _Kind.FUNCTION:
+            found.function = True
+        frame = frame.f_back
+    found.frames, found.outer = tuple(reversed(inner)), tuple(reversed(outer))
+    found.modules = tuple(reversed(modules))
+    return found
+
+
+_STOP = _Kind.STOP
+# By id: hashing a code object is slow. The object is kept, so that its id stays its own.
+_kinds: dict[int, tuple[_Kind, CodeType]] = {}
+_places: dict[tuple[int, int], Place] = {}
+
+
+def _kind(code: CodeType) -> _Kind:
+    known = _kinds.get(id(code))
+    if known is None:
+        known = _kinds[id(code)] = (_classified(code), code)
+    return known[0]
+
+
+def _classified(code: CodeType) -> _Kind:
+    file, name = code.co_filename.replace(os.sep, "/"), code.co_name
+    if file.endswith("torch/nn/modules/module.py"):
+        return _Kind.MODULE if name == "_call_impl" else _Kind.OTHER
+    if file.endswith(("torch/nn/functional.py", "torch/functional.py", "torch/_tensor.py")):
+        return _Kind.PUBLIC if name in PUBLIC or name == "multi_head_attention_forward" else _Kind.OTHER
+    if file.endswith("torch/autograd/graph.py"):
+        return _Kind.ENGINE if name == "_engine_run_backward" else _Kind.OTHER
+    if file.endswith("torch/utils/checkpoint.py"):
+        return _Kind.CHECKPOINT
+    if file.endswith("torch/autograd/function.py"):
+        return _Kind.FUNCTION if name == "apply" else _Kind.OTHER
+    if file.endswith("torch/optim/optimizer.py"):
+        return _Kind.UPDATE if code.co_qualname.startswith("Optimizer.profile_hook_step") else _Kind.OTHER
+    return _Kind.USER if is_user_file(code.co_filename) else _Kind.OTHER
+
+
+def is_user_file(file: str) -> bool:
+    """Whether a file is neither of a framework nor of the standard library."""
+    if file.startswith(("<frozen", "<eval_with_key", "<__", "<string>")):
+        return False
+    folders, third_party = _folders()
+    path = os.path.abspath(file)
+    if path.startswith(folders):
+        return False
+    standard = sysconfig.get_path("stdlib") + os.sep
+    return not path.startswith(standard) or path.startswith(third_party)
+
+
+@functools.cache
+def _folders() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The frameworks' folders, and those of other installed packages (which count as the user's)."""
+    found = []
+    for name in _FOREIGN:
+        spec = find_spec(name)
+        if spec is not None and spec.submodule_search_locations:
+            found += [os.path.abspath(p) + os.sep for p in spec.submodule_search_locations]
+    packages = {sysconfig.get_path("purelib") + os.sep, sysconfig.get_path("platlib") + os.sep}
+    return tuple(found), tuple(packages)
+
+
+def _place(code: CodeType, line: int) -> Place:
+    key = (id(code), line)
+    place = _places.get(key)
+    if place is None:
+        source = linecache.getline(code.co_filename, line).strip()
+        place = _places[key] = Place(code.co_filename, line, code.co_name, source)
+    return place
+
+
+def _public(code: CodeType, line: int) -> str:
+    if code.co_name != "multi_head_attention_forward":
+        return code.co_name
+    # Its attention is a compiled function, without a frame of its own.
+    called = linecache.getline(code.co_filename, line)
+    return "scaled_dot_product_attention" if "scaled_dot_product_attention(" in called else ""

@@ -1,0 +1,483 @@
+"""The dispatch mode that writes a Trace: every operation below autograd and autocast, as it really runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from stablenum.diagnosis.replay.trace import Step, Trace, Value
+from stablenum.diagnosis.replay.values import Place
+from stablenum_torch._diagnosis.replay.flags import CLEAN, Flags, bad_positions, flags_of, stats_of
+from stablenum_torch._diagnosis.replay.in_float32 import finite_in_float32
+from stablenum_torch._diagnosis.replay.labels import check_labels, is_index_error, without_valid_target
+from stablenum_torch._diagnosis.replay.memory import Memory, Storage, view_key
+from stablenum_torch._diagnosis.replay.module_paths import ModulePaths
+from stablenum_torch._diagnosis.replay.naming import operation_name
+from stablenum_torch._diagnosis.replay.phases import NodeMap
+from stablenum_torch._diagnosis.replay.places import Survey, survey
+from stablenum_torch._diagnosis.replay.schemas import Operation, describe, numbers_in, tensors_in, written_by
+from stablenum_torch._diagnosis.replay.snapshot import Snapshot
+
+__all__ = ["Failure", "Recorder"]
+
+# Clones of what is overwritten serve only to describe it; beyond this many elements that is too dear.
+_MOST_CLONED = 2**24
+_LOW_PRECISION = (torch.float16, torch.bfloat16)
+
+
+@dataclass(slots=True)
+class _Context:
+    """Where and for what an operation runs."""
+
+    phase: str
+    place: Place | None
+    frames: tuple[Place, ...]
+    module: str
+    public: str
+    forward: Step | None = None
+
+
+@dataclass(slots=True)
+class Failure:
+    """An operation that raised."""
+
+    error: Exception
+    step: Step
+    labels: str = ""
+
+
+@dataclass(slots=True)
+class _Before:
+    """What has to be kept of a call before it runs."""
+
+    inputs: list[int]
+    written: list[Tensor]
+    clones: dict[int, Tensor] = field(default_factory=dict)
+
+
+class Recorder(TorchDispatchMode):
+    """Records a Trace.
+
+    Args:
+        snapshot: told of everything before it is written.
+        names: id of a tensor -> (role, name).
+        paths: of modules.
+        stop: the code object of the function that calls the user's: the stack is read up to there.
+
+    Attributes:
+        trace: what is recorded.
+        leaves: parameters that were met, by id.
+        failure: the last operation that raised.
+        labels: what is wrong with the labels that a step read.
+        wide: whether a step of low precision is finite in float32.
+        accumulated: whether a backward pass has written gradients of parameters.
+        gradients: what ``torch.autograd.grad`` gave, with names.
+        public: the public function that is running.
+        roots: what backward passes began from.
+        on_update: called when an optimizer begins to step.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        names: dict[int, tuple[str, str]],
+        paths: ModulePaths,
+        stop: CodeType,
+    ) -> None:
+        super().__init__()
+        self.trace = Trace()
+        self.leaves: dict[int, Tensor] = {}
+        self.failure: Failure | None = None
+        self.labels: dict[int, str] = {}
+        self.wide: dict[int, bool] = {}
+        self.accumulated = False
+        self.gradients: list[tuple[str, Value]] = []
+        self.public = ""
+        self.roots: list[Tensor] = []
+        self._snapshot, self._names, self._paths, self._stop = snapshot, names, paths, stop
+        self.on_update: Callable[[], None] | None = None
+        self._updating = False
+        self._memory, self._nodes = Memory(), NodeMap()
+        self._last: _Context | None = None
+        self._grad, self._in_function = True, False
+        self._lines: dict[tuple[str, str], tuple[Place | None, tuple[Place, ...]]] = {}
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        self._grad = torch.is_grad_enabled()
+        with torch.no_grad():
+            operation = describe(func)
+            context = self._context(operation, survey(self._stop))
+            before = self._before(operation, args, kwargs)
+        try:
+            check_labels(operation.name, args, kwargs)
+            result = func(*args, **kwargs)
+        except Exception as error:
+            with torch.no_grad():
+                self._failed(operation, context, before, args, error)
+            raise
+        makes_node = self._in_function or (self._grad and _require_grad(args, kwargs))
+        with torch.no_grad():
+            self._record(func, operation, context, before, (args, kwargs), result, makes_node=makes_node)
+        return result
+
+    # --- values ----------------------------------------------------------------------------------
+
+    def value_of(self, tensor: Tensor, *, role: str = "") -> Value:
+        """The value that a tensor holds now; ``role``: of one that nobody told us of."""
+        storage = self._memory.find(tensor)
+        if storage is None:
+            return self._from_outside(tensor, self._memory.add(tensor, outside=True), role)
+        key = view_key(tensor)
+        current = storage.current(key)
+        if current is not None:
+            self._meet(tensor)
+            return self.trace.values[current]
+        if storage.outside and not storage.epoch:
+            return self._from_outside(tensor, storage)
+        return self._seen_anew(tensor, storage)
+
+    def _from_outside(self, tensor: Tensor, storage: Storage, role: str = "") -> Value:
+        self._meet(tensor)
+        role, name = self._names.get(id(tensor), (role, ""))
+        if not role:
+            known = next((self.trace.values[v] for v, _ in storage.views.values()), None)
+            leaf = tensor.requires_grad and not tensor._is_view() and tensor.is_leaf
+            role, name = (known.role, known.name) if known else ("parameter" if leaf else "input", "")
+        flags = flags_of(tensor)
+        stats = stats_of(tensor, name=name, at=bad_positions(tensor)) if any(flags) else None
+        value = self.trace.values[self.trace.add_value(flags=flags, role=role, name=name, stats=stats)]
+        storage.views[view_key(tensor)] = (value.id, storage.epoch)
+        return value
+
+    def _meet(self, tensor: Tensor) -> None:
+        """Parameters that nobody told us of: their gradients are set aside like those of the others."""
+        # A view that autograd took of a parameter while it kept no record looks like a leaf, too.
+        if id(tensor) in self.leaves or not tensor.requires_grad or tensor._is_view():
+            return
+        if tensor.is_leaf:
+            self.leaves[id(tensor)] = tensor
+            self._snapshot.keep_tensor(tensor)
+
+    def _seen_anew(self, tensor: Tensor, storage: Storage) -> Value:
+        """Memory that was written through another view: what it holds now is made of what was written."""
+        key, flags = view_key(tensor), flags_of(tensor)
+        sources = storage.sources(key)
+        read = [self.trace.values[i] for i in sources]
+        if any(flags) and storage.unwritten is not None and all(v.finite for v in read):
+            unwritten = self.trace.values[storage.unwritten]
+            unwritten.nan, unwritten.posinf, unwritten.neginf = flags
+        value = self.trace.add_value(flags=flags)
+        writers = [v.producer for v in read if v.producer is not None]
+        near = self.trace.steps[max(writers)] if writers else None
+        self.trace.add_step(
+            "copy",
+            primitive="a view of memory that was written",
+            inputs=sources,
+            outputs=[value],
+            phase=near.phase if near else "forward",
+            module=near.module if near else "",
+            place=near.place if near else None,
+            frames=near.frames if near else (),
+            forward=near.forward if near else None,
+        )
+        storage.views[key] = (value, storage.epoch)
+        return self.trace.values[value]
+
+    def begin_backward(self, roots: Sequence[Tensor]) -> None:
+        """A backward pass begins. A graph from before the replay reaches parameters that were never read."""
+        self.roots += [t.detach() for t in roots]
+        todo, seen = [t.grad_fn for t in roots], set()
+        while todo:
+            node = todo.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            leaf = getattr(node, "variable", None)
+            if leaf is not None:
+                self._meet(leaf)
+            todo += [following for following, _ in node.next_functions]
+
+    def note_gradients(self, inputs: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+        """What ``torch.autograd.grad`` gave, which no parameter holds."""
+        for i, (of, gradient) in enumerate(zip(inputs, gradients)):
+            if gradient is not None:
+                name = self._names.get(id(of), ("", ""))[1] or f"result {i} of torch.autograd.grad"
+                self.gradients.append((name, self.value_of(gradient)))
+
+    # --- around a call -----------------------------------------------------------------------------
+
+    def _before(self, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Before:
+        given = [] if operation.shapes_only else list(tensors_in((args, kwargs)))
+        written = written_by(operation, args, kwargs)
+        skipped = {id(t) for t in written} if operation.overwrites else set()
+        # Literals (torch.tensor(...)) come through an operation of their own; a list of numbers is data.
+        literal = operation.name.startswith("lift") and all(t.numel() <= 1 for t in given)
+        role = "constant" if literal else ""
+        inputs = [self.value_of(t, role=role).id for t in given if id(t) not in skipped]
+        before = _Before(inputs, written)
+        for generator in (x for x in (*args, *kwargs.values()) if isinstance(x, torch.Generator)):
+            self._snapshot.keep_generator(generator)
+        for tensor in written:
+            storage = self._memory.find(tensor)
+            if storage is None:
+                storage = self._memory.add(tensor, outside=True)
+            if storage.outside and not storage.epoch and not storage.writes:
+                self._snapshot.keep_memory(tensor)
+            if not operation.overwrites and tensor.is_floating_point() and tensor.numel() <= _MOST_CLONED:
+                before.clones[id(tensor)] = tensor.detach().clone()
+        return before
+
+    def _record(
+        self,
+        func: Callable[..., Any],
+        operation: Operation,
+        context: _Context,
+        before: _Before,
+        call: tuple[tuple[Any, ...], dict[str, Any]],
+        result: Any,
+        *,
+        makes_node: bool,
+    ) -> None:
+        results = list(tensors_in(result))
+        written_ids = {id(t) for t in before.written}
+        outputs = before.written + [t for t in results if id(t) not in written_ids]
+        if operation.each and before.written:
+            self._record_each(operation, context, before, call, outputs)
+            return
+        flags = self._output_flags(operation, before, outputs)
+        step = self._add(operation, context, before.inputs, outputs, flags, call, written_ids)
+        self._nodes.record(step.index, operation.name, sure=makes_node)
+        self._describe(func, operation, step, before, call, outputs)
+
+    def _output_flags(self, operation: Operation, before: _Before, outputs: Sequence[Tensor]) -> list[Flags]:
+        if operation.empty:
+            return [CLEAN] * len(outputs)
+        if operation.view and not before.written and before.inputs:
+            base = self.trace.values[before.inputs[0]]
+            if base.finite:
+                return [CLEAN] * len(outputs)
+        return [flags_of(t) for t in outputs]
+
+    def _add(
+        self,
+        operation: Operation,
+        context: _Context,
+        inputs: Sequence[int],
+        outputs: Sequence[Tensor],
+        flags: Sequence[Flags],
+        call: tuple[tuple[Any, ...], dict[str, Any]],
+        written: set[int],
+    ) -> Step:
+        values = [self.trace.add_value(flags=f) for f in flags]
+        forward = context.forward
+        name = forward.operation if forward else operation_name(operation.name, context.public)
+        if operation.name == "copy_" and len(inputs) == 1 and outputs:
+            name = "cast" if _narrows(call[0]) else name
+        step = self.trace.add_step(
+            name,
+            inputs=inputs,
+            outputs=values,
+            primitive=operation.full,
+            phase=context.phase,
+            scalars=list(numbers_in(call)),
+            module=context.module,
+            place=context.place,
+            frames=context.frames,
+            forward=forward.index if forward else None,
+        )
+        for tensor, value in zip(outputs, values, strict=True):
+            storage = self._memory.find(tensor) or self._memory.add(tensor, outside=False)
+            if id(tensor) in written:
+                storage.epoch += 1
+                storage.writes.append((storage.epoch, value))
+            elif operation.empty:
+                storage.unwritten = value
+            storage.views[view_key(tensor)] = (value, storage.epoch)
+        return step
+
+    def _record_each(
+        self,
+        operation: Operation,
+        context: _Context,
+        before: _Before,
+        call: tuple[tuple[Any, ...], dict[str, Any]],
+        outputs: Sequence[Tensor],
+    ) -> None:
+        """The same to each of a list: a step each, for what goes wrong in one is not the others' fault."""
+        given = [*call[0], *call[1].values()]
+        lists = [list(tensors_in(x)) for x in given if isinstance(x, list | tuple)]
+        n = max((len(x) for x in lists), default=0)
+        known = {id(t): i for t, i in zip(tensors_in(call), before.inputs)}
+        common = [known[id(x)] for x in given if isinstance(x, Tensor) and id(x) in known]
+        written = {id(t) for t in before.written}
+        for i in range(n):
+            row = [x[i] for x in lists if len(x) == n]
+            wrote = [t for t in row if id(t) in written]
+            made = wrote or outputs[i : i + 1]
+            read = [known[id(t)] for t in row if id(t) in known]
+            step = self._add(
+                operation, context, read + common, made, [flags_of(t) for t in made], call, written
+            )
+            if self._is_origin(step):
+                self._keep_stats(step, made, [(v, before.clones.get(id(t), t)) for v, t in zip(read, row)])
+
+    def _describe(
+        self,
+        func: Callable[..., Any],
+        operation: Operation,
+        step: Step,
+        before: _Before,
+        call: tuple[tuple[Any, ...], dict[str, Any]],
+        outputs: Sequence[Tensor],
+    ) -> None:
+        """Statistics of a step at which something begins to be bad: now, while its inputs are there."""
+        if not self._is_origin(step):
+            return
+        read = [] if operation.shapes_only else list(tensors_in(call))
+        written = {id(t) for t in before.written}
+        if operation.overwrites:
+            read = [t for t in read if id(t) not in written]
+        pairs = [(v, before.clones.get(id(t), t)) for v, t in zip(before.inputs, read)]
+        self._keep_stats(step, outputs, pairs)
+        said = without_valid_target(operation.name, call[0])
+        if said:
+            self.labels[step.index] = said
+        if any(t.dtype in _LOW_PRECISION for t in outputs):
+            wide = finite_in_float32(func, call, before.clones, written)
+            if wide is not None:
+                self.wide[step.index] = wide
+
+    def _is_origin(self, step: Step) -> bool:
+        """Whether it makes a NaN from none, or an infinity from none."""
+        made, read = self.trace.outputs_of(step), self.trace.inputs_of(step)
+        nan = any(v.nan for v in made) and not any(v.nan for v in read)
+        return nan or (any(v.inf for v in made) and not any(v.inf for v in read))
+
+    def _keep_stats(
+        self, step: Step, outputs: Sequence[Tensor], inputs: Sequence[tuple[int, Tensor]]
+    ) -> None:
+        at, shape = None, None
+        for value, tensor in zip(self.trace.outputs_of(step), outputs):
+            if not value.finite:
+                positions = bad_positions(tensor)
+                value.stats = stats_of(tensor, at=positions)
+                if at is None:
+                    at, shape = positions, tensor.shape
+        for index, tensor in inputs:
+            value = self.trace.values[index]
+            if value.stats is None:
+                value.stats = stats_of(tensor, name=value.name, at=at if tensor.shape == shape else None)
+
+    def _failed(
+        self,
+        operation: Operation,
+        context: _Context,
+        before: _Before,
+        args: tuple[Any, ...],
+        error: Exception,
+    ) -> None:
+        step = self._add(operation, context, before.inputs, (), (), (args, {}), set())
+        if operation.name == "_linalg_check_errors":  # speaks of the operation that made what it looks at
+            made_by = self.trace.values[before.inputs[0]].producer
+            step = step if made_by is None else self.trace.steps[made_by]
+        for index, tensor in zip(before.inputs, tensors_in(args)):
+            value = self.trace.values[index]
+            value.stats = value.stats or stats_of(tensor, name=value.name)
+        labels = f"{step.operation}: {error}" if is_index_error(operation.name, error) else ""
+        self.failure = Failure(error, step, labels.splitlines()[0] if labels else "")
+
+    def public_failed(self, name: str, error: Exception) -> None:
+        """A public function refused its arguments before any operation ran."""
+        if self.failure is not None and self.failure.error is error:
+            return
+        if not is_index_error(name, error):
+            return
+        seen = survey(self._stop)
+        step = self.trace.add_step(
+            operation_name(name, name),
+            inputs=(),
+            outputs=(),
+            module=self._paths.path(seen.modules),
+            place=_last(seen.frames),
+            frames=seen.frames,
+        )
+        self.failure = Failure(error, step, f"{name}: {error}".splitlines()[0])
+
+    # --- where -------------------------------------------------------------------------------------
+
+    def _context(self, operation: Operation, seen: Survey) -> _Context:
+        self._in_function = seen.function and not self._grad
+        node = torch._C._current_autograd_node()
+        public = seen.public or self.public
+        module = self._paths.path(seen.modules)
+        if node is not None:
+            return self._in_backward(operation, seen, node, module, public)
+        updating = seen.update and not seen.modules and not self._grad
+        if updating and not self._updating and self.on_update is not None:
+            self.on_update()
+        self._updating = updating
+        context = _Context(
+            "update" if updating else "forward", _last(seen.frames), seen.frames, module, public
+        )
+        if context.place is None and self._last is not None:
+            context.place, context.frames = self._last.place, self._last.frames
+        if not updating:
+            self._last = context
+            self._lines[module, operation.name] = (context.place, context.frames)
+        return context
+
+    def _in_backward(
+        self, operation: Operation, seen: Survey, node: Any, module: str, public: str
+    ) -> _Context:
+        self.accumulated = self.accumulated or "AccumulateGrad" in node.name()
+        place = _last(seen.frames)
+        if seen.checkpoint:
+            # The forward pass once more. Without a frame of the user's, the line is that of the first time.
+            frames = seen.frames
+            if place is None:
+                place, frames = self._lines.get((module, operation.name), (None, ()))
+            return _Context("forward", place, frames, module, public)
+        made_by = self._nodes.step_of(node)
+        step = None if made_by is None else self.trace.steps[made_by]
+        if place is not None:
+            where = module or (step.module if step else "")
+            return _Context("backward", place, seen.frames, where, public)
+        if step is None:
+            return _Context("backward", _last(seen.outer), seen.outer, module, public)
+        # The derivative of a derivative belongs to the same forward operation; one that the user wrote is
+        # its own.
+        root = step if step.forward is None else self.trace.steps[step.forward]
+        return _Context("backward", root.place, root.frames, root.module, "", root)
+
+
+def _last(frames: Sequence[Place]) -> Place | None:
+    return frames[-1] if frames else None
+
+
+def _narrows(args: tuple[Any, ...]) -> bool:
+    """Whether a copy goes to a smaller format."""
+    if len(args) < 2 or not isinstance(args[1], Tensor):
+        return False
+    target, source = args[0], args[1]
+    if not (target.is_floating_point() and source.is_floating_point()):
+        return False
+    return bool(torch.finfo(target.dtype).max < torch.finfo(source.dtype).max)
+
+
+def _require_grad(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return any(t.requires_grad for t in tensors_in((args, kwargs)))

@@ -1,0 +1,120 @@
+"""``replay``: one training step again, under instruments, and what it says of the failure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from stablenum.diagnosis import Evidence, Report
+from stablenum.formats import FLOAT32_MAX
+from stablenum_torch._diagnosis.audit import state_problems
+from stablenum_torch._diagnosis.replay.inputs import look_around
+from stablenum_torch._diagnosis.replay.run import Call, Run, run
+from stablenum_torch._diagnosis.replay.snapshot import RngState
+
+__all__ = ["replay"]
+
+
+def replay(
+    step_fn: Callable[..., Any],
+    *args: Any,
+    model: nn.Module | None = None,
+    optimizer: Optimizer | None = None,
+    loss_scale: float | None = None,
+    rng_state: RngState | Tensor | None = None,
+    known_bad: bool = False,
+    **kwargs: Any,
+) -> Report:
+    """Run one training step again and say what first went wrong in it: which operation, where, and why.
+
+    Every operation of the forward and the backward pass is recorded below autograd and autocast, with one
+    reduction for each result. From a loss, gradient or updated parameter that is not finite the way back
+    leads to the first operation at fault. A step that went wrong is run a second time, and with a loss scale
+    once more without it. Afterwards parameters, buffers, gradients, optimizer state, generators, modes and
+    hooks are as they were, bit by bit, also if ``step_fn`` raises. Compiled modules run as written.
+
+    What is written past torch (memory shared with NumPy) or kept in objects of the user's own (a list of
+    losses, a counter) is not put back. A batch that ``step_fn`` draws from an iterator is another one each
+    time: pass the batch in.
+
+    Args:
+        step_fn: ``step_fn(*args, **kwargs)`` runs the forward pass and returns the loss (a tensor; or a
+            tuple or dict that holds it), or runs the backward pass itself. It may also step an optimizer.
+        *args: for ``step_fn``.
+        model: names modules and parameters; else modules in the function's reach do.
+        optimizer: whose parameters and state are judged; else those in the function's reach.
+        loss_scale: of the backward pass that is run here; a GradScaler in the function's reach has its own.
+        rng_state: of the generators at the beginning of the step that failed, as ``torch.get_rng_state()``
+            gives it; None: as they are now.
+        known_bad: this step has failed before, so that a finite replay means something.
+        **kwargs: for ``step_fn``.
+
+    Returns:
+        A report: ``ok``, ``findings`` (first cause first), ``verdict``, and a text.
+
+    Raises:
+        TypeError: ``step_fn`` cannot be called.
+        Exception: what ``step_fn`` raised, unless an operation refused labels or numbers that are not finite.
+
+    Example:
+        >>> import torch
+        >>> w = torch.tensor([0.0, 1.0], requires_grad=True)
+        >>> report = replay(lambda: w.sqrt().sum())
+        >>> report.findings[0].operation, report.verdict.cause.value, w.grad
+        ('sqrt', 'boundary_derivative', None)
+    """
+    if not callable(step_fn):
+        raise TypeError(f"step_fn must be a function that runs the step; got {type(step_fn).__name__}.")
+    start = time.perf_counter()
+    with torch.inference_mode(False):
+        call = Call(step_fn, args, kwargs, look_around(step_fn, args, kwargs, model, optimizer))
+        evidence, notes = _evidence(call, loss_scale, rng_state, known_bad)
+    return Report.of(evidence, notes=notes, seconds=time.perf_counter() - start)
+
+
+def _evidence(
+    call: Call, loss_scale: float | None, rng: RngState | Tensor | None, known_bad: bool
+) -> tuple[Evidence, tuple[str, ...]]:
+    first = run(call, loss_scale=loss_scale, rng=rng)
+    shown, reproduced = first, None
+    if first.went_wrong and not _raised(first):
+        reproduced = run(call, loss_scale=loss_scale, rng=rng).went_wrong
+    elif known_bad and not first.went_wrong:
+        second = run(call, loss_scale=loss_scale, rng=rng)
+        shown, reproduced = (second if second.went_wrong else first), False
+    unscaled = None
+    scales = [loss_scale or 1.0, *(scaler.get_scale() for scaler in call.around.scalers)]
+    if shown.bad_gradients and shown.loss_finite is not False and max(scales) > 1.0:
+        unscaled = not run(call, loss_scale=1.0, rng=rng).went_wrong
+    return (
+        Evidence(
+            framework="torch",
+            findings=tuple(shown.findings),
+            loss_finite=shown.loss_finite,
+            bad_gradients=tuple(shown.bad_gradients),
+            bad_parameters=tuple(shown.bad_parameters),
+            bad_updates=tuple(shown.bad_updates),
+            labels=shown.labels,
+            reproduced=reproduced,
+            loss_scale=max(scales),
+            unscaled_finite=unscaled,
+            norm_overflow=not shown.went_wrong and shown.norm / scales[0] > FLOAT32_MAX**0.5,
+            state=_state(call),
+        ),
+        tuple(shown.notes),
+    )
+
+
+def _raised(result: Run) -> bool:
+    """Whether an operation refused its arguments, as it will every time."""
+    return any(f.kind == "error" for f in result.findings)
+
+
+def _state(call: Call) -> tuple[str, ...]:
+    """What is wrong with the optimizers' states before the step."""
+    return tuple(problem for o in call.around.optimizers for problem in state_problems(o))

@@ -1,0 +1,310 @@
+"""One run of the user's step under the recorder, with everything put back afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stablenum.diagnosis import Finding, Step, Trace, Value, finding_of, first_causes
+from stablenum.errors import NonFiniteError
+from stablenum_torch._diagnosis.replay.inputs import Surroundings
+from stablenum_torch._diagnosis.replay.labels import BadLabelsError
+from stablenum_torch._diagnosis.replay.module_paths import ModulePaths
+from stablenum_torch._diagnosis.replay.public_calls import PublicFunctions
+from stablenum_torch._diagnosis.replay.recorder import Recorder
+from stablenum_torch._diagnosis.replay.snapshot import RngState, Snapshot, set_rng_state
+
+__all__ = ["Call", "Run", "run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What is to be replayed."""
+
+    step_fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    around: Surroundings
+
+
+@dataclass(slots=True)
+class Run:
+    """What one run showed.
+
+    Attributes:
+        trace: all operations.
+        bad: values that are not finite and should be.
+        findings: the first causes of those.
+        loss_finite: None if no loss is known.
+        bad_parameters: before the step.
+        bad_gradients, bad_updates: of this step.
+        labels: what is wrong with the labels.
+        norm: the norm of all gradients, in float64.
+        backward: whether any gradient was computed.
+        notes: in words.
+    """
+
+    trace: Trace
+    bad: list[int] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    loss_finite: bool | None = None
+    bad_parameters: list[str] = field(default_factory=list)
+    bad_gradients: list[str] = field(default_factory=list)
+    bad_updates: list[str] = field(default_factory=list)
+    labels: str = ""
+    norm: float = 0.0
+    backward: bool = False
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def went_wrong(self) -> bool:
+        """Whether anything that should be finite was not."""
+        return bool(self.bad or self.findings or self.labels or self.loss_finite is False)
+
+
+def run(call: Call, *, loss_scale: float | None, rng: RngState | Tensor | None) -> Run:
+    """Run the step once, and put everything back.
+
+    Args:
+        call: the step.
+        loss_scale: for a backward pass that is run here, and for guards that scale; None leaves both alone.
+        rng: the generators' states to begin with; None takes them as they are.
+
+    Raises:
+        Exception: what the step raised, if it has nothing to do with numbers or labels.
+    """
+    snapshot = Snapshot(call.around.objects)
+    try:
+        return _run(call, snapshot, loss_scale, rng)
+    finally:
+        snapshot.restore()
+
+
+def _run(call: Call, snapshot: Snapshot, loss_scale: float | None, rng: RngState | Tensor | None) -> Run:
+    around = call.around
+    known = {**around.parameters, **around.buffers}
+    for tensor in known.values():
+        snapshot.keep_tensor(tensor)
+    if rng is not None:
+        set_rng_state(rng)
+    _set_scales(around, snapshot, loss_scale)
+    recorder = Recorder(snapshot, around.names, ModulePaths(around.model), _call_user.__code__)
+    result = Run(recorder.trace)
+    judged = _Judge(recorder, around, result)
+    recorder.on_update = judged.look_at_gradients
+    with torch.no_grad():
+        before = {name: recorder.value_of(t) for name, t in known.items()}
+    result.bad_parameters = [name for name in around.parameters if not before[name].finite]
+    loss, error = None, None
+    with warnings.catch_warnings(), eager(), torch.enable_grad(), recorder, PublicFunctions(recorder):
+        warnings.simplefilter("ignore")  # they were heard the first time
+        try:
+            loss = loss_in(_call_user(call.step_fn, call.args, call.kwargs))
+            done = recorder.accumulated or recorder.roots or recorder.gradients
+            if isinstance(loss, Tensor) and loss.requires_grad and not done:
+                _backward(loss, loss_scale)
+        except NonFiniteError as stopped:  # a guard has given up on this training: nothing new
+            result.notes.append(f"the step raised {type(stopped).__name__}")
+        except Exception as raised:  # noqa: BLE001 (raised again below, once it is known what it was)
+            error = raised
+    with torch.no_grad():
+        judged.look_at_loss(loss)
+        judged.look_at_gradients()
+        judged.look_at_parameters(before)
+        if error is not None:
+            judged.look_at_error(error)
+        judged.conclude()
+    recorder.on_update = None  # or the two would keep each other, and the copies of what was written
+    return result
+
+
+def _call_user(step_fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    # The stack is read up to this function.
+    return step_fn(*args, **kwargs)
+
+
+def _backward(loss: Tensor, loss_scale: float | None) -> None:
+    root = loss.sum() if loss.numel() != 1 else loss
+    if loss_scale is not None and loss_scale != 1.0:
+        root = (root if root.dtype == torch.float64 else root.float()) * loss_scale
+    torch.autograd.backward(root)
+
+
+def loss_in(result: Any) -> Any:
+    """The loss in what a step returns: itself, "loss" in a dict, or the first scalar of a tuple."""
+    if isinstance(result, Mapping):
+        return result["loss"] if "loss" in result else loss_in(list(result.values()))
+    if isinstance(result, list | tuple):
+        tensors = [x for x in result if isinstance(x, Tensor) and x.is_floating_point()]
+        scalars = [x for x in tensors if x.numel() == 1]
+        return next(iter(scalars + tensors), None)
+    if hasattr(result, "loss"):  # model outputs of some libraries
+        return result.loss
+    return result
+
+
+@contextlib.contextmanager
+def eager() -> Iterator[None]:
+    """Compiled functions and modules run as they are written."""
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled, and importing it takes seconds
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def _set_scales(around: Surroundings, snapshot: Snapshot, loss_scale: float | None) -> None:
+    """Guards and scalers scale losses as in the step that failed. The snapshot puts their scale back."""
+    if loss_scale is None:
+        return
+    for scaler in around.scalers:
+        scaler._init_scale = loss_scale
+        if scaler._scale is not None:  # it has scaled before
+            snapshot.keep_memory(scaler._scale)
+            scaler._scale.fill_(loss_scale)
+    for optimizer in around.optimizers:
+        config, state = getattr(optimizer, "config", None), getattr(optimizer, "_state", None)
+        if state is not None and getattr(config, "loss_scale", None) is not None:
+            state.loss_scale.scale.fill_(loss_scale)
+
+
+class _Judge:
+    """Which values should have been finite, and are not."""
+
+    def __init__(self, recorder: Recorder, around: Surroundings, result: Run) -> None:
+        self.recorder, self.around, self.result = recorder, around, result
+
+    def _parameters(self) -> list[tuple[str, Tensor]]:
+        known = list(self.around.parameters.items())
+        ids = {id(p) for _, p in known}
+        more = [p for p in self.recorder.leaves.values() if id(p) not in ids]
+        return known + [(f"parameter {i}", p) for i, p in enumerate(more)]
+
+    def _blame(self, value: Value) -> None:
+        if value.id not in self.result.bad:
+            self.result.bad.append(value.id)
+
+    def look_at_loss(self, loss: Any) -> None:
+        tensors = [loss] if isinstance(loss, Tensor) else self.recorder.roots
+        tensors = [t for t in tensors if t.is_floating_point()]
+        for tensor in tensors:
+            value = self.recorder.value_of(tensor)
+            if not value.finite:
+                self._blame(value)
+        if tensors:
+            self.result.loss_finite = all(self.recorder.value_of(t).finite for t in tensors)
+        elif isinstance(loss, float):
+            self.result.loss_finite = math.isfinite(loss)
+            if not self.result.loss_finite:
+                self._blame_last_read()
+
+    def _blame_last_read(self) -> None:
+        """The loss came as a number: whatever not finite was last read into one is what it was made of."""
+        trace = self.recorder.trace
+        for step in reversed(trace.steps):
+            bad = [v for v in trace.inputs_of(step) if not v.finite]
+            if bad and "_local_scalar_dense" in step.primitive:
+                self._blame(bad[0])
+                return
+
+    def look_at_gradients(self) -> None:
+        """At the end, and whenever an optimizer begins to step (for a step may clear them afterwards)."""
+        if self.result.bad_gradients:
+            return
+        squares = 0.0
+        for name, p in self._parameters():
+            if p.grad is None:
+                continue
+            self.result.backward = True
+            value = self.recorder.value_of(p.grad)
+            if value.finite:
+                squares += _square(p.grad)
+            else:
+                self._blame(value)
+                self.result.bad_gradients.append(name)
+        for name, value in self.recorder.gradients:
+            self.result.backward = True
+            if not value.finite:
+                self._blame(value)
+                self.result.bad_gradients.append(name)
+        self.result.norm = max(self.result.norm, squares**0.5)
+
+    def look_at_parameters(self, before: Mapping[str, Value]) -> None:
+        if self.result.bad_gradients:
+            return  # the update only carries them on
+        for name, p in self.around.parameters.items():
+            value = self.recorder.value_of(p)
+            if not value.finite and before[name].finite:
+                self._blame(value)
+                self.result.bad_updates.append(name)
+
+    def look_at_error(self, error: Exception) -> None:
+        """An error about labels, or about numbers that are not finite or not allowed, is a finding.
+
+        Raises:
+            Exception: any other.
+        """
+        failure = self.recorder.failure
+        if failure is None or failure.error is not error:
+            raise error
+        if not isinstance(error, BadLabelsError):
+            said = str(error).splitlines()[0] if str(error) else ""
+            self.result.notes.append(f"the step raised {type(error).__name__}: {said}")
+        if failure.labels:
+            self.result.labels = failure.labels
+            self.result.findings = [self._refusal(failure.step)]
+            return
+        unfit = [v for v in self.recorder.trace.inputs_of(failure.step) if not v.finite]
+        for value in unfit:
+            self._blame(value)
+        if not unfit:
+            if not _is_about_numbers(error):
+                raise error
+            self.result.findings = [self._refusal(failure.step)]
+
+    def _refusal(self, step: Step) -> Finding:
+        return Finding(
+            operation=step.operation,
+            phase=step.phase,
+            kind="error",
+            primitive=step.primitive,
+            module=step.module,
+            place=step.place,
+            frames=step.frames,
+            inputs=tuple(v.stats for v in self.recorder.trace.inputs_of(step) if v.stats),
+        )
+
+    def conclude(self) -> None:
+        """From the bad values to their origins."""
+        if self.result.findings:
+            return
+        trace, recorder = self.recorder.trace, self.recorder
+        origins = first_causes(trace, self.result.bad)
+        for origin in origins:
+            wide = recorder.wide.get(origin.step.index) if origin.step else None
+            self.result.findings.append(finding_of(trace, origin, wide_finite=wide))
+        if origins and origins[0].step is not None:
+            self.result.labels = recorder.labels.get(origins[0].step.index, "")
+
+
+def _is_about_numbers(error: Exception) -> bool:
+    """Whether finite numbers were refused: a singular matrix, a probability of 2."""
+    return isinstance(error, torch.linalg.LinAlgError) or "between 0 and 1" in str(error)
+
+
+def _square(tensor: Tensor) -> float:
+    x = tensor._values() if tensor.is_sparse else tensor
+    if x.is_complex():
+        x = torch.view_as_real(x)
+    if not x.numel() or not x.is_floating_point():
+        return 0.0
+    norm = float(torch.linalg.vector_norm(x, dtype=torch.float64))
+    return norm * norm

@@ -1,0 +1,215 @@
+"""Leave no trace: what a replay changes is put back, bit by bit.
+
+Memory is copied when it is first written, so parameters that nobody writes cost nothing. Python objects that
+torch trains with (modules, optimizers, schedulers, scalers) are kept as shallow copies of their attributes.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from stablenum.arrays import leaves
+from stablenum.guard.decide import GuardState
+from stablenum_torch._diagnosis.replay.memory import view_key
+
+__all__ = ["RngState", "Snapshot", "rng_state", "set_rng_state"]
+
+
+class RngState(NamedTuple):
+    """The generators' states; None for one that was not read."""
+
+    cpu: Tensor
+    cuda: Mapping[int, Tensor] | None = None
+    numpy: Any = None
+    python: Any = None
+
+
+def rng_state(*, torch_only: bool = False) -> RngState:
+    """Read the default generators: of torch on the CPU and all GPUs, of NumPy and of Python.
+
+    ``torch_only``: cheaply, those of torch on the CPU and the current GPU.
+
+    Waits for no device: a CUDA generator's seed and offset lie on the host.
+    """
+    cuda = None
+    if torch.cuda.is_initialized():
+        # A stream that is being captured lets nobody read its generator.
+        current = [torch.cuda.current_device()]
+        devices = current if torch_only else range(torch.cuda.device_count())
+        capturing = torch.cuda.is_current_stream_capturing()
+        cuda = None if capturing else {i: torch.cuda.get_rng_state(i) for i in devices}
+    cpu = torch.get_rng_state()
+    if torch_only:
+        return RngState(cpu, cuda)
+    numpy = sys.modules.get("numpy")
+    return RngState(cpu, cuda, numpy.random.get_state() if numpy else None, random.getstate())
+
+
+def set_rng_state(state: RngState | Tensor) -> None:
+    """Put generators back; those without a state stay as they are."""
+    if isinstance(state, Tensor):
+        state = RngState(state)
+    torch.set_rng_state(state.cpu)
+    if state.cuda is not None:
+        for device, kept in state.cuda.items():
+            torch.cuda.set_rng_state(kept, device)
+    if state.numpy is not None:
+        sys.modules["numpy"].random.set_state(state.numpy)
+    if state.python is not None:
+        random.setstate(state.python)
+
+
+class Snapshot:
+    """The state before a replay."""
+
+    def __init__(self, objects: Iterable[Any]) -> None:
+        self._rng = rng_state()
+        self._grad_mode = torch.is_grad_enabled()
+        self._default_dtype = torch.get_default_dtype()
+        self._objects = [_Attributes(x) for x in _with_submodules(objects)]
+        self._tensors: dict[int, _TensorState] = {}
+        self._memory: list[tuple[Tensor, Tensor]] = []
+        self._generators: list[tuple[torch.Generator, Tensor]] = []
+        # The guard writes its state through NumPy, which no mode sees.
+        for state in (x for o in self._objects for x in o.values.values() if isinstance(x, GuardState)):
+            for leaf in leaves(state):
+                self.keep_memory(leaf)
+
+    def keep_tensor(self, tensor: Tensor) -> None:
+        """Keep a parameter's gradient and the memory it points to, and set the gradient aside."""
+        if id(tensor) not in self._tensors:
+            self._tensors[id(tensor)] = _TensorState(tensor)
+            if tensor.is_leaf:
+                tensor.grad = None
+
+    def keep_memory(self, tensor: Tensor) -> None:
+        """Copy the whole storage that a tensor lies in; it is about to be written."""
+        if tensor.layout is not torch.strided or tensor.is_meta:
+            source = tensor.detach()
+            self._memory.append((source, source.clone()))
+            return
+        storage = tensor.untyped_storage()
+        whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+        self._memory.append((whole, whole.clone()))
+
+    def keep_generator(self, generator: torch.Generator) -> None:
+        """Keep a generator of the user's own."""
+        if all(known is not generator for known, _ in self._generators):
+            self._generators.append((generator, generator.get_state()))
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put everything back."""
+        for obj in self._objects:
+            obj.restore()
+        for target, saved in reversed(self._memory):
+            with torch.inference_mode(target.is_inference()):
+                target.copy_(saved)
+        for tensor in self._tensors.values():
+            tensor.restore()
+        for generator, state in self._generators:
+            generator.set_state(state)
+        set_rng_state(self._rng)
+        torch.set_grad_enabled(self._grad_mode)
+        torch.set_default_dtype(self._default_dtype)
+
+
+class _TensorState:
+    """A tensor object: its gradient, its flags, and the memory it points to."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self.grad = tensor.grad if tensor.is_leaf else None
+        self.requires_grad = tensor.requires_grad
+        self.data = tensor.detach() if tensor.layout is torch.strided else None
+        self.place = self._at(tensor)
+        self.hooks = None if tensor._backward_hooks is None else dict(tensor._backward_hooks)
+        accumulated = getattr(tensor, "_post_accumulate_grad_hooks", None)
+        self.accumulated = None if accumulated is None else dict(accumulated)
+
+    @staticmethod
+    def _at(tensor: Tensor) -> Any:
+        return (tensor.data_ptr(), view_key(tensor)) if tensor.layout is torch.strided else None
+
+    def restore(self) -> None:
+        tensor = self.tensor
+        if self.data is not None and self._at(tensor) != self.place:
+            tensor.data = self.data
+        if tensor.is_leaf:
+            if tensor.requires_grad != self.requires_grad:
+                tensor.requires_grad_(self.requires_grad)
+            if tensor.grad is not self.grad:
+                tensor.grad = self.grad
+        _restore_hooks(tensor._backward_hooks, self.hooks)
+        _restore_hooks(getattr(tensor, "_post_accumulate_grad_hooks", None), self.accumulated)
+
+
+def _restore_hooks(now: Any, before: dict[Any, Any] | None) -> None:
+    if now is not None and dict(now) != (before or {}):
+        now.clear()
+        now.update(before or {})
+
+
+class _Attributes:
+    """The attributes of an object, and the content of those that are dicts or lists, two levels deep."""
+
+    def __init__(self, obj: Any) -> None:
+        self.obj = obj
+        self.values = dict(vars(obj))
+        self.contents = [(x, _copied(x)) for x in _containers(self.values.values(), depth=3)]
+
+    def restore(self) -> None:
+        now = vars(self.obj)
+        if not _same(now, self.values):
+            now.clear()
+            now.update(self.values)
+        for container, before in self.contents:
+            if not _same(container, before):
+                container.clear()
+                if isinstance(container, dict):
+                    container.update(before)
+                elif isinstance(container, set):
+                    container |= before
+                else:
+                    container.extend(before)
+
+
+def _copied(x: Any) -> Any:
+    return dict(x) if isinstance(x, dict) else set(x) if isinstance(x, set) else list(x)
+
+
+def _same(now: Any, before: Any) -> bool:
+    if isinstance(now, dict):
+        return list(now) == list(before) and all(now[k] is before[k] for k in now)
+    if isinstance(now, set):
+        return bool(now == before)
+    return len(now) == len(before) and all(a is b for a, b in zip(now, before))
+
+
+def _containers(values: Iterable[Any], *, depth: int) -> list[Any]:
+    found = []
+    for x in values:
+        if isinstance(x, dict | list | set) and hasattr(x, "clear"):
+            found.append(x)
+            if depth and not isinstance(x, set):
+                found += _containers(x.values() if isinstance(x, dict) else x, depth=depth - 1)
+    return found
+
+
+def _with_submodules(objects: Iterable[Any]) -> list[Any]:
+    found: dict[int, Any] = {}
+    for obj in objects:
+        parts = list(obj.modules()) if isinstance(obj, nn.Module) else [obj]
+        inner = getattr(obj, "inner", None)
+        parts += [inner] if isinstance(inner, torch.optim.Optimizer) else []
+        watch = getattr(obj, "_watch", None)
+        parts += [watch] if hasattr(watch, "__dict__") else []
+        for part in parts:
+            found.setdefault(id(part), part)
+    return list(found.values())

@@ -1,0 +1,94 @@
+"""Records what a running script does, from the end of one optimizer step to the end of a later one.
+
+Unlike a replay it changes nothing back: the script goes on.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stablenum.diagnosis import Evidence, Report, Value, finding_of, first_causes
+from stablenum_torch._diagnosis.replay.module_paths import ModulePaths
+from stablenum_torch._diagnosis.replay.recorder import Recorder
+from stablenum_torch._diagnosis.replay.snapshot import Snapshot
+
+__all__ = ["Window", "parameter_names"]
+
+
+class _KeepNothing(Snapshot):
+    """What is recorded is not undone."""
+
+    def __init__(self) -> None:
+        """Nothing is read either."""
+
+    def keep_tensor(self, tensor: Tensor) -> None:
+        """Its gradient stays: gradients may be accumulated."""
+
+    def keep_memory(self, tensor: Tensor) -> None:
+        """No copy."""
+
+    def keep_generator(self, generator: torch.Generator) -> None:
+        """No copy."""
+
+
+class Window:
+    """A recorder that is on until :meth:`close`. Compiled functions run eagerly meanwhile."""
+
+    def __init__(self) -> None:
+        modules = _modules()
+        names: dict[int, tuple[str, str]] = {}
+        # The outermost module is the one with the longest names: the last word is its.
+        for module in sorted(modules, key=lambda m: sum(1 for _ in m.modules())):
+            names |= {id(b): ("buffer", name) for name, b in module.named_buffers()}
+            names |= {id(p): ("parameter", name) for name, p in module.named_parameters()}
+        self._recorder = Recorder(_KeepNothing(), names, ModulePaths(), _modules.__code__)
+        torch.compiler.set_stance("force_eager")
+        self._recorder.__enter__()
+
+    def close(self) -> None:
+        """Record no more."""
+        self._recorder.__exit__(None, None, None)
+        torch.compiler.set_stance("default")
+
+    def report(self, bad: Sequence[Tensor], **evidence: Any) -> Report:
+        """Where these values, which are not finite, began."""
+        return self._report([self._recorder.value_of(t) for t in bad], evidence)
+
+    def report_of_last(self, **evidence: Any) -> Report | None:
+        """The same of the last value that is not finite, of an operation that raised if it read one."""
+        failed, trace = self._recorder.failure, self._recorder.trace
+        read = [] if failed is None else [v for v in trace.inputs_of(failed.step) if not v.finite]
+        values = read or [v for v in reversed(trace.values) if not v.finite and v.producer is not None][:1]
+        return self._report(values, evidence) if values else None
+
+    def _report(self, bad: Sequence[Value], evidence: dict[str, Any]) -> Report:
+        recorder = self._recorder
+        origins = first_causes(recorder.trace, [v.id for v in bad])
+        steps = [None if o.step is None else o.step.index for o in origins]
+        findings = tuple(
+            finding_of(recorder.trace, o, wide_finite=None if i is None else recorder.wide.get(i))
+            for o, i in zip(origins, steps, strict=True)
+        )
+        labels = next((recorder.labels[i] for i in steps if i in recorder.labels), "")
+        return Report.of(Evidence(framework="torch", findings=findings, labels=labels, **evidence))
+
+
+def parameter_names(parameters: Sequence[Tensor]) -> tuple[str, ...]:
+    """Of parameters, as the outermost module that holds them names them, if one does."""
+    wanted = {id(p) for p in parameters}
+    found: dict[int, str] = {}
+    for module in _modules() if wanted else ():
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            if id(parameter) in wanted and len(name) > len(found.get(id(parameter), "")):
+                found[id(parameter)] = name
+    return tuple(name for p in parameters if (name := found.get(id(p), "")))
+
+
+def _modules() -> list[nn.Module]:
+    """All that there are. isinstance would call what proxies define."""
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]

@@ -1,0 +1,210 @@
+"""Looks into an unmodified PyTorch script: losses, gradients and parameters, around every optimizer step.
+
+Only the command ``stablenum explain`` installs this. Each look makes the host wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import _disable_current_modes
+
+from stablenum.commands.explain.plan import Failure
+from stablenum.commands.explain.session import Session
+from stablenum.diagnosis import Evidence, Report
+from stablenum_torch._diagnosis.audit import state_problems
+from stablenum_torch._diagnosis.script_recorder import Window, parameter_names
+from stablenum_torch._step.optimizer import GuardedOptimizer
+
+__all__ = ["watch"]
+
+
+def watch(session: Session) -> None:
+    """Watch everything that this process trains from now on."""
+    torch.manual_seed(session.plan.seed)
+    watcher = _Watcher(session)
+    register_optimizer_step_pre_hook(watcher.before_step)
+    register_optimizer_step_post_hook(watcher.after_step)
+    watcher.wrap(torch.autograd, "backward", watcher.before_backward)
+    watcher.wrap(torch.autograd, "grad", watcher.before_backward)
+    watcher.wrap(torch.amp.GradScaler, "scale", watcher.before_scale)
+    watcher.wrap(GuardedOptimizer, "scale", watcher.before_scale)
+    # A script that looks at its loss and gives up never comes to the backward pass.
+    for name in ("item", "__float__", "isnan", "isfinite", "isinf"):
+        watcher.wrap(torch.Tensor, name, watcher.before_look)
+    for name in ("isnan", "isfinite", "isinf"):
+        watcher.wrap(torch, name, watcher.before_look)
+    session.on_error.append(watcher.on_error)
+    watcher.open_window()
+
+
+class _Watcher:
+    """Counts optimizer steps, and tells the session of the first value that is not finite."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.outcome = session.outcome
+        self.depth = 0  # an optimizer may step another one inside its own step
+        self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self.looking = False
+        self.window: Window | None = None
+        self.opened = 0  # the steps that were over then
+        self.state: tuple[str, ...] = ()  # what is wrong with the optimizer's state
+        self.reproduced = True if session.plan.again else None
+        self.scaled = False  # somebody scales losses, and skips steps that overflow
+
+    @property
+    def step(self) -> int:
+        """The optimizer step that is being prepared or taken, from 1."""
+        return self.outcome.steps + 1
+
+    @contextlib.contextmanager
+    def look(self) -> Iterator[None]:
+        """What is done inside is not watched, nor recorded."""
+        self.looking = True
+        try:
+            with torch.no_grad(), _disable_current_modes():
+                yield
+        finally:
+            self.looking = False
+            if self.session.over and self.window is not None:
+                self.window.close()
+                self.window = None
+
+    def wrap(self, owner: Any, name: str, before: Any) -> None:
+        """Call ``before`` with the arguments of a function first, except inside a look."""
+        inner = getattr(owner, name)
+
+        @functools.wraps(inner)
+        def outer(*args: Any, **kwargs: Any) -> Any:
+            if not self.looking and not self.session.over and not torch.compiler.is_compiling():
+                with self.look():
+                    before(*args, **kwargs)
+            return inner(*args, **kwargs)
+
+        setattr(owner, name, outer)
+
+    def open_window(self) -> None:
+        """Record from here on, if the next step is to be recorded."""
+        begin = self.session.plan.record_from
+        if begin is not None and self.step >= begin:
+            self.window, self.opened = Window(), self.outcome.steps
+
+    def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Look at the gradients."""
+        if self.session.over:
+            self.session.leave()
+        self.depth += 1
+        if self.depth > 1:
+            return
+        self.optimizers.add(optimizer)
+        self.outcome.optimizers = len(self.optimizers)
+        with self.look():
+            if self.window is not None:
+                self.state = tuple(state_problems(optimizer))
+            if _will_skip(optimizer):
+                return
+            bad = [p for p in _parameters(optimizer) if p.grad is not None and not _finite(p.grad)]
+            if bad:
+                self.fail("gradient", bad, [p.grad for p in bad])
+
+    def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Look at the parameters."""
+        self.depth -= 1
+        if self.depth > 0 or self.session.over:
+            return
+        with self.look():
+            bad = [p for p in _parameters(optimizer) if not _finite(p)]
+            if bad:
+                self.fail("parameter", bad, bad)
+        self.outcome.steps += 1
+        # With several optimizers a step's gradients may be older than the step before.
+        if self.window is not None and self.outcome.steps - self.opened >= len(self.optimizers):
+            self.window.close()
+            self.window = None
+        if self.window is None:
+            self.open_window()
+
+    def before_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
+        roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        bad = [t for t in roots if isinstance(t, torch.Tensor) and not _finite(t)]
+        # A scaled loss that overflows is the scaler's business, unless the loss was bad before.
+        if bad and not (self.scaled and not any(t.isnan().any() for t in bad)):
+            self.fail("loss", [], bad)
+
+    def before_scale(self, scaler: Any, outputs: Any) -> None:
+        if isinstance(scaler, torch.amp.GradScaler) and not scaler.is_enabled():
+            return
+        self.scaled = True
+        outputs = [outputs] if isinstance(outputs, torch.Tensor) else outputs
+        bad = [t for t in outputs if isinstance(t, torch.Tensor) and not _finite(t)]
+        if bad:
+            self.fail("loss", [], bad)
+
+    def before_look(self, tensor: Any) -> None:
+        """Only at what a training minimises: one number that gradients go through."""
+        if not isinstance(tensor, torch.Tensor) or tensor.numel() != 1 or tensor.grad_fn is None:
+            return
+        if not _finite(tensor):
+            self.fail("loss", [], [tensor])
+
+    def on_error(self, error: BaseException) -> None:
+        """A script that fails with a message about NaN or inf: a library looked before us."""
+        if not re.search(
+            r"\b(nan|inf|infinite|infinity)\b|non-?finite|not finite", str(error), re.IGNORECASE
+        ):
+            return
+        with self.look():
+            self.outcome.failure = Failure(step=self.step, what="error", names=(type(error).__name__,))
+            if self.window is None:
+                return
+            report = self.window.report_of_last(loss_finite=False, reproduced=self.reproduced)
+            self.outcome.report = None if report is None else report.to_dict()
+
+    def fail(self, what: str, parameters: Sequence[torch.Tensor], bad: Sequence[Any]) -> None:
+        """The end of the script; explained, if it was recorded."""
+        names = parameter_names(parameters)
+        failure = Failure(step=self.step, what=what, names=names)
+        if self.window is None:
+            self.session.found(failure)
+        told: dict[str, Any] = {"loss_finite": what != "loss", "reproduced": self.reproduced}
+        told |= {"gradient": {"bad_gradients": names}, "parameter": {"bad_updates": names}}.get(what, {})
+        if what == "parameter":
+            told["state"] = self.state
+        try:
+            report = self.window.report(bad, **told)
+        except Exception as error:  # noqa: BLE001  what was seen is told all the same
+            note = f"the step could not be explained: {type(error).__name__}: {error}"
+            report = Report.of(Evidence(framework="torch", **told), notes=(note,))
+        self.session.found(failure, report)
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"] if isinstance(p, torch.Tensor)]
+
+
+def _will_skip(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step with bad gradients is expected and will be refused: a loss scale is being found."""
+    found = getattr(optimizer, "found_inf", None)
+    if found is not None and bool(found):
+        return True
+    return isinstance(optimizer, GuardedOptimizer) and optimizer.loss_scale > 1.0
+
+
+def _finite(tensor: torch.Tensor) -> bool:
+    tensor = tensor.detach()
+    if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.is_meta:
+        return True
+    if tensor.layout is not torch.strided:
+        tensor = tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor.values()
+    return bool(_isfinite(tensor).all())
+
+
+_isfinite = torch.isfinite  # not the one that is watched

@@ -1,0 +1,201 @@
+"""Pure 16-bit training without masters: compensated and stochastically rounded updates.
+
+Of a sharded parameter each rank works on its own part, a plain tensor: to shift the bits of a DTensor does
+nothing in torch 2.13, and says so to nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import array_api_compat.torch as torch_namespace
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from stablenum.errors import check_int
+from stablenum.precision.rounding import compensated_value, compensation_of, kahan_add, round_stochastically
+from stablenum_torch._devices.ranks import is_sharded, local_part
+from stablenum_torch._precision.float32_twins import TwinOptimizer, is_narrow
+
+__all__ = ["KahanUpdate", "StochasticRounding"]
+
+
+class _Passing(TwinOptimizer):
+    """Twins exist for the time of a step only."""
+
+    def _release(self, params: Sequence[Tensor]) -> None:
+        for p in params:
+            if is_narrow(p):
+                self._twins[p].data = torch.empty(0, device=p.device)
+
+    def wide_value(self, p: Tensor) -> Tensor:
+        """The parameter in float32, where the next step starts."""
+        return p.detach().float()
+
+
+class KahanUpdate(_Passing):
+    """Compensated updates: what rounding to 16 bits takes from an update is kept for the next.
+
+    ``y = c + u; w' = round(w + y); c' = round(y - (w' - w))``, see
+    :func:`stablenum.precision.rounding.kahan_add`. The inner optimizer runs in float32 on ``w + c`` for the
+    time of a step. ``c`` takes 2 bytes a parameter, as int16: units of 2^-16 of the parameter's spacing. It
+    is saved as ``"compensation"`` (int32 if sharded, for collectives know no int16). Both together are as
+    exact as a float32 master; :meth:`wide_value` adds them up, as
+    :func:`stablenum.precision.rounding.compensated_value` does.
+
+    NaN and inf pass through, finite values saturate. Under ``wrap`` a skipped step leaves parameters and
+    compensation as they are; on an accelerator the host waits once a step for the decision.
+
+    Args:
+        params: parameters, (name, parameter) pairs or groups; bfloat16 or float16. Those of float32 are
+            updated as always.
+        make: makes the optimizer from groups, ``lambda p: torch.optim.AdamW(p, lr=1e-3)``.
+
+    Raises:
+        TypeError: ``make`` is not a function, or makes no optimizer.
+
+    Example:
+        >>> w = torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
+        >>> opt = KahanUpdate([w], lambda p: torch.optim.SGD(p, lr=1.0))
+        >>> for _ in range(1000):
+        ...     w.grad = torch.full_like(w, 1e-4)
+        ...     opt.step()
+        >>> w.item(), round(opt.wide_value(w).item(), 3), opt.state[w]["compensation"].dtype
+        (0.8984375, 0.9, torch.int16)
+    """
+
+    _kept_name = "compensation"
+
+    def _new_kept(self, p: Tensor) -> Tensor:
+        return torch.zeros_like(p.detach(), dtype=torch.int16)
+
+    def _fill(self, p: Tensor, twin: Tensor) -> None:
+        twin.data = self.wide_value(p)
+
+    def _write_back(self, p: Tensor, twin: Tensor) -> None:
+        w, c, whole = (local_part(part) for part in (p.detach(), self._compensation(p), twin))
+        start = compensated_value(w, c, xp=torch_namespace)
+        update = torch.where(torch.isfinite(start), whole - start, whole)  # inf - inf is NaN
+        moved, rest = kahan_add(w, c, update, xp=torch_namespace)
+        w.copy_(moved)
+        c.copy_(rest)
+
+    @torch.no_grad()
+    def wide_value(self, p: Tensor) -> Tensor:
+        """The parameter with its compensation in float32, where the next step starts."""
+        found = super().wide_value(p)
+        if is_narrow(p):
+            parts = (local_part(part) for part in (p.detach(), self._compensation(p)))
+            local_part(found).copy_(compensated_value(*parts, xp=torch_namespace))
+        return found
+
+    def _saved_kept(self, p: Tensor) -> Tensor | None:
+        # Checkpoints gather what is sharded, and neither NCCL nor gloo carries int16.
+        c = self._compensation(p)
+        return c.to(torch.int32) if is_sharded(p) else c
+
+    def _load_kept(self, p: Tensor, found: Tensor | None) -> None:
+        if found is not None and found.is_floating_point():
+            # Of a version that kept it as a number. The parameters may be loaded after it, and the units are
+            # theirs: so it is converted when it is used first.
+            self._kept[p] = found.to(device=p.device, copy=True)
+        else:
+            super()._load_kept(p, found)
+
+    def _compensation(self, p: Tensor) -> Tensor:
+        c = self._kept[p]
+        assert c is not None  # for the type checker: a narrow parameter has one
+        if c.is_floating_point():
+            parts = (local_part(part) for part in (p.detach(), c))
+            c = self._kept[p] = self._new_kept(p)
+            local_part(c).copy_(compensation_of(*parts, xp=torch_namespace))
+        return c
+
+
+class StochasticRounding(_Passing):
+    """Updates of bfloat16 parameters rounded up or down by chance, so that none is lost in the mean.
+
+    ``w' = round_stochastically(w + u)``, see :func:`stablenum.precision.rounding.round_stochastically`. The
+    inner optimizer runs in float32 for the time of a step; nothing is kept of a parameter. The generator's
+    state is saved under ``"rounding"`` (torch.distributed.checkpoint leaves it out: the stream then goes on
+    as it is).
+
+    NaN and inf pass through, finite values saturate. Under ``wrap`` a skipped step leaves parameters and
+    generator as they are; on an accelerator the host waits once a step for the decision.
+
+    Args:
+        params: parameters, (name, parameter) pairs or groups; bfloat16. Those of float32 are updated as
+            always.
+        make: makes the optimizer from groups, ``lambda p: torch.optim.AdamW(p, lr=1e-3)``.
+        seed: of the random bits, one stream a device. Ranks that hold the same parameters need the same.
+
+    Raises:
+        TypeError: ``make`` is not a function, or makes no optimizer.
+        ValueError: a float16 parameter; ``seed`` is not a whole number of 0 or more.
+
+    Example:
+        >>> w = torch.nn.Parameter(torch.ones(10_000, dtype=torch.bfloat16))
+        >>> opt = StochasticRounding([w], lambda p: torch.optim.SGD(p, lr=1.0), seed=1)
+        >>> for _ in range(100):
+        ...     w.grad = torch.full_like(w, 1e-4)
+        ...     opt.step()
+        >>> round(w.float().mean().item(), 3)
+        0.99
+    """
+
+    _allowed = (torch.bfloat16,)
+
+    def __init__(
+        self,
+        params: Iterable[Any] | Mapping[str, Tensor],
+        make: Callable[[list[dict[str, Any]]], Optimizer],
+        *,
+        seed: int = 0,
+    ) -> None:
+        self._seed = check_int("seed", seed, at_least=0)
+        self._generators: dict[str, torch.Generator] = {}
+        super().__init__(params, make)
+
+    def _fill(self, p: Tensor, twin: Tensor) -> None:
+        twin.data = self.wide_value(p)
+
+    def _write_back(self, p: Tensor, twin: Tensor) -> None:
+        w, whole = local_part(p.detach()), local_part(twin)
+        bits = torch.randint(
+            2**16, w.shape, dtype=torch.int32, device=w.device, generator=self._generator(w.device)
+        )
+        w.copy_(round_stochastically(whole, bits, xp=torch_namespace))
+
+    def _generator(self, device: torch.device) -> torch.Generator:
+        name = str(device)
+        if name not in self._generators:
+            self._generators[name] = torch.Generator(device).manual_seed(self._seed)
+        return self._generators[name]
+
+    def _saved_more(self) -> dict[str, Any]:
+        streams = {name: g.get_state() for name, g in self._generators.items()}
+        return {"rounding": {"seed": self._seed, "streams": streams}}
+
+    def _load_more(self, state: Mapping[str, Any]) -> None:
+        saved = state.get("rounding")
+        if saved is None:
+            return
+        self._seed, self._generators = saved["seed"], {}
+        for name, stream in saved["streams"].items():
+            device = torch.device(name)
+            if device.type == "cpu" or torch.cuda.is_available():
+                self._generator(device).set_state(stream.cpu())
+
+    def __getstate__(self) -> dict[str, Any]:
+        streams = {name: g.get_state() for name, g in self._generators.items()}
+        return super().__getstate__() | {"_seed": self._seed, "_streams": streams}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        state = dict(state)
+        streams = state.pop("_streams", None)
+        super().__setstate__(state)
+        if streams is not None:
+            self._generators = {}
+            self._load_more({"rounding": {"seed": self._seed, "streams": streams}})

@@ -1,0 +1,188 @@
+"""8-bit products: a linear layer whose two factors and gradient are rounded to 8 bits by delayed scaling.
+
+Micikevicius et al. 2022 (arXiv 2209.05433): e4m3 for what flows forward, e5m2 for gradients. By default the
+rounded values go on in 16 bits (quantise-dequantise), on any hardware; the native product takes them as they
+are where the device has one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import array_api_compat.torch as torch_namespace
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from stablenum.formats import FORMATS
+from stablenum.precision.delayed_scaling import DelayedScaling, DelayedScalingState
+from stablenum_torch._precision.casts import dtype_of
+
+__all__ = ["EightBitProducts", "offers_native_products"]
+
+
+def offers_native_products(device: torch.device) -> bool:
+    """Whether the device multiplies 8-bit matrices faster than wider ones: NVIDIA's from Ada (8.9) on."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+class EightBitProducts(torch.nn.Module):
+    """What one linear layer remembers of its input, its weight and its gradient, and its product.
+
+    A use in training mode with gradients enabled is remembered; others only read the scales. A first use is
+    scaled by its own largest magnitude. NaN and inf stay what they are (in the native product: NaN) and are
+    not remembered.
+
+    Args:
+        forward_rule: for the input and the weight.
+        backward_rule: for the gradient of the output.
+        native: multiply by ``torch._scaled_mm`` where all sizes are multiples of 16.
+        device: where the statistics live.
+    """
+
+    history: Tensor
+    scale: Tensor
+    gradient_history: Tensor
+    gradient_scale: Tensor
+
+    def __init__(
+        self,
+        forward_rule: DelayedScaling,
+        backward_rule: DelayedScaling,
+        *,
+        native: bool = False,
+        device: torch.device | None = None,
+    ) -> None:
+        super().__init__()
+        self.forward_rule, self.backward_rule, self.native = forward_rule, backward_rule, native
+        both = forward_rule.init(2, xp=torch_namespace, device=device)
+        back = backward_rule.init(1, xp=torch_namespace, device=device)
+        self.register_buffer("history", both.history)
+        self.register_buffer("scale", both.scale)
+        self.register_buffer("gradient_history", back.history)
+        self.register_buffer("gradient_scale", back.scale)
+
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """``x @ weight.T + bias`` of factors in 8 bits, in ``x``'s dtype.
+
+        Args:
+            x: (..., k), bfloat16, float16 or float32.
+            weight: (n, k).
+            bias: (n,) or None; it is added, and its gradient summed, in ``x``'s dtype.
+        """
+        amax = torch.stack([_amax(x), _amax(weight)])
+        state = DelayedScalingState(self.history, self.scale)
+        scales, after = self.forward_rule.use(state, amax, xp=torch_namespace)
+        if self.training and torch.is_grad_enabled():
+            self.history.copy_(after.history)
+            self.scale.copy_(after.scale)
+        name, (of_x, of_weight) = self.forward_rule.format, scales.unbind()
+        if self.native and _fits(x, weight):
+            y = _NativeProduct.apply(x, weight, of_x, of_weight, self)
+        else:
+            y = F.linear(_Rounded.apply(x, of_x, name), _Rounded.apply(weight, of_weight, name))
+            y = _RoundedGradient.apply(y, self)
+        return y if bias is None else y + bias
+
+    def gradients_scale(self, grad: Tensor) -> Tensor:
+        """() float32: the scale for this gradient, which is remembered."""
+        state = DelayedScalingState(self.gradient_history, self.gradient_scale)
+        scale, after = self.backward_rule.use(state, _amax(grad)[None], xp=torch_namespace)
+        self.gradient_history.copy_(after.history)
+        self.gradient_scale.copy_(after.scale)
+        return scale[0]
+
+    def _apply(self, fn: Any, recurse: bool = True) -> EightBitProducts:
+        # ``model.half()`` is about the model, not about these statistics.
+        super()._apply(fn, recurse)
+        for name, buffer in self._buffers.items():
+            if buffer is not None and buffer.dtype != torch.float32:
+                self._buffers[name] = buffer.float()
+        return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        for name, buffer in self._buffers.items():  # saved before there were statistics
+            state_dict.setdefault(prefix + name, buffer)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _amax(x: Tensor) -> Tensor:
+    """() float32, the largest magnitude: NaN if there is one, 0 of nothing."""
+    if not x.numel():
+        return torch.zeros((), device=x.device)
+    return x.detach().abs().amax().float()
+
+
+def _quantised(x: Tensor, scale: Tensor, name: str) -> Tensor:
+    """``x * scale`` in 8 bits: finite values saturate, inf becomes NaN, which e4m3 can tell."""
+    top = FORMATS[name].max
+    scaled = x.float() * scale
+    kept = torch.where(torch.isfinite(x), scaled.clamp(-top, top), torch.nan)
+    return kept.to(dtype_of(name))
+
+
+def _requantised(x: Tensor, scale: Tensor, name: str) -> Tensor:
+    """``x`` as its 8-bit number reads, in ``x``'s dtype; NaN and inf as they are."""
+    read = _quantised(x, scale, name).float() / scale
+    return torch.where(torch.isfinite(x), read.to(x.dtype), x)
+
+
+class _Rounded(torch.autograd.Function):
+    """Rounded forward; the gradient passes straight through."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor, name: str) -> Tensor:
+        return _requantised(x, scale, name)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return grads[0], None, None
+
+
+class _RoundedGradient(torch.autograd.Function):
+    """The value passes through; its gradient is rounded."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, products: EightBitProducts) -> Tensor:
+        ctx.products = products
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        products = ctx.products
+        return _requantised(grads[0], products.gradients_scale(grads[0]), products.backward_rule.format), None
+
+
+def _fits(x: Tensor, weight: Tensor) -> bool:
+    """Whether the hardware's products take these sizes."""
+    k = x.shape[-1]
+    rows = x.numel() // k if k else 0
+    return rows > 0 and all(size % 16 == 0 for size in (rows, *weight.shape))
+
+
+class _NativeProduct(torch.autograd.Function):
+    """``x @ weight.T`` and both products of its backward pass on 8-bit numbers."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, of_x: Tensor, of_weight: Tensor, products: EightBitProducts
+    ) -> Tensor:
+        name = products.forward_rule.format
+        x8 = _quantised(x.reshape(-1, x.shape[-1]), of_x, name)
+        w8 = _quantised(weight, of_weight, name)
+        ctx.save_for_backward(x8, w8, 1 / of_x, 1 / of_weight)
+        ctx.products, ctx.shape, ctx.weight_dtype = products, x.shape, weight.dtype
+        y = torch._scaled_mm(x8, w8.t(), scale_a=1 / of_x, scale_b=1 / of_weight, out_dtype=x.dtype)
+        return y.reshape(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        x8, w8, of_x, of_weight = ctx.saved_tensors
+        grad, products = grads[0], ctx.products
+        scale = products.gradients_scale(grad)
+        g8 = _quantised(grad.reshape(-1, grad.shape[-1]), scale, products.backward_rule.format)
+        # The second factor has to lie in memory by columns.
+        back = {"scale_a": 1 / scale, "out_dtype": grad.dtype}
+        of_input = torch._scaled_mm(g8, w8.t().contiguous().t(), scale_b=of_weight, **back)
+        of_w = torch._scaled_mm(g8.t().contiguous(), x8.t().contiguous().t(), scale_b=of_x, **back)
+        return of_input.reshape(ctx.shape), of_w.to(ctx.weight_dtype), None, None, None

@@ -1,0 +1,325 @@
+"""``precision``: carries out a policy on a module by hooks, with islands of other formats in it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from stablenum.errors import bad_field, check_choice
+from stablenum.formats import FORMATS
+from stablenum.precision.delayed_scaling import DelayedScaling
+from stablenum.precision.policy import Policy, wider
+from stablenum_torch._precision.casts import (
+    as_policy,
+    cast_floating,
+    cast_module,
+    dtype_of,
+    running_statistics,
+)
+from stablenum_torch._precision.fp8 import EightBitProducts, offers_native_products
+
+__all__ = ["Precision", "precision"]
+
+_STATISTICS = "fp8"  # the name of an 8-bit layer's statistics among its submodules
+
+
+def precision(
+    model: nn.Module,
+    policy: Policy | str | Any,
+    *,
+    how: Literal["casts", "autocast"] = "casts",
+    forward_scaling: DelayedScaling | None = None,
+    backward_scaling: DelayedScaling | None = None,
+    native: bool | None = None,
+) -> Precision:
+    """Make a model keep, compute and hand out numbers in the formats of a policy.
+
+    - Parameters are cast in place to ``policy.params``, module by module; they stay the same objects. Make
+      the optimizer afterwards. Buffers get the wider of their module's formats for parameters and computing;
+      running statistics of norms, and with them the norms' weights while they compute, are not narrowed.
+    - While a module computes, its parameters read in its compute format (as jmp's ``cast_to_compute``), and
+      what goes into a module with parameters is cast to it. Gradients arrive in the parameters' own format.
+    - The policy's output format is that of the whole model; a rule's that of the modules it is about. In
+      between values flow in the compute format.
+    - Integers, bools, complex numbers and what is no tensor stay as they are; nested tuples, mappings and
+      dataclasses keep their structure.
+    - With an 8-bit compute format the products of ``nn.Linear`` are of 8-bit numbers by delayed scaling (see
+      :class:`stablenum.DelayedScaling`); everything else computes in bfloat16. The scales' statistics are
+      buffers under ``<layer>.fp8`` in the state dict, which else has the same keys as before.
+
+    Functions called between modules (a softmax) compute in the format of what they are given, as in JAX. A
+    product of two formats is an error in torch: where an island hands over to one that is no module's, let
+    its rule say the output too (``"compute=float32,output=bfloat16"``). With ``how="autocast"`` torch chooses
+    by function instead: products in the compute format, softmax and norms in float32.
+
+    Args:
+        model: any module.
+        policy: a :class:`stablenum.Policy`, its words, or an object with jmp's three attributes.
+        how: ``"casts"``, which does the same as the JAX adapter; or ``"autocast"``: parameters are cast by
+            ``torch.autocast``, which is on in modules that compute in 16 bits and off in the others.
+        forward_scaling: for inputs and weights of 8-bit products, by default
+            ``DelayedScaling(power_of_two=True)``.
+        backward_scaling: for their gradients, by default the same for ``"float8_e5m2"``.
+        native: multiply 8-bit numbers by ``torch._scaled_mm``, else round them and multiply in 16 bits. By
+            default where the device of the model is made for it.
+
+    Returns:
+        A handle: ``remove()`` takes everything but the parameters' format back; so does leaving it as a
+        context manager.
+
+    Raises:
+        TypeError: ``model`` is not a module, ``policy`` none of the above.
+        ValueError: an unknown format; a rule's pattern matches no module; the model has a policy already.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+        >>> handle = precision(model, Policy.parse("p=f32,c=bf16,o=f32", rules={"1": "float32"}))
+        >>> model(torch.ones(3, 4)).dtype, model[0](torch.ones(3, 4)).dtype, model[1](torch.ones(3, 4)).dtype
+        (torch.float32, torch.bfloat16, torch.float32)
+        >>> handle.remove()
+        >>> model[0](torch.ones(3, 4)).dtype
+        torch.float32
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module; got {type(model).__name__}.")
+    check_choice("how", how, ("casts", "autocast"))
+    for name, given, wanted in (
+        ("forward_scaling", forward_scaling, "float8_e4m3fn"),
+        ("backward_scaling", backward_scaling, "float8_e5m2"),
+    ):
+        if given is not None and not isinstance(given, DelayedScaling):
+            raise bad_field(name, f"None or a DelayedScaling(format={wanted!r})", given)
+    return Precision(
+        model,
+        as_policy(policy),
+        how=how,
+        scalings=(
+            forward_scaling or DelayedScaling(power_of_two=True),
+            backward_scaling or DelayedScaling(format="float8_e5m2", power_of_two=True),
+        ),
+        native=native,
+    )
+
+
+@dataclass
+class _Place:
+    """What the policy says about one module.
+
+    Attributes:
+        compute: its format.
+        output: the format to hand out; None where values flow on as they are.
+        hooked: whether values are cast on the way in.
+    """
+
+    compute: str
+    output: str | None
+    hooked: bool
+
+
+class Precision:
+    """What :func:`precision` returns: the policy at work in a model.
+
+    Attributes:
+        model: the module.
+        policy: what it follows.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        policy: Policy,
+        *,
+        how: str,
+        scalings: tuple[DelayedScaling, DelayedScaling],
+        native: bool | None,
+    ) -> None:
+        places = _places(model, policy)
+        self.model, self.policy = model, policy
+        self._autocasts = how == "autocast"
+        self._floor: str | None = None
+        self._handles: list[Any] = []
+        # Of each hooked module that is running: what to undo when it has run.
+        self._running: list[contextlib.ExitStack] = []
+        self._reading: set[nn.Module] = set()
+        cast_module(model, policy)
+        self._places = dict(places)
+        for module, place in places:
+            if place.hooked:
+                self._hook(module)
+            if FORMATS[place.compute].bits == 8 and type(module).forward is nn.Linear.forward:
+                self._round_products(module, scalings, native)
+
+    # --- setting up ----------------------------------------------------------------------------
+
+    def _hook(self, module: nn.Module) -> None:
+        self._handles += [
+            module.register_forward_pre_hook(self._before, with_kwargs=True, prepend=True),
+            module.register_forward_hook(self._after, always_call=True),
+        ]
+
+    def _round_products(
+        self, module: nn.Module, scalings: tuple[DelayedScaling, DelayedScaling], native: bool | None
+    ) -> None:
+        device = next(module.parameters()).device
+        products = EightBitProducts(
+            *scalings, native=offers_native_products(device) if native is None else native, device=device
+        )
+        products.train(module.training)
+        module.add_module(_STATISTICS, products)
+        module.__dict__["forward"] = functools.partial(self._linear, module)
+
+    def remove(self) -> None:
+        """Take the hooks and 8-bit products back. Parameters keep the format that they have."""
+        for handle in self._handles:
+            handle.remove()
+        for module in self._places:
+            if isinstance(module._modules.get(_STATISTICS), EightBitProducts):
+                del module._modules[_STATISTICS]
+                del module.__dict__["forward"]
+        self._handles.clear()
+        self._places.clear()
+
+    def __enter__(self) -> Precision:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.remove()
+
+    def __repr__(self) -> str:
+        return f"Precision({str(self.policy)!r}, {type(self.model).__name__})"
+
+    # --- computing -----------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def at_least(self, format: str | None) -> Iterator[Precision]:  # noqa: A002
+        """While it lasts no module computes, or hands out, in a narrower format; None changes nothing."""
+        before, self._floor = self._floor, format
+        try:
+            yield self
+        finally:
+            self._floor = before
+
+    def compute_format(self, module: nn.Module) -> str:
+        """The format that ``module``, a part of the model, computes in now."""
+        own = self._places[module].compute
+        return own if self._floor is None else wider(own, self._floor)
+
+    def _compute_dtype(self, module: nn.Module) -> torch.dtype:
+        return dtype_of(Policy(compute=self.compute_format(module)).carrier)
+
+    def _before(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        dtype = self._compute_dtype(module)
+        if self._autocasts:
+            self._begin_uncompiled(module)
+        else:
+            self._begin(module)
+        return cast_floating(args, dtype), cast_floating(kwargs, dtype)
+
+    def _after(self, module: nn.Module, args: Any, output: Any) -> Any:
+        if self._autocasts:
+            self._end_uncompiled()
+        else:
+            self._end()
+        wanted = self._places[module].output
+        if wanted is None:
+            return output
+        if self._floor is not None:
+            wanted = wider(wanted, Policy(compute=self._floor).carrier)
+        return cast_floating(output, dtype_of(wanted))
+
+    def _begin(self, module: nn.Module) -> None:
+        undo = contextlib.ExitStack()
+        self._running.append(undo)
+        if self._autocasts:
+            kind = next((t.device.type for t in module.parameters()), "cpu")
+            if self._left_to_autocast(module):
+                undo.enter_context(torch.autocast(kind, dtype=self._compute_dtype(module)))
+            else:
+                undo.enter_context(torch.autocast(kind, enabled=False))
+        if module not in self._reading and not self._left_to_autocast(module):
+            self._read_in_compute_format(module, undo)
+
+    def _end(self) -> None:
+        self._running.pop().close()
+
+    # torch.compile cannot follow an autocast that begins in one hook and ends in another.
+    _begin_uncompiled = torch.compiler.disable(_begin)
+    _end_uncompiled = torch.compiler.disable(_end)
+
+    def _left_to_autocast(self, module: nn.Module) -> bool:
+        """Whether torch's autocast casts the module's parameters: in 16 bits, batch norms aside."""
+        narrow = self._compute_dtype(module) in (torch.bfloat16, torch.float16)
+        return self._autocasts and narrow and running_statistics(module) is None
+
+    def _read_in_compute_format(self, module: nn.Module, undo: contextlib.ExitStack) -> None:
+        """Let the parameters of ``module`` and of all in it read as casts, until ``undo``.
+
+        All in it too, for a module may use a parameter of another without calling it, as attention and tied
+        embeddings do.
+        """
+        parts = [
+            part
+            for part in module.modules()
+            if part in self._places and part not in self._reading and not self._left_to_autocast(part)
+        ]
+        self._reading.update(parts)
+        undo.callback(self._reading.difference_update, parts)
+        for part in parts:
+            # A norm with running statistics takes narrow values, but weights in the statistics' format alone.
+            statistics = running_statistics(part)
+            dtype = self._compute_dtype(part) if statistics is None else statistics.dtype
+            own = dict(part._parameters)
+            casts = {name: p if p is None else cast_floating(p, dtype) for name, p in own.items()}
+            if any(casts[name] is not p for name, p in own.items()):
+                _replace(part, casts)
+                undo.callback(_replace, part, own)
+
+    def _linear(self, module: nn.Linear, input: Tensor) -> Tensor:  # noqa: A002
+        if FORMATS[self.compute_format(module)].bits > 8:
+            return F.linear(input, module.weight, module.bias)
+        weight, bias = module.weight, module.bias
+        if self._autocasts:  # which knows nothing of these products
+            weight, bias = weight.to(input.dtype), bias if bias is None else bias.to(input.dtype)
+            with torch.autocast(input.device.type, enabled=False):
+                return module._modules[_STATISTICS](input, weight, bias)
+        return module._modules[_STATISTICS](input, weight, bias)
+
+
+def _replace(module: nn.Module, tensors: dict[str, Tensor | None]) -> None:
+    module._parameters.update(tensors)
+    if isinstance(module, nn.RNNBase):  # reads its parameters from a list of its own
+        module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
+
+
+def _places(model: nn.Module, policy: Policy) -> list[tuple[nn.Module, _Place]]:
+    """Each module with what the policy says about it.
+
+    Raises:
+        ValueError: a rule is about no module; the model has a policy already.
+    """
+    found, met = [], set()
+    for path, module in model.named_modules():
+        if any(
+            isinstance(getattr(hook, "__self__", None), Precision) for hook in module._forward_hooks.values()
+        ):
+            raise ValueError(
+                f"model must be without a policy; {path or 'it'} has one. Call remove() on its handle first."
+            )
+        here = policy.at(path)
+        rules = [rule for rule in policy.rules if rule.matches(path)]
+        met.update(rules)
+        around = [rule for rule in policy.rules if rule.matches(path.rpartition(".")[0])]
+        begins = path == "" or any(rule not in around and (rule.compute or rule.output) for rule in rules)
+        owns = any(p is not None and p.is_floating_point() for p in module._parameters.values())
+        found.append((module, _Place(here.compute, here.output if begins else None, begins or owns)))
+    for rule in policy.rules:
+        if rule not in met:
+            raise bad_field("policy.rules", "patterns that match a module of the model", rule.pattern)
+    return found

@@ -1,0 +1,1 @@
+"""The guarded step: measure the gradients, decide in the core, apply or skip."""

@@ -1,0 +1,119 @@
+"""What ``wrap`` checks of its arguments before it builds anything."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from stablenum.formats import FORMATS, get_format
+from stablenum.guard.config import GuardConfig
+from stablenum_torch._devices.ranks import is_sharded
+from stablenum_torch._step.apply import is_fused
+
+__all__ = ["EpsTooSmallWarning", "check_optimizer", "check_rules", "parameter_names", "warn_of_lost_eps"]
+
+
+class EpsTooSmallWarning(UserWarning):
+    """The optimizer's eps is 0 in the format that its denominator is computed in."""
+
+
+def check_optimizer(optimizer: object) -> None:
+    """Refuse what cannot be guarded.
+
+    Raises:
+        TypeError: not an optimizer, or one whose ``step`` needs a closure.
+        ValueError: it holds no parameters.
+    """
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            f"optimizer must be a torch.optim.Optimizer; got {type(optimizer).__name__}. "
+            "Example: wrap(torch.optim.AdamW(model.parameters()))."
+        )
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise TypeError(
+            f"{type(optimizer).__name__} cannot be guarded: its step() re-evaluates the model through a "
+            "closure as often as it likes, so there is no one gradient to decide on."
+        )
+    if not any(group["params"] for group in optimizer.param_groups):
+        raise ValueError("optimizer must hold at least one parameter; all its param_groups are empty.")
+
+
+def check_rules(config: GuardConfig, optimizer: Optimizer, process_group: object) -> None:
+    """Refuse rules that cannot work with this optimizer.
+
+    Raises:
+        ValueError: ``AdaptiveGradClip`` on sharded gradients; ``ClipUpdateRMS`` by learning rates that the
+            groups do not tell.
+    """
+    if config.unit_rule is not None and (
+        process_group is not None or any(is_sharded(p) for g in optimizer.param_groups for p in g["params"])
+    ):
+        raise ValueError(
+            "clip must be without AdaptiveGradClip where gradients are sharded over ranks (process_group, "
+            "sharded DTensors): a unit may lie on several of them. AdaGC clips each tensor there."
+        )
+    if config.update_rule is not None and config.update_rule.per_lr:
+        for i, group in enumerate(optimizer.param_groups):
+            if group.get("lr") is None:
+                raise ValueError(
+                    f"ClipUpdateRMS compares updates with the learning rate, but param_groups[{i}] of "
+                    f"{type(optimizer).__name__} has no 'lr'. Use ClipUpdateRMS(max_rms, per_lr=False), "
+                    "whose max_rms bounds the update itself."
+                )
+
+
+def parameter_names(
+    names: torch.nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | None,
+) -> dict[Tensor, str]:
+    """Parameter -> name.
+
+    Raises:
+        TypeError: ``names`` is not a module, a mapping of name to tensor, or (name, tensor) pairs.
+    """
+    if names is None:
+        return {}
+    if isinstance(names, torch.nn.Module):
+        names = names.named_parameters()
+    pairs = names.items() if isinstance(names, Mapping) else names
+    found: dict[Tensor, str] = {}
+    try:
+        for name, parameter in pairs:
+            if not isinstance(name, str) or not isinstance(parameter, Tensor):
+                raise TypeError
+            found.setdefault(parameter, name)
+    except (TypeError, ValueError):
+        raise TypeError(
+            "names must be the model, a mapping of name to parameter, or (name, parameter) pairs as "
+            f"model.named_parameters() gives; got {type(names).__name__}."
+        ) from None
+    return found
+
+
+def warn_of_lost_eps(optimizer: Optimizer) -> None:
+    """Warn where ``x / (sqrt(v) + eps)`` will be computed with an eps of 0: NaN at zero gradients."""
+    if hasattr(optimizer, "wide_gradients"):
+        return  # computes in float32, whatever its parameters are
+    for group in optimizer.param_groups:
+        eps = group.get("eps")
+        if not isinstance(eps, float | int):
+            continue
+        for p in group["params"]:
+            name = str(p.dtype).removeprefix("torch.")
+            if name not in FORMATS or (is_fused(optimizer) and eps > 0):
+                continue  # fused kernels compute the denominator in float32
+            # Round to nearest even: half of the smallest subnormal and less becomes 0.
+            if eps <= get_format(name).smallest_subnormal / 2:
+                warnings.warn(
+                    f"eps={eps:g} is 0 in {name}: the optimizer divides 0 by 0 where a gradient is zero, and "
+                    f"the parameter becomes NaN although no gradient was. Use float32 parameters, "
+                    f"fused=True, or eps >= {get_format(name).smallest_subnormal:g}.",
+                    EpsTooSmallWarning,
+                    stacklevel=3,
+                )
+                return

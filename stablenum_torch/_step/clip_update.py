@@ -1,0 +1,139 @@
+"""Clip the update: what ``ClipUpdateRMS`` does to the parameters that the inner optimizer has moved.
+
+The optimizer moves parameters in place, so a copy made before the step tells the update. A parameter whose
+factor is 1 stays as the optimizer left it, bit for bit; so does one that a fused kernel did not move.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import array_api_compat.numpy as np_namespace
+import array_api_compat.torch as torch_namespace
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from stablenum.rules.clipping import ClipUpdateRMS
+from stablenum_torch._devices.ranks import join_norms, join_over_ranks, joins_ranks, local_part
+from stablenum_torch._devices.state import to_device
+from stablenum_torch._step.measure import dense_values, norms_on_device, norms_on_host, saturated
+
+__all__ = ["Before", "before_update", "clip_update_on_device", "clip_update_on_host"]
+
+# Elements whose updates are held at the same time.
+_AT_A_TIME = 2**24
+
+
+class Before(NamedTuple):
+    """What has to be known of a step before it is taken.
+
+    Attributes:
+        params: those that the step may move: the ones with a gradient, in the order of the groups.
+        values: copies of their values, of the parts on this rank; complex ones as their two parts.
+        rates: for each group the places of its parameters among ``params``, and its learning rate, 1 if
+            the rule does not ask for it.
+    """
+
+    params: list[Tensor]
+    values: list[Tensor]
+    rates: list[tuple[list[int], float | Tensor]]
+
+
+def before_update(rule: ClipUpdateRMS, optimizer: Optimizer) -> Before:
+    """Copy what ``optimizer``, the inner one, is about to move."""
+    params: list[Tensor] = []
+    rates: list[tuple[list[int], float | Tensor]] = []
+    for group in optimizer.param_groups:
+        moved = [p for p in group["params"] if p.grad is not None]
+        if moved:
+            places = list(range(len(params), len(params) + len(moved)))
+            rates.append((places, group["lr"] if rule.per_lr else 1.0))
+        params += moved
+    values = _values(params)
+    copies = [torch.empty_like(v) for v in values]
+    if copies:
+        torch._foreach_copy_(copies, values)
+    return Before(params, copies, rates)
+
+
+def clip_update_on_host(rule: ClipUpdateRMS, before: Before) -> None:
+    """Move CPU parameters back along their update where its RMS is too large."""
+    after = _values(before.params)
+    parts = [norms_on_host(updates) for updates in _updates(after, before.values)]
+    norms = np.concatenate(parts) if parts else np.zeros(0, np.float32)
+    for members, rate in before.rates:
+        roots = np.sqrt([max(after[i].numel(), 1) for i in members])
+        rms = (norms[members] / roots).astype(np.float32)
+        factors = rule.update_factors(rms, float(rate), xp=np_namespace)
+        for i, factor in zip(members, factors, strict=True):
+            if factor != 1:
+                after[i].copy_(_shortened(after[i], before.values[i], float(factor)))
+
+
+def clip_update_on_device(
+    rule: ClipUpdateRMS, before: Before, device: torch.device, process_group: dist.ProcessGroup | None
+) -> None:
+    """As :func:`clip_update_on_host`, without a host sync; shards go by the RMS of the whole."""
+    after, params = _values(before.params), before.params
+    parts = [norms_on_device(updates, device) for updates in _updates(after, before.values)]
+    if not parts:
+        parts = [torch.zeros(0, dtype=torch.float32, device=device)]
+    joined = torch.cat(parts)
+    if joins_ranks(params, process_group):
+        joined = saturated(join_norms(joined.double(), params, process_group))
+    norms = joined.unbind()
+    roots = _roots_of_sizes(params, after, device, process_group)
+    for members, rate in before.rates:
+        rms = torch.stack([norms[i] / roots[i] for i in members])
+        lr = to_device(rate.float(), device) if isinstance(rate, Tensor) else rate
+        factors = rule.update_factors(rms, lr, xp=torch_namespace).unbind()
+        for i, factor in zip(members, factors, strict=True):
+            f = to_device(factor, after[i].device)
+            moved = _shortened(after[i], before.values[i], f).to(after[i].dtype)
+            after[i].copy_(torch.where(f == 1, after[i], moved))
+
+
+def _values(params: Sequence[Tensor]) -> list[Tensor]:
+    return [dense_values(local_part(p.detach())) for p in params]
+
+
+def _updates(after: Sequence[Tensor], before: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """What the step added to each parameter, in turn for some at a time: all together are too much memory."""
+    first, size = 0, 0
+    for i, values in enumerate(after):
+        size += values.numel()
+        if size >= _AT_A_TIME or i + 1 == len(after):
+            chosen = slice(first, i + 1)
+            yield list(
+                torch._foreach_sub([_wide(v) for v in after[chosen]], [_wide(v) for v in before[chosen]])
+            )
+            first, size = i + 1, 0
+
+
+def _shortened(after: Tensor, before: Tensor, factor: float | Tensor) -> Tensor:
+    """``before + factor * (after - before)``, at least in float32."""
+    start = _wide(before)
+    return (_wide(after) - start).mul_(factor).add_(start)
+
+
+def _wide(values: Tensor) -> Tensor:
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+
+
+def _roots_of_sizes(
+    params: Sequence[Tensor],
+    parts: Sequence[Tensor],
+    device: torch.device,
+    process_group: dist.ProcessGroup | None,
+) -> Sequence[float | Tensor]:
+    """The square root of each whole parameter's number of real elements."""
+    if process_group is None:  # a DTensor knows the size of the whole
+        return [math.sqrt(max(p.numel(), 1) * (2 if p.is_complex() else 1)) for p in params]
+    sizes = [torch.full((), v.numel(), dtype=torch.float64, device=device) for v in parts]
+    joined = join_over_ranks(torch.stack(sizes), params, process_group)
+    return joined.clamp(min=1.0).sqrt().float().unbind()

@@ -1,0 +1,113 @@
+"""Measure extremes: the largest gradient element, and the fraction that float16 would lose.
+
+Some loss-scale rules ask for them (``GuardConfig.needs``). Both are of all gradients together, so that
+ranks join them with one collective for each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from stablenum.formats import FLOAT32_MAX, SMALLEST_FLOAT16
+from stablenum_torch._devices.ranks import join_over_ranks, joins_ranks, local_part
+from stablenum_torch._devices.state import to_device
+from stablenum_torch._step.measure import dense_values, saturated, stacked
+
+__all__ = ["Extremes", "extremes_on_device", "extremes_on_host"]
+
+# Elements looked at in one go: they and two arrays of the same length stay in cache.
+_BLOCK = 2**16
+
+
+def extremes_on_host(
+    grads: Sequence[Tensor | None], needs: frozenset[str]
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """``Observation.amax`` and ``Observation.tiny`` of CPU gradients, None where ``needs`` has them not.
+
+    Both are () float32. If an element is not finite they are numbers without meaning: the step is skipped.
+    """
+    if not needs:
+        return None, None
+    values = [dense_values(g) for g in grads if g is not None and g.numel()]
+    values = [v for v in values if v.numel()]  # a sparse gradient without entries
+    if "tiny" not in needs:
+        return (_largest(values) if "amax" in needs else None), None
+    nonzero, above = 0, 0
+    magnitudes, mask = np.empty(_BLOCK, np.float32), np.empty(_BLOCK, np.bool_)
+    for block in (block for v in values for block in v.reshape(-1).split(_BLOCK)):
+        n = len(block)
+        # Elements of a float64 that float32 flushes would not be counted: those stay wide.
+        wide = block if block.dtype == torch.float64 else block.float()
+        size = np.abs(wide.numpy(), out=None if wide.dtype == torch.float64 else magnitudes[:n])
+        nonzero += int(np.count_nonzero(np.greater(size, 0, out=mask[:n])))
+        above += int(np.count_nonzero(np.greater(size, SMALLEST_FLOAT16, out=mask[:n])))
+    tiny = np.asarray(np.float32(nonzero - above) / np.float32(max(nonzero, 1)))
+    return (_largest(values) if "amax" in needs else None), tiny
+
+
+def _largest(values: Sequence[Tensor]) -> np.ndarray:
+    """() float32, the largest magnitude; finite float64 elements saturate."""
+    ends = [end.double() for v in values for end in torch.aminmax(v)]
+    largest = float(torch.stack(ends).abs().max()) if ends else 0.0
+    return np.asarray(min(largest, FLOAT32_MAX) if math.isfinite(largest) else largest, np.float32)
+
+
+class Extremes(NamedTuple):
+    """What was found of each gradient; None for what was not asked for.
+
+    Attributes:
+        largest: (n,) float64, the largest magnitude.
+        filled: (n,) int64, elements that are not 0.
+        above: (n,) int64, elements that float16 keeps.
+    """
+
+    largest: Tensor | None
+    filled: Tensor | None
+    above: Tensor | None
+
+    def joined(self) -> tuple[Tensor | None, Tensor | None]:
+        """Of all gradients together: ``Observation.amax`` and ``Observation.tiny``."""
+        amax = None if self.largest is None else saturated(self.largest.amax())
+        if self.filled is None or self.above is None:
+            return amax, None
+        filled = self.filled.sum()
+        return amax, (filled - self.above.sum()).float() / filled.clamp(min=1).float()
+
+
+def extremes_on_device(
+    params: Sequence[Tensor],
+    device: torch.device,
+    needs: frozenset[str],
+    process_group: dist.ProcessGroup | None = None,
+) -> Extremes:
+    """As :func:`extremes_on_host`, on ``device``, of gradients that may be sharded, without a host sync."""
+    parts = [None if p.grad is None else dense_values(local_part(p.grad)) for p in params]
+    present = [(i, v) for i, v in enumerate(parts) if v is not None and v.numel()]
+    tensors = [v for _, v in present]
+    joint = joins_ranks(params, process_group)
+
+    def all_of(found: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+        """(n,) what was found for each gradient, 0 where there is none; of all ranks together."""
+        each: list[Tensor | None] = [None] * len(parts)
+        for (i, _), value in zip(present, found, strict=True):
+            each[i] = to_device(value.to(dtype), device)
+        values = stacked(each, dtype, device)
+        if joint:
+            values = join_over_ranks(values, params, process_group, maximum=dtype.is_floating_point)
+        return values
+
+    largest = filled = above = None
+    if "amax" in needs:
+        found = torch._foreach_norm(tensors, math.inf, dtype=torch.float64) if tensors else []
+        largest = all_of(found, torch.float64)
+    if "tiny" in needs:
+        filled = all_of([(v != 0).sum() for v in tensors], torch.int64)
+        above = all_of([(v.abs() > SMALLEST_FLOAT16).sum() for v in tensors], torch.int64)
+    return Extremes(largest, filled, above)

@@ -1,0 +1,204 @@
+"""Measure units: the norm of each output's part of a gradient and of its weights, for AdaptiveGradClip.
+
+The norm of a tensor that has units is combined from theirs, so that its gradient is read once, as without
+the rule. Its weights are read once too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stablenum.formats import FLOAT32_MAX
+from stablenum.rules.clipping import AdaptiveGradClip, Units
+from stablenum_torch._devices.ranks import local_part
+from stablenum_torch._devices.state import to_device
+from stablenum_torch._step.measure import (
+    BLOCK,
+    NARROW_BLOCK,
+    SUSPICIOUSLY_SMALL,
+    dense_values,
+    norms_on_device,
+    norms_on_host,
+    saturated,
+    sums_of_pieces,
+)
+
+__all__ = ["unit_factor", "units_on_device", "units_on_host"]
+
+Axes: TypeAlias = "tuple[int, ...] | None"
+
+# Up to here torch's reduction over rows is exact enough, and as fast as a dot product.
+_LONGEST_ROW = 2**16
+
+
+def unit_factor(rule: AdaptiveGradClip, factors: Tensor, shape: torch.Size) -> Tensor:
+    """(u,) factors of a tensor's units in a shape that broadcasts over the tensor."""
+    axes = rule.unit_axes(shape, default="first")
+    return factors.reshape([1 if axis in axes else n for axis, n in enumerate(shape)])
+
+
+def _unit_axes(rule: AdaptiveGradClip, params: Sequence[Tensor], included: Sequence[bool]) -> list[Axes]:
+    """For each parameter the axes that its units extend over; None where there is nothing to measure."""
+    return [
+        rule.unit_axes(p.shape, default="first") if use and p.grad is not None and p.numel() else None
+        for p, use in zip(params, included, strict=True)
+    ]
+
+
+def _whole(axes: Axes, tensor: Tensor) -> bool:
+    """Whether the tensor is one unit: then its norm is the unit's, and the common code takes it."""
+    return axes is not None and len(axes) == tensor.ndim
+
+
+def _real(tensor: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...]]:
+    """The tensor as dense real values, and a unit's axes in it: both parts of a complex number too."""
+    dense = tensor.detach() if tensor.layout == torch.strided else tensor.detach().to_dense()
+    return dense_values(dense), (*axes, tensor.ndim) if tensor.is_complex() else axes
+
+
+# --- on the host -----------------------------------------------------------------------------
+
+
+def units_on_host(
+    rule: AdaptiveGradClip, params: Sequence[Tensor], included: Sequence[bool]
+) -> tuple[np.ndarray, Units]:
+    """(n,) float32 norms of CPU gradients as :func:`norms_on_host` gives them, and the units' norms.
+
+    Args:
+        rule: tells what a unit is.
+        params: the parameters; sparse gradients are made dense for the purpose.
+        included: whether the rule applies to each of them.
+    """
+    axes = _unit_axes(rule, params, included)
+    norms, of_gradients = _norms_and_units([p.grad for p in params], axes)
+    _, of_weights = _norms_and_units(
+        [None if a is None else p.detach() for p, a in zip(params, axes, strict=True)], axes
+    )
+    return norms, Units(of_gradients, of_weights)
+
+
+def _norms_and_units(
+    tensors: Sequence[Tensor | None], axes: Sequence[Axes]
+) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+    """(n,) norms of tensors and the (u_i,) norms of their units, (0,) where the axes are None."""
+    several = [
+        t is not None and a is not None and not _whole(a, t) for t, a in zip(tensors, axes, strict=True)
+    ]
+    norms = norms_on_host([None if split else t for t, split in zip(tensors, several, strict=True)])
+    units = []
+    for i, (tensor, over) in enumerate(zip(tensors, axes, strict=True)):
+        if tensor is None or over is None:
+            units.append(np.zeros(0, np.float32))
+        elif not several[i]:
+            units.append(norms[i : i + 1])
+        else:
+            found = _row_norms(_as_rows(*_real(tensor, over)))
+            units.append(found.astype(np.float32))
+            total = math.sqrt(float(np.square(found).sum()))
+            norms[i] = min(total, FLOAT32_MAX) if math.isfinite(total) else total
+    return norms, tuple(units)
+
+
+def _as_rows(values: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """(u, k): one unit a row; a copy only where strides leave no other way."""
+    kept = [axis for axis in range(values.ndim) if axis not in axes]
+    # Within a unit the order is free: that of the memory, so that channels-last weights are a view too.
+    order = [*kept, *sorted(axes, key=values.stride, reverse=True)]
+    return values.permute(order).reshape(math.prod(values.shape[axis] for axis in kept), -1)
+
+
+def _row_norms(rows: Tensor) -> np.ndarray:
+    """(u,) float64 norms, at most float32's largest number; NaN or inf if and only if the row holds one."""
+    norms = _plain_row_norms(rows).double().numpy()
+    doubtful = np.flatnonzero(~((norms >= SUSPICIOUSLY_SMALL) & (norms < math.inf)))
+    if len(doubtful):
+        norms = norms.copy()
+        for part in np.array_split(doubtful, math.ceil(len(doubtful) * rows.shape[1] / _LONGEST_ROW)):
+            if len(part):
+                norms[part] = _careful_row_norms(rows[torch.from_numpy(part)])
+    return np.where(np.isfinite(norms), np.minimum(norms, FLOAT32_MAX), norms)
+
+
+def _plain_row_norms(rows: Tensor) -> Tensor:
+    """(u,) norms in float32, or float64 for such rows; wrong where a square overflowed or flushed."""
+    wide = rows.dtype in (torch.float32, torch.float64)
+    length = rows.shape[1]
+    if rows.stride(1) > rows.stride(0):  # units lie across the memory
+        return _column_norms(rows.t())
+    if length > (_LONGEST_ROW if wide else NARROW_BLOCK) and rows.dtype != torch.float64:
+        return torch.stack([sums_of_pieces(row).sqrt() for row in rows])
+    if wide:
+        return torch.linalg.vector_norm(rows, dim=1)
+    chunks = rows.split(max(1, BLOCK // length))  # narrower formats are widened in cache
+    return torch.cat([torch.linalg.vector_norm(chunk.float(), dim=1) for chunk in chunks])
+
+
+def _column_norms(matrix: Tensor) -> Tensor:
+    """(u,) float64 norms of the columns of a (k, u) matrix, a block of rows at a time."""
+    total = torch.zeros(matrix.shape[1], dtype=torch.float64, device=matrix.device)
+    for block in matrix.split(max(1, _LONGEST_ROW // matrix.shape[1])):
+        wide = block if block.dtype in (torch.float32, torch.float64) else block.float()
+        total += (wide * wide).sum(0)
+    return total.sqrt()
+
+
+def _careful_row_norms(rows: Tensor) -> np.ndarray:
+    """The norms in float64; where even that overflows, the largest magnitude says whether all is finite."""
+    largest = rows.abs().amax(1).double()
+    norms = torch.linalg.vector_norm(rows.double(), dim=1)
+    norms = torch.where(torch.isfinite(norms), norms, torch.full_like(norms, FLOAT32_MAX))
+    return torch.where(torch.isfinite(largest), norms, largest).numpy()
+
+
+# --- on the device ---------------------------------------------------------------------------
+
+
+def units_on_device(
+    rule: AdaptiveGradClip, params: Sequence[Tensor], included: Sequence[bool], device: torch.device
+) -> tuple[Tensor, Units]:
+    """As :func:`units_on_host`, on ``device`` and without a host sync; no gradient may be sharded."""
+    axes = _unit_axes(rule, params, included)
+    grads = [p.grad for p in params]
+    split = [a is not None and not _whole(a, p) for p, a in zip(params, axes, strict=True)]
+    of_gradients = [
+        _unit_norms(g, a, device) if g is not None and a is not None and s else None
+        for g, a, s in zip(grads, axes, split, strict=True)
+    ]
+    of_weights = [
+        _unit_norms(p, a, device) if a is not None and s else None
+        for p, a, s in zip(params, axes, split, strict=True)
+    ]
+    # The units' norms stand in for the gradients that they were taken of.
+    norms = norms_on_device([g if u is None else u for g, u in zip(grads, of_gradients, strict=True)], device)
+    single = [
+        p.detach() if a is not None and not s else None for p, a, s in zip(params, axes, split, strict=True)
+    ]
+    weights = norms_on_device(single, device)
+    return norms, Units(_as_units(of_gradients, norms, axes), _as_units(of_weights, weights, axes))
+
+
+def _unit_norms(tensor: Tensor, axes: tuple[int, ...], device: torch.device) -> Tensor:
+    """(u,) float64 norms of a tensor's units."""
+    values, over = _real(local_part(tensor), axes)
+    norms = torch.linalg.vector_norm(values, dim=over, dtype=torch.float64)
+    if values.dtype == torch.float64:
+        # Squares of a float64 may overflow even here; its largest magnitude tells.
+        largest = torch.linalg.vector_norm(values, ord=math.inf, dim=over)
+        norms = torch.where(torch.isinf(norms), largest, norms)
+    return to_device(norms.reshape(-1), device)
+
+
+def _as_units(found: Sequence[Tensor | None], norms: Tensor, axes: Sequence[Axes]) -> tuple[Tensor, ...]:
+    """(u_i,) float32: what was found, or the norm of a tensor that is one unit, or nothing."""
+    several = [u for u in found if u is not None]
+    parts = iter(saturated(torch.cat(several)).split([len(u) for u in several]) if several else ())
+    return tuple(
+        next(parts) if u is not None else norms[i : i + 1] if a is not None else norms[:0]
+        for i, (u, a) in enumerate(zip(found, axes, strict=True))
+    )

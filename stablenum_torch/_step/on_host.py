@@ -1,0 +1,102 @@
+"""One guarded step where the parameters lie in the host's memory: it sees them for nothing, and branches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.optim import Optimizer
+
+from stablenum.arrays import map_leaves
+from stablenum.guard.decide import Decision, Observation
+from stablenum_torch._devices.host_decide import HostGuard
+from stablenum_torch._devices.ranks import joins_ranks
+from stablenum_torch._devices.scalar_namespace import as_scalar
+from stablenum_torch._step.apply import is_fused, moves_nothing, step_folded, transform
+from stablenum_torch._step.clip_update import before_update, clip_update_on_device, clip_update_on_host
+from stablenum_torch._step.measure import gradient_norms_on_host
+from stablenum_torch._step.measure_elements import extremes_on_host
+from stablenum_torch._step.measure_units import units_on_host
+from stablenum_torch._step.on_device import in_float32, measured_on_device, observation
+
+__all__ = ["step_on_host"]
+
+_CPU = torch.device("cpu")
+
+
+def step_on_host(
+    optimizer: Optimizer,
+    host: HostGuard,
+    params: Sequence[Tensor],
+    loss: Tensor | None,
+    process_group: ProcessGroup | None,
+    included: Sequence[bool],
+) -> list[Any]:
+    """The leaves of the guard's next state."""
+    with np.errstate(all="ignore"):
+        seen = _observed_on_host(host, params, loss, process_group, included)
+        decision, after = host.decide(seen)
+    if decision.grad_norm == 0 and decision.apply and moves_nothing(optimizer):
+        after = host.read()  # a step of zeros that moves nothing is no evidence, see `moves_nothing`
+    if not decision.apply:
+        return after
+    rule = host.update_rule
+    copied = None if rule is None else before_update(rule, optimizer)
+    divisor = None
+    if not (host.one_factor and decision.multiplier == 1):
+        if host.one_factor and is_fused(optimizer):
+            divisor = host.divisor(decision.multiplier)
+        else:
+            multiplier = torch.as_tensor(np.asarray(decision.multiplier), device="cpu")
+            of_units = [torch.from_numpy(part) for part in decision.unit_multipliers]
+            unchanged = _unchanged(decision, len(params))
+            transform(optimizer, host.config, params, multiplier, of_units, unchanged=unchanged)
+    step_folded(optimizer, divisor=divisor, found_inf=None)
+    if rule is not None and copied is not None:
+        if joins_ranks(params, process_group):
+            clip_update_on_device(rule, copied, _CPU, process_group)
+        else:
+            with np.errstate(all="ignore"):
+                clip_update_on_host(rule, copied)
+    return after
+
+
+def _unchanged(decision: Decision, n: int) -> list[bool]:
+    """For each parameter whether its gradient stays as it is: a pass over it that can be left out."""
+    same = decision.multiplier == 1
+    whole = same.tolist() if np.ndim(same) else [bool(same)] * n
+    if not decision.unit_multipliers:
+        return whole
+    return [
+        bool(np.all(u == 1)) if len(u) else w for u, w in zip(decision.unit_multipliers, whole, strict=True)
+    ]
+
+
+def _observed_on_host(
+    host: HostGuard,
+    params: Sequence[Tensor],
+    loss: Tensor | None,
+    process_group: ProcessGroup | None,
+    included: Sequence[bool],
+) -> Observation:
+    if (host.unit_rule is not None or host.needs) and joins_ranks(params, process_group):
+        measured = measured_on_device(host.config, params, loss, _CPU, process_group, included)
+        return map_leaves(lambda v: None if v is None else as_scalar(v.numpy()), observation(measured))
+    units = amax = tiny = None
+    if host.unit_rule is None:
+        norms = gradient_norms_on_host(params, process_group)
+    else:
+        norms, units = units_on_host(host.unit_rule, params, included)
+    if host.needs:
+        amax, tiny = extremes_on_host([p.grad for p in params], host.needs)
+    return Observation(
+        norms=norms,
+        loss=None if loss is None else np.float32(float(in_float32(loss))),
+        units=units,
+        amax=None if amax is None else as_scalar(amax),
+        tiny=None if tiny is None else as_scalar(tiny),
+    )

@@ -1,0 +1,479 @@
+"""``wrap``: a guarded optimizer that is a real ``torch.optim.Optimizer``.
+
+The face only: what torch and its users expect of an optimizer. The step itself is in ``stepping.py``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import array_api_compat.torch as torch_namespace
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from stablenum.diagnosis.report.report import Report
+from stablenum.guard.config import GuardConfig, make_config
+from stablenum.guard.decide import GuardState, init_guard
+from stablenum.guard.readout import history, metrics
+from stablenum.guard.statedict import state_from_dict, state_to_dict
+from stablenum.precision.policy import Policy
+from stablenum_torch._devices.host_decide import HostGuard
+from stablenum_torch._devices.ranks import check_process_group, several_ranks
+from stablenum_torch._devices.state import copy_into, moved_to, to_device
+from stablenum_torch._devices.waits import HaltWatch, LevelWatch
+from stablenum_torch._diagnosis.explain import explain_step
+from stablenum_torch._diagnosis.replay.snapshot import RngState
+from stablenum_torch._diagnosis.replay.snapshot import rng_state as read_generators
+from stablenum_torch._precision import Precision
+from stablenum_torch._precision.autocast import autocast
+from stablenum_torch._step.checks import check_optimizer, check_rules, parameter_names, warn_of_lost_eps
+from stablenum_torch._step.guarded import guarded_step
+from stablenum_torch._step.on_device import in_float32
+from stablenum_torch._step.parameters import TrackedParameters
+
+__all__ = ["GuardedOptimizer", "wrap"]
+
+_KEY = "stablenum"  # the guard's place in a state dict, beside torch's "state" and "param_groups"
+
+
+def wrap(
+    optimizer: Optimizer,
+    config: GuardConfig | None = None,
+    *,
+    names: torch.nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | None = None,
+    process_group: torch.distributed.ProcessGroup | None = None,
+    **overrides: Any,
+) -> GuardedOptimizer:
+    """Guard an optimizer: a step with a non-finite gradient or loss is skipped whole and recorded.
+
+    The result shares ``param_groups`` and ``state`` with ``optimizer``; use it in its place.
+
+    Args:
+        optimizer: any ``torch.optim.Optimizer`` that steps without a closure. With ``fused=True`` a
+            step on an accelerator never makes the host wait; otherwise it does once.
+        config: a :class:`stablenum.GuardConfig`.
+        names: the model, or (name, parameter) pairs, so that messages and rules can name parameters
+            (``AdaptiveGradClip(exclude="head.*")``). Without it ``param_names`` of the groups are used
+            (optimizers made from ``named_parameters()``).
+        process_group: the ranks over which gradients that are plain tensors are sharded (ZeRO, FSDP1),
+            so that all decide by the norm of the whole. Gradients that are the same on all ranks (DDP)
+            need none, and DTensors (FSDP2) know theirs.
+        **overrides: fields of ``GuardConfig``: ``clip=1.0``, ``loss_scale="dynamic"``, ``spike="skip"``...
+            ``ClipUpdateRMS`` costs a copy of the parameters for the time of a step.
+
+    Raises:
+        TypeError: ``optimizer`` is not an optimizer, needs a closure (LBFGS) or is guarded already;
+            an unknown setting; ``names`` or ``process_group`` of another kind.
+        ValueError: a setting has a wrong value; the optimizer holds no parameters; a rule cannot work
+            with it: a pattern of ``AdaptiveGradClip.exclude`` that matches no parameter, that rule on
+            sharded gradients, ``ClipUpdateRMS`` by a learning rate that a group does not tell.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Linear(3, 1)
+        >>> opt = wrap(torch.optim.AdamW(model.parameters(), fused=True), clip=1.0, names=model)
+        >>> loss = model(torch.ones(2, 3)).square().mean()
+        >>> opt.backward(loss)
+        >>> opt.step()
+        >>> opt.last["applied"], opt.loss_scale
+        (True, 1.0)
+    """
+    check_optimizer(optimizer)
+    made = make_config(config, overrides)
+    if isinstance(optimizer, GuardedOptimizer):
+        raise TypeError("optimizer is guarded already; wrap the optimizer it was made from.")
+    known = parameter_names(names)
+    check_process_group(process_group)
+    check_rules(made, optimizer, process_group)
+    warn_of_lost_eps(optimizer)
+    return GuardedOptimizer(optimizer, made, known, process_group)
+
+
+class GuardedOptimizer(Optimizer):
+    """What :func:`wrap` returns. Everything that is not named here is the inner optimizer's."""
+
+    inner: Optimizer
+    config: GuardConfig
+    _names: dict[Tensor, str]
+    _process_group: torch.distributed.ProcessGroup | None
+    _state: GuardState
+    _tracked: TrackedParameters
+
+    # An outer GradScaler must unscale by itself: it would otherwise set grad_scale on this object,
+    # where the inner kernel does not look.
+    _step_supports_amp_scaling = False
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        config: GuardConfig,
+        names: Mapping[Tensor, str],
+        process_group: torch.distributed.ProcessGroup | None = None,
+    ) -> None:
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        device = params[0].device
+        # Optimizer.__init__ would copy the groups into a list of its own; restoring, which torch
+        # itself uses after unpickling, sets up hooks and profiling around what is already there.
+        self.__setstate__(
+            {
+                "inner": optimizer,
+                "config": config,
+                "_names": dict(names),
+                "_process_group": process_group,
+                "_state": init_guard(config, len(params), xp=torch_namespace, device=device),
+            }
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            name: self.__dict__[name] for name in ("inner", "config", "_names", "_process_group", "_state")
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._loss: Tensor | None = None
+        # What `explain` needs of randomness: the generators as they were when the last step began. That is
+        # where gradients were cleared, or where the step before it ended; whichever the training does last.
+        self._cleared: RngState | None = None
+        self._ended: RngState | None = _generators()
+        self._began: tuple[RngState, ...] = ()
+        self._host: HostGuard | None = None  # of the state, once a step has needed it
+        self._watch, self._levels = HaltWatch(), LevelWatch()
+        self._tracked = TrackedParameters(self.inner, self.config, self._names)
+        super().__setstate__({})
+
+    def __getattr__(self, name: str) -> Any:
+        # Public extras of unusual optimizers (schedule-free's train() and eval()); never the private
+        # protocol between an optimizer and torch.
+        if name.startswith("_") or "inner" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.inner, name)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.config}, {self.inner!r})"
+
+    # --- shared with the inner optimizer -------------------------------------------------------
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The inner optimizer's own list."""
+        return self.inner.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.inner.param_groups = groups
+
+    @property
+    def state(self) -> Any:
+        """The inner optimizer's own state, keyed by parameter."""
+        return self.inner.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.inner.state = state
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The inner optimizer's own defaults."""
+        return self.inner.defaults
+
+    @defaults.setter
+    def defaults(self, defaults: dict[str, Any]) -> None:
+        self.inner.defaults = defaults
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group to the inner optimizer. What rules keep of each parameter grows with it."""
+        self.inner.add_param_group(param_group)
+        self._fit()
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """Clear the gradients, and the loss noted for the step that they belonged to.
+
+        A batch that is dropped after :meth:`scale` has to be dropped through this method, not through
+        the model's: its loss would otherwise count in the next step.
+        """
+        self._loss = None
+        self.inner.zero_grad(*args, **kwargs)
+        self._cleared = _generators()
+
+    # --- the training step ---------------------------------------------------------------------
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """The loss times the loss scale, in float32: call ``backward()`` on the result.
+
+        Also notes the loss for this step's record and finiteness check; several calls before one
+        ``step()`` (gradient accumulation) add up. Without scaling the loss itself is returned.
+
+        A loss that goes through two guarded optimizers is scaled by one of them: give those a fixed
+        scale, the same for both, or use one optimizer with several groups. Where several ranks train
+        together each has a loss of its own, so the loss has no say there and is not recorded.
+
+        Args:
+            loss: () tensor, or one whose sum is the loss.
+
+        Raises:
+            TypeError: ``loss`` is not a floating-point tensor.
+        """
+        if not isinstance(loss, Tensor) or not loss.is_floating_point():
+            got = loss.dtype if isinstance(loss, Tensor) else type(loss).__name__
+            raise TypeError(f"loss must be a floating-point tensor; got {got}.")
+        wide = loss if loss.dtype in (torch.float32, torch.float64) else loss.float()
+        seen = wide.detach().sum()
+        self._loss = seen if self._loss is None else self._loss + seen
+        if self.config.loss_scale is None:
+            return loss
+        return wide * to_device(self._state.loss_scale.scale, loss.device)
+
+    def backward(self, loss: Tensor, **kwargs: Any) -> None:
+        """``scale(loss).backward(**kwargs)``."""
+        self.scale(loss).backward(**kwargs)
+
+    def autocast(
+        self, dtype: torch.dtype | None = None, *, policy: Policy | Precision | str | Any = None
+    ) -> AbstractContextManager[Any]:
+        """``torch.autocast`` for the parameters' device, in the format that the guard has decided on.
+
+        With ``escalate`` in the settings the format is the ladder's at the guard's level: after repeated
+        trouble a wider one, for a while; float32 is autocast switched off. On CUDA the level is read without
+        a wait, so the host may follow a step late.
+
+        Args:
+            dtype: the compute format at level 0; by default the policy's, the ladder's first, float16 if a
+                loss scale is configured, or bfloat16.
+            policy: a policy, of which the compute format is taken (rules for modules need
+                :func:`stablenum_torch.precision`); or what that returned: then its modules compute at least
+                in the ladder's format, and torch's autocast is left alone.
+
+        Raises:
+            TypeError, ValueError: ``policy`` is not one, or not in the format that ``escalate`` begins with.
+        """
+        return autocast(
+            self.config,
+            lambda: self._levels.read(self._state.escalation.level),
+            self._tracked.now()[0].device.type,
+            dtype,
+            policy,
+        )
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Measure, decide, and apply the step or skip it whole.
+
+        After it the gradients are unscaled and clipped if the step was applied by a path that writes
+        them back, as with GradScaler. No gradients at all is a no-op.
+
+        Args:
+            closure: re-evaluates the model and returns the loss; run once, before the decision, with
+                gradients enabled. With a loss scale it has to call :meth:`backward` (or :meth:`scale`):
+                the gradients of an unscaled loss would be divided by the scale all the same.
+
+        Returns:
+            What the closure returned, or None.
+
+        Raises:
+            NonFiniteError: the configured number of steps in a row could not be applied. The step
+                was skipped like those before it.
+        """
+        try:
+            result = None if closure is None else self._run(closure)
+            # A rank without gradients still owes the others its part of the joint norm.
+            params = self._fit()
+            joint = self._process_group is not None and several_ranks()
+            if joint or any(p.grad is not None for p in params):
+                self._guarded_step(params)
+            return result
+        finally:
+            self._loss = None
+            self._remember_generators()
+
+    def _remember_generators(self) -> None:
+        """The step is over: where it began, for `explain`; and where the next one begins."""
+        now = _generators()
+        if now is not None:
+            self._began = tuple(s for s in (self._cleared, self._ended) if s is not None)
+            self._cleared, self._ended = None, now
+
+    def _run(self, closure: Callable[[], Any]) -> Any:
+        with torch.enable_grad():
+            result = closure()
+        if self._loss is None and hasattr(result, "__float__"):
+            # A plain number is taken in full, whatever torch's default format and device are.
+            plain = not isinstance(result, Tensor)
+            loss = torch.as_tensor(result, dtype=torch.float64, device="cpu") if plain else result
+            self._loss = in_float32(loss.detach().sum())
+        return result
+
+    def _guarded_step(self, params: list[Tensor]) -> None:
+        if self._state.step.device != params[0].device:  # the model was moved after it was wrapped
+            self._state = moved_to(self._state, params[0].device)
+        guarded_step(
+            self.inner,
+            self.config,
+            self._state,
+            params,
+            self._loss,
+            self._process_group,
+            self._tracked.included,
+            host=self._host_guard,
+        )
+        if self.config.skip_limit is not None:
+            self._raise_if_halted()
+
+    def _host_guard(self) -> HostGuard:
+        if self._host is None or not self._host.is_for(self.config, self._state):
+            self._host = HostGuard(self.config, self._state)
+        return self._host
+
+    @torch._dynamo.disable
+    def _raise_if_halted(self) -> None:
+        # A compiled step breaks its graph here: only the host can raise.
+        self._watch.after_step(self._state, self._flat_names, self.config)
+
+    # --- explaining ----------------------------------------------------------------------------
+
+    def explain(
+        self,
+        closure: Callable[..., Any],
+        *args: Any,
+        model: torch.nn.Module | None = None,
+        rng_state: RngState | Tensor | None = None,
+        **kwargs: Any,
+    ) -> Report:
+        """Replay the step that was just skipped and say what went wrong: which operation, where, and why.
+
+        A skipped step changed nothing, so it can be run again: on the same batch, with the loss scale it
+        had, and with torch's generators as they were when it began. Those are kept when gradients are
+        cleared and when a step ends (a few microseconds each; no pass over the gradients, no wait for a
+        device). Random numbers that are drawn between these and the forward pass (for the next batch) have
+        to be drawn in the closure too, or ``rng_state`` given. A step that was compiled keeps none. Leaves no
+        trace: see :func:`stablenum_torch.replay`.
+
+        Args:
+            closure: ``closure(*args, **kwargs)`` runs the forward pass on the batch that failed and returns
+                the unscaled loss, or runs the backward pass itself. It need not step the optimizer.
+            *args: for ``closure``.
+            model: names modules; else the model that the closure names does.
+            rng_state: of the generators at the beginning of the step, where it is known better.
+            **kwargs: for ``closure``.
+
+        Example:
+            >>> import torch
+            >>> w = torch.nn.Parameter(torch.tensor([1.0, -1.0]))
+            >>> opt = wrap(torch.optim.SGD([w], lr=0.1))
+            >>> loss = w.log().sum()
+            >>> opt.backward(loss)
+            >>> opt.step()
+            >>> report = opt.explain(lambda: w.log().sum())
+            >>> report.findings[0].operation, report.verdict.cause.value
+            ('log', 'domain')
+        """
+        beginnings = (rng_state,) if rng_state is not None else self._began or (None,)
+        return explain_step(self, beginnings, functools.partial(closure, *args, **kwargs), model)
+
+    # --- reading -------------------------------------------------------------------------------
+
+    @property
+    def loss_scale(self) -> float:
+        """The scale of the next loss; 1.0 without scaling. Reading it waits for the device."""
+        return float(self._state.loss_scale.scale)
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """The last step: applied, reason, grad_norm, loss_scale (the one it ran with), clip_coefficient,
+        skipped_total, skipped_in_a_row, worst, step, loss. Reading it waits for the device."""
+        return metrics(self._state, self._flat_names())
+
+    def history(self) -> list[dict[str, Any]]:
+        """The last 128 steps, oldest first, each as in :attr:`last` less the counters."""
+        return history(self._state, self._flat_names())
+
+    @property
+    def guard_state(self) -> GuardState:
+        """The guard's live tensors: ``guard_state.skipped_total`` is a count that costs no wait."""
+        self._fit()
+        return self._state
+
+    def _fit(self) -> list[Tensor]:
+        """All parameters; the guard learns of those added since, also through the inner optimizer."""
+        params = self._tracked.now()
+        if not self._tracked.are(params):
+            self._follow(params)
+        return params
+
+    @torch._dynamo.disable
+    def _follow(self, params: list[Tensor]) -> None:
+        check_rules(self.config, self.inner, self._process_group)
+        self._state = self._tracked.follow(params, self._state)
+
+    def _flat_names(self) -> list[str]:
+        return self._tracked.names()
+
+    # --- saving --------------------------------------------------------------------------------
+
+    def guard_state_dict(self) -> dict[str, Any]:
+        """The guard's state as JSON values, the same as ``stablenum_jax`` writes."""
+        self._fit()
+        return state_to_dict(self._state, self._tracked.names_if_known())
+
+    def load_guard_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state that :meth:`guard_state_dict` wrote, here or in another framework.
+
+        Raises:
+            ValueError: ``state`` is not one, or is one of another shape; nothing is changed.
+
+        Warns:
+            StatisticsNotLoadedWarning: it holds no statistics that fit a rule here, which keeps its own.
+        """
+        guard = self._read_guard(state)
+        copy_into(self._state, guard)
+
+    def _read_guard(self, state: Mapping[str, Any]) -> GuardState:
+        self._fit()
+        return state_from_dict(
+            state,
+            self._state,
+            xp=torch_namespace,
+            names=self._tracked.names_if_known(),
+            device=self._state.step.device,
+        )
+
+    @torch._disable_dynamo
+    def state_dict(self) -> dict[str, Any]:
+        """The inner optimizer's state dict, and the guard's under the key ``"stablenum"``.
+
+        Plain torch optimizers load it too.
+        """
+        for pre_hook in self._optimizer_state_dict_pre_hooks.values():
+            pre_hook(self)
+        state = self.inner.state_dict() | {_KEY: self.guard_state_dict()}
+        for post_hook in self._optimizer_state_dict_post_hooks.values():
+            replaced = post_hook(self, state)
+            state = state if replaced is None else replaced
+        return state
+
+    @torch._disable_dynamo
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load a state dict written by this optimizer or by the plain one (the guard then stays as it is).
+
+        Raises:
+            ValueError: the dict is of another shape; nothing is changed.
+        """
+        state = dict(state_dict)
+        for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
+            replaced = pre_hook(self, state)
+            state = state if replaced is None else dict(replaced)
+        guard = self._read_guard(state.pop(_KEY)) if _KEY in state else None
+        self.inner.load_state_dict(state)
+        if guard is not None:
+            copy_into(self._state, guard)
+        for post_hook in self._optimizer_load_state_dict_post_hooks.values():
+            post_hook(self)
+
+
+def _generators() -> RngState | None:
+    """The states of torch's generators; a compiled step is not broken up for them."""
+    return None if torch.compiler.is_compiling() else read_generators(torch_only=True)

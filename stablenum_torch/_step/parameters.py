@@ -1,0 +1,75 @@
+"""The parameters that a guard keeps account of: what they are called, and which its rules are about."""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Mapping
+
+import array_api_compat.torch as torch_namespace
+from torch import Tensor
+from torch.optim import Optimizer
+
+from stablenum.guard.config import GuardConfig
+from stablenum.guard.decide import GuardState, init_guard
+from stablenum.guard.statedict import StatisticsNotLoadedWarning, state_from_dict, state_to_dict
+
+__all__ = ["TrackedParameters"]
+
+
+class TrackedParameters:
+    """Those of the optimizer's groups, in their order.
+
+    Attributes:
+        included: whether the config's rule for units, if there is one, applies to each.
+    """
+
+    included: tuple[bool, ...]
+
+    def __init__(self, optimizer: Optimizer, config: GuardConfig, given: Mapping[Tensor, str]) -> None:
+        self._optimizer, self._config, self._given = optimizer, config, given
+        self._known = self.now()
+        self.included = self._inclusion()
+
+    def now(self) -> list[Tensor]:
+        """All that the optimizer has."""
+        return [p for group in self._optimizer.param_groups for p in group["params"]]
+
+    def are(self, params: list[Tensor]) -> bool:
+        """Whether these are the ones that are accounted for."""
+        known = self._known
+        return len(known) == len(params) and not any(map(operator.is_not, known, params))
+
+    def follow(self, params: list[Tensor], state: GuardState) -> GuardState:
+        """Account for ``params`` from now on: the state for them, with what it knew of those it had.
+
+        Waits for the device; happens rarely.
+        """
+        included, device = self._inclusion(), state.step.device
+        fresh = init_guard(self._config, len(params), xp=torch_namespace, device=device)
+        saved = state_to_dict(state, [str(id(p)) for p in self._known])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", StatisticsNotLoadedWarning)  # new ones have none, of course
+            names = [str(id(p)) for p in params]
+            fresh = state_from_dict(saved, fresh, xp=torch_namespace, names=names, device=device)
+        self.included, self._known = included, params
+        return fresh
+
+    def names(self) -> list[str]:
+        """A name for each parameter."""
+        found: list[str] = []
+        for g, group in enumerate(self._optimizer.param_groups):
+            of_group = group.get("param_names")
+            for i, p in enumerate(group["params"]):
+                fallback = of_group[i] if of_group else f"param_groups[{g}].params[{i}]"
+                found.append(self._given.get(p, fallback))
+        return found
+
+    def names_if_known(self) -> list[str] | None:
+        """The names, None if nobody has named anything: then parameters go by their places."""
+        of_groups = any(group.get("param_names") for group in self._optimizer.param_groups)
+        return self.names() if self._given or of_groups else None
+
+    def _inclusion(self) -> tuple[bool, ...]:
+        rule, names = self._config.unit_rule, self.names()
+        return (True,) * len(names) if rule is None else rule.included(names)
