@@ -6,12 +6,14 @@ loads no array library.
 """
 
 from stablenum.errors import NonFiniteError
+from stablenum.faces import present
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import Decision, GuardState, Observation, decide, init_guard
 from stablenum.guard.reasons import Reason
 from stablenum.guard.statedict import StatisticsNotLoadedWarning
 from stablenum.precision.delayed_scaling import DelayedScaling, DelayedScalingState
 from stablenum.precision.policy import Policy, PolicyRule
+from stablenum.renamed import install as install_old_names
 from stablenum.rules.clipping import (
     AdaGC,
     AdaptiveGradClip,
@@ -65,3 +67,6 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+install_old_names()
+__dir__ = present(globals())

@@ -9,35 +9,14 @@ def train_step(params, opt_state, batch):
     return stablenum_jax.step(tx, params, opt_state, grads, value=loss)
 """
 
-from stablenum import (
-    AdaGC,
-    AdaptiveGradClip,
-    AutoClip,
-    ClipByGlobalNorm,
-    ClipByNorm,
-    ClipByValue,
-    ClipUpdateRMS,
-    DynamicLossScale,
-    EscalatePrecision,
-    GuardConfig,
-    GuardState,
-    LogMaxLossScale,
-    MeanStdSpikeGuard,
-    NonFiniteError,
-    Reason,
-    SpikeGuard,
-    StaticLossScale,
-    UnderflowAwareLossScale,
-    ZClip,
-)
-from stablenum_jax import losses, numerics
+from stablenum.faces import present
+from stablenum_jax import losses, numerics, policy
 from stablenum_jax._diagnosis.audit import audit, repair
 from stablenum_jax._diagnosis.ranges import range_report
 from stablenum_jax._diagnosis.replay import replay
 from stablenum_jax._precision.compensated import kahan, master_weights, stochastic_rounding
 from stablenum_jax._precision.fp8 import Fp8Recipe, Fp8State, fp8_dot, init_fp8
 from stablenum_jax._precision.model import precision
-from stablenum_jax._precision.policy import Policy, as_policy, get_policy
 from stablenum_jax._step.readout import guard_state_dict, history, load_guard_state_dict, metrics, resume
 from stablenum_jax._step.training import scale_loss, step, value_and_grad
 from stablenum_jax._step.transform import chain, guard
@@ -45,36 +24,14 @@ from stablenum_jax._step.warnings import GuardPlacementWarning, NotATrueSkipWarn
 from stablenum_jax._trees.state import GuardOptState, guard_state, loss_scale
 
 __all__ = [
-    "AdaGC",
-    "AdaptiveGradClip",
-    "AutoClip",
-    "ClipByGlobalNorm",
-    "ClipByNorm",
-    "ClipByValue",
-    "ClipUpdateRMS",
-    "DynamicLossScale",
-    "EscalatePrecision",
     "Fp8Recipe",
     "Fp8State",
-    "GuardConfig",
     "GuardOptState",
     "GuardPlacementWarning",
-    "GuardState",
-    "LogMaxLossScale",
-    "MeanStdSpikeGuard",
-    "NonFiniteError",
     "NotATrueSkipWarning",
-    "Policy",
-    "Reason",
-    "SpikeGuard",
-    "StaticLossScale",
-    "UnderflowAwareLossScale",
-    "ZClip",
-    "as_policy",
     "audit",
     "chain",
     "fp8_dot",
-    "get_policy",
     "guard",
     "guard_state",
     "guard_state_dict",
@@ -87,6 +44,7 @@ __all__ = [
     "master_weights",
     "metrics",
     "numerics",
+    "policy",
     "precision",
     "range_report",
     "repair",
@@ -97,3 +55,5 @@ __all__ = [
     "stochastic_rounding",
     "value_and_grad",
 ]
+
+__dir__ = present(globals())

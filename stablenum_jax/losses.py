@@ -18,6 +18,7 @@ import numpy as np
 from stablenum import losses as core
 from stablenum.adapter_docs import spelled_signature, spelled_text
 from stablenum.errors import bad_field
+from stablenum.faces import present
 from stablenum.losses.classes import ClassSums, class_sums
 from stablenum.losses.common import check_fits
 
@@ -296,3 +297,6 @@ info_nce = _plain(
     0.313...
     """,
 )
+
+
+__dir__ = present(globals())

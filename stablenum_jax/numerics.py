@@ -25,6 +25,7 @@ from jax.typing import ArrayLike
 
 from stablenum import numerics as core
 from stablenum.adapter_docs import spelled_text
+from stablenum.faces import present
 
 __all__ = [
     "arccos",
@@ -371,3 +372,6 @@ def xlogy(x: ArrayLike, y: ArrayLike) -> jax.Array:
     """
     x, y = _arrays(x=x, y=y)
     return core.xlogy(x, y, xp=xp)
+
+
+__dir__ = present(globals())

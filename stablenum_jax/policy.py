@@ -4,6 +4,7 @@ What differs: a policy may have rules for modules by path, losses and gradients 
 floor of a dynamic loss scale survives ``jax.jit``.
 """
 
+from stablenum.faces import present
 from stablenum_jax._precision.jmp_loss_scale import (
     DynamicLossScale,
     LossScale,
@@ -37,3 +38,5 @@ __all__ = [
     "half_dtype",
     "select_tree",
 ]
+
+__dir__ = present(globals())

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from stablenum import numerics as core
 from stablenum.adapter_docs import spelled_text
+from stablenum.faces import present
 
 __all__ = [
     "arccos",
@@ -369,3 +370,6 @@ def xlogy(x: Tensor | float, y: Tensor | float) -> Tensor:
     """
     x, y = _tensors(x=x, y=y)
     return core.xlogy(x, y, xp=xp)
+
+
+__dir__ = present(globals())

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+import stablenum
 import stablenum_jax
 from benchmarks.steps.errors import WrongResultError
 from benchmarks.steps.reference import (
@@ -256,7 +257,7 @@ def _wrapper(problem: JaxProblem) -> JaxVariant:
 
 def _fold(problem: JaxProblem) -> JaxVariant:
     guard = stablenum_jax.guard(
-        clip=problem.max_norm, loss_scale=stablenum_jax.DynamicLossScale(init_scale=SCALE)
+        clip=problem.max_norm, loss_scale=stablenum.DynamicLossScale(init_scale=SCALE)
     )
     tx = optax.chain(guard, make_optimizer(problem.row))
     check = _decided("fold", problem, clipped=True, scale=SCALE)
@@ -266,7 +267,7 @@ def _fold(problem: JaxProblem) -> JaxVariant:
 def _all(problem: JaxProblem) -> JaxVariant:
     guard = stablenum_jax.guard(
         clip=problem.max_norm,
-        loss_scale=stablenum_jax.DynamicLossScale(init_scale=SCALE),
+        loss_scale=stablenum.DynamicLossScale(init_scale=SCALE),
         spike="skip",
     )
     tx = optax.chain(guard, make_optimizer(problem.row))

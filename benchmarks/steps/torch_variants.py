@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+import stablenum
 import stablenum_torch
 from benchmarks.steps.errors import WrongResultError
 from benchmarks.steps.reference import (
@@ -189,7 +190,7 @@ def _idle(problem: TorchProblem) -> TorchVariant:
 def _fold(problem: TorchProblem) -> TorchVariant:
     params = problem.parameters()
     inner = make_optimizer(problem.row, params)
-    rule = stablenum_torch.DynamicLossScale(init_scale=SCALE)
+    rule = stablenum.DynamicLossScale(init_scale=SCALE)
     guarded = stablenum_torch.wrap(inner, clip=problem.max_norm, loss_scale=rule)
 
     def step() -> None:
@@ -203,7 +204,7 @@ def _fold(problem: TorchProblem) -> TorchVariant:
 def _all(problem: TorchProblem) -> TorchVariant:
     params = problem.parameters()
     inner = make_optimizer(problem.row, params)
-    rule = stablenum_torch.DynamicLossScale(init_scale=SCALE)
+    rule = stablenum.DynamicLossScale(init_scale=SCALE)
     guarded = stablenum_torch.wrap(inner, clip=problem.max_norm, loss_scale=rule, spike="skip")
 
     def step() -> Any:

@@ -13,6 +13,7 @@ The laws over all of them:
 - Shapes are never made to fit in silence: targets have the shape stated, or a ValueError says so.
 """
 
+from stablenum.faces import present
 from stablenum.losses.binary import binary_cross_entropy, binary_focal
 from stablenum.losses.classes import cross_entropy, focal
 from stablenum.losses.divergence import js_divergence, kl_divergence
@@ -37,3 +38,6 @@ __all__ = [
     "negative_binomial_nll",
     "poisson_nll",
 ]
+
+
+__dir__ = present(globals())

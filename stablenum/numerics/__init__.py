@@ -7,6 +7,7 @@ Formats narrower than float32 are computed in float32 and rounded once; the resu
 NaN stays NaN. No finite input, and nothing that is masked, gives NaN in the value or in the gradient.
 """
 
+from stablenum.faces import present
 from stablenum.numerics.elementary import (
     arccos,
     arctan2,
@@ -63,3 +64,6 @@ __all__ = [
     "variance",
     "xlogy",
 ]
+
+
+__dir__ = present(globals())

@@ -65,7 +65,7 @@ def precision(model: Any, policy: Any) -> Callable[..., Any]:
 
     Args:
         model: a flax linen or nnx module, an equinox module, or a function.
-        policy: words, a :class:`stablenum_jax.Policy`, a ``stablenum.Policy`` or jmp's. Inside
+        policy: words, a :class:`stablenum_jax.policy.Policy`, a ``stablenum.Policy`` or jmp's. Inside
             :func:`stablenum_jax.value_and_grad` with an escalation no module computes narrower than the
             level.
 

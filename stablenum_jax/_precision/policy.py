@@ -154,7 +154,7 @@ def as_policy(policy: Any) -> Policy:
     if None in parts or isinstance(policy, type):
         raise TypeError(
             "policy must be words such as 'params=float32,compute=bfloat16', a stablenum.Policy, a "
-            f"stablenum_jax.Policy or a jmp.Policy; got {policy!r}."
+            f"stablenum_jax.policy.Policy or a jmp.Policy; got {policy!r}."
         )
     param, compute, output = parts
     return Policy(param, compute, output)

@@ -137,7 +137,7 @@ def value_and_grad(
         opt_state: a pytree with one guard's state in it.
         argnums: which arguments to differentiate.
         has_aux: as in JAX.
-        policy: None, or a policy: words, :class:`stablenum_jax.Policy`, ``stablenum.Policy`` or jmp's.
+        policy: None, or a policy: words, :class:`stablenum_jax.policy.Policy`, ``stablenum.Policy`` or jmp's.
         formats: with an escalation whose formats are not the policy's and those usually above it (float8,
             bfloat16, float32; float16, float32), its ``formats``.
 

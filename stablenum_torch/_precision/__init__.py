@@ -3,12 +3,12 @@
 from stablenum_torch._precision.casts import as_policy, cast_floating
 from stablenum_torch._precision.compensated import KahanUpdate, StochasticRounding
 from stablenum_torch._precision.master_weights import MasterWeights
-from stablenum_torch._precision.model import Precision, precision
+from stablenum_torch._precision.model import PolicyHandle, precision
 
 __all__ = [
     "KahanUpdate",
     "MasterWeights",
-    "Precision",
+    "PolicyHandle",
     "StochasticRounding",
     "as_policy",
     "cast_floating",

@@ -11,7 +11,7 @@ import torch
 from stablenum.guard.config import GuardConfig
 from stablenum.precision.policy import Policy
 from stablenum_torch._precision.casts import as_policy, dtype_of
-from stablenum_torch._precision.model import Precision
+from stablenum_torch._precision.model import PolicyHandle
 
 __all__ = ["autocast"]
 
@@ -21,7 +21,7 @@ def autocast(
     level: Callable[[], int],
     device: str,
     dtype: torch.dtype | None,
-    policy: Policy | Precision | str | Any,
+    policy: Policy | PolicyHandle | str | Any,
 ) -> AbstractContextManager[Any]:
     """See :meth:`stablenum_torch.GuardedOptimizer.autocast`.
 
@@ -33,11 +33,11 @@ def autocast(
     """
     escalate = config.escalate
     if policy is not None and escalate is not None:
-        own = policy.policy if isinstance(policy, Precision) else as_policy(policy)
+        own = policy.policy if isinstance(policy, PolicyHandle) else as_policy(policy)
         escalate.check_begins_with(own.compute)
     above = 0 if escalate is None else level()
     wider = None if escalate is None or above == 0 else escalate.formats[above]
-    if isinstance(policy, Precision):
+    if isinstance(policy, PolicyHandle):
         return policy.at_least(wider)
     if wider is None and dtype is not None:  # a dtype given by hand goes to torch as it is
         return torch.autocast(device, dtype=dtype)

@@ -25,7 +25,7 @@ from stablenum_torch._precision.casts import (
 )
 from stablenum_torch._precision.fp8 import EightBitProducts, offers_native_products
 
-__all__ = ["Precision", "precision"]
+__all__ = ["PolicyHandle", "precision"]
 
 _STATISTICS = "fp8"  # the name of an 8-bit layer's statistics among its submodules
 
@@ -38,7 +38,7 @@ def precision(
     forward_scaling: DelayedScaling | None = None,
     backward_scaling: DelayedScaling | None = None,
     native: bool | None = None,
-) -> Precision:
+) -> PolicyHandle:
     """Make a model keep, compute and hand out numbers in the formats of a policy.
 
     - Parameters are cast in place to ``policy.params``, module by module; they stay the same objects. Make
@@ -96,7 +96,7 @@ def precision(
     ):
         if given is not None and not isinstance(given, DelayedScaling):
             raise bad_field(name, f"None or a DelayedScaling(format={wanted!r})", given)
-    return Precision(
+    return PolicyHandle(
         model,
         as_policy(policy),
         how=how,
@@ -123,7 +123,7 @@ class _Place:
     hooked: bool
 
 
-class Precision:
+class PolicyHandle:
     """What :func:`precision` returns: the policy at work in a model.
 
     Attributes:
@@ -186,19 +186,19 @@ class Precision:
         self._handles.clear()
         self._places.clear()
 
-    def __enter__(self) -> Precision:
+    def __enter__(self) -> PolicyHandle:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.remove()
 
     def __repr__(self) -> str:
-        return f"Precision({str(self.policy)!r}, {type(self.model).__name__})"
+        return f"PolicyHandle({str(self.policy)!r}, {type(self.model).__name__})"
 
     # --- computing -----------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def at_least(self, format: str | None) -> Iterator[Precision]:  # noqa: A002
+    def at_least(self, format: str | None) -> Iterator[PolicyHandle]:  # noqa: A002
         """While it lasts no module computes, or hands out, in a narrower format; None changes nothing."""
         before, self._floor = self._floor, format
         try:
@@ -307,7 +307,8 @@ def _places(model: nn.Module, policy: Policy) -> list[tuple[nn.Module, _Place]]:
     found, met = [], set()
     for path, module in model.named_modules():
         if any(
-            isinstance(getattr(hook, "__self__", None), Precision) for hook in module._forward_hooks.values()
+            isinstance(getattr(hook, "__self__", None), PolicyHandle)
+            for hook in module._forward_hooks.values()
         ):
             raise ValueError(
                 f"model must be without a policy; {path or 'it'} has one. Call remove() on its handle first."

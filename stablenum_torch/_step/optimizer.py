@@ -28,7 +28,7 @@ from stablenum_torch._devices.waits import HaltWatch, LevelWatch
 from stablenum_torch._diagnosis.explain import explain_step
 from stablenum_torch._diagnosis.replay.snapshot import RngState
 from stablenum_torch._diagnosis.replay.snapshot import rng_state as read_generators
-from stablenum_torch._precision import Precision
+from stablenum_torch._precision import PolicyHandle
 from stablenum_torch._precision.autocast import autocast
 from stablenum_torch._step.checks import check_optimizer, check_rules, parameter_names, warn_of_lost_eps
 from stablenum_torch._step.guarded import guarded_step
@@ -233,7 +233,7 @@ class GuardedOptimizer(Optimizer):
         self.scale(loss).backward(**kwargs)
 
     def autocast(
-        self, dtype: torch.dtype | None = None, *, policy: Policy | Precision | str | Any = None
+        self, dtype: torch.dtype | None = None, *, policy: Policy | PolicyHandle | str | Any = None
     ) -> AbstractContextManager[Any]:
         """``torch.autocast`` for the parameters' device, in the format that the guard has decided on.
 

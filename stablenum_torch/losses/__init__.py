@@ -6,6 +6,7 @@ with gradient 0. All work under ``torch.compile(fullgraph=True)`` and ``torch.fu
 differentiated.
 """
 
+from stablenum.faces import present
 from stablenum_torch.losses.functions import (
     binary_cross_entropy,
     binary_focal,
@@ -71,3 +72,6 @@ __all__ = [
     "negative_binomial_nll",
     "poisson_nll",
 ]
+
+
+__dir__ = present(globals())

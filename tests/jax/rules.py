@@ -7,26 +7,31 @@ from typing import Any
 import numpy as np
 import optax
 
-import stablenum_jax as sj
+import stablenum
 
 SPIKES = {"window": 32, "min_samples": 16}
 RULES: dict[str, dict[str, Any]] = {
-    "AdaptiveGradClip": {"clip": sj.AdaptiveGradClip(clipping=0.3)},
-    "AdaptiveGradClip without some": {"clip": sj.AdaptiveGradClip(clipping=0.3, exclude="*w*")},
-    "AutoClip": {"clip": sj.AutoClip(quantile=0.5, window=20)},
-    "ZClip": {"clip": sj.ZClip(z_threshold=1.0, max_norm=None, warmup_steps=8)},
-    "AdaGC": {"clip": sj.AdaGC(warmup_steps=8, max_norm=5.0)},
-    "ClipUpdateRMS": {"clip": sj.ClipUpdateRMS(0.9)},
-    "LogMaxLossScale": {"loss_scale": sj.LogMaxLossScale()},
-    "UnderflowAwareLossScale": {"loss_scale": sj.UnderflowAwareLossScale(init_scale=4.0)},
-    "hysteresis": {"loss_scale": sj.DynamicLossScale(hysteresis=2, growth_interval=7)},
-    "SpikeGuard skip": {"spike": sj.SpikeGuard(**SPIKES)},
-    "SpikeGuard clip": {"spike": sj.SpikeGuard(**SPIKES, action="clip")},
-    "MeanStdSpikeGuard": {"spike": sj.MeanStdSpikeGuard(**SPIKES)},
+    "AdaptiveGradClip": {"clip": stablenum.AdaptiveGradClip(clipping=0.3)},
+    "AdaptiveGradClip without some": {"clip": stablenum.AdaptiveGradClip(clipping=0.3, exclude="*w*")},
+    "AutoClip": {"clip": stablenum.AutoClip(quantile=0.5, window=20)},
+    "ZClip": {"clip": stablenum.ZClip(z_threshold=1.0, max_norm=None, warmup_steps=8)},
+    "AdaGC": {"clip": stablenum.AdaGC(warmup_steps=8, max_norm=5.0)},
+    "ClipUpdateRMS": {"clip": stablenum.ClipUpdateRMS(0.9)},
+    "LogMaxLossScale": {"loss_scale": stablenum.LogMaxLossScale()},
+    "UnderflowAwareLossScale": {"loss_scale": stablenum.UnderflowAwareLossScale(init_scale=4.0)},
+    "hysteresis": {"loss_scale": stablenum.DynamicLossScale(hysteresis=2, growth_interval=7)},
+    "SpikeGuard skip": {"spike": stablenum.SpikeGuard(**SPIKES)},
+    "SpikeGuard clip": {"spike": stablenum.SpikeGuard(**SPIKES, action="clip")},
+    "MeanStdSpikeGuard": {"spike": stablenum.MeanStdSpikeGuard(**SPIKES)},
     "all": {
-        "clip": (sj.AdaptiveGradClip(clipping=0.3), sj.AdaGC(warmup_steps=8), 5.0, sj.ClipUpdateRMS(0.9)),
-        "loss_scale": sj.LogMaxLossScale(),
-        "spike": sj.SpikeGuard(**SPIKES),
+        "clip": (
+            stablenum.AdaptiveGradClip(clipping=0.3),
+            stablenum.AdaGC(warmup_steps=8),
+            5.0,
+            stablenum.ClipUpdateRMS(0.9),
+        ),
+        "loss_scale": stablenum.LogMaxLossScale(),
+        "spike": stablenum.SpikeGuard(**SPIKES),
     },
 }
 LEARNING_RATE = 1e-3

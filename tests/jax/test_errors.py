@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import stablenum_jax
-from stablenum_jax import GuardConfig
+from stablenum import GuardConfig
 from tests.jax.helpers import make_grads, make_params
 
 

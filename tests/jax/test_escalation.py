@@ -12,7 +12,7 @@ import pytest
 
 import stablenum
 import stablenum_jax
-from stablenum_jax import EscalatePrecision
+from stablenum import EscalatePrecision
 from stablenum_jax._precision.escalate import current_policy, ladder_of
 from stablenum_jax.policy import as_policy
 
@@ -84,7 +84,7 @@ def test_without_an_escalation_a_policy_only_casts() -> None:
 
     params = {"w": jnp.ones(2), "norm": {"w": jnp.ones(2)}}
     opt_state = optax.chain(stablenum_jax.guard(loss_scale=2.0**20), optax.sgd(1.0)).init(params)
-    policy = stablenum_jax.get_policy("c=bf16", rules={"norm": "f32"})
+    policy = stablenum_jax.policy.get_policy("c=bf16", rules={"norm": "f32"})
     run = stablenum_jax.value_and_grad(fun, opt_state, has_aux=True, policy=policy)
     (value, aux), grads = run(params, {"x": jnp.ones(2), "i": jnp.arange(2)})
     assert [dtype.name for dtype in seen[0]] == ["float32", "bfloat16", "bfloat16", "int32"]
@@ -118,7 +118,7 @@ def test_an_escalation_without_a_policy_to_widen_is_refused() -> None:
 
 
 def test_islands_stay_as_wide_as_they_were() -> None:
-    policy = stablenum_jax.get_policy("c=f16", rules={"norm": "f32", "mlp": "c=fp8,o=bf16"})
+    policy = stablenum_jax.policy.get_policy("c=f16", rules={"norm": "f32", "mlp": "c=fp8,o=bf16"})
     assert current_policy(policy) is policy
     with stablenum_jax._precision.escalate.computing_in("bfloat16"):
         now = current_policy(policy)

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 import pytest
 
+import stablenum
 import stablenum_jax as sj
 from stablenum.formats import SMALLEST_FLOAT16
 from stablenum.reference.guarded import measure_extremes
@@ -63,7 +64,7 @@ def test_over_a_mesh_axis_they_are_those_of_the_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    "rule", [sj.LogMaxLossScale(), sj.UnderflowAwareLossScale(init_scale=64.0, max_tiny=0.2)]
+    "rule", [stablenum.LogMaxLossScale(), stablenum.UnderflowAwareLossScale(init_scale=64.0, max_tiny=0.2)]
 )
 def test_inside_multisteps_a_rule_sees_the_scaled_gradients(rule: Any, stepper: Any) -> None:
     """There the gradients come divided by the scale; the rule counts as if they did not."""
@@ -86,7 +87,7 @@ def test_inside_multisteps_a_rule_sees_the_scaled_gradients(rule: Any, stepper: 
 def test_extremes_are_not_measured_without_need() -> None:
     """Read off the lowered program: a reduction over three operands for each of three parameters, or none."""
     params, counts = make_params(), []
-    for rule in ("dynamic", sj.UnderflowAwareLossScale()):
+    for rule in ("dynamic", stablenum.UnderflowAwareLossScale()):
         tx = optax.chain(sj.guard(loss_scale=rule), optax.sgd(0.1))
         step = jax.jit(functools.partial(sj.step, tx))
         counts.append(step.lower(params, tx.init(params), params).as_text().count(" reducer("))

@@ -15,6 +15,7 @@ import pytest
 from flax import nnx
 from flax.training.train_state import TrainState
 
+import stablenum
 import stablenum_jax
 from stablenum_jax._trees import names
 from tests.jax.helpers import all_finite, assert_same_bits, make_grads, make_params, spoil, without_guard
@@ -200,7 +201,7 @@ def test_missing_gradients_keep_the_numbering_of_the_parameters(stepper: Any) ->
 
 @pytest.mark.parametrize("clip", [None, 1.0, "per tensor"])
 def test_an_empty_tree_is_a_step_like_any_other(clip: Any, stepper: Any) -> None:
-    rules = stablenum_jax.ClipByNorm(1.0) if clip == "per tensor" else clip
+    rules = stablenum.ClipByNorm(1.0) if clip == "per tensor" else clip
     tx = optax.chain(stablenum_jax.guard(clip=rules, loss_scale="dynamic"), optax.adam(0.1))
     params, opt_state = stepper(tx)({}, tx.init({}), {})
     assert params == {}
@@ -228,7 +229,7 @@ def test_numpy_gradients_and_parameters(stepper: Any) -> None:
 @pytest.mark.parametrize("form", ["chain form", "wrapper"])
 def test_complex_parameters(form: str, stepper: Any, updater: Any) -> None:
     params = {"z": jnp.asarray([complex(-0.0, -0.0), 1 + 1j], jnp.complex64)}
-    clip = [2.0, stablenum_jax.ClipByValue(1.0)]
+    clip = [2.0, stablenum.ClipByValue(1.0)]
     if form == "wrapper":
         tx: Any = stablenum_jax.guard(optax.sgd(1.0), clip=clip)
         step = updater(tx)

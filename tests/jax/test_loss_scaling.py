@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import stablenum_jax
-from stablenum_jax import ClipByNorm, ClipByValue, DynamicLossScale
+from stablenum import ClipByNorm, ClipByValue, DynamicLossScale
 from tests.jax.helpers import assert_same_bits, make_grads, make_params, spoil
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 
+import stablenum
 import stablenum_jax as sj
 from tests.jax.helpers import all_finite, assert_same_bits, make_grads, make_params, spoil
 from tests.jax.rules import injected
@@ -70,7 +71,7 @@ def test_adaptive_grad_clip_is_that_of_optax_for_every_shape(size: float, steppe
     }
     grads["zeros"] = grads["zeros"].at[:, 0].set(0.0)
     expected = _updates_of(optax.adaptive_grad_clip(0.02, 1e-3), grads, params)
-    actual = _ours(sj.AdaptiveGradClip(clipping=0.02, eps=1e-3), grads, params, stepper)
+    actual = _ours(stablenum.AdaptiveGradClip(clipping=0.02, eps=1e-3), grads, params, stepper)
     for name in params:
         np.testing.assert_allclose(actual[name], expected[name], rtol=1e-6, atol=0, err_msg=name)
     clipped = {name for name in params if (np.asarray(expected[name]) != np.asarray(grads[name])).any()}
@@ -91,7 +92,7 @@ def test_clip_by_global_norm_is_that_of_optax(max_norm: float, stepper: Any) -> 
 def test_clip_update_rms_is_clip_by_block_rms_after_the_optimizer(max_rms: float, stepper: Any) -> None:
     params = make_params()
     peer = optax.chain(optax.scale_by_adam(), optax.clip_by_block_rms(max_rms))
-    tx = sj.guard(optax.scale_by_adam(), clip=sj.ClipUpdateRMS(max_rms, per_lr=False))
+    tx = sj.guard(optax.scale_by_adam(), clip=stablenum.ClipUpdateRMS(max_rms, per_lr=False))
     state, opt_state = peer.init(params), tx.init(params)
     update = jax.jit(tx.update)
     for seed in range(3):
@@ -104,7 +105,7 @@ def test_clip_update_rms_is_clip_by_block_rms_after_the_optimizer(max_rms: float
 def test_clip_update_rms_per_learning_rate_is_clip_by_block_rms_before_it(stepper: Any) -> None:
     params = make_params()
     peer = optax.chain(optax.scale_by_adam(), optax.clip_by_block_rms(0.7), optax.scale(-1e-2))
-    tx = optax.chain(sj.guard(clip=sj.ClipUpdateRMS(0.7)), injected(optax.adam, 1e-2))
+    tx = optax.chain(sj.guard(clip=stablenum.ClipUpdateRMS(0.7)), injected(optax.adam, 1e-2))
     expected, after = params, params
     state, opt_state = peer.init(params), tx.init(params)
     for seed in range(3):
@@ -122,9 +123,9 @@ def test_trap_adaptive_grad_clip_of_1e20_zeroes_and_of_inf_makes_nan(stepper: An
     assert not np.asarray(_updates_of(peer, big, params)["out"]).any()  # its norm is inf
     assert not all_finite(_updates_of(peer, spoil(big, np.inf), params))
 
-    actual = _ours(sj.AdaptiveGradClip(), big, params, stepper)
+    actual = _ours(stablenum.AdaptiveGradClip(), big, params, stepper)
     limit = 0.01 * float(optax.tree.norm(params["out"]))
     np.testing.assert_allclose(optax.tree.norm(actual["out"]), limit, rtol=1e-5)
-    tx = optax.chain(sj.guard(clip=sj.AdaptiveGradClip()), optax.sgd(1.0))
+    tx = optax.chain(sj.guard(clip=stablenum.AdaptiveGradClip()), optax.sgd(1.0))
     after, _ = stepper(tx)(params, tx.init(params), spoil(big, np.inf))
     assert_same_bits(after, params)

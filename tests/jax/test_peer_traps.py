@@ -16,7 +16,8 @@ import pytest
 from flax.training.dynamic_scale import DynamicScale
 
 import stablenum_jax
-from stablenum_jax import DynamicLossScale, GuardPlacementWarning, NotATrueSkipWarning
+from stablenum import DynamicLossScale
+from stablenum_jax import GuardPlacementWarning, NotATrueSkipWarning
 from tests.jax.helpers import (
     all_finite,
     assert_same_bits,

@@ -150,4 +150,4 @@ def test_a_policy_with_rules_says_so() -> None:
     policy = ours.get_policy("c=bf16", rules={"*norm*": "f32"})
     assert str(policy) == "p=full,c=bf16,o=bf16;*norm*:c=float32,o=float32"
     assert policy.at("a.norm").compute_dtype is jnp.float32
-    assert stablenum_jax.Policy is ours.Policy
+    assert stablenum_jax.policy.Policy is ours.Policy

@@ -12,7 +12,8 @@ import pytest
 from flax import nnx
 
 import stablenum_jax
-from stablenum_jax import EscalatePrecision, precision
+from stablenum import EscalatePrecision
+from stablenum_jax import precision
 from stablenum_jax._step.measure import FP8_STATISTICS
 
 
@@ -33,7 +34,7 @@ class Coder(nn.Module):
 
 
 def test_linen_layers_in_8_bits_train_under_a_guard() -> None:
-    policy = stablenum_jax.get_policy("c=fp8", rules={"norm": "f32", "last": "c=bf16"})
+    policy = stablenum_jax.policy.get_policy("c=fp8", rules={"norm": "f32", "last": "c=bf16"})
     call = precision(Net(), policy)
     x = jnp.asarray(np.random.default_rng(0).normal(size=(8, 16)), jnp.float32)
     variables = call.init(jax.random.key(0), x)
@@ -101,7 +102,7 @@ class NnxNet(nnx.Module):
 def test_nnx_writes_statistics_back_and_goes_through_its_own_jit() -> None:
     model, plain = NnxNet(), NnxNet()
     x = jnp.asarray(np.random.default_rng(0).normal(size=(8, 4)), jnp.float32)
-    call = precision(model, stablenum_jax.get_policy("p=f32,c=bf16,o=f32", rules={"norm": "f32"}))
+    call = precision(model, stablenum_jax.policy.get_policy("p=f32,c=bf16,o=f32", rules={"norm": "f32"}))
     outputs = [call(x) for _ in range(2)]
     expected = [plain(x) for _ in range(2)]
     assert outputs[0].dtype == jnp.float32
@@ -115,7 +116,7 @@ def test_nnx_writes_statistics_back_and_goes_through_its_own_jit() -> None:
 
 def test_equinox_under_filter_jit_and_vmap() -> None:
     model = eqx.nn.MLP(2, 2, 4, 1, key=jax.random.key(0))
-    call = precision(model, stablenum_jax.get_policy("p=f32,c=bf16,o=f32", rules={"layers.1": "f32"}))
+    call = precision(model, stablenum_jax.policy.get_policy("p=f32,c=bf16,o=f32", rules={"layers.1": "f32"}))
     out = eqx.filter_jit(jax.vmap(call))(jnp.ones((3, 2)))
     assert out.dtype == jnp.float32
     np.testing.assert_allclose(out, jax.vmap(model)(jnp.ones((3, 2))), atol=0.05)
@@ -134,7 +135,7 @@ def test_an_escalation_reaches_the_modules() -> None:
     model = eqx.nn.Linear(2, 2, key=jax.random.key(0))
     arrays, rest = eqx.partition(model, eqx.is_array)
     tx = optax.chain(stablenum_jax.guard(escalate=EscalatePrecision(after=1, for_steps=2)), optax.sgd(0.1))
-    policy = stablenum_jax.as_policy("p=f32,c=f16,o=f32")
+    policy = stablenum_jax.policy.as_policy("p=f32,c=f16,o=f32")
 
     def loss(arrays, x):
         return precision(eqx.combine(arrays, rest), policy)(x).sum() / 1e5
@@ -166,7 +167,7 @@ def test_one_layer_in_two_8_bit_products_is_refused() -> None:
     variables = call.init(jax.random.key(0), x)
     with pytest.raises(ValueError, match=r"one 8-bit product in a call; dense makes two"):
         call(variables, x)
-    call = precision(Twice(), stablenum_jax.get_policy("c=fp8", rules={"dense": "bf16"}))
+    call = precision(Twice(), stablenum_jax.policy.get_policy("c=fp8", rules={"dense": "bf16"}))
     assert call(call.init(jax.random.key(0), x), x).dtype == jnp.bfloat16
 
 
@@ -184,8 +185,10 @@ def test_a_rule_about_no_argument_of_a_function_is_refused() -> None:
         return params["norm"]["scale"] * x
 
     with pytest.raises(ValueError, match=r"patterns that match a module of the model; got '\*nrom\*'"):
-        precision(fun, stablenum_jax.get_policy("c=bf16", rules={"*nrom*": "f32"}))(params, jnp.ones(2))
-    call = precision(fun, stablenum_jax.get_policy("c=bf16", rules={"norm": "f32"}))
+        precision(fun, stablenum_jax.policy.get_policy("c=bf16", rules={"*nrom*": "f32"}))(
+            params, jnp.ones(2)
+        )
+    call = precision(fun, stablenum_jax.policy.get_policy("c=bf16", rules={"norm": "f32"}))
     assert call(params, x=jnp.ones(2)).dtype == jnp.bfloat16
     linen = precision(lambda variables: fun(variables["params"], 1.0), call.args[1])
     assert linen({"params": params}).dtype == jnp.bfloat16

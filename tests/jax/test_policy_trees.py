@@ -19,9 +19,9 @@ from flax import nnx
 from flax.training.train_state import TrainState
 
 import stablenum_jax
-from stablenum_jax import get_policy
 from stablenum_jax._precision.casts import cast_floating
 from stablenum_jax._step.measure import FP8_STATISTICS
+from stablenum_jax.policy import get_policy
 
 
 class Pair(NamedTuple):

@@ -12,15 +12,16 @@ import optax
 from hypothesis import given
 from hypothesis import strategies as st
 
+import stablenum
 import stablenum_jax
 from tests.jax.helpers import all_finite, assert_same_bits, without_guard
 
-RULE = stablenum_jax.DynamicLossScale(growth_interval=2, max_scale=2.0**30)
+RULE = stablenum.DynamicLossScale(growth_interval=2, max_scale=2.0**30)
 SETTINGS: dict[str, dict[str, Any]] = {
     "default": {},
     "clip and scale": {"clip": 1.0, "loss_scale": RULE},
     "all rules": {
-        "clip": [stablenum_jax.ClipByNorm(2.0), 1.0, stablenum_jax.ClipByValue(0.5)],
+        "clip": [stablenum.ClipByNorm(2.0), 1.0, stablenum.ClipByValue(0.5)],
         "loss_scale": RULE,
     },
 }

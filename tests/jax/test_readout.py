@@ -15,9 +15,8 @@ import pytest
 
 import stablenum
 import stablenum_jax
-from stablenum import Observation, decide, init_guard
+from stablenum import GuardConfig, NonFiniteError, Observation, decide, init_guard
 from stablenum.guard.statedict import StatisticsNotLoadedWarning, state_from_dict, state_to_dict
-from stablenum_jax import GuardConfig, NonFiniteError
 from tests.jax.helpers import assert_same_bits, make_grads, make_params, reason, spoil, without_guard
 
 KEYS = {
@@ -215,7 +214,7 @@ def test_loading_a_wrong_dict_names_the_field() -> None:
 def test_a_rule_without_saved_statistics_keeps_its_own() -> None:
     _, _, opt_state = _run({"loss_scale": "dynamic"})
     plain = stablenum_jax.guard_state_dict(opt_state)
-    other = _run({"clip": [1.0, stablenum_jax.AutoClip(window=4)]})[2]
+    other = _run({"clip": [1.0, stablenum.AutoClip(window=4)]})[2]
     with pytest.warns(StatisticsNotLoadedWarning, match="AutoClip"):
         loaded = stablenum_jax.load_guard_state_dict(other, plain)
     before, after = stablenum_jax.guard_state(other), stablenum_jax.guard_state(loaded)

@@ -12,19 +12,20 @@ import numpy as np
 import optax
 import pytest
 
+import stablenum
 import stablenum_jax as sj
 from tests.jax.helpers import assert_same_bits, make_grads, make_params, reason, spoil, without_guard
 from tests.jax.rules import injected
 
 SETTINGS: dict[str, Any] = {
     "clip": (
-        sj.AdaptiveGradClip(clipping=0.2),
-        sj.AdaGC(warmup_steps=3),
-        sj.ZClip(warmup_steps=2, max_norm=None),
-        sj.AutoClip(quantile=0.5, window=4),
-        sj.ClipUpdateRMS(0.5, per_lr=False),
+        stablenum.AdaptiveGradClip(clipping=0.2),
+        stablenum.AdaGC(warmup_steps=3),
+        stablenum.ZClip(warmup_steps=2, max_norm=None),
+        stablenum.AutoClip(quantile=0.5, window=4),
+        stablenum.ClipUpdateRMS(0.5, per_lr=False),
     ),
-    "spike": sj.SpikeGuard(window=8, min_samples=4),
+    "spike": stablenum.SpikeGuard(window=8, min_samples=4),
 }
 guard = functools.partial(sj.guard, **SETTINGS)
 
@@ -103,7 +104,7 @@ def test_inside_multisteps_the_rule_sees_the_mean(rule: Any, form: str) -> None:
 @pytest.mark.parametrize("form", ["chain form", "wrapper"])
 def test_noisy_micro_batches_are_no_spikes_beside_their_mean(form: str) -> None:
     """Each is 1000 times as long as the mean that the windows are of; a mean that stands out is refused."""
-    rule = sj.SpikeGuard(window=8, min_samples=4)
+    rule = stablenum.SpikeGuard(window=8, min_samples=4)
     guarded = sj.guard(optax.sgd(0.1), spike=rule)
     if form == "chain form":
         guarded = optax.chain(sj.guard(spike=rule), optax.sgd(0.1))
@@ -131,7 +132,7 @@ def test_noisy_micro_batches_are_no_spikes_beside_their_mean(form: str) -> None:
 @pytest.mark.parametrize("form", ["chain form", "wrapper", "before another"])
 def test_inside_multisteps_no_micro_batchs_loss_is_taken_for_the_steps(form: str, which: int) -> None:
     """A sample of several: it is neither judged nor remembered, whichever it is; a NaN is still refused."""
-    rule = sj.SpikeGuard(window=8, min_samples=4)
+    rule = stablenum.SpikeGuard(window=8, min_samples=4)
     tx = _accumulate(
         {
             "chain form": lambda: optax.chain(sj.guard(spike=rule), optax.sgd(0.1)),
@@ -158,7 +159,7 @@ def test_inside_multisteps_no_micro_batchs_loss_is_taken_for_the_steps(form: str
 
 @pytest.mark.parametrize("case", ["outside MultiSteps", "behind another", "plain update", "wrapper"])
 def test_elsewhere_the_spike_rule_sees_the_loss(case: str) -> None:
-    guard = functools.partial(sj.guard, spike=sj.SpikeGuard(window=8, min_samples=4))
+    guard = functools.partial(sj.guard, spike=stablenum.SpikeGuard(window=8, min_samples=4))
     tx = {
         "outside MultiSteps": lambda: optax.chain(guard(), _accumulate(optax.sgd(0.1))),
         "behind another": lambda: optax.chain(optax.scale(2.0), guard(), optax.sgd(0.1)),
@@ -184,7 +185,7 @@ def test_elsewhere_the_spike_rule_sees_the_loss(case: str) -> None:
 
 def test_weights_that_a_wrapper_changes_are_those_that_the_rule_sees() -> None:
     """A wrapper that hands other parameters on: the guard then measures for itself."""
-    rule = sj.AdaptiveGradClip(clipping=0.1)
+    rule = stablenum.AdaptiveGradClip(clipping=0.1)
     inner = optax.chain(sj.guard(clip=rule), optax.sgd(1.0))
 
     def update(grads: Any, state: Any, params: Any = None) -> Any:

@@ -12,6 +12,7 @@ import optax
 import pytest
 from flax import nnx
 
+import stablenum
 import stablenum_jax as sj
 from stablenum.reference.guarded import SGD, Guarded
 from tests.jax.helpers import assert_same_bits, make_grads, make_params, reason, without_guard
@@ -105,7 +106,9 @@ def _after(rule: str, optimizer: Any, n: int = 3) -> tuple[Any, Any, Any]:
 
 
 def _without_patterns(rule: str) -> dict[str, Any]:
-    return {"clip": sj.AdaptiveGradClip(exclude="*.w")} if rule.endswith("without some") else RULES[rule]
+    return (
+        {"clip": stablenum.AdaptiveGradClip(exclude="*.w")} if rule.endswith("without some") else RULES[rule]
+    )
 
 
 @pytest.mark.parametrize("bad", ["gradient", "loss"])

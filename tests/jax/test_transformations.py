@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 
+import stablenum
 import stablenum_jax
 from tests.jax.helpers import assert_same_bits, make_grads, make_params, spoil
 
@@ -121,11 +122,11 @@ def _temp_bytes(step: Any, tx: Any, size: int = 256, n: int = 4) -> int:
         {},
         {"clip": 1.0},
         {"clip": 1.0, "loss_scale": "dynamic", "max_skips_in_a_row": 9},
-        {"clip": [stablenum_jax.ClipByNorm(1.0), stablenum_jax.ClipByValue(0.1)]},
-        {"clip": [stablenum_jax.AdaGC(), stablenum_jax.AutoClip(), stablenum_jax.ZClip()], "spike": "skip"},
-        {"clip": stablenum_jax.AdaptiveGradClip()},
-        {"loss_scale": stablenum_jax.LogMaxLossScale()},
-        {"loss_scale": stablenum_jax.UnderflowAwareLossScale()},
+        {"clip": [stablenum.ClipByNorm(1.0), stablenum.ClipByValue(0.1)]},
+        {"clip": [stablenum.AdaGC(), stablenum.AutoClip(), stablenum.ZClip()], "spike": "skip"},
+        {"clip": stablenum.AdaptiveGradClip()},
+        {"loss_scale": stablenum.LogMaxLossScale()},
+        {"loss_scale": stablenum.UnderflowAwareLossScale()},
     ],
     ids=["default", "clip", "clip and scale", "per tensor and value", "statistics", "units", "amax", "tiny"],
 )
@@ -144,9 +145,7 @@ def test_a_guarded_step_needs_no_more_temporary_memory(settings: Any, optimizer:
 
 
 def test_clipping_the_update_keeps_one_copy_of_it() -> None:
-    tx = optax.chain(
-        stablenum_jax.guard(clip=stablenum_jax.ClipUpdateRMS(1.0, per_lr=False)), optax.adamw(1e-3)
-    )
+    tx = optax.chain(stablenum_jax.guard(clip=stablenum.ClipUpdateRMS(1.0, per_lr=False)), optax.adamw(1e-3))
     one_tensor = 256 * 256 * 4
     assert _temp_bytes(functools.partial(stablenum_jax.step, tx), tx) < 4.5 * one_tensor
 

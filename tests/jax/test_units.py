@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 
+import stablenum
 import stablenum_jax as sj
 from stablenum.reference.guarded import unit_norms as true_unit_norms
 from stablenum_jax._step.measure_units import leaf_and_unit_norms
@@ -97,7 +98,7 @@ def test_float64_units_saturate() -> None:
 
 
 def _agc(**settings: Any) -> Any:
-    return optax.chain(sj.guard(clip=sj.AdaptiveGradClip(**settings)), optax.sgd(1.0))
+    return optax.chain(sj.guard(clip=stablenum.AdaptiveGradClip(**settings)), optax.sgd(1.0))
 
 
 def test_a_pattern_that_matches_nothing_is_an_error_at_init() -> None:
@@ -120,8 +121,8 @@ def test_missing_parameters_are_an_error(form: str) -> None:
     params, grads = make_params(), make_grads(0)
     tx = {
         "chain form": _agc(),
-        "chain": sj.chain(sj.guard(clip=sj.AdaptiveGradClip()), optax.sgd(1.0)),
-        "guard(inner)": sj.guard(optax.sgd(1.0), clip=sj.AdaptiveGradClip()),
+        "chain": sj.chain(sj.guard(clip=stablenum.AdaptiveGradClip()), optax.sgd(1.0)),
+        "guard(inner)": sj.guard(optax.sgd(1.0), clip=stablenum.AdaptiveGradClip()),
     }[form]
     with pytest.raises(ValueError, match=r"params must be given for AdaptiveGradClip.*got None"):
         tx.update(grads, tx.init(params))
@@ -138,7 +139,7 @@ def test_parameters_of_other_shapes_are_an_error() -> None:
 
 def test_sharded_gradients_are_refused() -> None:
     with pytest.raises(ValueError, match=r"axis_name must be None with AdaptiveGradClip; got 'data'"):
-        sj.guard(clip=(sj.AdaptiveGradClip(), 1.0), axis_name="data")
+        sj.guard(clip=(stablenum.AdaptiveGradClip(), 1.0), axis_name="data")
 
 
 def test_driven_by_plain_update_it_clips_too(mode: str) -> None:

@@ -13,6 +13,7 @@ import optax
 import pytest
 from flax import nnx
 
+import stablenum
 import stablenum_jax as sj
 from stablenum_jax._step.clip_update import clip_updates, injected_learning_rate
 from tests.jax.helpers import (
@@ -25,8 +26,8 @@ from tests.jax.helpers import (
 )
 from tests.jax.rules import injected
 
-RULE = sj.ClipUpdateRMS(0.5, per_lr=False)
-PER_LR = sj.ClipUpdateRMS(0.5)
+RULE = stablenum.ClipUpdateRMS(0.5, per_lr=False)
+PER_LR = stablenum.ClipUpdateRMS(0.5)
 
 
 def _rms(x: Any) -> float:
@@ -56,7 +57,7 @@ def test_the_rate_is_that_of_this_step(stepper: Any) -> None:
 def test_where_nothing_is_clipped_nothing_changes(form: str, mode: str) -> None:
     """Updates and state bit for bit."""
     ends = []
-    for clip in (None, sj.ClipUpdateRMS(100.0)):
+    for clip in (None, stablenum.ClipUpdateRMS(100.0)):
         guard = functools.partial(sj.guard, clip=clip)
         optimizer = injected(optax.adamw)
         tx = guard(optimizer) if form == "guard(inner)" else sj.chain(guard(), optimizer)
@@ -73,7 +74,7 @@ def test_where_nothing_is_clipped_a_step_is_the_same(optimizer: Any) -> None:
     """Op by op bit for bit; compiled, XLA may round the product before it is added, or not."""
     for jitted in (False, True):
         ends = []
-        for clip in (None, sj.ClipUpdateRMS(100.0, per_lr=False)):
+        for clip in (None, stablenum.ClipUpdateRMS(100.0, per_lr=False)):
             tx, params = optax.chain(sj.guard(clip=clip), optimizer), make_params()
             step, opt_state = functools.partial(sj.step, tx), tx.init(params)
             step = jax.jit(step) if jitted else step
@@ -150,7 +151,7 @@ grads = {"a": jnp.full((4, 2), 0.1), "w": jnp.asarray([10.0, 10.0, 0.1, 0.1, 0.1
 rms = np.sqrt(25.0075)
 for form in ("step", "guard(inner)"):
     for per_lr in (False, True):
-        rule = sj.ClipUpdateRMS(1.0, per_lr=per_lr)
+        rule = stablenum.ClipUpdateRMS(1.0, per_lr=per_lr)
         optimizer = optax.inject_hyperparams(optax.sgd)(learning_rate=0.5)
         wrapped = form == "guard(inner)"
         guard = functools.partial(sj.guard, axis_name="x", clip=rule)
@@ -242,7 +243,7 @@ def test_a_rate_of_some_parameters_is_not_taken_for_all(case: str, stepper: Any)
 def test_both_ways_out_of_a_rate_of_some_work(way: str, stepper: Any) -> None:
     optimizer, clip = {
         "inject around partition": (injected(_partition, 0.1), PER_LR),
-        "per_lr=False": (_partition(0.1), sj.ClipUpdateRMS(0.05, per_lr=False)),
+        "per_lr=False": (_partition(0.1), stablenum.ClipUpdateRMS(0.05, per_lr=False)),
         "a mask beside it": (
             optax.chain(
                 optax.masked(optax.add_decayed_weights(0.1), {"dense": True, "out": False}),

@@ -13,7 +13,8 @@ import optax
 import pytest
 
 import stablenum_jax
-from stablenum_jax import DynamicLossScale, GuardOptState, GuardPlacementWarning
+from stablenum import DynamicLossScale
+from stablenum_jax import GuardOptState, GuardPlacementWarning
 from stablenum_jax._trees.state import replace_guard
 from tests.jax.helpers import (
     all_finite,

@@ -74,7 +74,7 @@ def of_linen(policy) -> tuple[str, set[str], set[str]]:
 
 
 def of_nnx(policy) -> tuple[str, set[str], set[str]]:
-    model = stablenum_jax.as_policy(policy).cast_to_param(NnxTransformer())
+    model = stablenum_jax.policy.as_policy(policy).cast_to_param(NnxTransformer())
 
     def total(model):
         out = stablenum_jax.precision(model, policy)(TOKENS)
@@ -85,7 +85,7 @@ def of_nnx(policy) -> tuple[str, set[str], set[str]]:
 
 
 def of_equinox(policy) -> tuple[str, set[str], set[str]]:
-    model = stablenum_jax.as_policy(policy).cast_to_param(EqxTransformer())
+    model = stablenum_jax.policy.as_policy(policy).cast_to_param(EqxTransformer())
 
     def total(model):
         out = stablenum_jax.precision(model, policy)(TOKENS)
@@ -157,7 +157,7 @@ def normed_in_linen(policy) -> tuple[str, set[str], set[str]]:
 def normed_in_nnx(policy) -> tuple[str, set[str], set[str]]:
     model = NnxNormed()
     # The casts go over any tree: of a whole model they would take the statistics with them.
-    nnx.update(model, stablenum_jax.as_policy(policy).cast_to_param(nnx.state(model, nnx.Param)))
+    nnx.update(model, stablenum_jax.policy.as_policy(policy).cast_to_param(nnx.state(model, nnx.Param)))
     out = stablenum_jax.precision(model, policy)(X)
     assert model.norm.var[...].min() < 1
     return name(out.dtype), dtypes(nnx.state(model, nnx.Param)), dtypes(nnx.state(model, nnx.BatchStat))

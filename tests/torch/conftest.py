@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-import stablenum_torch as st
+import stablenum
 import stablenum_torch._step.guarded
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -24,42 +24,44 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 # Every rule with windows so short that a test outlasts them. The names are those of `parameters`.
 RULES: dict[str, dict[str, Any]] = {
-    "by value": {"clip": (1.0, st.ClipByValue(0.3))},
-    "each tensor": {"clip": (st.ClipByNorm(2.0), 3.0)},
-    "agc": {"clip": st.AdaptiveGradClip(clipping=0.3, exclude="b", output_axis="first")},
-    "agc, last axis": {"clip": st.AdaptiveGradClip(clipping=0.3, output_axis="last")},
+    "by value": {"clip": (1.0, stablenum.ClipByValue(0.3))},
+    "each tensor": {"clip": (stablenum.ClipByNorm(2.0), 3.0)},
+    "agc": {"clip": stablenum.AdaptiveGradClip(clipping=0.3, exclude="b", output_axis="first")},
+    "agc, last axis": {"clip": stablenum.AdaptiveGradClip(clipping=0.3, output_axis="last")},
     "agc among others": {
         "clip": (
-            st.ClipByNorm(3.0),
-            st.AdaptiveGradClip(clipping=0.5, output_axis="first"),
+            stablenum.ClipByNorm(3.0),
+            stablenum.AdaptiveGradClip(clipping=0.5, output_axis="first"),
             1.0,
-            st.ClipByValue(0.2),
+            stablenum.ClipByValue(0.2),
         ),
         "loss_scale": "dynamic",
     },
-    "autoclip": {"clip": st.AutoClip(quantile=0.4, window=20)},
-    "zclip": {"clip": st.ZClip(warmup_steps=10, max_norm=None)},
-    "adagc": {"clip": st.AdaGC(warmup_steps=10)},
-    "adagc and agc": {"clip": (st.AdaGC(warmup_steps=10), st.AdaptiveGradClip(output_axis="first"))},
-    "update": {"clip": (2.0, st.ClipUpdateRMS(0.3))},
-    "update, absolute": {"clip": st.ClipUpdateRMS(0.004, per_lr=False)},
-    "hysteresis": {
-        "loss_scale": st.DynamicLossScale(hysteresis=2, hysteresis_refill="growth", growth_interval=20)
+    "autoclip": {"clip": stablenum.AutoClip(quantile=0.4, window=20)},
+    "zclip": {"clip": stablenum.ZClip(warmup_steps=10, max_norm=None)},
+    "adagc": {"clip": stablenum.AdaGC(warmup_steps=10)},
+    "adagc and agc": {
+        "clip": (stablenum.AdaGC(warmup_steps=10), stablenum.AdaptiveGradClip(output_axis="first"))
     },
-    "log-max scale": {"loss_scale": st.LogMaxLossScale(mean_decay=0.9)},
-    "underflow scale": {"loss_scale": st.UnderflowAwareLossScale(max_tiny=0.01), "clip": 1.0},
-    "spike skip": {"spike": st.SpikeGuard(window=24, min_samples=12)},
-    "spike clip": {"spike": st.SpikeGuard(window=24, min_samples=12, action="clip"), "clip": 2.0},
-    "spike mean": {"spike": st.MeanStdSpikeGuard(window=24, min_samples=12)},
+    "update": {"clip": (2.0, stablenum.ClipUpdateRMS(0.3))},
+    "update, absolute": {"clip": stablenum.ClipUpdateRMS(0.004, per_lr=False)},
+    "hysteresis": {
+        "loss_scale": stablenum.DynamicLossScale(hysteresis=2, hysteresis_refill="growth", growth_interval=20)
+    },
+    "log-max scale": {"loss_scale": stablenum.LogMaxLossScale(mean_decay=0.9)},
+    "underflow scale": {"loss_scale": stablenum.UnderflowAwareLossScale(max_tiny=0.01), "clip": 1.0},
+    "spike skip": {"spike": stablenum.SpikeGuard(window=24, min_samples=12)},
+    "spike clip": {"spike": stablenum.SpikeGuard(window=24, min_samples=12, action="clip"), "clip": 2.0},
+    "spike mean": {"spike": stablenum.MeanStdSpikeGuard(window=24, min_samples=12)},
     "all at once": {
         "clip": (
-            st.AdaptiveGradClip(clipping=0.5, output_axis="first"),
-            st.AdaGC(warmup_steps=10),
-            st.ZClip(warmup_steps=10),
-            st.ClipByValue(1.0),
-            st.ClipUpdateRMS(1.0),
+            stablenum.AdaptiveGradClip(clipping=0.5, output_axis="first"),
+            stablenum.AdaGC(warmup_steps=10),
+            stablenum.ZClip(warmup_steps=10),
+            stablenum.ClipByValue(1.0),
+            stablenum.ClipUpdateRMS(1.0),
         ),
-        "loss_scale": st.LogMaxLossScale(),
+        "loss_scale": stablenum.LogMaxLossScale(),
         "spike": "skip",
     },
 }

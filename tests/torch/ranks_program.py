@@ -14,6 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
+import stablenum
 import stablenum_torch as st
 from stablenum_torch._step import guarded
 
@@ -80,7 +81,7 @@ def whole(p) -> torch.Tensor:
 
 def refused(net: torch.nn.Module, **settings) -> str:
     try:
-        st.wrap(torch.optim.SGD(net.parameters(), lr=1.0), clip=st.AdaptiveGradClip(), **settings)
+        st.wrap(torch.optim.SGD(net.parameters(), lr=1.0), clip=stablenum.AdaptiveGradClip(), **settings)
     except ValueError as error:
         return str(error)
     return "accepted"
@@ -89,7 +90,7 @@ def refused(net: torch.nn.Module, **settings) -> str:
 def replicated(mesh) -> dict:
     """A DTensor that every rank holds whole is no shard: its units can be measured."""
     w = torch.nn.Parameter(distribute_tensor(torch.ones(2, 2), mesh, [Replicate()]))
-    clip = (st.AdaptiveGradClip(clipping=0.1), st.ClipUpdateRMS(0.5))
+    clip = (stablenum.AdaptiveGradClip(clipping=0.1), stablenum.ClipUpdateRMS(0.5))
     opt = st.wrap(torch.optim.SGD([w], lr=1.0), clip=clip)
     w.grad = distribute_tensor(torch.tensor([[3.0, 4.0], [0.0, 0.0]]), mesh, [Replicate()])
     opt.step()
@@ -101,8 +102,8 @@ def shards_of_updates() -> dict:
     w = torch.nn.Parameter(torch.zeros(1 if dist.get_rank() else 3))
     opt = st.wrap(
         torch.optim.SGD([w], lr=1.0),
-        clip=st.ClipUpdateRMS(0.5),
-        loss_scale=st.UnderflowAwareLossScale(init_scale=1.0, max_tiny=0.4, headroom=100.0),
+        clip=stablenum.ClipUpdateRMS(0.5),
+        loss_scale=stablenum.UnderflowAwareLossScale(init_scale=1.0, max_tiny=0.4, headroom=100.0),
         process_group=dist.group.WORLD,
     )
     w.grad = torch.full_like(w, -4.0)
@@ -172,8 +173,11 @@ def main(rank: int, store: str, path: str) -> None:
         "fsdp2": train(sharded),
         "shards": plain_shards(),
     }
-    log_max = {"loss_scale": st.LogMaxLossScale(), "clip": st.ClipUpdateRMS(1e-6)}
-    underflow = {"loss_scale": st.UnderflowAwareLossScale(init_scale=2.0**4), "clip": st.AdaGC()}
+    log_max = {"loss_scale": stablenum.LogMaxLossScale(), "clip": stablenum.ClipUpdateRMS(1e-6)}
+    underflow = {
+        "loss_scale": stablenum.UnderflowAwareLossScale(init_scale=2.0**4),
+        "clip": stablenum.AdaGC(),
+    }
     for name, settings in (("log max", log_max), ("underflow", underflow)):
         again = model()
         for layer in (again[0], again[2], again):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
+import stablenum
 import stablenum_torch as st
 import stablenum_torch._devices.waits as readback
 import stablenum_torch._step.guarded as stepping
@@ -26,7 +27,7 @@ OPTIMIZERS = {
 CONFIGS = {
     "default": {},
     "fold": {"clip": 1.0, "loss_scale": "dynamic"},
-    "escalates": {"loss_scale": "dynamic", "escalate": st.EscalatePrecision()},
+    "escalates": {"loss_scale": "dynamic", "escalate": stablenum.EscalatePrecision()},
     **RULES,
 }
 
@@ -185,9 +186,9 @@ def test_no_letter_is_sent_or_read_in_a_capture(
 STEPS, WARM_UP = 23, 3
 POISON = {5: math.nan, 6: math.inf, 11: -math.inf, 12: math.nan, 20: math.inf}
 SETTINGS: dict[str, Any] = {
-    "clip": (st.ClipByNorm(30.0), 1.0),
-    "loss_scale": st.DynamicLossScale(init_scale=16.0, growth_interval=4),
-    "spike": st.SpikeGuard(window=24, min_samples=12),
+    "clip": (stablenum.ClipByNorm(30.0), 1.0),
+    "loss_scale": stablenum.DynamicLossScale(init_scale=16.0, growth_interval=4),
+    "spike": stablenum.SpikeGuard(window=24, min_samples=12),
     "max_skips_in_a_row": 20,
 }
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch._dynamo
 
+import stablenum
 import stablenum_torch as st
 from tests.torch.conftest import RULES, named, parameters, set_gradients, snapshot
 
@@ -25,7 +26,7 @@ def fresh_dynamo():
 def run(compiled: bool, fused: bool, backend: str = "aot_eager"):
     params = parameters()
     inner = torch.optim.AdamW(params, lr=0.01, fused=fused, foreach=None if fused else True)
-    opt = st.wrap(inner, clip=1.0, loss_scale=st.DynamicLossScale(init_scale=8.0, growth_interval=3))
+    opt = st.wrap(inner, clip=1.0, loss_scale=stablenum.DynamicLossScale(init_scale=8.0, growth_interval=3))
     step = torch.compile(opt.step, backend=backend) if compiled else opt.step
     for i in range(6):
         set_gradients(params, i, 8.0)

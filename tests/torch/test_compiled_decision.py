@@ -12,6 +12,7 @@ import torch
 import torch._dynamo
 from torch._inductor.utils import run_and_get_code
 
+import stablenum
 import stablenum_torch as st
 import stablenum_torch._devices.compiled_decide as compiled
 import stablenum_torch._step.guarded as stepping
@@ -19,12 +20,12 @@ import stablenum_torch._step.on_device as device_step
 from stablenum.arrays import leaves
 from tests.torch.conftest import RULES, named, parameters, set_gradients, snapshot
 
-FOLD = {"clip": 1.0, "loss_scale": st.DynamicLossScale(init_scale=8.0, growth_interval=3)}
+FOLD = {"clip": 1.0, "loss_scale": stablenum.DynamicLossScale(init_scale=8.0, growth_interval=3)}
 OTHERS = {
     "nothing": {},
     "stops": {"clip": 1.0, "max_skips_in_a_row": 3},
-    "escalates": {"loss_scale": "dynamic", "escalate": st.EscalatePrecision(after=1, for_steps=3)},
-    **{name: rule for name, rule in RULES.items() if not st.GuardConfig(**rule).unit_rule},
+    "escalates": {"loss_scale": "dynamic", "escalate": stablenum.EscalatePrecision(after=1, for_steps=3)},
+    **{name: rule for name, rule in RULES.items() if not stablenum.GuardConfig(**rule).unit_rule},
 }
 
 
@@ -181,7 +182,7 @@ def test_where_nothing_can_be_compiled_it_goes_on_with_one_warning(monkeypatch: 
 
 def test_wrong_arguments_are_reported_as_without_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     switch(monkeypatch, True, "eager")
-    params, opt = make({"clip": st.AdaGC(warmup_steps=2)})
+    params, opt = make({"clip": stablenum.AdaGC(warmup_steps=2)})
     monkeypatch.setattr(
         device_step, "gradient_norms_on_device", lambda *_: torch.ones(5, dtype=torch.float64)
     )
@@ -208,7 +209,7 @@ def test_torch_knows_every_option() -> None:
 
 def test_a_rule_for_units_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     switch(monkeypatch, True, no_compiler)
-    params, opt = make({"clip": st.AdaptiveGradClip(output_axis="first")})
+    params, opt = make({"clip": stablenum.AdaptiveGradClip(output_axis="first")})
     set_gradients(params, 0)
     opt.step()
     assert opt.last["applied"]

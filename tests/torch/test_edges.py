@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import stablenum
 import stablenum_torch as st
 from stablenum.formats import FLOAT32_MAX
 from stablenum_torch._devices.ranks import _sharding_groups, check_process_group, local_part
@@ -49,7 +50,7 @@ def test_a_halt_under_compile_raises():
     step()
     before = snapshot(opt)
     w.grad = torch.full((2,), math.nan)
-    with pytest.raises(st.NonFiniteError):
+    with pytest.raises(stablenum.NonFiniteError):
         step()
     assert snapshot(opt) == before
     w.grad = torch.ones(2)
@@ -77,7 +78,7 @@ class TestANotedLossDoesNotOutliveItsStep:
         opt = st.wrap(torch.optim.SGD([w], lr=0.1), on_nonfinite="raise")
         opt.scale(torch.tensor(math.nan))
         w.grad = torch.ones(1)
-        with pytest.raises(st.NonFiniteError, match="All gradients were finite"):
+        with pytest.raises(stablenum.NonFiniteError, match="All gradients were finite"):
             opt.step()
         opt.step()
         assert opt.last["applied"]
@@ -116,7 +117,7 @@ def test_two_optimizers_with_one_fixed_scale(path):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("clip", [None, 1e-3, st.ClipByNorm(1e-3)])
+@pytest.mark.parametrize("clip", [None, 1e-3, stablenum.ClipByNorm(1e-3)])
 def test_half_gradients_are_unscaled_in_float32(dtype, clip, path):
     w = torch.nn.Parameter(torch.zeros(4, dtype=dtype))
     opt = st.wrap(torch.optim.SGD([w], lr=1.0), loss_scale=2.0**16, clip=clip)
@@ -128,7 +129,7 @@ def test_half_gradients_are_unscaled_in_float32(dtype, clip, path):
 
 def test_a_bound_beyond_the_format(path):
     w = torch.nn.Parameter(torch.zeros(2, dtype=torch.float16))
-    opt = st.wrap(torch.optim.SGD([w], lr=1.0), clip=st.ClipByValue(1e5), loss_scale=4.0)
+    opt = st.wrap(torch.optim.SGD([w], lr=1.0), clip=stablenum.ClipByValue(1e5), loss_scale=4.0)
     w.grad = torch.tensor([8.0, -4.0], dtype=torch.float16)
     opt.step()
     assert w.tolist() == [-2.0, 1.0]
@@ -136,7 +137,7 @@ def test_a_bound_beyond_the_format(path):
 
 def test_lazily_conjugated_gradients(path):
     w = torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64))
-    opt = st.wrap(torch.optim.SGD([w], lr=1.0), clip=st.ClipByValue(1.0))
+    opt = st.wrap(torch.optim.SGD([w], lr=1.0), clip=stablenum.ClipByValue(1.0))
     w.grad = torch.tensor([3 + 4j, 0.5 - 2j]).conj()
     assert w.grad.is_conj()
     opt.step()
@@ -159,7 +160,7 @@ def test_a_numpy_loss_of_a_closure_is_seen(path):
     opt = st.wrap(torch.optim.SGD([w], lr=0.1))
     w.grad = torch.ones(1)
     opt.step(lambda: np.float32("nan"))
-    assert opt.last["reason"] is st.Reason.NONFINITE_LOSS
+    assert opt.last["reason"] is stablenum.Reason.NONFINITE_LOSS
 
 
 def test_a_zero_step_of_learning_rate_zero_with_a_bad_loss_is_recorded(path):

@@ -10,13 +10,14 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
+import stablenum
 import stablenum_torch as st
 from stablenum.reference.guarded import AdamW, Guarded
 from tests.backends import BACKENDS
 from tests.torch.digits import Digits, digits
 
 BAD = range(40, 110)
-RULE = st.EscalatePrecision(after=3, for_steps=30)
+RULE = stablenum.EscalatePrecision(after=3, for_steps=30)
 
 
 def network() -> nn.Module:
@@ -32,7 +33,7 @@ def train(data: Digits, how: str, steps: int = 240) -> tuple[float, list[dict[st
     """
     model = network()
     handle = (
-        st.precision(model, st.Policy.parse("p=f32,c=f16,o=f32", rules={"1": "f32"}))
+        st.precision(model, stablenum.Policy.parse("p=f32,c=f16,o=f32", rules={"1": "f32"}))
         if how == "policy"
         else None
     )
@@ -59,7 +60,7 @@ def train(data: Digits, how: str, steps: int = 240) -> tuple[float, list[dict[st
 def specification(rows: list[dict[str, Any]]) -> list[int]:
     """The levels by NumPy, of the norms and losses that were measured."""
     numpy = BACKENDS["numpy"]
-    config = st.GuardConfig(loss_scale="dynamic", escalate=RULE)
+    config = stablenum.GuardConfig(loss_scale="dynamic", escalate=RULE)
     run, state, levels = numpy.prepare(config), numpy.init(config, 1), []
     for row in rows:
         levels.append(int(state.escalation.level))
@@ -89,7 +90,7 @@ def test_a_bad_stretch_ends_as_well_as_float32_with_the_specifications_levels() 
 
 def test_the_levels_are_the_specifications() -> None:
     """The same gradients through the NumPy reference: the same level at every step."""
-    rule = st.EscalatePrecision(after=2, for_steps=3, formats=("float16", "bfloat16", "float32"))
+    rule = stablenum.EscalatePrecision(after=2, for_steps=3, formats=("float16", "bfloat16", "float32"))
     settings = {"escalate": rule, "loss_scale": "dynamic", "clip": 1.0}
     p = nn.Parameter(torch.ones(4))
     opt = st.wrap(torch.optim.AdamW([p], lr=1e-2), **settings)
@@ -133,8 +134,8 @@ def test_without_escalation_autocast_is_as_it_was() -> None:
 
 def test_eight_bit_layers_climb_the_ladder() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    handle = st.precision(model, st.Policy.parse("p=f32,c=fp8", rules={"1": "f16"}))
-    rule = st.EscalatePrecision(after=1, for_steps=2, formats=("fp8", "bf16", "f32"))
+    handle = st.precision(model, stablenum.Policy.parse("p=f32,c=fp8", rules={"1": "f16"}))
+    rule = stablenum.EscalatePrecision(after=1, for_steps=2, formats=("fp8", "bf16", "f32"))
     opt = st.wrap(torch.optim.SGD(model.parameters(), lr=0.1), escalate=rule)
     seen = []
     for bad in (True, True, False, False, False, False, False):
@@ -153,7 +154,7 @@ def test_eight_bit_layers_climb_the_ladder() -> None:
 
 def test_a_ladder_that_does_not_begin_at_the_policy_is_refused() -> None:
     model = nn.Linear(2, 2)
-    opt = st.wrap(torch.optim.SGD(model.parameters(), lr=0.1), escalate=st.EscalatePrecision())
+    opt = st.wrap(torch.optim.SGD(model.parameters(), lr=0.1), escalate=stablenum.EscalatePrecision())
     with st.precision(model, "p=f32,c=bf16") as handle:
         for policy in (handle, handle.policy, "p=f32,c=bf16"):
             with pytest.raises(ValueError, match=r"from the policy's own \(bfloat16\) upwards"):
@@ -165,7 +166,7 @@ def test_a_ladder_that_does_not_begin_at_the_policy_is_refused() -> None:
 def test_the_level_goes_on_where_it_was_saved() -> None:
     def make() -> tuple[nn.Parameter, st.GuardedOptimizer]:
         p = nn.Parameter(torch.ones(2))
-        return p, st.wrap(torch.optim.SGD([p], lr=0.1), escalate=st.EscalatePrecision(after=1))
+        return p, st.wrap(torch.optim.SGD([p], lr=0.1), escalate=stablenum.EscalatePrecision(after=1))
 
     p, opt = make()
     p.grad = torch.full((2,), torch.nan)
@@ -179,7 +180,7 @@ def test_the_level_goes_on_where_it_was_saved() -> None:
 @pytest.mark.gpu
 def test_on_a_gpu_the_level_is_read_without_a_wait() -> None:
     p = nn.Parameter(torch.ones(4, device="cuda"))
-    rule = st.EscalatePrecision(after=2, for_steps=4)
+    rule = stablenum.EscalatePrecision(after=2, for_steps=4)
     opt = st.wrap(torch.optim.AdamW([p], fused=True), escalate=rule)
     bad, good = torch.full((4,), torch.nan, device="cuda"), torch.ones(4, device="cuda")
     p.grad = good.clone()

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import stablenum
 import stablenum_torch as st
 from stablenum.formats import FLOAT32_MAX
 from stablenum_torch._step.measure_elements import extremes_on_device, extremes_on_host
@@ -80,12 +81,12 @@ def test_only_what_is_needed_is_measured(measure):
 
 def test_scales_follow_the_gradients(path):
     w = torch.nn.Parameter(torch.zeros(100))
-    opt = st.wrap(torch.optim.SGD([w], lr=0.0), loss_scale=st.LogMaxLossScale(init_scale=2.0))
+    opt = st.wrap(torch.optim.SGD([w], lr=0.0), loss_scale=stablenum.LogMaxLossScale(init_scale=2.0))
     for _ in range(3):
         w.grad = torch.full((100,), 3.0) * opt.loss_scale
         opt.step()
     assert opt.loss_scale == 2.0 ** math.floor(16 - math.log2(3))
-    opt = st.wrap(torch.optim.SGD([w], lr=0.0), loss_scale=st.UnderflowAwareLossScale(init_scale=1.0))
+    opt = st.wrap(torch.optim.SGD([w], lr=0.0), loss_scale=stablenum.UnderflowAwareLossScale(init_scale=1.0))
     seen = []
     for _ in range(12):
         w.grad = torch.full((100,), 2.0**-30) * opt.loss_scale

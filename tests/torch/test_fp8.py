@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+import stablenum
 import stablenum_torch as st
 from tests.torch.digits import accuracy, digits, train
 
@@ -185,7 +186,7 @@ def test_statistics_are_saved_with_the_model_and_removed_with_the_policy() -> No
 def test_rules_keep_layers_out_and_autocast_goes_along() -> None:
     for how in ("casts", "autocast"):
         model = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.Linear(16, 16))
-        st.precision(model, st.Policy.parse(POLICY, rules={"1": "float32", "2": "bf16"}), how=how)
+        st.precision(model, stablenum.Policy.parse(POLICY, rules={"1": "float32", "2": "bf16"}), how=how)
         assert hasattr(model[0], "fp8")
         assert not hasattr(model[2], "fp8")
         y = model(torch.randn(16, 16))

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import stablenum
 import stablenum_torch as st
 import stablenum_torch._devices.compiled_decide as compiled
 import stablenum_torch._step.guarded as stepping
@@ -22,10 +23,10 @@ from stablenum.arrays import leaves
 from tests.torch.fake_cuda import CUDA, Operations, fake_cuda
 
 EVERYTHING: dict[str, Any] = {
-    "clip": (st.ClipByNorm(50.0), st.ZClip(warmup_steps=10), 1.0),
-    "loss_scale": st.DynamicLossScale(init_scale=2.0**24, growth_interval=20),
+    "clip": (stablenum.ClipByNorm(50.0), stablenum.ZClip(warmup_steps=10), 1.0),
+    "loss_scale": stablenum.DynamicLossScale(init_scale=2.0**24, growth_interval=20),
     "spike": "skip",
-    "escalate": st.EscalatePrecision(after=30, for_steps=5),
+    "escalate": stablenum.EscalatePrecision(after=30, for_steps=5),
     "max_skips_in_a_row": 50,
 }
 FOLD: dict[str, Any] = {"clip": 1.0, "loss_scale": "dynamic"}

@@ -10,6 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
+import stablenum
 import stablenum_torch as st
 import stablenum_torch._step.guarded
 from tests.torch.conftest import RULES
@@ -22,9 +23,9 @@ OPTIMIZERS = {
 }
 CONFIGS = {
     "default": {},
-    "all": {"clip": (st.ClipByNorm(2.0), 1.0), "loss_scale": "dynamic"},
+    "all": {"clip": (stablenum.ClipByNorm(2.0), 1.0), "loss_scale": "dynamic"},
     "fold": {"clip": 1.0, "loss_scale": "dynamic"},
-    "value": {"clip": st.ClipByValue(1.0), "loss_scale": 8.0},
+    "value": {"clip": stablenum.ClipByValue(1.0), "loss_scale": 8.0},
     **RULES,
 }
 

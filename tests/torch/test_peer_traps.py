@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
+import stablenum
 import stablenum_torch as st
 from tests.torch.conftest import parameters, set_gradients, snapshot
 
@@ -157,7 +158,7 @@ def test_an_inf_gradient_that_detect_anomaly_lets_pass(path):
             w.sqrt().sum().backward()  # d sqrt(0) = inf, unnoticed
     opt = st.wrap(torch.optim.SGD([w], lr=0.1))
     opt.step()
-    assert opt.last["reason"] is st.Reason.INF_GRADIENT
+    assert opt.last["reason"] is stablenum.Reason.INF_GRADIENT
     assert w.tolist() == [0.0, 4.0]
 
 
@@ -268,7 +269,7 @@ def test_checkpoints_go_both_ways_between_plain_and_guarded():
             opt.step()
         return params, opt
 
-    _, guarded = trained(lambda o: st.wrap(o, loss_scale=st.StaticLossScale(scale=1.0), clip=1e9))
+    _, guarded = trained(lambda o: st.wrap(o, loss_scale=stablenum.StaticLossScale(scale=1.0), clip=1e9))
     _, plain = trained(lambda o: o)
     buffer = io.BytesIO()
     torch.save(guarded.state_dict(), buffer)
@@ -285,7 +286,7 @@ def test_checkpoints_go_both_ways_between_plain_and_guarded():
     assert back.history() == history
     assert back.param_groups[0]["lr"] == 0.01
     again = st.wrap(
-        torch.optim.AdamW(parameters(), lr=0.5), clip=1.0, loss_scale=st.StaticLossScale(scale=1.0)
+        torch.optim.AdamW(parameters(), lr=0.5), clip=1.0, loss_scale=stablenum.StaticLossScale(scale=1.0)
     )
     again.load_state_dict(saved)
     assert again.last["step"] == 2
@@ -357,7 +358,7 @@ def test_no_gradients_at_all_is_a_no_op(make_optimizer, path):
 
 def test_parameters_without_gradient_stay(path):
     params = parameters()
-    opt = st.wrap(torch.optim.AdamW(params, fused=True), clip=st.ClipByNorm(0.1), loss_scale=2.0)
+    opt = st.wrap(torch.optim.AdamW(params, fused=True), clip=stablenum.ClipByNorm(0.1), loss_scale=2.0)
     set_gradients(params, 0)
     params[1].grad = None
     before = params[1].detach().clone()

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+import stablenum
 import stablenum_torch as st
 from tests.torch.conftest import parameters, set_gradients
 
@@ -29,7 +30,7 @@ def test_clip_grad_norm_to_the_sixth_digit(make_optimizer, path, max_norm):
 @pytest.mark.parametrize("bound", [0.05, 0.5, 1e3])
 def test_clip_grad_value_to_the_sixth_digit(make_optimizer, path, bound):
     ours, theirs = parameters(), parameters()
-    opt = st.wrap(make_optimizer(ours), clip=st.ClipByValue(bound))
+    opt = st.wrap(make_optimizer(ours), clip=stablenum.ClipByValue(bound))
     for i in range(5):
         set_gradients(ours, i)
         set_gradients(theirs, i)
@@ -64,7 +65,7 @@ def test_the_scale_of_gradscaler_over_random_overflows(
     ours, theirs = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3))
     opt = st.wrap(
         torch.optim.SGD([ours], lr=1e-3, fused=fused),
-        loss_scale=st.DynamicLossScale(**law, min_scale=2.0**-100, max_scale=2.0**100),
+        loss_scale=stablenum.DynamicLossScale(**law, min_scale=2.0**-100, max_scale=2.0**100),
     )
     peer, scaler = torch.optim.SGD([theirs], lr=1e-3, fused=fused), torch.amp.GradScaler("cpu", **law)
     scales = set()

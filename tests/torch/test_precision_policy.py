@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+import stablenum
 import stablenum_torch as st
 from stablenum_torch._precision import as_policy, cast_floating
 
@@ -58,7 +59,7 @@ def transformer() -> Transformer:
 
 TOKENS = torch.arange(10).reshape(2, 5)
 # The last norm hands over to a product that is no module's.
-POLICY = st.Policy.parse("p=f32,c=bf16,o=f32", rules={"*norm*": "float32", "norm": "o=bf16"})
+POLICY = stablenum.Policy.parse("p=f32,c=bf16,o=f32", rules={"*norm*": "float32", "norm": "o=bf16"})
 
 
 def dtypes(model: nn.Module, x) -> dict[str, tuple[torch.dtype, torch.dtype]]:
@@ -124,7 +125,7 @@ def test_the_numbers_are_those_of_a_model_cast_by_hand() -> None:
 
 def test_running_statistics_stay_wide_where_the_policy_computes_so() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
-    st.precision(model, st.Policy.parse("bf16", rules={"1": "float32"}))
+    st.precision(model, stablenum.Policy.parse("bf16", rules={"1": "float32"}))
     assert model[1].running_mean.dtype == F32
     assert model[1].weight.dtype == model[0].weight.dtype == BF16
     out = model(torch.randn(16, 4))
@@ -154,7 +155,7 @@ def test_batch_norms_compute_in_every_format(words: str, how: str) -> None:
 @pytest.mark.parametrize("words", ["bf16", "f16", "p=bf16,c=f32"])
 def test_islands_under_autocast_take_narrow_parameters(words: str) -> None:
     model = transformer()
-    st.precision(model, st.Policy.parse(words, rules={"*norm*": "float32"}), how="autocast")
+    st.precision(model, stablenum.Policy.parse(words, rules={"*norm*": "float32"}), how="autocast")
     model(TOKENS).float().sum().backward()
     assert {p.grad.dtype for p in model.parameters()} == {getattr(torch, as_policy(words).params)}
 
@@ -171,7 +172,7 @@ def test_in_a_wider_format_the_output_is_wider_too() -> None:
 
 def test_rules_give_modules_their_own_parameters_and_outputs() -> None:
     model = nn.Sequential(collections.OrderedDict(a=nn.Linear(2, 2), b=nn.Linear(2, 2), c=nn.Linear(2, 2)))
-    st.precision(model, st.Policy.parse("bf16", rules={"a": "p=f32", "b": "c=f16,o=f32"}))
+    st.precision(model, stablenum.Policy.parse("bf16", rules={"a": "p=f32", "b": "c=f16,o=f32"}))
     assert [p.dtype for p in model.parameters()] == [F32] * 2 + [BF16] * 4
     assert dtypes(model, torch.ones(1, 2)) == {
         "": (BF16, BF16),
@@ -274,7 +275,7 @@ def test_a_copy_has_a_policy_of_its_own() -> None:
 def test_compiled_it_computes_the_same(how: str) -> None:
     torch.compiler.reset()
     model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2))
-    st.precision(model, st.Policy.parse("p=f32,c=bf16,o=f32", rules={"1": "float32"}), how=how)
+    st.precision(model, stablenum.Policy.parse("p=f32,c=bf16,o=f32", rules={"1": "float32"}), how=how)
     x = torch.randn(3, 4)
     torch.testing.assert_close(torch.compile(model, backend="eager")(x), model(x))
 
@@ -342,7 +343,7 @@ def test_keyword_arguments_and_outputs_of_any_kind() -> None:
 
 def test_policies_of_any_kind_are_taken() -> None:
     theirs = jmp.get_policy("params=float32,compute=bfloat16,output=float16")
-    assert as_policy(theirs) == st.Policy(params="float32", compute="bfloat16", output="float16")
+    assert as_policy(theirs) == stablenum.Policy(params="float32", compute="bfloat16", output="float16")
     assert as_policy(jmp.Policy(jnp.float16, jnp.float16, jnp.float32)).output == "float32"
     assert as_policy(POLICY) is POLICY
 
@@ -360,7 +361,7 @@ def test_policies_of_any_kind_are_taken() -> None:
             "forward_scaling must be None or a",
         ),
         (
-            lambda m: st.precision(m, st.Policy(rules={"*softmax*": "f32"})),
+            lambda m: st.precision(m, stablenum.Policy(rules={"*softmax*": "f32"})),
             ValueError,
             r"patterns that match a module of the model; got '\*softmax\*'",
         ),

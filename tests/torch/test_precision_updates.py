@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint import state_dict as checkpoint
 
+import stablenum
 import stablenum_torch as st
 import stablenum_torch._step.guarded
 from tests.torch.conftest import parameters, set_gradients
@@ -142,7 +143,7 @@ def test_it_is_an_optimizer_to_schedulers_and_others(kind, inner) -> None:
 
 @pytest.mark.parametrize("path", ["host", "device"])
 @pytest.mark.parametrize(
-    "settings", [{}, {"loss_scale": "dynamic", "clip": 1.0}, {"clip": st.ClipByValue(0.1)}]
+    "settings", [{}, {"loss_scale": "dynamic", "clip": 1.0}, {"clip": stablenum.ClipByValue(0.1)}]
 )
 def test_a_skipped_step_changes_no_bit(kind, inner, path, settings, monkeypatch) -> None:
     if path == "device":
@@ -178,7 +179,7 @@ def test_without_a_guard_nan_and_inf_pass_through_and_finite_values_saturate(kin
 
 
 @pytest.mark.parametrize("path", ["host", "device"])
-@pytest.mark.parametrize("clip", [None, 1.0, st.ClipByNorm(5.0)])
+@pytest.mark.parametrize("clip", [None, 1.0, stablenum.ClipByNorm(5.0)])
 def test_float16_gradients_are_unscaled_in_float32(inner, path, clip, monkeypatch) -> None:
     """A scaled gradient of 1e-3 is 1.5e-8 after a loss scale of 2^16: half of it is gone in float16."""
     if path == "device":

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
+import stablenum
 import stablenum_torch as st
 from stablenum.arrays import leaves
 
@@ -22,26 +23,26 @@ CONFIGS = some.fixed_dictionaries(
         "clip": some.sampled_from(
             [
                 1.0,
-                st.ClipByNorm(0.5),
-                st.ClipByValue(0.1),
-                (st.ClipByNorm(3.0), 1.0),
-                (st.AutoClip(window=4), st.AdaptiveGradClip(), 1.0),
-                st.ZClip(warmup_steps=2),
-                (st.AdaptiveGradClip(clipping=1.0), st.AdaGC(warmup_steps=2)),
-                (st.AdaGC(warmup_steps=2), st.ClipByValue(0.5), st.ClipUpdateRMS(0.1)),
+                stablenum.ClipByNorm(0.5),
+                stablenum.ClipByValue(0.1),
+                (stablenum.ClipByNorm(3.0), 1.0),
+                (stablenum.AutoClip(window=4), stablenum.AdaptiveGradClip(), 1.0),
+                stablenum.ZClip(warmup_steps=2),
+                (stablenum.AdaptiveGradClip(clipping=1.0), stablenum.AdaGC(warmup_steps=2)),
+                (stablenum.AdaGC(warmup_steps=2), stablenum.ClipByValue(0.5), stablenum.ClipUpdateRMS(0.1)),
             ]
         ),
         "loss_scale": some.sampled_from(
             [
                 "dynamic",
                 1024.0,
-                st.DynamicLossScale(growth_interval=2, max_scale=2.0**17),
-                st.LogMaxLossScale(),
-                st.UnderflowAwareLossScale(),
+                stablenum.DynamicLossScale(growth_interval=2, max_scale=2.0**17),
+                stablenum.LogMaxLossScale(),
+                stablenum.UnderflowAwareLossScale(),
             ]
         ),
         # Too few steps to refuse one; what it keeps has to stay finite all the same.
-        "spike": some.sampled_from(["skip", st.SpikeGuard(window=4, min_samples=2, action="clip")]),
+        "spike": some.sampled_from(["skip", stablenum.SpikeGuard(window=4, min_samples=2, action="clip")]),
     },
 )
 

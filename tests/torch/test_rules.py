@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import stablenum
 import stablenum_torch as st
 from stablenum import reference
 from tests.torch.conftest import RULES, named, parameters, snapshot
@@ -81,17 +82,21 @@ def test_the_stream_sets_off_every_rule():
         params = {k: p.detach().numpy().copy() for k, p in named(parameters()).items()}
         spec = reference.Guarded(params, reference.SGD(lr=1e-2), **settings)
         rows = [spec.step(gradients(step, spec.loss_scale), loss_of(step)) for step in range(STEPS)]
-        reasons = {st.Reason(row["reason"]) for row in rows}
+        reasons = {stablenum.Reason(row["reason"]) for row in rows}
         scales = {row["loss_scale"] for row in rows}
-        assert {st.Reason.NAN_GRADIENT, st.Reason.INF_GRADIENT, st.Reason.OK} <= reasons, name
+        assert {
+            stablenum.Reason.NAN_GRADIENT,
+            stablenum.Reason.INF_GRADIENT,
+            stablenum.Reason.OK,
+        } <= reasons, name
         if spec.config.changes_gradients and not name.endswith("scale") and name != "hysteresis":
-            assert reasons & {st.Reason.CLIPPED, st.Reason.SPIKE_CLIPPED}, name
+            assert reasons & {stablenum.Reason.CLIPPED, stablenum.Reason.SPIKE_CLIPPED}, name
         if name.endswith("scale") or name == "hysteresis":
             assert len(scales) > 2, name
         if name in ("spike skip", "spike mean"):
-            assert reasons >= {st.Reason.SPIKE_GRAD_NORM, st.Reason.SPIKE_LOSS}, name
+            assert reasons >= {stablenum.Reason.SPIKE_GRAD_NORM, stablenum.Reason.SPIKE_LOSS}, name
         if name == "spike clip":
-            assert st.Reason.SPIKE_CLIPPED in reasons
+            assert stablenum.Reason.SPIKE_CLIPPED in reasons
 
 
 def assert_same(wanted, got) -> None:

@@ -8,10 +8,11 @@ import pickle
 import pytest
 import torch
 
+import stablenum
 import stablenum_torch as st
 from tests.torch.conftest import named, parameters, set_gradients, snapshot
 
-RULE = st.AdaGC(warmup_steps=3)
+RULE = stablenum.AdaGC(warmup_steps=3)
 
 
 def gammas(opt: st.GuardedOptimizer) -> list[float]:
@@ -51,7 +52,7 @@ def test_added_groups_learn_from_when_they_came(path, through):
 def test_added_groups_are_seen_by_the_rule_for_units(path):
     params = parameters()
     names = named(params)
-    rule = st.AdaptiveGradClip(clipping=1e-3, exclude="a")
+    rule = stablenum.AdaptiveGradClip(clipping=1e-3, exclude="a")
     opt = st.wrap(torch.optim.SGD(params[:1], lr=1.0), clip=rule, names=names)
     opt.inner.add_param_group({"params": params[1:]})
     set_gradients(params, 0)
@@ -66,7 +67,7 @@ def test_added_groups_are_seen_by_the_rule_for_units(path):
 def test_a_group_without_rate_is_refused_when_the_guard_learns_of_it():
     params = parameters()
     inner = torch.optim.SGD(params[:1], lr=1.0)
-    opt = st.wrap(inner, clip=st.ClipUpdateRMS(1.0))
+    opt = st.wrap(inner, clip=stablenum.ClipUpdateRMS(1.0))
     inner.add_param_group({"params": params[1:]})
     del inner.param_groups[1]["lr"]
     set_gradients(params, 0)
@@ -133,7 +134,7 @@ def test_a_rule_that_was_added_since_learns_anew_and_says_so():
     params = parameters()
     plain = trained(params, clip=1.0)
     other = st.wrap(torch.optim.AdamW(params), clip=(1.0, RULE), spike="skip")
-    with pytest.warns(st.StatisticsNotLoadedWarning) as caught:
+    with pytest.warns(stablenum.StatisticsNotLoadedWarning) as caught:
         other.load_guard_state_dict(plain.guard_state_dict())
     assert {str(w.message).split(":")[0] for w in caught} == {"state.clip[1]", "state.spike"}
     assert other.guard_state.clip[1].gamma.tolist() == [0.0] * 3
@@ -169,6 +170,8 @@ def test_other_names_are_told_and_not_taken_for_known_ones():
     saved = trained(params, names={f"module.{name}": p for name, p in named(params).items()})
     others = parameters()
     fresh = st.wrap(torch.optim.AdamW(others, fused=True), clip=RULE, names=named(others))
-    with pytest.warns(st.StatisticsNotLoadedWarning, match=r"no statistics were saved under the names of 3"):
+    with pytest.warns(
+        stablenum.StatisticsNotLoadedWarning, match=r"no statistics were saved under the names of 3"
+    ):
         fresh.load_guard_state_dict(saved.guard_state_dict())
     assert gammas(fresh) == [0.0] * 3

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+import stablenum
 import stablenum_torch as st
 from tests.torch.conftest import parameters, set_gradients, snapshot
 
@@ -69,7 +70,7 @@ def test_clipping_by_global_norm_equals_torchs_own(make_optimizer, path):
 
 def test_clipping_by_value_equals_torchs_own(make_optimizer, path):
     ours, theirs = parameters(), parameters()
-    opt = st.wrap(make_optimizer(ours), clip=st.ClipByValue(0.3), loss_scale=4.0)
+    opt = st.wrap(make_optimizer(ours), clip=stablenum.ClipByValue(0.3), loss_scale=4.0)
     peer = make_optimizer(theirs)
     for i in range(5):
         set_gradients(ours, i, 4.0)
@@ -83,7 +84,7 @@ def test_clipping_by_value_equals_torchs_own(make_optimizer, path):
 
 def test_clipping_each_tensor_by_its_own_norm(path):
     params = parameters()
-    opt = st.wrap(torch.optim.SGD(params, lr=1.0), clip=st.ClipByNorm(0.5), loss_scale=2.0)
+    opt = st.wrap(torch.optim.SGD(params, lr=1.0), clip=stablenum.ClipByNorm(0.5), loss_scale=2.0)
     before = [p.detach().clone() for p in params]
     params[0].grad = torch.full_like(params[0], 10.0)
     params[2].grad = torch.full_like(params[2], 0.02)
@@ -129,7 +130,7 @@ def test_defaults_change_nothing_but_skipping(make_optimizer, path):
 
 def test_the_scale_follows_overflows_and_good_steps(path):
     params = parameters()
-    rule = st.DynamicLossScale(init_scale=16.0, growth_interval=3)
+    rule = stablenum.DynamicLossScale(init_scale=16.0, growth_interval=3)
     opt = st.wrap(torch.optim.SGD(params, lr=0.1, fused=True), loss_scale=rule)
     seen = []
     for i in range(8):
@@ -140,7 +141,7 @@ def test_the_scale_follows_overflows_and_good_steps(path):
         seen.append(opt.loss_scale)
     assert seen == [16, 8, 8, 8, 16, 16, 16, 32]
     assert [row["loss_scale"] for row in opt.history()] == [16, 16, 8, 8, 8, 16, 16, 16]
-    assert opt.history()[1]["reason"] is st.Reason.INF_GRADIENT
+    assert opt.history()[1]["reason"] is stablenum.Reason.INF_GRADIENT
 
 
 def test_a_non_finite_loss_skips_and_leaves_the_scale(path):
@@ -151,7 +152,7 @@ def test_a_non_finite_loss_skips_and_leaves_the_scale(path):
     before = snapshot(opt)
     opt.step()
     assert snapshot(opt) == before
-    assert opt.last["reason"] is st.Reason.NONFINITE_LOSS
+    assert opt.last["reason"] is stablenum.Reason.NONFINITE_LOSS
     assert opt.loss_scale == 65536.0
     set_gradients(params, 1)
     opt.step()
@@ -201,7 +202,7 @@ def test_sparse_gradients(path):
 
 def test_sparse_adam_and_clip_by_value(path):
     table = torch.nn.Embedding(4, 3, sparse=True)
-    opt = st.wrap(torch.optim.SparseAdam(table.parameters(), lr=0.1), clip=st.ClipByValue(0.5))
+    opt = st.wrap(torch.optim.SparseAdam(table.parameters(), lr=0.1), clip=stablenum.ClipByValue(0.5))
     table(torch.tensor([2, 2])).sum().backward()
     opt.step()
     assert opt.last["applied"]
@@ -217,7 +218,7 @@ def test_complex_gradients(path):
     assert w.detach().abs().square().sum().item() == pytest.approx(1.0, rel=1e-5)
     w.grad = torch.tensor([complex(1, math.nan), 0, 0], dtype=torch.complex64)
     opt.step()
-    assert opt.last["reason"] is st.Reason.NAN_GRADIENT
+    assert opt.last["reason"] is stablenum.Reason.NAN_GRADIENT
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -265,7 +266,7 @@ def test_closure_runs_once_with_gradients_and_its_loss_is_seen(path):
 
     opt.step(plain_closure)
     assert w.item() == pytest.approx(1.0)
-    assert opt.last["reason"] is st.Reason.NONFINITE_LOSS
+    assert opt.last["reason"] is stablenum.Reason.NONFINITE_LOSS
 
 
 def test_gradients_are_linear_in_what_the_step_saw_after_channels_last(path):
@@ -292,7 +293,7 @@ def test_halting_stops_before_the_step_and_can_be_resumed(path):
         if i == 0:
             opt.step()
     with pytest.raises(
-        st.NonFiniteError,
+        stablenum.NonFiniteError,
         match=r"2 step\(s\) in a row.*limit is 2.*from step 0.*First bad parameter: b.*Remedy.*65536, 32768",
     ):
         opt.step()
@@ -314,10 +315,10 @@ def test_on_nonfinite_raise(path):
     set_gradients(params, 1)
     params[2].grad[0, 0, 0] = math.nan
     before = snapshot(opt)
-    with pytest.raises(st.NonFiniteError, match="First bad parameter: c") as caught:
+    with pytest.raises(stablenum.NonFiniteError, match="First bad parameter: c") as caught:
         opt.step()
     assert snapshot(opt) == before
-    assert caught.value.metrics["reason"] is st.Reason.NAN_GRADIENT
+    assert caught.value.metrics["reason"] is stablenum.Reason.NAN_GRADIENT
 
 
 def test_an_error_in_the_inner_step_leaves_the_guard_as_it_was(path):

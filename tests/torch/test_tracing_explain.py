@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+import stablenum
 import stablenum_torch as st
 from stablenum.diagnosis import Cause
 
@@ -66,7 +67,7 @@ def test_a_step_that_was_applied_is_healthy() -> None:
 @pytest.mark.parametrize("own_backward", [False, True])
 def test_the_scale_of_the_failed_step(own_backward: bool) -> None:
     w = nn.Parameter(torch.ones(2, dtype=torch.float16))
-    opt = st.wrap(torch.optim.SGD([w], lr=0.1), loss_scale=st.DynamicLossScale(init_scale=2.0**16))
+    opt = st.wrap(torch.optim.SGD([w], lr=0.1), loss_scale=stablenum.DynamicLossScale(init_scale=2.0**16))
 
     def closure() -> Tensor:
         opt.zero_grad()

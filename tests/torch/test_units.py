@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import stablenum
 import stablenum_torch as st
 from stablenum.formats import FLOAT32_MAX
 from stablenum_torch._step.measure_units import units_on_device, units_on_host
@@ -80,13 +81,13 @@ def test_torch_layers_are_clipped_by_the_formula(path, fused):
         name: p.grad.clone() if name.startswith("head") else by_the_paper(p, p.grad, 0.05, 1e-3)
         for name, p in net.named_parameters()
     }
-    rule = st.AdaptiveGradClip(clipping=0.05, exclude="head.*")
+    rule = stablenum.AdaptiveGradClip(clipping=0.05, exclude="head.*")
     opt = st.wrap(torch.optim.SGD(net.parameters(), lr=1.0, fused=fused), clip=rule, names=net)
     opt.step()
     for name, p in net.named_parameters():
         torch.testing.assert_close(before[name] - p.detach(), wanted[name], rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(p.grad, wanted[name], rtol=1e-6, atol=1e-9)
-    assert opt.last["reason"] is st.Reason.CLIPPED
+    assert opt.last["reason"] is stablenum.Reason.CLIPPED
     assert not net["linear"].weight.grad[1].any(), "a zero gradient stays zero"
     unclipped = math.sqrt(sum(p.square().sum().item() for p in wanted.values()))
     assert opt.last["grad_norm"] > unclipped
@@ -96,7 +97,9 @@ def test_what_is_within_its_limit_keeps_every_bit(path):
     net = model()
     grads = [p.grad.clone() for p in net.parameters()]
     opt = st.wrap(
-        torch.optim.SGD(net.parameters(), lr=1.0), clip=st.AdaptiveGradClip(clipping=1e9, eps=1.0), names=net
+        torch.optim.SGD(net.parameters(), lr=1.0),
+        clip=stablenum.AdaptiveGradClip(clipping=1e9, eps=1.0),
+        names=net,
     )
     opt.step()
     for p, g in zip(net.parameters(), grads, strict=True):
@@ -114,7 +117,7 @@ def test_unit_norms_are_exact_in_every_layout(measure, dtype, output_axis):
     ]
     params[3].grad = params[3].grad.contiguous(memory_format=torch.channels_last)
     params[6].grad = params[6].grad.t().contiguous().t()
-    rule = st.AdaptiveGradClip(output_axis=output_axis)
+    rule = stablenum.AdaptiveGradClip(output_axis=output_axis)
     norms, of_grads, of_weights = measure(rule, params, [True] * len(params))
     for i, p in enumerate(params):
         assert norms[i] == pytest.approx(p.grad.double().norm().item(), rel=1e-6)
@@ -134,7 +137,7 @@ def test_units_beyond_float32s_squares(measure, layout):
     if layout == "columns":
         p = parameter(rows.t().contiguous().t(), None)
         p.grad = grad.t().contiguous().t()
-    (norm,), (units,), _ = measure(st.AdaptiveGradClip(), [p], [True])
+    (norm,), (units,), _ = measure(stablenum.AdaptiveGradClip(), [p], [True])
     assert units[:4] == pytest.approx([2e20, 2e-25, 0.0, 2.0], rel=1e-6)
     assert units[4] == np.float32(FLOAT32_MAX)
     assert units[5] == pytest.approx(2e-42, rel=1e-3)
@@ -143,15 +146,17 @@ def test_units_beyond_float32s_squares(measure, layout):
     assert units[8] == pytest.approx(1e20, rel=1e-6)
     assert math.isnan(norm)
     p.grad[6] = 0
-    assert measure(st.AdaptiveGradClip(), [p], [True])[0] == [math.inf]
+    assert measure(stablenum.AdaptiveGradClip(), [p], [True])[0] == [math.inf]
     p.grad[7] = 0
-    (norm,), _, _ = measure(st.AdaptiveGradClip(), [p], [True])
+    (norm,), _, _ = measure(stablenum.AdaptiveGradClip(), [p], [True])
     assert norm == np.float32(FLOAT32_MAX)
 
 
 def test_float64_units_beyond_float32_saturate(measure):
     grad = torch.tensor([[1e300, 1e300], [1.0, 1.0]], dtype=torch.float64)
-    (norm,), (units,), _ = measure(st.AdaptiveGradClip(), [parameter(torch.ones_like(grad), grad)], [True])
+    (norm,), (units,), _ = measure(
+        stablenum.AdaptiveGradClip(), [parameter(torch.ones_like(grad), grad)], [True]
+    )
     assert units == pytest.approx([FLOAT32_MAX, math.sqrt(2)])
     assert norm == pytest.approx(FLOAT32_MAX)
 
@@ -163,7 +168,7 @@ def test_nothing_is_measured_of_what_is_left_out_empty_or_without_gradient(measu
         parameter(torch.ones(0, 3), torch.ones(0, 3)),
         parameter(torch.ones(2), torch.full((2,), 2.0)),
     ]
-    norms, of_grads, of_weights = measure(st.AdaptiveGradClip(), params, [False, True, True, True])
+    norms, of_grads, of_weights = measure(stablenum.AdaptiveGradClip(), params, [False, True, True, True])
     assert norms == pytest.approx([2.0, 0.0, 0.0, math.sqrt(8)])
     assert [len(u) for u in of_grads] == [len(u) for u in of_weights] == [0, 0, 0, 1]
 
@@ -199,14 +204,14 @@ def test_the_rule_reads_gradients_and_weights_once(path):
 
     size = 64 * 32 + 32 + 8 * 4 * 9 + 8
     assert reads(clip=1.0) == (size, 0)
-    assert reads(clip=(st.AdaptiveGradClip(), 1.0)) == (size, size)
+    assert reads(clip=(stablenum.AdaptiveGradClip(), 1.0)) == (size, size)
 
 
 def test_sparse_gradients_are_clipped_by_rows(path):
     table = torch.nn.Embedding(6, 3, sparse=True)
     with torch.no_grad():
         table.weight.fill_(1.0)
-    opt = st.wrap(torch.optim.SGD(table.parameters(), lr=1.0), clip=st.AdaptiveGradClip(clipping=0.1))
+    opt = st.wrap(torch.optim.SGD(table.parameters(), lr=1.0), clip=stablenum.AdaptiveGradClip(clipping=0.1))
     (table(torch.tensor([1, 1, 4])) * torch.tensor([3.0])).sum().backward()
     opt.step()
     wanted = torch.ones(6, 3)
@@ -221,7 +226,7 @@ def test_complex_gradients_are_clipped_by_magnitude(path):
         torch.full((2, 2), 3 + 4j, dtype=torch.complex64),
         torch.tensor([[3 + 4j, 0], [1e-3, 0]], dtype=torch.complex64),
     )
-    opt = st.wrap(torch.optim.SGD([w], lr=1.0), clip=st.AdaptiveGradClip(clipping=0.1))
+    opt = st.wrap(torch.optim.SGD([w], lr=1.0), clip=stablenum.AdaptiveGradClip(clipping=0.1))
     opt.step()
     limit = 0.1 * math.sqrt(50)
     torch.testing.assert_close(
@@ -234,7 +239,9 @@ def test_half_gradients_are_multiplied_in_float32(path, dtype):
     w = parameter(torch.ones(2, 4, dtype=dtype), torch.full((2, 4), 3000.0, dtype=dtype))
     scale = 2.0**20  # the factor is far below float16's normal numbers
     opt = st.wrap(
-        torch.optim.SGD([w], lr=0.0), clip=st.AdaptiveGradClip(clipping=1e-9, eps=1e-3), loss_scale=scale
+        torch.optim.SGD([w], lr=0.0),
+        clip=stablenum.AdaptiveGradClip(clipping=1e-9, eps=1e-3),
+        loss_scale=scale,
     )
     opt.step()
     wanted = torch.tensor(1e-9 * 2 / 2).to(dtype)  # limit 1e-9 * |w| = 2e-9, spread over four elements
@@ -244,18 +251,18 @@ def test_half_gradients_are_multiplied_in_float32(path, dtype):
 def test_a_pattern_that_matches_nothing_is_refused_when_wrapped():
     net = model()
     inner = torch.optim.SGD(net.parameters(), lr=1.0)
-    rule = st.AdaptiveGradClip(exclude="classifier.*")
+    rule = stablenum.AdaptiveGradClip(exclude="classifier.*")
     with pytest.raises(ValueError, match=r"exclude must be patterns that each match a parameter.*linear"):
         st.wrap(inner, clip=rule, names=net)
     with pytest.raises(ValueError, match=r"names=model"):
-        st.wrap(inner, clip=st.AdaptiveGradClip(exclude="head.*"))
+        st.wrap(inner, clip=stablenum.AdaptiveGradClip(exclude="head.*"))
     named = torch.optim.SGD(net.named_parameters(), lr=1.0)
-    assert st.wrap(named, clip=st.AdaptiveGradClip(exclude="head.*")).config.unit_rule is not None
+    assert st.wrap(named, clip=stablenum.AdaptiveGradClip(exclude="head.*")).config.unit_rule is not None
 
 
 def test_weights_that_are_not_finite_leave_the_gradient_alone(path):
     w = parameter(torch.tensor([[1.0, math.nan], [1.0, 0.0]]), torch.ones(2, 2))
-    opt = st.wrap(torch.optim.SGD([w], lr=0.0), clip=st.AdaptiveGradClip(clipping=0.1))
+    opt = st.wrap(torch.optim.SGD([w], lr=0.0), clip=stablenum.AdaptiveGradClip(clipping=0.1))
     opt.step()
     torch.testing.assert_close(
         w.grad, torch.tensor([[1.0, 1.0], [0.1, 0.1]]) / torch.tensor([[1.0], [2**0.5]])

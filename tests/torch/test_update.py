@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 
+import stablenum
 import stablenum_torch as st
 from tests.torch.conftest import parameters, set_gradients, snapshot
 
@@ -21,7 +22,7 @@ def test_the_update_is_that_of_the_plain_optimizer_made_shorter(make_optimizer, 
     ours, theirs = parameters(), parameters()
     bound = 0.7 if per_lr else 0.004
     limit = 0.7e-2 if per_lr else 0.004
-    opt = st.wrap(make_optimizer(ours), clip=st.ClipUpdateRMS(bound, per_lr=per_lr))
+    opt = st.wrap(make_optimizer(ours), clip=stablenum.ClipUpdateRMS(bound, per_lr=per_lr))
     peer = make_optimizer(theirs)
     clipped = 0
     for i in range(6):
@@ -49,7 +50,7 @@ def test_within_the_limit_nothing_changes_and_a_skip_changes_no_bit(make_optimiz
     ours, theirs = parameters(), parameters()
     for p in (ours[0], theirs[0]):
         p.data[0, 0] = -0.0
-    opt, peer = st.wrap(make_optimizer(ours), clip=st.ClipUpdateRMS(1e6)), make_optimizer(theirs)
+    opt, peer = st.wrap(make_optimizer(ours), clip=stablenum.ClipUpdateRMS(1e6)), make_optimizer(theirs)
     for i in range(5):
         set_gradients(ours, i)
         set_gradients(theirs, i)
@@ -70,7 +71,7 @@ def test_within_the_limit_nothing_changes_and_a_skip_changes_no_bit(make_optimiz
 def test_each_group_has_its_own_rate(path, rate):
     a, b, c = (torch.nn.Parameter(torch.zeros(4)) for _ in range(3))
     groups = [{"params": [a, c], "lr": rate}, {"params": [b], "lr": 0.01}]
-    opt = st.wrap(torch.optim.SGD(groups, lr=1.0, foreach=False), clip=st.ClipUpdateRMS(2.0))
+    opt = st.wrap(torch.optim.SGD(groups, lr=1.0, foreach=False), clip=stablenum.ClipUpdateRMS(2.0))
     a.grad, b.grad = torch.full((4,), -10.0), torch.full((4,), -10.0)
     opt.step()  # c has no gradient
     torch.testing.assert_close(a.detach(), torch.full((4,), 1.0))
@@ -84,7 +85,7 @@ def test_other_formats(path, dtype, fused):
     if fused and dtype.is_complex:
         pytest.skip("torch has no fused kernel for complex parameters")
     w = torch.nn.Parameter(torch.full((8,), 2.0, dtype=dtype))
-    opt = st.wrap(torch.optim.SGD([w], lr=1.0, fused=fused), clip=st.ClipUpdateRMS(0.25))
+    opt = st.wrap(torch.optim.SGD([w], lr=1.0, fused=fused), clip=stablenum.ClipUpdateRMS(0.25))
     w.grad = torch.full((8,), 3.0, dtype=dtype)
     opt.step()
     # Of a complex number both parts count: an RMS of 3 over one in two is 3 / sqrt(2).
@@ -96,7 +97,7 @@ def test_other_formats(path, dtype, fused):
 def test_sparse_gradients(path):
     table = torch.nn.Embedding(4, 2, sparse=True)
     torch.nn.init.zeros_(table.weight)
-    opt = st.wrap(torch.optim.SGD(table.parameters(), lr=1.0), clip=st.ClipUpdateRMS(0.1))
+    opt = st.wrap(torch.optim.SGD(table.parameters(), lr=1.0), clip=stablenum.ClipUpdateRMS(0.1))
     table(torch.tensor([2])).sum().backward()
     opt.step()
     wanted = torch.zeros(4, 2)
@@ -107,7 +108,7 @@ def test_sparse_gradients(path):
 @pytest.mark.parametrize(("size", "limit"), [(1e25, 1e-3), (4e-24, 1e-24), (3e38, 10.0)])
 def test_updates_whose_squares_leave_float32(path, size, limit):
     w = torch.nn.Parameter(torch.zeros(4))
-    opt = st.wrap(torch.optim.SGD([w], lr=1.0), clip=st.ClipUpdateRMS(limit))
+    opt = st.wrap(torch.optim.SGD([w], lr=1.0), clip=stablenum.ClipUpdateRMS(limit))
     w.grad = torch.full((4,), -size)
     opt.step()
     # Beyond float32 the norm saturates at half of what it is: the step is then longer than asked for.
@@ -126,7 +127,7 @@ def test_an_update_that_is_not_finite_is_left_as_it_is(path):
                     p[1] += 1.0
 
     w = torch.nn.Parameter(torch.zeros(3))
-    opt = st.wrap(Breaks([w], lr=0.1), clip=st.ClipUpdateRMS(0.1))
+    opt = st.wrap(Breaks([w], lr=0.1), clip=stablenum.ClipUpdateRMS(0.1))
     w.grad = torch.ones(3)
     opt.step()
     assert w.tolist() == [math.inf, 1.0, 0.0]
@@ -136,7 +137,7 @@ def test_gradients_dropped_by_a_hook_of_the_inner_step(path):
     params = parameters()
     inner = torch.optim.SGD(params, lr=1.0)
     inner.register_step_post_hook(lambda o, *_: o.zero_grad())
-    opt = st.wrap(inner, clip=st.ClipUpdateRMS(0.5))
+    opt = st.wrap(inner, clip=stablenum.ClipUpdateRMS(0.5))
     before = [p.detach().clone() for p in params]
     set_gradients(params, 0, 10.0)
     opt.step()
@@ -155,8 +156,8 @@ def test_an_optimizer_without_a_learning_rate_is_refused():
 
     params = parameters()
     with pytest.raises(ValueError, match=r"NoRate has no 'lr'.*per_lr=False"):
-        st.wrap(NoRate(params), clip=st.ClipUpdateRMS(1.0))
-    opt = st.wrap(NoRate(params), clip=st.ClipUpdateRMS(0.5, per_lr=False))
+        st.wrap(NoRate(params), clip=stablenum.ClipUpdateRMS(1.0))
+    opt = st.wrap(NoRate(params), clip=stablenum.ClipUpdateRMS(0.5, per_lr=False))
     before = copy.deepcopy(params)
     set_gradients(params, 0, 10.0)
     opt.step()

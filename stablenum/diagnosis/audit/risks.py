@@ -239,7 +239,7 @@ def _narrow(row: Row) -> Risk | None:
         severity=Severity.WARNING,
         cause=Cause.OPTIMIZER_STATE,
         what=f"{row.name}: float16 holds second moments from 6e-8 to 65504: squares of gradients leave that",
-        remedy="keep parameters and state in float32 and compute in float16 (autocast, stablenum_jax.Policy)",
+        remedy="keep parameters and state in float32 and compute in float16 (autocast, stablenum.Policy)",
     )
 
 

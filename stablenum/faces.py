@@ -1,0 +1,41 @@
+"""The public face of a package: what its names are called from outside, and what ``dir()`` shows."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["present"]
+
+
+def present(namespace: dict[str, Any]) -> Callable[[], list[str]]:
+    """Let the public classes of a package carry its name; the package's ``__dir__``.
+
+    The files of a package are private and may move: pickles, messages and documentation then name a class by
+    the package that it is imported from.
+
+    Args:
+        namespace: ``globals()`` of the package, with its ``__all__``.
+
+    Returns:
+        A function for the package's ``__dir__``, which names what is public and nothing else.
+
+    Example:
+        >>> class Rule:
+        ...     pass
+        >>> face = {"__name__": "package", "__all__": ["Rule"], "Rule": Rule, "json": None}
+        >>> present(face)(), Rule.__module__
+        (['Rule'], 'package')
+    """
+    package, public = namespace["__name__"], sorted(namespace["__all__"])
+    for name in public:
+        value = namespace[name]
+        if isinstance(value, type):
+            # Annotations are text that is looked up in the class's module, so they are looked up first.
+            own = vars(value).get("__annotations__", {})
+            hints = typing.get_type_hints(value, include_extras=True) if own else {}
+            for attribute in own:
+                own[attribute] = hints[attribute]
+            value.__module__ = package
+    return lambda: public
