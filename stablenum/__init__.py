@@ -9,6 +9,7 @@ from stablenum.errors import NonFiniteError
 from stablenum.faces import present
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import Decision, GuardState, Observation, decide, init_guard
+from stablenum.guard.readout import Metrics, StepRecord
 from stablenum.guard.reasons import Reason
 from stablenum.guard.statedict import StatisticsNotLoadedWarning
 from stablenum.precision.delayed_scaling import DelayedScaling, DelayedScalingState
@@ -51,6 +52,7 @@ __all__ = [
     "GuardState",
     "LogMaxLossScale",
     "MeanStdSpikeGuard",
+    "Metrics",
     "NonFiniteError",
     "Observation",
     "Policy",
@@ -59,6 +61,7 @@ __all__ = [
     "SpikeGuard",
     "StaticLossScale",
     "StatisticsNotLoadedWarning",
+    "StepRecord",
     "UnderflowAwareLossScale",
     "Units",
     "ZClip",

@@ -11,6 +11,7 @@ import functools
 import importlib
 import sys
 from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
@@ -47,26 +48,20 @@ _RENAMED = {
 }
 
 
-class _Renamed:
+class _Renamed(Loader, MetaPathFinder):
     """Finds a renamed module when nothing else did."""
 
-    @staticmethod
     def find_spec(
-        name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        return ModuleSpec(name, _Renamed, is_package=True) if name in _RENAMED else None
+        return ModuleSpec(name, self, is_package=True) if name in _RENAMED else None
 
-    @staticmethod
-    def create_module(spec: ModuleSpec) -> None:
-        """Python makes the module."""
-
-    @staticmethod
-    def exec_module(module: ModuleType) -> None:
+    def exec_module(self, module: ModuleType) -> None:
         there = importlib.import_module(_RENAMED[module.__name__])
         module.__getattr__ = functools.partial(getattr, there)  # type: ignore[method-assign]
 
 
 def install() -> None:
     """Let the old names be imported; where they are not, nothing is loaded."""
-    if _Renamed not in sys.meta_path:
-        sys.meta_path.append(_Renamed)  # type: ignore[arg-type]
+    if not any(isinstance(finder, _Renamed) for finder in sys.meta_path):
+        sys.meta_path.append(_Renamed())

@@ -1,5 +1,14 @@
-"""The guard: its settings, its state, the decision about one step, and how both are read and saved."""
+"""The guard: its settings, its state, the decision about one step, and how both are read and saved.
 
-from stablenum.guard.decide import Decision, GuardState, Observation
+The functions below serve adapters to further frameworks; ``stablenum_torch`` and ``stablenum_jax`` have their
+own on top of them.
+"""
 
-__all__ = ["Decision", "GuardState", "Observation"]
+from stablenum.faces import present
+from stablenum.guard.readout import check_halted, history, metrics
+from stablenum.guard.reasons import explain_reason
+from stablenum.guard.statedict import state_from_dict, state_to_dict
+
+__all__ = ["check_halted", "explain_reason", "history", "metrics", "state_from_dict", "state_to_dict"]
+
+__dir__ = present(globals())

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal, Protocol, SupportsFloat, TypedDict, cast
 
 from stablenum.errors import bad_field, check_choice, check_int, check_number
 from stablenum.rules.clipping import (
@@ -29,7 +29,7 @@ from stablenum.rules.loss_scale import (
 )
 from stablenum.rules.spikes import MeanStdSpikeGuard, SpikeGuard, SpikeRule, as_spike_rule
 
-__all__ = ["GuardConfig", "make_config"]
+__all__ = ["GuardConfig", "Settings", "make_config"]
 
 _SPIKE_RULES = (SpikeGuard, MeanStdSpikeGuard)
 _RULES: dict[str, dict[str, type[Any]]] = {
@@ -219,7 +219,24 @@ class GuardConfig:
         return cls.from_dict(tomllib.loads(text))
 
 
-def make_config(config: GuardConfig | None, overrides: Mapping[str, Any]) -> GuardConfig:
+class _JmpLossScale(Protocol):
+    def scale(self, tree: Any, /) -> Any: ...
+    def unscale(self, tree: Any, /) -> Any: ...
+    def adjust(self, grads_finite: Any, /) -> Any: ...
+
+
+class Settings(TypedDict, total=False):
+    """The fields of :class:`GuardConfig` as keywords, so that editors and type checkers know them."""
+
+    clip: SupportsFloat | ClipRule | Sequence[SupportsFloat | ClipRule] | None
+    loss_scale: Literal["dynamic"] | SupportsFloat | LossScale | _JmpLossScale | None
+    spike: Literal["skip", "clip"] | SpikeRule | None
+    escalate: EscalatePrecision | None
+    on_nonfinite: Literal["skip", "raise"]
+    max_skips_in_a_row: int | None
+
+
+def make_config(config: GuardConfig | None, overrides: Settings) -> GuardConfig:
     """``config`` with ``overrides`` (fields of :class:`GuardConfig`) put over it.
 
     Raises:

@@ -62,7 +62,7 @@ class Decision(NamedTuple):
         apply: () bool. If False, parameters and optimizer state stay as they are.
         multiplier: the factor on the raw gradients, clipping and unscaling in one: () float32,
             or (n,) float32 if ``config.per_tensor``. Always finite and above 0; 1 if not ``apply``.
-        reason: () int32, see :class:`stablenum.guard.reasons.Reason`.
+        reason: () int32, see :class:`stablenum.Reason`.
         grad_norm: () float32, L2 norm of the unscaled gradients before clipping.
         clip_coefficient: () float32, the smallest factor that clipping applies, 1 for none.
         worst: () int32, index of the first non-finite norm, else of the largest; -1 if n = 0.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict, cast
 
 from stablenum.errors import NonFiniteError
 from stablenum.guard.config import GuardConfig
@@ -15,7 +15,7 @@ from stablenum.guard.decide import GuardState
 from stablenum.guard.reasons import Reason, explain_reason
 from stablenum.guard.recorder import Row, read_rows
 
-__all__ = ["Worst", "check_halted", "history", "metrics"]
+__all__ = ["Metrics", "StepRecord", "Worst", "check_halted", "history", "metrics"]
 
 
 class Worst(NamedTuple):
@@ -28,15 +28,51 @@ class Worst(NamedTuple):
     name: str | None
 
 
-def _row_dict(row: Row, names: Sequence[str] | None) -> dict[str, Any]:
+class StepRecord(TypedDict):
+    """One recorded step in plain values, an entry of ``history``.
+
+    Attributes:
+        step: the step's number, from 0.
+        loss: the unscaled loss; NaN if it was not given.
+        grad_norm: the joint norm of the unscaled gradients before clipping; NaN or inf if one is not finite.
+        loss_scale: the scale that the step ran with; 1.0 without scaling.
+        clip_coefficient: what clipping multiplied the gradients by; 1.0 where nothing was clipped.
+        reason: why the step was applied or skipped.
+        applied: whether it was applied.
+        worst: the parameter with the first non-finite gradient norm, else with the largest one.
+        precision_level: how many formats wider than the first the step computed in.
+    """
+
+    step: int
+    loss: float
+    grad_norm: float
+    loss_scale: float
+    clip_coefficient: float
+    reason: Reason
+    applied: bool
+    worst: Worst
+    precision_level: int
+
+
+class Metrics(StepRecord):
+    """The last step and the counters of skips: what ``opt.last`` and ``stablenum_jax.metrics`` return.
+
+    Attributes:
+        skipped_total: steps skipped so far.
+        skipped_in_a_row: steps skipped since the last one that was applied.
+    """
+
+    skipped_total: int
+    skipped_in_a_row: int
+
+
+def _record(row: Row, names: Sequence[str] | None) -> StepRecord:
     known = names is not None and 0 <= row.worst < len(names)
-    return row._asdict() | {
-        "applied": row.applied,
-        "worst": Worst(row.worst, names[row.worst] if names is not None and known else None),
-    }
+    worst = Worst(row.worst, names[row.worst] if names is not None and known else None)
+    return cast("StepRecord", row._asdict() | {"applied": row.applied, "worst": worst})
 
 
-def history(state: GuardState, names: Sequence[str] | None = None) -> list[dict[str, Any]]:
+def history(state: GuardState, names: Sequence[str] | None = None) -> list[StepRecord]:
     """The recorded steps (at most 128), oldest first, as dicts of plain values.
 
     Keys: step, loss (NaN if not given), grad_norm, loss_scale, clip_coefficient, reason,
@@ -48,10 +84,10 @@ def history(state: GuardState, names: Sequence[str] | None = None) -> list[dict[
         >>> history(init_guard(GuardConfig(), 1, xp=np))
         []
     """
-    return [_row_dict(row, names) for row in read_rows(state.recorder)]
+    return [_record(row, names) for row in read_rows(state.recorder)]
 
 
-def metrics(state: GuardState, names: Sequence[str] | None = None) -> dict[str, Any]:
+def metrics(state: GuardState, names: Sequence[str] | None = None) -> Metrics:
     """The last step as a dict of plain values: a row of :func:`history` and the counters.
 
     Before the first step ``applied`` is False, ``reason`` NO_STEP_YET and ``grad_norm`` NaN.
@@ -67,13 +103,14 @@ def metrics(state: GuardState, names: Sequence[str] | None = None) -> dict[str, 
     row = (
         rows[-1] if rows else Row(-1, nan, nan, state.loss_scale.scale.tolist(), 1.0, Reason.NO_STEP_YET, -1)
     )
-    return _row_dict(row, names) | {
+    return {
+        **_record(row, names),
         "skipped_total": state.skipped_total.tolist(),
         "skipped_in_a_row": state.skipped_in_a_row.tolist(),
     }
 
 
-def _culprit(row: dict[str, Any]) -> str:
+def _culprit(row: StepRecord) -> str:
     """The first bad parameter of a refused step, if a gradient was bad, and the numbers seen."""
     known = not math.isnan(row["loss"]) or row["reason"] is Reason.NONFINITE_LOSS
     numbers = f"gradient norm {row['grad_norm']:g}" + (f", loss {row['loss']:g}" if known else "")

@@ -39,7 +39,7 @@ class Row(NamedTuple):
         grad_norm: L2 norm of the unscaled gradients before clipping.
         loss_scale: the scale that this step ran with.
         clip_coefficient: the smallest factor that clipping applied (1: none).
-        reason: see :class:`stablenum.guard.reasons.Reason`.
+        reason: see :class:`stablenum.Reason`.
         worst: index of the parameter with the largest or first non-finite norm, -1 if none.
         precision_level: how many formats wider than its policy's the step computed, 0 without escalation.
     """

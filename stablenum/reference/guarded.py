@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, Unpack
 
 import array_api_compat.numpy as xp
 import numpy as np
 
 from stablenum.errors import bad_field
 from stablenum.formats import FLOAT32_MAX, SMALLEST_FLOAT16
-from stablenum.guard.config import GuardConfig, make_config
+from stablenum.guard.config import GuardConfig, Settings, make_config
 from stablenum.guard.decide import Decision, GuardState, Observation, decide, init_guard
-from stablenum.guard.readout import check_halted, history, metrics
+from stablenum.guard.readout import Metrics, StepRecord, check_halted, history, metrics
 from stablenum.guard.statedict import state_from_dict, state_to_dict
 from stablenum.reference.optimizers import SGD, Adam, AdamW, Optimizer, wide_dtype
 from stablenum.rules.clipping import AdaptiveGradClip, Units
@@ -253,7 +253,7 @@ class Guarded:
         params: Mapping[str, Array] | Sequence[Array],
         optimizer: Optimizer,
         config: GuardConfig | None = None,
-        **overrides: Any,
+        **overrides: Unpack[Settings],
     ) -> None:
         self.config = make_config(config, overrides)
         self.optimizer = optimizer
@@ -283,15 +283,15 @@ class Guarded:
         return float(self.state.loss_scale.scale)
 
     @property
-    def last(self) -> dict[str, Any]:
-        """The last step, see :func:`stablenum.guard.readout.metrics`."""
+    def last(self) -> Metrics:
+        """The last step, see :func:`stablenum.guard.metrics`."""
         return metrics(self.state, self.names)
 
-    def history(self) -> list[dict[str, Any]]:
+    def history(self) -> list[StepRecord]:
         """The last 128 steps, oldest first."""
         return history(self.state, self.names)
 
-    def step(self, gradients: Grads, loss: object = None) -> dict[str, Any]:
+    def step(self, gradients: Grads, loss: object = None) -> Metrics:
         """Decide on one step and take it or skip it whole.
 
         Args:

@@ -40,7 +40,7 @@ class KahanState(NamedTuple):
     """What rounding has lost so far, of each parameter's shape; nothing for those of other dtypes.
 
     int16 for 16-bit parameters, whole numbers of 2^-16 of their spacing, which
-    :func:`stablenum.precision.rounding.compensated_value` adds to them; float32 for float32 ones.
+    :func:`stablenum.precision.compensated_value` adds to them; float32 for float32 ones.
     """
 
     compensation: PyTree
@@ -63,7 +63,7 @@ def kahan() -> optax.GradientTransformation:
     """Compensated updates: what rounding a parameter lost is added to its next update.
 
     ``y = c + u; w' = round(w + y); c = y - (w' - w)``, the law of
-    :func:`stablenum.precision.rounding.kahan_add`. For bfloat16, float16 and float32 parameters; others pass
+    :func:`stablenum.precision.kahan_add`. For bfloat16, float16 and float32 parameters; others pass
     through. It costs as much memory again as the parameters, and with it those of 16 bits are as exact as
     float32 ones. Put it last in the chain.
 
@@ -109,7 +109,7 @@ def kahan() -> optax.GradientTransformation:
 def stochastic_rounding(seed: int = 0) -> optax.GradientTransformation:
     """Round bfloat16 parameters up or down with probabilities that make the mean of an update exact.
 
-    The law of :func:`stablenum.precision.rounding.round_stochastically`. Parameters of 32 and 64 bits pass
+    The law of :func:`stablenum.precision.round_stochastically`. Parameters of 32 and 64 bits pass
     through. It costs no memory. Put it last in the chain. The same seed gives the same run; a refused step
     draws nothing.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +42,7 @@ def _read(opt_state: PyTree) -> tuple[stablenum.GuardState, tuple[str, ...] | No
     return found.guard, known_names(int(found.names_id))
 
 
-def metrics(opt_state: PyTree, *, raise_if_halted: bool = True) -> dict[str, Any]:
+def metrics(opt_state: PyTree, *, raise_if_halted: bool = True) -> stablenum.Metrics:
     """What became of the last step.
 
     Keys: applied, reason (:class:`stablenum.Reason`), grad_norm (unscaled, before clipping),
@@ -74,7 +74,7 @@ def metrics(opt_state: PyTree, *, raise_if_halted: bool = True) -> dict[str, Any
     """
     names_id = find_guard(opt_state).names_id
     if isinstance(names_id, jax.core.Tracer) and not names_id.ndim:
-        return _traced_metrics(find_guard(opt_state).guard)
+        return cast("stablenum.Metrics", _traced_metrics(find_guard(opt_state).guard))
     state, names = _read(opt_state)
     if raise_if_halted:
         readout.check_halted(state, names)
@@ -82,7 +82,7 @@ def metrics(opt_state: PyTree, *, raise_if_halted: bool = True) -> dict[str, Any
 
 
 def _traced_metrics(state: stablenum.GuardState) -> dict[str, jax.Array]:
-    """The arrays behind :func:`stablenum.guard.readout.metrics`."""
+    """The arrays behind :func:`stablenum.guard.metrics`."""
     floats, ints = state.recorder.floats[-1], state.recorder.ints[-1]
     started = ints[0] >= 0
     reason = jnp.where(started, ints[1], int(Reason.NO_STEP_YET))
@@ -101,7 +101,7 @@ def _traced_metrics(state: stablenum.GuardState) -> dict[str, jax.Array]:
     }
 
 
-def history(opt_state: PyTree) -> list[dict[str, Any]]:
+def history(opt_state: PyTree) -> list[stablenum.StepRecord]:
     """The last 128 steps, oldest first, as dicts of plain values; never raises for a halt.
 
     Keys: step, loss, grad_norm, loss_scale, clip_coefficient, reason, applied, worst, precision_level.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, Unpack
 
 import jax
 import jax.numpy as jnp
 import optax
 
 import stablenum
-from stablenum.guard.config import make_config
+from stablenum.guard.config import Settings, make_config
 from stablenum_jax._step.apply import apply_multiplier, zeros_unless
 from stablenum_jax._step.eager import drive
 from stablenum_jax._step.handshake import Capture, Deferred, Direct, GuardReached, current_mode
@@ -30,7 +30,7 @@ def guard(
     config: stablenum.GuardConfig | None = None,
     *,
     axis_name: AxisName | None = None,
-    **overrides: Any,
+    **overrides: Unpack[Settings],
 ) -> optax.GradientTransformationExtraArgs:
     """Watch the gradients: skip non-finite steps whole, unscale, clip, and record every step.
 

@@ -55,7 +55,7 @@ def range_report(
         formats: names of formats, also short ones such as ``"bf16"``.
 
     Returns:
-        A :class:`stablenum.diagnosis.ranges.RangeReport`: ``verdict``, ``loss_scale("float16")``,
+        A :class:`stablenum.diagnosis.RangeReport`: ``verdict``, ``loss_scale("float16")``,
         ``table()``, ``plot(path)``, ``to_json()``. Elements that are not finite in float32 are counted apart.
 
     Raises:

@@ -39,11 +39,11 @@ class KahanUpdate(_Passing):
     """Compensated updates: what rounding to 16 bits takes from an update is kept for the next.
 
     ``y = c + u; w' = round(w + y); c' = round(y - (w' - w))``, see
-    :func:`stablenum.precision.rounding.kahan_add`. The inner optimizer runs in float32 on ``w + c`` for the
+    :func:`stablenum.precision.kahan_add`. The inner optimizer runs in float32 on ``w + c`` for the
     time of a step. ``c`` takes 2 bytes a parameter, as int16: units of 2^-16 of the parameter's spacing. It
     is saved as ``"compensation"`` (int32 if sharded, for collectives know no int16). Both together are as
     exact as a float32 master; :meth:`wide_value` adds them up, as
-    :func:`stablenum.precision.rounding.compensated_value` does.
+    :func:`stablenum.precision.compensated_value` does.
 
     NaN and inf pass through, finite values saturate. Under ``wrap`` a skipped step leaves parameters and
     compensation as they are; on an accelerator the host waits once a step for the decision.
@@ -117,7 +117,7 @@ class KahanUpdate(_Passing):
 class StochasticRounding(_Passing):
     """Updates of bfloat16 parameters rounded up or down by chance, so that none is lost in the mean.
 
-    ``w' = round_stochastically(w + u)``, see :func:`stablenum.precision.rounding.round_stochastically`. The
+    ``w' = round_stochastically(w + u)``, see :func:`stablenum.precision.round_stochastically`. The
     inner optimizer runs in float32 for the time of a step; nothing is kept of a parameter. The generator's
     state is saved under ``"rounding"`` (torch.distributed.checkpoint leaves it out: the stream then goes on
     as it is).

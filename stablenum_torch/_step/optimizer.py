@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Unpack
 
 import array_api_compat.torch as torch_namespace
 import torch
@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from stablenum.diagnosis.report.report import Report
-from stablenum.guard.config import GuardConfig, make_config
+from stablenum.guard.config import GuardConfig, Settings, make_config
 from stablenum.guard.decide import GuardState, init_guard
-from stablenum.guard.readout import history, metrics
+from stablenum.guard.readout import Metrics, StepRecord, history, metrics
 from stablenum.guard.statedict import state_from_dict, state_to_dict
 from stablenum.precision.policy import Policy
 from stablenum_torch._devices.host_decide import HostGuard
@@ -46,7 +46,7 @@ def wrap(
     *,
     names: torch.nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | None = None,
     process_group: torch.distributed.ProcessGroup | None = None,
-    **overrides: Any,
+    **overrides: Unpack[Settings],
 ) -> GuardedOptimizer:
     """Guard an optimizer: a step with a non-finite gradient or loss is skipped whole and recorded.
 
@@ -382,12 +382,12 @@ class GuardedOptimizer(Optimizer):
         return float(self._state.loss_scale.scale)
 
     @property
-    def last(self) -> dict[str, Any]:
+    def last(self) -> Metrics:
         """The last step: applied, reason, grad_norm, loss_scale (the one it ran with), clip_coefficient,
         skipped_total, skipped_in_a_row, worst, step, loss. Reading it waits for the device."""
         return metrics(self._state, self._flat_names())
 
-    def history(self) -> list[dict[str, Any]]:
+    def history(self) -> list[StepRecord]:
         """The last 128 steps, oldest first, each as in :attr:`last` less the counters."""
         return history(self._state, self._flat_names())
 

@@ -57,7 +57,7 @@ class Run(Protocol):
 
     @property
     def last(self) -> Mapping[str, Any]:
-        """What the guard says of the last step, in the words of ``stablenum.guard.readout.metrics``.
+        """What the guard says of the last step, in the words of ``stablenum.guard.metrics``.
 
         A plain run knows only its ``loss``, and only if it differentiates a model.
         """

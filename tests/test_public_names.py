@@ -1,0 +1,64 @@
+"""What is public: every name of a public package is on an API page, and nothing else is."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+PAGES = sorted(Path(__file__).parents[1].joinpath("docs", "api").glob("*.md"))
+PUBLIC = (
+    "stablenum",
+    "stablenum.diagnosis",
+    "stablenum.guard",
+    "stablenum.losses",
+    "stablenum.numerics",
+    "stablenum.precision",
+    "stablenum_jax",
+    "stablenum_jax.losses",
+    "stablenum_jax.numerics",
+    "stablenum_jax.policy",
+    "stablenum_torch",
+    "stablenum_torch.losses",
+    "stablenum_torch.numerics",
+)
+
+
+def documented(text: str) -> set[str]:
+    """The full names that a page's directives document."""
+    one_by_one = re.findall(r"^\.\. auto(?:class|function|data):: (\S+)$", text, re.M)
+    modules = re.findall(r"^\.\. automodule:: (\S+)$(?!\n   :no-members:)", text, re.M)
+    return {*one_by_one, *(f"{module}.{name}" for module in modules for name in names_of(module))}
+
+
+def names_of(module: str) -> list[str]:
+    """What a module makes public, less the modules in it, which are public packages of their own."""
+    loaded = importlib.import_module(module)
+    return [name for name in loaded.__all__ if not isinstance(getattr(loaded, name), ModuleType)]
+
+
+def test_the_api_pages_hold_every_public_name_and_nothing_else():
+    on_pages = set().union(*(documented(page.read_text(encoding="utf-8")) for page in PAGES))
+    public = {f"{module}.{name}" for module in PUBLIC for name in names_of(module)}
+    assert sorted(public - on_pages) == []
+    assert sorted(on_pages - public) == []
+
+
+def test_a_name_that_is_missing_on_a_page_is_noticed():
+    assert documented(".. autofunction:: stablenum.decide\n") == {"stablenum.decide"}
+    assert documented(".. automodule:: stablenum\n   :no-members:\n") == set()
+    assert "stablenum_jax.policy.get_policy" in documented(".. automodule:: stablenum_jax.policy\n")
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_dir_shows_the_public_names_and_nothing_else(name):
+    module = importlib.import_module(name)
+    assert dir(module) == sorted(module.__all__)
+
+
+@pytest.mark.parametrize("adapter", ["stablenum_jax", "stablenum_torch"])
+def test_rules_and_settings_are_found_in_the_core_alone(adapter):
+    assert not set(names_of(adapter)) & set(names_of("stablenum"))

@@ -1,0 +1,34 @@
+"""Read by mypy, not run: the settings and the results of the public functions are typed.
+
+Each ``type: ignore`` stands where a wrong use has to be an error; mypy reports one that is not needed.
+"""
+
+from __future__ import annotations
+
+from typing import assert_type
+
+import torch
+
+import stablenum
+import stablenum_jax
+import stablenum_torch
+
+
+def settings(optimizer: torch.optim.Optimizer) -> None:
+    stablenum_torch.wrap(optimizer, clip=1.0, loss_scale="dynamic", spike="skip", max_skips_in_a_row=3)
+    stablenum_torch.wrap(optimizer, clip=(stablenum.AdaGC(), 1.0), loss_scale=stablenum.LogMaxLossScale())
+    stablenum_torch.wrap(optimizer, loss_scale=stablenum_jax.policy.StaticLossScale(8.0))
+    stablenum_jax.guard(clip=stablenum.ZClip(), on_nonfinite="raise", escalate=stablenum.EscalatePrecision())
+
+    stablenum_torch.wrap(optimizer, clipp=1.0)  # type: ignore[call-arg]
+    stablenum_torch.wrap(optimizer, loss_scale="dynamc")  # type: ignore[arg-type]
+    stablenum_jax.guard(max_skips=3)  # type: ignore[call-arg]
+    stablenum_jax.guard(on_nonfinite="stop")  # type: ignore[arg-type]
+
+
+def results(optimizer: stablenum_torch.GuardedOptimizer, opt_state: object) -> None:
+    assert_type(optimizer.last["skipped_total"], int)
+    assert_type(stablenum_jax.metrics(opt_state)["reason"], stablenum.Reason)
+    assert_type(optimizer.history()[-1]["grad_norm"], float)
+    assert_type(stablenum_jax.history(opt_state)[-1]["applied"], bool)
+    optimizer.last["skiped_total"]  # type: ignore[typeddict-item]
