@@ -23,7 +23,7 @@ class NonFiniteError(ArithmeticError):
     Example:
         >>> raise NonFiniteError("3 steps in a row were skipped")
         Traceback (most recent call last):
-        stablenum.errors.NonFiniteError: 3 steps in a row were skipped
+        stablenum.NonFiniteError: 3 steps in a row were skipped
     """
 
     def __init__(

@@ -65,6 +65,7 @@ class StaticLossScale:
         loss_scale: the factor.
 
     Example:
+        >>> import jax.numpy as jnp
         >>> StaticLossScale(2**15).scale(jnp.float16(3.0))  # beyond float16
         Array(98304., dtype=float32)
     """
@@ -116,6 +117,8 @@ class DynamicLossScale:
             scalar.
 
     Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
         >>> scale = DynamicLossScale(jnp.float32(8.0), period=1, min_loss_scale=jnp.float32(4.0))
         >>> float(scale.adjust(jnp.bool_(True)).loss_scale)
         16.0

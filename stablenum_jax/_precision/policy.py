@@ -56,6 +56,8 @@ class Policy:
         ValueError: a dtype is no floating-point format, or one of 8 bits for parameters or outputs.
 
     Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
         >>> policy = Policy(jnp.float32, jnp.bfloat16, jnp.float32, rules={"*norm*": "float32"})
         >>> params = {"norm": {"scale": jnp.ones(2)}, "mlp": {"kernel": jnp.ones((2, 2))}}
         >>> jax.tree.map(lambda leaf: leaf.dtype.name, policy.cast_to_compute(params))

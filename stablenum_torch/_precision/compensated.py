@@ -57,6 +57,7 @@ class KahanUpdate(_Passing):
         TypeError: ``make`` is not a function, or makes no optimizer.
 
     Example:
+        >>> import torch
         >>> w = torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
         >>> opt = KahanUpdate([w], lambda p: torch.optim.SGD(p, lr=1.0))
         >>> for _ in range(1000):
@@ -136,6 +137,7 @@ class StochasticRounding(_Passing):
         ValueError: a float16 parameter; ``seed`` is not a whole number of 0 or more.
 
     Example:
+        >>> import torch
         >>> w = torch.nn.Parameter(torch.ones(10_000, dtype=torch.bfloat16))
         >>> opt = StochasticRounding([w], lambda p: torch.optim.SGD(p, lr=1.0), seed=1)
         >>> for _ in range(100):

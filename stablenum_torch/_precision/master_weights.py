@@ -40,6 +40,7 @@ class MasterWeights(TwinOptimizer):
         TypeError: ``make`` is not a function, or makes no optimizer.
 
     Example:
+        >>> import torch
         >>> w = torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
         >>> opt = MasterWeights([w], lambda p: torch.optim.SGD(p, lr=1.0))
         >>> for _ in range(1000):

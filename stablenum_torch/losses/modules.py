@@ -71,6 +71,7 @@ class CrossEntropyLoss(_TargetLoss):
     """:func:`cross_entropy` as ``torch.nn.CrossEntropyLoss``, with ``z_loss`` and ``dim``.
 
     Example:
+        >>> import torch
         >>> CrossEntropyLoss(label_smoothing=0.1)(torch.zeros(2, 3), torch.tensor([0, -100]))
         tensor(1.0986)
     """
@@ -101,6 +102,7 @@ class BCEWithLogitsLoss(_TargetLoss):
     """:func:`binary_cross_entropy` as ``torch.nn.BCEWithLogitsLoss``, with ``label_smoothing``.
 
     Example:
+        >>> import torch
         >>> BCEWithLogitsLoss()(torch.tensor([-200.0]), torch.tensor([1.0]))
         tensor(200.)
     """
@@ -127,6 +129,7 @@ class FocalLoss(_TargetLoss):
     """:func:`focal`: one label out of many.
 
     Example:
+        >>> import torch
         >>> FocalLoss(gamma=0.5)(torch.tensor([[0.0, 0.0]]), torch.tensor([0]))
         tensor(0.4901)
     """
@@ -150,6 +153,7 @@ class BinaryFocalLoss(_TargetLoss):
     """:func:`binary_focal`: yes-or-no labels.
 
     Example:
+        >>> import torch
         >>> BinaryFocalLoss()(torch.tensor([0.0]), torch.tensor([1.0]))
         tensor(0.1733)
     """
@@ -168,6 +172,7 @@ class KLDivLoss(_TargetLoss):
     number of classes as well, and its "none" gives one number for each class, not for each row.
 
     Example:
+        >>> import torch
         >>> KLDivLoss()(torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[1.0, 0.0]]))
         tensor(0.6931)
     """
@@ -183,6 +188,7 @@ class JSDivLoss(_TargetLoss):
     """:func:`js_divergence` of two sets of logits or log-probabilities.
 
     Example:
+        >>> import torch
         >>> JSDivLoss()(torch.zeros(1, 2), torch.zeros(1, 2))
         tensor(0.)
     """
@@ -197,6 +203,7 @@ class GaussianNLLLoss(_Loss):
     """:func:`gaussian_nll` as ``torch.nn.GaussianNLLLoss``.
 
     Example:
+        >>> import torch
         >>> GaussianNLLLoss()(torch.zeros(2), torch.ones(2), torch.ones(2))
         tensor(0.5000)
     """
@@ -224,6 +231,7 @@ class PoissonNLLLoss(_TargetLoss):
     """:func:`poisson_nll` as ``torch.nn.PoissonNLLLoss``, with ``max_log_rate``.
 
     Example:
+        >>> import torch
         >>> PoissonNLLLoss()(torch.zeros(1), torch.ones(1))
         tensor(1.)
     """
@@ -249,6 +257,7 @@ class NegativeBinomialNLLLoss(_Loss):
     """:func:`negative_binomial_nll`.
 
     Example:
+        >>> import torch
         >>> NegativeBinomialNLLLoss()(torch.zeros(1), torch.zeros(1), torch.ones(1))
         tensor(0.6931)
     """
@@ -274,6 +283,7 @@ class HuberLoss(_TargetLoss):
     """:func:`huber` as ``torch.nn.HuberLoss``.
 
     Example:
+        >>> import torch
         >>> HuberLoss(delta=2.0)(torch.tensor([3.0]), torch.zeros(1))
         tensor(4.)
     """
@@ -288,6 +298,7 @@ class LogCoshLoss(_TargetLoss):
     """:func:`log_cosh`.
 
     Example:
+        >>> import torch
         >>> LogCoshLoss()(torch.tensor([100.0]), torch.zeros(1))
         tensor(99.3069)
     """
@@ -302,6 +313,7 @@ class HingeLoss(_TargetLoss):
     """:func:`hinge`: labels of -1 and 1.
 
     Example:
+        >>> import torch
         >>> HingeLoss()(torch.tensor([0.5]), torch.tensor([1.0]))
         tensor(0.5000)
     """
@@ -316,6 +328,7 @@ class CosineEmbeddingLoss(_Loss):
     """:func:`cosine_embedding` as ``torch.nn.CosineEmbeddingLoss``; without a target the cosine distance.
 
     Example:
+        >>> import torch
         >>> CosineEmbeddingLoss()(torch.eye(2), torch.eye(2), torch.tensor([1, -1]))
         tensor(0.5000)
     """
@@ -333,6 +346,7 @@ class InfoNCELoss(_Loss):
     """:func:`info_nce` of queries and keys; ``positives`` and ``mask`` are given in the call.
 
     Example:
+        >>> import torch
         >>> InfoNCELoss(temperature=1.0)(torch.eye(2), torch.eye(2))
         tensor(0.3133)
     """
