@@ -80,7 +80,7 @@ def _arrays(case: Case) -> dict[str, np.ndarray]:
 
 
 def short(values: Any) -> str:
-    """Numbers with three digits, or five from 100 to 1e5; vectors in brackets, a one-row matrix as its row."""
+    """Numbers with three digits, or five from 100 to 1e5; vectors in brackets, one-row matrices as a row."""
     array = np.squeeze(np.asarray(values, np.float64)) if np.size(values) == 1 else np.asarray(values)
     if array.ndim == 2 and len(array) == 1:
         array = array[0]
