@@ -36,8 +36,8 @@ napoleon_use_ivar = True
 
 
 def setup(app: object) -> None:
-    """Called by Sphinx before it reads the pages: makes what they include."""
-    sys.path[:0] = [str(HERE), str(HERE.parent)]  # what the pages are made with, and the recorded streams
+    """Generate what the pages include. Sphinx calls this before it reads them."""
+    sys.path[:0] = [str(HERE), str(HERE.parent)]  # the generators, and the recorded streams
     import costs
     import cures
     import figures

@@ -1,4 +1,4 @@
-"""What a guarded step costs: tables and figures of the last benchmark run, from the file that it wrote."""
+"""Tables and figures of the cost of a guarded step, from the results of the last benchmark run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COUNTED = {
     "host_waits": "host waits",
     "peak_bytes": "peak memory, MB",
 }
-# Which rows the figures and the tables of counts are of.
+# The rows that the figures and the tables of counts show.
 _USUAL = {"torch": ("adamw", "fused"), "jax": ("adamw", "xla")}
 _COUNTED_STEPS = {"torch": (("adamw", "fused"), ("adamw", "foreach")), "jax": (("adamw", "xla"),)}
 _LINES = {
@@ -37,10 +37,10 @@ _NAMES = {"torch": "PyTorch", "jax": "JAX"}
 
 
 def write_ranks(results: Path, directory: Path) -> None:
-    """``ranks.md``: a guarded step as ranks are added, a table a framework.
+    """Write ``ranks.md``: the cost of a guarded step by number of ranks, one table per framework.
 
     Raises:
-        FileNotFoundError, ValueError: as :func:`_read`.
+        FileNotFoundError, ValueError: see :func:`_read`.
     """
     report = _read(results, "ranks", ("rows",), ("framework", "variants"))
     lines: list[str] = []
@@ -61,11 +61,11 @@ def write_ranks(results: Path, directory: Path) -> None:
 
 
 def _read(results: Path, part: str, keys: tuple[str, ...], of_rows: tuple[str, ...]) -> dict[str, Any]:
-    """The report of a part of the benchmarks.
+    """Read the results of one part of the benchmarks.
 
     Raises:
-        FileNotFoundError: nothing has been measured.
-        ValueError: the file is not of the form that is written now.
+        FileNotFoundError: there are no results.
+        ValueError: the file does not have the current form.
     """
     if not results.exists():
         raise FileNotFoundError(f"{results}: missing; `python -m benchmarks {part}` writes it")
@@ -78,10 +78,10 @@ def _read(results: Path, part: str, keys: tuple[str, ...], of_rows: tuple[str, .
 
 
 def write_costs(results: Path, directory: Path) -> None:
-    """``benchmarks.md``, and ``figures/cost-torch.svg`` and ``figures/cost-jax.svg``.
+    """Write ``benchmarks.md``, ``figures/cost-torch.svg`` and ``figures/cost-jax.svg``.
 
     Raises:
-        FileNotFoundError, ValueError: as :func:`_read`.
+        FileNotFoundError, ValueError: see :func:`_read`.
     """
     keys = ("bandwidth", "rows", "compiling", "threads")
     report = _read(results, "steps", keys, ("framework", "variants", "share_bound"))
@@ -99,22 +99,25 @@ def _machine(report: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     return (
         f"{machine['cpu_count']} cores, {machine['architecture']}, PyTorch on {report['threads']} of them, "
-        f"Python {report['python']}, {versions}. Memory: {speed['copy_gb_s']:.0f} GB/s copied (both ways "
-        f"counted), {speed['read_gb_s']:.0f} GB/s read."
+        f"Python {report['python']}, {versions}. Memory bandwidth: copying {speed['copy_gb_s']:.0f} GB/s "
+        f"(read and write counted), reading {speed['read_gb_s']:.0f} GB/s."
     )
 
 
 def _tables(framework: str, rows: list[Row], report: dict[str, Any]) -> list[str]:
-    lines = ["Milliseconds of the bare step, and how many times as long a step takes with each:", ""]
+    lines = [
+        "Time of the bare step in milliseconds, and the time of a step with each variant relative to it:",
+        "",
+    ]
     lines += [*_table(*_ratios(rows)), ""]
     peer = rows[0]["variants"][rows[0]["peer"]]["label"]
-    said = (
-        f"What is added to the bare step, over what {peer} adds to it; empty where that is not known within "
-        f"{rows[0]['share_bound']}. `limit`: one read of the gradients at the measured bandwidth, in the "
-        "same unit."
+    note = (
+        f"The time added to the bare step, divided by the time that {peer} adds; empty where the quotient is "
+        f"not known within {rows[0]['share_bound']}. `limit` is one read of the gradients at the measured "
+        "bandwidth, in the same unit."
     )
     lines += [
-        said,
+        note,
         "",
         *_table(*_extras(rows, report)),
         "",
@@ -126,7 +129,7 @@ def _tables(framework: str, rows: list[Row], report: dict[str, Any]) -> list[str
 
 
 def _what(row: Row) -> str:
-    """``adamw fused, 38M in 108``; float32 is not said."""
+    """``adamw fused, 38M in 108``; float32 is left out."""
     kernel = "" if row["kernel"] == "xla" else f" {row['kernel']}"
     dtype = "" if row["dtype"] == "float32" else f", {row['dtype']}"
     return f"{row['optimizer']}{kernel}, {row['size']} in {row['tensors']:,}{dtype}"
@@ -165,7 +168,7 @@ def _extras(rows: list[Row], report: dict[str, Any]) -> tuple[list[str], list[li
 
 
 def _counts(row: Row, report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """What does not depend on the machine, and of one row alone."""
+    """The figures that do not depend on the machine, for one row."""
     columns = {key: title for key, title in _COUNTED.items() if key in row["variants"]["bare"]}
     compiled = next((c["variants"] for c in report["compiling"] if _same_step(c, row)), None)
     timed = any("compile_s" in v for v in (compiled or row["variants"]).values())
@@ -194,7 +197,7 @@ def _same_step(one: Row, other: Row) -> bool:
 
 
 def _all_variants(rows: list[Row]) -> list[str]:
-    """In the order of the row that has the most."""
+    """The variants, in the order of the row that has the most."""
     return list(max((row["variants"] for row in rows), key=len))
 
 
@@ -203,16 +206,16 @@ def _named(rows: list[Row], step: tuple[str, str], size: str, tensors: int) -> R
         same = (row["optimizer"], row["kernel"]) == step and row["dtype"] == "float32"
         if same and row["size"] == size and row["tensors"] == tensors:
             return row
-    raise ValueError(f"the results must have a row of {' '.join(step)}, {size} in {tensors}; they have none")
+    raise ValueError(f"the results have no row for {' '.join(step)}, {size} in {tensors}")
 
 
 def _limit_ms(row: Row, report: dict[str, Any]) -> float:
-    """One read of the gradients, by the measured bandwidth."""
+    """The time of one read of the gradients at the measured bandwidth."""
     return row["gradient_bytes"] / report["bandwidth"]["read_gb_s"] / 1e6
 
 
 def _figure(framework: str, rows: list[Row], report: dict[str, Any]) -> Figure:
-    """The extra time against parameters, and against tensors at 1 M parameters."""
+    """The extra time against the number of parameters, and of tensors at 1 M parameters."""
     usual = [
         row
         for row in rows
@@ -223,10 +226,10 @@ def _figure(framework: str, rows: list[Row], report: dict[str, Any]) -> Figure:
     cut = sorted((row for row in usual if row["size"] == "1M"), key=lambda row: row["tensors"])
     for ax, chosen, key, label in (
         (top, growing, "parameters", "parameters, in 108 tensors"),
-        (bottom, cut, "tensors", "tensors, 1 M parameters in all"),
+        (bottom, cut, "tensors", "tensors, 1 M parameters in total"),
     ):
         if not chosen:
-            raise ValueError(f"the results must have rows to draw against {key}; they have none")
+            raise ValueError(f"the results have no rows to plot against {key}")
         _lines(ax, chosen, key, report)
         ax.set_xscale("log")
         finish(ax, y="ms added to the bare step", log=10, x=False, columns=3)
@@ -235,7 +238,7 @@ def _figure(framework: str, rows: list[Row], report: dict[str, Any]) -> Figure:
 
 
 def _lines(ax: Axes, rows: list[Row], key: str, report: dict[str, Any]) -> None:
-    """One line a variant; a point that noise puts at or below 0 has no place on a logarithmic axis."""
+    """One line per variant, without points that noise puts at or below 0: the axis is logarithmic."""
     for name, (colour, marker) in _LINES.items():
         with_it = [row for row in rows if row["variants"].get(name, {}).get("extra_ms", 0.0) > 0]
         if with_it:

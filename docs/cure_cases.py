@@ -1,7 +1,7 @@
 """The failing one-liners of the page "The NaN and its cure", as data.
 
-``cures`` evaluates them in both frameworks. In the expressions of torch ``F`` is ``torch.nn.functional``, in
-ours ``numerics`` and ``losses`` are those of the framework at hand.
+``cures`` evaluates them in both frameworks. In the expressions for torch, ``F`` is ``torch.nn.functional``.
+In those for stablenum, ``numerics`` and ``losses`` are the modules of the respective framework.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ class Case(NamedTuple):
 
     Attributes:
         name: of the function in ``numerics`` or ``losses``.
-        at: the arguments by name; floating ones take the format, others stay whole numbers or booleans.
-        torch, jax: as users write it: first by hand, then with the framework's own function, if there is one.
-        ours: with ``name`` in it; the same in both.
-        by: the argument whose gradient is shown.
-        format: of the floating arguments.
+        at: the arguments by name; floating-point ones are cast to the format, others are not.
+        torch, jax: what users write: first by hand, then with the framework's own function, if there is one.
+        ours: the expression with ``name``, the same in both frameworks.
+        by: the argument with respect to which the gradient is shown.
+        format: of the floating-point arguments.
     """
 
     name: str
@@ -382,7 +382,7 @@ LOSSES = (
     ),
 )
 
-# One table each.
+# One table per theme.
 THEMES: dict[str, tuple[Case, ...]] = {
     "logs": LOGS,
     "softmax": SOFTMAX,

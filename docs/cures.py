@@ -1,4 +1,4 @@
-"""The tables of "The NaN and its cure": each case evaluated in PyTorch, in JAX and with ours."""
+"""The tables of "The NaN and its cure": each case evaluated in PyTorch, in JAX and with stablenum."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ JAX = {
 
 
 class Found(NamedTuple):
-    """What an expression gave: its value, and the gradient of the sum of it."""
+    """The value of an expression, and the gradient of its sum."""
 
     who: str
     written: str
@@ -47,11 +47,11 @@ class Found(NamedTuple):
 
 
 def measured(case: Case) -> list[Found]:
-    """Every expression of a case, ours last: once in each framework."""
+    """Every expression of a case; those of stablenum come last, one for each framework."""
     rows = [Found("PyTorch", text, *_in_torch(text, case)) for text in case.torch]
     rows += [Found("JAX", text, *_in_jax(text, case)) for text in case.jax]
-    rows.append(Found("ours, PyTorch", case.ours, *_in_torch(case.ours, case)))
-    rows.append(Found("ours, JAX", case.ours, *_in_jax(case.ours, case)))
+    rows.append(Found("stablenum, PyTorch", case.ours, *_in_torch(case.ours, case)))
+    rows.append(Found("stablenum, JAX", case.ours, *_in_jax(case.ours, case)))
     return rows
 
 
@@ -71,7 +71,7 @@ def _in_jax(text: str, case: Case) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _arrays(case: Case) -> dict[str, np.ndarray]:
-    """Floating arguments in the case's format; whole numbers and booleans as they are."""
+    """The arguments: floating-point ones in the case's format, whole numbers and booleans unchanged."""
     arrays = {name: np.asarray(value) for name, value in case.at.items()}
     return {
         name: array.astype(case.format) if array.dtype == np.float64 else array
@@ -80,7 +80,7 @@ def _arrays(case: Case) -> dict[str, np.ndarray]:
 
 
 def short(values: Any) -> str:
-    """Numbers in three digits, five about 1000; vectors in brackets, one row of a matrix as that row."""
+    """Numbers with three digits, or five from 100 to 1e5; vectors in brackets, one-row matrices as a row."""
     array = np.squeeze(np.asarray(values, np.float64)) if np.size(values) == 1 else np.asarray(values)
     if array.ndim == 2 and len(array) == 1:
         array = array[0]
@@ -95,7 +95,7 @@ def short(values: Any) -> str:
 
 
 def write_cures(directory: Path) -> None:
-    """One table a theme."""
+    """Write one table per theme."""
     for theme, cases in THEMES.items():
         lines = ["| as written | value | gradient |", "| --- | --- | --- |"]
         for case in cases:
@@ -107,7 +107,7 @@ def write_cures(directory: Path) -> None:
 def _place(case: Case) -> str:
     at = ", ".join(f"{name} = {_plain(value)}" for name, value in case.at.items())
     kind = f", in {case.format}" if case.format != "float32" else ""
-    by = f"; gradient by {case.by}" if case.by != "x" else ""
+    by = f"; gradient with respect to {case.by}" if case.by != "x" else ""
     return f"**`{case.name}`** at {at}{kind}{by}"
 
 
@@ -120,15 +120,15 @@ def _plain(value: Any) -> str:
 
 
 def _rows(case: Case) -> list[list[str]]:
-    """Ours in one row where both frameworks show the same."""
+    """The rows of a case; stablenum has one row where both frameworks show the same."""
     found = [(f.who, f.written, short(f.value), short(f.gradient)) for f in measured(case)]
     *theirs, ours, ours_jax = found
     rows = [[_written(who, text), value, gradient] for who, text, value, gradient in theirs]
     if ours[2:] == ours_jax[2:]:
-        return [*rows, [f"**ours** `{ours[1]}`", *ours[2:]]]
+        return [*rows, [f"**stablenum** `{ours[1]}`", *ours[2:]]]
     return [*rows, *([f"**{who}** `{text}`", v, g] for who, text, v, g in (ours, ours_jax))]
 
 
 def _written(who: str, text: str) -> str:
-    """The expression, and whose it is if that does not show."""
+    """The expression, with its framework if the code does not show it."""
     return f"`{text}`" if re.search(r"\b(torch|F|jnp|jax|optax)\.", text) else f"`{text}` in {who}"

@@ -1,4 +1,4 @@
-"""The page "A gallery of failures": each program of ``docs/failures`` is run, and what it prints is shown."""
+"""The page "A gallery of failures": each program in ``docs/failures`` with its output."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ FRAMEWORKS = {
 
 
 class Shown(NamedTuple):
-    """A program and what it prints.
+    """A program and its output.
 
     Attributes:
-        title: the first line of its docstring.
-        source: the rest of it.
-        first_line: of the source in the file, as the output counts.
+        title: its docstring.
+        source: the rest of the file.
+        first_line: the line number at which ``source`` begins, to match the line numbers in the output.
         output: what it prints.
-        report: what it leaves as ``report``.
+        report: its variable ``report``.
     """
 
     title: str
@@ -57,7 +57,7 @@ class Shown(NamedTuple):
 
 
 def shown(name: str) -> Shown:
-    """Run a program in its own folder, so that it is named as a user would."""
+    """Run a program from its own folder, so that reports show its path as users would see it."""
     file = f"{name}.py"
     text = (FAILURES / file).read_text(encoding="utf-8")
     title, source = re.fullmatch(r'"""(.*?)"""\n+(.*)', text, re.DOTALL).groups()
@@ -69,20 +69,20 @@ def shown(name: str) -> Shown:
 
 
 def explained() -> str:
-    """What the command prints of the script on the page "Diagnosis": its output, the messages, the report."""
+    """What `stablenum explain` prints for the script on the page "Diagnosis": messages, then the report."""
     script, *arguments = EXPLAINED
     command = [sys.executable, "-m", "stablenum", "explain", script, "--", *arguments]
-    # The package may be importable from the folder alone that the pages are built in.
+    # The package may be importable only from the folder in which the pages are built.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(FAILURES.parents[1]), *sys.path])}
     done = subprocess.run(command, cwd=FAILURES, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 1:
         raise RuntimeError(f"{' '.join(command)} found nothing: {done.stdout}{done.stderr}")
-    said = [textwrap.fill(line, 88, subsequent_indent="  ") for line in done.stderr.splitlines()]
-    return "\n".join([*said, "", done.stdout.strip()])
+    messages = [textwrap.fill(line, 88, subsequent_indent="  ") for line in done.stderr.splitlines()]
+    return "\n".join([*messages, "", done.stdout.strip()])
 
 
 def write_gallery(directory: Path) -> None:
-    """``gallery-torch.md``, ``gallery-jax.md`` and ``explain.md``, which the pages include."""
+    """Write ``gallery-torch.md``, ``gallery-jax.md`` and ``explain.md``, which the pages include."""
     (directory / "explain.md").write_text(f"```text\n{explained()}\n```\n", encoding="utf-8")
     for framework, names in FRAMEWORKS.items():
         parts = [_section(shown(name)) for name in names]

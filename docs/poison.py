@@ -1,4 +1,4 @@
-"""What one bad value does to each rule: measured against the run in which that step did not happen."""
+"""What one bad value does to each rule, compared with a run in which that step did not happen."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = ["CASES", "aftermaths", "write_poison"]
 POISONS = {"NaN": float("nan"), "inf": float("inf"), "all gradients 0": 0.0, "1e30": 1e30}
 WHEN = (10, 600)
 HORIZON = 500
-_NEAR = 0.01  # factors this close are the same decision
+_NEAR = 0.01  # factors this close count as the same decision
 
 Watch = Callable[[GuardConfig, RecordedStream], Observe]
 
@@ -49,7 +49,7 @@ def _half(config: GuardConfig, stream: RecordedStream) -> Observe:
     return with_elements(config, Drawn(stream, PIXEL_SHAPES, spread=2.5), half=True)
 
 
-# Page -> rule as it is written there, settings, stream, what is measured of it.
+# Page -> rule as written on the page, settings, stream, what is observed of it.
 CASES: dict[str, tuple[tuple[str, GuardConfig, str, Watch], ...]] = {
     "global-norm": (
         ("ClipByGlobalNorm(2.0)", GuardConfig(clip=ClipByGlobalNorm(2.0)), "transformer-adamw", _norms),
@@ -90,7 +90,7 @@ CASES: dict[str, tuple[tuple[str, GuardConfig, str, Watch], ...]] = {
 
 
 def write_poison(directory: Path) -> None:
-    """One table a page: each bad value at two steps of a stream."""
+    """Write one table per page: each bad value at two steps of a stream."""
     head = [
         f"| bad value | at step {WHEN[1]} | afterwards | afterwards, if at step {WHEN[0]} |",
         "| --- | --- | --- | --- |",
@@ -100,14 +100,13 @@ def write_poison(directory: Path) -> None:
         for label, config, name, watch in cases:
             where = f"`{name}`" if name != "planted" else "`transformer-adamw` with planted spikes"
             lines += [f"`{label}` on {where}:", "", *head]
-            told = [aftermaths(config, watch, _stream(name), when) for when in WHEN]
-            for poison, early, late in zip(POISONS, *told, strict=True):
+            effects = [aftermaths(config, watch, _stream(name), when) for when in WHEN]
+            for poison, early, late in zip(POISONS, *effects, strict=True):
                 lines.append(f"| {poison} | {late[0]} | {late[1]} | {early[1]} |")
             lines.append("")
         lines.append(
-            f'"Afterwards" compares the next {HORIZON} decisions with those of the run in which the bad '
-            f"step did "
-            f"not happen; factors within {_NEAR:.0%} count as the same."
+            f'"Afterwards" compares the next {HORIZON} decisions with those of a run in which the bad '
+            f"step did not happen; factors within {_NEAR:.0%} count as the same."
         )
         (directory / f"poison-{page}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
@@ -119,11 +118,11 @@ def _stream(name: str) -> RecordedStream:
 
 
 def aftermaths(config: GuardConfig, watch: Watch, stream: RecordedStream, when: int) -> list[tuple[str, str]]:
-    """For each poison: what became of the bad step, and of those after it."""
+    """For each bad value: the decision on the bad step, and its effect on the steps after it."""
     observe, rest = watch(config, stream), range(when + 1, when + 1 + HORIZON)
     state = replay(config, observe, range(when))[-1].after
     without = replay(config, observe, rest, state=state)
-    told = []
+    effects = []
     for value in POISONS.values():
         norms = stream.norms.copy()
         if value:
@@ -133,14 +132,14 @@ def aftermaths(config: GuardConfig, watch: Watch, stream: RecordedStream, when: 
         bad = replay(config, watch(config, stream._replace(norms=norms)), [when], state=state)[0]
         verdict = f"applied, `{bad.reason.name}`" if bad.applied else f"skipped, `{bad.reason.name}`"
         if _remembered(bad.after) == _remembered(state):
-            told.append((verdict, "nothing remembered of it"))
+            effects.append((verdict, "no trace in the state"))
         else:
-            told.append((verdict, _difference(without, replay(config, observe, rest, state=bad.after))))
-    return told
+            effects.append((verdict, _difference(without, replay(config, observe, rest, state=bad.after))))
+    return effects
 
 
 def _remembered(state: GuardState) -> list[list[float]]:
-    """All that a rule's later decisions can depend on."""
+    """Everything that a rule's later decisions can depend on."""
     return [leaf.tolist() for leaf in leaves((state.clip, state.spike, state.loss_scale))]
 
 
@@ -150,16 +149,16 @@ def _difference(without: list[Step], after: list[Step]) -> str:
     verdicts = [a.applied != b.applied for a, b in pairs]
     if any(scales):
         last = _last(scales)
-        return "another scale " + (f"for {last} steps" if last < HORIZON else "throughout")
+        return "a different scale " + (f"for {last} steps" if last < HORIZON else "throughout")
     if any(verdicts):
         n = sum(verdicts)
-        return f"{n} other verdict{'' if n == 1 else 's'}, the last {_last(verdicts)} steps later"
+        return f"{n} different verdict{'' if n == 1 else 's'}, the last {_last(verdicts)} steps later"
     off = [float(np.max(np.abs(b.factor / a.factor - 1.0))) if a.applied else 0.0 for a, b in pairs]
     if max(off) <= _NEAR:
         return "the same decisions" + ("" if max(off) < 1e-5 else f" (factors within {max(off):.2%})")
     far = [value > _NEAR for value in off]
     n = sum(far)
-    return f"{n} step{'' if n == 1 else 's'} with other factors, the last {_last(far)} steps later"
+    return f"{n} step{'' if n == 1 else 's'} with different factors, the last {_last(far)} steps later"
 
 
 def _last(flags: list[bool]) -> int:

@@ -1,4 +1,4 @@
-"""Tables on the pages that come from the code or from measurements, so that they are never stale."""
+"""Tables on the pages, generated from the code or from measurements so that they are never stale."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
     "write_ulp",
 ]
 
-# The rules of each page whose cost `python -m benchmarks rules` measures.
+# The rules on each page whose cost `python -m benchmarks rules` measures.
 PAGES = {
     "global-norm": ("ClipByGlobalNorm", "ClipByNorm"),
     "agc": ("AdaptiveGradClip",),
@@ -43,17 +43,17 @@ STATES = {
     "spike-guard": GuardConfig(spike=SpikeGuard()),
 }
 LIBRARIES = {
-    "stablenum_torch": "ours, PyTorch",
+    "stablenum_torch": "stablenum, PyTorch",
     "torch": "PyTorch",
-    "stablenum_jax": "ours, JAX",
+    "stablenum_jax": "stablenum, JAX",
     "jax": "JAX",
     "optax": "optax",
 }
-_ODD_NUMBER = 7919  # of parameters: whatever has this length has one row a parameter
+_ODD_NUMBER = 7919  # of parameters: an array of this length has one row per parameter
 
 
 def write_reasons(directory: Path) -> None:
-    """Reason codes with cause and remedy."""
+    """Write the table of reason codes with cause and remedy."""
     rows = [
         [str(int(reason)), f"`{reason.name}`", row.what, row.cause, row.remedy]
         for reason, row in EXPLANATIONS.items()
@@ -64,11 +64,11 @@ def write_reasons(directory: Path) -> None:
 
 
 def write_rule_tables(results: Path, directory: Path) -> None:
-    """What each rule costs, what it keeps, and how the spike rules do: one file a page and ``detection``.
+    """Write the cost and the state of each rule, one file per page, and ``detection`` for the spike rules.
 
     Raises:
         FileNotFoundError: the benchmark has not been run.
-        KeyError: it measured no such rule.
+        KeyError: a rule is missing from its results.
     """
     if not results.exists():
         raise FileNotFoundError(f"{results}: missing; `python -m benchmarks rules` writes it")
@@ -77,7 +77,7 @@ def write_rule_tables(results: Path, directory: Path) -> None:
         _write_cost(report, rules, directory / f"cost-{page}.md")
     if report.get("steps"):
         _write_cost(report, ("ClipUpdateRMS",), directory / "cost-update-rms.md")
-    else:  # it has no part in `decide`
+    else:  # it is not part of `decide`
         (directory / "cost-update-rms.md").write_text("", encoding="utf-8")
     for page, config in STATES.items():
         _write(directory / f"state-{page}.md", ["state", "shape", "dtype"], _state_rows(config))
@@ -90,11 +90,11 @@ def write_rule_tables(results: Path, directory: Path) -> None:
 
 
 def write_ulp(results: Path, directory: Path) -> None:
-    """The worst error of each function and of its gradient: one table a format.
+    """Write the worst error of each function and of its gradient, one table per format.
 
     Raises:
         FileNotFoundError: the errors have not been measured.
-        ValueError: the file is not of the form that ``benchmarks.ulp`` writes.
+        ValueError: the file does not have the form that ``benchmarks.ulp`` writes.
     """
     if not results.exists():
         raise FileNotFoundError(f"{results}: missing; `python -m benchmarks.ulp` writes it")
@@ -120,14 +120,14 @@ def write_ulp(results: Path, directory: Path) -> None:
 
 
 def _ulp_table(what: str, rows: dict[str, dict[str, list[float | None]]]) -> list[str]:
-    """The libraries that have some of these, in one order."""
+    """A table with a column for each library that has any of these functions, in a fixed order."""
     libraries = [library for library in LIBRARIES if any(library in row for row in rows.values())]
     cells = [[f"`{label}`", *(_ulp(row.get(lib)) for lib in libraries)] for label, row in rows.items()]
     return _table([what, *(LIBRARIES[library] for library in libraries)], cells)
 
 
 def _ulp(errors: list[float | None] | None) -> str:
-    """``value / gradient``; None in the pair is an error without end."""
+    """``value / gradient``; None in the pair is an infinite error."""
     if errors is None:
         return ""
     shown = ["not finite" if error is None else _few_digits(error) for error in errors]
@@ -142,18 +142,18 @@ def _few_digits(number: float) -> str:
 
 
 def write_losses(results: Path, directory: Path) -> None:
-    """Time and memory of the losses beside the frameworks' own.
+    """Write time and memory of the losses, compared with the frameworks' own.
 
     Raises:
         FileNotFoundError: they have not been measured.
-        ValueError: the file is not of the form that ``benchmarks.losses`` gives.
+        ValueError: the file does not have the form that ``benchmarks.losses`` writes.
     """
     if not results.exists():
         raise FileNotFoundError(f"{results}: missing; `python -m benchmarks losses` writes it")
     report = json.loads(results.read_text(encoding="utf-8"))
     found = {title: row for title, row in report.items() if isinstance(row, dict) and "times" in row}
     if not found:
-        raise ValueError(f"{results}: no loss in it has `times`; `benchmarks.losses` has other results")
+        raise ValueError(f"{results}: no loss in it has `times`, which `benchmarks.losses` writes")
     rows = [cells for title, row in found.items() for cells in _loss_rows(results, title, row)]
     head = ["", "", "median ms", "spread", "ratio", "peak memory, MiB"]
     lines = [_ABOUT_LOSSES, f"{_software(report)}.", "", *_table(head, rows)]
@@ -163,8 +163,8 @@ def write_losses(results: Path, directory: Path) -> None:
 _ABOUT_LOSSES = """\
 ## The losses
 
-Forward and backward in float32 on a CPU, beside the framework's own loss in one interleaved run, medians.
-Memory is the most that is allocated at one time, with JAX the program's temporaries and results.
+Forward and backward pass in float32 on a CPU, compared with the framework's own loss in one interleaved run.
+Times are medians. Memory is the peak allocation; with JAX, the program's temporaries and results.
 """
 
 
@@ -191,11 +191,11 @@ def _loss_rows(results: Path, title: str, row: dict[str, Any]) -> list[list[str]
 
 
 def write_diagnosis(results: Path, directory: Path) -> None:
-    """How often a diagnosis is right beside the frameworks' own tools, and what it costs.
+    """Write how often a diagnosis is right, compared with the frameworks' own tools, and what it costs.
 
     Raises:
         FileNotFoundError: it has not been measured.
-        KeyError: the file is not of the form that ``benchmarks.diagnosis`` gives.
+        KeyError: the file does not have the form that ``benchmarks.diagnosis`` writes.
     """
     if not results.exists():
         raise FileNotFoundError(f"{results}: missing; `python -m benchmarks diagnosis` writes it")
@@ -226,7 +226,7 @@ _DIAGNOSIS_HEAD = ["", "detects", "the line", "the operation", "both", "the caus
 
 
 def _diagnosis_rows(corpus: dict[str, Any]) -> list[list[str]]:
-    """A row a tool. Where a case has no guilty operation there is no line to be named either."""
+    """One row per tool. A case without a guilty operation has no guilty line either."""
     rows = []
     for name, tool in corpus["tools"].items():
         of = {"detects": corpus["failures"], "cause": corpus["failures"]}
@@ -241,7 +241,7 @@ def _diagnosis_rows(corpus: dict[str, Any]) -> list[list[str]]:
 def _write_cost(report: dict[str, Any], rules: tuple[str, ...], path: Path) -> None:
     decide, steps = report["decide"], report.get("steps", {})
     head = ["", "`decide` in NumPy, µs", "`decide` in eager torch, µs"]
-    head += [f"a step, times the bare one: {title}" for title in steps]
+    head += [f"a step, relative to the bare one: {title}" for title in steps]
     rows = []
     for label in ("no rule", *rules):
         shown = label if label == "no rule" else f"`{label}`"
@@ -253,7 +253,7 @@ def _write_cost(report: dict[str, Any], rules: tuple[str, ...], path: Path) -> N
 
 
 def _write_detection(detection: dict[str, Any], path: Path) -> None:
-    head = ["stream", "rule", "found", "masked ones found", "others refused"]
+    head = ["stream", "rule", "found", "masked ones found", "others skipped"]
     rows = []
     for stream, rules in detection.items():
         for i, (rule, row) in enumerate(rules.items()):

@@ -1,4 +1,4 @@
-"""Writes what "Precision" includes: small updates of bfloat16 weights, measured when the pages are built."""
+"""The tables on the page "Precision": small updates of bfloat16 weights, measured when the page is built."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.torch.digits import accuracy, digits, train
 __all__ = ["WAYS", "digits_rows", "thousand_rows", "write_updates"]
 
 _UPDATES, _SIZE, _WEIGHTS = 1000, 1e-4, 10_000
-# What runs on the parameters, and what on the pages it is called.
+# Each remedy: its label on the pages, and its class or function in each framework.
 WAYS: dict[str, tuple[str, Any, Any]] = {
     "plain": ("plain bfloat16", None, None),
     "kahan": ("`KahanUpdate`, `kahan`", stablenum_torch.KahanUpdate, stablenum_jax.kahan),
@@ -37,17 +37,17 @@ WAYS: dict[str, tuple[str, Any, Any]] = {
 
 
 def write_updates(directory: Path) -> None:
-    """``updates.md`` and ``updates-digits.md``."""
+    """Write ``updates.md`` and ``updates-digits.md``."""
     for name, head, rows in (
         ("updates", ["", "PyTorch", "JAX"], thousand_rows()),
-        ("updates-digits", ["", "accuracy on 500 digits held out"], digits_rows(steps=1200)),
+        ("updates-digits", ["", "accuracy on 500 held-out digits"], digits_rows(steps=1200)),
     ):
         lines = ["| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *rows)]
         (directory / f"{name}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def thousand_rows() -> list[list[str]]:
-    """How far 1,000 updates of -1e-4 move weights of 1.0, in the mean over 10,000 of them."""
+    """How far 1,000 updates of -1e-4 move weights of 1.0, as the mean over 10,000 weights."""
     rows = []
     for key, (label, of_torch, of_jax) in WAYS.items():
         rows.append([label, *(f"{1 - mean:.4f}" for mean in (_in_torch(of_torch), _in_jax(key, of_jax)))])
@@ -55,7 +55,7 @@ def thousand_rows() -> list[list[str]]:
 
 
 def digits_rows(steps: int) -> list[list[str]]:
-    """The same training with AdamW at 3e-4, the rate falling to 0, in float32 and in each way in bfloat16."""
+    """The same run of AdamW, its rate falling from 3e-4 to 0, in float32 and with each remedy in bfloat16."""
 
     def adamw(params: Any) -> torch.optim.Optimizer:
         return torch.optim.AdamW(params, lr=3e-4)

@@ -124,7 +124,7 @@ def test_a_figure_is_drawn_and_its_caption_counts(made_with, tmp_path):
     figure, caption = spikes.constant_loss()
     style.save(figure, tmp_path / "figure.svg")
     assert ElementTree.parse(tmp_path / "figure.svg").getroot().tag.endswith("svg")
-    assert "`SpikeGuard` refused 0 steps, `MeanStdSpikeGuard` refused 6 steps" in caption
+    assert "`SpikeGuard` skipped 0 steps, `MeanStdSpikeGuard` skipped 6 steps" in caption
 
 
 def test_the_rule_tables_need_a_measurement_of_every_rule(made_with, tmp_path):
@@ -151,8 +151,8 @@ def test_what_a_bad_value_does_is_told_by_comparing_decisions(made_with):
     ((_, config, name, watch),) = poison.CASES["zclip"]
     stream = made_with("benchmarks.recorded").load(name)
     told = dict(zip(poison.POISONS, poison.aftermaths(config, watch, stream, 100), strict=True))
-    assert told["NaN"] == ("skipped, `NAN_GRADIENT`", "nothing remembered of it")
-    assert told["all gradients 0"] == ("applied, `OK`", "nothing remembered of it")
+    assert told["NaN"] == ("skipped, `NAN_GRADIENT`", "no trace in the state")
+    assert told["all gradients 0"] == ("applied, `OK`", "no trace in the state")
     verdict, afterwards = told["1e30"]
     assert verdict == "applied, `CLIPPED`"
     assert afterwards.startswith("the same decisions (factors within 0.")

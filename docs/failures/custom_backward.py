@@ -1,4 +1,4 @@
-"""A backward pass written by hand divides by zero."""
+"""A hand-written backward pass that divides by zero."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""A batch that was normalised by a standard deviation of zero, before the step."""
+"""A batch that was normalised with a standard deviation of zero before the step."""
 
 import jax.numpy as jnp
 

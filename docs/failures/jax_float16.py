@@ -1,4 +1,4 @@
-"""A square in float16 that passes 65,504."""
+"""A square in float16 that exceeds 65,504."""
 
 import jax.numpy as jnp
 

@@ -1,4 +1,4 @@
-"""A recurrence that leaves the range at some step of a scan."""
+"""A recurrence that overflows at one step of a scan."""
 
 import jax
 import jax.numpy as jnp

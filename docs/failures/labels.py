@@ -1,4 +1,4 @@
-"""A batch of which no label counts."""
+"""A batch in which every label is ignored."""
 
 import torch
 

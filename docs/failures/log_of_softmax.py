@@ -1,4 +1,4 @@
-"""The logarithm of a softmax, on logits that have grown apart."""
+"""The logarithm of a softmax, on logits that are far apart."""
 
 import torch
 

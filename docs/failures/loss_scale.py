@@ -1,4 +1,4 @@
-"""A loss scale that is too high: expected, and gone after a backoff."""
+"""A loss scale that is too high: expected, and fixed by a backoff."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Attention over a sentence that is padding throughout."""
+"""Attention over a sentence that consists only of padding."""
 
 import torch
 

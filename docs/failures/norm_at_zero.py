@@ -1,4 +1,4 @@
-"""The distance of a point to itself: a fine value without a slope."""
+"""The distance of a point to itself: a finite value without a derivative."""
 
 import torch
 

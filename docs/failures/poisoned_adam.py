@@ -1,4 +1,4 @@
-"""An optimizer whose state went bad some steps ago."""
+"""An optimizer whose state went bad a few steps ago."""
 
 import torch
 

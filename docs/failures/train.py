@@ -1,4 +1,4 @@
-"""A training script for `stablenum explain`: distances of pairs, and after a while a pair of equals."""
+"""A training script for `stablenum explain`: distances of pairs, and eventually a pair of equal points."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""The square root that `where` throws away."""
+"""A square root whose result `where` discards."""
 
 import torch
 

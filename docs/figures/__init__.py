@@ -1,7 +1,7 @@
-"""The figures on the pages of the rules: recorded streams through ``stablenum.decide``.
+"""The figures on the pages of the rules: recorded streams passed through ``stablenum.decide``.
 
-``make_all`` draws each one and writes a sentence beside it with what was counted in the same run, so that
-neither the picture nor the figures in its caption can go stale.
+``make_all`` draws each figure and writes its caption, with numbers counted in the same run, so that neither
+the picture nor the numbers can become stale.
 """
 
 from __future__ import annotations

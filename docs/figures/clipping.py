@@ -41,19 +41,19 @@ def cut(stream: RecordedStream, steps: int) -> RecordedStream:
 
 
 def skips(ax: Any, done: list[Step], height: float) -> int:
-    """Mark the refused steps at the top; returns how many there are."""
+    """Mark the skipped steps at the top, and return their number."""
     steps = [i for i, step in enumerate(done) if not step.applied]
     mark(ax, steps, [height] * len(steps), "skipped: not finite")
     return len(steps)
 
 
 def clipped(done: list[Step]) -> int:
-    """How many applied steps were shortened."""
+    """How many applied steps were clipped."""
     return sum(step.applied and float(step.decision.clip_coefficient) < 0.9999 for step in done)
 
 
 def global_norm() -> tuple[Figure, str]:
-    """The joint norm held at a constant; then one tensor's."""
+    """The joint norm bounded by a constant, and the norm of one tensor."""
     stream = load("mlp-edge")
     joint = replay(GuardConfig(clip=ClipByGlobalNorm(2.0)), norms_only(stream), range(1500))
     own = replay(GuardConfig(clip=ClipByNorm(1.0)), norms_only(stream), range(1500))
@@ -75,9 +75,9 @@ def global_norm() -> tuple[Figure, str]:
     bottom.axhline(1.0, color=LIMIT, lw=0.9, ls="--", label="max_norm")
     finish(bottom, y="L2 norm, 3.weight", log=10)
     return figure, (
-        f"`mlp-edge`, a training with spikes of its own: `ClipByGlobalNorm(2.0)` shortened "
+        f"`mlp-edge`, a training run with natural spikes: `ClipByGlobalNorm(2.0)` clipped "
         f"{clipped(joint)} of 1,500 steps (the largest norm was {stream.norm.max():.1f}), "
-        f"`ClipByNorm(1.0)` shortened some tensor in {clipped(own)}."
+        f"`ClipByNorm(1.0)` clipped at least one tensor in {clipped(own)}."
     )
 
 
@@ -103,13 +103,13 @@ def agc() -> tuple[Figure, str]:
     raw(ax, steps, before, "largest |g| / |w| of the 64 units")
     ax.plot(steps, [ratio(s, after=True) for s in done], color=AFTER, lw=1.1, label="after AGC")
     ax.axhline(rule.clipping, color=LIMIT, lw=0.9, ls="--", label="clipping = 0.5")
-    refused = skips(ax, done, float(np.nanmax(before)) * 1.5)
+    skipped = skips(ax, done, float(np.nanmax(before)) * 1.5)
     finish(ax, y="|g| / |w|, 3.weight", log=10)
     return figure, (
-        "`mlp-sgd` with planted spikes of the norm. `AdaptiveGradClip(clipping=0.5)` shortened at least "
-        f"one unit somewhere in {clipped(done)} of 1,000 steps and skipped {how_many(refused, 'step')} "
-        f"with NaN or inf. The norms are the recorded ones; elements and weights, which the recordings do "
-        f"not hold, are drawn."
+        "`mlp-sgd` with planted spikes of the norm. `AdaptiveGradClip(clipping=0.5)` clipped at least "
+        f"one unit in {clipped(done)} of 1,000 steps and skipped {how_many(skipped, 'step')} "
+        f"with NaN or inf. The norms are recorded; the elements and weights, which the recordings do "
+        f"not hold, are random."
     )
 
 
@@ -123,18 +123,18 @@ def autoclip() -> tuple[Figure, str]:
     for q, colour in ((0.9, LIMIT), (0.1, AFTER)):
         limit = [float(quantile(step.after.clip[0].norms, q, xp=xp)) for step in done[q]]
         ax.plot(steps, limit, color=colour, lw=1.4, label=f"threshold, quantile {q}")
-    refused = skips(ax, done[0.1], 700.0)
+    skipped = skips(ax, done[0.1], 700.0)
     finish(ax, y="L2 norm, all", log=10)
-    shares = {q: clipped(run) / (1500 - refused) for q, run in done.items()}
+    shares = {q: clipped(run) / (1500 - skipped) for q, run in done.items()}
     return figure, (
         f"`transformer-adamw` with planted spikes, NaN and inf. With `quantile=0.1` {shares[0.1]:.0%} of "
-        f"the applied steps were shortened, with 0.9 {shares[0.9]:.0%}. The {refused} steps that were not "
-        f"finite were skipped and left the thresholds alone."
+        f"the applied steps were clipped, with 0.9 {shares[0.9]:.0%}. The {skipped} steps that were not "
+        f"finite were skipped and did not affect the thresholds."
     )
 
 
 def zclip() -> tuple[Figure, str]:
-    """The moving band, and norms pulled back into it."""
+    """The moving limit, and norms clipped to it."""
     bad = spiked("pixels-schedule", seed=3)
     rule = ZClip(max_norm=None)
     done = replay(GuardConfig(clip=rule), norms_only(bad.stream), range(1500))
@@ -149,14 +149,14 @@ def zclip() -> tuple[Figure, str]:
     raw(ax, steps, np.where(np.isfinite(bad.stream.norm), bad.stream.norm, np.nan), "norm as measured")
     ax.plot(steps, [s.norm_after for s in done], color=AFTER, lw=1.0, label="after ZClip")
     ax.plot(steps, limit, color=LIMIT, lw=0.9, label="mean + 2.5 standard deviations")
-    refused = skips(ax, done, 60.0)
+    skipped = skips(ax, done, 60.0)
     finish(ax, y="L2 norm, all", log=10)
     largest = max(s.norm_after / float(s.before.clip[0].mean) for s in done[25:] if s.applied)
     return figure, (
-        f"`pixels-schedule` with planted spikes of 5 to 100 times the norm, and the rate cut to a "
-        f"twentieth at step 1000. `ZClip(max_norm=None)` shortened {clipped(done)} of 1,500 steps; after "
+        f"`pixels-schedule` with planted spikes of 5 to 100 times the norm, and the learning rate cut to a "
+        f"twentieth at step 1000. `ZClip(max_norm=None)` clipped {clipped(done)} of 1,500 steps; after "
         f"the warm-up no step was longer than {largest:.1f} times the moving mean. "
-        f"{how_many(refused, 'step')} with NaN or inf were skipped."
+        f"{how_many(skipped, 'step')} with NaN or inf were skipped."
     )
 
 
@@ -193,9 +193,9 @@ def adagc() -> tuple[Figure, str]:
     }
     return figure, (
         f"`pixels-schedule` with planted spikes; the gradients of `{stream.names[late]}` are zero until "
-        f"step 400. Its own limit begins at step {began[late]}, after a warm-up of its own. The limit of "
+        f"step 400. Its limit begins at step {began[late]}, after its own warm-up. The limit of "
         f"`{stream.names[usual]}` begins at step {began[usual]} at the lowest norm of its warm-up and then "
-        f"rises by a thousandth a step: {share:.0%} of the later steps are clipped in it."
+        f"rises by a thousandth per step: {share:.0%} of the later steps are clipped in that tensor."
     )
 
 
@@ -215,16 +215,16 @@ def update_rms() -> tuple[Figure, str]:
             rms.append(float(np.sqrt(np.mean((train.params[stream.names[which]] - before) ** 2))) / lr)
         return rms
 
-    bare, held = run(GuardConfig()), run(GuardConfig(clip=ClipUpdateRMS(1.0)))
+    bare, bounded = run(GuardConfig()), run(GuardConfig(clip=ClipUpdateRMS(1.0)))
     figure, (ax,) = panels()
     raw(ax, np.arange(1000), bare, "Adam alone")
-    ax.plot(held, color=AFTER, lw=1.0, label="with ClipUpdateRMS(1.0)")
+    ax.plot(bounded, color=AFTER, lw=1.0, label="with ClipUpdateRMS(1.0)")
     ax.axhline(1.0, color=LIMIT, lw=0.9, ls="--", label="max_rms = 1 learning rate")
     finish(ax, y="RMS of the update / lr,\n3.weight")
     ax.set_ylim(bottom=0.0)
     over = sum(value > 1.001 for value in bare)
     return figure, (
-        f"Adam on gradients with the norms of `mlp-sgd` and planted spikes (the elements are drawn). "
-        f"Alone, {over} of 1,000 updates of `3.weight` had a root mean square above the learning rate, the "
-        f"largest {max(bare):.1f} times; with the rule none ({max(held):.2f})."
+        f"Adam on gradients with the norms of `mlp-sgd` and planted spikes (the elements are random). "
+        f"Without the rule, {over} of 1,000 updates of `3.weight` had a root mean square above the learning "
+        f"rate, up to {max(bare):.1f} times as large; with the rule, none had (at most {max(bounded):.2f})."
     )

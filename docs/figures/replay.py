@@ -1,4 +1,4 @@
-"""A recorded stream through the real ``decide``, on NumPy."""
+"""Passes a recorded stream through the real ``decide``, on NumPy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Observe: TypeAlias = Callable[[GuardState, int], Observation]
 
 
 class Step(NamedTuple):
-    """One decided step: what was seen, what was known before, what was decided."""
+    """One step: the observation, the state before, the decision, the state after."""
 
     seen: Observation
     before: GuardState
@@ -30,12 +30,12 @@ class Step(NamedTuple):
 
     @property
     def applied(self) -> bool:
-        """Whether the step was taken."""
+        """Whether the step was applied."""
         return bool(self.decision.apply)
 
     @property
     def reason(self) -> Reason:
-        """Why, or why not."""
+        """Why the step was applied or skipped."""
         return Reason(int(self.decision.reason))
 
     @property
@@ -45,7 +45,7 @@ class Step(NamedTuple):
 
     @property
     def factor(self) -> Array:
-        """() or (n,), what clipping left of each gradient; NaN for a step that was not taken."""
+        """() or (n,), the clipping factor of each gradient; NaN for a skipped step."""
         factor = np.asarray(self.decision.multiplier, np.float64) * self.scale
         return factor if self.applied else factor * np.nan
 
@@ -56,14 +56,14 @@ class Step(NamedTuple):
 
     @property
     def norm_after(self) -> float:
-        """The joint norm that the optimizer got; NaN for a step that was not taken."""
+        """The joint norm that the optimizer got; NaN for a skipped step."""
         return float(np.sqrt(np.sum((self.factor * self.norms) ** 2)))
 
 
 def replay(
     config: GuardConfig, observe: Observe, steps: Any, *, state: GuardState | None = None
 ) -> list[Step]:
-    """The steps one after another, from ``state`` on (None: from the start)."""
+    """Run the steps one after another, beginning with ``state`` (None: the initial state)."""
     done = []
     with np.errstate(all="ignore"):  # rules compute with inf and NaN, and select afterwards
         for t in steps:
@@ -78,7 +78,7 @@ def replay(
 
 
 def norms_only(stream: RecordedStream) -> Observe:
-    """The recorded norms and losses as they are; with a loss scale, as they would come scaled."""
+    """The recorded norms and losses; with a loss scale, the norms are multiplied by it."""
 
     def observe(state: GuardState, t: int) -> Observation:
         scale = float(state.loss_scale.scale)
@@ -93,8 +93,8 @@ def norms_only(stream: RecordedStream) -> Observe:
 class Drawn:
     """Gradients with the recorded norms, for rules that look at more than norms.
 
-    The recordings hold no elements, so these are drawn: log-normal magnitudes of a given ``spread`` (in
-    powers of e) with random signs, each tensor scaled to its recorded norm.
+    The recordings hold no elements, so these are drawn at random: log-normal magnitudes of a given ``spread``
+    (in powers of e) with random signs, each tensor scaled to its recorded norm.
     """
 
     stream: RecordedStream
@@ -103,26 +103,26 @@ class Drawn:
     seed: int = 0
 
     def gradients(self, t: int) -> list[Array]:
-        """Of step ``t``, float32; the same at every call."""
+        """The float32 gradients of step ``t``, the same at every call."""
         rng = np.random.default_rng((self.seed, t))
         made = []
         for shape, norm in zip(self.shapes, self.stream.norms[t], strict=True):
             elements = np.exp(self.spread * rng.standard_normal(shape)) * rng.choice([-1.0, 1.0], shape)
             if np.isfinite(norm):
                 made.append((elements * (norm / np.linalg.norm(elements))).astype(np.float32))
-            else:  # one bad element is how it comes
+            else:  # in practice, a single element is bad
                 elements.flat[0] = norm
                 made.append(elements.astype(np.float32))
         return made
 
     def weights(self) -> list[Array]:
-        """Drawn as layers are initialised: standard deviation 1/sqrt(inputs)."""
+        """Random weights, as layers are initialised: standard deviation 1/sqrt(inputs)."""
         rng = np.random.default_rng(self.seed)
         return [rng.standard_normal(s).astype(np.float32) / np.float32(np.sqrt(s[0])) for s in self.shapes]
 
 
 def with_elements(config: GuardConfig, drawn: Drawn, *, half: bool = False) -> Observe:
-    """What the NumPy adapter measures of drawn gradients; ``half``: after a backward pass in float16."""
+    """What the NumPy adapter measures of random gradients; ``half``: after a backward pass in float16."""
     weights, names = drawn.weights(), list(drawn.stream.names)
     gradients_of = functools.cache(drawn.gradients)
 

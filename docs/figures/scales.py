@@ -14,7 +14,7 @@ from stablenum import DynamicLossScale, GuardConfig, LogMaxLossScale, UnderflowA
 
 __all__ = ["PIXEL_SHAPES", "log_max", "static_dynamic", "underflow_aware"]
 
-# Fewer elements than the recorded net has, so that the pages are built in seconds.
+# Fewer elements than the recorded network has, so that the pages build in seconds.
 PIXEL_SHAPES = ((17, 24), (24, 72), (24, 72), (72,), (72,), (24, 17), (17,))
 _STEPS = 1500
 
@@ -32,7 +32,7 @@ def _stairs(ax: Any, done: list[Step], colour: str, label: str, **line: Any) -> 
 
 
 def static_dynamic() -> tuple[Figure, str]:
-    """Single overflows under the three kinds of hysteresis."""
+    """Single overflows with three kinds of hysteresis."""
     bad = with_spikes(load("pixels-schedule"), seed=7, singles=0, pairs=0, nonfinite=10, on=("norm",))
     kinds = {
         "hysteresis=1": (LIMIT, "-", {"hysteresis": 1}),
@@ -48,15 +48,15 @@ def static_dynamic() -> tuple[Figure, str]:
         ends[label], overflows = float(done[-1].after.loss_scale.scale), _skipped(done)
     mark(ax, overflows, [2.0**19] * len(overflows), "overflow: skipped")
     finish(ax, y="loss scale S", log=2, columns=2)
-    ends_said = ", ".join(f"2^{np.log2(end):.0f} with `{label}`" for label, end in ends.items())
+    final_scales = ", ".join(f"2^{np.log2(end):.0f} with `{label}`" for label, end in ends.items())
     return figure, (
-        f"`pixels-schedule` with {len(overflows)} single steps of NaN or inf, `growth_interval=300`: at "
-        f"the end S is {ends_said}. All three skip the same {len(overflows)} steps."
+        f"`pixels-schedule` with {len(overflows)} single steps of NaN or inf, `growth_interval=300`. At "
+        f"the end S is {final_scales}. All three skip the same {len(overflows)} steps."
     )
 
 
 def log_max() -> tuple[Figure, str]:
-    """LogMax beside the dynamic scale on gradients whose level falls."""
+    """LogMax and the dynamic scale on gradients whose level falls."""
     stream = load("pixels-schedule")
     drawn = Drawn(stream, PIXEL_SHAPES, spread=1.5)
     rules = {
@@ -64,7 +64,7 @@ def log_max() -> tuple[Figure, str]:
         "DynamicLossScale(growth_interval=200)": (LIMIT, DynamicLossScale(growth_interval=200)),
     }
     figure, (top, bottom) = panels(2, height=2.6)
-    told = []
+    counts = []
     for place, (label, (colour, rule)) in enumerate(rules.items()):
         config = GuardConfig(loss_scale=rule)
         done = replay(config, with_elements(config, drawn, half=True), range(_STEPS))
@@ -80,20 +80,20 @@ def log_max() -> tuple[Figure, str]:
             f"overflow, {label.split('(')[0]}",
             color=colour,
         )
-        told.append(
+        counts.append(
             f"`{label}` overflowed {how_many(len(over), 'time')} and ended at 2^{np.log2(done[-1].scale):.0f}"
         )
     finish(top, y="loss scale S", log=2, x=False)
     bottom.axhline(65504, color=BAD, lw=0.9, ls="--", label="largest float16")
     finish(bottom, y="largest scaled\nelement", log=2)
     return figure, (
-        "Gradients with the norms of `pixels-schedule` (the elements are drawn), rounded to float16; the "
-        f"learning rate falls at step 1000. {told[0]}; {told[1]}."
+        "Gradients with the norms of `pixels-schedule` (the elements are random), rounded to float16; the "
+        f"learning rate falls at step 1000. {counts[0]}; {counts[1]}."
     )
 
 
 def underflow_aware() -> tuple[Figure, str]:
-    """Scale and lost fraction."""
+    """The scale, and the fraction of elements lost."""
     drawn = Drawn(load("pixels-schedule"), PIXEL_SHAPES, spread=3.5, seed=1)
     rule = UnderflowAwareLossScale(init_scale=1.0)
     config = GuardConfig(loss_scale=rule)
@@ -109,15 +109,15 @@ def underflow_aware() -> tuple[Figure, str]:
         bottom,
         at,
         tiny[at],
-        "u, share of elements at float16's last bit (0 not shown)",
+        "u, fraction of elements at float16's last bit (0 not shown)",
         color=RAW,
         marker=".",
     )
     bottom.axhline(rule.max_tiny, color=LIMIT, lw=0.9, ls="--", label="max_tiny")
     finish(bottom, y="fraction u", log=10)
     return figure, (
-        "Gradients with the norms of `pixels-schedule`, spread over many decades (the elements are drawn), "
-        f"rounded to float16. From S = 1 the rule went to 2^{np.log2(done[20].scale):.0f} within 20 steps "
-        f"and to 2^{np.log2(done[-1].scale):.0f} by the end; {how_many(len(over), 'step')} overflowed. u "
-        f"was {tiny[0]:.2%} at first and {np.median(tiny[-200:]):.2%} in the median of the last 200 steps."
+        "Gradients with the norms of `pixels-schedule`, spread over many decades (the elements are random), "
+        f"rounded to float16. From S = 1 the rule raised it to 2^{np.log2(done[20].scale):.0f} within 20 "
+        f"steps and to 2^{np.log2(done[-1].scale):.0f} by the end; {how_many(len(over), 'step')} overflowed. "
+        f"u was {tiny[0]:.2%} at first; its median over the last 200 steps was {np.median(tiny[-200:]):.2%}."
     )

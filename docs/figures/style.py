@@ -1,4 +1,4 @@
-"""How all figures look: one light style, colours that colour-blind readers can tell apart."""
+"""The style of all figures: light, with colours that colour-blind readers can distinguish."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _STYLE = {
 
 
 def panels(n: int = 1, *, height: float = 3.1, same_x: bool = True) -> tuple[Figure, list[Axes]]:
-    """A figure with ``n`` panels above one another."""
+    """A figure with ``n`` stacked panels."""
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(8.6, height * n + 0.3), layout="constrained")
         axes = figure.subplots(n, 1, sharex=same_x, squeeze=False)[:, 0]
@@ -40,19 +40,19 @@ def panels(n: int = 1, *, height: float = 3.1, same_x: bool = True) -> tuple[Fig
 
 
 def raw(ax: Axes, steps: Any, values: Any, label: str) -> None:
-    """What the rule saw."""
+    """Plot what the rule saw."""
     ax.plot(steps, values, color=RAW, lw=0.9, label=label, zorder=2)
 
 
 def mark(ax: Axes, steps: Any, values: Any, label: str, *, color: str = BAD, marker: str = "x") -> None:
-    """Single steps; nothing where there are none."""
+    """Mark single steps; without any, draw nothing."""
     if len(steps):
         size = 34 if marker == "x" else 22
         ax.scatter(steps, values, s=size, marker=marker, color=color, linewidths=1.4, label=label, zorder=4)
 
 
 def finish(ax: Axes, *, y: str, log: int | None = None, x: bool = True, columns: int = 4) -> None:
-    """Labels, scale and legend."""
+    """Set labels, scale and legend."""
     if log:
         ax.set_yscale("log", base=log)
     ax.set_ylabel(y)
@@ -74,7 +74,7 @@ def finish(ax: Axes, *, y: str, log: int | None = None, x: bool = True, columns:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """As SVG, the same bytes for the same figure."""
+    """Save as SVG, with the same bytes for the same figure."""
     with mpl.rc_context(_STYLE), np.errstate(all="ignore"):
         figure.savefig(path, metadata={"Date": None})
 
