@@ -27,6 +27,7 @@ from benchmarks import decide_cost, diagnosis, losses, rule_steps, spike_detecti
 from benchmarks.ranks import run as ranks
 from benchmarks.steps.errors import BenchmarkError
 from benchmarks.steps.keeping import Kept, sources_digest
+from benchmarks.steps.promises import broken_promises
 from benchmarks.steps.run import PEERS, measure_all, threads
 
 RESULTS = Path(__file__).parent / "results"
@@ -101,8 +102,8 @@ def _save(console: Console, name: str, report: dict[str, Any]) -> None:
 
 def _save_steps(
     console: Console, name: str, facts: dict[str, Any], device: str, parts: tuple[str, ...]
-) -> None:
-    """Measure the steps; a run that is interrupted goes on when it is started again."""
+) -> list[dict[str, Any]]:
+    """Measure the steps, and return the rows; a run that was interrupted continues where it stopped."""
 
     def circumstances() -> dict[str, Any]:
         return {"facts": facts, "threads": threads(), "sources": sources_digest()}
@@ -111,10 +112,14 @@ def _save_steps(
     measured = measure_all(console, device=device, parts=parts, kept=kept)
     _save(console, name, facts | measured)
     kept.forget()
+    return list(measured["rows"])
 
 
 def _measure_steps(console: Console) -> None:
-    _save_steps(console, "cpu.json", _facts(PEERS), "cpu", ("bandwidth", "compiling"))
+    rows = _save_steps(console, "cpu.json", _facts(PEERS), "cpu", ("bandwidth", "compiling"))
+    broken = broken_promises(rows)
+    if broken:
+        raise BenchmarkError("\n".join(broken))
 
 
 def _measure_ranks(console: Console) -> None:

@@ -97,6 +97,12 @@ def test_the_import_contracts_hold():
         ("stablenum_torch/__init__.py", "import stablenum_jax"),
         ("stablenum_torch/__init__.py", "import optax"),
         ("stablenum_jax/__init__.py", "def f():\n    import torch"),
+        ("stablenum_torch/_devices/ranks.py", "import stablenum_torch._step.measure"),
+        ("stablenum_torch/_step/optimizer.py", "import stablenum_torch._precision.model"),
+        ("stablenum_torch/_step/on_host.py", "def f():\n    import stablenum_torch._diagnosis.explain"),
+        ("stablenum_torch/_precision/casts.py", "import stablenum_torch._diagnosis.audit"),
+        ("stablenum_torch/_step/on_host.py", "import stablenum_torch._step.on_device"),
+        ("stablenum_torch/_diagnosis/replay/flags.py", "import stablenum_torch._diagnosis.replay.recorder"),
     ],
 )
 def test_the_import_contracts_can_break(tmp_path, module, line):

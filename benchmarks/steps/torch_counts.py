@@ -6,8 +6,7 @@ import os
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -18,9 +17,9 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-import stablenum_torch._step.guarded
 from benchmarks.steps.errors import BenchmarkError
 from benchmarks.steps.torch_variants import TorchProblem, TorchVariant
+from stablenum_torch._step.guarded import on_device_path
 
 __all__ = ["Counter", "count", "graph_breaks", "kernels", "launches", "peak_bytes", "seconds_to_compile"]
 
@@ -101,22 +100,6 @@ class _Reads(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-@contextmanager
-def _path_of_accelerators() -> Iterator[None]:
-    """On a CPU the guard reads values on the host, for nothing. What an accelerator does is counted here."""
-    stepping = stablenum_torch._step.guarded
-    if not hasattr(stepping, "_on_host"):
-        raise BenchmarkError(
-            "stablenum_torch._step.guarded has no _on_host: the counting of waits is out of date."
-        )
-    before = stepping._on_host
-    stepping._on_host = lambda *_, **__: False
-    try:
-        yield
-    finally:
-        stepping._on_host = before
-
-
 def count(problem: TorchProblem, variant: TorchVariant) -> dict[str, Any]:
     """Of one step as it is timed the reads and writes of the gradients and the operations; and how often the
     host would wait for an accelerator.
@@ -132,7 +115,7 @@ def count(problem: TorchProblem, variant: TorchVariant) -> dict[str, Any]:
         return counter
 
     counted, reads = one_step(_Reads()), _Reads()
-    with _path_of_accelerators():
+    with on_device_path():
         waits = one_step(reads).waits + reads.waits
     reads, writes = counted.passes
     return {

@@ -132,6 +132,11 @@ class GuardConfig:
         return next((rule for rule in self.clip_rules if isinstance(rule, ClipUpdateRMS)), None)
 
     @property
+    def one_factor(self) -> bool:
+        """Whether one factor serves all gradients, with no bound on each element."""
+        return not self.per_tensor and self.unit_rule is None and self.max_value is None
+
+    @property
     def needs(self) -> frozenset[str]:
         """What has to be measured besides norms: fields of :class:`stablenum.Observation` by name."""
         return frozenset() if self.loss_scale is None else self.loss_scale.needs
@@ -146,6 +151,23 @@ class GuardConfig:
         """Whether an applied step's gradients can differ from the raw ones."""
         on_gradients = len(self.clip_rules) - (self.update_rule is not None)
         return on_gradients > 0 or self.loss_scale is not None or self.shrinks_spikes
+
+    def compute_format(self, level: int, own: str | None = None) -> str:
+        """The format that a step computes in.
+
+        Args:
+            level: how many formats wider than the first of ``escalate`` the guard has decided on.
+            own: the format of the user's policy. By default the first of ``escalate``; without one,
+                float16 if there is a loss scale and bfloat16 if not.
+
+        Example:
+            >>> config = GuardConfig(escalate=EscalatePrecision(formats=("bfloat16", "float32")))
+            >>> config.compute_format(0), config.compute_format(1), GuardConfig().compute_format(0)
+            ('bfloat16', 'float32', 'bfloat16')
+        """
+        if self.escalate is not None and (level or own is None):
+            return self.escalate.formats[level]
+        return own or ("bfloat16" if self.loss_scale is None else "float16")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists, numbers and strings; fields that are None are left out (TOML has no null)."""

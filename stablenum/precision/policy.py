@@ -15,7 +15,7 @@ from typing import Any
 from stablenum.errors import bad_field
 from stablenum.formats import FORMATS, Format
 
-__all__ = ["Policy", "PolicyRule", "parse_format", "wider"]
+__all__ = ["Policy", "PolicyRule", "as_policy", "parse_format", "wider"]
 
 _PARTS = {"p": "params", "c": "compute", "o": "output"}
 _NAMES = {
@@ -176,6 +176,35 @@ class Policy:
         short = {full: name for name, full in reversed(_NAMES.items()) if name != "full"}
         text = ",".join(f"{k}={short[getattr(self, part)]}" for k, part in _PARTS.items())
         return text + "".join(f";{rule.pattern}:{_words(rule)}" for rule in self.rules)
+
+
+def as_policy(policy: object) -> Policy:
+    """A :class:`stablenum.Policy` from one, from words, or from an object with jmp's three attributes.
+
+    Args:
+        policy: a Policy; words (``"params=float32,compute=bfloat16"``, see :meth:`stablenum.Policy.parse`);
+            or anything with ``param_dtype``, ``compute_dtype`` and ``output_dtype``, as jmp's Policy.
+
+    Raises:
+        TypeError: it is none of these.
+        ValueError: an unknown format.
+
+    Example:
+        >>> as_policy("p=f32,c=bf16").compute
+        'bfloat16'
+    """
+    if isinstance(policy, Policy):
+        return policy
+    if isinstance(policy, str):
+        return Policy.parse(policy)
+    parts = [getattr(policy, f"{part}_dtype", None) for part in ("param", "compute", "output")]
+    if any(part is None for part in parts):
+        raise TypeError(
+            "policy must be a stablenum.Policy, words such as 'params=float32,compute=bfloat16', or an "
+            f"object with param_dtype, compute_dtype and output_dtype; got {type(policy).__name__}."
+        )
+    params, compute, output = (parse_format(part) for part in parts)
+    return Policy(params=params, compute=compute, output=output)
 
 
 def _words(rule: PolicyRule) -> str:

@@ -192,8 +192,9 @@ def apply(config: GuardConfig, decision: Decision, gradients: Sequence[Array | N
     for i, of_units in enumerate(decision.unit_multipliers):
         g = gradients[i]
         if g is not None and config.unit_rule is not None and of_units.size:
-            axes = config.unit_rule.unit_axes(g.shape, default="last")
-            factors[i] = of_units.reshape([1 if axis in axes else n for axis, n in enumerate(g.shape)])
+            rule = config.unit_rule
+            axes = rule.unit_axes(g.shape, default="last")
+            factors[i] = of_units.reshape(rule.unit_shape(g.shape, axes))
     return [
         None if g is None else _scaled(g, factor, config.max_value)
         for g, factor in zip(gradients, factors, strict=True)

@@ -14,7 +14,6 @@ from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import Decision, GuardState, Observation, decide
 from stablenum_torch._devices.scalar_namespace import scalars
 from stablenum_torch._devices.straight_line import Writer
-from stablenum_torch._step.apply import one_factor
 
 __all__ = ["HostGuard"]
 
@@ -37,7 +36,7 @@ class HostGuard:
     def __init__(self, config: GuardConfig, state: GuardState) -> None:
         self.config, self.state = config, state
         self.unit_rule, self.update_rule, self.needs = config.unit_rule, config.update_rule, config.needs
-        self.one_factor = one_factor(config)
+        self.one_factor = config.one_factor
         self._views = map_leaves(Tensor.numpy, state)
         self._flat: list[np.ndarray] = leaves(self._views)
         self._tensors: list[Tensor] = leaves(state)

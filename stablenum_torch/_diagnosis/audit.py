@@ -26,11 +26,11 @@ from stablenum.diagnosis.audit import (
     measure_block,
     poisoned,
 )
+from stablenum_torch._devices.fused import is_fused
 from stablenum_torch._devices.ranks import is_sharded, local_part
 from stablenum_torch._precision.float32_twins import TwinOptimizer
-from stablenum_torch._step.apply import is_fused
-from stablenum_torch._step.checks import parameter_names
-from stablenum_torch._step.optimizer import GuardedOptimizer
+from stablenum_torch._step.checks import given_names
+from stablenum_torch._step.parameters import names_of
 
 __all__ = ["audit", "state_problems"]
 
@@ -109,7 +109,7 @@ def audit(
         raise TypeError(
             f"optimizer must be a torch.optim.Optimizer, guarded or not; got {type(optimizer).__name__}."
         )
-    inner, named = _unwrapped(optimizer), _names(optimizer, parameter_names(names))
+    inner, named = _unwrapped(optimizer), _names(optimizer, given_names(names))
     notes: list[str] = []
     given = _gradients(optimizer, named, grads, notes)
     own = _law_giver(inner)
@@ -172,13 +172,11 @@ def _value(optimizer: Optimizer, p: Tensor) -> Tensor:
 
 def _names(optimizer: Optimizer, given: Mapping[Tensor, str]) -> list[str]:
     """A name for each parameter in the order of the groups."""
-    known = {**(optimizer._names if isinstance(optimizer, GuardedOptimizer) else {}), **given}
-    found = []
-    for g, group in enumerate(optimizer.param_groups):
-        own = group.get("param_names")
-        for i, p in enumerate(group["params"]):
-            found.append(known.get(p, own[i] if own else f"param_groups[{g}].params[{i}]"))
-    return found
+    known = getattr(optimizer, "parameter_names", None)  # a guarded optimizer was given names of its own
+    if known is None:
+        return names_of(optimizer, given)
+    params = (p for group in optimizer.param_groups for p in group["params"])
+    return [given.get(p, name) for p, name in zip(params, known(), strict=True)]
 
 
 def _gradients(
@@ -189,7 +187,7 @@ def _gradients(
 ) -> list[Tensor | None]:
     params = [p for group in optimizer.param_groups for p in group["params"]]
     if grads is None:
-        if isinstance(optimizer, GuardedOptimizer) and optimizer.config.loss_scale is not None:
+        if getattr(optimizer, "scales_loss", False):
             notes.append(
                 "p.grad may carry the loss scale and was left out; give unscaled gradients as grads="
             )

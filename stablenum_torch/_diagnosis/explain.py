@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from stablenum.diagnosis.report.report import Report
+from stablenum_torch._devices.generators import RngState
 from stablenum_torch._devices.ranks import several_ranks
-from stablenum_torch._diagnosis.replay.snapshot import RngState
 
 if TYPE_CHECKING:
     from stablenum_torch._step.optimizer import GuardedOptimizer

@@ -17,7 +17,7 @@ from stablenum_torch._diagnosis.replay.module_paths import ModulePaths
 from stablenum_torch._diagnosis.replay.recorder import Recorder
 from stablenum_torch._diagnosis.replay.snapshot import Snapshot
 
-__all__ = ["Window", "parameter_names"]
+__all__ = ["Window", "names_in_modules"]
 
 
 class _KeepNothing(Snapshot):
@@ -78,7 +78,7 @@ class Window:
         return Report.of(Evidence(framework="torch", findings=findings, labels=labels, **evidence))
 
 
-def parameter_names(parameters: Sequence[Tensor]) -> tuple[str, ...]:
+def names_in_modules(parameters: Sequence[Tensor]) -> tuple[str, ...]:
     """Of parameters, as the outermost module that holds them names them, if one does."""
     wanted = {id(p) for p in parameters}
     found: dict[int, str] = {}

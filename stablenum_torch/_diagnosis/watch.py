@@ -20,7 +20,7 @@ from stablenum.commands.explain.plan import Failure
 from stablenum.commands.explain.session import Session
 from stablenum.diagnosis import Evidence, Report
 from stablenum_torch._diagnosis.audit import state_problems
-from stablenum_torch._diagnosis.script_recorder import Window, parameter_names
+from stablenum_torch._diagnosis.script_recorder import Window, names_in_modules
 from stablenum_torch._step.optimizer import GuardedOptimizer
 
 __all__ = ["watch"]
@@ -170,7 +170,7 @@ class _Watcher:
 
     def fail(self, what: str, parameters: Sequence[torch.Tensor], bad: Sequence[Any]) -> None:
         """The end of the script; explained, if it was recorded."""
-        names = parameter_names(parameters)
+        names = names_in_modules(parameters)
         failure = Failure(step=self.step, what=what, names=names)
         if self.window is None:
             self.session.found(failure)

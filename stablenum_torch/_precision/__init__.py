@@ -1,6 +1,6 @@
 """Running in narrow formats: policies on modules, 8-bit products, optimizers for narrow parameters."""
 
-from stablenum_torch._precision.casts import as_policy, cast_floating
+from stablenum_torch._precision.casts import cast_floating
 from stablenum_torch._precision.compensated import KahanUpdate, StochasticRounding
 from stablenum_torch._precision.master_weights import MasterWeights
 from stablenum_torch._precision.model import PolicyHandle, precision
@@ -10,7 +10,6 @@ __all__ = [
     "MasterWeights",
     "PolicyHandle",
     "StochasticRounding",
-    "as_policy",
     "cast_floating",
     "precision",
 ]

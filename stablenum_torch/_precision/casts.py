@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from stablenum.precision.policy import Policy, parse_format, wider
 
-__all__ = ["as_policy", "cast_floating", "cast_module", "dtype_of", "narrowed", "running_statistics"]
+__all__ = ["cast_floating", "cast_module", "dtype_of", "narrowed", "running_statistics"]
 
 Value = TypeVar("Value")
 
@@ -22,35 +22,6 @@ def dtype_of(format: str) -> torch.dtype:  # noqa: A002
     """torch's dtype for a format's name."""
     found: torch.dtype = getattr(torch, format)
     return found
-
-
-def as_policy(policy: object) -> Policy:
-    """A :class:`stablenum.Policy` from one, from words, or from an object with jmp's three attributes.
-
-    Args:
-        policy: a Policy; words (``"params=float32,compute=bfloat16"``, see :meth:`stablenum.Policy.parse`);
-            or anything with ``param_dtype``, ``compute_dtype`` and ``output_dtype``, as jmp's Policy.
-
-    Raises:
-        TypeError: it is none of these.
-        ValueError: an unknown format.
-
-    Example:
-        >>> as_policy("p=f32,c=bf16").compute
-        'bfloat16'
-    """
-    if isinstance(policy, Policy):
-        return policy
-    if isinstance(policy, str):
-        return Policy.parse(policy)
-    parts = [getattr(policy, f"{part}_dtype", None) for part in ("param", "compute", "output")]
-    if any(part is None for part in parts):
-        raise TypeError(
-            "policy must be a stablenum.Policy, words such as 'params=float32,compute=bfloat16', or an "
-            f"object with param_dtype, compute_dtype and output_dtype; got {type(policy).__name__}."
-        )
-    params, compute, output = (parse_format(part) for part in parts)
-    return Policy(params=params, compute=compute, output=output)
 
 
 def cast_floating(value: Value, dtype: torch.dtype) -> Value:

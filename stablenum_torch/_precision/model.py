@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from stablenum.errors import bad_field, check_choice
 from stablenum.formats import FORMATS
 from stablenum.precision.delayed_scaling import DelayedScaling
-from stablenum.precision.policy import Policy, wider
+from stablenum.precision.policy import Policy, as_policy, wider
 from stablenum_torch._precision.casts import (
-    as_policy,
     cast_floating,
     cast_module,
     dtype_of,

@@ -1,10 +1,4 @@
-"""Apply: carry out a decision on torch gradients and the optimizer that the user chose.
-
-Fused optimizers (Adam, AdamW, SGD, Adagrad) take a divisor and a skip flag into their own kernel:
-``optimizer.step`` reads the attributes ``grad_scale`` and ``found_inf``, the kernel divides each
-gradient by the one and returns early if the other is exactly 1. The rest of the optimizers get
-their gradients multiplied in place first.
-"""
+"""Apply a decision to the gradients in place, where the optimizer's own kernel does not (``fused.py``)."""
 
 from __future__ import annotations
 
@@ -19,79 +13,7 @@ from stablenum_torch._devices.ranks import local_part
 from stablenum_torch._step.measure import dense_values
 from stablenum_torch._step.measure_units import unit_factor
 
-__all__ = [
-    "can_skip_on_device",
-    "gradients_to_change",
-    "is_fused",
-    "moves_nothing",
-    "one_factor",
-    "step_folded",
-    "transform",
-    "transform_gradients",
-]
-
-
-def is_fused(optimizer: Optimizer) -> bool:
-    """Whether the optimizer's kernel takes ``grad_scale`` and ``found_inf``."""
-    if not getattr(optimizer, "_step_supports_amp_scaling", False):
-        return False
-    # The attribute tells of the constructor. What a step does is up to the groups, and loading a state
-    # dict or adding a group may have changed them since.
-    return all(group.get("fused") for group in optimizer.param_groups)
-
-
-def step_folded(optimizer: Optimizer, *, divisor: Tensor | None, found_inf: Tensor | None) -> None:
-    """``optimizer.step()`` that divides gradients by ``divisor`` and skips if ``found_inf`` is 1.
-
-    Both are () float32 or None. The attributes are removed afterwards, also when the step raises: a
-    left-over ``found_inf`` would skip every later step.
-    """
-    # Not a context manager: torch.compile would break the graph around it.
-    try:
-        if divisor is not None:
-            optimizer.grad_scale = divisor
-        if found_inf is not None:
-            optimizer.found_inf = found_inf
-        optimizer.step()
-    finally:
-        if divisor is not None:
-            del optimizer.grad_scale
-        if found_inf is not None:
-            del optimizer.found_inf
-
-
-def can_skip_on_device(optimizer: Optimizer) -> bool:
-    """Whether a fused step may be skipped by flag alone; prepares fused SGD for it.
-
-    torch's fused SGD allocates a momentum buffer without contents and lets the kernel of the first
-    step fill it: if that step is skipped, the buffer keeps whatever was in memory. A zero buffer
-    gives the same first step (0 x momentum + g) if there is no dampening; with dampening the first
-    steps have to be decided on the host.
-    """
-    if not isinstance(optimizer, torch.optim.SGD):
-        return True
-    for group in optimizer.param_groups:
-        if not group["momentum"]:
-            continue
-        for p in group["params"]:
-            if p.grad is None or optimizer.state[p].get("momentum_buffer") is not None:
-                continue
-            if group["dampening"]:
-                return False
-            optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p.grad)
-    return True
-
-
-def moves_nothing(optimizer: Optimizer) -> bool:
-    """Whether every learning rate is 0, as far as the host knows without asking a device.
-
-    torch's checkpointing steps so on zero gradients, to create the optimizer's state. Such a step is
-    not evidence that the loss scale may grow.
-    """
-    if torch.compiler.is_compiling():
-        return False  # a tensor's value is not known while tracing
-    rates = [group["lr"] for group in optimizer.param_groups if "lr" in group]
-    return bool(rates) and all((not isinstance(lr, Tensor) or lr.is_cpu) and lr == 0 for lr in rates)
+__all__ = ["gradients_to_change", "transform", "transform_gradients"]
 
 
 def gradients_to_change(optimizer: Optimizer, params: Sequence[Tensor]) -> list[Tensor | None]:
@@ -161,11 +83,6 @@ def _stored_values(grad: Tensor) -> Tensor:
     if grad.layout != torch.strided:
         grad.copy_(grad.coalesce())  # entries of one element are summed first
     return dense_values(grad)
-
-
-def one_factor(config: GuardConfig) -> bool:
-    """Whether one factor serves all gradients, with no bound on each element."""
-    return not config.per_tensor and config.unit_rule is None and config.max_value is None
 
 
 def transform(

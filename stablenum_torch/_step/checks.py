@@ -12,10 +12,10 @@ from torch.optim import Optimizer
 
 from stablenum.formats import FORMATS, get_format
 from stablenum.guard.config import GuardConfig
+from stablenum_torch._devices.fused import is_fused
 from stablenum_torch._devices.ranks import is_sharded
-from stablenum_torch._step.apply import is_fused
 
-__all__ = ["EpsTooSmallWarning", "check_optimizer", "check_rules", "parameter_names", "warn_of_lost_eps"]
+__all__ = ["EpsTooSmallWarning", "check_optimizer", "check_rules", "given_names", "warn_of_lost_eps"]
 
 
 class EpsTooSmallWarning(UserWarning):
@@ -68,7 +68,7 @@ def check_rules(config: GuardConfig, optimizer: Optimizer, process_group: object
                 )
 
 
-def parameter_names(
+def given_names(
     names: torch.nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | None,
 ) -> dict[Tensor, str]:
     """Parameter -> name.

@@ -21,9 +21,9 @@ from torch.optim import Optimizer
 from stablenum.rules.clipping import ClipUpdateRMS
 from stablenum_torch._devices.ranks import join_norms, join_over_ranks, joins_ranks, local_part
 from stablenum_torch._devices.state import to_device
-from stablenum_torch._step.measure import dense_values, norms_on_device, norms_on_host, saturated
+from stablenum_torch._step.measure import dense_values, norms_on_host, norms_without_wait, saturated
 
-__all__ = ["Before", "before_update", "clip_update_on_device", "clip_update_on_host"]
+__all__ = ["Before", "before_update", "clip_update_on_host", "clip_update_without_wait"]
 
 # Elements whose updates are held at the same time.
 _AT_A_TIME = 2**24
@@ -75,12 +75,12 @@ def clip_update_on_host(rule: ClipUpdateRMS, before: Before) -> None:
                 after[i].copy_(_shortened(after[i], before.values[i], float(factor)))
 
 
-def clip_update_on_device(
+def clip_update_without_wait(
     rule: ClipUpdateRMS, before: Before, device: torch.device, process_group: dist.ProcessGroup | None
 ) -> None:
     """As :func:`clip_update_on_host`, without a host sync; shards go by the RMS of the whole."""
     after, params = _values(before.params), before.params
-    parts = [norms_on_device(updates, device) for updates in _updates(after, before.values)]
+    parts = [norms_without_wait(updates, device) for updates in _updates(after, before.values)]
     if not parts:
         parts = [torch.zeros(0, dtype=torch.float32, device=device)]
     joined = torch.cat(parts)

@@ -1,66 +1,165 @@
-"""One guarded step: measure the gradients, decide in the core, apply the decision or skip whole.
+"""The guard of one optimizer, and its step: measure the gradients, decide in the core, apply or skip.
 
-Two paths to the same decision. On a CPU the host sees the gradients for nothing, so it decides in NumPy
-and branches (``host_step.py``). On an accelerator everything stays there (``device_step.py``).
+Two paths lead to the same decision. Reading values costs nothing on a CPU, so the host may branch on them
+(``on_host.py``). On an accelerator everything stays there (``on_device.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
+import array_api_compat.torch as torch_namespace
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from stablenum.guard.config import GuardConfig
-from stablenum.guard.decide import GuardState
+from stablenum.guard.decide import GuardState, init_guard
+from stablenum.guard.statedict import state_from_dict, state_to_dict
 from stablenum_torch._devices.host_decide import HostGuard
 from stablenum_torch._devices.ranks import several_ranks
-from stablenum_torch._devices.state import copy_into
+from stablenum_torch._devices.state import copy_into, moved_to
+from stablenum_torch._devices.waits import HaltWatch, LevelWatch
+from stablenum_torch._step.checks import check_rules
 from stablenum_torch._step.on_device import step_on_device
 from stablenum_torch._step.on_host import step_on_host
+from stablenum_torch._step.parameters import TrackedParameters
 
-__all__ = ["guarded_step"]
+__all__ = ["Guard", "on_device_path"]
 
 
-def guarded_step(
-    optimizer: Optimizer,
-    config: GuardConfig,
-    state: GuardState,
-    params: Sequence[Tensor],
-    loss: Tensor | None,
-    process_group: ProcessGroup | None,
-    included: Sequence[bool] = (),
-    *,
-    host: Callable[[], HostGuard] | None = None,
-) -> None:
-    """Step ``optimizer`` as the core decides, and bring the guard's state up to date.
-
-    The state is written last: an error in the inner step leaves it as it was.
+class Guard:
+    """All that guards one optimizer: its state, and what the host keeps from step to step.
 
     Args:
-        optimizer: the inner optimizer; its parameters hold the gradients.
-        config: the guard's settings.
-        state: the guard's tensors.
-        params: the parameters of the optimizer, in order; those without gradient count as zero.
-        loss: () the unscaled loss, if known.
+        optimizer: the inner optimizer.
+        config: the settings.
+        names: names of parameters, as far as the user gave any.
         process_group: ranks over which plain gradients are sharded.
-        included: whether the rule for units, if there is one, applies to each parameter.
-        host: gives what decides on ``state`` in the host's memory, where one is kept from step to step.
+        state: the guard's tensors; by default a fresh state.
+
+    Attributes:
+        parameters: those of the optimizer.
+        on_host: which path a step takes; None where its tensors lie.
     """
-    if several_ranks():
-        # Each rank has a loss of its own. Decisions rest on the gradients alone then, which all
-        # ranks share: otherwise one bad loss would make the ranks disagree.
-        loss = None
-    if _on_host(state, params):
-        guard = HostGuard(config, state) if host is None else host()
-        guard.write(step_on_host(optimizer, guard, params, loss, process_group, included))
-    else:
-        after = step_on_device(optimizer, config, state, params, loss, process_group, included)
-        copy_into(state, after)
+
+    on_host: bool | None = None
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        config: GuardConfig,
+        names: Mapping[Tensor, str],
+        process_group: ProcessGroup | None,
+        state: GuardState | None = None,
+    ) -> None:
+        self.optimizer, self.config, self.process_group = optimizer, config, process_group
+        self.parameters = TrackedParameters(optimizer, config, names)
+        params = self.parameters.now()
+        if state is None:
+            state = init_guard(config, len(params), xp=torch_namespace, device=params[0].device)
+        self.state = state
+        self._host: HostGuard | None = None  # of the state, once a step has needed it
+        self._halted, self._level = HaltWatch(), LevelWatch()
+
+    def step(self, loss: Tensor | None) -> None:
+        """Step the optimizer as the core decides, and bring the state up to date.
+
+        The state is written last: an error in the inner step leaves it as it was. Without any gradient
+        nothing happens.
+
+        Args:
+            loss: () the unscaled loss, if known.
+
+        Raises:
+            NonFiniteError: the configured number of steps in a row could not be applied.
+        """
+        params, ranks = self.fit(), several_ranks()
+        # A rank without gradients has to contribute its part of the joint norm all the same.
+        if not (ranks and self.process_group is not None) and all(p.grad is None for p in params):
+            return
+        if self.state.step.device != params[0].device:  # the model was moved after it was wrapped
+            self.state = moved_to(self.state, params[0].device)
+        # Each rank has a loss of its own. The ranks share the gradients alone: if one bad loss counted, the
+        # ranks would disagree.
+        seen = None if ranks else loss
+        arguments = params, seen, self.process_group, self.parameters.included
+        if self._in_host_memory(params) if self.on_host is None else self.on_host:
+            host = self._host_guard()
+            host.write(step_on_host(self.optimizer, host, *arguments))
+        else:
+            copy_into(self.state, step_on_device(self.optimizer, self.config, self.state, *arguments))
+        if self.config.skip_limit is not None:
+            self._raise_if_halted()
+
+    def _in_host_memory(self, params: Sequence[Tensor]) -> bool:
+        """Whether this process can read all that a decision needs, except other ranks' norms."""
+        return not torch.compiler.is_compiling() and self.state.step.is_cpu and all(p.is_cpu for p in params)
+
+    def _host_guard(self) -> HostGuard:
+        if self._host is None or not self._host.is_for(self.config, self.state):
+            self._host = HostGuard(self.config, self.state)
+        return self._host
+
+    @torch._dynamo.disable
+    def _raise_if_halted(self) -> None:
+        # A compiled step breaks its graph here: only the host can raise.
+        self._halted.after_step(self.state, self.parameters.names, self.config)
+
+    def level(self) -> int:
+        """How many formats wider than the first the next step computes in, as far as the host knows."""
+        return self._level.read(self.state.escalation.level)
+
+    # --- the parameters --------------------------------------------------------------------------
+
+    def fit(self) -> list[Tensor]:
+        """All parameters, after the state has grown with those that were added since.
+
+        They may have been added to the inner optimizer directly.
+        """
+        params = self.parameters.now()
+        if not self.parameters.are(params):
+            self._follow(params)
+        return params
+
+    @torch._dynamo.disable
+    def _follow(self, params: list[Tensor]) -> None:
+        check_rules(self.config, self.optimizer, self.process_group)
+        self.state = self.parameters.follow(params, self.state)
+
+    # --- saving --------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """The state as JSON values."""
+        self.fit()
+        return state_to_dict(self.state, self.parameters.names_if_known())
+
+    def parsed(self, saved: Mapping[str, Any]) -> GuardState:
+        """The state that :meth:`to_dict` wrote, on this one's device and of its shape.
+
+        Raises:
+            ValueError: ``saved`` is not a state, or has another shape.
+        """
+        self.fit()
+        names, device = self.parameters.names_if_known(), self.state.step.device
+        return state_from_dict(saved, self.state, xp=torch_namespace, names=names, device=device)
+
+    def load(self, state: GuardState) -> None:
+        """Go on from ``state``, in the memory of the present one."""
+        copy_into(self.state, state)
 
 
-def _on_host(state: GuardState, params: Sequence[Tensor]) -> bool:
-    """Whether all that a decision needs lies in this process's memory, but for other ranks' norms."""
-    return not torch.compiler.is_compiling() and state.step.is_cpu and all(p.is_cpu for p in params)
+@contextlib.contextmanager
+def on_device_path() -> Iterator[None]:
+    """While the context lasts, every guard takes the path of accelerators, also for CPU tensors.
+
+    For tests and for counting operations.
+    """
+    before, Guard.on_host = Guard.on_host, False
+    try:
+        yield
+    finally:
+        Guard.on_host = before

@@ -25,14 +25,14 @@ __all__ = [
     "NARROW_BLOCK",
     "SUSPICIOUSLY_SMALL",
     "dense_values",
-    "gradient_norms_on_device",
     "gradient_norms_on_host",
-    "norms_on_device",
+    "gradient_norms_without_wait",
     "norms_on_host",
+    "norms_without_wait",
     "saturated",
     "stacked",
     "sums_of_pieces",
-    "wide_norms_on_device",
+    "wide_norms_without_wait",
 ]
 
 # Up to here one multi-tensor call takes the norms of all tensors; above it a dot product is both
@@ -179,15 +179,15 @@ def _careful_norm(value: Tensor) -> float:
 # --- on the device ---------------------------------------------------------------------------
 
 
-def gradient_norms_on_device(
+def gradient_norms_without_wait(
     params: Sequence[Tensor], device: torch.device, process_group: dist.ProcessGroup | None = None
 ) -> Tensor:
-    """(n,) float64 norms of the parameters' gradients, see :func:`wide_norms_on_device`."""
+    """(n,) float64 norms of the parameters' gradients, see :func:`wide_norms_without_wait`."""
     grads = [p.grad for p in params]
-    return wide_norms_on_device(grads, device, shards_of=params, process_group=process_group)
+    return wide_norms_without_wait(grads, device, shards_of=params, process_group=process_group)
 
 
-def norms_on_device(
+def norms_without_wait(
     grads: Sequence[Tensor | None],
     device: torch.device,
     *,
@@ -203,17 +203,17 @@ def norms_on_device(
             sharded over.
         process_group: ranks over which plain tensors are sharded.
     """
-    return saturated(wide_norms_on_device(grads, device, shards_of=shards_of, process_group=process_group))
+    return saturated(wide_norms_without_wait(grads, device, shards_of=shards_of, process_group=process_group))
 
 
-def wide_norms_on_device(
+def wide_norms_without_wait(
     grads: Sequence[Tensor | None],
     device: torch.device,
     *,
     shards_of: Sequence[Tensor] = (),
     process_group: dist.ProcessGroup | None = None,
 ) -> Tensor:
-    """(n,) as :func:`norms_on_device`, but in float64: a finite norm may still lie beyond float32.
+    """(n,) as :func:`norms_without_wait`, but in float64: a finite norm may still lie beyond float32.
 
     In few launches: one multi-tensor norm for each format, and one to put the results side by side.
     """

@@ -20,7 +20,7 @@ from stablenum_torch._devices.ranks import join_over_ranks, joins_ranks, local_p
 from stablenum_torch._devices.state import to_device
 from stablenum_torch._step.measure import dense_values, saturated, stacked
 
-__all__ = ["Extremes", "extremes_on_device", "extremes_on_host"]
+__all__ = ["Extremes", "extremes_on_host", "extremes_without_wait"]
 
 # Elements looked at in one go: they and two arrays of the same length stay in cache.
 _BLOCK = 2**16
@@ -81,7 +81,7 @@ class Extremes(NamedTuple):
         return amax, (filled - self.above.sum()).float() / filled.clamp(min=1).float()
 
 
-def extremes_on_device(
+def extremes_without_wait(
     params: Sequence[Tensor],
     device: torch.device,
     needs: frozenset[str],

@@ -23,13 +23,13 @@ from stablenum_torch._step.measure import (
     NARROW_BLOCK,
     SUSPICIOUSLY_SMALL,
     dense_values,
-    norms_on_device,
     norms_on_host,
+    norms_without_wait,
     saturated,
     sums_of_pieces,
 )
 
-__all__ = ["unit_factor", "units_on_device", "units_on_host"]
+__all__ = ["unit_factor", "units_on_host", "units_without_wait"]
 
 Axes: TypeAlias = "tuple[int, ...] | None"
 
@@ -39,8 +39,7 @@ _LONGEST_ROW = 2**16
 
 def unit_factor(rule: AdaptiveGradClip, factors: Tensor, shape: torch.Size) -> Tensor:
     """(u,) factors of a tensor's units in a shape that broadcasts over the tensor."""
-    axes = rule.unit_axes(shape, default="first")
-    return factors.reshape([1 if axis in axes else n for axis, n in enumerate(shape)])
+    return factors.reshape(rule.unit_shape(shape, rule.unit_axes(shape, default="first")))
 
 
 def _unit_axes(rule: AdaptiveGradClip, params: Sequence[Tensor], included: Sequence[bool]) -> list[Axes]:
@@ -159,7 +158,7 @@ def _careful_row_norms(rows: Tensor) -> np.ndarray:
 # --- on the device ---------------------------------------------------------------------------
 
 
-def units_on_device(
+def units_without_wait(
     rule: AdaptiveGradClip, params: Sequence[Tensor], included: Sequence[bool], device: torch.device
 ) -> tuple[Tensor, Units]:
     """As :func:`units_on_host`, on ``device`` and without a host sync; no gradient may be sharded."""
@@ -175,11 +174,13 @@ def units_on_device(
         for p, a, s in zip(params, axes, split, strict=True)
     ]
     # The units' norms stand in for the gradients that they were taken of.
-    norms = norms_on_device([g if u is None else u for g, u in zip(grads, of_gradients, strict=True)], device)
+    norms = norms_without_wait(
+        [g if u is None else u for g, u in zip(grads, of_gradients, strict=True)], device
+    )
     single = [
         p.detach() if a is not None and not s else None for p, a, s in zip(params, axes, split, strict=True)
     ]
-    weights = norms_on_device(single, device)
+    weights = norms_without_wait(single, device)
     return norms, Units(_as_units(of_gradients, norms, axes), _as_units(of_weights, weights, axes))
 
 

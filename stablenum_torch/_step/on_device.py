@@ -1,12 +1,11 @@
-"""One guarded step where the parameters lie on an accelerator: nothing of it comes to the host.
+"""One guarded step on an accelerator: measured, decided and applied there, nothing is read on the host.
 
-The host waits only for an optimizer that cannot skip by itself.
+The host waits only for an optimizer that cannot skip a step by itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import array_api_compat.torch as torch_namespace
 import torch
@@ -14,34 +13,16 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from stablenum.formats import FLOAT32_MAX
 from stablenum.guard.config import GuardConfig
-from stablenum.guard.decide import Decision, GuardState, Observation, decide, select
-from stablenum.rules.clipping import Units
+from stablenum.guard.decide import Decision, GuardState, decide, select
 from stablenum_torch._devices.compiled_decide import fewer_kernels
-from stablenum_torch._devices.state import to_device
+from stablenum_torch._devices.fused import can_skip_on_device, is_fused, moves_nothing, step_folded
 from stablenum_torch._devices.waits import wait_for_bool
-from stablenum_torch._step.apply import (
-    can_skip_on_device,
-    is_fused,
-    moves_nothing,
-    one_factor,
-    step_folded,
-    transform,
-)
-from stablenum_torch._step.clip_update import before_update, clip_update_on_device
-from stablenum_torch._step.measure import gradient_norms_on_device, saturated
-from stablenum_torch._step.measure_elements import Extremes, extremes_on_device
-from stablenum_torch._step.measure_units import units_on_device
+from stablenum_torch._step.apply import transform
+from stablenum_torch._step.clip_update import before_update, clip_update_without_wait
+from stablenum_torch._step.observe import Measured, measured_without_wait, observation
 
-__all__ = [
-    "Measured",
-    "decided_on_device",
-    "in_float32",
-    "measured_on_device",
-    "observation",
-    "step_on_device",
-]
+__all__ = ["decided_without_wait", "step_on_device"]
 
 
 def step_on_device(
@@ -53,14 +34,19 @@ def step_on_device(
     process_group: ProcessGroup | None,
     included: Sequence[bool],
 ) -> GuardState:
+    """Step ``optimizer`` as the core decides; arguments as for ``measured_without_wait``.
+
+    Returns:
+        The guard's next state, which is not written yet.
+    """
     device = state.step.device
-    measured = measured_on_device(config, params, loss, device, process_group, included)
+    measured = measured_without_wait(config, params, loss, device, process_group, included)
     still = moves_nothing(optimizer)
     if config.unit_rule is None:
-        decide_fast = fewer_kernels(decided_on_device, config, still, on=state.step, shape=len(params))
+        decide_fast = fewer_kernels(decided_without_wait, config, still, on=state.step, shape=len(params))
         decided = decide_fast(state, measured)
     else:  # each unit would be operations of its own, and compiling take minutes
-        decided = decided_on_device(config, still, state, measured)
+        decided = decided_without_wait(config, still, state, measured)
     decision, after, divisor, found_inf = decided
     if not (is_fused(optimizer) and can_skip_on_device(optimizer)):
         if not wait_for_bool(decision.apply):
@@ -68,55 +54,18 @@ def step_on_device(
         found_inf = None
     rule = config.update_rule
     copied = None if rule is None else before_update(rule, optimizer)
-    if not (config.changes_gradients and is_fused(optimizer) and one_factor(config)):
+    if not (config.changes_gradients and is_fused(optimizer) and config.one_factor):
         divisor = None
     if config.changes_gradients and divisor is None:
         unchanged, of_units = [False] * len(params), decision.unit_multipliers
         transform(optimizer, config, params, decision.multiplier, of_units, unchanged=unchanged)
     step_folded(optimizer, divisor=divisor, found_inf=found_inf)
     if rule is not None and copied is not None:
-        clip_update_on_device(rule, copied, device, process_group)
+        clip_update_without_wait(rule, copied, device, process_group)
     return after
 
 
-class Measured(NamedTuple):
-    """What is measured on a device, before the small arithmetic that makes an ``Observation`` of it.
-
-    Attributes:
-        norms: (n,) float64, see ``wide_norms_on_device``; or float32 with units.
-        loss: () the loss in its own format, or None.
-        units: as in ``Observation``.
-        extremes: what loss-scale rules ask for.
-    """
-
-    norms: Tensor
-    loss: Tensor | None
-    units: Units | None
-    extremes: Extremes
-
-
-def measured_on_device(
-    config: GuardConfig,
-    params: Sequence[Tensor],
-    loss: Tensor | None,
-    device: torch.device,
-    process_group: ProcessGroup | None,
-    included: Sequence[bool],
-) -> Measured:
-    units = None
-    if config.unit_rule is None:
-        norms = gradient_norms_on_device(params, device, process_group)
-    else:
-        norms, units = units_on_device(config.unit_rule, params, included, device)
-    return Measured(
-        norms=norms,
-        loss=None if loss is None else to_device(loss, device),
-        units=units,
-        extremes=extremes_on_device(params, device, config.needs, process_group),
-    )
-
-
-def decided_on_device(
+def decided_without_wait(
     config: GuardConfig, still: bool, state: GuardState, measured: Measured
 ) -> tuple[Decision, GuardState, Tensor, Tensor]:
     """The decision, the next state, and what fused kernels take: a divisor and a flag for a skip, () float32.
@@ -130,24 +79,6 @@ def decided_on_device(
         after = _without_trace(decision, state, after)
     # Exactly 1. or 0.: the kernels compare with 1.
     return decision, after, 1.0 / decision.multiplier, torch.logical_not(decision.apply).float()
-
-
-def observation(measured: Measured) -> Observation:
-    amax, tiny = measured.extremes.joined()
-    return Observation(
-        norms=saturated(measured.norms),
-        loss=None if measured.loss is None else in_float32(measured.loss),
-        units=measured.units,
-        amax=amax,
-        tiny=tiny,
-    )
-
-
-def in_float32(loss: Tensor) -> Tensor:
-    """The loss in float32; a finite float64 beyond its range saturates, for it is not an inf."""
-    if loss.dtype == torch.float64:
-        loss = torch.where(torch.isfinite(loss), loss.clamp(-FLOAT32_MAX, FLOAT32_MAX), loss)
-    return loss.float()
 
 
 def _without_trace(decision: Decision, before: GuardState, after: GuardState) -> GuardState:

@@ -1,4 +1,4 @@
-"""One guarded step where the parameters lie in the host's memory: it sees them for nothing, and branches."""
+"""One guarded step in the host's memory: the host reads the gradients at no cost, and branches on them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,13 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from stablenum.arrays import map_leaves
-from stablenum.guard.decide import Decision, Observation
+from stablenum.guard.decide import Decision
+from stablenum_torch._devices.fused import is_fused, moves_nothing, step_folded
 from stablenum_torch._devices.host_decide import HostGuard
 from stablenum_torch._devices.ranks import joins_ranks
-from stablenum_torch._devices.scalar_namespace import as_scalar
-from stablenum_torch._step.apply import is_fused, moves_nothing, step_folded, transform
-from stablenum_torch._step.clip_update import before_update, clip_update_on_device, clip_update_on_host
-from stablenum_torch._step.measure import gradient_norms_on_host
-from stablenum_torch._step.measure_elements import extremes_on_host
-from stablenum_torch._step.measure_units import units_on_host
-from stablenum_torch._step.on_device import in_float32, measured_on_device, observation
+from stablenum_torch._step.apply import transform
+from stablenum_torch._step.clip_update import before_update, clip_update_on_host, clip_update_without_wait
+from stablenum_torch._step.observe import observed_on_host
 
 __all__ = ["step_on_host"]
 
@@ -36,9 +32,13 @@ def step_on_host(
     process_group: ProcessGroup | None,
     included: Sequence[bool],
 ) -> list[Any]:
-    """The leaves of the guard's next state."""
+    """Step ``optimizer`` as the core decides; arguments as for ``measured_without_wait``.
+
+    Returns:
+        The leaves of the guard's next state, which is not written yet.
+    """
     with np.errstate(all="ignore"):
-        seen = _observed_on_host(host, params, loss, process_group, included)
+        seen = observed_on_host(host, params, loss, process_group, included)
         decision, after = host.decide(seen)
     if decision.grad_norm == 0 and decision.apply and moves_nothing(optimizer):
         after = host.read()  # a step of zeros that moves nothing is no evidence, see `moves_nothing`
@@ -58,7 +58,7 @@ def step_on_host(
     step_folded(optimizer, divisor=divisor, found_inf=None)
     if rule is not None and copied is not None:
         if joins_ranks(params, process_group):
-            clip_update_on_device(rule, copied, _CPU, process_group)
+            clip_update_without_wait(rule, copied, _CPU, process_group)
         else:
             with np.errstate(all="ignore"):
                 clip_update_on_host(rule, copied)
@@ -74,29 +74,3 @@ def _unchanged(decision: Decision, n: int) -> list[bool]:
     return [
         bool(np.all(u == 1)) if len(u) else w for u, w in zip(decision.unit_multipliers, whole, strict=True)
     ]
-
-
-def _observed_on_host(
-    host: HostGuard,
-    params: Sequence[Tensor],
-    loss: Tensor | None,
-    process_group: ProcessGroup | None,
-    included: Sequence[bool],
-) -> Observation:
-    if (host.unit_rule is not None or host.needs) and joins_ranks(params, process_group):
-        measured = measured_on_device(host.config, params, loss, _CPU, process_group, included)
-        return map_leaves(lambda v: None if v is None else as_scalar(v.numpy()), observation(measured))
-    units = amax = tiny = None
-    if host.unit_rule is None:
-        norms = gradient_norms_on_host(params, process_group)
-    else:
-        norms, units = units_on_host(host.unit_rule, params, included)
-    if host.needs:
-        amax, tiny = extremes_on_host([p.grad for p in params], host.needs)
-    return Observation(
-        norms=norms,
-        loss=None if loss is None else np.float32(float(in_float32(loss))),
-        units=units,
-        amax=None if amax is None else as_scalar(amax),
-        tiny=None if tiny is None else as_scalar(tiny),
-    )

@@ -1,6 +1,6 @@
 """``wrap``: a guarded optimizer that is a real ``torch.optim.Optimizer``.
 
-The face only: what torch and its users expect of an optimizer. The step itself is in ``stepping.py``.
+Only what torch and its users expect of an optimizer is here; the step itself is in ``guarded.py``.
 """
 
 from __future__ import annotations
@@ -10,30 +10,23 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Unpack
 
-import array_api_compat.torch as torch_namespace
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from stablenum.diagnosis.report.report import Report
 from stablenum.guard.config import GuardConfig, Settings, make_config
-from stablenum.guard.decide import GuardState, init_guard
+from stablenum.guard.decide import GuardState
 from stablenum.guard.readout import Metrics, StepRecord, history, metrics
-from stablenum.guard.statedict import state_from_dict, state_to_dict
 from stablenum.precision.policy import Policy
-from stablenum_torch._devices.host_decide import HostGuard
-from stablenum_torch._devices.ranks import check_process_group, several_ranks
-from stablenum_torch._devices.state import copy_into, moved_to, to_device
-from stablenum_torch._devices.waits import HaltWatch, LevelWatch
-from stablenum_torch._diagnosis.explain import explain_step
-from stablenum_torch._diagnosis.replay.snapshot import RngState
-from stablenum_torch._diagnosis.replay.snapshot import rng_state as read_generators
-from stablenum_torch._precision import PolicyHandle
-from stablenum_torch._precision.autocast import autocast
-from stablenum_torch._step.checks import check_optimizer, check_rules, parameter_names, warn_of_lost_eps
-from stablenum_torch._step.guarded import guarded_step
-from stablenum_torch._step.on_device import in_float32
-from stablenum_torch._step.parameters import TrackedParameters
+from stablenum_torch._devices.generators import RngState
+from stablenum_torch._devices.generators import rng_state as read_generators
+from stablenum_torch._devices.ranks import check_process_group
+from stablenum_torch._devices.state import to_device
+from stablenum_torch._step.autocast import AppliedPolicy, autocast
+from stablenum_torch._step.checks import check_optimizer, check_rules, given_names, warn_of_lost_eps
+from stablenum_torch._step.guarded import Guard
+from stablenum_torch._step.observe import in_float32
 
 __all__ = ["GuardedOptimizer", "wrap"]
 
@@ -86,7 +79,7 @@ def wrap(
     made = make_config(config, overrides)
     if isinstance(optimizer, GuardedOptimizer):
         raise TypeError("optimizer is guarded already; wrap the optimizer it was made from.")
-    known = parameter_names(names)
+    known = given_names(names)
     check_process_group(process_group)
     check_rules(made, optimizer, process_group)
     warn_of_lost_eps(optimizer)
@@ -97,11 +90,7 @@ class GuardedOptimizer(Optimizer):
     """What :func:`wrap` returns. Everything that is not named here is the inner optimizer's."""
 
     inner: Optimizer
-    config: GuardConfig
-    _names: dict[Tensor, str]
-    _process_group: torch.distributed.ProcessGroup | None
-    _state: GuardState
-    _tracked: TrackedParameters
+    _guard: Guard
 
     # An outer GradScaler must unscale by itself: it would otherwise set grad_scale on this object,
     # where the inner kernel does not look.
@@ -114,36 +103,34 @@ class GuardedOptimizer(Optimizer):
         names: Mapping[Tensor, str],
         process_group: torch.distributed.ProcessGroup | None = None,
     ) -> None:
-        params = [p for group in optimizer.param_groups for p in group["params"]]
-        device = params[0].device
         # Optimizer.__init__ would copy the groups into a list of its own; restoring, which torch
         # itself uses after unpickling, sets up hooks and profiling around what is already there.
         self.__setstate__(
-            {
-                "inner": optimizer,
-                "config": config,
-                "_names": dict(names),
-                "_process_group": process_group,
-                "_state": init_guard(config, len(params), xp=torch_namespace, device=device),
-            }
+            {"inner": optimizer, "config": config, "_names": dict(names), "_process_group": process_group}
         )
 
     def __getstate__(self) -> dict[str, Any]:
+        # The keys are a file format: pickles written by earlier versions have the same.
+        guard = self._guard
         return {
-            name: self.__dict__[name] for name in ("inner", "config", "_names", "_process_group", "_state")
+            "inner": self.inner,
+            "config": guard.config,
+            "_names": guard.parameters.given,
+            "_process_group": guard.process_group,
+            "_state": guard.state,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        self.inner = state["inner"]
+        self._guard = Guard(
+            self.inner, state["config"], state["_names"], state["_process_group"], state.get("_state")
+        )
         self._loss: Tensor | None = None
         # What `explain` needs of randomness: the generators as they were when the last step began. That is
         # where gradients were cleared, or where the step before it ended; whichever the training does last.
         self._cleared: RngState | None = None
         self._ended: RngState | None = _generators()
         self._began: tuple[RngState, ...] = ()
-        self._host: HostGuard | None = None  # of the state, once a step has needed it
-        self._watch, self._levels = HaltWatch(), LevelWatch()
-        self._tracked = TrackedParameters(self.inner, self.config, self._names)
         super().__setstate__({})
 
     def __getattr__(self, name: str) -> Any:
@@ -155,6 +142,15 @@ class GuardedOptimizer(Optimizer):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.config}, {self.inner!r})"
+
+    @property
+    def config(self) -> GuardConfig:
+        """The guard's settings."""
+        return self._guard.config
+
+    @config.setter
+    def config(self, config: GuardConfig) -> None:
+        self._guard.config = config
 
     # --- shared with the inner optimizer -------------------------------------------------------
 
@@ -188,7 +184,7 @@ class GuardedOptimizer(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group to the inner optimizer. What rules keep of each parameter grows with it."""
         self.inner.add_param_group(param_group)
-        self._fit()
+        self._guard.fit()
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Clear the gradients, and the loss noted for the step that they belonged to.
@@ -226,14 +222,14 @@ class GuardedOptimizer(Optimizer):
         self._loss = seen if self._loss is None else self._loss + seen
         if self.config.loss_scale is None:
             return loss
-        return wide * to_device(self._state.loss_scale.scale, loss.device)
+        return wide * to_device(self._guard.state.loss_scale.scale, loss.device)
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
         """``scale(loss).backward(**kwargs)``."""
         self.scale(loss).backward(**kwargs)
 
     def autocast(
-        self, dtype: torch.dtype | None = None, *, policy: Policy | PolicyHandle | str | Any = None
+        self, dtype: torch.dtype | None = None, *, policy: Policy | AppliedPolicy | str | Any = None
     ) -> AbstractContextManager[Any]:
         """``torch.autocast`` for the parameters' device, in the format that the guard has decided on.
 
@@ -251,13 +247,8 @@ class GuardedOptimizer(Optimizer):
         Raises:
             TypeError, ValueError: ``policy`` is not one, or not in the format that ``escalate`` begins with.
         """
-        return autocast(
-            self.config,
-            lambda: self._levels.read(self._state.escalation.level),
-            self._tracked.now()[0].device.type,
-            dtype,
-            policy,
-        )
+        guard = self._guard
+        return autocast(guard.config, guard.level, guard.parameters.now()[0].device.type, dtype, policy)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -280,11 +271,7 @@ class GuardedOptimizer(Optimizer):
         """
         try:
             result = None if closure is None else self._run(closure)
-            # A rank without gradients still owes the others its part of the joint norm.
-            params = self._fit()
-            joint = self._process_group is not None and several_ranks()
-            if joint or any(p.grad is not None for p in params):
-                self._guarded_step(params)
+            self._guard.step(self._loss)
             return result
         finally:
             self._loss = None
@@ -306,32 +293,6 @@ class GuardedOptimizer(Optimizer):
             loss = torch.as_tensor(result, dtype=torch.float64, device="cpu") if plain else result
             self._loss = in_float32(loss.detach().sum())
         return result
-
-    def _guarded_step(self, params: list[Tensor]) -> None:
-        if self._state.step.device != params[0].device:  # the model was moved after it was wrapped
-            self._state = moved_to(self._state, params[0].device)
-        guarded_step(
-            self.inner,
-            self.config,
-            self._state,
-            params,
-            self._loss,
-            self._process_group,
-            self._tracked.included,
-            host=self._host_guard,
-        )
-        if self.config.skip_limit is not None:
-            self._raise_if_halted()
-
-    def _host_guard(self) -> HostGuard:
-        if self._host is None or not self._host.is_for(self.config, self._state):
-            self._host = HostGuard(self.config, self._state)
-        return self._host
-
-    @torch._dynamo.disable
-    def _raise_if_halted(self) -> None:
-        # A compiled step breaks its graph here: only the host can raise.
-        self._watch.after_step(self._state, self._flat_names, self.config)
 
     # --- explaining ----------------------------------------------------------------------------
 
@@ -372,6 +333,8 @@ class GuardedOptimizer(Optimizer):
             ('log', 'domain')
         """
         beginnings = (rng_state,) if rng_state is not None else self._began or (None,)
+        from stablenum_torch._diagnosis.explain import explain_step  # the one import of a wing above
+
         return explain_step(self, beginnings, functools.partial(closure, *args, **kwargs), model)
 
     # --- reading -------------------------------------------------------------------------------
@@ -379,45 +342,38 @@ class GuardedOptimizer(Optimizer):
     @property
     def loss_scale(self) -> float:
         """The scale of the next loss; 1.0 without scaling. Reading it waits for the device."""
-        return float(self._state.loss_scale.scale)
+        return float(self._guard.state.loss_scale.scale)
 
     @property
     def last(self) -> Metrics:
         """The last step: applied, reason, grad_norm, loss_scale (the one it ran with), clip_coefficient,
         skipped_total, skipped_in_a_row, worst, step, loss. Reading it waits for the device."""
-        return metrics(self._state, self._flat_names())
+        return metrics(self._guard.state, self.parameter_names())
 
     def history(self) -> list[StepRecord]:
         """The last 128 steps, oldest first, each as in :attr:`last` less the counters."""
-        return history(self._state, self._flat_names())
+        return history(self._guard.state, self.parameter_names())
 
     @property
     def guard_state(self) -> GuardState:
         """The guard's live tensors: ``guard_state.skipped_total`` is a count that costs no wait."""
-        self._fit()
-        return self._state
+        self._guard.fit()
+        return self._guard.state
 
-    def _fit(self) -> list[Tensor]:
-        """All parameters; the guard learns of those added since, also through the inner optimizer."""
-        params = self._tracked.now()
-        if not self._tracked.are(params):
-            self._follow(params)
-        return params
+    def parameter_names(self) -> list[str]:
+        """A name for each parameter, in the order of the groups."""
+        return self._guard.parameters.names()
 
-    @torch._dynamo.disable
-    def _follow(self, params: list[Tensor]) -> None:
-        check_rules(self.config, self.inner, self._process_group)
-        self._state = self._tracked.follow(params, self._state)
-
-    def _flat_names(self) -> list[str]:
-        return self._tracked.names()
+    @property
+    def scales_loss(self) -> bool:
+        """Whether the guard has a loss scale, which gradients carry until a step."""
+        return self._guard.config.loss_scale is not None
 
     # --- saving --------------------------------------------------------------------------------
 
     def guard_state_dict(self) -> dict[str, Any]:
         """The guard's state as JSON values, the same as ``stablenum_jax`` writes."""
-        self._fit()
-        return state_to_dict(self._state, self._tracked.names_if_known())
+        return self._guard.to_dict()
 
     def load_guard_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state that :meth:`guard_state_dict` wrote, here or in another framework.
@@ -428,18 +384,7 @@ class GuardedOptimizer(Optimizer):
         Warns:
             StatisticsNotLoadedWarning: it holds no statistics that fit a rule here, which keeps its own.
         """
-        guard = self._read_guard(state)
-        copy_into(self._state, guard)
-
-    def _read_guard(self, state: Mapping[str, Any]) -> GuardState:
-        self._fit()
-        return state_from_dict(
-            state,
-            self._state,
-            xp=torch_namespace,
-            names=self._tracked.names_if_known(),
-            device=self._state.step.device,
-        )
+        self._guard.load(self._guard.parsed(state))
 
     @torch._disable_dynamo
     def state_dict(self) -> dict[str, Any]:
@@ -466,10 +411,10 @@ class GuardedOptimizer(Optimizer):
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             replaced = pre_hook(self, state)
             state = state if replaced is None else dict(replaced)
-        guard = self._read_guard(state.pop(_KEY)) if _KEY in state else None
+        guard = self._guard.parsed(state.pop(_KEY)) if _KEY in state else None
         self.inner.load_state_dict(state)
         if guard is not None:
-            copy_into(self._state, guard)
+            self._guard.load(guard)
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
 

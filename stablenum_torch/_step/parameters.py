@@ -14,20 +14,32 @@ from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import GuardState, init_guard
 from stablenum.guard.statedict import StatisticsNotLoadedWarning, state_from_dict, state_to_dict
 
-__all__ = ["TrackedParameters"]
+__all__ = ["TrackedParameters", "names_of"]
+
+
+def names_of(optimizer: Optimizer, given: Mapping[Tensor, str]) -> list[str]:
+    """A name for each parameter in the order of the groups: the given one, the group's, or its place."""
+    found: list[str] = []
+    for g, group in enumerate(optimizer.param_groups):
+        of_group = group.get("param_names")
+        for i, p in enumerate(group["params"]):
+            fallback = of_group[i] if of_group else f"param_groups[{g}].params[{i}]"
+            found.append(given.get(p, fallback))
+    return found
 
 
 class TrackedParameters:
     """Those of the optimizer's groups, in their order.
 
     Attributes:
+        given: the names that the user gave.
         included: whether the config's rule for units, if there is one, applies to each.
     """
 
     included: tuple[bool, ...]
 
     def __init__(self, optimizer: Optimizer, config: GuardConfig, given: Mapping[Tensor, str]) -> None:
-        self._optimizer, self._config, self._given = optimizer, config, given
+        self._optimizer, self._config, self.given = optimizer, config, given
         self._known = self.now()
         self.included = self._inclusion()
 
@@ -57,18 +69,12 @@ class TrackedParameters:
 
     def names(self) -> list[str]:
         """A name for each parameter."""
-        found: list[str] = []
-        for g, group in enumerate(self._optimizer.param_groups):
-            of_group = group.get("param_names")
-            for i, p in enumerate(group["params"]):
-                fallback = of_group[i] if of_group else f"param_groups[{g}].params[{i}]"
-                found.append(self._given.get(p, fallback))
-        return found
+        return names_of(self._optimizer, self.given)
 
     def names_if_known(self) -> list[str] | None:
         """The names, None if nobody has named anything: then parameters go by their places."""
         of_groups = any(group.get("param_names") for group in self._optimizer.param_groups)
-        return self.names() if self._given or of_groups else None
+        return self.names() if self.given or of_groups else None
 
     def _inclusion(self) -> tuple[bool, ...]:
         rule, names = self._config.unit_rule, self.names()

@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-import stablenum_torch._step.guarded as stepping
 from stablenum.commands.compare import BACKENDS, SCENARIOS, run_scenario
 from stablenum.commands.compare.backends import Backend
 from stablenum.commands.compare.scenarios import Stream
+from stablenum_torch._step.guarded import on_device_path
 
 STREAMS = [name for name, scenario in SCENARIOS.items() if isinstance(scenario, Stream)]
 TRAININGS = [name for name in SCENARIOS if name not in STREAMS]
@@ -37,14 +37,14 @@ def assert_training_ends_as_expected(name: str, backends: list[Backend]) -> None
 
 
 @pytest.mark.parametrize("name", ["single-nan", "hysteresis", "fp16-leaves", "clip-rules"])
-def test_the_gpus_path_run_on_a_cpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stepping, "_on_host", lambda *_: False)
-    assert_streams_agree(name, placed("cpu")[:3])
+def test_the_gpus_path_run_on_a_cpu(name: str) -> None:
+    with on_device_path():
+        assert_streams_agree(name, placed("cpu")[:3])
 
 
-def test_a_training_on_the_gpus_path_run_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stepping, "_on_host", lambda *_: False)
-    assert_training_ends_as_expected("loss-1e-7-fp16-scaled", placed("cpu")[:2])
+def test_a_training_on_the_gpus_path_run_on_a_cpu() -> None:
+    with on_device_path():
+        assert_training_ends_as_expected("loss-1e-7-fp16-scaled", placed("cpu")[:2])
 
 
 @pytest.mark.gpu

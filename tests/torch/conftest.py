@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 
 import stablenum
-import stablenum_torch._step.guarded
+from stablenum_torch._step.guarded import on_device_path
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamw-fused": lambda ps: torch.optim.AdamW(ps, lr=1e-2, fused=True),
@@ -80,11 +81,10 @@ def rule(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 @pytest.fixture(params=["host", "device"])
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def path(request: pytest.FixtureRequest) -> Iterator[str]:
     """The host path, as on a CPU, and the path of accelerators, run here on CPU tensors."""
-    if request.param == "device":
-        monkeypatch.setattr(stablenum_torch._step.guarded, "_on_host", lambda *_: False)
-    return str(request.param)
+    with on_device_path() if request.param == "device" else nullcontext():
+        yield str(request.param)
 
 
 def parameters(seed: int = 0, dtype: torch.dtype = torch.float32) -> list[torch.nn.Parameter]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -16,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import stablenum
 import stablenum_torch as st
-from stablenum_torch._step import guarded
+from stablenum_torch._step.guarded import on_device_path
 
 MAX_NORM = 0.05
 
@@ -160,9 +161,7 @@ def narrow_weights(mesh) -> dict:
     return found
 
 
-def main(rank: int, store: str, path: str) -> None:
-    if path == "device":
-        guarded._on_host = lambda *_: False
+def main(rank: int, store: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
     sharded = model()
@@ -201,4 +200,5 @@ def main(rank: int, store: str, path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], sys.argv[3])
+    with on_device_path() if sys.argv[3] == "device" else contextlib.nullcontext():
+        main(int(sys.argv[1]), sys.argv[2])

@@ -14,8 +14,8 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 import stablenum
 import stablenum_torch as st
 import stablenum_torch._devices.waits as readback
-import stablenum_torch._step.guarded as stepping
 from stablenum.reference.guarded import AdamW, Guarded
+from stablenum_torch._step.guarded import on_device_path
 from tests.torch.conftest import RULES, named, parameters
 from tests.torch.fake_cuda import CUDA, Operations, fake_cuda
 
@@ -246,15 +246,13 @@ def assert_as_the_specification(training: Training) -> None:
         np.testing.assert_allclose(p.detach().cpu().numpy(), q, rtol=1e-4, atol=1e-6)
 
 
-def test_steps_on_tensors_at_fixed_places_are_those_of_the_specification(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_steps_on_tensors_at_fixed_places_are_those_of_the_specification() -> None:
     """The training that a GPU captures, without the capture."""
-    monkeypatch.setattr(stepping, "_on_host", lambda *_: False)
     training = Training("cpu")
-    for step in range(STEPS):
-        training.fill(step)
-        training.step()
+    with on_device_path():
+        for step in range(STEPS):
+            training.fill(step)
+            training.step()
     assert_as_the_specification(training)
 
 

@@ -15,9 +15,9 @@ from torch._inductor.utils import run_and_get_code
 import stablenum
 import stablenum_torch as st
 import stablenum_torch._devices.compiled_decide as compiled
-import stablenum_torch._step.guarded as stepping
-import stablenum_torch._step.on_device as device_step
+import stablenum_torch._step.observe as observe
 from stablenum.arrays import leaves
+from stablenum_torch._step.guarded import on_device_path
 from tests.torch.conftest import RULES, named, parameters, set_gradients, snapshot
 
 FOLD = {"clip": 1.0, "loss_scale": stablenum.DynamicLossScale(init_scale=8.0, growth_interval=3)}
@@ -31,11 +31,10 @@ OTHERS = {
 
 @pytest.fixture(autouse=True)
 def on_the_device_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(stepping, "_on_host", lambda *_: False)
     monkeypatch.setattr(compiled._Compiled, "warned", False)
     compiled._compiled.cache_clear()
     torch._dynamo.reset()
-    with warnings.catch_warnings():
+    with on_device_path(), warnings.catch_warnings():
         # What compilers say of themselves is not for us; what the guard says is.
         warnings.simplefilter("ignore")
         warnings.simplefilter("error", compiled.NotCompiledWarning)
@@ -183,9 +182,7 @@ def test_where_nothing_can_be_compiled_it_goes_on_with_one_warning(monkeypatch: 
 def test_wrong_arguments_are_reported_as_without_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     switch(monkeypatch, True, "eager")
     params, opt = make({"clip": stablenum.AdaGC(warmup_steps=2)})
-    monkeypatch.setattr(
-        device_step, "gradient_norms_on_device", lambda *_: torch.ones(5, dtype=torch.float64)
-    )
+    monkeypatch.setattr(observe, "gradient_norms_without_wait", lambda *_: torch.ones(5, dtype=torch.float64))
     set_gradients(params, 0)
     with pytest.raises(ValueError, match=r"observation.norms must be of the 3 parameters"):
         opt.step()

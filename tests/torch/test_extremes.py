@@ -11,7 +11,7 @@ import torch
 import stablenum
 import stablenum_torch as st
 from stablenum.formats import FLOAT32_MAX
-from stablenum_torch._step.measure_elements import extremes_on_device, extremes_on_host
+from stablenum_torch._step.measure_elements import extremes_on_host, extremes_without_wait
 
 BOTH = frozenset({"amax", "tiny"})
 
@@ -21,7 +21,8 @@ def on_host(grads, needs=BOTH):
 
 
 def on_device(grads, needs=BOTH):
-    return extremes_on_device([SimpleNamespace(grad=g) for g in grads], torch.device("cpu"), needs).joined()
+    params = [SimpleNamespace(grad=g) for g in grads]
+    return extremes_without_wait(params, torch.device("cpu"), needs).joined()
 
 
 @pytest.fixture(params=[on_host, on_device])

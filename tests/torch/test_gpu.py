@@ -17,9 +17,10 @@ from torch.utils._pytree import tree_leaves
 import stablenum
 import stablenum_torch as st
 import stablenum_torch._devices.compiled_decide as compiled
-import stablenum_torch._step.guarded as stepping
 import stablenum_torch._step.on_device as device_step
 from stablenum.arrays import leaves
+from stablenum_torch._step.guarded import on_device_path
+from stablenum_torch._step.observe import measured_without_wait
 from tests.torch.fake_cuda import CUDA, Operations, fake_cuda
 
 EVERYTHING: dict[str, Any] = {
@@ -36,8 +37,9 @@ MOST_LAUNCHES = 14
 
 
 @pytest.fixture
-def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stepping, "_on_host", lambda *_: False)
+def as_on_a_gpu() -> Iterator[None]:
+    with on_device_path():
+        yield
 
 
 # ------------------------------------------------------------------------------ half precision
@@ -173,11 +175,11 @@ def test_what_is_launched_besides_the_decision(monkeypatch: pytest.MonkeyPatch) 
         opt = st.wrap(torch.optim.AdamW(params, fused=True), **FOLD)
         bare.step()
         opt.step()
-        known = device_step.decided_on_device(
+        known = device_step.decided_without_wait(
             opt.config,
             False,
             opt.guard_state,
-            device_step.measured_on_device(opt.config, params, None, CUDA, None, ()),
+            measured_without_wait(opt.config, params, None, CUDA, None, ()),
         )
         monkeypatch.setattr(device_step, "fewer_kernels", lambda *_, **__: lambda *args: known)
         with Operations() as theirs:

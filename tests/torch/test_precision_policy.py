@@ -14,7 +14,8 @@ from torch import nn
 
 import stablenum
 import stablenum_torch as st
-from stablenum_torch._precision import as_policy, cast_floating
+from stablenum.precision.policy import as_policy
+from stablenum_torch._precision import cast_floating
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 

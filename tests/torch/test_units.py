@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import stablenum
 import stablenum_torch as st
 from stablenum.formats import FLOAT32_MAX
-from stablenum_torch._step.measure_units import units_on_device, units_on_host
+from stablenum_torch._step.measure_units import units_on_host, units_without_wait
 
 CPU = torch.device("cpu")
 
@@ -24,7 +24,7 @@ def on_host(rule, params, included):
 
 
 def on_device(rule, params, included):
-    norms, units = units_on_device(rule, params, included, CPU)
+    norms, units = units_without_wait(rule, params, included, CPU)
     return norms.tolist(), [u.tolist() for u in units.norms], [u.tolist() for u in units.weights]
 
 

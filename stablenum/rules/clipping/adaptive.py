@@ -106,6 +106,20 @@ class AdaptiveGradClip(Stateless):
             return axes[1:]
         return axes[:1] if self.output_axis is None and len(shape) == 3 else axes[:-1]
 
+    def unit_shape(self, shape: Sequence[int], axes: Sequence[int]) -> list[int]:
+        """The shape in which one number per unit broadcasts over the tensor.
+
+        Args:
+            shape: the tensor's.
+            axes: those that :meth:`unit_axes` gives for it.
+
+        Example:
+            >>> rule = AdaptiveGradClip()
+            >>> rule.unit_shape((8, 3, 5, 5), (1, 2, 3)), rule.unit_shape((7,), (0,))
+            ([8, 1, 1, 1], [1])
+        """
+        return [1 if axis in axes else n for axis, n in enumerate(shape)]
+
     def unit_factors(self, norms: Array, weights: Array, *, xp: Namespace) -> Array:
         """The (u,) float32 factor of each unit from the norms of its gradient and its weights."""
         limit = self.clipping * at_least(weights, self.eps, xp=xp)

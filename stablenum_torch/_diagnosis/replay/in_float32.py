@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stablenum_torch._devices.generators import rng_state, set_rng_state
 from stablenum_torch._diagnosis.replay.flags import flags_of
 from stablenum_torch._diagnosis.replay.schemas import tensors_in
-from stablenum_torch._diagnosis.replay.snapshot import rng_state, set_rng_state
 
 __all__ = ["finite_in_float32"]
 

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from stablenum_torch._step.parameters import names_of
+
 __all__ = ["Surroundings", "look_around"]
 
 _MOST_ITEMS = 256
@@ -125,15 +127,9 @@ def _name_parameters(found: Surroundings, variables: Mapping[int, str]) -> None:
 
 
 def _parameters_of(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
-    flat = getattr(optimizer, "_flat_names", None)
-    names = flat() if flat is not None else None
-    i = 0
-    for g, group in enumerate(optimizer.param_groups):
-        given = group.get("param_names")
-        for j, p in enumerate(group["params"]):
-            fallback = given[j] if given else f"param_groups[{g}].params[{j}]"
-            yield (names[i] if names else fallback), p
-            i += 1
+    known = getattr(optimizer, "parameter_names", None)  # a guarded optimizer was given names of its own
+    names = names_of(optimizer, {}) if known is None else known()
+    yield from zip(names, (p for group in optimizer.param_groups for p in group["params"]))
 
 
 def _reachable(

@@ -12,10 +12,10 @@ from torch.optim import Optimizer
 
 from stablenum.diagnosis import Evidence, Report
 from stablenum.formats import FLOAT32_MAX
+from stablenum_torch._devices.generators import RngState
 from stablenum_torch._diagnosis.audit import state_problems
 from stablenum_torch._diagnosis.replay.inputs import look_around
 from stablenum_torch._diagnosis.replay.run import Call, Run, run
-from stablenum_torch._diagnosis.replay.snapshot import RngState
 
 __all__ = ["replay"]
 

@@ -15,12 +15,13 @@ from torch import Tensor
 
 from stablenum.diagnosis import Finding, Step, Trace, Value, finding_of, first_causes
 from stablenum.errors import NonFiniteError
+from stablenum_torch._devices.generators import RngState, set_rng_state
 from stablenum_torch._diagnosis.replay.inputs import Surroundings
 from stablenum_torch._diagnosis.replay.labels import BadLabelsError
 from stablenum_torch._diagnosis.replay.module_paths import ModulePaths
 from stablenum_torch._diagnosis.replay.public_calls import PublicFunctions
 from stablenum_torch._diagnosis.replay.recorder import Recorder
-from stablenum_torch._diagnosis.replay.snapshot import RngState, Snapshot, set_rng_state
+from stablenum_torch._diagnosis.replay.snapshot import Snapshot
 
 __all__ = ["Call", "Run", "run"]
 

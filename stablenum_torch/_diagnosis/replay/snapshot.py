@@ -6,63 +6,20 @@ torch trains with (modules, optimizers, schedulers, scalers) are kept as shallow
 
 from __future__ import annotations
 
-import random
-import sys
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from stablenum.arrays import leaves
 from stablenum.guard.decide import GuardState
+from stablenum_torch._devices.generators import rng_state, set_rng_state
+from stablenum_torch._devices.waits import HaltWatch
 from stablenum_torch._diagnosis.replay.memory import view_key
+from stablenum_torch._step.guarded import Guard
 
-__all__ = ["RngState", "Snapshot", "rng_state", "set_rng_state"]
-
-
-class RngState(NamedTuple):
-    """The generators' states; None for one that was not read."""
-
-    cpu: Tensor
-    cuda: Mapping[int, Tensor] | None = None
-    numpy: Any = None
-    python: Any = None
-
-
-def rng_state(*, torch_only: bool = False) -> RngState:
-    """Read the default generators: of torch on the CPU and all GPUs, of NumPy and of Python.
-
-    ``torch_only``: cheaply, those of torch on the CPU and the current GPU.
-
-    Waits for no device: a CUDA generator's seed and offset lie on the host.
-    """
-    cuda = None
-    if torch.cuda.is_initialized():
-        # A stream that is being captured lets nobody read its generator.
-        current = [torch.cuda.current_device()]
-        devices = current if torch_only else range(torch.cuda.device_count())
-        capturing = torch.cuda.is_current_stream_capturing()
-        cuda = None if capturing else {i: torch.cuda.get_rng_state(i) for i in devices}
-    cpu = torch.get_rng_state()
-    if torch_only:
-        return RngState(cpu, cuda)
-    numpy = sys.modules.get("numpy")
-    return RngState(cpu, cuda, numpy.random.get_state() if numpy else None, random.getstate())
-
-
-def set_rng_state(state: RngState | Tensor) -> None:
-    """Put generators back; those without a state stay as they are."""
-    if isinstance(state, Tensor):
-        state = RngState(state)
-    torch.set_rng_state(state.cpu)
-    if state.cuda is not None:
-        for device, kept in state.cuda.items():
-            torch.cuda.set_rng_state(kept, device)
-    if state.numpy is not None:
-        sys.modules["numpy"].random.set_state(state.numpy)
-    if state.python is not None:
-        random.setstate(state.python)
+__all__ = ["Snapshot"]
 
 
 class Snapshot:
@@ -72,7 +29,7 @@ class Snapshot:
         self._rng = rng_state()
         self._grad_mode = torch.is_grad_enabled()
         self._default_dtype = torch.get_default_dtype()
-        self._objects = [_Attributes(x) for x in _with_submodules(objects)]
+        self._objects = [_Attributes(x) for x in _with_parts(objects)]
         self._tensors: dict[int, _TensorState] = {}
         self._memory: list[tuple[Tensor, Tensor]] = []
         self._generators: list[tuple[torch.Generator, Tensor]] = []
@@ -202,14 +159,18 @@ def _containers(values: Iterable[Any], *, depth: int) -> list[Any]:
     return found
 
 
-def _with_submodules(objects: Iterable[Any]) -> list[Any]:
+def _with_parts(objects: Iterable[Any]) -> list[Any]:
+    """The objects, and what they consist of: submodules, a guard and its inner optimizer."""
     found: dict[int, Any] = {}
-    for obj in objects:
-        parts = list(obj.modules()) if isinstance(obj, nn.Module) else [obj]
-        inner = getattr(obj, "inner", None)
-        parts += [inner] if isinstance(inner, torch.optim.Optimizer) else []
-        watch = getattr(obj, "_watch", None)
-        parts += [watch] if hasattr(watch, "__dict__") else []
-        for part in parts:
-            found.setdefault(id(part), part)
+    waiting = list(objects)
+    while waiting:
+        obj = waiting.pop(0)
+        if id(obj) in found:
+            continue
+        found[id(obj)] = obj
+        if isinstance(obj, nn.Module):
+            found |= {id(module): module for module in obj.modules()}
+        else:
+            parts = vars(obj).values()
+            waiting += [x for x in parts if isinstance(x, torch.optim.Optimizer | Guard | HaltWatch)]
     return list(found.values())

@@ -1,0 +1,77 @@
+"""Fused optimizers, which divide gradients and skip a step in their own kernel.
+
+torch's fused Adam, AdamW, SGD and Adagrad read the attributes ``grad_scale`` and ``found_inf`` of the
+optimizer in ``step()``. The kernel divides each gradient by the first, and returns early if the second is
+exactly 1: the host need not know whether the step is skipped.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+__all__ = ["can_skip_on_device", "is_fused", "moves_nothing", "step_folded"]
+
+
+def is_fused(optimizer: Optimizer) -> bool:
+    """Whether the optimizer's kernel takes ``grad_scale`` and ``found_inf``."""
+    if not getattr(optimizer, "_step_supports_amp_scaling", False):
+        return False
+    # The attribute tells of the constructor. What a step does is up to the groups, and loading a state
+    # dict or adding a group may have changed them since.
+    return all(group.get("fused") for group in optimizer.param_groups)
+
+
+def step_folded(optimizer: Optimizer, *, divisor: Tensor | None, found_inf: Tensor | None) -> None:
+    """``optimizer.step()`` that divides gradients by ``divisor`` and skips if ``found_inf`` is 1.
+
+    Both are () float32 or None. The attributes are removed afterwards, also when the step raises: a
+    left-over ``found_inf`` would skip every later step.
+    """
+    # Not a context manager: torch.compile would break the graph around it.
+    try:
+        if divisor is not None:
+            optimizer.grad_scale = divisor
+        if found_inf is not None:
+            optimizer.found_inf = found_inf
+        optimizer.step()
+    finally:
+        if divisor is not None:
+            del optimizer.grad_scale
+        if found_inf is not None:
+            del optimizer.found_inf
+
+
+def can_skip_on_device(optimizer: Optimizer) -> bool:
+    """Whether a fused step may be skipped by flag alone; prepares fused SGD for it.
+
+    torch's fused SGD allocates a momentum buffer without contents and lets the kernel of the first
+    step fill it: if that step is skipped, the buffer keeps whatever was in memory. A zero buffer
+    gives the same first step (0 x momentum + g) if there is no dampening; with dampening the first
+    steps have to be decided on the host.
+    """
+    if not isinstance(optimizer, torch.optim.SGD):
+        return True
+    for group in optimizer.param_groups:
+        if not group["momentum"]:
+            continue
+        for p in group["params"]:
+            if p.grad is None or optimizer.state[p].get("momentum_buffer") is not None:
+                continue
+            if group["dampening"]:
+                return False
+            optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p.grad)
+    return True
+
+
+def moves_nothing(optimizer: Optimizer) -> bool:
+    """Whether every learning rate is 0, as far as the host knows without asking a device.
+
+    torch's checkpointing steps so on zero gradients, to create the optimizer's state. Such a step is
+    not evidence that the loss scale may grow.
+    """
+    if torch.compiler.is_compiling():
+        return False  # a tensor's value is not known while tracing
+    rates = [group["lr"] for group in optimizer.param_groups if "lr" in group]
+    return bool(rates) and all((not isinstance(lr, Tensor) or lr.is_cpu) and lr == 0 for lr in rates)

@@ -1,0 +1,57 @@
+"""The states of random number generators: reading them, and putting them back."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["RngState", "rng_state", "set_rng_state"]
+
+
+class RngState(NamedTuple):
+    """The generators' states; None for one that was not read."""
+
+    cpu: Tensor
+    cuda: Mapping[int, Tensor] | None = None
+    numpy: Any = None
+    python: Any = None
+
+
+def rng_state(*, torch_only: bool = False) -> RngState:
+    """Read the default generators: of torch on the CPU and all GPUs, of NumPy and of Python.
+
+    ``torch_only``: cheaply, those of torch on the CPU and the current GPU.
+
+    Waits for no device: a CUDA generator's seed and offset lie on the host.
+    """
+    cuda = None
+    if torch.cuda.is_initialized():
+        # A stream that is being captured lets nobody read its generator.
+        current = [torch.cuda.current_device()]
+        devices = current if torch_only else range(torch.cuda.device_count())
+        capturing = torch.cuda.is_current_stream_capturing()
+        cuda = None if capturing else {i: torch.cuda.get_rng_state(i) for i in devices}
+    cpu = torch.get_rng_state()
+    if torch_only:
+        return RngState(cpu, cuda)
+    numpy = sys.modules.get("numpy")
+    return RngState(cpu, cuda, numpy.random.get_state() if numpy else None, random.getstate())
+
+
+def set_rng_state(state: RngState | Tensor) -> None:
+    """Put generators back; those without a state stay as they are."""
+    if isinstance(state, Tensor):
+        state = RngState(state)
+    torch.set_rng_state(state.cpu)
+    if state.cuda is not None:
+        for device, kept in state.cuda.items():
+            torch.cuda.set_rng_state(kept, device)
+    if state.numpy is not None:
+        sys.modules["numpy"].random.set_state(state.numpy)
+    if state.python is not None:
+        random.setstate(state.python)

@@ -1,0 +1,56 @@
+"""``torch.autocast`` in the format that a guard has decided on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from stablenum.guard.config import GuardConfig
+from stablenum.precision.policy import Policy, as_policy
+
+__all__ = ["AppliedPolicy", "autocast"]
+
+_AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@runtime_checkable
+class AppliedPolicy(Protocol):
+    """A policy that a model's modules follow, as :func:`stablenum_torch.precision` returns it."""
+
+    policy: Policy
+
+    def at_least(self, format: str | None) -> AbstractContextManager[Any]:  # noqa: A002
+        """While the context lasts, no module computes in a narrower format; None changes nothing."""
+
+
+def autocast(
+    config: GuardConfig,
+    level: Callable[[], int],
+    device: str,
+    dtype: torch.dtype | None,
+    policy: Policy | AppliedPolicy | str | Any,
+) -> AbstractContextManager[Any]:
+    """See :meth:`stablenum_torch.GuardedOptimizer.autocast`.
+
+    Args:
+        config: the guard's.
+        level: reads how many formats wider than the first the guard has decided on.
+        device: the type of the device.
+        dtype, policy: as given by the user.
+    """
+    escalate, above = config.escalate, 0
+    if escalate is not None:
+        if policy is not None:
+            own = policy.policy if isinstance(policy, AppliedPolicy) else as_policy(policy)
+            escalate.check_begins_with(own.compute)
+        above = level()
+    if isinstance(policy, AppliedPolicy):
+        return policy.at_least(config.compute_format(above) if above else None)
+    if above == 0 and dtype is not None:  # a dtype given by hand goes to torch as it is
+        return torch.autocast(device, dtype=dtype)
+    wanted = config.compute_format(above, None if policy is None else as_policy(policy).compute)
+    chosen = _AUTOCAST.get(Policy(compute=wanted).carrier)
+    return torch.autocast(device, enabled=False) if chosen is None else torch.autocast(device, dtype=chosen)
