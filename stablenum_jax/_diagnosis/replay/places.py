@@ -10,6 +10,7 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any
 
+import stablenum
 from stablenum.diagnosis import Place
 
 __all__ = ["NOWHERE", "Source", "is_user_code", "place_in", "source_of"]
@@ -23,11 +24,12 @@ _SITES = tuple(
     | {sysconfig.get_paths()[k] + os.sep for k in ("purelib", "platlib")}
 )
 _STDLIB = tuple({sysconfig.get_paths()[k] + os.sep for k in ("stdlib", "platstdlib")})
-_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _OWN = tuple(
-    os.path.join(os.path.dirname(_HERE), n) + os.sep for n in _LIBRARIES if n.startswith("stablenum")
+    os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(stablenum.__file__))), name) + os.sep
+    for name in _LIBRARIES
+    if name.startswith("stablenum")
 )
-_START = os.path.join(_HERE, "tracing") + os.sep
+_REPLAY = os.path.dirname(os.path.abspath(__file__)) + os.sep
 # Frames below these belong to a derivative's rule, not to the call that is differentiated.
 _DIFFERENTIATION = ("/interpreters/ad.py", "/interpreters/batching.py", "/interpreters/backward_pass.py")
 # Machinery between a call and what it calls.
@@ -70,7 +72,7 @@ def source_of(traceback: Any) -> Source:
     call: Any = None
     below: list[tuple[CodeType, int]] = []
     for code, offset in zip(codes, offsets, strict=True):  # innermost first
-        if code.co_filename.startswith(_START):
+        if code.co_filename.startswith(_REPLAY):
             break
         if is_user_code(code.co_filename):
             if not frames:
