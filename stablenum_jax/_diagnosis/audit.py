@@ -26,7 +26,7 @@ from stablenum.diagnosis.audit import (
 )
 from stablenum.precision.rounding import compensated_value
 from stablenum_jax._diagnosis.optax_states import Group, Part, find_groups
-from stablenum_jax._step.measure import is_measurable
+from stablenum_jax._trees.leaves import is_measurable
 from stablenum_jax._trees.names import path_name
 
 __all__ = ["audit", "repair", "state_problems"]

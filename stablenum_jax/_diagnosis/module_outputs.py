@@ -10,19 +10,11 @@ import jax.numpy as jnp
 from jax.extend.core import Literal
 
 from stablenum_jax._diagnosis.module_scopes import Scope, scope_of
+from stablenum_jax._diagnosis.replay.jax_internals import bind, called_jaxpr, context_of
 
 __all__ = ["Leaving", "Walk"]
 
 Array: TypeAlias = Any
-
-_OPENED = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "remat2": "jaxpr",
-    "checkpoint": "jaxpr",
-}
 
 
 @dataclass(slots=True, eq=False)
@@ -89,9 +81,9 @@ class Walk:
     def _apply(self, eqn: Any, held: list[Any], names: tuple[str, ...]) -> list[Any]:
         kind = eqn.primitive.name
         scope = scope_of(names, self._roots)
-        if kind in _OPENED:
-            inner = eqn.params[_OPENED[kind]]
-            return self._run(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), held, names)
+        called = called_jaxpr(eqn)
+        if called is not None:
+            return self._run(*called, held, names)
         if kind == "cond":
             index = int(self._read(held[0], scope))
             branch = eqn.params["branches"][max(0, min(index, len(eqn.params["branches"]) - 1))]
@@ -99,7 +91,9 @@ class Walk:
         if any(_has_names(inner) for inner in _inner(eqn)) and kind not in self.closed:
             self.closed.append(kind)
         arrays = [self._read(x, scope) for x in held]
-        return [self._made(x, scope) for x in _bind(eqn, arrays)]
+        with context_of(eqn):
+            outputs = bind(eqn, arrays)
+        return [self._made(x, scope) for x in outputs]
 
     def _made(self, array: Array, scope: Scope) -> _Value:
         number, self._count = self._count, self._count + 1
@@ -120,16 +114,6 @@ class Walk:
                     self.leaving[held.number] = Leaving(modules, held.array)
             held.left = shared == 0
         return held.array
-
-
-def _bind(eqn: Any, arrays: Sequence[Array]) -> list[Array]:
-    """The outputs of one operation."""
-    params = eqn.primitive.get_bind_params(eqn.params)
-    # Before JAX 0.10 functions among the parameters come apart from the others.
-    functions, params = params if isinstance(params, tuple) else ((), params)
-    with eqn.ctx.manager:
-        outs = eqn.primitive.bind(*functions, *arrays, **params)
-    return list(outs) if eqn.primitive.multiple_results else [outs]
 
 
 def _shared(a: Scope, b: Scope) -> int:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stablenum_jax._step.measure import FP8_STATISTICS
+from stablenum_jax._trees.leaves import FP8_STATISTICS
 from stablenum_jax._trees.names import Path
 
 __all__ = ["cast_floating", "cast_leaves", "is_castable", "module_path"]

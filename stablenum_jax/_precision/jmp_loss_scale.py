@@ -19,7 +19,7 @@ from jax import lax
 import stablenum
 from stablenum.formats import FORMATS
 from stablenum.rules.loss_scale import LARGEST_SCALE, SMALLEST_SCALE, LossScaleState
-from stablenum_jax._step.measure import is_measurable
+from stablenum_jax._trees.leaves import is_measurable
 from stablenum_jax._trees.names import Path
 
 __all__ = ["DynamicLossScale", "LossScale", "NoOpLossScale", "StaticLossScale", "all_finite", "select_tree"]

@@ -11,9 +11,9 @@ import jax
 from stablenum_jax._precision.casts import is_castable
 from stablenum_jax._precision.escalate import current_policy
 from stablenum_jax._precision.fp8 import Fp8Recipe, fp8_dot, init_fp8
-from stablenum_jax._precision.model import check_rules, hand_in, hand_out, place_of
+from stablenum_jax._precision.places import check_rules, hand_in, hand_out, place_of
 from stablenum_jax._precision.policy import Policy
-from stablenum_jax._step.measure import FP8_STATISTICS
+from stablenum_jax._trees.leaves import FP8_STATISTICS
 
 __all__ = ["LinenCall"]
 

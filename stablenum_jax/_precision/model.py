@@ -4,36 +4,17 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 
-from stablenum.errors import bad_field
-from stablenum.formats import FORMATS
-from stablenum_jax._precision.casts import cast_floating, cast_leaves
+from stablenum_jax._precision.casts import cast_leaves
 from stablenum_jax._precision.escalate import current_policy
+from stablenum_jax._precision.places import check_rules
 from stablenum_jax._precision.policy import Policy, as_policy
 
-__all__ = ["Place", "check_rules", "hand_in", "hand_out", "place_of", "precision"]
-
-PyTree: TypeAlias = Any
-
-
-class Place(NamedTuple):
-    """What a policy says about one module. Plain values: it may be part of a tree's structure.
-
-    Attributes:
-        compute: the dtype that arrays have while it computes.
-        eight_bits: whether its products are of 8-bit numbers.
-        output: the dtype to hand out; None where values flow on as they are.
-        hooked: whether values are cast on the way in.
-    """
-
-    compute: str
-    eight_bits: bool
-    output: str | None
-    hooked: bool
+__all__ = ["precision"]
 
 
 def precision(model: Any, policy: Any) -> Callable[..., Any]:
@@ -111,46 +92,3 @@ def _call_function(fun: Callable[..., Any], policy: Policy, /, *args: Any, **kwa
     named = cast_leaves(kwargs, dtype_of)
     check_rules(now, met)
     return now.cast_to_output(fun(*cast, **named))
-
-
-def place_of(policy: Policy, path: str, *, owns: bool) -> Place:
-    """What the policy says about the module at ``path``.
-
-    Args:
-        policy: with its rules.
-        path: parts joined by dots, "" for the model.
-        owns: whether the module has parameters of its own.
-    """
-    core = policy.core
-    here = core.at(path)
-    around = path.rpartition(".")[0]
-    begins = path == "" or any(
-        rule.matches(path) and not rule.matches(around) and (rule.compute or rule.output)
-        for rule in core.rules
-    )
-    eight = FORMATS[here.compute].bits == 8
-    return Place(here.carrier, eight, here.output if begins else None, begins or owns)
-
-
-def check_rules(policy: Policy, paths: Iterable[str]) -> None:
-    """Refuse a rule that is about no module.
-
-    Raises:
-        ValueError: there is one.
-    """
-    known = list(paths)
-    for rule in policy.rules:
-        if not any(rule.matches(path) for path in known):
-            raise bad_field("policy.rules", "patterns that match a module of the model", rule.pattern)
-
-
-def hand_in(place: Place, args: PyTree, kwargs: PyTree) -> tuple[PyTree, PyTree]:
-    """The arguments as a module at ``place`` computes with them."""
-    if not place.hooked:
-        return args, kwargs
-    return cast_floating(args, place.compute), cast_floating(kwargs, place.compute)
-
-
-def hand_out(place: Place, result: PyTree) -> PyTree:
-    """The result as a module at ``place`` hands it out."""
-    return result if place.output is None else cast_floating(result, place.output)

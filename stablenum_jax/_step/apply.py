@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 import stablenum
-from stablenum_jax._step.measure import is_measurable
 from stablenum_jax._step.measure_units import unit_shape
+from stablenum_jax._trees.leaves import is_measurable
 from stablenum_jax._trees.names import Path
 
 __all__ = [

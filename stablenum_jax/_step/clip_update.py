@@ -14,13 +14,8 @@ from jax import lax
 
 import stablenum
 from stablenum_jax._step.apply import times
-from stablenum_jax._step.measure import (
-    AxisName,
-    is_measurable,
-    norms_over_axis,
-    real_parts,
-    saturating_float32,
-)
+from stablenum_jax._step.measure import AxisName, norms_over_axis, saturating_float32
+from stablenum_jax._trees.leaves import is_measurable, real_parts
 from stablenum_jax._trees.names import Path
 
 __all__ = ["clip_updates", "injected_learning_rate"]

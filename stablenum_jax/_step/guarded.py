@@ -33,9 +33,10 @@ from stablenum_jax._step.apply import (
 )
 from stablenum_jax._step.clip_update import clip_updates
 from stablenum_jax._step.handshake import Capture, Deferred, Direct, GuardReached, current_mode, in_mode
-from stablenum_jax._step.measure import AxisName, is_measurable
+from stablenum_jax._step.measure import AxisName
 from stablenum_jax._step.observe import Watched, judge, judge_finiteness
 from stablenum_jax._step.warnings import GuardPlacementWarning
+from stablenum_jax._trees.leaves import is_measurable
 from stablenum_jax._trees.names import Path
 from stablenum_jax._trees.state import GuardOptState, find_guard, has_guard, replace_guard
 

@@ -7,7 +7,7 @@ is it, and how far to clip. No policy lives here.
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -15,29 +15,19 @@ import jax.numpy as jnp
 from jax import lax
 
 from stablenum.formats import FLOAT32_MAX
-from stablenum_jax._trees.names import Path
+from stablenum_jax._trees.leaves import real_parts
 
 __all__ = [
-    "FP8_STATISTICS",
     "SMALL",
-    "guarded_leaves",
-    "guarded_weights",
-    "is_floating",
-    "is_measurable",
     "leaf_norms",
     "norms_over_axis",
     "power_of_two",
-    "real_parts",
     "saturating_float32",
     "scalar_loss",
 ]
 
 Array: TypeAlias = jax.Array
 AxisName: TypeAlias = Hashable | tuple[Hashable, ...]
-
-# flax.linen.fp8_ops.OVERWRITE_WITH_GRADIENT: statistics that travel as "gradients" and replace
-# the parameter instead of being added to it. They are no gradients, so nobody measures them.
-FP8_STATISTICS = "_overwrite_with_gradient"
 
 # Below this largest norm, squares that flush to zero could matter: 2**32 elements of 2**-63 (whose
 # squares are below float32's smallest normal number) have a norm of 2**-47.
@@ -47,62 +37,6 @@ SMALL = 2.0**-32
 # 2**32) and where it is not (the smallest normal number becomes 2**-31), by whether they are float64. A
 # float64 sum of squares flushes only where the norm is 0 in float32 anyway.
 _FACTORS = {False: (2.0**-96, 2.0**95), True: (2.0**-600, 1.0)}
-
-
-def is_measurable(path: Path, leaf: Any) -> bool:
-    """Whether a leaf is a gradient: real or complex floating point, and no fp8 statistic.
-
-    Integers, PRNG keys and float0 (JAX's gradient of an integer) are left alone.
-    """
-    if any(getattr(key, "key", None) == FP8_STATISTICS for key in path):
-        return False
-    return is_floating(leaf)
-
-
-def is_floating(x: Any) -> bool:
-    """Whether an array, a scalar or an abstract value is of a real or complex floating type."""
-    dtype = getattr(x, "dtype", None)
-    if dtype is None:
-        return isinstance(x, (float, complex))
-    return not jnp.issubdtype(dtype, jax.dtypes.extended) and bool(jnp.issubdtype(dtype, jnp.inexact))
-
-
-def guarded_leaves(updates: Any, params: Any) -> dict[Path, Any]:
-    """The gradients that a guard watches, by path; None for a parameter without gradient.
-
-    With ``params`` there is an entry for each parameter, whether or not its gradient came, so that
-    the n-th norm is always that of the n-th parameter.
-    """
-    given = {
-        path: leaf for path, leaf in jax.tree_util.tree_leaves_with_path(updates) if is_measurable(path, leaf)
-    }
-    if params is None:
-        return given
-    paths = [path for path, leaf in jax.tree_util.tree_leaves_with_path(params) if is_measurable(path, leaf)]
-    if not set(given) <= set(paths):
-        return given  # trees of different kinds: the gradients' own paths must do
-    return {path: given.get(path) for path in paths}
-
-
-def guarded_weights(leaves: Mapping[Path, Any], params: Any) -> tuple[Any, ...]:
-    """The parameters of the gradients ``leaves``, for a rule that compares the two.
-
-    Raises:
-        ValueError: there are no parameters, or they are another tree.
-    """
-    if params is None:
-        raise ValueError(
-            "params must be given for AdaptiveGradClip, which compares gradients with weights; got None. "
-            "Call tx.update(grads, opt_state, params), or stablenum_jax.step."
-        )
-    by_path = dict(jax.tree_util.tree_leaves_with_path(params))
-    for path, leaf in leaves.items():
-        if path not in by_path or (leaf is not None and jnp.shape(leaf) != jnp.shape(by_path[path])):
-            raise ValueError(
-                f"params must have the structure and shapes of grads for AdaptiveGradClip; "
-                f"grads{jax.tree_util.keystr(path)} has no parameter of its shape {jnp.shape(leaf)}."
-            )
-    return tuple(by_path[path] for path in leaves)
 
 
 def leaf_norms(leaves: Sequence[Any]) -> Array:
@@ -187,12 +121,6 @@ def scalar_loss(value: Any) -> Array | None:
             f"value must be the scalar loss of the step; got shape {jnp.shape(value)}. Take its mean or sum."
         )
     return saturating_float32(value)
-
-
-def real_parts(x: Array) -> list[Array]:
-    """``x`` in the precision in which it is summed: itself, or its real and imaginary part."""
-    parts = [x.real, x.imag] if jnp.iscomplexobj(x) else [x]
-    return [part if part.dtype == jnp.float64 else part.astype(jnp.float32) for part in parts]
 
 
 def _sum_of_squares(leaf: Array, factor: Array | None = None) -> Array:

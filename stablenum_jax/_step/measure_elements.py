@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from stablenum_jax._step.measure import AxisName, real_parts, saturating_float32
+from stablenum_jax._step.measure import AxisName, saturating_float32
+from stablenum_jax._trees.leaves import real_parts
 
 __all__ = ["extremes", "largest_element"]
 

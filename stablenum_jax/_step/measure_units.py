@@ -16,7 +16,8 @@ from jax import lax
 import stablenum
 from stablenum.arrays import combine_norms
 from stablenum.rules.clipping import Units
-from stablenum_jax._step.measure import SMALL, power_of_two, real_parts, saturating_float32
+from stablenum_jax._step.measure import SMALL, power_of_two, saturating_float32
+from stablenum_jax._trees.leaves import real_parts
 
 __all__ = ["leaf_and_unit_norms", "unit_axes", "unit_shape"]
 

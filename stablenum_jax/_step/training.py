@@ -14,7 +14,7 @@ from stablenum_jax._precision.escalate import check_not_escalating, in_level_for
 from stablenum_jax._precision.policy import Policy, as_policy
 from stablenum_jax._step.apply import multiply_leaves
 from stablenum_jax._step.eager import drive
-from stablenum_jax._step.measure import FP8_STATISTICS
+from stablenum_jax._trees.leaves import FP8_STATISTICS
 from stablenum_jax._trees.state import loss_scale
 
 __all__ = ["scale_loss", "step", "value_and_grad"]

@@ -14,9 +14,10 @@ from stablenum.guard.config import make_config
 from stablenum_jax._step.apply import apply_multiplier, zeros_unless
 from stablenum_jax._step.eager import drive
 from stablenum_jax._step.handshake import Capture, Deferred, Direct, GuardReached, current_mode
-from stablenum_jax._step.measure import AxisName, guarded_leaves, guarded_weights, scalar_loss
+from stablenum_jax._step.measure import AxisName, scalar_loss
 from stablenum_jax._step.observe import Watched, judge
 from stablenum_jax._step.warnings import NotATrueSkipWarning
+from stablenum_jax._trees.leaves import guarded_leaves, guarded_weights
 from stablenum_jax._trees.names import path_name, register_names
 from stablenum_jax._trees.state import GuardOptState, has_guard
 

@@ -13,7 +13,7 @@ from flax import nnx
 
 import stablenum_jax
 from stablenum_jax import EscalatePrecision, precision
-from stablenum_jax._step.measure import FP8_STATISTICS
+from stablenum_jax._trees.leaves import FP8_STATISTICS
 
 
 class Net(nn.Module):

@@ -21,7 +21,7 @@ from flax.training.train_state import TrainState
 import stablenum_jax
 from stablenum_jax import get_policy
 from stablenum_jax._precision.casts import cast_floating
-from stablenum_jax._step.measure import FP8_STATISTICS
+from stablenum_jax._trees.leaves import FP8_STATISTICS
 
 
 class Pair(NamedTuple):

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import jit
 
+from stablenum.diagnosis import Step, Trace
+from stablenum_jax._diagnosis.replay.cells import Cell, Context
 from stablenum_jax._diagnosis.replay.flags import flags_of
 from stablenum_jax._diagnosis.replay.jax_internals import context_of, scan_counts, sub_jaxpr
 
-if TYPE_CHECKING:
-    from stablenum_jax._diagnosis.replay.interpreter import Cell, Context, Interpreter
-
-__all__ = ["cond", "scan", "while_loop"]
+__all__ = ["Evaluator", "cond", "scan", "while_loop"]
 
 # Equations of a loop, over all its iterations, that are evaluated one by one.
 OPENED_EQUATIONS = 2000
@@ -29,7 +28,30 @@ OPENED_EQUATIONS = 2000
 _OPENED_FOR_INF = 8
 
 
-def cond(run: Interpreter, eqn: Any, inputs: list[Cell], ctx: Context) -> list[Cell]:
+class Evaluator(Protocol):
+    """What branches and loops need of the interpreter that meets them."""
+
+    trace: Trace
+
+    def constant(self, data: Any) -> Cell:
+        """A captured array."""
+
+    def made(self, outputs: Sequence[Any]) -> list[Cell]:
+        """Values of the step that is recorded next."""
+
+    def record(
+        self, eqn: Any, inputs: Sequence[Cell], outputs: Sequence[Cell], ctx: Context, operation: str = ""
+    ) -> Step:
+        """One step for an equation, or for a part of it called ``operation``."""
+
+    def run(self, jaxpr: Any, consts: Sequence[Cell], args: Sequence[Cell], ctx: Context) -> list[Cell]:
+        """Evaluate a jaxpr."""
+
+    def inside(self, eqn: Any, ctx: Context) -> Context:
+        """The context of the equations of a call."""
+
+
+def cond(run: Evaluator, eqn: Any, inputs: list[Cell], ctx: Context) -> list[Cell]:
     """The branch that is taken."""
     index, *operands = inputs
     branches = eqn.params["branches"]
@@ -39,7 +61,7 @@ def cond(run: Interpreter, eqn: Any, inputs: list[Cell], ctx: Context) -> list[C
         return run.run(jaxpr, [run.constant(c) for c in consts], operands, run.inside(eqn, ctx))
 
 
-def scan(run: Interpreter, eqn: Any, inputs: list[Cell], ctx: Context) -> list[Cell]:
+def scan(run: Evaluator, eqn: Any, inputs: list[Cell], ctx: Context) -> list[Cell]:
     """Iteration by iteration, counted as the forward scan counts them."""
     p = eqn.params
     length = p["length"]
@@ -56,7 +78,7 @@ def scan(run: Interpreter, eqn: Any, inputs: list[Cell], ctx: Context) -> list[C
     return [*carry, *ys]
 
 
-def while_loop(run: Interpreter, eqn: Any, inputs: list[Cell], ctx: Context) -> list[Cell]:
+def while_loop(run: Evaluator, eqn: Any, inputs: list[Cell], ctx: Context) -> list[Cell]:
     """Iteration by iteration, until its condition ends it."""
     p = eqn.params
     n_cond, n_body = p["cond_nconsts"], p["body_nconsts"]
@@ -75,7 +97,7 @@ def while_loop(run: Interpreter, eqn: Any, inputs: list[Cell], ctx: Context) -> 
 class _Body:
     """One iteration of a loop, opened or compiled."""
 
-    run: Interpreter
+    run: Evaluator
     eqn: Any
     jaxpr: Any
     loop: str
@@ -155,13 +177,13 @@ def _unstacked(data: Any) -> Callable[[int], Any]:
     return lambda i: host[i, ...]
 
 
-def _row(run: Interpreter, eqn: Any, whole: Cell, data: Any, ctx: Context) -> Cell:
+def _row(run: Evaluator, eqn: Any, whole: Cell, data: Any, ctx: Context) -> Cell:
     (cell,) = run.made([data])
     run.record(eqn, [whole], [cell], ctx, operation="index")
     return cell
 
 
-def _stacked(run: Interpreter, eqn: Any, rows: list[Cell], aval: Any, ctx: Context) -> Cell:
+def _stacked(run: Evaluator, eqn: Any, rows: list[Cell], aval: Any, ctx: Context) -> Cell:
     if jnp.issubdtype(aval.dtype, jax.dtypes.extended):
         data = jnp.stack([r.data for r in rows]) if rows else jnp.empty(aval.shape, aval.dtype)
     else:

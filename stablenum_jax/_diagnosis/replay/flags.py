@@ -11,7 +11,7 @@ import numpy as np
 from jax import jit
 
 from stablenum.diagnosis import TensorStats
-from stablenum_jax._step.measure import is_floating
+from stablenum_jax._trees.leaves import is_floating
 
 __all__ = ["CLEAN", "Flags", "device_flags", "flags_in", "flags_of", "stats_of"]
 

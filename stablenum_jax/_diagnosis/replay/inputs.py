@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stablenum_jax._step.measure import is_floating
+from stablenum_jax._trees.leaves import is_floating
 from stablenum_jax._trees.state import is_guard
 
 __all__ = ["Call", "Leaf", "call_of"]

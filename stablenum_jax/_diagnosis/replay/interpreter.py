@@ -14,47 +14,24 @@ from jax.extend import core
 
 from stablenum.diagnosis import Step, Trace
 from stablenum_jax._diagnosis.replay import control_flow
+from stablenum_jax._diagnosis.replay.cells import Cell, Context
 from stablenum_jax._diagnosis.replay.flags import CLEAN, Flags, flags_in, flags_of
-from stablenum_jax._diagnosis.replay.jax_internals import bind, context_of, sub_jaxpr
+from stablenum_jax._diagnosis.replay.jax_internals import (
+    bind,
+    called_jaxpr,
+    context_of,
+    differentiated_jaxpr,
+)
 from stablenum_jax._diagnosis.replay.naming import operation_name
 from stablenum_jax._diagnosis.replay.numpy_answers import plainly
-from stablenum_jax._diagnosis.replay.places import NOWHERE, Source, source_of
-from stablenum_jax._step.measure import is_floating
+from stablenum_jax._diagnosis.replay.places import Source, source_of
+from stablenum_jax._trees.leaves import is_floating
 
-__all__ = ["Cell", "Context", "Interpreter", "Kept", "Written"]
+__all__ = ["Interpreter", "Kept", "Written"]
 
-# Calls that are opened: primitive -> where its jaxpr is.
-_CALLS = {
-    "jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr",
-    "call": "call_jaxpr", "remat": "jaxpr", "remat2": "jaxpr", "checkpoint": "jaxpr",
-    "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr",
-    "custom_vjp_call_jaxpr": "fun_jaxpr", "eval_jaxpr": "jaxpr",
-}  # fmt: skip
 _CONTROL = {"cond": control_flow.cond, "scan": control_flow.scan, "while": control_flow.while_loop}
 # Prints and checks: they return nothing and would speak twice.
 _SILENT = frozenset({"debug_callback", "debug_print", "check"})
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """A value of the program: its data, and its index in the trace."""
-
-    data: Any
-    id: int
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """What the enclosing calls say: their source, the name stack, the iteration."""
-
-    source: Source = NOWHERE
-    stack: str = ""
-    where: str = ""
-
-    def iteration(self, number: int, loop: str) -> Context:
-        """Inside one iteration of a loop."""
-        where = f"iteration {number} of {loop}"
-        return replace(self, where=f"{self.where}, {where}" if self.where else where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +168,9 @@ class Interpreter:
         if name in _SILENT:
             self.skipped.add(name)
             return []
-        if name in _CALLS and _CALLS[name] in eqn.params:
-            jaxpr, consts = sub_jaxpr(eqn.params[_CALLS[name]])
+        called = called_jaxpr(eqn) or differentiated_jaxpr(eqn)
+        if called is not None:
+            jaxpr, consts = called
             with context_of(eqn):
                 return self.run(jaxpr, [self.constant(c) for c in consts], inputs, self.inside(eqn, ctx))
         if name in _CONTROL and not self.symbolic:

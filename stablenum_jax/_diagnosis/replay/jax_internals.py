@@ -11,13 +11,34 @@ from jax.extend import core
 
 __all__ = [
     "bind",
+    "called_jaxpr",
     "context_of",
+    "differentiated_jaxpr",
     "own_lines_in_backward",
     "quiet",
     "scan_counts",
     "sub_jaxpr",
     "under_transformation",
 ]
+
+# Calls: the primitive's name, and the parameter that holds its jaxpr.
+_CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "call": "call_jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "eval_jaxpr": "jaxpr",
+    "remat": "jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+}
+# Calls of functions with a derivative of their own. Opened, they would be differentiated without it.
+_DIFFERENTIATED = {
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+}
 
 
 def bind(eqn: Any, inputs: list[Any], params: dict[str, Any] | None = None) -> list[Any]:
@@ -50,6 +71,21 @@ def sub_jaxpr(value: Any) -> tuple[Any, list[Any]]:
     if isinstance(value, core.ClosedJaxpr):
         return value.jaxpr, list(value.consts)
     return value, list(getattr(value, "consts", ()) or ())
+
+
+def called_jaxpr(eqn: Any) -> tuple[Any, list[Any]] | None:
+    """Jaxpr and constants of an equation that only calls a function (jit, checkpoint), else None."""
+    return _jaxpr_in(eqn, _CALLS)
+
+
+def differentiated_jaxpr(eqn: Any) -> tuple[Any, list[Any]] | None:
+    """The same of an equation that calls a function with a derivative of its own, else None."""
+    return _jaxpr_in(eqn, _DIFFERENTIATED)
+
+
+def _jaxpr_in(eqn: Any, table: dict[str, str]) -> tuple[Any, list[Any]] | None:
+    parameter = table.get(eqn.primitive.name)
+    return sub_jaxpr(eqn.params[parameter]) if parameter in eqn.params else None
 
 
 def under_transformation() -> bool:

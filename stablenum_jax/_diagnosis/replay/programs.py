@@ -12,7 +12,7 @@ from jax.extend import core
 
 from stablenum_jax._diagnosis.replay.inputs import Call
 from stablenum_jax._diagnosis.replay.jax_internals import own_lines_in_backward, sub_jaxpr
-from stablenum_jax._step.measure import is_floating
+from stablenum_jax._trees.leaves import is_floating
 from stablenum_jax._trees.state import is_guard
 
 __all__ = ["Program", "program_of"]

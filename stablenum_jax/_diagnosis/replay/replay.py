@@ -20,7 +20,7 @@ from stablenum_jax._diagnosis.replay.jax_internals import quiet, under_transform
 from stablenum_jax._diagnosis.replay.labels import outside_indices
 from stablenum_jax._diagnosis.replay.programs import Program, program_of
 from stablenum_jax._diagnosis.replay.run import Run, result_flags, run_compiled, run_eagerly, run_instrumented
-from stablenum_jax._step.measure import is_floating
+from stablenum_jax._trees.leaves import is_floating
 from stablenum_jax._trees.state import has_guard, is_guard
 from stablenum_jax._trees.state import loss_scale as guard_scale
 

@@ -12,14 +12,15 @@ import numpy as np
 from jax import jit
 
 from stablenum.diagnosis import Finding, Origin, Trace, finding_of, first_causes
+from stablenum_jax._diagnosis.replay.cells import Cell, Context
 from stablenum_jax._diagnosis.replay.flags import flags_of, stats_of
 from stablenum_jax._diagnosis.replay.guards import seen_by_guards
 from stablenum_jax._diagnosis.replay.inputs import Leaf
-from stablenum_jax._diagnosis.replay.interpreter import Cell, Context, Interpreter, Kept
+from stablenum_jax._diagnosis.replay.interpreter import Interpreter, Kept
 from stablenum_jax._diagnosis.replay.jax_internals import bind
 from stablenum_jax._diagnosis.replay.phases import assign_phases
 from stablenum_jax._diagnosis.replay.programs import Program
-from stablenum_jax._step.measure import is_floating
+from stablenum_jax._trees.leaves import is_floating
 
 __all__ = ["Run", "result_flags", "run_compiled", "run_eagerly", "run_instrumented"]
 

@@ -1,0 +1,32 @@
+"""What the interpreter hands from equation to equation: values, and where in the program it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from stablenum_jax._diagnosis.replay.places import NOWHERE, Source
+
+__all__ = ["Cell", "Context"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A value of the program: its data, and its index in the trace."""
+
+    data: Any
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What the enclosing calls say: their source, the name stack, the iteration."""
+
+    source: Source = NOWHERE
+    stack: str = ""
+    where: str = ""
+
+    def iteration(self, number: int, loop: str) -> Context:
+        """Inside one iteration of a loop."""
+        where = f"iteration {number} of {loop}"
+        return replace(self, where=f"{self.where}, {where}" if self.where else where)
