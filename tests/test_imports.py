@@ -97,6 +97,12 @@ def test_the_import_contracts_hold():
         ("stablenum_torch/__init__.py", "import stablenum_jax"),
         ("stablenum_torch/__init__.py", "import optax"),
         ("stablenum_jax/__init__.py", "def f():\n    import torch"),
+        ("stablenum_jax/_step/training.py", "def f():\n    import stablenum_jax._precision.policy"),
+        ("stablenum_jax/_step/readout.py", "import stablenum_jax._diagnosis.audit"),
+        ("stablenum_jax/_trees/names.py", "from stablenum_jax._step.measure import AxisName"),
+        ("stablenum_jax/_precision/places.py", "import stablenum_jax._diagnosis.ranges"),
+        ("stablenum_jax/_step/measure.py", "import stablenum_jax._step.observe"),
+        ("stablenum_jax/_diagnosis/replay/cells.py", "import stablenum_jax._diagnosis.replay.interpreter"),
     ],
 )
 def test_the_import_contracts_can_break(tmp_path, module, line):

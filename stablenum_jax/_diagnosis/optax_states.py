@@ -13,7 +13,7 @@ import jax
 
 from stablenum.diagnosis.audit import Role
 from stablenum_jax._trees.names import path_name
-from stablenum_jax._trees.state import GuardOptState
+from stablenum_jax._trees.state import GuardOptState, injects_hyperparams
 
 __all__ = ["Group", "Part", "find_groups", "inner_state"]
 
@@ -91,7 +91,7 @@ def _walk(tree: PyTree, names: frozenset[str], hyperparams: Mapping[str, Any]) -
     for path, node in jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_known):
         if isinstance(node, GuardOptState):
             continue  # its history may hold what is not finite, and is not a moment
-        if _injects(node):
+        if injects_hyperparams(node):
             # Leaves, because flax.nnx wraps each array into a node of its own.
             found = {
                 name: leaves[0]
@@ -111,12 +111,7 @@ def _walk(tree: PyTree, names: frozenset[str], hyperparams: Mapping[str, Any]) -
 
 def _is_known(node: object) -> bool:
     known = type(node).__name__ in _STATES and hasattr(node, "_fields")
-    return known or isinstance(node, GuardOptState) or _injects(node)
-
-
-def _injects(node: object) -> bool:
-    """Whether it is an InjectHyperparamsState, in either of optax's forms."""
-    return isinstance(getattr(node, "hyperparams", None), Mapping) and hasattr(node, "inner_state")
+    return known or isinstance(node, GuardOptState) or injects_hyperparams(node)
 
 
 def _of_node(node: Any, names: frozenset[str], hyperparams: Mapping[str, Any]) -> Iterator[Group]:

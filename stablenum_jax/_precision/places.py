@@ -41,11 +41,7 @@ def place_of(policy: Policy, path: str, *, owns: bool) -> Place:
     """
     core = policy.core
     here = core.at(path)
-    around = path.rpartition(".")[0]
-    begins = path == "" or any(
-        rule.matches(path) and not rule.matches(around) and (rule.compute or rule.output)
-        for rule in core.rules
-    )
+    begins = core.begins_at(path)
     eight = FORMATS[here.compute].bits == 8
     return Place(here.carrier, eight, here.output if begins else None, begins or owns)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import jax
@@ -17,6 +16,7 @@ from stablenum_jax._step.apply import times
 from stablenum_jax._step.measure import AxisName, norms_over_axis, saturating_float32
 from stablenum_jax._trees.leaves import is_measurable, real_parts
 from stablenum_jax._trees.names import Path
+from stablenum_jax._trees.state import injects_hyperparams
 
 __all__ = ["clip_updates", "injected_learning_rate"]
 
@@ -87,11 +87,6 @@ def injected_learning_rate(opt_state: PyTree) -> Array:
     )
 
 
-def _injects(node: object) -> bool:
-    """Whether it is an InjectHyperparamsState, in either of optax's forms."""
-    return isinstance(getattr(node, "hyperparams", None), Mapping) and hasattr(node, "inner_state")
-
-
 def _divides(node: object) -> bool:
     """Whether what is below it is of some parameters only: the state of ``partition`` or ``masked``."""
     return isinstance(node, (optax.MultiTransformState, optax.MaskedState))
@@ -100,8 +95,8 @@ def _divides(node: object) -> bool:
 def _injected(opt_state: PyTree, *, partial: bool = False) -> list[tuple[Any, bool]]:
     """Each learning rate found, and whether it stands below a state that divides the parameters."""
     found: list[tuple[Any, bool]] = []
-    for node in jax.tree.leaves(opt_state, is_leaf=lambda node: _injects(node) or _divides(node)):
-        if _injects(node):
+    for node in jax.tree.leaves(opt_state, is_leaf=lambda node: injects_hyperparams(node) or _divides(node)):
+        if injects_hyperparams(node):
             # Leaves, because flax.nnx wraps each array into a node of its own.
             found += [(rate, partial) for rate in jax.tree.leaves(node.hyperparams.get("learning_rate"))]
             found += _injected(node.inner_state, partial=partial)

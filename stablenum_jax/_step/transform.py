@@ -12,7 +12,7 @@ import optax
 import stablenum
 from stablenum.guard.config import make_config
 from stablenum_jax._step.apply import apply_multiplier, zeros_unless
-from stablenum_jax._step.eager import drive
+from stablenum_jax._step.eager import guarded_update
 from stablenum_jax._step.handshake import Capture, Deferred, Direct, GuardReached, current_mode
 from stablenum_jax._step.measure import AxisName, scalar_loss
 from stablenum_jax._step.observe import Watched, judge
@@ -223,7 +223,7 @@ def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransforma
     def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
         if isinstance(current_mode(), (Capture, Direct)):
             return inner.update(updates, state, params, **extra)  # the driver around us does the rest
-        return drive(inner, params, state, updates, extra, add=None)
+        return guarded_update(inner, params, state, updates, extra, add=None)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

@@ -1,12 +1,18 @@
 """Names of parameters, from the paths of the pytree.
 
-A state holds arrays only, so that every checkpointer can write it; strings live here, on the host,
-under a number that the state carries. The number is a checksum of the names: a state that was
-unpickled in another process finds its names again as soon as the guard sees the parameters.
+A state holds arrays only, so that every checkpointer can write it. The strings are kept here, on the host,
+under a number that the state carries. The number is a checksum of the names, so a state that was unpickled
+in another process finds its names again as soon as the guard sees the parameters there.
+
+The number is () int32 in states that are already saved, so it stays 31 bits wide, and two trees may share
+one: among a thousand trees the odds are 1 in 4,000. Names under a number that is shared are forgotten, with
+a warning, because a state cannot say which tree it belongs to. Nothing else is ever forgotten: a process
+trains few different trees, and a state that uses a number may be read at any time.
 """
 
 from __future__ import annotations
 
+import warnings
 import zlib
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -17,7 +23,8 @@ __all__ = ["Path", "known_names", "path_name", "register_names"]
 
 Path: TypeAlias = tuple[Any, ...]
 
-_NAMES: dict[int, tuple[str, ...]] = {}
+# None under a number that two different trees share.
+_NAMES: dict[int, tuple[str, ...] | None] = {}
 
 
 def path_name(path: Path) -> str:
@@ -34,12 +41,24 @@ def path_name(path: Path) -> str:
 
 
 def register_names(names: Sequence[str]) -> int:
-    """Remember ``names``; returns the number under which :func:`known_names` gives them back."""
+    """Remember ``names``; returns the number under which :func:`known_names` finds them.
+
+    Warns if another tree has the same number: the names of both are then unknown.
+    """
     number = zlib.crc32("\n".join(names).encode()) & 0x7FFFFFFF
-    _NAMES[number] = tuple(names)
+    known = _NAMES.setdefault(number, tuple(names))
+    if known is not None and known != tuple(names):
+        _NAMES[number] = None
+        first, second = (next(iter(tree), "no name") for tree in (known, names))
+        warnings.warn(
+            f"Two parameter trees share the checksum {number} of their names, so reports show the indices of "
+            f"their parameters only. One begins with {first}, the other with {second}; rename a parameter in "
+            "one of them.",
+            stacklevel=2,
+        )
     return number
 
 
 def known_names(number: int) -> tuple[str, ...] | None:
-    """The names registered under ``number``, None if this process has not seen them."""
+    """The names registered under ``number``; None if this process has not seen them, or cannot tell."""
     return _NAMES.get(number)

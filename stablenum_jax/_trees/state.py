@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -13,6 +14,7 @@ __all__ = [
     "find_guard",
     "guard_state",
     "has_guard",
+    "injects_hyperparams",
     "is_guard",
     "loss_scale",
     "replace_guard",
@@ -70,6 +72,11 @@ def replace_guard(opt_state: PyTree, guard: GuardOptState) -> PyTree:
         return jax.tree.unflatten(structure, jax.tree.leaves(guard))
 
     return jax.tree.map(put, opt_state, is_leaf=is_guard)
+
+
+def injects_hyperparams(node: object) -> bool:
+    """Whether a node is the state of ``optax.inject_hyperparams``, in either of optax's forms."""
+    return isinstance(getattr(node, "hyperparams", None), Mapping) and hasattr(node, "inner_state")
 
 
 def _plain(node: Any) -> Any:

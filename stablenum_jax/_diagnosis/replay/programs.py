@@ -12,13 +12,11 @@ from jax.extend import core
 
 from stablenum_jax._diagnosis.replay.inputs import Call
 from stablenum_jax._diagnosis.replay.jax_internals import own_lines_in_backward, sub_jaxpr
+from stablenum_jax._step.scaled_loss import scaled_in_range
 from stablenum_jax._trees.leaves import is_floating
 from stablenum_jax._trees.state import is_guard
 
 __all__ = ["Program", "program_of"]
-
-# The largest power of two that the cotangent of a float16 loss can hold (as in the guard's value_and_grad).
-_LARGEST_FLOAT16_SCALE = 2.0**15
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +85,7 @@ def _with_gradients(call: Call, data: list[Any], has_aux: bool, scaled: bool) ->
             loss = _loss_of(call(given), has_aux)
             if not scaled:
                 return loss, loss
-            wide = jnp.promote_types(loss.dtype, jnp.float32)
-            on_loss = jnp.minimum(scale, _LARGEST_FLOAT16_SCALE) if loss.dtype == jnp.float16 else scale
-            return loss.astype(wide) * on_loss.astype(wide), loss
+            return scaled_in_range(loss, scale), loss
 
         (scaled_loss, loss), grads = value_and_grad(loss_of, has_aux=True)([arrays[i] for i in chosen])
         return (loss, scaled_loss, *grads)
