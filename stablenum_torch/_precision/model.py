@@ -313,7 +313,7 @@ def _places(model: nn.Module, policy: Policy) -> list[tuple[nn.Module, _Place]]:
                 f"model must be without a policy; {path or 'it'} has one. Call remove() on its handle first."
             )
         here = policy.at(path)
-        met.update(rule for rule in policy.rules if rule.matches(path))
+        met.update([rule for rule in policy.rules if rule.matches(path)])
         begins = policy.begins_at(path)
         owns = any(p is not None and p.is_floating_point() for p in module._parameters.values())
         found.append((module, _Place(here.compute, here.output if begins else None, begins or owns)))
