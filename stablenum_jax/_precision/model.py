@@ -1,4 +1,4 @@
-"""``precision``: a model's call with a policy carried out module by module."""
+"""``precision``: the call of a model with a policy applied module by module."""
 
 from __future__ import annotations
 
@@ -20,29 +20,30 @@ __all__ = ["precision"]
 def precision(model: Any, policy: Any) -> Callable[..., Any]:
     """The call of a model in the formats of a policy, the same as ``stablenum_torch.precision``'s.
 
-    - While a module computes, its parameters are in its compute format, and what goes into a module that has
-      parameters of its own is cast to it. Gradients come in the formats that the parameters are kept in.
-    - The policy's output format is that of the whole model; a rule's that of the modules it is about. In
-      between values flow in the compute format.
-    - Running statistics and other collections that are no parameters stay as they are, and so do integers,
-      keys and all that is no array.
-    - Functions called between modules (a softmax) compute in the dtype of what they are given.
+    - While a module computes, its parameters are in its compute format, and the arguments of a module with
+      parameters of its own are cast to that format. Gradients have the formats in which the parameters are
+      stored.
+    - The policy's output format is that of the whole model; a rule's output format is that of the modules it
+      matches. In between, values stay in the compute format.
+    - Running statistics and other collections that are not parameters are unchanged, and so are integers,
+      keys and everything that is not an array.
+    - Functions called between modules (a softmax) compute in the dtype of their arguments.
 
-    What comes back is called as the model is:
+    Call the result like the model:
 
     - flax linen: ``call(variables, *args, **kwargs)``, as ``model.apply``; ``call.init(rngs, *args)`` makes
-      variables with the parameters in the policy's format. With an 8-bit compute format the products of
-      ``nn.Dense`` are :func:`stablenum_jax.fp8_dot`'s, and ``call.init`` adds their states under
+      variables with the parameters in the policy's format. With an 8-bit compute format ``nn.Dense`` uses
+      :func:`stablenum_jax.fp8_dot`, and ``call.init`` adds the states of its products under
       ``_overwrite_with_gradient``.
-    - flax nnx: ``call(*args, **kwargs)`` on a copy of the modules, made at the call; variables that are no
+    - flax nnx: ``call(*args, **kwargs)`` on a copy of the modules, made at the call; variables that are not
       parameters (running statistics, counts of random streams) are written back.
     - equinox: ``call(*args, **kwargs)`` on a copy.
-    - any other callable: its arguments are cast to the compute format, by rules for the paths in each
+    - any other callable: its arguments are cast to the compute format, with rules for the paths in each
       argument, and its results to the output format.
 
-    Only ``__call__`` of a module is watched (linen: also the method that ``apply`` is told to call). A module
-    with a ``dtype`` of its own goes by that. A function with ``jax.jit`` inside the model sees what it is
-    given.
+    Only ``__call__`` of a module is intercepted (linen: also the ``method`` given to ``apply``). A module
+    with a ``dtype`` of its own computes in that dtype. Functions under ``jax.jit`` inside the model compute
+    in the dtypes of their arguments.
 
     Args:
         model: a flax linen or nnx module, an equinox module, or a function.
@@ -52,8 +53,8 @@ def precision(model: Any, policy: Any) -> Callable[..., Any]:
 
     Raises:
         TypeError: ``model`` is not callable; ``policy`` is none of the above.
-        ValueError: when called: a rule's pattern matches no module, or nothing in a function's arguments;
-            8-bit computing in nnx or equinox.
+        ValueError: when called: a rule's pattern matches no module, or no path in a function's arguments;
+            the policy computes in 8 bits in nnx or equinox.
 
     Example:
         >>> import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""What a policy means for one module, and the casts of what goes into the module and comes out of it."""
+"""What a policy means for one module, and the casts of the module's arguments and results."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from stablenum.formats import FORMATS
 from stablenum_jax._precision.casts import cast_floating
 from stablenum_jax._precision.policy import Policy
 
-__all__ = ["Place", "check_rules", "hand_in", "hand_out", "place_of"]
+__all__ = ["Place", "cast_arguments", "cast_result", "check_rules", "place_of"]
 
 PyTree: TypeAlias = Any
 
 
 class Place(NamedTuple):
-    """What a policy says about one module. Plain values: it may be part of a tree's structure.
+    """What a policy means for one module. Plain values, so it may be part of a tree's structure.
 
     Attributes:
         compute: the dtype that arrays have while it computes.
-        eight_bits: whether its products are of 8-bit numbers.
-        output: the dtype to hand out; None where values flow on as they are.
-        hooked: whether values are cast on the way in.
+        eight_bits: whether its products are computed in 8 bits.
+        output: the dtype that its results are cast to; None if they are not cast.
+        hooked: whether its arguments are cast to ``compute``.
     """
 
     compute: str
@@ -32,7 +32,7 @@ class Place(NamedTuple):
 
 
 def place_of(policy: Policy, path: str, *, owns: bool) -> Place:
-    """What the policy says about the module at ``path``.
+    """What the policy means for the module at ``path``.
 
     Args:
         policy: with its rules.
@@ -47,10 +47,10 @@ def place_of(policy: Policy, path: str, *, owns: bool) -> Place:
 
 
 def check_rules(policy: Policy, paths: Iterable[str]) -> None:
-    """Refuse a rule that is about no module.
+    """Check that each rule matches a module.
 
     Raises:
-        ValueError: there is one.
+        ValueError: a rule matches none of ``paths``.
     """
     known = list(paths)
     for rule in policy.rules:
@@ -58,13 +58,13 @@ def check_rules(policy: Policy, paths: Iterable[str]) -> None:
             raise bad_field("policy.rules", "patterns that match a module of the model", rule.pattern)
 
 
-def hand_in(place: Place, args: PyTree, kwargs: PyTree) -> tuple[PyTree, PyTree]:
-    """The arguments as a module at ``place`` computes with them."""
+def cast_arguments(place: Place, args: PyTree, kwargs: PyTree) -> tuple[PyTree, PyTree]:
+    """The arguments in the dtype that a module at ``place`` computes in."""
     if not place.hooked:
         return args, kwargs
     return cast_floating(args, place.compute), cast_floating(kwargs, place.compute)
 
 
-def hand_out(place: Place, result: PyTree) -> PyTree:
-    """The result as a module at ``place`` hands it out."""
+def cast_result(place: Place, result: PyTree) -> PyTree:
+    """The result in the dtype that a module at ``place`` returns."""
     return result if place.output is None else cast_floating(result, place.output)

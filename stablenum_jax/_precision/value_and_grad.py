@@ -27,15 +27,15 @@ def value_and_grad(
 ) -> Callable[..., tuple[Any, Any]]:
     """``jax.value_and_grad`` with the guard's loss scale: small gradients survive half precision.
 
-    The loss is multiplied by the scale in float32, so a float16 loss does not overflow; the value
-    comes back unscaled and in its own dtype. The gradients come back *scaled*: the guard inspects
-    them and unscales them in float32. Micikevicius et al. 2018 (arXiv 1710.03740).
+    The loss is multiplied by the scale in float32, so a float16 loss does not overflow; the value is
+    returned unscaled and in its own dtype. The gradients are returned *scaled*: the guard inspects them and
+    unscales them in float32. Micikevicius et al. 2018 (arXiv 1710.03740).
 
     With ``policy`` the floating-point arrays in all arguments are cast for computing, module by module, and
-    the gradients come in the dtypes of the arguments themselves. If the guard has an
-    :class:`stablenum.EscalatePrecision`, the computation runs in the format of the guard's level. All
-    formats are in the one compiled program, in a ``lax.switch``, and the host never waits; call it under
-    ``jit``, or each call compiles anew. Losses and auxiliary results come in the widest level's dtype.
+    the gradients have the dtypes of the arguments. If the guard has an :class:`stablenum.EscalatePrecision`,
+    the computation runs in the format of the guard's level. One compiled program contains all formats, in a
+    ``lax.switch``, and the host never waits; call it under ``jit``, otherwise each call compiles again.
+    Losses and auxiliary results have the widest level's dtype.
 
     Args:
         fun: returns a scalar loss, or ``(loss, aux)`` with ``has_aux``.
@@ -43,17 +43,17 @@ def value_and_grad(
         argnums: which arguments to differentiate.
         has_aux: as in JAX.
         policy: None, or a policy: words, :class:`stablenum_jax.Policy`, ``stablenum.Policy`` or jmp's.
-        formats: with an escalation whose formats are not the policy's and those usually above it (float8,
-            bfloat16, float32; float16, float32), its ``formats``.
+        formats: the ``formats`` of the escalation, if they are not the usual ones from the policy's format
+            upwards (float8, bfloat16, float32; or float16, float32).
 
     Returns:
-        A function that returns ``(loss, grads)`` or ``((loss, aux), grads)``. Without loss scaling and
-        policy it is ``jax.value_and_grad(fun)``, exactly.
+        A function that returns ``(loss, grads)`` or ``((loss, aux), grads)``, without loss scaling and
+        policy exactly those of ``jax.value_and_grad(fun)``.
 
     Raises:
-        ValueError: no guard in ``opt_state``, or more than one; ``policy`` is none, or not that of the first
-            of ``formats``; there is none although the guard has an ``EscalatePrecision``, for it is the
-            policy's casts that become wider.
+        ValueError: no guard in ``opt_state``, or more than one; ``policy`` is not a policy, or does not
+            compute in the first of ``formats``; the guard has an ``EscalatePrecision``, which widens a
+            policy's formats, and ``policy`` is None.
 
     Example:
         >>> import jax.numpy as jnp, optax, stablenum_jax

@@ -1,4 +1,4 @@
-"""Where a guarded update runs: in the trace of its caller, or, for an eager caller, compiled here."""
+"""Where a guarded update runs: in its caller's trace or, for an eager caller, compiled here."""
 
 from __future__ import annotations
 
@@ -81,15 +81,15 @@ def guarded_update(
 
     Args:
         tx: a transformation with one guard somewhere inside.
-        params: the parameters; may be None if ``add`` is.
+        params: the parameters; may be None if ``add`` is None.
         opt_state: of ``tx.init``.
         grads: the gradients.
         extra: extra arguments of ``tx.update``; ``value``, if there, is the unscaled loss.
-        add: makes the new parameters of the old ones and the updates, a module-level function; None
+        add: makes the new parameters from the old ones and the updates, a module-level function; None
             returns the updates, which are -0.0 on a skip.
 
     Raises:
-        NonFiniteError: called eagerly, and the guard has stopped the training.
+        NonFiniteError: called eagerly, and the guard has halted the training.
         ValueError: ``opt_state`` holds no guard or more than one; ``tx.update`` changes the
             structure of the state; the loss is not a scalar.
     """
@@ -102,7 +102,7 @@ def guarded_update(
             tx, params, opt_state, grads, extra, loss=loss, add=add, reuse_grads=not eager
         )
     else:
-        find_guard(opt_state)  # the error of a missing guard, before any compilation
+        find_guard(opt_state)  # a missing guard is an error before anything is compiled
         compiled = _compiled(tx, add, static)
         target, opt_state = compiled.run(params, opt_state, grads, loss, arrays)
         config = compiled.config

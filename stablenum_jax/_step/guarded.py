@@ -45,7 +45,7 @@ __all__ = ["Add", "decide_and_update"]
 
 Array: TypeAlias = jax.Array
 PyTree: TypeAlias = Any
-# How updates become parameters, or None where the caller wants the updates themselves.
+# How updates become parameters; None if the caller wants the updates themselves.
 Add: TypeAlias = Callable[[PyTree, PyTree], PyTree] | None
 
 
@@ -124,8 +124,8 @@ def decide_and_update(
     plan = _plan(call, params, opt_state, loss, reuse_grads=reuse_grads)
     attempt = functools.partial(_attempt, call, plan)
     shapes = jax.eval_shape(attempt, params, opt_state)[0] if add is None else None
-    # The no-op must be the false branch and must come with the update and the addition in the other
-    # one: only then does XLA alias donated buffers through the conditional and fuse the multiplier.
+    # The no-op must be the false branch, and the update and the addition must both be in the other one: only
+    # then does XLA alias donated buffers through the conditional and fuse the multiplier.
     target, opt_state = lax.cond(
         plan.decision.apply,
         attempt,
@@ -290,7 +290,7 @@ def _like(what: str, before: PyTree, after: PyTree) -> PyTree:
         raise ValueError(
             f"tx.update must keep the structure of {what}; it got {jax.tree.structure(before)} and returned "
             f"{jax.tree.structure(after)}. Transformations that grow their state at the first update "
-            "(optax.monitor does) cannot be skipped, nor carried through a scan: leave them out of tx."
+            "(optax.monitor does) can neither be skipped nor carried through a scan: leave them out of tx."
         )
 
     def cast(path: Path, old: Any, new: Any) -> Array:
@@ -333,7 +333,7 @@ def _without_window(opt_state: PyTree) -> PyTree:
 
 
 def _accumulates(opt_state: PyTree) -> bool:
-    """Whether a ``MultiSteps`` stands around the guard."""
+    """Whether the guard is inside a ``MultiSteps``."""
 
     def around(node: object) -> bool:
         return isinstance(node, optax.MultiStepsState) and has_guard(node) == 1

@@ -1,7 +1,7 @@
-"""Measuring gradients: one L2 norm a leaf, safe for finite values of any size.
+"""Measure gradients: one L2 norm per leaf, safe for finite values of any size.
 
-The norms answer three questions at the price of one read: is anything non-finite, which parameter
-is it, and how far to clip. No policy lives here.
+The norms answer three questions with one read: is anything non-finite, which parameter is it, and how far
+to clip. Nothing is decided here.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _FACTORS = {False: (2.0**-96, 2.0**95), True: (2.0**-600, 1.0)}
 def leaf_norms(leaves: Sequence[Any]) -> Array:
     """The L2 norm of each leaf.
 
-    Squares are summed in float32 (float64 for float64 leaves). Where that overflows, or is so
-    small that squares may have flushed to zero, norms are taken again from leaves multiplied by a power
-    of two that brings their squares into range (Blue 1978, doi 10.1145/355769.355771); this second read
-    happens inside one ``lax.cond`` and costs nothing as long as it is not needed.
+    Squares are summed in float32 (float64 for float64 leaves). If a sum overflows, or is so small that
+    squares may have flushed to zero, norms are computed again from leaves multiplied by a power of two that
+    brings their squares into range (Blue 1978, doi 10.1145/355769.355771); this second read is inside one
+    ``lax.cond`` and costs nothing unless it is needed.
 
     Args:
         leaves: floating-point arrays of any shape, or None for a missing gradient.
@@ -53,8 +53,8 @@ def leaf_norms(leaves: Sequence[Any]) -> Array:
     Returns:
         (n,) float32. Finite if and only if every element of the leaf is finite (a norm beyond
         float32's range saturates there); NaN if the leaf holds NaN, else inf if it holds inf;
-        0 for None and for a leaf without elements. A leaf below 1e-23 beside an ordinary one may
-        read 0: it changes neither the joint norm nor a decision.
+        0 for None and for a leaf without elements. The norm of a leaf below 1e-23 may be 0 if others
+        are of ordinary size: it changes neither the joint norm nor a decision.
 
     Example:
         >>> leaf_norms([jnp.asarray([3e30, 4e30]), None])
@@ -69,8 +69,8 @@ def leaf_norms(leaves: Sequence[Any]) -> Array:
     naive = jnp.sqrt(jnp.stack(squares)).astype(jnp.float32)
     largest = jnp.max(naive)  # NaN if one is, and then no comparison holds
     ordinary = (largest >= SMALL) & (largest <= FLOAT32_MAX)
-    # One cond for the whole tree. Its operands are only read, so the hot path pays nothing for it; they are
-    # the leaves themselves, for a leaf cast to float32 out here would be an array of its own.
+    # One cond for the whole tree. Its operands are only read, so an ordinary step pays nothing for it. They
+    # are the leaves themselves: a leaf cast to float32 outside the cond would be another array in memory.
     norms = lax.cond(ordinary, lambda: naive, lambda: _rescued_norms(present, squares))
     if len(index) == len(leaves):
         return norms
@@ -92,7 +92,7 @@ def norms_over_axis(norms: Array, axis_name: AxisName) -> Array:
     finite = jnp.where(jnp.isfinite(norms), norms, 0.0)
     infinite = lax.pmax(jnp.isinf(norms).astype(jnp.int32), axis_name) > 0
     missing = lax.pmax(jnp.isnan(norms).astype(jnp.int32), axis_name) > 0
-    # Multiplied by a power of two and not divided by the largest: XLA divides by an array as by
+    # Multiplied by a power of two and not divided by the largest: XLA divides by an array by multiplying with
     # its reciprocal, which is flushed to zero from 8.5e37 on.
     scale, inverse = power_of_two(lax.pmax(finite, axis_name))
     total = scale * jnp.sqrt(lax.psum((finite * inverse) ** 2, axis_name))
@@ -130,11 +130,11 @@ def _sum_of_squares(leaf: Array, factor: Array | None = None) -> Array:
 
 
 def _rescued_norms(leaves: list[Array], squares: list[Array]) -> Array:
-    """The norms of leaves whose sum of squares may have overflowed or flushed to zero; the others' as well.
+    """The norms of all leaves, where a sum of squares may have overflowed or flushed to zero.
 
     Each leaf is multiplied by one power of two, chosen by its own sum of squares, so it is read once more,
-    and XLA compiles one kernel for all leaves of a shape. Sums alone tell everything: NaN if and only if an
-    element is, inf if and only if one is. A maximum does not: over a sharded leaf it is an all-reduce,
+    and XLA compiles one kernel for all leaves of a shape. A sum is enough: it is NaN if and only if an
+    element is, and inf if and only if one is. A maximum is not: over a sharded leaf it is an all-reduce,
     which may drop a NaN.
     """
     factors = [_FACTORS[square.dtype == jnp.float64] for square in squares]

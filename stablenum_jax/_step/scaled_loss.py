@@ -28,7 +28,7 @@ def scaled_value_and_grad(
     *args: Any,
     **kwargs: Any,
 ) -> tuple[Any, Any]:
-    """What ``fun`` returns, and the scaled gradients."""
+    """What ``fun`` returns, and the gradients of its scaled loss."""
     dtypes: list[Any] = []
 
     def scaled(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -36,7 +36,7 @@ def scaled_value_and_grad(
         loss = jnp.asarray(out[0] if has_aux else out)
         dtypes.append(loss.dtype)
         if not jnp.issubdtype(loss.dtype, jnp.floating):
-            return loss, out  # JAX says what is wrong with it
+            return loss, out  # JAX raises a clear error
         return scaled_in_range(loss, scale), out
 
     (_, out), grads = jax.value_and_grad(scaled, argnums, has_aux=True)(*args, **kwargs)
@@ -46,10 +46,10 @@ def scaled_value_and_grad(
 
 
 def _scale_on_loss(scale: jax.Array, dtype: Any) -> jax.Array:
-    """The part of the scale that the loss can bear.
+    """The part of the scale that is multiplied with the loss.
 
-    The cotangent of a float16 loss is float16, where 65536 is inf. What is left over is multiplied
-    onto the gradients instead.
+    The cotangent of a float16 loss is float16, where 65536 is inf. The gradients are multiplied by the
+    rest of the scale.
     """
     return jnp.minimum(scale, _LARGEST_FLOAT16_SCALE) if dtype == jnp.float16 else scale
 
@@ -57,7 +57,7 @@ def _scale_on_loss(scale: jax.Array, dtype: Any) -> jax.Array:
 def scale_loss(loss: Any, opt_state: PyTree) -> jax.Array:
     """The loss times the guard's loss scale, in float32 (float64 for a float64 loss).
 
-    For a gradient computed by hand; :func:`stablenum_jax.value_and_grad` does it for you. Compute
+    For gradients that you compute yourself; :func:`stablenum_jax.value_and_grad` does it for you. Compute
     the loss in float32: the derivative of a float16 loss cannot hold a scale of 65536.
 
     Args:

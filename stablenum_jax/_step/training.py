@@ -27,30 +27,30 @@ def step(
     value: Any = None,
     **extra: Any,
 ) -> tuple[PyTree, PyTree]:
-    """One guarded training step: decide, then update and add inside one ``lax.cond``, or nothing.
+    """One guarded training step: decide, then update and add inside one ``lax.cond``, or skip.
 
-    On a refused step parameters and the whole state of the optimizer are bit for bit what they
-    were; only the guard's own state moves on. Structure and dtypes of both never change, so the
-    pair can be a scan's carry, and its buffers may be donated.
+    A skipped step leaves the parameters and the whole state of the optimizer bit for bit as they were; only
+    the guard's own state changes. The structure and dtypes of both never change, so the pair can be the carry
+    of a scan, and its buffers may be donated.
 
     Args:
         tx: an optax transformation with one guard inside, first in its chain.
         params: the parameters.
         opt_state: the state, from ``tx.init(params)``.
-        grads: their gradients, multiplied by :func:`stablenum_jax.loss_scale` if there is one (as
-            those of :func:`stablenum_jax.value_and_grad` are). None leaves are missing gradients.
-        value: the unscaled loss, a scalar; a step whose loss is not finite is refused. Passed on to
-            ``tx`` if it takes it.
+        grads: their gradients, multiplied by :func:`stablenum_jax.loss_scale` if there is one (as those
+            from :func:`stablenum_jax.value_and_grad` are). A leaf that is None is a missing gradient.
+        value: the unscaled loss, a scalar; a step whose loss is not finite is skipped. Passed to ``tx`` if
+            it takes it.
         **extra: further arguments for ``tx.update``, if it takes them.
 
     Returns:
         The new parameters and the new state.
 
     Raises:
-        NonFiniteError: called eagerly, and the guard stopped the training (``on_nonfinite="raise"``
-            or ``max_skips_in_a_row``). The caller's parameters and state are still good; the
-            exception's ``opt_state`` is the one that remembers the refused step. Under jit nothing
-            can be raised: all later steps are refused, and ``metrics(opt_state)`` raises.
+        NonFiniteError: called eagerly, and the guard halted the training (``on_nonfinite="raise"`` or
+            ``max_skips_in_a_row``). The caller's parameters and state are still good; the exception's
+            ``opt_state`` is the state that has recorded the skipped step. Under jit nothing can be raised:
+            all later steps are skipped, and ``metrics(opt_state)`` raises.
         ValueError: ``opt_state`` holds no guard or more than one; ``value`` is not a scalar; ``tx``
             changes the structure of its state; ``ClipUpdateRMS`` finds no learning rate in it.
 
@@ -68,12 +68,12 @@ def step(
     if value is not None:
         extra = {"value": value, **extra}
     if isinstance(grads, Mapping) and FP8_STATISTICS in grads and "params" in grads:
-        return guarded_update(_beside_statistics(tx), params, opt_state, grads, extra, add=_add_and_overwrite)
+        return guarded_update(_with_statistics(tx), params, opt_state, grads, extra, add=_add_and_overwrite)
     return guarded_update(tx, params, opt_state, grads, extra, add=_add)
 
 
 def _add(params: PyTree, updates: PyTree) -> PyTree:
-    """``optax.apply_updates`` that leaves a parameter without update alone."""
+    """``optax.apply_updates`` that leaves a parameter without an update as it is."""
 
     def add(param: Any, update: Any) -> Any:
         if param is None or update is None or getattr(update, "dtype", None) == jax.dtypes.float0:
@@ -84,8 +84,8 @@ def _add(params: PyTree, updates: PyTree) -> PyTree:
 
 
 @functools.lru_cache(maxsize=32)
-def _beside_statistics(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """``tx`` on the part of a flax variable dict that is trained; fp8 statistics pass through."""
+def _with_statistics(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """``tx`` on the trained part of a flax dict of variables; fp8 statistics pass through."""
     inner = optax.with_extra_args_support(tx)
 
     def update(grads: Any, state: PyTree, params: Any = None, **extra: Any) -> tuple[PyTree, PyTree]:
@@ -96,7 +96,7 @@ def _beside_statistics(tx: optax.GradientTransformation) -> optax.GradientTransf
 
 
 def _add_and_overwrite(params: Any, updates: Any) -> Any:
-    """As flax's ``TrainState.apply_gradients``: statistics are replaced by their "gradients"."""
+    """As flax's ``TrainState.apply_gradients``: each statistic is replaced by its "gradient"."""
     added = {
         "params": _add(params["params"], updates["params"]),
         FP8_STATISTICS: updates[FP8_STATISTICS],

@@ -21,13 +21,13 @@ __all__ = [
 
 Array: TypeAlias = jax.Array
 
-# flax.linen.fp8_ops.OVERWRITE_WITH_GRADIENT: statistics that travel as "gradients" and replace
-# the parameter instead of being added to it. They are no gradients, so nobody measures them.
+# flax.linen.fp8_ops.OVERWRITE_WITH_GRADIENT: statistics that are returned as "gradients" and replace
+# the parameter instead of being added to it. They are not gradients, so they are not measured.
 FP8_STATISTICS = "_overwrite_with_gradient"
 
 
 def is_measurable(path: Path, leaf: Any) -> bool:
-    """Whether a leaf is a gradient: real or complex floating point, and no fp8 statistic.
+    """Whether a leaf is a gradient: real or complex floating point, and not an fp8 statistic.
 
     Integers, PRNG keys and float0 (JAX's gradient of an integer) are left alone.
     """
@@ -47,7 +47,7 @@ def is_floating(x: Any) -> bool:
 def guarded_leaves(updates: Any, params: Any) -> dict[Path, Any]:
     """The gradients that a guard watches, by path; None for a parameter without gradient.
 
-    With ``params`` there is an entry for each parameter, whether or not its gradient came, so that
+    With ``params`` there is an entry for each parameter, whether or not it has a gradient, so that
     the n-th norm is always that of the n-th parameter.
     """
     given = {
@@ -57,7 +57,7 @@ def guarded_leaves(updates: Any, params: Any) -> dict[Path, Any]:
         return given
     paths = [path for path, leaf in jax.tree_util.tree_leaves_with_path(params) if is_measurable(path, leaf)]
     if not set(given) <= set(paths):
-        return given  # trees of different kinds: the gradients' own paths must do
+        return given  # trees of different kinds: use the gradients' own paths
     return {path: given.get(path) for path in paths}
 
 
@@ -65,7 +65,7 @@ def guarded_weights(leaves: Mapping[Path, Any], params: Any) -> tuple[Any, ...]:
     """The parameters of the gradients ``leaves``, for a rule that compares the two.
 
     Raises:
-        ValueError: there are no parameters, or they are another tree.
+        ValueError: ``params`` is None, or has another structure or other shapes.
     """
     if params is None:
         raise ValueError(
@@ -83,6 +83,6 @@ def guarded_weights(leaves: Mapping[Path, Any], params: Any) -> tuple[Any, ...]:
 
 
 def real_parts(x: Array) -> list[Array]:
-    """``x`` in the precision in which it is summed: itself, or its real and imaginary part."""
+    """``x`` in the precision in which it is summed: itself, or its real and imaginary parts."""
     parts = [x.real, x.imag] if jnp.iscomplexobj(x) else [x]
     return [part if part.dtype == jnp.float64 else part.astype(jnp.float32) for part in parts]

@@ -34,7 +34,7 @@ def path_name(path: Path) -> str:
         >>> path_name((jax.tree_util.DictKey("layers"), jax.tree_util.SequenceKey(0)))
         'layers.0'
     """
-    # flax.nnx gives each array a node of its own, whose one child is called "value".
+    # flax.nnx wraps each array in a node, whose one child is called "value".
     if len(path) > 1 and path[-1] == jax.tree_util.GetAttrKey("value"):
         path = path[:-1]
     return jax.tree_util.keystr(path, simple=True, separator=".") or "param"

@@ -28,8 +28,8 @@ class GuardOptState(NamedTuple):
 
     Attributes:
         guard: the core's state.
-        names_id: () int32, the number under which the parameters' names are known in this
-            process (a checksum of them).
+        names_id: () int32, the number under which this process keeps the parameters' names
+            (a checksum of them).
     """
 
     guard: stablenum.GuardState
@@ -63,7 +63,7 @@ def find_guard(opt_state: PyTree) -> GuardOptState:
 
 
 def replace_guard(opt_state: PyTree, guard: GuardOptState) -> PyTree:
-    """``opt_state`` with another guard's state in place of its own."""
+    """``opt_state`` with ``guard`` in place of its own guard's state."""
 
     def put(node: Any) -> Any:
         if not is_guard(node):
@@ -89,7 +89,7 @@ def _plain(node: Any) -> Any:
 
 
 def guard_state(opt_state: PyTree) -> stablenum.GuardState:
-    """The guard's state, wherever in ``opt_state`` it stands.
+    """The guard's state, wherever it is in ``opt_state``.
 
     Looks through optax chains and wrappers (``MultiSteps``, ``masked``, ``inject_hyperparams``,
     ``partition``...), a whole flax ``TrainState`` and a whole ``nnx.Optimizer``.
