@@ -1,4 +1,4 @@
-"""Running a jaxpr operation by operation, with an eye on the values that leave a module."""
+"""Run a jaxpr operation by operation, and note the values that leave a module."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Value:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """A value that left modules: their paths, the innermost first, and the value."""
+    """A value that left modules: the modules' paths, the innermost first, and the value."""
 
     modules: tuple[str, ...]
     array: Array
@@ -36,18 +36,19 @@ class Leaving:
 class Walk:
     """One run of a jaxpr.
 
-    The outputs of a module are the values that are made inside it and read outside. Calls, checkpoints and
-    the branch of a ``cond`` that is taken are opened; other operations with a jaxpr inside (loops that were
-    not unrolled while tracing, functions with a derivative of their own) run as one.
+    The outputs of a module are the values computed inside it and read outside. Calls, checkpoints and the
+    taken branch of a ``cond`` are opened; other operations with a jaxpr inside (loops that were not unrolled
+    while tracing, functions with a derivative of their own) run as one operation.
 
     Args:
         roots: names of outermost linen modules.
-        added: by the number of a value, what is added to it; derivatives with respect to this are those
-            with respect to the value.
+        added: number of a value -> what is added to it; derivatives with respect to this are those with
+            respect to the value.
 
     Attributes:
-        leaving: by the number of the value. Values have the same numbers in every run with equal branches.
-        closed: names of operations that ran as one though there are named modules inside.
+        leaving: number of a value -> the value and its modules. Runs that take the same branches give
+            values the same numbers.
+        closed: names of operations that ran as one although they contain named modules.
     """
 
     def __init__(self, roots: frozenset[str], added: dict[int, Array] | None = None) -> None:
@@ -105,7 +106,7 @@ class Walk:
         if not isinstance(held, _Value):
             return held
         if not held.left and held.scope != reader[: len(held.scope)]:
-            # A value that is read further out later leaves further modules then.
+            # A value may be read again further out, and has then left more modules.
             shared = _shared(held.scope, reader)
             if jnp.issubdtype(jnp.result_type(held.array), jnp.floating):
                 before = self.leaving.get(held.number)
@@ -124,7 +125,7 @@ def _shared(a: Scope, b: Scope) -> int:
 
 
 def _names(stack: Any) -> tuple[str, ...]:
-    """The scopes of a stack, without the transformations (``vmap``, ``jit``) that stand among them."""
+    """The scopes of a stack, without the transformations (``vmap``, ``jit``) among them."""
     return tuple(part.name for part in stack.stack if type(part).__name__ == "Scope")
 
 

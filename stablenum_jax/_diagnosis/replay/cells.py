@@ -1,4 +1,4 @@
-"""What the interpreter hands from equation to equation: values, and where in the program it is."""
+"""Values of a replayed program, and the context in which its equations are evaluated."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What the enclosing calls say: their source, the name stack, the iteration."""
+    """What the enclosing calls determine: the source, the name stack, the iteration."""
 
     source: Source = NOWHERE
     stack: str = ""
     where: str = ""
 
     def iteration(self, number: int, loop: str) -> Context:
-        """Inside one iteration of a loop."""
+        """The context inside one iteration of a loop."""
         where = f"iteration {number} of {loop}"
         return replace(self, where=f"{self.where}, {where}" if self.where else where)

@@ -1,7 +1,8 @@
 """Branches and loops of a replay.
 
-A short loop is opened whole. Of a long one each iteration runs compiled; opened are the first, which shows
-how the loop is made, and those in which something bad begins.
+A short loop is opened, that is, evaluated equation by equation. The iterations of a long loop run compiled;
+only the first one is opened, which shows what the loop consists of, and those in which a NaN or inf first
+appears.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from stablenum_jax._diagnosis.replay.jax_internals import context_of, scan_count
 
 __all__ = ["Evaluator", "cond", "scan", "while_loop"]
 
-# Equations of a loop, over all its iterations, that are evaluated one by one.
+# The most equations of a loop, summed over its iterations, that are evaluated one by one.
 OPENED_EQUATIONS = 2000
-# Iterations of a long loop that are opened because of infinities, which may be meant. NaN never is.
+# The most iterations of a long loop that are opened for an inf, which may be intended, as NaN never is.
 _OPENED_FOR_INF = 8
 
 
 class Evaluator(Protocol):
-    """What branches and loops need of the interpreter that meets them."""
+    """What branches and loops need of the interpreter."""
 
     trace: Trace
 
@@ -37,7 +38,7 @@ class Evaluator(Protocol):
         """A captured array."""
 
     def made(self, outputs: Sequence[Any]) -> list[Cell]:
-        """Values of the step that is recorded next."""
+        """The outputs of the step that is recorded next."""
 
     def record(
         self, eqn: Any, inputs: Sequence[Cell], outputs: Sequence[Cell], ctx: Context, operation: str = ""
@@ -62,7 +63,7 @@ def cond(run: Evaluator, eqn: Any, inputs: list[Cell], ctx: Context) -> list[Cel
 
 
 def scan(run: Evaluator, eqn: Any, inputs: list[Cell], ctx: Context) -> list[Cell]:
-    """Iteration by iteration, counted as the forward scan counts them."""
+    """Iteration by iteration, numbered by their position in the inputs, in a reverse scan too."""
     p = eqn.params
     length = p["length"]
     n_consts, n_carry = scan_counts(p, len(inputs))
@@ -141,7 +142,7 @@ class _Body:
         values = self.run.trace.values
         made = [values[c.id] for c in outputs]
         if any(not v.finite for v in made):
-            # Rows of what is not finite are looked at; for the rest the whole stands in.
+            # Only arrays that are not finite are searched row by row.
             bad_rows = [flags_of(row) for x, row in xs if not values[x.id].finite]
             begins = any(v.nan for v in made) and not (
                 any(values[c.id].nan for c in given) or any(f[0] for f in bad_rows)
@@ -159,7 +160,7 @@ class _Body:
 
 
 def _equations(jaxpr: Any) -> int:
-    """How many equations one iteration evaluates, roughly: those of inner loops count once an iteration."""
+    """About how many equations one iteration evaluates; those of inner scans count once per iteration."""
     inner, _ = sub_jaxpr(jaxpr)
     total = 0
     for eqn in inner.eqns:
