@@ -8,7 +8,7 @@ that a skipped step runs none of it. Hence two passes over the same ``tx.update`
 2. *attempt*: measure, decide, and run ``tx.update`` inside one ``lax.cond`` whose false branch is
    the no-op. The guard inside only multiplies.
 
-If something stands between the gradients and the guard (``MultiSteps``, or a transformation placed
+If something is between the gradients and the guard (``MultiSteps``, or a transformation placed
 before it), only the raw gradients can be judged here; the guard then measures and decides for
 itself (:class:`Deferred`), and the whole step is undone here if the guard skipped it.
 """
@@ -69,7 +69,7 @@ class Captured(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """The update that was asked for: ``update(grads, opt_state, params, **extra)``, then ``add``."""
+    """The update that the caller wants: ``update(grads, opt_state, params, **extra)``, then ``add``."""
 
     update: Callable[..., Any]
     grads: PyTree
@@ -78,7 +78,7 @@ class _Call(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """What is settled before the update runs.
+    """What is decided before the update runs.
 
     Attributes:
         config, axis_name: the guard's.
@@ -117,8 +117,8 @@ def decide_and_update(
 ) -> tuple[PyTree, PyTree, stablenum.GuardConfig]:
     """Decide the step and run it, or not: parameters or updates, the next state, the guard's config.
 
-    ``reuse_grads``: updates may be written over the gradients, which pays where these are intermediates of
-    the program that this is part of.
+    ``reuse_grads``: updates may be written over the gradients, which saves memory where these are
+    intermediates of the program that this is part of.
     """
     call = _Call(optax.with_extra_args_support(tx).update, grads, extra, add)
     plan = _plan(call, params, opt_state, loss, reuse_grads=reuse_grads)
@@ -209,7 +209,7 @@ def _skip(
 
 
 def _finish(plan: _Plan, target: PyTree, opt_state: PyTree) -> tuple[PyTree, PyTree]:
-    """What both branches have in common, after them."""
+    """What both branches have in common, done once after them."""
     if plan.reuse_grads:
         target = negative_zeros_unless(plan.decision.apply, target)
     if isinstance(plan.mode, Direct):

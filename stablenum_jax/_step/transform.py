@@ -109,7 +109,7 @@ def guard(
 
 
 class _Guard:
-    """The chain form. With a driver around it, it does what the driver says; without one, what it can."""
+    """The chain form. It follows the driver around it; without one it does what it can."""
 
     def __init__(self, config: stablenum.GuardConfig, axis_name: AxisName | None) -> None:
         self.config, self.axis_name = config, axis_name

@@ -29,7 +29,7 @@ FP8_STATISTICS = "_overwrite_with_gradient"
 def is_measurable(path: Path, leaf: Any) -> bool:
     """Whether a leaf is a gradient: real or complex floating point, and not an fp8 statistic.
 
-    Integers, PRNG keys and float0 (JAX's gradient of an integer) are left alone.
+    Integers, PRNG keys and float0 (JAX's gradient of an integer) are not.
     """
     if any(getattr(key, "key", None) == FP8_STATISTICS for key in path):
         return False

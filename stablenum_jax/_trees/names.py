@@ -60,5 +60,5 @@ def register_names(names: Sequence[str]) -> int:
 
 
 def known_names(number: int) -> tuple[str, ...] | None:
-    """The names registered under ``number``; None if this process has not seen them, or cannot tell."""
+    """The names registered under ``number``; None if it is unknown in this process, or shared by two trees."""
     return _NAMES.get(number)

@@ -80,7 +80,7 @@ def injects_hyperparams(node: object) -> bool:
 
 
 def _plain(node: Any) -> Any:
-    """Nested tuples of bare arrays: flax.nnx wraps each array into a Variable, a node of its own."""
+    """Nested tuples of bare arrays: flax.nnx wraps each array in a Variable, which is a node."""
     if isinstance(node, tuple):
         parts = [_plain(part) for part in node]
         return type(node)(*parts) if hasattr(node, "_fields") else tuple(parts)
