@@ -60,5 +60,5 @@ def register_names(names: Sequence[str]) -> int:
 
 
 def known_names(number: int) -> tuple[str, ...] | None:
-    """The names registered under ``number``; None if it is unknown in this process, or shared by two trees."""
+    """The names registered under ``number``; None if this process has none, or two trees share it."""
     return _NAMES.get(number)
