@@ -74,7 +74,7 @@ def audit(
             Adam's contains a second moment.
 
     Raises:
-        TypeError: under ``jit``; ``opt_state`` without arrays.
+        TypeError: called under ``jit``.
         ValueError: ``grads`` or ``updates`` is not a tree like ``params``; no moment fits ``params``.
 
     Example:
@@ -179,7 +179,7 @@ def _check_concrete(*trees: PyTree) -> None:
 
 
 def _as_params(tree: PyTree | None, leaves: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Name -> leaf of a tree that must fit the parameters."""
+    """Name -> leaf of a tree, which must fit the parameters."""
     if tree is None:
         return {}
     found = {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}

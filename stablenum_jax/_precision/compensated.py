@@ -1,4 +1,4 @@
-"""Updates that a 16-bit parameter would swallow, as the last link of an optax chain.
+"""Keep updates that are too small for a 16-bit parameter, as the last transformation of an optax chain.
 
 1 - 1e-3 is 1 in bfloat16, so a thousand such steps leave the weight where it was. Three remedies:
 :func:`kahan` keeps what rounding lost, :func:`stochastic_rounding` rounds up or down at random, and
@@ -62,12 +62,12 @@ class MasterWeightsState(NamedTuple):
 def kahan() -> optax.GradientTransformation:
     """Compensated updates: what rounding a parameter lost is added to its next update.
 
-    ``y = c + u; w' = round(w + y); c = y - (w' - w)``, the law of
+    ``y = c + u; w' = round(w + y); c = y - (w' - w)``, computed by
     :func:`stablenum.precision.rounding.kahan_add`. For bfloat16, float16 and float32 parameters; others pass
     through. It needs as much memory as the parameters, and makes 16-bit ones as exact as float32. Put it last
     in the chain.
 
-    NaN and inf in an update pass through to the parameter and leave no trace in the compensation.
+    NaN and inf in an update pass through to the parameter and do not enter the compensation.
 
     Raises:
         ValueError: from ``update``: ``params`` is missing.
@@ -109,7 +109,7 @@ def kahan() -> optax.GradientTransformation:
 def stochastic_rounding(seed: int = 0) -> optax.GradientTransformation:
     """Round bfloat16 parameters up or down at random, so that an update is exact on average.
 
-    The law of :func:`stablenum.precision.rounding.round_stochastically`. Parameters of 32 and 64 bits pass
+    Computed by :func:`stablenum.precision.rounding.round_stochastically`. Parameters of 32 and 64 bits pass
     through. It needs no memory. Put it last in the chain. The same seed gives the same run; a skipped step
     draws no random numbers.
 

@@ -63,7 +63,7 @@ def ladder_of(policy: Policy, formats: Sequence[Any] | None) -> tuple[str, ...]:
     """The formats of the levels: those given, or those from the policy's upwards.
 
     Raises:
-        ValueError: ``formats`` does not begin with the policy's, or does not rise.
+        ValueError: ``formats`` does not begin with the policy's, or is not increasing.
     """
     compute = policy.core.compute
     if formats is None:

@@ -169,7 +169,7 @@ def _check_not_shared(size: int, batched: Any, factors: Any, state: Fp8State) ->
 
 
 def quantize(x: Array, scale: Array, name: str) -> Array:
-    """``x * scale`` in an 8-bit format: finite values saturate, NaN and inf stay what they are (NaN in e4m3).
+    """``x * scale`` in an 8-bit format: finite values saturate, NaN and inf stay (as NaN in e4m3).
 
     Args:
         x: any floating-point array.

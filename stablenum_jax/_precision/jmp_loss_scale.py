@@ -1,4 +1,4 @@
-"""Loss scales as pytrees, under jmp's names and by the core's rules.
+"""Loss scales as pytrees, with jmp's names and the core's rules.
 
 For training loops that scale and unscale themselves, as with jmp. The guard does all of this itself, and
 accepts these objects for its setting ``loss_scale``.

@@ -82,7 +82,7 @@ def guarded_update(
     Args:
         tx: a transformation with one guard somewhere inside.
         params: the parameters; may be None if ``add`` is None.
-        opt_state: of ``tx.init``.
+        opt_state: the state, from ``tx.init``.
         grads: the gradients.
         extra: extra arguments of ``tx.update``; ``value``, if there, is the unscaled loss.
         add: makes the new parameters from the old ones and the updates, a module-level function; None

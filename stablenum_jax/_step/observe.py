@@ -27,7 +27,7 @@ class Watched(NamedTuple):
     """What a guard looks at, one entry per parameter.
 
     Attributes:
-        paths: where the parameter is.
+        paths: the parameters' paths.
         gradients: None for a missing gradient.
         weights: the parameters; () if no rule compares gradients with them.
         others: gradients that the guard does not see; only their finiteness counts.
@@ -54,7 +54,7 @@ def judge(
         config: the guard's settings.
         state: the guard's state.
         watched: the gradients.
-        loss: the unscaled loss or None; over ``axis_name``, the mean of the shards' losses.
+        loss: the unscaled loss or None; with ``axis_name``, that of this shard, which is averaged.
         axis_name: mesh axes along which gradients are sharded.
         unscaled: the gradients have been divided by the loss scale already; the multipliers then
             contain clipping only.

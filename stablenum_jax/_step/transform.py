@@ -1,4 +1,4 @@
-"""``guard`` and ``chain``: the guard as an optax transformation, and the true skip around others."""
+"""``guard`` and ``chain``: the guard as an optax transformation, and a chain with a true skip."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def guard(
     axis_name: AxisName | None = None,
     **overrides: Any,
 ) -> optax.GradientTransformationExtraArgs:
-    """Watch the gradients: skip non-finite steps whole, unscale, clip, and record every step.
+    """Watch the gradients: skip non-finite steps entirely, unscale, clip, and record every step.
 
     Chain form, the first transformation of an optimizer, for :func:`stablenum_jax.step`::
 
@@ -71,7 +71,7 @@ def guard(
         axis_name: under ``shard_map`` or ``pmap``, the axis (or axes) along which each gradient is
             *sharded*: norms are then those of the whole, and all shards make the same decision. Leave it
             out if gradients have been averaged over the axis, and under jit with sharded arrays.
-        **overrides: fields of :class:`stablenum.GuardConfig`, as ``clip=1.0`` or
+        **overrides: fields of :class:`stablenum.GuardConfig`, such as ``clip=1.0`` or
             ``loss_scale="dynamic"``.
 
     Raises:
@@ -231,6 +231,6 @@ def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransforma
 def _check_transformation(name: str, value: object) -> None:
     if not (callable(getattr(value, "init", None)) and callable(getattr(value, "update", None))):
         raise TypeError(
-            f"{name} must be an optax.GradientTransformation, as optax.adamw(1e-3); "
-            f"got {type(value).__name__}. A GuardConfig is given as config=."
+            f"{name} must be an optax.GradientTransformation, such as optax.adamw(1e-3); "
+            f"got {type(value).__name__}. Pass a GuardConfig as config=."
         )

@@ -1,4 +1,4 @@
-"""Names of parameters, from the paths of the pytree.
+"""Names of parameters, made from their paths in the pytree.
 
 A state holds arrays only, so that every checkpointer can write it. The strings are kept here, on the host,
 under a number that the state carries. The number is a checksum of the names, so a state that was unpickled

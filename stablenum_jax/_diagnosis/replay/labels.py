@@ -24,7 +24,7 @@ def outside_indices(kept: Kept | None) -> str:
         outside = values[(values < 0) | (values > last)]
         if outside.size:
             return (
-                f"{outside.size} of {values.size} indices lie outside 0..{last}, "
+                f"{outside.size} of {values.size} indices are outside 0..{last}, "
                 f"the first is {int(outside.flat[0])}; "
                 "JAX fills in NaN for them"
             )

@@ -20,7 +20,7 @@ _Table: TypeAlias = dict[Any, _Last]
 
 
 def assign_phases(trace: Trace, written: list[Written], loss: Iterable[int], outputs: Iterable[int]) -> None:
-    """Set ``phase`` and, of derivatives, ``operation`` and ``forward``.
+    """Set each step's ``phase`` and, for derivatives, ``operation`` and ``forward``.
 
     Steps from which the loss is computed are forward. Of the others, those that differentiation created are
     backward, including factors computed during the forward pass (1 / (2 sqrt x) next to sqrt x). Without a
@@ -91,7 +91,7 @@ def _find_forward(trace: Trace, written: list[Written]) -> None:
         if step.phase == "forward":
             for table, key in zip(tables, _keys(how), strict=True):
                 if key is not None:
-                    # The last of each function: in its iteration, and in all.
+                    # The last step of each function, in its iteration and overall.
                     for where in (step.where, None):
                         table.setdefault(key, {}).setdefault(where, {})[step.operation] = step
     for step, how in zip(trace.steps, written, strict=True):
