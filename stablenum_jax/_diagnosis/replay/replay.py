@@ -61,7 +61,8 @@ def replay(
         A report with ``ok``, ``findings`` (the first cause first) and ``verdict``; as text, JSON or HTML.
 
     Raises:
-        TypeError: called inside jit, grad or vmap; ``gradients=True`` and the result is not a floating scalar.
+        TypeError: called inside jit, grad or vmap; with ``gradients=True``, the result is not a floating
+            scalar.
         ValueError: ``argnums`` names no argument.
 
     Example:
