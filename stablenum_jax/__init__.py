@@ -17,8 +17,10 @@ from stablenum_jax._diagnosis.replay import replay
 from stablenum_jax._precision.compensated import kahan, master_weights, stochastic_rounding
 from stablenum_jax._precision.fp8 import Fp8Recipe, Fp8State, fp8_dot, init_fp8
 from stablenum_jax._precision.model import precision
+from stablenum_jax._precision.value_and_grad import value_and_grad
 from stablenum_jax._step.readout import guard_state_dict, history, load_guard_state_dict, metrics, resume
-from stablenum_jax._step.training import scale_loss, step, value_and_grad
+from stablenum_jax._step.scaled_loss import scale_loss
+from stablenum_jax._step.training import step
 from stablenum_jax._step.transform import chain, guard
 from stablenum_jax._step.warnings import GuardPlacementWarning, NotATrueSkipWarning
 from stablenum_jax._trees.state import GuardOptState, guard_state, loss_scale

@@ -1,8 +1,8 @@
 """Losses with the right value and the right gradient at every edge, in every float format.
 
-Formats narrower than float32 are computed in float32; the result has the format of the first argument, or the
-one ``dtype`` names. A batch without a valid item gives 0 with gradient 0. All work under ``jax.jit``,
-``vmap`` and ``grad`` of ``grad``, forwards and in reverse.
+Formats narrower than float32 are computed in float32; the result has the format of the first argument, or
+``dtype``. A batch without a valid item gives 0 with gradient 0. All losses work under ``jax.jit``, ``vmap``
+and ``grad`` of ``grad``, in forward and reverse mode.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SETTINGS = (str, bool, int, float, type(None))
 
 
 def _spelled(function: Callable[..., Any], example: str, note: str = "") -> Callable[[Loss], Loss]:
-    """Give ``implementation`` the name, the arguments and the text of a core function."""
+    """Give an implementation the name, the arguments and the docstring of a core function."""
 
     def spell(implementation: Loss) -> Loss:
         @functools.wraps(function)
@@ -71,16 +71,16 @@ def _plain(function: Callable[..., Any], example: str) -> Loss:
 
 # --- the sums over classes -----------------------------------------------------------------------------
 
-# The derivative is said outright: differentiating the sums as they stand makes XLA write one array of the
-# size of the logits, and read it again. Both passes and both derivatives of each follow from this rule.
+# The derivative is written out: if JAX differentiated the sums, XLA would write an array of the size of the
+# logits to memory and read it again. Forward and reverse mode, and second derivatives, follow from this rule.
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(4,))
 def _sums(
     x: Array, weight: Array | None, index: Array, keep: Array, smoothing: bool
 ) -> tuple[ClassSums, Array, Array]:
-    """The sums, and the two parts of the logsumexp: a shift, and what is left of it in full precision."""
-    # Nothing is differentiated in here, so what must not be taken is taken out of rows, not of elements.
+    """The sums, and the two parts of the logsumexp: a shift, and the rest in full precision."""
+    # Nothing is differentiated here, so masking rows is enough; elements need not be masked first.
     wide = jnp.promote_types(x.dtype, jnp.float32)
     top = jnp.max(x if not smoothing else jnp.where(keep[..., None], x, 0.0), axis=-1).astype(wide)
     shift = jnp.where(jnp.isfinite(top), top, 0.0)
@@ -105,7 +105,7 @@ def _sums_jvp(smoothing: bool, primals: Any, tangents: Any) -> tuple[Any, Any]:
     wide = sums.nll.dtype
     some = keep & (sums.lse != -jnp.inf)
     x, dx = x.astype(wide), dx.astype(wide)
-    # The logsumexp itself is rounded as the logits are: far from 0 that would be seen in the exponential.
+    # In two steps: the logsumexp is rounded to the logits' spacing, which far from 0 would show in the exp.
     below = (x - jnp.where(some, shift, 0.0)[..., None]) - jnp.where(some, log_total, 0.0)[..., None]
     p = jnp.where(some[..., None], jnp.exp(below), 0.0)
     d_lse = jnp.sum(p * dx, axis=-1)
@@ -131,7 +131,7 @@ def _class_sums(
 
 
 def _checked(targets: Array, logits: Array, axis: int, ignore_index: int, mask: Array | None) -> None:
-    """Targets in range, where they are known and lie on the host."""
+    """Check that targets are in range, if they are known and on the host."""
     known = [a for a in (targets, mask) if a is not None]
     if any(isinstance(a, jax.core.Tracer) or {d.platform for d in a.devices()} != {"cpu"} for a in known):
         return
@@ -152,8 +152,8 @@ def _checked(targets: Array, logits: Array, axis: int, ignore_index: int, mask: 
 
 
 _CLASSES = """\
-Outside ``jit`` and ``vmap``, on a CPU, a target outside the classes is a ValueError; elsewhere its value
-is not known in time, and such an item is NaN."""
+Outside ``jit`` and ``vmap``, on a CPU, a target that is not a class raises a ValueError; elsewhere targets
+are not known in time, and such an item is NaN."""
 
 
 @_spelled(

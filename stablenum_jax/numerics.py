@@ -1,10 +1,10 @@
 """Safe functions: the right value and the right gradient at every edge, in every float format.
 
 Formats narrower than float32 are computed in float32 and rounded once; the result has the input's format.
-NaN stays NaN. No finite input, and nothing that is masked, gives NaN in the value or in the gradient. They
-work under ``jax.jit``, ``vmap`` and ``grad``, of one another and of themselves.
+NaN stays NaN. Finite inputs and masked elements never give NaN in the value or in the gradient. The functions
+work under ``jax.jit``, ``vmap`` and ``grad``, including gradients of gradients.
 
-Arrays of integers are refused: convert them. Where a second array is taken, a number may stand for either.
+Integer arrays raise an error: convert them. Of two array arguments either may be a number.
 
 Example:
     >>> import jax, jax.numpy as jnp
@@ -63,7 +63,7 @@ xp = jnp
 
 
 def _documented(source: Callable[..., Any]) -> Callable[[Function], Function]:
-    """Give a function the core's text before its own example."""
+    """Give a function the docstring of the core's function, with its own example."""
 
     def document(function: Function) -> Function:
         example = f">>> import jax.numpy as jnp\n{inspect.cleandoc(function.__doc__ or '')}"
@@ -74,10 +74,10 @@ def _documented(source: Callable[..., Any]) -> Callable[[Function], Function]:
 
 
 def _arrays(**values: Any) -> tuple[Any, ...]:
-    """The arguments as JAX arrays; numbers stay numbers where an array gives the format.
+    """The arguments as JAX arrays; numbers stay numbers if an array determines the format.
 
     Raises:
-        TypeError: one is neither a number nor an array; it is named.
+        TypeError: an argument is neither a number nor an array; the message names it.
     """
     given = [v for v in values.values() if hasattr(v, "dtype")]
     for name, value in values.items():

@@ -1,7 +1,7 @@
 """jmp's names: ``import stablenum_jax.policy as jmp`` runs code that was written for jmp.
 
-What differs: a policy may have rules for modules by path, losses and gradients are scaled in float32, and the
-floor of a dynamic loss scale survives ``jax.jit``.
+Differences from jmp: a policy may have rules for modules by path, losses and gradients are scaled in float32,
+and the floor of a dynamic loss scale is kept under ``jax.jit``.
 """
 
 from stablenum.faces import present

@@ -103,6 +103,12 @@ def test_the_import_contracts_hold():
         ("stablenum_torch/_precision/casts.py", "import stablenum_torch._diagnosis.audit"),
         ("stablenum_torch/_step/on_host.py", "import stablenum_torch._step.on_device"),
         ("stablenum_torch/_diagnosis/replay/flags.py", "import stablenum_torch._diagnosis.replay.recorder"),
+        ("stablenum_jax/_step/training.py", "def f():\n    import stablenum_jax._precision.policy"),
+        ("stablenum_jax/_step/readout.py", "import stablenum_jax._diagnosis.audit"),
+        ("stablenum_jax/_trees/names.py", "from stablenum_jax._step.measure import AxisName"),
+        ("stablenum_jax/_precision/places.py", "import stablenum_jax._diagnosis.ranges"),
+        ("stablenum_jax/_step/measure.py", "import stablenum_jax._step.observe"),
+        ("stablenum_jax/_diagnosis/replay/cells.py", "import stablenum_jax._diagnosis.replay.interpreter"),
     ],
 )
 def test_the_import_contracts_can_break(tmp_path, module, line):

@@ -144,6 +144,25 @@ class Policy:
                 )
         return here
 
+    def begins_at(self, path: str) -> bool:
+        """Whether a part of the model with formats of its own begins at the module at ``path``.
+
+        That is the model itself, ``""``, and each module matched by a rule for computation or output that
+        does not match the module around it. Values are cast where such a part begins and where it ends.
+
+        Example:
+            >>> policy = Policy.parse("p=f32,c=bf16", rules={"head": "float32"})
+            >>> [path for path in ("", "body", "head", "head.proj") if policy.begins_at(path)]
+            ['', 'head']
+        """
+        path = path.replace("/", ".")
+        around = path.rpartition(".")[0]
+        return path == "" or any(
+            rule.matches(path) and not rule.matches(around)
+            for rule in self.rules
+            if rule.compute or rule.output
+        )
+
     def at_least(self, format: str) -> Policy:  # noqa: A002
         """The policy of which no part computes, or hands out, narrower than ``format``.
 

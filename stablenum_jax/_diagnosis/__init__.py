@@ -1,1 +1,1 @@
-"""Finding out what went wrong: replay, audit, range report, and the watcher of scripts."""
+"""Find out what went wrong: replay, audit, range report, and the watcher of scripts."""

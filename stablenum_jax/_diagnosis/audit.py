@@ -1,4 +1,4 @@
-"""``audit`` and ``repair``: look at an optimizer's state, say what of it is a risk, reset what is poisoned.
+"""``audit`` and ``repair``: report the risks in an optimizer's state, and reset poisoned elements.
 
 Both run on the host, outside ``jit``: each array is read once, in blocks.
 """
@@ -26,7 +26,7 @@ from stablenum.diagnosis.audit import (
 )
 from stablenum.precision.rounding import compensated_value
 from stablenum_jax._diagnosis.optax_states import Group, Part, find_groups
-from stablenum_jax._step.measure import is_measurable
+from stablenum_jax._trees.leaves import is_measurable
 from stablenum_jax._trees.names import path_name
 
 __all__ = ["audit", "repair", "state_problems"]
@@ -34,8 +34,8 @@ __all__ = ["audit", "repair", "state_problems"]
 PyTree: TypeAlias = Any
 
 _CORRECTED = ("adam", "amsgrad", "adabelief", "novograd")
-# AMSGrad's maximum is of corrected moments in optax, and Novograd's, Adan's and SM3's denominators are
-# other sums: sqrt(v) says nothing about eps there.
+# In optax AMSGrad's maximum is taken of corrected moments, and the denominators of Novograd, Adan and SM3 are
+# other sums: their eps cannot be compared with sqrt(v).
 _DENOMINATORS = ("adam", "adabelief", "rmsprop", "adagrad", "adadelta")
 _AVERAGES = ("adam", "amsgrad", "adabelief", "novograd", "adan", "rmsprop", "adadelta")
 _SQUARED_GRADIENTS = ("adam", "rmsprop", "adagrad", "adadelta")
@@ -55,27 +55,27 @@ def audit(
 ) -> Audit:
     """The state of an optax optimizer, parameter by parameter, sorted by risk.
 
-    Finds the moments through ``chain``, ``masked``, ``partition``, ``MultiSteps``, ``inject_hyperparams``, in
-    a flax ``TrainState`` and an ``nnx.Optimizer``. A parameter's telemetry is: the RMS of the update,
+    Finds the moments inside ``chain``, ``masked``, ``partition``, ``MultiSteps``, ``inject_hyperparams``, a
+    flax ``TrainState`` and an ``nnx.Optimizer``. Measured per parameter: the RMS of the update,
     max abs(dw)/abs(w), frac(v == 0 and m != 0), the counts of inf and negative second moments and of NaN,
-    sqrt(v) against eps, RMS(g^2/v), and frac(w + dw == w). An optax state does not hold the numbers of its
-    optimizer; what is not given here nor by ``inject_hyperparams`` is not known, and what needs it is None,
-    "-" in the table.
+    sqrt(v) compared with eps, RMS(g^2/v), and frac(w + dw == w). An optax state does not contain the
+    hyperparameters of its optimizer. What neither the arguments nor ``inject_hyperparams`` provide is
+    unknown, and what depends on it is None, "-" in the table.
 
     Args:
         opt_state: what ``tx.init`` or ``tx.update`` returned.
-        params: the parameters that it is of.
-        grads: unscaled gradients, a tree as ``params``: for RMS(g^2/v).
-        updates: what ``tx.update`` returned, a tree as ``params``.
-        learning_rate: says that the moments are those of Adam or AdamW: then the update that they make is
-            worked out, with ``b1``, ``b2`` and ``eps``. Leave it out for NAdam, RAdam, Adamax and Yogi, which
-            optax writes into the same state, and give ``updates``.
-        b1, b2, eps: as given to the optimizer. Leave them out for Adamax, whose state holds a norm where
-            Adam's holds a second moment.
+        params: the parameters that the optimizer trains.
+        grads: unscaled gradients, a tree like ``params``: for RMS(g^2/v).
+        updates: what ``tx.update`` returned, a tree like ``params``.
+        learning_rate: means that the moments are those of Adam or AdamW: their update is then computed,
+            with ``b1``, ``b2`` and ``eps``. Leave it out for NAdam, RAdam, Adamax and Yogi, for which optax
+            uses the same state, and give ``updates``.
+        b1, b2, eps: those of the optimizer. Leave them out for Adamax, whose state contains a norm where
+            Adam's contains a second moment.
 
     Raises:
-        TypeError: under ``jit``; ``opt_state`` without arrays.
-        ValueError: ``grads`` or ``updates`` are not a tree as ``params``; no moment fits ``params``.
+        TypeError: called under ``jit``.
+        ValueError: ``grads`` or ``updates`` is not a tree like ``params``; no moment fits ``params``.
 
     Example:
         >>> import jax.numpy as jnp, optax
@@ -112,29 +112,29 @@ def audit(
 
 
 def state_problems(opt_state: PyTree, params: PyTree) -> tuple[str, ...]:
-    """What of an optimizer's state can make the next update wrong, in words, the worst first.
+    """What can make the next update wrong in an optimizer's state, in words, the worst first.
 
-    Parameters are not judged for it; warnings are left out: see :func:`audit`.
+    Parameters are not judged, and warnings are left out: see :func:`audit`.
     """
     return audit(opt_state, params).problems()
 
 
 def repair(opt_state: PyTree, audit: Audit) -> PyTree:
-    """``opt_state`` with the poisoned elements of its moments set to 0; all else keeps every bit.
+    """``opt_state`` with the poisoned elements of its moments set to 0; the rest keeps every bit.
 
     An element is poisoned if one of its moments is not finite, or a second moment is negative. All its
     moments are reset. Step counts stay, so bias correction is that of a late step: the first update of such
     an element is lr (1 - b1) / sqrt(1 - b2), 3.2 lr with Adam's defaults, then it settles. Parameters are
-    never invented: one that is not finite stays so.
+    not changed: one that is not finite stays so.
 
     Args:
         opt_state: the audited state.
-        audit: what :func:`audit` said of it.
+        audit: the result of :func:`audit` for it.
 
     Raises:
-        TypeError: ``audit`` is none; under ``jit``.
-        ValueError: the audit names parameters of which the state holds no poisoned moments: it is of
-            another state.
+        TypeError: ``audit`` is not an audit; under ``jit``.
+        ValueError: the audit names a parameter for which the state contains no poisoned moments, so it is
+            the audit of another state.
     """
     if not isinstance(audit, Audit):
         raise TypeError(
@@ -165,12 +165,12 @@ def repair(opt_state: PyTree, audit: Audit) -> PyTree:
     if missing:
         raise ValueError(
             f"audit must be of this opt_state; it names {missing[0]!r}, which has no poisoned moment in it. "
-            "Audit the state that is to be repaired."
+            "Audit the state that you want to repair."
         )
     return jax.tree.unflatten(structure, leaves)
 
 
-# --- what came -------------------------------------------------------------------------------
+# --- arguments -------------------------------------------------------------------------------
 
 
 def _check_concrete(*trees: PyTree) -> None:
@@ -179,14 +179,14 @@ def _check_concrete(*trees: PyTree) -> None:
 
 
 def _as_params(tree: PyTree | None, leaves: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Name -> leaf of a tree that must fit the parameters."""
+    """Name -> leaf of a tree, which must fit the parameters."""
     if tree is None:
         return {}
     found = {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
     found = {name: leaf for name, leaf in found.items() if _is_inexact(leaf)}
     for name, leaf in found.items():
         if name not in leaves:
-            raise ValueError(f"{what} must be a tree as params; it has {name!r}, params have not.")
+            raise ValueError(f"{what} must be a tree like params; it has {name!r}, which params lack.")
         if jnp.shape(leaf) != jnp.shape(leaves[name]):
             raise ValueError(
                 f"{what} must have the shapes of params; {name!r} has {jnp.shape(leaf)}, "
@@ -200,7 +200,7 @@ def _is_inexact(leaf: Any) -> bool:
 
 
 def _joined(groups: Sequence[Group]) -> dict[str, list[Group]]:
-    """Parameter -> its groups, joined where no role comes twice (RMSprop's average and its momentum)."""
+    """Parameter -> its groups, joined if they share no role (RMSprop's average and its momentum)."""
     found: dict[str, list[Group]] = {}
     for group in groups:
         mine = found.setdefault(group.parameter, [])
@@ -216,10 +216,10 @@ def _joined(groups: Sequence[Group]) -> dict[str, list[Group]]:
 
 
 def _check_fit(groups: Mapping[str, Any], leaves: Mapping[str, Any]) -> None:
-    """Refuse parameters of which the state holds nothing.
+    """Check that the state belongs to the parameters.
 
     Raises:
-        ValueError: there are moments, and none of them is of one of the parameters.
+        ValueError: there are moments, and none of them belongs to one of the parameters.
     """
     if groups and not set(groups) & set(leaves):
         raise ValueError(
@@ -233,11 +233,11 @@ def _roles(group: Group) -> set[Role]:
 
 
 def _law(group: Group, numbers: Mapping[str, float | None]) -> Law:
-    """The numbers that were given, else those that ``inject_hyperparams`` keeps."""
+    """The hyperparameters that were given, else those in the state of ``inject_hyperparams``."""
 
     kind, count = group.kind, group.count
-    # optax.adamax keeps a norm where Adam keeps a second moment, under the same name. It is the one that has
-    # no eps_root beside its eps; Yogi, which has none either, is left unknown with it.
+    # optax.adamax keeps a norm where Adam keeps a second moment, under the same name. Unlike Adam it has eps
+    # but no eps_root. Nor has Yogi, so its hyperparameters are left unknown too.
     like_adam = kind != "adam" or "eps_root" in group.hyperparams
 
     def number(given: str, *injected: str) -> float | None:
@@ -296,7 +296,7 @@ def _measure(
     flat, moved = (None if x is None else _host(x).reshape(-1) for x in (gradient, update))
     narrow = _rounding(weights.dtype)
     blocks = []
-    with np.errstate(all="ignore"):  # what is not finite is counted
+    with np.errstate(all="ignore"):  # non-finite elements are counted
         for start in range(0, weights.size, _AT_A_TIME):
             cut = slice(start, start + _AT_A_TIME)
             parts_of_block = measure_block(
@@ -317,7 +317,7 @@ def _host(leaf: Any) -> np.ndarray:
     """The array on the host.
 
     Raises:
-        ValueError: parts of it are on other processes.
+        ValueError: parts of it belong to other processes.
     """
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         raise ValueError(
@@ -344,17 +344,17 @@ def _bad_elements(parts: Sequence[Part]) -> dict[str, int]:
 
 
 def _is_elementwise(part: Part, shape: tuple[int, ...]) -> bool:
-    """Whether a leaf is understood, and goes element by element with a parameter of this shape."""
+    """Whether a leaf has a known role, and one element per element of a parameter of this shape."""
     return part.role is not Role.OTHER and _is_looked_at(part) and part.leaf.shape == tuple(shape)
 
 
 def _is_looked_at(part: Part) -> bool:
-    """Whether a leaf holds numbers; a compensation is a number of units, an integer."""
+    """Whether a leaf contains numbers to measure; a compensation is an integer number of units."""
     return _is_inexact(part.leaf) or (part.role is Role.COMPENSATION and hasattr(part.leaf, "dtype"))
 
 
 def _whole(leaf: Any, parts: Sequence[Part]) -> Any:
-    """The parameter with what is owed to it, if anything is."""
+    """The parameter with its compensation added, if there is one."""
     kept = next((part.leaf for part in parts if part.role is Role.COMPENSATION), None)
     if kept is None or kept.dtype != jnp.int16:
         return leaf

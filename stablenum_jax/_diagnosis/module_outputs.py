@@ -1,4 +1,4 @@
-"""Running a jaxpr operation by operation, with an eye on the values that leave a module."""
+"""Run a jaxpr operation by operation, and note the values that leave a module."""
 
 from __future__ import annotations
 
@@ -10,19 +10,11 @@ import jax.numpy as jnp
 from jax.extend.core import Literal
 
 from stablenum_jax._diagnosis.module_scopes import Scope, scope_of
+from stablenum_jax._diagnosis.replay.jax_internals import bind, called_jaxpr, context_of
 
 __all__ = ["Leaving", "Walk"]
 
 Array: TypeAlias = Any
-
-_OPENED = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "remat2": "jaxpr",
-    "checkpoint": "jaxpr",
-}
 
 
 @dataclass(slots=True, eq=False)
@@ -35,7 +27,7 @@ class _Value:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """A value that left modules: their paths, the innermost first, and the value."""
+    """A value that left modules: the modules' paths, the innermost first, and the value."""
 
     modules: tuple[str, ...]
     array: Array
@@ -44,18 +36,19 @@ class Leaving:
 class Walk:
     """One run of a jaxpr.
 
-    The outputs of a module are the values that are made inside it and read outside. Calls, checkpoints and
-    the branch of a ``cond`` that is taken are opened; other operations with a jaxpr inside (loops that were
-    not unrolled while tracing, functions with a derivative of their own) run as one.
+    The outputs of a module are the values computed inside it and read outside. Calls, checkpoints and the
+    taken branch of a ``cond`` are opened; other operations with a jaxpr inside (loops that were not unrolled
+    while tracing, functions with a derivative of their own) run as one operation.
 
     Args:
         roots: names of outermost linen modules.
-        added: by the number of a value, what is added to it; derivatives with respect to this are those
-            with respect to the value.
+        added: number of a value -> what is added to it; derivatives with respect to this are those with
+            respect to the value.
 
     Attributes:
-        leaving: by the number of the value. Values have the same numbers in every run with equal branches.
-        closed: names of operations that ran as one though there are named modules inside.
+        leaving: number of a value -> the value and its modules. Runs that take the same branches give
+            values the same numbers.
+        closed: names of operations that ran as one although they contain named modules.
     """
 
     def __init__(self, roots: frozenset[str], added: dict[int, Array] | None = None) -> None:
@@ -89,9 +82,9 @@ class Walk:
     def _apply(self, eqn: Any, held: list[Any], names: tuple[str, ...]) -> list[Any]:
         kind = eqn.primitive.name
         scope = scope_of(names, self._roots)
-        if kind in _OPENED:
-            inner = eqn.params[_OPENED[kind]]
-            return self._run(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), held, names)
+        called = called_jaxpr(eqn)
+        if called is not None:
+            return self._run(*called, held, names)
         if kind == "cond":
             index = int(self._read(held[0], scope))
             branch = eqn.params["branches"][max(0, min(index, len(eqn.params["branches"]) - 1))]
@@ -99,7 +92,9 @@ class Walk:
         if any(_has_names(inner) for inner in _inner(eqn)) and kind not in self.closed:
             self.closed.append(kind)
         arrays = [self._read(x, scope) for x in held]
-        return [self._made(x, scope) for x in _bind(eqn, arrays)]
+        with context_of(eqn):
+            outputs = bind(eqn, arrays)
+        return [self._made(x, scope) for x in outputs]
 
     def _made(self, array: Array, scope: Scope) -> _Value:
         number, self._count = self._count, self._count + 1
@@ -111,7 +106,7 @@ class Walk:
         if not isinstance(held, _Value):
             return held
         if not held.left and held.scope != reader[: len(held.scope)]:
-            # A value that is read further out later leaves further modules then.
+            # A value may be read again further out, and has then left more modules.
             shared = _shared(held.scope, reader)
             if jnp.issubdtype(jnp.result_type(held.array), jnp.floating):
                 before = self.leaving.get(held.number)
@@ -122,16 +117,6 @@ class Walk:
         return held.array
 
 
-def _bind(eqn: Any, arrays: Sequence[Array]) -> list[Array]:
-    """The outputs of one operation."""
-    params = eqn.primitive.get_bind_params(eqn.params)
-    # Before JAX 0.10 functions among the parameters come apart from the others.
-    functions, params = params if isinstance(params, tuple) else ((), params)
-    with eqn.ctx.manager:
-        outs = eqn.primitive.bind(*functions, *arrays, **params)
-    return list(outs) if eqn.primitive.multiple_results else [outs]
-
-
 def _shared(a: Scope, b: Scope) -> int:
     n = 0
     while n < min(len(a), len(b)) and a[n] == b[n]:
@@ -140,7 +125,7 @@ def _shared(a: Scope, b: Scope) -> int:
 
 
 def _names(stack: Any) -> tuple[str, ...]:
-    """The scopes of a stack, without the transformations (``vmap``, ``jit``) that stand among them."""
+    """The scopes of a stack, without the transformations (``vmap``, ``jit``) among them."""
     return tuple(part.name for part in stack.stack if type(part).__name__ == "Scope")
 
 

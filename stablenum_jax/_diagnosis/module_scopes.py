@@ -1,7 +1,7 @@
 """Which module an operation of a jaxpr belongs to, from its name stack.
 
-Flax linen names its modules there by itself, and so does ``jax.named_scope``. Modules of flax.nnx and Equinox
-get the names of their places in the tree while a function is traced inside :func:`module_names`.
+Flax linen enters the names of its modules in that stack, and ``jax.named_scope`` its argument. Modules of
+flax.nnx and Equinox are named by their paths in the tree while a function is traced in :func:`module_names`.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from stablenum_jax._trees.names import path_name
 
 __all__ = ["Scope", "module_names", "scope_of"]
 
-#: The modules around an operation, from the outermost inwards: the path of each, and which call of it.
+#: The modules around an operation, the outermost first: the path of each, and the number of its call.
 Scope: TypeAlias = tuple[tuple[str, str], ...]
 
-# Before a path that is counted from the outermost module, and not from the scope around it.
+# Prefix of a path that starts at the outermost module, not at the scope around it.
 _MARK = "stablenum:"
-# Before the number of a call, inside the scope of the module that is called.
+# Prefix of the number of a call, inside the scope of the module that is called.
 _CALL = "stablenum#"
-# Equinox names its layers by their classes.
+# Equinox enters the class names of its layers.
 _CLASS_NAMES = ("eqx.",)
 
 
 def scope_of(names: tuple[str, ...], roots: frozenset[str]) -> Scope:
-    """The paths of the modules that are entered one after the other in a name stack.
+    """The modules in a name stack, the outermost first.
 
     Args:
         names: the names in the stack.
-        roots: the names that outermost linen modules have there.
+        roots: the names of outermost linen modules in it.
 
     Example:
         >>> scope_of(("Net", "blocks_0", "attn"), frozenset({"Net"}))
@@ -59,7 +59,7 @@ def scope_of(names: tuple[str, ...], roots: frozenset[str]) -> Scope:
         elif i == 0 and name in roots:
             path = ""
         else:
-            # linen calls the method `encode` of `attn` "attn.encode".
+            # linen names the scope of method `encode` of `attn` "attn.encode".
             own = name.removeprefix(f"{before}.") if before else name
             path = f"{around}.{own}" if around else own
         found.append((path, ""))
@@ -69,9 +69,9 @@ def scope_of(names: tuple[str, ...], roots: frozenset[str]) -> Scope:
 
 @contextlib.contextmanager
 def module_names() -> Iterator[set[str]]:
-    """While a function is traced: names for modules of flax.nnx and Equinox, if these are loaded.
+    """Name the modules of flax.nnx and Equinox, if these are imported, while a function is traced.
 
-    Gives the set in which the names of outermost linen modules gather. Classes are as before afterwards.
+    Yields a set, to which the names of outermost linen modules are added. Restores all classes afterwards.
     """
     roots: set[str] = set()
     count = itertools.count()
@@ -127,7 +127,7 @@ def _tree_paths(base: type, root: Any) -> dict[int, str]:
 def _wrapped_calls(
     base: type, paths_of: Callable[[Any], dict[int, str]], count: Iterator[int]
 ) -> Iterator[None]:
-    """Every ``__call__`` of ``base`` and its subclasses runs in the scope of the module's path."""
+    """Run every ``__call__`` of ``base`` and its subclasses in the scope of the module's path."""
     known: dict[int, str] = {}  # while an outermost module is being called
     called: list[int] = []
 
@@ -139,7 +139,7 @@ def _wrapped_calls(
                 known.update(paths_of(self))
             try:
                 path = known.get(id(self))
-                # Made meanwhile, it has no place in the tree; or it calls what it inherits.
+                # Created during the call, it has no path in the tree; or it calls an inherited __call__.
                 if path is None or called[-1:] == [id(self)]:
                     return call(self, *args, **kwargs)
                 called.append(id(self))

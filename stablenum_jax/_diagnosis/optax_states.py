@@ -1,7 +1,7 @@
-"""Find the moments in an optimizer's state: by what optax calls them, wherever they stand.
+"""Find the moments in an optimizer's state, by the names that optax gives them.
 
-Works on a state whose leaves may be anything: the auditor asks with the leaves' numbers in their places, so
-that it can write each leaf back.
+The leaves of the state may be anything: ``repair`` replaces each leaf by its number, so that it knows where
+to write the repaired leaf.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import jax
 
 from stablenum.diagnosis.audit import Role
 from stablenum_jax._trees.names import path_name
-from stablenum_jax._trees.state import GuardOptState
+from stablenum_jax._trees.state import GuardOptState, injects_hyperparams
 
 __all__ = ["Group", "Part", "find_groups", "inner_state"]
 
 PyTree: TypeAlias = Any
 
-# A state's class, by name: the kind of its law ("" if several share it, or none is kept), and what its fields
-# are. optax writes Adam, NAdam, RAdam, Adamax and Yogi with one and the same class.
+# The name of a state's class -> the kind of optimizer ("" if several share the class, or it has no moments)
+# and the roles of its fields. optax uses one class for Adam, NAdam, RAdam, Adamax and Yogi.
 _STATES: dict[str, tuple[str, dict[str, Role]]] = {
     "ScaleByAdamState": ("adam", {"mu": Role.FIRST, "nu": Role.SECOND}),
     "ScaleByAmsgradState": ("amsgrad", {"mu": Role.FIRST, "nu": Role.SECOND, "nu_max": Role.SECOND_MAX}),
@@ -50,7 +50,7 @@ class Part(NamedTuple):
     Attributes:
         entry: the field that holds it: "nu".
         role: what it is.
-        leaf: what stands at its place.
+        leaf: the array, or what the caller put in its place.
     """
 
     entry: str
@@ -59,14 +59,14 @@ class Part(NamedTuple):
 
 
 class Group(NamedTuple):
-    """What one transformation keeps of one parameter.
+    """What one transformation keeps for one parameter.
 
     Attributes:
         parameter: its name.
-        kind: of the law; "" for state that is not understood.
+        kind: of the optimizer; "" for an unknown state.
         parts: the leaves.
         count: the leaf that counts steps, None if there is none.
-        hyperparams: those that ``optax.inject_hyperparams`` keeps above it: name -> leaf.
+        hyperparams: those of an ``optax.inject_hyperparams`` around it: name -> leaf.
     """
 
     parameter: str
@@ -77,22 +77,22 @@ class Group(NamedTuple):
 
 
 def inner_state(opt_state: PyTree) -> PyTree:
-    """The optimizer's own state of a whole flax ``TrainState`` or ``nnx.Optimizer``; else what came."""
+    """The optimizer's state in a flax ``TrainState`` or ``nnx.Optimizer``; else ``opt_state`` itself."""
     known = type(opt_state).__module__.startswith("flax.") or hasattr(opt_state, "apply_gradients")
     return opt_state.opt_state if known and hasattr(opt_state, "opt_state") else opt_state
 
 
 def find_groups(opt_state: PyTree, names: frozenset[str]) -> list[Group]:
-    """All that the state keeps of the parameters called ``names``, in the order of the state."""
+    """What the state keeps for the parameters called ``names``, in the order of the state."""
     return list(_walk(inner_state(opt_state), names, {}))
 
 
 def _walk(tree: PyTree, names: frozenset[str], hyperparams: Mapping[str, Any]) -> Iterator[Group]:
     for path, node in jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_known):
         if isinstance(node, GuardOptState):
-            continue  # its history may hold what is not finite, and is not a moment
-        if _injects(node):
-            # Leaves, because flax.nnx wraps each array into a node of its own.
+            continue  # its history may contain infinities, and is not a moment
+        if injects_hyperparams(node):
+            # Leaves, because flax.nnx wraps each array in a node.
             found = {
                 name: leaves[0]
                 for name, value in node.hyperparams.items()
@@ -111,12 +111,7 @@ def _walk(tree: PyTree, names: frozenset[str], hyperparams: Mapping[str, Any]) -
 
 def _is_known(node: object) -> bool:
     known = type(node).__name__ in _STATES and hasattr(node, "_fields")
-    return known or isinstance(node, GuardOptState) or _injects(node)
-
-
-def _injects(node: object) -> bool:
-    """Whether it is an InjectHyperparamsState, in either of optax's forms."""
-    return isinstance(getattr(node, "hyperparams", None), Mapping) and hasattr(node, "inner_state")
+    return known or isinstance(node, GuardOptState) or injects_hyperparams(node)
 
 
 def _of_node(node: Any, names: frozenset[str], hyperparams: Mapping[str, Any]) -> Iterator[Group]:
@@ -125,7 +120,7 @@ def _of_node(node: Any, names: frozenset[str], hyperparams: Mapping[str, Any]) -
     for field, role in roles.items():
         for path, leaf in jax.tree_util.tree_leaves_with_path(getattr(node, field, None)):
             parts.setdefault(_owner(path_name(path), names), []).append(Part(field, role, leaf))
-    # By field: every tuple has a method called count.
+    # By field name: every tuple has a method called count.
     counting = next((field for field in ("count", "t") if field in node._fields), None)
     counts = [] if counting is None else jax.tree.leaves(getattr(node, counting))
     for parameter, found in parts.items():
@@ -133,14 +128,14 @@ def _of_node(node: Any, names: frozenset[str], hyperparams: Mapping[str, Any]) -
 
 
 def _owner(path: str, names: frozenset[str]) -> str:
-    """The parameter that a path in a tree of moments belongs to: SM3 keeps a list for each."""
+    """The parameter of a path in a tree of moments; the path may go on below it (SM3 keeps lists)."""
     parts = path.split(".")
     starts = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
     return next((start for start in starts if start in names), path)
 
 
 def _named(path: str, names: frozenset[str]) -> str:
-    """The parameter whose name a path ends in, the longest; "" if there is none."""
+    """The parameter whose name the path ends with, the longest such; "" if there is none."""
     for i, character in enumerate(path):
         if character == "." and path[i + 1 :] in names:
             return path[i + 1 :]

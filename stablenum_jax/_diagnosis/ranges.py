@@ -38,36 +38,37 @@ def range_report(
 ) -> RangeReport:
     """What each number format would do to the values of one training step, module by module.
 
-    One forward and one backward pass in float32, on the jaxpr. Counted are the values
-    that leave each module and their gradients, weights and their gradients and, with an optimizer, the
-    updates. Modules are those of flax linen and, under ``jax.named_scope``, of any function; modules of
-    flax.nnx and Equinox are called by their places in the tree. A module that returns what it was given
-    leaves no trace, and a plain scope that is entered again at once counts as one. Loops are unrolled; of a
-    ``cond`` the branch that is taken is opened (the passes then run operation by operation). What could not
-    be opened is in the report's ``notes``.
+    One forward and one backward pass in float32, on the jaxpr. The report covers the values that leave each
+    module and their gradients, weights and their gradients and, with an optimizer, the updates. Modules are
+    those of flax linen, flax.nnx and Equinox, and the scopes of ``jax.named_scope`` in any function; those
+    of flax.nnx and Equinox are named by their paths in the tree. A module that returns its argument does not
+    appear, and a plain scope that is entered twice in a row counts as one. Loops are unrolled; of a ``cond``
+    the branch that is taken is opened (the passes then run operation by operation). What could not be opened
+    is listed in the report's ``notes``.
 
     Nothing is changed: a flax.nnx module is copied, and ``fun`` is traced without ``jax.jit``.
 
     Args:
-        fun: ``fun(params, *args, **kwargs)`` gives the scalar loss, or ``(loss, aux)`` with ``has_aux``. If
-            what it gives is no scalar of floating point there is no backward pass.
-        params: a pytree, of linen also the whole dict of collections (then those of ``"params"`` are
-            trained), a flax.nnx module or state (its ``nnx.Param``), an Equinox module.
+        fun: ``fun(params, *args, **kwargs)`` returns the scalar loss, or ``(loss, aux)`` with ``has_aux``.
+            There is no backward pass if that is not a floating-point scalar.
+        params: a pytree; also linen's whole dict of collections (of which ``"params"`` is trained), a
+            flax.nnx module or state (of which ``nnx.Param`` is trained), or an Equinox module.
         *args: further arguments. Floating-point arrays narrower than float32 become float32 here and in
             ``params``.
         has_aux: as in ``jax.value_and_grad``.
-        optimizer: an optax transformation; the update is measured. With a guard inside, the gradients are
-            multiplied by its loss scale before, and the update is that of :func:`stablenum_jax.step`.
-        opt_state: its state; by default ``optimizer.init`` of the parameters.
+        optimizer: an optax transformation, whose update is measured too. With a guard inside, the gradients
+            are first multiplied by its loss scale, and the update is that of :func:`stablenum_jax.step`.
+        opt_state: its state; by default ``optimizer.init(params)``.
         formats: names of formats, also short ones such as ``"bf16"``.
         **kwargs: further arguments.
 
     Returns:
         A :class:`stablenum.diagnosis.RangeReport`: ``verdict``, ``loss_scale("float16")``,
-        ``table()``, ``plot(path)``, ``to_json()``. Elements that are not finite in float32 are counted apart.
+        ``table()``, ``plot(path)``, ``to_json()``. Elements that are not finite in float32 are counted
+        separately.
 
     Raises:
-        ValueError: an unknown format, or none.
+        ValueError: ``formats`` is empty or has an unknown format.
 
     Example:
         >>> import stablenum_jax
@@ -95,7 +96,7 @@ def range_report(
         out = fun(rebuild(list(leaves)), *args, **kwargs)
         return [x for x in jax.tree.leaves(out[0] if has_aux else out) if isinstance(x, (jax.Array, float))]
 
-    # Without jit nothing comes from, or stays in, a cache of traces.
+    # Without jit, so that no trace is taken from a cache or left there.
     with jax.disable_jit(), module_names() as roots:
         closed = jax.make_jaxpr(outputs)(*leaves)
     pass_ = _Pass(closed, frozenset(roots))
@@ -129,7 +130,7 @@ class _Pass:
     """The forward and the backward pass through a jaxpr.
 
     Attributes:
-        modules: by the number of a value, the modules that it leaves.
+        modules: number of a value -> the modules that it leaves.
         closed: operations with modules inside that were not opened.
     """
 
@@ -144,12 +145,12 @@ class _Pass:
         try:
             return jax.jit(self._forward)(leaves)
         except (jax.errors.ConcretizationTypeError, jax.errors.TracerIntegerConversionError):
-            # A cond: which branch is taken must be known, so operation by operation.
+            # A cond: its index must be a concrete number, so run operation by operation.
             self._compiled = _as_it_is
             return self._forward(leaves)
 
     def backward(self, leaves: list[Array], zeros: dict[int, Array]) -> tuple[list[Array], dict[int, Array]]:
-        """Gradients of the leaves, and of the values that leave modules."""
+        """The gradients of the leaves, and those of the values that leave modules."""
 
         def loss(leaves: list[Array], added: dict[int, Array]) -> Array:
             (out,) = Walk(self._roots, added).run(self._jaxpr, self._consts, leaves)
@@ -184,7 +185,7 @@ def _updates(tx: Any, opt_state: PyTree, params: PyTree, grads: PyTree, seen: Ra
 
 
 class _Rebuild:
-    """Puts leaves back into the tree that they were taken from."""
+    """Puts leaves back into the tree that they came from."""
 
     def __init__(self, treedef: Any, rest: list[Any], places: list[int], wrap: Callable[[Any], Any]) -> None:
         self._treedef, self._rest, self._places, self._wrap = treedef, rest, places, wrap
@@ -196,7 +197,7 @@ class _Rebuild:
         return self._wrap(jax.tree_util.tree_unflatten(self._treedef, full))
 
     def tree(self, leaves: list[Array]) -> PyTree:
-        """A tree of these leaves alone, None in all other places: what an optimizer is made for."""
+        """A tree of these leaves only, None elsewhere: the parameters of an optimizer."""
         full: list[Any] = [None] * len(self._rest)
         for place, leaf in zip(self._places, leaves):
             full[place] = leaf
@@ -215,7 +216,7 @@ def _trained(params: PyTree) -> tuple[list[Array], list[str], _Rebuild]:
         graph, params, rest = nnx.split(params, nnx.Param, ...)
 
         def merged(tree: PyTree) -> PyTree:
-            # New variables, which belong to the trace: those of a BatchNorm are written to.
+            # New variables in each trace, because a BatchNorm writes to its own.
             return nnx.merge(graph, tree, jax.tree.map(lambda leaf: leaf, rest))
 
         wrap = merged
@@ -237,14 +238,14 @@ def _is_floating(leaf: Any) -> bool:
 
 
 def _widened(leaf: Any) -> Any:
-    """Floating-point arrays narrower than float32 as float32; all else as it is."""
+    """Floating-point arrays narrower than float32 as float32; other leaves unchanged."""
     if _is_floating(leaf) and jnp.finfo(leaf.dtype).bits < 32:
         return leaf.astype(jnp.float32)
     return leaf
 
 
 def _plain(x: Array) -> np.ndarray:
-    """On the host: XLA on a CPU would take subnormals for zeros."""
+    """The array on the host: XLA on a CPU would flush subnormals to zero."""
     array = np.asarray(x)
     return array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
 

@@ -1,7 +1,7 @@
-"""Looks into an unmodified JAX script: what its jitted functions, gradients and optimizers return.
+"""Watch an unmodified JAX script: what its jitted functions, gradients and optimizers return.
 
-Only the command ``stablenum explain`` installs this. A call whose result is not finite is replayed at once,
-with its own arguments; so nothing is donated while it is watched. Each look makes the host wait.
+Only the command ``stablenum explain`` uses this. A call whose result is not finite is replayed at once with
+its arguments, so no buffers are donated in a watched script. Each check makes the host wait.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["watch"]
 
 _jit, _grad, _value_and_grad = jax.jit, jax.grad, jax.value_and_grad
 
-# A function that returns what a replay finds in order is not asked again.
+# Replays of one function that find nothing wrong, after which it is no longer replayed.
 PATIENCE = 2
 
 
@@ -37,7 +37,8 @@ def watch(session: Session) -> None:
     jax.jit = watcher.jit
     jax.grad = watcher.derivative(_grad, value=False)
     jax.value_and_grad = watcher.derivative(_value_and_grad, value=True)
-    # An attribute of a class, so optimizers inside others are not looked at one by one.
+    # A property of the class. Transformations inside optax.chain are unpacked as tuples, which does not read
+    # it, so they are not watched one by one.
     optax.GradientTransformation.update = property(watcher.update)
 
 
@@ -57,7 +58,7 @@ class _Watcher:
         return _Jitted(self, fun, options)
 
     def derivative(self, transform: Callable[..., Any], *, value: bool) -> Callable[..., Any]:
-        """``jax.grad`` or ``jax.value_and_grad``, watched where it is not inside a trace."""
+        """``jax.grad`` or ``jax.value_and_grad``, watched unless it is called in a trace."""
 
         @functools.wraps(transform)
         def outer(fun: Any, argnums: Any = 0, has_aux: bool = False, **options: Any) -> Any:
@@ -77,7 +78,7 @@ class _Watcher:
         return outer
 
     def update(self, transformation: Any) -> Callable[..., Any]:
-        """``tx.update``, watched where it is not inside a trace."""
+        """``tx.update``, watched unless it is called in a trace."""
         inner = transformation[1]
 
         @functools.wraps(inner)
@@ -121,11 +122,11 @@ class _Watcher:
         return result
 
     def replay(self, replay: Callable[..., Report], name: str, *, known_bad: bool) -> None:
-        """Explain a call; it is the end of the script unless the replay says that it was in order."""
+        """Explain a call; ends the script unless the replay finds nothing wrong."""
         self.looking = True
         try:
             report = replay(known_bad=known_bad)
-        except Exception as error:  # noqa: BLE001  what was seen is told all the same
+        except Exception as error:  # noqa: BLE001  the failure is reported even without a replay
             note = f"the replay of {name} failed: {type(error).__name__}: {error}"
             report = Report.of(Evidence(framework="jax", loss_finite=False), notes=(note,))
         finally:
@@ -136,7 +137,7 @@ class _Watcher:
 
 
 class _Jitted:
-    """A jitted function that is looked at. In all else it is the jitted function."""
+    """A watched jitted function. All other attributes are those of the jitted function."""
 
     def __init__(self, watcher: _Watcher, fun: Any, options: dict[str, Any]) -> None:
         self.__wrapped__ = fun
@@ -172,7 +173,7 @@ def _replay(*args: Any, **kwargs: Any) -> Report:
 
 
 def _of_update(report: Report) -> Report:
-    """An optimizer's own lines are a library's: its failures are placed where it was called."""
+    """The report with failures in the optimizer's code placed at the user's line that called it."""
     frame = inspect.currentframe()
     while frame is not None and not is_user_code(frame.f_code.co_filename):
         frame = frame.f_back
@@ -188,7 +189,7 @@ def _of_update(report: Report) -> Report:
 def _without_static(
     fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """A call with its static arguments bound, as jit binds them."""
+    """The call with its static arguments bound, as jit binds them."""
     numbers = {n % len(args) for n in _several(options.get("static_argnums")) if -len(args) <= n < len(args)}
     names = set(_several(options.get("static_argnames")))
     try:
@@ -206,7 +207,7 @@ def _without_static(
         rest = iter(dynamic)
         return fun(*[a if i in numbers else next(rest) for i, a in enumerate(args)], **named, **fixed)
 
-    del bound.__wrapped__  # its signature is not that of fun
+    del bound.__wrapped__  # its signature differs from that of fun
     left = tuple(a for i, a in enumerate(args) if i not in numbers)
     return bound, left, {k: v for k, v in kwargs.items() if k not in names}
 
@@ -222,9 +223,10 @@ def _traced(tree: Any) -> bool:
 
 
 def _suspicious(result: Any, arguments: Any) -> tuple[bool, bool]:
-    """Whether there is a NaN, and whether there is an infinity that is not likely a mask or a bound.
+    """Whether there is a NaN, and whether there is an infinity that is probably not a mask or a bound.
 
-    -inf in an array is how masks and log-probabilities say "never"; inf that was there before is a bound.
+    -inf in an array is usually a mask or the logarithm of a probability of 0; an inf that is also among the
+    arguments is usually a bound.
     """
     leaves = _floating(result)
     flags = _flags(leaves)
@@ -243,7 +245,7 @@ def _floating(tree: Any) -> list[jax.Array]:
 
 
 def _flags(leaves: list[jax.Array]) -> list[tuple[bool, bool, bool]]:
-    """Of each: any NaN, any inf, any -inf. One wait for the device."""
+    """For each leaf: any NaN, any inf, any -inf. Waits for the device once."""
     flags = jax.device_get([device_flags(leaf) for leaf in leaves])
     return [(bool(f[0]), bool(f[1]), bool(f[2])) for f in flags]
 

@@ -1,1 +1,1 @@
-"""Number formats: policies, module by module, master weights, compensated sums and fp8."""
+"""Number formats: policies for models and modules, master weights, compensated sums and fp8."""

@@ -1,4 +1,4 @@
-"""Casting the floating-point leaves of any pytree, whole or module by module."""
+"""Cast the floating-point leaves of a pytree, all of them or module by module."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stablenum_jax._step.measure import FP8_STATISTICS
+from stablenum_jax._trees.leaves import FP8_STATISTICS
 from stablenum_jax._trees.names import Path
 
 __all__ = ["cast_floating", "cast_leaves", "is_castable", "module_path"]
@@ -20,10 +20,10 @@ PyTree: TypeAlias = Any
 
 
 def is_castable(leaf: Any) -> bool:
-    """Whether it is an array (of JAX or NumPy, or the shape of one) of real floating-point numbers.
+    """Whether a leaf is an array (of JAX or NumPy, or a shape) of real floating-point numbers.
 
     Integers, bools, PRNG keys, float0, complex numbers, strings, Python scalars and None are not, nor are
-    arrays of 8 bits, whose numbers mean nothing without their scale.
+    8-bit arrays, whose numbers mean nothing without their scale.
     """
     if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)):
         return False
@@ -31,13 +31,13 @@ def is_castable(leaf: Any) -> bool:
 
 
 def cast_floating(tree: Tree, dtype: Any) -> Tree:
-    """The tree with its floating-point arrays in ``dtype``; all else, and the structure, as it was.
+    """The tree with its floating-point arrays in ``dtype``; everything else is unchanged.
 
-    A NumPy array stays one. Statistics of 8-bit layers (flax's ``_overwrite_with_gradient``) stay as they
-    are. Values beyond the format's range become inf, as in any cast.
+    NumPy arrays stay NumPy arrays. Statistics of 8-bit layers (flax's ``_overwrite_with_gradient``) are not
+    cast. Values beyond the format's range become inf, as in any cast.
 
     Args:
-        tree: any pytree; a flax.nnx module keeps what it shares.
+        tree: any pytree; modules and variables shared within a flax.nnx module stay shared.
         dtype: what ``jnp.dtype`` takes.
 
     Example:
@@ -53,7 +53,7 @@ def cast_leaves(tree: Tree, dtype_of: Callable[[str], Any]) -> Tree:
 
     Args:
         tree: any pytree.
-        dtype_of: gives the dtype for the path of a module, its parts joined by dots.
+        dtype_of: returns the dtype for the path of a module, its parts joined by dots.
     """
     nnx = sys.modules.get("flax.nnx")
     if nnx is not None and isinstance(tree, nnx.Module):
@@ -76,14 +76,14 @@ def module_path(path: Path) -> str:
         >>> module_path((jax.tree_util.DictKey("dense"), jax.tree_util.DictKey("kernel")))
         'dense'
     """
-    # flax.nnx gives each array a node of its own, whose one child is called "value".
+    # flax.nnx wraps each array in a node, whose one child is called "value".
     if path and path[-1] == jax.tree_util.GetAttrKey("value"):
         path = path[:-1]
     return jax.tree_util.keystr(path[:-1], simple=True, separator=".")
 
 
 def _is_variables(tree: Any) -> bool:
-    """Whether it is a dict of flax.linen's collections, whose names are no part of a module's path."""
+    """Whether it is a dict of flax.linen's collections, whose names are not part of a module's path."""
     return isinstance(tree, Mapping) and isinstance(tree.get("params"), Mapping)
 
 

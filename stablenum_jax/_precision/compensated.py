@@ -1,9 +1,9 @@
-"""Updates that a 16-bit parameter would swallow, as the last link of an optax chain.
+"""Keep updates that are too small for a 16-bit parameter, as the last transformation of an optax chain.
 
-1 - 1e-3 is 1 in bfloat16, so that a thousand such steps leave the weight where it was. Three remedies:
-:func:`kahan` keeps what rounding lost, :func:`stochastic_rounding` rounds up or down by chance, and
-:func:`master_weights` runs the optimizer on float32 copies. All emit float32 updates that
-``optax.apply_updates`` (which adds in float32 then) and :func:`stablenum_jax.step` turn into the new
+1 - 1e-3 is 1 in bfloat16, so a thousand such steps leave the weight where it was. Three remedies:
+:func:`kahan` keeps what rounding lost, :func:`stochastic_rounding` rounds up or down at random, and
+:func:`master_weights` runs the optimizer on float32 copies. All return float32 updates, which
+``optax.apply_updates`` (it then adds in float32) and :func:`stablenum_jax.step` turn into the new
 parameters.
 """
 
@@ -37,9 +37,9 @@ _NARROW = ("bfloat16", "float16")
 
 
 class KahanState(NamedTuple):
-    """What rounding has lost so far, of each parameter's shape; nothing for those of other dtypes.
+    """What rounding has lost so far, in each parameter's shape; nothing for parameters of other dtypes.
 
-    int16 for 16-bit parameters, whole numbers of 2^-16 of their spacing, which
+    int16 for 16-bit parameters, in units of 2^-16 of their spacing, which
     :func:`stablenum.precision.compensated_value` adds to them; float32 for float32 ones.
     """
 
@@ -47,7 +47,7 @@ class KahanState(NamedTuple):
 
 
 class StochasticRoundingState(NamedTuple):
-    """() int32: updates so far, from which with the seed the random bits follow."""
+    """() int32: the number of updates so far, which with the seed determines the random bits."""
 
     count: Array
 
@@ -62,12 +62,12 @@ class MasterWeightsState(NamedTuple):
 def kahan() -> optax.GradientTransformation:
     """Compensated updates: what rounding a parameter lost is added to its next update.
 
-    ``y = c + u; w' = round(w + y); c = y - (w' - w)``, the law of
+    ``y = c + u; w' = round(w + y); c = y - (w' - w)``, computed by
     :func:`stablenum.precision.kahan_add`. For bfloat16, float16 and float32 parameters; others pass
-    through. It costs as much memory again as the parameters, and with it those of 16 bits are as exact as
-    float32 ones. Put it last in the chain.
+    through. It needs as much memory as the parameters, and makes 16-bit ones as exact as float32. Put it last
+    in the chain.
 
-    NaN and inf in an update pass through to the parameter and leave no trace in the compensation.
+    NaN and inf in an update pass through to the parameter and do not enter the compensation.
 
     Raises:
         ValueError: from ``update``: ``params`` is missing.
@@ -94,8 +94,8 @@ def kahan() -> optax.GradientTransformation:
             moved, rest = kahan_add(w, c, u, xp=jnp)
             step = _difference(moved, w, u)
             if w.dtype == jnp.float32:
-                # The difference of two float32 numbers may be off by an ulp, which is made up for. That of
-                # two of 16 bits leads where it should.
+                # The float32 difference of two float32 numbers may be off by an ulp, which goes into the
+                # compensation. That of two 16-bit numbers, added and rounded, gives exactly ``moved``.
                 missed = moved - (w + step)
                 rest = jnp.where(jnp.isfinite(missed), rest + missed, rest)
             return _Two(step, rest)
@@ -107,20 +107,20 @@ def kahan() -> optax.GradientTransformation:
 
 
 def stochastic_rounding(seed: int = 0) -> optax.GradientTransformation:
-    """Round bfloat16 parameters up or down with probabilities that make the mean of an update exact.
+    """Round bfloat16 parameters up or down at random, so that an update is exact on average.
 
-    The law of :func:`stablenum.precision.round_stochastically`. Parameters of 32 and 64 bits pass
-    through. It costs no memory. Put it last in the chain. The same seed gives the same run; a refused step
-    draws nothing.
+    Computed by :func:`stablenum.precision.round_stochastically`. Parameters of 32 and 64 bits pass
+    through. It needs no memory. Put it last in the chain. The same seed gives the same run; a skipped step
+    draws no random numbers.
 
-    NaN and inf in an update pass through to the parameter; finite values stay finite: they saturate at
-    bfloat16's largest number.
+    NaN and inf in an update pass through to the parameter; finite values saturate at bfloat16's largest
+    number.
 
     Args:
         seed: of the random bits, a whole number of 0 or more.
 
     Raises:
-        ValueError: ``seed`` is no such number. From ``init``: a parameter is float16. From ``update``:
+        ValueError: ``seed`` is not such a number. From ``init``: a parameter is float16. From ``update``:
             ``params`` is missing.
 
     Example:
@@ -165,14 +165,14 @@ def stochastic_rounding(seed: int = 0) -> optax.GradientTransformation:
 
 
 def master_weights(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Run an optimizer on float32 copies of the 16-bit parameters, which follow them rounded to nearest.
+    """Run an optimizer on float32 copies of 16-bit parameters, which are the copies rounded to nearest.
 
     Micikevicius et al. 2018 (arXiv 1710.03740). ``inner`` sees float32 gradients and parameters and keeps
-    its state in float32. Parameters that somebody else has changed (a checkpoint that was loaded) are no
-    longer their copies rounded: those elements' copies are taken anew. Put the guard before it, as in
+    its state in float32. Where something else has changed a parameter (a checkpoint was loaded), so that it
+    is no longer its copy rounded, the element is copied again. Put the guard before it, as in
     ``optax.chain(stablenum_jax.guard(), master_weights(optax.adamw(1e-3)))``.
 
-    NaN and inf pass through to copy and parameter.
+    NaN and inf pass through to the copy and the parameter.
 
     Args:
         inner: the optimizer.
@@ -235,7 +235,7 @@ def _is_array(update: Any) -> bool:
 
 
 def _keep(params: PyTree, dtypes: tuple[str, ...], make: Callable[[Array], Array]) -> PyTree:
-    """An array for each floating-point parameter of these dtypes, nothing for the others."""
+    """An array for each floating-point parameter of these dtypes, a masked node for the others."""
 
     def one(leaf: Any) -> Any:
         kept = is_castable(leaf) and leaf.dtype.name in dtypes
@@ -262,7 +262,7 @@ def _widened(param: Any, grad: Any, master: Any) -> Any:
 
 
 def _in_step(param: Any, master: Any) -> Any:
-    """The copy, taken anew where the parameter is no longer the copy rounded."""
+    """The copy; where the parameter is no longer the copy rounded, the parameter."""
     if isinstance(master, optax.MaskedNode):
         return master
     wide = param.astype(jnp.float32)
@@ -273,7 +273,7 @@ def _in_step(param: Any, master: Any) -> Any:
 def _difference(moved: Array, w: Array, u: Array) -> Array:
     """The float32 update that takes ``w`` to ``moved``; ``u`` itself where one of them is not finite.
 
-    From one end of bfloat16's range to the other is farther than float32 goes: it then stops short.
+    The way from one end of bfloat16's range to the other exceeds float32, and is shortened to its range.
     """
     new, old = moved.astype(jnp.float32), w.astype(jnp.float32)
     step = jnp.clip(new - old, -FLOAT32_MAX, FLOAT32_MAX)

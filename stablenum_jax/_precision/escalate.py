@@ -1,4 +1,4 @@
-"""Computing in the format that the guard's escalation has reached, chosen on the device."""
+"""Compute in the format of the guard's escalation level, chosen on the device."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _FORMAT: ContextVar[str | None] = ContextVar("stablenum_jax_format", default=Non
 
 @contextmanager
 def computing_in(name: str | None) -> Iterator[None]:
-    """Run the body, a trace, with the computation's format raised to ``name``."""
+    """Trace the body with the computation's format raised to ``name``."""
     token = _FORMAT.set(name)
     try:
         yield
@@ -44,14 +44,14 @@ def computing_in(name: str | None) -> Iterator[None]:
 
 
 def raised_format() -> str | None:
-    """The format of the level that is being traced, None at the policy's own."""
+    """The format of the level that is being traced; None at level 0, the policy's own format."""
     return _FORMAT.get()
 
 
 def current_policy(policy: Policy) -> Policy:
-    """``policy``, or, inside an escalated computation, what has become of it.
+    """``policy``, or, inside an escalated computation, that policy with the level's format.
 
-    Modules that a rule puts in a wider format than the escalation's stay there.
+    Modules for which a rule has a wider format than the level's keep it.
     """
     name = _FORMAT.get()
     if name is None:
@@ -60,10 +60,10 @@ def current_policy(policy: Policy) -> Policy:
 
 
 def ladder_of(policy: Policy, formats: Sequence[Any] | None) -> tuple[str, ...]:
-    """The formats of the levels: those given, checked, or those from the policy's upwards.
+    """The formats of the levels: those given, or those from the policy's upwards.
 
     Raises:
-        ValueError: ``formats`` does not begin with the policy's, or does not rise.
+        ValueError: ``formats`` does not begin with the policy's, or is not increasing.
     """
     compute = policy.core.compute
     if formats is None:
@@ -80,7 +80,7 @@ def _escalation(opt_state: PyTree) -> EscalationState | None:
 
 
 def check_not_escalating(opt_state: PyTree) -> None:
-    """Refuse to compute without a policy where a guard would widen its formats.
+    """Raise if the guard would widen the formats of a policy, for a caller without one.
 
     Raises:
         ValueError: the guard has an escalation.
@@ -90,7 +90,7 @@ def check_not_escalating(opt_state: PyTree) -> None:
             "policy",
             "given where the guard has an EscalatePrecision",
             None,
-            hint="The guard's level widens what the policy casts, and without one nothing: write "
+            hint="The guard's level widens a policy's formats, and has no effect without one: write "
             "value_and_grad(fun, opt_state, policy='p=f32,c=f16'), with the policy of a model in "
             "stablenum_jax.precision(model, policy) too, or leave escalate out.",
         )
@@ -99,14 +99,14 @@ def check_not_escalating(opt_state: PyTree) -> None:
 def in_level_format(
     call: Callable[[Policy], PyTree], policy: Policy, opt_state: PyTree, formats: Sequence[Any] | None
 ) -> PyTree:
-    """``call`` with the policy of the guard's level: all are traced, one is run.
+    """``call`` with the policy of the guard's level: all levels are traced, one is run.
 
-    Floating-point results come in the widest dtype that a level gives them, so that all are alike.
+    Floating-point results have the widest dtype that any level returns, so that all branches have one type.
 
     Args:
-        call: computes by a policy.
+        call: computes with the policy that it is given.
         policy: that of level 0.
-        opt_state: holds the guard.
+        opt_state: contains the guard's state.
         formats: see :func:`ladder_of`.
     """
     escalation = _escalation(opt_state)

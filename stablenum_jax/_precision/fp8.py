@@ -2,8 +2,8 @@
 
 The state is an argument, and the "gradient" with respect to it is the state after the step, because the
 largest element of the incoming gradient is known in the backward pass only. flax's 8-bit layers do the same
-with their collection ``_overwrite_with_gradient``; under that name :func:`stablenum_jax.step` replaces such a
-state instead of adding to it, and keeps it on a refused step::
+with their collection ``_overwrite_with_gradient``. States under that name are replaced by
+:func:`stablenum_jax.step` instead of being added to, and stay as they are in a skipped step::
 
     variables = {"params": params, "_overwrite_with_gradient": {"dense": init_fp8()}}
     loss, grads = stablenum_jax.value_and_grad(loss_fn, opt_state)(variables, batch)
@@ -31,13 +31,15 @@ Array: TypeAlias = jax.Array
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Fp8Recipe:
-    """How one product is computed in 8 bits. The defaults are TransformerEngine's, with scales of powers of
-    two, which cost no precision and are the same numbers everywhere.
+    """How one product is computed in 8 bits.
+
+    The defaults are those of TransformerEngine, but with scales that are powers of two: multiplying by them
+    is exact, and they are the same on every machine.
 
     Args:
         history, margin, amax, power_of_two: as in :class:`stablenum.DelayedScaling`.
-        native: multiply the 8-bit arrays themselves, in hardware that can (NVIDIA from Ada and Hopper on);
-            else their values in float32, which gives the same numbers but for the order of the sum.
+        native: multiply the 8-bit arrays themselves, on hardware that can (NVIDIA from Ada and Hopper on);
+            otherwise their values in float32. The results differ only by the order of the sum.
 
     Raises:
         ValueError: a field is out of its range.
@@ -80,8 +82,8 @@ class Fp8State(NamedTuple):
     """The scales of one product.
 
     Attributes:
-        forward: of its two factors.
-        backward: of the gradient of its result.
+        forward: the scales of its two factors.
+        backward: the scale of the gradient of its result.
     """
 
     forward: DelayedScalingState
@@ -108,24 +110,24 @@ def fp8_dot(x: Array, w: Array, state: Fp8State, *, recipe: Fp8Recipe = _DEFAULT
     scales come from earlier uses, the first from its own (:class:`stablenum.DelayedScaling`; Micikevicius
     et al. 2022, arXiv 2209.05433).
 
-    NaN and inf in a factor or a gradient come out as NaN or inf, for the guard to see; no scale remembers
-    them.
-    A result of no elements is as in ``x @ w``. At a level above 8 bits of an escalation (see
-    :func:`stablenum_jax.value_and_grad`) it is ``x @ w``, and the state stays.
+    NaN and inf in a factor or a gradient come out as NaN or inf, so the guard sees them; they never enter the
+    scales. An empty result is that of ``x @ w``. At a level above 8 bits of an escalation (see
+    :func:`stablenum_jax.value_and_grad`) the result is ``x @ w``, and the state is unchanged.
 
     Args:
         x: (..., k), any floating-point dtype.
         w: (k, n), any floating-point dtype.
-        state: of this product alone; one that is used twice would have its updates summed, and one for all
-            examples of a ``jax.vmap`` is refused, for the same reason. Give such a product the whole batch.
+        state: of this product only. The next states of a state that is used twice would be summed; for the
+            same reason one state for all examples of a ``jax.vmap`` is an error. Pass the whole batch to such
+            a product.
         recipe: the same in every step.
 
     Returns:
         (..., n), in the dtype of ``x @ w``. Its gradient with respect to ``state`` is the next state.
 
     Raises:
-        ValueError: shapes that do not fit, a state of another recipe, or a gradient under ``jax.vmap`` over
-            ``x`` or ``w`` but not over ``state``.
+        ValueError: the shapes do not fit, the state is one of another recipe, or a gradient is taken under
+            ``jax.vmap`` over ``x`` or ``w`` but not over ``state``.
 
     Example:
         >>> x, w = jnp.ones((2, 3)), jnp.full((3, 4), 0.5)
@@ -150,24 +152,24 @@ def fp8_dot(x: Array, w: Array, state: Fp8State, *, recipe: Fp8Recipe = _DEFAULT
 
 @jax.custom_batching.custom_vmap
 def _one_state_each(factors: tuple[Array, Array], state: Fp8State) -> Array:
-    """Nothing, but under ``jax.vmap`` refuses a state that many products share."""
+    """No effect, but under ``jax.vmap`` an error for a state that many products share."""
     return state.backward.scale
 
 
 @_one_state_each.def_vmap
-def _refuse_shared(size: int, batched: Any, factors: Any, state: Fp8State) -> tuple[Array, bool]:
+def _check_not_shared(size: int, batched: Any, factors: Any, state: Fp8State) -> tuple[Array, bool]:
     of_factors, of_state = batched
     if any(of_factors) and not all(jax.tree.leaves(of_state)):
         raise ValueError(
-            "state must be one a product; under jax.vmap the gradients of one state for all "
-            f"{size} examples would be summed, which is no state. Give fp8_dot the whole batch (x may have "
-            "any number of leading axes), or map over as many states (in_axes=0)."
+            "state must be one per product; under jax.vmap the gradients of one state for all "
+            f"{size} examples would be summed, and the sum is not a state. Pass the whole batch to fp8_dot "
+            "(x may have any number of leading axes), or map over as many states (in_axes=0)."
         )
     return state.backward.scale, of_state.backward.scale
 
 
 def quantize(x: Array, scale: Array, name: str) -> Array:
-    """``x * scale`` in an 8-bit format: finite values saturate, NaN and inf stay what they are (NaN in e4m3).
+    """``x * scale`` in an 8-bit format: finite values saturate, NaN and inf stay (as NaN in e4m3).
 
     Args:
         x: any floating-point array.
@@ -180,7 +182,7 @@ def quantize(x: Array, scale: Array, name: str) -> Array:
     """
     wide = x.astype(jnp.float32)
     top = FORMATS[name].max
-    # The cast itself makes NaN of what is too large, and an overflow must not pass for a large number.
+    # Clipped, because the cast makes NaN of too large numbers; inf is not clipped, so that it stays visible.
     return jnp.where(jnp.isfinite(wide), jnp.clip(wide * scale, -top, top), wide).astype(name)
 
 
@@ -207,7 +209,7 @@ def _dot(recipe: Fp8Recipe, x: Array, w: Array, state: Fp8State) -> Array:
 
 
 def _forward_to_differentiate(recipe: Fp8Recipe, x: Array, w: Array, state: Fp8State) -> tuple[Array, Any]:
-    # A forward pass alone may share a state: it makes no next one.
+    # Without a backward pass a state may be shared: no next state is computed.
     _one_state_each((x, w), state)
     return _forward(recipe, x, w, state)
 
@@ -218,7 +220,7 @@ def _forward(recipe: Fp8Recipe, x: Array, w: Array, state: Fp8State) -> tuple[Ar
     qx = quantize(x, scales[0], "float8_e4m3fn")
     qw = quantize(w, scales[1], "float8_e4m3fn")
     out = _product(recipe, qx, qw, scales[0], scales[1], (((x.ndim - 1,), (0,)), ((), ())))
-    # Empty arrays that carry the factors' dtypes: a residual may hold nothing but arrays.
+    # Empty arrays of the factors' dtypes, because residuals can only be arrays.
     kinds = (jnp.zeros((0,), x.dtype), jnp.zeros((0,), w.dtype))
     return out.astype(jnp.result_type(x, w)), (qx, qw, kinds, scales, after, state.backward)
 
@@ -238,11 +240,11 @@ _dot.defvjp(_forward_to_differentiate, _backward)
 
 
 def _product(recipe: Fp8Recipe, a: Array, b: Array, scale_a: Array, scale_b: Array, dims: Any) -> Array:
-    """The product of two quantised arrays, with their scales taken out again."""
+    """The product of two quantized arrays, divided by their scales."""
     if not recipe.native:
         a, b = a.astype(jnp.float32), b.astype(jnp.float32)
     out = lax.dot_general(a, b, dims, preferred_element_type=jnp.float32)
-    # One after the other: the product of two scales may leave float32.
+    # One after the other: the product of the scales may overflow float32.
     return out * (1.0 / scale_a) * (1.0 / scale_b)
 
 

@@ -1,7 +1,7 @@
-"""Loss scales as pytrees, under jmp's names and by the core's rules.
+"""Loss scales as pytrees, with jmp's names and the core's rules.
 
-They are for loops that scale and unscale by hand, as with jmp. The guard does all of this by itself, and
-takes these objects for its setting ``loss_scale``.
+For training loops that scale and unscale themselves, as with jmp. The guard does all of this itself, and
+accepts these objects for its setting ``loss_scale``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jax import lax
 import stablenum
 from stablenum.formats import FORMATS
 from stablenum.rules.loss_scale import LARGEST_SCALE, SMALLEST_SCALE, LossScaleState
-from stablenum_jax._step.measure import is_measurable
+from stablenum_jax._trees.leaves import is_measurable
 from stablenum_jax._trees.names import Path
 
 __all__ = ["DynamicLossScale", "LossScale", "NoOpLossScale", "StaticLossScale", "all_finite", "select_tree"]
@@ -59,7 +59,7 @@ class NoOpLossScale:
 @jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True)
 class StaticLossScale:
-    """A constant factor. A plain number is static under ``jit``; an array is traced like any other.
+    """A constant factor. A plain number is static under ``jit``; an array is traced.
 
     Args:
         loss_scale: the factor.
@@ -73,11 +73,11 @@ class StaticLossScale:
     loss_scale: Any
 
     def scale(self, tree: Tree) -> Tree:
-        """Losses or gradients times the factor, in float32 at least; leaves that are no floats stay."""
+        """Losses or gradients times the factor, in float32 at least; other leaves are unchanged."""
         return _scaled(tree, self.loss_scale)
 
     def unscale(self, tree: Tree) -> Tree:
-        """Losses or gradients over the factor, in float32 at least."""
+        """Losses or gradients divided by the factor, in float32 at least."""
         return _unscaled(tree, self.loss_scale)
 
     def adjust(self, grads_finite: Any) -> StaticLossScale:
@@ -99,22 +99,22 @@ class StaticLossScale:
 @jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True)
 class DynamicLossScale:
-    """A factor that grows after ``period`` finite steps in a row and shrinks at one that is not.
+    """A factor that grows after ``period`` finite steps in a row and shrinks at a step that is not finite.
 
-    The law is :class:`stablenum.DynamicLossScale`'s: times ``factor``, over ``factor``, never below
-    ``min_loss_scale``, never beyond the largest that the scale's dtype and the law allow. Scale, counter and
-    floor are leaves, so that none of them is lost on the way through ``jit``.
+    The rule is :class:`stablenum.DynamicLossScale`: it multiplies or divides by ``factor``, and stays between
+    ``min_loss_scale`` and the largest scale that the rule and the scale's dtype allow. Scale, counter and
+    floor are leaves, so ``jit`` loses none of them.
 
     Args:
         loss_scale: () float, the factor; float16 and bfloat16 scales work.
         counter: () int32, finite steps since the factor last changed.
         period: finite steps before it grows.
-        factor: by which it grows and shrinks.
+        factor: what it is multiplied or divided by.
         min_loss_scale: () float, the floor.
 
     Raises:
-        ValueError: from ``adjust``: ``period`` or ``factor`` is out of its range, or ``grads_finite`` is no
-            scalar.
+        ValueError: from ``adjust``: ``period`` or ``factor`` is out of its range, or ``grads_finite`` is not
+            a scalar.
 
     Example:
         >>> import jax
@@ -137,11 +137,11 @@ class DynamicLossScale:
         _warn_if_not_floating(self.min_loss_scale, "min_loss_scale")
 
     def scale(self, tree: Tree) -> Tree:
-        """Losses or gradients times the factor, in float32 at least; leaves that are no floats stay."""
+        """Losses or gradients times the factor, in float32 at least; other leaves are unchanged."""
         return _scaled(tree, self.loss_scale)
 
     def unscale(self, tree: Tree) -> Tree:
-        """Losses or gradients over the factor, in float32 at least."""
+        """Losses or gradients divided by the factor, in float32 at least."""
         return _unscaled(tree, self.loss_scale)
 
     def adjust(self, grads_finite: Any) -> DynamicLossScale:
@@ -163,13 +163,13 @@ class DynamicLossScale:
             min_scale=SMALLEST_SCALE,
             max_scale=_largest(dtype),
         )
-        # A scale that came in as inf or NaN would stay so for ever.
+        # A scale that is inf or NaN would stay so permanently.
         scale = jnp.nan_to_num(
             jnp.asarray(self.loss_scale, jnp.float32), nan=1.0, posinf=rule.max_scale, neginf=1.0
         )
         state = LossScaleState(scale, jnp.asarray(self.counter, jnp.int32), jnp.ones((), jnp.int32))
         after = rule.update(state, overflow=~finite, good=finite, xp=jnp)
-        # The rule's own floor is a plain number and this one is not.
+        # The rule's floor is a plain number; this one may be an array.
         floor = jnp.asarray(self.min_loss_scale, jnp.float32)
         lowered = jnp.where(finite, after.scale, jnp.maximum(after.scale, floor))
         return dataclasses.replace(self, loss_scale=lowered.astype(dtype), counter=after.good_steps)
@@ -195,7 +195,7 @@ LossScale: TypeAlias = NoOpLossScale | StaticLossScale | DynamicLossScale
 def all_finite(tree: Any) -> Array:
     """() bool: whether every element of every array is finite. True for an empty tree.
 
-    PRNG keys, float0 and leaves that are no numbers are passed over.
+    PRNG keys, float0 and leaves that are not numbers are ignored.
 
     Example:
         >>> bool(all_finite({"a": jnp.ones(2), "b": jnp.asarray([1.0, jnp.nan])}))
@@ -211,8 +211,8 @@ def select_tree(pred: Any, a: Tree, b: Tree) -> Tree:
     """``a`` where the () bool ``pred`` holds, else ``b``, leaf by leaf.
 
     Raises:
-        AssertionError: ``pred`` is no scalar of bool (jmp's kind of error).
-        TypeError: two leaves are of different dtypes.
+        AssertionError: ``pred`` is not a bool scalar (the error that jmp raises).
+        TypeError: two leaves have different dtypes.
 
     Example:
         >>> select_tree(jnp.bool_(True), {"w": jnp.ones(1)}, {"w": jnp.zeros(1)})
@@ -240,7 +240,7 @@ def _unscaled(tree: Tree, factor: Any) -> Tree:
 
 
 def _change(tree: Tree, change: Callable[[Array], Array]) -> Tree:
-    """Floating-point leaves through ``change``, in float32 at least: float16 ends at 65504."""
+    """``change`` of the floating-point leaves, in float32 at least: float16 ends at 65504."""
 
     def wide(path: Path, leaf: Any) -> Any:
         if not is_measurable(path, leaf):

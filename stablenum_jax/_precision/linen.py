@@ -1,4 +1,4 @@
-"""A policy in a flax linen model, by an interceptor. Loaded when there is such a model."""
+"""Apply a policy to a flax linen model with an interceptor. Imported only for such a model."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ import jax
 from stablenum_jax._precision.casts import is_castable
 from stablenum_jax._precision.escalate import current_policy
 from stablenum_jax._precision.fp8 import Fp8Recipe, fp8_dot, init_fp8
-from stablenum_jax._precision.model import check_rules, hand_in, hand_out, place_of
+from stablenum_jax._precision.places import cast_arguments, cast_result, check_rules, place_of
 from stablenum_jax._precision.policy import Policy
-from stablenum_jax._step.measure import FP8_STATISTICS
+from stablenum_jax._trees.leaves import FP8_STATISTICS
 
 __all__ = ["LinenCall"]
 
 PyTree: TypeAlias = Any
 
-# The name of a product's state in its module.
+# The name of a product's state within its module.
 _STATE = "fp8"
 
 
 class LinenCall:
-    """What :func:`stablenum_jax.precision` makes of a linen module.
+    """What :func:`stablenum_jax.precision` returns for a linen module.
 
     Attributes:
         model: the module.
-        policy: what it follows.
-        recipe: of its 8-bit products.
+        policy: its formats.
+        recipe: for its 8-bit products.
     """
 
     def __init__(self, model: nn.Module, policy: Policy, recipe: Fp8Recipe | None = None) -> None:
@@ -58,7 +58,7 @@ class LinenCall:
         return made | {FP8_STATISTICS: states} if found else made
 
     def apply(self, variables: Any, *args: Any, **kwargs: Any) -> Any:
-        """``model.apply`` by the policy."""
+        """``model.apply`` in the policy's formats."""
         policy = current_policy(self.policy)
         params = variables.get("params", {})
         owners = dict(_modules(params))
@@ -73,13 +73,13 @@ class LinenCall:
                 return next_fun(*args, **kwargs)
             called.add(path)
             place = place_of(policy, path, owns=owners.get(path, False))
-            args, kwargs = hand_in(place, args, kwargs)
+            args, kwargs = cast_arguments(place, args, kwargs)
             if place.eight_bits and _is_product(context):
-                _refuse_second_use(path, multiplied)
+                _check_first_use(path, multiplied)
                 result = self._dense(context.module, *args)
             else:
                 result = next_fun(*args, **kwargs)
-            return hand_out(place, result)
+            return cast_result(place, result)
 
         narrowed = policy.cast_to_compute({"params": params})
         with nn.intercept_methods(cast):
@@ -92,9 +92,10 @@ class LinenCall:
     def _dense(self, module: nn.Module, inputs: Any) -> Any:
         if not module.has_variable(FP8_STATISTICS, _STATE):
             raise ValueError(
-                f"variables must hold the states of 8-bit products, under {FP8_STATISTICS!r}; there is none "
-                f"for {'.'.join(module.path)}. Make variables by precision(model, policy).init(...); one "
-                "inside nn.RNN or nn.scan, which see their own collections alone, needs a rule for 16 bits."
+                f"variables must contain the states of 8-bit products, under {FP8_STATISTICS!r}; there is "
+                f"none for {'.'.join(module.path)}. Make variables with precision(model, policy).init(...); "
+                "a module inside nn.RNN or nn.scan, which see only their own collections, needs a rule for "
+                "16 bits."
             )
         kernel = module.get_variable("params", "kernel")
         state = module.get_variable(FP8_STATISTICS, _STATE)
@@ -102,11 +103,11 @@ class LinenCall:
         return out + module.get_variable("params", "bias") if module.use_bias else out
 
 
-def _refuse_second_use(path: str, multiplied: set[str]) -> None:
-    """The next state is a gradient, and those of two uses would be added up."""
+def _check_first_use(path: str, multiplied: set[str]) -> None:
+    """Raise if a module multiplies twice: its next state is a gradient, and gradients would be summed."""
     if path in multiplied:
         raise ValueError(
-            f"each module may make one 8-bit product in a call; {path} makes two. Add a rule for it, "
+            f"each module may compute one 8-bit product in a call; {path} computes two. Add a rule for it, "
             f"{{{path!r}: 'bf16'}}."
         )
     multiplied.add(path)

@@ -1,67 +1,49 @@
-"""``precision``: a model's call with a policy carried out module by module."""
+"""``precision``: the call of a model with a policy applied module by module."""
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 
-from stablenum.errors import bad_field
-from stablenum.formats import FORMATS
-from stablenum_jax._precision.casts import cast_floating, cast_leaves
+from stablenum_jax._precision.casts import cast_leaves
 from stablenum_jax._precision.escalate import current_policy
+from stablenum_jax._precision.places import check_rules
 from stablenum_jax._precision.policy import Policy, as_policy
 
-__all__ = ["Place", "check_rules", "hand_in", "hand_out", "place_of", "precision"]
-
-PyTree: TypeAlias = Any
-
-
-class Place(NamedTuple):
-    """What a policy says about one module. Plain values: it may be part of a tree's structure.
-
-    Attributes:
-        compute: the dtype that arrays have while it computes.
-        eight_bits: whether its products are of 8-bit numbers.
-        output: the dtype to hand out; None where values flow on as they are.
-        hooked: whether values are cast on the way in.
-    """
-
-    compute: str
-    eight_bits: bool
-    output: str | None
-    hooked: bool
+__all__ = ["precision"]
 
 
 def precision(model: Any, policy: Any) -> Callable[..., Any]:
     """The call of a model in the formats of a policy, the same as ``stablenum_torch.precision``'s.
 
-    - While a module computes, its parameters are in its compute format, and what goes into a module that has
-      parameters of its own is cast to it. Gradients come in the formats that the parameters are kept in.
-    - The policy's output format is that of the whole model; a rule's that of the modules it is about. In
-      between values flow in the compute format.
-    - Running statistics and other collections that are no parameters stay as they are, and so do integers,
-      keys and all that is no array.
-    - Functions called between modules (a softmax) compute in the dtype of what they are given.
+    - While a module computes, its parameters are in its compute format, and the arguments of a module with
+      parameters of its own are cast to that format. Gradients have the formats in which the parameters are
+      stored.
+    - The policy's output format is that of the whole model; a rule's output format is that of the modules it
+      matches. In between, values stay in the compute format.
+    - Running statistics and other collections that are not parameters are unchanged, and so are integers,
+      keys and everything that is not an array.
+    - Functions called between modules (a softmax) compute in the dtype of their arguments.
 
-    What comes back is called as the model is:
+    Call the result like the model:
 
     - flax linen: ``call(variables, *args, **kwargs)``, as ``model.apply``; ``call.init(rngs, *args)`` makes
-      variables with the parameters in the policy's format. With an 8-bit compute format the products of
-      ``nn.Dense`` are :func:`stablenum_jax.fp8_dot`'s, and ``call.init`` adds their states under
+      variables with the parameters in the policy's format. With an 8-bit compute format ``nn.Dense`` uses
+      :func:`stablenum_jax.fp8_dot`, and ``call.init`` adds the states of its products under
       ``_overwrite_with_gradient``.
-    - flax nnx: ``call(*args, **kwargs)`` on a copy of the modules, made at the call; variables that are no
+    - flax nnx: ``call(*args, **kwargs)`` on a copy of the modules, made at the call; variables that are not
       parameters (running statistics, counts of random streams) are written back.
     - equinox: ``call(*args, **kwargs)`` on a copy.
-    - any other callable: its arguments are cast to the compute format, by rules for the paths in each
+    - any other callable: its arguments are cast to the compute format, with rules for the paths in each
       argument, and its results to the output format.
 
-    Only ``__call__`` of a module is watched (linen: also the method that ``apply`` is told to call). A module
-    with a ``dtype`` of its own goes by that. A function with ``jax.jit`` inside the model sees what it is
-    given.
+    Only ``__call__`` of a module is intercepted (linen: also the ``method`` given to ``apply``). A module
+    with a ``dtype`` of its own computes in that dtype. Functions under ``jax.jit`` inside the model compute
+    in the dtypes of their arguments.
 
     Args:
         model: a flax linen or nnx module, an equinox module, or a function.
@@ -71,8 +53,8 @@ def precision(model: Any, policy: Any) -> Callable[..., Any]:
 
     Raises:
         TypeError: ``model`` is not callable; ``policy`` is none of the above.
-        ValueError: when called: a rule's pattern matches no module, or nothing in a function's arguments;
-            8-bit computing in nnx or equinox.
+        ValueError: when called: a rule's pattern matches no module, or no path in a function's arguments;
+            the policy computes in 8 bits in nnx or equinox.
 
     Example:
         >>> import jax.numpy as jnp
@@ -111,46 +93,3 @@ def _call_function(fun: Callable[..., Any], policy: Policy, /, *args: Any, **kwa
     named = cast_leaves(kwargs, dtype_of)
     check_rules(now, met)
     return now.cast_to_output(fun(*cast, **named))
-
-
-def place_of(policy: Policy, path: str, *, owns: bool) -> Place:
-    """What the policy says about the module at ``path``.
-
-    Args:
-        policy: with its rules.
-        path: parts joined by dots, "" for the model.
-        owns: whether the module has parameters of its own.
-    """
-    core = policy.core
-    here = core.at(path)
-    around = path.rpartition(".")[0]
-    begins = path == "" or any(
-        rule.matches(path) and not rule.matches(around) and (rule.compute or rule.output)
-        for rule in core.rules
-    )
-    eight = FORMATS[here.compute].bits == 8
-    return Place(here.carrier, eight, here.output if begins else None, begins or owns)
-
-
-def check_rules(policy: Policy, paths: Iterable[str]) -> None:
-    """Refuse a rule that is about no module.
-
-    Raises:
-        ValueError: there is one.
-    """
-    known = list(paths)
-    for rule in policy.rules:
-        if not any(rule.matches(path) for path in known):
-            raise bad_field("policy.rules", "patterns that match a module of the model", rule.pattern)
-
-
-def hand_in(place: Place, args: PyTree, kwargs: PyTree) -> tuple[PyTree, PyTree]:
-    """The arguments as a module at ``place`` computes with them."""
-    if not place.hooked:
-        return args, kwargs
-    return cast_floating(args, place.compute), cast_floating(kwargs, place.compute)
-
-
-def hand_out(place: Place, result: PyTree) -> PyTree:
-    """The result as a module at ``place`` hands it out."""
-    return result if place.output is None else cast_floating(result, place.output)

@@ -1,8 +1,8 @@
-"""A policy in flax nnx and equinox models, whose modules are objects that call one another.
+"""Apply a policy to flax nnx and equinox models, whose modules are objects that call one another.
 
-The call runs on a copy in which each module that casts is of a subclass of its own class, made here once a
-class: ``isinstance`` and all attributes stay what they are. What the policy says about a module is part of
-the copy's structure, so that it comes through ``nnx.jit``, ``filter_jit``, ``scan`` and ``vmap``.
+The call runs on a copy in which each module that casts belongs to a subclass of its class, made here once per
+class: ``isinstance`` and all attributes are as before. What the policy means for a module is part of the
+copy's structure, so it is kept through ``nnx.jit``, ``filter_jit``, ``scan`` and ``vmap``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import jax
 from stablenum.errors import bad_field
 from stablenum_jax._precision.casts import is_castable
 from stablenum_jax._precision.escalate import current_policy
-from stablenum_jax._precision.model import Place, check_rules, hand_in, hand_out, place_of
+from stablenum_jax._precision.places import Place, cast_arguments, cast_result, check_rules, place_of
 from stablenum_jax._precision.policy import Policy
 
 __all__ = ["call_equinox", "call_nnx"]
@@ -26,7 +26,7 @@ _PLACE = "_stablenum_place"
 
 
 def call_nnx(model: Any, policy: Policy, /, *args: Any, **kwargs: Any) -> Any:
-    """``model(*args, **kwargs)`` by the policy; what is no parameter is written back to ``model``."""
+    """``model(*args, **kwargs)`` in the policy's formats; all but parameters is written back to ``model``."""
     from flax import nnx
 
     policy = current_policy(policy)
@@ -45,9 +45,9 @@ def call_nnx(model: Any, policy: Policy, /, *args: Any, **kwargs: Any) -> Any:
         place = _place(policy, path, owns=owns)
         if place.hooked:
             if isinstance(module, nnx.Embed) and module.dtype == module.param_dtype:
-                module.dtype = None  # not the user's: it notes its table's dtype as its own
+                module.dtype = None  # not the user's choice: nnx.Embed sets it to its table's dtype
             if isinstance(module, nnx.BatchNorm) and module.dtype is None:
-                # It computes in its statistics' dtype, and would hand that out too.
+                # It computes in its statistics' dtype, and would return that dtype too.
                 place = place._replace(output=place.output or place.compute)
             kind: Any = type(module)
             module.__class__ = _nnx_class(kind)
@@ -62,7 +62,7 @@ def call_nnx(model: Any, policy: Policy, /, *args: Any, **kwargs: Any) -> Any:
 
 
 def call_equinox(model: Any, policy: Policy, /, *args: Any, **kwargs: Any) -> Any:
-    """``model(*args, **kwargs)`` by the policy."""
+    """``model(*args, **kwargs)`` in the policy's formats."""
     policy = current_policy(policy)
     paths: list[str] = []
     copy = _placed(policy.cast_to_compute(model), policy, "", paths)
@@ -71,7 +71,7 @@ def call_equinox(model: Any, policy: Policy, /, *args: Any, **kwargs: Any) -> An
 
 
 def _placed(node: Any, policy: Policy, path: str, paths: list[str]) -> Any:
-    """The tree with its equinox modules replaced by those that cast."""
+    """The tree with its equinox modules replaced by ones that cast."""
     import equinox
 
     def below(name: object, part: Any) -> Any:
@@ -104,7 +104,7 @@ def _place(policy: Policy, path: str, *, owns: bool) -> Place:
             "policy",
             "of 16 bits and more in nnx and equinox models",
             str(policy),
-            hint="In 8 bits use stablenum_jax.fp8_dot in the module, with its state as an argument.",
+            hint="For 8 bits call stablenum_jax.fp8_dot in the module, with its state as an argument.",
         )
     return place
 
@@ -115,8 +115,8 @@ def _in_dtype_of(new: Any, old: Any) -> Any:
 
 def _call(base: type, self: Any, *args: Any, **kwargs: Any) -> Any:
     place = getattr(self, _PLACE)
-    args, kwargs = hand_in(place, args, kwargs)
-    return hand_out(place, base.__call__(self, *args, **kwargs))
+    args, kwargs = cast_arguments(place, args, kwargs)
+    return cast_result(place, base.__call__(self, *args, **kwargs))
 
 
 @functools.cache

@@ -38,22 +38,22 @@ _SHORT = {jnp.dtype(dtype): names[0] for dtype, names in dtype_to_names.items()}
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """In which dtypes parameters are kept, computed with and handed out, as jmp's ``Policy``.
+    """The dtypes of stored parameters, of the computation and of its results, as jmp's ``Policy``.
 
-    The casts go over any pytree and change floating-point arrays alone (see ``cast_floating``). Where a rule
-    matches the module that a leaf belongs to (the path of dict keys, attributes and indices down to it,
-    without a leading ``params``) the leaf gets that rule's dtype. The rules' grammar and precedence are
-    :class:`stablenum.Policy`'s.
+    The casts accept any pytree and change only its floating-point arrays (see ``cast_floating``). If a rule
+    matches the module of a leaf (the path of dict keys, attributes and indices to it, without a leading
+    ``params``), the leaf is cast to that rule's dtype. Rules have the grammar and precedence of
+    :class:`stablenum.Policy`.
 
     Args:
         param_dtype: of stored parameters.
-        compute_dtype: of the computation; an 8-bit one means quantised products (see
+        compute_dtype: of the computation; an 8-bit one means quantized products (see
             :mod:`stablenum_jax._precision.fp8`), and arrays are cast to bfloat16 for it.
         output_dtype: of results.
         rules: as in :class:`stablenum.Policy`: ``{"*norm*": "float32"}``.
 
     Raises:
-        ValueError: a dtype is no floating-point format, or one of 8 bits for parameters or outputs.
+        ValueError: a dtype is not a floating-point format, or has 8 bits for parameters or outputs.
 
     Example:
         >>> import jax
@@ -95,7 +95,7 @@ class Policy:
         return self._cast(x, lambda here: here.carrier)
 
     def cast_to_output(self, x: Tree) -> Tree:
-        """Floating-point arrays in the output's dtype."""
+        """Floating-point arrays in the output dtype."""
         return cast_floating(x, self.core.output)
 
     def with_output_dtype(self, output_dtype: Any) -> Policy:
@@ -136,7 +136,7 @@ def get_policy(policy_name: str, *, rules: Any = ()) -> Policy:
 
 
 def as_policy(policy: Any) -> Policy:
-    """A :class:`Policy` from one of ours, of the core's, of jmp's, or from words.
+    """A :class:`Policy` from a policy of this package, of the core or of jmp, or from words.
 
     Raises:
         TypeError: it is none of them.

@@ -1,4 +1,4 @@
-"""Applying a decision to gradients: one multiplication, and a clamp if asked for."""
+"""Apply a decision to gradients: one multiplication, and a clamp if a rule has a bound for elements."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 import stablenum
-from stablenum_jax._step.measure import is_measurable
 from stablenum_jax._step.measure_units import unit_shape
+from stablenum_jax._trees.leaves import is_measurable
 from stablenum_jax._trees.names import Path
 
 __all__ = [
@@ -30,16 +30,16 @@ PyTree: TypeAlias = Any
 def apply_multiplier(
     config: stablenum.GuardConfig, updates: PyTree, paths: Iterable[Path], decision: stablenum.Decision
 ) -> PyTree:
-    """The gradients that the optimizer gets of an applied step.
+    """The gradients that the optimizer receives in an applied step.
 
     Computed in float32 at least. A leaf keeps its dtype, except under loss scaling, where float16
     and other narrow gradients become float32: unscaled, they would flush to zero in float16.
 
     Args:
-        config: the guard's settings; nothing happens if it changes no gradients.
-        updates: the gradients.
-        paths: of those which the guard watches, in the order of their norms.
-        decision: its multiplier, or those of a parameter's units, are used.
+        config: the guard's settings.
+        updates: the gradients; returned as they are if no setting changes gradients.
+        paths: those of the watched gradients, in the order of their norms.
+        decision: holds the multiplier, and those of the units if a rule clips units.
     """
     if not config.changes_gradients:
         return updates
@@ -61,7 +61,7 @@ def apply_multiplier(
 def _factor(
     config: stablenum.GuardConfig, decision: stablenum.Decision, i: int, shape: tuple[int, ...]
 ) -> Array:
-    """The factor on the i-th gradient: of its units, of the tensor, or of all."""
+    """The factor on the i-th gradient: per unit, per tensor, or one for all."""
     of_units = decision.unit_multipliers[i] if decision.unit_multipliers else None
     if config.unit_rule is not None and of_units is not None and of_units.shape[0]:
         axes = config.unit_rule.unit_axes(shape, default="last")
@@ -71,7 +71,7 @@ def _factor(
 
 
 def multiply_leaves(grads: PyTree, factor: Array, *, widen: bool = False) -> PyTree:
-    """All gradients times a () float32, in float32 at least and back, or not back if ``widen``."""
+    """All gradients times a () float32, computed in float32 at least; ``widen`` keeps that dtype."""
 
     def change(path: Path, leaf: Any) -> Any:
         if not is_measurable(path, leaf):
@@ -97,8 +97,8 @@ def negative_zeros(updates: PyTree, grads: PyTree) -> PyTree:
 
     Args:
         updates: shapes and dtypes of the updates.
-        grads: the gradients; where a leaf of theirs has the update's shape, the zeros lie on the
-            devices and vary over the mesh axes as it does, which a bare constant would not.
+        grads: the gradients; where one has the update's shape, the zeros are on the same devices and
+            vary over the same mesh axes, unlike a bare constant.
     """
     alike = jax.tree.structure(updates) == jax.tree.structure(grads)
 
@@ -115,10 +115,10 @@ def negative_zeros(updates: PyTree, grads: PyTree) -> PyTree:
 
 
 def grads_or_negative_zeros(updates: PyTree, grads: PyTree) -> PyTree:
-    """As :func:`negative_zeros`, but gradients of an update's shape and dtype stand as they are.
+    """As :func:`negative_zeros`, but gradients of an update's shape and dtype are returned themselves.
 
-    For the branch of a skip: XLA then writes the other branch's updates over the gradients and takes no
-    memory for them. :func:`negative_zeros_unless` has to follow.
+    For the branch of a skip: XLA then writes the other branch's updates over the gradients and needs no
+    memory for them. The caller has to apply :func:`negative_zeros_unless` afterwards.
     """
     zeros = negative_zeros(updates, grads)
     if jax.tree.structure(zeros) != jax.tree.structure(grads):
@@ -132,7 +132,7 @@ def grads_or_negative_zeros(updates: PyTree, grads: PyTree) -> PyTree:
 
 
 def negative_zeros_unless(condition: Array, updates: PyTree) -> PyTree:
-    """``updates`` where the () bool ``condition`` holds, else -0.0, by selection; integers as they are."""
+    """``updates`` where the () bool ``condition`` holds, else -0.0, by selection; integers are unchanged."""
 
     def change(update: Any) -> Any:
         if not is_measurable((), update):

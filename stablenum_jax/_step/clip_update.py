@@ -1,10 +1,9 @@
-"""Clipping what the optimizer made of the gradients: the updates, before they are added."""
+"""Clip the optimizer's updates, before they are added to the parameters."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import jax
@@ -14,14 +13,10 @@ from jax import lax
 
 import stablenum
 from stablenum_jax._step.apply import times
-from stablenum_jax._step.measure import (
-    AxisName,
-    is_measurable,
-    norms_over_axis,
-    real_parts,
-    saturating_float32,
-)
+from stablenum_jax._step.measure import AxisName, norms_over_axis, saturating_float32
+from stablenum_jax._trees.leaves import is_measurable, real_parts
 from stablenum_jax._trees.names import Path
+from stablenum_jax._trees.state import injects_hyperparams
 
 __all__ = ["clip_updates", "injected_learning_rate"]
 
@@ -32,17 +27,18 @@ PyTree: TypeAlias = Any
 def clip_updates(
     rule: stablenum.ClipUpdateRMS, updates: PyTree, opt_state: PyTree, *, axis_name: AxisName | None = None
 ) -> PyTree:
-    """The updates, each tensor of them shrunk by the rule's factor, in their own dtypes.
+    """The updates, each tensor multiplied by the rule's factor, in its own dtype.
 
     Args:
         rule: the rule.
         updates: what ``tx.update`` returned.
-        opt_state: the state that it returned, which holds the learning rate that it used.
-        axis_name: mesh axes along which updates are sharded; the factors are then those of the whole.
+        opt_state: the state that it returned, which contains the learning rate that it used.
+        axis_name: mesh axes along which updates are sharded; the factors are then those of the whole
+            tensors.
 
     Raises:
-        ValueError: the rule counts in learning rates, and there is not exactly one, that of all parameters,
-            in ``opt_state``.
+        ValueError: the rule's limit is in learning rates, and ``opt_state`` does not contain exactly one
+            learning rate for all parameters.
     """
     rate = injected_learning_rate(opt_state) if rule.per_lr else 1.0
     leaves = {
@@ -54,7 +50,7 @@ def clip_updates(
         return updates
     rms = jnp.stack([_rms(leaf) for leaf in leaves.values()])
     if axis_name is not None:
-        # All shards of a leaf are of one size. Divided first, so that the joint norm does not overflow.
+        # All shards of a leaf have the same size. Divided first, so that the joint norm does not overflow.
         rms = norms_over_axis(rms / jnp.sqrt(jnp.float32(lax.psum(1, axis_name))), axis_name)
     factors = rule.update_factors(rms, rate, xp=jnp)
     place = {path: i for i, path in enumerate(leaves)}
@@ -72,7 +68,7 @@ def injected_learning_rate(opt_state: PyTree) -> Array:
     """The learning rate that ``optax.inject_hyperparams`` keeps in the state: () float32.
 
     Raises:
-        ValueError: there is none, or more than one, or it is that of some parameters only.
+        ValueError: there is none, or more than one, or it applies to some parameters only.
     """
     found = _injected(opt_state)
     shapes = {jnp.shape(rate) for rate, _ in found}
@@ -81,33 +77,28 @@ def injected_learning_rate(opt_state: PyTree) -> Array:
     elif shapes != {()}:
         seen = f"one of shape {shapes.pop()}"
     elif found[0][1]:
-        seen = "one below optax.partition or optax.masked, which is that of some parameters only"
+        seen = "one below optax.partition or optax.masked, which applies to some parameters only"
     else:
         return jnp.asarray(found[0][0], jnp.float32)
     raise ValueError(
         "ClipUpdateRMS with per_lr=True must find exactly one learning_rate of optax.inject_hyperparams "
-        f"in opt_state, that of all parameters; got {seen}. Put it around the whole optimizer, as in "
+        f"in opt_state, for all parameters; got {seen}. Put it around the whole optimizer, as in "
         "optax.inject_hyperparams(optax.adamw)(learning_rate=1e-3), or give the limit on the whole "
         "update: ClipUpdateRMS(max_rms, per_lr=False)."
     )
 
 
-def _injects(node: object) -> bool:
-    """Whether it is an InjectHyperparamsState, in either of optax's forms."""
-    return isinstance(getattr(node, "hyperparams", None), Mapping) and hasattr(node, "inner_state")
-
-
 def _divides(node: object) -> bool:
-    """Whether what is below it is of some parameters only: the state of ``partition`` or ``masked``."""
+    """Whether the states inside cover some parameters only: the state of ``partition`` or ``masked``."""
     return isinstance(node, (optax.MultiTransformState, optax.MaskedState))
 
 
 def _injected(opt_state: PyTree, *, partial: bool = False) -> list[tuple[Any, bool]]:
-    """Each learning rate found, and whether it stands below a state that divides the parameters."""
+    """Each learning rate found, and whether it is inside a state that divides the parameters."""
     found: list[tuple[Any, bool]] = []
-    for node in jax.tree.leaves(opt_state, is_leaf=lambda node: _injects(node) or _divides(node)):
-        if _injects(node):
-            # Leaves, because flax.nnx wraps each array into a node of its own.
+    for node in jax.tree.leaves(opt_state, is_leaf=lambda node: injects_hyperparams(node) or _divides(node)):
+        if injects_hyperparams(node):
+            # Leaves, because flax.nnx wraps each array in a node.
             found += [(rate, partial) for rate in jax.tree.leaves(node.hyperparams.get("learning_rate"))]
             found += _injected(node.inner_state, partial=partial)
         elif _divides(node):
@@ -118,9 +109,9 @@ def _injected(opt_state: PyTree, *, partial: bool = False) -> list[tuple[Any, bo
 def _rms(update: Array) -> Array:
     """The root mean square, () float32: not finite if and only if an element is not.
 
-    Squares are summed as they are and of elements shrunk by a power of two, in one reduction of two
-    operands, and the second sum is taken where the first overflows. What flushes to zero is far below any
-    limit.
+    One reduction of two operands sums the squares twice: of the elements themselves, and of the elements
+    shrunk by a power of two, for the case that the first sum overflows. Squares that flush to zero belong to
+    elements far below any limit.
     """
     parts = real_parts(update)
     shift = 2.0**512 if parts[0].dtype == jnp.float64 else 2.0**64

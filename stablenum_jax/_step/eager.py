@@ -1,4 +1,4 @@
-"""Where a guarded update runs: in the trace of its caller, or, for an eager caller, compiled here."""
+"""Where a guarded update runs: in its caller's trace or, for an eager caller, compiled here."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ import numpy as np
 import optax
 
 import stablenum
-from stablenum_jax._step.guarded import Add, run_guarded
+from stablenum_jax._step.guarded import Add, decide_and_update
 from stablenum_jax._step.handshake import current_mode
 from stablenum_jax._step.measure import scalar_loss
 from stablenum_jax._step.readout import raise_if_halted
 from stablenum_jax._trees.state import find_guard
 
-__all__ = ["drive"]
+__all__ = ["guarded_update"]
 
 Array: TypeAlias = jax.Array
 PyTree: TypeAlias = Any
 
 
 class _Compiled:
-    """An eager caller's update, compiled once a transformation: op by op, each ``lax.cond`` would
-    be compiled anew at every step."""
+    """An eager caller's update, compiled once per transformation.
+
+    Run operation by operation, each ``lax.cond`` would be compiled again at every step.
+    """
 
     def __init__(self, tx: optax.GradientTransformation, add: Add, static: dict[str, Any]) -> None:
         self.config = stablenum.GuardConfig()
@@ -32,7 +34,7 @@ class _Compiled:
         def run(
             params: PyTree, opt_state: PyTree, grads: PyTree, loss: Array | None, arrays: dict[str, Any]
         ) -> tuple[PyTree, PyTree]:
-            target, opt_state, self.config = run_guarded(
+            target, opt_state, self.config = decide_and_update(
                 tx, params, opt_state, grads, arrays | static, loss=loss, add=add, reuse_grads=False
             )
             return target, opt_state
@@ -66,7 +68,7 @@ def _is_arrays(value: Any) -> bool:
     )
 
 
-def drive(
+def guarded_update(
     tx: optax.GradientTransformation,
     params: PyTree,
     opt_state: PyTree,
@@ -79,15 +81,15 @@ def drive(
 
     Args:
         tx: a transformation with one guard somewhere inside.
-        params: the parameters; may be None if ``add`` is.
-        opt_state: of ``tx.init``.
+        params: the parameters; may be None if ``add`` is None.
+        opt_state: the state, from ``tx.init``.
         grads: the gradients.
         extra: extra arguments of ``tx.update``; ``value``, if there, is the unscaled loss.
-        add: makes the new parameters of the old ones and the updates, a module-level function; None
+        add: makes the new parameters from the old ones and the updates, a module-level function; None
             returns the updates, which are -0.0 on a skip.
 
     Raises:
-        NonFiniteError: called eagerly, and the guard has stopped the training.
+        NonFiniteError: called eagerly, and the guard has halted the training.
         ValueError: ``opt_state`` holds no guard or more than one; ``tx.update`` changes the
             structure of the state; the loss is not a scalar.
     """
@@ -96,11 +98,11 @@ def drive(
     static = tuple((name, value) for name, value in extra.items() if name not in arrays)
     eager = current_mode() is None and not _is_traced((params, opt_state, grads, loss, extra))
     if not eager or jax.config.jax_disable_jit or not _is_hashable((tx, static)):
-        target, opt_state, config = run_guarded(
+        target, opt_state, config = decide_and_update(
             tx, params, opt_state, grads, extra, loss=loss, add=add, reuse_grads=not eager
         )
     else:
-        find_guard(opt_state)  # the error of a missing guard, before any compilation
+        find_guard(opt_state)  # a missing guard is an error before anything is compiled
         compiled = _compiled(tx, add, static)
         target, opt_state = compiled.run(params, opt_state, grads, loss, arrays)
         config = compiled.config

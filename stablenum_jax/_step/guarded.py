@@ -1,20 +1,21 @@
 """One guarded update of an optax transformation with a guard somewhere inside.
 
 An optax transformation is opaque, and the decision must be known *before* its update runs, so
-that a refused step runs none of it. Hence two passes over the same ``tx.update``:
+that a skipped step runs none of it. Hence two passes over the same ``tx.update``:
 
-1. *capture*: an abstract run that ends where control reaches the guard. It tells the guard's
-   config and whether the guard receives the very gradients that the driver holds.
-2. *drive*: measure, decide, and run ``tx.update`` inside one ``lax.cond`` whose false branch is
+1. *capture*: an abstract run that ends where control reaches the guard. It yields the guard's
+   config, and whether the guard receives the very gradients that the caller passed.
+2. *attempt*: measure, decide, and run ``tx.update`` inside one ``lax.cond`` whose false branch is
    the no-op. The guard inside only multiplies.
 
-If something stands between the gradients and the guard (``MultiSteps``, or a transformation placed
-before it), the driver can judge the raw gradients only; the guard then measures and decides for
-itself (:class:`Deferred`) and the driver takes the whole step back if it refused.
+If something is between the gradients and the guard (``MultiSteps``, or a transformation placed
+before it), only the raw gradients can be judged here; the guard then measures and decides for
+itself (:class:`Deferred`), and the whole step is undone here if the guard skipped it.
 """
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
@@ -33,17 +34,18 @@ from stablenum_jax._step.apply import (
 )
 from stablenum_jax._step.clip_update import clip_updates
 from stablenum_jax._step.handshake import Capture, Deferred, Direct, GuardReached, current_mode, in_mode
-from stablenum_jax._step.measure import AxisName, is_measurable
+from stablenum_jax._step.measure import AxisName
 from stablenum_jax._step.observe import Watched, judge, judge_finiteness
 from stablenum_jax._step.warnings import GuardPlacementWarning
+from stablenum_jax._trees.leaves import is_measurable
 from stablenum_jax._trees.names import Path
 from stablenum_jax._trees.state import GuardOptState, find_guard, has_guard, replace_guard
 
-__all__ = ["Add", "run_guarded"]
+__all__ = ["Add", "decide_and_update"]
 
 Array: TypeAlias = jax.Array
 PyTree: TypeAlias = Any
-# How updates become parameters, or None where the caller wants the updates themselves.
+# How updates become parameters; None if the caller wants the updates themselves.
 Add: TypeAlias = Callable[[PyTree, PyTree], PyTree] | None
 
 
@@ -53,10 +55,10 @@ class Captured(NamedTuple):
     Attributes:
         config, axis_name: the guard's.
         paths: the paths of the parameters that the guard watches, as the guard sees them.
-        source: for each of them the index of its gradient among the driver's leaves, -1 if it has
-            no gradient; None if the guard sees other arrays than the driver's.
+        source: for each of them the index of its gradient among the caller's leaves, -1 if it has
+            no gradient; None if the guard sees other arrays than the caller's.
         weights: the parameters of these paths, () if no rule looks at them; None if the guard sees
-            others than the driver's.
+            others than the caller's.
     """
 
     config: stablenum.GuardConfig
@@ -66,11 +68,160 @@ class Captured(NamedTuple):
     weights: tuple[Any, ...] | None
 
 
-def _capture(
-    update: Callable[..., Any], params: PyTree, opt_state: PyTree, grads: PyTree, extra: dict[str, Any]
-) -> Captured:
-    """Run ``update`` abstractly up to the guard. Nothing is computed and nothing is kept."""
-    leaves, structure = jax.tree.flatten(grads)
+class _Call(NamedTuple):
+    """The update that the caller wants: ``update(grads, opt_state, params, **extra)``, then ``add``."""
+
+    update: Callable[..., Any]
+    grads: PyTree
+    extra: dict[str, Any]
+    add: Add
+
+
+class _Plan(NamedTuple):
+    """What is decided before the update runs.
+
+    Attributes:
+        config, axis_name: the guard's.
+        mode: what the guard inside has to do during the update.
+        decision: whether the update runs.
+        before: the guard's state before the step.
+        after: the guard's state after a skip and, in direct mode, after any step.
+        unscale: whether the gradients are divided by the loss scale before the update.
+        update_rule: clips the whole update, None if there is nothing to clip here.
+        reuse_grads: whether updates may be written over the gradients.
+        warn: whether the guard receives other gradients than those of the outermost caller.
+    """
+
+    config: stablenum.GuardConfig
+    axis_name: AxisName | None
+    mode: Direct | Deferred
+    decision: stablenum.Decision
+    before: GuardOptState
+    after: GuardOptState
+    unscale: bool
+    update_rule: stablenum.ClipUpdateRMS | None
+    reuse_grads: bool
+    warn: bool
+
+
+def decide_and_update(
+    tx: optax.GradientTransformation,
+    params: PyTree,
+    opt_state: PyTree,
+    grads: PyTree,
+    extra: dict[str, Any],
+    *,
+    loss: Array | None,
+    add: Add,
+    reuse_grads: bool,
+) -> tuple[PyTree, PyTree, stablenum.GuardConfig]:
+    """Decide the step and run it, or not: parameters or updates, the next state, the guard's config.
+
+    ``reuse_grads``: updates may be written over the gradients, which saves memory where these are
+    intermediates of the program that this is part of.
+    """
+    call = _Call(optax.with_extra_args_support(tx).update, grads, extra, add)
+    plan = _plan(call, params, opt_state, loss, reuse_grads=reuse_grads)
+    attempt = functools.partial(_attempt, call, plan)
+    shapes = jax.eval_shape(attempt, params, opt_state)[0] if add is None else None
+    # The no-op must be the false branch, and the update and the addition must both be in the other one: only
+    # then does XLA alias donated buffers through the conditional and fuse the multiplier.
+    target, opt_state = lax.cond(
+        plan.decision.apply,
+        attempt,
+        lambda params, opt_state: _skip(call, plan, params, opt_state, shapes),
+        params,
+        opt_state,
+    )
+    target, opt_state = _finish(plan, target, opt_state)
+    return target, opt_state, plan.config
+
+
+def _plan(call: _Call, params: PyTree, opt_state: PyTree, loss: Array | None, *, reuse_grads: bool) -> _Plan:
+    """Measure and decide."""
+    own = find_guard(opt_state)
+    seen = _capture(call, params, opt_state)
+    outer = current_mode()
+    unscaled = isinstance(outer, Deferred) and outer.unscaled
+    if isinstance(outer, Deferred):
+        loss = outer.loss
+    config, watched, scaled = seen.config, _watched(call.grads, seen), seen.config.loss_scale is not None
+    direct = seen.source is not None and seen.weights is not None
+    mode: Direct | Deferred
+    if direct:
+        _check_none_bypasses(config, watched)
+        decision, after = judge(
+            config, own.guard, watched, loss=loss, axis_name=seen.axis_name, unscaled=unscaled
+        )
+        mode = Direct(decision)
+    else:
+        decision, after = judge_finiteness(config, own.guard, watched, loss=loss, axis_name=seen.axis_name)
+        # The guard inside may judge the mean of several micro-batches, and a spike rule must not pair
+        # its norm with the loss of one of them. That each loss is finite has been checked just now.
+        withheld = config.spike is not None and _accumulates(opt_state)
+        mode = Deferred(unscaled=unscaled or scaled, loss=None if withheld else loss)
+    return _Plan(
+        config=config,
+        axis_name=seen.axis_name,
+        mode=mode,
+        decision=decision,
+        before=own,
+        after=own._replace(guard=after),
+        unscale=not direct and scaled and not unscaled,
+        # The outermost caller sees the whole update, and clips it once.
+        update_rule=config.update_rule if outer is None else None,
+        reuse_grads=reuse_grads and call.add is None and direct,
+        warn=outer is None and seen.source is None,
+    )
+
+
+def _attempt(call: _Call, plan: _Plan, params: PyTree, opt_state: PyTree) -> tuple[PyTree, PyTree]:
+    """The branch of a step that is applied: the update, and the addition if there is one."""
+    grads = call.grads
+    if plan.unscale:
+        grads = multiply_leaves(grads, 1.0 / plan.before.guard.loss_scale.scale, widen=True)
+    with in_mode(plan.mode):
+        updates, after = call.update(grads, opt_state, params, **call.extra)
+    after = _like("opt_state", opt_state, after)
+    if plan.update_rule is not None:
+        updates = clip_updates(plan.update_rule, updates, after, axis_name=plan.axis_name)
+    target = updates if call.add is None else _like("params", params, call.add(params, updates))
+    if isinstance(plan.mode, Deferred):
+        skipped = _skip(call, plan, params, _without_window(opt_state), target)
+        target, after = _undo_if_skipped(plan.before, (target, after), skipped)
+    return target, after
+
+
+def _skip(
+    call: _Call, plan: _Plan, params: PyTree, opt_state: PyTree, updates: PyTree
+) -> tuple[PyTree, PyTree]:
+    """The branch of a step that is skipped: everything as it was but the guard's state.
+
+    ``updates``: shapes and dtypes of the updates, for a caller who wants updates.
+    """
+    if call.add is not None:
+        target = params
+    elif plan.reuse_grads:
+        target = grads_or_negative_zeros(updates, call.grads)
+    else:
+        target = negative_zeros(updates, call.grads)
+    return target, replace_guard(opt_state, plan.after)
+
+
+def _finish(plan: _Plan, target: PyTree, opt_state: PyTree) -> tuple[PyTree, PyTree]:
+    """What both branches have in common, done once after them."""
+    if plan.reuse_grads:
+        target = negative_zeros_unless(plan.decision.apply, target)
+    if isinstance(plan.mode, Direct):
+        opt_state = replace_guard(opt_state, plan.after)
+    elif plan.warn:
+        _warn_of_placement(opt_state)
+    return target, opt_state
+
+
+def _capture(call: _Call, params: PyTree, opt_state: PyTree) -> Captured:
+    """Run the update abstractly up to the guard. Nothing is computed and nothing is kept."""
+    leaves, structure = jax.tree.flatten(call.grads)
     traced = [i for i, leaf in enumerate(leaves) if is_measurable((), leaf)]
     own_weights = {id(leaf) for leaf in jax.tree.leaves(params)}
     found: list[Captured] = []
@@ -82,9 +233,10 @@ def _capture(
             everything[i] = tracer
         try:
             with in_mode(Capture()):
-                update(jax.tree.unflatten(structure, everything), opt_state, params, **extra)
+                call.update(jax.tree.unflatten(structure, everything), opt_state, params, **call.extra)
         except GuardReached as reached:
             seen = reached.watched
+            # The very same tracers: a transformation before the guard would have made others.
             same = all(leaf is None or id(leaf) in place for leaf in seen.gradients)
             source = (
                 tuple(-1 if leaf is None else place[id(leaf)] for leaf in seen.gradients) if same else None
@@ -102,97 +254,13 @@ def _capture(
     return found[0]
 
 
-def run_guarded(
-    tx: optax.GradientTransformation,
-    params: PyTree,
-    opt_state: PyTree,
-    grads: PyTree,
-    extra: dict[str, Any],
-    *,
-    loss: Array | None,
-    add: Add,
-    reuse_grads: bool,
-) -> tuple[PyTree, PyTree, stablenum.GuardConfig]:
-    """Decide the step and run it, or not: parameters or updates, the next state, the guard's config.
-
-    ``reuse_grads``: updates may be written over the gradients, which pays where these are intermediates of
-    the program that this is part of.
-    """
-    update = optax.with_extra_args_support(tx).update
-    own = find_guard(opt_state)
-    seen = _capture(update, params, opt_state, grads, extra)
-    outer = current_mode()
-    outer_unscaled = isinstance(outer, Deferred) and outer.unscaled
-    if isinstance(outer, Deferred):
-        loss = outer.loss
-    watched = _watched(grads, seen)
-    direct = seen.source is not None and seen.weights is not None
-    decision, guard_after = (
-        judge(
-            seen.config,
-            own.guard,
-            watched,
-            loss=loss,
-            axis_name=seen.axis_name,
-            unscaled=outer_unscaled,
+def _check_none_bypasses(config: stablenum.GuardConfig, watched: Watched) -> None:
+    if config.loss_scale is not None and watched.others:
+        raise ValueError(
+            f"loss_scale needs a guard that sees all gradients; {len(watched.others)} of them bypass it "
+            "and would stay multiplied by the scale. Put the guard outside of masked and partition: "
+            "optax.chain(stablenum_jax.guard(...), optax.partition(...))."
         )
-        if direct
-        else judge_finiteness(seen.config, own.guard, watched, loss=loss, axis_name=seen.axis_name)
-    )
-    # Whoever is furthest out sees the whole update, and clips it once.
-    update_rule = seen.config.update_rule if outer is None else None
-    mode: Direct | Deferred
-    if direct:
-        if seen.config.loss_scale is not None and watched.others:
-            raise ValueError(
-                f"loss_scale needs a guard that sees all gradients; {len(watched.others)} of them bypass it "
-                "and would stay multiplied by the scale. Put the guard outside of masked and partition: "
-                "optax.chain(stablenum_jax.guard(...), optax.partition(...))."
-            )
-        mode = Direct(decision)
-    else:
-        # A micro-batch's loss beside the norm of their mean would be a sample to a spike rule; that each
-        # of them is finite has been seen here.
-        withheld = seen.config.spike is not None and _accumulates(opt_state)
-        mode = Deferred(
-            unscaled=outer_unscaled or seen.config.loss_scale is not None, loss=None if withheld else loss
-        )
-
-    def attempt(params: PyTree, opt_state: PyTree) -> tuple[PyTree, PyTree]:
-        given = grads
-        if isinstance(mode, Deferred) and mode.unscaled and not outer_unscaled:
-            given = multiply_leaves(grads, 1.0 / own.guard.loss_scale.scale, widen=True)
-        with in_mode(mode):
-            updates, after = update(given, opt_state, params, **extra)
-        after = _like("opt_state", opt_state, after)
-        if update_rule is not None:
-            updates = clip_updates(update_rule, updates, after, axis_name=seen.axis_name)
-        target = updates if add is None else _like("params", params, add(params, updates))
-        if isinstance(mode, Deferred):
-            before, kept = skip(params, _without_window(opt_state), target)
-            target, after = _undo_if_refused(own, (target, after), (before, kept))
-        return target, after
-
-    reuse_grads = reuse_grads and add is None and direct
-    no_updates = grads_or_negative_zeros if reuse_grads else negative_zeros
-
-    def skip(params: PyTree, opt_state: PyTree, updates: PyTree) -> tuple[PyTree, PyTree]:
-        target = params if add is not None else no_updates(updates, grads)
-        return target, replace_guard(opt_state, own._replace(guard=guard_after))
-
-    shape = jax.eval_shape(attempt, params, opt_state)[0] if add is None else None
-    # The no-op must be the false branch and must come with the update and the addition in the other
-    # one: only then does XLA alias donated buffers through the conditional and fuse the multiplier.
-    target, opt_state = lax.cond(
-        decision.apply, attempt, lambda params, opt_state: skip(params, opt_state, shape), params, opt_state
-    )
-    if reuse_grads:
-        target = negative_zeros_unless(decision.apply, target)
-    if isinstance(mode, Direct):
-        opt_state = replace_guard(opt_state, own._replace(guard=guard_after))
-    elif outer is None and seen.source is None:
-        _warn_of_placement(opt_state)
-    return target, opt_state, seen.config
 
 
 def _watched(grads: PyTree, seen: Captured) -> Watched:
@@ -222,7 +290,7 @@ def _like(what: str, before: PyTree, after: PyTree) -> PyTree:
         raise ValueError(
             f"tx.update must keep the structure of {what}; it got {jax.tree.structure(before)} and returned "
             f"{jax.tree.structure(after)}. Transformations that grow their state at the first update "
-            "(optax.monitor does) cannot be skipped, nor carried through a scan: leave them out of tx."
+            "(optax.monitor does) can neither be skipped nor carried through a scan: leave them out of tx."
         )
 
     def cast(path: Path, old: Any, new: Any) -> Array:
@@ -238,19 +306,19 @@ def _like(what: str, before: PyTree, after: PyTree) -> PyTree:
     return jax.tree_util.tree_map_with_path(cast, before, after)
 
 
-def _undo_if_refused(own: GuardOptState, new: PyTree, old: PyTree) -> PyTree:
-    """Target and state of a deferred step; the old ones where the guard inside refused it."""
+def _undo_if_skipped(own: GuardOptState, new: PyTree, old: PyTree) -> PyTree:
+    """Target and state of a deferred step; the old ones where the guard inside skipped it."""
     guard = find_guard(new[1])
-    refused = guard.guard.skipped_total != own.guard.skipped_total
-    target, opt_state = jax.tree.map(lambda a, b: jnp.where(refused, a, b), old, new)
+    skipped = guard.guard.skipped_total != own.guard.skipped_total
+    target, opt_state = jax.tree.map(lambda a, b: jnp.where(skipped, a, b), old, new)
     return target, replace_guard(opt_state, guard)
 
 
 def _without_window(opt_state: PyTree) -> PyTree:
-    """``opt_state`` with the window of a ``MultiSteps`` around the guard begun anew.
+    """``opt_state`` in which a ``MultiSteps`` around the guard starts a new window.
 
-    When the guard refuses the sum of gradients that were finite one by one, that sum has to go: kept
-    in the accumulator it would be refused for ever.
+    When the guard skips the sum of gradients that were finite one by one, that sum has to go: if it
+    stayed in the accumulator, every later step would be skipped.
     """
 
     def drop(node: Any) -> Any:
@@ -265,7 +333,7 @@ def _without_window(opt_state: PyTree) -> PyTree:
 
 
 def _accumulates(opt_state: PyTree) -> bool:
-    """Whether a ``MultiSteps`` stands around the guard."""
+    """Whether the guard is inside a ``MultiSteps``."""
 
     def around(node: object) -> bool:
         return isinstance(node, optax.MultiStepsState) and has_guard(node) == 1
@@ -278,8 +346,8 @@ def _warn_of_placement(opt_state: PyTree) -> None:
     if not _accumulates(opt_state):
         warnings.warn(
             "The guard does not receive the gradients themselves: a transformation before it, or a jit "
-            "around tx.update, hands it others. Non-finite gradients are refused all the same, but put the "
-            "guard first, and jit the training step instead of tx.update.",
+            "around tx.update, gives it others. Steps with non-finite gradients are skipped anyway, but put "
+            "the guard first, and jit the training step instead of tx.update.",
             GuardPlacementWarning,
             stacklevel=2,
         )

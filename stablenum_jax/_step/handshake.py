@@ -1,4 +1,8 @@
-"""What a driver tells the guard inside an optax transformation, which neither of them can see through."""
+"""How the code around an optax transformation instructs the guard inside it.
+
+The transformations between the two are opaque to both, so the instruction is a context variable. The code
+around them, :mod:`stablenum_jax._step.guarded`, is called the driver here.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +23,20 @@ Array: TypeAlias = jax.Array
 
 
 class Capture(NamedTuple):
-    """The guard shall raise :class:`GuardReached` instead of doing anything."""
+    """Raise :class:`GuardReached` instead of doing anything."""
 
 
 class Direct(NamedTuple):
-    """The driver has decided: the guard shall only multiply."""
+    """Multiply only: the driver has decided."""
 
     decision: stablenum.Decision
 
 
 class Deferred(NamedTuple):
-    """The guard shall measure and decide for itself; a driver around it will undo a refused step.
+    """Measure and decide; the driver undoes a step that the guard skips.
 
     Attributes:
-        unscaled: the driver has divided the gradients by the loss scale already.
+        unscaled: the driver has already divided the gradients by the loss scale.
         loss: the unscaled loss of the step, if the driver knows it.
     """
 
@@ -45,13 +49,13 @@ _MODE: ContextVar[Mode] = ContextVar("stablenum_jax_mode", default=None)
 
 
 def current_mode() -> Mode:
-    """What a driver further out has told the guard to do; None if there is no driver."""
+    """What the guard has to do; None if there is no driver."""
     return _MODE.get()
 
 
 @contextmanager
 def in_mode(mode: Mode) -> Iterator[None]:
-    """Run the body with the guard told so."""
+    """Run the body in this mode."""
     token = _MODE.set(mode)
     try:
         yield
@@ -60,7 +64,7 @@ def in_mode(mode: Mode) -> Iterator[None]:
 
 
 class GuardReached(BaseException):
-    """Ends the capture. A BaseException, so that no transformation on the way swallows it."""
+    """Ends the capture. A BaseException, so that no transformation in between swallows it."""
 
     def __init__(self, config: stablenum.GuardConfig, axis_name: AxisName | None, watched: Watched) -> None:
         super().__init__()

@@ -1,13 +1,13 @@
-"""Measuring gradients: one L2 norm a leaf, safe for finite values of any size.
+"""Measure gradients: one L2 norm per leaf, safe for finite values of any size.
 
-The norms answer three questions at the price of one read: is anything non-finite, which parameter
-is it, and how far to clip. No policy lives here.
+The norms answer three questions with one read: is anything non-finite, which parameter is it, and how far
+to clip. Nothing is decided here.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -15,29 +15,19 @@ import jax.numpy as jnp
 from jax import lax
 
 from stablenum.formats import FLOAT32_MAX
-from stablenum_jax._trees.names import Path
+from stablenum_jax._trees.leaves import real_parts
 
 __all__ = [
-    "FP8_STATISTICS",
     "SMALL",
-    "guarded_leaves",
-    "guarded_weights",
-    "is_floating",
-    "is_measurable",
     "leaf_norms",
     "norms_over_axis",
     "power_of_two",
-    "real_parts",
     "saturating_float32",
     "scalar_loss",
 ]
 
 Array: TypeAlias = jax.Array
 AxisName: TypeAlias = Hashable | tuple[Hashable, ...]
-
-# flax.linen.fp8_ops.OVERWRITE_WITH_GRADIENT: statistics that travel as "gradients" and replace
-# the parameter instead of being added to it. They are no gradients, so nobody measures them.
-FP8_STATISTICS = "_overwrite_with_gradient"
 
 # Below this largest norm, squares that flush to zero could matter: 2**32 elements of 2**-63 (whose
 # squares are below float32's smallest normal number) have a norm of 2**-47.
@@ -49,69 +39,13 @@ SMALL = 2.0**-32
 _FACTORS = {False: (2.0**-96, 2.0**95), True: (2.0**-600, 1.0)}
 
 
-def is_measurable(path: Path, leaf: Any) -> bool:
-    """Whether a leaf is a gradient: real or complex floating point, and no fp8 statistic.
-
-    Integers, PRNG keys and float0 (JAX's gradient of an integer) are left alone.
-    """
-    if any(getattr(key, "key", None) == FP8_STATISTICS for key in path):
-        return False
-    return is_floating(leaf)
-
-
-def is_floating(x: Any) -> bool:
-    """Whether an array, a scalar or an abstract value is of a real or complex floating type."""
-    dtype = getattr(x, "dtype", None)
-    if dtype is None:
-        return isinstance(x, (float, complex))
-    return not jnp.issubdtype(dtype, jax.dtypes.extended) and bool(jnp.issubdtype(dtype, jnp.inexact))
-
-
-def guarded_leaves(updates: Any, params: Any) -> dict[Path, Any]:
-    """The gradients that a guard watches, by path; None for a parameter without gradient.
-
-    With ``params`` there is an entry for each parameter, whether or not its gradient came, so that
-    the n-th norm is always that of the n-th parameter.
-    """
-    given = {
-        path: leaf for path, leaf in jax.tree_util.tree_leaves_with_path(updates) if is_measurable(path, leaf)
-    }
-    if params is None:
-        return given
-    paths = [path for path, leaf in jax.tree_util.tree_leaves_with_path(params) if is_measurable(path, leaf)]
-    if not set(given) <= set(paths):
-        return given  # trees of different kinds: the gradients' own paths must do
-    return {path: given.get(path) for path in paths}
-
-
-def guarded_weights(leaves: Mapping[Path, Any], params: Any) -> tuple[Any, ...]:
-    """The parameters of the gradients ``leaves``, for a rule that compares the two.
-
-    Raises:
-        ValueError: there are no parameters, or they are another tree.
-    """
-    if params is None:
-        raise ValueError(
-            "params must be given for AdaptiveGradClip, which compares gradients with weights; got None. "
-            "Call tx.update(grads, opt_state, params), or stablenum_jax.step."
-        )
-    by_path = dict(jax.tree_util.tree_leaves_with_path(params))
-    for path, leaf in leaves.items():
-        if path not in by_path or (leaf is not None and jnp.shape(leaf) != jnp.shape(by_path[path])):
-            raise ValueError(
-                f"params must have the structure and shapes of grads for AdaptiveGradClip; "
-                f"grads{jax.tree_util.keystr(path)} has no parameter of its shape {jnp.shape(leaf)}."
-            )
-    return tuple(by_path[path] for path in leaves)
-
-
 def leaf_norms(leaves: Sequence[Any]) -> Array:
     """The L2 norm of each leaf.
 
-    Squares are summed in float32 (float64 for float64 leaves). Where that overflows, or is so
-    small that squares may have flushed to zero, norms are taken again from leaves multiplied by a power
-    of two that brings their squares into range (Blue 1978, doi 10.1145/355769.355771); this second read
-    happens inside one ``lax.cond`` and costs nothing as long as it is not needed.
+    Squares are summed in float32 (float64 for float64 leaves). If a sum overflows, or is so small that
+    squares may have flushed to zero, norms are computed again from leaves multiplied by a power of two that
+    brings their squares into range (Blue 1978, doi 10.1145/355769.355771); this second read is inside one
+    ``lax.cond`` and costs nothing unless it is needed.
 
     Args:
         leaves: floating-point arrays of any shape, or None for a missing gradient.
@@ -119,8 +53,8 @@ def leaf_norms(leaves: Sequence[Any]) -> Array:
     Returns:
         (n,) float32. Finite if and only if every element of the leaf is finite (a norm beyond
         float32's range saturates there); NaN if the leaf holds NaN, else inf if it holds inf;
-        0 for None and for a leaf without elements. A leaf below 1e-23 beside an ordinary one may
-        read 0: it changes neither the joint norm nor a decision.
+        0 for None and for a leaf without elements. The norm of a leaf below 1e-23 may be 0 if others
+        are of ordinary size: it changes neither the joint norm nor a decision.
 
     Example:
         >>> leaf_norms([jnp.asarray([3e30, 4e30]), None])
@@ -135,8 +69,8 @@ def leaf_norms(leaves: Sequence[Any]) -> Array:
     naive = jnp.sqrt(jnp.stack(squares)).astype(jnp.float32)
     largest = jnp.max(naive)  # NaN if one is, and then no comparison holds
     ordinary = (largest >= SMALL) & (largest <= FLOAT32_MAX)
-    # One cond for the whole tree. Its operands are only read, so the hot path pays nothing for it; they are
-    # the leaves themselves, for a leaf cast to float32 out here would be an array of its own.
+    # One cond for the whole tree. Its operands are only read, so an ordinary step pays nothing for it. They
+    # are the leaves themselves: a leaf cast to float32 outside the cond would be another array in memory.
     norms = lax.cond(ordinary, lambda: naive, lambda: _rescued_norms(present, squares))
     if len(index) == len(leaves):
         return norms
@@ -158,7 +92,7 @@ def norms_over_axis(norms: Array, axis_name: AxisName) -> Array:
     finite = jnp.where(jnp.isfinite(norms), norms, 0.0)
     infinite = lax.pmax(jnp.isinf(norms).astype(jnp.int32), axis_name) > 0
     missing = lax.pmax(jnp.isnan(norms).astype(jnp.int32), axis_name) > 0
-    # Multiplied by a power of two and not divided by the largest: XLA divides by an array as by
+    # Multiplied by a power of two and not divided by the largest: XLA divides by an array by multiplying with
     # its reciprocal, which is flushed to zero from 8.5e37 on.
     scale, inverse = power_of_two(lax.pmax(finite, axis_name))
     total = scale * jnp.sqrt(lax.psum((finite * inverse) ** 2, axis_name))
@@ -189,12 +123,6 @@ def scalar_loss(value: Any) -> Array | None:
     return saturating_float32(value)
 
 
-def real_parts(x: Array) -> list[Array]:
-    """``x`` in the precision in which it is summed: itself, or its real and imaginary part."""
-    parts = [x.real, x.imag] if jnp.iscomplexobj(x) else [x]
-    return [part if part.dtype == jnp.float64 else part.astype(jnp.float32) for part in parts]
-
-
 def _sum_of_squares(leaf: Array, factor: Array | None = None) -> Array:
     parts = real_parts(leaf)
     scaled = parts if factor is None else [part * factor for part in parts]
@@ -202,11 +130,11 @@ def _sum_of_squares(leaf: Array, factor: Array | None = None) -> Array:
 
 
 def _rescued_norms(leaves: list[Array], squares: list[Array]) -> Array:
-    """The norms of leaves whose sum of squares may have overflowed or flushed to zero; the others' as well.
+    """The norms of all leaves, where a sum of squares may have overflowed or flushed to zero.
 
     Each leaf is multiplied by one power of two, chosen by its own sum of squares, so it is read once more,
-    and XLA compiles one kernel for all leaves of a shape. Sums alone tell everything: NaN if and only if an
-    element is, inf if and only if one is. A maximum does not: over a sharded leaf it is an all-reduce,
+    and XLA compiles one kernel for all leaves of a shape. A sum is enough: it is NaN if and only if an
+    element is, and inf if and only if one is. A maximum is not: over a sharded leaf it is an all-reduce,
     which may drop a NaN.
     """
     factors = [_FACTORS[square.dtype == jnp.float64] for square in squares]

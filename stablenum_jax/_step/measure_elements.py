@@ -1,4 +1,4 @@
-"""Measuring elements: the largest, and how many of them float16 loses. Only for loss-scale rules that ask."""
+"""Measure elements: the largest, and how many float16 loses. Only for loss-scale rules that need it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from stablenum_jax._step.measure import AxisName, real_parts, saturating_float32
+from stablenum_jax._step.measure import AxisName, saturating_float32
+from stablenum_jax._trees.leaves import real_parts
 
 __all__ = ["extremes", "largest_element"]
 
@@ -25,8 +26,8 @@ def largest_element(leaves: Sequence[Any], *, axis_name: AxisName | None = None)
         axis_name: mesh axes along which the leaves are sharded.
 
     Returns:
-        0 for no elements; a finite value beyond float32's range saturates there. Of leaves that are not
-        finite it says nothing.
+        0 for no elements; a finite value beyond float32's range saturates there. Undefined for leaves that
+        are not finite.
 
     Example:
         >>> largest_element([jnp.asarray([1.0, -4.0]), None])
@@ -42,13 +43,13 @@ def extremes(
     """The largest magnitude, and the fraction of the elements other than 0 that are at most ``bound``.
 
     Args:
-        leaves: as for :func:`largest_element`. What is below float32's smallest normal number may count as
-            0, as XLA computes with it.
+        leaves: as for :func:`largest_element`. Numbers below float32's smallest normal number may count as
+            0, because XLA may flush them to zero.
         bound: a magnitude, () float32 or a number.
         axis_name: mesh axes along which the leaves are sharded.
 
     Returns:
-        Two () float32; the fraction is 0 where all elements are.
+        Two () float32; the fraction is 0 if all elements are 0.
 
     Example:
         >>> extremes([jnp.asarray([0.0, 1e-9, -4.0]), None], 2.0**-24)
@@ -67,9 +68,9 @@ def extremes(
 def _read_once(part: Array, bound: Array | float) -> tuple[Array, Array, Array]:
     """The largest magnitude, and how many are not 0, and how many of those at most ``bound``.
 
-    One reduction of three operands. As three reductions XLA would write each one's operand out first.
+    One reduction of three operands: for three reductions XLA would write each operand to memory first.
     """
-    # Counts of elements are exact as whole numbers; where they do not fit seven digits have to do.
+    # Counts are exact as integers; where they do not fit in int32, float32's seven digits are enough.
     dtype = jnp.int32 if part.size < 2**31 else jnp.float32
     size, nonzero = jnp.abs(part), part != 0
     zero = jnp.zeros((), dtype)

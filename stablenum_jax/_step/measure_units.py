@@ -1,6 +1,6 @@
-"""Measuring units of weights: their gradients' norms in the one read that gives the tensors' norms too.
+"""Measure the units of weights, in the one read of the gradients that gives the tensors' norms too.
 
-For :class:`stablenum.AdaptiveGradClip`. No policy lives here.
+For :class:`stablenum.AdaptiveGradClip`. Nothing is decided here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from jax import lax
 import stablenum
 from stablenum.arrays import combine_norms
 from stablenum.rules.clipping import Units
-from stablenum_jax._step.measure import SMALL, power_of_two, real_parts, saturating_float32
+from stablenum_jax._step.measure import SMALL, power_of_two, saturating_float32
+from stablenum_jax._trees.leaves import real_parts
 
 __all__ = ["leaf_and_unit_norms", "unit_axes", "unit_shape"]
 
@@ -27,7 +28,7 @@ Axes: TypeAlias = tuple[int, ...]
 def unit_axes(
     rule: stablenum.AdaptiveGradClip, names: Sequence[str], leaves: Sequence[Any]
 ) -> list[Axes | None]:
-    """For each leaf the axes that a unit extends over, None if the rule leaves it alone.
+    """For each leaf the axes that a unit extends over, None if the rule does not apply to it.
 
     Raises:
         ValueError: a pattern of the rule matches no name.
@@ -39,7 +40,7 @@ def unit_axes(
 
 
 def unit_shape(shape: Sequence[int], axes: Axes) -> tuple[int, ...]:
-    """The shape of one value a unit that broadcasts over the tensor."""
+    """The shape of an array with one value per unit that broadcasts over the tensor."""
     return tuple(1 if axis in axes else n for axis, n in enumerate(shape))
 
 
@@ -48,18 +49,18 @@ def leaf_and_unit_norms(
 ) -> tuple[Array, Units]:
     """The L2 norm of each leaf, and of each unit of its gradient and of its weights.
 
-    As :func:`stablenum_jax._step.measure.leaf_norms`, and with the same one ``lax.cond``: where a sum of
+    As :func:`stablenum_jax._step.measure.leaf_norms`, and with a single ``lax.cond`` too: where a sum of
     squares overflows or may have flushed to zero, each unit is measured again from elements divided by a
-    power of two near its own largest.
+    power of two near its largest.
 
     Args:
         leaves: floating-point arrays, or None for a missing gradient.
-        weights: the parameters, of the same shapes; looked at where ``axes`` is not None.
+        weights: the parameters, of the same shapes; read where ``axes`` is not None.
         axes: for each leaf the axes that a unit extends over, None if it has no units.
 
     Returns:
         (n,) float32, and the units' norms: (0,) where there are none. Finite if and only if all elements
-        are; NaN if one is, else inf. A unit below 1e-23 beside an ordinary tensor may read 0.
+        are; NaN if one is, else inf. A unit below 1e-23 may read 0 if a tensor is of ordinary size.
 
     Example:
         >>> norms, units = leaf_and_unit_norms([jnp.asarray([[3.0], [4.0]])], [jnp.zeros((2, 1))], [(0,)])
@@ -74,8 +75,8 @@ def leaf_and_unit_norms(
     whole = [axes[i] or tuple(range(jnp.ndim(leaves[i]))) for i in index]
     over = whole + [axes[i] or () for i in with_units]
     arrays = [jnp.asarray(leaves[i]) for i in index] + [jnp.asarray(weights[i]) for i in with_units]
-    # The barrier keeps XLA from making one sum over the tensor of the units' sums: it would then keep the
-    # square of the whole tensor for two readers.
+    # Without the barrier XLA merges the units' sums into one sum over the tensor and computes both from the
+    # squares, for which it then needs memory of the tensor's size.
     squares = lax.optimization_barrier(
         [_squares(real_parts(x), axis) for x, axis in zip(arrays, over, strict=True)]
     )
@@ -86,7 +87,7 @@ def leaf_and_unit_norms(
     )
 
     def again() -> tuple[Array, list[Array]]:
-        # Cast in here: an operand of the cond that is cast to float32 would be an array of its own.
+        # Cast inside the branch: a leaf cast to float32 outside would be another array in memory.
         norms = [_scaled(real_parts(x), *one) for x, *one in zip(arrays, over, squares, strict=True)]
         return jnp.stack([combine_norms(x, xp=jnp) for x in norms[: len(index)]]), norms
 
@@ -119,5 +120,5 @@ def _scaled(parts: list[Array], axes: Axes, squares: Array) -> Array:
     norms = scale.ravel() * jnp.sqrt(_squares([part * inverse for part in parts], axes))
     norms = jnp.minimum(norms, jnp.finfo(norms.dtype).max)
     norms = saturating_float32(jnp.where(jnp.isposinf(largest).ravel(), jnp.inf, norms))
-    # A sum of squares is NaN if and only if an element is; a maximum may lose it (see _rescued_norms).
+    # A sum of squares is NaN if and only if an element is; a maximum may lose the NaN (see _rescued_norms).
     return jnp.where(jnp.isnan(squares), jnp.nan, norms)

@@ -1,4 +1,4 @@
-"""Measuring what a guard watches, and asking the core what becomes of the step."""
+"""Measure what a guard watches, and let the core decide the step."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Array: TypeAlias = jax.Array
 
 
 class Watched(NamedTuple):
-    """What a guard looks at, one entry a parameter.
+    """What a guard looks at, one entry per parameter.
 
     Attributes:
-        paths: where the parameter is.
-        gradients: None for a missing one.
+        paths: the parameters' paths.
+        gradients: None for a missing gradient.
         weights: the parameters; () if no rule compares gradients with them.
         others: gradients that the guard does not see; only their finiteness counts.
     """
@@ -48,16 +48,16 @@ def judge(
     axis_name: AxisName | None = None,
     unscaled: bool = False,
 ) -> tuple[stablenum.Decision, stablenum.GuardState]:
-    """``stablenum.decide`` on what was measured, the same on all shards.
+    """Measure, then :func:`stablenum.decide`; the same decision on all shards.
 
     Args:
         config: the guard's settings.
         state: the guard's state.
         watched: the gradients.
-        loss: the unscaled loss or None; over ``axis_name``, the mean of the shards' losses.
+        loss: the unscaled loss or None; with ``axis_name``, that of this shard, which is averaged.
         axis_name: mesh axes along which gradients are sharded.
-        unscaled: the gradients were divided by the loss scale already; the multipliers then hold
-            clipping only.
+        unscaled: the gradients have been divided by the loss scale already; the multipliers then
+            contain clipping only.
     """
     scale = state.loss_scale.scale if unscaled else None
     seen = _observe(config, watched, loss=loss, axis_name=axis_name, scale=scale)
@@ -78,10 +78,10 @@ def judge_finiteness(
     loss: Array | None,
     axis_name: AxisName | None = None,
 ) -> tuple[stablenum.Decision, stablenum.GuardState]:
-    """The verdict on gradients that are not yet those which the guard gets: whether they are finite.
+    """As :func:`judge`, but only whether gradients are finite that are not those the guard will get.
 
-    The micro-batches of a ``MultiSteps`` around the guard are noisier than their mean, so what is usual
-    for the mean says nothing of them. The next state holds if the step is refused.
+    The micro-batches of a ``MultiSteps`` around the guard are noisier than their mean, so rules fitted to the
+    mean do not apply to them. The next state is used only if the step is skipped.
     """
     bare = dataclasses.replace(config, clip=None, spike=None)
     plain = state._replace(clip=(), spike=())
@@ -99,9 +99,9 @@ def _observe(
     scale: Array | None,
     measure_extremes: bool = True,
 ) -> stablenum.Observation:
-    """Everything that the config's rules ask for. ``scale``: what the gradients were divided by already.
+    """Everything that the config's rules need. ``scale``: what the gradients have been divided by already.
 
-    Without ``measure_extremes`` those are 0, which will do for a step that is refused.
+    Without ``measure_extremes`` the extremes are 0, which is enough for a step that is skipped.
     """
     norms, others, units = _norms(config, watched)
     if axis_name is not None:
@@ -125,7 +125,7 @@ def _observe(
 
 
 def _norms(config: stablenum.GuardConfig, watched: Watched) -> tuple[Array, Array, Units | None]:
-    """Norms of the watched gradients and of the others, and of the units if a rule looks at them."""
+    """Norms of the watched gradients and of the others, and of the units if a rule needs them."""
     n = len(watched.gradients)
     leaves: Sequence[Any] = [*watched.gradients, *watched.others]
     if config.unit_rule is None:
@@ -139,5 +139,5 @@ def _norms(config: stablenum.GuardConfig, watched: Watched) -> tuple[Array, Arra
 
 
 def _scaled(x: Array, scale: Array | None) -> Array:
-    """Norms times the scale; what is finite stays so."""
+    """Norms times the scale; finite norms stay finite."""
     return x if scale is None else jnp.where(jnp.isfinite(x), jnp.minimum(x * scale, FLOAT32_MAX), x)

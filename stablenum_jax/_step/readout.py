@@ -1,4 +1,4 @@
-"""Reading and writing a guard's state on the host. The one module here that makes the host wait."""
+"""Read and write a guard's state on the host. The only module of a step that makes the host wait."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _read(opt_state: PyTree) -> tuple[stablenum.GuardState, tuple[str, ...] | No
     found = find_guard(opt_state)
     if found.names_id.ndim:
         raise ValueError(
-            f"opt_state must be of one training run; got one stacked to shape {found.names_id.shape} "
+            f"opt_state must be that of one training run; got one stacked to shape {found.names_id.shape} "
             "by vmap, pmap or scan. Take one, as in jax.tree.map(lambda x: x[0], opt_state)."
         )
     if isinstance(found.names_id, jax.core.Tracer):
@@ -43,23 +43,23 @@ def _read(opt_state: PyTree) -> tuple[stablenum.GuardState, tuple[str, ...] | No
 
 
 def metrics(opt_state: PyTree, *, raise_if_halted: bool = True) -> stablenum.Metrics:
-    """What became of the last step.
+    """The outcome of the last step.
 
     Keys: applied, reason (:class:`stablenum.Reason`), grad_norm (unscaled, before clipping),
-    loss_scale (that the step ran with), clip_coefficient, skipped_total, skipped_in_a_row, worst
+    loss_scale (of that step), clip_coefficient, skipped_total, skipped_in_a_row, worst
     (index and name of the parameter with the first non-finite norm, else the largest), step, loss
     (NaN if it was not given). Before the first step ``applied`` is False, ``reason`` NO_STEP_YET.
 
-    On the host these are plain Python values, and reading them waits for the device. Under a
-    trace (jit, scan) they are arrays, ``worst`` and ``reason`` as () int32, so that they can be
-    logged from inside.
+    On the host these are plain Python values, and reading them waits for the device. In a trace
+    (jit, scan) they are arrays, ``worst`` and ``reason`` as () int32, so that they can be logged
+    from inside.
 
     Args:
         opt_state: a pytree with one guard's state in it.
-        raise_if_halted: on the host, raise if the guard stopped the training.
+        raise_if_halted: on the host, raise if the guard has halted the training.
 
     Raises:
-        NonFiniteError: the guard has stopped the training (``on_nonfinite="raise"`` or
+        NonFiniteError: the guard has halted the training (``on_nonfinite="raise"`` or
             ``max_skips_in_a_row``).
         ValueError: no guard, more than one, or a stacked state.
 
@@ -119,10 +119,10 @@ def history(opt_state: PyTree) -> list[stablenum.StepRecord]:
 
 
 def raise_if_halted(opt_state: PyTree, config: stablenum.GuardConfig) -> None:
-    """Raise if the guard stopped the training.
+    """Raise if the guard has halted the training.
 
     Raises:
-        NonFiniteError: it did; its attribute ``opt_state`` is the state that says so.
+        NonFiniteError: it has; the attribute ``opt_state`` is the halted state.
     """
     try:
         readout.check_halted(*_read(opt_state), config=config)
@@ -132,9 +132,9 @@ def raise_if_halted(opt_state: PyTree, config: stablenum.GuardConfig) -> None:
 
 
 def resume(opt_state: PyTree) -> PyTree:
-    """``opt_state`` with a guard that goes on after it had stopped the training.
+    """``opt_state`` with a guard that continues after it has halted the training.
 
-    Clears the halt and the count of skips in a row; all else stays. Works under jit too.
+    Clears the halt and the counts of skips in a row; everything else stays. Works under jit too.
 
     Raises:
         ValueError: no guard, or more than one.
@@ -146,7 +146,7 @@ def resume(opt_state: PyTree) -> PyTree:
     """
     found = find_guard(opt_state)
     guard = found.guard
-    # Two arrays, not one in two places: a buffer cannot be donated twice.
+    # Separate arrays, not one in several places: a buffer cannot be donated twice.
     cleared = guard._replace(
         halted=jnp.zeros_like(guard.halted),
         skipped_in_a_row=jnp.zeros_like(guard.skipped_in_a_row),
@@ -172,14 +172,14 @@ def guard_state_dict(opt_state: PyTree) -> dict[str, Any]:
 
 
 def load_guard_state_dict(opt_state: PyTree, plain: Mapping[str, Any]) -> PyTree:
-    """``opt_state`` with the guard's state that :func:`guard_state_dict` wrote, here or in PyTorch.
+    """``opt_state`` with a guard's state saved by :func:`guard_state_dict`, here or in PyTorch.
 
     Args:
         opt_state: a pytree with one guard's state in it, made with the same config.
         plain: the saved dict.
 
     Raises:
-        ValueError: ``plain`` is not such a dict or is one of another config; the message names
+        ValueError: ``plain`` is not such a dict, or was made with another config; the message names
             the field.
 
     Example:

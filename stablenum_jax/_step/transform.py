@@ -1,4 +1,4 @@
-"""``guard`` and ``chain``: the guard as an optax transformation, and the true skip around others."""
+"""``guard`` and ``chain``: the guard as an optax transformation, and a chain with a true skip."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import optax
 import stablenum
 from stablenum.guard.config import Settings, make_config
 from stablenum_jax._step.apply import apply_multiplier, zeros_unless
-from stablenum_jax._step.eager import drive
+from stablenum_jax._step.eager import guarded_update
 from stablenum_jax._step.handshake import Capture, Deferred, Direct, GuardReached, current_mode
-from stablenum_jax._step.measure import AxisName, guarded_leaves, guarded_weights, scalar_loss
+from stablenum_jax._step.measure import AxisName, scalar_loss
 from stablenum_jax._step.observe import Watched, judge
 from stablenum_jax._step.warnings import NotATrueSkipWarning
+from stablenum_jax._trees.leaves import guarded_leaves, guarded_weights
 from stablenum_jax._trees.names import path_name, register_names
 from stablenum_jax._trees.state import GuardOptState, has_guard
 
@@ -32,35 +33,35 @@ def guard(
     axis_name: AxisName | None = None,
     **overrides: Unpack[Settings],
 ) -> optax.GradientTransformationExtraArgs:
-    """Watch the gradients: skip non-finite steps whole, unscale, clip, and record every step.
+    """Watch the gradients: skip non-finite steps entirely, unscale, clip, and record every step.
 
-    Chain form, the first link of an optimizer, driven by :func:`stablenum_jax.step`::
+    Chain form, the first transformation of an optimizer, for :func:`stablenum_jax.step`::
 
         tx = optax.chain(stablenum_jax.guard(clip=1.0), optax.adamw(1e-3))
         params, opt_state = stablenum_jax.step(tx, params, opt_state, grads, value=loss)
 
-    Wrapper form, for callers that know ``tx.update`` alone (flax ``TrainState``, ``nnx.Optimizer``)::
+    Wrapper form, for callers of plain ``tx.update`` (flax ``TrainState``, ``nnx.Optimizer``)::
 
         tx = stablenum_jax.guard(optax.adamw(1e-3), clip=1.0)
 
-    Both skip truly: parameters and the whole state of the optimizer stay bit for bit as they were.
-    The chain form driven by plain ``tx.update`` cannot: it hands zeros to the optimizer, which goes
-    on by its momentum and its weight decay, and it warns of that once (``NotATrueSkipWarning``).
+    Both are true skips: the parameters and the whole state of the optimizer stay bit for bit as they were.
+    The chain form called through plain ``tx.update`` cannot do that: it passes zeros to the optimizer, which
+    still moves by momentum and weight decay, and it warns once (``NotATrueSkipWarning``).
 
-    ``guard`` comes before any other transformation, so that it sees the gradients as they are. It
-    works inside and around ``optax.MultiSteps``, ``masked``, ``partition`` and ``inject_hyperparams``.
-    A guard inside ``MultiSteps`` needs :func:`stablenum_jax.step`, which keeps a bad gradient from the
-    accumulator (optax clears that by multiplying, so a NaN would stay in it for ever); for callers of
-    plain ``tx.update`` put the guard outside: ``guard(optax.MultiSteps(...))``. A spike rule inside goes
-    by the mean gradient's norm alone: the losses are those of single micro-batches, so they are checked
-    for finiteness, but neither judged nor recorded. Leaves that the guard does not see (masked ones) are
-    checked for finiteness but not clipped, and with a loss scale they are an error.
-    Under ``vmap`` each run decides for itself, and the skip is a select of both results.
+    Put ``guard`` before any other transformation, so that it sees the gradients as they are. It works inside
+    and around ``optax.MultiSteps``, ``masked``, ``partition`` and ``inject_hyperparams``. A guard inside
+    ``MultiSteps`` needs :func:`stablenum_jax.step`, which keeps bad gradients out of the accumulator (optax
+    clears it by multiplying with 0, so a NaN would stay there permanently); for callers of plain
+    ``tx.update`` put the guard outside: ``guard(optax.MultiSteps(...))``. A spike rule inside uses only the
+    norm of the mean gradient: the losses belong to single micro-batches, so they are checked for finiteness
+    but neither judged nor recorded. Leaves that the guard does not see (masked ones) are checked for
+    finiteness but not clipped, and with a loss scale they are an error. Under ``vmap`` each run has its own
+    decision, and the skip selects between both results.
 
-    Two clip rules look at more than gradients. ``AdaptiveGradClip`` compares them with the weights, so
-    ``tx.update`` needs ``params``; names in its ``exclude`` are those of the pytree's paths
-    (``"dense.kernel"``). ``ClipUpdateRMS`` acts on the update of the whole ``tx``, so it needs ``step``,
-    ``chain`` or ``guard(inner)``, and, unless ``per_lr=False``, a learning rate to be found:
+    Two clip rules need more than gradients. ``AdaptiveGradClip`` compares them with the weights, so
+    ``tx.update`` needs ``params``; names in its ``exclude`` are paths in the pytree (``"dense.kernel"``).
+    ``ClipUpdateRMS`` acts on the update of the whole ``tx``, so it needs ``step``, ``chain`` or
+    ``guard(inner)`` and, unless ``per_lr=False``, a learning rate in the state:
     ``optax.inject_hyperparams(optax.adamw)(learning_rate=1e-3)``. It keeps one copy of the updates.
 
     Args:
@@ -68,16 +69,16 @@ def guard(
             ``chain(guard(), inner)``.
         config: the settings; the default skips and records, and changes nothing else.
         axis_name: under ``shard_map`` or ``pmap``, the axis (or axes) along which each gradient is
-            *sharded*: norms are then those of the whole, and all shards decide the same. Leave it
-            out if gradients are averaged over the axis already, and under jit with sharded arrays.
-        **overrides: fields of :class:`stablenum.GuardConfig`, as ``clip=1.0`` or
+            *sharded*: norms are then those of the whole, and all shards make the same decision. Leave it
+            out if gradients have been averaged over the axis, and under jit with sharded arrays.
+        **overrides: fields of :class:`stablenum.GuardConfig`, such as ``clip=1.0`` or
             ``loss_scale="dynamic"``.
 
     Raises:
-        TypeError: ``inner`` is not an optax transformation, ``config`` not a GuardConfig, or an
+        TypeError: ``inner`` is not an optax transformation, ``config`` is not a GuardConfig, or an
             override is unknown or a traced array.
-        ValueError: a setting has a wrong value; ``axis_name`` with ``AdaptiveGradClip``. From ``init``: one
-            of its patterns matches no parameter.
+        ValueError: a setting has a wrong value; ``axis_name`` is given with ``AdaptiveGradClip``. From
+            ``init``: one of its patterns matches no parameter.
 
     Example:
         >>> params = {"w": jnp.ones(2)}
@@ -102,13 +103,13 @@ def guard(
         raise ValueError(
             f"axis_name must be None with AdaptiveGradClip; got {axis_name!r}. A unit of a weight may lie on "
             "several shards, and its norm is that of the whole. Under jit with sharded arrays leave "
-            "axis_name out: the norms are global by themselves."
+            "axis_name out: norms are global there."
         )
     return _Guard(made, axis_name).as_transformation()
 
 
 class _Guard:
-    """The chain form. It obeys the driver around it, or, without one, does what it can alone."""
+    """The chain form. It follows the driver around it; without one it does what it can."""
 
     def __init__(self, config: stablenum.GuardConfig, axis_name: AxisName | None) -> None:
         self.config, self.axis_name = config, axis_name
@@ -122,7 +123,7 @@ class _Guard:
         paths = list(guarded_leaves(params, None))
         names = [path_name(path) for path in paths]
         if self.config.unit_rule is not None:
-            self.config.unit_rule.included(names)  # says now which pattern matches nothing
+            self.config.unit_rule.included(names)  # raises now if a pattern matches nothing
         number = register_names(names)
         return GuardOptState(
             guard=stablenum.init_guard(self.config, len(paths), xp=jnp),
@@ -157,18 +158,18 @@ class _Guard:
         return zeros_unless(decision.apply, updates), state._replace(guard=after)
 
     def _check_alone(self) -> None:
-        """Refuse or warn of what a guard without a driver around it cannot do."""
+        """Raise or warn where a guard without a driver around it cannot do what it should."""
         if self.config.update_rule is not None:
             raise ValueError(
-                "ClipUpdateRMS clips the optimizer's update, which a guard driven by plain tx.update never "
-                "sees. Call stablenum_jax.step(tx, params, opt_state, grads), or build the optimizer with "
-                "stablenum_jax.chain(...) or stablenum_jax.guard(inner)."
+                "ClipUpdateRMS clips the optimizer's update, which a guard called through plain tx.update "
+                "never sees. Call stablenum_jax.step(tx, params, opt_state, grads), or build the optimizer "
+                "with stablenum_jax.chain(...) or stablenum_jax.guard(inner)."
             )
         if not self.warned:
             self.warned = True
             warnings.warn(
-                "A guard driven by plain tx.update can only zero the gradients of a bad step: the optimizer "
-                "still moves by momentum and weight decay. For a true skip call "
+                "A guard called through plain tx.update can only zero the gradients of a bad step: the "
+                "optimizer still moves by momentum and weight decay. For a true skip call "
                 "stablenum_jax.step(tx, params, opt_state, grads, value=loss), or build the optimizer with "
                 "stablenum_jax.chain(...) or stablenum_jax.guard(inner).",
                 NotATrueSkipWarning,
@@ -177,23 +178,23 @@ class _Guard:
 
 
 def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """``optax.chain`` with a true skip: on a refused step none of it runs.
+    """``optax.chain`` with a true skip: in a skipped step none of it runs.
 
-    For callers that know ``tx.update`` alone. On a skip the updates are -0.0, which changes no
-    parameter bit for bit, and the state of all transformations is what it was. Where you call the
-    update yourself prefer :func:`stablenum_jax.step`, which is faster: it adds the updates inside
-    the branch that a skip leaves out. Jit the whole training step, not ``update`` alone: updates are
-    then written over the gradients and take no memory.
+    For callers of plain ``tx.update``. On a skip the updates are -0.0, which leaves every parameter bit for
+    bit as it was, and so is the state of all transformations. If you call the update yourself, prefer
+    :func:`stablenum_jax.step`, which is faster: it adds the updates inside the branch that a skip leaves out.
+    Jit the whole training step, not ``update`` alone: updates are then written over the gradients and take no
+    memory.
 
     Args:
         *transforms: the guard (see :func:`guard`, bare or under wrappers) first, then any others.
 
     Raises:
         TypeError: an argument is not an optax transformation.
-        ValueError: from ``init``: the first transformation does not hold the one guard. From
+        ValueError: from ``init``: the one guard is not in the first transformation. From
             ``update``: the optimizer changes the structure of its state; ``params`` is missing for
             ``AdaptiveGradClip``, or the learning rate for ``ClipUpdateRMS``.
-        NonFiniteError: from ``update`` called eagerly: the guard has stopped the training.
+        NonFiniteError: from ``update`` called eagerly: the guard has halted the training.
 
     Example:
         >>> tx = chain(guard(clip=1.0), optax.add_decayed_weights(1e-4), optax.sgd(0.1))
@@ -215,14 +216,14 @@ def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransforma
             raise ValueError(
                 "stablenum_jax.chain must hold exactly one guard, in its first transformation; got "
                 f"{sum(guards)} guard(s), in the transformations {[i for i, n in enumerate(guards) if n]}. "
-                "Write chain(stablenum_jax.guard(), optimizer); inside guard(inner) leave no other guard."
+                "Write chain(stablenum_jax.guard(), optimizer), without another guard inside the optimizer."
             )
         return state
 
     def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
         if isinstance(current_mode(), (Capture, Direct)):
-            return inner.update(updates, state, params, **extra)  # the driver around us does the rest
-        return drive(inner, params, state, updates, extra, add=None)
+            return inner.update(updates, state, params, **extra)  # the driver around it does the rest
+        return guarded_update(inner, params, state, updates, extra, add=None)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -230,6 +231,6 @@ def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransforma
 def _check_transformation(name: str, value: object) -> None:
     if not (callable(getattr(value, "init", None)) and callable(getattr(value, "update", None))):
         raise TypeError(
-            f"{name} must be an optax.GradientTransformation, as optax.adamw(1e-3); "
-            f"got {type(value).__name__}. A GuardConfig is given as config=."
+            f"{name} must be an optax.GradientTransformation, such as optax.adamw(1e-3); "
+            f"got {type(value).__name__}. Pass a GuardConfig as config=."
         )

@@ -1,4 +1,4 @@
-"""Warnings about a guard that cannot do its whole work where it stands."""
+"""Warnings about a guard in a place where it cannot do all its work."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ __all__ = ["GuardPlacementWarning", "NotATrueSkipWarning"]
 class NotATrueSkipWarning(UserWarning):
     """A guard in a plain ``optax.chain`` can only zero bad gradients; the optimizer still moves.
 
-    On zero gradients Adam goes on by its momentum and weight decay goes on too. Drive the
-    optimizer with :func:`stablenum_jax.step`, or build it with :func:`stablenum_jax.chain` or
+    With zero gradients Adam still moves by its momentum, and weight decay still applies. Call
+    :func:`stablenum_jax.step`, or build the optimizer with :func:`stablenum_jax.chain` or
     ``guard(inner)``.
     """
 

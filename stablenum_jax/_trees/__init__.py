@@ -1,1 +1,1 @@
-"""The ground: leaves of pytrees, their names, and the guard's place in an optimizer's state."""
+"""What all other parts use: leaves of pytrees, their names, and the guard's state in an optimizer's."""

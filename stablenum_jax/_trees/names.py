@@ -1,12 +1,18 @@
-"""Names of parameters, from the paths of the pytree.
+"""Names of parameters, made from their paths in the pytree.
 
-A state holds arrays only, so that every checkpointer can write it; strings live here, on the host,
-under a number that the state carries. The number is a checksum of the names: a state that was
-unpickled in another process finds its names again as soon as the guard sees the parameters.
+A state holds arrays only, so that every checkpointer can write it. The strings are kept here, on the host,
+under a number that the state carries. The number is a checksum of the names, so a state that was unpickled
+in another process finds its names again as soon as the guard sees the parameters there.
+
+The number is () int32 in states that are already saved, so it stays 31 bits wide, and two trees may share
+one: among a thousand trees the odds are 1 in 4,000. Names under a number that is shared are forgotten, with
+a warning, because a state cannot say which tree it belongs to. Nothing else is ever forgotten: a process
+trains few different trees, and a state that uses a number may be read at any time.
 """
 
 from __future__ import annotations
 
+import warnings
 import zlib
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -17,7 +23,8 @@ __all__ = ["Path", "known_names", "path_name", "register_names"]
 
 Path: TypeAlias = tuple[Any, ...]
 
-_NAMES: dict[int, tuple[str, ...]] = {}
+# None under a number that two different trees share.
+_NAMES: dict[int, tuple[str, ...] | None] = {}
 
 
 def path_name(path: Path) -> str:
@@ -27,19 +34,31 @@ def path_name(path: Path) -> str:
         >>> path_name((jax.tree_util.DictKey("layers"), jax.tree_util.SequenceKey(0)))
         'layers.0'
     """
-    # flax.nnx gives each array a node of its own, whose one child is called "value".
+    # flax.nnx wraps each array in a node, whose one child is called "value".
     if len(path) > 1 and path[-1] == jax.tree_util.GetAttrKey("value"):
         path = path[:-1]
     return jax.tree_util.keystr(path, simple=True, separator=".") or "param"
 
 
 def register_names(names: Sequence[str]) -> int:
-    """Remember ``names``; returns the number under which :func:`known_names` gives them back."""
+    """Remember ``names``; returns the number under which :func:`known_names` finds them.
+
+    Warns if another tree has the same number: the names of both are then unknown.
+    """
     number = zlib.crc32("\n".join(names).encode()) & 0x7FFFFFFF
-    _NAMES[number] = tuple(names)
+    known = _NAMES.setdefault(number, tuple(names))
+    if known is not None and known != tuple(names):
+        _NAMES[number] = None
+        first, second = (next(iter(tree), "no name") for tree in (known, names))
+        warnings.warn(
+            f"Two parameter trees share the checksum {number} of their names, so reports show the indices of "
+            f"their parameters only. One begins with {first}, the other with {second}; rename a parameter in "
+            "one of them.",
+            stacklevel=2,
+        )
     return number
 
 
 def known_names(number: int) -> tuple[str, ...] | None:
-    """The names registered under ``number``, None if this process has not seen them."""
+    """The names registered under ``number``; None if this process has none, or two trees share it."""
     return _NAMES.get(number)

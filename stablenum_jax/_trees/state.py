@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -13,6 +14,7 @@ __all__ = [
     "find_guard",
     "guard_state",
     "has_guard",
+    "injects_hyperparams",
     "is_guard",
     "loss_scale",
     "replace_guard",
@@ -26,8 +28,8 @@ class GuardOptState(NamedTuple):
 
     Attributes:
         guard: the core's state.
-        names_id: () int32, the number under which the parameters' names are known in this
-            process (a checksum of them).
+        names_id: () int32, the number under which this process keeps the parameters' names
+            (a checksum of them).
     """
 
     guard: stablenum.GuardState
@@ -61,7 +63,7 @@ def find_guard(opt_state: PyTree) -> GuardOptState:
 
 
 def replace_guard(opt_state: PyTree, guard: GuardOptState) -> PyTree:
-    """``opt_state`` with another guard's state in place of its own."""
+    """``opt_state`` with ``guard`` in place of its own guard's state."""
 
     def put(node: Any) -> Any:
         if not is_guard(node):
@@ -72,8 +74,13 @@ def replace_guard(opt_state: PyTree, guard: GuardOptState) -> PyTree:
     return jax.tree.map(put, opt_state, is_leaf=is_guard)
 
 
+def injects_hyperparams(node: object) -> bool:
+    """Whether a node is the state of ``optax.inject_hyperparams``, in either of optax's forms."""
+    return isinstance(getattr(node, "hyperparams", None), Mapping) and hasattr(node, "inner_state")
+
+
 def _plain(node: Any) -> Any:
-    """Nested tuples of bare arrays: flax.nnx wraps each array into a Variable, a node of its own."""
+    """Nested tuples of bare arrays: flax.nnx wraps each array in a Variable, which is a node."""
     if isinstance(node, tuple):
         parts = [_plain(part) for part in node]
         return type(node)(*parts) if hasattr(node, "_fields") else tuple(parts)
@@ -82,7 +89,7 @@ def _plain(node: Any) -> Any:
 
 
 def guard_state(opt_state: PyTree) -> stablenum.GuardState:
-    """The guard's state, wherever in ``opt_state`` it stands.
+    """The guard's state, wherever it is in ``opt_state``.
 
     Looks through optax chains and wrappers (``MultiSteps``, ``masked``, ``inject_hyperparams``,
     ``partition``...), a whole flax ``TrainState`` and a whole ``nnx.Optimizer``.

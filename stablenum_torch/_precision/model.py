@@ -313,10 +313,8 @@ def _places(model: nn.Module, policy: Policy) -> list[tuple[nn.Module, _Place]]:
                 f"model must be without a policy; {path or 'it'} has one. Call remove() on its handle first."
             )
         here = policy.at(path)
-        rules = [rule for rule in policy.rules if rule.matches(path)]
-        met.update(rules)
-        around = [rule for rule in policy.rules if rule.matches(path.rpartition(".")[0])]
-        begins = path == "" or any(rule not in around and (rule.compute or rule.output) for rule in rules)
+        met.update([rule for rule in policy.rules if rule.matches(path)])
+        begins = policy.begins_at(path)
         owns = any(p is not None and p.is_floating_point() for p in module._parameters.values())
         found.append((module, _Place(here.compute, here.output if begins else None, begins or owns)))
     for rule in policy.rules:

@@ -380,7 +380,7 @@ def test_wrong_arguments() -> None:
         jax.jit(lambda s, p: audit(s, p) and p)(state, params)
     with pytest.raises(ValueError, match="it has moments of 'a', params have 'x'"):
         audit(state, {"x": jnp.ones(3)})
-    with pytest.raises(ValueError, match="grads must be a tree as params; it has 'x'"):
+    with pytest.raises(ValueError, match="grads must be a tree like params; it has 'x'"):
         audit(state, params, {"x": jnp.ones(3)})
     with pytest.raises(ValueError, match=r"updates must have the shapes of params; 'b' has \(2,\)"):
         audit(state, params, grads, {**grads, "b": jnp.ones(2)})

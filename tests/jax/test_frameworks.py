@@ -153,6 +153,21 @@ def test_names_are_unknown_until_the_guard_has_seen_the_parameters(monkeypatch: 
     assert stablenum_jax.metrics(opt_state)["worst"] == (2, "out")
 
 
+def test_trees_with_the_same_checksum_have_unknown_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names, "_NAMES", {})
+    # Two names, found by trial, whose checksums have the same lowest 31 bits.
+    one, other = {"w3985819": jnp.ones(2)}, {"w4420602": jnp.ones(2)}
+    tx = optax.chain(stablenum_jax.guard(), optax.sgd(0.1))
+    _, opt_state = stablenum_jax.step(tx, one, tx.init(one), {"w3985819": jnp.ones(2)})
+    assert stablenum_jax.metrics(opt_state)["worst"].name == "w3985819"
+    with pytest.warns(UserWarning, match="share the checksum.*w3985819.*w4420602"):
+        others = tx.init(other)
+    assert opt_state[0].names_id == others[0].names_id
+    assert stablenum_jax.metrics(opt_state)["worst"] == (0, None)
+    assert stablenum_jax.guard_state_dict(others)["names"] is None
+    tx.init(one)  # does not warn again
+
+
 def test_names_are_known_after_init_under_a_trace() -> None:
     tx = optax.chain(stablenum_jax.guard(), optax.adam(1e-2))
     params = {"layers": [{"kernel": jnp.ones(2)}, {"kernel": jnp.ones(2)}]}

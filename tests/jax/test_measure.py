@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from stablenum_jax._step.measure import guarded_leaves, is_measurable, leaf_norms, saturating_float32
+from stablenum_jax._step.measure import leaf_norms, saturating_float32
+from stablenum_jax._trees.leaves import guarded_leaves, is_measurable
 
 Norms = Callable[..., Any]
 

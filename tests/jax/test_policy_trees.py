@@ -20,7 +20,7 @@ from flax.training.train_state import TrainState
 
 import stablenum_jax
 from stablenum_jax._precision.casts import cast_floating
-from stablenum_jax._step.measure import FP8_STATISTICS
+from stablenum_jax._trees.leaves import FP8_STATISTICS
 from stablenum_jax.policy import get_policy
 
 

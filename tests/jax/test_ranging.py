@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from jax.extend.core import Primitive
 
 import stablenum_jax
 from stablenum_jax import range_report
@@ -85,6 +86,28 @@ def test_loops_checkpoints_and_calls_are_opened(fun):
     assert rows(report)["activation gradient", "step"].elements == 3 * X.size
     grad = jax.grad(fun)(ws, X)
     assert rows(report)["gradient", ""].amax == pytest.approx(float(jnp.abs(grad).max()), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter"), [("remat", "jaxpr"), ("call", "call_jaxpr"), ("eval_jaxpr", "jaxpr")]
+)
+def test_calls_by_the_names_of_other_versions_of_jax_are_opened(name, parameter):
+    # These primitives cannot be evaluated: the report must look inside.
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+    primitive.def_abstract_eval(
+        lambda *_, **params: [jax.core.ShapedArray(v.shape, v.dtype) for v in params[parameter].out_avals]
+    )
+    inner = jax.make_jaxpr(lambda x, w: body(x, w)[0])(X, jnp.eye(4))
+
+    def fun(w, x):
+        return primitive.bind(x, w, **{parameter: inner})[0].sum()
+
+    report = range_report(fun, 0.5 * jnp.eye(4), X)
+    assert report.notes == ()
+    assert rows(report)["activation", "step"].elements == X.size
+    plain = jax.grad(lambda w: body(X, w)[0].sum())(0.5 * jnp.eye(4))
+    assert rows(report)["gradient", ""].amax == pytest.approx(float(jnp.abs(plain).max()), rel=1e-5)
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])

@@ -107,7 +107,8 @@ def test_opened_and_compiled_loops_compute_the_same(
     opened: int, reverse: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Against JAX's own scan: carries, stacked outputs, keys, empty loops."""
-    from stablenum_jax._diagnosis.replay.interpreter import Context, Interpreter
+    from stablenum_jax._diagnosis.replay.cells import Context
+    from stablenum_jax._diagnosis.replay.interpreter import Interpreter
 
     monkeypatch.setattr(control_flow, "OPENED_EQUATIONS", opened)
 

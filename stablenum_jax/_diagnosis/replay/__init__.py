@@ -1,9 +1,16 @@
 """The replay: one step of JAX code, equation by equation, recorded as a trace that the core judges.
 
-``arguments`` takes the call apart, ``programs`` makes its jaxpr, ``interpreting`` evaluates it, with
-``control`` for branches and loops; ``places`` and ``naming`` say what an equation is called and where it was
-written; ``phases`` tells forward from backward; ``runs`` evaluates one at a time or under jit; ``guards``
-looks at what a guard inside the step refused; ``replaying`` puts the parts together.
+In the order of the work:
+
+- ``inputs`` splits the call into its arrays and the rest; ``programs`` traces it.
+- ``interpreter`` evaluates the jaxpr, with ``control_flow`` for branches and loops, ``cells`` for values, and
+  ``numpy_answers`` for equations that need no XLA. ``flags`` finds NaN and inf; ``places`` and ``naming``
+  find the user's line and the name of an equation.
+- ``phases`` separates forward, backward and update; ``guards`` finds what a guard in the step measured;
+  ``labels`` finds indices that are out of range.
+- ``run`` evaluates a program once, eagerly or under jit; ``replay`` makes the report.
+
+``jax_internals`` contains what depends on the version of JAX.
 """
 
 from __future__ import annotations

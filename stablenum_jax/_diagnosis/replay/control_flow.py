@@ -1,35 +1,58 @@
 """Branches and loops of a replay.
 
-A short loop is opened whole. Of a long one each iteration runs compiled; opened are the first, which shows
-how the loop is made, and those in which something bad begins.
+A short loop is opened, that is, evaluated equation by equation. The iterations of a long loop run compiled;
+only the first one is opened, which shows what the loop consists of, and those in which a NaN or inf first
+appears.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import jit
 
+from stablenum.diagnosis import Step, Trace
+from stablenum_jax._diagnosis.replay.cells import Cell, Context
 from stablenum_jax._diagnosis.replay.flags import flags_of
 from stablenum_jax._diagnosis.replay.jax_internals import context_of, scan_counts, sub_jaxpr
 
-if TYPE_CHECKING:
-    from stablenum_jax._diagnosis.replay.interpreter import Cell, Context, Interpreter
+__all__ = ["Evaluator", "cond", "scan", "while_loop"]
 
-__all__ = ["cond", "scan", "while_loop"]
-
-# Equations of a loop, over all its iterations, that are evaluated one by one.
+# The most equations of a loop, summed over its iterations, that are evaluated one by one.
 OPENED_EQUATIONS = 2000
-# Iterations of a long loop that are opened because of infinities, which may be meant. NaN never is.
+# The most iterations of a long loop that are opened for an inf, which may be intended, as NaN never is.
 _OPENED_FOR_INF = 8
 
 
-def cond(run: Interpreter, eqn: Any, inputs: list[Cell], ctx: Context) -> list[Cell]:
+class Evaluator(Protocol):
+    """What branches and loops need of the interpreter."""
+
+    trace: Trace
+
+    def constant(self, data: Any) -> Cell:
+        """A captured array."""
+
+    def made(self, outputs: Sequence[Any]) -> list[Cell]:
+        """The outputs of the step that is recorded next."""
+
+    def record(
+        self, eqn: Any, inputs: Sequence[Cell], outputs: Sequence[Cell], ctx: Context, operation: str = ""
+    ) -> Step:
+        """One step for an equation, or for a part of it called ``operation``."""
+
+    def run(self, jaxpr: Any, consts: Sequence[Cell], args: Sequence[Cell], ctx: Context) -> list[Cell]:
+        """Evaluate a jaxpr."""
+
+    def inside(self, eqn: Any, ctx: Context) -> Context:
+        """The context of the equations of a call."""
+
+
+def cond(run: Evaluator, eqn: Any, inputs: list[Cell], ctx: Context) -> list[Cell]:
     """The branch that is taken."""
     index, *operands = inputs
     branches = eqn.params["branches"]
@@ -39,8 +62,8 @@ def cond(run: Interpreter, eqn: Any, inputs: list[Cell], ctx: Context) -> list[C
         return run.run(jaxpr, [run.constant(c) for c in consts], operands, run.inside(eqn, ctx))
 
 
-def scan(run: Interpreter, eqn: Any, inputs: list[Cell], ctx: Context) -> list[Cell]:
-    """Iteration by iteration, counted as the forward scan counts them."""
+def scan(run: Evaluator, eqn: Any, inputs: list[Cell], ctx: Context) -> list[Cell]:
+    """Iteration by iteration, numbered by their position in the inputs, in a reverse scan too."""
     p = eqn.params
     length = p["length"]
     n_consts, n_carry = scan_counts(p, len(inputs))
@@ -56,7 +79,7 @@ def scan(run: Interpreter, eqn: Any, inputs: list[Cell], ctx: Context) -> list[C
     return [*carry, *ys]
 
 
-def while_loop(run: Interpreter, eqn: Any, inputs: list[Cell], ctx: Context) -> list[Cell]:
+def while_loop(run: Evaluator, eqn: Any, inputs: list[Cell], ctx: Context) -> list[Cell]:
     """Iteration by iteration, until its condition ends it."""
     p = eqn.params
     n_cond, n_body = p["cond_nconsts"], p["body_nconsts"]
@@ -75,7 +98,7 @@ def while_loop(run: Interpreter, eqn: Any, inputs: list[Cell], ctx: Context) -> 
 class _Body:
     """One iteration of a loop, opened or compiled."""
 
-    run: Interpreter
+    run: Evaluator
     eqn: Any
     jaxpr: Any
     loop: str
@@ -90,7 +113,7 @@ class _Body:
     def __call__(
         self, number: int, consts: Sequence[Cell], carry: Sequence[Cell], xs: Sequence[tuple[Cell, Any]]
     ) -> list[Cell]:
-        """``xs``: each whole, and its row for this iteration."""
+        """``xs``: for each scanned array its cell, and its row for this iteration."""
         size = self.size = self.size or max(_equations(self.jaxpr), 1)
         whole = self.known is None or self.known * size <= OPENED_EQUATIONS
         given = [*consts, *carry]
@@ -119,7 +142,7 @@ class _Body:
         values = self.run.trace.values
         made = [values[c.id] for c in outputs]
         if any(not v.finite for v in made):
-            # Rows of what is not finite are looked at; for the rest the whole stands in.
+            # Only arrays that are not finite are searched row by row.
             bad_rows = [flags_of(row) for x, row in xs if not values[x.id].finite]
             begins = any(v.nan for v in made) and not (
                 any(values[c.id].nan for c in given) or any(f[0] for f in bad_rows)
@@ -137,7 +160,7 @@ class _Body:
 
 
 def _equations(jaxpr: Any) -> int:
-    """How many equations one iteration evaluates, roughly: those of inner loops count once an iteration."""
+    """About how many equations one iteration evaluates; those of inner scans count once per iteration."""
     inner, _ = sub_jaxpr(jaxpr)
     total = 0
     for eqn in inner.eqns:
@@ -155,13 +178,13 @@ def _unstacked(data: Any) -> Callable[[int], Any]:
     return lambda i: host[i, ...]
 
 
-def _row(run: Interpreter, eqn: Any, whole: Cell, data: Any, ctx: Context) -> Cell:
+def _row(run: Evaluator, eqn: Any, whole: Cell, data: Any, ctx: Context) -> Cell:
     (cell,) = run.made([data])
     run.record(eqn, [whole], [cell], ctx, operation="index")
     return cell
 
 
-def _stacked(run: Interpreter, eqn: Any, rows: list[Cell], aval: Any, ctx: Context) -> Cell:
+def _stacked(run: Evaluator, eqn: Any, rows: list[Cell], aval: Any, ctx: Context) -> Cell:
     if jnp.issubdtype(aval.dtype, jax.dtypes.extended):
         data = jnp.stack([r.data for r in rows]) if rows else jnp.empty(aval.shape, aval.dtype)
     else:

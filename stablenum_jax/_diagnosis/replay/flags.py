@@ -1,4 +1,4 @@
-"""Whether an array holds NaN, inf or -inf, and what a report shows of it."""
+"""Whether an array contains NaN, inf or -inf, and what a report shows of it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import numpy as np
 from jax import jit
 
 from stablenum.diagnosis import TensorStats
-from stablenum_jax._step.measure import is_floating
+from stablenum_jax._trees.leaves import is_floating
 
 __all__ = ["CLEAN", "Flags", "device_flags", "flags_in", "flags_of", "stats_of"]
 
 Flags = tuple[bool, bool, bool]
 CLEAN: Flags = (False, False, False)
-# Bits of the exponent, all set in NaN and the infinities.
+# The bits of the exponent, all of which are set in NaN and in infinities.
 _EXPONENTS = {"float16": 0x7C00, "bfloat16": 0x7F80}
 
 
 def flags_of(x: Any) -> Flags:
-    """Any NaN, inf, -inf in a concrete array. One pass, in place where the array lies in host memory."""
+    """Any NaN, inf, -inf in a concrete array. One pass, without a copy if the array is in host memory."""
     if not is_floating(x):
         return CLEAN
     if isinstance(x, jax.Array) and not _on_host(x):
@@ -46,7 +46,7 @@ def flags_of(x: Any) -> Flags:
 
 
 def flags_in(x: Any) -> Any:
-    """The same under jit: () x 3 -> (3,) bool."""
+    """The same under jit, as one (3,) bool array."""
     if not is_floating(x):
         return jnp.zeros(3, bool)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
@@ -63,7 +63,7 @@ def _on_host(x: jax.Array) -> bool:
 
 
 def stats_of(x: Any, name: str = "") -> TensorStats | None:
-    """Counts and extremes; None for what is no plain array (a random key)."""
+    """Counts and extremes; None for an array that has none (random keys)."""
     if jnp.issubdtype(getattr(x, "dtype", np.float32), jax.dtypes.extended):
         return None
     a = np.asarray(x)

@@ -1,7 +1,7 @@
-"""A guard inside a replayed training step: what it measured, and the loss scale that it keeps.
+"""A guard inside a replayed training step: what it measured, and its loss scale.
 
-A step that returns parameters and state alone hides its failure, because the guard refuses it. What came into
-the guard's measurement is judged in place of the results.
+If a step returns only parameters and state, its results do not show the failure, because the guard skips the
+step. What the guard measured is then judged in place of the results.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def seen_by_guards(trace: Trace, written: Sequence[Written], own: frozenset[int]
 
     Args:
         trace: the replay.
-        written: one a step of the trace.
-        own: the guards' states, whose statistics hold infinities that are meant.
+        written: one per step of the trace.
+        own: the guards' states, whose statistics contain intended infinities.
     """
     inside = {
         step.index
@@ -41,13 +41,13 @@ def seen_by_guards(trace: Trace, written: Sequence[Written], own: frozenset[int]
 
 
 def scale_of(leaves: Sequence[Leaf]) -> float:
-    """The loss scale of the guard among the arguments; 1 if there is none, or more than one."""
+    """The loss scale of the guard in the arguments; 1 if there is no guard, or more than one."""
     scales = [float(np.asarray(leaf.data)) for leaf in leaves if leaf.guard == "scale"]
     return scales[0] if len(scales) == 1 else 1.0
 
 
 def unscaled(leaves: Sequence[Leaf]) -> list[Leaf]:
-    """The same arguments with guards whose loss scale is 1."""
+    """The same arguments, with 1 for the guards' loss scales."""
     return [
         replace(leaf, data=jnp.ones_like(leaf.data)) if leaf.guard == "scale" else leaf for leaf in leaves
     ]

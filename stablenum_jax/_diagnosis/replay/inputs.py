@@ -1,4 +1,4 @@
-"""A call taken apart: the arrays among its arguments, their names and roles, and the call put together."""
+"""A call split into the arrays among its arguments, with names and roles, and the rest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stablenum_jax._step.measure import is_floating
+from stablenum_jax._trees.leaves import is_floating
 from stablenum_jax._trees.state import is_guard
 
 __all__ = ["Call", "Leaf", "call_of"]
@@ -19,10 +19,10 @@ __all__ = ["Call", "Leaf", "call_of"]
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One array that goes in.
+    """One array among the arguments.
 
     Attributes:
-        guard: of an array in a guard's state: "scale" for its loss scale, else "statistic".
+        guard: for an array in a guard's state "scale" (the loss scale) or "statistic", else "".
     """
 
     data: Any
@@ -52,10 +52,11 @@ def call_of(
     argnums: tuple[int, ...],
     opt_state: Any = None,
 ) -> Call:
-    """Take the arguments apart.
+    """Split the arguments into arrays and the rest.
 
-    Arrays go in; numbers, strings, functions and None of the other arguments stay what they are. Models of
-    flax.nnx are split into their arrays and merged again inside, so that the user's is never written.
+    Numbers, strings, functions and None become constants of the call; numbers among the parameters become
+    arrays. A model of flax.nnx is split into its arrays and merged again inside the call, so the user's model
+    is never changed.
     """
     tree = ([_split(a) for a in args], dict(kwargs))
     paths, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_empty)
@@ -159,7 +160,7 @@ def _is_equinox(whole: Any) -> bool:
 @jax.tree_util.register_pytree_with_keys_class
 @dataclass(frozen=True)
 class _Split:
-    """An nnx model in parts: what is trained, and the rest; the graph definition is no array."""
+    """An nnx model in parts: trained variables, other variables, and the graph definition."""
 
     definition: Any
     trained: Any

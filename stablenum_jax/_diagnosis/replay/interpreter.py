@@ -1,4 +1,4 @@
-"""A jaxpr, evaluated equation by equation and recorded."""
+"""Evaluate a jaxpr equation by equation, and record it."""
 
 from __future__ import annotations
 
@@ -14,52 +14,29 @@ from jax.extend import core
 
 from stablenum.diagnosis import Step, Trace
 from stablenum_jax._diagnosis.replay import control_flow
+from stablenum_jax._diagnosis.replay.cells import Cell, Context
 from stablenum_jax._diagnosis.replay.flags import CLEAN, Flags, flags_in, flags_of
-from stablenum_jax._diagnosis.replay.jax_internals import bind, context_of, sub_jaxpr
+from stablenum_jax._diagnosis.replay.jax_internals import (
+    bind,
+    called_jaxpr,
+    context_of,
+    differentiated_jaxpr,
+)
 from stablenum_jax._diagnosis.replay.naming import operation_name
-from stablenum_jax._diagnosis.replay.numpy_answers import plainly
-from stablenum_jax._diagnosis.replay.places import NOWHERE, Source, source_of
-from stablenum_jax._step.measure import is_floating
+from stablenum_jax._diagnosis.replay.numpy_answers import numpy_answer
+from stablenum_jax._diagnosis.replay.places import Source, source_of
+from stablenum_jax._trees.leaves import is_floating
 
-__all__ = ["Cell", "Context", "Interpreter", "Kept", "Written"]
+__all__ = ["Interpreter", "Kept", "Written"]
 
-# Calls that are opened: primitive -> where its jaxpr is.
-_CALLS = {
-    "jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr",
-    "call": "call_jaxpr", "remat": "jaxpr", "remat2": "jaxpr", "checkpoint": "jaxpr",
-    "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr",
-    "custom_vjp_call_jaxpr": "fun_jaxpr", "eval_jaxpr": "jaxpr",
-}  # fmt: skip
 _CONTROL = {"cond": control_flow.cond, "scan": control_flow.scan, "while": control_flow.while_loop}
-# Prints and checks: they return nothing and would speak twice.
+# Prints and checks: they return nothing, and would print again.
 _SILENT = frozenset({"debug_callback", "debug_print", "check"})
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """A value of the program: its data, and its index in the trace."""
-
-    data: Any
-    id: int
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """What the enclosing calls say: their source, the name stack, the iteration."""
-
-    source: Source = NOWHERE
-    stack: str = ""
-    where: str = ""
-
-    def iteration(self, number: int, loop: str) -> Context:
-        """Inside one iteration of a loop."""
-        where = f"iteration {number} of {loop}"
-        return replace(self, where=f"{self.where}, {where}" if self.where else where)
-
-
-@dataclass(frozen=True, slots=True)
 class Written:
-    """How a step was written down."""
+    """Where the equation of a step comes from."""
 
     source: Source
     stack: str
@@ -68,7 +45,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The data of a step that made something bad out of what was not, until the walk is done."""
+    """The data of a step whose outputs contain a NaN or inf that its inputs do not."""
 
     eqn: Any
     inputs: tuple[Any, ...]
@@ -80,11 +57,12 @@ class Interpreter:
     """Evaluates and records.
 
     Attributes:
-        trace: what is recorded.
-        written: one a step of the trace.
+        symbolic: whether it runs under jit; loops are then single steps.
+        trace: the record.
+        written: one per step of the trace.
         kept: index of a step -> its data.
-        flags: under jit (``symbolic``): one traced flag vector a value; loops are single steps then.
-        skipped: what was left out, in words.
+        flags: if symbolic, one traced vector of flags per value, None for other dtypes.
+        skipped: names of primitives that were left out.
     """
 
     symbolic: bool = False
@@ -99,24 +77,24 @@ class Interpreter:
     # --- values ---
 
     def measure(self, data: Any) -> Flags:
-        """Flags of a value now, or (symbolic) a traced vector for later."""
+        """The flags of a value; if symbolic, they are traced, and read later."""
         if self.symbolic:
             self.flags.append(flags_in(data) if is_floating(data) else None)
             return CLEAN
         return flags_of(data)
 
     def outside(self, data: Any, role: str, name: str = "") -> Cell:
-        """A value that no step makes."""
+        """A value that is not the output of a step."""
         return Cell(data, self.trace.add_value(flags=self.measure(data), role=role, name=name))
 
     def constant(self, data: Any) -> Cell:
-        """A captured array: one with NaN can only be data, one with infinities is a mask or a bound."""
+        """A captured array: with NaN it must be data; with infinities it may be a mask or a bound."""
         flags = CLEAN if self.symbolic else flags_of(data)
         name = f"captured {getattr(data, 'dtype', type(data).__name__)}{list(np.shape(data))}"
         return self.outside(data, "input" if flags[0] and np.ndim(data) else "constant", name)
 
     def made(self, outputs: Sequence[Any]) -> list[Cell]:
-        """Values of the step that is recorded next."""
+        """The outputs of the step that is recorded next."""
         return [Cell(o, self.trace.add_value(flags=self.measure(o))) for o in outputs]
 
     def _literal(self, literal: Any) -> Cell:
@@ -158,7 +136,7 @@ class Interpreter:
         return any((v.nan and not nan) or (v.inf and not inf) for v in after)
 
     def source(self, eqn: Any, ctx: Context) -> Source:
-        """Where an equation was written; inside a library's jitted function: where that was called."""
+        """Where an equation was written; inside a library's jitted function, where that was called."""
         known = self._sources.get(id(eqn))
         if known is None:
             known = self._sources[id(eqn)] = (eqn, source_of(eqn.source_info.traceback))
@@ -170,7 +148,7 @@ class Interpreter:
     # --- evaluation ---
 
     def run(self, jaxpr: Any, consts: Sequence[Cell], args: Sequence[Cell], ctx: Context) -> list[Cell]:
-        """Evaluate a jaxpr. Values that are not read again are let go."""
+        """Evaluate a jaxpr. Values are dropped after they are read for the last time."""
         env: dict[Any, Cell] = dict(zip(jaxpr.constvars, consts, strict=True))
         env.update(zip(jaxpr.invars, args, strict=True))
         last = _last_uses(jaxpr)
@@ -186,13 +164,14 @@ class Interpreter:
         return [read(v) for v in jaxpr.outvars]
 
     def evaluate(self, eqn: Any, inputs: list[Cell], ctx: Context) -> list[Cell]:
-        """One equation: opened if it is a call or a branch or a loop, else one step."""
+        """Evaluate one equation: a call, branch or loop is opened; any other is one step."""
         name = eqn.primitive.name
         if name in _SILENT:
             self.skipped.add(name)
             return []
-        if name in _CALLS and _CALLS[name] in eqn.params:
-            jaxpr, consts = sub_jaxpr(eqn.params[_CALLS[name]])
+        called = called_jaxpr(eqn) or differentiated_jaxpr(eqn)
+        if called is not None:
+            jaxpr, consts = called
             with context_of(eqn):
                 return self.run(jaxpr, [self.constant(c) for c in consts], inputs, self.inside(eqn, ctx))
         if name in _CONTROL and not self.symbolic:
@@ -215,11 +194,11 @@ class Interpreter:
             if self.symbolic:
                 return bind(eqn, inputs, params)
             if "jaxpr" in eqn.params or "call_jaxpr" in eqn.params:
-                # Calls that are not opened (shard_map, kernels) know how to be compiled, not all of them how
-                # to be run one by one.
+                # Calls that are not opened (shard_map, kernels) can all be compiled, but not all of them can
+                # be evaluated eagerly.
                 return list(jit(lambda *xs: bind(eqn, list(xs), params))(*inputs))
             if params is None and not eqn.primitive.multiple_results:
-                plain = plainly(eqn.primitive.name, inputs, eqn.params, eqn.outvars[0].aval)
+                plain = numpy_answer(eqn.primitive.name, inputs, eqn.params, eqn.outvars[0].aval)
                 if plain is not None:
                     return [plain]
             return bind(eqn, inputs, params)
@@ -254,6 +233,6 @@ _TRANSFORMATIONS = re.compile(r"\b(transpose|jvp|vmap|checkpoint|remat|linearize
 
 @lru_cache(maxsize=4096)
 def _module(stack: str) -> str:
-    """The name stack without transformations: named scopes, flax modules."""
+    """The name stack without transformations: only named scopes and flax modules."""
     parts = _TRANSFORMATIONS.sub("", stack).split("/")
     return "/".join(p for p in parts if p and p not in ("rematted_computation", "checkpoint"))

@@ -1,4 +1,4 @@
-"""What the replay needs of JAX beyond its public interface, each with a way around its absence."""
+"""What depends on the version of JAX or is not public, each with a fallback."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from jax.extend import core
 
 __all__ = [
     "bind",
+    "called_jaxpr",
     "context_of",
+    "differentiated_jaxpr",
     "own_lines_in_backward",
     "quiet",
     "scan_counts",
@@ -19,13 +21,32 @@ __all__ = [
     "under_transformation",
 ]
 
+# Calls: the primitive's name, and the parameter that holds its jaxpr.
+_CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "call": "call_jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "eval_jaxpr": "jaxpr",
+    "remat": "jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+}
+# Calls of functions with a derivative of their own. Opened, they would be differentiated without it.
+_DIFFERENTIATED = {
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+}
+
 
 def bind(eqn: Any, inputs: list[Any], params: dict[str, Any] | None = None) -> list[Any]:
     """Evaluate one equation; always a list of outputs."""
     params = eqn.params if params is None else params
     prepared = eqn.primitive.get_bind_params(params) if hasattr(eqn.primitive, "get_bind_params") else params
     functions: list[Any] = []
-    if isinstance(prepared, tuple):  # older: (functions, params)
+    if isinstance(prepared, tuple):  # before JAX 0.10: (functions, params)
         functions, prepared = prepared
     out = eqn.primitive.bind(*functions, *inputs, **prepared)
     return list(out) if eqn.primitive.multiple_results else [out]
@@ -38,7 +59,7 @@ def context_of(eqn: Any) -> contextlib.AbstractContextManager[Any]:
 
 
 def scan_counts(params: dict[str, Any], inputs: int) -> tuple[int, int]:
-    """How many constants and how many carried values a scan takes."""
+    """The number of constants and the number of carried values of a scan."""
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
     consts, carry, _ = params["ft_in"].update(list(range(inputs))).unpack()  # from JAX 0.12 on
@@ -52,24 +73,39 @@ def sub_jaxpr(value: Any) -> tuple[Any, list[Any]]:
     return value, list(getattr(value, "consts", ()) or ())
 
 
+def called_jaxpr(eqn: Any) -> tuple[Any, list[Any]] | None:
+    """Jaxpr and constants of an equation that only calls a function (jit, checkpoint), else None."""
+    return _jaxpr_in(eqn, _CALLS)
+
+
+def differentiated_jaxpr(eqn: Any) -> tuple[Any, list[Any]] | None:
+    """The same of an equation that calls a function with a derivative of its own, else None."""
+    return _jaxpr_in(eqn, _DIFFERENTIATED)
+
+
+def _jaxpr_in(eqn: Any, table: dict[str, str]) -> tuple[Any, list[Any]] | None:
+    parameter = table.get(eqn.primitive.name)
+    return sub_jaxpr(eqn.params[parameter]) if parameter in eqn.params else None
+
+
 def under_transformation() -> bool:
-    """Whether a trace (jit, grad, vmap) is going on."""
+    """Whether the caller is inside a trace (jit, grad, vmap)."""
     is_clean = getattr(jax.core, "trace_state_clean", None)
     return bool(is_clean is not None and not is_clean())
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """JAX's own NaN checks off: the replay wants to see what comes after, too."""
+    """Turn JAX's NaN checks off: a replay goes on after the first NaN."""
     with jax.debug_nans(False), jax.debug_infs(False), jax.disable_jit(False):
         yield
 
 
 @contextlib.contextmanager
 def own_lines_in_backward() -> Iterator[None]:
-    """While tracing: equations of a ``custom_vjp``'s backward keep the line that the user wrote there.
+    """While tracing, keep the user's lines for the equations in a ``custom_vjp``'s backward function.
 
-    JAX gives them the line of the forward call. Without the private names nothing changes.
+    JAX replaces them by the line of the forward call. Without the private names this has no effect.
     """
     try:
         from jax._src import source_info_util as info

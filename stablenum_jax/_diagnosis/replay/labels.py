@@ -1,4 +1,4 @@
-"""Labels and other indices that point outside of what they index."""
+"""Labels and other indices that are out of range."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["outside_indices"]
 
 
 def outside_indices(kept: Kept | None) -> str:
-    """What is wrong with the indices of a gather that filled in NaN, in words; "" if nothing is."""
+    """What is wrong with the indices of a gather that returned NaN, in words; "" if nothing is."""
     if kept is None or kept.eqn.primitive.name != "gather" or "FILL" not in str(kept.eqn.params.get("mode")):
         return ""
     operand, indices = kept.inputs[:2]
@@ -24,7 +24,7 @@ def outside_indices(kept: Kept | None) -> str:
         outside = values[(values < 0) | (values > last)]
         if outside.size:
             return (
-                f"{outside.size} of {values.size} indices lie outside 0..{last}, "
+                f"{outside.size} of {values.size} indices are outside 0..{last}, "
                 f"the first is {int(outside.flat[0])}; "
                 "JAX fills in NaN for them"
             )

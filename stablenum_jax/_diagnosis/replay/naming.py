@@ -1,4 +1,4 @@
-"""What users call an equation: by the library function they called, else by its primitive."""
+"""The name of an equation: the library function that the user called, else its primitive."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _PRIMITIVES = {
     "unstack": "slice", "stack": "stack", "reduce_window_sum": "avg_pool", "reduce_window_max": "max_pool",
 }  # fmt: skip
 
-# What a primitive does whatever function it was called from: infinities pass through it.
+# Primitives that only move values; they are named by what they do, whatever function called them.
 _CARRYING = frozenset({
     "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "slice", "dynamic_slice",
     "concatenate", "copy", "copy_p", "stop_gradient", "rev", "pad", "dynamic_update_slice",
@@ -67,7 +67,7 @@ _CARRYING = frozenset({
 
 
 def function_name(functions: Iterable[str]) -> str:
-    """The first library function, from outside, that users know by a name; "" if none."""
+    """The name of the outermost library function in the table; "" if there is none."""
     for function in functions:
         parts = function.split(".")
         name = _FUNCTIONS.get(".".join(parts[-2:])) or _FUNCTIONS.get(parts[-1])
@@ -79,14 +79,14 @@ def function_name(functions: Iterable[str]) -> str:
 
 
 def primitive_name(primitive: str, exponent: object = None) -> str:
-    """What a primitive is called outside JAX."""
+    """The usual name of a primitive outside JAX."""
     if primitive == "integer_pow" and exponent == -1:
         return "reciprocal"
     return _PRIMITIVES.get(primitive, primitive)
 
 
 def operation_name(functions: Iterable[str], primitive: str, exponent: object = None) -> str:
-    """The function's name, unless the equation only carries values about."""
+    """The function's name, or the primitive's if the equation only moves values."""
     if primitive in _CARRYING:
         return primitive_name(primitive)
     return function_name(functions) or primitive_name(primitive, exponent)

@@ -1,9 +1,9 @@
-"""Equations that NumPy answers exactly as XLA does, so that no program has to be compiled for them.
+"""Equations for which NumPy gives exactly XLA's result, so that nothing has to be compiled for them.
 
-Moving data about, comparing and choosing is exact. Sums, differences, products and quotients of float32 and
-float64 are correctly rounded in both; where a subnormal number comes in or out, which XLA may flush to zero,
-XLA is asked. Transcendental functions and reductions always go to XLA: there the last digit, and with it the
-edge of overflow, may differ.
+Moving, comparing and selecting data is exact. Sums, differences, products and quotients of float32 and
+float64 are correctly rounded in both, but XLA may flush subnormal numbers to zero: with a subnormal input or
+result the equation goes to XLA. Transcendental functions and reductions always go to XLA: their last digit,
+and with it the point of overflow, may differ.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["plainly"]
+__all__ = ["numpy_answer"]
 
-# Arrays above this go to XLA, whose loops are fused and use all cores.
+# Larger arrays go to XLA, whose loops are fused and use all cores.
 _MOST_ELEMENTS = 2_000_000
 
 
-def plainly(primitive: str, inputs: Sequence[Any], params: dict[str, Any], aval: Any) -> Any:
-    """The equation's one output, or None: ask XLA."""
+def numpy_answer(primitive: str, inputs: Sequence[Any], params: dict[str, Any], aval: Any) -> Any:
+    """The equation's one output; None if XLA has to compute it."""
     rule = _MOVING.get(primitive) or _ARITHMETIC.get(primitive)
     if rule is None or params.get("sharding") is not None or aval.size > _MOST_ELEMENTS:
         return None

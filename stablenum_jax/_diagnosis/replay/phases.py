@@ -1,4 +1,4 @@
-"""Forward, backward or update: which step is what, and which forward step a derivative belongs to."""
+"""Which steps are forward, backward or update, and which forward step a derivative belongs to."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ from stablenum_jax._diagnosis.replay.naming import function_name
 
 __all__ = ["assign_phases"]
 
-# What a loop does with its rows, which is no derivative of anything.
+# What a loop does with its rows; not a derivative of anything.
 _LOOP_PARTS = ("index", "stack")
-# Iteration (None: any) -> function -> its last step.
+# Iteration (None for any) -> function -> its last step.
 _Last: TypeAlias = dict[str | None, dict[str, Step]]
 _Table: TypeAlias = dict[Any, _Last]
 
 
 def assign_phases(trace: Trace, written: list[Written], loss: Iterable[int], outputs: Iterable[int]) -> None:
-    """Set ``phase`` and, of derivatives, ``operation`` and ``forward``.
+    """Set each step's ``phase`` and, for derivatives, ``operation`` and ``forward``.
 
-    What the loss is computed from is forward. Of the rest, what a differentiation made is backward: also the
-    factors that it takes from the forward pass (1 / (2 sqrt x) stands beside sqrt x). Without a loss,
-    whatever is not transposed and is not used by a transposed step alone is forward; an optimizer's own
-    arithmetic is the update, also where it reads no gradient (that of an unused parameter is a constant 0).
+    Steps from which the loss is computed are forward. Of the others, those that differentiation created are
+    backward, including factors computed during the forward pass (1 / (2 sqrt x) next to sqrt x). Without a
+    loss, steps are forward unless they are transposed or used by transposed steps only; the optimizer's
+    arithmetic is the update, even where it reads no gradient (that of an unused parameter is a constant 0).
 
     Args:
+        trace: the replay; its steps are changed.
+        written: one per step.
         loss: the loss, if the program has one.
         outputs: all results.
     """
@@ -51,7 +53,7 @@ def assign_phases(trace: Trace, written: list[Written], loss: Iterable[int], out
 
 
 def _reaching(trace: Trace, values: Iterable[int], through: Any = None) -> set[int]:
-    """Steps from which ``values`` are computed; ``through[i]`` False stops there."""
+    """Steps from which ``values`` are computed, without going past a step i with ``through[i]`` False."""
     todo, steps = list(values), set()
     while todo:
         producer = trace.values[todo.pop()].producer
@@ -63,15 +65,15 @@ def _reaching(trace: Trace, values: Iterable[int], through: Any = None) -> set[i
 
 
 def _without_loss(trace: Trace, transposed: list[bool], outputs: Iterable[int]) -> set[int]:
-    """The forward pass of a whole training step: its results that no transposed step made, and what nobody
-    reads (a loss that is not returned)."""
+    """The forward pass of a whole training step: results that do not come from a transposed step, and values
+    that are never read (a loss that is not returned)."""
     read = {i for s in trace.steps for i in s.inputs}
     unread = [o for s in trace.steps for o in s.outputs if o not in read]
     return _reaching(trace, [*outputs, *unread], through=[not t for t in transposed])
 
 
 def _within_derivatives(trace: Trace, written: list[Written]) -> None:
-    """In a loss that is itself made of gradients: the factors of the inner derivative."""
+    """Mark the factors of the inner derivative as backward, if the loss itself contains gradients."""
     first: dict[Any, Step] = {}
     for step, how in zip(trace.steps, written, strict=True):
         if step.phase != "forward" or how.stack.count("jvp(") < 2 or not how.source.call:
@@ -89,7 +91,7 @@ def _find_forward(trace: Trace, written: list[Written]) -> None:
         if step.phase == "forward":
             for table, key in zip(tables, _keys(how), strict=True):
                 if key is not None:
-                    # The last of each function: in its iteration, and in all.
+                    # The last step of each function, in its iteration and overall.
                     for where in (step.where, None):
                         table.setdefault(key, {}).setdefault(where, {})[step.operation] = step
     for step, how in zip(trace.steps, written, strict=True):
@@ -103,7 +105,7 @@ def _find_forward(trace: Trace, written: list[Written]) -> None:
 
 
 def _keys(how: Written) -> tuple[Any, Any, Any]:
-    """The same instruction of the library for the same call; the same call; the same line."""
+    """Keys from the most exact to the least: instruction of the library and call, call, line."""
     source, place = how.source, how.source.place
     call = source.call
     return (
@@ -114,7 +116,7 @@ def _keys(how: Written) -> tuple[Any, Any, Any]:
 
 
 def _best(step: Step, how: Written, last: _Last) -> Step:
-    """One that computes rather than carries, of the same function and iteration; the last of these."""
+    """The step that computes rather than moves values, of the same iteration and function; the last such."""
     name = function_name(how.source.functions)
 
     def rank(c: Step) -> tuple[bool, bool, bool, int]:

@@ -1,4 +1,4 @@
-"""Where an equation was written: the user's line, and the library functions it was called through."""
+"""Where an equation was written: the user's line, and the library functions between it and JAX."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any
 
+import stablenum
 from stablenum.diagnosis import Place
 
 __all__ = ["NOWHERE", "Source", "is_user_code", "place_in", "source_of"]
@@ -23,14 +24,15 @@ _SITES = tuple(
     | {sysconfig.get_paths()[k] + os.sep for k in ("purelib", "platlib")}
 )
 _STDLIB = tuple({sysconfig.get_paths()[k] + os.sep for k in ("stdlib", "platstdlib")})
-_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _OWN = tuple(
-    os.path.join(os.path.dirname(_HERE), n) + os.sep for n in _LIBRARIES if n.startswith("stablenum")
+    os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(stablenum.__file__))), name) + os.sep
+    for name in _LIBRARIES
+    if name.startswith("stablenum")
 )
-_START = os.path.join(_HERE, "tracing") + os.sep
-# Frames below these belong to a derivative's rule, not to the call that is differentiated.
+_REPLAY = os.path.dirname(os.path.abspath(__file__)) + os.sep
+# Frames below these belong to the rule of a derivative, not to the differentiated call.
 _DIFFERENTIATION = ("/interpreters/ad.py", "/interpreters/batching.py", "/interpreters/backward_pass.py")
-# Machinery between a call and what it calls.
+# Frames of JAX itself between a call and what it calls.
 _PLUMBING = (
     "/jax/_src/interpreters/", "/jax/_src/pjit.py", "/jax/_src/core.py", "/jax/_src/api",
     "/jax/_src/linear_util",
@@ -41,14 +43,14 @@ _PLUMBING = (
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a traceback says.
+    """What a traceback contains.
 
     Attributes:
         place: the innermost frame of the user's code.
-        frames: his call stack, outermost first.
-        call: the bytecode instruction that made the call: two operations of one line differ.
+        frames: the frames of the user's code, outermost first.
+        call: the bytecode instruction of the call, which differs for two operations on one line.
         functions: the library functions below it, outermost first.
-        inner: their instructions: the equations of a derivative share those of the call.
+        inner: their instructions, which the equations of a derivative share with those of the call.
     """
 
     place: Place | None = None
@@ -70,7 +72,7 @@ def source_of(traceback: Any) -> Source:
     call: Any = None
     below: list[tuple[CodeType, int]] = []
     for code, offset in zip(codes, offsets, strict=True):  # innermost first
-        if code.co_filename.startswith(_START):
+        if code.co_filename.startswith(_REPLAY):
             break
         if is_user_code(code.co_filename):
             if not frames:
@@ -90,7 +92,7 @@ def source_of(traceback: Any) -> Source:
 
 
 def _calls(below: list[tuple[CodeType, int]]) -> list[tuple[CodeType, int]]:
-    """The library's frames up to where differentiation took over, without machinery."""
+    """The library's frames, without JAX's own, up to the first of a differentiation."""
     calls = []
     for code, offset in below:
         name = code.co_filename
@@ -118,7 +120,7 @@ def _line(traceback: Any, code: CodeType, offset: int) -> int:
 
 @lru_cache(maxsize=4096)
 def is_user_code(file: str) -> bool:
-    """Whether a file is the user's: not of the standard library, nor of a numerical or a test library."""
+    """Whether a file is the user's: not part of the standard library or of a known library."""
     if file.startswith("<"):
         return not file.startswith(("<frozen", "<attrs"))  # a console, a notebook, a doctest
     if file.startswith(_OWN):
@@ -132,7 +134,7 @@ def is_user_code(file: str) -> bool:
 
 def place_in(code: CodeType, line: int) -> Place:
     """A line of a function."""
-    # Not cached by the code object: those of two files that read alike are equal.
+    # Not cached by code object: code objects of two files with the same text are equal.
     return _place(code.co_filename, _name(code), line)
 
 

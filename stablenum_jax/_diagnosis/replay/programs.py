@@ -1,4 +1,4 @@
-"""The jaxpr of a step: the loss and its gradients, or a function as it is."""
+"""The jaxpr of a step: a loss and its gradients, or any other function."""
 
 from __future__ import annotations
 
@@ -12,24 +12,22 @@ from jax.extend import core
 
 from stablenum_jax._diagnosis.replay.inputs import Call
 from stablenum_jax._diagnosis.replay.jax_internals import own_lines_in_backward, sub_jaxpr
-from stablenum_jax._step.measure import is_floating
+from stablenum_jax._step.scaled_loss import scaled_in_range
+from stablenum_jax._trees.leaves import is_floating
 from stablenum_jax._trees.state import is_guard
 
 __all__ = ["Program", "program_of"]
 
-# The largest power of two that the cotangent of a float16 loss can hold (as in the guard's value_and_grad).
-_LARGEST_FLOAT16_SCALE = 2.0**15
-
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A closed jaxpr of the call's arrays, and what its results are.
+    """A closed jaxpr of the call's arrays, and the meaning of its results.
 
     Attributes:
-        closed: takes the arrays; with ``scaled``, the loss scale first.
+        closed: takes the arrays, after the loss scale if ``scaled``.
         names: of the results that are judged.
         judged: their positions among the outputs.
-        loss: positions of the loss, first as the user computes it.
+        loss: positions of the loss and of the scaled loss.
         gradients: whether the judged results after the loss are gradients.
         scaled: whether the loss scale is an argument.
     """
@@ -87,9 +85,7 @@ def _with_gradients(call: Call, data: list[Any], has_aux: bool, scaled: bool) ->
             loss = _loss_of(call(given), has_aux)
             if not scaled:
                 return loss, loss
-            wide = jnp.promote_types(loss.dtype, jnp.float32)
-            on_loss = jnp.minimum(scale, _LARGEST_FLOAT16_SCALE) if loss.dtype == jnp.float16 else scale
-            return loss.astype(wide) * on_loss.astype(wide), loss
+            return scaled_in_range(loss, scale), loss
 
         (scaled_loss, loss), grads = value_and_grad(loss_of, has_aux=True)([arrays[i] for i in chosen])
         return (loss, scaled_loss, *grads)
@@ -110,14 +106,14 @@ def _with_gradients(call: Call, data: list[Any], has_aux: bool, scaled: bool) ->
 
 
 def _arrays(title: str, tree: Any) -> list[tuple[str, Any]]:
-    """The arrays of a tree by name. A guard is left out: its statistics hold infinities that are meant."""
+    """The arrays of a tree, with names, without guards, whose statistics contain intended infinities."""
     paths, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_guard)
     names = [title + jax.tree_util.keystr(path).removesuffix(".value") for path, _ in paths]
     return [(name, x) for name, (_, x) in zip(names, paths, strict=True) if _is_array(x)]
 
 
 def _unwritten(jaxpr: Any) -> dict[int, int]:
-    """Results that are arguments as they came, also where they went through jit: result -> argument."""
+    """Results that are unchanged arguments, also if passed through jit: result -> argument."""
     source = {v: i for i, v in enumerate(jaxpr.invars)}
     for eqn in jaxpr.eqns:
         if eqn.primitive.name in ("jit", "pjit"):
@@ -136,7 +132,7 @@ def _as_it_is(call: Call, data: list[Any]) -> Program:
 
     def run(*arrays: Any) -> list[Any]:
         args, kwargs = call.rebuild(arrays)
-        # With what the function may write in place: flax.nnx's models and optimizers.
+        # Including the arguments, because flax.nnx models and optimizers are changed in place.
         results = [*_arrays("result", call.fun(*args, **kwargs)), *_arrays("args", args)]
         names[:] = [name for name, _ in results]
         return [x for _, x in results]

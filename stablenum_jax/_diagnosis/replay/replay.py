@@ -1,4 +1,4 @@
-"""`replay`: one step under instruments, and what it tells."""
+"""``replay``: run one step again under observation, and report what went wrong."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stablenum_jax._diagnosis.replay.jax_internals import quiet, under_transform
 from stablenum_jax._diagnosis.replay.labels import outside_indices
 from stablenum_jax._diagnosis.replay.programs import Program, program_of
 from stablenum_jax._diagnosis.replay.run import Run, result_flags, run_compiled, run_eagerly, run_instrumented
-from stablenum_jax._step.measure import is_floating
+from stablenum_jax._trees.leaves import is_floating
 from stablenum_jax._trees.state import has_guard, is_guard
 from stablenum_jax._trees.state import loss_scale as guard_scale
 
@@ -38,30 +38,31 @@ def replay(
     known_bad: bool = False,
     **kwargs: Any,
 ) -> Report:
-    """Run one step again, equation by equation, and say what first went wrong, where and why.
+    """Run one step again, equation by equation, and report what went wrong first, where and why.
 
-    Call it eagerly with what the failed step was called with: after a true skip parameters and state are
-    still those of before. The loss and its gradients are judged; nothing of the caller's is written, and
-    no buffer is donated.
+    Call it eagerly with the arguments of the failed step: after a true skip the parameters and the state are
+    still those from before the step. The loss and its gradients are judged. Nothing of the caller's is
+    changed, and no buffer is donated.
 
     Args:
         fun: as for ``jax.value_and_grad``: returns a floating scalar, or ``(scalar, aux)``. Any other
-            function, a whole training step for example, is replayed as it is, and all floating results are
-            judged. Jitted or not.
+            function, such as a whole training step, is replayed without differentiation, and all its floating
+            results are judged. It may be jitted.
         *args: pytrees of arrays; models of flax.linen, flax.nnx and equinox too.
         argnums: which arguments are the parameters.
         has_aux: as in JAX.
-        gradients: False replays the forward pass alone; None: with gradients if the result is a scalar.
+        gradients: False replays only the forward pass; None adds the gradients if the result is a scalar.
         loss_scale: the factor on the loss; by default the guard's in ``opt_state``, or 1.
-        opt_state: the optimizer's state before the step: looked through for what is not finite.
-        known_bad: the step is known to have failed: if it does not fail again, that is what is reported.
+        opt_state: the optimizer's state before the step, which is searched for problems.
+        known_bad: the step is known to have failed; if it does not fail again, the report says so.
         **kwargs: arguments of ``fun``.
 
     Returns:
-        A report: ``ok``, ``findings`` (first cause first), ``verdict``; as text, JSON or HTML.
+        A report with ``ok``, ``findings`` (the first cause first) and ``verdict``; as text, JSON or HTML.
 
     Raises:
-        TypeError: called inside jit, grad or vmap; ``gradients=True`` and the result is no floating scalar.
+        TypeError: called inside jit, grad or vmap; with ``gradients=True``, the result is not a floating
+            scalar.
         ValueError: ``argnums`` names no argument.
 
     Example:
@@ -72,7 +73,7 @@ def replay(
     """
     start = time.perf_counter()
     numbers = _argnums(argnums, len(args))
-    _refuse_tracers((args, kwargs))
+    _check_no_tracers((args, kwargs))
     scale = _scale(loss_scale, opt_state)
     with quiet():
         call = call_of(fun, args, kwargs, numbers, opt_state)
@@ -92,7 +93,7 @@ def _argnums(argnums: int | Sequence[int], count: int) -> tuple[int, ...]:
     return tuple(n % count for n in given) if count else ()
 
 
-def _refuse_tracers(tree: Any) -> None:
+def _check_no_tracers(tree: Any) -> None:
     if under_transformation() or any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(tree)):
         raise TypeError(
             "replay needs real arrays, but was called inside a transformation (jit, grad, vmap). "
@@ -108,7 +109,7 @@ def _scale(given: float | None, opt_state: Any) -> float:
 
 @dataclass
 class _Outcome:
-    """The replay that is reported, and what the others said."""
+    """The replay that is reported, and the results of the others."""
 
     run: Run
     findings: list[Finding]
@@ -137,8 +138,8 @@ def _replayed(program: Program, call: Call, scale: float, known_bad: bool) -> _O
     unscaled_finite = None
     if scale > 1.0 and run.failed and (program.scaled or scale_of(leaves) > 1.0):
         unscaled_finite = not run_eagerly(program, unscaled(leaves), 1.0).failed
-    if run.refused and not run.bad:
-        notes.append("a guard refused the step; what it measured is judged in place of the results")
+    if run.measured and not run.bad:
+        notes.append("a guard skipped the step; what it measured is judged in place of the results")
     if not program.judged:
         notes.append("the function returns no floating array: there was nothing to judge")
     if run.interpreter.skipped:
@@ -192,13 +193,13 @@ def _evidence(outcome: _Outcome, call: Call, scale: float, opt_state: Any, param
 
 
 def _bad_parameters(call: Call, failed: bool, gradients: bool) -> tuple[str, ...]:
-    """Parameters that are not finite. In a step that goes well an infinity is a bound or a mask."""
+    """Parameters that are not finite. If the step did not fail, an infinity is a bound or a mask."""
     flags = [(leaf.name, flags_of(leaf.data)) for leaf in call.leaves if leaf.role == "parameter"]
     return tuple(name for name, f in flags if (any(f) if failed else gradients and f[0]))
 
 
 def _norm_overflows(gradients: Sequence[Any]) -> bool:
-    """Finite gradients whose sum of squares is beyond float32."""
+    """Whether gradients are finite, but their sum of squares exceeds float32."""
     total = 0.0
     for g in gradients:
         a = np.abs(np.asarray(g)).astype(np.float64) if is_floating(g) else np.zeros(0)
@@ -207,7 +208,7 @@ def _norm_overflows(gradients: Sequence[Any]) -> bool:
 
 
 def _bad_state(opt_state: Any, call: Call, parameters: Any) -> tuple[str, ...]:
-    """What is wrong with the optimizer's state, in words: the audit, else entries that are not finite."""
+    """Problems in the optimizer's state, in words: those of the audit, else entries that are not finite."""
     if opt_state is not None and parameters is not None:
         try:
             return state_problems(opt_state, parameters)

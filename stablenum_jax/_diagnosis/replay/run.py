@@ -1,4 +1,4 @@
-"""One replay of a program: evaluated, judged by its results, and walked back."""
+"""One replay of a program: evaluate it, judge its results, and find the first causes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ import numpy as np
 from jax import jit
 
 from stablenum.diagnosis import Finding, Origin, Trace, finding_of, first_causes
+from stablenum_jax._diagnosis.replay.cells import Cell, Context
 from stablenum_jax._diagnosis.replay.flags import flags_of, stats_of
 from stablenum_jax._diagnosis.replay.guards import seen_by_guards
 from stablenum_jax._diagnosis.replay.inputs import Leaf
-from stablenum_jax._diagnosis.replay.interpreter import Cell, Context, Interpreter, Kept
+from stablenum_jax._diagnosis.replay.interpreter import Interpreter, Kept
 from stablenum_jax._diagnosis.replay.jax_internals import bind
 from stablenum_jax._diagnosis.replay.phases import assign_phases
 from stablenum_jax._diagnosis.replay.programs import Program
-from stablenum_jax._step.measure import is_floating
+from stablenum_jax._trees.leaves import is_floating
 
 __all__ = ["Run", "result_flags", "run_compiled", "run_eagerly", "run_instrumented"]
 
@@ -29,13 +30,14 @@ MOST_FINDINGS = 8
 
 @dataclass
 class Run:
-    """A replay that was evaluated.
+    """An evaluated replay.
 
     Attributes:
-        trace: what was recorded.
-        results: cells of the judged results, the loss first.
-        bad: positions in ``results`` that are not finite.
-        refused: indices of values that a guard inside measured and that are not finite.
+        program: what was evaluated.
+        interpreter: holds the trace.
+        inputs, outputs: cells of constants and arguments, and of all results.
+        bad: positions among the judged results that are not finite.
+        measured: indices of values that a guard inside measured and that are not finite.
     """
 
     program: Program
@@ -43,12 +45,12 @@ class Run:
     inputs: list[Cell]
     outputs: list[Cell]
     bad: tuple[int, ...]
-    refused: tuple[int, ...] = ()
+    measured: tuple[int, ...] = ()
 
     @property
     def failed(self) -> bool:
-        """Whether a result is not finite, or a guard saw what is not."""
-        return bool(self.bad or self.refused)
+        """Whether a result, or what a guard measured, is not finite."""
+        return bool(self.bad or self.measured)
 
     @property
     def trace(self) -> Trace:
@@ -60,7 +62,7 @@ class Run:
         program, trace = self.program, self.trace
         loss = [self.outputs[i].id for i in program.loss]
         assign_phases(trace, self.interpreter.written, loss, [c.id for c in self.outputs])
-        bad = [*(self.outputs[program.judged[i]].id for i in self.bad), *self.refused]
+        bad = [*(self.outputs[program.judged[i]].id for i in self.bad), *self.measured]
         found = []
         for origin in first_causes(trace, bad)[:MOST_FINDINGS]:
             kept = self.interpreter.kept.get(origin.step.index) if origin.step else None
@@ -69,7 +71,7 @@ class Run:
         return found
 
     def _fill(self, origin: Origin, kept: Kept | None) -> None:
-        """Statistics, for what is shown alone."""
+        """Add the statistics of the values that are shown."""
         values = self.trace.values
         if origin.step is None:
             data = next((c.data for c in self.inputs if c.id == origin.value.id), None)
@@ -89,16 +91,16 @@ def run_eagerly(program: Program, leaves: Sequence[Leaf], scale: float) -> Run:
         interpreter, program, leaves, [leaf.data for leaf in leaves], jnp.float32(scale)
     )
     bad = [i for i, at in enumerate(program.judged) if not interpreter.trace.values[outputs[at].id].finite]
-    refused: tuple[int, ...] = ()
+    measured: tuple[int, ...] = ()
     if not program.gradients:
         given = inputs[len(inputs) - len(leaves) :]
         own = frozenset(c.id for c, leaf in zip(given, leaves, strict=True) if leaf.guard)
-        refused = seen_by_guards(interpreter.trace, interpreter.written, own) if own else ()
-    return Run(program, interpreter, inputs, outputs, tuple(bad), refused)
+        measured = seen_by_guards(interpreter.trace, interpreter.written, own) if own else ()
+    return Run(program, interpreter, inputs, outputs, tuple(bad), measured)
 
 
 def run_compiled(program: Program, leaves: Sequence[Leaf], scale: float) -> list[Any]:
-    """The program under one jit, as it would train."""
+    """The results of the program under one jit, as in training."""
     function = jit(jax.extend.core.jaxpr_as_fun(program.closed))
     first = [jnp.float32(scale)] if program.scaled else []
     return list(function(*first, *[leaf.data for leaf in leaves]))
@@ -110,7 +112,7 @@ def result_flags(program: Program, outputs: Sequence[Any]) -> tuple[int, ...]:
 
 
 def run_instrumented(program: Program, leaves: Sequence[Leaf], scale: float) -> Run:
-    """The program under one jit that also returns the flags of every value."""
+    """The program under one jit, which also returns the flags of every value."""
     interpreter = Interpreter(symbolic=True)
     cells: list[Any] = []
 
@@ -144,7 +146,7 @@ def _evaluate(
 
 
 def _wide_finite(kept: Kept | None) -> bool | None:
-    """Whether the operation is finite in float32 on the same inputs; None if that cannot be tried."""
+    """Whether the operation is finite in float32 with the same inputs; None if that cannot be tested."""
     if kept is None or not any(_is_low(x) for x in (*kept.inputs, *kept.outputs)):
         return None
     wide = {k: jnp.dtype(jnp.float32) if _names_low(k, v) else v for k, v in kept.eqn.params.items()}

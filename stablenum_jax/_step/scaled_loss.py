@@ -1,0 +1,86 @@
+"""The loss times the guard's loss scale, and the scaled gradients of a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from stablenum_jax._step.apply import multiply_leaves
+from stablenum_jax._trees.state import loss_scale
+
+__all__ = ["scale_loss", "scaled_in_range", "scaled_value_and_grad"]
+
+PyTree: TypeAlias = Any
+
+# The largest power of two that a float16 cotangent can hold.
+_LARGEST_FLOAT16_SCALE = 2.0**15
+
+
+def scaled_value_and_grad(
+    fun: Callable[..., Any],
+    scale: jax.Array,
+    argnums: int | Sequence[int],
+    has_aux: bool,
+    /,
+    *args: Any,
+    **kwargs: Any,
+) -> tuple[Any, Any]:
+    """What ``fun`` returns, and the gradients of its scaled loss."""
+    dtypes: list[Any] = []
+
+    def scaled(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        out = fun(*args, **kwargs)
+        loss = jnp.asarray(out[0] if has_aux else out)
+        dtypes.append(loss.dtype)
+        if not jnp.issubdtype(loss.dtype, jnp.floating):
+            return loss, out  # JAX raises a clear error
+        return scaled_in_range(loss, scale), out
+
+    (_, out), grads = jax.value_and_grad(scaled, argnums, has_aux=True)(*args, **kwargs)
+    if dtypes[-1] == jnp.float16:
+        grads = multiply_leaves(grads, scale / _scale_on_loss(scale, dtypes[-1]))
+    return out, grads
+
+
+def _scale_on_loss(scale: jax.Array, dtype: Any) -> jax.Array:
+    """The part of the scale that is multiplied with the loss.
+
+    The cotangent of a float16 loss is float16, where 65536 is inf. The gradients are multiplied by the
+    rest of the scale.
+    """
+    return jnp.minimum(scale, _LARGEST_FLOAT16_SCALE) if dtype == jnp.float16 else scale
+
+
+def scale_loss(loss: Any, opt_state: PyTree) -> jax.Array:
+    """The loss times the guard's loss scale, in float32 (float64 for a float64 loss).
+
+    For gradients that you compute yourself; :func:`stablenum_jax.value_and_grad` does it for you. Compute
+    the loss in float32: the derivative of a float16 loss cannot hold a scale of 65536.
+
+    Args:
+        loss: a scalar.
+        opt_state: a pytree with one guard's state in it.
+
+    Raises:
+        ValueError: no guard in ``opt_state``, or more than one.
+
+    Example:
+        >>> import optax, stablenum_jax
+        >>> tx = optax.chain(stablenum_jax.guard(loss_scale="dynamic"), optax.sgd(0.1))
+        >>> scale_loss(jnp.asarray(3.0, jnp.float16), tx.init(jnp.ones(2)))
+        Array(196608., dtype=float32)
+    """
+    return _scaled(jnp.asarray(loss), loss_scale(opt_state))
+
+
+def scaled_in_range(loss: jax.Array, scale: jax.Array) -> jax.Array:
+    """The loss times the part of the scale that its cotangent can hold, in float32 at least."""
+    return _scaled(loss, _scale_on_loss(scale, loss.dtype))
+
+
+def _scaled(loss: jax.Array, scale: jax.Array) -> jax.Array:
+    wide = jnp.promote_types(loss.dtype, jnp.float32)
+    return loss.astype(wide) * scale.astype(wide)

@@ -1,0 +1,88 @@
+"""Leaves of a pytree: which are gradients or floating-point numbers, and which ones a guard watches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from stablenum_jax._trees.names import Path
+
+__all__ = [
+    "FP8_STATISTICS",
+    "guarded_leaves",
+    "guarded_weights",
+    "is_floating",
+    "is_measurable",
+    "real_parts",
+]
+
+Array: TypeAlias = jax.Array
+
+# flax.linen.fp8_ops.OVERWRITE_WITH_GRADIENT: statistics that are returned as "gradients" and replace
+# the parameter instead of being added to it. They are not gradients, so they are not measured.
+FP8_STATISTICS = "_overwrite_with_gradient"
+
+
+def is_measurable(path: Path, leaf: Any) -> bool:
+    """Whether a leaf is a gradient: real or complex floating point, and not an fp8 statistic.
+
+    Integers, PRNG keys and float0 (JAX's gradient of an integer) are not.
+    """
+    if any(getattr(key, "key", None) == FP8_STATISTICS for key in path):
+        return False
+    return is_floating(leaf)
+
+
+def is_floating(x: Any) -> bool:
+    """Whether an array, a scalar or an abstract value is of a real or complex floating type."""
+    dtype = getattr(x, "dtype", None)
+    if dtype is None:
+        return isinstance(x, (float, complex))
+    return not jnp.issubdtype(dtype, jax.dtypes.extended) and bool(jnp.issubdtype(dtype, jnp.inexact))
+
+
+def guarded_leaves(updates: Any, params: Any) -> dict[Path, Any]:
+    """The gradients that a guard watches, by path; None for a parameter without gradient.
+
+    With ``params`` there is an entry for each parameter, whether or not it has a gradient, so that
+    the n-th norm is always that of the n-th parameter.
+    """
+    given = {
+        path: leaf for path, leaf in jax.tree_util.tree_leaves_with_path(updates) if is_measurable(path, leaf)
+    }
+    if params is None:
+        return given
+    paths = [path for path, leaf in jax.tree_util.tree_leaves_with_path(params) if is_measurable(path, leaf)]
+    if not set(given) <= set(paths):
+        return given  # trees of different kinds: use the gradients' own paths
+    return {path: given.get(path) for path in paths}
+
+
+def guarded_weights(leaves: Mapping[Path, Any], params: Any) -> tuple[Any, ...]:
+    """The parameters of the gradients ``leaves``, for a rule that compares the two.
+
+    Raises:
+        ValueError: ``params`` is None, or has another structure or other shapes.
+    """
+    if params is None:
+        raise ValueError(
+            "params must be given for AdaptiveGradClip, which compares gradients with weights; got None. "
+            "Call tx.update(grads, opt_state, params), or stablenum_jax.step."
+        )
+    by_path = dict(jax.tree_util.tree_leaves_with_path(params))
+    for path, leaf in leaves.items():
+        if path not in by_path or (leaf is not None and jnp.shape(leaf) != jnp.shape(by_path[path])):
+            raise ValueError(
+                f"params must have the structure and shapes of grads for AdaptiveGradClip; "
+                f"grads{jax.tree_util.keystr(path)} has no parameter of its shape {jnp.shape(leaf)}."
+            )
+    return tuple(by_path[path] for path in leaves)
+
+
+def real_parts(x: Array) -> list[Array]:
+    """``x`` in the precision in which it is summed: itself, or its real and imaginary parts."""
+    parts = [x.real, x.imag] if jnp.iscomplexobj(x) else [x]
+    return [part if part.dtype == jnp.float64 else part.astype(jnp.float32) for part in parts]
