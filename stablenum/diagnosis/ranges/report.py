@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
@@ -165,7 +166,8 @@ class RangeReport:
             raise bad_field("plot", "called on a report with a value other than 0", self.rows)
         from stablenum.diagnosis.ranges.drawing import draw
 
-        draw(self, path)
+        scale = self.loss_scale("float16") if "float16" in self.formats else None
+        draw(self.rows, self.formats, 0 if scale is None else round(math.log2(scale)), path)
 
     def __str__(self) -> str:
         return "\n\n".join([self.table(), self.verdict, *([" ".join(self.notes)] if self.notes else [])])

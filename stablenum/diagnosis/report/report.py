@@ -14,6 +14,9 @@ from stablenum.diagnosis.replay.causes import Cause
 from stablenum.diagnosis.replay.findings import Finding
 from stablenum.diagnosis.replay.judge import Evidence, Verdict, judge
 from stablenum.diagnosis.replay.values import plain
+from stablenum.diagnosis.report.html import as_html
+from stablenum.diagnosis.report.sections import Sections, sections_of
+from stablenum.diagnosis.report.text import as_text
 
 __all__ = ["Report"]
 
@@ -53,10 +56,12 @@ class Report:
         """Where it began, first cause first."""
         return self.evidence.findings
 
-    def __str__(self) -> str:
-        from stablenum.diagnosis.report.text import as_text
+    @property
+    def _sections(self) -> Sections:
+        return sections_of(self.verdict, self.findings, self.notes)
 
-        return as_text(self)
+    def __str__(self) -> str:
+        return as_text(self._sections, ok=self.ok)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values that JSON knows."""
@@ -91,9 +96,7 @@ class Report:
 
     def to_html(self) -> str:
         """One page, complete in itself: no network, no script, light and dark."""
-        from stablenum.diagnosis.report.html import as_html
-
-        return as_html(self)
+        return as_html(self._sections, ok=self.ok, framework=self.evidence.framework, seconds=self.seconds)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write it as what the suffix says: ``.html``, ``.json`` or ``.txt``.
@@ -113,7 +116,7 @@ class Report:
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
         from stablenum.diagnosis.report.terminal import as_rich
 
-        return as_rich(self)
+        return as_rich(self._sections, ok=self.ok)
 
     def _repr_html_(self) -> str:
         """In a notebook: the page, in a frame of its own so that its style stays inside."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from stablenum.diagnosis.replay.findings import Finding
+from stablenum.diagnosis.replay.judge import Verdict
 from stablenum.diagnosis.replay.values import Place, TensorStats
-
-if TYPE_CHECKING:
-    from stablenum.diagnosis.report.report import Report
 
 __all__ = ["Row", "Sections", "sections_of"]
 
@@ -48,9 +47,9 @@ class Sections:
     notes: tuple[str, ...]
 
 
-def sections_of(report: Report) -> Sections:
-    """The parts of a report that are shown: never data, and never more than a screen of it."""
-    verdict, first = report.verdict, report.findings[0] if report.findings else None
+def sections_of(verdict: Verdict, findings: Sequence[Finding], notes: Sequence[str]) -> Sections:
+    """The parts of a report that are shown: statistics, never data, and no more than one screen."""
+    first = findings[0] if findings else None
     rows: tuple[Row, ...] = ()
     frames: tuple[Place, ...] = ()
     details: tuple[tuple[str, str], ...] = ()
@@ -61,7 +60,7 @@ def sections_of(report: Report) -> Sections:
     # Statistics have rows of their own.
     facts = [fact for fact in verdict.evidence if not fact.startswith(("in:  ", "out: "))]
     # A forward pass that runs again fails again, on the same line.
-    told = dict.fromkeys(str(finding) for finding in report.findings)
+    told = dict.fromkeys(str(finding) for finding in findings)
     others = list(told)[1:]
     return Sections(
         title=_clean(str(first)) if first is not None else "",
@@ -75,7 +74,7 @@ def sections_of(report: Report) -> Sections:
         code=verdict.code,
         frames=tuple(_clean_place(frame) for frame in frames[-MOST_FRAMES:]),
         others=_some(others, MOST_OTHERS),
-        notes=tuple(_sentence(note) for note in _some(list(report.notes), MOST_NOTES)),
+        notes=tuple(_sentence(note) for note in _some(notes, MOST_NOTES)),
     )
 
 
@@ -109,6 +108,6 @@ def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}" if text else ""
 
 
-def _some(texts: list[str], most: int) -> tuple[str, ...]:
+def _some(texts: Sequence[str], most: int) -> tuple[str, ...]:
     left = len(texts) - most
     return (*map(_clean, texts[:most]), *([f"and {left} more"] if left > 0 else []))

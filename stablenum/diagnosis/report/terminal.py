@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 from rich.padding import Padding
@@ -11,18 +10,14 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from stablenum.diagnosis.report.sections import Sections, sections_of
-
-if TYPE_CHECKING:
-    from stablenum.diagnosis.report.report import Report
+from stablenum.diagnosis.report.sections import Sections
 
 __all__ = ["as_rich"]
 
 
-def as_rich(report: Report) -> Iterator[RenderableType]:
-    """What to print, in order. Every text is taken literally: no markup is read from the user's code."""
-    s = sections_of(report)
-    if report.ok:
+def as_rich(s: Sections, *, ok: bool) -> Iterator[RenderableType]:
+    """What to print, in order. All text is literal: brackets in the user's code are not markup."""
+    if ok:
         yield Text.assemble(("Nothing wrong: ", "bold green"), f"{s.what[:1].lower()}{s.what[1:]}")
     else:
         yield from _what(s)

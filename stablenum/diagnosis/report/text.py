@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING
 
-from stablenum.diagnosis.report.sections import Sections, sections_of
-
-if TYPE_CHECKING:
-    from stablenum.diagnosis.report.report import Report
+from stablenum.diagnosis.report.sections import Sections
 
 __all__ = ["as_text"]
 
 WIDTH = 92
 
 
-def as_text(report: Report) -> str:
-    """Plain text of at most about 40 lines and 92 columns, no colours."""
-    s = sections_of(report)
-    if report.ok:
+def as_text(s: Sections, *, ok: bool) -> str:
+    """Plain text of at most about 40 lines and 92 columns, without colours."""
+    if ok:
         return "\n".join([f"Nothing wrong: {s.what[:1].lower()}{s.what[1:]}", *_notes(s)])
     parts = [_first(s), _cause(s), _remedy(s), _frames(s), _others(s), _notes(s)]
     return "\n\n".join("\n".join(part) for part in parts if part)
