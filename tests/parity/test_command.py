@@ -24,7 +24,6 @@ from stablenum import cli
 from stablenum.commands.compare import BACKENDS, SCENARIOS
 from stablenum.commands.compare.backends import numpy_run, torch_run
 from stablenum.commands.compare.builtin.rule_streams import RULE_STREAMS
-from stablenum.commands.compare.command import app
 from stablenum.commands.compare.runner import run_guarded
 from stablenum.commands.compare.scenario_file import read_scenario_file, to_toml
 from stablenum.guard.config import GuardConfig
@@ -33,6 +32,7 @@ from stablenum.rules.loss_scale import LOSS_SCALES
 from stablenum.rules.spikes import MeanStdSpikeGuard, SpikeGuard
 
 command_module = importlib.import_module("stablenum.commands.compare.command")
+app = cli.app("compare", "explain")
 
 FAST = ["--backend", "numpy", "--backend", "torch-foreach"]
 

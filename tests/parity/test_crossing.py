@@ -16,8 +16,8 @@ import stablenum_torch
 from stablenum import DynamicLossScale, GuardConfig
 from stablenum.commands.compare import BACKENDS, SCENARIOS
 from stablenum.commands.compare.backends import Setup
-from stablenum.commands.compare.builtin.streams import handed, stream_params, stream_step
 from stablenum.commands.compare.scenarios import Stream
+from stablenum.commands.compare.scenarios.stream_data import handed, stream_params, stream_step
 from stablenum.reference.guarded import SGD, Guarded
 from stablenum.rules.clipping import AdaGC
 

@@ -14,7 +14,6 @@ import pytest
 from typer.testing import CliRunner
 
 from stablenum import cli
-from stablenum.commands.explain.command import app
 from stablenum.commands.explain.imports import AfterImport
 from stablenum.commands.explain.plan import Failure, Outcome, Plan
 from stablenum.commands.explain.runner import Explained, explain
@@ -227,7 +226,7 @@ def test_a_module_runs_by_its_name(tmp_path):
     ],
 )
 def test_a_usage_error_is_exit_code_2(arguments, said):
-    result = CliRunner().invoke(app, ["explain", *arguments])
+    result = CliRunner().invoke(cli.app("explain"), ["explain", *arguments])
     assert result.exit_code == 2
     assert said in " ".join((result.output + result.stderr).split())
 
@@ -249,7 +248,7 @@ def test_it_needs_neither_plots_nor_data_sets(monkeypatch, capsys):
 
 
 def test_it_is_listed_beside_the_other_command():
-    result = CliRunner().invoke(importlib.import_module("stablenum.commands.compare.command").app, ["--help"])
+    result = CliRunner().invoke(cli.app("compare", "explain"), ["--help"])
     assert re.search(r"^\s*compare .*\n(.*\n)*\s*explain ", result.output, re.MULTILINE)
 
 

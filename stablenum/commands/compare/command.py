@@ -1,4 +1,4 @@
-"""The command line: what to run, where to write, which exit code."""
+"""``stablenum compare``: what to run, where to write, which exit code."""
 
 from __future__ import annotations
 
@@ -15,43 +15,16 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-import stablenum
 from stablenum.commands.compare import SCENARIOS
 from stablenum.commands.compare.backends import BACKENDS, Backend, find_backends, versions
 from stablenum.commands.compare.report import list_table, print_report, to_json
 from stablenum.commands.compare.runner import Result, run_scenario, steps_of
 from stablenum.commands.compare.scenario_file import read_scenario_file, with_guard
 from stablenum.commands.compare.scenarios import Scenario
-from stablenum.commands.explain.command import explain
 
-__all__ = ["app"]
-
-app = typer.Typer(
-    help="Numerical stability for training neural networks.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # brackets in the help are TOML, and paragraphs wrap
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+__all__ = ["compare"]
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"stablenum {stablenum.__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
-) -> None:
-    """Numerical stability for training neural networks."""
-
-
-@app.command()
 def compare(
     show_list: Annotated[bool, typer.Option("--list", help="List scenarios and backends, and exit.")] = False,
     scenario: Annotated[
@@ -113,9 +86,6 @@ def compare(
         console.print(f"wrote {plot}", style="dim", markup=False, highlight=False)
     if not all(result.ok for result in results):
         raise typer.Exit(1)
-
-
-app.command()(explain)
 
 
 class _Choice(NamedTuple):

@@ -14,9 +14,9 @@ import numpy as np
 from stablenum.commands.compare.agreement import Comparison, StepRow, Trace, compare_traces
 from stablenum.commands.compare.backends import REFERENCE, Backend, Run, Setup
 from stablenum.commands.compare.backends.numpy_models import evaluate
-from stablenum.commands.compare.builtin.streams import handed, stream_params, stream_step
-from stablenum.commands.compare.builtin.trainings import batch_at, data_of, initial_params
 from stablenum.commands.compare.scenarios import Goal, Outcome, Scenario, Stream, Training
+from stablenum.commands.compare.scenarios.stream_data import handed, stream_params, stream_step
+from stablenum.commands.compare.scenarios.training_data import batch_at, data_of, initial_params
 from stablenum.errors import NonFiniteError
 
 __all__ = ["Result", "moved", "outcome_of", "run_guarded", "run_plain", "run_scenario", "steps_of"]

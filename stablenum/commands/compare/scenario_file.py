@@ -27,7 +27,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stablenum.commands.compare.builtin.trainings import initial_params
 from stablenum.commands.compare.scenarios import (
     Event,
     Expected,
@@ -40,6 +39,7 @@ from stablenum.commands.compare.scenarios import (
     Training,
     check_guard_names,
 )
+from stablenum.commands.compare.scenarios.training_data import initial_params
 from stablenum.errors import bad_field
 from stablenum.formats import get_format
 from stablenum.guard.config import GuardConfig

@@ -13,7 +13,7 @@ from rich.text import Text
 from stablenum.commands.explain.plan import Outcome, Plan
 from stablenum.commands.explain.runner import explain as run_and_explain
 
-__all__ = ["app", "explain"]
+__all__ = ["explain"]
 
 
 def explain(
@@ -98,20 +98,3 @@ def _ended(outcome: Outcome) -> str:
     if not seen:
         return f"nothing went wrong, and no step was seen: {' and '.join(outcome.watched)} took none"
     return f"nothing went wrong in {told}"
-
-
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-
-@app.callback()
-def _root() -> None:
-    """Numerical stability for training neural networks."""
-
-
-app.command()(explain)

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from stablenum.commands.compare.builtin.trainings import NORM_EPS
 from stablenum.commands.compare.scenarios import Training
+from stablenum.commands.compare.scenarios.training_data import NORM_EPS
 
 __all__ = ["loss_function"]
 

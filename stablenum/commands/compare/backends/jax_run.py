@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from stablenum.commands.compare.backends import Setup
+from stablenum.commands.compare.backends.interface import Setup
 from stablenum.commands.compare.backends.jax_models import loss_function
-from stablenum.commands.compare.builtin.trainings import Batch
 from stablenum.commands.compare.scenarios import OptimizerSpec
+from stablenum.commands.compare.scenarios.training_data import Batch
 from stablenum.errors import NonFiniteError
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.readout import check_halted, metrics

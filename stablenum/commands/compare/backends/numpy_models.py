@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from stablenum.commands.compare.builtin.trainings import NORM_EPS, Batch, Data
 from stablenum.commands.compare.scenarios import Training
+from stablenum.commands.compare.scenarios.training_data import NORM_EPS, Batch, Data
 
 __all__ = ["evaluate", "loss_and_gradients"]
 

@@ -7,10 +7,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from stablenum.commands.compare.backends import Setup
+from stablenum.commands.compare.backends.interface import Setup
 from stablenum.commands.compare.backends.numpy_models import loss_and_gradients
-from stablenum.commands.compare.builtin.trainings import Batch
 from stablenum.commands.compare.scenarios import OptimizerSpec, Training, tensor_names
+from stablenum.commands.compare.scenarios.training_data import Batch
 from stablenum.reference.guarded import SGD, Adam, Guarded, measure
 from stablenum.reference.optimizers import Optimizer
 

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name
 from torch import Tensor
 
-from stablenum.commands.compare.builtin.trainings import NORM_EPS
 from stablenum.commands.compare.scenarios import Training
+from stablenum.commands.compare.scenarios.training_data import NORM_EPS
 
 __all__ = ["loss_function"]
 

@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from stablenum.commands.compare.backends import Setup
+from stablenum.commands.compare.backends.interface import Setup
 from stablenum.commands.compare.backends.torch_models import loss_function
-from stablenum.commands.compare.builtin.trainings import Batch
 from stablenum.commands.compare.scenarios import OptimizerSpec, tensor_names
+from stablenum.commands.compare.scenarios.training_data import Batch
 from stablenum.guard.readout import check_halted
 
 __all__ = ["start"]
