@@ -1,4 +1,4 @@
-"""The audit of an optimizer's state: what is measured of each parameter, and which of it is a risk."""
+"""The audit of an optimizer's state: what is measured for each parameter, and which values are risks."""
 
 from __future__ import annotations
 

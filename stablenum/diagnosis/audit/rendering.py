@@ -65,10 +65,10 @@ def _headline(optimizer: str, rows: Sequence[Row], risks: Sequence[Risk]) -> str
 def _below(rows: int, risks: Sequence[Risk], notes: Sequence[str], limit: int) -> list[str]:
     lines = []
     if rows > limit:
-        lines.append(f"... and {rows - limit} more parameters, none with a worse risk")
+        lines.append(f"... and {rows - limit} more parameters, none at higher risk")
     for risk in risks[:_MOST_RISKS]:
-        said = f"{_WORDS[risk.severity]} ({risk.cause.value}): {risk.what}."
-        lines += ["", *_wrapped(said, "", "  "), *_wrapped(f"{risk.remedy}.", "    ", "    ")]
+        text = f"{_WORDS[risk.severity]} ({risk.cause.value}): {risk.what}."
+        lines += ["", *_wrapped(text, "", "  "), *_wrapped(f"{risk.remedy}.", "    ", "    ")]
     if len(risks) > _MOST_RISKS:
         lines += ["", f"... and {len(risks) - _MOST_RISKS} more risks (audit.risks)"]
     return lines + [line for note in notes for line in ("", f"Note: {note}.")]

@@ -19,10 +19,10 @@ class Audit:
     """What :func:`stablenum_torch.audit` and :func:`stablenum_jax.audit` return.
 
     Attributes:
-        optimizer: its name.
-        rows: one a parameter, the riskiest first.
+        optimizer: the optimizer's name.
+        rows: one per parameter, the riskiest first.
         risks: what is wrong, the worst first; empty if nothing is.
-        notes: what could not be known, in words.
+        notes: what could not be determined, in words.
 
     Example:
         >>> audit = Audit.of("Adam", [Row(name="w", shape=(2,), dtype="float32")])
@@ -46,7 +46,7 @@ class Audit:
         notes: Iterable[str] = (),
         repair: Callable[[], int] | None = None,
     ) -> Audit:
-        """The rows, judged and sorted."""
+        """The audit with these rows, judged and sorted."""
         given = list(rows)
         found = {id(row): risks_of(row) for row in given}
         worst = {key: max((r.weight for r in risks), default=(0, 0.0)) for key, risks in found.items()}
@@ -58,43 +58,43 @@ class Audit:
 
     @property
     def ok(self) -> bool:
-        """Whether no rule of risk fits any parameter."""
+        """Whether no parameter is at risk."""
         return not self.risks
 
     @property
     def poisoned(self) -> dict[str, int]:
-        """Name -> how many elements of its state a repair resets."""
+        """Parameter name -> how many elements of its state a repair resets."""
         return {row.name: row.measured.poisoned for row in self.rows if row.measured.poisoned}
 
     def problems(self) -> tuple[str, ...]:
-        """What can make the next update wrong, in words, the worst first."""
+        """Descriptions of what can make the next update wrong, the worst first."""
         return tuple(str(risk) for risk in self.risks if risk.breaks_update)
 
     def repair(self) -> int:
-        """Reset the poisoned elements of the optimizer's state to 0, in place; all else keeps every bit.
+        """Reset poisoned elements of the optimizer's state to 0, in place; all other values keep every bit.
 
-        An element is poisoned if an entry of its state is not finite, or a second moment is negative. All of
-        its entries that are understood are reset, also AMSGrad's maximum. Step counts stay, so bias
-        correction is that of a late step, and the first update of such an element is
-        lr (1 - beta1) / sqrt(1 - beta2), 3.2 lr with Adam's defaults, then it settles. Parameters are never
-        invented: one that is not finite stays so.
+        An element is poisoned if an entry of its state is not finite, or a second moment is negative. All its
+        entries of known meaning are reset, including AMSGrad's maximum. Step counts stay, so bias correction
+        remains that of a late step: the first update of such an element is
+        lr (1 - beta1) / sqrt(1 - beta2), 3.2 lr with Adam's defaults, and later ones settle. Parameters are
+        not restored: one that is not finite stays so.
 
         Returns:
             How many elements were reset.
 
         Raises:
-            TypeError: the audit is of a state that cannot be written: use ``stablenum_jax.repair``.
+            TypeError: the state cannot be changed in place: use ``stablenum_jax.repair``.
         """
         if self._repair is None:
             raise TypeError(
                 "this audit has no optimizer that can be changed in place: in JAX write "
-                "opt_state = stablenum_jax.repair(opt_state, audit); an audit that was copied or loaded must "
-                "be made anew."
+                "opt_state = stablenum_jax.repair(opt_state, audit); in place of an audit that was copied or "
+                "loaded, make a new one."
             )
         return self._repair()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A copy or a pickle is the record alone, without the optimizer that it is of.
+        # A copy or a pickle holds the record only, not the optimizer.
         return _rebuilt, (self.optimizer, self.rows, self.risks, self.notes)
 
     def __str__(self) -> str:
@@ -108,7 +108,7 @@ class Audit:
         return as_rich(self.optimizer, self.rows, self.risks, self.notes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values that JSON knows."""
+        """Plain values for JSON."""
         return {
             "optimizer": self.optimizer,
             "ok": self.ok,

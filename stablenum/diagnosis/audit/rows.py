@@ -1,4 +1,4 @@
-"""One parameter of an audit."""
+"""The row of one parameter in an audit."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ __all__ = ["Row"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What an audit found of one parameter; what is not known is None.
+    """What an audit found for one parameter; None for what is not known.
 
     Attributes:
-        name: the parameter's.
+        name: the parameter's name.
         shape, dtype: the parameter's.
         state_dtypes: name of a state entry -> its format.
-        law: the optimizer's rule and numbers.
+        law: the optimizer's rule with its numbers.
         measured: counts and extremes.
-        others: name of a state entry that is not understood, or not of the parameter's shape -> how many of
-            its elements are not finite.
+        others: name of a state entry of unknown meaning, or of another shape than the parameter's -> how
+            many of its elements are not finite.
         second_dtype: the format of the second moment, in which the denominator is computed.
         eps_lost: whether eps is 0 in that format.
     """
@@ -41,22 +41,22 @@ class Row:
 
     @property
     def update_rms(self) -> float | None:
-        """RMS of the update that the moments make at the present learning rate."""
+        """RMS of the update from the moments at the current learning rate."""
         return self.measured.update_rms
 
     @property
     def vanished(self) -> float | None:
-        """frac(v == 0 and m != 0)."""
+        """The fraction with v == 0 and m != 0."""
         return self._fraction(self.measured.vanished, self.measured.size)
 
     @property
     def below_eps(self) -> float | None:
-        """The part with sqrt(v) < eps, of the elements that have seen a gradient."""
+        """The fraction with sqrt(v) < eps, of the elements that have had a gradient."""
         return self._fraction(self.measured.below_eps, self.measured.alive)
 
     @property
     def stalled(self) -> float | None:
-        """The part with w + dw == w, of the elements whose update is not 0."""
+        """The fraction with w + dw == w, of the elements whose update is not 0."""
         return self._fraction(self.measured.stalled, self.measured.moved)
 
     @staticmethod
@@ -66,7 +66,7 @@ class Row:
         return part / whole if whole else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; None where a number is not known or JSON does not know it."""
+        """Plain values for JSON; None for a number that is not known or not finite."""
         measured = {k: _plain(v) for k, v in asdict(self.measured).items()}
         return {
             "name": self.name,

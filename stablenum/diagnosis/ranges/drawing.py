@@ -1,4 +1,4 @@
-"""The plot: how many elements have which exponent, kind by kind, over the ranges of the formats."""
+"""The plot: a histogram of the exponents for each kind of tensor, below the ranges of the formats."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def draw(rows: Sequence[RangeRow], formats: Sequence[str], scale: int, path: str
         _histogram(axis, [row for row in rows if row.kind == kind], formats, totals[kind], k, colour)
     axes[-1].set_xlabel("$\\log_2 |x|$")
     axes[-1].set_xlim(low, high)
-    figure.suptitle("Exponents of one step, and what the formats hold", fontsize=11)
+    figure.suptitle("Exponents of one step, and the ranges of the formats", fontsize=11)
     figure.savefig(path, dpi=120)
 
 
@@ -55,7 +55,7 @@ def _total(rows: Sequence[RangeRow], kind: str) -> dict[int, int]:
 
 
 def _window(totals: dict[str, dict[int, int]], moved: int) -> tuple[float, float]:
-    """All that was seen and, of the formats, at least float16."""
+    """The limits of the x axis: all exponents that occur, and at least the range of float16."""
     seen = [e for total in totals.values() for e in total]
     return min([*seen, -25]) - 3.0, max([*seen, 16, moved]) + 3.0
 
@@ -74,7 +74,7 @@ def _ranges(axis: Any, formats: Sequence[str], low: float, high: float) -> None:
     for side in ("top", "right", "left", "bottom"):
         axis.spines[side].set_visible(False)
     axis.set_title(
-        "full: normal numbers; pale: subnormal ones; dashes: where a 16-bit format ends in 0 or inf",
+        "solid: normal numbers; pale: subnormal numbers; dashed: where a 16-bit format ends in 0 or inf",
         fontsize=8,
         loc="left",
     )
@@ -87,7 +87,7 @@ def _histogram(
     kind = rows[0].kind
     elements = sum(row.elements for row in rows)
     share = {e: count / elements for e, count in total.items()}
-    # A bar stands over the values that it counts.
+    # A bar covers the values that it counts.
     axis.bar(
         [e - 0.5 for e in share],
         list(share.values()),
@@ -114,10 +114,10 @@ def _histogram(
     zeros, bad = sum(row.zeros for row in rows), sum(row.nan + row.inf for row in rows)
     label = "gradients of parameters" if kind == GRADIENT else f"{kind}s"
     label = "gradients of activations" if kind == ACTIVATION_GRADIENT else label
-    said = f"{label}: {elements:,} elements, {zeros / elements:.0%} exact zeros" if elements else label
-    said += f", {bad} not finite" if bad else ""
-    said += f"; outline: with the loss scale for float16, $2^{{{k}}}$" if k else ""
-    axis.set_title(said, fontsize=8.5, loc="left")
+    title = f"{label}: {elements:,} elements, {zeros / elements:.0%} exact zeros" if elements else label
+    title += f", {bad} not finite" if bad else ""
+    title += f"; outline: with the loss scale for float16, $2^{{{k}}}$" if k else ""
+    axis.set_title(title, fontsize=8.5, loc="left")
     axis.set_ylabel("fraction", fontsize=8)
     axis.tick_params(labelsize=8)
     axis.grid(axis="y", color="#e6e6e6", linewidth=0.6)

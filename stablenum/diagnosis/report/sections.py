@@ -1,4 +1,4 @@
-"""What a report shows, in order, before it is text, a terminal's colours or a page."""
+"""What a report shows, in order, before it is rendered."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_NOTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One tensor: which it is, what it is, the range of its finite elements, what else is in it."""
+    """One tensor: input or output, its name and type, the range of its finite elements, other counts."""
 
     which: str
     what: str
@@ -57,11 +57,11 @@ def sections_of(verdict: Verdict, findings: Sequence[Finding], notes: Sequence[s
         details = (("primitive", first.primitive), ("module", first.module), ("inside", first.where))
         rows = (*_rows("in", first.inputs), *_rows("out" if first.phase != "before" else "is", first.outputs))
         frames = first.frames if len(first.frames) > 1 else ()
-    # Statistics have rows of their own.
+    # Statistics are shown as rows.
     facts = [fact for fact in verdict.evidence if not fact.startswith(("in:  ", "out: "))]
-    # A forward pass that runs again fails again, on the same line.
-    told = dict.fromkeys(str(finding) for finding in findings)
-    others = list(told)[1:]
+    # A forward pass that runs again (checkpointing) fails again, on the same line.
+    distinct = dict.fromkeys(str(finding) for finding in findings)
+    others = list(distinct)[1:]
     return Sections(
         title=_clean(str(first)) if first is not None else "",
         place=_clean_place(first.place) if first is not None and first.place is not None else None,
@@ -86,16 +86,16 @@ def _rows(which: str, tensors: tuple[TensorStats, ...]) -> list[Row]:
 
 def _row(which: str, s: TensorStats) -> Row:
     counts = {"NaN": s.nan, "inf": s.posinf, "-inf": s.neginf, "zero": s.zero, "subnormal": s.subnormal}
-    told = [f"{n:,} {kind}" for kind, n in counts.items() if n]
-    if not told and s.size and s.min != s.min:
-        told = ["nothing finite"]
+    shown = [f"{n:,} {kind}" for kind, n in counts.items() if n]
+    if not shown and s.size and s.min != s.min:
+        shown = ["no finite element"]
     what = f"{s.dtype}[{', '.join(map(str, s.shape))}]"
     within = "" if s.min != s.min else f"in [{s.min:.4g}, {s.max:.4g}]"
-    return Row(which, _clean(f"{s.name} {what}") if s.name else what, within, ", ".join(told))
+    return Row(which, _clean(f"{s.name} {what}") if s.name else what, within, ", ".join(shown))
 
 
 def _clean(text: str) -> str:
-    """On one line, without the control characters that a name or a line of code may hold."""
+    """On one line, with the control characters of names and lines of code escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 

@@ -1,4 +1,4 @@
-"""A report for terminals, with rich. Loaded when rich asks for it."""
+"""A report for terminals, with rich. Imported only when rich prints a report."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def as_rich(s: Sections, *, ok: bool) -> Iterator[RenderableType]:
 
 def _what(s: Sections) -> Iterator[RenderableType]:
     if s.title:
-        at, told = (f"{s.place}", s.title.removeprefix(f"{s.place}")) if s.place else ("", s.title)
-        yield Text.assemble((at, "bold cyan"), (told, "bold"))
+        at, rest = (f"{s.place}", s.title.removeprefix(f"{s.place}")) if s.place else ("", s.title)
+        yield Text.assemble((at, "bold cyan"), (rest, "bold"))
     if s.place is not None and s.place.code:
         yield Padding(_python(s.place.code), (0, 4))
     if s.rows:
@@ -62,7 +62,7 @@ def _after(s: Sections) -> Iterator[RenderableType]:
         yield Padding(table, (0, 2))
     if s.others or s.notes:
         yield Text()
-    yield from (Text.assemble(("Then also ", "bold"), other) for other in s.others)
+    yield from (Text.assemble(("Later: ", "bold"), other) for other in s.others)
 
 
 def _python(code: str) -> Syntax:

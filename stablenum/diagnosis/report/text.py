@@ -1,4 +1,4 @@
-"""A report as plain text. The first named place is the first cause's, written ``file.py:LINE``."""
+"""A report as plain text. The first place in it is that of the first cause, as ``file.py:LINE``."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _frames(s: Sections) -> list[str]:
 
 
 def _others(s: Sections) -> list[str]:
-    return [w for other in s.others for w in _wrapped(f"Then also {other}")]
+    return [w for other in s.others for w in _wrapped(f"Later: {other}")]
 
 
 def _notes(s: Sections) -> list[str]:
@@ -50,14 +50,14 @@ def _notes(s: Sections) -> list[str]:
 
 
 def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
-    """The cells below one another, empty columns left out."""
+    """The cells in aligned columns, without empty ones."""
     columns = [i for i in range(len(rows[0]) if rows else 0) if any(row[i] for row in rows)]
     widths = {i: max(len(row[i]) for row in rows) for i in columns}
     return ["  " + "  ".join(f"{row[i]:<{widths[i]}}" for i in columns).rstrip() for row in rows]
 
 
 def _wrapped(text: str, mark: str = "") -> list[str]:
-    """Lines of at most ``WIDTH`` columns; a path that is longer stays whole."""
+    """Lines of at most ``WIDTH`` columns; a longer path is not broken."""
     return textwrap.wrap(
         text,
         WIDTH,
