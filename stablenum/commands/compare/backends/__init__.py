@@ -1,4 +1,4 @@
-"""The backends by name. Nothing of a framework is imported until one of its backends is used."""
+"""The backends by name. A framework is imported only when one of its backends is used."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Backend:
         about: how the step is run.
         framework: backends of one framework share their plain runs.
         module: holds ``start(setup, mode)``; imported on first use.
-        mode: passed on.
+        mode: passed to ``start``.
         needs: modules that must be installed.
-        device: where PyTorch's tensors lie, in torch's words.
+        device: of PyTorch's tensors, as torch names it.
     """
 
     name: str
@@ -39,11 +39,11 @@ class Backend:
 
     @property
     def missing(self) -> list[str]:
-        """Of ``needs``, what is not installed."""
+        """The modules of ``needs`` that are not installed."""
         return [name for name in self.needs if importlib.util.find_spec(name) is None]
 
     def why_not(self, scenario: Scenario, *, brief: bool = False) -> str | None:
-        """Why the backend does not run a scenario, None if it does.
+        """Why the backend does not run a scenario; None if it does.
 
         Args:
             scenario: which.
@@ -52,13 +52,13 @@ class Backend:
         if not isinstance(scenario, Stream):
             return None
         if self.framework == "torch" and not scenario.tensors:
-            return "torch.optim refuses an empty parameter list"
+            return "torch.optim rejects an empty parameter list"
         if brief and self.mode == "compiled" and scenario.compiled_in is not None:
             return f"{scenario.compiled_in} compiles the same rules"
         return None
 
     def start(self, setup: Setup) -> Run:
-        """A run at its beginning."""
+        """Start a run."""
         placed = dataclasses.replace(setup, device=self.device)
         run: Run = importlib.import_module(self.module).start(placed, self.mode)
         return run
@@ -100,14 +100,14 @@ def find_backends(names: list[str] | None = None) -> tuple[list[Backend], dict[s
     """The backends to run, NumPy first, and what is missing for the others.
 
     Args:
-        names: those asked for; None or empty for all that are installed.
+        names: those requested; None or empty for all that are installed.
 
     Raises:
         ValueError: an unknown name, or one that cannot run here.
     """
     for name in names or ():
         if name not in BACKENDS:
-            raise ValueError(f"unknown backend {name!r}; there are {', '.join(BACKENDS)}.")
+            raise ValueError(f"unknown backend {name!r}; known are {', '.join(BACKENDS)}.")
         if BACKENDS[name].missing:
             framework, missing = BACKENDS[name].framework, " and ".join(BACKENDS[name].missing)
             raise ValueError(f"backend {name!r} needs {missing}: pip install 'stablenum[{framework}]'")
@@ -119,7 +119,7 @@ def find_backends(names: list[str] | None = None) -> tuple[list[Backend], dict[s
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of every installed library that can bear on a result."""
+    """Versions of Python and of every installed library that can affect a result."""
     found = {"python": platform.python_version(), "platform": platform.platform()}
     for name in (
         "stablenum",

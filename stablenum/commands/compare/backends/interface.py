@@ -19,15 +19,15 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """Where a run starts.
+    """The start of a run.
 
     Args:
         params: NumPy arrays, each in its dtype.
-        optimizer: to be made by the backend.
+        optimizer: the backend makes it.
         guard: None for a plain run.
         plain_clip: for a plain run, the norm at which the framework's own function clips.
         training: the model, None for a stream.
-        device: where PyTorch's tensors lie.
+        device: of PyTorch's tensors.
     """
 
     params: list[Array]
@@ -39,7 +39,7 @@ class Setup:
 
     @property
     def ladder(self) -> tuple[str, ...]:
-        """What the model is computed in, at each level of the guard's escalation."""
+        """The format the model is computed in, for each level of the guard's escalation."""
         return ("float32",) if self.training is None else self.training.ladder(self.guard)
 
 
@@ -52,17 +52,17 @@ class Run(Protocol):
 
     @property
     def last(self) -> Mapping[str, Any]:
-        """What the guard says of the last step, in the words of ``stablenum.guard.readout.metrics``.
+        """What the guard reports of the last step, as ``stablenum.guard.readout.metrics`` does.
 
-        A plain run knows only its ``loss``, and only if it differentiates a model.
+        A plain run has only ``loss``, and that only if it differentiates a model.
         """
 
     @property
     def norms(self) -> Array | None:
-        """The norms of all gradients in the last step, where the backend can tell."""
+        """The norms of all gradients in the last step; None if the backend does not know them."""
 
     def step(self, gradients: list[Array], loss: float) -> None:
-        """Hand over the gradients of the scaled loss, and the unscaled loss.
+        """Take a step with the gradients of the scaled loss, and the unscaled loss.
 
         Raises:
             NonFiniteError: the guard stops the training.
@@ -82,4 +82,4 @@ class Run(Protocol):
         """The guard's state as plain JSON values."""
 
     def load_guard_state_dict(self, plain: Mapping[str, Any]) -> None:
-        """Go on from another run's guard state."""
+        """Continue from another run's guard state."""

@@ -41,7 +41,7 @@ def _half_tolerance(params: float) -> Tolerance:
 STREAMS: tuple[Stream, ...] = (
     Stream(
         name="clean",
-        about="200 ordinary steps of Adam with clipping: the guard changes nothing but what it is told to.",
+        about="200 ordinary steps of Adam with clipping: the guard changes nothing except by clipping.",
         steps=200,
         optimizer=_ADAM,
         guard=GuardConfig(clip=5.0),
@@ -59,7 +59,7 @@ STREAMS: tuple[Stream, ...] = (
     ),
     Stream(
         name="single-nan",
-        about="One NaN in one tensor, Adam with loss scaling: one poisoned moment would stay for ever.",
+        about="One NaN in one tensor, Adam with loss scaling: one poisoned moment would stay poisoned.",
         steps=200,
         seed=2,
         events=(Event(step=20, tensor=2, value=NAN),),
@@ -105,7 +105,8 @@ STREAMS: tuple[Stream, ...] = (
     ),
     Stream(
         name="hysteresis",
-        about="Overflows in twos with a tolerance of 2: only the second in a row lowers the scale.",
+        about="Single overflows and a pair, with a tolerance of 2: only the second in a row lowers "
+        "the scale.",
         steps=60,
         seed=7,
         events=tuple(Event(step=s, tensor=0, value=INF) for s in (5, 15, 25, 26, 40)),
@@ -143,7 +144,7 @@ STREAMS: tuple[Stream, ...] = (
     ),
     Stream(
         name="clip-rules",
-        about="Three clip rules one after the other (a norm a tensor, the joint norm, each element), "
+        about="Three clip rules one after the other (the norm per tensor, the joint norm, each element), "
         "one inf.",
         seed=11,
         magnitude=3.0,
@@ -189,7 +190,7 @@ STREAMS: tuple[Stream, ...] = (
     ),
     Stream(
         name="empty-tree",
-        about="No parameters at all (not on PyTorch, whose optimizers refuse that).",
+        about="No parameters at all (not on PyTorch, whose optimizers reject that).",
         steps=20,
         seed=15,
         tensors=(),
@@ -233,7 +234,7 @@ STREAMS: tuple[Stream, ...] = (
     Stream(
         name="fp16-stall",
         about="float16 parameters at 1, steps of 1e-4: less than half an ulp, so nothing moves and "
-        "nothing says so.",
+        "nothing reports it.",
         steps=200,
         seed=17,
         tensors=_tensors("float16", "float16", "float16"),

@@ -34,7 +34,7 @@ _DIGITS = Tolerance(
     norm=0.1,
     loss=0.05,
     params=0.1,
-    why="float16 rounds the gradients, not everywhere alike, and 300 steps of training make more of it",
+    why="float16 rounds the gradients, not everywhere alike, and 300 steps of training amplify that",
 )
 # max_scale leaves a margin: an ordinary batch never overflows, a bad one always does.
 _SCALING = GuardConfig(loss_scale=DynamicLossScale(init_scale=2.0**12, max_scale=2.0**13, growth_interval=20))
@@ -120,7 +120,7 @@ TRAININGS: tuple[Training, ...] = (
     ),
     Training(
         name="loss-1e10-clipped",
-        about="A loss of 1e10: the first plain step throws the weights away; clipped to norm 1, it learns.",
+        about="A loss of 1e10: the first plain step ruins the weights; clipped to norm 1, it learns.",
         model="regression",
         loss_factor=1e10,
         steps=80,
@@ -161,8 +161,8 @@ TRAININGS: tuple[Training, ...] = (
     ),
     Training(
         name="escalate-fp16",
-        about="Digits again. For 240 steps pixels come as 0 to 60,000, not 0 to 1: activations overflow "
-        "float16 at any loss scale. After 3 refusals the guard has 60 steps computed in float32.",
+        about="Digits again. For 240 steps pixels range from 0 to 60,000, not 0 to 1: activations overflow "
+        "float16 at any loss scale. After 3 skips the guard has 60 steps computed in float32.",
         model="digits-normed",
         compute="float16",
         steps=300,

@@ -10,7 +10,7 @@ import numpy as np
 
 from stablenum.commands.compare.scenarios.stream import Event, Stream
 
-__all__ = ["StreamStep", "as_dtype", "handed", "stream_params", "stream_step"]
+__all__ = ["StreamStep", "as_dtype", "scaled_gradients", "stream_params", "stream_step"]
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -54,10 +54,10 @@ def stream_step(stream: Stream, step: int) -> StreamStep:
     return StreamStep(gradients, loss)
 
 
-def handed(stream: Stream, gradients: Sequence[Array], scale: float) -> list[Array]:
-    """What the optimizer gets of a step's gradients: scaled, and rounded as the tensors say."""
+def scaled_gradients(stream: Stream, gradients: Sequence[Array], scale: float) -> list[Array]:
+    """The gradients that the optimizer receives: scaled, and rounded as the tensors are."""
     factor, made = np.float32(scale), []
-    with np.errstate(all="ignore"):  # a half-precision gradient that overflows here is the point
+    with np.errstate(all="ignore"):  # a half-precision gradient may overflow here, and should
         for gradient, tensor in zip(gradients, stream.tensors, strict=True):
             made.append(as_dtype(as_dtype(gradient * factor, tensor.computed or tensor.dtype), tensor.dtype))
     return made
@@ -65,13 +65,13 @@ def handed(stream: Stream, gradients: Sequence[Array], scale: float) -> list[Arr
 
 def _level(stream: Stream, step: int) -> float:
     """What the gradients of a step are multiplied by; exactly 1 without drift and jitter."""
-    # Numbers of their own, so that a jitter changes no other draw.
+    # A generator of its own, so that jitter changes no other number.
     swing = np.random.default_rng([stream.seed, 2, step]).normal() if stream.jitter else 0.0
     return float(stream.drift) ** step * math.exp(stream.jitter * swing)
 
 
 def _after(event: Event, there: Array) -> Array:
-    """What an event makes of the float32 numbers that are there."""
+    """The float32 numbers that are there, after an event."""
     if event.factor is None:
         return as_dtype(np.full(there.shape, event.value, np.float64), "float32")
     with np.errstate(invalid="ignore"):  # 0 x inf is NaN, as everywhere

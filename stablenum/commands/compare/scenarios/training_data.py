@@ -71,7 +71,7 @@ def _digits(rng: np.random.Generator) -> Data:
 
 
 def batch_at(training: Training, step: int, *, faults: bool = True) -> Batch:
-    """The batch of one step; without ``faults`` as it would have been."""
+    """The batch of one step, with or without its faults."""
     data = data_of(training)
     rng = np.random.default_rng([training.seed, 1, step])
     chosen = rng.choice(len(data.y), size=_BATCH, replace=False)
