@@ -271,7 +271,7 @@ def test_a_file_overrides_the_guard_of_built_in_scenarios(tmp_path: Path) -> Non
         ("steps = 30", "steps = 30\ncompiled_in = 3", "compiled_in must be the name of a scenario; got 3"),
         ("skips = 2", "moved = 0.1", "expected: expected.moved must be a list of numbers, one per tensor"),
         ("skips = 2", "moved = [0.1, -1]", "expected.moved must be a finite number at least 0; got -1"),
-        ("skips = 2", "moved = [0.1]", "scenario 1 ('mine'): expected.moved must be 2 numbers, one per tensor"),
+        ("skips = 2", "moved = [0.1]", "('mine'): expected.moved must be 2 numbers, one per tensor"),
     ],
 )  # fmt: skip
 def test_an_error_in_a_file_is_named_and_nothing_is_written(

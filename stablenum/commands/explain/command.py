@@ -28,7 +28,7 @@ def explain(
         bool, typer.Option("--once", help="Record every step of the first run: slower, but no second run.")
     ] = False,
     seed: Annotated[
-        int, typer.Option(min=0, help="Of the global random generators, set before the script starts.")
+        int, typer.Option(min=0, help="Seed of the global random generators, set before the script starts.")
     ] = 0,
     json: Annotated[Path | None, typer.Option(help="Write the report as strict JSON.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the report as a self-contained HTML page.")] = None,

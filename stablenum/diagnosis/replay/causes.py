@@ -81,7 +81,7 @@ CAUSES: dict[Cause, Explanation] = {
         "the function was called at or beyond the edge of its domain", "use its safe form"
     ),
     Cause.MASK: Explanation(
-        "a whole row was masked, or masked values are used",
+        "a whole row is masked, or masked values are used",
         "give fully masked rows a defined result (zero), and leave them out of the loss",
     ),
     Cause.WHERE_TRAP: Explanation(

@@ -20,7 +20,7 @@ class Finding:
     """Where a value first was not finite.
 
     Attributes:
-        operation: by the name that users call it by; "input", "parameter", "buffer" or "state" for a value
+        operation: the name that users call it by; "input", "parameter", "buffer" or "state" for a value
             that was bad before anything was computed.
         phase: "forward", "backward", "update", or "before" for such a value.
         kind: "nan" or "inf"; "error" for an operation that raised.

@@ -290,9 +290,9 @@ _LOSS_SCALES = (
         seed=51,
         tensors=_AUTOCAST,
         magnitude=1e-9,
-        # The scale is 2^19 by step 60. From there on a tensor lies just at float16's smallest number, 2^-24:
-        # at 2^19 it rounds to one of it, at 2^20 to two. From step 100 on it would take 2^22 for that, and
-        # the largest element is at 0.7 of the headroom with 2^20.
+        # The scale is 2^19 by step 60. From then on one tensor is close to float16's smallest number, 2^-24:
+        # with a scale of 2^19 it rounds to 2^-24, with 2^20 to twice that. From step 100 on this takes 2^22,
+        # but at 2^20 the largest element is already at 0.7 of the headroom.
         events=(
             Event(step=60, until=99, tensor=2, value=0.75 * 2.0**-43, everywhere=True),
             Event(step=100, until="end", tensor=2, value=0.6 * 2.0**-44, everywhere=True),
