@@ -1,4 +1,4 @@
-"""The command ``stablenum``. A part is loaded only when what it needs is installed."""
+"""The command ``stablenum``. A command is loaded only when the libraries that it needs are installed."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ import importlib.util
 import logging
 import os
 import sys
+from typing import TYPE_CHECKING
 
-__all__ = ["main"]
+if TYPE_CHECKING:
+    from typer import Typer
 
-# Module -> the name to install it by. All are in the extra "cli".
+__all__ = ["app", "main"]
+
+# Module -> the name under which it is installed. All are in the extra "cli".
 _EXPLAIN_NEEDS = {"rich": "rich", "typer": "typer"}
 _NEEDS = {
     **_EXPLAIN_NEEDS,
@@ -29,17 +33,26 @@ def main() -> None:
     if missing:
         sys.stderr.write(f"stablenum: the command needs {', '.join(missing)}: pip install 'stablenum[cli]'\n")
         sys.exit(2)
-    if explain:  # the user's script: nothing of its surroundings is changed
-        importlib.import_module("stablenum.commands.explain.command").app(prog_name="stablenum")
+    if explain:  # it runs the user's script, so the process environment stays as it is
+        app("explain")(prog_name="stablenum")
         return
-    _settle_down()
-    importlib.import_module("stablenum.commands.compare.command").app(prog_name="stablenum")
+    _keep_quiet()
+    app("compare", "explain")(prog_name="stablenum")
 
 
-def _settle_down() -> None:
-    """These trainings are small: threads cost more than they give, and compilers' logs hide the table.
+def app(*names: str) -> Typer:
+    """The command line with these commands, which are loaded now."""
+    from stablenum.commands.app import app_of
 
-    Only what the user has not set, and before the frameworks are loaded, which read it then.
+    modules = {name: importlib.import_module(f"stablenum.commands.{name}.command") for name in names}
+    return app_of(*(getattr(module, name) for name, module in modules.items()))
+
+
+def _keep_quiet() -> None:
+    """One thread and no compiler logs: these trainings are small, and logs would hide the table.
+
+    What the user has set is left alone. Frameworks read these variables when they are imported, so this runs
+    before.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TORCH_LOGS", "-all")

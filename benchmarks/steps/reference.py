@@ -117,7 +117,7 @@ def check_decided(
 
     Args:
         name: of the variant.
-        last: in the words of ``stablenum.guard.readout.metrics``.
+        last: in the words of ``stablenum.guard.metrics``.
         norm: of all gradients at factor 1.
         steps: how many it ought to have applied, and no other.
         clipped: whether each was to be clipped to ``CLIP_AT * norm``.

@@ -1,1 +1,1 @@
-"""The command line: each command in a package of its own, which loads adapters lazily and by name."""
+"""The command line: one package per command. Commands load the adapters lazily, by name."""

@@ -1,4 +1,4 @@
-"""From "the loss is NaN" to the operation that made it, its cause and its cure."""
+"""From "the loss is NaN" to the operation that caused it, the reason, and what to do."""
 
 from __future__ import annotations
 

@@ -254,13 +254,13 @@ def test_lost_updates_ask_for_float32_weights():
     made = report(("update", "m", [1e-5] * 9 + [1.0]))
     for name in ("float16", "bfloat16"):
         assert made.verdicts[name].lost == 0.9
-        assert f"keep the weights in float32, for 90.0% of the updates are lost in {name}" in made.verdict
+        assert f"keep the weights in float32: 90.0% of the updates are lost in {name}" in made.verdict
 
 
 def test_without_gradients_there_is_no_scale():
     made = report(("activation", "m", [1.0]))
     assert made.loss_scale() is None
-    assert made.verdicts["float16"].sentence == "float16 holds what was measured (no gradients)."
+    assert made.verdicts["float16"].sentence == "float16 holds all measured values (no gradients)."
     assert made.verdicts["float8_e5m2"].sentence == "float8_e5m2 is for gradients, which were not measured."
     zeros = report(("gradient", "m", [0.0, 0.0]))
     assert zeros.loss_scale() is None
@@ -273,7 +273,7 @@ def test_8_bits_are_judged_with_a_scale_for_each_tensor():
     verdict = made.verdicts["float8_e4m3fn"]
     assert [t.module for t in verdict.troubles] == ["wide"]
     # Scaled by 2^8 (448 is the largest), and up to 2^-10 all becomes 0: 23 of 41.
-    assert "but in wide: 56.1% become 0 even so" in verdict.sentence
+    assert "except in wide: 56.1% still become 0" in verdict.sentence
 
 
 # --- the report ----------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ def test_the_first_named_place_is_the_first_cause():
         "model.py:7: log gives inf (forward, in net.head)",
         "    return x.log().mean()",
     ]
-    assert "Then also other.py:9: sqrt gives inf" in text
+    assert "Later: other.py:9: sqrt gives inf" in text
 
 
 def test_the_statistics_stand_below_one_another():
@@ -106,7 +106,7 @@ def test_all_parts_are_there_and_nothing_twice():
     text = str(report_of(log_of_zero(), reproduced=True, notes=("compiled modules ran eagerly",)))
     for part in (
         "Cause: domain. The function was called at or beyond the edge",
-        "  - a second run went wrong in the same way",
+        "  - a second run failed in the same way",
         "Remedy: Use its safe form.\n    stablenum_torch.numerics.log(x)",
         "Called from\n  train.py:30  <module>  step(x)\n  model.py:7   forward   return x.log().mean()",
         "Note: Compiled modules ran eagerly.",

@@ -277,7 +277,7 @@ def test_factored_and_other_shapes_are_looked_at_and_left() -> None:
     bad = jax.tree.map(lambda x: x.at[0].set(jnp.nan) if x.shape == (256,) else x, state)
     report = audit(bad, params)
     assert by_name(report)["w"].others == {"v_row": 1, "v_col": 1, "v": 0}
-    assert "not understood" in state_problems(bad, params)[0]
+    assert "unknown meaning" in state_problems(bad, params)[0]
     assert _bits(repair(bad, report)) == _bits(bad)
     state, params, _, _ = trained(optax.sm3(1e-2), steps=2)
     assert set(by_name(audit(state, params))["a"].others) == {"mu", "nu"}

@@ -24,7 +24,6 @@ from stablenum import cli
 from stablenum.commands.compare import BACKENDS, SCENARIOS
 from stablenum.commands.compare.backends import numpy_run, torch_run
 from stablenum.commands.compare.builtin.rule_streams import RULE_STREAMS
-from stablenum.commands.compare.command import app
 from stablenum.commands.compare.runner import run_guarded
 from stablenum.commands.compare.scenario_file import read_scenario_file, to_toml
 from stablenum.guard.config import GuardConfig
@@ -33,6 +32,7 @@ from stablenum.rules.loss_scale import LOSS_SCALES
 from stablenum.rules.spikes import MeanStdSpikeGuard, SpikeGuard
 
 command_module = importlib.import_module("stablenum.commands.compare.command")
+app = cli.app("compare", "explain")
 
 FAST = ["--backend", "numpy", "--backend", "torch-foreach"]
 
@@ -109,8 +109,8 @@ def test_numpy_runs_with_every_backend() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--scenario", "nonesuch"], "unknown scenario 'nonesuch'; there are clean, single-inf"),
-        (["--backend", "tensorflow"], "unknown backend 'tensorflow'; there are numpy, torch"),
+        (["--scenario", "nonesuch"], "unknown scenario 'nonesuch'; known are clean, single-inf"),
+        (["--backend", "tensorflow"], "unknown backend 'tensorflow'; known are numpy, torch"),
         (["--config", "nonesuch.toml"], "cannot read nonesuch.toml: No such file"),
         (["--json", "no/such/folder/x.json"], "does not exist"),
         (["--plot", "."], "is a folder; name a file"),
@@ -232,7 +232,7 @@ def test_a_file_overrides_the_guard_of_built_in_scenarios(tmp_path: Path) -> Non
         ("tensor = 0,", "tensor = -1,", "events[0]: events.tensor must be a whole number from 0"),
         ("tensor = 0,", 'until = "last",', "events.until must be a whole number or 'end'; got 'last'"),
         ("tensor = 0,", "until = 4,", "events[0]: events.until must be a whole number from 5"),
-        ("value = inf", "value = inf, factor = 2", "events[0]: events.value (a number put there) and"),
+        ("value = inf", "value = inf, factor = 2", "events[0]: events.value (replaces what is there) and"),
         ("value = inf", "factor = 2, value = inf", "exactly one must be given; got both"),
         ("value = inf", "factor = inf", "events[0]: events.factor must be a finite number; got inf"),
         ("value = inf", 'factor = "2"', "events[0]: events.factor must be a finite number; got '2'"),
@@ -269,9 +269,9 @@ def test_a_file_overrides_the_guard_of_built_in_scenarios(tmp_path: Path) -> Non
         ("clip = 1.0", 'clip = { rule = "AdaptiveGradClip", exclude = ["head.*"] }',
          "AdaptiveGradClip.exclude must be patterns that each match a parameter; got 'head.*'. The param"),
         ("steps = 30", "steps = 30\ncompiled_in = 3", "compiled_in must be the name of a scenario; got 3"),
-        ("skips = 2", "moved = 0.1", "expected: expected.moved must be a list of numbers, one a tensor"),
+        ("skips = 2", "moved = 0.1", "expected: expected.moved must be a list of numbers, one per tensor"),
         ("skips = 2", "moved = [0.1, -1]", "expected.moved must be a finite number at least 0; got -1"),
-        ("skips = 2", "moved = [0.1]", "scenario 1 ('mine'): expected.moved must be 2 numbers, one a tensor"),
+        ("skips = 2", "moved = [0.1]", "('mine'): expected.moved must be 2 numbers, one per tensor"),
     ],
 )  # fmt: skip
 def test_an_error_in_a_file_is_named_and_nothing_is_written(
@@ -398,7 +398,7 @@ def test_scenarios_whose_tensors_the_guard_does_not_fit_are_left_out(tmp_path: P
     assert list(document["unfit"]) == ["clean", "empty-tree"]
     result = compare("--config", file, "--scenario", "clean", "--backend", "numpy")
     assert result.exit_code == 2
-    assert f"[guard] fits none of the scenarios asked for: {reason}" in plain(result).replace("│ ", "")
+    assert f"[guard] fits none of the requested scenarios: {reason}" in plain(result).replace("│ ", "")
     # Own scenarios are refused with the file, as all their errors are.
     file.write_text(file.read_text() + '[[scenario]]\nname = "mine"\n')
     result = compare("--config", file, "--backend", "numpy")

@@ -16,8 +16,8 @@ import stablenum_torch
 from stablenum import DynamicLossScale, GuardConfig
 from stablenum.commands.compare import BACKENDS, SCENARIOS
 from stablenum.commands.compare.backends import Setup
-from stablenum.commands.compare.builtin.streams import handed, stream_params, stream_step
 from stablenum.commands.compare.scenarios import Stream
+from stablenum.commands.compare.scenarios.stream_data import scaled_gradients, stream_params, stream_step
 from stablenum.reference.guarded import SGD, Guarded
 from stablenum.rules.clipping import AdaGC
 
@@ -47,7 +47,7 @@ def run(stream: Stream, training: Any, steps: range) -> list[dict[str, Any]]:
     seen = []
     for step in steps:
         gradients, loss = stream_step(stream, step)
-        training.step(handed(stream, gradients, training.loss_scale), float(loss))
+        training.step(scaled_gradients(stream, gradients, training.loss_scale), float(loss))
         seen.append({name: training.last[name] for name in DECIDED})
     return seen
 

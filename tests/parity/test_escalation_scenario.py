@@ -11,9 +11,9 @@ import pytest
 from stablenum.commands.compare import BACKENDS, SCENARIOS, run_scenario
 from stablenum.commands.compare.agreement import Trace
 from stablenum.commands.compare.backends.numpy_models import evaluate
-from stablenum.commands.compare.builtin.trainings import batch_at, data_of, initial_params
 from stablenum.commands.compare.runner import run_guarded
 from stablenum.commands.compare.scenarios import Outcome, Training
+from stablenum.commands.compare.scenarios.training_data import batch_at, data_of, initial_params
 from stablenum.formats import FORMATS
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.reasons import Reason

@@ -14,7 +14,6 @@ import pytest
 from typer.testing import CliRunner
 
 from stablenum import cli
-from stablenum.commands.explain.command import app
 from stablenum.commands.explain.imports import AfterImport
 from stablenum.commands.explain.plan import Failure, Outcome, Plan
 from stablenum.commands.explain.runner import Explained, explain
@@ -78,7 +77,7 @@ def test_a_jitted_call_is_replayed_at_once_although_it_donates():
     assert result.returncode == 1, result.stderr
     assert f"jax_train.py:{bad_line('jax_train.py')}: log gives inf" in result.stdout
     assert result.stdout.count("loss 1.09") == 1
-    assert "what step() returns is not finite in call" in result.stderr
+    assert "the result of step() is not finite in call" in result.stderr
     assert "running the script again" not in result.stderr
 
 
@@ -125,7 +124,7 @@ def test_what_does_not_happen_again_is_transient(tmp_path):
     found, _ = explained("torch_once_only.py", str(tmp_path / "marker"))
     assert found.report is not None
     assert found.report.verdict.cause is Cause.TRANSIENT
-    assert "does it seed all its generators?" in str(found.report)
+    assert "does the script seed every generator?" in str(found.report)
     assert "the loss of step 2 is not finite" in str(found.report)
 
 
@@ -187,7 +186,7 @@ def test_a_script_that_seeds_nothing_is_seeded(tmp_path):
         ("import sys\nsys.exit('no data')", 1, "no data"),
         ("raise ValueError('broken')", 1, "ended with ValueError: broken"),
         ("raise SystemExit", 0, "nothing was watched"),
-        ("import os\nos._exit(9)", 9, "the process ended by itself, with exit code 9"),
+        ("import os\nos._exit(9)", 9, "a sudden exit of its process, code 9"),
         ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", 137, "exit code 137"),
         ("x = (", 1, "SyntaxError"),
     ],
@@ -227,7 +226,7 @@ def test_a_module_runs_by_its_name(tmp_path):
     ],
 )
 def test_a_usage_error_is_exit_code_2(arguments, said):
-    result = CliRunner().invoke(app, ["explain", *arguments])
+    result = CliRunner().invoke(cli.app("explain"), ["explain", *arguments])
     assert result.exit_code == 2
     assert said in " ".join((result.output + result.stderr).split())
 
@@ -249,7 +248,7 @@ def test_it_needs_neither_plots_nor_data_sets(monkeypatch, capsys):
 
 
 def test_it_is_listed_beside_the_other_command():
-    result = CliRunner().invoke(importlib.import_module("stablenum.commands.compare.command").app, ["--help"])
+    result = CliRunner().invoke(cli.app("compare", "explain"), ["--help"])
     assert re.search(r"^\s*compare .*\n(.*\n)*\s*explain ", result.output, re.MULTILINE)
 
 
@@ -295,5 +294,5 @@ def test_a_failure_says_what_and_when():
     assert str(Failure(step=2, what="gradient", names=many)) == (
         "gradients of layer0, layer1, layer2 and 2 more are not finite in step 2"
     )
-    assert str(Failure(step=2, what="parameter")) == "parameters not finite after step 2"
+    assert str(Failure(step=2, what="parameter")) == "parameters are not finite after step 2"
     assert str(Failure(step=2, what="loss")) == "the loss of step 2 is not finite"

@@ -152,7 +152,7 @@ def test_numpy_itself_is_held_to_a_true_skip(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(numpy_run.GuardedRun, "step", step)
     result = run_scenario(SCENARIOS["single-inf"], [BACKENDS["numpy"]])
-    assert result.surprises == ["single-inf, numpy, step 20: params[1] changed in a skip"]
+    assert result.surprises == ["single-inf, numpy, step 20: params[1] changed in a skipped step"]
     assert not result.ok
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stablenum.commands.compare.builtin.streams import STREAMS, stream_step
+from stablenum.commands.compare.builtin.streams import STREAMS
 from stablenum.commands.compare.scenario_file import read_scenario_file, to_toml
 from stablenum.commands.compare.scenarios import Event, Stream, TensorSpec
+from stablenum.commands.compare.scenarios.stream_data import stream_step
 
 F32 = np.float32
 

@@ -178,7 +178,7 @@ def test_a_vanished_second_moment() -> None:
     assert row.vanished == 1 / 7
     assert row.measured.update_max > 1e3
     (problem,) = state_problems(optimizer)
-    assert problem.startswith("b: v is 0 and m is not in 1 of 7 elements")
+    assert problem.startswith("b: v is 0 but m is not, in 1 of 7 elements")
 
 
 def test_a_stale_second_moment() -> None:
@@ -343,7 +343,7 @@ def test_unknown_state_is_reported_and_left() -> None:
     optimizer.state[params[0]]["prev"][0, 0] = math.nan
     report = audit(optimizer)
     assert report.rows[0].others["prev"] == 1
-    assert "state that is not understood is not finite: prev (1)" in state_problems(optimizer)[0]
+    assert "state entries of unknown meaning are not finite: prev (1)" in state_problems(optimizer)[0]
     assert report.repair() == 0
     assert torch.isnan(optimizer.state[params[0]]["prev"][0, 0])
 

@@ -232,7 +232,7 @@ def test_what_is_nan_in_float32_is_told_before_any_format() -> None:
     report = range_report(model, torch.ones(1, 2))
     for verdict in report.verdicts.values():
         assert not verdict.works
-        assert "hold NaN in float32 already" in verdict.sentence
+        assert "already hold NaN in float32" in verdict.sentence
     masked = range_report(nn.Sequential(nn.Softmax(-1)), torch.tensor([[0.0, -torch.inf]]))
     assert "NaN" not in masked.verdict
 

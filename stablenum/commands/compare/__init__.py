@@ -1,4 +1,4 @@
-"""The research tool: the same unstable trainings on every backend, and whether they agree.
+"""The comparison: run the same unstable trainings on every backend, and check that they agree.
 
 Scenarios are data (:mod:`stablenum.commands.compare.scenarios`); the built-in ones are in
 :mod:`stablenum.commands.compare.builtin.streams`, :mod:`stablenum.commands.compare.builtin.rule_streams` and

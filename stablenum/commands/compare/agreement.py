@@ -1,4 +1,4 @@
-"""Whether a backend did what NumPy did: the trace of a run, and the first place where two differ."""
+"""Whether a backend did what NumPy did: the trace of a run, and the first difference between two."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 
 
 class StepRow(NamedTuple):
-    """What the guard said of one step. ``worst`` is the parameter's index."""
+    """What the guard reported for one step. ``worst`` is the parameter's index."""
 
     applied: bool
     reason: Reason
@@ -42,16 +42,16 @@ class Trace:
     Attributes:
         backend: its name.
         rows: the steps; empty for a plain run.
-        norms: for each step the norms of all gradients; NumPy's runs alone have them.
-        path: of a guarded stream, the parameters after each step.
+        norms: the norms of all gradients, step by step; only for runs on NumPy.
+        path: for a guarded stream, the parameters after each step.
         guard: the guard's state at the end, as plain values; empty for a plain run.
-        losses: of a plain run of a model, step by step.
-        warnings: what the adapter warned of.
-        changed: the steps that were refused although a parameter changed in them, bit for bit, and the
-            first such parameter's index.
+        losses: for a plain run of a model, step by step.
+        warnings: the adapter's warnings.
+        changed: the steps that were skipped although some bits of a parameter changed in them, with the
+            index of the first such parameter.
         start, params: the parameters before the first step and after the last.
         final_loss_scale: the scale for the step after the last.
-        skipped: steps refused.
+        skipped: the number of skipped steps.
         stopped: the message of the NonFiniteError that ended it, else None.
         score: the goal's measure (accuracy or loss) at the end, else None.
         seconds: wall time.
@@ -106,7 +106,7 @@ class Comparison(NamedTuple):
     worst_params: float
 
 
-# Equal, bit for bit. The others are floats that the backends sum in their own order.
+# These must be equal. The others are floats, which each backend sums in its own order.
 _EXACT = ("applied", "reason", "loss_scale", "precision_level")
 
 
@@ -168,7 +168,7 @@ def _tied(norms: Array, ours: int, theirs: int, tolerance: float) -> bool:
 def _different_updates(
     reference: Trace, other: Trace, step: int, tolerance: float
 ) -> Iterator[tuple[int, tuple[float, float]]]:
-    """The parameters that a step moved otherwise, and by how much."""
+    """The parameters that a step changed differently, and the two changes."""
     if step >= min(len(reference.path), len(other.path)):
         return
     for i, _ in enumerate(reference.start):

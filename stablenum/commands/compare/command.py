@@ -1,4 +1,4 @@
-"""The command line: what to run, where to write, which exit code."""
+"""``stablenum compare``: what to run, where to write, which exit code."""
 
 from __future__ import annotations
 
@@ -15,43 +15,16 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-import stablenum
 from stablenum.commands.compare import SCENARIOS
 from stablenum.commands.compare.backends import BACKENDS, Backend, find_backends, versions
 from stablenum.commands.compare.report import list_table, print_report, to_json
 from stablenum.commands.compare.runner import Result, run_scenario, steps_of
 from stablenum.commands.compare.scenario_file import read_scenario_file, with_guard
 from stablenum.commands.compare.scenarios import Scenario
-from stablenum.commands.explain.command import explain
 
-__all__ = ["app"]
-
-app = typer.Typer(
-    help="Numerical stability for training neural networks.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # brackets in the help are TOML, and paragraphs wrap
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+__all__ = ["compare"]
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"stablenum {stablenum.__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
-) -> None:
-    """Numerical stability for training neural networks."""
-
-
-@app.command()
 def compare(
     show_list: Annotated[bool, typer.Option("--list", help="List scenarios and backends, and exit.")] = False,
     scenario: Annotated[
@@ -65,7 +38,7 @@ def compare(
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option(help="TOML: [guard] settings put over every scenario's own, [[scenario]] own streams."),
+        typer.Option(help="TOML: [guard] replaces settings of all scenarios, [[scenario]] adds streams."),
     ] = None,
     json: Annotated[Path | None, typer.Option(help="Write the results as strict JSON.")] = None,
     plot: Annotated[
@@ -74,12 +47,12 @@ def compare(
 ) -> None:
     """Run unstable trainings without and with the guard on every backend, and compare step by step.
 
-    NumPy is the specification. Decisions, reasons and loss scales must be equal to its own; gradient norms
-    within 1e-6, parameters at the end within 1e-5 (SGD) or 1e-4 (Adam), relative; more where a scenario
-    computes in half precision (see the JSON, "tolerance"). The backend torch-compiled traces the step with
-    torch.compile and runs the graphs as they are (aot_eager): generating code each time takes minutes.
+    NumPy is the reference. Decisions, reasons and loss scales must equal NumPy's. Gradient norms must agree
+    within 1e-6, parameters at the end within 1e-5 (SGD) or 1e-4 (Adam), relative; the limits are wider where
+    a scenario computes in half precision (see "tolerance" in the JSON). The backend torch-compiled traces the
+    step with torch.compile and runs the graphs without generating code (aot_eager), which would take minutes.
 
-    Exit code: 0 if all agree and every outcome is the expected one, 1 if not, 2 for a usage error.
+    Exit code: 0 if all backends agree and every outcome is as expected, 1 if not, 2 for a usage error.
     """
     chosen, checked, unfit = _scenarios(scenario or [], config)
     backends, absent = _usage(lambda: find_backends(backend), "--backend")
@@ -96,7 +69,7 @@ def compare(
     for option, path in (("--json", json), ("--plot", plot)):
         _check_target(option, path)
     begin = time.perf_counter()
-    # What is asked for by name is run everywhere.
+    # Scenarios requested by name run on every backend.
     results = _run(chosen, backends, checked=checked, brief=not scenario and config is None)
     seconds = time.perf_counter() - begin
     print_report(console, results, backends, absent, unfit)
@@ -115,11 +88,8 @@ def compare(
         raise typer.Exit(1)
 
 
-app.command()(explain)
-
-
 class _Choice(NamedTuple):
-    """What to run, the names of those whose expected outcome can be checked, and what is left out why."""
+    """What to run, the names of those whose expected outcome can be checked, and what is left out."""
 
     scenarios: list[Scenario]
     checked: set[str]
@@ -137,7 +107,7 @@ def _scenarios(names: Sequence[str], config: Path | None) -> _Choice:
             for name, scenario in SCENARIOS.items():
                 try:
                     known[name] = with_guard(scenario, file.guard)
-                except ValueError as error:  # the settings are right by themselves, and do not fit this one
+                except ValueError as error:  # valid settings that do not fit this scenario
                     unfit[name] = str(error)
             changed = set(known)
         own = {s.name: s for s in file.scenarios}
@@ -148,21 +118,21 @@ def _scenarios(names: Sequence[str], config: Path | None) -> _Choice:
     for name in names:
         if name not in known:
             raise typer.BadParameter(
-                f"unknown scenario {name!r}; there are {', '.join(known)}.", param_hint="--scenario"
+                f"unknown scenario {name!r}; known are {', '.join(known)}.", param_hint="--scenario"
             )
     chosen = list(dict.fromkeys(names)) or chosen
     left_out = {name: unfit[name] for name in chosen if name in unfit}
     if len(left_out) == len(chosen):
         why = next(iter(left_out.values()))
         raise typer.BadParameter(
-            f"[guard] fits none of the scenarios asked for: {why}", param_hint="--config"
+            f"[guard] fits none of the requested scenarios: {why}", param_hint="--config"
         )
     chosen = [name for name in chosen if name not in left_out]
     return _Choice([known[name] for name in chosen], set(chosen) - changed, left_out)
 
 
 def _usage(call: Callable[[], Any], option: str) -> Any:
-    """``call()``, its ValueError as a usage error of an option (exit code 2)."""
+    """``call()``, with a ValueError reported as a usage error of an option (exit code 2)."""
     try:
         return call()
     except ValueError as error:
@@ -172,7 +142,7 @@ def _usage(call: Callable[[], Any], option: str) -> Any:
 def _run(
     scenarios: Sequence[Scenario], backends: Sequence[Backend], *, checked: set[str], brief: bool
 ) -> list[Result]:
-    """All scenarios, with a progress bar if somebody is looking."""
+    """Run all scenarios, with a progress bar on a terminal."""
     console = Console(stderr=True)
     total = sum(steps_of(s, backends, brief=brief) for s in scenarios)
     columns = (
@@ -200,7 +170,7 @@ def _run(
 
 
 def _check_target(option: str, path: Path | None) -> None:
-    """Whether a result can be written there, found out before minutes of work and not after."""
+    """Check that a result can be written there, before minutes of work and not after."""
     if path is None:
         return
     try:
@@ -211,8 +181,8 @@ def _check_target(option: str, path: Path | None) -> None:
                 raise typer.BadParameter(f"{path} cannot be written to.", param_hint=option)
             return
         folder = path.resolve().parent
-    except (OSError, RuntimeError) as error:  # a circle of links
-        raise typer.BadParameter(f"{path} cannot be looked at: {error}", param_hint=option) from error
+    except (OSError, RuntimeError) as error:  # a loop of links
+        raise typer.BadParameter(f"{path} cannot be accessed: {error}", param_hint=option) from error
     if not folder.is_dir():
         raise typer.BadParameter(f"the folder {folder} does not exist.", param_hint=option)
     if not os.access(folder, os.W_OK | os.X_OK):
@@ -220,7 +190,7 @@ def _check_target(option: str, path: Path | None) -> None:
 
 
 def _is_special(path: Path) -> bool:
-    """Whether a path is something to write into and not to replace: a pipe, a device, our own output."""
+    """Whether to write into a path rather than replace it: a pipe, a device, our own output."""
     return path.exists() and (not path.is_file() or _own_output(path) is not None)
 
 
@@ -237,7 +207,7 @@ def _own_output(path: Path) -> int | None:
 
 
 def _write(target: Path, fill: Callable[[Path], Any], option: str) -> None:
-    """Write a result, an OSError as an error of its option (exit code 2)."""
+    """Write a result, with an OSError reported as an error of its option (exit code 2)."""
     try:
         if _is_special(target):
             _write_into(target, fill)
@@ -248,7 +218,7 @@ def _write(target: Path, fill: Callable[[Path], Any], option: str) -> None:
 
 
 def _replace(target: Path, fill: Callable[[Path], Any]) -> None:
-    """Write beside the target and rename: an interrupted run leaves no half a file.
+    """Write next to the target, then rename: an interrupted run leaves no partial file.
 
     ``target`` is resolved: what a link points to is replaced, and the link stays.
     """
@@ -264,13 +234,13 @@ def _replace(target: Path, fill: Callable[[Path], Any]) -> None:
 
 
 def _write_into(target: Path, fill: Callable[[Path], Any]) -> None:
-    """Write into a pipe or a device, by way of a file: not everything can be written without seeking."""
+    """Write into a pipe or a device by way of a file, because some formats need to seek."""
     with tempfile.TemporaryDirectory() as folder:
         temporary = Path(folder) / "result"
         fill(temporary)
         sys.stdout.flush()
         own = _own_output(target)
-        # A file opened a second time would begin at its start, over what is printed already.
+        # A file opened a second time would be written from its start, over what is already printed.
         handle = os.open(target, os.O_WRONLY) if own is None else os.dup(own)
         with temporary.open("rb") as source, os.fdopen(handle, "wb") as sink:
             shutil.copyfileobj(source, sink)

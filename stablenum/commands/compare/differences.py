@@ -1,4 +1,4 @@
-"""How far two numbers, tensors, updates or guards' statistics are apart."""
+"""How far apart two numbers, tensors, updates or guards' statistics are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["different_statistics", "relative_difference", "tensor_difference", "
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
-# What a rule has gathered over many steps may be off by some more roundings than a norm.
+# A rule's statistics gather more rounding errors, over many steps, than a norm.
 _GATHERED = 20.0
 
 
@@ -59,11 +59,11 @@ def tensor_difference(a: Array, b: Array) -> float:
 def update_difference(
     before: Array, after: Array, their_before: Array, their_after: Array, *, tolerance: float
 ) -> tuple[float, float] | None:
-    """What two steps added to a tensor, at the element where they differ most; None if alike.
+    """What two steps added to a tensor, at the element where they differ most; None if they agree.
 
-    It is what their multipliers, the units' among them, come to. They may differ by ``tolerance`` of the
-    largest element, and by what float32 rounds away. In narrower formats an optimizer's own roundings are
-    larger than a step, so these are compared at the end alone.
+    This shows the effect of their multipliers, including those of units. They may differ by ``tolerance`` of
+    the largest element, plus the rounding of float32. In narrower formats an optimizer's rounding errors are
+    larger than a step, so such tensors are compared only at the end.
     """
     eps = get_format(after.dtype.name).eps
     if eps > get_format("float32").eps:
@@ -102,7 +102,7 @@ def _different_numbers(
 ) -> Iterator[tuple[str, Any, Any]]:
     """The numbers of one rule's state that differ."""
     sizes = [abs(x) for x in ours.values() if isinstance(x, float) and 0 < abs(x) < FLOAT32_MAX]
-    # Where nearly equal numbers were subtracted, only the size of what they were counts.
+    # After a subtraction of nearly equal numbers, the error is relative to their size.
     slack = tolerance * float(np.median(sizes)) if sizes else 0.0
     for name in dict.fromkeys((*ours, *theirs)):
         a, b = ours.get(name), theirs.get(name)
@@ -123,7 +123,7 @@ def _rule_states(guard: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]
 
 
 def _leaves(name: str, plain: Any) -> Iterator[tuple[str, Any]]:
-    """Every number in nested lists and dicts, by its place."""
+    """Every number in nested lists and dicts, with its path."""
     if isinstance(plain, (Mapping, list)):
         items = plain.items() if isinstance(plain, Mapping) else enumerate(plain)
         for key, value in items:

@@ -23,15 +23,15 @@ from stablenum.guard.reasons import Reason
 
 __all__ = ["choose", "draw"]
 
-# The most telling of the built-in scenarios, the best first.
-_TELLING = ("digits-mlp", "spike-skip", "fp16-leaves", "bad-200", "digits-conv", "growth-boundary")
+# The most instructive of the built-in scenarios, the best first.
+_INSTRUCTIVE = ("digits-mlp", "spike-skip", "fp16-leaves", "bad-200", "digits-conv", "growth-boundary")
 _COLUMNS = 3
-# NumPy is a broad pale line. The others are dashes of equal length that take turns along it, so that where
-# all agree each is seen, and where one strays it is seen too.
+# NumPy is a broad, pale line. The other backends are dashes of equal length that take turns along it, so that
+# each is visible where all agree, and so is one that deviates.
 _PALE = "#cfd6dd"
 _COLOURS = ("#e08a00", "#159a8c", "#7b3fc4", "#1f77d0", "#111111")
 _DASH = 4.0
-# Why steps were refused or shrunk, as ticks under the count of skips.
+# Why steps were skipped or shrunk, as ticks under the count of skips.
 _NONFINITE, _SPIKE, _SHRUNK, _HOPELESS = "#d62728", "#0b3fd1", "#2ca02c", "#111111"
 _CAUSES = {
     "skipped: not finite": (
@@ -46,13 +46,13 @@ _LABEL_PANEL = ("loss", "gradient norm", "loss scale", "skipped so far")
 
 
 def choose(results: Sequence[Result], names: Sequence[str] = ()) -> list[Result]:
-    """The results worth a column: those asked for by name, else the most telling ones.
+    """The results to draw, at most three: those requested by name, else the most instructive ones.
 
-    Without any of the built-in favourites: those with most skips. At most three.
+    Without any of the latter, those with the most skips.
     """
     by_name = {result.scenario.name: result for result in results}
     wanted = [by_name[name] for name in names if name in by_name] or [
-        by_name[name] for name in _TELLING if name in by_name
+        by_name[name] for name in _INSTRUCTIVE if name in by_name
     ]
     if not wanted:
         wanted = sorted(results, key=lambda r: -r.guarded[REFERENCE].skipped)
@@ -60,11 +60,11 @@ def choose(results: Sequence[Result], names: Sequence[str] = ()) -> list[Result]
 
 
 def draw(results: Sequence[Result], path: Path) -> None:
-    """Draw one column a result and write a PNG.
+    """Draw one column per result and write a PNG.
 
     Args:
         results: from :func:`choose`; at least one.
-        path: where to.
+        path: where to write it.
     """
     figure, axes = plt.subplots(
         4,
@@ -83,7 +83,9 @@ def draw(results: Sequence[Result], path: Path) -> None:
             axes[row, 0].set_ylabel(label)
         _legend(figure, axes)
         figure.suptitle(
-            "Guarded training: one dash a backend; on one line they agree", fontsize=10, color="#555555"
+            "Guarded training: one dash per backend; on one line, they agree",
+            fontsize=10,
+            color="#555555",
         )
         figure.savefig(path, dpi=120, format="png")
     finally:
@@ -139,7 +141,7 @@ def _line(panel: Any, values: Sequence[float], style: dict[str, Any]) -> None:
 
 
 def _plain_line(panel: Any, trace: Trace) -> None:
-    """The loss without a guard, up to where it is lost."""
+    """The loss without a guard, up to its last finite value."""
     bad = [step for step, loss in enumerate(trace.losses) if not math.isfinite(loss)]
     end = bad[0] if bad else len(trace.losses)
     losses = trace.losses[:end]
@@ -154,7 +156,7 @@ def _plain_line(panel: Any, trace: Trace) -> None:
             color="#d62728",
             markersize=9,
             linestyle="none",
-            label="the last step before it is NaN for good",
+            label="the last step before it is NaN",
         )
 
 
@@ -178,7 +180,7 @@ def _mark_nonfinite(panel: Any, trace: Trace, name: str) -> None:
 
 
 def _circle_spikes(panel: Any, trace: Trace, name: str, reasons: Sequence[Reason]) -> None:
-    """A ring around each value for which a step was refused, and around all values of shrunk steps."""
+    """A ring around each value for which a step was skipped, and around all values of shrunk steps."""
     for colour, kinds in ((_SPIKE, reasons), (_SHRUNK, (Reason.SPIKE_CLIPPED,))):
         found = [(i, getattr(row, name)) for i, row in enumerate(trace.rows) if row.reason in kinds]
         if found:
@@ -187,7 +189,7 @@ def _circle_spikes(panel: Any, trace: Trace, name: str, reasons: Sequence[Reason
 
 
 def _mark_causes(panel: Any, trace: Trace) -> None:
-    """A tick at the bottom for each step that was refused or shrunk, in the colour of its reason."""
+    """A tick at the bottom for each step that was skipped or shrunk, in the colour of its reason."""
     for label, (colour, reasons) in _CAUSES.items():
         steps = [i for i, row in enumerate(trace.rows) if row.reason in reasons]
         if steps:
@@ -205,7 +207,7 @@ def _running_skips(trace: Trace) -> list[int]:
 
 
 def _solid(line: Any) -> Any:
-    """The line of a legend: too short there for dashes that take turns."""
+    """The line as the legend shows it, solid: it is too short there for dashes that take turns."""
     if line.get_marker() not in (None, "None", "none", "") or line.get_label() not in BACKENDS:
         return line
     return Line2D([], [], color=line.get_color(), linewidth=max(2.0, line.get_linewidth()))

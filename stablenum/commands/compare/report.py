@@ -49,7 +49,7 @@ def print_report(
     absent: Mapping[str, list[str]],
     unfit: Mapping[str, str] | None = None,
 ) -> None:
-    """The tables, then everything that is not as it should be, then one line that sums up.
+    """Print the tables, then every problem, then a summary in one line.
 
     ``absent``: backends and what is not installed for them. ``unfit``: scenarios left out, and why.
     """
@@ -68,7 +68,7 @@ def print_report(
 
 
 def _table(title: str, width: int) -> Table:
-    """An empty table; in a narrow terminal its columns stand closer."""
+    """An empty table; in a narrow terminal its columns are closer together."""
     return Table(
         title=title,
         title_justify="left",
@@ -150,7 +150,7 @@ def _percent(trace: Trace | None) -> str:
 def _notes(
     results: Sequence[Result], absent: Mapping[str, list[str]], unfit: Mapping[str, str]
 ) -> Iterable[str]:
-    by_reason: dict[tuple[str, str], list[str]] = {}  # to the scenarios that the same is true of
+    by_reason: dict[tuple[str, str], list[str]] = {}  # -> the scenarios that share them
     for result in results:
         for reason in dict.fromkeys(result.left_out.values()):
             backends = ", ".join(name for name, why in result.left_out.items() if why == reason)

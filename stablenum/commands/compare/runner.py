@@ -14,9 +14,9 @@ import numpy as np
 from stablenum.commands.compare.agreement import Comparison, StepRow, Trace, compare_traces
 from stablenum.commands.compare.backends import REFERENCE, Backend, Run, Setup
 from stablenum.commands.compare.backends.numpy_models import evaluate
-from stablenum.commands.compare.builtin.streams import handed, stream_params, stream_step
-from stablenum.commands.compare.builtin.trainings import batch_at, data_of, initial_params
 from stablenum.commands.compare.scenarios import Goal, Outcome, Scenario, Stream, Training
+from stablenum.commands.compare.scenarios.stream_data import scaled_gradients, stream_params, stream_step
+from stablenum.commands.compare.scenarios.training_data import batch_at, data_of, initial_params
 from stablenum.errors import NonFiniteError
 
 __all__ = ["Result", "moved", "outcome_of", "run_guarded", "run_plain", "run_scenario", "steps_of"]
@@ -31,12 +31,12 @@ class Result:
 
     Attributes:
         scenario: what was run.
-        guarded: a trace a backend, NumPy first.
-        plain, clean: a trace a framework, by its name: without guard; and for a goal that is
-            measured against clean training, without guard and without faults.
+        guarded: a trace per backend, NumPy first.
+        plain, clean: a trace per framework, by the name of its backend. ``plain`` has no guard; ``clean``
+            has neither guard nor faults, and is there if the goal is relative to clean training.
         left_out: backends that cannot run it, and why.
-        comparisons: one a backend other than NumPy.
-        surprises: where an outcome was not the expected one, in words.
+        comparisons: one per backend other than NumPy.
+        surprises: unexpected outcomes, in words.
     """
 
     scenario: Scenario
@@ -86,9 +86,9 @@ def run_scenario(
     Args:
         scenario: what to run.
         backends: NumPy among them.
-        check_expected: whether to hold the outcome against ``scenario.expected``; not if the
-            guard's settings are not the scenario's own.
-        brief: whether backends leave out what they do in another scenario as well.
+        check_expected: whether to compare the outcome with ``scenario.expected``; not if the guard's
+            settings are not the scenario's own.
+        brief: whether backends leave out what another scenario covers as well.
         tick: called after every run.
     """
     result = Result(scenario=scenario)
@@ -116,7 +116,9 @@ def run_scenario(
     if check_expected:
         result.surprises = list(_surprises(result))
     for step, i in reference.changed.items():  # the others' changes are disagreements with NumPy
-        result.surprises.append(f"{scenario.name}, {REFERENCE}, step {step}: params[{i}] changed in a skip")
+        result.surprises.append(
+            f"{scenario.name}, {REFERENCE}, step {step}: params[{i}] changed in a skipped step"
+        )
     return result
 
 
@@ -146,7 +148,7 @@ def run_plain(scenario: Scenario, backend: Backend, *, faults: bool = True) -> T
 
 
 def _run(scenario: Scenario, backend: Backend, *, plain: bool, faults: bool) -> Trace:
-    """One run; what the adapter warns of goes into the trace, other warnings where they always go."""
+    """One run; the adapter's warnings go into the trace, other warnings are issued as usual."""
     begin = time.perf_counter()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
@@ -187,12 +189,12 @@ def _train(scenario: Scenario, backend: Backend, *, plain: bool, faults: bool) -
             if run.norms is not None:
                 trace.norms.append(run.norms)
             trace.skipped = int(last["skipped_total"])
-            now = run.params()  # copies; whether the step is refused is known only after it
+            now = run.params()  # copies; whether the step is skipped is known only after it
             changed = None if last["applied"] else _first_change(before, now)
             if changed is not None:
                 trace.changed[step] = changed
             before = now
-            if training is None:  # a model's gradients depend on the parameters, and differ more and more
+            if training is None:  # a model's gradients depend on the parameters, so that differences grow
                 trace.path.append(now)
         if trace.stopped is not None:
             break
@@ -209,11 +211,11 @@ def _one_step(scenario: Scenario, run: Run, step: int, *, faults: bool) -> None:
         run.train(batch_at(scenario, step, faults=faults))
         return
     gradients, loss = stream_step(scenario, step)
-    run.step(handed(scenario, gradients, run.loss_scale), float(loss))
+    run.step(scaled_gradients(scenario, gradients, run.loss_scale), float(loss))
 
 
 def _first_change(before: Sequence[Array], after: Sequence[Array]) -> int | None:
-    """The index of the first parameter that is not the same bit for bit, None if all are."""
+    """The index of the first parameter that is not the same bit for bit; None if there is none."""
     pairs = enumerate(zip(before, after, strict=True))
     return next((i for i, (p, q) in pairs if p.tobytes() != q.tobytes()), None)
 
@@ -235,7 +237,7 @@ def _row(last: Mapping[str, Any]) -> StepRow:
 
 
 def outcome_of(scenario: Scenario, trace: Trace, clean_score: float | None = None) -> Outcome:
-    """What became of a run. See :class:`Outcome`."""
+    """The outcome of a run. See :class:`Outcome`."""
     if not all(np.isfinite(p.astype(np.float32)).all() for p in trace.params):
         return Outcome.DIES
     if trace.stopped is not None:
@@ -266,7 +268,7 @@ def moved(trace: Trace) -> list[float]:
 
 
 def _moved(trace: Trace) -> float:
-    """How far the tensor that went furthest is from its start."""
+    """How far the tensor that moved furthest is from its start."""
     return max(moved(trace), default=0.0)
 
 

@@ -1,6 +1,6 @@
-"""Scenario files: the guard's settings and own streams, in TOML.
+"""Scenario files: settings of the guard and streams of your own, in TOML.
 
-[guard]                      # fields of GuardConfig, put over every scenario's own
+[guard]                      # fields of GuardConfig, which replace every scenario's own
 clip = 1.0
 loss_scale = "dynamic"
 
@@ -14,7 +14,7 @@ tensors = [{ shape = [8, 5], dtype = "float16" }]
 events = [
   { step = 30, tensor = 0, value = inf },                    # a number put there
   { step = 50, tensor = "loss", value = nan },
-  { step = 60, until = "end", tensor = "all", factor = 5 },  # or what is there multiplied
+  { step = 60, until = "end", tensor = "all", factor = 5 },  # or what is there, multiplied
 ]
 expected = { guarded = "survives", skips = 2 }
 """
@@ -27,7 +27,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stablenum.commands.compare.builtin.trainings import initial_params
 from stablenum.commands.compare.scenarios import (
     Event,
     Expected,
@@ -40,6 +39,7 @@ from stablenum.commands.compare.scenarios import (
     Training,
     check_guard_names,
 )
+from stablenum.commands.compare.scenarios.training_data import initial_params
 from stablenum.errors import bad_field
 from stablenum.formats import get_format
 from stablenum.guard.config import GuardConfig
@@ -48,11 +48,11 @@ __all__ = ["ScenarioFile", "read_scenario_file", "to_toml", "with_guard"]
 
 
 class ScenarioFile(NamedTuple):
-    """What a file says.
+    """The contents of a file.
 
     Attributes:
         guard: the fields of ``[guard]``, checked; empty if there is none.
-        scenarios: its own scenarios, ``guard`` put under their own guards.
+        scenarios: its scenarios, whose own guard settings replace those of ``guard``.
     """
 
     guard: dict[str, Any]
@@ -79,9 +79,9 @@ def read_scenario_file(path: Path) -> ScenarioFile:
 
 
 def to_toml(streams: Iterable[Stream]) -> str:
-    """Streams, built-in or made in Python, as the text of a scenario file that reads back the same.
+    """The text of a scenario file that reads back as these streams, built-in or made in Python.
 
-    Equal too, but for events that put a NaN, which equals nothing.
+    They compare equal, except for events that put a NaN, which equals nothing.
 
     Raises:
         ImportError: ``tomli-w`` is not installed (extra ``cli``).
@@ -99,13 +99,13 @@ def to_toml(streams: Iterable[Stream]) -> str:
     """
     import tomli_w
 
-    # What tolerance is usual in a file depends on the formats, so it is always written.
+    # A file's default tolerance depends on the formats, so it is always written.
     tables = [_plain(stream) | {"tolerance": dataclasses.asdict(stream.tolerance)} for stream in streams]
     return tomli_w.dumps({"scenario": tables})
 
 
 def with_guard(scenario: Scenario, guard: Mapping[str, Any]) -> Scenario:
-    """The scenario with these fields put over its guard's own.
+    """The scenario with these fields of its guard replaced.
 
     Raises:
         ValueError: the guard names a tensor that the scenario does not have.
@@ -121,7 +121,7 @@ def with_guard(scenario: Scenario, guard: Mapping[str, Any]) -> Scenario:
 
 
 def _plain(value: Any) -> Any:
-    """A dataclass as a table of what is not as usual."""
+    """A dataclass as a table of the fields that differ from their defaults."""
     if isinstance(value, GuardConfig):
         return value.to_dict()
     if isinstance(value, (tuple, list)):
@@ -182,7 +182,7 @@ def _scenario(index: int, plain: Any, guard: Mapping[str, Any]) -> Stream:
 
 
 def _usual(stream: Stream) -> Tolerance:
-    """How close parameters come where the file does not say: some roundings of their narrowest format."""
+    """The tolerance if the file has none: some roundings of the narrowest format."""
     eps = max((get_format(tensor.dtype).eps for tensor in stream.tensors), default=0.0)
     if eps > get_format("float32").eps:
         return Tolerance(params=8 * eps, why="the parameters are rounded to a narrow format at every step")
@@ -232,7 +232,7 @@ _CONVERT = {
 
 
 def _made(where: str, cls: type[Any], plain: Any) -> Any:
-    """A dataclass from a table, every error named with its place."""
+    """A dataclass from a table; every error names its place."""
     table = _table(where, plain)
     _known(where, table, [f.name for f in dataclasses.fields(cls)])
     missing = [

@@ -1,4 +1,4 @@
-"""``stablenum explain script.py``: run a training script until something is not finite, and say why.
+"""``stablenum explain script.py``: run a training script until a value is not finite, and report why.
 
-The script runs unmodified in a process of its own, which the watchers of the adapters look into.
+The script runs unmodified in a separate process, in which the watchers of the adapters observe it.
 """

@@ -1,6 +1,6 @@
 """The process that runs the script: ``python -m stablenum.commands.explain.child PLAN OUTCOME``.
 
-It is fresh for every run, so that a second run sees what the first one saw.
+Every run has a new process, so that a second run starts as the first one did.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["run"]
 
 
 def run(session: Session) -> None:
-    """Run the script of a plan as ``__main__``; its exceptions and exits are in the outcome."""
+    """Run the script of a plan as ``__main__``; the outcome records its exceptions and exits."""
     plan, outcome = session.plan, session.outcome
     _as_python_would(plan)
     random.seed(plan.seed)
@@ -38,13 +38,13 @@ def run(session: Session) -> None:
         pass
     except SystemExit as stop:
         outcome.exit_code = _exit_code(stop.code)
-    except BaseException as error:  # noqa: BLE001  it is the script's, and is shown as Python shows it
+    except BaseException as error:  # noqa: BLE001  the script's own error, shown as Python shows it
         outcome.exit_code = 130 if isinstance(error, KeyboardInterrupt) else 1
         outcome.error = traceback.format_exception_only(error)[-1].strip()
         sys.stdout.flush()
         traceback.print_exception(type(error), error, _own(error.__traceback__))
-        for tell in session.on_error if isinstance(error, Exception) and not session.over else ():
-            tell(error)
+        for report in session.on_error if isinstance(error, Exception) and not session.over else ():
+            report(error)
 
 
 def _watching(session: Session) -> AfterImport:
@@ -63,10 +63,10 @@ def _watching(session: Session) -> AfterImport:
 
 
 def _as_python_would(plan: Plan) -> None:
-    """``sys.argv`` and ``sys.path`` as ``python script.py`` or ``python -m module`` has them."""
+    """Set ``sys.argv`` and ``sys.path`` as ``python script.py`` or ``python -m module`` does."""
     sys.argv = [plan.script, *plan.arguments]
     if not plan.module:
-        # In place of the current folder, which "-m" put there for this process.
+        # This replaces the current folder, which "-m" put there for this process.
         home = str(Path(plan.script).resolve().parent)
         sys.path[:1] = [home] if not sys.flags.safe_path else sys.path[:1]
         ours = str(Path(__file__).parents[2])
@@ -78,7 +78,7 @@ def _run_main(plan: Plan) -> None:
     if plan.module:
         runpy.run_module(plan.script, run_name="__main__", alter_sys=True)
         return
-    # Not runpy.run_path: it takes the module away before what is registered for the end has run.
+    # Not runpy.run_path: it removes the module before functions registered with atexit have run.
     code = compile(Path(plan.script).read_bytes(), plan.script, "exec")
     module = ModuleType("__main__")
     module.__dict__.update(__file__=os.path.abspath(plan.script), __builtins__=builtins, __cached__=None)
@@ -96,7 +96,7 @@ def _exit_code(code: object) -> int:
 
 
 def _own(tb: TracebackType | None) -> TracebackType | None:
-    """The traceback from the script's first frame on."""
+    """The traceback, starting at the script's first frame."""
     here = str(Path(__file__).parent)
     while tb is not None and tb.tb_frame.f_code.co_filename.startswith((here, "<frozen runpy")):
         tb = tb.tb_next
@@ -104,13 +104,13 @@ def _own(tb: TracebackType | None) -> TracebackType | None:
 
 
 def main() -> None:
-    """Run, and write the outcome, also of a script that fails."""
+    """Run the plan and write the outcome, even if the script fails."""
     plan, outcome = map(Path, sys.argv[1:3])
     session = Session(Plan.read(plan))
 
     def write() -> None:
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):  # the script closed it
+            with contextlib.suppress(OSError, ValueError):  # closed by the script
                 stream.flush()
         outcome.write_text(json.dumps(session.outcome.to_dict()), encoding="utf-8")
 

@@ -13,29 +13,30 @@ from rich.text import Text
 from stablenum.commands.explain.plan import Outcome, Plan
 from stablenum.commands.explain.runner import explain as run_and_explain
 
-__all__ = ["app", "explain"]
+__all__ = ["explain"]
 
 
 def explain(
     script: Annotated[str, typer.Argument(help="The training script (with --module: the module's name).")],
     arguments: Annotated[
-        list[str] | None,
-        typer.Argument(help="What the script finds in sys.argv, after a '--'.", metavar="-- ARGS"),
+        list[str] | None, typer.Argument(help="Arguments of the script, after '--'.", metavar="-- ARGS")
     ] = None,
-    module: Annotated[bool, typer.Option("--module", "-m", help="Run it as `python -m` does.")] = False,
+    module: Annotated[
+        bool, typer.Option("--module", "-m", help="Run a module, as `python -m` does.")
+    ] = False,
     once: Annotated[
-        bool, typer.Option("--once", help="Record every step from the start: slower, and no second run.")
+        bool, typer.Option("--once", help="Record every step of the first run: slower, but no second run.")
     ] = False,
     seed: Annotated[
-        int, typer.Option(min=0, help="Of the global generators, before the script's first line.")
+        int, typer.Option(min=0, help="Seed of the global random generators, set before the script starts.")
     ] = 0,
     json: Annotated[Path | None, typer.Option(help="Write the report as strict JSON.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write the report as a page that stands alone.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the report as a self-contained HTML page.")] = None,
 ) -> None:
-    """Run a PyTorch or JAX training script until something is not finite, and say where and why.
+    """Run a PyTorch or JAX training script until a value is not finite, and report where and why.
 
-    The script is not changed. It is watched until a loss, a gradient or a parameter is NaN or inf. A PyTorch
-    script is then run a second time, to record the step that failed: what it writes is written twice.
+    Your script is not changed. It runs until a loss, a gradient or a parameter is NaN or inf. A PyTorch
+    script then runs a second time to record the step that failed, so whatever it writes is written twice.
 
     Exit code: 1 if something was found, 2 for a usage error, otherwise the script's own.
     """
@@ -76,7 +77,7 @@ def explain(
 def _check(script: str, module: bool) -> None:
     if not any(find_spec(name) for name in ("torch", "jax")):
         raise typer.BadParameter(
-            "neither torch nor jax is installed here: pip install 'stablenum[torch]' or 'stablenum[jax]'.",
+            "neither torch nor jax is installed: pip install 'stablenum[torch]' or 'stablenum[jax]'.",
             param_hint="SCRIPT",
         )
     if not module and not Path(script).is_file():
@@ -89,29 +90,12 @@ def _ended(outcome: Outcome) -> str:
         for count, unit in ((outcome.steps, "optimizer step"), (outcome.calls, "watched call"))
         if count
     ]
-    told = " and ".join(seen)
+    steps = " and ".join(seen)
     if outcome.exit_code:
         why = outcome.error or f"exit code {outcome.exit_code}"
-        return f"the script ended with {why}; before that nothing went wrong{' in ' * bool(seen)}{told}"
+        return f"the script ended with {why}; until then nothing went wrong{' in ' * bool(seen)}{steps}"
     if not outcome.watched:
         return "nothing was watched: the script loaded neither torch nor jax"
     if not seen:
-        return f"nothing went wrong, and no step was seen: {' and '.join(outcome.watched)} took none"
-    return f"nothing went wrong in {told}"
-
-
-app = typer.Typer(
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-
-@app.callback()
-def _root() -> None:
-    """Numerical stability for training neural networks."""
-
-
-app.command()(explain)
+        return f"nothing went wrong, but no step was seen: {' and '.join(outcome.watched)} took none"
+    return f"nothing went wrong in {steps}"

@@ -1,6 +1,6 @@
-"""Calls back when the script has imported a package: watching loads no framework that the script does not.
+"""Calls back when the script has imported a package, so that watching imports no framework by itself.
 
-A script may set environment variables that a framework reads when it is imported; so none is imported before.
+A script may set environment variables that a framework reads when it is imported, so the script comes first.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ __all__ = ["AfterImport"]
 
 
 class AfterImport(importlib.abc.MetaPathFinder):
-    """Finds the named packages as they would be found, and calls back after each is loaded, once."""
+    """Finds the named packages as Python does, and calls back once after each is loaded."""
 
     def __init__(self, callbacks: Mapping[str, Callable[[], None]]) -> None:
         self._callbacks = dict(callbacks)
 
     def install(self) -> None:
-        """Before all other finders; packages that are loaded already are called for at once."""
+        """Install it before all other finders; for packages already loaded, call back now."""
         sys.meta_path.insert(0, self)
         for name in [name for name in self._callbacks if name in sys.modules]:
             self._callbacks.pop(name)()
@@ -30,7 +30,7 @@ class AfterImport(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The spec that the other finders give, with a loader that calls back."""
+        """The spec from the other finders, with a loader that calls back."""
         callback = self._callbacks.pop(fullname, None)
         if callback is None:
             return None

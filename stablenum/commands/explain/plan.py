@@ -1,4 +1,4 @@
-"""What the command tells the process that runs the script, and what it hears back."""
+"""What the command sends to the process that runs the script, and what it gets back."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Plan:
 
     Attributes:
         script: its path, or the module's name if ``module``.
-        arguments: what it finds in ``sys.argv[1:]``.
+        arguments: its ``sys.argv[1:]``.
         module: run it as ``python -m`` does.
-        seed: of Python's, NumPy's and torch's global generators, before the script's first line.
-        record_from: the optimizer step from which each step is recorded; None: none is.
-        again: a run before this one has failed.
+        seed: for the global generators of Python, NumPy and torch, set before the script starts.
+        record_from: the optimizer step from which on every step is recorded; None for no recording.
+        again: whether an earlier run has failed.
     """
 
     script: str
@@ -32,7 +32,7 @@ class Plan:
     again: bool = False
 
     def write(self, path: Path) -> None:
-        """As JSON."""
+        """Write it as JSON."""
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
 
     @classmethod
@@ -47,9 +47,9 @@ class Failure:
     """The first value that was not finite.
 
     Attributes:
-        step: the optimizer step, from 1: the one that was being prepared or taken.
+        step: the number, from 1, of the optimizer step that was being prepared or taken.
         what: "loss", "gradient", "parameter", "output" or "error".
-        names: which, if they have names.
+        names: of the values, if they have names.
         unit: what ``step`` counts: "step", or "call" of a watched function.
     """
 
@@ -62,13 +62,13 @@ class Failure:
         shown = ", ".join(self.names[:3]) + (
             f" and {len(self.names) - 3} more" if len(self.names) > 3 else ""
         )
-        when = f"{self.unit} {self.step}"
+        when, verb = f"{self.unit} {self.step}", "is" if len(self.names) == 1 else "are"
         return {
             "loss": f"the loss of {when} is not finite",
             "gradient": f"gradients of {shown or 'parameters'} are not finite in {when}",
-            "parameter": f"{shown or 'parameters'} not finite after {when}",
-            "error": f"{shown} in {when} speaks of values that are not finite",
-            "output": f"what {shown} returns is not finite in {when}",
+            "parameter": f"{shown or 'parameters'} {verb} not finite after {when}",
+            "error": f"{shown} in {when} failed with a message about NaN or inf",
+            "output": f"the result of {shown} is not finite in {when}",
         }[self.what]
 
 
@@ -77,13 +77,13 @@ class Outcome:
     """How a run ended.
 
     Attributes:
-        steps: optimizer steps that were taken (PyTorch).
-        calls: calls that were watched (JAX).
-        watched: what was looked at: "torch", "jax".
+        steps: the number of optimizer steps taken (PyTorch).
+        calls: the number of calls watched (JAX).
+        watched: the frameworks watched: "torch", "jax".
         optimizers: how many optimizers took steps.
-        failure: what was not finite first; None: nothing.
+        failure: the first value that was not finite; None if there was none.
         report: the diagnosis as plain values; None if the failing step was not recorded.
-        exit_code: the script's own; None if it was ended at the failure.
+        exit_code: the script's own; None if it was stopped at the failure.
         error: the last line of the exception that ended it.
     """
 
@@ -97,7 +97,7 @@ class Outcome:
     error: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Plain values for JSON."""
         return asdict(self)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Runs the script, and runs it again to record the step that failed."""
+"""Run the script, and run it again to record the step that failed."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from stablenum.diagnosis import Evidence, Report
 
 __all__ = ["Explained", "explain"]
 
-# A failure that moves from run to run is recorded from the start the last time.
+# If the failure moves from run to run, the last run records every step.
 MOST_RUNS = 3
 
 
 class Explained(NamedTuple):
-    """What became of the script.
+    """The result of running the script.
 
     Attributes:
         outcome: of the first run.
         report: why it failed; None if nothing was found, or if the process died.
-        runs: how often the script was run.
+        runs: how many times the script ran.
     """
 
     outcome: Outcome
@@ -39,8 +39,8 @@ def explain(plan: Plan, say: Callable[[str], object]) -> Explained:
     """Run until something is not finite; then, if that step was not recorded, run again and record it.
 
     Args:
-        plan: what to run; with ``record_from`` every run is the only one.
-        say: told what is happening.
+        plan: what to run; with ``record_from`` there is only one run.
+        say: called with messages about the progress.
     """
     first = _run(plan, shown=True)
     if first.failure is None or first.report is not None:
@@ -50,10 +50,10 @@ def explain(plan: Plan, say: Callable[[str], object]) -> Explained:
         last = runs == MOST_RUNS - 1
         # Gradients of this step may have been computed before the steps of other optimizers.
         begin = max(1, outcome.failure.step - max(0, outcome.optimizers - 1))
-        say(f"{outcome.failure}; running the script again to record {'all' if last else 'that step'}")
+        say(f"{outcome.failure}; running the script again to record {'every step' if last else 'that step'}")
         outcome = _run(replace(plan, record_from=1 if last else begin, again=True), shown=False)
         runs += 1
-    if outcome.failure is not None:  # it failed, and nobody could record it
+    if outcome.failure is not None:  # it failed, but never in a step that was recorded
         return Explained(first, _report(outcome), runs)
     return Explained(first, _unreproduced(first, outcome), runs)
 
@@ -68,30 +68,30 @@ def _unreproduced(first: Outcome, second: Outcome) -> Report:
         notes=(
             f"first run: {first.failure}",
             *([f"the second run ended with {second.error}"] if second.error else []),
-            "the script, run again from the same seed, did not come to it; does it seed all its generators?",
+            "a second run with the same seed did not fail; does the script seed every generator?",
         ),
     )
 
 
 def _run(plan: Plan, *, shown: bool) -> Outcome:
-    """One run in a process of its own. A second run's output would be the first one's once more."""
+    """One run in a separate process. The output of a second run is dropped: it repeats the first one's."""
     with tempfile.TemporaryDirectory(prefix="stablenum-") as folder:
-        told, heard = Path(folder) / "plan.json", Path(folder) / "outcome.json"
-        plan.write(told)
-        command = [sys.executable, "-m", "stablenum.commands.explain.child", str(told), str(heard)]
-        # Sets of strings have an order of their own in each process otherwise.
+        planned, ended = Path(folder) / "plan.json", Path(folder) / "outcome.json"
+        plan.write(planned)
+        command = [sys.executable, "-m", "stablenum.commands.explain.child", str(planned), str(ended)]
+        # Otherwise sets of strings have a different order in each process.
         environment = {"PYTHONHASHSEED": str(plan.seed % 2**32), **os.environ}
         output = None if shown else subprocess.DEVNULL
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
         code = _wait(process)
-        if not heard.exists():
+        if not ended.exists():
             code = 128 - code if code < 0 else code
-            return Outcome(exit_code=code or 1, error=f"the process ended by itself, with exit code {code}")
-        return Outcome.from_dict(json.loads(heard.read_text(encoding="utf-8")))
+            return Outcome(exit_code=code or 1, error=f"a sudden exit of its process, code {code}")
+        return Outcome.from_dict(json.loads(ended.read_text(encoding="utf-8")))
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
-    """Ctrl-C reaches the script as well, which has time to end as it likes."""
+    """Wait for the end. Ctrl-C reaches the script as well, which may take its time to stop."""
     while True:
         try:
             return process.wait()

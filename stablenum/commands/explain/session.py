@@ -1,4 +1,4 @@
-"""What a watcher talks to: it says what it saw, and the script is ended there."""
+"""The interface of a watcher: it reports what it sees, and a failure stops the script."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Session", "Stop"]
 
 
 class Stop(BaseException):
-    """Ends the script at its first failure. No ``except Exception`` of the script's catches it."""
+    """Stops the script at its first failure; ``except Exception`` in the script does not catch it."""
 
 
 class Session:
@@ -20,7 +20,7 @@ class Session:
 
     Attributes:
         plan: how it is run.
-        outcome: what has been seen of it.
+        outcome: what has been seen so far.
         on_error: called with an exception that ends the script.
         on_leave: ends the process.
     """
@@ -33,16 +33,16 @@ class Session:
 
     @property
     def over(self) -> bool:
-        """Whether a failure was found: a script that goes on all the same is left."""
+        """Whether a failure was found: if the script continues regardless, it is no longer watched."""
         return self.outcome.failure is not None
 
     def leave(self) -> None:
-        """The script caught the end and trains on: the process is left as it is, with the outcome written."""
+        """End the process, with the outcome written: the script caught :class:`Stop` and trains on."""
         if self.on_leave is not None:
             self.on_leave()
 
     def found(self, failure: Failure, report: Report | None = None) -> NoReturn:
-        """The first failure, explained if its step was recorded. Unwinds the script."""
+        """Record the first failure, with its report if the step was recorded, and unwind the script."""
         self.outcome.failure = failure
         self.outcome.report = None if report is None else report.to_dict()
         raise Stop

@@ -1,10 +1,11 @@
-"""The audit of an optimizer's state: what is measured of each parameter, and which of it is a risk."""
+"""The audit of an optimizer's state: what is measured for each parameter, and which values are risks."""
 
 from __future__ import annotations
 
 from stablenum.diagnosis.audit.laws import Law, Moments, Role, update_of
+from stablenum.diagnosis.audit.report import Audit
 from stablenum.diagnosis.audit.risks import Risk, Severity, eps_is_lost, risks_of
-from stablenum.diagnosis.audit.rows import Audit, Row
+from stablenum.diagnosis.audit.rows import Row
 from stablenum.diagnosis.audit.telemetry import Measured, join_blocks, measure_block, poisoned
 
 __all__ = [

@@ -1,6 +1,7 @@
-"""What the entries of an optimizer's state are, and the update that they make.
+"""The roles of the entries in an optimizer's state, and the update computed from them.
 
-Laws are those of ``torch.optim`` and ``optax``. One whose numbers are not all known gives None, no guess.
+The laws are those of ``torch.optim`` and ``optax``. If a number that a law needs is not known, the result is
+None rather than a guess.
 """
 
 from __future__ import annotations
@@ -18,43 +19,43 @@ _UNCORRECTED_AVERAGES = ("rmsprop", "adadelta")
 
 
 class Role(StrEnum):
-    """What an entry of the state is to its parameter, element by element.
+    """The role of an entry of the state, which has one element per element of the parameter.
 
     Example:
         >>> Role.SECOND.squared, Role.FIRST.squared
         (True, False)
     """
 
-    FIRST = "first"  # an average of gradients, divided by the second moment's root
-    SECOND = "second"  # an average or a sum of squared gradients
-    SECOND_MAX = "second_max"  # AMSGrad's running maximum of it
-    NORM = "norm"  # Adamax: a running maximum of magnitudes, in place of a root
-    MEAN = "mean"  # centred RMSprop: the average that is taken off
-    BUFFER = "buffer"  # momentum: what is added to the parameter, but for the learning rate
-    ACCUMULATOR = "accumulator"  # Adadelta: an average of squared updates
-    COMPENSATION = "compensation"  # Kahan: what rounding has taken from the parameter
-    OTHER = "other"  # unknown: looked at, never changed
+    FIRST = "first"  # average of the gradients, divided by the root of the second moment
+    SECOND = "second"  # average or sum of the squared gradients
+    SECOND_MAX = "second_max"  # AMSGrad's running maximum of the second moment
+    NORM = "norm"  # Adamax: running maximum of the magnitudes, used instead of a root
+    MEAN = "mean"  # centred RMSprop: the average that is subtracted
+    BUFFER = "buffer"  # momentum: the update before it is multiplied by the learning rate
+    ACCUMULATOR = "accumulator"  # Adadelta: average of the squared updates
+    COMPENSATION = "compensation"  # Kahan: what the parameter has lost to rounding
+    OTHER = "other"  # unknown: inspected, never changed
 
     @property
     def squared(self) -> bool:
-        """Whether a negative value is impossible, so that one is a fault."""
+        """Whether values are never negative in a sound state."""
         return self in (Role.SECOND, Role.SECOND_MAX, Role.NORM, Role.ACCUMULATOR)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Law:
-    """An optimizer's rule for one parameter, with its numbers; None where not known.
+    """An optimizer's update rule for one parameter, with its numbers; None for those not known.
 
     Attributes:
-        kind: "adam", "nadam", "radam", "adamax", "rmsprop", "adagrad", "sgd", or "" for an unknown one.
-        lr: the learning rate now.
+        kind: "adam", "nadam", "radam", "adamax", "rmsprop", "adagrad", "sgd", or "" if unknown.
+        lr: the current learning rate.
         beta1, beta2: decay of the first and second moment.
-        eps: as it was set.
+        eps: as configured.
         eps_root: added below the root (optax).
-        step: how many steps the moments have seen.
+        step: the number of steps that went into the moments.
         momentum, nesterov: of SGD and RMSprop.
-        weight_decay: the kind that is added to the gradient.
-        maximize: gradients are turned round before anything else.
+        weight_decay: the coupled kind, which is added to the gradient.
+        maximize: gradients change sign before anything else.
         corrected: moments are divided by 1 - beta^step.
         rate_decay: Adagrad's lr_decay; NAdam's momentum_decay.
         momentum_product: NAdam's product of momenta.
@@ -77,7 +78,7 @@ class Law:
 
     @property
     def second_correction(self) -> float | None:
-        """What the second moment is divided by: 1 - beta2^step, 1 without correction; None if not known."""
+        """The second moment's divisor: 1 - beta2^step, or 1 without correction; None if not known."""
         if not self.kind:
             return None
         if not self.corrected:
@@ -86,14 +87,14 @@ class Law:
 
     @property
     def average_correction(self) -> float | None:
-        """What makes the second moment an average of what it has seen, also where the law leaves it out."""
+        """The divisor that makes the second moment an average, even if the law does not use it."""
         if self.kind in _UNCORRECTED_AVERAGES and self.beta2 is not None and self.step:
             return _correction(self.beta2, self.step)
         return self.second_correction
 
     @property
     def first_correction(self) -> float | None:
-        """The same of the first moment."""
+        """The first moment's divisor; None if not known."""
         if not self.kind:
             return None
         if not self.corrected:
@@ -107,7 +108,7 @@ def _correction(beta: float, step: float | None) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moments:
-    """Arrays of one parameter, or of a block of it, in float64; None where there is none."""
+    """float64 arrays of one parameter, or of a block of it; None for those that do not exist."""
 
     first: Array | None = None
     second: Array | None = None
@@ -118,16 +119,16 @@ class Moments:
 
 
 def update_of(law: Law, moments: Moments, *, eps: float | None, xp: Any) -> Array | None:
-    """What the law adds to the parameter from the moments as they stand; decoupled weight decay left out.
+    """The update that the law computes from the current moments, without decoupled weight decay.
 
     Args:
         law: the rule and its numbers.
-        moments: (n,) arrays; of the second moment that which is divided by (AMSGrad's maximum).
-        eps: as it arrives in the division: 0 where its format loses it.
+        moments: (n,) arrays; ``second`` is the one in the denominator (with AMSGrad, the maximum).
+        eps: as it takes part in the division: 0 if its format rounds it to 0.
         xp: array namespace.
 
     Returns:
-        (n,), or None if the law or one of its numbers is not known. Infinite or NaN where the division is.
+        (n,), inf or NaN where the division is; None if the law or a number that it needs is not known.
     """
     step = _LAWS[law.kind](law, moments, eps, xp) if law.kind in _LAWS and law.lr is not None else None
     return None if step is None else -step
@@ -177,7 +178,7 @@ def _adamax(law: Law, m: Moments, eps: float | None, xp: Any) -> Array | None:
     correction = law.first_correction
     if m.first is None or m.norm is None or correction is None:
         return None
-    # No gradient yet: the step that brings one makes the norm positive before it divides.
+    # No gradient so far: the first one makes the norm positive before it is used as a divisor.
     untouched = xp.logical_and(m.norm == 0, m.first == 0)
     return law.lr * (m.first / correction / xp.where(untouched, xp.ones_like(m.norm), m.norm))
 
@@ -210,7 +211,7 @@ def _sgd(law: Law, m: Moments, eps: float | None, xp: Any) -> Array | None:
 
 
 def _gradient(law: Law, m: Moments) -> Array | None:
-    """The gradient that the law uses; None if weight decay was added to it, by weights that are gone."""
+    """The gradient that the law uses; None with weight decay, whose weights have changed since."""
     if m.gradient is None or law.weight_decay:
         return None
     return -m.gradient if law.maximize else m.gradient

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from typing import Any
 
-from stablenum.diagnosis.audit.risks import Severity
-from stablenum.diagnosis.audit.rows import Audit, Row
+from stablenum.diagnosis.audit.risks import Risk, Severity
+from stablenum.diagnosis.audit.rows import Row
 
 __all__ = ["as_rich", "as_text"]
 
@@ -21,53 +22,56 @@ _MOST_RISKS = 8
 _WIDTH = 100
 
 
-def as_text(audit: Audit, *, limit: int) -> str:
-    """Plain text: head line, table, risks in words, notes."""
-    table = [_HEADS, *(_cells(row, audit) for row in audit.rows[:limit])]
+def as_text(
+    optimizer: str, rows: Sequence[Row], risks: Sequence[Risk], notes: Sequence[str], *, limit: int
+) -> str:
+    """Plain text: headline, table, risks in words, notes."""
+    table = [_HEADS, *_table(rows, risks, limit)]
     widths = [max(len(line[i]) for line in table) for i in range(len(_HEADS))]
-    lines = [_headline(audit)]
-    if audit.rows:
+    lines = [_headline(optimizer, rows, risks)]
+    if rows:
         lines += ["", *("  ".join(_aligned(line, widths)).rstrip() for line in table)]
-    return "\n".join([*lines, *_below(audit, limit)])
+    return "\n".join([*lines, *_below(len(rows), risks, notes, limit)])
 
 
-def as_rich(audit: Audit) -> Any:
-    """The same with a table of rich, which is imported here only."""
+def as_rich(optimizer: str, rows: Sequence[Row], risks: Sequence[Risk], notes: Sequence[str]) -> Any:
+    """The same for a terminal, with a table of rich, which is imported only here."""
     from rich import box
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     limit = 20
-    lines = [_cells(row, audit) for row in audit.rows[:limit]]
-    # A terminal is narrow: what nobody has something to say in is left out.
+    lines = _table(rows, risks, limit)
+    # A terminal is narrow: a column in which no row has anything to report is left out.
     shown = [i for i in range(len(_HEADS)) if i == 0 or any(line[i] not in ("", "0", "-") for line in lines)]
     table = Table(box=box.SIMPLE, pad_edge=False)
     for i in shown:
         table.add_column(_HEADS[i], justify="left" if i < 3 else "right", no_wrap=True)
     for line in lines:
         table.add_row(*(Text(line[i]) for i in shown), style=_STYLES.get(line[2], ""))
-    return Group(Text(_headline(audit)), table, Text("\n".join(_below(audit, limit)).lstrip("\n")))
+    below = "\n".join(_below(len(rows), risks, notes, limit)).lstrip("\n")
+    return Group(Text(_headline(optimizer, rows, risks)), table, Text(below))
 
 
-def _headline(audit: Audit) -> str:
-    what = f"{len(audit.rows)} parameter{'' if len(audit.rows) == 1 else 's'}"
-    if audit.ok:
-        return f"Audit of {audit.optimizer}, {what}: nothing at risk."
-    counts = [(word, sum(r.severity is s for r in audit.risks)) for s, word in _WORDS.items()]
-    return f"Audit of {audit.optimizer}, {what}: {', '.join(f'{n} {word}' for word, n in counts if n)}."
+def _headline(optimizer: str, rows: Sequence[Row], risks: Sequence[Risk]) -> str:
+    what = f"{len(rows)} parameter{'' if len(rows) == 1 else 's'}"
+    if not risks:
+        return f"Audit of {optimizer}, {what}: nothing at risk."
+    counts = [(word, sum(r.severity is s for r in risks)) for s, word in _WORDS.items()]
+    return f"Audit of {optimizer}, {what}: {', '.join(f'{n} {word}' for word, n in counts if n)}."
 
 
-def _below(audit: Audit, limit: int) -> list[str]:
+def _below(rows: int, risks: Sequence[Risk], notes: Sequence[str], limit: int) -> list[str]:
     lines = []
-    if len(audit.rows) > limit:
-        lines.append(f"... and {len(audit.rows) - limit} more parameters, none with a worse risk")
-    for risk in audit.risks[:_MOST_RISKS]:
-        said = f"{_WORDS[risk.severity]} ({risk.cause.value}): {risk.what}."
-        lines += ["", *_wrapped(said, "", "  "), *_wrapped(f"{risk.remedy}.", "    ", "    ")]
-    if len(audit.risks) > _MOST_RISKS:
-        lines += ["", f"... and {len(audit.risks) - _MOST_RISKS} more risks (audit.risks)"]
-    return lines + [line for note in audit.notes for line in ("", f"Note: {note}.")]
+    if rows > limit:
+        lines.append(f"... and {rows - limit} more parameters, none at higher risk")
+    for risk in risks[:_MOST_RISKS]:
+        text = f"{_WORDS[risk.severity]} ({risk.cause.value}): {risk.what}."
+        lines += ["", *_wrapped(text, "", "  "), *_wrapped(f"{risk.remedy}.", "    ", "    ")]
+    if len(risks) > _MOST_RISKS:
+        lines += ["", f"... and {len(risks) - _MOST_RISKS} more risks (audit.risks)"]
+    return lines + [line for note in notes for line in ("", f"Note: {note}.")]
 
 
 def _wrapped(text: str, first: str, other: str) -> list[str]:
@@ -77,9 +81,13 @@ def _wrapped(text: str, first: str, other: str) -> list[str]:
     )  # fmt: skip
 
 
-def _cells(row: Row, audit: Audit) -> tuple[str, ...]:
+def _table(rows: Sequence[Row], risks: Sequence[Risk], limit: int) -> list[tuple[str, ...]]:
+    return [_cells(row, risks) for row in rows[:limit]]
+
+
+def _cells(row: Row, risks: Sequence[Risk]) -> tuple[str, ...]:
     m = row.measured
-    worst = max((r for r in audit.risks if r.name == row.name), key=lambda r: r.weight, default=None)
+    worst = max((r for r in risks if r.name == row.name), key=lambda r: r.weight, default=None)
     dtypes = dict.fromkeys(_SHORT.get(d, d) for d in row.state_dtypes.values())
     return (
         _middle(row.name),

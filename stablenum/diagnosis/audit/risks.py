@@ -1,4 +1,4 @@
-"""The rules of risk: what a row must show to be called one, and what to do. All thresholds are here."""
+"""Risk rules: thresholds on an audit row, and what to do. All thresholds are in this file."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from stablenum.formats import FORMATS
 
 __all__ = ["Risk", "Severity", "eps_is_lost", "risks_of"]
 
-# RMS(g^2 / v) above this is what precedes loss spikes (Wortsman et al. 2023, arXiv 2304.13013, "RMS spikes");
-# few elements have a noisy RMS.
+# RMS(g^2 / v) above this precedes loss spikes (Wortsman et al. 2023, arXiv 2304.13013, "RMS spikes"). The RMS
+# of few elements is noisy, so their threshold is higher.
 _STALE, _STALE_SMALL, _SMALL = 2.3, 10.0, 64
 _MOSTLY = 0.5
 
 
 class Severity(IntEnum):
-    """How bad it is.
+    """How serious a risk is.
 
     Example:
         >>> Severity.POISONED > Severity.WARNING
@@ -28,8 +28,8 @@ class Severity(IntEnum):
     """
 
     WARNING = 1  # training is worse than it looks
-    DANGER = 2  # the next update can be wrong
-    POISONED = 3  # it is wrong already, and stays so
+    DANGER = 2  # the next update may be wrong
+    POISONED = 3  # the state is wrong already, and stays wrong
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +37,11 @@ class Risk:
     """One thing that is wrong with one parameter.
 
     Attributes:
-        name: the parameter's.
-        severity: how bad.
-        part: the part of the parameter's elements that it is true of.
+        name: the parameter's name.
+        severity: how serious it is.
+        part: the fraction of the parameter's elements that it affects.
         cause: as in a verdict.
-        what: in words.
+        what: a description.
         remedy: what to do.
 
     Example:
@@ -59,7 +59,7 @@ class Risk:
 
     @property
     def weight(self) -> tuple[int, float]:
-        """What risks are sorted by."""
+        """The key by which risks are sorted."""
         return int(self.severity), self.part
 
     @property
@@ -71,17 +71,17 @@ class Risk:
         return self.what
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Plain values for JSON."""
         return {**asdict(self), "severity": self.severity.name.lower(), "cause": self.cause.value}
 
 
 def eps_is_lost(eps: float | None, dtype: str | None, *, wide: bool = False) -> bool | None:
-    """Whether eps is 0 in the format of the denominator; None if eps or the format is not known.
+    """Whether eps rounds to 0 in the format of the denominator; None if eps or the format is not known.
 
     Args:
-        eps: as it was set.
+        eps: as configured.
         dtype: the second moment's format, in which the denominator is computed.
-        wide: it is computed in float32 whatever that is (torch's fused kernels).
+        wide: the denominator is computed in float32 regardless of that format (torch's fused kernels).
 
     Example:
         >>> eps_is_lost(1e-8, "float16"), eps_is_lost(1e-8, "float32"), eps_is_lost(None, "float32")
@@ -90,12 +90,12 @@ def eps_is_lost(eps: float | None, dtype: str | None, *, wide: bool = False) -> 
     known = FORMATS.get("float32" if wide else dtype or "")
     if eps is None or known is None:
         return None
-    # Round to nearest even: half of the smallest subnormal and less becomes 0.
+    # Rounding to nearest, ties to even, turns half the smallest subnormal and less into 0.
     return eps <= known.smallest_subnormal / 2
 
 
 def risks_of(row: Row) -> list[Risk]:
-    """All rules that fit a row.
+    """The risks of a row, one for each rule that applies.
 
     Example:
         >>> risks_of(Row(name="w", shape=(2,), dtype="float32"))
@@ -114,7 +114,8 @@ def _parameters(row: Row) -> Risk | None:
         part=bad / row.measured.size,
         cause=Cause.PARAMETERS,
         what=f"{row.name}: {bad} of {row.measured.size} parameters are not finite",
-        remedy="go back to a checkpoint from before that update: a repair of the state invents no parameters",
+        remedy="return to a checkpoint from before that update: a repair of the state does not "
+        "restore parameters",
     )
 
 
@@ -124,19 +125,19 @@ def _poisoned(row: Row) -> Risk | None:
         return None
     kinds = {
         "NaN": m.moment_nan,
-        "an infinite second moment (their updates are 0 for ever)": m.second_inf,
+        "an infinite second moment (their updates are permanently 0)": m.second_inf,
         "a negative second moment (its root is NaN)": m.second_negative,
         "an infinite first moment": m.first_inf,
     }
-    said = ", ".join(f"{n} with {kind}" for kind, n in kinds.items() if n)
+    listed = ", ".join(f"{n} with {kind}" for kind, n in kinds.items() if n)
     return Risk(
         name=row.name,
         severity=Severity.POISONED,
         part=m.poisoned / m.size,
         cause=Cause.OPTIMIZER_STATE,
-        what=f"{row.name}: state of {m.poisoned} of {m.size} elements is poisoned: {said}",
+        what=f"{row.name}: state of {m.poisoned} of {m.size} elements is poisoned: {listed}",
         remedy="repair these elements (audit.repair(), stablenum_jax.repair(opt_state, audit)); guard the "
-        "optimizer, so that no such gradient enters its state",
+        "optimizer to keep such gradients out of its state",
     )
 
 
@@ -144,13 +145,13 @@ def _others(row: Row) -> Risk | None:
     bad = {name: n for name, n in row.others.items() if n}
     if not bad:
         return None
-    said = ", ".join(f"{name} ({n})" for name, n in bad.items())
+    listed = ", ".join(f"{name} ({n})" for name, n in bad.items())
     return Risk(
         name=row.name,
         severity=Severity.DANGER,
         cause=Cause.OPTIMIZER_STATE,
-        what=f"{row.name}: state that is not understood is not finite: {said}",
-        remedy="reset it by hand, or go back to a checkpoint: a repair leaves alone what it does not know",
+        what=f"{row.name}: state entries of unknown meaning are not finite: {listed}",
+        remedy="reset them by hand, or return to a checkpoint: a repair does not touch them",
     )
 
 
@@ -163,8 +164,9 @@ def _bad_update(row: Row) -> Risk | None:
         severity=Severity.POISONED,
         part=bad / row.measured.size,
         cause=Cause.OPTIMIZER_STATE,
-        what=f"{row.name}: the update of {bad} of {row.measured.size} elements is not finite, their state is",
-        remedy="keep the state in float32 and eps above what its format can hold",
+        what=f"{row.name}: the update of {bad} of {row.measured.size} elements is not finite, "
+        "but their state is",
+        remedy="keep the state in float32, with an eps that its format does not round to 0",
     )
 
 
@@ -179,7 +181,7 @@ def _lost_eps(row: Row) -> Risk | None:
         what=f"{row.name}: eps={eps:g}"
         + (f" is 0 in {dtype}" if eps else "")
         + ": where v is 0 the update is 0/0 or x/0",
-        remedy="keep the state in float32, or take eps >= "
+        remedy="keep the state in float32, or use eps >= "
         + (f"{FORMATS[dtype].smallest_subnormal:.2g}" if dtype in FORMATS else "1e-8"),
     )
 
@@ -194,7 +196,7 @@ def _vanished(row: Row) -> Risk | None:
         severity=Severity.DANGER if dangerous else Severity.WARNING,
         part=m.vanished / m.size,
         cause=Cause.OPTIMIZER_STATE if dangerous else Cause.UNDERFLOW,
-        what=f"{row.name}: v is 0 and m is not in {m.vanished} of {m.size} elements (m up to "
+        what=f"{row.name}: v is 0 but m is not, in {m.vanished} of {m.size} elements (m up to "
         f"{m.largest_vanished:.2g}): "
         + ("only eps divides them" if dangerous or eps is None else "their updates are far below lr"),
         remedy=f"keep the second moment in float32 (it is {row.second_dtype or 'of unknown format'}); "
@@ -211,7 +213,7 @@ def _stale(row: Row) -> Risk | None:
         severity=Severity.WARNING,
         part=1.0 - 1.0 / ratio,
         cause=Cause.STALE_SECOND_MOMENT,
-        what=f"{row.name}: gradients are {ratio:.3g} times (RMS) what the second moment remembers",
+        what=f"{row.name}: gradients are {ratio:.3g} times (RMS) what the second moment implies",
         remedy="lower beta2 (0.95 to 0.99), or clip the update's RMS: clip=ClipUpdateRMS(1.0)",
     )
 
@@ -226,7 +228,7 @@ def _stuck_average(row: Row) -> Risk | None:
         severity=Severity.WARNING,
         cause=Cause.STALE_SECOND_MOMENT,
         what=f"{row.name}: {known.name} cannot hold a second moment with beta2={beta2:g}: "
-        f"{1 - beta2:.2g} of it is below half an ulp, so it never falls",
+        f"a decay by {1 - beta2:.2g} of it is below half an ulp, so it never decreases",
         remedy="keep the second moment in float32, or lower beta2",
     )
 
@@ -238,7 +240,8 @@ def _narrow(row: Row) -> Risk | None:
         name=row.name,
         severity=Severity.WARNING,
         cause=Cause.OPTIMIZER_STATE,
-        what=f"{row.name}: float16 holds second moments from 6e-8 to 65504: squares of gradients leave that",
+        what=f"{row.name}: float16 holds second moments only from 6e-8 to 65504; "
+        "squared gradients leave that range",
         remedy="keep parameters and state in float32 and compute in float16 (autocast, stablenum.Policy)",
     )
 
@@ -252,9 +255,10 @@ def _below_eps(row: Row) -> Risk | None:
         severity=Severity.WARNING,
         part=part,
         cause=Cause.UNDERFLOW,
-        what=f"{row.name}: sqrt(v) is below eps={row.law.eps:g} in {part:.0%} of the elements: eps sets "
-        "their update, which is smaller than lr",
-        remedy="lower eps well below sqrt(v), in a float32 state; raise the loss scale if they underflow",
+        what=f"{row.name}: sqrt(v) is below eps={row.law.eps:g} in {part:.0%} of the elements: eps "
+        "determines their update, which is smaller than lr",
+        remedy="lower eps well below sqrt(v), with a float32 state; "
+        "raise the loss scale if gradients underflow",
     )
 
 
@@ -267,7 +271,7 @@ def _stall(row: Row) -> Risk | None:
         severity=Severity.WARNING,
         part=part,
         cause=Cause.STALL,
-        what=f"{row.name}: w + dw == w in {row.dtype} in {part:.0%} of the elements that have an update",
+        what=f"{row.name}: w + dw == w in {row.dtype} for {part:.0%} of the elements with a nonzero update",
         remedy="keep master weights in float32, or use compensated (Kahan) or stochastically rounded updates",
     )
 

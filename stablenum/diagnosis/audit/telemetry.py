@@ -1,7 +1,7 @@
-"""What is measured of one parameter: a pure function of a block of it, and how blocks are joined.
+"""What is measured for one parameter: a pure function of a block of its elements, and how blocks are joined.
 
-Arrays are in float64, so that neither v = 3e38 nor v = 1e-45 overflows or vanishes when it is squared or
-rooted; sums of squares are taken of elements divided by the block's largest, for float64 itself.
+Arrays are float64, so that squares and roots of v = 3e38 or v = 1e-45 neither overflow nor vanish. Sums of
+squares are taken of elements divided by the block's largest, so that float64 itself does not overflow.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ Array = Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Counts and extremes of one parameter; a field that could not be known is None.
+    """Counts and extremes of one parameter; None for what could not be determined.
 
     Attributes:
-        size: elements looked at.
+        size: elements measured.
         parameter_bad: parameters that are not finite.
-        parameter_rms: of the finite ones.
-        moment_nan: elements of which an entry of the state is NaN.
-        second_inf, second_negative: of a second moment (or maximum, norm, accumulator).
-        first_inf: of any other entry.
+        parameter_rms: RMS of the finite ones.
+        moment_nan: elements with NaN in an entry of the state.
+        second_inf, second_negative: elements with such a second moment (or maximum, norm, accumulator).
+        first_inf: elements with inf in any other entry.
         poisoned: elements with any of these.
         vanished: elements with v == 0 and m != 0; largest_vanished is the largest abs(m) there.
-        alive: elements where m or v is not zero; below_eps those of them with sqrt(v) < eps.
+        alive: elements where m or v is not zero; below_eps: those among them with sqrt(v) < eps.
         gradient_ratio: the root of the mean of g^2 / v, v being an average (divided by 1 - beta2^step).
         gradient_bad: gradients that are not finite.
         update_rms, update_max: of the update.
         update_bad: updates, or parameters after them, that are not finite although state and parameter are.
         update_relative: the largest abs(dw) / abs(w) where w is not 0.
-        moved: elements with dw != 0; stalled those of them with w + dw == w in the parameter's format.
+        moved: elements with dw != 0; stalled: those among them with w + dw == w in the parameter's format.
     """
 
     size: int = 0
@@ -63,7 +63,7 @@ class Measured:
     stalled: int | None = None
 
 
-# How the parts of a block are joined: each a name, and the columns that it takes.
+# How the parts of blocks are joined: added; the largest; a root mean square of three parts each.
 _COUNTS = (
     "size", "parameter_bad", "moment_nan", "second_inf", "second_negative", "first_inf", "poisoned",
     "vanished", "alive", "below_eps", "gradient_bad", "update_bad", "moved", "stalled",
@@ -73,10 +73,10 @@ _MEANS = ("parameter_rms", "gradient_ratio", "update_rms")
 
 
 def poisoned(entries: Sequence[tuple[Role, Array]], *, xp: Any) -> Array:
-    """The elements whose state no gradient can heal: NaN or inf anywhere, or a negative second moment.
+    """The elements whose state no later gradient repairs: NaN, inf, or a negative second moment.
 
     Args:
-        entries: at least one; arrays of one shape. Those of unknown meaning are left out.
+        entries: at least one; arrays of one shape. Those of unknown meaning are ignored.
         xp: array namespace.
 
     Example:
@@ -106,16 +106,16 @@ def measure_block(
     narrow: Callable[[Array], Array],
     xp: Any,
 ) -> dict[str, Array]:
-    """The parts that :func:`join_blocks` joins: a name -> 0-d float64 array; what is not known is absent.
+    """The parts that :func:`join_blocks` joins, name -> 0-d float64 array, without those that are not known.
 
     Args:
         parameter: (n,) float64 or complex128 elements, n > 0.
         entries: role and (n,) elements of the state.
         gradient: (n,) or None.
-        update: (n,) what is added to the parameter if that is known, None if the law shall say.
+        update: (n,) what is added to the parameter, if known; None to compute it by the law.
         law: the optimizer's.
-        eps: as it arrives in the division.
-        narrow: rounds to the parameter's format, and back to what ``parameter`` is in.
+        eps: as it takes part in the division.
+        narrow: rounds to the parameter's format and converts back.
         xp: array namespace.
     """
     parts: dict[str, Array] = {}
@@ -183,7 +183,7 @@ def measure_block(
         update = update_of(law, moments, eps=eps, xp=xp)
     if update is not None:
         judged = xp.logical_and(finite, clean)
-        if gradient is not None:  # what a bad gradient would do is not the optimizer's fault
+        if gradient is not None:  # the effect of a bad gradient is not the optimizer's fault
             judged = xp.logical_and(judged, xp.isfinite(gradient))
         after = narrow(parameter + update)
         sound = xp.logical_and(judged, xp.logical_and(xp.isfinite(update), xp.isfinite(after)))
@@ -201,7 +201,7 @@ def measure_block(
 
 
 def _moments(known: Sequence[tuple[Role, Array]], gradient: Array | None, clean: Array, xp: Any) -> Moments:
-    """The entries by their roles, poisoned elements set to 0; AMSGrad's maximum stands for the second."""
+    """The entries by their roles, poisoned elements set to 0; AMSGrad's maximum is the second moment."""
     by_role = {role: xp.where(clean, v, xp.zeros_like(v)) for role, v in known}
     second = by_role.get(Role.SECOND_MAX, by_role.get(Role.SECOND))
     return Moments(
@@ -222,14 +222,14 @@ def _gradient_ratio(
     eps: float,
     xp: Any,
 ) -> None:
-    """RMS of g / sqrt(max(v, eps^2)), as StableAdamW takes it; 0 / 0 is 0."""
+    """RMS of g / sqrt(max(v, eps^2)), as in StableAdamW; 0 / 0 is 0."""
     size = xp.abs(gradient)
     below = xp.sqrt(second)
     below = xp.where(below < eps, xp.full_like(below, eps), below)
     used = xp.logical_and(clean, xp.isfinite(size))
     zero = size == 0
     ratio = xp.where(zero, xp.zeros_like(size), size / xp.where(zero, xp.ones_like(below), below))
-    # No second moment and no eps at all: as far off as can be said.
+    # Neither a second moment nor eps: reported as the largest number, which can be squared and joined.
     ratio = xp.where(xp.isinf(ratio), xp.full_like(ratio, _MAX), ratio)
     mean_square("gradient_ratio", ratio, used)
 
@@ -249,7 +249,7 @@ def _real(values: Array, xp: Any) -> Array:
 
 
 def join_blocks(blocks: Sequence[Mapping[str, float]]) -> Measured:
-    """The statistics of a whole from those of its blocks, read on the host.
+    """The statistics of a parameter from those of its blocks, read on the host.
 
     Example:
         >>> join_blocks([{"size": 2.0, "parameter_bad": 1.0}, {"size": 1.0, "parameter_bad": 0.0}]).size
@@ -269,7 +269,7 @@ def join_blocks(blocks: Sequence[Mapping[str, float]]) -> Measured:
 
 
 def _joined_mean(parts: Sequence[tuple[float, float, float]]) -> float | None:
-    """The root mean square of blocks given by largest, sum of (x / largest)^2, and count; None of nothing."""
+    """The root mean square of blocks given by largest, sum of (x / largest)^2 and count; None without any."""
     count = sum(n for _, _, n in parts)
     if not count:
         return None

@@ -34,25 +34,25 @@ def checked_formats(formats: Sequence[str]) -> tuple[str, ...]:
     """
     if isinstance(formats, str) or not formats:
         hint = "Put a single name into a tuple." if formats else ""
-        raise bad_field("formats", f"a sequence of names out of {', '.join(FORMATS)}", formats, hint=hint)
+        raise bad_field("formats", f"a sequence of names from {', '.join(FORMATS)}", formats, hint=hint)
     return tuple(dict.fromkeys(parse_format(name) for name in formats))
 
 
 def count_row(kind: str, module: str, x: Array, *, formats: Sequence[str], xp: Namespace) -> RangeRow | None:
     """The counts of one array.
 
-    The elements are sorted by size once; where a limit would stand among them is the count of those below it.
+    The elements are sorted by size once; the position of a limit among them is the count of those below it.
 
     Args:
         kind: one of :data:`stablenum.diagnosis.ranges.KINDS`.
         module: the module's path.
-        x: any shape; float32 or float64 (wider formats than these are not asked of it).
+        x: any shape; float32 or float64.
         formats: names from :data:`stablenum.formats.FORMATS`.
-        xp: the array namespace. On a device that flushes subnormals to zero, so does the count.
+        xp: the array namespace. On a device that flushes subnormals to zero, they are counted as zeros.
 
     Returns:
         The row, or None for integers, bools, complex numbers and empty arrays. Elements that are not finite
-        are counted apart.
+        are counted separately.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -69,15 +69,15 @@ def count_row(kind: str, module: str, x: Array, *, formats: Sequence[str], xp: N
     ends = [limits(name) for name in formats]
     top = float(xp.finfo(x.dtype).max)
 
-    def standing(values: Sequence[float], side: str) -> list[int]:
+    def positions(values: Sequence[float], side: str) -> list[int]:
         representable = [value if value <= top else float("inf") for value in values]
         like = {"dtype": x.dtype, "device": getattr(x, "device", None)}
         found: list[int] = xp.searchsorted(ordered, xp.asarray(representable, **like), side=side).tolist()
         return found
 
     n = int(size.shape[0])
-    at_most = standing([0.0, *(2.0**e for e in _BINS), *(end.overflow for end in ends)], "right")
-    below = standing([*(end.overflow for end in ends), *(end.normal for end in ends)], "left")
+    at_most = positions([0.0, *(2.0**e for e in _BINS), *(end.overflow for end in ends)], "right")
+    below = positions([*(end.overflow for end in ends), *(end.normal for end in ends)], "left")
     bad = n - int(xp.sum(xp.astype(finite, xp.int64)))
     nan = int(xp.sum(xp.astype(xp.isnan(x), xp.int64)))
     powers, tops = at_most[: len(_BINS) + 1], at_most[len(_BINS) + 1 :]
@@ -88,7 +88,7 @@ def count_row(kind: str, module: str, x: Array, *, formats: Sequence[str], xp: N
         elements=n - bad,
         nan=nan,
         inf=bad - nan,
-        zeros=powers[0] - bad,  # those that are not finite stand among the zeros
+        zeros=powers[0] - bad,  # elements that are not finite were replaced by 0
         amax=float(ordered[-1]),
         amin=float(ordered[powers[0]]) if powers[0] < n else 0.0,
         histogram=bins,
@@ -102,10 +102,11 @@ def count_row(kind: str, module: str, x: Array, *, formats: Sequence[str], xp: N
 def count_lost(
     before: Array, update: Array, *, formats: Sequence[str], cast: Cast, xp: Namespace
 ) -> dict[str, int]:
-    """How many updates each format loses: ``w + dw == w`` though dw is not 0.
+    """How many updates each format loses: ``w + dw == w`` although dw is not 0.
 
-    Weight, update and sum are each rounded to the format, as an optimizer does that has all in it. Elements
-    that are not finite, and weights beyond the format, do not count. For e4m3fn the casts saturate.
+    Weight, update and sum are each rounded to the format, as in an optimizer that keeps everything in it.
+    Elements that are not finite, and weights that overflow the format, do not count. For e4m3fn the casts
+    saturate.
 
     Args:
         before: float32, the weights.
@@ -139,11 +140,11 @@ def count_lost(
 
 
 class RangeCollector:
-    """Gathers rows in the order in which their modules first come; what comes again is added.
+    """Collects rows in the order in which their modules first appear; counts of the same row are added.
 
     Args:
         formats: names of formats.
-        xp: the array namespace of all that is added.
+        xp: the array namespace of everything that is added.
         cast: rounds an array to a format; needed for updates.
 
     Raises:
@@ -158,22 +159,22 @@ class RangeCollector:
 
     @property
     def rows(self) -> tuple[RangeRow, ...]:
-        """What was gathered, kind by kind."""
+        """The rows, grouped by kind."""
         return tuple(row for kind in KINDS for row in self._rows.values() if row.kind == kind)
 
     def add(self, kind: str, module: str, x: Array) -> None:
-        """Count an array, unless it is empty or not of floating point."""
+        """Count an array, unless it is empty or not of a floating-point type."""
         self._put(count_row(kind, module, x, formats=self.formats, xp=self._xp))
 
     def add_update(self, module: str, before: Array, update: Array) -> None:
-        """Count what is added to a parameter, and what of it is lost."""
+        """Count an update of a parameter, and how many of its elements are lost."""
         row = count_row(UPDATE, module, update, formats=self.formats, xp=self._xp)
         if row is not None:
             lost = count_lost(before, update, formats=self.formats, cast=self._cast, xp=self._xp)
             self._put(dataclasses.replace(row, lost=lost))
 
     def note(self, text: str) -> None:
-        """Remember a sentence about what was not measured, once."""
+        """Keep a sentence about what was not measured, once."""
         if text not in self.notes:
             self.notes.append(text)
 

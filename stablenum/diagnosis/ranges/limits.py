@@ -1,4 +1,4 @@
-"""Where a format begins and ends for values that are rounded to it, to the last bit."""
+"""The exact limits of a format: which values overflow, become subnormal or become 0 when rounded to it."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from stablenum.formats import FORMATS, Format
 
 __all__ = ["HIGHEST", "LOWEST", "Limits", "limits", "per_tensor_exponent", "upper_exponent"]
 
-# Bins of the histograms: e holds 2**(e-1) < |x| <= 2**e. Upper ends belong to their bin, so that "at most
-# half the smallest subnormal", a power of two in every format, is a sum of whole bins at every power-of-two
-# scale. The ends are those of float32 (up to 2**-150 all is 0 in it); what a float64 has beyond them is in
-# the outermost bins.
+# Bins of the histograms: bin e counts 2**(e-1) < |x| <= 2**e. The upper end belongs to the bin, so that the
+# values that become 0, at most half the smallest subnormal (a power of two in every format), fill whole bins
+# at every power-of-two scale. The range is that of float32, where values up to 2**-150 become 0; float64
+# values beyond it are counted in the outermost bins.
 LOWEST, HIGHEST = -150, 128
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What becomes of \\|x\\| in one format, rounded to nearest, ties to even (IEEE 754-2019, section 4.3.1).
+    """What \\|x\\| becomes in one format, rounded to nearest, ties to even (IEEE 754-2019, section 4.3.1).
 
     Attributes:
         overflow: from here on a value becomes inf (NaN in e4m3fn): half a unit above the largest.
-        strict: the value ``overflow`` itself still rounds down. So it is where the largest value has an even
-            significand: e4m3fn, 448. Casts that saturate there (torch's) give 448 instead of NaN.
-        normal: below it (and not flushed) a value becomes subnormal.
+        strict: the value ``overflow`` itself still rounds down, as where the largest value has an even
+            significand (e4m3fn: 448). Casts that saturate (torch's) give 448 instead of NaN.
+        normal: a value below it that is not flushed becomes subnormal.
         flush: the exponent of the largest value that becomes 0, half the smallest subnormal.
     """
 
@@ -67,5 +67,5 @@ def upper_exponent(fmt: Format, amax: float, *, margin: int) -> int:
 
 
 def per_tensor_exponent(fmt: Format, amax: float) -> int:
-    """The exponent of a scale that a tensor of this ``amax`` has for itself; 0 for ``amax`` 0."""
+    """The exponent of the scale for a single tensor of this ``amax``; 0 for ``amax`` 0."""
     return upper_exponent(fmt, amax, margin=0) if amax > 0 else 0

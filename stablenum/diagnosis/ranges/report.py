@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
@@ -27,13 +28,13 @@ _HEAD = ("module", "kind", "elements", "smallest", "largest")
 class RangeReport:
     """What each format would do to the values of one training step.
 
-    Made by :func:`stablenum_torch.range_report` and :func:`stablenum_jax.range_report`. A value overflows if
+    From :func:`stablenum_torch.range_report` and :func:`stablenum_jax.range_report`. A value overflows if
     rounding to nearest, ties to even, makes it inf (float16: from 65520; e4m3fn: above 464, where it becomes
     NaN, or 448 if the cast saturates); it is flushed if that makes it 0 (float16: up to 2**-25). All
     fractions are of the finite elements, zeros included.
 
     Args:
-        rows: the counts by kind and module, in the order of execution.
+        rows: the counts per kind and module, in the order of execution.
         formats: names of the formats.
         notes: what was not measured, in sentences.
 
@@ -68,16 +69,16 @@ class RangeReport:
 
     @property
     def verdict(self) -> str:
-        """A sentence or two on each format, a line each."""
+        """A sentence or two on each format, one line per format."""
         return "\n".join(verdict.sentence for verdict in self.verdicts.values())
 
     @property
     def troubles(self) -> tuple[Trouble, ...]:
-        """The modules that need something in some format, and what."""
+        """What goes wrong in which module and format."""
         return tuple(trouble for verdict in self.verdicts.values() for trouble in verdict.troubles)
 
     def loss_scale(self, name: str = "float16") -> float | None:
-        """The recommended loss scale for a format, to begin with: a power of two, None without gradients.
+        """The recommended initial loss scale for a format: a power of two, None without gradients.
 
         Raises:
             ValueError: the report is not about this format.
@@ -85,7 +86,7 @@ class RangeReport:
         return self._verdict(name).loss_scale
 
     def policy(self, name: str = "float16") -> Policy:
-        """Computation in a format, and in float32 where values overflow or vanish in it; float32 parameters.
+        """A policy: compute in a format, in float32 where values overflow or vanish; float32 parameters.
 
         Raises:
             ValueError: the report is not about this format.
@@ -97,18 +98,18 @@ class RangeReport:
         return Policy(params="float32", compute=name, rules=rules)
 
     def by_trouble(self) -> list[RangeRow]:
-        """The rows, the most troubled first; those without trouble stay in the order of execution."""
+        """The rows, the worst first; those without trouble stay in the order of execution."""
         return sorted(self.rows, key=lambda row: -max(self._trouble(row, name) for name in self.formats))
 
     def table(self, rows: int | None = 40) -> str:
-        """A table in plain text, the most troubled rows first.
+        """A table in plain text, the worst rows first.
 
         Args:
-            rows: at most so many; None for all.
+            rows: how many at most; None for all.
 
         Returns:
-            The lines. A cell says which fraction overflows (``over``), is flushed to 0 (``zero``), is
-            subnormal (``sub``), loses its update (``lost``); it is empty where nothing happens.
+            The lines. A cell shows the fraction that overflows (``over``), is flushed to 0 (``zero``), is
+            subnormal (``sub``) or loses its update (``lost``); it is empty if there is none.
         """
         lines = [[*_HEAD, *self.formats], *self._cells(rows)]
         widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
@@ -155,7 +156,7 @@ class RangeReport:
         return json.dumps(self.to_dict(), allow_nan=False, indent=indent)
 
     def plot(self, path: str | Path) -> None:
-        """Draw the exponents of each kind against the formats' ranges; the ending of ``path`` says as what.
+        """Draw each kind's exponents and the formats' ranges to a file, in the format that its suffix names.
 
         Raises:
             ImportError: matplotlib is not installed (``pip install "stablenum[cli]"``).
@@ -165,7 +166,8 @@ class RangeReport:
             raise bad_field("plot", "called on a report with a value other than 0", self.rows)
         from stablenum.diagnosis.ranges.drawing import draw
 
-        draw(self, path)
+        scale = self.loss_scale("float16") if "float16" in self.formats else None
+        draw(self.rows, self.formats, 0 if scale is None else round(math.log2(scale)), path)
 
     def __str__(self) -> str:
         return "\n\n".join([self.table(), self.verdict, *([" ".join(self.notes)] if self.notes else [])])
@@ -179,7 +181,7 @@ class RangeReport:
         return self.verdicts[name]
 
     def _trouble(self, row: RangeRow, name: str) -> float:
-        """Overflow before all, then what is lost or flushed. In 8 bits all scale, and it counts for less."""
+        """Overflow counts most, then what is lost or flushed; less in 8 bits, where everything is scaled."""
         over = row.fraction(row.overflow.get(name, 0))
         gone = row.fraction(max(row.flushed(name), row.lost.get(name, 0)))
         weight = 0.01 if FORMATS[name].bits == 8 else 1.0
@@ -205,9 +207,9 @@ class RangeReport:
             "lost": row.lost.get(name, 0),
             "sub": row.subnormal.get(name, 0),
         }
-        said = [f"{word} {_share(row.fraction(count))}" for word, count in counts.items() if count]
+        shown = [f"{word} {_share(row.fraction(count))}" for word, count in counts.items() if count]
         bad = row.nan + row.inf
-        return " ".join([*said, *([f"not finite {bad}"] if bad else [])])
+        return " ".join([*shown, *([f"not finite {bad}"] if bad else [])])
 
     def _left_out(self, rows: int | None) -> list[str]:
         more = 0 if rows is None else len(self.rows) - rows
@@ -215,7 +217,7 @@ class RangeReport:
 
 
 def _share(fraction: float) -> str:
-    """Short, and never 0 % for what happens or 100 % for what does not happen everywhere."""
+    """Short; never 0 % for something that occurs, nor 100 % for something that does not occur everywhere."""
     if fraction < 0.001:
         return "<0.1%"
     if fraction < 0.1:

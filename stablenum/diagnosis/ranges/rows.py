@@ -1,4 +1,4 @@
-"""One row of the report: the counts of one kind of tensor in one module."""
+"""One row of the report: the counts for one kind of tensor in one module."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BACKWARD = (ACTIVATION_GRADIENT, GRADIENT)
 
 
 def module_label(module: str) -> str:
-    """How a module's path is shown; the model itself has none."""
+    """A module's path as it is shown; the path of the model itself is empty."""
     return module or "(model)"
 
 
@@ -43,14 +43,14 @@ class RangeRow:
         kind: one of :data:`KINDS`.
         module: the path of the module, parts joined by dots; ``""`` is the model itself.
         elements: finite elements, zeros included. All fractions are of these.
-        nan, inf: elements that are not finite in float32; they are in no other count.
+        nan, inf: elements that are not finite in float32; no other count includes them.
         zeros: exact zeros.
         amax: largest \\|x\\|; 0.0 without elements.
         amin: smallest \\|x\\| above 0; 0.0 without any.
-        histogram: count by exponent e, of 2**(e-1) < \\|x\\| <= 2**e.
-        overflow: count by format, of what becomes inf (NaN in e4m3fn, or 448 if the cast saturates).
-        subnormal: count by format, of what is kept with fewer bits.
-        lost: count by format, of w + dw == w where dw is not 0, with all three rounded to the format; only
+        histogram: count per exponent e, for 2**(e-1) < \\|x\\| <= 2**e.
+        overflow: count per format of what becomes inf (NaN in e4m3fn, or 448 if the cast saturates).
+        subnormal: count per format of what is kept with fewer bits.
+        lost: count per format of w + dw == w where dw is not 0, with all three rounded to the format; only
             for the kind ``"update"``.
     """
 
@@ -73,11 +73,11 @@ class RangeRow:
         return sum(count for e, count in self.histogram.items() if e <= last)
 
     def fraction(self, count: int) -> float:
-        """``count`` of the finite elements; 0.0 if there are none."""
+        """``count`` as a fraction of the finite elements; 0.0 if there are none."""
         return count / self.elements if self.elements else 0.0
 
     def merged(self, other: RangeRow) -> RangeRow:
-        """The row of both rows' elements."""
+        """One row for the elements of both."""
         smallest = [amin for amin in (self.amin, other.amin) if amin > 0]
         return RangeRow(
             kind=self.kind,
@@ -95,7 +95,7 @@ class RangeRow:
         )
 
     def to_dict(self, formats: tuple[str, ...]) -> dict[str, Any]:
-        """Plain values for JSON: counts, and fractions by format."""
+        """Plain values for JSON: counts, and fractions per format."""
         return {
             "kind": self.kind,
             "module": self.module,

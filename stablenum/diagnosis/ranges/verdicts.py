@@ -1,4 +1,4 @@
-"""What the counts mean: whether a format will do, with which loss scale, and what to do where it will not."""
+"""What the counts mean: whether a format suffices, with which loss scale, and what to do if not."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from stablenum.rules.loss_scale.state import LARGEST_SCALE
 
 __all__ = ["FLUSHED_LIMIT", "FormatVerdict", "Trouble", "judge", "scale_exponent"]
 
-# A format will do if less of the gradients than this becomes 0.
+# A format works if a smaller fraction of the gradients than this becomes 0.
 FLUSHED_LIMIT = 1e-3
-# Of one module's tensors in 8 bits: more than this is worth a word.
+# From this fraction of a module's values on, flushing to 0 in an 8-bit format is reported.
 FLUSHED_LIMIT_8_BIT = 1e-2
-# Small activations may go (a softmax makes many); that this much of a module goes is worth a word.
+# Small activations may become 0 (a softmax makes many); from this fraction of a module on it is reported.
 FORWARD_LIMIT = 0.1
 # Lost updates above this: keep the weights in float32.
 LOST_LIMIT = 0.01
@@ -35,9 +35,9 @@ class Trouble:
     Attributes:
         format: the format.
         module: the module's path.
-        kind: of which tensors.
-        what: ``"overflow"``, ``"flushed"`` (at the recommended scale, if it is of gradients), ``"saved"``
-            (flushed without the scale) or ``"lost"``.
+        kind: the kind of its tensors.
+        what: ``"overflow"``, ``"flushed"`` (for gradients, at the recommended scale), ``"saved"``
+            (flushed only without the scale) or ``"lost"``.
         fraction: of the row's finite elements.
         amax: the row's largest \\|x\\|.
         action: what to do about it.
@@ -58,17 +58,17 @@ class FormatVerdict:
 
     Attributes:
         format: its name.
-        works: whether all may be computed in it: nothing is NaN or overflows, and with ``loss_scale`` fewer
-            than 1e-3 of the gradients become 0. For an 8-bit format, of the tensors it is for, with a scale
-            for each.
+        works: whether everything can be computed in it: nothing is NaN or overflows, and with ``loss_scale``
+            less than 1e-3 of the gradients become 0. For an 8-bit format, the same of the tensors that it is
+            meant for, with one scale per tensor.
         loss_scale: a power of two; None if no gradients were measured, or all are 0.
-        flushed_before: fraction of the gradients that become 0 without a scale: of those of activations or
+        flushed_before: fraction of the gradients that become 0 without a scale: that of activations or that
             of parameters, whichever is larger. None if none were measured.
         flushed_after: the same with ``loss_scale``.
         lost: fraction of the updates that are lost if the weights are kept in the format; None if none were
             measured.
-        troubles: the modules that need something, the worst first.
-        sentence: all this in words.
+        troubles: what goes wrong in which module, the worst first.
+        sentence: a summary in words.
     """
 
     format: str
@@ -84,15 +84,15 @@ class FormatVerdict:
 def scale_exponent(fmt: Format, rows: Iterable[RangeRow]) -> int | None:
     """The recommended loss scale's exponent: the largest with ``amax * 2**k <= max / 2`` over all gradients.
 
-    The margin of one bit is for the next steps. A format with the exponents of float32 needs no scale: 0,
-    unless gradients become 0 in it nevertheless.
+    The margin of one bit leaves room for later steps. A format with the exponent range of float32 needs no
+    scale: the result is 0, unless gradients become 0 in it nevertheless.
 
     Args:
         fmt: the format.
-        rows: those of gradients are looked at.
+        rows: only those of gradients count.
 
     Returns:
-        k, at most 100 and at least -100; None if there are no gradients other than 0.
+        k, from -100 to 100; None if there are no gradients other than 0.
     """
     gradients = [row for row in rows if row.kind in BACKWARD]
     amax = max((row.amax for row in gradients), default=0.0)
@@ -135,10 +135,12 @@ def judge(name: str, rows: Sequence[RangeRow]) -> FormatVerdict:
     }
     if broken:
         verb = "holds" if len(_innermost(broken)) == 1 else "hold"
-        told = f"{_names(broken)} {verb} NaN in float32 already: replay the step before choosing a format."
+        sentence = (
+            f"{_names(broken)} already {verb} NaN in float32: replay the step before choosing a format."
+        )
     else:
-        told = _sentence_8_bit(fmt, rows, facts) if fmt.bits == 8 else _sentence(fmt, rows, facts, k)
-    return FormatVerdict(**facts, sentence=told)
+        sentence = _sentence_8_bit(fmt, rows, facts) if fmt.bits == 8 else _sentence(fmt, rows, facts, k)
+    return FormatVerdict(**facts, sentence=sentence)
 
 
 def _share(counts: Iterable[tuple[int, int]]) -> float:
@@ -148,7 +150,7 @@ def _share(counts: Iterable[tuple[int, int]]) -> float:
 
 
 def _flushed(rows: Iterable[RangeRow], name: str, exponent: int) -> float | None:
-    """Of the gradients of activations or of parameters, whichever is worse."""
+    """The flushed fraction of the gradients of activations or of parameters, whichever is larger."""
     by_kind = [[row for row in rows if row.kind == kind] for kind in BACKWARD]
     shares = [_share((row.flushed(name, exponent), row.elements) for row in some) for some in by_kind if some]
     return max(shares, default=None)
@@ -163,7 +165,7 @@ def _forward(name: str, rows: Sequence[RangeRow]) -> list[Trouble]:
         if over:
             found.append(_trouble(name, row, "overflow", over, _cure(name, row)))
         elif row.fraction(gone) >= FORWARD_LIMIT:
-            action = f"compute it in bfloat16 or float32, or multiply by 2^{_lift(name, row)} before"
+            action = f"compute it in bfloat16 or float32, or multiply by 2^{_lift(name, row)} beforehand"
             found.append(_trouble(name, row, "flushed", gone, action))
     return _worst_first(found)
 
@@ -179,7 +181,7 @@ def _backward(name: str, rows: Sequence[RangeRow], k: int | None) -> list[Troubl
             continue
         before, after = row.flushed(name), row.flushed(name, k)
         if row.fraction(after) >= FLUSHED_LIMIT:
-            action = "compute it in bfloat16 or float32: its gradients are too far below the largest ones"
+            action = "compute it in bfloat16 or float32: its gradients are too small next to the largest"
             found.append(_trouble(name, row, "flushed", after, action))
         elif row.fraction(before) >= FLUSHED_LIMIT:
             found.append(_trouble(name, row, "saved", before, f"a loss scale of 2^{k}"))
@@ -187,7 +189,7 @@ def _backward(name: str, rows: Sequence[RangeRow], k: int | None) -> list[Troubl
 
 
 def _eight_bit(fmt: Format, rows: Sequence[RangeRow]) -> list[Trouble]:
-    """With a scale of its own for each tensor, as delayed scaling gives it."""
+    """With one scale per tensor, as in delayed scaling."""
     found = []
     for row in rows:
         if row.kind in _role(fmt)[1]:
@@ -198,7 +200,7 @@ def _eight_bit(fmt: Format, rows: Sequence[RangeRow]) -> list[Trouble]:
 
 
 def _role(fmt: Format) -> tuple[str, tuple[str, ...]]:
-    """e4m3 goes forward, e5m2 back (Micikevicius et al. 2022, arXiv 2209.05433)."""
+    """e4m3 is for the forward pass, e5m2 for gradients (Micikevicius et al. 2022, arXiv 2209.05433)."""
     forward = fmt.eps <= FORMATS["float8_e4m3fn"].eps
     return ("activations and weights", FORWARD) if forward else ("gradients", BACKWARD)
 
@@ -221,7 +223,7 @@ def _losing(name: str, row: RangeRow) -> Trouble:
 
 
 def _cure(name: str, row: RangeRow) -> str:
-    """bfloat16 if the values fit there; a cap for activations."""
+    """bfloat16 if the values fit, else float32; for activations, a soft cap as well."""
     wider = "bfloat16" if name != "bfloat16" and row.amax < FORMATS["bfloat16"].max else "float32"
     if row.kind != ACTIVATION:
         return f"use {wider} there"
@@ -236,7 +238,7 @@ def _worst_first(troubles: list[Trouble]) -> list[Trouble]:
 
 
 def _innermost(troubles: Iterable[Trouble | RangeRow]) -> list[str]:
-    """The modules that have no other of them inside."""
+    """The modules that contain no other module of these."""
     modules = list(dict.fromkeys(t.module for t in troubles))
     return [m for m in modules if not any(o != m and (not m or o.startswith(m + ".")) for o in modules)]
 
@@ -263,7 +265,7 @@ def _sentence(fmt: Format, rows: Sequence[RangeRow], facts: dict[str, Any], k: i
             f"({_percent(after)} at 2^{k}, most in {where}); use {other}"
         )
     elif k is None:
-        parts.append(f"{fmt.name} holds what was measured (no gradients)")
+        parts.append(f"{fmt.name} holds all measured values (no gradients)")
     elif k == 0 and FORMATS[fmt.name].smallest_normal <= FLOAT32_TINY:
         parts.append(f"{fmt.name} works without a loss scale")
     else:
@@ -275,7 +277,7 @@ def _sentence(fmt: Format, rows: Sequence[RangeRow], facts: dict[str, Any], k: i
                 f"(most in {_names(saved)}), with it {_percent(after)}"
             )
     over = [t for t in troubles if t.what == "overflow"]
-    # In the order of execution: the first is likely where it begins.
+    # In the order of execution: the first is probably where it begins.
     over.sort(
         key=lambda t: next(i for i, row in enumerate(rows) if (row.kind, row.module) == (t.kind, t.module))
     )
@@ -295,16 +297,16 @@ def _sentence_8_bit(fmt: Format, rows: Sequence[RangeRow], facts: dict[str, Any]
     if not any(row.kind in kinds for row in rows):
         return f"{fmt.name} is for {purpose}, which were not measured."
     flushed = [t for t in facts["troubles"] if t.what == "flushed"]
-    told = f"{fmt.name} works for {purpose} with a scale for each tensor (DelayedScaling)"
+    sentence = f"{fmt.name} works for {purpose} with one scale per tensor (DelayedScaling)"
     if flushed:
-        told += (
-            f" but in {_names(flushed)}: {_percent(flushed[0].fraction)} become 0 even so; use bfloat16 there"
+        sentence += (
+            f", except in {_names(flushed)}: {_percent(flushed[0].fraction)} still become 0; use bfloat16"
         )
-    return told + "."
+    return sentence + "."
 
 
 def _on_updates(facts: dict[str, Any]) -> list[str]:
     lost = facts["lost"]
     if lost is None or lost < LOST_LIMIT:
         return []
-    return [f"keep the weights in float32, for {_percent(lost)} of the updates are lost in {facts['format']}"]
+    return [f"keep the weights in float32: {_percent(lost)} of the updates are lost in {facts['format']}"]

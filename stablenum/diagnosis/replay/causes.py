@@ -9,7 +9,7 @@ __all__ = ["CAUSES", "Cause", "Explanation"]
 
 
 class Cause(StrEnum):
-    """The causes that a replay, an audit or the guard's record can tell apart.
+    """The causes that a replay, an audit or the guard's record can distinguish.
 
     Example:
         >>> Cause.DOMAIN.value
@@ -47,12 +47,12 @@ class Explanation:
 
 CAUSES: dict[Cause, Explanation] = {
     Cause.NOTHING_WRONG: Explanation(
-        "loss, gradients and parameters are finite; infinities inside were masked as they should be",
+        "loss, gradients and parameters are finite; any infinities inside were masked as intended",
         "nothing to do",
     ),
     Cause.BATCH: Explanation(
-        "what goes into the step is not finite: the batch, or a number in the code",
-        "drop the batch, log which it was, and check the pipeline that made it",
+        "an input of the step is not finite: the batch, or a constant in the code",
+        "drop the batch, log which one it was, and check the pipeline that made it",
     ),
     Cause.LABELS: Explanation(
         "a label or an index lies outside its range, or no item of the batch has a valid label",
@@ -61,66 +61,68 @@ CAUSES: dict[Cause, Explanation] = {
     ),
     Cause.PARAMETERS: Explanation(
         "parameters or buffers were not finite before the forward pass: an earlier update went wrong",
-        "go back to a checkpoint from before it; audit the optimizer's state; guard the optimizer, so that "
+        "return to a checkpoint from before it; audit the optimizer's state; guard the optimizer, so that "
         "such an update is never applied",
     ),
     Cause.TRANSIENT: Explanation(
         "the same step, run again from the same state and seed, is finite: a hardware fault, a race, or "
         "randomness outside the restored generators",
-        "redo the step; if it returns on the same device, take that device out",
+        "repeat the step; if it fails again on the same device, take that device out of service",
     ),
     Cause.OTHER_RANK: Explanation(
-        "another rank reported it before gradients were reduced: its batch, or silent corruption there",
+        "another rank reported it before the gradients were reduced: a bad batch or silent corruption there",
         "replay the step on the rank that reported it",
     ),
     Cause.LOW_PRECISION_OVERFLOW: Explanation(
-        "the result is beyond the format it is computed in, and finite in float32",
-        "compute this operation in float32, use bfloat16, or cap what goes in",
+        "the result overflows the format it is computed in, but is finite in float32",
+        "compute this operation in float32, use bfloat16, or cap its inputs",
     ),
     Cause.DOMAIN: Explanation(
-        "the function was called at or beyond the edge of where it is defined", "use its safe form"
+        "the function was called at or beyond the edge of its domain", "use its safe form"
     ),
     Cause.MASK: Explanation(
-        "everything in a row was masked, or what was masked is used",
-        "give masked rows an answer (zero), and leave them out of the loss",
+        "a whole row is masked, or masked values are used",
+        "give fully masked rows a defined result (zero), and leave them out of the loss",
     ),
     Cause.WHERE_TRAP: Explanation(
-        "the value is selected away by a mask or `where`, its derivative is not: 0 x inf is NaN",
-        "select before the function as well as after it: give it a harmless argument where it is not used",
+        "a mask or `where` discards the value but not its derivative: 0 x inf is NaN",
+        "select before the function as well as after it: give it a harmless argument where its result is "
+        "not used",
     ),
     Cause.BOUNDARY_DERIVATIVE: Explanation(
-        "the value is finite, its derivative there is not", "use the safe form, whose derivative is finite"
+        "the value is finite, but its derivative there is not",
+        "use the safe form, whose derivative is finite",
     ),
     Cause.LOSS_SCALE: Explanation(
-        "the scaled gradients overflow and the unscaled ones are finite: the loss scale is too high",
+        "the scaled gradients overflow but the unscaled ones are finite: the loss scale is too high",
         "nothing to do: dynamic scaling backs off (about once in 2,000 steps); lower a fixed scale",
     ),
     Cause.OVERFLOW: Explanation(
-        "the result is beyond the largest number of its format",
-        "bound what goes in: a lower learning rate, clipping, normalisation, a soft cap, or a form that does "
-        "not leave the range (logsumexp for log(sum(exp)))",
+        "the result exceeds the largest number of its format",
+        "bound its inputs: a lower learning rate, clipping, normalisation, a soft cap, or a form that stays "
+        "in range (logsumexp for log(sum(exp)))",
     ),
     Cause.UNDERFLOW: Explanation(
         "values that matter are flushed to zero", "raise the loss scale, or compute this part in float32"
     ),
     Cause.NORM_OVERFLOW: Explanation(
-        "the gradients are finite, the plain sum of their squares is not",
-        "take the norm by a scaled sum, as stablenum's guard does",
+        "the gradients are finite, but the plain sum of their squares is not",
+        "compute the norm by a scaled sum, as stablenum's guard does",
     ),
     Cause.OPTIMIZER_STATE: Explanation(
-        "the gradients are finite and the update is not: the optimizer's state is poisoned, overflowed, or "
-        "its eps is lost in its format",
-        "keep the state in float32; repair the poisoned entries (`audit(...)` names them)",
+        "the gradients are finite but the update is not: the optimizer's state is poisoned or overflowed, or "
+        "eps is 0 in its format",
+        "keep the state in float32; repair the poisoned entries (`audit(...)` lists them)",
     ),
     Cause.STALE_SECOND_MOMENT: Explanation(
-        "gradients are far larger than the second moment remembers", "lower beta2, or clip the update's RMS"
+        "gradients are far larger than the second moment implies", "lower beta2, or clip the update's RMS"
     ),
     Cause.STALL: Explanation(
-        "updates are below half an ulp of the weights: nothing moves",
+        "updates are below half an ulp of the weights, which do not change",
         "keep master weights in float32, or use compensated or stochastically rounded updates",
     ),
     Cause.UNKNOWN: Explanation(
-        "the first bad operation is named, its cause is none of the known ones",
-        "look at the operation's inputs",
+        "the first bad operation is known, but its cause is not",
+        "inspect the operation's inputs",
     ),
 }

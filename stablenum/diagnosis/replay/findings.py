@@ -1,4 +1,4 @@
-"""One operation that went wrong, as it is shown."""
+"""One operation that went wrong, as reports show it."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ __all__ = ["Finding", "finding_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Where something first was not finite.
+    """Where a value first was not finite.
 
     Attributes:
-        operation: by the name users call it; "input", "parameter", "buffer" or "state" for a value that was
-            bad before anything was computed.
+        operation: the name that users call it by; "input", "parameter", "buffer" or "state" for a value
+            that was bad before anything was computed.
         phase: "forward", "backward", "update", or "before" for such a value.
         kind: "nan" or "inf"; "error" for an operation that raised.
         primitive: the framework's own name.
-        name: of a value that was bad before: the parameter's, or the path into the arguments.
+        name: for a value that was bad before: the parameter's name, or the path into the arguments.
         module: path of the module, or the name stack.
-        place: the line; of a backward operation that of the forward one.
+        place: the line; for a backward operation, that of the forward one.
         frames: the user's call stack, outermost first.
         where: "iteration 3 of scan".
         inputs, outputs: statistics.
         scalars: plain numbers among the arguments, at most four.
         placed: it read infinities that a mask or a constant put there.
-        selected: a later ``where`` or mask throws a part of the result away, and a gradient of 0 comes back.
-        derivative: a derivative that the framework wrote, not one of the user's own.
+        selected: a later ``where`` or mask discards part of the result, so a gradient of 0 comes back.
+        derivative: it is a derivative of the framework's, not one that the user wrote.
         wide_finite: whether the operation is finite in float32; None if it was not tried.
 
     Example:
@@ -69,7 +69,7 @@ class Finding:
             return f"{self.place}: {text}" if self.place else text
         of = "the derivative of " if self.derivative else ""
         details = ", ".join(d for d in (self.phase, self.module and f"in {self.module}", self.where) if d)
-        does = "refuses its arguments" if self.kind == "error" else f"gives {what}"
+        does = "rejects its arguments" if self.kind == "error" else f"gives {what}"
         return f"{self.place or 'unknown place'}: {of}{self.operation} {does} ({details})"
 
     def to_dict(self) -> dict[str, Any]:
@@ -98,12 +98,12 @@ class Finding:
 
 
 def _meets_zero(trace: Trace, step: Step) -> bool:
-    """Whether a gradient of 0 arrived at a derivative: 0 x inf and 0 / 0 are NaN, any other gives inf."""
+    """Whether a gradient of 0 arrived at a derivative: 0 x inf and 0 / 0 are NaN, others give inf."""
     if step.forward is None:
         return True
     reached: set[int] = set()
     for s in trace.steps[step.index :]:
-        # Between the two it may be carried about: stacked by a loop and taken apart by the loop back.
+        # In between, the value may be moved: stacked by a loop, and unstacked by the backward loop.
         same = s.forward == step.forward or s.operation in MOVING - SELECTING
         if s is step or (same and reached.intersection(s.inputs)):
             reached.update(s.outputs)
@@ -111,10 +111,10 @@ def _meets_zero(trace: Trace, step: Step) -> bool:
 
 
 def finding_of(trace: Trace, origin: Origin, *, wide_finite: bool | None = None) -> Finding:
-    """What to show of an origin."""
+    """The finding to show for an origin."""
     step = origin.step
     if step is None:
-        # The line that first reads a bad value is the nearest to a place that it has.
+        # A value from outside has no line; the one that first reads it comes closest.
         reader = next((s for s in trace.steps if origin.value.id in s.inputs), None)
         return Finding(
             operation=origin.value.role or "input",
@@ -127,7 +127,7 @@ def finding_of(trace: Trace, origin: Origin, *, wide_finite: bool | None = None)
             outputs=(origin.value.stats,) if origin.value.stats else (),
             placed=origin.placed,
         )
-    if any(math.isnan(x) for x in step.scalars):  # written down in the user's code
+    if any(math.isnan(x) for x in step.scalars):  # a NaN written in the user's code
         return Finding(
             operation="constant",
             phase="before",

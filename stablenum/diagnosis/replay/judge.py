@@ -1,7 +1,7 @@
 """Evidence -> verdict: the signature table, first match wins.
 
-The order is that of certainty: what was bad before the step, what a second run says, then what the first bad
-operation says of itself.
+Signatures are in order of certainty: what was bad before the step, what a second run shows, then what the
+first bad operation shows.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ __all__ = ["Evidence", "Verdict", "judge"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """All that a replay found out. What was not tried is None.
+    """Everything that a replay found; None for what was not tried.
 
     Attributes:
-        framework: "torch" or "jax": whose spelling the remedy takes.
+        framework: "torch" or "jax", for the spelling of the remedy.
         findings: the first causes, from :func:`stablenum.diagnosis.replay.walk.first_causes`.
-        loss_finite: of the replay.
-        bad_gradients, bad_parameters: names; the parameters before the step.
+        loss_finite: whether the loss of the replay is finite.
+        bad_gradients, bad_parameters: names of those not finite; the parameters before the step.
         bad_updates: names of parameters that are not finite after an update by finite gradients.
         labels: what is wrong with the labels, in words.
-        reproduced: whether a second replay, or the replay of a step known to be bad, was bad too.
-        loss_scale: the scale that the gradients carry.
+        reproduced: whether a second replay, or the replay of a step known to be bad, went wrong too.
+        loss_scale: the scale of the gradients.
         unscaled_finite: whether gradients are finite at scale 1.
-        norm_overflow: finite gradients whose plain sum of squares is not.
+        norm_overflow: whether finite gradients have a plain sum of squares that is not finite.
         state: problems of the optimizer's state, in words, worst first.
-        other_rank: another rank reported it.
+        other_rank: whether another rank reported it.
     """
 
     framework: str
@@ -72,13 +72,13 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The cause, what speaks for it, and what to do.
+    """The cause, the evidence for it, and what to do.
 
     Attributes:
         cause: one of :class:`Cause`.
         evidence: facts, in words.
         remedy: what to do.
-        safe_function: the safe function's full name, "" if it is none.
+        safe_function: the safe function's full name, "" if there is none.
         code: a line that calls it.
     """
 
@@ -95,20 +95,20 @@ class Verdict:
 
 
 def judge(evidence: Evidence) -> Verdict:
-    """The first row of the table whose signature fits.
+    """The verdict for the first cause whose signature matches.
 
     Example:
         >>> judge(Evidence(framework="torch", loss_finite=True)).cause.value
         'nothing_wrong'
     """
     for cause, signature in _SIGNATURES:
-        said = signature(evidence)
-        if said:
-            return _verdict(cause, said, evidence)
+        fact = signature(evidence)
+        if fact:
+            return _verdict(cause, fact, evidence)
     return _verdict(Cause.UNKNOWN if evidence.bad else Cause.NOTHING_WRONG, "", evidence)
 
 
-# --- signatures: what speaks for the cause, in words, or "" ---------------------------------------------
+# --- signatures: the evidence for a cause, in words, or "" ----------------------------------------------
 
 Signature = Callable[[Evidence], str]
 
@@ -130,7 +130,7 @@ def _parameters(e: Evidence) -> str:
 
 
 def _transient(e: Evidence) -> str:
-    return "a second run of the same step did not go wrong" if e.reproduced is False else ""
+    return "a second run of the same step did not fail" if e.reproduced is False else ""
 
 
 def _low_precision(e: Evidence) -> str:
@@ -148,7 +148,7 @@ def _update(e: Evidence) -> str:
     f = e.first
     if f is None or f.phase != "update" or (f.kind == "inf" and f.operation not in BOUNDARIES):
         return ""
-    return f"gradients are finite, {f.operation} in the optimizer's update gives {_kind(f)}"
+    return f"gradients are finite, but {f.operation} in the optimizer's update gives {_kind(f)}"
 
 
 def _mask(e: Evidence) -> str:
@@ -156,7 +156,7 @@ def _mask(e: Evidence) -> str:
     if f is None or f.derivative:
         return ""
     if f.placed and f.phase == "before":
-        return "an infinity of the input, or a constant, reaches the result"
+        return "an infinity in the input, or a constant, reaches the result"
     if f.placed:
         return f"{f.operation} reads infinities that a mask put there"
     return ""
@@ -164,7 +164,7 @@ def _mask(e: Evidence) -> str:
 
 def _scale(e: Evidence) -> str:
     if e.loss_scale > 1.0 and e.unscaled_finite:
-        return f"with a loss scale of {e.loss_scale:g} gradients overflow; at 1 they are finite"
+        return f"with a loss scale of {e.loss_scale:g} gradients overflow; with 1 they are finite"
     return ""
 
 
@@ -173,11 +173,13 @@ def _where_trap(e: Evidence) -> str:
     if f is None or not f.selected:
         return ""
     if f.derivative:
-        said = f"and its derivative is {_kind(f)}"
-        return "" if _is_overflow(f) else f"the value of {f.operation} is selected away afterwards, {said}"
+        fact = f"the value of {f.operation} is discarded afterwards, but its derivative is {_kind(f)}"
+        return "" if _is_overflow(f) else fact
     if f.phase != "forward" or f.kind != "inf" or not e.loss_finite:
         return ""
-    return f"{f.operation} is inf where it is selected away afterwards; its derivative multiplies 0 with that"
+    return (
+        f"{f.operation} is inf where its value is discarded afterwards; its derivative multiplies that by 0"
+    )
 
 
 def _boundary(e: Evidence) -> str:
@@ -194,7 +196,7 @@ def _domain(e: Evidence) -> str:
     f = e.first
     if f is None or f.operation not in BOUNDARIES or f.phase == "before" or _is_overflow(f):
         return ""
-    return f"{f.operation} was called at {BOUNDARIES[f.operation]}"
+    return f"{f.operation} was called with {BOUNDARIES[f.operation]}"
 
 
 def _overflow(e: Evidence) -> str:
@@ -202,7 +204,7 @@ def _overflow(e: Evidence) -> str:
     if f is None or f.phase == "before" or not (f.kind == "inf" or _is_overflow(f)):
         return ""
     largest = max((s.amax for s in f.inputs if s.amax == s.amax), default=None)
-    if largest == 0.0:  # nothing grows from zeros: an edge, of a function that is not known
+    if largest == 0.0:  # zeros do not overflow: this is an edge of an unknown function
         return ""
     return (
         f"{f.operation} of finite numbers"
@@ -211,12 +213,12 @@ def _overflow(e: Evidence) -> str:
     )
 
 
-# Of small numbers too these are inf, without being at an edge.
+# These can also be inf for small numbers, away from any edge.
 _QUOTIENTS = ("div", "pow", "reciprocal", "rsqrt")
 
 
 def _is_overflow(f: Finding) -> bool:
-    """inf from large numbers, and no divisor of zero among them; or NaN from such: inf - inf in a sum."""
+    """Whether large numbers gave inf without a zero divisor, or NaN through inf - inf in a sum."""
     if f.kind == "inf" and any(s.zero for s in f.inputs if s.size):
         return False
     if f.kind != "inf" and (f.operation in BOUNDARIES or not all(s.finite for s in f.inputs)):
@@ -245,7 +247,7 @@ _SIGNATURES: tuple[tuple[Cause, Signature], ...] = (
     (Cause.OVERFLOW, _overflow),
     (
         Cause.NORM_OVERFLOW,
-        lambda e: "the plain norm is inf, every gradient is finite" if e.norm_overflow else "",
+        lambda e: "the plain norm is inf, but every gradient is finite" if e.norm_overflow else "",
     ),
     (
         Cause.OPTIMIZER_STATE,
@@ -258,13 +260,13 @@ _SIGNATURES: tuple[tuple[Cause, Signature], ...] = (
 )
 
 
-def _verdict(cause: Cause, said: str, e: Evidence) -> Verdict:
-    facts = [said] if said else []
+def _verdict(cause: Cause, fact: str, e: Evidence) -> Verdict:
+    facts = [fact] if fact else []
     f = e.first
     if f is not None:
         facts += [f"in:  {s}" for s in f.inputs] + [f"out: {s}" for s in f.outputs]
     if e.reproduced:
-        facts.append("a second run went wrong in the same way")
+        facts.append("a second run failed in the same way")
     if e.bad_gradients:
         facts.append(f"gradients not finite: {_some(e.bad_gradients)}")
     explanation = CAUSES[cause]
@@ -284,9 +286,9 @@ def _verdict(cause: Cause, said: str, e: Evidence) -> Verdict:
     )
 
 
-_KEEP_AWAY = "keep what goes in away from there: bound it before the function"
+_KEEP_AWAY = "keep the argument away from there: bound it before the call"
 
-# A safe function is named only where the function itself is the trouble.
+# A safe function is named only where the function itself is at fault.
 _BY_FUNCTION = (
     Cause.DOMAIN,
     Cause.MASK,
@@ -295,7 +297,7 @@ _BY_FUNCTION = (
     Cause.OVERFLOW,
     Cause.LABELS,
 )
-# Their safe forms end at the edge of the domain, and overflow like any other.
+# Their safe forms help only at the edge of the domain; they overflow like any other function.
 _EDGE_ONLY = ("acos", "arctanh", "atan2", "div", "log", "pow", "reciprocal", "rsqrt", "sqrt", "xlogy")
 
 

@@ -1,4 +1,4 @@
-"""What the diagnosis knows of operations, by the names users call them.
+"""What the diagnosis knows about operations, under the names that users call them by.
 
 Adapters translate their primitives to these names: ``aten._softmax`` and the subtraction inside
 ``jax.nn.softmax`` are both "softmax".
@@ -13,23 +13,23 @@ __all__ = ["ADVICE", "ANSWERING", "BOUNDARIES", "MASKED", "MOVING", "REMEDIES", 
 # Choose between values element by element: what is not chosen gets gradient 0.
 SELECTING = frozenset({"where", "masked_fill", "clamp", "maximum", "minimum", "relu"})
 
-# Carry or place values without computing: an infinity that is first seen here was put there.
+# Move or place values without computing: an infinity that first appears here was put there.
 MOVING = SELECTING | {
     "broadcast", "cat", "clone", "constant", "copy", "full", "gather", "index", "index_put", "pad",
     "reshape", "scatter", "slice", "stack", "transpose",
 }  # fmt: skip
 
-# Over a row: all of it masked leaves nothing to sum.
+# Work on whole rows: if all of a row is masked, nothing is left to sum.
 MASKED = frozenset({"softmax", "log_softmax", "logsumexp", "cross_entropy", "attention", "logcumsumexp"})
 
-# Answer with an infinity of their own: a row that is masked whole, a singular matrix, a probability of 0.
+# Return an infinity themselves: for a fully masked row, a singular matrix, a probability of 0.
 ANSWERING = frozenset({"kl_div", "lgamma", "logdet", "logsumexp", "slogdet", "xlogy"})
 
-# Where the value or the derivative of a function ends.
+# Arguments at which a function or its derivative is infinite or undefined.
 BOUNDARIES = {
-    "acos": "an argument of 1 or -1 (infinite slope) or beyond (no value)",
+    "acos": "an argument of 1 or -1 (infinite slope) or beyond (undefined)",
     "arctanh": "an argument of 1 or -1 or beyond",
-    "asin": "an argument of 1 or -1 (infinite slope) or beyond (no value)",
+    "asin": "an argument of 1 or -1 (infinite slope) or beyond (undefined)",
     "atan2": "both arguments 0",
     "batch_norm": "a variance below 0",
     "binary_cross_entropy": "a probability or a target outside 0 to 1",
@@ -39,8 +39,8 @@ BOUNDARIES = {
     "ctc_loss": "a target that does not fit into its input",
     "det": "a singular matrix",
     "div": "a divisor of 0",
-    "eigh": "equal eigenvalues, where eigenvectors have no slope",
-    "erfinv": "an argument of 1 or -1 (inf) or beyond (no value)",
+    "eigh": "equal eigenvalues, where eigenvectors have no derivative",
+    "erfinv": "an argument of 1 or -1 (inf) or beyond (undefined)",
     "group_norm": "a group of equal numbers, with eps 0",
     "inv": "a singular matrix",
     "kl_div": "a probability of 0",
@@ -52,9 +52,9 @@ BOUNDARIES = {
     "log2": "an argument of 0 (-inf) or below (NaN)",
     "logaddexp": "both arguments -inf",
     "logdet": "a singular matrix",
-    "logit": "an argument of 0 or 1 (infinite) or beyond (no value)",
-    "mean": "nothing to take the mean of",
-    "norm": "a vector of zeros, where the norm has no slope",
+    "logit": "an argument of 0 or 1 (infinite) or beyond (undefined)",
+    "mean": "no elements to take the mean of",
+    "norm": "a vector of zeros, where the norm has no derivative",
     "pow": "a base of 0 with a negative exponent or one below 1, or a negative base",
     "reciprocal": "an argument of 0",
     "rms_norm": "a row of zeros, with eps 0",
@@ -63,9 +63,9 @@ BOUNDARIES = {
     "solve": "a singular matrix",
     "sqrt": "an argument of 0 (infinite slope) or below (NaN)",
     "std": "fewer than two elements, or all equal (infinite slope)",
-    "svd": "equal singular values, where singular vectors have no slope",
+    "svd": "equal singular values, where singular vectors have no derivative",
     "var": "fewer than two elements",
-    "xlogy": "y of 0 while x is not",
+    "xlogy": "a y of 0 while x is not 0",
 }
 
 
@@ -85,7 +85,8 @@ REMEDIES = {
     "atan2": Remedy("numerics.arctan2", "{ns}.numerics.arctan2(y, x)"),
     "attention": _SOFTMAX,
     "binary_cross_entropy": Remedy(
-        "losses.binary_cross_entropy", "{ns}.losses.binary_cross_entropy(logits, y)  # no sigmoid before"
+        "losses.binary_cross_entropy",
+        "{ns}.losses.binary_cross_entropy(logits, y)  # without a sigmoid before it",
     ),
     "cosine_similarity": Remedy("losses.cosine_similarity", "{ns}.losses.cosine_similarity(x, y, {axis}=-1)"),
     "cross_entropy": Remedy("losses.cross_entropy", "{ns}.losses.cross_entropy(logits, targets)"),
@@ -93,7 +94,7 @@ REMEDIES = {
     "gaussian_nll": Remedy("losses.gaussian_nll", "{ns}.losses.gaussian_nll(mean, y, var)"),
     "kl_div": Remedy("losses.kl_divergence", "{ns}.losses.kl_divergence(p, q)"),
     "layer_norm": Remedy("numerics.layer_norm", "{ns}.numerics.layer_norm(x, weight=weight, bias=bias)"),
-    "log": Remedy("numerics.log", "{ns}.numerics.log(x)  # of a probability: log_softmax(logits) instead"),
+    "log": Remedy("numerics.log", "{ns}.numerics.log(x)  # for a probability: log_softmax(logits) instead"),
     "log_softmax": Remedy("numerics.log_softmax", "{ns}.numerics.log_softmax(x, {axis}=-1, mask=mask)"),
     "logaddexp": Remedy("numerics.logaddexp", "{ns}.numerics.logaddexp(a, b)"),
     "logcumsumexp": Remedy("numerics.cumulative_logsumexp", "{ns}.numerics.cumulative_logsumexp(x)"),
@@ -115,20 +116,20 @@ REMEDIES = {
 
 _REGULAR = "add a small multiple of the identity to the matrix"
 _DISTINCT = (
-    "differentiate through the values alone, or keep them apart: add a small diagonal of distinct numbers"
+    "differentiate only through the values, or keep them apart: add a small diagonal of distinct numbers"
 )
-_INSIDE = "clamp the argument a little inside the edge before it"
+_INSIDE = "clamp the argument slightly inside the domain before the call"
 
 # What to do where there is no safe function.
 ADVICE = {
     "asin": _INSIDE,
-    "batch_norm": "find what wrote the running variance: it cannot be below 0",
+    "batch_norm": "find out what wrote the running variance: it must not be below 0",
     "cholesky": _REGULAR,
     "ctc_loss": "leave out targets that are longer than their input (torch: zero_infinity=True)",
     "det": _REGULAR,
     "eigh": _DISTINCT,
     "erfinv": _INSIDE,
-    "group_norm": "give it an eps that its format can hold (1e-5)",
+    "group_norm": "use an eps that its format can represent (1e-5)",
     "inv": _REGULAR,
     "lgamma": _INSIDE,
     "log10": _INSIDE,

@@ -1,6 +1,6 @@
 """A replayed step as a program: what was computed from what, and which values were not finite.
 
-Adapters record it while they replay; everything that is concluded from it is concluded in the core.
+Adapters record it while they replay; all conclusions from it are drawn in the core.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ __all__ = ["Step", "Trace", "Value"]
 
 @dataclass(slots=True, kw_only=True)
 class Value:
-    """One tensor at one time. A tensor that is written in place is a new value after each write.
+    """One tensor at one point in time. A tensor that is written in place is a new value after each write.
 
     Attributes:
         id: its index in ``Trace.values``.
         nan, posinf, neginf: whether it holds any.
         producer: index of the step that made it; None if it came from outside.
-        role: of a value from outside: "parameter", "buffer", "state", "input" or "constant".
-        name: of a value from outside: a parameter's name, a path into the arguments.
+        role: for a value from outside: "parameter", "buffer", "state", "input" or "constant".
+        name: for a value from outside: a parameter's name, a path into the arguments.
         stats: kept where ``nan``, ``posinf`` or ``neginf`` holds, and for the inputs of such steps.
     """
 
@@ -53,20 +53,20 @@ class Step:
 
     Attributes:
         index: its place in the order of execution.
-        operation: what a user would call it: "log", "softmax", "matmul", "div"; of a backward step, the
+        operation: what a user would call it: "log", "softmax", "matmul", "div"; for a backward step, the
             forward operation it differentiates ("sqrt" for the division in the derivative of sqrt).
         primitive: the framework's own name: "aten.div.Tensor", "div".
         phase: "forward", "backward" or "update".
         inputs, outputs: indices into ``Trace.values``.
         scalars: plain numbers among the arguments (the -inf of a ``masked_fill``, an exponent).
         module: path of the module or the name stack, "" at top level.
-        place: the user's line; of a backward step, that of the forward operation, unless the user wrote the
-            backward pass himself.
+        place: the user's line; for a backward step, that of the forward operation, unless the backward pass
+            is the user's own.
         frames: the user's call stack, outermost first, ``place`` last.
-        forward: of a backward step, the index of the forward step it differentiates; None for one that the
+        forward: for a backward step, the index of the forward step it differentiates; None for one that the
             user wrote (a custom backward), which is judged as if it were a forward step.
         where: "iteration 3 of scan", "" elsewhere.
-        compute_dtype: the format it computed in, if it is not that of its outputs.
+        compute_dtype: the format it computes in, if it differs from that of its outputs.
     """
 
     index: int
@@ -99,7 +99,7 @@ class Trace:
         name: str = "",
         stats: TensorStats | None = None,
     ) -> int:
-        """A value from outside (``flags``: any NaN, inf, -inf), or one whose step :meth:`add_step` names."""
+        """Add a value from outside, or one whose step follows; ``flags``: any NaN, inf, -inf. Its id."""
         nan, posinf, neginf = flags
         value = Value(
             id=len(self.values), nan=nan, posinf=posinf, neginf=neginf, role=role, name=name, stats=stats
@@ -123,7 +123,7 @@ class Trace:
         where: str = "",
         compute_dtype: str = "",
     ) -> Step:
-        """The next step; its outputs are values that were just added."""
+        """Add the next step; its outputs are values that were just added."""
         step = Step(
             index=len(self.steps),
             operation=operation,
@@ -153,5 +153,5 @@ class Trace:
         return [self.values[i] for i in step.outputs]
 
     def places_infinity(self, step: Step) -> bool:
-        """Whether an infinity among a step's numbers, or a constant, is simply put there, not computed."""
+        """Whether a step places an infinity that is one of its plain numbers, rather than computing it."""
         return any(math.isinf(s) for s in step.scalars)

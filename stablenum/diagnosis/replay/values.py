@@ -17,8 +17,8 @@ MOST_VALUES = 4
 class TensorStats:
     """Statistics of one tensor.
 
-    ``min``, ``max`` and ``amax`` (the largest magnitude) are of the finite elements, in float64; NaN if there
-    is none. The counts are of elements. ``values`` holds at most four elements where the failure is.
+    ``min``, ``max`` and ``amax`` (the largest magnitude) are those of the finite elements, in float64; NaN if
+    there is none. ``values`` holds at most four elements around the failure.
 
     Example:
         >>> s = TensorStats(dtype="float32", shape=(2,), size=2, min=1.0, max=1.0, amax=1.0, posinf=1)
@@ -71,7 +71,7 @@ class TensorStats:
         return f"{what} {', '.join(parts)}" if parts else what
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; numbers that JSON does not know become strings."""
+        """Plain values for JSON; numbers that are not finite become strings."""
         return {k: plain(v) for k, v in asdict(self).items()}
 
     @classmethod
@@ -83,7 +83,7 @@ class TensorStats:
 
 
 def plain(v: Any) -> Any:
-    """What JSON knows: a number that is not finite becomes a string, a tuple a list."""
+    """The value for JSON: a number that is not finite becomes a string, a tuple a list."""
     if isinstance(v, float) and not math.isfinite(v):
         return str(v)
     return [plain(x) for x in v] if isinstance(v, tuple) else v

@@ -1,10 +1,10 @@
 """From a bad result back to where it began.
 
-Two bits a value are enough: whether it holds NaN, whether it holds an infinity. A NaN is followed back
-through inputs with NaN to the operation that made it from none. If that operation read infinities, each is
-followed back too: one that was *computed* (an exponential that overflowed, a division by zero) is where the
-trouble began; one that was *placed* (a mask filled with -inf) is legitimate, and the operation that could
-not bear it is to blame.
+Two bits per value are enough: whether it holds NaN, and whether it holds an infinity. A NaN is followed back
+through inputs with NaN to the operation that produced it from inputs without. If that operation read
+infinities, each of them is followed back too: one that was *computed* (an exponential that overflowed, a
+division by zero) is the origin; one that was *placed* (a mask filled with -inf) is legitimate, and the origin
+is the operation that could not handle it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Origin", "first_causes", "is_selected"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where a bad value began: a step, or a value that was bad when it came.
+    """Where a bad value began: a step, or a value that came from outside.
 
     Attributes:
         step: the operation; None if ``value`` came from outside.
@@ -41,7 +41,7 @@ class Origin:
 
 
 def first_causes(trace: Trace, bad: Iterable[int]) -> list[Origin]:
-    """The origins of bad values, the first in execution first, none twice.
+    """The origins of bad values, each once, in order of execution.
 
     Args:
         trace: a replay.
@@ -59,16 +59,17 @@ def first_causes(trace: Trace, bad: Iterable[int]) -> list[Origin]:
     for index in bad:
         value = trace.values[index]
         origins = _of_nan(trace, value) if value.nan else _of_inf(trace, value)
-        if value.nan and value.inf:  # a loss of each step: the infinity may be the older one
+        if value.nan and value.inf:  # say, one loss per iteration: the infinity may have come first
             origins += [o for o in _of_inf(trace, value) if not o.placed]
         for origin in origins:
+            # One key per step or outside value: ids are 0 and above, steps get negative numbers.
             key = origin.value.id if origin.step is None else -1 - origin.step.index
             found.setdefault(key, origin)
     return sorted(found.values(), key=lambda o: o.order)
 
 
 def _of_nan(trace: Trace, bad: Value) -> list[Origin]:
-    """Back through NaN to the values whose producer read none."""
+    """Follow NaN back to the values whose producer read none."""
     origins, todo, seen = [], [bad], {bad.id}
     while todo:
         value = todo.pop()
@@ -77,24 +78,26 @@ def _of_nan(trace: Trace, bad: Value) -> list[Origin]:
             origins.append(Origin(step=None, value=value, kind="nan"))
             continue
         inputs = trace.inputs_of(step)
+        # A constant that is NaN does no harm by itself: the step that lets it into a result does.
         before = [v for v in inputs if v.nan and not _is_placed_nan(trace, v)]
         if before:
             new = [v for v in before if v.id not in seen]
             seen.update(v.id for v in new)
             todo += new
             continue
+        # This step made the NaN. If it read an infinity that was computed, the failure began there.
         infinite = [o for v in inputs if v.inf for o in _of_inf(trace, v)]
         computed = [o for o in infinite if not o.placed]
-        # 0 * inf with inf as a plain number: put there as well.
+        # An infinity that is a plain number (x * inf) was placed, too.
         placed = bool(infinite) or trace.places_infinity(step)
         origins += computed or [Origin(step=step, value=value, kind="nan", placed=placed)]
     return origins
 
 
 def _is_placed_nan(trace: Trace, value: Value) -> bool:
-    """Whether a NaN is a constant, spread out perhaps: whoever lets it into a result is its origin.
+    """Whether a NaN is a constant, possibly broadcast; its origin is the step that lets it into a result.
 
-    Libraries answer so where there is no answer (the sample variance of one item).
+    Libraries return such a NaN where no result is defined (the sample variance of one item).
     """
     if value.producer is None:
         return value.role == "constant"
@@ -105,12 +108,13 @@ def _is_placed_nan(trace: Trace, value: Value) -> bool:
 
 
 def _of_inf(trace: Trace, bad: Value) -> list[Origin]:
-    """Back through infinities to the steps that computed one, or to where one was placed.
+    """Follow infinities back to the steps that computed one, or to where one was placed.
 
-    A function that answers with an infinity of its own is named, not the mask or the constant that it read.
+    A function that returns an infinity itself (``ANSWERING``) is named in place of the mask or the constant
+    that it read.
     """
     origins, todo, seen = [], [bad], {bad.id}
-    answers: dict[int, Origin] = {}  # value -> the first such function between it and the bad one
+    answers: dict[int, Origin] = {}  # value -> the function of that kind that turned it into the bad value
     while todo:
         value = todo.pop()
         step = None if value.producer is None else trace.steps[value.producer]
@@ -118,22 +122,25 @@ def _of_inf(trace: Trace, bad: Value) -> list[Origin]:
         if answer is None and step is not None and step.operation in ANSWERING:
             answer = Origin(step=step, value=value, kind="inf", placed=step.operation in MASKED)
         if step is None:
-            # A bias of -inf is a mask, whoever made it; inf is bad data.
+            # A value of -inf from outside is a mask, wherever it came from; +inf is bad data.
             masking = value.role == "constant" or (value.neginf and not value.posinf)
             origin = Origin(step=None, value=value, kind="inf", placed=masking)
             origins.append(answer if answer and masking else origin)
             continue
+        # Infinities went in: the failure began before this step. If none did, look through the parts of the
+        # function that it belongs to.
         before = [v for v in trace.inputs_of(step) if v.inf] or _into_function(trace, step)
         if before:
             new = [v for v in before if v.id not in seen]
             seen.update(v.id for v in new)
             todo += new
-            answers.update({v.id: answer for v in new} if answer else {})
+            answers.update({v.id: answer for v in new} if answer else {})  # it stays the one to name
             continue
         nans = [v for v in trace.inputs_of(step) if v.nan]
-        if nans:  # turned into an infinity
+        if nans:  # this step turned a NaN into an infinity: the NaN is older
             origins += [o for v in nans for o in _of_nan(trace, v)]
             continue
+        # Only finite numbers went in: the step computed the infinity, or moved or wrote one that was placed.
         placed = trace.places_infinity(step) or step.operation in MOVING
         origin = Origin(step=step, value=value, kind="inf", placed=placed)
         origins.append(answer if answer and placed else origin)
@@ -141,13 +148,17 @@ def _of_inf(trace: Trace, bad: Value) -> list[Origin]:
 
 
 def _into_function(trace: Trace, step: Step) -> list[Value]:
-    """The infinities that went into a function over rows: its own log(0) is what they became."""
+    """The infinities that went into a function over rows, through its own parts on the same line.
+
+    In a fully masked row they become a sum of 0, and the last part returns log(0) without having read them.
+    """
     if step.operation not in MASKED:
         return []
     names = MOVING - SELECTING | {step.operation}
     infinite, todo, seen = [], [step], {step.index}
     while todo:
         for value in trace.inputs_of(todo.pop()):
+            # Another part of the function is searched in turn; a value from before it ends the search.
             part = None if value.producer is None else trace.steps[value.producer]
             if part is not None and part.place == step.place and part.operation in names:
                 if part.index not in seen:
@@ -159,9 +170,9 @@ def _into_function(trace: Trace, step: Step) -> list[Value]:
 
 
 def is_selected(trace: Trace, step: Step, *, within: int = 12) -> bool:
-    """Whether what a forward step made is thrown away in part by a later ``where`` or a mask.
+    """Whether a later ``where`` or mask discards part of what a forward step made.
 
-    Then a zero reaches its derivative from there, and 0 x inf is NaN (the where-trap).
+    Its derivative then receives a gradient of 0 from there, and 0 x inf is NaN (the where-trap).
 
     Args:
         trace: the replay.

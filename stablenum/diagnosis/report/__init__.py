@@ -1,1 +1,1 @@
-"""The report of a replay: its sections, rendered as text, HTML and for a terminal."""
+"""The report of a replay, rendered as text, as HTML and for a terminal."""

@@ -1,14 +1,10 @@
-"""A report as one page of HTML: no network, no script, light and dark."""
+"""A report as one self-contained HTML page: no network, no script, a light and a dark theme."""
 
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING
 
-from stablenum.diagnosis.report.sections import Sections, sections_of
-
-if TYPE_CHECKING:
-    from stablenum.diagnosis.report.report import Report
+from stablenum.diagnosis.report.sections import Sections
 
 __all__ = ["as_html"]
 
@@ -47,12 +43,11 @@ footer { margin-top: 2.5rem; padding-top: .7rem; border-top: 1px solid var(--lin
 """
 
 
-def as_html(report: Report) -> str:
-    """The whole page. Whatever comes from the user's code is escaped."""
-    s = sections_of(report)
-    title = "Nothing wrong" if report.ok else s.title or f"Cause: {s.cause}"
-    body = [_head(report, s), *([] if report.ok else [_values(s), _cause(s), _remedy(s), _frames(s)])]
-    body += [_list("Then also", s.others), _list("Notes", s.notes), _foot(report)]
+def as_html(s: Sections, *, ok: bool, framework: str, seconds: float | None) -> str:
+    """The whole page; everything that comes from the user's code is escaped."""
+    title = "Nothing wrong" if ok else s.title or f"Cause: {s.cause}"
+    body = [_head(s, ok=ok), *([] if ok else [_values(s), _cause(s), _remedy(s), _frames(s)])]
+    body += [_list("Later", s.others), _list("Notes", s.notes), _foot(framework, seconds)]
     return "\n".join(
         [
             "<!doctype html>",
@@ -66,14 +61,14 @@ def as_html(report: Report) -> str:
     )
 
 
-def _head(report: Report, s: Sections) -> str:
-    if report.ok:
+def _head(s: Sections, *, ok: bool) -> str:
+    if ok:
         return f'<h1>Nothing wrong</h1><p><span class="cause ok">{escape(s.cause)}</span>{escape(s.what)}</p>'
     if not s.title:
         return f"<h1>{escape(s.what)}</h1>"
-    told = s.title.removeprefix(f"{s.place}: ") if s.place else s.title
+    title = s.title.removeprefix(f"{s.place}: ") if s.place else s.title
     subtitle = " &middot; ".join(f"{escape(k)} <code>{escape(v)}</code>" for k, v in s.details)
-    parts = [f"<h1>{escape(told)}</h1>"]
+    parts = [f"<h1>{escape(title)}</h1>"]
     if s.place is not None:
         inside = f" in <code>{escape(s.place.function)}</code>" if s.place.function else ""
         parts.append(f'<p><code class="place">{escape(str(s.place))}</code>{inside}</p>')
@@ -93,7 +88,7 @@ def _values(s: Sections) -> str:
         rows.append(
             f"<tr{bad}>" + "".join(f'<td class="{k}">{escape(v)}</td>' for k, v in cells.items()) + "</tr>"
         )
-    head = "<tr><th></th><th>tensor</th><th>finite elements</th><th>holds</th></tr>"
+    head = "<tr><th></th><th>tensor</th><th>finite elements</th><th>contains</th></tr>"
     return "\n".join(['<h2>Values</h2><div class="scroll"><table>', head, *rows, "</table></div>"])
 
 
@@ -126,6 +121,6 @@ def _items(texts: tuple[str, ...]) -> str:
     return f"<ul>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ul>" if texts else ""
 
 
-def _foot(report: Report) -> str:
-    took = f", in {report.seconds:.1f} s" if report.seconds is not None else ""
-    return f"<footer>stablenum, replayed in {escape(report.evidence.framework)}{took}.</footer>"
+def _foot(framework: str, seconds: float | None) -> str:
+    took = f", in {seconds:.1f} s" if seconds is not None else ""
+    return f"<footer>stablenum, replayed in {escape(framework)}{took}.</footer>"

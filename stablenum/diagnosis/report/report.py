@@ -14,6 +14,9 @@ from stablenum.diagnosis.replay.causes import Cause
 from stablenum.diagnosis.replay.findings import Finding
 from stablenum.diagnosis.replay.judge import Evidence, Verdict, judge
 from stablenum.diagnosis.replay.values import plain
+from stablenum.diagnosis.report.html import as_html
+from stablenum.diagnosis.report.sections import Sections, sections_of
+from stablenum.diagnosis.report.text import as_text
 
 __all__ = ["Report"]
 
@@ -23,14 +26,14 @@ class Report:
     """The result of a diagnosis.
 
     Attributes:
-        evidence: all that was found out.
+        evidence: everything that the replay found.
         verdict: cause, evidence, remedy.
-        notes: what the replay could not do, or did otherwise, in words.
-        seconds: what it took.
+        notes: what the replay could not do, or did differently, in words.
+        seconds: how long it took.
 
     Example:
         >>> print(Report.of(Evidence(framework="torch", loss_finite=True)))
-        Nothing wrong: loss, gradients and parameters are finite; infinities inside were masked as they ...
+        Nothing wrong: loss, gradients and parameters are finite; any infinities inside were masked ...
     """
 
     evidence: Evidence
@@ -40,7 +43,7 @@ class Report:
 
     @classmethod
     def of(cls, evidence: Evidence, **rest: Any) -> Report:
-        """The report of this evidence, judged."""
+        """The report on this evidence, with its verdict."""
         return cls(evidence=evidence, verdict=judge(evidence), **rest)
 
     @property
@@ -50,16 +53,18 @@ class Report:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Where it began, first cause first."""
+        """Where it began, in order of execution."""
         return self.evidence.findings
 
-    def __str__(self) -> str:
-        from stablenum.diagnosis.report.text import as_text
+    @property
+    def _sections(self) -> Sections:
+        return sections_of(self.verdict, self.findings, self.notes)
 
-        return as_text(self)
+    def __str__(self) -> str:
+        return as_text(self._sections, ok=self.ok)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values that JSON knows."""
+        """Plain values for JSON."""
         evidence = {f.name: plain(getattr(self.evidence, f.name)) for f in fields(Evidence)}
         evidence["findings"] = [f.to_dict() for f in self.findings]
         return {
@@ -73,30 +78,28 @@ class Report:
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> Report:
         """The inverse of :meth:`to_dict`."""
-        told: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in d["evidence"].items()}
-        told["findings"] = tuple(Finding.from_dict(f) for f in d["evidence"]["findings"])
-        told["loss_scale"] = float(told["loss_scale"])
+        found: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in d["evidence"].items()}
+        found["findings"] = tuple(Finding.from_dict(f) for f in d["evidence"]["findings"])
+        found["loss_scale"] = float(found["loss_scale"])
         verdict = {**d["verdict"], "cause": Cause(d["verdict"]["cause"])}
         verdict["evidence"] = tuple(verdict["evidence"])
         return cls(
-            evidence=Evidence(**told),
+            evidence=Evidence(**found),
             verdict=Verdict(**verdict),
             notes=tuple(d["notes"]),
             seconds=d["seconds"],
         )
 
     def to_json(self) -> str:
-        """Strict JSON: an infinity or a NaN among the statistics is a string."""
+        """Strict JSON; inf and NaN among the statistics become strings."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
     def to_html(self) -> str:
-        """One page, complete in itself: no network, no script, light and dark."""
-        from stablenum.diagnosis.report.html import as_html
-
-        return as_html(self)
+        """One self-contained page: no network, no script, a light and a dark theme."""
+        return as_html(self._sections, ok=self.ok, framework=self.evidence.framework, seconds=self.seconds)
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write it as what the suffix says: ``.html``, ``.json`` or ``.txt``.
+        """Write it in the format that the suffix names: ``.html``, ``.json`` or ``.txt``.
 
         Raises:
             ValueError: for another suffix.
@@ -106,16 +109,16 @@ class Report:
         form = forms.get(path.suffix.lower())
         if form is None:
             raise ValueError(
-                f"path must end in {', '.join(forms)}: got {str(path)!r}. The suffix says what is written."
+                f"path must end in {', '.join(forms)}: got {str(path)!r}. The suffix chooses the format."
             )
         path.write_text(form().rstrip("\n") + "\n", encoding="utf-8")
 
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
         from stablenum.diagnosis.report.terminal import as_rich
 
-        return as_rich(self)
+        return as_rich(self._sections, ok=self.ok)
 
     def _repr_html_(self) -> str:
-        """In a notebook: the page, in a frame of its own so that its style stays inside."""
+        """For notebooks: the page in an iframe, so that its style does not leak out."""
         page = html.escape(self.to_html())
         return f'<iframe srcdoc="{page}" style="width: 100%; height: 36rem; border: 0"></iframe>'

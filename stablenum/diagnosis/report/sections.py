@@ -1,14 +1,13 @@
-"""What a report shows, in order, before it is text, a terminal's colours or a page."""
+"""What a report shows, in order, before it is rendered."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from stablenum.diagnosis.replay.findings import Finding
+from stablenum.diagnosis.replay.judge import Verdict
 from stablenum.diagnosis.replay.values import Place, TensorStats
-
-if TYPE_CHECKING:
-    from stablenum.diagnosis.report.report import Report
 
 __all__ = ["Row", "Sections", "sections_of"]
 
@@ -22,7 +21,7 @@ MOST_NOTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One tensor: which it is, what it is, the range of its finite elements, what else is in it."""
+    """One tensor: input or output, its name and type, the range of its finite elements, other counts."""
 
     which: str
     what: str
@@ -48,9 +47,9 @@ class Sections:
     notes: tuple[str, ...]
 
 
-def sections_of(report: Report) -> Sections:
-    """The parts of a report that are shown: never data, and never more than a screen of it."""
-    verdict, first = report.verdict, report.findings[0] if report.findings else None
+def sections_of(verdict: Verdict, findings: Sequence[Finding], notes: Sequence[str]) -> Sections:
+    """The parts of a report that are shown: statistics, never data, and no more than one screen."""
+    first = findings[0] if findings else None
     rows: tuple[Row, ...] = ()
     frames: tuple[Place, ...] = ()
     details: tuple[tuple[str, str], ...] = ()
@@ -58,11 +57,11 @@ def sections_of(report: Report) -> Sections:
         details = (("primitive", first.primitive), ("module", first.module), ("inside", first.where))
         rows = (*_rows("in", first.inputs), *_rows("out" if first.phase != "before" else "is", first.outputs))
         frames = first.frames if len(first.frames) > 1 else ()
-    # Statistics have rows of their own.
+    # Statistics are shown as rows.
     facts = [fact for fact in verdict.evidence if not fact.startswith(("in:  ", "out: "))]
-    # A forward pass that runs again fails again, on the same line.
-    told = dict.fromkeys(str(finding) for finding in report.findings)
-    others = list(told)[1:]
+    # A forward pass that runs again (checkpointing) fails again, on the same line.
+    distinct = dict.fromkeys(str(finding) for finding in findings)
+    others = list(distinct)[1:]
     return Sections(
         title=_clean(str(first)) if first is not None else "",
         place=_clean_place(first.place) if first is not None and first.place is not None else None,
@@ -75,7 +74,7 @@ def sections_of(report: Report) -> Sections:
         code=verdict.code,
         frames=tuple(_clean_place(frame) for frame in frames[-MOST_FRAMES:]),
         others=_some(others, MOST_OTHERS),
-        notes=tuple(_sentence(note) for note in _some(list(report.notes), MOST_NOTES)),
+        notes=tuple(_sentence(note) for note in _some(notes, MOST_NOTES)),
     )
 
 
@@ -87,16 +86,16 @@ def _rows(which: str, tensors: tuple[TensorStats, ...]) -> list[Row]:
 
 def _row(which: str, s: TensorStats) -> Row:
     counts = {"NaN": s.nan, "inf": s.posinf, "-inf": s.neginf, "zero": s.zero, "subnormal": s.subnormal}
-    told = [f"{n:,} {kind}" for kind, n in counts.items() if n]
-    if not told and s.size and s.min != s.min:
-        told = ["nothing finite"]
+    shown = [f"{n:,} {kind}" for kind, n in counts.items() if n]
+    if not shown and s.size and s.min != s.min:
+        shown = ["no finite element"]
     what = f"{s.dtype}[{', '.join(map(str, s.shape))}]"
     within = "" if s.min != s.min else f"in [{s.min:.4g}, {s.max:.4g}]"
-    return Row(which, _clean(f"{s.name} {what}") if s.name else what, within, ", ".join(told))
+    return Row(which, _clean(f"{s.name} {what}") if s.name else what, within, ", ".join(shown))
 
 
 def _clean(text: str) -> str:
-    """On one line, without the control characters that a name or a line of code may hold."""
+    """On one line, with the control characters of names and lines of code escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
@@ -109,6 +108,6 @@ def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}" if text else ""
 
 
-def _some(texts: list[str], most: int) -> tuple[str, ...]:
+def _some(texts: Sequence[str], most: int) -> tuple[str, ...]:
     left = len(texts) - most
     return (*map(_clean, texts[:most]), *([f"and {left} more"] if left > 0 else []))

@@ -1,9 +1,8 @@
-"""A report for terminals, with rich. Loaded when rich asks for it."""
+"""A report for terminals, with rich. Imported only when rich prints a report."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 from rich.padding import Padding
@@ -11,18 +10,14 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from stablenum.diagnosis.report.sections import Sections, sections_of
-
-if TYPE_CHECKING:
-    from stablenum.diagnosis.report.report import Report
+from stablenum.diagnosis.report.sections import Sections
 
 __all__ = ["as_rich"]
 
 
-def as_rich(report: Report) -> Iterator[RenderableType]:
-    """What to print, in order. Every text is taken literally: no markup is read from the user's code."""
-    s = sections_of(report)
-    if report.ok:
+def as_rich(s: Sections, *, ok: bool) -> Iterator[RenderableType]:
+    """What to print, in order. All text is literal: brackets in the user's code are not markup."""
+    if ok:
         yield Text.assemble(("Nothing wrong: ", "bold green"), f"{s.what[:1].lower()}{s.what[1:]}")
     else:
         yield from _what(s)
@@ -38,8 +33,8 @@ def as_rich(report: Report) -> Iterator[RenderableType]:
 
 def _what(s: Sections) -> Iterator[RenderableType]:
     if s.title:
-        at, told = (f"{s.place}", s.title.removeprefix(f"{s.place}")) if s.place else ("", s.title)
-        yield Text.assemble((at, "bold cyan"), (told, "bold"))
+        at, rest = (f"{s.place}", s.title.removeprefix(f"{s.place}")) if s.place else ("", s.title)
+        yield Text.assemble((at, "bold cyan"), (rest, "bold"))
     if s.place is not None and s.place.code:
         yield Padding(_python(s.place.code), (0, 4))
     if s.rows:
@@ -67,7 +62,7 @@ def _after(s: Sections) -> Iterator[RenderableType]:
         yield Padding(table, (0, 2))
     if s.others or s.notes:
         yield Text()
-    yield from (Text.assemble(("Then also ", "bold"), other) for other in s.others)
+    yield from (Text.assemble(("Later: ", "bold"), other) for other in s.others)
 
 
 def _python(code: str) -> Syntax:

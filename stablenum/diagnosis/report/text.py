@@ -1,24 +1,19 @@
-"""A report as plain text. The first named place is the first cause's, written ``file.py:LINE``."""
+"""A report as plain text. The first place in it is that of the first cause, as ``file.py:LINE``."""
 
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING
 
-from stablenum.diagnosis.report.sections import Sections, sections_of
-
-if TYPE_CHECKING:
-    from stablenum.diagnosis.report.report import Report
+from stablenum.diagnosis.report.sections import Sections
 
 __all__ = ["as_text"]
 
 WIDTH = 92
 
 
-def as_text(report: Report) -> str:
-    """Plain text of at most about 40 lines and 92 columns, no colours."""
-    s = sections_of(report)
-    if report.ok:
+def as_text(s: Sections, *, ok: bool) -> str:
+    """Plain text of at most about 40 lines and 92 columns, without colours."""
+    if ok:
         return "\n".join([f"Nothing wrong: {s.what[:1].lower()}{s.what[1:]}", *_notes(s)])
     parts = [_first(s), _cause(s), _remedy(s), _frames(s), _others(s), _notes(s)]
     return "\n\n".join("\n".join(part) for part in parts if part)
@@ -47,7 +42,7 @@ def _frames(s: Sections) -> list[str]:
 
 
 def _others(s: Sections) -> list[str]:
-    return [w for other in s.others for w in _wrapped(f"Then also {other}")]
+    return [w for other in s.others for w in _wrapped(f"Later: {other}")]
 
 
 def _notes(s: Sections) -> list[str]:
@@ -55,14 +50,14 @@ def _notes(s: Sections) -> list[str]:
 
 
 def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
-    """The cells below one another, empty columns left out."""
+    """The cells in aligned columns, without empty ones."""
     columns = [i for i in range(len(rows[0]) if rows else 0) if any(row[i] for row in rows)]
     widths = {i: max(len(row[i]) for row in rows) for i in columns}
     return ["  " + "  ".join(f"{row[i]:<{widths[i]}}" for i in columns).rstrip() for row in rows]
 
 
 def _wrapped(text: str, mark: str = "") -> list[str]:
-    """Lines of at most ``WIDTH`` columns; a path that is longer stays whole."""
+    """Lines of at most ``WIDTH`` columns; a longer path is not broken."""
     return textwrap.wrap(
         text,
         WIDTH,

@@ -1,4 +1,4 @@
-"""The backends by name. Nothing of a framework is imported until one of its backends is used."""
+"""The backends by name. A framework is imported only when one of its backends is used."""
 
 from __future__ import annotations
 
@@ -7,87 +7,12 @@ import importlib
 import importlib.metadata
 import importlib.util
 import platform
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
 
-import numpy as np
-
-from stablenum.commands.compare.builtin.trainings import Batch
-from stablenum.commands.compare.scenarios import OptimizerSpec, Scenario, Stream, Training
-from stablenum.guard.config import GuardConfig
+from stablenum.commands.compare.backends.interface import Run, Setup
+from stablenum.commands.compare.scenarios import Scenario, Stream
 
 __all__ = ["BACKENDS", "REFERENCE", "Backend", "Run", "Setup", "find_backends", "versions"]
-
-Array: TypeAlias = "np.ndarray[Any, Any]"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
-    """Where a run starts.
-
-    Args:
-        params: NumPy arrays, each in its dtype.
-        optimizer: to be made by the backend.
-        guard: None for a plain run.
-        plain_clip: for a plain run, the norm at which the framework's own function clips.
-        training: the model, None for a stream.
-        device: where PyTorch's tensors lie.
-    """
-
-    params: list[Array]
-    optimizer: OptimizerSpec
-    guard: GuardConfig | None
-    plain_clip: float | None = None
-    training: Training | None = None
-    device: str = "cpu"
-
-    @property
-    def ladder(self) -> tuple[str, ...]:
-        """What the model is computed in, at each level of the guard's escalation."""
-        return ("float32",) if self.training is None else self.training.ladder(self.guard)
-
-
-class Run(Protocol):
-    """A training in progress on one backend."""
-
-    @property
-    def loss_scale(self) -> float:
-        """The guard's scale for the next loss; 1 in a plain run."""
-
-    @property
-    def last(self) -> Mapping[str, Any]:
-        """What the guard says of the last step, in the words of ``stablenum.guard.metrics``.
-
-        A plain run knows only its ``loss``, and only if it differentiates a model.
-        """
-
-    @property
-    def norms(self) -> Array | None:
-        """The norms of all gradients in the last step, where the backend can tell."""
-
-    def step(self, gradients: list[Array], loss: float) -> None:
-        """Hand over the gradients of the scaled loss, and the unscaled loss.
-
-        Raises:
-            NonFiniteError: the guard stops the training.
-        """
-
-    def train(self, batch: Batch) -> None:
-        """Differentiate the model on a batch and step.
-
-        Raises:
-            NonFiniteError: the guard stops the training.
-        """
-
-    def params(self) -> list[Array]:
-        """Copies of the parameters now."""
-
-    def guard_state_dict(self) -> dict[str, Any]:
-        """The guard's state as plain JSON values."""
-
-    def load_guard_state_dict(self, plain: Mapping[str, Any]) -> None:
-        """Go on from another run's guard state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,9 +24,9 @@ class Backend:
         about: how the step is run.
         framework: backends of one framework share their plain runs.
         module: holds ``start(setup, mode)``; imported on first use.
-        mode: passed on.
+        mode: passed to ``start``.
         needs: modules that must be installed.
-        device: where PyTorch's tensors lie, in torch's words.
+        device: of PyTorch's tensors, as torch names it.
     """
 
     name: str
@@ -114,11 +39,11 @@ class Backend:
 
     @property
     def missing(self) -> list[str]:
-        """Of ``needs``, what is not installed."""
+        """The modules of ``needs`` that are not installed."""
         return [name for name in self.needs if importlib.util.find_spec(name) is None]
 
     def why_not(self, scenario: Scenario, *, brief: bool = False) -> str | None:
-        """Why the backend does not run a scenario, None if it does.
+        """Why the backend does not run a scenario; None if it does.
 
         Args:
             scenario: which.
@@ -127,20 +52,20 @@ class Backend:
         if not isinstance(scenario, Stream):
             return None
         if self.framework == "torch" and not scenario.tensors:
-            return "torch.optim refuses an empty parameter list"
+            return "torch.optim rejects an empty parameter list"
         if brief and self.mode == "compiled" and scenario.compiled_in is not None:
             return f"{scenario.compiled_in} compiles the same rules"
         return None
 
     def start(self, setup: Setup) -> Run:
-        """A run at its beginning."""
+        """Start a run."""
         placed = dataclasses.replace(setup, device=self.device)
         run: Run = importlib.import_module(self.module).start(placed, self.mode)
         return run
 
 
 def _backend(name: str, framework: str, mode: str, about: str, *needs: str) -> Backend:
-    module = f"stablenum.commands.compare.backend_{framework}"
+    module = f"stablenum.commands.compare.backends.{framework}_run"
     return Backend(name=name, about=about, framework=framework, module=module, mode=mode, needs=needs)
 
 
@@ -175,14 +100,14 @@ def find_backends(names: list[str] | None = None) -> tuple[list[Backend], dict[s
     """The backends to run, NumPy first, and what is missing for the others.
 
     Args:
-        names: those asked for; None or empty for all that are installed.
+        names: those requested; None or empty for all that are installed.
 
     Raises:
         ValueError: an unknown name, or one that cannot run here.
     """
     for name in names or ():
         if name not in BACKENDS:
-            raise ValueError(f"unknown backend {name!r}; there are {', '.join(BACKENDS)}.")
+            raise ValueError(f"unknown backend {name!r}; known are {', '.join(BACKENDS)}.")
         if BACKENDS[name].missing:
             framework, missing = BACKENDS[name].framework, " and ".join(BACKENDS[name].missing)
             raise ValueError(f"backend {name!r} needs {missing}: pip install 'stablenum[{framework}]'")
@@ -194,7 +119,7 @@ def find_backends(names: list[str] | None = None) -> tuple[list[Backend], dict[s
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of every installed library that can bear on a result."""
+    """Versions of Python and of every installed library that can affect a result."""
     found = {"python": platform.python_version(), "platform": platform.platform()}
     for name in (
         "stablenum",

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from stablenum.commands.compare.builtin.trainings import NORM_EPS
 from stablenum.commands.compare.scenarios import Training
+from stablenum.commands.compare.scenarios.training_data import NORM_EPS
 
 __all__ = ["loss_function"]
 
@@ -21,7 +21,7 @@ Loss: TypeAlias = Callable[[list[Array], Array, Array, Array], Array]
 def loss_function(training: Training, compute: str | None) -> Loss:
     """``loss(params, x, y, weight)`` of a training: () float32, computed in ``compute``.
 
-    None leaves parameters and inputs as they are: a policy around it has cast them.
+    None leaves parameters and inputs as they are: a surrounding policy has cast them.
     """
     model, criterion = _MODELS[training.model], _LOSSES[training.model]
 

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from stablenum.commands.compare.backends import Setup
+from stablenum.commands.compare.backends.interface import Setup
 from stablenum.commands.compare.backends.jax_models import loss_function
-from stablenum.commands.compare.builtin.trainings import Batch
 from stablenum.commands.compare.scenarios import OptimizerSpec
+from stablenum.commands.compare.scenarios.training_data import Batch
 from stablenum.errors import NonFiniteError
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.readout import check_halted, metrics
@@ -25,14 +25,14 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 
 
 def start(setup: Setup, mode: str) -> GuardedRun | PlainRun:
-    """A run at its beginning; ``mode`` is ``"eager"`` or ``"jit"``. Plain runs are jitted."""
+    """Start a run; ``mode`` is ``"eager"`` or ``"jit"``. Plain runs are jitted."""
     return PlainRun(setup) if setup.guard is None else GuardedRun(setup, mode)
 
 
 def make_optimizer(spec: OptimizerSpec, guard: GuardConfig | None = None) -> optax.GradientTransformation:
-    """The optax chain that a scenario asks for.
+    """The optax chain of a scenario.
 
-    A guard that measures updates in learning rates has to find the rate in the optimizer's state.
+    A guard that measures updates in learning rates must find the rate in the optimizer's state.
     """
     if guard is not None and guard.update_rule is not None and guard.update_rule.per_lr:
         return optax.inject_hyperparams(_chain_of, static_args=("spec",), hyperparam_dtype=jnp.float32)(
@@ -51,7 +51,7 @@ def _chain_of(learning_rate: Any, spec: OptimizerSpec) -> optax.GradientTransfor
 
 
 class PlainRun:
-    """Bare optax, with ``clip_by_global_norm`` where the scenario has it."""
+    """Bare optax, with ``clip_by_global_norm`` if the scenario clips."""
 
     loss_scale = 1.0
     norms = None
@@ -79,8 +79,8 @@ class PlainRun:
         self.last: Mapping[str, Any] = {}
 
     def step(self, gradients: list[Array], loss: float) -> None:
-        handed = [jnp.asarray(g) for g in gradients]
-        self._params, self._opt_state = self._step(self._params, self._opt_state, handed)
+        given = [jnp.asarray(g) for g in gradients]
+        self._params, self._opt_state = self._step(self._params, self._opt_state, given)
 
     def train(self, batch: Batch) -> None:
         self._params, self._opt_state, loss = self._train(self._params, self._opt_state, _to_jax(batch))
@@ -137,7 +137,7 @@ class GuardedRun:
     def _take(self, function: Any, *arguments: Any) -> None:
         try:
             self._params, self._opt_state = function(self._params, self._opt_state, *arguments)
-        except NonFiniteError as error:  # eagerly it is raised at once, with the state that says so
+        except NonFiniteError as error:  # without jit the call itself raises, with the new state
             self._opt_state = error.opt_state  # type: ignore[attr-defined]
             raise
         check_halted(self._adapter.guard_state(self._opt_state), config=self._config)
@@ -156,25 +156,25 @@ def _differentiation(adapter: Any, setup: Setup) -> Any:
     """``f(params, opt_state, batch)``: loss and gradients, in the format that the guard asks for."""
     if setup.training is None:
 
-        def refuse(params: Any, opt_state: Any, batch: Any) -> Any:
+        def fail(params: Any, opt_state: Any, batch: Any) -> Any:
             raise ValueError("this run has no model to train")
 
-        return refuse
+        return fail
     ladder = setup.ladder
     if len(ladder) == 1:
         loss_of = loss_function(setup.training, ladder[0])
-        # A guard whose ladder is not followed asks for a policy all the same: the loss casts by itself.
+        # An escalating guard requires a policy even if its ladder is not used: the loss casts by itself.
         policy = "float32" if setup.guard is not None and setup.guard.escalate is not None else None
         return lambda params, opt_state, batch: adapter.value_and_grad(loss_of, opt_state, policy=policy)(
             params, *batch
         )
     loss_as_cast, policy = loss_function(setup.training, None), f"params=float32,compute={ladder[0]}"
 
-    @jax.jit  # in the eager run too: a switch outside of jit compiles anew at each step
+    @jax.jit  # in the eager run too: outside jit, a switch is compiled again at each step
     def by_level(params: Any, opt_state: Any, batch: Any) -> Any:
         x, y, weight = batch
 
-        def loss(params: Any, x: Any) -> Any:  # what is not an argument is not cast
+        def loss(params: Any, x: Any) -> Any:  # only arguments are cast
             return loss_as_cast(params, x, y, weight)
 
         return adapter.value_and_grad(loss, opt_state, policy=policy, formats=ladder)(params, x)

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from stablenum.commands.compare.builtin.trainings import NORM_EPS, Batch, Data
 from stablenum.commands.compare.scenarios import Training
+from stablenum.commands.compare.scenarios.training_data import NORM_EPS, Batch, Data
 
 __all__ = ["evaluate", "loss_and_gradients"]
 
@@ -22,7 +22,7 @@ Backward: TypeAlias = Callable[[Array], list[Array]]
 
 
 class Forward(NamedTuple):
-    """A model's output, and how to go back from it."""
+    """A model's output and its backward pass."""
 
     output: Array
     backward: Backward
@@ -156,7 +156,7 @@ def _nll(logits: Array, labels: Array) -> tuple[Array, Array]:
 
 
 def _bce_with_log(z: Array, y: Array) -> tuple[Array, Array]:
-    """Binary cross entropy as many write it: the log of a sigmoid, which saturates."""
+    """Binary cross entropy as it is often written: the log of a sigmoid, which saturates."""
     n, z = np.float32(len(y)), z[:, 0]
     p = 1 / (1 + np.exp(-z))
     loss = -np.mean(y * np.log(p) + (1 - y) * np.log(1 - p))

@@ -7,10 +7,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from stablenum.commands.compare.backends import Setup
+from stablenum.commands.compare.backends.interface import Setup
 from stablenum.commands.compare.backends.numpy_models import loss_and_gradients
-from stablenum.commands.compare.builtin.trainings import Batch
 from stablenum.commands.compare.scenarios import OptimizerSpec, Training, tensor_names
+from stablenum.commands.compare.scenarios.training_data import Batch
 from stablenum.reference.guarded import SGD, Adam, Guarded, measure
 from stablenum.reference.optimizers import Optimizer
 
@@ -20,14 +20,14 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 
 
 def start(setup: Setup, mode: str) -> GuardedRun | PlainRun:
-    """A run at its beginning."""
+    """Start a run."""
     if setup.guard is None:
         return PlainRun(setup)
     return GuardedRun(setup)
 
 
 def make_optimizer(spec: OptimizerSpec) -> Optimizer:
-    """The reference optimizer that a scenario asks for."""
+    """The reference optimizer of a scenario."""
     if spec.name == "sgd":
         return SGD(lr=spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay)
     return Adam(lr=spec.lr, eps=spec.eps, weight_decay=spec.weight_decay, decoupled=spec.name == "adamw")
@@ -74,7 +74,7 @@ class GuardedRun:
 
 
 class PlainRun:
-    """The bare optimizer, as most training loops have it."""
+    """The bare optimizer, as most training loops use it."""
 
     loss_scale = 1.0
     norms = None

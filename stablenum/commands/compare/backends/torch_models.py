@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the field's name
 from torch import Tensor
 
-from stablenum.commands.compare.builtin.trainings import NORM_EPS
 from stablenum.commands.compare.scenarios import Training
+from stablenum.commands.compare.scenarios.training_data import NORM_EPS
 
 __all__ = ["loss_function"]
 
@@ -20,7 +20,7 @@ Loss: TypeAlias = Callable[[list[Tensor], Tensor, Tensor, Tensor], Tensor]
 def loss_function(training: Training, compute: str | None) -> Loss:
     """``loss(params, x, y, weight)`` of a training: () float32, computed in ``compute``.
 
-    None leaves parameters and inputs as they are: ``opt.autocast()`` around it chooses.
+    None leaves parameters and inputs as they are, for a surrounding ``opt.autocast()``.
     """
     dtype = None if compute is None else getattr(torch, compute)
     model, criterion = _MODELS[training.model], _LOSSES[training.model]

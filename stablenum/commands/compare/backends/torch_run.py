@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from stablenum.commands.compare.backends import Setup
+from stablenum.commands.compare.backends.interface import Setup
 from stablenum.commands.compare.backends.torch_models import loss_function
-from stablenum.commands.compare.builtin.trainings import Batch
 from stablenum.commands.compare.scenarios import OptimizerSpec, tensor_names
+from stablenum.commands.compare.scenarios.training_data import Batch
 from stablenum.guard.readout import check_halted
 
 __all__ = ["start"]
@@ -22,12 +22,12 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 
 
 def start(setup: Setup, mode: str) -> GuardedRun | PlainRun:
-    """A run at its beginning; ``mode`` is ``"fused"``, ``"foreach"`` or ``"compiled"``."""
+    """Start a run; ``mode`` is ``"fused"``, ``"foreach"`` or ``"compiled"``."""
     return PlainRun(setup, mode) if setup.guard is None else GuardedRun(setup, mode)
 
 
 def make_optimizer(spec: OptimizerSpec, params: list[torch.Tensor], mode: str) -> torch.optim.Optimizer:
-    """The optimizer that a scenario asks for: fused where all parameters are float32, else foreach."""
+    """The optimizer of a scenario: fused where all parameters are float32, else foreach."""
     fused = mode != "foreach" and all(p.dtype == torch.float32 for p in params)
     kind = {"fused": True} if fused else {"foreach": True}
     if spec.name == "sgd":
@@ -39,7 +39,7 @@ def make_optimizer(spec: OptimizerSpec, params: list[torch.Tensor], mode: str) -
 
 
 class PlainRun:
-    """The bare optimizer, with ``clip_grad_norm_`` where the scenario has it."""
+    """The bare optimizer, with ``clip_grad_norm_`` if the scenario clips."""
 
     loss_scale = 1.0
     norms = None
@@ -104,10 +104,10 @@ class GuardedRun(PlainRun):
         self._guarded = adapter.wrap(self._optimizer, setup.guard, names=names)
         self._step = self._guarded.step
         if mode == "compiled":
-            # Every optimizer is another program; what was compiled for the last one is of no use.
+            # Every optimizer is a new program; what was compiled for the last one is of no use.
             torch.compiler.reset()
             # The traced graph runs operation by operation: generating machine code for each of some
-            # thirty scenarios would take minutes and decide the same.
+            # thirty scenarios would take minutes and give the same decisions.
             self._step = torch.compile(self._guarded.step, backend="aot_eager")
 
     @property
@@ -132,13 +132,13 @@ class GuardedRun(PlainRun):
 
     def _finish_step(self, loss: float | None) -> None:
         if loss is not None:
-            # Only notes the loss: the gradients are given.
+            # Only records the loss: the gradients are given.
             self._guarded.scale(torch.tensor(loss, device=self._device))
         self._step()
         check_halted(self._guarded.guard_state, config=self._guarded.config)
 
 
-# NumPy has no bfloat16 of its own, so its bits travel as int16.
+# NumPy has no bfloat16, so its bits are passed as int16.
 
 
 def to_torch(array: Array, device: str = "cpu") -> torch.Tensor:

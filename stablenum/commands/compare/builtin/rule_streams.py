@@ -50,7 +50,7 @@ def _spike(step: int, factor: float, *, loss: float = 1.0) -> tuple[Event, ...]:
 
 
 # The first spike is ten times as large as the next ones and hides them from a mean and standard deviation.
-# One is of the loss alone, one step is NaN.
+# One is in the loss only, one step is NaN.
 _MASKED = (
     *_spike(120, 1000.0, loss=10.0),
     *_spike(130, 60.0),
@@ -90,7 +90,7 @@ _CLIPPING = (
     Stream(
         name="agc",
         about="AGC by output unit, one tensor left out of it, then the joint norm. One unit of 2000 for 40 "
-        "steps, and spikes of all.",
+        "steps, and spikes in all tensors.",
         steps=200,
         seed=30,
         magnitude=0.05,
@@ -100,7 +100,7 @@ _CLIPPING = (
             *_spike(101, 1e4),
         ),
         optimizer=_SGD,
-        # The axis is said, so that all frameworks see the same units.
+        # The axis is given, so that all frameworks see the same units.
         guard=GuardConfig(
             clip=(AdaptiveGradClip(clipping=0.1, exclude=("2",), output_axis="last"), ClipByGlobalNorm(1.0))
         ),
@@ -130,7 +130,7 @@ _CLIPPING = (
     ),
     Stream(
         name="zclip",
-        about="ZClip: a spike of 1e30 and an inf in its warm-up (the joint norm holds the first), spikes of "
+        about="ZClip: a spike of 1e30 and an inf in its warm-up (the joint norm bounds the first), spikes of "
         "100 after it.",
         steps=200,
         seed=32,
@@ -150,7 +150,7 @@ _CLIPPING = (
     ),
     Stream(
         name="adagc-late",
-        about="AdaGC with a tensor that gets no gradient for 60 steps and has its warm-up then; spikes of "
+        about="AdaGC with a tensor that gets no gradient for 60 steps and warms up then; spikes of "
         "one tensor.",
         steps=200,
         seed=33,
@@ -171,7 +171,7 @@ _CLIPPING = (
     ),
     Stream(
         name="stale-second-moment",
-        about="Adam, gradients of one sign that rise by 10,000 at step 250: v lags, steps are long. A norm "
+        about="Adam, gradients of one sign that rise 10,000-fold at step 250: v lags, steps are long. A norm "
         "clip does not help, update clipping does.",
         steps=300,
         seed=34,
@@ -189,7 +189,7 @@ _CLIPPING = (
 _SPIKES = (
     _masked(
         "spike-skip",
-        "SpikeGuard refuses all spikes of norm and loss, those in the shadow of a larger one too; and a NaN.",
+        "SpikeGuard skips all spikes of norm and loss, even in the shadow of a larger one, and a NaN.",
         SpikeGuard(),
         Expected(plain=DIES, guarded=SURVIVES, skips=6),
     ),
@@ -202,14 +202,14 @@ _SPIKES = (
     ),
     _masked(
         "spike-mean-std",
-        "The same by mean and standard deviation: the first spike hides the others, and they throw it off.",
+        "The same by mean and standard deviation: the first spike hides the others, which then distort both.",
         MeanStdSpikeGuard(),
         Expected(plain=DIES, guarded=FAILS, skips=3),
     ),
     Stream(
         name="level-shift",
-        about="All gradients ten times as large from step 120 on: SpikeGuard refuses 8 steps, then takes "
-        "the new level for what it is.",
+        about="All gradients ten times as large from step 120 on: SpikeGuard skips 8 steps, then accepts "
+        "the new level.",
         steps=260,
         seed=41,
         magnitude=0.02,
@@ -226,8 +226,8 @@ _SPIKES = (
     ),
     Stream(
         name="drift",
-        about="Norms that jitter and rise by a third in 100 steps: no false alarm. AutoClip holds a "
-        "spike that comes too early for SpikeGuard, which refuses a later one.",
+        about="Norms that jitter and rise by a third in 100 steps: no false alarm. AutoClip bounds a "
+        "spike that comes too early for SpikeGuard, which skips a later one.",
         steps=300,
         seed=42,
         magnitude=0.02,
@@ -243,7 +243,7 @@ _SPIKES = (
     Stream(
         name="long-zeros",
         about="No gradient at all in the first 30 steps, nor in steps 120 to 199: no rule freezes, none "
-        "takes the return for a spike. Two spikes, and one tensor that rises.",
+        "mistakes the return for a spike. Two spikes, and one tensor that rises.",
         steps=280,
         seed=43,
         magnitude=0.02,
@@ -257,7 +257,7 @@ _SPIKES = (
         ),
         optimizer=_SGD,
         guard=GuardConfig(
-            # The spike in AdaGC's warm-up is AutoClip's, the tensor that rises is AdaGC's.
+            # AutoClip bounds the spike in AdaGC's warm-up, AdaGC the tensor that rises.
             clip=(AdaGC(max_norm=10.0, warmup_steps=30), AutoClip(quantile=0.9)),
             loss_scale=LogMaxLossScale(std_factor=2.0),
             spike="skip",
@@ -271,7 +271,7 @@ _LOSS_SCALES = (
     Stream(
         name="log-max",
         about="float16 tensors, gradients 1000 times as large from step 120 on: LogMaxLossScale overflows a "
-        "few times, and follows.",
+        "few times, then adapts.",
         steps=240,
         seed=50,
         tensors=_HALF,
@@ -285,14 +285,14 @@ _LOSS_SCALES = (
     Stream(
         name="underflow",
         about="Gradients of 1e-9, computed in float16: all are 0. UnderflowAwareLossScale doubles until "
-        "they are not, and no further; at the end a larger element is in the way.",
+        "they are not, and no further; at the end a larger element limits it.",
         steps=150,
         seed=51,
         tensors=_AUTOCAST,
         magnitude=1e-9,
-        # The scale is 2^19 by step 60. From there on a tensor lies just at float16's smallest number, 2^-24:
-        # at 2^19 it rounds to one of it, at 2^20 to two. From step 100 on it would take 2^22 for that, and
-        # the largest element is at 0.7 of the headroom with 2^20.
+        # The scale is 2^19 by step 60. From then on one tensor is close to float16's smallest number, 2^-24:
+        # with a scale of 2^19 it rounds to 2^-24, with 2^20 to twice that. From step 100 on this takes 2^22,
+        # but at 2^20 the largest element is already at 0.7 of the headroom.
         events=(
             Event(step=60, until=99, tensor=2, value=0.75 * 2.0**-43, everywhere=True),
             Event(step=100, until="end", tensor=2, value=0.6 * 2.0**-44, everywhere=True),
@@ -337,7 +337,7 @@ _TOGETHER = (
     Stream(
         name="all-rules",
         about="Every clip rule in one chain, SpikeGuard and LogMaxLossScale, a late tensor, spikes, a NaN "
-        "and zeros: they compose, and each has a share in the result.",
+        "and zeros: they compose, and each affects the result.",
         steps=200,
         seed=60,
         magnitude=0.05,
@@ -353,7 +353,7 @@ _TOGETHER = (
         ),
         optimizer=_SGD,
         guard=GuardConfig(
-            # Each bound is so low that something is left to it by the rules before.
+            # Each bound is low enough to act on what the rules before it leave.
             clip=(
                 AdaptiveGradClip(clipping=0.1, output_axis="last"),
                 AdaGC(clip_ratio=1.5, warmup_steps=20),
@@ -375,7 +375,7 @@ _TOGETHER = (
             final_loss_scale=2.0**11,
             moved=(0.1592, 0.0615, 0.0538),
         ),
-        tolerance=Tolerance(norm=1e-5, why="the product of eight factors, each rounded by itself"),
+        tolerance=Tolerance(norm=1e-5, why="the product of eight factors, each rounded separately"),
     ),
 )
 

@@ -1,12 +1,8 @@
-"""The built-in gradient streams, and the numbers that a stream stands for."""
+"""The built-in gradient streams."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
-
-import numpy as np
 
 from stablenum.commands.compare.scenarios import (
     Event,
@@ -21,9 +17,7 @@ from stablenum.guard.config import GuardConfig
 from stablenum.rules.clipping import ClipByGlobalNorm, ClipByNorm, ClipByValue
 from stablenum.rules.loss_scale import DynamicLossScale
 
-__all__ = ["STREAMS", "StreamStep", "as_dtype", "handed", "stream_params", "stream_step"]
-
-Array: TypeAlias = "np.ndarray[Any, Any]"
+__all__ = ["STREAMS"]
 
 NAN, INF = math.nan, math.inf
 SURVIVES, DIES, STALLS = Outcome.SURVIVES, Outcome.DIES, Outcome.STALLS
@@ -47,7 +41,7 @@ def _half_tolerance(params: float) -> Tolerance:
 STREAMS: tuple[Stream, ...] = (
     Stream(
         name="clean",
-        about="200 ordinary steps of Adam with clipping: the guard changes nothing but what it is told to.",
+        about="200 ordinary steps of Adam with clipping: the guard changes nothing except by clipping.",
         steps=200,
         optimizer=_ADAM,
         guard=GuardConfig(clip=5.0),
@@ -65,7 +59,7 @@ STREAMS: tuple[Stream, ...] = (
     ),
     Stream(
         name="single-nan",
-        about="One NaN in one tensor, Adam with loss scaling: one poisoned moment would stay for ever.",
+        about="One NaN in one tensor, Adam with loss scaling: one poisoned moment would stay poisoned.",
         steps=200,
         seed=2,
         events=(Event(step=20, tensor=2, value=NAN),),
@@ -111,7 +105,8 @@ STREAMS: tuple[Stream, ...] = (
     ),
     Stream(
         name="hysteresis",
-        about="Overflows in twos with a tolerance of 2: only the second in a row lowers the scale.",
+        about="Single overflows and a pair, with a tolerance of 2: only the second in a row lowers "
+        "the scale.",
         steps=60,
         seed=7,
         events=tuple(Event(step=s, tensor=0, value=INF) for s in (5, 15, 25, 26, 40)),
@@ -149,7 +144,7 @@ STREAMS: tuple[Stream, ...] = (
     ),
     Stream(
         name="clip-rules",
-        about="Three clip rules one after the other (a norm a tensor, the joint norm, each element), "
+        about="Three clip rules one after the other (the norm per tensor, the joint norm, each element), "
         "one inf.",
         seed=11,
         magnitude=3.0,
@@ -195,7 +190,7 @@ STREAMS: tuple[Stream, ...] = (
     ),
     Stream(
         name="empty-tree",
-        about="No parameters at all (not on PyTorch, whose optimizers refuse that).",
+        about="No parameters at all (not on PyTorch, whose optimizers reject that).",
         steps=20,
         seed=15,
         tensors=(),
@@ -239,7 +234,7 @@ STREAMS: tuple[Stream, ...] = (
     Stream(
         name="fp16-stall",
         about="float16 parameters at 1, steps of 1e-4: less than half an ulp, so nothing moves and "
-        "nothing says so.",
+        "nothing reports it.",
         steps=200,
         seed=17,
         tensors=_tensors("float16", "float16", "float16"),
@@ -250,81 +245,3 @@ STREAMS: tuple[Stream, ...] = (
         expected=Expected(plain=STALLS, guarded=STALLS, skips=0),
     ),
 )
-
-
-class StreamStep(NamedTuple):
-    """One step of a stream: float32 gradients of the unscaled loss, and that loss."""
-
-    gradients: list[Array]
-    loss: np.float32
-
-
-def stream_params(stream: Stream) -> list[Array]:
-    """The parameters at the start, each in its dtype."""
-    rng = np.random.default_rng([stream.seed, 0])
-    drawn = [rng.normal(size=tensor.shape) for tensor in stream.tensors]
-    return [
-        as_dtype(
-            np.full(tensor.shape, float(stream.start)) if stream.start is not None else value, tensor.dtype
-        )
-        for tensor, value in zip(stream.tensors, drawn, strict=True)
-    ]
-
-
-def stream_step(stream: Stream, step: int) -> StreamStep:
-    """The gradients and the loss of one step."""
-    rng = np.random.default_rng([stream.seed, 1, step])
-    drawn = [rng.normal(size=tensor.shape) * float(stream.magnitude) for tensor in stream.tensors]
-    level = _level(stream, step)
-    gradients = [as_dtype(values * level, "float32") for values in drawn]
-    loss = np.float32(1.0 / (1.0 + 0.05 * step) + 0.05 * rng.random())
-    for event in stream.events:
-        if not event.holds_at(step):
-            continue
-        if event.tensor == "loss":
-            loss = np.float32(_after(event, np.asarray(loss)))
-            continue
-        for gradient in gradients if event.tensor == "all" else [gradients[event.tensor]]:
-            whole = event.everywhere or event.factor is not None
-            part = gradient if whole else gradient.reshape(-1)[:1]
-            part[...] = _after(event, part)
-    return StreamStep(gradients, loss)
-
-
-def handed(stream: Stream, gradients: Sequence[Array], scale: float) -> list[Array]:
-    """What the optimizer gets of a step's gradients: scaled, and rounded as the tensors say."""
-    factor, made = np.float32(scale), []
-    with np.errstate(all="ignore"):  # a half-precision gradient that overflows here is the point
-        for gradient, tensor in zip(gradients, stream.tensors, strict=True):
-            made.append(as_dtype(as_dtype(gradient * factor, tensor.computed or tensor.dtype), tensor.dtype))
-    return made
-
-
-def _level(stream: Stream, step: int) -> float:
-    """What the gradients of a step are multiplied by; exactly 1 without drift and jitter."""
-    # Numbers of their own, so that a jitter changes no other draw.
-    swing = np.random.default_rng([stream.seed, 2, step]).normal() if stream.jitter else 0.0
-    return float(stream.drift) ** step * math.exp(stream.jitter * swing)
-
-
-def _after(event: Event, there: Array) -> Array:
-    """What an event makes of the float32 numbers that are there."""
-    if event.factor is None:
-        return as_dtype(np.full(there.shape, event.value, np.float64), "float32")
-    with np.errstate(invalid="ignore"):  # 0 x inf is NaN, as everywhere
-        return as_dtype(there.astype(np.float64) * event.factor, "float32")
-
-
-def as_dtype(array: Array, dtype: str) -> Array:
-    """``array`` rounded to a dtype by its name (bfloat16: ml_dtypes). Overflow gives inf, silently."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return array.astype(numpy_dtype(dtype))
-
-
-def numpy_dtype(name: str) -> np.dtype[Any]:
-    """NumPy's dtype for a name of :data:`stablenum.commands.compare.scenarios.DTYPES`."""
-    if name != "bfloat16":
-        return np.dtype(name)
-    import ml_dtypes  # only needed where bfloat16 is
-
-    return np.dtype(ml_dtypes.bfloat16)

@@ -1,13 +1,8 @@
-"""The built-in trainings (a model, batches and what goes wrong), and the numbers they stand for."""
+"""The built-in trainings: a model, batches and what goes wrong."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import math
-from typing import Any, NamedTuple, TypeAlias
-
-import numpy as np
 
 from stablenum.commands.compare.scenarios import (
     Expected,
@@ -22,15 +17,10 @@ from stablenum.guard.config import GuardConfig
 from stablenum.rules.escalation import EscalatePrecision
 from stablenum.rules.loss_scale import DynamicLossScale
 
-__all__ = ["NORM_EPS", "TRAININGS", "Batch", "Data", "batch_at", "data_of", "initial_params"]
-
-Array: TypeAlias = "np.ndarray[Any, Any]"
+__all__ = ["TRAININGS"]
 
 SURVIVES, DIES, STALLS, STOPS = Outcome.SURVIVES, Outcome.DIES, Outcome.STALLS, Outcome.STOPS
 
-_BATCH = 64
-# Added to the mean square in "digits-normed", so that a row of zeros stays one.
-NORM_EPS = 1e-6
 _HALF = Tolerance(
     norm=3e-2,
     loss=1e-2,
@@ -44,7 +34,7 @@ _DIGITS = Tolerance(
     norm=0.1,
     loss=0.05,
     params=0.1,
-    why="float16 rounds the gradients, not everywhere alike, and 300 steps of training make more of it",
+    why="float16 rounds the gradients, not everywhere alike, and 300 steps of training amplify that",
 )
 # max_scale leaves a margin: an ordinary batch never overflows, a bad one always does.
 _SCALING = GuardConfig(loss_scale=DynamicLossScale(init_scale=2.0**12, max_scale=2.0**13, growth_interval=20))
@@ -130,7 +120,7 @@ TRAININGS: tuple[Training, ...] = (
     ),
     Training(
         name="loss-1e10-clipped",
-        about="A loss of 1e10: the first plain step throws the weights away; clipped to norm 1, it learns.",
+        about="A loss of 1e10: the first plain step ruins the weights; clipped to norm 1, it learns.",
         model="regression",
         loss_factor=1e10,
         steps=80,
@@ -171,8 +161,8 @@ TRAININGS: tuple[Training, ...] = (
     ),
     Training(
         name="escalate-fp16",
-        about="Digits again. For 240 steps pixels come as 0 to 60,000, not 0 to 1: activations overflow "
-        "float16 at any loss scale. After 3 refusals the guard has 60 steps computed in float32.",
+        about="Digits again. For 240 steps pixels range from 0 to 60,000, not 0 to 1: activations overflow "
+        "float16 at any loss scale. After 3 skips the guard has 60 steps computed in float32.",
         model="digits-normed",
         compute="float16",
         steps=300,
@@ -185,95 +175,3 @@ TRAININGS: tuple[Training, ...] = (
         tolerance=_DIGITS,
     ),
 )
-
-
-class Data(NamedTuple):
-    """Training and held-out examples, float32 inputs; labels int64 or float32 targets."""
-
-    x: Array
-    y: Array
-    x_test: Array
-    y_test: Array
-
-
-class Batch(NamedTuple):
-    """One step's examples, and the factor on their mean loss."""
-
-    x: Array
-    y: Array
-    weight: np.float32
-
-
-def data_of(training: Training) -> Data:
-    """The examples of a training, from its model and seed."""
-    return _data(training.model, training.seed)
-
-
-@functools.lru_cache(maxsize=16)
-def _data(model: str, seed: int) -> Data:
-    rng = np.random.default_rng([seed, 0])
-    if model.startswith("digits"):
-        return _digits(rng)
-    n, width = 256, 8
-    x: Array
-    y: Array
-    x = rng.random((n, width)) if model == "deep" else rng.normal(size=(n, width))
-    if model == "deep":
-        y = np.ones(n)
-    elif model == "sigmoid-bce":
-        y = (x @ rng.normal(size=width) > 0) * 1.0
-    else:
-        y = np.sin(x @ rng.normal(size=width) / math.sqrt(width))
-    x, y = x.astype(np.float32), y.astype(np.float32)
-    return Data(x, y, x, y)
-
-
-def _digits(rng: np.random.Generator) -> Data:
-    """scikit-learn's bundled 8 x 8 images (1797 of them), shuffled; the last 360 are held out."""
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
-    order = rng.permutation(len(labels))
-    x, y = (images[order] / 16).astype(np.float32), labels[order].astype(np.int64)
-    return Data(x[:-360], y[:-360], x[-360:], y[-360:])
-
-
-def batch_at(training: Training, step: int, *, faults: bool = True) -> Batch:
-    """The batch of one step; without ``faults`` as it would have been."""
-    data = data_of(training)
-    rng = np.random.default_rng([training.seed, 1, step])
-    chosen = rng.choice(len(data.y), size=_BATCH, replace=False)
-    x, weight = data.x[chosen].copy(), training.loss_factor
-    for fault in training.faults:
-        if not faults or fault.step != step:
-            continue
-        if fault.kind == "nan":
-            x[0] = math.nan
-        elif fault.kind == "scale":
-            x *= np.float32(fault.factor)
-        else:
-            weight *= fault.factor
-    return Batch(x, data.y[chosen], np.float32(weight))
-
-
-def initial_params(training: Training) -> list[Array]:
-    """The float32 parameters at the start."""
-    rng = np.random.default_rng([training.seed, 2])
-
-    def he(*shape: int, fan_in: int) -> Array:
-        return (rng.normal(size=shape) * math.sqrt(2 / fan_in)).astype(np.float32)
-
-    def zeros(n: int) -> Array:
-        return np.zeros(n, np.float32)
-
-    match training.model:
-        case "sigmoid-bce":
-            return [he(8, 1, fan_in=8), zeros(1)]
-        case "deep":
-            return [rng.uniform(1, 10, size=(8, 8)).astype(np.float32) for _ in range(training.depth)]
-        case "regression":
-            return [he(8, 32, fan_in=8), zeros(32), he(32, 1, fan_in=32), zeros(1)]
-        case "digits-mlp" | "digits-normed":
-            return [he(64, 48, fan_in=64), zeros(48), he(48, 10, fan_in=48), zeros(10)]
-        case _:
-            return [he(8, 1, 3, 3, fan_in=9), zeros(8), he(8 * 6 * 6, 10, fan_in=8 * 6 * 6), zeros(10)]

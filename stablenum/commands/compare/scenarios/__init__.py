@@ -1,6 +1,6 @@
-"""Scenarios are data: what is trained on, how, what goes wrong, and what must come of it.
+"""Scenarios are data: what is trained on, how, what goes wrong, and the expected result.
 
-Two kinds. A :class:`Stream` gives the gradients themselves, so that every backend sees the same
+There are two kinds. A :class:`Stream` gives the gradients themselves, so that every backend sees the same
 bits; a :class:`Training` gives a model and batches, and every backend differentiates it itself.
 The command ``stablenum compare`` and the tests run the same objects.
 """

@@ -1,4 +1,4 @@
-"""What both kinds of scenario have: an optimizer, an outcome, how close the backends must come."""
+"""What both kinds of scenario have: an optimizer, an outcome, and how closely backends must agree."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 class Outcome(StrEnum):
-    """What became of a run, by its parameters at the end."""
+    """The outcome of a run, judged by its parameters at the end."""
 
     SURVIVES = "survives"  # all finite, and the goal (if there is one) reached
     DIES = "dies"  # some are NaN or infinite
@@ -36,7 +36,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSpec:
-    """An optimizer in words that every backend knows.
+    """An optimizer that every backend has.
 
     Args:
         name: ``"sgd"``, ``"adam"`` or ``"adamw"``.
@@ -66,15 +66,15 @@ class OptimizerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What must come of a scenario. None: not stated, not checked.
+    """The expected result of a scenario; None is not checked.
 
     Args:
         plain: the outcome without a guard.
         guarded: the outcome with it.
-        skips: steps that the guard refuses.
+        skips: the number of steps that the guard skips.
         final_loss_scale: the loss scale after the last step.
-        moved: of a stream, how far each tensor is from its start after the last guarded step, root mean
-            square; held to within a thousandth.
+        moved: for a stream, how far each tensor is from its start after the last guarded step, root mean
+            square; checked to within a thousandth.
 
     Raises:
         ValueError: a field is out of its range.
@@ -96,21 +96,21 @@ class Expected:
             check_number("expected.final_loss_scale", self.final_loss_scale, above=0.0)
         if self.moved is not None:
             if not isinstance(self.moved, (tuple, list)):
-                raise bad_field("expected.moved", "a list of numbers, one a tensor", self.moved)
+                raise bad_field("expected.moved", "a list of numbers, one per tensor", self.moved)
             moved = tuple(check_number("expected.moved", number, at_least=0.0) for number in self.moved)
             object.__setattr__(self, "moved", moved)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
-    """How far a backend may be from NumPy. Decisions and loss scales have none: they are equal.
+    """How far a backend may be from NumPy. Decisions and loss scales have none: they must be equal.
 
     Args:
         norm: relative, for gradient norms and clip coefficients.
         loss: relative, for the recorded loss.
         params: for the parameters at the end: the largest difference in a tensor over the
             largest number in it.
-        why: shown where the tolerance is wider than the standard one.
+        why: the reason, where the tolerance is wider than the standard one.
 
     Raises:
         ValueError: a field is out of its range.
@@ -130,18 +130,18 @@ class Tolerance:
 
 
 def check_name(name: object) -> None:
-    """Nothing, if a scenario may be called so."""
+    """Check that a scenario may have this name."""
     if not isinstance(name, str) or not name or name.split() != [name]:
         raise bad_field("name", "one word without spaces", name)
 
 
 def tensor_names(count: int) -> list[str]:
-    """What the tensors are called, for rules that go by names: their numbers, as in a JAX list."""
+    """The names of the tensors, for rules that select by name: their indices, as in a JAX list."""
     return [str(i) for i in range(count)]
 
 
 def check_guard_names(guard: GuardConfig, count: int) -> None:
-    """Nothing, if the names in a guard's rules are those of tensors, of which there are ``count``.
+    """Check that the names in a guard's rules are those of tensors, of which there are ``count``.
 
     Raises:
         ValueError: a pattern matches none of them.

@@ -30,7 +30,7 @@ class TensorSpec:
 
     Args:
         shape: may hold 0.
-        dtype: of the parameter and of the gradients that the guard is handed.
+        dtype: of the parameter and of the gradients that the guard receives.
         computed: the format that the scaled gradients were computed in, before they became ``dtype``: as
             under autocast, where a float32 parameter gets what float16 left of its gradient.
 
@@ -53,15 +53,15 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something put into a stream. Events of one step happen in the order they are listed in.
+    """A change to a stream. Events of the same step apply in the order in which they are listed.
 
     Args:
-        step: the first step it happens at, from 0.
+        step: the first step that it applies to, from 0.
         until: the last step; by default ``step``; ``"end"``: to the end of the stream.
         tensor: index of the gradient, ``"all"`` gradients, or ``"loss"``.
         value: what is put there; may be NaN or infinite.
-        factor: what is there is multiplied by it, all elements. 0 gives a tensor that starts late.
-        everywhere: ``value`` into all elements instead of the first.
+        factor: multiplies all elements of what is there. 0 gives a tensor that starts late.
+        everywhere: put ``value`` into all elements instead of the first.
 
     Exactly one of ``value`` and ``factor`` is given.
 
@@ -82,7 +82,7 @@ class Event:
         self._check_tensor()
         if (self.value is None) == (self.factor is None):
             raise ValueError(
-                "events.value (a number put there) and events.factor (what is there is multiplied by it): "
+                "events.value (replaces what is there) and events.factor (multiplies it): "
                 f"exactly one must be given; got {'neither' if self.value is None else 'both'}."
             )
         if not isinstance(self.everywhere, bool):
@@ -90,7 +90,7 @@ class Event:
         if self.factor is not None:
             check_number("events.factor", self.factor)
             if self.everywhere:
-                hint = "A factor multiplies all elements as it is; leave everywhere out."
+                hint = "A factor always multiplies all elements; omit everywhere."
                 raise bad_field("events.everywhere", "false with events.factor", True, hint=hint)
         else:
             self._check_value()
@@ -120,7 +120,7 @@ class Event:
             ) from error
 
     def holds_at(self, step: int) -> bool:
-        """Whether it happens at ``step``."""
+        """Whether it applies to ``step``."""
         if self.until == "end":
             return step >= self.step
         return self.step <= step <= (self.step if self.until is None else self.until)
@@ -130,7 +130,7 @@ class Event:
 class Stream:
     """Seeded gradients, the same bits for every backend.
 
-    At each step a backend is handed ``(g x its own loss scale)`` rounded to the parameter's
+    At each step a backend receives ``(g x its own loss scale)`` rounded to the parameter's
     dtype, so that overflow and underflow in half precision are real.
 
     Args:
@@ -141,21 +141,21 @@ class Stream:
         tensors: the parameters.
         magnitude: standard deviation of the (float32) gradients.
         drift: the gradients, not the loss, of step t are multiplied by ``drift**t``.
-        jitter: and by ``exp(jitter x a standard normal number)``, drawn anew at each step, so that
-            norms vary from step to step as in training; 0 to 1, and 0.3 is much like it.
+        jitter: and by ``exp(jitter x a standard normal number)``, drawn again at each step, so that
+            norms vary from step to step as in training; 0 to 1, where 0.3 is realistic.
         start: value of all parameters at the start; None draws them from a normal distribution.
         events: what goes wrong.
         optimizer, guard: how it is trained.
         plain_clip: clip the run without a guard at this norm by the framework's own function.
         most_moved: a run fails if a tensor has moved further from its start at the end, as a root mean
-            square over its elements: a finite spike is no NaN, and does its harm so.
+            square over its elements: a finite spike makes no NaN, but does its harm this way.
         compiled_in: another scenario for which torch.compile traces the same rules. A run of all scenarios
             leaves this one out of ``torch-compiled``, where tracing is nearly all of the time.
         expected, tolerance: what is checked.
 
     Raises:
-        ValueError: a field is out of its range, or an event, the guard or ``expected`` speaks of tensors
-            that are not there.
+        ValueError: a field is out of its range, or an event, the guard or ``expected`` refers to tensors
+            that do not exist.
     """
 
     name: str
@@ -207,7 +207,7 @@ class Stream:
         check_guard_names(self.guard, len(self.tensors))
         moved = self.expected.moved
         if moved is not None and len(moved) != len(self.tensors):
-            raise bad_field("expected.moved", f"{len(self.tensors)} numbers, one a tensor", moved)
+            raise bad_field("expected.moved", f"{len(self.tensors)} numbers, one per tensor", moved)
 
     def _check_drift(self) -> None:
         # In logarithms: the power itself may be beyond float64.

@@ -68,14 +68,14 @@ class Goal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """A model and batches, the same numbers for every backend, differentiated by each itself.
+    """A model and batches, the same numbers for every backend, which differentiates the model itself.
 
     Args:
         name, about, steps, seed: as in :class:`Stream`.
         model: one of :data:`MODELS`.
         depth: layers, for ``"deep"``.
         compute: dtype of the forward and backward pass; parameters are float32. A guard that escalates from
-            there says which one each step has.
+            there chooses the dtype of each step.
         loss_factor: the loss is multiplied by it.
         faults: the bad batches.
         optimizer, guard: how it is trained.

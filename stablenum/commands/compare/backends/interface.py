@@ -1,0 +1,85 @@
+"""What a backend is given at the start of a run, and what the run offers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from stablenum.commands.compare.scenarios import OptimizerSpec, Training
+from stablenum.commands.compare.scenarios.training_data import Batch
+from stablenum.guard.config import GuardConfig
+
+__all__ = ["Run", "Setup"]
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """The start of a run.
+
+    Args:
+        params: NumPy arrays, each in its dtype.
+        optimizer: the backend makes it.
+        guard: None for a plain run.
+        plain_clip: for a plain run, the norm at which the framework's own function clips.
+        training: the model, None for a stream.
+        device: of PyTorch's tensors.
+    """
+
+    params: list[Array]
+    optimizer: OptimizerSpec
+    guard: GuardConfig | None
+    plain_clip: float | None = None
+    training: Training | None = None
+    device: str = "cpu"
+
+    @property
+    def ladder(self) -> tuple[str, ...]:
+        """The format the model is computed in, for each level of the guard's escalation."""
+        return ("float32",) if self.training is None else self.training.ladder(self.guard)
+
+
+class Run(Protocol):
+    """A training in progress on one backend."""
+
+    @property
+    def loss_scale(self) -> float:
+        """The guard's scale for the next loss; 1 in a plain run."""
+
+    @property
+    def last(self) -> Mapping[str, Any]:
+        """What the guard reports of the last step, as ``stablenum.guard.metrics`` does.
+
+        A plain run has only ``loss``, and that only if it differentiates a model.
+        """
+
+    @property
+    def norms(self) -> Array | None:
+        """The norms of all gradients in the last step; None if the backend does not know them."""
+
+    def step(self, gradients: list[Array], loss: float) -> None:
+        """Take a step with the gradients of the scaled loss, and the unscaled loss.
+
+        Raises:
+            NonFiniteError: the guard stops the training.
+        """
+
+    def train(self, batch: Batch) -> None:
+        """Differentiate the model on a batch and step.
+
+        Raises:
+            NonFiniteError: the guard stops the training.
+        """
+
+    def params(self) -> list[Array]:
+        """Copies of the parameters now."""
+
+    def guard_state_dict(self) -> dict[str, Any]:
+        """The guard's state as plain JSON values."""
+
+    def load_guard_state_dict(self, plain: Mapping[str, Any]) -> None:
+        """Continue from another run's guard state."""
