@@ -1,33 +1,34 @@
-"""From "the loss is NaN" to the operation that caused it, the reason, and what to do."""
+"""From "the loss is NaN" to the operation that caused it, the reason, and what to do.
+
+Public here are the types of what replays, audits and range reports return.
+"""
 
 from __future__ import annotations
 
-from stablenum.diagnosis.audit import Audit, Risk, Row
-from stablenum.diagnosis.replay.causes import CAUSES, Cause
-from stablenum.diagnosis.replay.findings import Finding, finding_of
-from stablenum.diagnosis.replay.judge import Evidence, Verdict, judge
-from stablenum.diagnosis.replay.trace import Step, Trace, Value
+from stablenum.diagnosis.audit import Audit, Measured, Risk, Row
+from stablenum.diagnosis.ranges import FormatVerdict, RangeReport, RangeRow, Trouble
+from stablenum.diagnosis.replay.causes import Cause
+from stablenum.diagnosis.replay.findings import Finding
+from stablenum.diagnosis.replay.judge import Verdict
 from stablenum.diagnosis.replay.values import Place, TensorStats
-from stablenum.diagnosis.replay.walk import Origin, first_causes
 from stablenum.diagnosis.report.report import Report
+from stablenum.faces import present
 
 __all__ = [
-    "CAUSES",
     "Audit",
     "Cause",
-    "Evidence",
     "Finding",
-    "Origin",
+    "FormatVerdict",
+    "Measured",
     "Place",
+    "RangeReport",
+    "RangeRow",
     "Report",
     "Risk",
     "Row",
-    "Step",
     "TensorStats",
-    "Trace",
-    "Value",
+    "Trouble",
     "Verdict",
-    "finding_of",
-    "first_causes",
-    "judge",
 ]
+
+__dir__ = present(globals())

@@ -19,7 +19,8 @@ import optax
 
 from stablenum.commands.explain.plan import Failure
 from stablenum.commands.explain.session import Session
-from stablenum.diagnosis import Evidence, Report
+from stablenum.diagnosis import Report
+from stablenum.diagnosis.replay.judge import Evidence
 from stablenum_jax._diagnosis.replay.flags import device_flags
 from stablenum_jax._diagnosis.replay.places import is_user_code, place_in
 

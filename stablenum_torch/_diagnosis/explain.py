@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from stablenum.diagnosis.report.report import Report
+from stablenum.guard.config import GuardConfig
+from stablenum.guard.decide import GuardState
+from stablenum.guard.readout import Metrics
 from stablenum_torch._devices.generators import RngState
 from stablenum_torch._devices.ranks import several_ranks
-
-if TYPE_CHECKING:
-    from stablenum_torch._step.optimizer import GuardedOptimizer
+from stablenum_torch._diagnosis.replay.replay import replay
 
 __all__ = ["explain_step"]
 
@@ -24,8 +25,17 @@ _OTHER_BACKWARD_PASSES = (
 )
 
 
+class Guarded(Protocol):
+    """What is asked of a guarded optimizer."""
+
+    config: GuardConfig
+    guard_state: GuardState
+    last: Metrics
+    param_groups: list[dict[str, Any]]
+
+
 def explain_step(
-    optimizer: GuardedOptimizer,
+    optimizer: Guarded,
     beginnings: Sequence[RngState | Tensor | None],
     closure: Callable[[], Any],
     model: torch.nn.Module | None,
@@ -38,8 +48,6 @@ def explain_step(
         closure: runs the step's forward pass.
         model: names modules.
     """
-    from stablenum_torch._diagnosis.replay.replay import replay
-
     begun = int(optimizer.guard_state.step) > 0
     last = optimizer.last
     scaled = begun and optimizer.config.loss_scale is not None
@@ -57,7 +65,7 @@ def explain_step(
     return _with_what_the_guard_saw(report, optimizer) if begun and not report.evidence.bad else report
 
 
-def _with_what_the_guard_saw(report: Report, optimizer: GuardedOptimizer) -> Report:
+def _with_what_the_guard_saw(report: Report, optimizer: Guarded) -> Report:
     """A replay that finds nothing may not have been given all of the step."""
     notes = list(report.notes)
     grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]

@@ -12,7 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stablenum.diagnosis import Evidence, Report, Value, finding_of, first_causes
+from stablenum.diagnosis import Report
+from stablenum.diagnosis.replay.findings import finding_of
+from stablenum.diagnosis.replay.judge import Evidence
+from stablenum.diagnosis.replay.trace import Value
+from stablenum.diagnosis.replay.walk import first_causes
 from stablenum_torch._diagnosis.replay.module_paths import ModulePaths
 from stablenum_torch._diagnosis.replay.recorder import Recorder
 from stablenum_torch._diagnosis.replay.snapshot import Snapshot

@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from stablenum.commands.explain.plan import Failure
 from stablenum.commands.explain.session import Session
-from stablenum.diagnosis import Evidence, Report
+from stablenum.diagnosis import Report
+from stablenum.diagnosis.replay.judge import Evidence
 from stablenum_torch._diagnosis.audit import state_problems
 from stablenum_torch._diagnosis.script_recorder import Window, names_in_modules
 from stablenum_torch._step.optimizer import GuardedOptimizer

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from stablenum.diagnosis import CAUSES, Cause
+from stablenum.diagnosis import Cause
 from stablenum.diagnosis.audit import (
     Audit,
     Law,
@@ -28,6 +28,7 @@ from stablenum.diagnosis.audit import (
     poisoned,
     risks_of,
 )
+from stablenum.diagnosis.replay.causes import CAUSES
 
 ADAM = Law(kind="adam", lr=0.01, beta1=0.9, beta2=0.999, eps=1e-8, step=7.0, corrected=True)
 

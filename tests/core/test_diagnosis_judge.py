@@ -9,20 +9,13 @@ from typing import Any
 
 import pytest
 
-from stablenum.diagnosis import (
-    CAUSES,
-    Cause,
-    Evidence,
-    Finding,
-    Place,
-    Report,
-    TensorStats,
-    Trace,
-    finding_of,
-    first_causes,
-    judge,
-)
+from stablenum.diagnosis import Cause, Finding, Place, Report, TensorStats
+from stablenum.diagnosis.replay.causes import CAUSES
+from stablenum.diagnosis.replay.findings import finding_of
+from stablenum.diagnosis.replay.judge import Evidence, judge
 from stablenum.diagnosis.replay.operations import ADVICE, BOUNDARIES, REMEDIES
+from stablenum.diagnosis.replay.trace import Trace
+from stablenum.diagnosis.replay.walk import first_causes
 
 PLACE = Place("model.py", 7, "forward", "y = f(x)")
 

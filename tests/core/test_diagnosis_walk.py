@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stablenum.diagnosis import Trace, finding_of, first_causes
-from stablenum.diagnosis.replay.walk import is_selected
+from stablenum.diagnosis.replay.findings import finding_of
+from stablenum.diagnosis.replay.trace import Trace
+from stablenum.diagnosis.replay.walk import first_causes, is_selected
 
 FINE, NAN, INF, NEGINF = (
     (False, False, False),

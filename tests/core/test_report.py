@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from stablenum.diagnosis import Evidence, Finding, Place, Report, TensorStats
+from stablenum.diagnosis import Finding, Place, Report, TensorStats
+from stablenum.diagnosis.replay.judge import Evidence
 from stablenum.diagnosis.report.text import WIDTH
 
 HOSTILE = "<script>alert('1')</script> & [bold red]x[/] \x1b[0m"

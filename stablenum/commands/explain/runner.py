@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stablenum.commands.explain.plan import Outcome, Plan
-from stablenum.diagnosis import Evidence, Report
+from stablenum.diagnosis import Report
+from stablenum.diagnosis.replay.judge import Evidence
 
 __all__ = ["Explained", "explain"]
 

@@ -45,6 +45,7 @@ class Risk:
         remedy: what to do.
 
     Example:
+        >>> from stablenum.diagnosis.audit import Severity
         >>> risk = Risk(name="w", severity=Severity.DANGER, cause=Cause.STALL, what="w: no", remedy="yes")
         >>> str(risk)
         'w: no'

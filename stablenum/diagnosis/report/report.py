@@ -32,6 +32,7 @@ class Report:
         seconds: how long it took.
 
     Example:
+        >>> from stablenum.diagnosis.replay.judge import Evidence
         >>> print(Report.of(Evidence(framework="torch", loss_finite=True)))
         Nothing wrong: loss, gradients and parameters are finite; any infinities inside were masked ...
     """

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import jit
 
-from stablenum.diagnosis import Step, Trace
+from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum_jax._diagnosis.replay.cells import Cell, Context
 from stablenum_jax._diagnosis.replay.flags import flags_of
 from stablenum_jax._diagnosis.replay.jax_internals import context_of, scan_counts, sub_jaxpr

@@ -12,7 +12,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 import numpy as np
 
-from stablenum.diagnosis import Trace
+from stablenum.diagnosis.replay.trace import Trace
 from stablenum_jax._diagnosis.replay.inputs import Leaf
 from stablenum_jax._diagnosis.replay.interpreter import Written
 from stablenum_jax._step.observe import judge, judge_finiteness

@@ -12,7 +12,7 @@ import numpy as np
 from jax import jit
 from jax.extend import core
 
-from stablenum.diagnosis import Step, Trace
+from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum_jax._diagnosis.replay import control_flow
 from stablenum_jax._diagnosis.replay.cells import Cell, Context
 from stablenum_jax._diagnosis.replay.flags import CLEAN, Flags, flags_in, flags_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, TypeAlias
 
-from stablenum.diagnosis import Step, Trace
 from stablenum.diagnosis.replay.operations import MOVING
+from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum_jax._diagnosis.replay.interpreter import Written
 from stablenum_jax._diagnosis.replay.naming import function_name
 

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from stablenum.diagnosis import Evidence, Finding, Report
+from stablenum.diagnosis import Finding, Report
+from stablenum.diagnosis.replay.judge import Evidence
 from stablenum_jax._diagnosis.audit import state_problems
 from stablenum_jax._diagnosis.replay.flags import flags_of
 from stablenum_jax._diagnosis.replay.guards import scale_of, unscaled

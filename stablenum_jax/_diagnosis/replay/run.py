@@ -11,7 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import jit
 
-from stablenum.diagnosis import Finding, Origin, Trace, finding_of, first_causes
+from stablenum.diagnosis import Finding
+from stablenum.diagnosis.replay.findings import finding_of
+from stablenum.diagnosis.replay.trace import Trace
+from stablenum.diagnosis.replay.walk import Origin, first_causes
 from stablenum_jax._diagnosis.replay.cells import Cell, Context
 from stablenum_jax._diagnosis.replay.flags import flags_of, stats_of
 from stablenum_jax._diagnosis.replay.guards import seen_by_guards

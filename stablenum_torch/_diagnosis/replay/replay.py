@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from stablenum.diagnosis import Evidence, Report
+from stablenum.diagnosis import Report
+from stablenum.diagnosis.replay.judge import Evidence
 from stablenum.formats import FLOAT32_MAX
 from stablenum_torch._devices.generators import RngState
 from stablenum_torch._diagnosis.audit import state_problems

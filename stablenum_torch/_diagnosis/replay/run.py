@@ -13,7 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stablenum.diagnosis import Finding, Step, Trace, Value, finding_of, first_causes
+from stablenum.diagnosis import Finding
+from stablenum.diagnosis.replay.findings import finding_of
+from stablenum.diagnosis.replay.trace import Step, Trace, Value
+from stablenum.diagnosis.replay.walk import first_causes
 from stablenum.errors import NonFiniteError
 from stablenum_torch._devices.generators import RngState, set_rng_state
 from stablenum_torch._diagnosis.replay.inputs import Surroundings
