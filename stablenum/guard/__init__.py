@@ -1,1 +1,1 @@
-"""The guard: its settings, its state, the decision about one step, and how both are read and saved."""
+"""The guard: its settings and state, the decision about a step, and reading and saving the state."""

@@ -110,7 +110,7 @@ def test_clip_by_value_leaves_the_multiplier_alone_and_hands_on_its_bound(backen
 )
 def test_clip_by_value_comes_after_all_rules_of_norms(rules):
     with pytest.raises(
-        ValueError, match=r"clip must be .*ClipByValue.* comes after all rules that look at norms"
+        ValueError, match=r"clip must be .*ClipByValue.* after all rules that use norms"
     ):
         GuardConfig(clip=rules)
 

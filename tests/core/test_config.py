@@ -317,12 +317,12 @@ def test_every_rule_can_be_named_in_text():
 @pytest.mark.parametrize(
     ("rules", "message"),
     [
-        ((ClipUpdateRMS(1.0), 1.0), "only ClipUpdateRMS, if any, stands last"),
-        ((ClipUpdateRMS(1.0), ClipUpdateRMS(1.0)), "only ClipUpdateRMS, if any, stands last"),
-        ((1.0, ClipUpdateRMS(1.0), ClipByValue(1.0)), "only ClipUpdateRMS, if any, stands last"),
-        ((ClipByValue(1.0), AdaGC()), "only ClipByValue, if any, comes after all rules that look at norms"),
-        ((ClipByValue(1.0), AdaptiveGradClip()), "comes after all rules that look at norms"),
-        ((ClipByValue(1.0), AutoClip(), ClipUpdateRMS(1.0)), "comes after all rules that look at norms"),
+        ((ClipUpdateRMS(1.0), 1.0), "at most one ClipUpdateRMS, at the end"),
+        ((ClipUpdateRMS(1.0), ClipUpdateRMS(1.0)), "at most one ClipUpdateRMS, at the end"),
+        ((1.0, ClipUpdateRMS(1.0), ClipByValue(1.0)), "at most one ClipUpdateRMS, at the end"),
+        ((ClipByValue(1.0), AdaGC()), "at most one ClipByValue, after all rules that use norms"),
+        ((ClipByValue(1.0), AdaptiveGradClip()), "after all rules that use norms"),
+        ((ClipByValue(1.0), AutoClip(), ClipUpdateRMS(1.0)), "after all rules that use norms"),
         ((AdaptiveGradClip(), 1.0, AdaptiveGradClip()), "at most one AdaptiveGradClip"),
         (AdaGC, r"clip must be .*got <class .*AdaGC'>. Rules are made by calling them, as AdaGC\(\)"),
         ((ZClip(), AutoClip), r"as AutoClip\(\)"),

@@ -73,7 +73,7 @@ def test_the_message_names_parameter_scale_history_cause_and_remedy(backend):
     assert "Loss scale over these steps: 1024, 512, 256" in message
     assert "Likely cause: overflow" in message
     assert "Remedy: " in message
-    assert "parameters and optimizer state are those from before it" in message
+    assert "parameters and optimizer state are those from before these steps" in message
     assert caught.value.metrics == metrics(state, NAMES)
     assert repr(caught.value.history) == repr(history(state, NAMES))  # repr: NaN differs from itself
 

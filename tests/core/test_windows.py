@@ -18,7 +18,7 @@ from stablenum.rules.windows import (
     median_and_mad,
     push,
     quantile,
-    without_absurd,
+    without_outliers,
 )
 from tests.backends import BACKENDS, to_numpy
 from tests.oracles import FLOAT32_MAX
@@ -103,7 +103,7 @@ def test_mean_and_std_are_those_of_statistics(items, ddof):
 def test_what_lies_100_times_above_the_median_is_left_out(items):
     window, xp, kept = filled("numpy", items)
     bound = 100 * statistics.median(kept)
-    left = to_numpy(without_absurd(window, xp=xp))
+    left = to_numpy(without_outliers(window, xp=xp))
     clear = [item for item in kept if abs(item / bound - 1) > 1e-6]
     assert set(left[np.isfinite(left)].tolist()) >= {item for item in clear if item < bound}
     assert not set(left.tolist()) & {item for item in clear if item > bound}
