@@ -74,7 +74,7 @@ def _unit(x: jax.Array) -> jax.Array:
     return x / optax.safe_norm(x, 0.0, axis=-1, keepdims=True)
 
 
-# By the label of tests.losses.accuracy.
+# Keyed by the labels of tests.losses.accuracy.
 LOSS_PEERS: dict[str, dict[str, Callable[..., Any]]] = {
     "binary_cross_entropy": {
         "torch": lambda z, y: F.binary_cross_entropy_with_logits(z, y, reduction="none"),

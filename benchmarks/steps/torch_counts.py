@@ -37,15 +37,15 @@ class Counter(TorchDispatchMode):
 
     Args:
         watched: the gradients.
-        beside: tensors that are on the host whatever the device (Adam's step counts), so reading them does
-            not wait.
+        host_tensors: tensors that are on the host whatever the device (Adam's step counts), so reading them
+            does not wait.
     """
 
-    def __init__(self, watched: list[torch.Tensor], beside: list[torch.Tensor]) -> None:
+    def __init__(self, watched: list[torch.Tensor], host_tensors: list[torch.Tensor]) -> None:
         super().__init__()
         self._total = sum(t.numel() for t in watched)
         self._watched = {t.untyped_storage().data_ptr() for t in watched}
-        self._beside = {t.untyped_storage().data_ptr() for t in beside}
+        self._host_tensors = {t.untyped_storage().data_ptr() for t in host_tensors}
         self.read = self.written = self.operations = self.waits = 0
 
     @property
@@ -56,7 +56,7 @@ class Counter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name, schema = func._schema.name, func._schema
-        if name in _WAITS and not self._of(args[0], self._beside):
+        if name in _WAITS and not self._of(args[0], self._host_tensors):
             self.waits += 1
         # A view moves no data and launches nothing.
         if not func.is_view and name not in ("aten::detach", "aten::_local_scalar_dense"):
@@ -124,8 +124,10 @@ def count(problem: TorchProblem, variant: TorchVariant) -> dict[str, Any]:
 
     def one_step(reads: _Reads) -> Counter:
         problem.put(variant.steps, variant.scale)
-        beside = [s["step"] for s in variant.optimizer.state.values() if "step" in s and s["step"].is_cpu]
-        counter = Counter(problem.grads, beside if "fused" not in problem.row.kernel else [])
+        host_tensors = [
+            s["step"] for s in variant.optimizer.state.values() if "step" in s and s["step"].is_cpu
+        ]
+        counter = Counter(problem.grads, host_tensors if "fused" not in problem.row.kernel else [])
         with counter, reads:
             variant.step()
         variant.steps += 1

@@ -41,21 +41,21 @@ def binary_cross_entropy(
 ) -> Array:
     """``(1 - y) softplus(z) + y softplus(-z)``: the loss for a label y and the probability sigmoid(z).
 
-    The gradient by z is ``(1 - y) sigmoid(z) - y sigmoid(-z)``, to full precision however small it is. The
-    gradient of ``F.binary_cross_entropy`` on probabilities is 0 or NaN once the sigmoid rounds to 0 or 1.
+    The gradient with respect to z is ``(1 - y) sigmoid(z) - y sigmoid(-z)``, to full precision however small
+    it is. That of ``F.binary_cross_entropy`` on probabilities is 0 or NaN once the sigmoid rounds to 0 or 1.
 
     Edge cases: an infinite logit gives 0 if the target is exactly the label it predicts, otherwise inf. NaN
     stays NaN. A batch without valid items gives 0 with gradient 0.
 
     Args:
-        logits: any shape, any floating format.
+        logits: any shape, any floating-point format.
         targets: the shape of ``logits``; 0 to 1, in any format.
         weight: broadcast with ``logits``; multiplies the loss of an item. It does not enter the divisor.
         pos_weight: broadcast with ``logits``; multiplies the term for y = 1.
         label_smoothing: s, from 0, below 1, changes the targets to ``(1 - s) y + s / 2``.
         mask: bool, broadcast with ``logits``; False leaves an item out, whatever its values.
         reduction: "mean" over the valid items, "sum" or "none".
-        dtype: the format of the result; that of ``logits`` if None. Sums are computed in float32 at least.
+        dtype: the format of the result; that of ``logits`` if None. Sums are computed in float32 or wider.
         items: computes the loss of each item; adapters pass a faster version of :func:`entropy_items`.
         xp: the array namespace.
 
@@ -125,7 +125,7 @@ def binary_focal(
     gamma.
 
     Args:
-        logits: any shape, any floating format.
+        logits: any shape, any floating-point format.
         targets: the shape of ``logits``; 0 to 1.
         gamma: at least 0; 0 is the plain cross-entropy.
         alpha: from 0 to 1; the weight is alpha for y = 1 and 1 - alpha for y = 0. None: 1 for both.
@@ -171,6 +171,6 @@ def missed_power(z: Array, y: Array, gamma: float, *, xp: Namespace) -> Array:
     taken = large <= e
     reach = 0.9 * math.log(get_format(z.dtype).max)
     rest = small + large * xp.exp(xp.where(taken & (size < reach), size, 0.0))
-    decayed = xp.where(e == 0, 0.0, small) * e  # for e = 0 its gradient by the label is 0, not inf x 0
+    decayed = xp.where(e == 0, 0.0, small) * e  # for e = 0 the label's gradient is 0, not inf x 0
     share = xp.pow(xp.where(taken, rest, large + decayed), gamma) * xp.pow(1.0 + e, -gamma)
     return xp.where(taken, xp.exp(-gamma * size), 1.0) * share

@@ -54,7 +54,7 @@ def class_sums(
     """The sums over the last axis, in the array namespace (adapters may pass a faster version).
 
     Args:
-        x: (..., C) logits of any floating format; the sums are computed and returned in float32 at least.
+        x: (..., C) logits of any floating-point format; the sums are in float32 or wider.
         index: (...) whole numbers from 0 to C - 1.
         keep: (...) bool; a row where it is False has no effect, whatever its values.
         weight: (C,) class weights for ``smooth``.
@@ -108,9 +108,10 @@ def cross_entropy(
 ) -> Array:
     """``logsumexp(x) - x[target]``, or ``sum(t (logsumexp(x) - x))`` for probabilities t as target.
 
-    The gradient by x is ``softmax(x) - t``. With label smoothing s the target is ``(1 - s) t + s / K`` over
-    the K classes that are neither masked nor -inf. The z-loss (PaLM, arXiv 2204.02311; 1e-4 there) adds
-    ``z_loss * logsumexp(x)^2`` to each item, with gradient ``2 z_loss logsumexp(x) softmax(x)``.
+    The gradient with respect to x is ``softmax(x) - t``. With label smoothing s the target is
+    ``(1 - s) t + s / K`` over the K classes that are neither masked nor -inf. The z-loss (PaLM, arXiv
+    2204.02311; 1e-4 there) adds ``z_loss * logsumexp(x)^2`` to each item, with gradient
+    ``2 z_loss logsumexp(x) softmax(x)``.
 
     Edge cases:
 
@@ -122,7 +123,7 @@ def cross_entropy(
     - A logit of inf or NaN gives NaN; an index outside the classes gives NaN with gradient 0.
 
     Args:
-        logits: any shape with ``axis``, any floating format.
+        logits: any shape with ``axis``, any floating-point format.
         targets: whole numbers, the shape of ``logits`` without ``axis``; or floating, the shape of
             ``logits``.
         axis: the axis of the classes.
@@ -135,7 +136,7 @@ def cross_entropy(
         mask: bool, broadcast with the items; False leaves an item out.
         reduction: "none", "sum", or "mean" over the valid items. For integer targets with ``weight`` the mean
             divides by the sum of the items' weights (as torch does), and for the z-loss by their number.
-        dtype: the format of the result; that of ``logits`` if None. Sums are computed in float32 at least.
+        dtype: the format of the result; that of ``logits`` if None. Sums are computed in float32 or wider.
         sums: how the sums over classes are made; adapters give a faster :func:`class_sums`.
         xp: the array namespace.
 
@@ -224,7 +225,7 @@ def _soft_items(
     share = t if weight is None else t * weight
     below = log_total[..., None] - away
     none = xp.logical_not(here) | (share == 0)
-    # A term with a share of 0 still has a derivative by the share: only non-finite terms are removed.
+    # A term with a share of 0 still depends on the share: only non-finite terms are removed.
     out = none & xp.logical_not(xp.isfinite(below)) | xp.logical_not(here)
     terms = xp.where(out, 0.0, share * xp.where(out, 0.0, below))
     items = xp.where(impossible, _INF, xp.sum(terms, axis=-1))

@@ -48,7 +48,7 @@ def kl_divergence(
     valid rows gives 0.
 
     Args:
-        logits: any shape with ``axis``, any floating format: logits or log-probabilities of q.
+        logits: any shape with ``axis``, any floating-point format: logits or log-probabilities of q.
         targets: the shape of ``logits``: probabilities, or with ``log_targets`` logits or log-probabilities.
         log_targets: whether the targets are logits or log-probabilities instead of probabilities.
         axis: the axis of the classes; each row along it gives one item.
@@ -156,6 +156,7 @@ def _relative_entropy(
     t: Array, log_t: Array, log_q: Array, some: Array, axis: int, *, xp: Namespace
 ) -> Array:
     """``sum(t (log t - log q))``; where ``some`` is False, t is 0 and adds nothing."""
+    # Terms with q = 0 are left out of the sum and decide afterwards, so their gradient is 0 and not NaN.
     nowhere = log_q == -_INF
     used = some & xp.logical_not(nowhere)
     gap = xp.where(used, log_t, 0.0) - xp.where(used, log_q, 0.0)

@@ -28,6 +28,7 @@ def log_gamma(x: Array, *, xp: Namespace) -> Array:
     """
     small = x < _SHIFT
     product = xp.where(small, x, 1.0)
+    # Gamma(x + 10) = Gamma(x) x (x + 1) ... (x + 9).
     for k in range(1, _SHIFT):
         product = product * xp.where(small, x + k, 1.0)
     z = xp.where(small, x + _SHIFT, x)
@@ -54,6 +55,7 @@ def log_rising(r: Array, y: Array, *, xp: Namespace) -> Array:
         xp.log(near + y) - xp.log(near),
         xp.log1p(xp.where(first, 1.0, y) / near),
     )
+    # The recurrence for the quotient: each factor is (r + y + k) / (r + k) = 1 + y / (r + k).
     for k in range(1, _SHIFT):
         steps = steps + xp.log1p(y / (near + k))
     return large - xp.where(small, steps, 0.0)

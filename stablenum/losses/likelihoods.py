@@ -39,21 +39,20 @@ def gaussian_nll(
     """``(log v + (target - mean)^2 / v) / 2`` with ``v = max(var, eps)``.
 
     Where the variance is below ``eps`` (including 0 and negative values), the value and the gradients are
-    those at ``eps``: the gradient by the variance does not vanish, so the variance can rise above ``eps``
-    again.
+    those at ``eps``: the variance's gradient does not vanish, so the variance can rise above ``eps`` again.
 
     Edge cases: the quotient is computed as ``(d / sqrt(v))^2``. Beyond the format's range it is inf, and its
     gradients are inf, never NaN.
 
     Args:
-        mean: any shape, any floating format.
+        mean: any shape, any floating-point format.
         targets: the shape of ``mean``.
         var: broadcast with ``mean``.
         eps: the smallest variance, at least the smallest normal number.
         full: add the constant ``log(2 pi) / 2``.
         mask: bool, broadcast with ``mean``; False leaves an item out, whatever its value.
         reduction: "mean" over the valid items, "sum" or "none".
-        dtype: the format of the result; that of ``mean`` if None. Computed in float32 at least.
+        dtype: the format of the result; that of ``mean`` if None. Computed in float32 or wider.
         xp: the array namespace.
 
     Raises:
@@ -97,7 +96,7 @@ def poisson_nll(
     and gradient stay finite where, for example, ``exp(100)`` is inf.
 
     Args:
-        log_rate: any shape, any floating format; the rate itself with ``log_input=False``.
+        log_rate: any shape, any floating-point format; the rate itself with ``log_input=False``.
         targets: counts, the shape of ``log_rate``.
         log_input: whether the first argument is the logarithm of the rate. If not, the loss is
             ``rate - y log(max(rate, eps))``, whose gradient below ``eps`` is that at ``eps``.
@@ -109,7 +108,7 @@ def poisson_nll(
             that logarithm for the format of the computation; a larger value is reduced to this.
         mask: bool, broadcast with ``log_rate``; False leaves an item out, whatever its value.
         reduction: "mean" over the valid items, "sum" or "none".
-        dtype: the format of the result; that of ``log_rate`` if None. Computed in float32 at least.
+        dtype: the format of the result; that of ``log_rate`` if None. Computed in float32 or wider.
         xp: the array namespace.
 
     Raises:
@@ -156,7 +155,7 @@ def negative_binomial_nll(
     dtype: Any = None,
     xp: Namespace,
 ) -> Array:
-    """For a count y with mean m and variance ``m + m^2 / r``, r the ``total_count`` (inverse dispersion).
+    """The loss of a count y, mean m and variance ``m + m^2 / r``, r the ``total_count`` (inverse dispersion).
 
     ``r softplus(z - log r) + y softplus(log r - z) - log(Gamma(r + y) / Gamma(r))`` with z = log m. No mean
     is exponentiated, and the quotient of the two Gamma functions, whose logarithms cancel for large r (where
@@ -164,7 +163,7 @@ def negative_binomial_nll(
     finite for means up to 1e30 and counts up to 1e20, whatever the ``total_count``.
 
     Args:
-        log_mean: any shape, any floating format; the mean itself with ``log_input=False``.
+        log_mean: any shape, any floating-point format; the mean itself with ``log_input=False``.
         targets: counts of at least 0, the shape of ``log_mean``; below 0 they count as 0.
         total_count: above 0, broadcast with ``log_mean``. Below ``eps``, value and gradient are those at
             ``eps``.
@@ -173,7 +172,7 @@ def negative_binomial_nll(
         eps: the smallest ``total_count``, and the smallest mean for ``log_input=False``; above 0.
         mask: bool, broadcast with ``log_mean``; False leaves an item out, whatever its value.
         reduction: "mean" over the valid items, "sum" or "none".
-        dtype: the format of the result; that of ``log_mean`` if None. Computed in float32 at least.
+        dtype: the format of the result; that of ``log_mean`` if None. Computed in float32 or wider.
         xp: the array namespace.
 
     Raises:

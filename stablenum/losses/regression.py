@@ -38,12 +38,12 @@ def huber(
     gradient ``delta`` or ``-delta``.
 
     Args:
-        predictions: any shape, any floating format.
+        predictions: any shape, any floating-point format.
         targets: the shape of ``predictions``.
         delta: the difference from which the loss is linear, above 0.
         mask: bool, broadcast with ``predictions``; False leaves an item out, whatever its value.
         reduction: "mean" over the valid items, "sum" or "none".
-        dtype: the format of the result; that of ``predictions`` if None. Computed in float32 at least.
+        dtype: the format of the result; that of ``predictions`` if None. Computed in float32 or wider.
         xp: the array namespace.
 
     Raises:
@@ -88,6 +88,7 @@ def log_cosh(
     far = size > 1.0
     near = xp.where(far, 0.0, d)
     square, series = near * near, 1.0
+    # Horner's scheme for cosh d - 1 = d^2 / 2 (1 + d^2 / (3 4) (1 + d^2 / (5 6) (...))).
     for k in range(9, 1, -1):
         series = 1.0 + square * series / (2 * k * (2 * k - 1))
     beyond = xp.where(far, size, 1.0)
@@ -110,18 +111,18 @@ def hinge(
 ) -> Array:
     """``max(0, margin - y s)`` for a label y of -1 or 1 and its score s; squared with ``squared=True``.
 
-    The gradient by s is -y for ``y s`` below the margin and 0 from the margin up. Labels of 0 and 1 are not
-    converted: pass ``2 y - 1``.
+    The gradient with respect to s is -y for ``y s`` below the margin and 0 from the margin up. Labels of 0
+    and 1 are not converted: pass ``2 y - 1``.
 
     Args:
-        scores: any shape, any floating format.
+        scores: any shape, any floating-point format.
         targets: -1 or 1, the shape of ``scores``.
         margin: a finite number.
         squared: whether to square the loss, which makes its gradient continuous.
         weight: broadcast with ``scores``; multiplies the loss of an item.
         mask: bool, broadcast with ``scores``; False leaves an item out, whatever its value.
         reduction: "mean" over the valid items, "sum" or "none".
-        dtype: the format of the result; that of ``scores`` if None. Computed in float32 at least.
+        dtype: the format of the result; that of ``scores`` if None. Computed in float32 or wider.
         xp: the array namespace.
 
     Raises:

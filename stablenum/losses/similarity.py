@@ -32,7 +32,7 @@ def cosine_similarity(x: Array, y: Array, *, axis: int = -1, dtype: Any = None, 
     ``x y / max(|x| |y|, eps)`` has a gradient of 1e8 at 0 in torch.)
 
     Args:
-        x, y: of the same shape, any floating format.
+        x, y: of the same shape, any floating-point format.
         axis: the axis of the vectors.
         dtype: the format of the result; that of ``x`` if None.
         xp: the array namespace.
@@ -70,14 +70,14 @@ def cosine_embedding(
     A pair with a zero vector gives 1, or ``max(0, -margin)``, with gradient 0.
 
     Args:
-        x, y: of the same shape, any floating format.
+        x, y: of the same shape, any floating-point format.
         targets: the shape of ``x`` without ``axis``; above 0 for matching pairs. None: all pairs match, and
             the loss is the cosine distance.
         margin: from -1 to 1.
         axis: the axis of the vectors.
         mask: bool, broadcast with the pairs; False leaves a pair out, whatever its values.
         reduction: "mean" over the valid pairs, "sum" or "none".
-        dtype: the format of the result; that of ``x`` if None. Computed in float32 at least.
+        dtype: the format of the result; that of ``x`` if None. Computed in float32 or wider.
         xp: the array namespace.
 
     Raises:
@@ -132,7 +132,7 @@ def info_nce(
     similarity 0 to all others and gradient 0.
 
     Args:
-        queries: (N, D), any floating format.
+        queries: (N, D), any floating-point format.
         keys: (M, D); M = N unless ``positives`` is given.
         temperature: a number above 0. To learn it, divide the normalised queries by it and pass
             ``normalized=True`` and a temperature of 1.
@@ -143,7 +143,7 @@ def info_nce(
             products leave the range of the format, the loss is NaN.
         symmetric: average this loss and the one with queries and keys swapped (CLIP); needs N = M.
         reduction: "mean" over the queries that are not left out, "sum" or "none".
-        dtype: the format of the result; that of ``queries`` if None. Computed in float32 at least.
+        dtype: the format of the result; that of ``queries`` if None. Computed in float32 or wider.
         xp: the array namespace.
 
     Raises:

@@ -22,7 +22,7 @@ Namespace: TypeAlias = Any
 def widened(*values: Any, xp: Namespace) -> tuple[list[Array], Any]:
     """The arguments in the format of the computation, and the format of the result.
 
-    The computation is in float32 at least. The result has the arguments' format if they all have the same,
+    The computation is in float32 or wider. The result has the arguments' format if they all have the same,
     otherwise that of the computation. Python numbers take the format of the computation.
 
     Raises:

@@ -19,7 +19,7 @@ def divide(x: Array, y: Array, *, fill: float = 0.0, xp: Namespace) -> Array:
     """``x / y``, and ``fill`` with gradient 0 where y is 0 (below the smallest normal number).
 
     Args:
-        x, y: broadcast with each other, any floating format; one of them may be a number.
+        x, y: broadcast with each other, any floating-point format; one of them may be a number.
         fill: the value of an undefined quotient.
         xp: the array namespace.
 
@@ -34,7 +34,7 @@ def divide(x: Array, y: Array, *, fill: float = 0.0, xp: Namespace) -> Array:
 
 
 def _quotient(x: Array, y: Array, *, xp: Namespace) -> Array:
-    """``x / y`` with a gradient by y in range wherever ``x / y^2`` is, a second one wherever ``x / y^3`` is.
+    """``x / y`` whose y-gradient is in range wherever ``x / y^2`` is, the second wherever ``x / y^3`` is.
 
     JAX computes the gradient as ``x * (1 / y^2)``: NaN for 0 / 1e-20 in float32. So a y outside the middle
     fifth of the exponents is brought near 1 by a power of two. The same power of two is applied to x or, if

@@ -39,7 +39,7 @@ def log(x: Array, *, xp: Namespace) -> Array:
     float64) with gradient 0, for zero and negative x too. log(inf) is inf; NaN stays NaN.
 
     Args:
-        x: any shape, any floating format.
+        x: any shape, any floating-point format.
         xp: the array namespace.
 
     Example:
@@ -169,7 +169,7 @@ def logsumexp(
     inf, it is inf with gradient 0.
 
     Args:
-        x: any shape with ``axis``, any floating format.
+        x: any shape with ``axis``, any floating-point format.
         axis: the axis to sum over.
         mask: bool, broadcast with x; False leaves an element out, whatever its value.
         keepdims: keep the axis with length 1.
@@ -315,6 +315,7 @@ def cumulative_logsumexp(x: Array, *, axis: int = -1, xp: Namespace) -> Array:
     # Not moveaxis, for which torch.func.vmap has no rule.
     others = [a for a in range(x.ndim) if a != axis]
     result, n, step = xp.permute_dims(x, (axis, *others)), x.shape[axis], 1
+    # After each pass, element i holds the sum over the last 2 * step elements up to i.
     while step < n:
         moved = xp.concat([xp.full_like(result[:step], -_INF), result[: n - step]])
         result = logaddexp(moved, result, xp=xp)
@@ -326,8 +327,8 @@ def cumulative_logsumexp(x: Array, *, axis: int = -1, xp: Namespace) -> Array:
 def xlogy(x: Array, y: Array, *, xp: Namespace) -> Array:
     """``x * log(y)``, and 0 where x is 0; the logarithm is the finite :func:`log`.
 
-    The gradients are log(y) by x and x / y by y. Where y is below the smallest normal number, the gradient by
-    y is 0; if x is 0 too, so is the gradient by x.
+    The gradient with respect to x is log(y), with respect to y it is x / y. Where y is below the smallest
+    normal number, the latter is 0; if x is 0 too, so is the former.
 
     Example:
         >>> import array_api_compat.numpy as np

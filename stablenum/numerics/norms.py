@@ -24,7 +24,7 @@ def norm(x: Array, *, axis: Axis = None, keepdims: bool = False, xp: Namespace) 
     gives NaN; a vector without elements gives 0.
 
     Args:
-        x: any shape, any floating format.
+        x: any shape, any floating-point format.
         axis: the axis or axes to take the norm over; None for all.
         keepdims: keep the axes with length 1.
         xp: the array namespace.
@@ -91,7 +91,7 @@ def normalize(x: Array, *, axis: Axis = -1, xp: Namespace) -> Array:
 def variance(
     x: Array, *, axis: Axis = -1, correction: int = 0, keepdims: bool = False, xp: Namespace
 ) -> Array:
-    """The mean squared distance from the mean, in two passes, in float32 at least.
+    """The mean squared distance from the mean, in two passes, in float32 or wider.
 
     An array without rows gives an empty result; rows without elements raise a ValueError.
 
@@ -100,7 +100,7 @@ def variance(
     give inf with gradient 0.
 
     Args:
-        x: any shape, any floating format.
+        x: any shape, any floating-point format.
         axis: the axis or axes to average over; None for all.
         correction: 0 divides by n, 1 by n - 1.
         keepdims: keep the axes with length 1.
@@ -188,7 +188,7 @@ def rms_norm(
     stays empty.
 
     Args:
-        x: any shape, any floating format; the result has its format.
+        x: any shape, any floating-point format; the result has its format.
         weight: broadcast with x, or None.
         axis: the axis or axes to average over.
         eps: at least 0; with 0, a zero row gives 0.

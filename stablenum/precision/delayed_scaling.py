@@ -119,6 +119,7 @@ class DelayedScaling:
 def _power_of_two_below(x: Array, *, xp: Namespace) -> Array:
     """The largest power of two up to ``x``, for x in [2**-100, 2**100]; exact in every framework."""
     power = xp.ones_like(x)
+    # Binary search: upwards for x >= 1, then downwards for x < 1.
     for k in (64, 32, 16, 8, 4, 2, 1):
         power = xp.where(power * 2.0**k <= x, power * 2.0**k, power)
     for k in (64, 32, 16, 8, 4, 2, 1):

@@ -1,7 +1,7 @@
 """NumPy optimizers for the reference: torch's formulas in torch's order of operations.
 
 Pure functions of one parameter, so a step is skipped by not calling them. The state has the parameter's
-dtype, as in torch; each operation computes in float32 at least and rounds once.
+dtype, as in torch; each operation computes in float32 or wider and rounds once.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def AdamW(  # noqa: N802 - the usual name
     return Adam(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, decoupled=True)
 
 
-# torch's element-wise operations: arithmetic in float32 at least, one rounding to the dtype at the end.
+# torch's element-wise operations: arithmetic in float32 or wider, one rounding to the dtype at the end.
 
 
 def _add(a: Array, b: Array, alpha: float) -> Array:

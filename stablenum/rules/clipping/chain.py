@@ -101,7 +101,7 @@ def clip_in_order(
         coefficient, left, total = coefficient * start, left * start, total * start
     shrink: Array | None = None  # (u,) the factors of AdaptiveGradClip
     for i, (rule, state) in enumerate(zip(rules, states, strict=True)):
-        if i > 0:
+        if i > 0:  # the norms after the rules so far; for the first rule they are the arguments
             left = norms if shrink is None or units is None else _left_of_units(norms, units, shrink, xp=xp)
             left = left * coefficient
             total = combine_norms(left, xp=xp)

@@ -175,6 +175,7 @@ def _power_of_two(power: Array, *, xp: Namespace) -> Array:
     The power functions of the frameworks are sometimes off by an ulp, and loss scales must agree bit for bit.
     """
     up, down, left = xp.ones_like(power), xp.ones_like(power), xp.abs(power)
+    # One factor per binary digit of the exponent; products of powers of two are exact.
     for part in (64.0, 32.0, 16.0, 8.0, 4.0, 2.0, 1.0):
         has = left >= part
         left = xp.where(has, left - part, left)
