@@ -1,1 +1,1 @@
-"""Benchmarks: ratios against the peers, measured in one interleaved run."""
+"""Benchmarks: ratios to the peers, measured in interleaved runs."""

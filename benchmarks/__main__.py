@@ -1,12 +1,12 @@
 """``python -m benchmarks``: run everything, print tables, write ``benchmarks/results/*.json``.
 
-``cpu.json`` has the cost of a guarded step beside the peers' (``gpu.json`` that on a CUDA device, measured
-only when asked for: ``python -m benchmarks gpu``), ``rules.json`` what each rule costs to decide
-and how well the spike rules find spikes, ``diagnosis.json`` how often a diagnosis is right; ``python -m
+``cpu.json`` has the cost of a guarded step compared with the peers' (``gpu.json`` the same on a CUDA device,
+measured only on request: ``python -m benchmarks gpu``), ``rules.json`` the cost of each rule's decision
+and how well the spike rules find spikes, ``diagnosis.json`` how often a diagnosis is right. ``python -m
 benchmarks rules`` measures one part alone.
 
-Exits with an error if a peer is missing or a result differs from the peer's: no figure is printed
-that was not measured.
+Exits with an error if a peer is missing or a result differs from the peer's: only measured figures are
+printed.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _facts(more: Sequence[str] = ()) -> dict[str, Any]:
 def _save(console: Console, name: str, report: dict[str, Any]) -> None:
     RESULTS.mkdir(exist_ok=True)
     text = json.dumps(report, indent=2, allow_nan=False)
-    whole = RESULTS / f"{name}.new"  # never half a file under the name
+    whole = RESULTS / f"{name}.new"  # renamed when complete, so the file is never half written
     whole.write_text(text + "\n", encoding="utf-8")
     whole.replace(RESULTS / name)
     console.print(f"written to {RESULTS / name}")
@@ -103,7 +103,7 @@ def _save(console: Console, name: str, report: dict[str, Any]) -> None:
 def _save_steps(
     console: Console, name: str, facts: dict[str, Any], device: str, parts: tuple[str, ...]
 ) -> list[dict[str, Any]]:
-    """Measure the steps, and return the rows; a run that was interrupted continues where it stopped."""
+    """Measure the steps, and return the rows; if the run is interrupted, the next one continues it."""
 
     def circumstances() -> dict[str, Any]:
         return {"facts": facts, "threads": threads(), "sources": sources_digest()}
@@ -146,8 +146,8 @@ def _measure_gpu(console: Console) -> None:
 
     if not torch.cuda.is_available():
         raise BenchmarkError(
-            f"no CUDA device: torch {torch.__version__} sees none. `python -m benchmarks gpu` needs one, and "
-            "builds of torch and jax for CUDA; `python -m benchmarks steps` measures on the CPU."
+            f"no CUDA device: torch {torch.__version__} finds none. `python -m benchmarks gpu` needs one "
+            "and builds of torch and jax for CUDA; `python -m benchmarks steps` measures on the CPU."
         )
     device = {"name": torch.cuda.get_device_name(), "memory_bytes": torch.cuda.mem_get_info()[1]}
     facts = _facts(PEERS) | {"cuda_device": device}
@@ -199,11 +199,11 @@ def _diagnosis_table(framework: str, corpus: dict[str, Any]) -> Table:
 
 
 def main() -> None:
-    """Measure, show, save."""
+    """Measure the chosen parts, print the tables and save the results."""
     chosen = sys.argv[1:] or [name for name in PARTS if name != "gpu"]
     unknown = [name for name in chosen if name not in PARTS]
     if unknown:
-        sys.exit(f"unknown part {unknown[0]!r}; there are {', '.join(PARTS)}")
+        sys.exit(f"unknown part {unknown[0]!r}; the parts are {', '.join(PARTS)}")
     console = Console()
     for name in chosen:
         try:

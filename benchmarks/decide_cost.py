@@ -1,8 +1,8 @@
-"""What each rule adds to ``decide``, called eagerly: microseconds a step for 108 parameters.
+"""What each rule adds to ``decide``, called eagerly: microseconds per step for 108 parameters.
 
-On a CPU the PyTorch adapter decides in NumPy; on an accelerator eager torch, whose cost here is that of
-launching: the same number of small operations, whatever the device. Under ``torch.compile`` and in JAX the
-rules are compiled with the step.
+On a CPU the PyTorch adapter decides in NumPy. On an accelerator it uses eager torch, whose cost here is that
+of launching: the number of small operations is the same on every device. Under ``torch.compile`` and in JAX
+the rules are compiled with the step.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ CONFIGS = {
 
 
 def run(rounds: int = 200) -> dict[str, dict[str, float]]:
-    """Rule -> median microseconds of ``decide`` in NumPy and in eager torch, and the spread of each."""
+    """For each rule the median microseconds of ``decide`` in NumPy and in eager torch, with their spreads."""
     report: dict[str, dict[str, float]] = {name: {} for name in CONFIGS}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -73,7 +73,7 @@ def run(rounds: int = 200) -> dict[str, dict[str, float]]:
 
 
 def _step(config: GuardConfig, xp: Any) -> Callable[[], None]:
-    """One decision after the other on the same observation."""
+    """A function that makes the next decision, always on the same observation."""
     rng = np.random.default_rng(0)
 
     def array(values: Any) -> Any:

@@ -1,9 +1,10 @@
-"""How often a diagnosis is right, beside the frameworks' own tools, on the failures of ``tests/failures``.
+"""How often a diagnosis is right on the failures of ``tests/failures``, compared with the frameworks' tools.
 
-Each tool runs the same program once, and what it prints or raises is read: whether it says anything, whether
-the innermost line of the program's file in its message or traceback is the guilty one, and whether it names
-the operation. On the programs of ``tests/healthy`` whatever it says is a false alarm. None of the peers names
-a cause. Then: what it costs to have an explanation at hand while nothing fails, and how long one takes.
+Each tool runs the same program once, and its output or exception is evaluated: whether it reports anything,
+whether the innermost line of the program's file in its message or traceback is the faulty one, and whether it
+names the operation. On the programs of ``tests/healthy`` any report is a false alarm. None of the peers names
+a cause. Also measured: the cost of keeping an explanation available while nothing fails, and the time that an
+explanation takes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any
 
 import jax
 import torch
-from jax._src.api_util import InternalFloatingPointError  # jax lets it out where it cannot go on by itself
+from jax._src.api_util import InternalFloatingPointError  # jax raises it where it cannot continue by itself
 from jax.experimental import checkify
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -44,7 +45,7 @@ COLUMNS = ("detects", "line", "operation", "line and operation", "cause")
 
 @dataclass(frozen=True)
 class Said:
-    """What a tool said: the exception or message, the line it named in the program's file, the operation."""
+    """A tool's report: the exception or message, the line it names in the program's file, the operation."""
 
     text: str = ""
     line: int = 0
@@ -55,7 +56,7 @@ class Said:
 
 
 def detect_anomaly(program: Program, file: str) -> Said:
-    """``torch.autograd.detect_anomaly`` around forward and backward pass."""
+    """``torch.autograd.detect_anomaly`` around the forward and the backward pass."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -76,7 +77,7 @@ def _ran_backward(program: Program) -> bool:
 
 
 def _node_name(node: str) -> str:
-    """``Sqrt`` -> sqrt, ``Addmm`` -> linear: an autograd node's name in the words of the cases."""
+    """The name that the cases use for an autograd node: ``Sqrt`` -> sqrt, ``Addmm`` -> linear."""
     name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", node).lower()
     known = {
         "mm": "matmul", "bmm": "matmul", "addmm": "linear", "to_copy": "cast", "linalg_eigh": "eigh",
@@ -99,7 +100,7 @@ def jax_debug_nans_infs(program: Program, file: str) -> Said:
 
 def _raised(program: Program, file: str) -> Said:
     try:
-        with contextlib.redirect_stdout(io.StringIO()):  # it says each time that it starts again
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints a line each time it runs the step again
             jax.block_until_ready(jax.jit(_differentiated(program))(*program.args))
     except (FloatingPointError, InternalFloatingPointError) as error:
         found = re.search(r"encountered in (\w+)", str(error))
@@ -108,7 +109,7 @@ def _raised(program: Program, file: str) -> Said:
 
 
 def jax_checkify(program: Program, file: str) -> Said:
-    """``checkify`` with its float checks, around the step, under jit."""
+    """``checkify`` with its float checks around the step, under jit."""
     checked = jax.jit(checkify.checkify(_differentiated(program), errors=checkify.float_checks))
     error, _ = checked(*program.args)
     said = error.get()
@@ -120,7 +121,7 @@ def jax_checkify(program: Program, file: str) -> Said:
         error.throw()
     except checkify.JaxRuntimeError as raised:
         return Said(said, _innermost(raised, file), name)
-    raise AssertionError("an error that says something throws")
+    raise AssertionError("an error with a message must raise")
 
 
 def _differentiated(program: Program) -> Callable[..., Any]:
@@ -139,7 +140,7 @@ def _differentiated(program: Program) -> Callable[..., Any]:
 
 
 def _innermost(error: BaseException | None, file: str) -> int:
-    """The last line of the program's file in a traceback, in that of its cause first."""
+    """The last line of the program's file in a traceback; the traceback of the error's cause comes first."""
     while error is not None:
         lines = [
             f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename.endswith("/" + file)
@@ -172,7 +173,7 @@ def _file(module: ModuleType) -> str:
 def _score_peer(
     tool: Callable[[Program, str], Said], module: ModuleType, framework: str, primitive: str
 ) -> dict[str, bool]:
-    """``primitive`` is the guilty one: a peer that names it has named the operation."""
+    """A peer's scores. A peer that names the faulty ``primitive`` has named the operation."""
     said = tool(build(module, framework)(), _file(module))  # type: ignore[misc]
     accepted = module.CASE.operations(framework)
     line = bool(accepted) and said.line == bad_line(module, framework)[1]
@@ -181,7 +182,7 @@ def _score_peer(
 
 
 def _score_ours(module: ModuleType, framework: str) -> tuple[dict[str, bool], str]:
-    """The scores, and the primitive that is named."""
+    """Our scores, and the primitive that the report names."""
     report = replay(framework, build(module, framework)())  # type: ignore[misc]
     outcome = compare(module, framework, report)
     named = bool(module.CASE.operations(framework))
@@ -238,7 +239,7 @@ def _corpus(framework: str) -> dict[str, Any]:
 
 
 class _Counting(TorchDispatchMode):
-    """Operations of a step, those that read a tensor of the parameters' size, those that ask for a number."""
+    """Counts operations, those with a tensor of the parameters' size, and those that read a number."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -253,7 +254,7 @@ class _Counting(TorchDispatchMode):
 
 
 def _steady() -> dict[str, Any]:
-    """A guarded step, with an explanation at hand and with that taken out."""
+    """The cost of a guarded step with and without keeping an explanation available."""
     size = 1_000_003
     module = importlib.import_module("stablenum_torch._step.optimizer")
     kept = module._generators
@@ -290,7 +291,7 @@ WIDTH, LAYERS, TOKENS, BATCH, CLASSES = 256, 4, 64, 8, 512
 
 
 def _transformer_torch() -> Any:
-    """A step of a causal transformer; in its third layer the entropy of masked attention is 0 * -inf."""
+    """Replay a step of a causal transformer; in its third layer masked attention's entropy is 0 * -inf."""
     torch.manual_seed(0)
 
     class Layer(torch.nn.Module):
@@ -392,7 +393,7 @@ def _transformer_jax() -> Any:
 
 
 def _explanation(framework: str) -> dict[str, Any]:
-    """In a process of its own: nothing is compiled yet."""
+    """Measured in a process of its own, where nothing is compiled yet."""
     command = [sys.executable, "-m", "benchmarks.diagnosis", framework]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return dict(json.loads(done.stdout.splitlines()[-1]))

@@ -1,4 +1,4 @@
-"""JAX: a compiled step with the state that it goes on from, for the rules' cost."""
+"""JAX: a compiled step that keeps its state between calls, for measuring the cost of rules."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def optax_step(tx: optax.GradientTransformation) -> Callable[..., Any]:
 
 
 class Compiled:
-    """A jitted step with donated parameters and state, and the state that it goes on from."""
+    """A jitted step with donated parameters and state; each call continues from the last."""
 
     def __init__(
         self, tx: optax.GradientTransformation, step: Callable[..., Any], grads: Any, shapes: Shapes
@@ -54,5 +54,5 @@ class Compiled:
 
     @property
     def temp_bytes(self) -> int:
-        """Memory beside arguments and results."""
+        """Memory in addition to arguments and results."""
         return int(self.compiled.memory_analysis().temp_size_in_bytes)

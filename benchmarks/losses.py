@@ -1,8 +1,9 @@
-"""The two big losses, forward and backward, against the framework's own: time and peak memory, on a CPU.
+"""The two big losses, forward and backward, compared with the framework's own: CPU time and peak memory.
 
-Cross-entropy of (8192, 32000) float32 logits with integer targets, binary cross-entropy of 4 million. Each
-figure comes with a check that value and gradient agree. Peak memory: in torch what the profiler counts as
-allocated at one time beyond what was there before; in JAX the compiled program's temporaries and output.
+Cross-entropy of (8192, 32000) float32 logits with integer targets, and binary cross-entropy of 4 million
+logits. For each figure it is checked that value and gradient agree. Peak memory is, in torch, the most that
+the profiler counts as allocated at one time by the step; in JAX, the compiled program's temporaries and
+output.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Step = Callable[[], Any]
 
 
 def run(*, rows: int = ROWS, classes: int = CLASSES, items: int = ITEMS, rounds: int = 9) -> dict[str, Any]:
-    """One entry a loss and framework: times, ratio to the peer, peak bytes of both."""
+    """One entry per loss and framework: times, ratio to the peer, peak bytes of both."""
     rng = np.random.default_rng(0)
     logits = rng.standard_normal((rows, classes), dtype=np.float32)
     targets = rng.integers(0, classes, rows)
@@ -39,7 +40,7 @@ def run(*, rows: int = ROWS, classes: int = CLASSES, items: int = ITEMS, rounds:
     y = (rng.random(items) > 0.5).astype(np.float32)
     many = 5 * rounds
     report = {}
-    # The small ones first: after arrays of a gigabyte the allocator is in another mood.
+    # The small ones first: after arrays of a gigabyte the allocator behaves differently.
     report["torch binary_cross_entropy"] = _torch(
         torch.from_numpy(z),
         torch.from_numpy(y),
@@ -101,7 +102,7 @@ def _torch(x: torch.Tensor, t: torch.Tensor, peer: Any, ours: Any, rounds: int) 
 
 
 def _peak_bytes(step: Step) -> int:
-    """The most bytes that were allocated at one time, by torch's allocator."""
+    """The largest number of bytes that torch's allocator has allocated at one time."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
         step()

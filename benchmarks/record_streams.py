@@ -1,9 +1,9 @@
 """``python -m benchmarks.record_streams [name ...]``: train, and write losses and gradient norms.
 
-Four small trainings on the handwritten digits that ship with scikit-learn, seeded, on the CPU, in
-about a minute: the streams in ``benchmarks/recorded`` on which spike and clip rules are compared.
-Another version of PyTorch gives other numbers in the last digits and, after some hundred steps,
-another stream of the same kind, so the files are kept and not made anew by the benchmarks.
+Four small, seeded training runs on the handwritten digits of scikit-learn, on the CPU, in about a
+minute: the streams in ``benchmarks/recorded`` on which spike and clip rules are compared. Another
+version of PyTorch gives other last digits and, after some hundred steps, another stream of the same
+kind, so the files are kept and the benchmarks do not record them again.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ SETTINGS = ("lr", "momentum", "betas", "weight_decay")
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """One training.
+    """One training run.
 
     Args:
         about: what is trained and what its stream shows.
-        model: makes it.
-        optimizer: makes it, at its full learning rate.
-        batches: endless pairs of inputs and targets.
-        rate: fraction of the full learning rate at a step.
-        seed: of weights and batches.
+        model: creates the model.
+        optimizer: creates the optimizer, at its full learning rate.
+        batches: yields pairs of inputs and targets without end, for a seed.
+        rate: the fraction of the full learning rate at a step.
+        seed: the seed of weights and batches.
     """
 
     about: str
@@ -56,7 +56,7 @@ class Recording:
 
 
 def _images(seed: int, noise: float = 0.5) -> Iterator[tuple[Tensor, Tensor]]:
-    """Digits moved by up to a pixel, with noise, so that the loss does not go to 0: (64, 8, 8), (64,)."""
+    """Digits shifted by up to a pixel, with noise so that the loss stays above 0: (64, 8, 8) and (64,)."""
     digits = load_digits()
     rng = np.random.default_rng(seed)
     while True:
@@ -68,7 +68,7 @@ def _images(seed: int, noise: float = 0.5) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _pixels(seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Digits as sequences of 64 tokens of 0 to 16, and the token that follows each: twice (64, 63)."""
+    """Digits as sequences of 64 tokens from 0 to 16, and the token after each: twice (64, 63)."""
     tokens = torch.tensor(load_digits().data, dtype=torch.int64)
     rng = np.random.default_rng(seed)
     while True:
@@ -111,7 +111,7 @@ class Transformer(nn.Module):
 
 
 class PixelModel(nn.Module):
-    """A recurrent net that predicts an image pixel by pixel."""
+    """A recurrent network that predicts an image pixel by pixel."""
 
     def __init__(self, width: int = 48) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ RECORDINGS = {
 
 
 def record(name: str, recording: Recording) -> dict[str, Any]:
-    """Train for :data:`STEPS` steps; what the file holds."""
+    """Train for :data:`STEPS` steps; the content of the file."""
     torch.manual_seed(recording.seed)
     model = recording.model()
     optimizer = recording.optimizer(model.parameters())
@@ -200,7 +200,7 @@ def record(name: str, recording: Recording) -> dict[str, Any]:
 
 
 def _rounded(values: Any) -> list[float]:
-    """To 6 significant digits: beyond what any rule's decision rests on."""
+    """The values rounded to 6 significant digits, more than any rule's decision depends on."""
     rounded = [float(f"{v:.6g}") for v in values]
     if not all(map(math.isfinite, rounded)):
         raise ValueError("the training became non-finite; lower its learning rate.")
@@ -208,7 +208,7 @@ def _rounded(values: Any) -> list[float]:
 
 
 def _write(path: Path, document: dict[str, Any]) -> None:
-    """One field a line, one tensor a line."""
+    """Write the document with one field, and of the norms one tensor, per line."""
     columns = ",\n".join(json.dumps(column, separators=(",", ":")) for column in document["norms"])
     lines = [
         f"{json.dumps(key)}: {json.dumps(value, separators=(',', ':') if isinstance(value, list) else None)}"
@@ -220,7 +220,7 @@ def _write(path: Path, document: dict[str, Any]) -> None:
 
 
 def main(names: list[str]) -> None:
-    """Record what is named, or everything."""
+    """Record the named streams, or all of them."""
     torch.set_num_threads(1)  # the order of the sums, and with it the stream, depends on it
     for name in names or RECORDINGS:
         start = time.perf_counter()

@@ -1,7 +1,7 @@
-"""A figure measured in several processes: its mean, how well it is known, and when there are enough of them.
+"""A figure measured in several processes: its mean, its uncertainty, and when there are enough processes.
 
-Rounds within one process tell little of how well a ratio is known: where each array came to lie in memory is
-settled when the process starts and moves the ratio by several per cent, the same way in every round.
+Rounds within one process say little about the uncertainty of a ratio: where each array is placed in memory is
+decided when the process starts and changes the ratio by several per cent, in the same way in every round.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ Part = TypeVar("Part")
 # One process's times, by variant.
 Timed: TypeAlias = Mapping[str, Times]
 
-# So many processes at first, for an interval of fewer is narrow by chance too often; and no more than these.
-# A pause before each further one lets pass what made the machine restless.
+# Processes at first (with fewer, the interval is too often narrow by chance) and at most, and the seconds to
+# wait before each further one, so that whatever disturbed the machine can end.
 LEAST, MOST, PAUSE_S = 5, 16, 3.0
 # Student's t, 97.5 %, by degrees of freedom from 1 on.
 _T = (
@@ -45,7 +45,7 @@ _T = (
 def known_within(values: Sequence[float]) -> tuple[float, float]:
     """The mean over processes, and half its 95 % interval (Student 1908, doi 10.1093/biomet/6.1.1).
 
-    inf for the interval of a single value; NaN among NaN.
+    The interval of a single value is inf; if a value is NaN, so are both results.
 
     Example:
         >>> mean, half = known_within([1.2, 1.3, 1.4])
@@ -54,7 +54,7 @@ def known_within(values: Sequence[float]) -> tuple[float, float]:
     """
     mean = statistics.fmean(values)
     if math.isnan(mean):
-        return mean, math.nan  # which stdev would stumble over
+        return mean, math.nan  # stdev would raise
     if len(values) < 2:
         return mean, math.inf
     return mean, _T[len(values) - 2] * statistics.stdev(values) / math.sqrt(len(values))
@@ -64,7 +64,7 @@ def quotient_within(above: Sequence[float], below: Sequence[float]) -> tuple[flo
     """The quotient of two means over the same processes, and half its interval, to first order.
 
     Not the mean of quotients: a process in which the divisor happens to be small would outweigh the others.
-    None if the divisor is not told from 0.
+    None if the divisor's interval contains 0.
 
     Example:
         >>> quotient_within([1.0, 2.0], [2.0, 4.0])
@@ -83,7 +83,7 @@ def quotient_within(above: Sequence[float], below: Sequence[float]) -> tuple[flo
 
 
 def timed(parts: Sequence[Mapping[str, Any]]) -> list[Timed]:
-    """The times of each process, of which ``samples`` has the milliseconds."""
+    """The times of each process, from the milliseconds in ``samples``."""
     return [{name: Times(samples) for name, samples in part["samples"].items()} for part in parts]
 
 
@@ -93,18 +93,18 @@ def pooled(processes: Sequence[Timed], name: str) -> Times:
 
 
 def ratio_to_bare(processes: Sequence[Timed], name: str) -> tuple[float, float]:
-    """How many times as long as the bare step, and within how much of itself that is known."""
+    """The time relative to the bare step's, and the relative uncertainty of this ratio."""
     mean, half = known_within([process[name].median_ratio_to(process["bare"]) for process in processes])
     return mean, half / mean
 
 
 def restless(what: str, processes: Sequence[Timed], bound: float) -> str:
-    """Which ratios to the bare step are not known within ``bound`` of themselves yet; "" if all are."""
+    """A message with the ratios to the bare step whose relative uncertainty exceeds ``bound``, or ""."""
     known = {name: ratio_to_bare(processes, name)[1] for name in processes[0] if name != "bare"}
     over = {name: f"{within:.1%}" for name, within in known.items() if not within <= bound}
     if not over:
         return ""
-    return f"{what}: after {len(processes)} processes known within {over}, beyond {bound:.0%}."
+    return f"{what}: after {len(processes)} processes the uncertainty is {over}, above {bound:.0%}."
 
 
 def until_known(
@@ -113,21 +113,21 @@ def until_known(
     *,
     say: Callable[[str], None] = lambda _: None,
 ) -> list[Part]:
-    """What ``once(0)``, ``once(1)``, ... return, until ``restless`` of them all is empty.
+    """The results of ``once(0)``, ``once(1)``, ..., until ``restless`` returns "" for all of them.
 
     Args:
-        once: measures in a process of its own; told how many did before.
-        restless: what is not known well enough yet, in words.
-        say: is told of each further one.
+        once: measures in a process of its own; its argument is the number of processes before.
+        restless: a message about what is still too uncertain, or "".
+        say: called with a message before each further process.
 
     Raises:
-        NoisyError: something still is restless after ``MOST``.
+        NoisyError: ``restless`` still returns a message after ``MOST`` processes.
     """
     parts = [once(turn) for turn in range(LEAST)]
     while complaint := restless(parts):
         if len(parts) >= MOST:
             raise NoisyError(f"{complaint} The machine is too busy.")
-        say(f"{complaint} Once more.")
+        say(f"{complaint} Measuring once more.")
         time.sleep(PAUSE_S)
         parts.append(once(len(parts)))
     return parts

@@ -1,9 +1,9 @@
-"""A whole guarded AdamW step with each rule, PyTorch and JAX on a CPU, against the bare step.
+"""A whole guarded AdamW step with each rule, in PyTorch and JAX on a CPU, compared with the bare step.
 
-What a rule needs besides the norms shows here: AdaptiveGradClip reads the weights and multiplies by unit,
-rules with a factor a tensor multiply the gradients (torch's fused kernels take one factor for all),
-ClipUpdateRMS looks at the update, two loss-scale rules look at elements. A rule that clips is timed twice:
-with thresholds that let every step pass, and with thresholds that clip every step.
+This includes the cost of what a rule needs besides the norms: AdaptiveGradClip reads the weights and
+multiplies each unit, rules with one factor per tensor multiply the gradients (torch's fused kernels take a
+single factor), ClipUpdateRMS reads the update, and two loss-scale rules read elements. A rule that clips is
+timed twice: with thresholds that clip no step and with thresholds that clip every step.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from stablenum import (
 
 __all__ = ["run"]
 
-# Rules that warm up have done so when the timing begins.
+# Warm-up steps of rules that have a warm-up; they are over when the timing begins.
 WARM = 4
 PASSING = {
     "no rule": GuardConfig(),
@@ -49,7 +49,7 @@ PASSING = {
     "AdaGC": GuardConfig(clip=AdaGC(max_norm=1e3, warmup_steps=WARM)),
     "ClipUpdateRMS": GuardConfig(clip=ClipUpdateRMS(1e3)),
     "SpikeGuard": GuardConfig(spike=SpikeGuard()),
-    # Held at 1: the gradients come scaled from the backward pass, which is not timed here.
+    # Fixed at 1: the gradients come scaled from the backward pass, which is not timed here.
     "LogMaxLossScale": GuardConfig(loss_scale=LogMaxLossScale(init_scale=1.0, max_scale=1.0)),
     "UnderflowAwareLossScale": GuardConfig(loss_scale=UnderflowAwareLossScale(init_scale=1.0, max_scale=1.0)),
 }
@@ -68,7 +68,7 @@ WARMUP = WARM + 4  # steps that are not timed
 
 
 def run(rounds: int = 15) -> dict[str, dict[str, Any]]:
-    """Framework -> size, milliseconds of each variant, and its ratio to the bare step."""
+    """For each framework the size, the milliseconds of each variant, and its ratio to the bare step."""
     return {"PyTorch, fused AdamW": _torch(rounds), "JAX, step, adamw": _jax(rounds)}
 
 
@@ -82,9 +82,9 @@ def _report(times: dict[str, Any], temp: dict[str, int] | None = None) -> dict[s
 
 
 def _check(name: str, last: dict[str, Any]) -> None:
-    """That what the row's name says happened."""
+    """Check that the step was applied, and clipped if and only if the row's name says so."""
     if not last["applied"]:
-        raise RuntimeError(f"{name}: the step was refused ({last['reason'].name})")
+        raise RuntimeError(f"{name}: the step was skipped ({last['reason'].name})")
     clipped = last["clip_coefficient"] < 1 - 1e-5  # AutoClip at equal norms: n / (n + 1e-6)
     if name.startswith("ClipUpdateRMS"):  # acts after the decision
         clipped = name in CLIPPING
@@ -101,12 +101,12 @@ def _torch(rounds: int) -> dict[str, Any]:
     loss = torch.tensor(2.0)
 
     def prepare(name: str) -> None:
-        """Only what is timed next: putting back all gradients each time would take most of the hour."""
+        """Restore the gradients of the next variant only: restoring all each time would take too long."""
         if name == "bare":
             bare.put_gradients(1.0)
         else:
             variants[name].put_gradients(1.0)
-            steps[name].scale(loss)  # notes the loss; the gradients are put, not made
+            steps[name].scale(loss)  # records the loss; the gradients are written directly
 
     timed = {"bare": bare.optimizer.step} | {name: step.step for name, step in steps.items()}
     times = interleaved(timed, rounds=rounds, warmup=WARMUP, prepare=prepare)

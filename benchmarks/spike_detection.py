@@ -1,8 +1,8 @@
-"""How many planted spikes each spike rule finds, and how many ordinary steps it refuses.
+"""How many planted spikes each spike rule finds, and how many ordinary steps it skips.
 
-Streams: recorded trainings with labelled spikes planted into them, pairs of spikes of which the first
-hides the second, and streams that are constant but for the last digits. The rules run through
-``stablenum.decide``; the peer's law is stated here in plain float64, as its source has it.
+Streams: recorded training runs with labelled spikes planted into them, pairs of spikes of which the first
+hides the second, and streams that are constant except for the last digits. The rules run through
+``stablenum.decide``; the peer's rule is written here in plain float64, as in its source.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ PEER = "OLMo-core's law"
 
 
 def run() -> dict[str, dict[str, dict[str, int]]]:
-    """Stream -> rule -> spikes planted and detected, masked ones among them, ordinary steps and false skips.
+    """For each stream and rule: spikes planted and detected, also of masked ones; ordinary and skipped steps.
 
-    Steps that are not finite are left out: every rule refuses them.
+    Non-finite steps are left out, because every rule skips them.
     """
     rules: dict[str, Rule] = {
         "SpikeGuard": lambda stream: _skips(SpikeGuard(), stream),
@@ -54,7 +54,7 @@ def _streams() -> Iterator[tuple[str, SpikedStream]]:
             yield name, with_spikes(load(name), seed=seed)
     for seed in SEEDS:
         yield "masked pairs", with_spikes(load("mlp-sgd"), seed=seed, singles=0, pairs=20, nonfinite=0)
-        # The last digits move, as in a training that has nothing left to learn.
+        # Only the last digits change, as in training that has converged.
         noise = np.random.default_rng(seed).normal(size=(2, 1500)) * 1e-6
         still = constant(loss=2.302585, norm=0.5)
         still = still._replace(loss=still.loss * (1 + noise[0]), norms=still.norms * (1 + noise[1])[:, None])
@@ -79,23 +79,23 @@ def _count(spiked: SpikedStream, skipped: Array) -> dict[str, int]:
 
 
 def _skips(rule: Any, stream: RecordedStream) -> Array:
-    """(T,) bool: the steps that a guard with this rule refused as spikes."""
+    """(T,) bool: the steps that a guard with this rule skips as spikes."""
     config = GuardConfig(spike=rule)
     state = init_guard(config, stream.norms.shape[1], xp=xp)
-    refused = []
+    skipped = []
     for loss, norms in zip(stream.loss, stream.norms, strict=True):
         seen = Observation(norms.astype(np.float32), np.asarray(loss, np.float32))
         with np.errstate(all="ignore"):
             decision, state = decide(config, state, seen, xp=xp)
-        refused.append(int(decision.reason) in (Reason.SPIKE_LOSS, Reason.SPIKE_GRAD_NORM))
-    return np.asarray(refused)
+        skipped.append(int(decision.reason) in (Reason.SPIKE_LOSS, Reason.SPIKE_GRAD_NORM))
+    return np.asarray(skipped)
 
 
 def _olmo_core(stream: RecordedStream) -> Array:
     """The condition of OLMo-core's ``SkipStepOptimizer`` with its defaults: 128 steps, 6 deviations.
 
-    Both signals must satisfy ``x - mean <= 6 std`` (n - 1) over the last 128 values before x; from 64 values
-    on, x among them. Every value enters, those of skipped steps and the non-finite ones too.
+    Both signals must satisfy ``x - mean <= 6 std`` (n - 1) over the last 128 values before x, once there are
+    64 values including x. Every value enters, including those of skipped and of non-finite steps.
     """
     skipped = []
     for t in range(len(stream.loss)):

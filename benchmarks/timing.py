@@ -1,4 +1,4 @@
-"""Interleaved timing: every variant runs once a round, so that all share the machine's moods."""
+"""Interleaved timing: every variant runs once per round, so that changes of the machine affect all alike."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Times:
         quarters = statistics.quantiles(samples, n=4)
         self.spread = (quarters[2] - quarters[0]) / self.median
 
-    # Both of each round by itself, so that a mood of the machine that lasts longer than a round cancels.
+    # Both compare within each round, so that a change of the machine that lasts several rounds cancels.
 
     def median_ratio_to(self, other: Times) -> float:
-        """How many times as long as ``other``."""
+        """The median over rounds of the time relative to ``other``'s."""
         return statistics.median(a / b for a, b in zip(self.samples, other.samples, strict=True))
 
     def median_above(self, other: Times) -> float:
-        """Milliseconds more than ``other``."""
+        """The median over rounds of the time minus ``other``'s, in milliseconds."""
         return statistics.median(a - b for a, b in zip(self.samples, other.samples, strict=True))
 
     def as_dict(self) -> dict[str, float]:
@@ -53,16 +53,16 @@ def interleaved(
 ) -> dict[str, Times]:
     """Time every variant once in each round.
 
-    The order is drawn anew for each round, for what ran before a step has filled the caches; and the garbage
-    collector does not run within a step.
+    The order is drawn again for each round, because the caches hold the data of the step before. The garbage
+    collector does not run during a step.
 
     Args:
-        variants: name -> one step; it returns only when its work is done, unless ``timer`` waits for it.
-        rounds: measured rounds.
-        warmup: rounds that are thrown away.
-        prepare: called with a variant's name, untimed, before it runs: puts its inputs back.
+        variants: one step per name; it returns only when its work is done, unless ``timer`` waits for it.
+        rounds: the number of timed rounds.
+        warmup: the number of rounds before them that are not counted.
+        prepare: called with a variant's name before its step, untimed, to restore its inputs.
         timer: runs a step and returns its milliseconds.
-        seed: of the orders.
+        seed: the seed of the orders.
     """
     draw = random.Random(seed)
     samples: dict[str, list[float]] = {name: [] for name in variants}

@@ -1,4 +1,4 @@
-"""PyTorch: parameters with gradients and a fused AdamW, for the rules' cost."""
+"""PyTorch: parameters with gradients and a fused AdamW, for measuring the cost of rules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Variant"]
 
 
 class Variant:
-    """One set of parameters with their gradients and an optimizer of the same kind."""
+    """A set of parameters with gradients, and an AdamW of its own."""
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], lr: float = 1e-4) -> None:
         g = torch.Generator().manual_seed(0)
@@ -21,6 +21,6 @@ class Variant:
         self.optimizer = torch.optim.AdamW(self.params, lr=lr, fused=True)
 
     def put_gradients(self, scale: float) -> None:
-        """The same gradients again, multiplied."""
+        """Write the same gradients again, multiplied by ``scale``."""
         for p, g in zip(self.params, self.raw, strict=True):
             torch.mul(g, scale, out=p.grad)

@@ -1,8 +1,8 @@
 """``python -m benchmarks.ulp``: the worst error of value and gradient of each function and loss, in ulp.
 
-Over the regular grids of ``tests/numerics/oracle.py`` and ``tests/losses/accuracy.py``, against 50 digits,
-beside what PyTorch, JAX and optax have of the same name. Writes ``benchmarks/results/ulp.json``:
-function -> format -> library -> [value, gradient].
+Over the regular grids of ``tests/numerics/oracle.py`` and ``tests/losses/accuracy.py``, relative to values of
+50 digits, next to the functions of the same name in PyTorch, JAX and optax. Writes
+``benchmarks/results/ulp.json``: function -> format -> library -> [value, gradient].
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["LOSS_PEERS", "OPTAX", "PEERS", "run", "run_losses"]
 
 RESULTS = Path(__file__).parent / "results" / "ulp.json"
 
-# What a user would reach for; None where the library has no such function.
+# The function a user would choose in PyTorch and in JAX; None where the library has none.
 PEERS: dict[str, tuple[Callable[..., Any] | None, Callable[..., Any] | None]] = {
     "log": (torch.log, jnp.log),
     "log1mexp": (lambda a: torch.log1p(-torch.exp(-a)), lambda a: jnp.log1p(-jnp.exp(-a))),
@@ -63,7 +63,7 @@ PEERS: dict[str, tuple[Callable[..., Any] | None, Callable[..., Any] | None]] = 
     ),
 }
 
-# Not optax.safe_root_mean_squares: it has a floor where rms_norm adds eps, another function.
+# Not optax.safe_root_mean_squares, which is another function: it has a floor where rms_norm adds eps.
 OPTAX: dict[str, Callable[..., Any]] = {
     "norm": lambda x: optax.safe_norm(x, 0.0, axis=-1),
     "normalize": lambda x: x / optax.safe_norm(x, 0.0, axis=-1, keepdims=True),
@@ -74,7 +74,7 @@ def _unit(x: jax.Array) -> jax.Array:
     return x / optax.safe_norm(x, 0.0, axis=-1, keepdims=True)
 
 
-# By the label of tests.losses.accuracy; the first word alone stands for all of that name.
+# Keyed by the labels of tests.losses.accuracy.
 LOSS_PEERS: dict[str, dict[str, Callable[..., Any]]] = {
     "binary_cross_entropy": {
         "torch": lambda z, y: F.binary_cross_entropy_with_logits(z, y, reduction="none"),
@@ -147,12 +147,12 @@ Row = dict[str, list[float | None]]
 
 
 def run() -> dict[str, dict[str, Row]]:
-    """Function -> format -> library -> the worst ulp of value and gradient; None: not finite somewhere."""
+    """For each function, format and library the worst error of value and gradient; None if not finite."""
     return {f.label: {n: _function(f, form) for n, form in FORMATS.items()} for f in [*FUNCTIONS, *ROWS]}
 
 
 def run_losses() -> dict[str, dict[str, Row]]:
-    """The same of each loss."""
+    """The same for each loss."""
     return {loss: {n: _loss(loss, form) for n, form in FORMATS.items()} for loss in LOSSES}
 
 
@@ -191,7 +191,7 @@ def _shown(errors: tuple[float, float]) -> list[float | None]:
 
 
 def main() -> None:
-    """Measure, show, save."""
+    """Measure, print and save the errors."""
     report = run() | run_losses()
     for label, formats in report.items():
         for name, row in formats.items():

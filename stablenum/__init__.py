@@ -1,8 +1,8 @@
 """stablenum: numerical stability for training neural networks, for PyTorch and JAX.
 
-This package is the core: every policy, written once over array namespaces. The adapters
-``stablenum_torch`` and ``stablenum_jax`` measure gradients and apply its decisions. Importing it
-loads no array library.
+This package is the core: every decision rule, written once over array namespaces. The adapters
+``stablenum_torch`` and ``stablenum_jax`` measure gradients and apply its decisions. Importing this
+package loads no array library.
 """
 
 from stablenum.errors import NonFiniteError

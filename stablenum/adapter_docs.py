@@ -1,4 +1,4 @@
-"""A core function as an adapter shows it: its text and arguments without ``xp``, in the framework's words."""
+"""The docstring and signature of a core function as an adapter shows them: no ``xp``, framework terms."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ def spelled_text(
     note: str = "",
     hidden: tuple[str, ...] = HIDDEN,
 ) -> str:
-    """The function's docstring without the hidden arguments, its example replaced.
+    """The function's docstring without the hidden arguments and with another example.
 
     Args:
-        function: of the core.
-        example: lines of a session, which take the place of the function's own.
-        words: what is written differently: ours, theirs.
-        note: a paragraph before the example.
-        hidden: arguments whose lines are dropped.
+        function: the core function.
+        example: lines of an interactive session that replace the function's own example.
+        words: pairs of the core's term and the framework's term for it.
+        note: a paragraph to insert before the example.
+        hidden: arguments whose lines are dropped. Each must be documented in a single line.
 
     Example:
         >>> def f(x, *, axis, xp):
         ...     '''The sum.
         ...
         ...     Args:
-        ...         axis: over which.
+        ...         axis: the axis to sum over.
         ...         xp: the array namespace.
         ...
         ...     Example:
@@ -45,7 +45,7 @@ def spelled_text(
         The sum.
         <BLANKLINE>
         Args:
-            dim: over which.
+            dim: the axis to sum over.
         <BLANKLINE>
         Example:
             g(1)
@@ -70,11 +70,11 @@ def spelled_signature(
     """The function's signature without the hidden arguments.
 
     Args:
-        function: of the core.
-        names: of arguments that are called otherwise: ours to theirs.
-        defaults: of arguments, under our names.
-        hidden: arguments that are dropped.
-        changes: for :meth:`inspect.Signature.replace`: a ``return_annotation``.
+        function: the core function.
+        names: arguments to rename: the core's name mapped to the framework's.
+        defaults: new defaults, keyed by the core's argument names.
+        hidden: arguments to drop.
+        changes: passed to :meth:`inspect.Signature.replace`, for example ``return_annotation``.
 
     Example:
         >>> def f(x, *, axis=-1, xp): ...

@@ -1,4 +1,4 @@
-"""What every namespace traces: bounds by a Python scalar, the joint norm, and a walk over nested tuples."""
+"""Helpers that trace in every array namespace: scalar bounds, the joint norm, maps over nested tuples."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Array: TypeAlias = Any
 Namespace: TypeAlias = Any
 Tree = TypeVar("Tree")
 
-# ``xp.clip`` and ``xp.minimum(x, 1.0)`` would say the same as the two bounds, but array-api-compat resolves
-# their dtypes on the host, which breaks ``torch.compile(fullgraph=True)``.
+# ``xp.clip`` and ``xp.minimum(x, 1.0)`` compute the same as the two functions below, but array-api-compat
+# resolves their dtypes on the host, which breaks ``torch.compile(fullgraph=True)``.
 
 
 def at_most(x: Array, bound: float, *, xp: Namespace) -> Array:
@@ -27,30 +27,30 @@ def at_least(x: Array, bound: float, *, xp: Namespace) -> Array:
     return xp.maximum(x, xp.full_like(x, bound))
 
 
-# A float32 sum of squares is infinite from 1.8e19 on and zero below 2.6e-23, although the norm itself is an
-# ordinary number. Very large and very small norms are first scaled by a power of two, which keeps their
-# squares in range and costs no precision.
-# Squares of numbers in [2**-40, 2**40], and sums of 2**47 of them, are normal float32 numbers.
+# A float32 sum of squares overflows for norms from 1.8e19 up and vanishes for norms below 2.6e-23, although
+# the norm itself is an ordinary number. Very large and very small norms are therefore scaled by a power of
+# two first, which keeps their squares in range and costs no precision.
+# The squares of numbers in [2**-40, 2**40], and sums of 2**47 such squares, are normal float32 numbers.
 _LARGE, _SMALL = 2.0**40, 2.0**-40
-# Takes the rest of float32's range into [2**-69, 2**48].
+# Maps the rest of float32's range into [2**-69, 2**48].
 _SHIFT = 2.0**80
 
 
 def combine_norms(norms: Array, *, xp: Namespace) -> Array:
     """The L2 norm of the whole from the L2 norms of its parts.
 
-    ``sqrt(sum((s n)^2)) / s`` with s = 2**-80, 1 or 2**80 by the size of the largest part; the
-    constants' way of Blue 1978 (doi 10.1145/355769.355771). Multiplying by a constant and not
-    dividing by the largest part: XLA divides by an array as by its reciprocal, which is flushed
-    to zero from 8.5e37 on.
+    ``sqrt(sum((s n)^2)) / s`` with s = 2**-80, 1 or 2**80, depending on the size of the largest
+    part: the method of Blue 1978 (doi 10.1145/355769.355771). The norms are multiplied by a
+    constant and not divided by the largest part, because XLA turns a division by an array into a
+    multiplication by its reciprocal, which is flushed to zero for divisors from 8.5e37 up.
 
     Args:
-        norms: (n,) float32, none negative.
+        norms: (n,) float32, non-negative.
         xp: the array namespace.
 
     Returns:
-        () float32. NaN if a part is NaN, else inf if a part is inf, else a finite number (a
-        result beyond float32's range saturates there); 0 for no parts at all.
+        () float32. NaN if a part is NaN, otherwise inf if a part is inf, otherwise a finite number
+        (a result beyond float32's range saturates at its largest number); 0 if there are no parts.
 
     Example:
         >>> import numpy as np
@@ -65,13 +65,13 @@ def combine_norms(norms: Array, *, xp: Namespace) -> Array:
     large, small = largest > _LARGE, largest < _SMALL
     scaled = norms * xp.where(large, shrink, xp.where(small, enlarge, one))
     total = xp.sqrt(xp.sum(scaled * scaled)) * xp.where(large, enlarge, xp.where(small, shrink, one))
-    # For zeros that are known when it compiles (no parameter has an element), XLA makes the total NaN.
+    # If XLA knows at compile time that all norms are 0 (no parameter has an element), the total becomes NaN.
     some = xp.isfinite(largest) & (largest > 0)
     return xp.where(some, at_most(total, FLOAT32_MAX, xp=xp), largest)
 
 
 def map_leaves(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
-    """The tree of ``function(leaf, *leaves of the others)``, of the same tuple types.
+    """Apply ``function`` to the corresponding leaves of nested tuples; the tuple types are kept.
 
     Example:
         >>> map_leaves(lambda a, b: a + b, (1, (2,)), (10, (20,)))
@@ -87,7 +87,7 @@ def map_leaves(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
 
 
 def leaves(tree: Any) -> list[Any]:
-    """All leaves in order.
+    """All leaves of nested tuples, in order.
 
     Example:
         >>> leaves((1, (2, 3)))

@@ -1,4 +1,4 @@
-"""The exceptions of stablenum, and the one way in which a wrong setting is reported."""
+"""The exceptions of stablenum, and the shared checks that report a wrong setting."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["NonFiniteError", "bad_field", "check_choice", "check_int", "check_nu
 
 
 class NonFiniteError(ArithmeticError):
-    """Training was told to stop because steps could not be applied.
+    """Training stops because too many steps in a row were non-finite.
 
-    Raised on the host only, after the step was refused: parameters and optimizer state are
-    those from before it.
+    Raised on the host only, after the step was skipped: parameters and optimizer state have the
+    values they had before that step.
 
     Attributes:
-        metrics: what ``last`` (torch) or ``metrics`` (JAX) says about the refused step.
+        metrics: the skipped step as ``last`` (torch) or ``metrics`` (JAX) reports it.
         history: the flight recorder's rows, oldest first.
 
     Example:
@@ -47,7 +47,7 @@ def _rebuild(message: str, metrics: dict[str, Any], history: list[Any]) -> NonFi
 
 
 def bad_field(field: str, allowed: str, got: object, *, hint: str = "") -> ValueError:
-    """A ValueError that names the field, what is allowed and what came."""
+    """A ValueError that names the field, what is allowed and what it got instead."""
     shown = repr(got)
     shown = shown if len(shown) <= 200 else shown[:197] + "..."
     return ValueError(f"{field} must be {allowed}; got {shown}." + (f" {hint}" if hint else ""))
@@ -63,10 +63,10 @@ def check_number(
     at_most: float | None = None,
     hint: str = "",
 ) -> float:
-    """``value`` as a float if it is a finite real number within the bounds.
+    """``value`` as a float, if it is a finite real number within the bounds.
 
     Raises:
-        ValueError: it is not; the message names ``field``, the bounds and the value.
+        ValueError: ``value`` is not such a number; the message names ``field``, the bounds and ``value``.
     """
     bounds = [
         f"{word} {bound:g}"
@@ -89,10 +89,10 @@ def check_number(
 
 
 def _as_float(value: object) -> float | None:
-    """A real number of any library as a plain float, None for anything else."""
+    """A real number of any library as a plain float; None for anything else."""
     if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
         return None
-    if getattr(value, "requires_grad", False):  # a plain number would part it from its gradient
+    if getattr(value, "requires_grad", False):  # a plain number would lose its gradient
         return None
     try:
         return float(value)
@@ -101,10 +101,10 @@ def _as_float(value: object) -> float | None:
 
 
 def check_int(field: str, value: object, *, at_least: int, at_most: int = 2**31 - 1) -> int:
-    """``value`` as an int if it is a whole number from ``at_least`` to ``at_most`` (the largest int32).
+    """``value`` as an int, if it is an integer from ``at_least`` to ``at_most`` (default: the largest int32).
 
     Raises:
-        ValueError: it is not; the message names ``field``, the bounds and the value.
+        ValueError: ``value`` is not such an integer; the message names ``field``, the bounds and ``value``.
     """
     allowed = f"a whole number from {at_least} to {at_most}"
     try:
@@ -117,10 +117,10 @@ def check_int(field: str, value: object, *, at_least: int, at_most: int = 2**31 
 
 
 def check_choice(field: str, value: object, choices: Sequence[str]) -> None:
-    """Nothing, if ``value`` is one of the words ``choices``.
+    """Check that ``value`` is one of the strings ``choices``.
 
     Raises:
-        ValueError: it is not; the message names ``field`` and the words.
+        ValueError: it is not; the message names ``field`` and the choices.
     """
     if not isinstance(value, str) or value not in choices:
         raise bad_field(field, " or ".join(repr(choice) for choice in choices), value)

@@ -1,4 +1,4 @@
-"""The check of a number in a rule's settings."""
+"""The check of a number among a rule's settings."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["check_field"]
 def check_field(rule: object, name: str, *, whole: bool = False, **bounds: Any) -> None:
     """Check a number in a frozen dataclass and store it as a plain Python number.
 
-    Rules compute in float32, so what lies beyond its range is refused too.
+    Rules compute in float32, so a number beyond float32's range is rejected too.
 
     Args:
-        rule: the dataclass; its class is named in the message.
+        rule: the dataclass; an error message names its class.
         name: the field.
-        whole: a whole number instead of any.
-        **bounds: as :func:`check_number` or :func:`check_int` take them.
+        whole: whether the number must be an integer.
+        **bounds: the bounds, as keyword arguments of :func:`check_number` or :func:`check_int`.
 
     Raises:
         ValueError: the value is not allowed.

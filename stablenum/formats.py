@@ -1,4 +1,4 @@
-"""The number formats that training meets, as plain Python floats.
+"""The number formats used in training, described by plain Python floats.
 
 Sources: IEEE 754-2019 (binary16/32/64), Google's bfloat16, and Micikevicius et al. 2022
 (arXiv 2209.05433) for the two 8-bit formats, in the variants that torch and JAX implement
@@ -20,10 +20,10 @@ class Format:
 
     Attributes:
         name: the name that NumPy, torch and JAX share.
-        bits: storage width.
+        bits: storage width in bits.
         max: largest finite value.
         smallest_normal: smallest positive value with full precision.
-        smallest_subnormal: smallest positive value; half of it and less rounds to zero.
+        smallest_subnormal: smallest positive value; half of it or less rounds to zero.
         eps: distance from 1.0 to the next larger value.
 
     Example:
@@ -69,12 +69,12 @@ FORMATS: dict[str, Format] = {
 
 FLOAT32_MAX = FORMATS["float32"].max
 FLOAT32_TINY = FORMATS["float32"].smallest_normal
-# 2**-24: what is at most this in float16 is at its last bit, or gone.
+# 2**-24: a magnitude of at most this has only its last bit left in float16, or none.
 SMALLEST_FLOAT16 = FORMATS["float16"].smallest_subnormal
 
 
 def get_format(dtype: object) -> Format:
-    """The format of a dtype, given as a name or as any framework's dtype object.
+    """The format of a dtype, which may be a name or any framework's dtype object.
 
     Args:
         dtype: ``"float16"``, ``np.float16``, ``np.dtype("float16")``, ``torch.float16``,

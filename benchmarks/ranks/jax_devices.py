@@ -1,4 +1,4 @@
-"""``python -m benchmarks.ranks.jax_devices RANKS ROUNDS TURN``: what ``jax_ranks`` measures."""
+"""``python -m benchmarks.ranks.jax_devices RANKS ROUNDS TURN``: the process that ``jax_ranks`` starts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Devices:
 
     def __init__(self, world: int) -> None:
         if jax.device_count() != world:
-            raise BenchmarkError(f"{world} devices were asked for; JAX has {jax.device_count()}.")
+            raise BenchmarkError(f"{world} devices were requested; JAX has {jax.device_count()}.")
         self._sharding = NamedSharding(Mesh(np.asarray(jax.devices()), ("ranks",)), PartitionSpec("ranks"))
         self._draw, self._shape = np.random.default_rng(0), (ELEMENTS * world,)
         self._raw = self._tree(1e-2)
@@ -66,20 +66,20 @@ class _Devices:
         return {f"w{i:03d}": jax.device_put(array, self._sharding) for i, array in enumerate(drawn)}
 
     def put(self, name: str) -> None:
-        """Write the gradients of the variant's next step."""
+        """Write the gradients for the variant's next step."""
         factor = FACTORS[self._steps[name] % len(FACTORS)]
         self._steps[name] += 1
         self._grads = jax.block_until_ready(multiplied(self._grads, self._raw, factor))
 
     def step(self, name: str) -> None:
-        """One step, done when this returns."""
+        """Run one step and wait for its results."""
         self.carried[name] = jax.block_until_ready(self._programs[name](self.carried[name], self._grads))
 
     def check(self) -> None:
-        """What was computed, and by the norm over all devices.
+        """Check the computed parameters, and that clipping used the norm over all devices.
 
         Raises:
-            WrongResultError: it is something else than the names say.
+            WrongResultError: a variant did not compute what its name says.
         """
         ends = [np.concatenate([*map(np.asarray, self.carried[name][0].values())]) for name in NAMES]
         check_clipped_alike("devices", *ends)  # from parameters of 0

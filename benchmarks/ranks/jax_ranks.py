@@ -1,6 +1,6 @@
 """JAX: ranks are devices of one process, over which XLA shards.
 
-The peer is optax's ``apply_if_finite`` around ``clip_by_global_norm``, partitioned by XLA as ours is.
+The peer is optax's ``apply_if_finite`` around ``clip_by_global_norm``; XLA partitions it as it does ours.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def measure(world: int, rounds: int, turn: int = 0) -> dict[str, Any]:
     """``samples`` and ``counts``, by variant, on a mesh of ``world`` devices.
 
     Raises:
-        BenchmarkError: the process failed, or computed something else, or did not end.
+        BenchmarkError: the process failed, computed a wrong result, or did not end.
     """
     environment = os.environ | {
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={world}",

@@ -1,4 +1,4 @@
-"""All numbers of ranks in both frameworks, each in as many runs as it takes to know its ratios."""
+"""Measures all numbers of ranks in both frameworks, each in as many processes as its uncertainty needs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["run"]
 
 WORLDS = (1, 2, 4, 8)
 ROUNDS = 60
-# Within how much of itself a ratio to the bare step has to be known: ranks wait for each other, which is
-# restless by nature.
+# The largest relative uncertainty of a ratio to the bare step. It is large because ranks wait for each other,
+# which makes the times vary.
 BOUND = 0.15
-# (ranks, rounds, how many processes did before) -> samples and counts.
+# (ranks, rounds, number of processes before) -> samples and counts.
 MEASURE: Mapping[str, Callable[[int, int, int], dict[str, Any]]] = MappingProxyType(
     {"torch": torch_ranks.measure, "jax": jax_ranks.measure}
 )
@@ -34,7 +34,7 @@ def run(
     """One row for each framework and number of ranks, by default up to the number of cores.
 
     Raises:
-        BenchmarkError: a rank failed, or the ratios are uncertain beyond ``bound`` to the end.
+        BenchmarkError: a rank failed, or the uncertainty of a ratio stays above ``bound``.
     """
     chosen = worlds or tuple(world for world in WORLDS if world <= (os.cpu_count() or 1))
     return [_row(framework, world, rounds, bound, say) for framework in frameworks for world in chosen]

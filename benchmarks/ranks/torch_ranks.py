@@ -1,7 +1,7 @@
-"""PyTorch: ranks are processes on CPUs that meet over gloo; ``python -m benchmarks.ranks.torch_ranks``.
+"""PyTorch: ranks are processes on CPUs connected by gloo; ``python -m benchmarks.ranks.torch_ranks``.
 
-The peer does what trainers do by hand: the norm of the shard, a sum of it over the ranks, a maximum over the
-ranks of "something is not finite", and a clip.
+The peer does by hand what training loops do: the norm of the shard, a sum of squares over the ranks, a
+maximum over the ranks of "something is not finite", and a clip.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PATIENCE_S = 600
 
 
 class _Counted:
-    """Counts what goes through ``dist.all_reduce``."""
+    """Counts the calls of ``dist.all_reduce`` and their bytes."""
 
     def __init__(self) -> None:
         self.calls, self.bytes, self._plain = 0, 0, dist.all_reduce
@@ -49,10 +49,10 @@ class _Counted:
 
 
 def measure(world: int, rounds: int, turn: int = 0) -> dict[str, Any]:
-    """What the first of ``world`` ranks measured: ``samples`` and ``counts``, by variant.
+    """``samples`` and ``counts`` of each variant, as measured by the first of ``world`` ranks.
 
     Raises:
-        BenchmarkError: a rank failed, or computed something else, or they did not end.
+        BenchmarkError: a rank failed, computed a wrong result, or did not end.
     """
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-W", "ignore", "-m", "benchmarks.ranks.torch_ranks"]
@@ -102,10 +102,10 @@ class _Ranks:
         dist.barrier()
 
     def check(self) -> None:
-        """What was computed, and by the norm over all ranks.
+        """Check the computed parameters, and that clipping used the norm over all ranks.
 
         Raises:
-            WrongResultError: it is something else than the names say.
+            WrongResultError: a variant did not compute what its name says.
         """
         ways = [torch.cat([p.detach() for p in self.params[name]]).numpy() - 1 for name in NAMES]
         check_clipped_alike("ranks", *ways)

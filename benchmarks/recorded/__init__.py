@@ -1,6 +1,6 @@
-"""Losses and gradient norms of real trainings, and spikes planted into them with labels.
+"""Losses and gradient norms of real training runs, and labelled spikes planted into them.
 
-The files were written by ``python -m benchmarks.record_streams``; each says in it what was trained.
+The files were written by ``python -m benchmarks.record_streams``; each describes what was trained.
 
     stream = load("transformer-adamw")
     spiked = with_spikes(stream, seed=0)
@@ -29,14 +29,14 @@ SECOND_AFTER = 10  # steps between the two spikes of a masked pair
 
 
 class RecordedStream(NamedTuple):
-    """What a training's guard would have seen; float64.
+    """The losses and norms that a guard of the training run would have observed; float64.
 
     Attributes:
-        name: of the file.
+        name: the name of the file.
         loss: (T,), unscaled.
         norms: (T, n), the gradient norm of each tensor, unscaled.
-        names: of the n tensors.
-        about: one sentence.
+        names: the names of the n tensors.
+        about: one sentence about the run.
     """
 
     name: str
@@ -47,7 +47,7 @@ class RecordedStream(NamedTuple):
 
     @property
     def norm(self) -> Array:
-        """(T,), the joint norm."""
+        """(T,), the joint norm of each step."""
         return np.sqrt((self.norms**2).sum(axis=1))
 
 
@@ -56,11 +56,11 @@ class Planted:
     """One bad step.
 
     Attributes:
-        step: when.
+        step: the index of the step.
         kind: ``"single"``; ``"masking"`` and, ten steps later and smaller, ``"masked"``;
             ``"nonfinite"``.
-        norm_factor: all norms of the step are multiplied by it; NaN and inf are put there.
-        loss_factor: the same of the loss.
+        norm_factor: multiplies all norms of the step; NaN or inf replaces them.
+        loss_factor: the same for the loss.
     """
 
     step: int
@@ -73,9 +73,9 @@ class SpikedStream(NamedTuple):
     """A stream with planted spikes.
 
     Attributes:
-        stream: with them in it.
-        labels: (T,), whether a step was planted. A training's own spikes are not labelled.
-        planted: by step.
+        stream: the stream with the spikes in it.
+        labels: (T,), whether a spike was planted at the step. The run's own spikes are not labelled.
+        planted: the planted spikes, ordered by step.
     """
 
     stream: RecordedStream
@@ -87,7 +87,7 @@ def load(name: str) -> RecordedStream:
     """A recorded stream, one of :data:`NAMES`.
 
     Raises:
-        ValueError: there is none of that name.
+        ValueError: there is no stream of that name.
     """
     if name not in NAMES:
         raise ValueError(f"name must be one of {', '.join(NAMES)}; got {name!r}.")
@@ -102,7 +102,7 @@ def load(name: str) -> RecordedStream:
 
 
 def constant(*, steps: int = 1500, loss: float = 1.0, norm: float = 1.0) -> RecordedStream:
-    """A stream without any spread: same loss, same norm at every step."""
+    """A stream without spread: the same loss and the same norm at every step."""
     return RecordedStream("constant", np.full(steps, loss), np.full((steps, 1), norm), ("weight",))
 
 
@@ -121,19 +121,19 @@ def with_spikes(
     """Plant spikes at random, labelled steps.
 
     Args:
-        stream: left as it is.
-        seed: of steps, factors and kinds; the same seed gives the same spikes.
-        singles: lone spikes, their factor log-uniform between ``factors``.
-        pairs: a spike of 100 and, ten steps later, one of 20: in a window the first hides the
-            second from a mean and a standard deviation.
-        nonfinite: steps of NaN or inf.
-        factors: of the lone spikes.
-        on: what spikes; drawn from these for each spike or pair.
-        start: no spike before this step, so that a rule's window is full.
-        apart: at least so many ordinary steps after each lone spike, pair and non-finite step.
+        stream: the stream, which is not changed.
+        seed: the seed of steps, factors and kinds; the same seed gives the same spikes.
+        singles: the number of single spikes, with a factor log-uniform between ``factors``.
+        pairs: the number of pairs of a spike of 100 and, ten steps later, one of 20: the first raises the
+            mean and standard deviation of a window, which hides the second.
+        nonfinite: the number of steps with NaN or inf.
+        factors: the range of the factors of single spikes.
+        on: which signals have spikes; one of these is drawn for each spike or pair.
+        start: no spike is before this step, so that a rule's window is full.
+        apart: the minimum number of ordinary steps after each single spike, pair and non-finite step.
 
     Raises:
-        ValueError: they do not fit into the stream, or ``on`` has another word or none.
+        ValueError: the spikes do not fit into the stream, or ``on`` is empty or has an unknown word.
     """
     if not on or not set(on) <= {"norm", "loss", "both"}:
         raise ValueError(f"on must be some of 'norm', 'loss' and 'both'; got {on!r}.")
@@ -154,13 +154,13 @@ def with_spikes(
 
 
 def _places(rng: np.random.Generator, kinds: Sequence[str], start: int, steps: int, apart: int) -> list[int]:
-    """First steps: the room that is left over is spread at random between the spikes."""
+    """The first step of each spike: the remaining steps are distributed at random between the spikes."""
     lengths = np.array([(SECOND_AFTER + 1 if kind == "pair" else 1) + apart for kind in kinds], dtype=int)
     spare = steps - start - int(lengths.sum())
     if spare < 0:
         raise ValueError(
             f"the spikes need {int(lengths.sum())} steps after step {start}, the stream has {steps} in all; "
-            "plant fewer, or put them less far apart."
+            "plant fewer, or reduce `apart`."
         )
     before = np.cumsum(lengths) - lengths
     return (start + before + np.sort(rng.integers(spare + 1, size=len(kinds)))).tolist()
@@ -177,7 +177,7 @@ def _plant(stream: RecordedStream, planted: tuple[Planted, ...]) -> SpikedStream
     labels = np.zeros(len(loss), dtype=bool)
     for spike in planted:
         labels[spike.step] = True
-        # Selected, not multiplied, where not finite: 0 x inf would be NaN.
+        # A non-finite factor replaces the value instead of multiplying it: 0 x inf would be NaN.
         finite = math.isfinite(spike.norm_factor)
         norms[spike.step] = norms[spike.step] * spike.norm_factor if finite else spike.norm_factor
         finite = math.isfinite(spike.loss_factor)

@@ -1,4 +1,4 @@
-"""How fast this machine's memory is: what the limit of a guarded step is reckoned with."""
+"""The bandwidth of this machine's memory, from which the lower limit of a guarded step's time follows."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def bandwidth(
     """GB/s of a copy (both directions counted) and of the fastest of three reductions (reading alone).
 
     Args:
-        device: where.
-        elements: float32, of each of two buffers; far more than the caches hold.
-        rounds: medians are over these.
+        device: the torch device.
+        elements: the number of float32 elements of each of two buffers; far more than the caches hold.
+        rounds: the number of rounds for the medians.
         timer: as in ``interleaved``.
         bound: the largest spread that is accepted.
 
     Raises:
-        NoisyError: a spread is beyond the bound.
+        NoisyError: a spread is above the bound.
     """
     source = torch.full((elements,), 0.5, device=device)
     target = torch.empty_like(source)
@@ -50,7 +50,7 @@ def bandwidth(
     speed = {name: moved[name] / times[name].median / 1e6 for name in ways}
     restless = {name: t.spread for name, t in times.items() if t.spread > bound}
     if restless:
-        raise NoisyError(f"bandwidth: spreads {restless} are beyond {bound}.")
+        raise NoisyError(f"bandwidth: the spreads {restless} are above {bound}.")
     return {
         "copy_gb_s": round(speed["copy_"], 2),
         "read_gb_s": round(max(v for name, v in speed.items() if name != "copy_"), 2),

@@ -9,17 +9,18 @@ from benchmarks.steps.rows import TORCH_ROWS, Row
 
 __all__ = ["compiling"]
 
-# These compile whole or nearly so; a compile time of what falls back to eager at each turn says nothing.
+# These compile entirely or nearly so; the compile time of a step that keeps falling back to eager code is
+# meaningless.
 _COMPILED = ("bare", "clip", "idle", "fold")
 
 
 def compiling(tensors: int = 10, *, device: str = "cpu", seconds: bool = True) -> list[dict[str, Any]]:
-    """For the fused and the foreach AdamW: graph breaks of each variant, and seconds to compile some.
+    """For the fused and the foreach AdamW: graph breaks of each variant, and seconds to compile some of them.
 
     Args:
-        tensors: how many, small ones.
-        device: where.
-        seconds: whether to compile the fused ones with inductor and take the time, once each.
+        tensors: the number of (small) tensors.
+        device: the torch device.
+        seconds: whether to time the compilation of the fused variants with inductor, once each.
     """
     return [
         _one_kernel("fused", tensors, device, seconds),
@@ -40,7 +41,7 @@ def _one_kernel(kernel: Any, tensors: int, device: str, seconds: bool) -> dict[s
     found: dict[str, Any] = {}
     for name, variant in build(problem).items():
         problem.put(variant.steps, variant.scale)
-        variant.step()  # makes the optimizer's state
+        variant.step()  # creates the optimizer's state
         found[name] = graph_breaks(variant.step)
         if seconds and name in _COMPILED:
             found[name]["compile_s"] = round(seconds_to_compile(variant.step), 2)

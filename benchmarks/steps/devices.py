@@ -1,4 +1,4 @@
-"""How a step is timed where it runs."""
+"""Timers for the device on which a step runs."""
 
 from __future__ import annotations
 

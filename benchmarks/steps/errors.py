@@ -9,7 +9,7 @@ __all__ = ["BenchmarkError", "MissingPeerError", "NoisyError", "WrongResultError
 
 
 class BenchmarkError(Exception):
-    """There is no figure to be had; ``exit_code`` is what the process ends with."""
+    """A benchmark has no trustworthy result; the process exits with ``exit_code``."""
 
     exit_code = 1
 
@@ -23,16 +23,16 @@ class WrongResultError(BenchmarkError):
 
 
 class NoisyError(BenchmarkError):
-    """The timings spread too far to be told apart."""
+    """The timings vary too much to be compared."""
 
     exit_code = 3
 
 
 def require(packages: Sequence[str]) -> None:
-    """See that all peers can be imported.
+    """Check that all peers can be imported.
 
     Raises:
-        MissingPeerError: one cannot.
+        MissingPeerError: a peer cannot be imported.
     """
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:

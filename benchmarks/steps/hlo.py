@@ -1,9 +1,9 @@
-"""Read a compiled XLA program: which kernels run in an ordinary step, and what memory they touch.
+"""Reads from a compiled XLA program which kernels run in an ordinary step, and how much memory they touch.
 
-XLA's own cost analysis counts the dearest branch of every conditional. A guarded step has one that is hardly
-ever taken, a closer look at norms that float32 does not hold, so the branches are told apart here: a
-conditional that returns as many bytes as all gradients have is the step itself, and its dearest branch is
-counted; one that returns less is such a look, and its cheapest is.
+XLA's own cost analysis counts the most expensive branch of every conditional. A guarded step has a branch
+that is hardly ever taken: it measures norms again that are beyond float32's range. So conditionals are
+distinguished here: one that returns at least as many bytes as all gradients is the step itself, and its most
+expensive branch is counted; one that returns less is such a measurement, and its cheapest branch is counted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
 _SHAPE = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
 _NAME = re.compile(r"%([\w.\-]+)")
-# Name arrays, hand them on or cut them: no kernel of their own.
+# These name, pass or slice arrays and have no kernel of their own.
 _FREE = {
     "parameter",
     "constant",
@@ -37,14 +37,14 @@ _CALLS = ("call", "conditional", "while")
 
 @dataclass
 class Work:
-    """What runs.
+    """The work of a program or a part of it.
 
     Attributes:
-        kernels: instructions carried out by themselves; a fusion is one.
+        kernels: the number of separate instructions; a fusion is one.
         traffic: bytes of all their operands and results.
         read: bytes of their operands that are watched arguments of the program.
-        collectives: those of them in which devices talk to one another.
-        sent: bytes of the results of these.
+        collectives: the number of kernels that communicate between devices.
+        sent: bytes of the results of the collectives.
     """
 
     kernels: int = 0
@@ -54,7 +54,7 @@ class Work:
     sent: int = 0
 
     def add(self, other: Work) -> None:
-        """Both, one after the other."""
+        """Add another part's work to this one."""
         self.kernels += other.kernels
         self.traffic += other.traffic
         self.read += other.read
@@ -82,11 +82,11 @@ def ordinary_step(program: str, watched: str, *, gradient_bytes: int) -> Work:
 
     Args:
         program: ``compiled.as_text()``.
-        watched: how the ``op_name`` of the watched arguments begins (``"grads["``).
-        gradient_bytes: of all gradients; see above.
+        watched: the start of the ``op_name`` of the watched arguments (``"grads["``).
+        gradient_bytes: the bytes of all gradients, which distinguish conditionals as described above.
 
     Raises:
-        ValueError: the program has no entry, or no watched argument: its form is another than was known.
+        ValueError: the program has no entry or no watched argument, so its format is not the expected one.
     """
     computations, entry = _parse(program)
     if not entry:
@@ -122,7 +122,7 @@ def _parse(program: str) -> tuple[dict[str, _Computation], str]:
 
 
 def _split(rest: str) -> tuple[str, str]:
-    """What is within the parentheses that are open, and what comes after."""
+    """The text up to the parenthesis that closes the one already open, and the text after it."""
     depth = 1
     for i, letter in enumerate(rest):
         depth += (letter == "(") - (letter == ")")
@@ -141,9 +141,9 @@ def _size(shape: str) -> int:
 def _walk(
     computations: dict[str, _Computation], name: str, given: list[Any] | None, marked: set[str], large: int
 ) -> tuple[Any, Work]:
-    """The watch on a computation's result (a bool, or a list for a tuple), and its work.
+    """Whether a computation's result is a watched argument (a bool, or a list for a tuple), and its work.
 
-    ``given``: the watch on each parameter; None for the entry, where those in ``marked`` are watched.
+    ``given``: the same for each parameter; None for the entry, where those in ``marked`` are watched.
     """
     watch: dict[str, Any] = {}
     sizes: dict[str, int] = {}
@@ -174,14 +174,14 @@ def _walk(
                 work.collectives += 1
                 work.sent += sizes[i.name]
             if i.kind == "copy":
-                watch[i.name] = of[0]  # still the same values: to read them again is a pass
+                watch[i.name] = of[0]  # the same values, so reading the copy is a pass too
     return watch.get(computations[name].root, False), work
 
 
 def _called(
     computations: dict[str, _Computation], i: _Instruction, of: list[Any], large: int
 ) -> tuple[Any, Work]:
-    """What a call, a loop (one turn) or a conditional does."""
+    """The same for a call, a loop (one iteration) or a conditional."""
     if i.kind == "call":
         return _walk(computations, _attribute(i, "to_apply")[0], of, set(), large)
     if i.kind == "while":

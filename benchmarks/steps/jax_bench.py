@@ -1,4 +1,4 @@
-"""A row in JAX, as ``measure`` asks for it. On JAX's default device."""
+"""A row in JAX, with the interface that ``measure`` uses, on JAX's default device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["JaxBench"]
 
 
 class JaxBench:
-    """See ``measure.Bench``."""
+    """Implements ``measure.Bench``."""
 
     def __init__(self, row: Row, device: str, turn: int) -> None:
         self.device = jax.default_backend()
@@ -61,7 +61,7 @@ class JaxBench:
         return before, self._ends(variant.carry)
 
     def _ends(self, carry: tuple[Any, ...]) -> list[np.ndarray]:
-        """The first and the last parameter, and the first and the last of each of the optimizer's moments."""
+        """The first and the last parameter, and the first and the last tensor of each optimizer moment."""
         alike = [leaf for leaf in jax.tree.leaves(carry[:2]) if leaf.shape == self.row.shape]
         ends = alike[:: self.row.tensors] + alike[self.row.tensors - 1 :: self.row.tensors]
         return [self.numbers(leaf) for leaf in ends]

@@ -1,4 +1,4 @@
-"""What a compiled JAX step does, read from the compiled program: traffic, kernels, memory, waits."""
+"""Traffic, kernels, memory and waits of a compiled JAX step, read from the compiled program."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["count"]
 
 
 def count(variant: JaxVariant) -> dict[str, Any]:
-    """Of an ordinary step.
+    """The counts of an ordinary step, one in which nothing goes wrong.
 
     Returns:
-        ``gradient_reads``: passes over the gradients as they come. ``traffic``: bytes that all kernels read
-        and write, over the bytes of the gradients. ``operations``: kernels. ``host_waits``: callbacks into
-        Python, and one if the host reads the metrics. ``temp_bytes``: beside arguments and results.
-        ``peak_bytes``: these and the results that took no argument's place. ``compile_s``: lowering and
-        compiling, once.
+        ``gradient_reads``: passes over the incoming gradients. ``traffic``: bytes that all kernels read
+        and write, relative to the bytes of the gradients. ``operations``: kernels. ``host_waits``: callbacks
+        into Python, plus one if the host reads the metrics. ``temp_bytes``: memory in addition to arguments
+        and results. ``peak_bytes``: these bytes plus the results that do not reuse an argument's memory.
+        ``compile_s``: seconds to lower and compile, once.
     """
     row = variant.problem.row
     program = variant.compiled.as_text()

@@ -1,4 +1,4 @@
-"""JAX: the bare step, the peers as their documentation drives them, and ours.
+"""JAX: the bare step, the peers as their documentation uses them, and ours.
 
 Each is one jitted function of (parameters, states), gradients and loss, with parameters and states donated.
 """
@@ -42,10 +42,10 @@ class JaxProblem:
 
     Attributes:
         raw: the gradients at factor 1, never changed.
-        grads: what the optimizers see, the same memory for all.
+        grads: what the optimizers get, in the same memory for all.
         start: the parameters before the first step.
-        norm: of ``raw``, in float64.
-        loss: () the loss that the gradients are said to be of.
+        norm: the norm of ``raw``, computed in float64.
+        loss: () the loss that belongs to the gradients.
     """
 
     def __init__(self, row: Row) -> None:
@@ -67,7 +67,7 @@ class JaxProblem:
         }
 
     def put(self, step: int, scale: float) -> None:
-        """The gradients of a step, multiplied by the loss scale."""
+        """Write the gradients of a step, multiplied by the loss scale."""
         factor = jnp.asarray(FACTORS[step % len(FACTORS)] * scale, self.dtype)
         self.grads = jax.block_until_ready(multiplied(self.grads, self.raw, factor))
 
@@ -83,15 +83,15 @@ def multiplied(_into: Tree, raw: Tree, factor: Any) -> Tree:
 
 
 class JaxVariant:
-    """One way to step, compiled.
+    """One variant of the step, compiled.
 
     Attributes:
         name: as in ``rows``.
-        carry: parameters, the optimizer's state, and what else goes on from step to step.
-        scale: what the gradients come multiplied by.
-        skips: whether a gradient that is not finite makes it leave everything alone.
+        carry: parameters, the optimizer's state, and what else is carried from step to step.
+        scale: the loss scale that the gradients are multiplied by.
+        skips: whether a non-finite gradient leaves parameters and state unchanged.
         compile_s: seconds to lower and compile.
-        steps: taken so far.
+        steps: the number of steps so far.
     """
 
     def __init__(
@@ -122,23 +122,23 @@ class JaxVariant:
         return self._read is not None
 
     def put(self) -> None:
-        """The gradients of the next step."""
+        """Write the gradients of the next step."""
         self.problem.put(self.steps, self.scale)
         self.steps += 1
 
     def step(self) -> None:
-        """One whole step, done when this returns."""
+        """Run one whole step and wait for its results."""
         self.step_on(self.problem.grads)
 
     def step_on(self, grads: Tree) -> None:
-        """One step on other gradients."""
+        """Run one step on other gradients."""
         self.carry = self.compiled(self.carry, grads, self.problem.loss)
         if self._read is not None:
             self._read(self.carry)
         jax.block_until_ready(self.carry)
 
     def check(self) -> None:
-        """Raises ``WrongResultError`` if what the name says did not happen."""
+        """Raise ``WrongResultError`` if a result is not what the name says."""
         self._check(self.carry, self.steps)
 
 
@@ -188,7 +188,7 @@ def _clipped(problem: JaxProblem) -> optax.GradientTransformation:
 
 @jax.custom_vjp
 def _loss_of(params: Tree, grads: Tree, loss: Any) -> Any:
-    """A loss whose gradients are at hand: flax's ``value_and_grad`` makes them, the others are given them."""
+    """A loss with known gradients: flax's ``value_and_grad`` computes them, the other variants get them."""
     return loss
 
 
@@ -225,7 +225,7 @@ def _jmp(problem: JaxProblem) -> JaxVariant:
     import jmp
 
     tx = _clipped(problem)
-    # jmp's class refuses the descriptions of arguments that `jit(...).lower` makes, so it is carried flat.
+    # jmp's class rejects the abstract arguments that `jit(...).lower` creates, so it is carried as leaves.
     leaves, structure = jax.tree.flatten(jmp.DynamicLossScale(jnp.asarray(SCALE)))
 
     def step(carry: tuple[Any, ...], grads: Tree, _loss: Any) -> tuple[Any, ...]:
@@ -297,7 +297,7 @@ MAKE: dict[str, Callable[[JaxProblem], JaxVariant]] = {
 
 
 def build(problem: JaxProblem, turn: int = 0) -> dict[str, JaxVariant]:
-    """The variants of the problem's row, made in the order of that turn."""
+    """The variants of the problem's row, created in the order of that turn."""
     return {name: MAKE[name](problem) for name in problem.row.in_turn(turn)}
 
 
@@ -307,7 +307,7 @@ def _scale_is_kept(
     def check(carry: tuple[Any, ...], _steps: int) -> None:
         if float(scale(carry)) != SCALE:
             raise WrongResultError(
-                f"{name}: the loss scale is {float(scale(carry))}; it ought to have stayed {SCALE}."
+                f"{name}: the loss scale is {float(scale(carry))}; expected {SCALE}, unchanged."
             )
 
     return check
@@ -316,7 +316,7 @@ def _scale_is_kept(
 def _decided(
     name: str, problem: JaxProblem, *, clipped: bool, scale: float
 ) -> Callable[[tuple[Any, ...], int], None]:
-    """Every step was applied, with the loss scale and the clipping that the name says."""
+    """Checks that every step was applied, with the loss scale and the clipping that the name says."""
 
     def check(carry: tuple[Any, ...], steps: int) -> None:
         last = stablenum_jax.metrics(carry[1])

@@ -1,4 +1,4 @@
-"""What an interrupted run had measured, so that the next one goes on from there."""
+"""Keeps the results of an interrupted run, so that the next run continues it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MEASURED = ("benchmarks", "stablenum", "stablenum_jax", "stablenum_torch")
 
 
 def sources_digest() -> str:
-    """Of every line of Python that is measured or measures."""
+    """A digest of all Python files that are measured or do the measuring."""
     digest = hashlib.sha256()
     for package in _MEASURED:
         for file in sorted((ROOT / package).rglob("*.py")):
@@ -26,12 +26,12 @@ def sources_digest() -> str:
 
 
 class Kept:
-    """Parts by name, in a file that is there only until the run is complete.
+    """The measured parts by name, in a file that exists only until the run is complete.
 
     Args:
-        file: where. One of other circumstances, or that cannot be read, is begun anew.
-        circumstances: tells all that the figures depend on: versions, machine, threads, sources.
-        say: is told what becomes of each part.
+        file: the path. A file of other circumstances, or one that cannot be read, is ignored and replaced.
+        circumstances: returns all that the figures depend on: versions, machine, threads, sources.
+        say: called with a message about each part.
     """
 
     def __init__(
@@ -51,14 +51,14 @@ class Kept:
             return {}
         except (OSError, ValueError, KeyError, TypeError):
             pass
-        self._say(f"{self._file} is of other circumstances: everything is measured anew")
+        self._say(f"{self._file} is of other circumstances: everything is measured again")
         return {}
 
     def part(self, name: str, measure: Callable[[], Any]) -> Any:
-        """The part, measured if it is not there.
+        """The result of a part, measured now if the file does not have it.
 
         Raises:
-            BenchmarkError: the circumstances changed meanwhile.
+            BenchmarkError: the circumstances changed during the measurement.
         """
         if name in self._parts:
             self._say(f"{name}: kept from the interrupted run")
@@ -78,5 +78,5 @@ class Kept:
         return found
 
     def forget(self) -> None:
-        """The run is complete."""
+        """Delete the file once the run is complete."""
         self._file.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""One process's share of a row: time all variants in turn, check what they computed, count their work."""
+"""Measures a row in one process: times all variants in turn, checks their results, counts their work."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from benchmarks.timing import interleaved
 
 __all__ = ["Bench", "measure"]
 
-_TENSORS, _ELEMENTS = 40, 64  # looked at by the reference
+_TENSORS, _ELEMENTS = 40, 64  # compared with the reference
 
 
 class Bench(Protocol):
     """A row set up in one framework.
 
     Attributes:
-        device: as the results name it.
-        norm: of all gradients at factor 1, float64.
+        device: the name of the device in the results.
+        norm: the norm of all gradients at factor 1, float64.
         raw: the gradients at factor 1.
-        variants: by name; of each ``measure`` uses ``step()``, ``check()``, ``steps`` and ``skips``.
+        variants: by name; ``measure`` uses ``step()``, ``check()``, ``steps`` and ``skips`` of each.
         timer: runs a step and returns its milliseconds.
     """
 
@@ -42,36 +42,36 @@ class Bench(Protocol):
         """The parameters before the first step."""
 
     def parameters(self, name: str) -> Sequence[Any]:
-        """The variant's own."""
+        """The variant's current parameters."""
 
     def numbers(self, array: Any) -> np.ndarray:
-        """An array of the framework in float64."""
+        """An array of the framework as NumPy float64."""
 
     def square_apart(self, one: Any, other: Any) -> float:
         """The sum of the squares of the differences."""
 
     def count(self, name: str) -> dict[str, Any]:
-        """What a step does, counted."""
+        """The counts of a step's work."""
 
     def skip(self, name: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Some parameters and moments before and after a step whose last gradient element is infinite."""
 
 
 def measure(row: Row, *, device: str = "cpu", turn: int = 0) -> dict[str, Any]:
-    """Time and check the row's variants; the first process counts as well.
+    """Time and check the row's variants; the first process also counts their work.
 
     Args:
         row: what to measure.
         device: ``cpu`` or ``cuda``.
-        turn: how many processes have measured the row before. In each the variants are made in another
-            order, so that none has the best place in memory every time.
+        turn: the number of processes that have measured the row before. Each process creates the variants in
+            another order, so that no variant always has the best place in memory.
 
     Returns:
         ``device``; ``samples``: each variant's milliseconds; ``distances`` from the reference; ``counts`` if
         ``turn`` is 0.
 
     Raises:
-        BenchmarkError: there is no result.
+        BenchmarkError: there is no trustworthy result.
     """
     row = on_device(row, device)
     bench = _set_up(row, device, turn)
@@ -98,7 +98,7 @@ def measure(row: Row, *, device: str = "cpu", turn: int = 0) -> dict[str, Any]:
 
 
 def _set_up(row: Row, device: str, turn: int) -> Bench:
-    # Each framework is imported only where it is measured.
+    # Each framework is imported only if it is measured.
     if row.framework == "torch":
         from benchmarks.steps.torch_bench import TorchBench
 
@@ -109,7 +109,7 @@ def _set_up(row: Row, device: str, turn: int) -> Bench:
 
 
 def _distances(row: Row, bench: Bench, start: np.ndarray, gradient: np.ndarray) -> dict[str, float]:
-    """Of some elements from the reference; all elements of variants that ought to agree are compared."""
+    """Distances from the reference over some elements; variants that must agree are compared in full."""
     samples, off = {}, {}
     for name in row.variants:
         variant = bench.variants[name]
@@ -135,7 +135,7 @@ def _distances(row: Row, bench: Bench, start: np.ndarray, gradient: np.ndarray) 
 
 
 def _sampled(bench: Bench, tensors: Sequence[Any]) -> np.ndarray:
-    """Some elements of some tensors, float64; the first and the last among them."""
+    """Some elements of some tensors, including the first and the last, float64."""
     which = sorted({round(i) for i in np.linspace(0, len(tensors) - 1, min(_TENSORS, len(tensors)))})
     parts = []
     for i in which:
@@ -146,7 +146,7 @@ def _sampled(bench: Bench, tensors: Sequence[Any]) -> np.ndarray:
 
 
 def _pairs(row: Row) -> list[tuple[str, str]]:
-    """Each variant with the first of those that have to agree with it."""
+    """Pairs of each variant and the first variant that has to agree with it."""
     pairs = []
     for kind in (UNCLIPPED, CLIPPED):
         names = [name for name in row.variants if name in kind]
@@ -155,7 +155,7 @@ def _pairs(row: Row) -> list[tuple[str, str]]:
 
 
 def _check_skip(row: Row, bench: Bench, name: str) -> None:
-    """One infinite gradient, and nothing may move."""
+    """Check that a step with one infinite gradient changes nothing."""
     before, after = bench.skip(name)
     if not all(map(np.array_equal, before, after)):
         raise WrongResultError(f"{row.name}: {name!r} did not skip a step with an infinite gradient.")

@@ -1,8 +1,8 @@
-"""What the parameters have to be at the end, in float64 and by the optimizers' formulas alone.
+"""The parameters expected at the end, computed in float64 from the optimizers' formulas alone.
 
-The gradients of step k are ``FACTORS[k % 4]`` times the same ones. Adam's update does not change when all
-gradients are multiplied by one number, so with equal steps it could not be seen whether clipping took place;
-with unequal ones it moves a fifth less unclipped than clipped.
+The gradients of step k are ``FACTORS[k % 4]`` times those of a fixed set. Adam's update does not change if
+all gradients are multiplied by one number, so equal steps would not show whether clipping took place; with
+unequal steps the parameters move a fifth less without clipping than with it.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ __all__ = [
 ]
 
 FACTORS = (1.0, 0.25, 2.0, 0.5)  # powers of two: exact in every format
-SCALE = 1024.0  # the loss scale where there is one
+SCALE = 1024.0  # the loss scale of variants that have one
 CLIP_AT = 0.1  # the norm to clip to, as a fraction of the norm at factor 1: every step is clipped
 LEARNING_RATE = {"adamw": 1e-2, "sgd": 1.0}
 WEIGHT_DECAY = 1e-2
 MOMENTUM = 0.9
-# Largest distance from the reference, over how far the parameters moved. bfloat16 has 8 bits, and each step
-# rounds parameters and moments to them.
+# Largest distance from the reference, relative to how far the parameters moved. bfloat16 has 8 bits of
+# precision, to which each step rounds parameters and moments.
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
 
 
@@ -51,10 +51,10 @@ def expected(
     SGD with heavy-ball momentum as torch and optax write it.
 
     Args:
-        row: which optimizer.
+        row: gives the optimizer.
         start, gradient: some elements of parameters and of gradients at factor 1, float64.
-        norm: of all gradients at factor 1.
-        steps: how many.
+        norm: the norm of all gradients at factor 1.
+        steps: the number of steps.
         clipped: whether each step is clipped to ``CLIP_AT * norm``.
     """
     p, lr = start.copy(), LEARNING_RATE[row.optimizer]
@@ -75,7 +75,7 @@ def expected(
 
 
 def distance(found: np.ndarray, wanted: np.ndarray, start: np.ndarray) -> float:
-    """Root mean square of the difference, over that of the whole way; inf if anything is not finite."""
+    """RMS of the difference, relative to the RMS of the total movement; inf if anything is not finite."""
     way = math.sqrt(float(np.mean(np.square(wanted - start))))
     off = math.sqrt(float(np.mean(np.square(found - wanted))))
     return off / way if math.isfinite(off) and way > 0 else math.inf
@@ -94,15 +94,15 @@ def check_parameters(
     """The distance of a variant's parameters from the reference.
 
     Raises:
-        WrongResultError: it is beyond the tolerance.
+        WrongResultError: the distance is above the tolerance.
     """
     clipped = name not in UNCLIPPED
     wanted = expected(row, start, gradient, norm=norm, steps=steps, clipped=clipped)
     off = distance(found, wanted, start)
     if not off <= TOLERANCE[row.dtype]:
         raise WrongResultError(
-            f"{row.name}: after {steps} steps the parameters of {name!r} are {off:.2g} of their way from the "
-            f"float64 reference; allowed is {TOLERANCE[row.dtype]}. Nothing is reported."
+            f"{row.name}: after {steps} steps the parameters of {name!r} differ from the float64 reference "
+            f"by {off:.2g} of their movement; at most {TOLERANCE[row.dtype]} is allowed. Nothing is reported."
         )
     return off
 
@@ -110,21 +110,21 @@ def check_parameters(
 def check_decided(
     name: str, last: Mapping[str, Any], *, norm: float, steps: int, clipped: bool, scale: float
 ) -> None:
-    """What a guard of ours says of its last step: the ``steps``-th, and what the name says of it.
+    """Check the last step that a guard reports: all steps were applied, with the expected norm and factor.
 
-    Adam's parameters do not tell by what number all gradients were multiplied, nor do clipped gradients what
-    they were before; the norm and the factor do.
+    Adam's parameters do not show by which number all gradients were multiplied, and clipped gradients do not
+    show what they were before; the reported norm and factor do.
 
     Args:
-        name: of the variant.
-        last: in the words of ``stablenum.guard.metrics``.
-        norm: of all gradients at factor 1.
-        steps: how many it ought to have applied, and no other.
-        clipped: whether each was to be clipped to ``CLIP_AT * norm``.
+        name: the variant.
+        last: the report, as from ``stablenum.guard.metrics``.
+        norm: the norm of all gradients at factor 1.
+        steps: the number of steps, all of which must have been applied.
+        clipped: whether each step had to be clipped to ``CLIP_AT * norm``.
         scale: the loss scale.
 
     Raises:
-        WrongResultError: it says something else.
+        WrongResultError: the report differs.
     """
     factor = FACTORS[(steps - 1) % len(FACTORS)]
     shortened = CLIP_AT / factor if clipped else 1.0
@@ -133,35 +133,35 @@ def check_decided(
     right = right and math.isclose(last["grad_norm"], factor * norm, rel_tol=1e-4)
     if not right or not math.isclose(last["clip_coefficient"], shortened, rel_tol=1e-4):
         raise WrongResultError(
-            f"{name}: ought to have applied all {steps} steps, the last one of norm {factor * norm:.6g} "
-            f"times {shortened:.6g}, with the loss scale {scale}; it was {last}."
+            f"{name}: expected all {steps} steps to be applied, the last with norm {factor * norm:.6g}, "
+            f"factor {shortened:.6g} and loss scale {scale}; got {last}."
         )
 
 
 def check_clipped_alike(what: str, bare: np.ndarray, peers: np.ndarray, ours: np.ndarray) -> None:
-    """Both that clip went the same way, which is not the bare one's.
+    """Check that the two clipping variants moved the parameters alike, and not like the bare step.
 
     Args:
-        what: is measured.
-        bare, peers, ours: how far each element of the parameters went.
+        what: what is measured, for the message.
+        bare, peers, ours: the movement of each element of the parameters.
 
     Raises:
-        WrongResultError: they did not.
+        WrongResultError: ours differs from the peer's, or the bare step does not.
     """
     start = np.zeros_like(peers)
     if not distance(ours, peers, start) <= 1e-3 or not distance(bare, peers, start) > 1e-2:
-        raise WrongResultError(f"{what}: the guarded parameters are not those that the peer clipped.")
+        raise WrongResultError(f"{what}: the guarded parameters differ from those of the clipping peer.")
 
 
 def check_against_each_other(row: Row, distances: Mapping[tuple[str, str], float]) -> None:
-    """All elements of variants that ought to agree: ``distances`` of (one, another), as above.
+    """Check the ``distances`` over all elements between pairs of variants that have to agree.
 
     Raises:
-        WrongResultError: a pair is further apart than two tolerances.
+        WrongResultError: a distance is above twice the tolerance.
     """
     for (one, other), off in distances.items():
         if not off <= 2 * TOLERANCE[row.dtype]:
             raise WrongResultError(
-                f"{row.name}: the parameters of {one!r} and of {other!r} are {off:.2g} of their way apart; "
-                f"allowed is {2 * TOLERANCE[row.dtype]}. Nothing is reported."
+                f"{row.name}: the parameters of {one!r} and {other!r} differ by {off:.2g} of their movement; "
+                f"at most {2 * TOLERANCE[row.dtype]} is allowed. Nothing is reported."
             )

@@ -1,8 +1,8 @@
-"""What is measured: one row is one optimizer on one size, and all variants that take turns on it.
+"""What is measured: a row is one optimizer at one size, with all variants that are timed in turn.
 
-The rows are no full product. Parameters grow at 108 tensors (what bandwidth costs), tensors grow at 1 M
-parameters (what each tensor costs), and 10 k parameters show what is fixed. bfloat16, SGD and the foreach
-kernels are at 38 M, where the difference in traffic shows and the fixed part does not.
+The rows are not a full product. The number of parameters varies at 108 tensors (the cost of bandwidth), the
+number of tensors varies at 1 M parameters (the cost per tensor), and 10 k parameters show the fixed cost.
+bfloat16, SGD and the foreach kernels are measured at 38 M, where traffic matters and the fixed cost does not.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = [
     "row_named",
 ]
 
-# The variants of each framework. The first is what the ratios are of.
+# The variants of each framework. Ratios are relative to the first.
 TORCH = ("bare", "clip", "scaler", "isfinite", "accelerate", "idle", "fold", "all")
 JAX = ("bare", "clip", "apply_if_finite", "dynamic_scale", "jmp", "idle", "wrapper", "fold", "all")
 LABELS = {
@@ -42,7 +42,7 @@ LABELS = {
     "all": "ours, everything",
 }
 OURS = ("idle", "wrapper", "fold", "all")
-# Which leave the gradients as they are, and which clip them: what the parameters have to be at the end.
+# The variants that leave the gradients unchanged, and those that clip: the final parameters depend on it.
 UNCLIPPED = ("bare", "idle")
 CLIPPED = tuple(name for name in dict.fromkeys(TORCH + JAX) if name not in UNCLIPPED)
 
@@ -52,13 +52,13 @@ class Row:
     """One set of variants to time.
 
     Attributes:
-        framework, optimizer, kernel: which step; ``kernel`` is how it is carried out.
-        size, tensors: parameters (as people say it) and into how many equal tensors they are cut.
-        shape: of each tensor.
-        dtype: of parameters and gradients.
-        rounds, warmup: timed rounds in each process, and those thrown away before them.
-        variants: which are timed.
-        bound: within how much of itself each ratio to the bare step has to be known (see ``repeats``).
+        framework, optimizer, kernel: the step; ``kernel`` is the kind of implementation.
+        size, tensors: the number of parameters (as a label) and of equal tensors that they are split into.
+        shape: the shape of each tensor.
+        dtype: the dtype of parameters and gradients.
+        rounds, warmup: timed rounds in each process, and rounds before them that are not counted.
+        variants: the variants to time.
+        bound: the largest relative uncertainty of a ratio to the bare step (see ``repeats``).
     """
 
     framework: Literal["torch", "jax"]
@@ -75,11 +75,11 @@ class Row:
 
     @property
     def name(self) -> str:
-        """``torch adamw fused 38M/108 float32``: unique, and what `--only` looks at."""
+        """For example ``torch adamw fused 38M/108 float32``: unique; `--only` selects by it."""
         return f"{self.framework} {self.optimizer} {self.kernel} {self.size}/{self.tensors} {self.dtype}"
 
     def in_turn(self, turn: int) -> tuple[str, ...]:
-        """The variants in an order of that turn's own."""
+        """The variants in an order that depends on the turn."""
         return tuple(random.Random(turn).sample(self.variants, len(self.variants)))
 
     @property
@@ -121,7 +121,7 @@ TORCH_ROWS = (
     replace(_38M, optimizer="sgd", kernel="foreach"),
 )
 
-# jmp and DynamicScale take a minute to compile; they are driven once at 38 M and once at 10 k.
+# jmp and DynamicScale take a minute to compile; they are measured once at 38 M and once at 10 k.
 _FEWER = tuple(name for name in JAX if name not in ("dynamic_scale", "jmp"))
 _JAX_38M = replace(_38M, framework="jax", kernel="xla", variants=_FEWER)
 _JAX_1M = replace(_1M, framework="jax", kernel="xla", variants=_FEWER)
@@ -149,7 +149,7 @@ ROWS = TORCH_ROWS + JAX_ROWS
 
 
 def on_device(row: Row, device: str) -> Row:
-    """The row without what cannot run there: on CUDA, GradScaler has no kernel that unscales bfloat16."""
+    """The row without variants that cannot run: on CUDA, GradScaler has no kernel that unscales bfloat16."""
     if (row.framework, row.dtype, device) != ("torch", "bfloat16", "cuda"):
         return row
     return replace(row, variants=tuple(name for name in row.variants if name != "scaler"))
@@ -159,7 +159,7 @@ def row_named(name: str) -> Row:
     """The row of that name.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no row of that name.
     """
     for row in ROWS:
         if row.name == name:

@@ -1,7 +1,7 @@
 """``python -m benchmarks.steps.run [--only TEXT]``: measure every row, each in processes of its own.
 
-Through ``python -m benchmarks steps`` all rows are measured and ``benchmarks/results/cpu.json`` is written;
-called by itself it prints the rows whose name contains TEXT and writes nothing.
+``python -m benchmarks steps`` measures all rows and writes ``benchmarks/results/cpu.json``; this module
+called directly prints the rows whose name contains TEXT and writes nothing.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from benchmarks.steps.show import row_table
 __all__ = ["PEERS", "in_own_process", "main", "measure_all", "measure_row", "threads"]
 
 PEERS = ("torch", "jax", "optax", "accelerate", "flax", "jmp")
-# What is not a row is measured in one process. A busy machine is given more chances, each after a pause that
-# lets pass what made it so.
+# Parts that are not rows are measured in one process. If the machine is too busy they are tried again, after
+# a pause so that whatever disturbed the machine can end.
 ATTEMPTS, PAUSE_S = 5, 20.0
 PATIENCE_S = 1800  # for one process
 ROOT = Path(__file__).parents[2]
@@ -43,13 +43,13 @@ def measure_all(
     parts: tuple[str, ...] = ("bandwidth", "compiling"),
     kept: Kept,
 ) -> dict[str, Any]:
-    """Every row and every other part: what is written to the file, the facts of the machine aside.
+    """Measure every row and every other part: the content of the file without the facts about the machine.
 
     Args:
-        console: where progress and tables are shown.
+        console: shows progress and tables.
         device: ``cpu`` or ``cuda``.
-        parts: beside the rows.
-        kept: what has been measured already, and where each part is put as soon as it is.
+        parts: the parts to measure in addition to the rows.
+        kept: the parts that have been measured already; each new part is added as soon as it is measured.
 
     Raises:
         BenchmarkError: a peer is missing, a result is wrong, or the machine was too noisy.
@@ -68,7 +68,7 @@ def measure_all(
 
 
 def measure_row(console: Console, row: Row, device: str) -> dict[str, Any]:
-    """One row, in as many processes as it takes.
+    """Measure a row, in as many processes as its uncertainty needs.
 
     Raises:
         BenchmarkError: a result is wrong, or the machine was too noisy.
@@ -88,21 +88,22 @@ def _with_patience(console: Console, part: str, device: str) -> Any:
         except NoisyError as noise:
             if turn == ATTEMPTS - 1:
                 raise
-            console.print(f"{noise} Once more.")
+            console.print(f"{noise} Measuring once more.")
             time.sleep(PAUSE_S)
     raise AssertionError("the last attempt returns or raises")
 
 
 def threads() -> int:
-    """The cores that PyTorch is given: all, unless BENCH_THREADS says otherwise. JAX takes all."""
+    """The number of threads for PyTorch: BENCH_THREADS, or all cores if it is not set. JAX uses all cores."""
     return int(os.environ.get("BENCH_THREADS", os.cpu_count() or 1))
 
 
 def in_own_process(part: str, *, device: str, turn: int) -> Any:
-    """What ``benchmarks.steps.worker`` measures of the part.
+    """The result of ``benchmarks.steps.worker`` for the part.
 
     Raises:
-        NoisyError, BenchmarkError: as the process said.
+        NoisyError: the process found the timings too noisy.
+        BenchmarkError: the process failed or did not end.
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "result.json"
@@ -111,7 +112,7 @@ def in_own_process(part: str, *, device: str, turn: int) -> Any:
         environment = os.environ | {
             "OMP_NUM_THREADS": str(threads()),
             "JAX_PLATFORMS": "cpu" if device == "cpu" else "cuda",
-            # The profiler and the compiler log what is of no concern here.
+            # The profiler and the compiler log messages that do not matter here.
             "KINETO_LOG_LEVEL": "99",
             "TORCH_LOGS": "-all",
             "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
@@ -131,7 +132,7 @@ def in_own_process(part: str, *, device: str, turn: int) -> Any:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """See the module."""
+    """Run the command described in the module's docstring."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", default="")
     parser.add_argument("--device", default="cpu")
@@ -140,7 +141,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         if not chosen:
             raise BenchmarkError(
-                f"--only must be part of a row's name, as {ROWS[0].name!r}; got {given.only!r}."
+                f"--only must be part of a row's name such as {ROWS[0].name!r}; got {given.only!r}."
             )
         require(PEERS)
         for row in chosen:

@@ -10,7 +10,7 @@ __all__ = ["row_table"]
 
 
 def row_table(row: dict[str, Any]) -> Table:
-    """One measured row: a line a variant."""
+    """The table of one measured row, with one line per variant."""
     table = Table(title=row["name"])
     counted = ("gradient_reads", "gradient_writes", "traffic", "operations", "host_waits")
     columns = [name for name in counted if name in row["variants"]["bare"]]

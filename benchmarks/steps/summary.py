@@ -1,4 +1,4 @@
-"""A row's figures, from what several processes measured of it."""
+"""Computes a row's figures from the measurements of several processes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from benchmarks.steps.rows import LABELS, Row
 
 __all__ = ["PEER", "SHARE_BOUND", "figures_of", "result_of"]
 
-# What the extra time of ours is compared with.
+# The peer whose extra time ours is compared with.
 PEER = {"torch": "scaler", "jax": "apply_if_finite"}
-# A share of the peer's extra time that is not known within this much of that extra is left out.
+# Our extra time as a share of the peer's is left out if its uncertainty is above this.
 SHARE_BOUND = 0.2
 
 
 def result_of(row: Row, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What is written of a row. The first part has the counts."""
+    """The entry of a row in the file. The first part has the counts."""
     first = parts[0]
     figures = figures_of(row, timed(parts))
     for name, found in figures.items():
@@ -47,10 +47,10 @@ def result_of(row: Row, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def figures_of(row: Row, processes: Sequence[Timed]) -> dict[str, dict[str, Any]]:
-    """Each variant's median, spread, ratio to bare, extra time, and that over the peer's extra.
+    """Each variant's median, spread, ratio to bare, extra time, and extra time relative to the peer's.
 
-    Ratios and extra times are taken round by round; of each process the median over its rounds counts, and
-    the figure is the mean over the processes.
+    Ratios and extra times are computed for each round. The figure is the mean over processes of the median
+    over the rounds of a process.
     """
     found: dict[str, dict[str, Any]] = {}
     for name in processes[0]:
@@ -66,7 +66,7 @@ def figures_of(row: Row, processes: Sequence[Timed]) -> dict[str, dict[str, Any]
 
 
 def _against(processes: Sequence[Timed], name: str, peer: str) -> dict[str, float]:
-    """The ratio to the peer's step; and what is added over what the peer adds, if that can be told."""
+    """The ratio to the peer's step, and our extra time over the peer's if that is known well enough."""
     if peer not in processes[0]:
         return {}
     ratio, _ = known_within([process[name].median_ratio_to(process[peer]) for process in processes])
@@ -78,5 +78,5 @@ def _against(processes: Sequence[Timed], name: str, peer: str) -> dict[str, floa
 
 
 def _extras(processes: Sequence[Timed], name: str) -> list[float]:
-    """Milliseconds above the bare step in each process, the median over its rounds."""
+    """For each process, the median over its rounds of the milliseconds above the bare step."""
     return [process[name].median_above(process["bare"]) for process in processes]

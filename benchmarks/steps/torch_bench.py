@@ -1,4 +1,4 @@
-"""A row in PyTorch, as ``measure`` asks for it."""
+"""A row in PyTorch, with the interface that ``measure`` uses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["TorchBench"]
 
 
 class TorchBench:
-    """See ``measure.Bench``."""
+    """Implements ``measure.Bench``."""
 
     def __init__(self, row: Row, device: str, turn: int) -> None:
         self.device, self.timer = device, timer_of(device)

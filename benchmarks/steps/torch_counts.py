@@ -1,4 +1,4 @@
-"""What a torch step does, counted: passes over the gradients, operations, waits, memory, graph breaks."""
+"""Counts for a torch step: passes over the gradients, operations, waits, memory, graph breaks."""
 
 from __future__ import annotations
 
@@ -24,38 +24,38 @@ from stablenum_torch._step.guarded import on_device_path
 __all__ = ["Counter", "count", "graph_breaks", "kernels", "launches", "peak_bytes", "seconds_to_compile"]
 
 _WAITS = ("aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal", "aten::nonzero")
-# Write without reading what was there.
+# Operations that write their target without reading it.
 _FILLS = ("aten::copy_", "aten::fill_", "aten::zero_", "aten::normal_")
 
 
 class Counter(TorchDispatchMode):
     """Counts operations, and the elements of the watched tensors that they read and write.
 
-    torch's fused optimizers are declared as writing the gradients and do so only if they are given a
-    ``grad_scale``; that is taken into account.
+    torch's fused optimizers are declared as writing the gradients but do so only with a ``grad_scale``, which
+    is taken into account.
 
     Args:
         watched: the gradients.
-        beside: tensors that lie on the host on every device (the counts of Adam's steps), for whose values
-            nothing waits.
+        host_tensors: tensors that are on the host whatever the device (Adam's step counts), so reading them
+            does not wait.
     """
 
-    def __init__(self, watched: list[torch.Tensor], beside: list[torch.Tensor]) -> None:
+    def __init__(self, watched: list[torch.Tensor], host_tensors: list[torch.Tensor]) -> None:
         super().__init__()
         self._total = sum(t.numel() for t in watched)
         self._watched = {t.untyped_storage().data_ptr() for t in watched}
-        self._beside = {t.untyped_storage().data_ptr() for t in beside}
+        self._host_tensors = {t.untyped_storage().data_ptr() for t in host_tensors}
         self.read = self.written = self.operations = self.waits = 0
 
     @property
     def passes(self) -> tuple[float, float]:
-        """Reads and writes of all gradients."""
+        """Passes over all gradients: reads and writes."""
         return round(self.read / self._total, 3), round(self.written / self._total, 3)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name, schema = func._schema.name, func._schema
-        if name in _WAITS and not self._of(args[0], self._beside):
+        if name in _WAITS and not self._of(args[0], self._host_tensors):
             self.waits += 1
         # A view moves no data and launches nothing.
         if not func.is_view and name not in ("aten::detach", "aten::_local_scalar_dense"):
@@ -66,9 +66,9 @@ class Counter(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _touched(self, schema: Any, args: Any, kwargs: Any) -> list[tuple[int, bool]]:
-        """(elements, whether written) of each part of the watched tensors that an operation is given.
+        """(elements, whether written) for each part of the watched tensors among an operation's arguments.
 
-        A part that is given twice, as to ``dot(g, g)``, is read once.
+        A part that is passed twice, as in ``dot(g, g)``, is read once.
         """
         given = list(zip(schema.arguments, args))
         given += [(a, kwargs[a.name]) for a in schema.arguments if a.name in kwargs]
@@ -89,7 +89,7 @@ class Counter(TorchDispatchMode):
 
 
 class _Reads(TorchFunctionMode):
-    """Counts copies of tensors to the host that are no operations of their own on a CPU."""
+    """Counts copies of tensors to the host that are not separate operations on a CPU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,14 +101,16 @@ class _Reads(TorchFunctionMode):
 
 
 def count(problem: TorchProblem, variant: TorchVariant) -> dict[str, Any]:
-    """Of one step as it is timed the reads and writes of the gradients and the operations; and how often the
-    host would wait for an accelerator.
+    """Reads and writes of the gradients and operations in a step as it is timed, and how often the host
+    would wait for an accelerator.
     """
 
     def one_step(reads: _Reads) -> Counter:
         problem.put(variant.steps, variant.scale)
-        beside = [s["step"] for s in variant.optimizer.state.values() if "step" in s and s["step"].is_cpu]
-        counter = Counter(problem.grads, beside if "fused" not in problem.row.kernel else [])
+        host_tensors = [
+            s["step"] for s in variant.optimizer.state.values() if "step" in s and s["step"].is_cpu
+        ]
+        counter = Counter(problem.grads, host_tensors if "fused" not in problem.row.kernel else [])
         with counter, reads:
             variant.step()
         variant.steps += 1
@@ -127,7 +129,7 @@ def count(problem: TorchProblem, variant: TorchVariant) -> dict[str, Any]:
 
 
 def peak_bytes(problem: TorchProblem, variant: TorchVariant) -> int:
-    """The most memory that one step allocates beside what was there before it."""
+    """The peak memory that one step allocates, in bytes."""
     problem.put(variant.steps, variant.scale)
     variant.steps += 1
     if problem.device.type == "cuda":
@@ -142,7 +144,7 @@ def peak_bytes(problem: TorchProblem, variant: TorchVariant) -> int:
         variant.step()
     events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
     if not events:
-        raise BenchmarkError("torch's profiler told of no allocation, not even of one that there was.")
+        raise BenchmarkError("torch's profiler reported no allocation, although there was one.")
     now = most = 0
     for event in sorted(events, key=lambda e: e.start_ns()):
         now += event.nbytes()
@@ -151,7 +153,7 @@ def peak_bytes(problem: TorchProblem, variant: TorchVariant) -> int:
 
 
 def kernels(problem: TorchProblem, variant: TorchVariant) -> dict[str, int]:
-    """Kernels that one step launches on a CUDA device, and the times that it makes the host wait."""
+    """The kernels and copies that one step launches on a CUDA device, and how often the host waits."""
     problem.put(variant.steps, variant.scale)
     variant.steps += 1
     torch.cuda.synchronize()
@@ -173,10 +175,10 @@ def kernels(problem: TorchProblem, variant: TorchVariant) -> dict[str, int]:
 
 
 def launches(events: Iterable[Any]) -> tuple[int, int]:
-    """Kernels, and copies and fills, among a profiler's events.
+    """The number of kernels, and of copies and fills, among a profiler's events.
 
-    The spans of ``record_function``, as of every ``Optimizer.step``, are drawn on the device's line too; they
-    are no launches.
+    The spans of ``record_function``, which every ``Optimizer.step`` has, are listed under the device too but
+    are not launches.
     """
     cuda = torch.autograd.DeviceType.CUDA
     names = [e.name for e in events if e.device_type == cuda and not e.is_user_annotation]
@@ -185,7 +187,7 @@ def launches(events: Iterable[Any]) -> tuple[int, int]:
 
 
 def graph_breaks(step: Callable[[], object]) -> dict[str, int]:
-    """How often ``torch.compile`` leaves its graph in one step, and into how many graphs it falls."""
+    """The number of graph breaks under ``torch.compile`` in one step, and the number of graphs."""
     counted = torch._dynamo.testing.CompileCounter()
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
@@ -198,7 +200,7 @@ def graph_breaks(step: Callable[[], object]) -> dict[str, int]:
 
 
 def seconds_to_compile(step: Callable[[], object]) -> float:
-    """Of the first call of ``torch.compile(step)``, with nothing kept from compiling before."""
+    """The seconds of the first call of ``torch.compile(step)``, without any compilation cache."""
     torch._dynamo.reset()
     with tempfile.TemporaryDirectory() as folder, torch._inductor.config.patch(force_disable_caches=True):
         before = os.environ.get("TORCHINDUCTOR_CACHE_DIR")

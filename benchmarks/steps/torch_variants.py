@@ -1,7 +1,7 @@
-"""PyTorch: the bare step, the peers as their users drive them, and ours.
+"""PyTorch: the bare step, the peers as they are commonly used, and ours.
 
-All variants of a row step on the same gradient tensors, which are filled anew before each step: a backward
-pass writes them just before the step too. Parameters and moments are each variant's own.
+All variants of a row use the same gradient tensors, which are written again before each step, as a backward
+pass would do. Each variant has its own parameters and moments.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class TorchProblem:
     Attributes:
         raw: the gradients at factor 1, never changed.
         grads: what the optimizers see.
-        norm: of ``raw``, in float64.
-        loss: () the loss that the gradients are said to be of.
+        norm: the norm of ``raw``, computed in float64.
+        loss: () the loss that belongs to the gradients.
     """
 
     def __init__(self, row: Row, device: str) -> None:
@@ -55,12 +55,12 @@ class TorchProblem:
         self.loss = torch.tensor(2.0, device=self.device)
 
     def put(self, step: int, scale: float) -> None:
-        """The gradients of a step, multiplied by the loss scale."""
+        """Write the gradients of a step, multiplied by the loss scale."""
         for source, grad in zip(self.raw, self.grads, strict=True):
             torch.mul(source, FACTORS[step % len(FACTORS)] * scale, out=grad)
 
     def parameters(self) -> list[torch.nn.Parameter]:
-        """The same parameters each time, with the gradients that all share."""
+        """New parameters, equal each time, with the shared gradients."""
         draw, made = torch.Generator().manual_seed(_SEED), []
         for grad in self.grads:
             start = torch.randn(self.row.shape, generator=draw).mul_(1e-3).to(self.device, self.dtype)
@@ -71,17 +71,18 @@ class TorchProblem:
 
 @dataclass
 class TorchVariant:
-    """One way to step.
+    """One variant of the step.
 
     Attributes:
         name: as in ``rows``.
-        params: its own.
-        optimizer: the bare one.
-        step: a whole step, from the gradients on.
-        scale: what the gradients come multiplied by.
-        skips: whether a gradient that is not finite makes it leave everything alone.
-        checked: given the steps taken, raises ``WrongResultError`` if what the name says did not happen.
-        steps: taken so far.
+        params: its own parameters.
+        optimizer: the unguarded optimizer.
+        step: runs a whole step, starting from the gradients.
+        scale: the loss scale that the gradients are multiplied by.
+        skips: whether a non-finite gradient leaves parameters and state unchanged.
+        checked: called with the number of steps, raises ``WrongResultError`` if a result is not what the
+            name says.
+        steps: the number of steps so far.
     """
 
     name: str
@@ -94,12 +95,12 @@ class TorchVariant:
     steps: int = 0
 
     def check(self) -> None:
-        """Raises ``WrongResultError`` if what the name says did not happen."""
+        """Raise ``WrongResultError`` if a result is not what the name says."""
         self.checked(self.steps)
 
 
 def make_optimizer(row: Row, params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """The row's optimizer and kernel."""
+    """The row's optimizer with the row's kernel."""
     kernel = {"fused": row.kernel == "fused", "foreach": row.kernel == "foreach"}
     lr = LEARNING_RATE[row.optimizer]
     if row.optimizer == "sgd":
@@ -153,11 +154,11 @@ def _isfinite(problem: TorchProblem) -> TorchVariant:
 
 
 def _accelerate(problem: TorchProblem) -> TorchVariant:
-    """Accelerate scales on a CUDA device only ("fp16"); on a CPU it refuses to, and its users clip."""
+    """Accelerate scales on a CUDA device only ("fp16"); on a CPU it rejects that, so it only clips."""
     import accelerate
 
     scales = problem.device.type == "cuda" and problem.dtype == torch.float32
-    # Settings are global to the process and made once.
+    # Accelerate's settings are global to the process and set only once.
     accelerator = accelerate.Accelerator(
         cpu=problem.device.type == "cpu",
         mixed_precision="fp16" if scales else "no",
@@ -229,16 +230,16 @@ BUILD: dict[str, Callable[[TorchProblem], TorchVariant]] = {
 
 
 def build(problem: TorchProblem, turn: int = 0) -> dict[str, TorchVariant]:
-    """The variants of the problem's row, made in the order of that turn."""
+    """The variants of the problem's row, created in the order of that turn."""
     return {name: BUILD[name](problem) for name in problem.row.in_turn(turn)}
 
 
 def _scale_is_kept(name: str, scale: Callable[[], float]) -> Callable[[int], None]:
-    """A scaler that saw no overflow and stopped short of growing."""
+    """Checks that a scaler neither backed off nor grew."""
 
     def check(_steps: int) -> None:
         if scale() != SCALE:
-            raise WrongResultError(f"{name}: the loss scale is {scale()}; it ought to have stayed {SCALE}.")
+            raise WrongResultError(f"{name}: the loss scale is {scale()}; expected {SCALE}, unchanged.")
 
     return check
 
@@ -251,7 +252,7 @@ def _decided(
     clipped: bool,
     scale: float,
 ) -> Callable[[int], None]:
-    """Every step was applied, with the loss scale and the clipping that the name says."""
+    """Checks that every step was applied, with the loss scale and the clipping that the name says."""
 
     def check(steps: int) -> None:
         check_decided(name, guarded.last, norm=problem.norm, steps=steps, clipped=clipped, scale=scale)

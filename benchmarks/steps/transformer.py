@@ -1,4 +1,4 @@
-"""A whole training step of a small transformer under bfloat16 autocast, guarded and not."""
+"""A whole training step of a small transformer under bfloat16 autocast, with and without a guard."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from benchmarks.timing import interleaved
 __all__ = ["LARGE", "Sizes", "transformer"]
 
 BOUND = 0.05
-# bfloat16 products summed in another order; the parameters are float32.
+# The order of sums of bfloat16 products may differ; the parameters are float32.
 TOLERANCE = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Of the model and the batch."""
+    """The sizes of the model and the batch."""
 
     layers: int
     width: int
@@ -60,11 +60,11 @@ class _Transformer(nn.Module):
 
 
 def transformer(sizes: Sizes, *, device: str, turn: int = 0, bound: float = BOUND) -> dict[str, Any]:
-    """Medians and spreads of the bare step, with ``clip_grad_norm_``, and guarded, in one interleaved run.
+    """Medians and spreads of the bare, the clipped and the guarded step, in one interleaved run.
 
     Raises:
-        WrongResultError: guarded and clipped parameters differ, or a step was refused.
-        NoisyError: a spread is beyond ``bound``.
+        WrongResultError: guarded and clipped parameters differ, or a step was skipped.
+        NoisyError: a spread is above ``bound``.
     """
     draw = torch.Generator().manual_seed(3)
     tokens = torch.randint(sizes.vocabulary, (sizes.batch, sizes.length + 1), generator=draw).to(device)
@@ -79,18 +79,18 @@ def transformer(sizes: Sizes, *, device: str, turn: int = 0, bound: float = BOUN
     times = interleaved(steps, rounds=sizes.rounds * min(turn + 1, 3), warmup=5, timer=timer_of(device))
     last = guards["guarded"].last
     if not last["applied"] or last["skipped_total"]:
-        raise WrongResultError(f"transformer: a guarded step was refused: {last}.")
+        raise WrongResultError(f"transformer: a guarded step was skipped: {last}.")
     torch.manual_seed(0)
     start = _flat(_Transformer(sizes))
     off = distance(_flat(models["guarded"]), _flat(models["clip"]), start)
     if not off <= TOLERANCE:
         raise WrongResultError(
-            f"transformer: guarded and clipped parameters are {off:.2g} of their way apart; allowed is "
-            f"{TOLERANCE}."
+            f"transformer: guarded and clipped parameters differ by {off:.2g} of their movement; at most "
+            f"{TOLERANCE} is allowed."
         )
     restless = {name: f"{t.spread:.0%}" for name, t in times.items() if not t.spread <= bound}
     if restless:
-        raise NoisyError(f"transformer: the spreads of {restless} are beyond {bound:.0%}.")
+        raise NoisyError(f"transformer: the spreads {restless} are above {bound:.0%}.")
     bare = times["bare"].median
     return {
         "parameters": sum(p.numel() for p in models["bare"].parameters()),

@@ -1,8 +1,8 @@
 """``python -m benchmarks.steps.worker PART OUT``: measure one part in this process, write it as JSON.
 
-PART is a row's name, ``bandwidth``, ``compiling`` or ``transformer``; ``--turn`` says how many processes have
-measured it before. A process of its own has clean memory and a thread pool that nobody else has set up. Exits
-with 1 if there is no result to be had, with 3 if it was only too noisy; nothing is written then.
+PART is a row's name, ``bandwidth``, ``compiling`` or ``transformer``; ``--turn`` is the number of processes
+that have measured it before. A process of its own has clean memory and its own thread pool. Exits with 1 if
+there is no trustworthy result and with 3 if the timings are too noisy; nothing is written then.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["main"]
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """See the module."""
+    """Run the command described in the module's docstring."""
     parser = argparse.ArgumentParser()
     parser.add_argument("part")
     parser.add_argument("out", type=Path)

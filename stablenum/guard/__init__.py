@@ -1,4 +1,4 @@
-"""The guard: its settings, its state, the decision about one step, and how both are read and saved.
+"""The guard: its settings and state, the decision about a step, and reading and saving the state.
 
 The functions below serve adapters to further frameworks; ``stablenum_torch`` and ``stablenum_jax`` have their
 own on top of them.

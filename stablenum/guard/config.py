@@ -1,4 +1,4 @@
-"""``GuardConfig``: what the guard is told, once, in plain values."""
+"""``GuardConfig``: the guard's settings, as plain values."""
 
 from __future__ import annotations
 
@@ -41,13 +41,14 @@ _RULES: dict[str, dict[str, type[Any]]] = {
         ("escalate", (EscalatePrecision,)),
     )
 }
-# TOML has no null, and JSON no field that is not there: a None that is not a field's default is written so.
+# TOML has no null, so None is not written at all. Where None is not the field's default, this string is
+# written for it.
 _NONE = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardConfig:
-    """Everything the guard may do. The default skips a non-finite step whole and records it.
+    """The settings of a guard. The default skips a non-finite step entirely and records it.
 
     Args:
         clip: None, a number (``1.0`` is ``ClipByGlobalNorm(1.0)``), a clip rule, or a sequence of
@@ -55,18 +56,18 @@ class GuardConfig:
         loss_scale: None (no scaling), ``"dynamic"`` (``DynamicLossScale()``), a number
             (``StaticLossScale(scale=number)``), a rule, or one of jmp's loss scales.
         spike: None, ``"skip"`` or ``"clip"`` (``SpikeGuard(action=...)``), or a spike rule. A spike is
-            finite: it counts among the skipped steps, and never stops the training.
-        escalate: None, or :class:`stablenum.EscalatePrecision`: after repeated trouble compute in a wider
-            format for a while. The guard decides; ``opt.autocast()`` (torch) and
-            ``stablenum_jax.value_and_grad(..., policy=...)`` follow it.
+            finite: it counts as a skipped step but never stops the training.
+        escalate: None, or :class:`stablenum.EscalatePrecision`: after several non-finite steps in a row,
+            compute in a wider format for a while. The guard decides; ``opt.autocast()`` (torch) and
+            ``stablenum_jax.value_and_grad(..., policy=...)`` carry it out.
         on_nonfinite: ``"skip"``, or ``"raise"`` to stop with :class:`stablenum.NonFiniteError` at
-            the first step that is not finite.
+            the first non-finite step.
         max_skips_in_a_row: stop with ``NonFiniteError`` when this many steps in a row were skipped
-            because they were not finite; None never stops. No skipped step is ever applied, whatever the
-            count.
+            because they were not finite; None never stops. A skipped step is never applied later, whatever
+            the count.
 
     Raises:
-        ValueError: a field is not one of the above; the message names it.
+        ValueError: a field has none of the values above; the message names the field.
 
     Example:
         >>> GuardConfig(clip=1.0).clip
@@ -96,39 +97,39 @@ class GuardConfig:
 
     @property
     def clip_rules(self) -> tuple[ClipRule, ...]:
-        """``clip`` with its type."""
+        """``clip``, typed as the tuple it is stored as."""
         return cast("tuple[ClipRule, ...]", self.clip)
 
     @property
     def spike_rule(self) -> SpikeRule | None:
-        """``spike`` with its type."""
+        """``spike``, typed as the rule it is stored as."""
         return cast("SpikeRule | None", self.spike)
 
     @property
     def shrinks_spikes(self) -> bool:
-        """Whether a spike is applied with its gradients shrunk, instead of refused."""
+        """Whether a spike is applied with its gradients shrunk instead of being skipped."""
         return self.spike_rule is not None and self.spike_rule.action == "clip"
 
     @property
     def per_tensor(self) -> bool:
-        """Whether decisions carry one multiplier a tensor instead of one for all."""
+        """Whether decisions carry one multiplier per tensor instead of one for all tensors."""
         return any(rule.per_tensor for rule in self.clip_rules)
 
     @property
     def max_value(self) -> float | None:
-        """The bound on each element after unscaling and scaling, if ``clip`` has a ``ClipByValue``."""
+        """The bound on each element after unscaling and clipping by norm; None without a ``ClipByValue``."""
         return next(
             (float(rule.max_value) for rule in self.clip_rules if isinstance(rule, ClipByValue)), None
         )
 
     @property
     def unit_rule(self) -> AdaptiveGradClip | None:
-        """The clip rule that looks at units: then ``Observation.units`` has to be measured."""
+        """The clip rule that needs ``Observation.units``; None if there is none."""
         return next((rule for rule in self.clip_rules if isinstance(rule, AdaptiveGradClip)), None)
 
     @property
     def update_rule(self) -> ClipUpdateRMS | None:
-        """The clip rule that acts on the optimizer's update."""
+        """The clip rule that acts on the optimizer's update; None if there is none."""
         return next((rule for rule in self.clip_rules if isinstance(rule, ClipUpdateRMS)), None)
 
     @property
@@ -138,12 +139,12 @@ class GuardConfig:
 
     @property
     def needs(self) -> frozenset[str]:
-        """What has to be measured besides norms: fields of :class:`stablenum.Observation` by name."""
+        """What must be measured besides norms: names of fields of :class:`stablenum.Observation`."""
         return frozenset() if self.loss_scale is None else self.loss_scale.needs
 
     @property
     def skip_limit(self) -> int | None:
-        """Skips in a row at which training stops, None for never."""
+        """The number of non-finite steps in a row at which training stops; None for no limit."""
         return 1 if self.on_nonfinite == "raise" else self.max_skips_in_a_row
 
     @property
@@ -183,13 +184,13 @@ class GuardConfig:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> GuardConfig:
-        """The config that :meth:`to_dict` wrote, or one in the same words by hand.
+        """The config written by :meth:`to_dict`, or by hand in the same form.
 
-        Rules are mappings with the rule's name under ``"rule"``; the sugar of the constructor
-        (``1.0``, ``"dynamic"``) is allowed too.
+        A rule is a mapping with the rule's name under ``"rule"``; the constructor's short forms
+        (``1.0``, ``"dynamic"``) are allowed too.
 
         Raises:
-            ValueError: an unknown field or rule, or a value that the constructor refuses.
+            ValueError: an unknown field or rule, or a value that the constructor rejects.
         """
         if not isinstance(plain, Mapping):
             raise bad_field("config", "a mapping of GuardConfig's fields", plain)
@@ -210,10 +211,10 @@ class GuardConfig:
 
     @classmethod
     def from_json(cls, text: str) -> GuardConfig:
-        """The config that :meth:`to_json` wrote.
+        """The config written by :meth:`to_json`.
 
         Raises:
-            ValueError: the text is not JSON, or :meth:`from_dict` refuses it.
+            ValueError: the text is not JSON, or :meth:`from_dict` rejects its content.
         """
         return cls.from_dict(json.loads(text))
 
@@ -233,10 +234,10 @@ class GuardConfig:
 
     @classmethod
     def from_toml(cls, text: str) -> GuardConfig:
-        """The config that :meth:`to_toml` wrote.
+        """The config written by :meth:`to_toml`.
 
         Raises:
-            ValueError: the text is not TOML, or :meth:`from_dict` refuses it.
+            ValueError: the text is not TOML, or :meth:`from_dict` rejects its content.
         """
         return cls.from_dict(tomllib.loads(text))
 
@@ -259,11 +260,11 @@ class Settings(TypedDict, total=False):
 
 
 def make_config(config: GuardConfig | None, overrides: Settings) -> GuardConfig:
-    """``config`` with ``overrides`` (fields of :class:`GuardConfig`) put over it.
+    """``config`` with some fields replaced by ``overrides``.
 
     Raises:
-        TypeError: ``config`` is not a GuardConfig, or an override is not one of its fields.
-        ValueError: a field has a wrong value.
+        TypeError: ``config`` is not a GuardConfig, or an override is not a field of GuardConfig.
+        ValueError: a field has a value that is not allowed.
     """
     if config is not None and not isinstance(config, GuardConfig):
         raise TypeError(
@@ -295,13 +296,13 @@ def _as_loss_scale(value: object) -> LossScale | None:
 
 
 def _is_jmp_loss_scale(value: object) -> bool:
-    """Whether it has the face of jmp's loss scales, which ``stablenum_jax.policy`` has too."""
+    """Whether ``value`` has the interface of jmp's loss scales, as those of ``stablenum_jax.policy`` do."""
     methods = ("scale", "unscale", "adjust")
     return not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in methods)
 
 
 def _from_jmp(value: Any) -> LossScale | None:
-    """Our rule in place of jmp's object: the same law below ``max_scale``, which jmp does not have."""
+    """The rule equivalent to jmp's object, except that jmp has no ``max_scale``."""
     if type(value).__name__ == "NoOpLossScale":
         return None
     scale = check_number(
@@ -334,7 +335,7 @@ def _rule_to_dict(rule: ClipRule | LossScale | SpikeRule | EscalatePrecision) ->
 
 def _rule_from_dict(field: str, plain: object) -> object:
     if not isinstance(plain, Mapping):
-        return plain  # sugar, or a rule: the constructor judges it
+        return plain  # a short form or a rule: the constructor checks it
     values = {name: None if value == _NONE else value for name, value in plain.items()}
     name = values.pop("rule", None)
     rules = _RULES[field]

@@ -1,10 +1,10 @@
-"""The guard: one pure function that decides what becomes of a training step.
+"""The guard: a pure function that decides whether and how a training step is applied.
 
     measure (adapter)   one read of the gradients  ->  Observation
     decide  (here)      Observation + GuardState   ->  Decision, next GuardState
-    apply   (adapter)   fold the multiplier into the optimizer's own pass, or skip the step whole
+    apply   (adapter)   fold the multiplier into the optimizer's own pass, or skip the step entirely
 
-``decide`` works on 0-d and 1-d arrays of any array namespace ``xp``; it has no branch on an
+``decide`` works on 0-d and 1-d arrays of any array namespace ``xp``. It never branches on an
 array's value, so it runs eagerly, compiled, inside a scan and on arrays without data, and never
 makes the host wait for the device.
 """
@@ -38,13 +38,13 @@ class Observation(NamedTuple):
             (still multiplied by the loss scale). Non-finite if and only if an element is; 0 for
             a parameter without gradient.
         loss: () float32, the unscaled loss, or None if it is not known.
-        found_inf: () bool, something outside ``norms`` was non-finite (another rank, an outer
-            wrapper), or None.
-        units: what :class:`stablenum.AdaptiveGradClip` looks at; None without that rule.
+        found_inf: () bool, whether something outside ``norms`` was non-finite (on another rank, in an
+            outer wrapper), or None.
+        units: the norms that :class:`stablenum.AdaptiveGradClip` needs; None without that rule.
         amax: () float32, the largest magnitude of an element of the gradients as the optimizer gets them;
-            only if ``"amax"`` is in ``config.needs``. Of a step that is not finite any value will do.
-        tiny: () float32, of the elements that are not 0 the fraction with a magnitude of at most 2^-24, 0
-            for no elements; only if ``"tiny"`` is in ``config.needs``.
+            only if ``"amax"`` is in ``config.needs``. Any value will do for a non-finite step.
+        tiny: () float32, the fraction of the non-zero elements whose magnitude is at most 2^-24; 0 if
+            there are none; only if ``"tiny"`` is in ``config.needs``.
     """
 
     norms: Array
@@ -60,15 +60,15 @@ class Decision(NamedTuple):
 
     Attributes:
         apply: () bool. If False, parameters and optimizer state stay as they are.
-        multiplier: the factor on the raw gradients, clipping and unscaling in one: () float32,
+        multiplier: the factor on the raw gradients, for clipping and unscaling together: () float32,
             or (n,) float32 if ``config.per_tensor``. Always finite and above 0; 1 if not ``apply``.
         reason: () int32, see :class:`stablenum.Reason`.
         grad_norm: () float32, L2 norm of the unscaled gradients before clipping.
-        clip_coefficient: () float32, the smallest factor that clipping applies, 1 for none.
-        worst: () int32, index of the first non-finite norm, else of the largest; -1 if n = 0.
+        clip_coefficient: () float32, the smallest factor that clipping applies; 1 for no clipping.
+        worst: () int32, index of the first non-finite norm, otherwise of the largest; -1 if n = 0.
         unit_multipliers: with :class:`stablenum.AdaptiveGradClip`, for each parameter the (u_i,) float32
-            factors on the raw gradients of its units, which then stand in place of ``multiplier``; (0,)
-            for a parameter that the rule leaves alone. Else ().
+            factors on the raw gradients of its units, which replace ``multiplier``; (0,) for a parameter
+            that the rule leaves unchanged. () without that rule.
     """
 
     apply: Array
@@ -84,20 +84,20 @@ class GuardState(NamedTuple):
     """What the guard carries from step to step. Structure, shapes and dtypes never change.
 
     Attributes:
-        step: () int32, steps decided so far, the skipped ones included.
+        step: () int32, steps decided so far, including the skipped ones.
         loss_scale: the loss-scale rule's state.
-        clip: one state a clip rule.
-        skipped_total: () int32.
-        skipped_in_a_row: () int32.
-        nonfinite_in_a_row: () int32, of those the steps that were not finite; what ``config.skip_limit`` is
-            about. A refused spike neither adds to it nor ends it.
-        halted: () int32, 1 once ``config.skip_limit`` was reached. A halted guard refuses every
-            further step and changes nothing, so that a host that looks later finds all as it
-            was when training should have stopped.
+        clip: one state per clip rule.
+        skipped_total: () int32, steps skipped so far.
+        skipped_in_a_row: () int32, steps skipped since the last applied one.
+        nonfinite_in_a_row: () int32, how many of ``skipped_in_a_row`` were not finite; compared with
+            ``config.skip_limit``. A step skipped as a spike leaves it unchanged.
+        halted: () int32, 1 once ``config.skip_limit`` was reached. A halted guard skips every
+            further step and changes nothing, so a host that checks later finds parameters and state
+            as they were when training should have stopped.
         recorder: the last 128 steps.
         spike: the spike rule's state, () without one.
-        escalation: the state of :class:`stablenum.EscalatePrecision`, () without it; its ``level`` says how
-            much wider than its policy the next step computes.
+        escalation: the state of :class:`stablenum.EscalatePrecision`, () without it; its ``level`` is how
+            many formats wider than the policy's the next step computes.
     """
 
     step: Array
@@ -112,7 +112,7 @@ class GuardState(NamedTuple):
     escalation: Any = ()
 
 
-# "No scaling" is scaling by 1, with the arithmetic left out.
+# "No scaling" is scaling by 1 without the arithmetic.
 _UNSCALED = StaticLossScale(scale=1.0)
 
 
@@ -121,9 +121,9 @@ def init_guard(config: GuardConfig, n_tensors: int, *, xp: Namespace, device: An
 
     Args:
         config: the guard's settings.
-        n_tensors: how many parameters an observation will have norms for; may be 0.
-        xp: the array namespace, as ``array_api_compat.numpy``.
-        device: where the state lives, in the namespace's own terms.
+        n_tensors: the number of parameters, which is the length of ``Observation.norms``; may be 0.
+        xp: the array namespace, for example ``array_api_compat.numpy``.
+        device: the device of the state, as ``xp`` names it; None for the namespace's default.
 
     Raises:
         ValueError: ``n_tensors`` is not a whole number of 0 or more.
@@ -156,10 +156,10 @@ def init_guard(config: GuardConfig, n_tensors: int, *, xp: Namespace, device: An
 def decide(
     config: GuardConfig, state: GuardState, observation: Observation, *, xp: Namespace
 ) -> tuple[Decision, GuardState]:
-    """Decide one step: apply or skip, by what factor, and what the guard remembers of it.
+    """Decide whether a step is applied, with which factor, and what the guard remembers of it.
 
-    A step is applied if every gradient norm is finite, the loss (if known) is finite, nobody else found an
-    inf, and the spike rule (if there is one) does not refuse it. Only applied steps enter the statistics
+    A step is applied if every gradient norm is finite, the loss (if known) is finite, ``found_inf`` is not
+    set, and the spike rule (if there is one) does not skip it. Only applied steps enter the statistics
     of a rule.
 
     Args:
@@ -172,8 +172,8 @@ def decide(
         The decision and the next state.
 
     Raises:
-        ValueError: a rule needs a measurement that is missing, or the observation is of another number of
-            parameters than a state that remembers each.
+        ValueError: a rule needs a measurement that is missing, or a rule keeps statistics per parameter and
+            the observation has another number of parameters.
 
     Example:
         >>> import numpy as np
@@ -229,10 +229,10 @@ def decide(
 
 
 def _check_observation(config: GuardConfig, state: GuardState, observation: Observation) -> None:
-    """Refuse an observation that the rules cannot work with. Looks at shapes only.
+    """Check that the observation has what the rules need. Looks at shapes only.
 
     Raises:
-        ValueError: a measurement is missing, or is for another number of parameters than the state.
+        ValueError: a measurement is missing, or the number of parameters differs from the state's.
     """
     for name in config.needs:
         if getattr(observation, name) is None:
@@ -242,25 +242,25 @@ def _check_observation(config: GuardConfig, state: GuardState, observation: Obse
     for part in state.clip:
         if isinstance(part, PER_TENSOR_STATES) and part[0].shape[0] != n:
             raise ValueError(
-                f"observation.norms must be of the {part[0].shape[0]} parameters that the guard's state was "
-                f"made for; got {n}. Make the state anew (init_guard, tx.init)."
+                f"observation.norms must have the {part[0].shape[0]} parameters that the guard's state was "
+                f"made for; got {n}. Create a new state (init_guard, tx.init)."
             )
     if config.unit_rule is not None and (observation.units is None or len(observation.units.norms) != n):
         raise ValueError(
-            f"observation.units must be measured for AdaptiveGradClip, one array for each of {n}."
+            f"observation.units must be measured for AdaptiveGradClip, one array for each of {n} parameters."
         )
 
 
 def _unscale(norm: Array, scale: Array, *, xp: Namespace) -> Array:
-    """``norm / scale`` that stays finite if ``norm`` is (a scale below 1 enlarges)."""
+    """``norm / scale``, kept finite if ``norm`` is finite (a scale below 1 makes it larger)."""
     unscaled = norm / scale
     return xp.where(xp.isfinite(norm), at_most(unscaled, FLOAT32_MAX, xp=xp), norm)
 
 
 def _with_unscaling(coefficient: Array, scale: Array, grad_norm: Array, *, xp: Namespace) -> Array:
-    """``coefficient / scale``, kept from zeroing gradients and from making them infinite.
+    """``coefficient / scale``, bounded so that it makes no gradient zero or infinite.
 
-    A scale below 1 enlarges them; where that would leave float32's range they stay as they are.
+    A scale below 1 enlarges the gradients; where that could leave float32's range they are not enlarged.
     """
     multiplier = at_least(coefficient / scale, FLOAT32_TINY, xp=xp)
     return xp.where(grad_norm > FLOAT32_MAX / 2, at_most(multiplier, 1.0, xp=xp), multiplier)
@@ -275,7 +275,7 @@ def _judge(
     *,
     xp: Namespace,
 ) -> tuple[Verdict | None, Any]:
-    """What the spike rule says, None without one, and its next state."""
+    """The spike rule's verdict (None without a spike rule) and its next state."""
     if config.spike_rule is None:
         return None, state.spike
     return config.spike_rule.judge(state.spike, observation.loss, grad_norm, finite=finite, xp=xp)
@@ -291,7 +291,7 @@ def _clip(
     applied: Array,
     xp: Namespace,
 ) -> tuple[Clipped, Array, tuple[Array, ...]]:
-    """The outcome of all clip rules, the multiplier and the units' multipliers (1 if not applied)."""
+    """The outcome of all clip rules, and the multipliers of tensors and of units (1 if not applied)."""
     scaled, scale = config.loss_scale is not None, state.loss_scale.scale
     norms = _unscale(observation.norms, scale, xp=xp) if scaled else observation.norms
     units = None
@@ -325,11 +325,11 @@ def _clip(
 
 
 def _stuck_at_floor(config: GuardConfig, state: GuardState, *, xp: Namespace) -> Array | None:
-    """() bool: the scale is at its floor, where the step before overflowed too; None without a floor."""
+    """() bool: the scale is at its floor and the previous step overflowed there too; None without a floor."""
     floor = None if config.loss_scale is None else config.loss_scale.min_scale
     if floor is None:
         return None
-    row = state.recorder.floats[-1, :]  # the recorder knows the step before
+    row = state.recorder.floats[-1, :]  # the previous step
     before = (state.skipped_in_a_row > 0) & xp.logical_not(xp.isfinite(row[1])) & (row[2] <= floor)
     return before & (state.loss_scale.scale <= floor)
 
@@ -348,8 +348,8 @@ def _advance(
 ) -> GuardState:
     """The next state.
 
-    ``finite``: nothing was wrong with the numbers, which is what the loss scale asks for; the step may have
-    been refused as a spike. ``overflow``: refused for a reason that a smaller loss scale may cure.
+    ``finite``: all numbers of the step were finite, although it may have been skipped as a spike; the loss
+    scale depends on this alone. ``overflow``: skipped for a reason that a smaller loss scale may avoid.
     """
     applied, zero = decision.apply, xp.zeros_like(state.step)
     one = xp.where(applied, zero, zero + 1)
@@ -393,13 +393,13 @@ def _advance(
 def _hold_if_halted(
     config: GuardConfig, before: GuardState, decision: Decision, after: GuardState, *, xp: Namespace
 ) -> tuple[Decision, GuardState]:
-    """A halted guard refuses the step and keeps its state."""
+    """The decision and the state after the step, or a skip and the state before it if the guard is halted."""
     if config.skip_limit is None:
         return decision, after
     halted = before.halted > 0
     # Field by field: torch.compile of torch 2.6 traces neither _replace nor a slice of a NamedTuple.
     one = xp.ones_like(decision.grad_norm)
-    refused = Decision(
+    skipped = Decision(
         apply=decision.apply & xp.logical_not(halted),
         multiplier=xp.where(halted, one, decision.multiplier),
         reason=decision.reason,
@@ -408,11 +408,11 @@ def _hold_if_halted(
         worst=decision.worst,
         unit_multipliers=tuple(xp.where(halted, one, part) for part in decision.unit_multipliers),
     )
-    return refused, select(halted, before, after, xp=xp)
+    return skipped, select(halted, before, after, xp=xp)
 
 
 def select(condition: Array, chosen: Tree, other: Tree, *, xp: Namespace) -> Tree:
-    """``chosen`` where the () bool ``condition`` holds, else ``other``, leaf by leaf of nested tuples.
+    """``chosen`` where the () bool ``condition`` holds, otherwise ``other``; for each leaf of nested tuples.
 
     Example:
         >>> import numpy as np

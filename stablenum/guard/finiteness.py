@@ -1,4 +1,4 @@
-"""Whether the numbers of a step are finite, and which reason code the step gets."""
+"""Checks whether the numbers of a step are finite, and chooses the step's reason code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Namespace: TypeAlias = Any
 
 
 class Finiteness(NamedTuple):
-    """What is finite: three () bool."""
+    """Which parts of a step are finite: three () bool."""
 
     gradients: Array
     loss: Array
@@ -22,7 +22,7 @@ class Finiteness(NamedTuple):
 
 
 def finiteness(total: Array, loss: Array | None, found_inf: Array | None, *, xp: Namespace) -> Finiteness:
-    """Of the joint gradient norm, the loss and what others reported; what is not known counts as finite."""
+    """Whether the joint norm, the loss and what others reported are finite; None counts as finite."""
     gradients = xp.isfinite(total)
     yes = xp.ones_like(gradients)
     return Finiteness(
@@ -42,15 +42,17 @@ def reason_code(
     stuck_at_floor: Array | None,
     xp: Namespace,
 ) -> Array:
-    """The () int32 code. The list goes from the weakest cause to the first: a bad loss makes bad gradients.
+    """The () int32 reason code. If several causes hold, the last in the list decides.
+
+    The list is ordered from the weakest cause to the root cause: a bad loss makes bad gradients.
 
     Args:
-        finite: what is finite.
-        total: () float32, the joint norm of the gradients as they came.
-        clip_coefficient: () float32, the smallest factor that clipping asks for.
-        spike: what the spike rule says, None without one.
-        shrinks_spikes: the spike rule shrinks steps instead of refusing them.
-        stuck_at_floor: () bool, the loss scale can go no lower and the step before overflowed there too;
+        finite: which parts of the step are finite.
+        total: () float32, the joint norm of the gradients before unscaling and clipping.
+        clip_coefficient: () float32, the smallest factor that the clip rules ask for.
+        spike: the spike rule's verdict, None without a spike rule.
+        shrinks_spikes: whether the spike rule shrinks spikes instead of skipping them.
+        stuck_at_floor: () bool, the loss scale is at its floor and the previous step overflowed there too;
             None for a scale without a floor.
         xp: the array namespace.
     """
@@ -75,7 +77,7 @@ def reason_code(
 
 
 def worst_index(norms: Array, like: Array, *, xp: Namespace) -> Array:
-    """Index of the first non-finite norm, else of the largest (the first of equals); -1 for no norms."""
+    """Index of the first non-finite norm, otherwise of the first largest one; -1 if there are no norms."""
     if norms.shape[0] == 0:
         return xp.full_like(like, -1)
     infinite = xp.full_like(norms, float("inf"))

@@ -1,6 +1,6 @@
-"""Reading a guard's state on the host. The one core module that makes the host wait.
+"""Reading a guard's state on the host, which waits for the device.
 
-Works for every framework: it needs no more of a leaf than ``.tolist()``.
+Works for every framework: the only method of a leaf it uses is ``.tolist()``.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ __all__ = ["Metrics", "StepRecord", "Worst", "check_halted", "history", "metrics
 
 
 class Worst(NamedTuple):
-    """The parameter with the first non-finite gradient norm, else with the largest one.
+    """The first parameter with a non-finite gradient norm, otherwise the one with the largest norm.
 
-    ``index`` is -1 and ``name`` None if there is none; ``name`` is None if names are not known.
+    ``index`` is -1 and ``name`` None if there is no parameter; ``name`` is None if names are not known.
     """
 
     index: int  # type: ignore[assignment]  # shadows tuple.index on purpose
@@ -88,7 +88,7 @@ def history(state: GuardState, names: Sequence[str] | None = None) -> list[StepR
 
 
 def metrics(state: GuardState, names: Sequence[str] | None = None) -> Metrics:
-    """The last step as a dict of plain values: a row of :func:`history` and the counters.
+    """The last step as a dict of plain values: its row of :func:`history` and the counters of skips.
 
     Before the first step ``applied`` is False, ``reason`` NO_STEP_YET and ``grad_norm`` NaN.
 
@@ -111,7 +111,7 @@ def metrics(state: GuardState, names: Sequence[str] | None = None) -> Metrics:
 
 
 def _culprit(row: StepRecord) -> str:
-    """The first bad parameter of a refused step, if a gradient was bad, and the numbers seen."""
+    """The gradient norm and loss of a skipped step, and its first bad parameter if a gradient was bad."""
     known = not math.isnan(row["loss"]) or row["reason"] is Reason.NONFINITE_LOSS
     numbers = f"gradient norm {row['grad_norm']:g}" + (f", loss {row['loss']:g}" if known else "")
     if math.isfinite(row["grad_norm"]):
@@ -123,17 +123,17 @@ def _culprit(row: StepRecord) -> str:
 def check_halted(
     state: GuardState, names: Sequence[str] | None = None, *, config: GuardConfig | None = None
 ) -> None:
-    """Raise if the guard has stopped the training.
+    """Raise if the guard has halted.
 
     Raises:
         NonFiniteError: ``state.halted`` is set. The message names the first bad parameter, the
-            scale history, the likely cause and the remedy.
+            recent loss scales, the likely cause and the remedy.
     """
     if not state.halted.tolist():
         return
     last, rows = metrics(state, names), history(state, names)
     skipped = state.nonfinite_in_a_row.tolist()
-    finite = (Reason.SPIKE_LOSS, Reason.SPIKE_GRAD_NORM)  # refused too, but not what stopped the training
+    finite = (Reason.SPIKE_LOSS, Reason.SPIKE_GRAD_NORM)  # skipped too, but not why training stops
     streak = [row for row in rows[-last["skipped_in_a_row"] :] if row["reason"] not in finite] or [last]
     first = streak[0]
     scales = [f"{row['loss_scale']:g}" for row in streak[-8:]]
@@ -145,7 +145,7 @@ def check_halted(
         f"At step {first['step']}{'' if len(streak) == skipped else ', the first still recorded,'} "
         f"{explain_reason(first['reason'])} "
         f"Loss scale over these steps: {', '.join(scales)}. "
-        "No skipped step was applied: parameters and optimizer state are those from before it.",
+        "No skipped step was applied: parameters and optimizer state are those from before these steps.",
         metrics=last,
         history=rows,
     )

@@ -1,7 +1,7 @@
-"""Why a step was applied or refused: integer codes, and one table that explains them.
+"""Why a step was applied or skipped: integer codes, and a table that explains them.
 
-The code is an array in the state, so it costs no wait to write; the words are looked up when
-somebody reads it.
+The code is an array in the state, so writing it does not make the host wait; the explanation is
+looked up when the code is read.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ APPLIED = (Reason.OK, Reason.CLIPPED, Reason.SPIKE_CLIPPED)
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """One row of the table: what happened, the likely cause, and what to do."""
+    """One row of the table: what happened, the likely cause and the remedy."""
 
     what: str
     cause: str
@@ -57,7 +57,7 @@ EXPLANATIONS: dict[Reason, Explanation] = {
         "0/0, inf - inf, 0 x inf, log or sqrt at the edge of its domain, "
         "or NaN in the batch or the parameters",
         "look at the parameter named and at the batch; use the safe form of the function that feeds it; "
-        "lowering the loss scale does not cure a NaN",
+        "lowering the loss scale does not help against NaN",
     ),
     Reason.INF_GRADIENT: Explanation(
         "the step was skipped: a gradient holds inf",
@@ -75,39 +75,40 @@ EXPLANATIONS: dict[Reason, Explanation] = {
     Reason.FOUND_INF: Explanation(
         "the step was skipped: another rank, an outer wrapper or an unguarded leaf "
         "reported a non-finite value",
-        "the trouble lies outside the gradients that this guard measures",
+        "the non-finite value is outside the gradients that this guard measures",
         "look at the reporting rank or wrapper",
     ),
     Reason.NO_STEP_YET: Explanation("no step has been taken", "-", "nothing to do"),
     Reason.SPIKE_LOSS: Explanation(
-        "the step was skipped: its loss stands out from the last steps",
-        "an unusual batch, or parameters in a state in which this batch does harm",
-        "nothing to do if it stays rare; look at the batch if the same ones return; if spikes come in rows, "
-        "lower the learning rate, clip, or go back to an older checkpoint and leave these batches out",
+        "the step was skipped: its loss is far above that of the last steps",
+        "an unusual batch, or parameters at a point where this batch gives a large loss",
+        "nothing to do if it stays rare; if the same batches cause it again, look at them; if spikes follow "
+        "one another, lower the learning rate, clip, or go back to an older checkpoint and leave these "
+        "batches out",
     ),
     Reason.SPIKE_GRAD_NORM: Explanation(
-        "the step was skipped: its gradient norm stands out from the last steps",
+        "the step was skipped: its gradient norm is far above that of the last steps",
         "an unusual batch, a stale second moment, or one layer that has begun to diverge",
-        "nothing to do if it stays rare; look at the parameter named; if spikes come in rows, lower the "
-        "learning rate, clip each tensor (AdaGC), or lower Adam's beta2",
+        "nothing to do if it stays rare; look at the parameter named; if spikes follow one another, lower "
+        "the learning rate, clip each tensor (AdaGC), or lower Adam's beta2",
     ),
     Reason.SPIKE_CLIPPED: Explanation(
         "the step was applied with its gradients shrunk to the usual norm",
-        "its loss or its gradient norm stands out from the last steps",
-        "nothing to do if it stays rare; spike='skip' refuses such steps whole",
+        "its loss or its gradient norm is far above that of the last steps",
+        "nothing to do if it stays rare; spike='skip' skips such steps instead",
     ),
     Reason.NOT_A_SCALE_PROBLEM: Explanation(
         "the step was skipped: gradients are still not finite at the smallest loss scale",
-        "a true overflow or NaN in the model, the loss or the parameters, which no scale that min_scale "
-        "allows can cure: the scale is not lowered further",
-        "find the first operation that is not finite, in the layer of the parameter named; compute it in "
-        "float32 or bfloat16; check that the parameters themselves are finite",
+        "a genuine overflow or NaN in the model, the loss or the parameters; no scale that min_scale allows "
+        "avoids it, so the scale is not lowered further",
+        "find the first non-finite operation, in the layer of the parameter named; compute it in float32 "
+        "or bfloat16; check that the parameters themselves are finite",
     ),
 }
 
 
 def explain_reason(reason: int) -> str:
-    """One sentence for people: what happened, the likely cause, the remedy.
+    """A readable explanation: what happened, the likely cause and the remedy.
 
     Raises:
         ValueError: ``reason`` is not a :class:`Reason`.

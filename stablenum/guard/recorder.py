@@ -1,7 +1,7 @@
-"""The flight recorder: the last 128 steps, written on the device, read when somebody asks.
+"""The recorder: the last 128 steps, written on the device and read on request.
 
-Two small arrays in the guard's state. A step shifts them by one row, which needs no index, works
-in every framework and inside a scan, and moves some kilobytes.
+Two small arrays in the guard's state. Each step shifts them by one row, which needs no index, works
+in every framework and inside a scan, and moves a few kilobytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Recorder(NamedTuple):
 
     Attributes:
         floats: (128, 4) float32: loss, grad_norm, loss_scale, clip_coefficient.
-        ints: (128, 4) int32: step, reason, worst, precision_level. A row never written has step -1.
+        ints: (128, 4) int32: step, reason, worst, precision_level. A row not yet written has step -1.
     """
 
     floats: Array
@@ -37,11 +37,13 @@ class Row(NamedTuple):
         step: how many steps the guard had seen before this one.
         loss: the unscaled loss, NaN if it was not given.
         grad_norm: L2 norm of the unscaled gradients before clipping.
-        loss_scale: the scale that this step ran with.
-        clip_coefficient: the smallest factor that clipping applied (1: none).
+        loss_scale: the loss scale of this step.
+        clip_coefficient: the smallest factor that clipping applied; 1 for no clipping.
         reason: see :class:`stablenum.Reason`.
-        worst: index of the parameter with the largest or first non-finite norm, -1 if none.
-        precision_level: how many formats wider than its policy's the step computed, 0 without escalation.
+        worst: index of the first parameter with a non-finite norm, otherwise of the one with the largest
+            norm; -1 if there are no parameters.
+        precision_level: by how many formats the step's format was wider than the policy's; 0 without
+            escalation.
     """
 
     step: int
@@ -60,7 +62,7 @@ class Row(NamedTuple):
 
 
 def init_recorder(*, xp: Namespace, device: Any = None) -> Recorder:
-    """No rows yet."""
+    """A recorder without rows."""
     return Recorder(
         floats=xp.zeros((CAPACITY, 4), dtype=xp.float32, device=device),
         ints=xp.full((CAPACITY, 4), -1, dtype=xp.int32, device=device),
@@ -68,7 +70,7 @@ def init_recorder(*, xp: Namespace, device: Any = None) -> Recorder:
 
 
 def record(recorder: Recorder, floats: list[Array], ints: list[Array], *, xp: Namespace) -> Recorder:
-    """The recorder with one row more and the oldest dropped.
+    """The recorder with a new row added and the oldest dropped.
 
     Args:
         recorder: the rows before.

@@ -1,6 +1,6 @@
-"""A guard's state as plain JSON values, the same for every framework, and back.
+"""Converts a guard's state to plain JSON values, the same for every framework, and back.
 
-A state saved by one adapter loads in another and goes on with the same decisions.
+A state saved by one adapter loads in another, which then makes the same decisions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stablenum.formats import FLOAT32_MAX
 from stablenum.guard.decide import GuardState
 from stablenum.guard.reasons import Reason
 from stablenum.rules.clipping import PER_TENSOR_STATES
-from stablenum.rules.loss_scale import LARGEST_SCALE, SMALLEST_SCALE, may_load
+from stablenum.rules.loss_scale import LARGEST_SCALE, SMALLEST_SCALE, both_dynamic
 
 __all__ = ["VERSION", "StatisticsNotLoadedWarning", "state_from_dict", "state_to_dict"]
 
@@ -24,7 +24,7 @@ Namespace: TypeAlias = Any
 
 VERSION = 3
 _REASONS = frozenset(int(reason) for reason in Reason)
-# Statistics that a rule may or may not have.
+# Statistics that not every rule has.
 _OPTIONAL = ("state.spike", "state.escalation", "state.loss_scale.statistics")
 _COUNTS = {
     f"state.{name}" for name in ("step", "skipped_total", "skipped_in_a_row", "nonfinite_in_a_row", "halted")
@@ -32,14 +32,14 @@ _COUNTS = {
 
 
 class StatisticsNotLoadedWarning(UserWarning):
-    """A saved state held no statistics for a rule of the guard that loads it."""
+    """A saved state has no statistics for some rule of the guard that loads it."""
 
 
 def state_to_dict(state: GuardState, names: Sequence[str] | None = None) -> dict[str, Any]:
     """``{"version": 3, "names": [...] or None, "state": {...}}`` of lists, numbers and strings.
 
-    Non-finite numbers are the strings ``"nan"``, ``"inf"`` and ``"-inf"``, so the result is strict
-    JSON; float32 values survive the round trip bit for bit. Makes the host wait.
+    Non-finite numbers become the strings ``"nan"``, ``"inf"`` and ``"-inf"``, so the result is strict
+    JSON; float32 values survive the round trip bit for bit. Makes the host wait for the device.
 
     Example:
         >>> import json, numpy as np
@@ -77,17 +77,18 @@ def state_from_dict(
 
     Args:
         plain: the saved dict.
-        like: a state of the guard that will use it: gives structure, shapes and dtypes, and the
-            loss scale unless both guards scale dynamically (a fixed scale is a setting). A rule whose
+        like: a state of the guard that will use the result. It gives structure, shapes and dtypes, and
+            the loss scale unless both guards scale dynamically (a fixed scale is a setting). A rule whose
             statistics were not saved, because it was added or changed since, keeps those of ``like``, with
             a ``StatisticsNotLoadedWarning``.
         xp: the array namespace of the result.
-        names: the names of the parameters here. Where both sides know their names, parameter indices
-            and the statistics of each parameter are translated (the frameworks may order them differently).
-        device: where the result lives.
+        names: the names of the parameters of the loading guard. If the saved state has names too, parameter
+            indices and the statistics of each parameter are matched by name (the order may differ between
+            frameworks).
+        device: the device of the result.
 
     Raises:
-        ValueError: the dict is not such a state, or is one of another shape; the message names
+        ValueError: the dict is not such a state, or has another shape; the message names
             the field. Nothing is changed.
 
     Example:
@@ -105,13 +106,13 @@ def state_from_dict(
         raise bad_field("guard state", f"a dict written by guard_state_dict(), version 1 to {VERSION}", plain)
     reader = _Reader(plain.get("names"), names, xp=xp, device=device)
     state: GuardState = reader.read("state", _current(plain), like)
-    if may_load(state.loss_scale, like.loss_scale):
+    if both_dynamic(state.loss_scale, like.loss_scale):
         return state
     return state._replace(loss_scale=reader.own(like.loss_scale))
 
 
 def _current(plain: Mapping[str, Any]) -> Any:
-    """The saved state in the words of this version.
+    """The saved state, converted to the current version.
 
     Version 1 had no spike rules and fewer statistics, version 2 no escalation.
     """
@@ -130,12 +131,12 @@ def _current(plain: Mapping[str, Any]) -> Any:
 
 
 def _with_level(row: Any) -> Any:
-    """A recorded row with a precision level of 0, -1 where nothing was recorded."""
+    """A recorded row with a precision level added: 0, or -1 if nothing was recorded in the row."""
     return [*row, -1 if row[:1] == [-1] else 0] if isinstance(row, list) else row
 
 
 class _Reader:
-    """Reads one saved state: knows how its parameters are numbered here."""
+    """Reads one saved state and translates parameter indices between the saved order and the order here."""
 
     def __init__(self, saved: Any, here: Sequence[str] | None, *, xp: Namespace, device: Any) -> None:
         words = isinstance(saved, (list, tuple)) and all(isinstance(name, str) for name in saved)
@@ -145,18 +146,19 @@ class _Reader:
         self.known = saved is not None and here is not None and list(saved) != list(here)
         place = {name: i for i, name in enumerate(here or ())} if self.known else {}
         self.n_saved = len(saved) if self.known else None
-        # Saved parameter index -> index here (-1: not there), and the reverse; empty where names do not tell.
+        # Saved parameter index -> index here (-1: no such parameter), and the reverse. Both are empty if the
+        # names are unknown on one side, or the same on both.
         self.place = {i: place.get(name, -1) for i, name in enumerate(saved)} if self.known else {}
         self.source = {here: saved for saved, here in self.place.items() if here >= 0}
 
     def own(self, tree: Any) -> Any:
-        """A copy of what the guard here has."""
+        """A copy of the loading guard's own state."""
         return map_leaves(
             lambda leaf: self.xp.asarray(leaf.tolist(), dtype=leaf.dtype, device=self.device), tree
         )
 
     def read(self, field: str, plain: Any, like: Any) -> Any:
-        """The part of the state under ``field``, in the structure, shapes and dtypes of ``like``."""
+        """The part of the state called ``field``, with the structure, shapes and dtypes of ``like``."""
         if field == "state.clip":
             return self._rule_states([f"{field}[{i}]" for i in range(len(like))], plain, like)
         if field in _OPTIONAL:
@@ -172,9 +174,9 @@ class _Reader:
         return type(like)(*(self.read(f"{field}.{name}", plain[name], part) for name, part in parts))
 
     def _rule_states(self, fields: list[str], plain: Any, likes: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The states of the rules here, each from the first saved one that fits it.
+        """The states of the rules of the loading guard, each from the first saved state that fits it.
 
-        A rule for which none was saved, as one that was added since, goes on with what it has.
+        A rule without a fitting saved state, for example one added since, keeps its own state.
         """
         if not isinstance(plain, list):
             raise bad_field("state.clip", "a list of rule states", plain)
@@ -189,7 +191,7 @@ class _Reader:
                 warnings.warn(
                     f"{field}: no statistics were saved that fit {type(like).__name__.removesuffix('State')} "
                     "as it is configured here; its own are kept. Rules, windows and parameters that changed "
-                    "since the state was saved learn anew.",
+                    "since the state was saved start from scratch.",
                     StatisticsNotLoadedWarning,
                     stacklevel=2,
                 )
@@ -201,14 +203,14 @@ class _Reader:
         return tuple(found)
 
     def _rows(self, field: str, plain: Any, like: Any) -> dict[str, Any]:
-        """The rows of the parameters here, by their names; a parameter that was not there keeps its own."""
+        """The rows matched by parameter name; a parameter that was not saved keeps its own row."""
         own = {name: _encode(part.tolist()) for name, part in zip(like._fields, like, strict=True)}
         new = [name for i, name in enumerate(self.here) if i not in self.source]
         if new:
             shown = ", ".join(new[:5]) + (", ..." if len(new) > 5 else "")
             warnings.warn(
                 f"{field}: no statistics were saved under the names of {len(new)} of the {len(self.here)} "
-                f"parameters here ({shown}); they begin anew.",
+                f"parameters here ({shown}); they start from scratch.",
                 StatisticsNotLoadedWarning,
                 stacklevel=2,
             )
@@ -232,7 +234,7 @@ class _Reader:
 
 
 def _fits(plain: Any, like: Any, *, rows: int | None) -> bool:
-    """Whether a saved rule state has the keys and shapes of ``like``, or so many ``rows`` instead of its."""
+    """Whether a saved rule state has the keys and shapes of ``like`` (but ``rows`` rows, if given)."""
     if hasattr(like, "_fields"):
         return (
             isinstance(plain, Mapping)
@@ -250,14 +252,14 @@ def _fits(plain: Any, like: Any, *, rows: int | None) -> bool:
 
 
 def _check_reasons(field: str, rows: list[list[int]]) -> None:
-    """Written rows hold known reason codes, so that reading them later cannot fail."""
+    """Check that every written row has a known reason code, so that reading it later cannot fail."""
     for i, (step, reason, *_) in enumerate(rows):
         if step >= 0 and reason not in _REASONS:
             raise bad_field(f"{field}[{i}][1]", "a reason code", reason)
 
 
 def _decode(field: str, plain: Any, shape: tuple[int, ...], kind: type[float] | type[int]) -> Any:
-    """Nested lists of the given shape, every number checked."""
+    """``plain`` as nested lists of the given shape, with every number checked."""
     if shape:
         if not isinstance(plain, list) or len(plain) != shape[0]:
             raise bad_field(field, f"a list of {shape[0]} items", plain)

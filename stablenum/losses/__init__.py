@@ -1,16 +1,16 @@
-"""Losses with the right value and the right gradient at every edge, in every float format.
+"""Losses with the correct value and gradient at every edge case, in every float format.
 
 Written once over the array namespace ``xp`` and differentiated by the framework. Use them through
 ``stablenum_torch.losses`` and ``stablenum_jax.losses``, which fill in ``xp``.
 
-The laws over all of them:
+Rules that hold for all of them:
 
-- Formats narrower than float32 are computed and summed in float32 and rounded once. The result has the format
-  of the first argument, as in torch and optax, unless ``dtype`` says otherwise.
-- "mean" divides by the number of valid items; a batch without any gives 0 with gradient 0, not NaN.
-- What is masked takes no part, whatever it holds: masking an item and removing it are the same. NaN in a
+- Inputs in formats narrower than float32 are computed and summed in float32 and rounded once. The result has
+  the format of the first argument, as in torch and optax, unless ``dtype`` is given.
+- "mean" divides by the number of valid items; a batch without valid items gives 0 with gradient 0, not NaN.
+- Masked items have no effect, whatever their values: masking an item and removing it are the same. NaN in a
   valid item gives NaN. No finite input gives NaN in the value or in the gradient.
-- Shapes are never made to fit in silence: targets have the shape stated, or a ValueError says so.
+- Targets are never broadcast silently: if they do not have the documented shape, a ValueError is raised.
 """
 
 from stablenum.faces import present

@@ -1,4 +1,4 @@
-"""Cross-entropy and focal loss of yes-or-no labels, from logits."""
+"""Cross-entropy and focal loss for binary labels, from logits."""
 
 from __future__ import annotations
 
@@ -39,28 +39,28 @@ def binary_cross_entropy(
     items: Callable[..., Array] | None = None,
     xp: Namespace,
 ) -> Array:
-    """``(1 - y) softplus(z) + y softplus(-z)``: the loss of a label y for the probability sigmoid(z).
+    """``(1 - y) softplus(z) + y softplus(-z)``: the loss for a label y and the probability sigmoid(z).
 
-    The gradient by z is ``(1 - y) sigmoid(z) - y sigmoid(-z)``, to full precision however small it is; with
-    ``F.binary_cross_entropy`` on probabilities it is 0 or NaN once the sigmoid has become 0 or 1.
+    The gradient with respect to z is ``(1 - y) sigmoid(z) - y sigmoid(-z)``, to full precision however small
+    it is. That of ``F.binary_cross_entropy`` on probabilities is 0 or NaN once the sigmoid rounds to 0 or 1.
 
-    Edges: an infinite logit gives 0 where the target agrees with it entirely, else inf. NaN stays NaN.
-    No valid item gives 0 with gradient 0.
+    Edge cases: an infinite logit gives 0 if the target is exactly the label it predicts, otherwise inf. NaN
+    stays NaN. A batch without valid items gives 0 with gradient 0.
 
     Args:
-        logits: any shape, any floating format.
-        targets: the shape of ``logits``; 0 to 1, of any format.
+        logits: any shape, any floating-point format.
+        targets: the shape of ``logits``; 0 to 1, in any format.
         weight: broadcast with ``logits``; multiplies the loss of an item. It does not enter the divisor.
-        pos_weight: broadcast with ``logits``; multiplies the part of y = 1.
-        label_smoothing: s moves targets to ``(1 - s) y + s / 2``.
-        mask: bool, broadcast with ``logits``; False leaves an item out, whatever it holds.
+        pos_weight: broadcast with ``logits``; multiplies the term for y = 1.
+        label_smoothing: s, from 0, below 1, changes the targets to ``(1 - s) y + s / 2``.
+        mask: bool, broadcast with ``logits``; False leaves an item out, whatever its values.
         reduction: "mean" over the valid items, "sum" or "none".
-        dtype: the format of the result; that of ``logits`` if None. Sums are made in float32 at least.
-        items: how the loss of each item is computed; adapters give a faster :func:`entropy_items`.
+        dtype: the format of the result; that of ``logits`` if None. Sums are computed in float32 or wider.
+        items: computes the loss of each item; adapters pass a faster version of :func:`entropy_items`.
         xp: the array namespace.
 
     Raises:
-        ValueError: shapes that do not fit, an unknown reduction, ``label_smoothing`` outside [0, 1).
+        ValueError: shapes that do not match, an unknown reduction, ``label_smoothing`` outside [0, 1).
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -84,12 +84,12 @@ def binary_cross_entropy(
 
 
 def entropy_items(z: Array, y: Array, pos_weight: Array | None = None, *, xp: Namespace) -> Array:
-    """The loss of each item, without reduction. The part that is linear in z is written apart from the
-    one that decays, so that neither hides the other, in the value or in the gradient."""
+    """The loss of each item, without reduction. The part that is linear in z and the part that decays are
+    computed separately, so that neither is lost in the rounding of the other, in value or gradient."""
     agreed = ((z == float("inf")) & (y == 1)) | ((z == -float("inf")) & (y == 0))
     z = xp.where(agreed, 0.0, z)
     positive = z > 0
-    # Not abs: at 0 its derivative is 0 in one framework and 1 in the other.
+    # Not abs, whose derivative at 0 is 0 in one framework and 1 in the other.
     decaying = xp.log1p(xp.exp(xp.where(positive, -z, z)))
     no, yes = 1.0 - y, y if pos_weight is None else y * pos_weight
     linear = xp.where(positive, _times(no, z, xp=xp), _times(yes, -z, xp=xp))
@@ -98,7 +98,7 @@ def entropy_items(z: Array, y: Array, pos_weight: Array | None = None, *, xp: Na
 
 
 def _times(share: Array, z: Array, *, xp: Namespace) -> Array:
-    """``share * z``, 0 where the share is 0 and z infinite."""
+    """``share * z``, and 0 where the share is 0 and z is infinite."""
     return share * xp.where((share == 0) & xp.isinf(z), 0.0, z)
 
 
@@ -116,21 +116,23 @@ def binary_focal(
 ) -> Array:
     """``(1 - p_t)^gamma`` times the binary cross-entropy, p_t the label's probability (arXiv 1708.02002).
 
-    ``1 - p_t = (1 - y) sigmoid(z) + y sigmoid(-z)`` without a difference, its power through an exponential
-    of ``-gamma |z|``: for gamma < 1 the gradient does not become inf x 0 once p_t rounds to 1. Unless gamma
-    is a power of two, rounding that exponent costs up to ``|gamma z|`` ulp, where the loss is small.
+    ``1 - p_t`` is computed as ``(1 - y) sigmoid(z) + y sigmoid(-z)``, without a difference, and its power by
+    an exponential of ``-gamma |z|``: for gamma < 1 the gradient does not become inf x 0 once p_t rounds to 1.
+    Unless gamma is a power of two, rounding that exponent costs up to ``|gamma z|`` ulp where the loss is
+    small.
 
-    Edges: as :func:`binary_cross_entropy`; the gradient is finite for every finite logit and every gamma.
+    Edge cases: as in :func:`binary_cross_entropy`. The gradient is finite for every finite logit and every
+    gamma.
 
     Args:
-        logits: any shape, any floating format.
+        logits: any shape, any floating-point format.
         targets: the shape of ``logits``; 0 to 1.
         gamma: at least 0; 0 is the plain cross-entropy.
-        alpha: from 0 to 1; weight alpha for y = 1 and 1 - alpha for y = 0. None: both 1.
+        alpha: from 0 to 1; the weight is alpha for y = 1 and 1 - alpha for y = 0. None: 1 for both.
         weight, mask, reduction, dtype, xp: as in :func:`binary_cross_entropy`.
 
     Raises:
-        ValueError: shapes that do not fit, an unknown reduction, gamma or alpha out of range.
+        ValueError: shapes that do not match, an unknown reduction, gamma or alpha out of range.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -156,10 +158,10 @@ def binary_focal(
 
 
 def missed_power(z: Array, y: Array, gamma: float, *, xp: Namespace) -> Array:
-    """``((1 - y) sigmoid(z) + y sigmoid(-z)) ^ gamma``, its derivatives in range for every gamma.
+    """``((1 - y) sigmoid(z) + y sigmoid(-z)) ^ gamma``, with derivatives in range for every gamma.
 
-    With e = exp(-|z|) it is ``((w + (1 - w) e) / (1 + e)) ^ gamma``, w the share of the larger sigmoid. Where
-    that share is below e, e is taken out: the power of what remains, a number about 1, does no harm.
+    With e = exp(-|z|) it is ``((w + (1 - w) e) / (1 + e)) ^ gamma``, where w is the coefficient of the larger
+    sigmoid. Where w is at most e, e is factored out: what remains is about 1, and so is its power.
     """
     z = for_slope(z, xp=xp)
     positive = z > 0
@@ -169,6 +171,6 @@ def missed_power(z: Array, y: Array, gamma: float, *, xp: Namespace) -> Array:
     taken = large <= e
     reach = 0.9 * math.log(get_format(z.dtype).max)
     rest = small + large * xp.exp(xp.where(taken & (size < reach), size, 0.0))
-    beside = xp.where(e == 0, 0.0, small) * e  # its gradient by the label is 0 then, not inf x 0
-    share = xp.pow(xp.where(taken, rest, large + beside), gamma) * xp.pow(1.0 + e, -gamma)
+    decayed = xp.where(e == 0, 0.0, small) * e  # for e = 0 the label's gradient is 0, not inf x 0
+    share = xp.pow(xp.where(taken, rest, large + decayed), gamma) * xp.pow(1.0 + e, -gamma)
     return xp.where(taken, xp.exp(-gamma * size), 1.0) * share

@@ -1,4 +1,4 @@
-"""Cross-entropy and focal loss of one label out of many, from logits."""
+"""Cross-entropy and focal loss for one label out of many classes, from logits."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _INF = math.inf
 
 
 class ClassSums(NamedTuple):
-    """What cross-entropy needs to know of a row of logits x: the only sums over classes it makes."""
+    """The sums over the classes of a row of logits x that cross-entropy needs."""
 
     nll: Array
     """``logsumexp(x) - x[target]``; inf with gradient 0 where ``x[target]`` is -inf."""
     lse: Array
     """``logsumexp(x)``; -inf with gradient 0 where all classes are -inf, NaN where one is inf."""
     smooth: Array | None
-    """The mean of ``weight * (logsumexp(x) - x)`` over the classes that are not -inf; None if not wanted."""
+    """The mean of ``weight * (logsumexp(x) - x)`` over the classes that are not -inf, or None."""
 
 
 def class_sums(
@@ -51,14 +51,14 @@ def class_sums(
     smoothing: bool = False,
     xp: Namespace,
 ) -> ClassSums:
-    """The sums over the last axis, by rule.
+    """The sums over the last axis, in the array namespace (adapters may pass a faster version).
 
     Args:
-        x: (..., C) logits of any floating format; the sums are made, and given, in float32 at least.
-        index: (...) of whole numbers from 0 to C - 1.
-        keep: (...) of bool; a row where it is False takes no part, whatever it holds.
-        weight: (C,) for ``smooth``.
-        smoothing: whether ``smooth`` is wanted.
+        x: (..., C) logits of any floating-point format; the sums are in float32 or wider.
+        index: (...) whole numbers from 0 to C - 1.
+        keep: (...) bool; a row where it is False has no effect, whatever its values.
+        weight: (C,) class weights for ``smooth``.
+        smoothing: whether to compute ``smooth``.
         xp: the array namespace.
     """
     (x,), _ = widened(x, xp=xp)
@@ -78,11 +78,11 @@ def class_sums(
 
 
 def _shifted(x: Array, *, xp: Namespace) -> tuple[Array, Array, Array, Array, Array]:
-    """Which classes are there; ``x - shift``; ``logsumexp(x) - shift``; the shift; whether any is there."""
+    """Which classes are not -inf; ``x - shift``; ``logsumexp(x) - shift``; the shift; whether any is not."""
     here = x != -_INF
     top = xp.max(x, axis=-1)
     some = top != -_INF
-    # floor has no gradient: the shift, which cancels on paper, leaves no rounding errors behind in it.
+    # floor has no gradient, so the shift, which cancels on paper, leaves no rounding errors in the gradient.
     shift = xp.floor(xp.where(xp.isfinite(top), top, 0.0))
     away = xp.where(here, x, 0.0) - xp.where(here, shift[..., None], 0.0)
     total = xp.sum(xp.where(here, xp.exp(away), 0.0), axis=-1)
@@ -106,39 +106,42 @@ def cross_entropy(
     sums: Callable[..., ClassSums] = class_sums,
     xp: Namespace,
 ) -> Array:
-    """``logsumexp(x) - x[target]``, or ``sum(t (logsumexp(x) - x))`` for a target t of probabilities.
+    """``logsumexp(x) - x[target]``, or ``sum(t (logsumexp(x) - x))`` for probabilities t as target.
 
-    The gradient by x is ``softmax(x) - t``. With label smoothing s the target is ``(1 - s) t + s / K`` over
-    the K classes that are neither masked nor -inf. The z-loss (PaLM, arXiv 2204.02311; 1e-4 there) adds
-    ``z_loss * logsumexp(x)^2`` to each item, with gradient ``2 z_loss logsumexp(x) softmax(x)``.
+    The gradient with respect to x is ``softmax(x) - t``. With label smoothing s the target is
+    ``(1 - s) t + s / K`` over the K classes that are neither masked nor -inf. The z-loss (PaLM, arXiv
+    2204.02311; 1e-4 there) adds ``z_loss * logsumexp(x)^2`` to each item, with gradient
+    ``2 z_loss logsumexp(x) softmax(x)``.
 
-    Edges:
+    Edge cases:
 
-    - No valid item: 0 with gradient 0. Left out, with gradient 0, are items whose target is ``ignore_index``
-      or whose mask is False, whatever their logits hold, and items all of whose classes are masked or -inf.
+    - A batch without valid items gives 0 with gradient 0. Items are left out, with gradient 0, if their
+      target is ``ignore_index`` or their mask is False, whatever their logits, or if all their classes are
+      masked or -inf.
     - A class that is masked or -inf has probability 0 and gradient 0, with label smoothing too. If it is the
-      target (in a soft target: with a share above 0), the item is inf, with gradient 0.
+      target (in a soft target: with a probability above 0), the item is inf, with gradient 0.
     - A logit of inf or NaN gives NaN; an index outside the classes gives NaN with gradient 0.
 
     Args:
-        logits: any shape with ``axis``, any floating format.
+        logits: any shape with ``axis``, any floating-point format.
         targets: whole numbers, the shape of ``logits`` without ``axis``; or floating, the shape of
             ``logits``.
-        axis: of the classes.
-        weight: (C,); multiplies the loss by that of the class, each class's share for soft targets.
+        axis: the axis of the classes.
+        weight: (C,), one weight per class; multiplies an item's loss by the weight of its class, or for soft
+            targets each class's term by the weight of that class.
         ignore_index: the target of items that are left out.
-        label_smoothing: from 0, below 1.
-        z_loss: the coefficient, at least 0; not touched by ``weight``.
-        class_mask: bool, (C,) or broadcast with ``logits``; False takes a class away, whatever it holds.
+        label_smoothing: s, from 0, below 1.
+        z_loss: the coefficient, at least 0; ``weight`` does not apply to it.
+        class_mask: bool, (C,) or broadcast with ``logits``; False removes a class, whatever its logit.
         mask: bool, broadcast with the items; False leaves an item out.
-        reduction: "none", "sum", or "mean": over the valid items, for integer targets with ``weight`` divided
-            by the sum of their weights (as torch does), the z-loss by their number.
-        dtype: the format of the result; that of ``logits`` if None. Sums are made in float32 at least.
+        reduction: "none", "sum", or "mean" over the valid items. For integer targets with ``weight`` the mean
+            divides by the sum of the items' weights (as torch does), and for the z-loss by their number.
+        dtype: the format of the result; that of ``logits`` if None. Sums are computed in float32 or wider.
         sums: how the sums over classes are made; adapters give a faster :func:`class_sums`.
         xp: the array namespace.
 
     Raises:
-        ValueError: shapes that do not fit, an unknown reduction, a number out of its range.
+        ValueError: shapes that do not match, an unknown reduction, a number out of its range.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -212,7 +215,7 @@ def _soft(targets: Array, axis: int, shape: tuple[int, ...], dtype: Any, *, xp: 
 def _soft_items(
     x: Array, t: Array, keep: Array, weight: Array | None, s: float, *, xp: Namespace
 ) -> tuple[Array, Array]:
-    """The loss of each row for a target of probabilities, and its logsumexp."""
+    """The loss of each row for probabilities as target, and its logsumexp."""
     x, t = xp.where(keep[..., None], x, 0.0), xp.where(keep[..., None], t, 0.0)
     here, away, log_total, shift, some = _shifted(x, xp=xp)
     if s:
@@ -222,7 +225,7 @@ def _soft_items(
     share = t if weight is None else t * weight
     below = log_total[..., None] - away
     none = xp.logical_not(here) | (share == 0)
-    # A share of 0 is no reason to drop its derivative: only what is not finite is taken out.
+    # A term with a share of 0 still depends on the share: only non-finite terms are removed.
     out = none & xp.logical_not(xp.isfinite(below)) | xp.logical_not(here)
     terms = xp.where(out, 0.0, share * xp.where(out, 0.0, below))
     items = xp.where(impossible, _INF, xp.sum(terms, axis=-1))
@@ -243,22 +246,23 @@ def focal(
     dtype: Any = None,
     xp: Namespace,
 ) -> Array:
-    """``(1 - p)^gamma (-log p)``, p the softmax at the target (arXiv 1708.02002 for many classes).
+    """``(1 - p)^gamma (-log p)``, p the softmax at the target (arXiv 1708.02002, for many classes).
 
-    With z the target's logit less the logsumexp of the others, p is sigmoid(z), and the loss is
-    ``sigmoid(-z)^gamma softplus(-z)``: exact for p near 1 too, and with a finite gradient for gamma < 1,
-    where ``(1 - p)^gamma`` gives inf x 0 once p rounds to 1.
+    With z the target's logit minus the logsumexp of the others, p is sigmoid(z) and the loss is
+    ``sigmoid(-z)^gamma softplus(-z)``. This is accurate for p near 1 too and has a finite gradient for
+    gamma < 1, where the gradient of ``(1 - p)^gamma`` is inf x 0 once p rounds to 1.
 
-    Edges: those of :func:`cross_entropy`. With one class left p is 1 and the loss 0, with gradient 0.
+    Edge cases: those of :func:`cross_entropy`. If only one class is left, p is 1 and the loss is 0, with
+    gradient 0.
 
     Args:
         logits, axis, weight, ignore_index, class_mask, mask, dtype, xp: as in :func:`cross_entropy`.
         targets: whole numbers, the shape of ``logits`` without ``axis``.
         gamma: at least 0; 0 is the plain cross-entropy.
-        reduction: "none", "sum", or "mean" over the valid items (by the sum of ``weight``, if given).
+        reduction: "none", "sum", or "mean" over the valid items (with ``weight``, divided by its sum).
 
     Raises:
-        ValueError: shapes that do not fit, floating targets, an unknown reduction, a negative gamma.
+        ValueError: shapes that do not match, floating targets, an unknown reduction, a negative gamma.
 
     Example:
         >>> import array_api_compat.numpy as np

@@ -1,4 +1,4 @@
-"""What all losses share: checks of their arguments, weights, and the reduction over valid items."""
+"""Shared by all losses: checks of arguments, weights, and the reduction over valid items."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ REDUCTIONS = ("mean", "sum", "none")
 
 
 def check_reduction(reduction: object) -> str:
-    """One of ``"mean"``, ``"sum"``, ``"none"``.
+    """Check that ``reduction`` is ``"mean"``, ``"sum"`` or ``"none"``, and return it.
 
     Example:
         >>> check_reduction("avg")
@@ -49,27 +49,27 @@ def check_reduction(reduction: object) -> str:
 
 
 def check_smoothing(label_smoothing: object) -> float:
-    """At least 0 and below 1."""
+    """Check that ``label_smoothing`` is at least 0 and below 1, and return it as a float."""
     return check_number("label_smoothing", label_smoothing, at_least=0.0, below=1.0)
 
 
 def check_classes(logits: Array, axis: int) -> None:
-    """There is a class."""
+    """Check that there is at least one class."""
     if logits.shape[axis] == 0:
-        raise bad_field("logits", f"of at least one class along axis {axis}", tuple(logits.shape))
+        raise bad_field("logits", f"an array with at least one class along axis {axis}", tuple(logits.shape))
 
 
 def check_same_shape(name: str, array: Array, other_name: str, other: Array) -> None:
-    """Both have one shape: an item is never repeated in silence."""
+    """Check that both arrays have the same shape: items are never broadcast silently."""
     if tuple(array.shape) != tuple(other.shape):
         shape = tuple(other.shape)
         raise bad_field(name, f"of the shape of {other_name}, {shape}", tuple(array.shape))
 
 
 def check_fits(name: str, array: Array, shape: tuple[int, ...], *, of: str) -> None:
-    """``array`` broadcasts to ``shape``; masks are of bool, whose meaning no framework guesses."""
+    """Check that ``array`` broadcasts to ``shape``, and that a mask is a bool array."""
     if "mask" in name and "bool" not in str(array.dtype):
-        raise bad_field(name, "an array of bool, False for what is left out", str(array.dtype))
+        raise bad_field(name, "a bool array, False for what is left out", str(array.dtype))
     got = tuple(array.shape)
     fits = len(got) <= len(shape) and all(g in (1, s) for g, s in zip(reversed(got), reversed(shape)))
     if not fits:
@@ -77,16 +77,16 @@ def check_fits(name: str, array: Array, shape: tuple[int, ...], *, of: str) -> N
 
 
 def classes_last(x: Array, axis: int, *, xp: Namespace) -> Array:
-    """x with an axis (counted from the front) moved to the end."""
+    """x with an axis (given as a non-negative number) moved to the end."""
     if axis == x.ndim - 1:
         return x
     return xp.permute_dims(x, (*range(axis), *range(axis + 1, x.ndim), axis))
 
 
 def for_slope(z: Array, *, xp: Namespace) -> Array:
-    """z cut to where a sigmoid of it is not yet 0 or 1 for good.
+    """z clamped to [-1e4, 1e4], with gradient 0 beyond; the sigmoid of anything beyond is 0 or 1 anyway.
 
-    A loss near the end of the range times a slope of 0 must be 0, not inf x 0: it is cut with its gradient.
+    A loss near the end of the range times a slope of 0 must give 0, not inf x 0.
     """
     z = xp.where(z > 1e4, 1e4, z)
     return xp.where(z < -1e4, -1e4, z)
@@ -98,9 +98,9 @@ def is_floating(array: Array) -> bool:
 
 
 def prepared(x: Array, *others: Array, dtype: Any = None, xp: Namespace) -> tuple[list[Array], Any]:
-    """``x`` in the format computed in, the others in the same one, and the format of the result.
+    """``x`` and the others in the format of the computation, and the format of the result.
 
-    The result has the format of ``x``, whatever that of the targets is, unless ``dtype`` says otherwise.
+    The result has the format of ``x``, whatever the format of the targets, unless ``dtype`` is given.
     """
     (wide,), result = widened(x, xp=xp)
     rest = [other if other.dtype == wide.dtype else xp.astype(other, wide.dtype) for other in others]
@@ -108,13 +108,13 @@ def prepared(x: Array, *others: Array, dtype: Any = None, xp: Namespace) -> tupl
 
 
 def wide_format(x: Array, *, xp: Namespace) -> tuple[Any, Any]:
-    """The format computed in, and that of the result, without a computation on x."""
+    """The format of the computation and that of the result, found without computing on x."""
     (wide,), result = widened(x.reshape(-1)[:0], xp=xp)
     return wide.dtype, result
 
 
 def items_left(mask: Array | None, *arrays: Array, shape: tuple[int, ...], xp: Namespace) -> list[Array]:
-    """The arrays with 1 where the mask is False, so that what is masked takes no part, NaN included."""
+    """The arrays with 1 where the mask is False, so that masked values, including NaN, have no effect."""
     if mask is None:
         return list(arrays)
     check_fits("mask", mask, shape, of="the items")
@@ -122,7 +122,7 @@ def items_left(mask: Array | None, *arrays: Array, shape: tuple[int, ...], xp: N
 
 
 def weighted(items: Array, weight: Array, *, xp: Namespace) -> Array:
-    """``weight * items``; a weight of 0 gives 0, for an infinite item too."""
+    """``weight * items``; a weight of 0 gives 0 even for an infinite item."""
     none = weight == 0
     return xp.where(none, 0.0, weight * xp.where(none, 0.0, items))
 
@@ -136,15 +136,15 @@ def reduced(
     weights: Array | None = None,
     xp: Namespace,
 ) -> Array:
-    """The losses of items as one number, or as they are.
+    """Reduce the losses of items to one number, or return them with masked items set to 0.
 
     Args:
         items: the loss of each item.
-        reduction: "mean" divides by the number of valid items, or by the sum of ``weights`` over them;
-            nothing to divide by gives 0.
-        dtype: the format of the result; sums are made in that of ``items``.
+        reduction: "mean" divides by the number of valid items, or by the sum of ``weights`` over them; if
+            that is 0, the result is 0. "sum" and "none" do not divide.
+        dtype: the format of the result; sums are computed in that of ``items``.
         mask: False for items that are left out; broadcast with items.
-        weights: what an item counts in the mean, if not 1.
+        weights: the weight of each item in the divisor of the mean; None for 1.
         xp: the array namespace.
     """
     if mask is not None:
@@ -169,16 +169,16 @@ def _divisor(items: Array, mask: Array | None, weights: Array | None, *, xp: Nam
 
 
 def floored(x: Array, floor: float, *, xp: Namespace) -> Array:
-    """``max(x, floor)`` whose gradient is 1 below the floor too, so that x can come back from there.
+    """``max(x, floor)`` with gradient 1 below the floor too, so that x can rise above it again.
 
-    ``floor + (x - x)`` where the second x has no gradient: it is x rounded down to far less than a digit of
-    the floor, and rounding down has none. Beyond -2^60 times the floor the gradient is 0.
+    ``floor + (x - x)`` where the second x has no gradient: it is x rounded down in steps far smaller than the
+    last digit of the floor, and rounding down has no gradient. Below -2^60 times the floor the gradient is 0.
 
     Raises:
-        ValueError: the floor, the user's ``eps``, is below the smallest normal number of the format of x.
+        ValueError: the floor, the user's ``eps``, is below the smallest normal number of x's format.
     """
     floor = check_number("eps", floor, at_least=get_format(x.dtype).smallest_normal)
-    unit = 2.0 ** math.floor(math.log2(floor))  # a power of two: what follows is exact
+    unit = 2.0 ** math.floor(math.log2(floor))  # a power of two, so that scaling by it is exact
     below = x < floor
     near = below & (x > -(2.0**60) * floor)
     ratio = xp.where(near, x / unit, 0.0)
@@ -187,9 +187,10 @@ def floored(x: Array, floor: float, *, xp: Namespace) -> Array:
 
 
 def at_least_0(items: Array, *, xp: Namespace) -> Array:
-    """The items, 0 instead of a rounding error below 0; their gradient is theirs all the same.
+    """The items, with 0 in place of a rounding error below 0; their gradient is unchanged.
 
-    What is taken off is the item rounded down to a 2^90th: rounding down has no gradient.
+    From such an item its own value, rounded down to a multiple of 2^-90, is subtracted. Rounding down has no
+    gradient.
     """
     near = (items < 0) & (items > -(2.0**20))
     ratio = xp.where(near, items, 0.0) * 2.0**90

@@ -36,28 +36,29 @@ def kl_divergence(
     dtype: Any = None,
     xp: Namespace,
 ) -> Array:
-    """``sum(t (log t - log softmax(x)))`` over an axis: how far x is from the target t, KL(t || softmax(x)).
+    """``sum(t (log t - log q))`` over an axis, q = softmax(x): the divergence KL(t || q) from the target t.
 
-    Both may be logits: they are normalised here, and log-probabilities, which are normalised already,
-    come out of that unchanged. Probabilities as targets are taken as they are: if their sum is not 1, a sum
-    that is off by some eps among them, a row may come out a little below 0. With ``log_targets`` none does.
+    Both arguments may be logits. They are normalised here, which does not change log-probabilities, because
+    these are normalised already. Probabilities as targets are not normalised: if their sum is not exactly 1
+    (even by rounding), a row may be slightly below 0. With ``log_targets`` no row is below 0.
 
-    Edges: a class with t = 0 adds 0, with q = 0 too; with q = 0 alone (-inf) the row is inf, with gradient 0.
-    A row that is -inf throughout, or a masked one, is left out. A target below the smallest normal number of
-    the format computed in counts as 0. NaN, and a logit of inf, give NaN. No valid row gives 0.
+    Edge cases: a class with t = 0 adds 0, even if q = 0; if only q = 0 (logit -inf), the row is inf, with
+    gradient 0. A masked row, or one that is -inf throughout, is left out. A target below the smallest normal
+    number of the format of the computation counts as 0. NaN or a logit of inf gives NaN. A batch without
+    valid rows gives 0.
 
     Args:
-        logits: any shape with ``axis``, any floating format: logits or log-probabilities of q.
+        logits: any shape with ``axis``, any floating-point format: logits or log-probabilities of q.
         targets: the shape of ``logits``: probabilities, or with ``log_targets`` logits or log-probabilities.
-        log_targets: what the targets are.
-        axis: of the classes; the result has one item for each row.
-        mask: bool, broadcast with the rows; False leaves a row out, whatever it holds.
+        log_targets: whether the targets are logits or log-probabilities instead of probabilities.
+        axis: the axis of the classes; each row along it gives one item.
+        mask: bool, broadcast with the rows; False leaves a row out, whatever its values.
         reduction: "mean" over the valid rows (torch's "batchmean"), "sum" or "none".
         dtype: the format of the result; that of ``logits`` if None.
         xp: the array namespace.
 
     Raises:
-        ValueError: shapes that do not fit, an unknown reduction.
+        ValueError: shapes that do not match, an unknown reduction.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -96,13 +97,14 @@ def js_divergence(
 ) -> Array:
     """``KL(p || m) / 2 + KL(q || m) / 2`` with ``m = (p + q) / 2``: symmetric, from 0 to ln 2.
 
-    The logarithm of m is a :func:`~stablenum.numerics.logaddexp`, so classes without probability on either
-    side, or on both, cost nothing. Both arguments are logits or log-probabilities.
+    The logarithm of m is computed by :func:`~stablenum.numerics.logaddexp`, so classes with probability 0 in
+    one distribution or in both are handled exactly. Both arguments are logits or log-probabilities.
 
-    Edges: a class that is -inf on both sides adds 0 with gradient 0. A row that is -inf throughout on one
-    side, or a masked one, is left out. NaN, and a logit of inf, give NaN. No valid row gives 0.
+    Edge cases: a class that is -inf in both adds 0 with gradient 0. A masked row, or one that is -inf
+    throughout in either argument, is left out. NaN or a logit of inf gives NaN. A batch without valid rows
+    gives 0.
 
-    Args and errors: as :func:`kl_divergence`, ``other`` as ``logits``.
+    Arguments and errors as in :func:`kl_divergence`, with ``other`` like ``logits``.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -130,7 +132,7 @@ def js_divergence(
 def _rows(
     x: Array, y: Array, mask: Array | None, axis: int, dtype: Any, *, xp: Namespace
 ) -> tuple[tuple[Array, Array], Any, Array | None, int]:
-    """Both in the format computed in, with rows of zeros for what is masked."""
+    """Both arrays in the format of the computation, with zeros in masked rows; result format, mask, axis."""
     result = x.dtype if dtype is None else dtype
     (x, y), _ = widened(x, y, xp=xp)
     axis = check_axis(axis, x.ndim)
@@ -145,7 +147,7 @@ def _rows(
 
 
 def _log_softmax(x: Array, axis: int, *, xp: Namespace) -> Array:
-    """As in numerics; NaN where a logit is inf, which there shares the row."""
+    """As in numerics, but with NaN in a row with an inf, where numerics gives finite values."""
     endless = xp.where(xp.max(x, axis=axis, keepdims=True) == _INF, math.nan, 0.0)
     return log_softmax(xp.where(x == _INF, 0.0, x), axis=axis, xp=xp) + endless
 
@@ -153,7 +155,8 @@ def _log_softmax(x: Array, axis: int, *, xp: Namespace) -> Array:
 def _relative_entropy(
     t: Array, log_t: Array, log_q: Array, some: Array, axis: int, *, xp: Namespace
 ) -> Array:
-    """``sum(t (log t - log q))``; where ``some`` is False t is 0 and adds nothing."""
+    """``sum(t (log t - log q))``; where ``some`` is False, t is 0 and adds nothing."""
+    # Terms with q = 0 are left out of the sum and decide afterwards, so their gradient is 0 and not NaN.
     nowhere = log_q == -_INF
     used = some & xp.logical_not(nowhere)
     gap = xp.where(used, log_t, 0.0) - xp.where(used, log_q, 0.0)

@@ -1,6 +1,6 @@
-"""The logarithm of the Gamma function, and of quotients of it; array namespaces have neither.
+"""The logarithms of the Gamma function and of its quotients, which array namespaces do not have.
 
-Stirling's series from 10 up, the recurrence ``Gamma(x + 1) = x Gamma(x)`` below.
+Stirling's series for x from 10 up, and the recurrence ``Gamma(x + 1) = x Gamma(x)`` below.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Array: TypeAlias = Any
 Namespace: TypeAlias = Any
 
 _SHIFT = 10
-# B(2k) / (2k (2k - 1)): with z >= 10 what is left out is below 1e-17.
+# B(2k) / (2k (2k - 1)); for z >= 10 the omitted terms are below 1e-17.
 _SERIES = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)
 
 
@@ -28,6 +28,7 @@ def log_gamma(x: Array, *, xp: Namespace) -> Array:
     """
     small = x < _SHIFT
     product = xp.where(small, x, 1.0)
+    # Gamma(x + 10) = Gamma(x) x (x + 1) ... (x + 9).
     for k in range(1, _SHIFT):
         product = product * xp.where(small, x + k, 1.0)
     z = xp.where(small, x + _SHIFT, x)
@@ -36,7 +37,7 @@ def log_gamma(x: Array, *, xp: Namespace) -> Array:
 
 
 def log_rising(r: Array, y: Array, *, xp: Namespace) -> Array:
-    """``log(Gamma(r + y) / Gamma(r))`` for r > 0, y >= 0: exactly 0 for y = 0, no cancellation for a large r.
+    """``log(Gamma(r + y) / Gamma(r))`` for r > 0, y >= 0: exactly 0 for y = 0, no cancellation for large r.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -54,13 +55,14 @@ def log_rising(r: Array, y: Array, *, xp: Namespace) -> Array:
         xp.log(near + y) - xp.log(near),
         xp.log1p(xp.where(first, 1.0, y) / near),
     )
+    # The recurrence for the quotient: each factor is (r + y + k) / (r + k) = 1 + y / (r + k).
     for k in range(1, _SHIFT):
         steps = steps + xp.log1p(y / (near + k))
     return large - xp.where(small, steps, 0.0)
 
 
 def _rest(z: Array) -> Array:
-    """What Stirling's formula leaves out."""
+    """The remainder of Stirling's formula, as a series in 1 / z."""
     inverse = 1.0 / z
     square, total = inverse * inverse, 0.0
     for coefficient in reversed(_SERIES):
@@ -69,9 +71,9 @@ def _rest(z: Array) -> Array:
 
 
 def _rest_lost(a: Array, b: Array, y: Array) -> Array:
-    """``_rest(a) - _rest(b)`` for b = a + y, without the difference: y is a factor of it.
+    """``_rest(a) - _rest(b)`` for b = a + y, written as a multiple of y instead of a difference.
 
-    (A compiler that joins a product and a difference makes something else than 0 of equal ones.)
+    (Where a compiler fuses a product and a subtraction, the difference of equal terms may not be exactly 0.)
     """
     u, v = 1.0 / b, 1.0 / a
     # v^n - u^n = (v - u) (u^(n-1) + u^(n-2) v + ... + v^(n-1)), and v - u = y u v.

@@ -1,4 +1,4 @@
-"""Negative log-likelihoods of a normal distribution and of counts."""
+"""Negative log-likelihoods of the normal distribution and of distributions of counts."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ def gaussian_nll(
 ) -> Array:
     """``(log v + (target - mean)^2 / v) / 2`` with ``v = max(var, eps)``.
 
-    Where the variance is below ``eps`` (0 and negative too) value and gradients are those at ``eps``: the
-    gradient by the variance stays alive, so that it can come back from there.
+    Where the variance is below ``eps`` (including 0 and negative values), the value and the gradients are
+    those at ``eps``: the variance's gradient does not vanish, so the variance can rise above ``eps`` again.
 
-    Edges: the quotient is formed as ``(d / sqrt(v))^2``; beyond the format's range it is inf, and the
-    gradients there are inf, never NaN.
+    Edge cases: the quotient is computed as ``(d / sqrt(v))^2``. Beyond the format's range it is inf, and its
+    gradients are inf, never NaN.
 
     Args:
-        mean: any shape, any floating format.
+        mean: any shape, any floating-point format.
         targets: the shape of ``mean``.
         var: broadcast with ``mean``.
-        eps: the smallest variance, above 0.
+        eps: the smallest variance, at least the smallest normal number.
         full: add the constant ``log(2 pi) / 2``.
-        mask: bool, broadcast with ``mean``; False leaves an item out, whatever it holds.
+        mask: bool, broadcast with ``mean``; False leaves an item out, whatever its value.
         reduction: "mean" over the valid items, "sum" or "none".
-        dtype: the format of the result; that of ``mean`` if None. Computed in float32 at least.
+        dtype: the format of the result; that of ``mean`` if None. Computed in float32 or wider.
         xp: the array namespace.
 
     Raises:
-        ValueError: shapes that do not fit, an unknown reduction, an ``eps`` below the smallest normal number.
+        ValueError: shapes that do not match, an unknown reduction, ``eps`` below the smallest normal number.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -92,27 +92,27 @@ def poisson_nll(
 ) -> Array:
     """``exp(z) - y z`` for the count y and the logarithm z of its rate.
 
-    Beyond ``max_log_rate`` the exponential goes on along its tangent, ``exp(m) (1 + z - m)``: a value and a
-    gradient that stay finite, where ``exp(100)`` is inf.
+    Beyond m = ``max_log_rate`` the exponential is replaced by its tangent ``exp(m) (1 + z - m)``, whose value
+    and gradient stay finite where, for example, ``exp(100)`` is inf.
 
     Args:
-        log_rate: any shape, any floating format; the rate itself with ``log_input=False``.
+        log_rate: any shape, any floating-point format; the rate itself with ``log_input=False``.
         targets: counts, the shape of ``log_rate``.
         log_input: whether the first argument is the logarithm of the rate. If not, the loss is
             ``rate - y log(max(rate, eps))``, whose gradient below ``eps`` is that at ``eps``.
-        full: add ``log(y!)`` (exactly; torch adds Stirling's approximation for y > 1). Targets below 0 count
-            as 0 there.
+        full: add ``log(y!)`` (exactly; torch adds Stirling's approximation for y > 1). In this term, targets
+            below 0 count as 0.
         eps: the smallest rate for ``log_input=False``, above 0.
-        max_log_rate: where the tangent begins; None: 0.9 times the logarithm of the largest number of the
-            format of ``log_rate`` (float16 9.98, bfloat16 and float32 79.8, float64 638). One whose
-            exponential is out of range in the format computed in counts as 0.99 times that logarithm.
-        mask: bool, broadcast with ``log_rate``; False leaves an item out, whatever it holds.
+        max_log_rate: where the tangent begins. None: 0.9 times the logarithm of the largest number of the
+            format of ``log_rate`` (float16 9.98, bfloat16 and float32 79.8, float64 638). At most 0.99 times
+            that logarithm for the format of the computation; a larger value is reduced to this.
+        mask: bool, broadcast with ``log_rate``; False leaves an item out, whatever its value.
         reduction: "mean" over the valid items, "sum" or "none".
-        dtype: the format of the result; that of ``log_rate`` if None. Computed in float32 at least.
+        dtype: the format of the result; that of ``log_rate`` if None. Computed in float32 or wider.
         xp: the array namespace.
 
     Raises:
-        ValueError: shapes that do not fit, an unknown reduction, a number out of its range.
+        ValueError: shapes that do not match, an unknown reduction, a number out of its range.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -126,13 +126,13 @@ def poisson_nll(
     if max_log_rate is None:
         max_log_rate = 0.9 * math.log(get_format(log_rate.dtype).max)
     cap = check_number("max_log_rate", max_log_rate, at_most=700.0)
-    # An exp(cap) of inf would be multiplied by 0 in the gradient of every item below.
+    # If exp(cap) were inf, it would be multiplied by 0 in the gradient of every item below the cap.
     cap = min(cap, 0.99 * math.log(get_format(z.dtype).max))
     z, y = items_left(mask, z, y, shape=z.shape, xp=xp)
     if log_input:
         above = z > cap
         most, low = math.exp(cap), xp.where(above, 0.0, z)
-        # One product on the tangent: rate and y z may both be beyond the format.
+        # On the tangent, a single product: the rate and y z may each be out of range.
         tangent = (most - y) * xp.where(above, z - cap, 0.0) + (most - y * cap)
         items = xp.where(above, tangent, xp.exp(low) - y * low)
     else:
@@ -155,28 +155,28 @@ def negative_binomial_nll(
     dtype: Any = None,
     xp: Namespace,
 ) -> Array:
-    """The count y with mean m and variance ``m + m^2 / r``, r the ``total_count`` (inverse dispersion).
+    """The loss of a count y, mean m and variance ``m + m^2 / r``, r the ``total_count`` (inverse dispersion).
 
     ``r softplus(z - log r) + y softplus(log r - z) - log(Gamma(r + y) / Gamma(r))`` with z = log m. No mean
-    is exponentiated, and the two Gamma functions, whose logarithms cancel for a large r (where the law
-    becomes Poisson's), are taken as one. In float32 value and gradient are numbers for means up to 1e30 and
-    counts up to 1e20, whatever the ``total_count``.
+    is exponentiated, and the quotient of the two Gamma functions, whose logarithms cancel for large r (where
+    the distribution becomes Poisson's), is computed as one function. In float32, value and gradient are
+    finite for means up to 1e30 and counts up to 1e20, whatever the ``total_count``.
 
     Args:
-        log_mean: any shape, any floating format; the mean itself with ``log_input=False``.
+        log_mean: any shape, any floating-point format; the mean itself with ``log_input=False``.
         targets: counts of at least 0, the shape of ``log_mean``; below 0 they count as 0.
-        total_count: above 0, broadcast with ``log_mean``. Below ``eps`` value and gradient are those at
+        total_count: above 0, broadcast with ``log_mean``. Below ``eps``, value and gradient are those at
             ``eps``.
         log_input: whether the first argument is the logarithm of the mean.
-        full: add ``log(y!)``, which no parameter depends on.
-        eps: the smallest ``total_count``, and mean for ``log_input=False``; above 0.
-        mask: bool, broadcast with ``log_mean``; False leaves an item out, whatever it holds.
+        full: add ``log(y!)``, which does not depend on the parameters.
+        eps: the smallest ``total_count``, and the smallest mean for ``log_input=False``; above 0.
+        mask: bool, broadcast with ``log_mean``; False leaves an item out, whatever its value.
         reduction: "mean" over the valid items, "sum" or "none".
-        dtype: the format of the result; that of ``log_mean`` if None. Computed in float32 at least.
+        dtype: the format of the result; that of ``log_mean`` if None. Computed in float32 or wider.
         xp: the array namespace.
 
     Raises:
-        ValueError: shapes that do not fit, an unknown reduction, an ``eps`` below the smallest normal number.
+        ValueError: shapes that do not match, an unknown reduction, ``eps`` below the smallest normal number.
 
     Example:
         >>> import array_api_compat.numpy as np

@@ -32,22 +32,22 @@ def huber(
     dtype: Any = None,
     xp: Namespace,
 ) -> Array:
-    """``d^2 / 2`` for a difference d up to ``delta``, ``delta (|d| - delta / 2)`` beyond (Huber 1964).
+    """``d^2 / 2`` for a difference d of up to ``delta``, ``delta (|d| - delta / 2)`` beyond (Huber 1964).
 
-    The gradient is d cut to plus or minus ``delta``. A difference beyond the format's range gives inf, with
-    that gradient.
+    The gradient is d clamped to [-delta, delta]. A difference beyond the format's range gives inf, with
+    gradient ``delta`` or ``-delta``.
 
     Args:
-        predictions: any shape, any floating format.
+        predictions: any shape, any floating-point format.
         targets: the shape of ``predictions``.
-        delta: where the line begins, above 0.
-        mask: bool, broadcast with ``predictions``; False leaves an item out, whatever it holds.
+        delta: the difference from which the loss is linear, above 0.
+        mask: bool, broadcast with ``predictions``; False leaves an item out, whatever its value.
         reduction: "mean" over the valid items, "sum" or "none".
-        dtype: the format of the result; that of ``predictions`` if None. Computed in float32 at least.
+        dtype: the format of the result; that of ``predictions`` if None. Computed in float32 or wider.
         xp: the array namespace.
 
     Raises:
-        ValueError: shapes that do not fit, an unknown reduction, a ``delta`` that is not positive.
+        ValueError: shapes that do not match, an unknown reduction, a ``delta`` that is not positive.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -72,11 +72,11 @@ def log_cosh(
     dtype: Any = None,
     xp: Namespace,
 ) -> Array:
-    """``log(cosh(d))`` of the difference d: ``|d| + log1p(exp(-2|d|)) - ln 2``, gradient tanh d.
+    """``log(cosh(d))`` of the difference d: ``|d| + log1p(exp(-2|d|)) - ln 2``, with gradient tanh d.
 
-    Up to 1 it is ``log1p(cosh d - 1)``, the difference as a series (XLA's sinh is off by 4 ulp), which keeps
-    the digits that the difference from ln 2 loses.
-    Arguments and errors as :func:`huber`, without ``delta``.
+    Up to |d| = 1 it is ``log1p(cosh d - 1)``, because subtracting ln 2 loses digits there; ``cosh d - 1`` is
+    computed by its series (XLA's sinh is off by 4 ulp).
+    Arguments and errors as in :func:`huber`, without ``delta``.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -88,6 +88,7 @@ def log_cosh(
     far = size > 1.0
     near = xp.where(far, 0.0, d)
     square, series = near * near, 1.0
+    # Horner's scheme for cosh d - 1 = d^2 / 2 (1 + d^2 / (3 4) (1 + d^2 / (5 6) (...))).
     for k in range(9, 1, -1):
         series = 1.0 + square * series / (2 * k * (2 * k - 1))
     beyond = xp.where(far, size, 1.0)
@@ -108,24 +109,24 @@ def hinge(
     dtype: Any = None,
     xp: Namespace,
 ) -> Array:
-    """``max(0, margin - y s)`` for a label y of -1 or 1 and its score s; squared if asked for.
+    """``max(0, margin - y s)`` for a label y of -1 or 1 and its score s; squared with ``squared=True``.
 
-    The gradient by s is -y below the margin, and 0 from the margin on (at the corner too). Labels of 0
-    and 1 are not converted: ``2 y - 1`` does it.
+    The gradient with respect to s is -y for ``y s`` below the margin and 0 from the margin up. Labels of 0
+    and 1 are not converted: pass ``2 y - 1``.
 
     Args:
-        scores: any shape, any floating format.
+        scores: any shape, any floating-point format.
         targets: -1 or 1, the shape of ``scores``.
         margin: a finite number.
-        squared: whether the loss is squared; its gradient is then continuous.
+        squared: whether to square the loss, which makes its gradient continuous.
         weight: broadcast with ``scores``; multiplies the loss of an item.
-        mask: bool, broadcast with ``scores``; False leaves an item out, whatever it holds.
+        mask: bool, broadcast with ``scores``; False leaves an item out, whatever its value.
         reduction: "mean" over the valid items, "sum" or "none".
-        dtype: the format of the result; that of ``scores`` if None. Computed in float32 at least.
+        dtype: the format of the result; that of ``scores`` if None. Computed in float32 or wider.
         xp: the array namespace.
 
     Raises:
-        ValueError: shapes that do not fit, an unknown reduction, a ``margin`` that is not a number.
+        ValueError: shapes that do not match, an unknown reduction, a ``margin`` that is not a number.
 
     Example:
         >>> import array_api_compat.numpy as np

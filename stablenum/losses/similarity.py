@@ -1,4 +1,4 @@
-"""Losses of directions: cosine similarity and contrast."""
+"""Losses on directions: cosine similarity, cosine embedding and InfoNCE."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _INF = math.inf
 def cosine_similarity(x: Array, y: Array, *, axis: int = -1, dtype: Any = None, xp: Namespace) -> Array:
     """The cosine of the angle between x and y; 0 with gradient 0 where either is a zero vector.
 
-    Both are divided by their norms first: nothing overflows or underflows on the way. (The usual
+    Both are divided by their norms first, so no intermediate result overflows or underflows. (The usual
     ``x y / max(|x| |y|, eps)`` has a gradient of 1e8 at 0 in torch.)
 
     Args:
-        x, y: of one shape, any floating format.
-        axis: along which the vectors lie.
+        x, y: of the same shape, any floating-point format.
+        axis: the axis of the vectors.
         dtype: the format of the result; that of ``x`` if None.
         xp: the array namespace.
 
     Raises:
-        ValueError: shapes that do not fit.
+        ValueError: shapes that do not match.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -65,23 +65,23 @@ def cosine_embedding(
     dtype: Any = None,
     xp: Namespace,
 ) -> Array:
-    """``1 - cos(x, y)`` for pairs that belong together, ``max(0, cos(x, y) - margin)`` for those that do not.
+    """``1 - cos(x, y)`` for matching pairs, ``max(0, cos(x, y) - margin)`` for the others.
 
     A pair with a zero vector gives 1, or ``max(0, -margin)``, with gradient 0.
 
     Args:
-        x, y: of one shape, any floating format.
-        targets: the shape of ``x`` without ``axis``: above 0 for pairs that belong together. None: all do,
-            and the loss is the cosine distance.
+        x, y: of the same shape, any floating-point format.
+        targets: the shape of ``x`` without ``axis``; above 0 for matching pairs. None: all pairs match, and
+            the loss is the cosine distance.
         margin: from -1 to 1.
-        axis: along which the vectors lie.
-        mask: bool, broadcast with the pairs; False leaves a pair out, whatever it holds.
+        axis: the axis of the vectors.
+        mask: bool, broadcast with the pairs; False leaves a pair out, whatever its values.
         reduction: "mean" over the valid pairs, "sum" or "none".
-        dtype: the format of the result; that of ``x`` if None. Computed in float32 at least.
+        dtype: the format of the result; that of ``x`` if None. Computed in float32 or wider.
         xp: the array namespace.
 
     Raises:
-        ValueError: shapes that do not fit, an unknown reduction, a margin out of range.
+        ValueError: shapes that do not match, an unknown reduction, a margin out of range.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -122,32 +122,32 @@ def info_nce(
     dtype: Any = None,
     xp: Namespace,
 ) -> Array:
-    """Each query should find its key: cross-entropy of ``cos(q, k) / temperature`` (arXiv 1807.03748).
+    """InfoNCE: cross-entropy of picking each query's key by ``cos(q, k) / temperature`` (arXiv 1807.03748).
 
-    With several positives for a query its loss is the mean over them (supervised contrastive learning,
-    arXiv 2004.11362, its L_out).
+    For a query with several positives the loss is the mean over them (L_out of supervised contrastive
+    learning, arXiv 2004.11362).
 
-    Edges: a query without a positive, or with none left by the mask, is left out with gradient 0;
-    no query left gives 0. A query with its positive alone gives 0. A zero vector has similarity 0
-    to all and gradient 0.
+    Edge cases: a query without a positive, or whose positives are all masked, is left out with gradient 0;
+    if no query is left, the loss is 0. A query whose only key is its positive gives 0. A zero vector has
+    similarity 0 to all others and gradient 0.
 
     Args:
-        queries: (N, D), any floating format.
+        queries: (N, D), any floating-point format.
         keys: (M, D); M = N unless ``positives`` is given.
-        temperature: a number above 0. A learned one divides the normalised queries beforehand, with
-            ``normalized=True`` and a temperature of 1 here.
-        positives: (N, M) of bool: which keys belong to a query. None: key i to query i.
-        mask: bool, broadcast with (N, M); False takes a pair away, as a positive too: a query's own copy,
-            padding, false negatives. What padded rows hold does not matter if all their pairs are taken away.
-        normalized: the vectors are taken as they are instead of being divided by their norms; where their
+        temperature: a number above 0. To learn it, divide the normalised queries by it and pass
+            ``normalized=True`` and a temperature of 1.
+        positives: (N, M) bool: which keys are positives of a query. None: key i of query i.
+        mask: bool, broadcast with (N, M); False removes a pair, even a positive one: a query's own copy,
+            padding, false negatives. The values of padded rows have no effect if all their pairs are removed.
+        normalized: use the vectors as they are instead of dividing them by their norms; where their
             products leave the range of the format, the loss is NaN.
-        symmetric: the mean of this loss and that of keys finding their queries (CLIP); needs N = M.
-        reduction: "mean" over the queries that take part, "sum" or "none".
-        dtype: the format of the result; that of ``queries`` if None. Computed in float32 at least.
+        symmetric: average this loss and the one with queries and keys swapped (CLIP); needs N = M.
+        reduction: "mean" over the queries that are not left out, "sum" or "none".
+        dtype: the format of the result; that of ``queries`` if None. Computed in float32 or wider.
         xp: the array namespace.
 
     Raises:
-        ValueError: shapes that do not fit, an unknown reduction, a ``temperature`` that is not positive.
+        ValueError: shapes that do not match, an unknown reduction, a ``temperature`` that is not positive.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -167,7 +167,7 @@ def info_nce(
     if mask is not None:
         check_fits("mask", mask, (n, m), of="the pairs (queries, keys)")
         allowed = xp.broadcast_to(mask, (n, m))
-        # What takes part in no pair must not reach the product: 0 x NaN is NaN.
+        # Rows that are in no pair must not reach the product: 0 x NaN is NaN.
         q = xp.where(xp.any(allowed, axis=1)[:, None], q, 0.0)
         k = xp.where(xp.any(allowed, axis=0)[:, None], k, 0.0)
     if not normalized:
@@ -188,7 +188,7 @@ def _pairs(q: Array, k: Array, positives: Array | None, symmetric: bool) -> tupl
         raise bad_field("queries and keys", "of shapes (N, D) and (M, D)", shapes)
     n, m = q.shape[0], k.shape[0]
     if n != m and (positives is None or symmetric):
-        raise bad_field("keys", f"as many as queries, {n}, unless positives is given and symmetric is not", m)
+        raise bad_field("keys", f"as many as queries, {n} (any number with positives and symmetric=False)", m)
     if positives is not None and tuple(positives.shape) != (n, m):
         raise bad_field("positives", f"of shape {(n, m)}", tuple(positives.shape))
     return n, m

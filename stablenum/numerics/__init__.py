@@ -1,10 +1,10 @@
-"""Safe functions: the right value and the right gradient at every edge, in every float format.
+"""Safe functions: the correct value and gradient at every edge case, in every float format.
 
 Written once over the array namespace ``xp`` and differentiated by the framework. Use them through
 ``stablenum_torch.numerics`` and ``stablenum_jax.numerics``, which fill in ``xp``.
 
-Formats narrower than float32 are computed in float32 and rounded once; the result has the input's format.
-NaN stays NaN. No finite input, and nothing that is masked, gives NaN in the value or in the gradient.
+Inputs in formats narrower than float32 are computed in float32 and rounded once; the result has the input's
+format. NaN stays NaN. No finite input, and no masked input, gives NaN in the value or in the gradient.
 """
 
 from stablenum.faces import present

@@ -1,8 +1,8 @@
-"""What all safe functions share: the format they compute in, and its ends.
+"""Shared by all safe functions: the format of the computation, and helpers for the ends of its range.
 
-A function is differentiated by the framework, so its gradient is right only if no branch that is not
-taken makes a NaN: ``where(bad, safe value, f(x))`` alone leaks one through the backward pass (0 x inf). The
-argument is replaced first, in the places where the result will be: the double where.
+A function is differentiated by the framework, so its gradient is correct only if no branch, not even one
+that is not selected, produces a NaN: ``where(bad, safe value, f(x))`` alone leaks one through the backward
+pass (0 x inf). The argument is therefore replaced first, in the same places: the "double where".
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ Namespace: TypeAlias = Any
 
 
 def widened(*values: Any, xp: Namespace) -> tuple[list[Array], Any]:
-    """The arguments in the format that is computed in, and the format of the result.
+    """The arguments in the format of the computation, and the format of the result.
 
-    Formats narrower than float32 are computed in float32, and two of them that differ give it.
-    Python numbers take the format of the arrays.
+    The computation is in float32 or wider. The result has the arguments' format if they all have the same,
+    otherwise that of the computation. Python numbers take the format of the computation.
 
     Raises:
-        TypeError: no argument is an array of a floating format.
+        TypeError: no argument is an array, or an array is not of a floating format.
     """
     dtypes = [v.dtype for v in values if hasattr(v, "dtype")]
     if not dtypes or not all("float" in str(dtype) for dtype in dtypes):
         shown = ", ".join(str(getattr(v, "dtype", type(v).__name__)) for v in values)
         raise TypeError(f"x must be an array of a floating format; got {shown}. Convert it first.")
-    # Not xp.result_type: torch.compile does not take it for the narrow formats.
+    # Not xp.result_type: torch.compile does not accept it for the narrow formats.
     wide = xp.float64 if any("float64" in str(dtype) for dtype in dtypes) else xp.float32
     result = dtypes[0] if all(dtype == dtypes[0] for dtype in dtypes) else wide
     like = next(v for v in values if hasattr(v, "dtype"))
@@ -41,20 +41,20 @@ def widened(*values: Any, xp: Namespace) -> tuple[list[Array], Any]:
 
 
 def smallest_normal(x: Array) -> float:
-    """Of the format of ``x``. What lies below may be flushed to zero by the hardware or the compiler."""
+    """The smallest normal number of x's format. The hardware or compiler may flush smaller ones to zero."""
     return get_format(x.dtype).smallest_normal
 
 
 def power_of_two_below(x: Array, *, deep: bool = False, xp: Namespace) -> Array:
     """The power of two near each positive finite element, 1 elsewhere; without gradient.
 
-    Dividing by it first keeps squares in range and rounds nothing. It stays off both ends of the range: its
-    reciprocal (which XLA may multiply by instead) is a normal number, a gradient may be multiplied by it on
-    its way back, and a logarithm that is rounded up at the largest number does not make it inf. With
-    ``deep`` it follows x nearly to the smallest normal number.
+    Dividing by it first keeps squares in range and rounds nothing. It stays away from both ends of the range,
+    so that its reciprocal (which XLA may multiply by instead) is a normal number, a gradient can be
+    multiplied by it in the backward pass, and a logarithm that is rounded up at the largest number does not
+    make it inf. With ``deep`` it follows x nearly down to the smallest normal number.
 
-    Multiply by the reciprocal where the result is a divisor, of a logarithm's gradient say: XLA makes
-    ``a / (x / power)`` into ``a * power / x``, which overflows.
+    Multiply by the reciprocal where the result becomes a divisor, for example in the gradient of a logarithm:
+    XLA rewrites ``a / (x / power)`` as ``a * power / x``, which overflows.
     """
     form = get_format(x.dtype)
     most = math.frexp(form.max)[1] - 4.0
@@ -66,7 +66,7 @@ def power_of_two_below(x: Array, *, deep: bool = False, xp: Namespace) -> Array:
 
 
 def without_gradient(x: Array, *, xp: Namespace) -> Array:
-    """The same numbers as constants; 0 for those too small for :func:`power_of_two_below`."""
+    """The same numbers without gradient; 0 for those too small for :func:`power_of_two_below`."""
     form = get_format(x.dtype)
     power = power_of_two_below(xp.abs(x), xp=xp)
     step = power * (0.25 * form.eps)
@@ -74,10 +74,10 @@ def without_gradient(x: Array, *, xp: Namespace) -> Array:
 
 
 def check_axis(axis: object, ndim: int) -> int:
-    """``axis`` counted from the front.
+    """``axis`` as a non-negative number.
 
     Raises:
-        ValueError: there is no such axis.
+        ValueError: an array of ``ndim`` axes has no such axis.
     """
     if isinstance(axis, bool) or not isinstance(axis, int) or not -ndim <= axis < ndim:
         raise bad_field("axis", f"a whole number from {-ndim} to {ndim - 1}", axis)
@@ -85,10 +85,10 @@ def check_axis(axis: object, ndim: int) -> int:
 
 
 def check_mask(mask: Array | None, *, xp: Namespace) -> None:
-    """Nothing, if there is no mask or it is of booleans.
+    """Check that the mask is None or a bool array.
 
     Raises:
-        TypeError: it is not. (0 and 1 would be taken by one framework and refused by the other.)
+        TypeError: it is neither. (One framework would accept 0 and 1, the other would reject them.)
     """
     if mask is not None and getattr(mask, "dtype", None) != xp.bool:
         shown = getattr(mask, "dtype", type(mask).__name__)

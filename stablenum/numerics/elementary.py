@@ -1,4 +1,4 @@
-"""Quotients, roots, powers and inverse functions at the edge of their domains."""
+"""Quotients, roots, powers and inverse functions that are safe at the edges of their domains."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def divide(x: Array, y: Array, *, fill: float = 0.0, xp: Namespace) -> Array:
     """``x / y``, and ``fill`` with gradient 0 where y is 0 (below the smallest normal number).
 
     Args:
-        x, y: broadcast with each other, any floating format; one of them may be a number.
-        fill: what stands in for a quotient that is not defined.
+        x, y: broadcast with each other, any floating-point format; one of them may be a number.
+        fill: the value of an undefined quotient.
         xp: the array namespace.
 
     Example:
@@ -34,11 +34,11 @@ def divide(x: Array, y: Array, *, fill: float = 0.0, xp: Namespace) -> Array:
 
 
 def _quotient(x: Array, y: Array, *, xp: Namespace) -> Array:
-    """``x / y`` whose gradient by y is in range where ``x / y^2`` is, and the second where ``x / y^3`` is.
+    """``x / y`` whose y-gradient is in range wherever ``x / y^2`` is, the second wherever ``x / y^3`` is.
 
-    JAX computes the first as ``x * (1 / y^2)``: NaN for 0 / 1e-20 in float32. So a y beyond the middle fifth
-    of the exponents is brought near 1 by a power of two, and x with it or, if that would leave the range, the
-    result.
+    JAX computes the gradient as ``x * (1 / y^2)``: NaN for 0 / 1e-20 in float32. So a y outside the middle
+    fifth of the exponents is brought near 1 by a power of two. The same power of two is applied to x or, if
+    that would leave the range, to the result.
     """
     fifth = 2.0 ** (math.frexp(get_format(y.dtype).max)[1] // 5)
     size = xp.abs(y)
@@ -63,7 +63,7 @@ def reciprocal(x: Array, *, fill: float = 0.0, xp: Namespace) -> Array:
 def sqrt(x: Array, *, xp: Namespace) -> Array:
     """Square root with gradient 0 at 0, where the derivative is infinite.
 
-    Below the smallest normal number (negative x too) the value is 0 and the gradient 0.
+    Below the smallest normal number (for negative x too) value and gradient are 0.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -96,7 +96,7 @@ def power(x: Array, exponent: float, *, fill: float = 0.0, xp: Namespace) -> Arr
     ``fill`` and gradient 0 unless the exponent is a whole number.
 
     Raises:
-        ValueError: the exponent is not a finite number, or beyond the range of the format.
+        ValueError: the exponent is not a finite number, or is beyond the range of the format.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -114,24 +114,25 @@ def power(x: Array, exponent: float, *, fill: float = 0.0, xp: Namespace) -> Arr
         return xp.astype(x, dtype)
     whole, odd = exponent == int(exponent), exponent % 2 == 1
     zero = xp.abs(x) < smallest_normal(x)
-    refused = zero if whole else zero | (x < 0)
-    base = xp.abs(xp.where(refused, 1.0, x))
+    undefined = zero if whole else zero | (x < 0)
+    base = xp.abs(xp.where(undefined, 1.0, x))
     whole_steps, rest = _split(exponent, get_format(x.dtype).eps)
     size = _split_power(base, whole_steps, rest, xp=xp) if rest else xp.pow(base, whole_steps)
     signed = xp.where(x < 0, -size, size) if whole and odd else size
     at_zero = 0.0 if exponent > 0 else fill
-    result = xp.where(refused, xp.where(zero, xp.full_like(x, at_zero), fill), signed)
+    result = xp.where(undefined, xp.where(zero, xp.full_like(x, at_zero), fill), signed)
     return xp.astype(result, dtype)
 
 
 def _split(exponent: float, eps: float) -> tuple[float, float]:
-    """The exponent as a number that stays exact when 1 or 2 are taken from it, and the small rest.
+    """The exponent as a number from which 1 or 2 can be subtracted exactly, and the small rest.
 
-    0.7 rounded to float32 would cost 23 ulp at either end of the range, and 0.7 - 1 in the derivative too.
+    Rounding 0.7 to float32 would cost 23 ulp at either end of the range, and so would 0.7 - 1 in the
+    derivative.
     """
     step = 4.0 * eps * 2.0 ** math.frexp(exponent)[1] if abs(exponent) > 2 else 4.0 * eps
-    # Towards 0, so the rest has the sign of the exponent: what it adds to the derivative has the same sign as
-    # the derivative then, and where that is out of range it is inf, not inf - inf.
+    # Rounded towards 0, so the rest has the sign of the exponent. Its contribution to the derivative then has
+    # the same sign as the derivative, which gives inf and not inf - inf out of range.
     steps = math.trunc(exponent / step) * step
     return steps, exponent - steps
 
@@ -139,10 +140,10 @@ def _split(exponent: float, eps: float) -> tuple[float, float]:
 def _split_power(x: Array, steps: float, rest: float, *, xp: Namespace) -> Array:
     """``x ** (steps + rest)`` for positive x and a small rest: ``x^steps x^rest``.
 
-    The second derivative of ``x^rest`` is out of range long before that of the power. So where x is far
-    from 1 a power of two is taken out; beyond x for a negative exponent, so that its power does not overflow.
-    (``1 + rest log x`` for ``x^rest`` has a gradient of rest times the power over x: XLA would flush the
-    product before it divides.)
+    The second derivative of ``x^rest`` leaves the range long before that of the power. So where x is far
+    from 1, a power of two is factored out; for a negative exponent one above x, so that its power does not
+    overflow. (The approximation ``1 + rest log x`` of ``x^rest`` would have the gradient rest * power / x,
+    in which XLA flushes the product to 0 before it divides.)
     """
     third = 2.0 ** (math.frexp(get_format(x.dtype).max)[1] // 3)
     infinite = xp.isinf(x)
@@ -158,8 +159,8 @@ def _split_power(x: Array, steps: float, rest: float, *, xp: Namespace) -> Array
 def arccos(x: Array, *, xp: Namespace) -> Array:
     """Inverse cosine with gradient 0 at and beyond -1 and 1, where the value is pi and 0.
 
-    ``2 arctan2(sqrt(1 - x), sqrt(1 + x))``: near 1 the usual derivative ``-1 / sqrt(1 - x^2)`` loses its
-    digits in the square.
+    ``2 arctan2(sqrt(1 - x), sqrt(1 + x))``: near 1 the usual derivative ``-1 / sqrt(1 - x^2)`` loses
+    precision in the square.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -175,11 +176,11 @@ def arccos(x: Array, *, xp: Namespace) -> Array:
 
 
 def arctanh(x: Array, *, xp: Namespace) -> Array:
-    """Inverse hyperbolic tangent that stays finite: at and beyond 1 the value at the last number below 1.
+    """Inverse hyperbolic tangent that stays finite: from 1 up, it is the value at the last number below 1.
 
-    By the format of x: 8.66 in float32, 4.16 in float16, 3.12 in bfloat16. The gradient there is 0.
-    ``log1p(2 x / (1 - x)) / 2``: near 1 the usual derivative ``1 / (1 - x^2)`` loses its digits in the
-    square, and XLA's arctanh is off by 120 ulp in float64 on a CPU.
+    That value depends on the format of x: 8.66 in float32, 4.16 in float16, 3.12 in bfloat16. The gradient
+    there is 0; -1 and below likewise. Computed as ``log1p(2 x / (1 - x)) / 2``: near 1 the usual derivative
+    ``1 / (1 - x^2)`` loses precision in the square, and XLA's arctanh is off by 120 ulp in float64 on a CPU.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -198,11 +199,12 @@ def arctanh(x: Array, *, xp: Namespace) -> Array:
 
 
 def arctan2(y: Array, x: Array, *, xp: Namespace) -> Array:
-    """The angle of the point (x, y), with gradient 0 at the origin, where it is 0.
+    """The angle of the point (x, y); at the origin the angle and its gradient are 0.
 
-    The origin is where both are below the smallest normal number. The gradient is right for points near and
-    far, where ``x^2 + y^2`` leaves the range, and 0 where either is infinite. Nearer to the origin than
-    8.7e-19 (1.2e-153 in float64) second derivatives go out of range: there they are 0.
+    A point counts as the origin if both coordinates are below the smallest normal number. The gradient is
+    also correct for points so near or far that ``x^2 + y^2`` leaves the range; it is 0 where a coordinate is
+    infinite. Closer to the origin than 8.7e-19 (1.2e-153 in float64) the second derivatives would leave the
+    range; they are 0 there.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -215,7 +217,7 @@ def arctan2(y: Array, x: Array, *, xp: Namespace) -> Array:
     scale = power_of_two_below(xp.where(xp.abs(x) > xp.abs(y), xp.abs(x), xp.abs(y)), xp=xp)
 
     def near(v: Array, instead: float) -> Array:
-        """v at a size about 1; of an infinite one the direction alone, beside which a finite one is 0."""
+        """v scaled to about 1; for a point at infinity, 1 or -1 for an infinite v and 0 for a finite one."""
         direction = xp.where(xp.isinf(v), xp.where(v > 0, xp.ones_like(v), -1.0), xp.zeros_like(v))
         direction = xp.where(xp.isnan(v), v, direction)
         return xp.where(endless, direction, xp.where(origin, instead, xp.where(endless, 0.0, v) / scale))
@@ -224,7 +226,7 @@ def arctan2(y: Array, x: Array, *, xp: Namespace) -> Array:
     close = xp.logical_not(origin | endless) & (
         scale < 2.0 ** (4 - math.frexp(get_format(x.dtype).max)[1] // 2)
     )
-    # There as a linear function: of constants, and what adds nothing but the slope.
+    # There the angle is a linear function: that of constants, plus a term that is 0 and only adds the slope.
     sine, cosine = _constant(y, xp=xp), _constant(x, xp=xp)
     slope = xp.where(close, y, 0.0) * cosine - xp.where(close, x, 0.0) * sine
     angle = xp.atan2(xp.where(close, sine, y), xp.where(close, cosine, x))
@@ -233,16 +235,16 @@ def arctan2(y: Array, x: Array, *, xp: Namespace) -> Array:
 
 
 def _constant(x: Array, *, xp: Namespace) -> Array:
-    """x without its gradient, the sign of 0 kept."""
+    """x without its gradient; the sign of 0 is kept."""
     return xp.where(x == 0, xp.floor(x), without_gradient(x, xp=xp))
 
 
 def soft_cap(x: Array, cap: float, *, xp: Namespace) -> Array:
-    """``cap * tanh(x / cap)``: about x where it is small, never beyond ``cap``.
+    """``cap * tanh(x / cap)``: close to x for small x, never beyond ``cap``.
 
-    Gemma 2 caps attention logits at 50 and output logits at 30. Far beyond the cap the gradient is 0: see
-    how many elements are there before relying on it. inf gives cap. On a CPU, XLA flushes ``x / cap`` below
-    the smallest normal number to 0.
+    Gemma 2 caps attention logits at 50 and output logits at 30. Far beyond the cap the gradient is 0, so
+    check how many elements are there before relying on it. inf gives ``cap``. On a CPU, XLA flushes
+    ``x / cap`` below the smallest normal number to 0.
 
     Raises:
         ValueError: ``cap`` is not a positive normal number of the format.
@@ -258,7 +260,7 @@ def soft_cap(x: Array, cap: float, *, xp: Namespace) -> Array:
     ratio = x / cap
     size = xp.where(ratio < 0, -ratio, ratio)
     small = size < 0.5
-    # The derivative of tanh is computed as 1 - tanh^2: no digit is left of it where tanh is near 1.
+    # The frameworks compute tanh's derivative as 1 - tanh^2, which loses all digits where tanh is near 1.
     away = xp.exp(-2.0 * xp.where(small, 1.0, size))
     far = (1.0 - away) / (1.0 + away)
     far = xp.where(ratio < 0, -far, far)

@@ -1,4 +1,4 @@
-"""Logarithms, exponentials and what lies between them."""
+"""Logarithms of sums and differences of exponentials, softmax, and related functions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Namespace: TypeAlias = Any
 
 _INF = math.inf
 
-# log((1 - e^-a) / a) = -a/2 + sum of B_2k a^2k / (2k (2k)!), for a up to ln 2 to the last digit of float64.
+# log((1 - e^-a) / a) = -a/2 + sum of B_2k a^2k / (2k (2k)!); exact in float64 for a up to ln 2.
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510)
 _SERIES = tuple(b / (2 * k * math.factorial(2 * k)) for k, b in enumerate(_BERNOULLI, start=1))
 
@@ -35,11 +35,11 @@ _SERIES = tuple(b / (2 * k * math.factorial(2 * k)) for k, b in enumerate(_BERNO
 def log(x: Array, *, xp: Namespace) -> Array:
     """Natural logarithm that stays finite: ``log(max(x, smallest normal number))``.
 
-    The floor is that of the format computed in: -87.34 below 1.18e-38 (-708.4 in float64), with gradient
-    0 there, for zero and negative x too. log(inf) is inf; NaN stays NaN.
+    The floor is that of the format of the computation: below 1.18e-38 the value is -87.34 (-708.4 in
+    float64) with gradient 0, for zero and negative x too. log(inf) is inf; NaN stays NaN.
 
     Args:
-        x: any shape, any floating format.
+        x: any shape, any floating-point format.
         xp: the array namespace.
 
     Example:
@@ -57,11 +57,11 @@ def log(x: Array, *, xp: Namespace) -> Array:
 def log1mexp(a: Array, *, xp: Namespace) -> Array:
     """``log(1 - exp(-a))`` for a > 0, to full precision at both ends.
 
-    Two forms that meet at a = ln 2 (Maechler 2012, the log1mexp note of R's package Rmpfr). Beyond it
-    ``log1p(-e)`` with e = exp(-a), written ``-log1p(e / (1 - e))``: XLA's log1p is off by 120 ulp at -0.4 in
-    float64 on a CPU. Below it ``log(-expm1(-a))``, written ``log(a) - a/2`` and a series in a^2: XLA's
-    expm1 is off by 4 ulp. The gradient is ``1 / expm1(a)``. For a below the smallest normal number, zero
-    and negative included, -inf with gradient 0.
+    Two forms that meet at a = ln 2 (Maechler 2012, the log1mexp note of R's package Rmpfr). Above it
+    ``log1p(-e)`` with e = exp(-a), written as ``-log1p(e / (1 - e))`` because XLA's log1p is off by 120 ulp
+    at -0.4 in float64 on a CPU. Below it ``log(-expm1(-a))``, written as ``log(a) - a/2`` plus a series in
+    a^2 because XLA's expm1 is off by 4 ulp. The gradient is ``1 / expm1(a)``. For a below the smallest normal
+    number, including zero and negative a, the value is -inf with gradient 0.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -84,8 +84,8 @@ def log1mexp(a: Array, *, xp: Namespace) -> Array:
 def softplus(x: Array, *, xp: Namespace) -> Array:
     """``log(1 + exp(x))`` that neither overflows nor loses digits; its gradient is the sigmoid of x.
 
-    ``x + log1p(exp(-x))`` for x > 0, else ``log1p(exp(x))``: no tie at 0, so the second derivative is right
-    there too. inf gives inf, -inf gives 0.
+    ``x + log1p(exp(-x))`` for x > 0, otherwise ``log1p(exp(x))``: there is no tie at 0, so the second
+    derivative is correct there too. inf gives inf, -inf gives 0.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -119,9 +119,9 @@ def _softplus(x: Array, *, xp: Namespace) -> Array:
 
 
 def logaddexp(a: Array, b: Array, *, xp: Namespace) -> Array:
-    """``log(exp(a) + exp(b))``; the gradients are the two weights of a softmax.
+    """``log(exp(a) + exp(b))``; the gradients are the softmax of a and b.
 
-    Both -inf: -inf with gradient 0. Both inf: inf, and 1/2 each.
+    If both are -inf, the value is -inf with gradient 0. If both are inf, it is inf with gradients of 1/2.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -134,7 +134,7 @@ def logaddexp(a: Array, b: Array, *, xp: Namespace) -> Array:
     first = p > q
     high, low = xp.where(first, p, q), xp.where(first, q, p)
     result = high + xp.log1p(xp.exp(low - high))
-    # The mean of two infinities keeps the gradients at one half; of two that are masked nothing flows.
+    # The mean of two infinities gives gradients of one half; two that are -inf (masked) get no gradient.
     ends = xp.where(
         a > 0, 0.5 * xp.where(same & (a > 0), a, 0.0) + 0.5 * xp.where(same & (a > 0), b, 0.0), -_INF
     )
@@ -144,8 +144,8 @@ def logaddexp(a: Array, b: Array, *, xp: Namespace) -> Array:
 def logsubexp(a: Array, b: Array, *, xp: Namespace) -> Array:
     """``log(exp(a) - exp(b))`` for a > b: ``a + log1mexp(a - b)``.
 
-    Where a <= b (both -inf or both inf among them), or above it by less than the smallest normal number,
-    -inf with gradient 0.
+    Where a <= b (including both -inf or both inf), or a > b by less than the smallest normal number, the
+    value is -inf with gradient 0.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -165,18 +165,18 @@ def logsumexp(
 ) -> Array:
     """``log(sum(exp(x)))`` over an axis; its gradient is the softmax.
 
-    No element left (none at all, all -inf, or masked): -inf with gradient 0. An element of inf: inf,
-    gradient 0.
+    If there is no element, or all are masked or -inf, the value is -inf with gradient 0. If an element is
+    inf, it is inf with gradient 0.
 
     Args:
-        x: any shape with ``axis``, any floating format.
-        axis: over which is summed.
-        mask: bool, broadcast with x; False leaves an element out, whatever it holds.
+        x: any shape with ``axis``, any floating-point format.
+        axis: the axis to sum over.
+        mask: bool, broadcast with x; False leaves an element out, whatever its value.
         keepdims: keep the axis with length 1.
         xp: the array namespace.
 
     Raises:
-        TypeError: ``mask`` is not of booleans.
+        TypeError: ``mask`` is not a bool array.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -187,7 +187,7 @@ def logsumexp(
     x = _left_out(x, mask, xp=xp)
     if 0 in x.shape:
         nothing = xp.sum(x, axis=axis, keepdims=keepdims)
-        return xp.astype(nothing - _INF, dtype)  # not a constant: it is differentiated, by no element
+        return xp.astype(nothing - _INF, dtype)  # not a constant, which could not be differentiated by x
     row = _row(x, axis, xp=xp)
     start = xp.where(row.alone, xp.sum(xp.where(row.ahead, x, 0.0), axis=axis, keepdims=True), row.shift)
     some = xp.isfinite(row.top)
@@ -197,9 +197,9 @@ def logsumexp(
 
 
 def softmax(x: Array, *, axis: int = -1, mask: Array | None = None, xp: Namespace) -> Array:
-    """``exp(x) / sum(exp(x))`` over an axis; a row without any element left is 0, with gradient 0.
+    """``exp(x) / sum(exp(x))`` over an axis; a row of masked or -inf elements is 0, with gradient 0.
 
-    Elements of inf share the row equally, with gradient 0. Arguments as in :func:`logsumexp`.
+    Elements that are inf share the probability equally, with gradient 0. Arguments as in :func:`logsumexp`.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -215,9 +215,9 @@ def softmax(x: Array, *, axis: int = -1, mask: Array | None = None, xp: Namespac
 
 
 def log_softmax(x: Array, *, axis: int = -1, mask: Array | None = None, xp: Namespace) -> Array:
-    """``x - logsumexp(x)`` over an axis: -inf, with gradient 0, for what is masked or -inf.
+    """``x - logsumexp(x)`` over an axis; masked or -inf elements give -inf, with gradient 0.
 
-    Elements of inf share the row: minus the log of their number, the others -inf, all with gradient 0.
+    If n elements of a row are inf, each of them gives -log(n) and all others -inf, all with gradient 0.
     Arguments as in :func:`logsumexp`.
 
     Example:
@@ -239,24 +239,24 @@ def log_softmax(x: Array, *, axis: int = -1, mask: Array | None = None, xp: Name
 
 
 class _Row(NamedTuple):
-    """The parts of a softmax; those of one number a row keep their axis."""
+    """The parts of a softmax; parts with one number per row keep the axis with length 1."""
 
     top: Array  # the largest element
     shift: Array  # a whole number near it
-    kept: Array  # elements that are finite, in a row without inf or NaN
+    kept: Array  # whether an element is finite, in a row without inf or NaN
     away: Array  # x - shift, 0 where not kept
     exponentials: Array
     total: Array
-    alone: Array  # the largest element outweighs all others together
-    ahead: Array  # it, in those rows
-    lead: Array  # its distance from the shift, in those rows
-    tail: Array  # log(total), or what the others add to the largest
+    alone: Array  # whether the largest exponential is larger than the sum of all others
+    ahead: Array  # whether an element is this largest one, in a row where ``alone`` holds
+    lead: Array  # the distance of the largest element from the shift, in rows where ``alone`` holds
+    tail: Array  # log(total), or where ``alone`` holds, log(total) minus the largest element
 
 
 def _row(x: Array, axis: int, *, xp: Namespace) -> _Row:
     top = xp.max(x, axis=axis, keepdims=True)
-    # The shift takes no part in the gradient: floor has none. (A max would share it among ties, and
-    # what cancels on paper leaves rounding errors behind.)
+    # The shift does not contribute to the gradient, because floor has none. (A max would split its gradient
+    # among ties, and terms that cancel on paper would leave rounding errors.)
     shift = xp.floor(xp.where(xp.isfinite(top), top, 0.0))
     kept = xp.isfinite(x) & xp.isfinite(top)
     away = xp.where(kept, x, 0.0) - xp.where(kept, shift, 0.0)
@@ -268,17 +268,17 @@ def _row(x: Array, axis: int, *, xp: Namespace) -> _Row:
         return xp.sum(values, axis=axis, keepdims=True)
 
     total = over(exponentials)
-    # log(e^away + little) - away has no digit of "little" left, and may come out above 0. So where one
-    # element outweighs the others, they are added up without it, and log1p takes them.
+    # log(e^away + small) - away keeps no digit of a "small" term, and rounding may make it positive. So where
+    # one element outweighs all others, these are summed without it and passed to log1p.
     first = kept & (x == top)
     others = over(xp.where(first, 0.0, exponentials))
     alone = (over(xp.astype(first, x.dtype)) == 1) & (others < 0.5 * total)
     ahead = first & alone
     lead = over(xp.where(ahead, away, 0.0))
     biggest = over(xp.where(ahead, exponentials, 0.0))
-    beside = xp.log1p(xp.where(alone, others, 0.0) / xp.where(alone, biggest, 1.0))
+    added = xp.log1p(xp.where(alone, others, 0.0) / xp.where(alone, biggest, 1.0))
     some = xp.isfinite(top) & xp.logical_not(alone)
-    tail = xp.where(alone, beside, xp.log(xp.where(some, total, 1.0)))
+    tail = xp.where(alone, added, xp.log(xp.where(some, total, 1.0)))
     return _Row(top, shift, kept, away, exponentials, total, alone, ahead, lead, tail)
 
 
@@ -289,19 +289,20 @@ def _left_out(x: Array, mask: Array | None, *, xp: Namespace) -> Array:
 
 
 def _constant(top: Array, *, xp: Namespace) -> Array:
-    """inf or -inf as ``top``, without its gradient."""
+    """inf or -inf, whichever ``top`` is, without its gradient."""
     return xp.where(top > 0, xp.full_like(top, _INF), -_INF)
 
 
 def cumulative_logsumexp(x: Array, *, axis: int = -1, xp: Namespace) -> Array:
-    """Element i: ``log(sum(exp(x[: i + 1])))`` along an axis.
+    """Cumulative logsumexp along an axis: element i is ``log(sum(exp(x[: i + 1])))``.
 
-    By doubling: log2(n) times :func:`logaddexp` of the array and itself moved by 1, 2, 4... places, so no
-    element is lost beside a much larger one that comes later. The gradient weighs with these rounded sums:
-    it is right to eps times the size of x, beyond 1 / eps equal elements share it unevenly. It is a product
-    of one weight for each doubling, which adds about 1 ulp each: up to 6 measured for 33 elements.
+    Computed by doubling: log2(n) times :func:`logaddexp` of the array and a copy of it shifted by 1, 2, 4...
+    places, so a small element is not lost next to a much larger one that comes later. The gradient is
+    computed from these rounded sums: its error is about eps times the size of x, and beyond 1 / eps equal
+    elements get unequal shares. It is a product of one weight per doubling, each of which adds an error of
+    about 1 ulp: up to 6 ulp measured for 33 elements.
 
-    -inf takes no part, with gradient 0. From an inf on all sums are inf, and their gradient is that inf's.
+    -inf adds nothing and has gradient 0. All sums from an inf on are inf, and only that inf gets a gradient.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -311,9 +312,10 @@ def cumulative_logsumexp(x: Array, *, axis: int = -1, xp: Namespace) -> Array:
     (x,), dtype = widened(x, xp=xp)
     x = xp.where(x == -_INF, -_INF, x)
     axis = check_axis(axis, x.ndim)
-    # Not moveaxis: torch.func.vmap has no rule for it.
+    # Not moveaxis, for which torch.func.vmap has no rule.
     others = [a for a in range(x.ndim) if a != axis]
     result, n, step = xp.permute_dims(x, (axis, *others)), x.shape[axis], 1
+    # After each pass, element i holds the sum over the last 2 * step elements up to i.
     while step < n:
         moved = xp.concat([xp.full_like(result[:step], -_INF), result[: n - step]])
         result = logaddexp(moved, result, xp=xp)
@@ -323,10 +325,10 @@ def cumulative_logsumexp(x: Array, *, axis: int = -1, xp: Namespace) -> Array:
 
 
 def xlogy(x: Array, y: Array, *, xp: Namespace) -> Array:
-    """``x * log(y)``, 0 where x is 0; the logarithm is the finite :func:`log`.
+    """``x * log(y)``, and 0 where x is 0; the logarithm is the finite :func:`log`.
 
-    The gradient by x is log(y), by y it is x / y; both are 0 where y is below the smallest normal number and
-    x is 0, and the one by y wherever y is below it.
+    The gradient with respect to x is log(y), with respect to y it is x / y. Where y is below the smallest
+    normal number, the latter is 0; if x is 0 too, so is the former.
 
     Example:
         >>> import array_api_compat.numpy as np

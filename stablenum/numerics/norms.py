@@ -1,4 +1,4 @@
-"""Norms, moments and the layers made of them."""
+"""Norms, moments and the normalization layers built from them."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Axis: TypeAlias = int | tuple[int, ...] | None
 
 
 def norm(x: Array, *, axis: Axis = None, keepdims: bool = False, xp: Namespace) -> Array:
-    """L2 norm with gradient 0 for a zero vector; nothing overflows or underflows on the way.
+    """L2 norm with gradient 0 for a zero vector; no intermediate result overflows or underflows.
 
-    ``s sqrt(sum((x / s)^2))`` with s a power of two near the largest magnitude. A vector of which all
-    elements are below the smallest normal number counts as zero. An element of inf gives inf with gradient 0;
-    NaN gives NaN; no elements give 0.
+    ``s sqrt(sum((x / s)^2))`` with s a power of two near the largest magnitude. A vector whose elements are
+    all below the smallest normal number counts as zero. An infinite element gives inf with gradient 0; NaN
+    gives NaN; a vector without elements gives 0.
 
     Args:
-        x: any shape, any floating format.
-        axis: over which; None for all.
+        x: any shape, any floating-point format.
+        axis: the axis or axes to take the norm over; None for all.
         keepdims: keep the axes with length 1.
         xp: the array namespace.
 
@@ -47,9 +47,10 @@ def _norm(x: Array, axis: Axis, *, xp: Namespace) -> Array:
 
 
 def _scaled(x: Array, axis: Axis, *, xp: Namespace) -> tuple[Array, Array, Array, Array]:
-    """x over a power of two, the norm of that, and the power.
+    """x divided by a power of two, the norm of the quotient, the power of two, and a code.
 
-    The last is 0 where these hold. Where the norm is zero, inf or NaN it is 1, inf or NaN, the ratio 0.
+    The code is 0 for an ordinary row. Where the norm is zero, inf or NaN, it is 1, inf or NaN and the
+    quotient is 0.
     """
     largest = xp.max(xp.abs(x), axis=axis, keepdims=True)
     scale = power_of_two_below(largest, xp=xp)
@@ -69,9 +70,9 @@ def _squeezed(x: Array, axis: Axis, *, xp: Namespace) -> Array:
 def normalize(x: Array, *, axis: Axis = -1, xp: Namespace) -> Array:
     """``x / norm(x)``; a zero vector stays 0, with gradient 0.
 
-    Right for vectors whose norm is beyond the largest number, too. One with an inf in it gives 0 but for NaN
-    there (x / inf), with gradient 0. Of vectors shorter than about 1e-19 (1e-154 in float64) the second
-    derivatives, of the size of 1 / norm^2, are out of range: inf or NaN.
+    Also correct for vectors whose norm is beyond the largest number. A vector with an infinite element gives
+    NaN for that element and 0 for the others (x / inf), with gradient 0. For vectors shorter than about 1e-19
+    (1e-154 in float64) the second derivatives, of the order of 1 / norm^2, are out of range: inf or NaN.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -90,17 +91,17 @@ def normalize(x: Array, *, axis: Axis = -1, xp: Namespace) -> Array:
 def variance(
     x: Array, *, axis: Axis = -1, correction: int = 0, keepdims: bool = False, xp: Namespace
 ) -> Array:
-    """The mean squared distance from the mean, in two passes, in float32 at least.
+    """The mean squared distance from the mean, in two passes, in float32 or wider.
 
-    No rows give no results, rows of no elements a ValueError.
+    An array without rows gives an empty result; rows without elements raise a ValueError.
 
-    The smallest value is taken off first: the mean of numbers far from 0 is rounded as they are, and equal
-    numbers give exactly 0. An inf gives NaN. Values further apart than an eighth of the largest number give
-    inf with gradient 0.
+    The smallest value is subtracted first, so that the mean of numbers far from 0 loses no precision and
+    equal numbers give exactly 0. An inf gives NaN. Values further apart than an eighth of the largest number
+    give inf with gradient 0.
 
     Args:
-        x: any shape, any floating format.
-        axis: over which; None for all.
+        x: any shape, any floating-point format.
+        axis: the axis or axes to average over; None for all.
         correction: 0 divides by n, 1 by n - 1.
         keepdims: keep the axes with length 1.
         xp: the array namespace.
@@ -127,7 +128,7 @@ def variance(
 def std(x: Array, *, axis: Axis = -1, correction: int = 0, keepdims: bool = False, xp: Namespace) -> Array:
     """Standard deviation with gradient 0 for constant values, where it is 0; never overflows.
 
-    An inf gives NaN. Arguments and errors as :func:`variance`.
+    An inf gives NaN. Arguments and errors as in :func:`variance`.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -146,7 +147,7 @@ def std(x: Array, *, axis: Axis = -1, correction: int = 0, keepdims: bool = Fals
 def _from_mean(
     x: Array, axis: Axis, correction: int, *, least: float = 0.0, xp: Namespace
 ) -> tuple[Array, Array, int]:
-    """The distances from the mean over a power of two, that power, and the number to divide squares by."""
+    """The distances from the mean divided by a power of two, that power, and the divisor of the variance."""
     degrees = _degrees(x, axis, correction)
     if 0 in x.shape:
         return x, xp.sum(x, axis=axis, keepdims=True), degrees
@@ -161,20 +162,20 @@ def _degrees(x: Array, axis: Axis, correction: int) -> int:
 
 
 def _centered(x: Array, axis: Axis, *, xp: Namespace) -> Array:
-    """The distances from the mean, of numbers whose differences are in range."""
+    """The distances from the mean; the differences between the numbers must be in range."""
     x = x - without_gradient(xp.min(x, axis=axis, keepdims=True), xp=xp)
     return x - xp.sum(x / _count(x, axis), axis=axis, keepdims=True)
 
 
 def _scale(x: Array, axis: Axis, least: float, *, xp: Namespace) -> Array:
-    """The power of two near the largest magnitude, but not under ``least`` (a power of two, or 0)."""
+    """The power of two near the largest magnitude, but at least ``least`` (a power of two, or 0)."""
     scale = power_of_two_below(xp.max(xp.abs(x), axis=axis, keepdims=True), xp=xp)
     return xp.where(scale < least, xp.full_like(scale, least), scale)
 
 
 def _count(x: Array, axis: Axis) -> int:
     axes = range(x.ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
-    return math.prod([x.shape[a] for a in axes])  # a list: torch.compile takes no generator
+    return math.prod([x.shape[a] for a in axes])  # a list: torch.compile does not trace a generator here
 
 
 def rms_norm(
@@ -182,14 +183,15 @@ def rms_norm(
 ) -> Array:
     """``x / sqrt(mean(x^2) + eps) * weight`` with the statistics in float32 (arXiv 1910.07467).
 
-    Rows are divided by a power of two near their largest magnitude first (at least about sqrt(eps)), so no
-    square overflows or is lost. A row with an inf gives 0, and NaN at the inf; an empty one stays empty.
+    Each row is first divided by a power of two near its largest magnitude (at least about sqrt(eps)), so no
+    square overflows or underflows. A row with an inf gives NaN for the inf and 0 elsewhere; an empty row
+    stays empty.
 
     Args:
-        x: any shape, any floating format; the result has its format.
+        x: any shape, any floating-point format; the result has its format.
         weight: broadcast with x, or None.
-        axis: over which the mean is taken.
-        eps: at least 0; with 0 a zero row gives 0.
+        axis: the axis or axes to average over.
+        eps: at least 0; with 0, a zero row gives 0.
         xp: the array namespace.
 
     Raises:
@@ -218,10 +220,10 @@ def layer_norm(
     eps: float = 1e-5,
     xp: Namespace,
 ) -> Array:
-    """``(x - mean) / sqrt(variance + eps) * weight + bias``, statistics in two passes in float32.
+    """``(x - mean) / sqrt(variance + eps) * weight + bias``, with two-pass statistics in float32.
 
-    Ba et al. 2016 (arXiv 1607.06450). Arguments and errors as :func:`rms_norm`, with a ``bias``. A
-    constant row gives the bias, a row with an inf NaN, rows of no elements a ValueError.
+    Ba et al. 2016 (arXiv 1607.06450). Arguments and errors as in :func:`rms_norm`, plus a ``bias``. A
+    constant row gives the bias, a row with an inf gives NaN, rows without elements raise a ValueError.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -240,7 +242,7 @@ def layer_norm(
 
 
 def _power_above(eps: float) -> float:
-    """The power of two at or above sqrt(eps): dividing by it rounds nothing; 0 for 0."""
+    """The power of two at or above sqrt(eps), so that dividing by it rounds nothing; 0 for eps = 0."""
     return 2.0 ** math.ceil(math.log2(math.sqrt(eps))) if eps else 0.0
 
 

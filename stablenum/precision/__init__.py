@@ -1,4 +1,4 @@
-"""Number formats: which module computes in which, fp8 scaling, and exact sums in 16 bits."""
+"""Number formats: precision policies, fp8 scaling, and 16-bit updates without rounding losses."""
 
 from stablenum.faces import present
 from stablenum.precision.rounding import (

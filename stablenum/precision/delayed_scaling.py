@@ -1,4 +1,4 @@
-"""Delayed scaling for 8-bit formats: each tensor's scale from the largest elements of its last uses.
+"""Delayed scaling for 8-bit formats: sets each tensor's scale from the largest elements of its last uses.
 
 Micikevicius et al. 2022 (arXiv 2209.05433) for the formats; NVIDIA's TransformerEngine for the rule.
 """
@@ -18,16 +18,16 @@ __all__ = ["DelayedScaling", "DelayedScalingState"]
 Array: TypeAlias = Any
 Namespace: TypeAlias = Any
 
-# Scales are powers of two within these, so that neither x * scale nor 1 / scale leaves float32.
+# Scales stay within these bounds, so that neither x * scale nor 1 / scale leaves float32's range.
 _SMALLEST, _LARGEST = 2.0**-100, 2.0**100
 
 
 class DelayedScalingState(NamedTuple):
-    """What the rule remembers of n tensors.
+    """The state of the rule for n tensors.
 
     Attributes:
         history: (n, length) float32, the largest magnitudes of their last uses, newest last; 0 where there
-            was none.
+            is none yet.
         scale: (n,) float32, the factor that the next use is multiplied by before it is rounded to 8 bits.
     """
 
@@ -39,15 +39,15 @@ class DelayedScalingState(NamedTuple):
 class DelayedScaling:
     """``scale = (largest number of the format) / amax * 2**-margin`` with amax from the last uses.
 
-    A use whose largest magnitude is 0, or not finite, is not remembered and keeps the scale: it can neither
-    freeze nor poison it. Values beyond the scale's range saturate when they are rounded, and the next scale
-    follows them.
+    A use whose largest magnitude is 0 or not finite does not enter the history and leaves the scale
+    unchanged. Values beyond the scale's range saturate when they are rounded; the next scale takes them into
+    account.
 
     Args:
-        format: ``"float8_e4m3fn"`` (largest 448; forward) or ``"float8_e5m2"`` (57344; gradients).
-        history: uses that are remembered.
-        margin: bits of head room.
-        amax: ``"max"``: the largest of the remembered; ``"most_recent"``: the last.
+        format: ``"float8_e4m3fn"`` (largest number 448; forward) or ``"float8_e5m2"`` (57344; gradients).
+        history: the number of uses in the history, 1 to 100,000.
+        margin: bits of headroom, -16 to 16.
+        amax: ``"max"`` for the largest in the history, ``"most_recent"`` for the last.
         power_of_two: round the scale down to a power of two, so that it costs no precision and is the same
             number in every framework.
 
@@ -75,7 +75,7 @@ class DelayedScaling:
         check_choice("DelayedScaling.amax", self.amax, ("max", "most_recent"))
 
     def init(self, n_tensors: int, *, xp: Namespace, device: Any = None) -> DelayedScalingState:
-        """No uses yet, scales of 1."""
+        """The state before the first use: an empty history and scales of 1."""
         return DelayedScalingState(
             history=xp.zeros((n_tensors, self.history), dtype=xp.float32, device=device),
             scale=xp.ones((n_tensors,), dtype=xp.float32, device=device),
@@ -86,21 +86,20 @@ class DelayedScaling:
 
         Args:
             state: the state before.
-            amax: (n,) float32, the largest magnitude of each tensor; anything for one that was not used
-                may be given as 0.
+            amax: (n,) float32, the largest magnitude of each tensor; 0 for a tensor that was not used.
             xp: the array namespace.
         """
-        told = xp.isfinite(amax) & (amax >= FLOAT32_TINY)
-        seen = xp.where(told, amax, xp.ones_like(amax))
+        valid = xp.isfinite(amax) & (amax >= FLOAT32_TINY)
+        seen = xp.where(valid, amax, xp.ones_like(amax))
         longer = xp.concat([state.history[:, 1:], seen[:, None]], axis=1)
-        history = xp.where(told[:, None], longer, state.history)
+        history = xp.where(valid[:, None], longer, state.history)
         largest = seen if self.amax == "most_recent" else xp.max(history, axis=1)
         top = FORMATS[self.format].max * 2.0**-self.margin
-        scale = top / at_least(xp.where(told, largest, xp.ones_like(amax)), FLOAT32_TINY, xp=xp)
+        scale = top / at_least(xp.where(valid, largest, xp.ones_like(amax)), FLOAT32_TINY, xp=xp)
         scale = at_most(at_least(scale, _SMALLEST, xp=xp), _LARGEST, xp=xp)
         if self.power_of_two:
             scale = _power_of_two_below(scale, xp=xp)
-        return DelayedScalingState(history=history, scale=xp.where(told, scale, state.scale))
+        return DelayedScalingState(history=history, scale=xp.where(valid, scale, state.scale))
 
     def use(
         self, state: DelayedScalingState, amax: Array, *, xp: Namespace
@@ -118,8 +117,9 @@ class DelayedScaling:
 
 
 def _power_of_two_below(x: Array, *, xp: Namespace) -> Array:
-    """The largest power of two up to ``x``, which lies within [2**-100, 2**100]; exact everywhere."""
+    """The largest power of two up to ``x``, for x in [2**-100, 2**100]; exact in every framework."""
     power = xp.ones_like(x)
+    # Binary search: upwards for x >= 1, then downwards for x < 1.
     for k in (64, 32, 16, 8, 4, 2, 1):
         power = xp.where(power * 2.0**k <= x, power * 2.0**k, power)
     for k in (64, 32, 16, 8, 4, 2, 1):

@@ -1,7 +1,7 @@
-"""Precision policies: which format parameters are kept in, computed with, and handed out in.
+"""Precision policies: the formats of stored parameters, of the computation and of its output.
 
-The grammar is jmp's (``"params=float32,compute=bfloat16,output=float32"``); rules for modules by path come
-after it. A policy is plain data: adapters carry it out.
+The grammar is jmp's (``"params=float32,compute=bfloat16,output=float32"``), extended by rules for modules
+at given paths. A policy is plain data; the adapters carry it out.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _NAMES = {
 
 
 def parse_format(name: object, *, half: str = "float16") -> str:
-    """A format's full name from a short one, a full one, ``"half"`` or any framework's dtype.
+    """The full name of a format, from a short or full name, ``"half"`` or any framework's dtype.
 
     Args:
         name: ``"bf16"``, ``"float32"``, ``"full"``, ``"half"``, ``"fp8"``, ``torch.float16``...
-        half: what ``"half"`` means here: float16, on a TPU bfloat16.
+        half: the format that ``"half"`` stands for: float16, or bfloat16 on a TPU.
 
     Raises:
-        ValueError: it is no floating-point format.
+        ValueError: ``name`` is not a floating-point format.
 
     Example:
         >>> parse_format("bf16"), parse_format("half")
@@ -49,7 +49,7 @@ def parse_format(name: object, *, half: str = "float16") -> str:
 
 
 def wider(a: str, b: str) -> str:
-    """The one of two formats with more range; of equal range the first.
+    """The one of two formats with the larger range; the first if their ranges are equal.
 
     Example:
         >>> wider("float16", "bfloat16"), wider("float32", "bfloat16")
@@ -60,10 +60,10 @@ def wider(a: str, b: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PolicyRule:
-    """What is different in the modules that ``pattern`` matches. None leaves a part as it is.
+    """The formats of the modules that ``pattern`` matches. None leaves a part as it is.
 
-    A pattern (``fnmatch``, case ignored, parts of a path joined by dots) that matches a module holds for all
-    that is inside it.
+    A pattern (``fnmatch``, ignoring case, with the parts of a path joined by dots) that matches a module
+    applies to all modules inside it too.
     """
 
     pattern: str
@@ -72,7 +72,7 @@ class PolicyRule:
     output: str | None = None
 
     def matches(self, path: str) -> bool:
-        """Whether the module at ``path``, or one around it, is meant."""
+        """Whether the pattern matches the module at ``path`` or a module that contains it."""
         parts = path.lower().split(".") if path else []
         around = [".".join(parts[: i + 1]) for i in range(len(parts))]
         return any(fnmatchcase(one, self.pattern.lower()) for one in around)
@@ -80,18 +80,18 @@ class PolicyRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Formats of parameters, computation and output, with rules for modules by path.
+    """Formats of parameters, computation and output, with rules for modules at given paths.
 
     Args:
-        params: the format parameters are kept in.
+        params: the format in which parameters are stored.
         compute: the format of the computation; by default that of the parameters. An 8-bit format means
             quantised products with delayed scaling: e4m3 forward, e5m2 backward.
-        output: the format of what comes out; by default that of the computation.
-        rules: :class:`PolicyRule` s, or a mapping from a pattern to a policy in words (a single format is
-            that of the computation and the output); of several that match the last counts.
+        output: the format of the output; by default that of the computation.
+        rules: :class:`PolicyRule` s, or a mapping from a pattern to a policy string (a single format is
+            that of the computation and the output). If several rules match, the last one applies.
 
     Raises:
-        ValueError: an unknown format; parameters or outputs in 8 bits.
+        ValueError: an unknown format, or an 8-bit format for parameters or output.
 
     Example:
         >>> policy = Policy.parse("params=float32,compute=bfloat16", rules={"*norm*": "float32"})
@@ -116,15 +116,15 @@ class Policy:
 
     @classmethod
     def parse(cls, text: str, *, half: str = "float16", rules: Any = ()) -> Policy:
-        """A policy in words, by jmp's grammar.
+        """A policy from a string in jmp's grammar.
 
-        ``"bf16"`` is all three parts; of ``"p=f32,c=bf16"`` the parts left out default: parameters to
-        float32, computation to the parameters' format, output to the computation's.
+        ``"bf16"`` sets all three parts. In ``"p=f32,c=bf16"``, parts that are left out default as follows:
+        parameters to float32, computation to the parameters' format, output to the computation's.
 
         Args:
-            text: the words.
-            half: what ``half`` means on this machine.
-            rules: as the constructor takes them.
+            text: the policy string.
+            half: the format that ``half`` stands for on this machine.
+            rules: as in the constructor.
 
         Raises:
             ValueError: an unknown part or format.
@@ -164,7 +164,7 @@ class Policy:
         )
 
     def at_least(self, format: str) -> Policy:  # noqa: A002
-        """The policy of which no part computes, or hands out, narrower than ``format``.
+        """The policy with every computation and output narrower than ``format`` widened to it.
 
         Example:
             >>> str(Policy.parse("p=f32,c=f16", rules={"*norm*": "f32"}).at_least("bfloat16"))
@@ -183,12 +183,12 @@ class Policy:
 
     @property
     def compute_format(self) -> Format:
-        """The computation's format with its numbers."""
+        """The format of the computation as a :class:`~stablenum.formats.Format`."""
         return FORMATS[self.compute]
 
     @property
     def carrier(self) -> str:
-        """The format that arrays have while computing: that of the computation, bfloat16 for 8 bits."""
+        """The dtype of arrays during the computation: its format, or bfloat16 for an 8-bit format."""
         return _carrier(self.compute)
 
     def __str__(self) -> str:
@@ -238,7 +238,7 @@ def _carrier(compute: str) -> str:
 def _stored(part: str, value: object) -> str:
     name = parse_format(value)
     if FORMATS[name].bits == 8:
-        raise bad_field(part, "a format of at least 16 bits", value, hint="8 bits are for compute only.")
+        raise bad_field(part, "a format of at least 16 bits", value, hint="Only compute may have 8 bits.")
     return name
 
 
@@ -275,6 +275,6 @@ def _as_rule(given: Any) -> PolicyRule:
     if not isinstance(pattern, str) or not pattern:
         raise bad_field("rules", "a pattern for each rule", pattern)
     parts = _parts("rules", words)
-    if "=" not in words:  # a format alone is about computing: where parameters are kept stays as it is
+    if "=" not in words:  # a single format is that of the computation; that of parameters stays
         parts = {"compute": parts["compute"], "output": _carrier(parts["compute"])}
     return _as_rule(PolicyRule(pattern, **parts))

@@ -1,8 +1,8 @@
-"""Updates that a narrow format would swallow: compensated summation and stochastic rounding.
+"""Keeps updates that a narrow format would round away: compensated summation and stochastic rounding.
 
-Half an ulp of a bfloat16 weight of 1.0 is 0.002: an update of 1e-4 is lost for ever when it is rounded to
-nearest. Roundings are done on the bits of float32 numbers, because a compiler may leave out a conversion to
-a narrower format and back, and with it the very error that is to be compensated.
+Half an ulp of a bfloat16 weight of 1.0 is 0.002: an update of 1e-4 is lost entirely when it is rounded to
+nearest. Rounding works on the bits of float32 numbers, because a compiler may remove a conversion to a
+narrower format and back, and with it the error that is to be compensated.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ Namespace: TypeAlias = Any
 
 _ROUNDED = ("bfloat16", "float16", "float32")
 _SIGN_LESS = 0x7FFFFFFF
-# Half a spacing is 2^15 units; at that tie one unit is given up.
+# Half a spacing is 2^15 units, one more than int16 holds: at that tie one unit is lost.
 _MOST_UNITS = 2**15 - 1
 
 
 def kahan_add(w: Array, c: Array, u: Array, *, xp: Namespace) -> tuple[Array, Array]:
-    """``w + u`` with what rounding lost kept in ``c`` for the next time.
+    """``w + u``, with the rounding error kept in ``c`` for the next update.
 
     ``y = c + u; w' = round(w + y); c' = y - (w' - w)`` (Kahan 1965; for bfloat16 weights Zamirai et al. 2020,
-    arXiv 2010.06192), in float32. Of a 16-bit weight ``c`` is kept as a whole number of 2^-16 of the weight's
-    spacing, 2^e times 2^-7 in bfloat16 and 2^-10 in float16, for a weight in [2^e, 2^(e+1)). So weight and
-    compensation together are as exact as a float32 weight. Weights below 2^-102 have no compensation in
-    bfloat16, as float32 has no such unit; none is too small in float16.
+    arXiv 2010.06192), in float32. For a 16-bit weight, ``c`` is stored as an integer multiple of 2^-16 of the
+    weight's spacing; the spacing of a weight in [2^e, 2^(e+1)) is 2^e times 2^-7 in bfloat16 and 2^-10 in
+    float16. So weight and compensation together are as exact as a float32 weight. bfloat16 weights below
+    2^-102 have no compensation, because float32 has no such small unit; float16 weights always have one.
 
-    A NaN or inf in ``w`` or ``u`` reaches ``w'`` and never ``c'``, which is 0 there. Finite values saturate
-    at the format's largest number instead of overflowing. Where somebody changed ``w`` since, ``c`` is still
-    at most half a spacing of it.
+    A NaN or inf in ``w`` or ``u`` enters ``w'`` but never ``c'``, which is 0 there. Finite values saturate
+    at the format's largest number instead of overflowing. If ``w`` is changed between two calls, ``c`` still
+    stands for at most half a spacing of the changed ``w``.
 
     Args:
         w: the weights, bfloat16, float16 or float32, any shape.
         c: the compensation so far, 0 at first, of ``w``'s shape: int16, or float32 for float32 weights.
-        u: the update, of ``w``'s shape, ``w``'s dtype or float32.
+        u: the update, of ``w``'s shape and of ``w``'s dtype or float32.
         xp: the array namespace.
 
     Returns:
-        ``w'`` of ``w``'s dtype, and ``c'``; :func:`compensated_value` adds them up.
+        ``w'`` of ``w``'s dtype, and ``c'``; :func:`compensated_value` adds them.
 
     Raises:
-        ValueError: ``w`` or ``c`` is of another dtype.
+        ValueError: ``w`` or ``c`` has another dtype.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -67,56 +67,56 @@ def kahan_add(w: Array, c: Array, u: Array, *, xp: Namespace) -> tuple[Array, Ar
     top = FORMATS[name].max
     wide, added = xp.astype(w, xp.float32), xp.astype(u, xp.float32)
     finite = xp.isfinite(wide) & xp.isfinite(added)
-    y = _kept_finite(_owed(wide, c, name, xp=xp) + added, finite, FORMATS["float32"].max, xp=xp)
+    y = _kept_finite(_as_number(wide, c, name, xp=xp) + added, finite, FORMATS["float32"].max, xp=xp)
     total = wide + y
     moved = _kept_finite(round_to_nearest(total, name, xp=xp), finite, top, xp=xp)
-    # What lies beyond the format's range is given up, not collected until it overflows itself.
+    # A sum beyond the format's range is dropped and not carried, or the compensation itself would overflow.
     inside = finite & (xp.abs(total) <= top)
     rest = xp.where(inside, y - (moved - wide), xp.zeros_like(y))
-    return xp.astype(moved, w.dtype), _kept(moved, rest, name, xp=xp)
+    return xp.astype(moved, w.dtype), _as_compensation(moved, rest, name, xp=xp)
 
 
 def compensated_value(w: Array, c: Array, *, xp: Namespace) -> Array:
-    """What a weight and its compensation stand for: ``w + c``.
+    """The sum of a weight and its compensation: ``w + c``.
 
-    ``c`` is a number of units of :func:`kahan_add`, so the plain sum of the two arrays means nothing.
+    ``c`` counts units as described in :func:`kahan_add`, so the plain sum of the two arrays is wrong.
 
     Args:
-        w: the weights, bfloat16, float16 or float32, any shape; NaN and inf stay what they are.
+        w: the weights, bfloat16, float16 or float32, any shape; NaN and inf stay as they are.
         c: their compensation, of ``w``'s shape: int16, or float32 for float32 weights.
         xp: the array namespace.
 
     Returns:
-        float32: exact for bfloat16, else rounded to nearest.
+        float32: exact for bfloat16 weights, otherwise rounded to nearest.
 
     Raises:
-        ValueError: ``w`` or ``c`` is of another dtype.
+        ValueError: ``w`` or ``c`` has another dtype.
 
     Example:
         >>> import array_api_compat.numpy as np
         >>> w, c = np.ones((1,), dtype=np.float16), np.full((1,), 2**14, dtype=np.int16)
-        >>> float(compensated_value(w, c, xp=np)[0])  # a quarter of the spacing, 2^-10, more
+        >>> float(compensated_value(w, c, xp=np)[0])  # 1 and a quarter of the spacing 2^-10
         1.000244140625
     """
     name = _rounded_format("w", w.dtype)
     wide = xp.astype(w, xp.float32)
-    return wide + _owed(wide, c, name, xp=xp)
+    return wide + _as_number(wide, c, name, xp=xp)
 
 
 def compensation_of(w: Array, rest: Array, *, xp: Namespace) -> Array:
-    """The compensation that stands for ``rest``, a number: the way back from :func:`compensated_value`.
+    """The compensation that represents the number ``rest``: the inverse of :func:`compensated_value`.
 
     Args:
         w: the weights, bfloat16, float16 or float32, any shape.
-        rest: what is owed to them, any floating-point dtype, of ``w``'s shape; what is not finite is 0, and
-            more than half a spacing of a 16-bit weight is taken for that.
+        rest: the numbers still to be added to the weights, any floating-point dtype, of ``w``'s shape; a
+            non-finite one gives 0, and for a 16-bit weight it is limited to half a spacing.
         xp: the array namespace.
 
     Returns:
-        int16, or float32 for float32 weights, as :func:`kahan_add` takes it.
+        int16, or float32 for float32 weights, in the form that :func:`kahan_add` takes.
 
     Raises:
-        ValueError: ``w`` is of another dtype.
+        ValueError: ``w`` has another dtype.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -125,17 +125,17 @@ def compensation_of(w: Array, rest: Array, *, xp: Namespace) -> Array:
         [16384, -32767, 0]
     """
     name = _rounded_format("w", w.dtype)
-    wide, owed = xp.astype(w, xp.float32), xp.astype(rest, xp.float32)
-    finite = xp.isfinite(wide) & xp.isfinite(owed)
-    return _kept(wide, xp.where(finite, owed, xp.zeros_like(owed)), name, xp=xp)
+    wide, number = xp.astype(w, xp.float32), xp.astype(rest, xp.float32)
+    finite = xp.isfinite(wide) & xp.isfinite(number)
+    return _as_compensation(wide, xp.where(finite, number, xp.zeros_like(number)), name, xp=xp)
 
 
-def _owed(wide: Array, c: Array, name: str, *, xp: Namespace) -> Array:
-    """A compensation as a float32 number. A product by a power of two: exact, fused with a sum or not."""
+def _as_number(wide: Array, c: Array, name: str, *, xp: Namespace) -> Array:
+    """A compensation as a float32 number. The factor is a power of two: exact, fused with a sum or not."""
     allowed = xp.float32 if name == "float32" else xp.int16
     if c.dtype != allowed:
         of = "float32" if name == "float32" else "int16"
-        raise bad_field("c", f"{of} for {name} weights", c.dtype, hint="compensation_of(w, rest) makes it.")
+        raise bad_field("c", f"{of} for {name} weights", c.dtype, hint="Use compensation_of(w, rest).")
     if name == "float32":
         return c
     field, has_unit = _unit_field(wide, name, xp=xp)
@@ -143,7 +143,7 @@ def _owed(wide: Array, c: Array, name: str, *, xp: Namespace) -> Array:
     return xp.where(has_unit, xp.astype(c, xp.float32) * unit, xp.zeros_like(wide))
 
 
-def _kept(wide: Array, rest: Array, name: str, *, xp: Namespace) -> Array:
+def _as_compensation(wide: Array, rest: Array, name: str, *, xp: Namespace) -> Array:
     """A finite float32 number as the compensation of a weight, to the nearest unit, ties to even."""
     if name == "float32":
         return rest
@@ -154,9 +154,9 @@ def _kept(wide: Array, rest: Array, name: str, *, xp: Namespace) -> Array:
 
 
 def _unit_field(wide: Array, name: str, *, xp: Namespace) -> tuple[Array, Array]:
-    """2^-16 of a 16-bit weight's spacing as float32's exponent field, and where there is such a unit.
+    """The unit, 2^-16 of a 16-bit weight's spacing, as a float32 exponent field, and where there is a unit.
 
-    Half a unit must be a normal number too: XLA and accelerators take float32's subnormals for 0.
+    Half a unit must be a normal number too: XLA and accelerators treat float32's subnormals as 0.
     """
     field = (wide.view(xp.int32) & _SIGN_LESS) >> 23
     # 113: the exponent field of 2^-14, below which float16's spacing stays.
@@ -165,15 +165,15 @@ def _unit_field(wide: Array, name: str, *, xp: Namespace) -> tuple[Array, Array]
 
 
 def round_stochastically(x32: Array, random_bits: Array, *, xp: Namespace) -> Array:
-    """float32 to bfloat16 numbers: up or down with probabilities that make the mean exact.
+    """Round float32 to bfloat16 numbers, up or down with probabilities that make the mean exact.
 
-    16 random bits are added below the bits that stay, which are then cut off (Gupta et al. 2015, arXiv
+    16 random bits are added to the 16 lowest bits, which are then cut off (Gupta et al. 2015, arXiv
     1502.02551). NaN and inf pass through. Finite values stay finite: they saturate at bfloat16's largest
     number. A bfloat16 number stays as it is.
 
     Args:
         x32: float32, any shape.
-        random_bits: integers of ``x32``'s shape, at least 16 bits wide; the lowest 16 are used, which must
+        random_bits: integers of ``x32``'s shape, at least 16 bits wide; the lowest 16 bits are used and must
             be uniform and independent.
         xp: the array namespace.
 
@@ -181,7 +181,7 @@ def round_stochastically(x32: Array, random_bits: Array, *, xp: Namespace) -> Ar
         float32; each value is a bfloat16 number, so the cast to bfloat16 that follows is exact.
 
     Raises:
-        ValueError: ``x32`` is not float32, or ``random_bits`` is of another shape.
+        ValueError: ``x32`` is not float32, or ``random_bits`` has another shape.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -200,7 +200,7 @@ def round_stochastically(x32: Array, random_bits: Array, *, xp: Namespace) -> Ar
 
 
 def round_to_nearest(x32: Array, format: str, *, xp: Namespace) -> Array:  # noqa: A002
-    """float32 to the numbers of ``format``, to nearest, ties to even (IEEE 754), but saturating.
+    """Round float32 to numbers of ``format``: to nearest, ties to even (IEEE 754), but saturating.
 
     NaN and inf pass through. Finite values stay finite: they saturate at the format's largest number.
 
@@ -227,7 +227,7 @@ def round_to_nearest(x32: Array, format: str, *, xp: Namespace) -> Array:  # noq
     finite = xp.isfinite(x32)
     bits = xp.where(finite, x32, xp.zeros_like(x32)).view(xp.int32)
     magnitude, sign = bits & _SIGN_LESS, bits & ~_SIGN_LESS
-    if name == "bfloat16":  # of float32's exponents, so 16 bits go everywhere
+    if name == "bfloat16":  # has float32's exponents, so 16 bits are dropped at every size
         rounded = (magnitude + 0x7FFF + ((magnitude >> 16) & 1)) & ~0xFFFF
     else:
         rounded = _to_float16(magnitude, xp=xp)
@@ -236,19 +236,19 @@ def round_to_nearest(x32: Array, format: str, *, xp: Namespace) -> Array:  # noq
 
 
 def _to_float16(magnitude: Array, *, xp: Namespace) -> Array:
-    """The bits of a positive float32 rounded to float16: 13 go, and one more for each halving below 2^-14."""
+    """The bits of a positive float32 rounded to float16: 13 are dropped, one more per halving below 2^-14."""
     below = at_least(113 - (magnitude >> 23), 0, xp=xp)  # 113: the exponent field of 2^-14
     drop = 13 + at_most(below, 10, xp=xp)
     one = xp.ones_like(drop)
     half = (one << (drop - 1)) - 1
     rounded = ((magnitude + half + ((magnitude >> drop) & 1)) >> drop) << drop
-    # Below 2^-24, float16's smallest number, the leading bit itself goes; 2^-25 is a tie, and even is 0.
+    # Below 2^-24, float16's smallest number, the leading bit itself is dropped; the tie 2^-25 rounds to 0.
     tiny, tie = xp.full_like(drop, 103 << 23), 102 << 23
     return xp.where(below > 10, xp.where(magnitude > tie, tiny, xp.zeros_like(tiny)), rounded)
 
 
 def _kept_finite(x: Array, finite: Array, top: float, *, xp: Namespace) -> Array:
-    """``x`` within ``[-top, top]`` where ``finite`` holds."""
+    """``x`` clamped to ``[-top, top]`` where ``finite`` is True."""
     return xp.where(finite, at_least(at_most(x, top, xp=xp), -top, xp=xp), x)
 
 

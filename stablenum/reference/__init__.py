@@ -1,1 +1,1 @@
-"""The NumPy adapter: the executable specification of a guarded step."""
+"""The NumPy adapter: an executable specification of the guarded step."""

@@ -1,10 +1,10 @@
 """The NumPy adapter: the executable specification of a guarded training step.
 
-It measures and applies in the plainest way that is exact, and leaves every decision to
+It measures and applies in the simplest exact way, and leaves every decision to
 :func:`stablenum.guard.decide`. The other adapters are compared with it step by step. The
-optimizers repeat the order of operations of ``torch.optim``'s single-tensor paths (SGD, Adam,
-AdamW), with state in the parameter's dtype as torch keeps it. Slow on purpose: nothing here
-trades clearness for speed.
+optimizers follow the order of operations of ``torch.optim``'s single-tensor implementations (SGD, Adam,
+AdamW), with their state in the parameter's dtype as in torch. The module favours clarity over speed
+throughout.
 
 Importing this module loads NumPy; ``import stablenum`` alone does not.
 """
@@ -52,13 +52,13 @@ Grads: TypeAlias = "Mapping[str, Array | None] | Sequence[Array | None]"
 def tensor_norm(gradient: Array) -> np.float32:
     """The L2 norm of one tensor, exact to the last bit of float32.
 
-    A float64 sum of squares of ``x / max|x|``, so that nothing overflows or underflows on the way.
+    An exact sum of the float64 squares of ``x / max|x|``, so no intermediate result overflows or underflows.
 
     Args:
-        gradient: any shape, any real or complex floating dtype (``bfloat16`` from ml_dtypes too).
+        gradient: any shape, any real or complex floating dtype (including ml_dtypes' ``bfloat16``).
 
     Returns:
-        float32. NaN if an element is NaN, else inf if one is infinite, else finite: what lies
+        float32. NaN if an element is NaN, otherwise inf if one is infinite, otherwise finite: a norm
         beyond float32's range saturates at its largest number. 0 for an empty tensor.
 
     Example:
@@ -68,7 +68,7 @@ def tensor_norm(gradient: Array) -> np.float32:
         500.0
     """
     elements = np.abs(_as_real(np.asarray(gradient)).astype(np.float64, copy=False).ravel())
-    largest = elements.max(initial=0.0)  # NaN wins over everything, inf over every number
+    largest = elements.max(initial=0.0)  # NaN if there is one, otherwise inf if there is one
     if not np.isfinite(largest) or largest == 0:
         return np.float32(largest)
     ratio = elements / largest
@@ -79,7 +79,7 @@ def measure(gradients: Sequence[Array | None]) -> Array:
     """The norms of all tensors, (n,) float32: ``Observation.norms``.
 
     Args:
-        gradients: one a parameter; None (no gradient) counts as norm 0.
+        gradients: one per parameter; None (no gradient) has norm 0.
 
     Example:
         >>> measure([np.ones((2, 2), np.float32), None]).tolist()
@@ -90,9 +90,9 @@ def measure(gradients: Sequence[Array | None]) -> Array:
 
 
 def measure_loss(loss: object) -> Array | None:
-    """``Observation.loss`` from a number or a 0-d array; None if it is not known.
+    """``Observation.loss`` from a number or a 0-d array; None if the loss is not known.
 
-    A finite loss beyond float32's range saturates: it is large, not non-finite.
+    A finite loss beyond float32's range saturates, so that it does not count as non-finite.
 
     Example:
         >>> measure_loss(1e39).item() == float(np.finfo(np.float32).max)
@@ -107,11 +107,11 @@ def measure_loss(loss: object) -> Array | None:
 
 
 def unit_norms(array: Array, axes: tuple[int, ...]) -> Array:
-    """The L2 norm of each unit, (u,) float32: over ``axes``, the remaining axes in C order.
+    """The L2 norm of each unit, (u,) float32: norms over ``axes``, with the remaining axes in C order.
 
     Args:
-        array: any shape but an empty one, any real or complex floating dtype.
-        axes: those that a unit extends over, see :meth:`stablenum.AdaptiveGradClip.unit_axes`.
+        array: any non-empty shape, any real or complex floating dtype.
+        axes: the axes of one unit, see :meth:`stablenum.AdaptiveGradClip.unit_axes`.
 
     Example:
         >>> unit_norms(np.asarray([[3.0, 4.0], [0.0, 2.0]], np.float32), (1,)).tolist()
@@ -128,7 +128,7 @@ def unit_norms(array: Array, axes: tuple[int, ...]) -> Array:
 def measure_units(
     rule: AdaptiveGradClip, names: Sequence[str], gradients: Sequence[Array | None], params: Sequence[Array]
 ) -> Units:
-    """``Observation.units``: of gradients and of the weights; empty for what the rule leaves alone.
+    """``Observation.units``: unit norms of gradients and weights; empty for parameters the rule excludes.
 
     Example:
         >>> units = measure_units(AdaptiveGradClip(), ["w"], [np.ones((4, 2))], [np.zeros((4, 2))])
@@ -171,13 +171,13 @@ def measure_extremes(gradients: Sequence[Array | None]) -> tuple[Array, Array]:
 
 
 def apply(config: GuardConfig, decision: Decision, gradients: Sequence[Array | None]) -> list[Array | None]:
-    """The gradients that the optimizer gets: times the multiplier, clamped, in their own dtype.
+    """The gradients for the optimizer: multiplied by the multiplier and clamped, in their own dtype.
 
-    The product is formed in float32 or wider and rounded to the gradient's dtype once.
+    The product is computed in float32 or wider and rounded to the gradient's dtype once.
 
     Args:
         config: gives the element-wise bound ``max_value``, if any.
-        decision: its ``multiplier`` is used; the caller has already looked at ``decision.apply``.
+        decision: its multipliers are used; the caller has already checked ``decision.apply``.
         gradients: finite, still multiplied by the loss scale; None stays None.
 
     Example:
@@ -213,12 +213,12 @@ def _scaled(gradient: Array, factor: Array, max_value: float | None) -> Array:
 
 
 def _is_floating(dtype: np.dtype[Any]) -> bool:
-    """Whether real or complex floating numbers are in it, bfloat16 among them."""
+    """Whether the dtype is a real or complex floating one, including bfloat16."""
     return bool(np.issubdtype(dtype, np.inexact)) or dtype.name == "bfloat16"
 
 
 def _as_real(array: Array) -> Array:
-    """A complex array as its real and imaginary parts (torch's ``view_as_real``), others as they are."""
+    """A complex array as its real and imaginary parts (torch's ``view_as_real``); others unchanged."""
     if array.dtype.kind != "c":
         return array
     return np.ascontiguousarray(array).view(array.real.dtype)
@@ -233,13 +233,13 @@ class Guarded:
     Args:
         params: a dict of arrays (its keys are the parameters' names) or a sequence of arrays.
             They are copied. May be empty.
-        optimizer: :class:`SGD`, :class:`Adam` or anything with their ``init`` and ``update``.
+        optimizer: :class:`SGD`, :class:`Adam` or any object with their ``init`` and ``update``.
         config: the guard's settings; None for the default.
-        **overrides: fields of :class:`GuardConfig` put over ``config``, as ``clip=1.0``.
+        **overrides: fields of :class:`GuardConfig` that replace those of ``config``, such as ``clip=1.0``.
 
     Raises:
-        TypeError: ``config`` is not a GuardConfig or an override is not one of its fields.
-        ValueError: a parameter is not of a floating dtype, or a setting has a wrong value.
+        TypeError: ``config`` is not a GuardConfig, or an override is not a field of GuardConfig.
+        ValueError: a parameter does not have a floating dtype, or a setting is not allowed.
 
     Example:
         >>> train = Guarded([np.ones(2, np.float32)], SGD(lr=0.5), clip=1.0)
@@ -269,18 +269,18 @@ class Guarded:
                     f"params[{self.names[i] if self.names else i}]", "of a floating dtype", param.dtype
                 )
         if self.config.unit_rule is not None:
-            self.config.unit_rule.included(self._known_names)  # says now which pattern matches nothing
+            self.config.unit_rule.included(self._known_names)  # raises now if a pattern matches nothing
         self.opt_state = [optimizer.init(_as_real(p)) for p in self._params]
         self.state: GuardState = init_guard(self.config, len(self._params), xp=xp)
 
     @property
     def params(self) -> Params:
-        """The parameters now, in the form they were given in."""
+        """The current parameters, as a dict or list like the one given."""
         return list(self._params) if self.names is None else dict(zip(self.names, self._params, strict=True))
 
     @property
     def loss_scale(self) -> float:
-        """The factor for the next loss; 1.0 without scaling."""
+        """The factor on the next loss; 1.0 without scaling."""
         return float(self.state.loss_scale.scale)
 
     @property
@@ -293,23 +293,23 @@ class Guarded:
         return history(self.state, self.names)
 
     def step(self, gradients: Grads, loss: object = None) -> Metrics:
-        """Decide on one step and take it or skip it whole.
+        """Decide on one step, and apply it or skip it entirely.
 
         Args:
-            gradients: in the form of ``params``, of the *scaled* loss; None for a parameter
-                without gradient, which then stays as it is.
+            gradients: a dict or sequence like ``params``, of the *scaled* loss; None for a parameter
+                without gradient, which then stays unchanged.
             loss: the unscaled loss, if known.
 
         Returns:
-            What :attr:`last` says.
+            The value of :attr:`last`.
 
         Raises:
-            ValueError: the gradients do not match the parameters, or are not of a floating dtype.
-            NonFiniteError: the guard's limit of skips in a row is reached; nothing was changed.
+            ValueError: the gradients do not match the parameters, or do not have a floating dtype.
+            NonFiniteError: the limit of non-finite steps in a row is reached; the step was skipped.
         """
         listed = self._matched(gradients)
         observation = self._measure(listed, loss)
-        with np.errstate(all="ignore"):  # the rules compute with inf and NaN, and select afterwards
+        with np.errstate(all="ignore"):  # the rules compute with inf and NaN and select afterwards
             decision, self.state = decide(self.config, self.state, observation, xp=xp)
             if decision.apply:
                 self._update(apply(self.config, decision, listed))
@@ -336,10 +336,10 @@ class Guarded:
         return state_to_dict(self.state, self.names)
 
     def load_guard_state_dict(self, plain: Mapping[str, Any]) -> None:
-        """Go on from a state that any adapter's ``guard_state_dict`` wrote.
+        """Load a state written by any adapter's ``guard_state_dict``.
 
         Raises:
-            ValueError: it is not one, or belongs to another config; nothing is changed.
+            ValueError: ``plain`` is not such a state, or does not fit this config; nothing is changed.
         """
         self.state = state_from_dict(plain, self.state, xp=xp, names=self.names)
 
@@ -357,9 +357,9 @@ class Guarded:
             where = f"gradients[{self.names[i] if self.names else i}]"
             if g is not None and g.shape != p.shape:
                 raise bad_field(where, f"of shape {p.shape}", g.shape)
-            # Times the multiplier and rounded back, whole numbers would nearly all become 0.
+            # Multiplied and rounded back, nearly all integers would become 0.
             if g is not None and not _is_floating(g.dtype):
-                raise bad_field(where, "of a floating dtype", g.dtype, hint=f"Hand it over as {p.dtype}.")
+                raise bad_field(where, "of a floating dtype", g.dtype, hint=f"Convert it to {p.dtype}.")
         return arrays
 
     def _update(self, gradients: Sequence[Array | None]) -> None:
@@ -374,7 +374,7 @@ class Guarded:
             self._params[i] = real.view(param.dtype).reshape(param.shape)
 
     def _clipped_update(self, before: Array, after: Array) -> Array:
-        """``after``, or, by ``ClipUpdateRMS``, a point on the way to it."""
+        """``after``, or a point between ``before`` and ``after`` if ``ClipUpdateRMS`` clips the update."""
         rule = self.config.update_rule
         if rule is None or before.size == 0:
             return after

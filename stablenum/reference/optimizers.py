@@ -1,7 +1,7 @@
 """NumPy optimizers for the reference: torch's formulas in torch's order of operations.
 
-Pure functions of one parameter, so that skipping a step is not calling them. The state has the
-parameter's dtype, as torch keeps it; each operation computes in float32 at least and rounds once.
+Pure functions of one parameter, so a step is skipped by not calling them. The state has the parameter's
+dtype, as in torch; each operation computes in float32 or wider and rounds once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 
 
 class Optimizer(Protocol):
-    """A pure optimizer for one parameter: what :class:`Guarded` drives."""
+    """A pure optimizer for one parameter, as :class:`Guarded` uses it."""
 
     @property
     def lr(self) -> float:
@@ -35,7 +35,7 @@ class Optimizer(Protocol):
 
 
 class SGDState(NamedTuple):
-    """``momentum_buffer`` is None until the first step, as in torch."""
+    """The momentum of one parameter. ``momentum_buffer`` is None before the first step, as in torch."""
 
     momentum_buffer: Array | None
 
@@ -49,7 +49,7 @@ class SGD:
         momentum, dampening, weight_decay, nesterov: as in torch.
 
     Raises:
-        ValueError: a setting that torch refuses too.
+        ValueError: a setting that torch rejects too.
 
     Example:
         >>> param, state = SGD(lr=0.1).update(np.ones(1, np.float32), np.ones(1, np.float32), SGDState(None))
@@ -72,7 +72,7 @@ class SGD:
             raise bad_field("SGD.nesterov", "False unless momentum is above 0 and dampening is 0", True)
 
     def init(self, param: Array) -> SGDState:
-        """No momentum yet."""
+        """The state before the first step: no momentum."""
         return SGDState(None)
 
     def update(self, param: Array, gradient: Array, state: SGDState) -> tuple[Array, SGDState]:
@@ -101,8 +101,8 @@ class AdamState(NamedTuple):
 class Adam:
     """Adam in the operation order of ``torch.optim.Adam`` (Kingma and Ba 2015, arXiv 1412.6980).
 
-    The moments have the parameter's dtype, so pure float16 Adam shows what it does there: eps
-    rounds to 0 and a zero gradient gives 0/0.
+    The moments have the parameter's dtype, so Adam in pure float16 behaves as it does in torch: eps
+    rounds to 0, and a zero gradient gives 0/0.
 
     Args:
         lr: the learning rate.
@@ -110,7 +110,7 @@ class Adam:
         decoupled: weight decay on the parameter (AdamW, arXiv 1711.05101) instead of the gradient.
 
     Raises:
-        ValueError: a setting that torch refuses too.
+        ValueError: a setting that torch rejects too.
 
     Example:
         >>> adam = Adam(lr=0.1)
@@ -133,7 +133,7 @@ class Adam:
         check_number("Adam.weight_decay", self.weight_decay, at_least=0.0)
 
     def init(self, param: Array) -> AdamState:
-        """Zero moments."""
+        """The state before the first step: zero moments."""
         return AdamState(0, np.zeros_like(param), np.zeros_like(param))
 
     def update(self, param: Array, gradient: Array, state: AdamState) -> tuple[Array, AdamState]:
@@ -152,14 +152,14 @@ class Adam:
         return param, AdamState(step, exp_avg, exp_avg_sq)
 
 
-def AdamW(  # noqa: N802 - the field's name
+def AdamW(  # noqa: N802 - the usual name
     *,
     lr: float = 1e-3,
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
     weight_decay: float = 1e-2,
 ) -> Adam:
-    """Adam with decoupled weight decay, with the defaults of ``torch.optim.AdamW``.
+    """Adam with decoupled weight decay and the defaults of ``torch.optim.AdamW``.
 
     Example:
         >>> AdamW().decoupled
@@ -168,7 +168,7 @@ def AdamW(  # noqa: N802 - the field's name
     return Adam(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, decoupled=True)
 
 
-# torch's element-wise operations: arithmetic in float32 at least, one rounding to the dtype at the end.
+# torch's element-wise operations: arithmetic in float32 or wider, one rounding to the dtype at the end.
 
 
 def _add(a: Array, b: Array, alpha: float) -> Array:
@@ -220,5 +220,5 @@ def _rounded(wide: Any, like: Array) -> Array:
 
 
 def wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype of arithmetic: float32 for half formats, else the dtype itself."""
+    """The dtype of the arithmetic: float32 for 16-bit formats, otherwise the dtype itself."""
     return np.dtype(np.float32) if dtype.itemsize < 4 else dtype

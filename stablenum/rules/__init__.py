@@ -1,1 +1,1 @@
-"""The rules that a guard follows: clipping, loss scales, spikes and escalation, one rule per file."""
+"""The rules of a guard: clipping, loss scales, spikes and escalation."""

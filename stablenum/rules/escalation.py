@@ -1,4 +1,4 @@
-"""Escalation: after repeated trouble compute in the next wider format for a while."""
+"""Escalation: after several non-finite steps in a row, compute in the next wider format for a while."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class EscalationState(NamedTuple):
     """What the rule carries from step to step.
 
     Attributes:
-        level: () int32, how many formats wider the next step computes; 0 is the policy's own.
-        bad: () int32, steps at this level that were not finite, in a row.
-        left: () int32, good steps that remain at this level before it falls by one.
+        level: () int32, by how many formats the next step's format is wider than the policy's own.
+        bad: () int32, non-finite steps in a row at this level.
+        left: () int32, good steps still to take at this level before it falls by one.
     """
 
     level: Array
@@ -33,19 +33,19 @@ class EscalationState(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EscalatePrecision:
-    """After ``after`` steps in a row that were not finite compute in the next wider format for a while.
+    """After ``after`` non-finite steps in a row, compute in the next wider format for a while.
 
-    The formats go float8 -> bfloat16 -> float32 and float16 -> float32, as ``formats`` says. A wider format
-    is left again after ``for_steps`` good steps; trouble there, ``after`` times in a row, goes one further.
-    At the widest nothing more can be done, and steps are refused as always.
+    ``formats`` lists the formats, for example float8 -> bfloat16 -> float32 or float16 -> float32. After
+    ``for_steps`` good steps in a wider format the rule returns to the previous one; after ``after``
+    non-finite steps in a row it goes on to the next. In the widest format, non-finite steps are only skipped.
 
     Args:
-        after: steps in a row that were not finite.
-        for_steps: good steps in the wider format before it is left.
-        formats: the ladder, from the policy's own format up, each wider in range than the one before.
+        after: the number of non-finite steps in a row.
+        for_steps: the number of good steps in a wider format.
+        formats: two formats or more, the policy's own first, each wider in range than the one before.
 
     Raises:
-        ValueError: a field is out of its range, or the ladder does not rise.
+        ValueError: a field is out of its range, or a format is not wider than the one before.
 
     Example:
         >>> EscalatePrecision(after=3, for_steps=100).formats
@@ -68,13 +68,13 @@ class EscalatePrecision:
         object.__setattr__(self, "formats", names)
 
     def check_begins_with(self, compute: str) -> None:
-        """Refuse a policy that the ladder is not about.
+        """Check that the policy computes in the first of ``formats``.
 
         Args:
             compute: the format that the policy computes in.
 
         Raises:
-            ValueError: it is not the first of ``formats``.
+            ValueError: ``compute`` is not the first of ``formats``.
 
         Example:
             >>> EscalatePrecision(formats=("bf16", "f32")).check_begins_with("bfloat16")
@@ -84,7 +84,7 @@ class EscalatePrecision:
             raise bad_field("EscalatePrecision.formats", allowed, self.formats)
 
     def init(self, *, xp: Namespace, device: Any = None) -> EscalationState:
-        """The policy's own format, no trouble."""
+        """The state before the first step: the policy's own format."""
         return EscalationState(*(xp.asarray(0, dtype=xp.int32, device=device) for _ in range(3)))
 
     def update(self, state: EscalationState, *, finite: Array, xp: Namespace) -> EscalationState:
@@ -92,7 +92,7 @@ class EscalatePrecision:
 
         Args:
             state: the state before.
-            finite: () bool, whether loss and gradients of the step were finite.
+            finite: () bool, whether the loss and the gradients of the step were finite.
             xp: the array namespace.
         """
         zero, top = xp.zeros_like(state.level), len(self.formats) - 1

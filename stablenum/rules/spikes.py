@@ -1,8 +1,8 @@
-"""Spike rules: refuse or shorten a step whose loss or gradient norm stands out.
+"""Spike rules: skip or clip a step whose loss or gradient norm is far above the typical value.
 
-A spike is finite. It comes of a bad batch, or of a batch that meets the parameters badly, and one such
-step can throw a run back by hours. Both rules compare a step with the last ones; they differ in what they
-call typical.
+A spike is finite. Its cause is a bad batch, or a batch that is bad for the current parameters, and one such
+step can set a run back by hours. Both rules compare a step with the steps before it; they differ in the
+statistics they use.
 """
 
 from __future__ import annotations
@@ -14,7 +14,15 @@ from stablenum.arrays import at_least
 from stablenum.errors import bad_field, check_choice
 from stablenum.fields import check_field
 from stablenum.rules.clipping.common import shortening
-from stablenum.rules.windows import count, empty_window, mean_and_std, median, median_and_mad, push, tells
+from stablenum.rules.windows import (
+    count,
+    empty_window,
+    is_informative,
+    mean_and_std,
+    median,
+    median_and_mad,
+    push,
+)
 
 __all__ = [
     "SIGNALS",
@@ -32,17 +40,17 @@ Namespace: TypeAlias = Any
 SIGNALS = ("loss", "grad_norm")
 # The standard deviation of a normal distribution over its median absolute deviation.
 _NORMAL = 1.4826
-# How many ordinary steps make up for one refusal.
+# How many ordinary steps make up for one skip.
 _WEIGHT = 4
 
 
 class SpikeState(NamedTuple):
-    """What has been seen of both signals.
+    """The past values of both signals, and a count of skips.
 
     Attributes:
-        loss: (window,) float32, newest last; inf where nothing has come yet.
+        loss: (window,) float32, newest last; inf where there is no value yet.
         grad_norm: (window,) float32, likewise.
-        debt: () int32, what refusals weigh: 4 for each, less 1 for each step that was not refused.
+        debt: () int32, a counter, at least 0: each skip adds 4, each other finite step subtracts 1.
     """
 
     loss: Array
@@ -51,11 +59,11 @@ class SpikeState(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What a spike rule says of a step.
+    """The verdict of a spike rule on a step.
 
     Attributes:
-        loss, grad_norm: () bool, which signal stands out.
-        factor: () float32, what to shrink the gradients by, clipping aside; 1 where nothing stands out.
+        loss, grad_norm: () bool, whether this signal is a spike.
+        factor: () float32, the factor on the gradients before the clip rules; 1 without a spike.
     """
 
     loss: Array
@@ -64,7 +72,7 @@ class Verdict(NamedTuple):
 
     @property
     def any(self) -> Array:
-        """() bool, whether one of them does."""
+        """() bool, whether at least one signal is a spike."""
         return self.loss | self.grad_norm
 
 
@@ -89,7 +97,7 @@ class _Settings:
         check_choice(f"{name}.action", self.action, ("skip", "clip"))
 
     def init(self, *, xp: Namespace, device: Any = None) -> SpikeState:
-        """Nothing seen yet."""
+        """The state before the first step: empty windows."""
         return SpikeState(
             loss=empty_window(self.window, xp=xp, device=device),
             grad_norm=empty_window(self.window, xp=xp, device=device),
@@ -99,31 +107,31 @@ class _Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpikeGuard(_Settings):
-    """Refuse a step whose loss or gradient norm lies far above the median of the last steps.
+    """Skip a step whose loss or gradient norm is far above the median of the last steps.
 
     A value x is a spike if ``x > median + threshold * max(1.4826 MAD, min_spread |median|)``, over the last
     ``window`` values of applied steps; MAD is the median absolute deviation, and 1.4826 makes it the
     standard deviation of normal values (Rousseeuw & Croux 1993, doi 10.1080/01621459.1993.10476408). Only
-    what lies above counts. Up to half the window may be spikes without hiding the next one, and the floor
-    ``min_spread`` keeps a constant loss from making every change a spike.
+    values above the median can be spikes. Up to half of the window may be spikes without hiding the next
+    one, and the minimum ``min_spread`` keeps a constant loss from making every change a spike.
 
-    Nothing is refused before ``min_samples`` values. Non-finite and zero values are no evidence. After
-    ``max_in_a_row`` refusals in a row the step is applied and the windows begin anew: that is no spike but
-    a new level, and a rule may not stop a training. So too when more than one step in five goes on being
-    refused, as where two kinds of batches alternate: refusals weigh 4, other steps -1, and
-    ``4 * max_in_a_row`` is borne. Where no loss is given the norm alone is judged. Gradients are clipped
-    after the verdict, not before.
+    No step is skipped before ``min_samples`` values are in the window. Non-finite and zero values never enter
+    it. After ``max_in_a_row`` skips in a row the next such step is applied and the windows start again: this
+    is not a spike but a new level, and a rule may not stop the training. The same happens if more than one
+    step in five keeps being skipped, for example where two kinds of batches alternate: each skip adds 4, each
+    other step subtracts 1, and the rule resets at ``4 * max_in_a_row``. If no loss is given, only the norm is
+    judged. Gradients are clipped after the verdict, not before.
 
     Args:
-        window: applied steps remembered, 2 to 100,000.
+        window: the number of applied steps to compare with, 2 to 100,000.
         threshold: in robust standard deviations, above 0.
-        min_samples: values needed for a verdict, 2 to ``window``.
-        watch: ``("loss", "grad_norm")``, or one of them. Where several PyTorch ranks train together
-            the loss is not seen.
-        action: ``"skip"`` refuses the step whole; ``"clip"`` applies it with its gradients shrunk to the
-            median norm, and takes its value into the window.
-        min_spread: the floor on the spread, as a fraction of the median, 0 or more.
-        max_in_a_row: of the action ``"skip"``, 1 or more.
+        min_samples: the number of values needed for a verdict, 2 to ``window``.
+        watch: ``("loss", "grad_norm")``, or one of them. With several PyTorch ranks the loss is not
+            available.
+        action: ``"skip"`` skips the step entirely; ``"clip"`` applies it with its gradients shrunk to the
+            median norm, and its values enter the windows.
+        min_spread: the smallest spread, as a fraction of the median, 0 or more.
+        max_in_a_row: for the action ``"skip"``, the skips in a row before the rule resets; 1 or more.
 
     Raises:
         ValueError: a field is out of its range.
@@ -150,18 +158,19 @@ class SpikeGuard(_Settings):
             state: the state before.
             loss: () float32, the unscaled loss, or None.
             grad_norm: () float32, unscaled, before clipping.
-            finite: () bool; a step that is not is refused by others and leaves no trace here.
+            finite: () bool; a non-finite step is skipped anyway and does not change the state.
             xp: the array namespace.
         """
         by_loss, by_norm = _standing_out(self, state, loss, grad_norm, finite=finite, xp=xp)
         spike, skips = by_loss | by_norm, self.action == "skip"
-        anew = spike & (state.debt >= _WEIGHT * self.max_in_a_row) if skips else xp.zeros_like(spike)
-        spike = spike & xp.logical_not(anew)
-        refused = spike if skips else xp.zeros_like(spike)
-        lighter = at_least(state.debt - 1, 0, xp=xp)
-        debt = xp.where(refused, state.debt + _WEIGHT, xp.where(finite, lighter, state.debt))
-        debt = xp.where(anew, xp.zeros_like(debt), debt)
-        after = _observe(state, loss, grad_norm, finite & xp.logical_not(refused), debt, anew=anew, xp=xp)
+        restart = spike & (state.debt >= _WEIGHT * self.max_in_a_row) if skips else xp.zeros_like(spike)
+        spike = spike & xp.logical_not(restart)
+        skipped = spike if skips else xp.zeros_like(spike)
+        reduced = at_least(state.debt - 1, 0, xp=xp)
+        debt = xp.where(skipped, state.debt + _WEIGHT, xp.where(finite, reduced, state.debt))
+        debt = xp.where(restart, xp.zeros_like(debt), debt)
+        enters = finite & xp.logical_not(skipped)
+        after = _observe(state, loss, grad_norm, enters, debt, restart=restart, xp=xp)
         factor = _shrink(state, grad_norm, spike, action=self.action, xp=xp)
         return Verdict(by_loss & spike, by_norm & spike, factor), after
 
@@ -173,18 +182,18 @@ class SpikeGuard(_Settings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeanStdSpikeGuard(_Settings):
-    """Refuse a step whose loss or gradient norm lies far above the mean of the last steps.
+    """Skip a step whose loss or gradient norm is far above the mean of the last steps.
 
-    A value x is a spike if ``x > mean + threshold * sd`` over the last ``window`` values, skipped spikes
-    among them; sd with n - 1. It is the rule of OLMo-core's ``SkipStepOptimizer`` and, but for n and a
-    floor of 1e-6, of levanter's ``skip_step``, here for comparison: one spike raises mean and sd and so
-    hides the next ones for ``window`` steps, and after constant values (sd = 0) any rise is a spike.
-    Unlike theirs, non-finite and zero values do not enter. Prefer :class:`SpikeGuard`.
+    A value x is a spike if ``x > mean + threshold * sd`` over the last ``window`` values, including those of
+    skipped spikes; sd divides by n - 1. This is the rule of OLMo-core's ``SkipStepOptimizer`` and, except for
+    a division by n and a minimum of 1e-6, of levanter's ``skip_step``. It is here for comparison: one spike
+    raises mean and sd and so hides the next ones for ``window`` steps, and after constant values (sd = 0) any
+    increase is a spike. Unlike in those, non-finite and zero values do not enter. Prefer :class:`SpikeGuard`.
 
     Args:
-        window: steps remembered, 2 to 100,000.
+        window: the number of steps to compare with, 2 to 100,000.
         threshold: in standard deviations, above 0.
-        min_samples: values needed for a verdict, 2 to ``window``.
+        min_samples: the number of values needed for a verdict, 2 to ``window``.
         watch: ``("loss", "grad_norm")``, or one of them.
         action: ``"skip"``, or ``"clip"`` to shrink the gradients to the median norm.
 
@@ -204,7 +213,7 @@ class MeanStdSpikeGuard(_Settings):
     ) -> tuple[Verdict, SpikeState]:
         """The verdict on a step and the next state, as :meth:`SpikeGuard.judge`."""
         by_loss, by_norm = _standing_out(self, state, loss, grad_norm, finite=finite, xp=xp)
-        after = _observe(state, loss, grad_norm, finite, state.debt, anew=None, xp=xp)
+        after = _observe(state, loss, grad_norm, finite, state.debt, restart=None, xp=xp)
         factor = _shrink(state, grad_norm, by_loss | by_norm, action=self.action, xp=xp)
         return Verdict(by_loss, by_norm, factor), after
 
@@ -217,7 +226,7 @@ SpikeRule: TypeAlias = SpikeGuard | MeanStdSpikeGuard
 
 
 def as_spike_rule(value: object) -> SpikeRule | None:
-    """``GuardConfig.spike`` in its one stored form: a rule or None.
+    """``GuardConfig.spike`` in the form in which it is stored: a rule or None.
 
     Args:
         value: None, a rule, or ``"skip"`` or ``"clip"`` for a :class:`SpikeGuard` with that action.
@@ -235,7 +244,7 @@ def as_spike_rule(value: object) -> SpikeRule | None:
 def _standing_out(
     rule: SpikeRule, state: SpikeState, loss: Array | None, grad_norm: Array, *, finite: Array, xp: Namespace
 ) -> tuple[Array, Array]:
-    """Whether the loss and whether the norm lies above its limit: two () bool."""
+    """Whether the loss and the norm are above their limits: two () bool."""
 
     def above(signal: str, value: Array | None, window: Array) -> Array:
         if value is None or signal not in rule.watch:
@@ -253,24 +262,24 @@ def _observe(
     enters: Array,
     debt: Array,
     *,
-    anew: Array | None,
+    restart: Array | None,
     xp: Namespace,
 ) -> SpikeState:
-    """The next state: both values in their windows if the step ``enters``, which begin ``anew`` if so."""
+    """The next state: the values enter if ``enters``, and the windows are emptied first if ``restart``."""
 
     def next_window(window: Array, value: Array | None) -> Array:
-        if anew is not None:
-            window = xp.where(anew, xp.full_like(window, float("inf")), window)
+        if restart is not None:
+            window = xp.where(restart, xp.full_like(window, float("inf")), window)
         if value is None:
             return window
-        return push(window, value, enters & tells(value, xp=xp), xp=xp)
+        return push(window, value, enters & is_informative(value, xp=xp), xp=xp)
 
     return SpikeState(next_window(state.loss, loss), next_window(state.grad_norm, grad_norm), debt)
 
 
 def _shrink(state: SpikeState, grad_norm: Array, spike: Array, *, action: str, xp: Namespace) -> Array:
-    """() float32: for the action ``"clip"``, what makes a spike's gradients as long as the median's."""
+    """() float32: for the action ``"clip"``, the factor that shrinks a spike to the median norm; else 1."""
     if action == "skip":
         return xp.ones_like(grad_norm)
-    typical = median(state.grad_norm, xp=xp)  # inf if none is known: nothing to shrink to
+    typical = median(state.grad_norm, xp=xp)  # inf for an empty window: the factor is then 1
     return xp.where(spike, shortening(grad_norm, typical, xp=xp), xp.ones_like(grad_norm))

@@ -1,7 +1,7 @@
-"""Windows of past values: the last n, and what is typical of them.
+"""Windows of the last n values, and their statistics: median, quantiles, mean and spread.
 
-A window is one (n,) float32 array, newest value last, with inf where nothing has come yet. Only finite
-values may enter, so inf is free to mean "empty", and sorting brings the empty places to the end.
+A window is one (n,) float32 array, newest value last, with inf where there is no value yet. Only finite
+values enter, so inf can mark an empty place, and sorting moves the empty places to the end.
 """
 
 from __future__ import annotations
@@ -12,54 +12,54 @@ from stablenum.arrays import at_least, at_most, combine_norms
 from stablenum.formats import FLOAT32_MAX, FLOAT32_TINY
 
 __all__ = [
-    "ABSURD",
+    "OUTLIER_RATIO",
     "count",
     "empty_window",
+    "is_informative",
     "mean_and_std",
     "median",
     "median_and_mad",
     "push",
     "quantile",
-    "tells",
-    "without_absurd",
+    "without_outliers",
 ]
 
 Array: TypeAlias = Any
 Namespace: TypeAlias = Any
 
-# A value counts as absurd at this multiple of what it is compared with.
-ABSURD = 100.0
+# A value above this multiple of the typical value is an outlier.
+OUTLIER_RATIO = 100.0
 
 
 def empty_window(size: int, *, xp: Namespace, device: Any = None) -> Array:
-    """(size,) float32, nothing in it."""
+    """An empty window: (size,) float32."""
     return xp.full((size,), float("inf"), dtype=xp.float32, device=device)
 
 
-def tells(value: Array, *, xp: Namespace) -> Array:
-    """Whether a value says anything: finite, and not 0, which an empty batch gives.
+def is_informative(value: Array, *, xp: Namespace) -> Array:
+    """Whether a value is finite and not 0, which an empty batch gives.
 
-    What lies below the smallest normal number counts as 0: some hardware flushes it.
+    A magnitude below the smallest normal number counts as 0, because some hardware flushes it to 0.
     """
     return xp.isfinite(value) & (xp.abs(value) >= FLOAT32_TINY)
 
 
 def push(window: Array, value: Array, condition: Array, *, xp: Namespace) -> Array:
-    """The window with the () ``value`` as its newest and the oldest dropped.
+    """The window with the () ``value`` added and the oldest dropped.
 
-    The same window where the () bool ``condition`` does not hold or the value is not finite.
+    The window is unchanged where the () bool ``condition`` does not hold or the value is not finite.
     """
     longer = xp.concat([window[1:], xp.reshape(value, (1,))])
     return xp.where(condition & xp.isfinite(value), longer, window)
 
 
 def count(window: Array, *, xp: Namespace) -> Array:
-    """() int32, how many values are in it."""
+    """() int32, the number of values in the window."""
     return xp.sum(xp.astype(xp.isfinite(window), xp.int32), dtype=xp.int32)
 
 
 def quantile(window: Array, q: float, *, xp: Namespace) -> Array:
-    """The q-th quantile, linear between ranks as NumPy's default; inf for an empty window.
+    """The q-quantile, linear between ranks as NumPy's default; inf for an empty window.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -98,7 +98,7 @@ def median_and_mad(window: Array, *, xp: Namespace) -> tuple[Array, Array]:
 def mean_and_std(window: Array, *, ddof: int = 0, xp: Namespace) -> tuple[Array, Array]:
     """The mean and the standard deviation (over n - ddof) of the values; 0 and 0 for an empty window.
 
-    Nothing overflows on the way, whatever the values.
+    No intermediate result overflows, whatever the values.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -113,19 +113,19 @@ def mean_and_std(window: Array, *, ddof: int = 0, xp: Namespace) -> tuple[Array,
     return mean, combine_norms(off, xp=xp) / xp.sqrt(at_least(n - ddof, 1.0, xp=xp))
 
 
-def without_absurd(window: Array, *, xp: Namespace) -> Array:
+def without_outliers(window: Array, *, xp: Namespace) -> Array:
     """The window without the values above 100 times its median."""
-    bound = at_most(ABSURD * median(window, xp=xp), FLOAT32_MAX, xp=xp)
+    bound = at_most(OUTLIER_RATIO * median(window, xp=xp), FLOAT32_MAX, xp=xp)
     return xp.where(window > bound, xp.full_like(window, float("inf")), window)
 
 
 def _middle(values: Array, n: Array, *, xp: Namespace) -> Array:
-    """The median of the ``n`` smallest of the values."""
+    """The median of the ``n`` smallest values."""
     ordered, last = xp.sort(values), at_least(n - 1, 0, xp=xp)
-    # Half of each first: the sum of two large numbers could overflow.
+    # Each is halved before the sum: the sum of two large numbers could overflow.
     return 0.5 * _item(ordered, last // 2, xp=xp) + 0.5 * _item(ordered, n // 2, xp=xp)
 
 
 def _item(values: Array, index: Array, *, xp: Namespace) -> Array:
-    """``values[index]`` for an () integer array, without asking the device for it."""
+    """``values[index]`` for a () integer array, without making the host wait for the device."""
     return xp.reshape(xp.take(values, xp.reshape(index, (1,)), axis=0), ())

@@ -1,4 +1,4 @@
-"""The audit's core: statistics against plain sums in float64, the rules of risk, the record."""
+"""The audit's core: statistics compared with plain float64 sums, the risk rules, the record."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ADAM = Law(kind="adam", lr=0.01, beta1=0.9, beta2=0.999, eps=1e-8, step=7.0, cor
 
 
 def measure(w, m, v, g=None, law=ADAM, blocks=1, eps=1e-8, dtype=np.float32, update=None):
-    """The statistics of arrays cut into blocks."""
+    """The statistics of arrays split into blocks."""
     pieces = np.array_split(np.arange(len(w)), blocks)
 
     def cut(x, at):
@@ -59,7 +59,7 @@ def measure(w, m, v, g=None, law=ADAM, blocks=1, eps=1e-8, dtype=np.float32, upd
 
 
 def oracle(w, m, v, g, eps=1e-8, lr=0.01, b1=0.9, b2=0.999, t=7):
-    """The same numbers, one element at a time, with plain floats."""
+    """The same numbers computed one element at a time with plain floats."""
     out = {"vanished": 0, "second_inf": 0, "second_negative": 0, "moment_nan": 0, "below_eps": 0}
     out |= {"stalled": 0, "moved": 0, "poisoned": 0}
     steps, ratios, relative = [], [], []
@@ -89,7 +89,7 @@ def oracle(w, m, v, g, eps=1e-8, lr=0.01, b1=0.9, b2=0.999, t=7):
 
 
 def planted(n=300, seed=0):
-    """Parameters, moments and gradients with every kind of fault among sound elements."""
+    """Parameters, moments and gradients with every kind of fault among valid elements."""
     rng = np.random.default_rng(seed)
     w = rng.normal(size=n).astype(np.float32)
     g = (rng.normal(size=n) * 1e-2).astype(np.float32)
@@ -103,7 +103,7 @@ def planted(n=300, seed=0):
 
 
 @pytest.mark.parametrize("blocks", [1, 7, 300])
-def test_every_number_is_that_of_plain_sums(blocks: int) -> None:
+def test_statistics_equal_plain_sums(blocks: int) -> None:
     arrays = planted()
     found, expected = measure(*arrays, blocks=blocks), oracle(*arrays)
     for name, value in expected.items():
@@ -115,7 +115,7 @@ def test_every_number_is_that_of_plain_sums(blocks: int) -> None:
 
 
 @given(st.integers(0, 2**31), st.integers(1, 40))
-def test_blocks_join_to_the_whole(seed: int, blocks: int) -> None:
+def test_statistics_of_blocks_combine_to_those_of_the_whole(seed: int, blocks: int) -> None:
     arrays = planted(n=80, seed=seed)
     whole, joined = measure(*arrays), measure(*arrays, blocks=blocks)
     for name in Measured.__slots__:
@@ -142,14 +142,14 @@ def test_bad_parameters_and_gradients_stay_out_of_the_statistics() -> None:
     w, m, v, g = planted()
     clean = measure(w, m, v, g)
     w, g = w.copy(), g.copy()
-    w[3], g[10] = np.nan, np.inf  # where the state is poisoned anyhow
+    w[3], g[10] = np.nan, np.inf  # elements whose state is bad already
     found = measure(w, m, v, g)
     assert (found.parameter_bad, found.gradient_bad) == (1, 1)
     assert found.update_rms == clean.update_rms
     assert found.gradient_ratio == clean.gradient_ratio
 
 
-def test_what_is_not_known_is_none() -> None:
+def test_unknown_values_are_none() -> None:
     w, m, v, g = planted()
     found = measure(w, m, v, g, law=Law())
     assert found.update_rms is None
@@ -164,7 +164,7 @@ def test_what_is_not_known_is_none() -> None:
     assert measure(w[:0], m[:0], v[:0]) == Measured()
 
 
-def test_a_lost_eps_makes_updates_that_are_not_finite() -> None:
+def test_an_eps_that_rounds_to_0_gives_non_finite_updates() -> None:
     w = np.ones(3)
     found = measure(w, np.asarray([0.0, 1e-4, 1e-4]), np.asarray([0.0, 0.0, 1e-4]), eps=0.0, dtype=np.float16)
     assert found.update_bad == 2
@@ -235,7 +235,7 @@ RISKS = {
 
 
 @pytest.mark.parametrize("case", list(RISKS))
-def test_each_rule_says_its_cause(case: str) -> None:
+def test_each_risk_rule_names_its_cause(case: str) -> None:
     bad, cause, severity = RISKS[case]
     (risk,) = risks_of(bad)
     assert (risk.cause, risk.severity) == (cause, severity)
@@ -257,12 +257,12 @@ HEALTHY = {
 
 
 @pytest.mark.parametrize("case", list(HEALTHY))
-def test_health_is_no_risk(case: str) -> None:
+def test_a_healthy_optimizer_has_no_risks(case: str) -> None:
     assert risks_of(HEALTHY[case]) == []
 
 
 def test_bfloat16_second_moments_with_a_slow_decay_never_fall() -> None:
-    """The rule's threshold is where every significand rounds back."""
+    """The rule's threshold is the decay at which every significand is rounded back."""
     ml_dtypes = pytest.importorskip("ml_dtypes")
     grid = np.arange(128, 256).astype(np.float64).astype(ml_dtypes.bfloat16)
     fell = {b: (grid.astype(np.float64) * b).astype(ml_dtypes.bfloat16) < grid for b in (0.9981, 0.995)}
@@ -273,7 +273,7 @@ def test_bfloat16_second_moments_with_a_slow_decay_never_fall() -> None:
 
 
 def audit_of(rows) -> Audit:
-    """An audit of rows with names of their own."""
+    """An audit of rows with distinct names."""
     named = [
         Row(**{**{n: getattr(r, n) for n in Row.__slots__}, "name": f"layers.{i}.weight"})
         for i, r in enumerate(rows)
@@ -344,7 +344,7 @@ def test_json_is_strict_and_plain() -> None:
     assert read["risks"][0]["severity"] == "poisoned"
 
 
-def test_a_copy_is_the_record_alone() -> None:
+def test_a_copy_of_an_audit_cannot_repair() -> None:
     calls = []
 
     def repair() -> int:

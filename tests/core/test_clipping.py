@@ -1,4 +1,4 @@
-"""The clip laws against an independent oracle."""
+"""The clip rules compared with an independent oracle."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def decide_once(backend: Backend, config: GuardConfig, norms: list[float]):
 @pytest.mark.parametrize("scale", [None, 1024.0])
 @pytest.mark.parametrize("norms", NORMS.values(), ids=NORMS)
 @pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
-def test_the_multiplier_follows_the_law(backend, rules, norms, scale):
+def test_the_multiplier_equals_the_oracles(backend, rules, norms, scale):
     config = GuardConfig(clip=rules, loss_scale=scale)
     decision, _ = decide_once(backend, config, [norm * (scale or 1) for norm in norms])
     factors = clip_factors(norms, oracle_rules(rules))
@@ -57,7 +57,7 @@ def test_the_multiplier_follows_the_law(backend, rules, norms, scale):
 
 @pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
 @pytest.mark.parametrize("loss_scale", [None, "dynamic"])
-def test_an_empty_tree_is_an_ordinary_good_step(backend, rules, loss_scale):
+def test_an_empty_tree_is_applied(backend, rules, loss_scale):
     config = GuardConfig(clip=rules, loss_scale=loss_scale)
     decision, state = decide_once(backend, config, [])
     assert bool(decision.apply)
@@ -83,7 +83,7 @@ def test_the_coefficient_is_clip_grad_norms(backend):
 @pytest.mark.parametrize("rules", [ClipByGlobalNorm(1e-30), ClipByNorm(1e-30), (ClipByNorm(1e-30), 1e-30)])
 @pytest.mark.parametrize("scale", [None, 2.0**24])
 def test_trap_a_factor_never_flushes_to_zero(backend, rules, scale):
-    # torch and optax zero such gradients in silence.
+    # torch and optax silently turn such gradients into zeros.
     decision, state = decide_once(backend, GuardConfig(clip=rules, loss_scale=scale), [1e30, 1e20])
     assert bool(decision.apply)
     assert (decision.multiplier > 0).all()
@@ -97,7 +97,7 @@ def test_a_gradient_at_the_bound_of_the_format_is_clipped_and_not_zeroed(backend
     assert float(decision.multiplier) * float(decision.grad_norm) == pytest.approx(1.0, rel=1e-5)
 
 
-def test_clip_by_value_leaves_the_multiplier_alone_and_hands_on_its_bound(backend):
+def test_clip_by_value_does_not_change_the_multiplier_and_sets_max_value(backend):
     config = GuardConfig(clip=(ClipByGlobalNorm(1.0), ClipByValue(0.1)))
     decision, _ = decide_once(backend, config, [3.0, 4.0])
     assert config.max_value == 0.1
@@ -108,10 +108,8 @@ def test_clip_by_value_leaves_the_multiplier_alone_and_hands_on_its_bound(backen
 @pytest.mark.parametrize(
     "rules", [(ClipByValue(1.0), ClipByGlobalNorm(1.0)), (ClipByValue(1.0), ClipByValue(2.0))]
 )
-def test_clip_by_value_comes_after_all_rules_of_norms(rules):
-    with pytest.raises(
-        ValueError, match=r"clip must be .*ClipByValue.* comes after all rules that look at norms"
-    ):
+def test_clip_by_value_before_a_norm_rule_is_rejected(rules):
+    with pytest.raises(ValueError, match=r"clip must be .*ClipByValue.* after all rules that use norms"):
         GuardConfig(clip=rules)
 
 

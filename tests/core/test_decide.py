@@ -1,4 +1,4 @@
-"""What ``decide`` says of a step: applied or not, why, and which parameter."""
+"""What ``decide`` reports of a step: whether it is applied, why, and the worst parameter."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_grad_norm_is_unscaled_and_from_before_clipping(backend):
 
 
 @pytest.mark.parametrize("n_tensors", [-1, 1.5, "2", None, True, 2**31])
-def test_a_wrong_number_of_tensors_is_refused(backend, n_tensors):
+def test_a_wrong_number_of_tensors_is_rejected(backend, n_tensors):
     with pytest.raises(ValueError, match="n_tensors must be a whole number"):
         init_guard(GuardConfig(), n_tensors, xp=backend.xp)
 
@@ -106,6 +106,6 @@ def test_an_observation_needs_only_norms():
 def test_a_scale_below_one_never_makes_a_finite_gradient_infinite(backend, norm):
     decision, _ = decide_once(backend, [norm], GuardConfig(loss_scale=0.25))
     assert bool(decision.apply)
-    # 1e37 is enlarged as the scale says; what would leave float32's range stays as it is.
+    # 1e37 is multiplied by 1 / scale; a gradient that would leave float32's range is not enlarged.
     assert float(decision.multiplier) == (4.0 if norm * 4 < 1.7e38 else 1.0)
     assert math.isfinite(norm * float(decision.multiplier))

@@ -1,4 +1,4 @@
-"""Delayed scaling against a float64 oracle; zero and non-finite uses neither freeze nor poison it."""
+"""Delayed scaling compared with a float64 oracle; zero and non-finite uses do not enter its history."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BAD = (0.0, math.inf, math.nan)
 
 
 def oracle(amaxes: list[float], rule: DelayedScaling) -> list[float]:
-    """Scales by float64 and a deque."""
+    """The scales, computed with float64 and a deque."""
     seen: deque[float] = deque(maxlen=rule.history)
     scale, scales = 1.0, []
     for amax in amaxes:
@@ -34,7 +34,7 @@ def oracle(amaxes: list[float], rule: DelayedScaling) -> list[float]:
 
 
 def scales(backend: Backend, rule: DelayedScaling, amaxes: list[float]) -> list[float]:
-    """Of the second of two tensors; the first is never used."""
+    """The scales of the second of two tensors; the first is never used."""
     state, found = rule.init(2, xp=backend.xp), []
     for amax in amaxes:
         state = rule.update(state, backend.asarray([0.0, amax]), xp=backend.xp)
@@ -47,7 +47,7 @@ def scales(backend: Backend, rule: DelayedScaling, amaxes: list[float]) -> list[
 @pytest.mark.parametrize("fmt", LARGEST)
 @pytest.mark.parametrize("amax", ["max", "most_recent"])
 @pytest.mark.parametrize("power_of_two", [False, True])
-def test_the_scales_are_the_oracles(backend: Backend, fmt, amax, power_of_two) -> None:
+def test_the_scales_equal_the_oracles(backend: Backend, fmt, amax, power_of_two) -> None:
     rng = np.random.default_rng(3)
     stream = [float(x) for x in np.exp(rng.normal(0.0, 4.0, 120))]
     for i, bad in zip((0, 20, 21, 50, 90), (math.nan, *BAD, math.inf), strict=True):
@@ -58,20 +58,20 @@ def test_the_scales_are_the_oracles(backend: Backend, fmt, amax, power_of_two) -
 
 
 @given(st.lists(st.one_of(st.sampled_from(BAD), st.floats(1e-30, 1e30)), min_size=1, max_size=40))
-def test_any_stream(stream: list[float]) -> None:
+def test_the_scales_equal_the_oracles_on_any_stream(stream: list[float]) -> None:
     numpy = BACKENDS["numpy"]
     rule = DelayedScaling(history=5)
     np.testing.assert_allclose(scales(numpy, rule, stream), oracle(stream, rule), rtol=3e-7)
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_a_bad_use_is_forgotten_at_once(backend: Backend, bad: float) -> None:
+def test_a_bad_use_leaves_the_state_unchanged(backend: Backend, bad: float) -> None:
     rule = DelayedScaling(history=4)
     assert scales(backend, rule, [2.0, bad, bad, 4.0])[1:] == [224.0, 224.0, 112.0]
 
 
-def test_the_trap_of_an_infinite_amax(backend: Backend) -> None:
-    """fp8max / max(amax, 1e-12), as it is done elsewhere, gives scale 0, and inf x 0 is NaN."""
+def test_trap_an_infinite_amax_does_not_make_the_scale_0(backend: Backend) -> None:
+    """The usual fp8max / max(amax, 1e-12) gives a scale of 0, and inf x 0 is NaN."""
     theirs = np.float32(448.0) / np.maximum(np.float32(math.inf), np.float32(1e-12))
     with np.errstate(invalid="ignore"):
         assert np.isnan(np.float32(math.inf) * theirs)

@@ -1,4 +1,4 @@
-"""The signature table: which evidence gives which verdict."""
+"""The table of signatures: which evidence leads to which verdict."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_safe_function_is_named_in_the_frameworks_words() -> None:
     assert jax.safe_function == "stablenum_jax.numerics.softmax"
 
 
-def test_an_infinity_of_zeros_alone_is_no_overflow() -> None:
+def test_an_infinity_computed_from_zeros_is_no_overflow() -> None:
     zeros = {"inputs": (stats(0.0, 0.0, zero=4),), "outputs": (stats(neginf=4),)}
     found = (finding("shard_map", "inf", **zeros),)
     assert judge(Evidence(framework="jax", findings=found, loss_finite=False)).cause is Cause.UNKNOWN
@@ -132,7 +132,7 @@ def test_a_function_with_an_edge_has_a_safe_form_or_advice() -> None:
     assert (verdict.cause, verdict.remedy, verdict.code) == (Cause.DOMAIN, ADVICE["mean"], "")
 
 
-def test_no_safe_form_is_promised_that_is_not_named() -> None:
+def test_a_remedy_mentions_a_safe_form_only_if_it_names_it() -> None:
     found = finding("acosh", derivative=True, phase="backward")
     verdict = judge(Evidence(framework="torch", findings=(found,)))
     assert (verdict.cause, verdict.code) == (Cause.BOUNDARY_DERIVATIVE, "")
@@ -153,7 +153,7 @@ def test_the_first_place_in_the_text_is_the_first_causes() -> None:
     assert text.index("model.py:7") < text.index("other.py:99")
 
 
-def test_the_text_says_nothing_twice() -> None:
+def test_the_text_repeats_nothing() -> None:
     again = (finding("log"), finding("log"), finding("div"), finding("div"))
     text = str(Report.of(Evidence(framework="torch", findings=again)))
     assert text.count("log gives NaN") == text.count("div gives NaN") == 1
@@ -187,7 +187,7 @@ def test_an_infinity_that_is_selected_away_traps_if_the_loss_is_finite() -> None
         ("mul", "inf", Cause.OVERFLOW),
     ],
 )
-def test_what_goes_wrong_in_an_update_is_the_optimizers(operation: str, kind: str, cause: Cause) -> None:
+def test_a_fault_in_an_update_is_attributed_to_the_optimizer(operation: str, kind: str, cause: Cause) -> None:
     found = (finding(operation, kind, phase="update"),)
     assert judge(Evidence(framework="jax", findings=found, loss_finite=True)).cause is cause
 
@@ -198,7 +198,7 @@ def test_a_plain_number_may_be_the_divisor() -> None:
     assert Finding.from_dict(json.loads(json.dumps(found[0].to_dict()))).scalars == (0.0,)
 
 
-def test_a_number_that_is_nan_was_written_down() -> None:
+def test_a_nan_scalar_is_named_as_a_constant() -> None:
     t = Trace()
     x, y = t.add_value(role="input"), t.add_value(flags=(True, False, False))
     t.add_step("mul", inputs=[x], outputs=[y], scalars=[math.nan], place=PLACE)

@@ -1,4 +1,4 @@
-"""The walk from a bad result back to its first cause, on small programs written by hand."""
+"""The search from a bad result back to its first cause, on small hand-written programs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FINE, NAN, INF, NEGINF = (
 
 
 def program(*lines: tuple[str, str, tuple[bool, bool, bool]], **outside: object) -> tuple[Trace, dict]:
-    """``("y", "log x", FLAGS)`` lines; ``outside`` gives roles and flags of what no line makes."""
+    """A program of ``("y", "log x", FLAGS)`` lines; ``outside`` has roles and flags of the other values."""
     trace, known = Trace(), {}
     for name, (role, flags) in outside.items():
         known[name] = trace.add_value(flags=flags, role=role, name=name)
@@ -46,7 +46,7 @@ def test_a_computed_infinity_is_the_cause_of_the_nan_it_becomes() -> None:
     assert operations(trace, v["loss"]) == ["exp"]
 
 
-def test_a_placed_infinity_is_not() -> None:
+def test_a_placed_infinity_is_not_the_cause() -> None:
     trace, v = program(
         ("m", "masked_fill x -inf", NEGINF), ("p", "softmax m", NAN), ("loss", "mean p", NAN),
         x=("input", FINE),
@@ -57,7 +57,7 @@ def test_a_placed_infinity_is_not() -> None:
 
 
 @pytest.mark.parametrize("role", ["constant", "input"])
-def test_nor_is_one_that_came_as_a_bias(role: str) -> None:
+def test_an_infinity_added_as_a_bias_is_not_the_cause(role: str) -> None:
     trace, v = program(
         ("m", "add x bias", NEGINF), ("p", "softmax m", NAN), x=("input", FINE), bias=(role, NEGINF)
     )
@@ -72,7 +72,7 @@ def test_an_infinity_under_a_mask_is_still_followed() -> None:
     assert operations(trace, v["p"]) == ["matmul"]
 
 
-def test_bad_data_is_named_as_what_it_is() -> None:
+def test_bad_data_is_named_by_its_role() -> None:
     trace, v = program(
         ("h", "matmul x w", NAN), ("loss", "mean h", NAN), x=("input", NAN), w=("parameter", FINE)
     )
@@ -81,7 +81,7 @@ def test_bad_data_is_named_as_what_it_is() -> None:
     assert operations(trace, v["h"]) == ["x"]
 
 
-def test_an_infinity_that_harms_nobody_is_not_looked_at() -> None:
+def test_an_infinity_without_effect_is_ignored() -> None:
     trace, v = program(
         ("m", "masked_fill x -inf", NEGINF), ("p", "softmax m", FINE), ("r", "sqrt p", FINE),
         ("g", "mul r", NAN), x=("input", FINE),
@@ -97,7 +97,7 @@ def test_two_causes_come_in_the_order_of_execution_and_once() -> None:
     assert operations(trace, v["d"], v["c"]) == ["log", "div"]
 
 
-def test_an_infinite_loss_by_a_masked_target_is_the_masks() -> None:
+def test_an_infinite_loss_from_a_masked_target_is_attributed_to_the_mask() -> None:
     trace, v = program(
         ("m", "masked_fill x -inf", NEGINF), ("n", "neg m", INF), ("loss", "gather n", INF),
         x=("input", FINE),
@@ -107,7 +107,7 @@ def test_an_infinite_loss_by_a_masked_target_is_the_masks() -> None:
     assert finding_of(trace, origin).operation == "masked_fill"
 
 
-def test_a_row_that_is_masked_whole_is_the_logsumexps() -> None:
+def test_a_fully_masked_row_is_attributed_to_the_logsumexp() -> None:
     trace, at = program(
         ("s", "where x -inf", NEGINF), ("z", "logsumexp s", NEGINF), ("loss", "neg z", INF), x=("input", FINE)
     )
@@ -115,14 +115,14 @@ def test_a_row_that_is_masked_whole_is_the_logsumexps() -> None:
     assert (origin.step.operation, origin.placed) == ("logsumexp", True)
 
 
-def test_a_function_that_answers_with_an_infinity_of_its_own_is_named() -> None:
+def test_a_function_that_returns_a_new_infinity_is_named() -> None:
     trace, at = program(("z", "slogdet x -inf", NEGINF), ("loss", "neg z", INF), x=("input", FINE))
     (origin,) = first_causes(trace, [at["loss"]])
     assert (origin.step.operation, origin.placed) == ("slogdet", False)
 
 
 @pytest.mark.parametrize(("fill", "first"), [("0", ["log", "sqrt"]), ("-inf", ["sqrt"])])
-def test_an_infinity_beside_a_nan_is_followed_unless_it_was_placed(fill: str, first: list[str]) -> None:
+def test_an_infinity_next_to_a_nan_is_followed_unless_it_was_placed(fill: str, first: list[str]) -> None:
     trace, at = program(
         ("a", "log x" if fill == "0" else "where x -inf", NEGINF),
         ("b", "sqrt x", NAN),
@@ -132,7 +132,7 @@ def test_an_infinity_beside_a_nan_is_followed_unless_it_was_placed(fill: str, fi
     assert operations(trace, at["both"]) == first
 
 
-def test_a_logsumexp_that_hands_on_what_overflowed_is_not_named() -> None:
+def test_a_logsumexp_that_passes_on_an_overflow_is_not_named() -> None:
     trace, at = program(
         ("y", "mul x", INF), ("m", "neg y", NEGINF), ("z", "logsumexp m", NEGINF), x=("input", FINE)
     )
@@ -154,7 +154,7 @@ def test_what_is_selected_is_found_through_a_few_steps_forward_only() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.sampled_from("fni")), max_size=25))
 def test_every_bad_value_has_an_origin_that_explains_it(lines: list[tuple[int, int, str]]) -> None:
-    """Whatever the program: the walk ends, and each origin read nothing as bad as what it made."""
+    """For any program: the search ends, and no origin has an input as bad as its output."""
     trace = Trace()
     trace.add_value(role="input", name="x")
     for a, b, kind in lines:
@@ -178,7 +178,7 @@ def test_zero_times_a_plain_infinity_is_placed() -> None:
     assert (origin.step.operation, origin.placed) == ("mul", True)
 
 
-def test_a_constant_nan_belongs_to_the_function_that_answers_with_it() -> None:
+def test_a_constant_nan_is_attributed_to_the_function_that_returns_it() -> None:
     trace, v = program(
         ("spread", "broadcast none", NAN), ("s", "std x spread", NAN), ("loss", "sum s", NAN),
         none=("constant", NAN), x=("input", FINE),
@@ -204,8 +204,8 @@ def test_a_trap_needs_a_gradient_of_zero(arrives: tuple[bool, bool, bool], trapp
 
 
 @pytest.mark.parametrize(("made", "first"), [("masked_fill x -inf", "sub"), ("exp x", "exp")])
-def test_a_function_in_parts_hands_its_infinity_on(made: str, first: str) -> None:
-    """A logsumexp of -inf alone is exp, sum and log(0): the infinity is the mask's, not the logarithm's."""
+def test_an_infinity_is_followed_through_the_parts_of_a_function(made: str, first: str) -> None:
+    """A logsumexp of -inf alone is exp, sum and log(0): the mask is the cause, not the logarithm."""
     trace, v = program(
         ("m", made, NEGINF), ("e", "logsumexp m", FINE), ("b", "broadcast e", FINE),
         ("s", "logsumexp b", NEGINF), ("y", "sub m s", NAN),

@@ -1,4 +1,4 @@
-"""Escalation: the level against a plain Python law, what enters the record, what is saved."""
+"""Escalation: the level compared with plain Python code, what is recorded, what is saved."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LADDER = ("float8_e4m3fn", "bfloat16", "float32")
 
 
 def oracle(events: list[bool], after: int, for_steps: int, top: int) -> list[int]:
-    """The level that each step runs at, and the one of the step to come."""
+    """The level of each step, and that of the next one."""
     levels, bad, good = [0], 0, 0
     for ok in events:
         level = levels[-1]
@@ -42,7 +42,7 @@ def levels(backend: Backend, rule: EscalatePrecision, events: list[bool]) -> lis
 
 
 @pytest.mark.parametrize(("after", "for_steps"), [(1, 1), (3, 5), (2, 12)])
-def test_the_level_follows_the_law(backend: Backend, after: int, for_steps: int) -> None:
+def test_the_level_follows_the_documented_rule(backend: Backend, after: int, for_steps: int) -> None:
     events = random.Random(after).choices([True, False], weights=[2, 1], k=150)
     rule = EscalatePrecision(after=after, for_steps=for_steps, formats=LADDER)
     assert levels(backend, rule, events) == oracle(events, after, for_steps, 2)
@@ -54,13 +54,15 @@ def test_the_level_follows_the_law(backend: Backend, after: int, for_steps: int)
     st.integers(1, 8),
     st.sampled_from([LADDER, LADDER[1:]]),
 )
-def test_it_does_so_for_any_events(events: list[bool], after: int, for_steps: int, formats) -> None:
+def test_the_level_follows_the_rule_for_any_events(
+    events: list[bool], after: int, for_steps: int, formats
+) -> None:
     numpy = BACKENDS["numpy"]
     rule = EscalatePrecision(after=after, for_steps=for_steps, formats=formats)
     assert levels(numpy, rule, events) == oracle(events, after, for_steps, len(formats) - 1)
 
 
-def test_a_lone_overflow_changes_nothing_and_a_row_of_them_is_on_the_record(backend: Backend) -> None:
+def test_one_overflow_does_not_escalate_and_several_in_a_row_are_recorded(backend: Backend) -> None:
     config = GuardConfig(escalate=EscalatePrecision(after=2, for_steps=2))
     run, state = backend.prepare(config), backend.init(config, 1)
     for norm in (math.inf, 1.0, math.inf, math.nan, 1.0, 1.0, 1.0):
@@ -69,7 +71,7 @@ def test_a_lone_overflow_changes_nothing_and_a_row_of_them_is_on_the_record(back
     assert metrics(state)["precision_level"] == 0
 
 
-def test_a_refused_spike_is_no_trouble_of_the_format(backend: Backend) -> None:
+def test_a_skipped_spike_does_not_escalate(backend: Backend) -> None:
     config = GuardConfig(escalate=EscalatePrecision(after=1), spike="skip")
     run, state = backend.prepare(config), backend.init(config, 1)
     for i in range(140):
@@ -79,7 +81,7 @@ def test_a_refused_spike_is_no_trouble_of_the_format(backend: Backend) -> None:
     assert int(to_numpy(state.escalation.level)) == 0
 
 
-def test_its_state_is_saved_and_an_older_one_is_read() -> None:
+def test_its_state_is_saved_and_an_older_state_loads() -> None:
     numpy = BACKENDS["numpy"]
     config = GuardConfig(escalate=EscalatePrecision(after=1))
     run, state = numpy.prepare(config), numpy.init(config, 1)
@@ -114,7 +116,7 @@ def test_wrong_settings_are_named(settings, message) -> None:
         GuardConfig(escalate=3)
 
 
-def test_the_setting_survives_plain_values() -> None:
+def test_the_setting_survives_json_and_toml() -> None:
     config = GuardConfig(escalate=EscalatePrecision(after=2, formats=("fp8", "bf16")))
     assert GuardConfig.from_json(config.to_json()) == config
     assert GuardConfig.from_toml(config.to_toml()) == config

@@ -1,4 +1,4 @@
-"""The table of number formats against the libraries that implement them."""
+"""The table of number formats compared with the libraries that implement them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_against_torch(name):
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_the_values_mean_what_they_say(name):
+def test_each_value_is_the_limit_it_is_named_for(name):
     told, scalar = FORMATS[name], SCALAR[name]
     assert float(scalar(told.max)) == told.max
     assert float(scalar(told.smallest_subnormal)) == told.smallest_subnormal
@@ -46,7 +46,7 @@ def test_the_values_mean_what_they_say(name):
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_every_framework_s_dtype_is_known(name):
+def test_the_dtypes_of_every_framework_are_known(name):
     spellings = [
         name,
         f"torch.{name}",
@@ -60,6 +60,6 @@ def test_every_framework_s_dtype_is_known(name):
 
 
 @pytest.mark.parametrize("dtype", ["int32", "half", None, 16, np.int32, torch.int64, torch.complex64])
-def test_other_dtypes_are_refused(dtype):
+def test_other_dtypes_are_rejected(dtype):
     with pytest.raises(ValueError, match="dtype must be one of float64, float32, bfloat16"):
         get_format(dtype)

@@ -1,4 +1,4 @@
-"""Stopping: a guard at its limit freezes, and the host is told where, why and what to do."""
+"""Stopping: a guard at its limit halts, and the host gets an error that says where, why and what to do."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_message_names_parameter_scale_history_cause_and_remedy(backend):
     assert "Loss scale over these steps: 1024, 512, 256" in message
     assert "Likely cause: overflow" in message
     assert "Remedy: " in message
-    assert "parameters and optimizer state are those from before it" in message
+    assert "parameters and optimizer state are those from before these steps" in message
     assert caught.value.metrics == metrics(state, NAMES)
     assert repr(caught.value.history) == repr(history(state, NAMES))  # repr: NaN differs from itself
 
@@ -86,14 +86,14 @@ def test_a_parameter_without_a_name_is_named_by_its_index(backend):
             check_halted(state, names, config=config)
 
 
-def test_an_empty_tree_with_a_bad_loss_blames_no_parameter(backend):
+def test_an_empty_tree_with_a_bad_loss_names_no_parameter(backend):
     config = GuardConfig(on_nonfinite="raise")
     _, state = backend.run(config, [backend.observe([], loss=math.nan)])
     with pytest.raises(NonFiniteError, match="All gradients were finite"):
         check_halted(state, [], config=config)
 
 
-def test_a_streak_longer_than_the_recorder_is_told_from_its_first_step(backend):
+def test_a_streak_longer_than_the_recorder_is_reported_with_its_first_step(backend):
     config = GuardConfig(max_skips_in_a_row=200)
     _, state = halted(backend, config, "gg" + "b" * 200)
     with pytest.raises(NonFiniteError, match=r"200 step\(s\) in a row .* from step 2 on"):

@@ -1,4 +1,4 @@
-"""The dynamic loss scale against torch's GradScaler and against an independent oracle."""
+"""The dynamic loss scale compared with torch's GradScaler and with an independent oracle."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def scales(backend: Backend, rule: DynamicLossScale | StaticLossScale, events: l
 
 
 def grad_scaler_scales(events: list[str], **settings: float) -> list[float]:
-    """The same from torch's GradScaler, driven as its users drive it."""
+    """The same for torch's GradScaler in ordinary use."""
     scaler = torch.amp.GradScaler("cpu", **settings)
     weight = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=0.0)
@@ -93,12 +93,12 @@ def test_floor_ceiling_and_hysteresis_follow_the_oracle(backend, refill, hystere
         init=64.0, interval=3, hysteresis=hysteresis, refill=refill, floor=16.0, ceiling=256.0
     )
     expected = [oracle.step(event) for event in events]
-    assert {16.0, 256.0} <= set(expected)  # both bounds are met, else the test says little
+    assert {16.0, 256.0} <= set(expected)  # both bounds are reached, so the test covers them
     assert scales(backend, rule, events) == expected
 
 
 def test_trap_scale_collapse_after_128_bad_steps(backend):
-    # torch's GradScaler reaches 2**-128 here: 1/S is inf, and one good batch writes -inf into the weights.
+    # torch's GradScaler reaches 2**-128 here: 1/S is inf, and one good batch puts -inf into the weights.
     config = GuardConfig(loss_scale="dynamic")
     bad = [observe(backend, OVERFLOW)] * 128
     decisions, state = backend.run(config, [*bad, observe(backend, GOOD)])
@@ -122,7 +122,7 @@ def test_trap_scale_collapse_after_2000_bad_steps(name):
 
 
 def test_a_count_loaded_past_the_interval_still_grows(backend):
-    # flax's and torch's "==" would never grow again.
+    # With "==", as in flax and torch, the scale would never grow again.
     config = GuardConfig(loss_scale=DynamicLossScale(growth_interval=10))
     state = backend.init(config, 1)
     late = state.loss_scale._replace(good_steps=backend.asarray(5000, "int32"))
@@ -146,8 +146,8 @@ def test_an_overflow_on_the_growth_boundary_backs_off_and_starts_the_count_again
 @pytest.mark.parametrize(
     ("refill", "expected"), [("growth", [65536, 32768, 16384, 8192]), ("good_step", [65536] * 4)]
 )
-def test_lone_overflows_with_hysteresis(refill, expected):
-    # Megatron-LM and DeepSpeed say "consecutive" and yet back off at lone overflows hundreds of steps apart.
+def test_the_refill_decides_whether_isolated_overflows_back_off(refill, expected):
+    # Megatron-LM and DeepSpeed document "consecutive" but back off at overflows hundreds of steps apart.
     overflows = (10, 500, 900, 1300)
     events = [OVERFLOW if step in overflows else GOOD for step in range(1301)]
     rule = DynamicLossScale(hysteresis=2, hysteresis_refill=refill)
@@ -157,7 +157,7 @@ def test_lone_overflows_with_hysteresis(refill, expected):
 
 
 def test_trap_min_scale_survives_compilation(backend):
-    # jmp loses min_loss_scale when its state crosses jit.
+    # jmp loses min_loss_scale when its state passes through jit.
     rule = DynamicLossScale(init_scale=64.0, min_scale=8.0)
     assert scales(backend, rule, [OVERFLOW] * 8) == [32, 16, 8, 8, 8, 8, 8, 8]
 
@@ -167,12 +167,12 @@ def test_growth_stops_at_max_scale_and_never_reaches_inf(backend):
     assert max(scales(backend, rule, [GOOD] * 120)) == 2.0**100
 
 
-def test_a_static_scale_never_moves(backend):
+def test_a_static_scale_never_changes(backend):
     events = [GOOD, OVERFLOW, BAD_LOSS] * 5
     assert scales(backend, StaticLossScale(scale=1024.0), events) == [1024.0] * 15
 
 
-def test_a_nonfinite_loss_is_skipped_and_leaves_the_scale_state_alone(backend):
+def test_a_nonfinite_loss_is_skipped_and_leaves_the_scale_state_unchanged(backend):
     config = GuardConfig(loss_scale="dynamic")
     _, before = backend.run(config, [observe(backend, GOOD)] * 3)
     for loss in (math.nan, math.inf, -math.inf):
@@ -183,7 +183,7 @@ def test_a_nonfinite_loss_is_skipped_and_leaves_the_scale_state_alone(backend):
 
 
 def test_trap_the_unscaling_uses_the_scale_from_before_the_adjustment(backend):
-    # mpx unscales with the scale after it: a growth step then halves the gradients.
+    # mpx unscales with the adjusted scale: a step at which the scale grows then halves the gradients.
     config = GuardConfig(loss_scale=DynamicLossScale(init_scale=4.0, growth_interval=1))
     decisions, state = backend.run(config, [observe(backend, GOOD)])
     assert float(to_numpy(state.loss_scale.scale)) == 8.0
@@ -191,7 +191,7 @@ def test_trap_the_unscaling_uses_the_scale_from_before_the_adjustment(backend):
     assert decisions[0].grad_norm == 0.25
 
 
-def test_without_scaling_the_scale_reads_one(backend):
+def test_without_scaling_the_scale_is_one(backend):
     _, state = backend.run(GuardConfig(), [observe(backend, event) for event in (GOOD, OVERFLOW)])
     assert float(to_numpy(state.loss_scale.scale)) == 1.0
     assert to_numpy(state.loss_scale.scale).dtype == np.float32

@@ -1,4 +1,4 @@
-"""Combining norms, against 50-digit arithmetic."""
+"""Combining norms, compared with 50-digit arithmetic."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def test_ordinary_huge_and_tiny_norms(backend, parts):
     assert combined(backend, parts) == pytest.approx(global_norm(parts), rel=1e-6, abs=0)
 
 
-def test_no_parts_at_all_give_zero(backend):
+def test_no_parts_give_zero(backend):
     assert combined(backend, []) == 0.0
 
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_zeros_that_are_known_when_it_compiles(n):
-    """As where no parameter has an element: XLA folds them through the root, and made NaN of them."""
+    """As where no parameter has an element: XLA folds such zeros through the root, which once gave NaN."""
     assert float(jax.jit(lambda: combine_norms(jnp.zeros((n,)), xp=jnp))()) == 0.0
 
 

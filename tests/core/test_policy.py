@@ -1,4 +1,4 @@
-"""Precision policies: the grammar, against jmp's own parser, and rules by path."""
+"""Precision policies: the grammar, compared with jmp's own parser, and rules for paths."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WORDS = [
 
 
 @pytest.mark.parametrize("text", WORDS)
-def test_the_grammar_is_jmps(text: str) -> None:
+def test_the_grammar_equals_jmps(text: str) -> None:
     theirs, ours = jmp.get_policy(text), Policy.parse(text, half=jnp.dtype(jmp.half_dtype()).name)
     expected = (theirs.param_dtype, theirs.compute_dtype, theirs.output_dtype)
     assert (ours.params, ours.compute, ours.output) == tuple(jnp.dtype(d).name for d in expected)
@@ -40,7 +40,7 @@ def test_formats_are_known_by_any_name() -> None:
     assert parse_format("half", half="bfloat16") == "bfloat16"
 
 
-def test_the_last_rule_that_matches_counts_part_by_part() -> None:
+def test_the_last_matching_rule_applies_for_each_part() -> None:
     policy = Policy.parse(
         "p=f32,c=bf16",
         rules={"*norm*": "float32", "head": "output=float32", "blocks.0": "c=f16", "*.norm2": "c=f64"},
@@ -62,7 +62,7 @@ def test_the_last_rule_that_matches_counts_part_by_part() -> None:
     assert policy.at("blocks.1.norm1").output == "float32"
 
 
-def test_eight_bits_are_for_computing_only() -> None:
+def test_eight_bits_are_for_compute_only() -> None:
     policy = Policy.parse("fp8")
     assert (policy.params, policy.compute, policy.output) == ("float32", "float8_e4m3fn", "bfloat16")
     assert (policy.carrier, policy.compute_format.max) == ("bfloat16", 448.0)
@@ -82,12 +82,12 @@ def test_eight_bits_are_for_computing_only() -> None:
         (lambda: Policy(rules={"*": "p=fp8"}), "at least 16 bits"),
     ],
 )
-def test_wrong_words_are_named(call, message: str) -> None:
+def test_wrong_policy_strings_are_named(call, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
 
 
-def test_a_policy_is_its_words() -> None:
+def test_a_policy_survives_str_and_parse() -> None:
     policy = Policy.parse("p=f32,c=bf16,o=f32", rules=[PolicyRule("*norm*", compute="f32")])
     assert str(policy) == "p=f32,c=bf16,o=f32;*norm*:c=float32"
     assert Policy.parse(str(policy.at("mlp"))) == policy.at("mlp")

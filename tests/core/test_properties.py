@@ -24,7 +24,7 @@ CONFIGS = [
     *(GuardConfig(clip=rules, loss_scale=SCALE) for rules in RULES.values()),
     GuardConfig(clip=RULES["composed"], loss_scale=SCALE, max_skips_in_a_row=5),
 ]
-# XLA on CPU flushes subnormal results to zero: stay clear of them, the scale (2**12) included.
+# XLA on a CPU flushes subnormal results to zero; avoid them, also after division by the scale (2**12).
 ordinary = st.floats(min_value=2.0**-100, max_value=FLOAT32_MAX, width=32)
 norms = st.one_of(
     ordinary,
@@ -63,7 +63,7 @@ class GuardedRun(RuleBasedStateMachine):
         self._follow_the_oracles(decisions["numpy"], seen, loss, found_inf)
 
     def _keep_clear_of_the_threshold(self, seen):
-        """Within rounding of a clip threshold, clipped or not is a matter of the last bit."""
+        """Close to a clip threshold, rounding in the last bit decides whether a step is clipped."""
         scale = float(self.before.loss_scale.scale)
         for norm in [*seen, global_norm(seen)]:
             for threshold in (0.7, 1.0):

@@ -1,4 +1,4 @@
-"""The range report's core: counts against real casts, loss scales against brute force, and what is said."""
+"""The range report's core: counts compared with real casts, loss scales with brute force, and the text."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def dtype(name):
 
 
 def cast(x, name):
-    """Without stablenum: by ml_dtypes and NumPy."""
+    """Computed without stablenum, by ml_dtypes and NumPy."""
     with np.errstate(all="ignore"):
         return x.astype(dtype(name)).astype(np.float64)
 
 
 def values(seed=0):
-    """Floats of all exponents, and those on and beside every limit that a format may have."""
+    """Floats of all exponents, and those at and next to every limit of a format."""
     rng = np.random.default_rng(seed)
     wide = rng.normal(size=4000) * np.exp2(rng.uniform(-148, 126, size=4000))
     near = rng.normal(size=4000) * np.exp2(rng.uniform(-30, 18, size=4000))
@@ -81,7 +81,7 @@ def test_counts_are_those_of_torchs_casts(name):
     assert row.flushed(name) == int(((became == 0) & (x != 0)).sum())
 
 
-def test_limits_that_are_written_down():
+def test_overflow_and_flush_limits_are_as_documented():
     edges = np.asarray(
         [65519.996, 65520.0, 2.0**-25, np.nextafter(np.float32(2.0**-25), 1), 464.0, 464.00003]
     )
@@ -90,7 +90,7 @@ def test_limits_that_are_written_down():
     assert row.flushed("float16") == 1
     assert row.overflow["float8_e4m3fn"] == 3
     saturated = torch.tensor([464.00003]).to(torch.float8_e4m3fn).float()
-    assert saturated.isnan() or saturated == 448  # which of the two depends on who casts
+    assert saturated.isnan() or saturated == 448  # depending on the implementation of the cast
 
 
 @pytest.mark.parametrize("library", BOTH)
@@ -138,7 +138,7 @@ def test_rows_add_up():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_lost_updates_are_those_of_sums_in_the_format(name):
+def test_lost_updates_equal_those_of_real_sums_in_the_format(name):
     rng = np.random.default_rng(4)
     w = (rng.normal(size=3000) * np.exp2(rng.uniform(-9, 8, size=3000))).astype(np.float32)
     dw = (w * np.exp2(rng.uniform(-14, 1, size=3000)) * rng.choice([-1, 1, 0], size=3000)).astype(np.float32)
@@ -162,7 +162,7 @@ def test_the_loss_scale_is_the_largest_with_a_bit_to_spare(name, amax):
     assert scale_exponent(FORMATS[name], [row]) == max(fits)
 
 
-def test_the_loss_scale_is_one_that_a_guard_takes():
+def test_the_loss_scale_is_accepted_by_a_guard():
     smallest = RangeRow(kind="gradient", module="m", elements=1, amax=2.0**-149, histogram={-149: 1})
     largest = RangeRow(kind="gradient", module="m", elements=1, amax=3e38, histogram={128: 1})
     assert scale_exponent(FORMATS["float16"], [smallest]) == 100
@@ -185,7 +185,7 @@ def report(*arrays, formats=NAMES):
     return RangeReport(seen.rows, seen.formats, seen.notes)
 
 
-def test_a_module_that_overflows_is_named_with_a_cure():
+def test_a_module_that_overflows_is_named_with_a_remedy():
     made = report(
         ("activation", "blocks.3.attn.proj", [1.0, 1e6]),
         ("activation", "blocks.3.attn", [1.0, 1e6]),
@@ -210,7 +210,7 @@ def test_a_module_that_overflows_is_named_with_a_cure():
     )
 
 
-def test_many_modules_are_counted_and_three_named():
+def test_of_many_modules_three_are_named_and_the_rest_counted():
     made = report(*(("activation", f"m{i}", [1e6]) for i in range(6)))
     assert "m0, m1, m2 and 3 more overflow (1e+06)" in made.verdicts["float16"].sentence
 
@@ -241,7 +241,7 @@ def test_gradients_that_no_scale_saves():
 
 
 def test_one_kind_does_not_hide_the_other():
-    """A few parameters' gradients beside those of many activations."""
+    """Gradients of a few parameters next to those of many activations."""
     made = report(("activation gradient", "m", [1.0] * 10000), ("gradient", "m", [1e-30]))
     assert made.verdicts["float16"].flushed_before == 1.0
 
@@ -250,7 +250,7 @@ def test_gradients_may_need_a_smaller_scale():
     assert report(("gradient", "m", [1e9])).loss_scale() == 2.0**-15
 
 
-def test_lost_updates_ask_for_float32_weights():
+def test_lost_updates_suggest_float32_weights():
     made = report(("update", "m", [1e-5] * 9 + [1.0]))
     for name in ("float16", "bfloat16"):
         assert made.verdicts[name].lost == 0.9
@@ -272,7 +272,7 @@ def test_8_bits_are_judged_with_a_scale_for_each_tensor():
     made = report(("activation", "wide", spread), ("activation", "narrow", [1e-9, 1e-8]))
     verdict = made.verdicts["float8_e4m3fn"]
     assert [t.module for t in verdict.troubles] == ["wide"]
-    # Scaled by 2^8 (448 is the largest), and up to 2^-10 all becomes 0: 23 of 41.
+    # Scaled by 2^8 (448 is the largest), all values up to 2^-10 become 0: 23 of 41.
     assert "except in wide: 56.1% still become 0" in verdict.sentence
 
 
@@ -340,7 +340,7 @@ def test_formats_are_checked(formats):
         checked_formats(formats)
 
 
-def test_a_format_that_was_not_asked_for_is_an_error():
+def test_a_format_that_was_not_requested_is_an_error():
     with pytest.raises(ValueError, match="name must be one of float16; got 'bfloat16'"):
         report(*MADE, formats=("half",)).loss_scale("bfloat16")
 
@@ -354,12 +354,12 @@ def test_every_fraction_has_an_action():
 @pytest.mark.parametrize(
     "statement", ["import stablenum.diagnosis.ranges", "from stablenum.diagnosis.ranges import RangeReport"]
 )
-def test_tables_and_plots_are_loaded_when_asked_for(statement):
+def test_table_and_plot_packages_are_imported_only_when_used(statement):
     result = run(f"{statement}; import sys; print(*sys.modules)", ("numpy", "torch", "jax"))
     assert result.returncode == 0, result.stderr
     assert not {"rich", "matplotlib"} & set(result.stdout.split())
 
 
-def test_the_order_of_formats_is_the_callers():
+def test_formats_keep_the_callers_order():
     for formats in itertools.permutations(("bfloat16", "float16")):
         assert tuple(report(*MADE, formats=formats).verdicts) == formats

@@ -1,4 +1,4 @@
-"""The flight recorder and what people read from it."""
+"""The recorder, and the history and metrics read from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a report is shown: every form says the same, and nothing of the user's code is markup."""
+"""How a report is shown: every form has the same content, and the user's code is escaped."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def shown(report: Report, width: int = 100, colour: bool = False) -> str:
 
 
 class Page(HTMLParser):
-    """Every tag opened and closed in order, the text, and whatever could reach out of the page."""
+    """Checks that tags are closed in order; collects the text and all references out of the page."""
 
     VOID = ("meta", "!doctype")
 
@@ -132,7 +132,7 @@ def test_a_report_fits_on_a_screen():
     assert len(report.to_html()) < 30_000
 
 
-def test_nothing_wrong_is_one_line():
+def test_a_report_without_findings_is_one_line():
     report = Report.of(Evidence(framework="jax", loss_finite=True))
     assert report.ok
     assert str(report).startswith("Nothing wrong: loss, gradients and parameters are finite")
@@ -186,7 +186,7 @@ def test_statistics_that_are_not_finite_stay_valid_and_come_back():
     assert "6 NaN" in Page(report.to_html()).text
 
 
-def test_the_page_is_whole_and_stands_alone():
+def test_the_page_is_valid_and_self_contained():
     text = report_of(log_of_zero(), seconds=1.25, notes=("replayed eagerly",)).to_html()
     page = Page(text)
     assert not page.open
@@ -214,7 +214,7 @@ def hostile() -> Report:
     return report_of(finding, finding, notes=(HOSTILE,), bad_gradients=(HOSTILE,), labels=HOSTILE)
 
 
-def test_what_the_users_code_says_is_no_markup_of_the_page():
+def test_the_users_code_is_escaped_in_the_page():
     text = hostile().to_html()
     page = Page(text)
     assert "<script" not in text
@@ -226,14 +226,14 @@ def test_what_the_users_code_says_is_no_markup_of_the_page():
     assert Page(frame).tags == {"iframe"}
 
 
-def test_what_the_users_code_says_is_no_markup_of_the_terminal():
+def test_the_users_code_is_escaped_in_the_terminal():
     report = hostile()
     for text in (str(report), shown(report), report.to_html()):
         assert "\x1b" not in text
         assert "[bold red]x[/]" in text
 
 
-def test_the_terminal_says_what_the_text_says():
+def test_the_terminal_shows_the_same_as_the_text():
     report = report_of(log_of_zero(), log_of_zero(operation="sqrt"), notes=("a note",))
     words = [re.sub(r"\s+", "", form) for form in (shown(report, 140), str(report))]
     assert words[0] == words[1]
@@ -242,7 +242,7 @@ def test_the_terminal_says_what_the_text_says():
 
 
 @pytest.mark.parametrize("suffix", [".html", ".json", ".txt", ".HTML"])
-def test_it_is_saved_as_the_suffix_says(tmp_path, suffix):
+def test_the_suffix_chooses_the_saved_format(tmp_path, suffix):
     report = report_of(log_of_zero())
     target = tmp_path / f"report{suffix}"
     report.save(target)
@@ -252,7 +252,7 @@ def test_it_is_saved_as_the_suffix_says(tmp_path, suffix):
     assert text.endswith("\n")
 
 
-def test_another_suffix_is_refused(tmp_path):
+def test_another_suffix_is_rejected(tmp_path):
     with pytest.raises(ValueError, match=r"\.html, \.json, \.txt: got .*report\.pdf"):
         report_of(log_of_zero()).save(tmp_path / "report.pdf")
     assert not list(tmp_path.iterdir())

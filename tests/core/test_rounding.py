@@ -1,4 +1,4 @@
-"""Compensated updates and stochastic rounding, against ml_dtypes, exact fractions and long sums."""
+"""Compensated updates and stochastic rounding, compared with ml_dtypes, exact fractions and long sums."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(autouse=True)
 def _quiet():
-    """NumPy alone warns of what is computed before it is selected from."""
+    """Silence NumPy, the only namespace that warns about values that are not selected afterwards."""
     with np.errstate(all="ignore"):
         yield
 
 
 def kahan(name: str):
-    """``kahan_add`` of the namespace, compiled in JAX, where it is slow otherwise."""
+    """``kahan_add`` in the namespace; compiled in JAX, because it is slow there otherwise."""
     run = functools.partial(kahan_add, xp=NAMESPACES[name])
     return jax.jit(run) if name == "jax" else run
 
@@ -58,13 +58,13 @@ def array(name: str, values: np.ndarray, dtype: str | None = None):
 
 
 def no_compensation(name: str, w):
-    """Of the dtype that goes with ``w``."""
+    """A compensation of zeros, in the dtype that belongs to ``w``."""
     xp = NAMESPACES[name]
     return xp.zeros_like(w, dtype=xp.float32 if w.dtype == xp.float32 else xp.int16)
 
 
 def whole(name: str, w, c) -> np.ndarray:
-    """``w + c`` in float64: the units worked out from the weight itself, by ``frexp``."""
+    """``w + c`` in float64, with the unit computed from the weight itself by ``frexp``."""
     wide, units = as_float32(w).astype(np.float64), np.asarray(c).astype(np.float64)
     exponent = np.frexp(np.where(np.isfinite(wide), wide, 1.0))[1] - 1
     fmt = str(w.dtype).removeprefix("torch.")
@@ -81,7 +81,7 @@ def as_float32(values) -> np.ndarray:
 
 
 def many_numbers() -> np.ndarray:
-    """float32 numbers of all sizes, the edges of both formats and what lies right beside them."""
+    """float32 numbers of all sizes, the limits of both formats and the numbers next to them."""
     rng = np.random.default_rng(0)
     bits = rng.integers(0, 2**32, 100_000, dtype=np.uint32).view(np.float32)
     edges = [65504, 65519.99, 65520, 2.0**-14, 2.0**-24, 2.0**-25, 2.0**-26, 3.39e38, 0.0, 1.0, math.inf]
@@ -91,7 +91,7 @@ def many_numbers() -> np.ndarray:
         np.float32
     )
     found = np.concatenate([bits, near, -near, halves, ODD_NAN])
-    # XLA's CPU code takes float32's subnormals for 0.
+    # XLA's CPU code treats float32's subnormals as 0.
     return found[~((np.abs(found) < 2.0**-126) & (found != 0))]
 
 
@@ -107,12 +107,12 @@ def test_to_nearest_is_the_cast_but_saturates(name: str, fmt: str) -> None:
     np.testing.assert_array_equal(np.signbit(got[x == 0]), np.signbit(x[x == 0]))
 
 
-def test_float32_is_left_alone() -> None:
+def test_float32_is_unchanged() -> None:
     x = np.asarray([1.1, math.nan], np.float32)
     assert round_to_nearest(x, "float32", xp=NAMESPACES["numpy"]) is x
 
 
-def test_stochastic_rounding_is_a_neighbour_and_right_in_the_mean(name: str) -> None:
+def test_stochastic_rounding_gives_a_neighbour_and_the_exact_mean(name: str) -> None:
     """Over all 65,536 values of the random bits the mean is the number itself, as exact fractions."""
     every = np.arange(2**16, dtype=np.int32)
     for x in (1.001, -3.7e-5, 1e-30, 250.3, -1.0):
@@ -126,7 +126,7 @@ def test_stochastic_rounding_is_a_neighbour_and_right_in_the_mean(name: str) -> 
         assert (values.astype(ml_dtypes.bfloat16).astype(np.float32) == values).all()
 
 
-def test_stochastic_rounding_passes_what_is_not_finite_and_saturates_what_is(name: str) -> None:
+def test_stochastic_rounding_passes_non_finite_values_and_saturates_finite_ones(name: str) -> None:
     top = float(ml_dtypes.finfo(ml_dtypes.bfloat16).max)
     x = np.concatenate([ODD_NAN, np.asarray([math.inf, -math.inf, 3.4e38, -3.4e38, top, 0.0], np.float32)])
     for bits in (0, 0xFFFF, -1, 2**31 - 1):
@@ -146,8 +146,8 @@ def test_the_random_bits_may_be_unsigned() -> None:
 
 
 @pytest.mark.parametrize("fmt", DTYPES)
-def test_a_thousand_lost_updates(name: str, fmt: str) -> None:
-    """The weight is the nearest number of its format, within 2 % of the way; with the compensation 0.1 %."""
+def test_a_thousand_updates_that_rounding_would_lose_are_kept(name: str, fmt: str) -> None:
+    """The weight alone is within 2 % of the way (its format's precision), with the compensation 0.1 %."""
     xp, add = NAMESPACES[name], kahan(name)
     w = array(name, np.ones(3, np.float32), fmt)
     c, plain = no_compensation(name, w), w
@@ -163,8 +163,8 @@ def test_a_thousand_lost_updates(name: str, fmt: str) -> None:
 
 
 @pytest.mark.parametrize("fmt", DTYPES)
-def test_the_smallest_update_that_arrives(name: str, fmt: str) -> None:
-    """One unit, 2^-24 of a bfloat16 weight below 1 as in float32, adds up; a quarter of it does not."""
+def test_an_update_of_one_unit_is_kept_and_a_quarter_of_it_is_not(name: str, fmt: str) -> None:
+    """Updates of one unit (2^-24 for a bfloat16 weight below 1) add up; a quarter of it does not."""
     add, lowest = kahan(name), -24 if fmt == "bfloat16" else -27
     for size, moves in ((2.0**lowest, True), (2.0 ** (lowest - 2), False)):
         w = array(name, np.full(1, 0.75, np.float32), fmt)
@@ -176,7 +176,7 @@ def test_the_smallest_update_that_arrives(name: str, fmt: str) -> None:
 
 @pytest.mark.parametrize("fmt", DTYPES)
 def test_long_random_streams_against_float64(name: str, fmt: str) -> None:
-    """Weight and compensation are as near to the exact sum as a float32 weight is."""
+    """Weight and compensation together are as close to the exact sum as a float32 weight."""
 
     @settings(max_examples=15, deadline=None)
     @given(seed=some.integers(0, 2**32 - 1), size=some.sampled_from([1e-6, 1e-4, 1e-2, 1.0]))
@@ -200,7 +200,7 @@ def test_long_random_streams_against_float64(name: str, fmt: str) -> None:
 
 @pytest.mark.parametrize("fmt", DTYPES)
 def test_every_namespace_keeps_the_same_bits(fmt: str) -> None:
-    """Also where weights nearly cancel, change their binade, or are as small and as large as there are."""
+    """Also for weights that nearly cancel, change their exponent, or are the smallest and largest numbers."""
 
     @settings(max_examples=25, deadline=None)
     @given(seed=some.integers(0, 2**32 - 1))
@@ -232,7 +232,9 @@ def test_numbers_near_zero_have_no_compensation_or_a_finite_one(name: str, fmt: 
     xp, add = NAMESPACES[name], kahan(name)
     tiny = [0.0, -0.0, 2.0**-24, 2.0**-14, 2.0**-100, -(2.0**-126)]
     w = array(name, np.asarray(tiny, np.float32), fmt)
-    c = xp.astype(xp.full_like(no_compensation(name, w), 32767), xp.int16)  # as nobody leaves it
+    c = xp.astype(
+        xp.full_like(no_compensation(name, w), 32767), xp.int16
+    )  # a compensation that no update produces
     for u in (0.0, 2.0**-30, -(2.0**-120)):
         value = as_float32(compensated_value(w, c, xp=xp))
         assert np.isfinite(value).all()
@@ -245,7 +247,7 @@ def test_numbers_near_zero_have_no_compensation_or_a_finite_one(name: str, fmt: 
     np.testing.assert_allclose(whole(name, w, c), np.float32(1.001e-3), rtol=2.0**-24)
 
 
-def test_a_weight_that_somebody_changed_owes_at_most_half_a_spacing(name: str) -> None:
+def test_the_compensation_of_a_changed_weight_is_at_most_half_a_spacing(name: str) -> None:
     xp, add = NAMESPACES[name], kahan(name)
     w = array(name, np.full(2, 1000.0, np.float32), "bfloat16")
     w, c = add(w, no_compensation(name, w), array(name, np.asarray([1.9, -1.9], np.float32)))
@@ -255,7 +257,7 @@ def test_a_weight_that_somebody_changed_owes_at_most_half_a_spacing(name: str) -
 
 
 @pytest.mark.parametrize("fmt", [*DTYPES, "float32"])
-def test_a_compensation_is_made_of_a_number_and_read_back(name: str, fmt: str) -> None:
+def test_a_compensation_round_trips_through_a_number(name: str, fmt: str) -> None:
     xp, rng = NAMESPACES[name], np.random.default_rng(3)
     w = array(name, rng.normal(size=200).astype(np.float32), None if fmt == "float32" else fmt)
     c = no_compensation(name, w)
@@ -273,7 +275,7 @@ def test_a_compensation_is_made_of_a_number_and_read_back(name: str, fmt: str) -
         assert not np.asarray(compensation_of(xp.astype(bad, w.dtype), far, xp=xp)).any()
 
 
-def test_a_compiler_does_not_undo_it() -> None:
+def test_compilers_do_not_remove_the_rounding() -> None:
     """XLA may skip a conversion to bfloat16 and back, which would leave nothing to compensate."""
 
     @jax.jit
@@ -291,7 +293,7 @@ def test_a_compiler_does_not_undo_it() -> None:
     np.testing.assert_array_equal(as_float32(c), as_float32(tc))
 
 
-def test_torch_compiles_it_to_the_same() -> None:
+def test_torch_compile_gives_the_same_bits() -> None:
     xp, g = NAMESPACES["torch"], torch.Generator().manual_seed(1)
     w = torch.randn(100, generator=g).bfloat16()
     c, u = torch.zeros_like(w, dtype=torch.int16), torch.randn(100, generator=g) * 1e-3
@@ -301,7 +303,7 @@ def test_torch_compiles_it_to_the_same() -> None:
 
 
 @pytest.mark.parametrize("fmt", [*DTYPES, "float32"])
-def test_not_finite_passes_through_and_leaves_no_trace(name: str, fmt: str) -> None:
+def test_non_finite_values_pass_through_and_do_not_enter_the_compensation(name: str, fmt: str) -> None:
     xp = NAMESPACES[name]
     bad = np.asarray([math.nan, math.inf, -math.inf, 1.0], np.float32)
     cast = None if fmt == "float32" else fmt
@@ -313,7 +315,7 @@ def test_not_finite_passes_through_and_leaves_no_trace(name: str, fmt: str) -> N
 
 
 @pytest.mark.parametrize("fmt", [*DTYPES, "float32"])
-def test_finite_sums_saturate_and_come_back(name: str, fmt: str) -> None:
+def test_finite_sums_saturate_and_later_updates_apply(name: str, fmt: str) -> None:
     xp = NAMESPACES[name]
     top = float(np.finfo(np.float32).max if fmt == "float32" else ml_dtypes.finfo(DTYPES[fmt]).max)
     cast = None if fmt == "float32" else fmt

@@ -1,4 +1,4 @@
-"""Whatever norms come, the rules' states stay finite and no multiplier is 0, infinite or NaN."""
+"""For any norms, the rules' states stay finite and no multiplier is 0, infinite or NaN."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from stablenum import (
 from tests.backends import BACKENDS, leaves, to_numpy
 from tests.oracles import FLOAT32_MAX, global_norm
 
-# The ends of float32, subnormals (which some hardware flushes to zero) and what lies between.
+# The limits of float32, subnormals (which some hardware flushes to zero) and ordinary numbers.
 EXTREMES = (0.0, 1e-45, 1e-40, 2e-38, 1e-30, 1e-10, 1.0, 3.0, 1e10, 1e30, 1e38, FLOAT32_MAX)
 BAD = (math.nan, math.inf)
-N_UNITS = (2, 1, 0)  # the third parameter is one that AdaptiveGradClip leaves alone
+N_UNITS = (2, 1, 0)  # the third parameter is excluded from AdaptiveGradClip
 
 CLIPS = [
     AdaptiveGradClip(),
@@ -89,7 +89,7 @@ def observe(backend, config: GuardConfig, norms: list[float], loss: float, amax:
 
 
 def check_sound(config: GuardConfig, decision, state, norms: list[float]) -> None:
-    """What must hold after any step."""
+    """Check what must hold after any step."""
     decision, state = to_numpy(decision), to_numpy(state)
     for path, leaf in leaves(state._replace(recorder=())):
         window = path.endswith((".norms", ".first", ".spike.loss", ".spike.grad_norm"))
@@ -146,7 +146,7 @@ configs = st.builds(
 
 @given(config=configs, stream=st.lists(steps, min_size=1, max_size=25))
 @settings(max_examples=max(150, settings().max_examples))
-def test_any_rules_together_on_any_stream(config, stream):
+def test_any_rules_together_stay_finite_on_any_stream(config, stream):
     backend = BACKENDS["numpy"]
     run, state = backend.prepare(config), backend.init(config, 3)
     for norms, loss in stream:

@@ -1,4 +1,4 @@
-"""Each rule over 1,000 random steps against float64 Python written from its paper (tests/oracles)."""
+"""Each rule over 1,000 random steps, compared with float64 Python written from its paper (tests/oracles)."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ from tests.oracles import (
     global_norm,
 )
 
-# Of three parameters: the first two have units, the last is one that AdaptiveGradClip leaves alone.
+# Of three parameters, the first two have units and the last is excluded from AdaptiveGradClip.
 WEIGHTS = ([1.0, 0.02, 0.0, 3.0], [0.5, 0.5], None)
 BASES = (1.0, 0.1, 4.0)
-# JAX runs op by op some hundred times slower than compiled: fewer steps there.
+# Uncompiled JAX is about a hundred times slower than compiled, so it runs fewer steps.
 STEPS = {"numpy": 1000, "torch": 1000, "torch-compiled": 1000, "jax-jit": 1000, "jax": 60}
 
 
@@ -91,7 +91,7 @@ WEIGHTS_OR_ONE = [[0.0] if w is None else w for w in WEIGHTS]
 
 
 def lost_fraction(scale: float) -> float:
-    """The share of elements below float16's last bit, if half of them lie below 2^-30 unscaled."""
+    """The fraction of elements below float16's last bit, if half of them are below 2^-30 unscaled."""
     return 0.5 * min(1.0, 2.0**6 / scale)
 
 
@@ -156,10 +156,10 @@ CASES: dict[str, tuple[GuardConfig, Callable[[], GuardOracle]]] = {
         lambda: GuardOracle(scale=LossScaleOracle(init=2.0**16, interval=10, hysteresis=2, refill="growth")),
     ),
 }
-# Other settings of rules that run everywhere.
+# Other settings of rules that run on all backends.
 VARIANTS = ("AutoClip, the 90th percentile", "ZClip, no cap", "AdaGC, warm-up of 1")
 VARIANTS_ON = ("numpy", "jax-jit")
-# What the stream has to bring about, else agreement says little.
+# What must occur in the stream for the comparison to be meaningful.
 EXPECTED_REASONS = {
     "SpikeGuard": {"SPIKE_LOSS", "SPIKE_GRAD_NORM"},
     "SpikeGuard clips": {"SPIKE_CLIPPED"},
@@ -168,13 +168,13 @@ EXPECTED_REASONS = {
 
 
 def same_reason(actual: int, expected: str, coefficient: float) -> bool:
-    """Within rounding of a threshold a step may count as clipped or not."""
+    """Close to a threshold, rounding decides whether a step counts as clipped."""
     if 1 - 1e-5 < coefficient <= 1 and expected in ("OK", "CLIPPED"):
         return Reason(actual) in (Reason.OK, Reason.CLIPPED)
     return Reason(actual).name == expected
 
 
-# Tracing takes seconds a rule: the long run compiles them all.
+# Tracing takes seconds per rule; the long run compiles all of them.
 COMPILED = {"DynamicLossScale", "AdaptiveGradClip between norms", "SpikeGuard"}
 
 
@@ -235,7 +235,7 @@ def test_a_thousand_steps_agree_with_the_paper(rule, name):
 
 
 def whole_multipliers(config: GuardConfig, decision) -> list[float]:
-    """One factor a unit: of the units, or of the parameter where the rule leaves it alone."""
+    """One factor per unit: those of the units, or the parameter's if it is excluded from the rule."""
     per_tensor = np.broadcast_to(decision.multiplier, 3)
     factors = []
     for i, weights in enumerate(WEIGHTS):

@@ -1,13 +1,13 @@
-"""One bad step, whenever it comes, does not disturb a rule for longer than its memory.
+"""One bad step, at any point, does not affect a rule for longer than its memory.
 
-Of each rule two runs are compared: a clean stream, and the same with one bad step put in. A bad value that
-must not enter leaves the rule's state as it was, bit for bit; one that enters as an ordinary number, far off
-as it is (1e30, 1e-30), is forgotten within the rule's window. The window follows from the rule's settings:
+For each rule two runs are compared: a clean stream, and the same stream with one bad step added. A bad value
+that must not enter leaves the rule's state unchanged bit for bit. One that enters as an ordinary if extreme
+number (1e30, 1e-30) has no effect after the rule's window, which follows from the rule's settings:
 
-- windows of n values: n steps, then all is equal;
+- windows of n values: n steps, after which everything is equal;
 - moving means of decay d: ln(1e-6) / ln(d) steps leave a millionth of the disturbance, which is at most some
   hundred times the value itself; the decisions are then equal to 1e-3 relative;
-- a scale that was halved: the steps that it needs to come back, stated at each.
+- a scale that was halved: the number of steps it needs to recover, stated in each case.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from tests.oracles import (
     ZClipOracle,
 )
 
-BACKEND = BACKENDS["numpy"]  # that the others agree with it is shown by test_rule_oracles.py
+BACKEND = BACKENDS["numpy"]  # test_rule_oracles.py shows that the others agree with it
 N_STEPS, COMPARED = 900, 60
 
 
@@ -89,11 +89,11 @@ def steps_of_decay(decay: float) -> int:
 
 @dataclass(frozen=True)
 class Case:
-    """A rule, and what may follow a bad step.
+    """A rule, and the effect that a bad step may have.
 
-    ``enters``: the poisons that enter as ordinary values, with the number of steps that forgets each;
-    ``rtol``: how close decisions are then (0: equal); ``warm``, ``steady``: steps inside the warm-up and
-    after it.
+    ``enters``: the bad values that enter as ordinary values, with the number of steps after which each has no
+    effect; ``rtol``: how close decisions are then (0: equal); ``warm``, ``steady``: steps inside the warm-up
+    and after it.
     """
 
     config: GuardConfig
@@ -111,8 +111,8 @@ CASES = {
     "ZClip": Case(
         GuardConfig(clip=ZClip(max_norm=None)), dict.fromkeys(FAR_OFF, steps_of_decay(0.97)), rtol=1e-3
     ),
-    # A clipped step multiplies gamma, so that only the others (every fourth or fifth here) forget. That is
-    # the paper's law: with a low max_norm gamma begins too low and all steps are clipped for a while.
+    # A clipped step multiplies gamma, so only the others (every fourth or fifth here) reduce the effect, as
+    # in the paper: with a low max_norm gamma starts too low and all steps are clipped for a while.
     "AdaGC": Case(
         GuardConfig(clip=AdaGC(warmup_steps=50, decay=0.95, max_norm=100.0)),
         dict.fromkeys(FAR_OFF, 2 * steps_of_decay(0.95)),
@@ -125,7 +125,7 @@ CASES = {
     "MeanStdSpikeGuard": Case(
         GuardConfig(spike=MeanStdSpikeGuard()), {"1e30": 128, "1e-30": 128, "1e30 loss": 128}, warm=40
     ),
-    # An overflow halves the scale: back after the 100 steps in which it may not rise.
+    # An overflow halves the scale; it recovers after the 100 steps in which it may not rise.
     "LogMaxLossScale": Case(
         GuardConfig(loss_scale=LogMaxLossScale(mean_decay=0.9, std_decay=0.95)),
         {**dict.fromkeys(OVERFLOWS, 100), **dict.fromkeys(FAR_OFF, 2 * steps_of_decay(0.95))},
@@ -137,7 +137,7 @@ CASES = {
         dict.fromkeys((*OVERFLOWS, *FAR_OFF, "zero", "1e30 loss"), 112),
         warm=1,
     ),
-    # Back at the ceiling after at most three growth intervals.
+    # The scale is at its ceiling again after at most three growth intervals.
     "DynamicLossScale": Case(
         GuardConfig(loss_scale=DynamicLossScale(init_scale=2.0**10, max_scale=2.0**12, growth_interval=5)),
         {**dict.fromkeys(OVERFLOWS, 15), **dict.fromkeys((*FAR_OFF, "zero", "1e30 loss"), 15)},
@@ -163,7 +163,7 @@ def observe(config: GuardConfig, step: Step, scale: float):
 
 
 def run(config: GuardConfig, steps: list[Step], state):
-    """Decisions of all steps, with the state after each."""
+    """The decisions of all steps, and the state after each."""
     decisions = []
     with np.errstate(all="ignore"):
         for step in steps:
@@ -181,7 +181,7 @@ def clean_run(name: str):
 
 
 def rule_states(state):
-    """What the rules remember; the scale's count of good steps and of spikes in a row aside."""
+    """The rules' states, without the scale's count of good steps and the spike rule's count of skips."""
     spike = state.spike._replace(debt=()) if state.spike else ()
     return state.clip, spike, state.loss_scale._replace(good_steps=())
 
@@ -200,13 +200,13 @@ def assert_same_decisions(actual, expected, rtol: float) -> None:
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("poison", POISONS)
 @pytest.mark.parametrize("name", CASES)
-def test_a_bad_step_is_forgotten(name, poison, phase):
+def test_a_bad_step_has_no_effect_after_the_rules_memory(name, poison, phase):
     case, clean = CASES[name], clean_run(name)
     at = {"first": 0, "warm": case.warm, "steady": case.steady}[phase]
     before = clean[at - 1][1] if at else init_guard(case.config, 3, xp=xp)
     bad = POISONS[poison](CLEAN[at])
     ((_, after_bad),) = run(case.config, [bad], before)
-    # An ordinary gradient with a huge loss is no bad step for rules that do not look at the loss.
+    # An ordinary gradient with a huge loss is not a bad step for rules that do not use the loss.
     without = CLEAN[at + 1 :] if poison == "1e30 loss" and not case.config.spike else CLEAN[at:]
     expected_from = N_STEPS - len(without)
     entered = poison in case.enters
@@ -230,18 +230,18 @@ def norms_of(steps: list[Step]) -> list[list[list[float]]]:
 
 
 def naive_factors(rule, steps: list[Step]) -> list[float]:
-    """The factors of the first tensor, by a rule that takes in whatever comes."""
+    """The factors of the first tensor, by a rule whose statistics every value enters."""
     return [rule.factors(gradient)[0][0] for gradient in norms_of(steps)]
 
 
-def test_the_same_nan_poisons_autoclips_percentile_for_its_window():
+def test_one_nan_makes_the_naive_autoclip_nan_for_its_window():
     steps = [POISONS["NaN"](CLEAN[0]), *CLEAN]
     factors = naive_factors(AutoClipOracle(window=100, naive=True), steps)
     assert all(map(math.isnan, factors[:100]))
     assert math.isfinite(factors[100])
 
 
-def test_the_same_nan_disables_zclip_for_ever():
+def test_one_nan_disables_the_naive_zclip_permanently():
     naive, sound = ZClipOracle(max_norm=None, naive=True), ZClipOracle(max_norm=None)
     steps = [*CLEAN[:100], POISONS["NaN"](CLEAN[100]), *CLEAN[100:]]
     disabled = naive_factors(naive, steps)[101:]
@@ -250,27 +250,27 @@ def test_the_same_nan_disables_zclip_for_ever():
     assert all(factor > 1 - 1e-5 or math.isnan(factor) for factor in disabled)
 
 
-def test_the_same_zero_freezes_adagc_for_ever():
+def test_one_zero_freezes_the_naive_adagc_permanently():
     steps = [*CLEAN[:5], POISONS["zero"](CLEAN[5]), *CLEAN[5:]]
     factors = naive_factors(AdaGCOracle(3, warmup_steps=50, max_norm=100.0, naive=True), steps)
     assert set(factors[50:]) == {0.0}
 
 
 @pytest.mark.parametrize("poison", ["NaN", "inf"])
-def test_the_same_bad_norm_blinds_mean_and_sd_for_their_window(poison):
+def test_one_bad_norm_hides_spikes_from_the_naive_mean_and_sd_for_their_window(poison):
     steps = [*CLEAN[:140], POISONS[poison](CLEAN[140]), *CLEAN[140:400]]
     spikes = {}
     for naive in (True, False):
         rule = MeanStdSpikeOracle(watch=("grad_norm",), naive=naive)
         norms = [math.hypot(*step.norms) for step in steps]
         spikes[naive] = [i for i, n in enumerate(norms) if rule.judge(2.0, n, math.isfinite(n))]
-    # The clean stream's spikes, one step later each; without naive all but those that another one masks.
+    # The clean stream's spikes, one step later; the sound rule finds all that no other spike hides.
     assert 195 in spikes[False]
     assert 195 not in spikes[True]
     assert not [i for i in spikes[True] if 141 <= i <= 140 + 128]
 
 
-def test_the_same_overflow_and_zero_hold_log_max_down():
+def test_an_overflow_lowers_the_naive_log_max_scale_and_a_zero_makes_it_nan():
     naive, sound = (made(init=2.0**16, ceiling=2.0**90) for made in (NaiveLogMaxOracle, LogMaxOracle))
     for rule in (naive, sound):
         rule.step("overflow", math.inf)

@@ -1,4 +1,4 @@
-"""States of rules: strict JSON bit for bit, from backend to backend, and rows of parameters by name."""
+"""States of rules: strict JSON bit for bit, between backends, and rows matched by parameter name."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def strict_json(plain):
 
 @pytest.mark.parametrize("name", ["numpy", "torch", "jax-jit"])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_every_rules_state_comes_back_bit_for_bit(name, config):
+def test_every_rules_state_round_trips_bit_for_bit(name, config):
     backend = BACKENDS[name]
     _, state = backend.run(config, list(stream(backend, 40, 1)))
     plain = strict_json(state_to_dict(state, ["a", "b", "c"]))
@@ -74,7 +74,7 @@ def test_every_rules_state_comes_back_bit_for_bit(name, config):
 @pytest.mark.parametrize(
     ("saved_by", "loaded_by"), list(itertools.permutations(["numpy", "torch", "jax-jit"], 2))
 )
-def test_another_backend_goes_on_with_the_same_decisions(saved_by, loaded_by, config):
+def test_another_backend_continues_with_the_same_decisions(saved_by, loaded_by, config):
     one, other = BACKENDS[saved_by], BACKENDS[loaded_by]
     _, state = one.run(config, list(stream(one, 40, 2)))
     crossed = state_from_dict(strict_json(state_to_dict(state)), other.init(config, 3), xp=other.xp)
@@ -103,14 +103,14 @@ def loaded(here: list[str] | None, n: int, saved: list[str] | None = ("a", "b", 
     return state.clip[0], state_from_dict(plain, like, xp=NUMPY.xp, names=here).clip[0]
 
 
-def test_rows_of_adagc_follow_their_names_into_another_order():
+def test_rows_of_adagc_are_matched_by_name():
     saved, here = loaded(["c", "a", "b"], 3)
     for before, after in zip(saved, here, strict=True):
         assert after.tolist() == before[[2, 0, 1]].tolist()
     assert len(set(saved.gamma.tolist())) == 3
 
 
-def test_a_parameter_that_was_added_begins_anew_and_one_that_left_is_dropped():
+def test_an_added_parameter_starts_from_scratch_and_a_removed_one_is_dropped():
     with pytest.warns(StatisticsNotLoadedWarning, match=r"2 of the 4 parameters here \(new, other\)"):
         saved, here = loaded(["new", "c", "a", "other"], 4)
     fresh = NUMPY.init(ADAGC, 4).clip[0]
@@ -118,13 +118,13 @@ def test_a_parameter_that_was_added_begins_anew_and_one_that_left_is_dropped():
         assert after.tolist() == [own[0].tolist(), before[2].tolist(), before[0].tolist(), own[3].tolist()]
 
 
-def test_without_names_rows_keep_their_places():
+def test_without_names_rows_keep_their_order():
     for here, names in ((None, ("a", "b", "c")), (["a", "b", "c"], None), (None, None)):
         saved, after = loaded(here, 3, names)
         assert_bit_equal(saved, after)
 
 
-def test_without_names_another_number_of_parameters_is_told():
+def test_without_names_another_number_of_parameters_warns():
     with pytest.warns(StatisticsNotLoadedWarning, match=r"state\.clip\[0\].*AdaGC"):
         _, here = loaded(None, 2)
     assert_bit_equal(here, NUMPY.init(ADAGC, 2).clip[0])
@@ -147,7 +147,7 @@ CHANGED = {
 
 
 @pytest.mark.parametrize(("before", "after", "n_warnings"), CHANGED.values(), ids=CHANGED)
-def test_statistics_go_to_the_rules_they_fit_and_what_is_missing_is_told(before, after, n_warnings, recwarn):
+def test_statistics_load_into_fitting_rules_and_missing_ones_warn(before, after, n_warnings, recwarn):
     _, state = NUMPY.run(GuardConfig(clip=before), list(stream(NUMPY, 40, 5)))
     here = NUMPY.init(GuardConfig(clip=after), 3)
     got = state_from_dict(strict_json(state_to_dict(state)), here, xp=NUMPY.xp)
@@ -164,7 +164,7 @@ def test_statistics_go_to_the_rules_they_fit_and_what_is_missing_is_told(before,
     assert sum(kept) == n_warnings
 
 
-def test_a_spike_rule_or_scale_statistics_that_were_not_saved_are_told():
+def test_missing_spike_or_scale_statistics_warn():
     _, state = NUMPY.run(GuardConfig(loss_scale="dynamic"), list(stream(NUMPY, 10, 6)))
     here = NUMPY.init(GuardConfig(loss_scale=LogMaxLossScale(), spike="skip"), 3)
     with pytest.warns(StatisticsNotLoadedWarning) as told:
@@ -178,14 +178,14 @@ def test_a_spike_rule_or_scale_statistics_that_were_not_saved_are_told():
     assert float(got.loss_scale.scale) == float(state.loss_scale.scale)
 
 
-def test_both_spike_rules_share_their_windows():
+def test_the_windows_load_into_either_spike_rule():
     _, state = NUMPY.run(CONFIGS["MeanStdSpikeGuard"], list(stream(NUMPY, 40, 7)))
     here = NUMPY.init(GuardConfig(spike=SpikeGuard(window=20, min_samples=5)), 3)
     assert_bit_equal(state_from_dict(state_to_dict(state), here, xp=NUMPY.xp).spike, state.spike)
 
 
 @pytest.mark.parametrize("field", ["gamma", "lowest", "seen", "far"])
-def test_rows_of_another_length_are_refused_or_told_but_never_loaded(field):
+def test_rows_of_another_length_warn_and_are_not_loaded(field):
     plain = strict_json(state_to_dict(adagc_state(), ["a", "b", "c"]))
     plain["state"]["clip"][0][field].pop()
     for names in (["a", "b", "c"], ["c", "b", "a"]):
@@ -199,7 +199,7 @@ def test_rows_of_another_length_are_refused_or_told_but_never_loaded(field):
 
 
 def version_1(state, names=None):
-    """What the first version wrote: no spike rules, no escalation, and a loss scale without statistics."""
+    """The format of version 1: no spike rules, no escalation, and a loss scale without statistics."""
     plain = strict_json(state_to_dict(state, names))
     kept = plain["state"]
     del kept["spike"], kept["escalation"], kept["loss_scale"]["statistics"]
@@ -207,14 +207,14 @@ def version_1(state, names=None):
     return {**plain, "version": 1}
 
 
-def test_a_state_of_version_1_loads_and_goes_on_the_same(backend):
+def test_a_state_of_version_1_loads_and_continues_the_same(backend):
     config = GuardConfig(clip=(ClipByNorm(2.0), 1.0), loss_scale=DynamicLossScale(growth_interval=3))
     _, state = backend.run(config, [backend.observe([n], 1.0) for n in (1.0, math.inf, 3.0, 1.0)])
     back = state_from_dict(version_1(state), backend.init(config, 1), xp=backend.xp)
     assert_bit_equal(back, state)
 
 
-def test_a_state_of_version_1_leaves_new_rules_as_they_are():
+def test_a_state_of_version_1_leaves_new_rules_unchanged():
     _, state = NUMPY.run(GuardConfig(loss_scale="dynamic"), [NUMPY.observe([1.0] * 3, 1.0)])
     here = NUMPY.init(CONFIGS["all"], 3)
     with pytest.warns(StatisticsNotLoadedWarning):

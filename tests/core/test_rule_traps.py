@@ -34,7 +34,7 @@ SKIPPED_SPIKES = (Reason.SPIKE_LOSS, Reason.SPIKE_GRAD_NORM)
 
 @pytest.fixture(params=["numpy", "torch", "jax-jit"])
 def backend(request: pytest.FixtureRequest) -> Backend:
-    """Three that differ; the others agree with them on every rule, see test_rule_oracles.py."""
+    """Three different backends; test_rule_oracles.py shows that the others agree with them."""
     return BACKENDS[request.param]
 
 
@@ -44,7 +44,7 @@ def noisy(n: int, level: float = 1.0, seed: int = 0, sigma: float = 0.2) -> list
 
 
 def run(config: GuardConfig, norms: list[list[float]], losses: list[float] | None = None, state=None):
-    """Decisions and the last state of a stream of norms, on NumPy (the backends agree)."""
+    """The decisions on a stream of norms and the final state, in NumPy (the backends agree)."""
     losses = losses or [1.0] * len(norms)
     return NUMPY.run(config, [NUMPY.observe(*pair) for pair in zip(norms, losses, strict=True)], state)
 
@@ -61,7 +61,7 @@ def test_adagc_gives_a_tensor_that_starts_late_a_warm_up_of_its_own():
     late = [0.0] * 300 + noisy(200, level=0.01)
     decisions, state = run(config, [list(pair) for pair in zip(noisy(500, seed=1), late, strict=True)])
     assert int(state.clip[0].seen[1]) == 20
-    # The authors' gamma = min(gamma, |g|) would be 0 since the first step, and the factor with it.
+    # The authors' gamma = min(gamma, |g|) would be 0 from the first step on, and so would the factor.
     factors = [float(decision.multiplier[1]) for decision in decisions]
     assert factors[:320] == [1.0] * 320
     assert min(factors[320:]) > 0.3
@@ -80,12 +80,12 @@ def test_adagc_follows_a_rise_of_1000_times_after_one_more_warm_up():
     norms = [[norm] for norm in noisy(200) + noisy(100, level=1000.0, seed=2)]
     decisions, state = run(config, norms)
     clipped = [float(d.multiplier[0]) * n[0] for d, n in zip(decisions, norms, strict=True)]
-    assert max(clipped[200:220]) < 2.0  # a spike of less than a warm-up is clipped throughout
+    assert max(clipped[200:220]) < 2.0  # a spike shorter than a warm-up is clipped in every step
     assert min(clipped[240:]) > 300.0
     assert float(state.clip[0].gamma[0]) > 300.0
 
 
-def test_adagc_follows_a_fall_by_its_decay():
+def test_adagc_follows_a_decrease_at_the_rate_of_its_decay():
     config = GuardConfig(clip=AdaGC(warmup_steps=20, max_norm=1e6))
     steps = math.ceil(math.log(1000) / -math.log(0.98))
     decisions, state = run(config, [[norm] for norm in noisy(100) + noisy(2 * steps, level=1e-3, seed=2)])
@@ -103,7 +103,7 @@ def test_autoclip_follows_a_level_shift_within_its_window(factor):
     assert min(left[149:]) / factor > 0.3
 
 
-def test_zclip_holds_a_lasting_rise_near_the_old_level_but_never_at_zero():
+def test_zclip_clips_a_lasting_rise_to_about_the_old_level_but_not_to_zero():
     config = GuardConfig(clip=ZClip(max_norm=None))
     norms = [[norm] for norm in noisy(100) + noisy(300, level=1000.0, seed=2)]
     decisions, state = run(config, norms)
@@ -157,19 +157,19 @@ def test_trap_a_spike_of_100_hides_one_of_20_ten_steps_later(spike, finds):
 
 
 @pytest.mark.parametrize(("spike", "refuses"), [(SpikeGuard(), False), (MeanStdSpikeGuard(), True)])
-def test_trap_after_constant_losses_any_rise_looks_like_a_spike(spike, refuses):
+def test_trap_after_constant_losses_mean_and_sd_take_any_rise_for_a_spike(spike, refuses):
     decisions, _ = run(GuardConfig(spike=spike), [[1.0]] * 101, [2.3] * 100 + [2.305])
     assert (reasons(decisions)[-1] is Reason.SPIKE_LOSS) is refuses
     assert all(bool(decision.apply) for decision in decisions[:100])
 
 
-def test_a_constant_loss_does_not_blind_the_spike_guard():
+def test_the_spike_guard_still_works_after_a_constant_loss():
     decisions, _ = run(GuardConfig(spike="skip"), [[1.0]] * 101, [2.3] * 100 + [2.6])
     assert reasons(decisions)[-1] is Reason.SPIKE_LOSS
 
 
 @pytest.mark.parametrize("drift", [1.005, 0.99])
-def test_a_drift_is_no_spike(drift):
+def test_a_drift_is_not_a_spike(drift):
     decisions, _ = run(
         GuardConfig(spike="skip"),
         [[norm * drift**i] for i, norm in enumerate(noisy(600, sigma=0.1))],
@@ -178,7 +178,7 @@ def test_a_drift_is_no_spike(drift):
     assert all(bool(decision.apply) for decision in decisions)
 
 
-def test_a_level_shift_up_is_taken_after_max_in_a_row_refusals(backend):
+def test_a_level_shift_up_is_accepted_after_max_in_a_row_skips(backend):
     config = GuardConfig(spike=SpikeGuard(window=16, min_samples=4, max_in_a_row=3, watch="grad_norm"))
     norms = [1.0, 1.1, 0.9, 1.0, 1.0, 50.0, 51.0, 52.0, 53.0, 50.0, 51.0, 49.0, 5000.0]
     decisions, state = backend.run(config, [backend.observe([norm], 1.0) for norm in norms])
@@ -186,7 +186,7 @@ def test_a_level_shift_up_is_taken_after_max_in_a_row_refusals(backend):
     assert applied == [True] * 5 + [False] * 3 + [True] * 4 + [False]
     assert reasons(decisions)[5:8] == [Reason.SPIKE_GRAD_NORM] * 3
     window = to_numpy(state.spike.grad_norm)
-    assert window[np.isfinite(window)].tolist() == [53.0, 50.0, 51.0, 49.0]  # begun anew
+    assert window[np.isfinite(window)].tolist() == [53.0, 50.0, 51.0, 49.0]  # the windows started again
     assert int(to_numpy(state.spike.debt)) == 4
 
 
@@ -199,7 +199,7 @@ def test_two_kinds_of_batches_that_alternate_are_both_trained_on(backend):
     assert max(refused) < 40 + 10
 
 
-def test_refused_spikes_do_not_count_towards_stopping(backend):
+def test_skipped_spikes_do_not_count_towards_stopping(backend):
     config = GuardConfig(spike=SpikeGuard(window=16, min_samples=4), max_skips_in_a_row=3)
     steps = [[1.0]] * 8 + [[90.0], [math.inf], [90.0], [90.0], [math.nan]]
     _, state = backend.run(config, [backend.observe(norms, 1.0) for norms in steps])
@@ -211,7 +211,7 @@ def test_refused_spikes_do_not_count_towards_stopping(backend):
         check_halted(to_numpy(state), config=config)
 
 
-def test_one_overflow_at_the_floor_after_a_back_off_is_no_verdict_yet():
+def test_one_overflow_at_the_floor_after_a_back_off_is_not_yet_called_persistent():
     config = GuardConfig(loss_scale=DynamicLossScale(init_scale=2.0))
     decisions, _ = run(config, [[math.inf], [math.inf], [math.inf], [1.0]])
     assert reasons(decisions) == [
@@ -223,9 +223,9 @@ def test_one_overflow_at_the_floor_after_a_back_off_is_no_verdict_yet():
 
 
 @pytest.mark.parametrize("after", [ClipByGlobalNorm(1.0), ClipByNorm(1.0), ZClip(), AutoClip()], ids=repr)
-def test_the_largest_norms_do_not_switch_off_the_rule_after_agc(backend, after):
+def test_the_largest_norms_do_not_disable_the_rule_after_agc(backend, after):
     config = GuardConfig(clip=(AdaptiveGradClip(), after))
-    units = ([[3e38] * 3], [[math.inf] * 3])  # weights that are not finite: the units stay as they are
+    units = ([[3e38] * 3], [[math.inf] * 3])  # non-finite weights: the units are not clipped
     seen = [
         backend.observe([x], 1.0, units=units if x > 1 else ([[x]], [[1.0]])) for x in [1e-3] * 40 + [3.4e38]
     ]
@@ -237,13 +237,13 @@ def test_the_largest_norms_do_not_switch_off_the_rule_after_agc(backend, after):
         assert float(decisions[-1].clip_coefficient) < 1e-37
 
 
-def test_bad_steps_between_spikes_do_not_break_the_row():
+def test_bad_steps_between_spikes_do_not_reset_the_count_in_a_row():
     config = GuardConfig(spike=SpikeGuard(window=16, min_samples=4, max_in_a_row=2))
     decisions, _ = run(config, [[x] for x in (1, 1, 1, 1, 50, math.nan, 50, math.inf, 50)])
     assert [bool(d.apply) for d in decisions[4:]] == [False, False, False, False, True]
 
 
-def test_a_level_shift_down_is_no_spike_and_the_next_spike_is_found():
+def test_a_level_shift_down_is_not_a_spike_and_the_next_spike_is_found():
     norms = noisy(150) + noisy(150, level=1e-3, seed=3) + [0.1]
     decisions, _ = run(GuardConfig(spike="skip"), [[norm] for norm in norms])
     assert all(bool(decision.apply) for decision in decisions[:-1])
@@ -273,7 +273,7 @@ def test_a_clipped_spike_is_not_shrunk_twice(backend, max_norm, left):
 
 
 @pytest.mark.parametrize("first", ["AdaGC", "AdaptiveGradClip", "ClipByNorm"])
-def test_a_clipped_spike_reaches_the_next_rule_as_it_is_left(first):
+def test_the_next_rule_gets_a_clipped_spikes_shrunk_norms(first):
     clip = {"AdaGC": AdaGC(), "AdaptiveGradClip": AdaptiveGradClip(clipping=0.5), "ClipByNorm": 2.0}[first]
     config = GuardConfig(spike=SpikeGuard(window=16, min_samples=4, action="clip"), clip=clip)
     observations = [NUMPY.observe([n], 1.0, units=([[n]], [[1.0]])) for n in [0.4] * 8 + [4e5]]
@@ -283,7 +283,7 @@ def test_a_clipped_spike_reaches_the_next_rule_as_it_is_left(first):
     assert float(np.min(factors)) * 4e5 == pytest.approx(0.4, rel=1e-4)  # below what the rule allows
 
 
-def test_a_spike_with_nothing_known_is_left_alone(backend):
+def test_a_spike_without_known_norms_is_not_shrunk(backend):
     config = GuardConfig(spike=SpikeGuard(window=4, min_samples=2, action="clip", watch="loss"))
     losses = [1.0, 1.0, 1.0, 100.0]
     decisions, _ = backend.run(config, [backend.observe([0.0], loss) for loss in losses])
@@ -291,7 +291,7 @@ def test_a_spike_with_nothing_known_is_left_alone(backend):
     assert float(decisions[-1].multiplier) == 1.0
 
 
-def test_spikes_never_stop_a_training_and_bad_steps_do(backend):
+def test_spikes_never_stop_training_and_bad_steps_do(backend):
     config = GuardConfig(spike=SpikeGuard(window=16, min_samples=4), on_nonfinite="raise")
     steps = [backend.observe([n], 1.0) for n in (1.0, 1.0, 1.0, 1.0, 90.0, 90.0, 1.0)]
     decisions, state = backend.run(config, steps)
@@ -336,51 +336,51 @@ def test_log_max_follows_a_lasting_rise_of_1000_times_and_stops_overflowing():
     assert scales[-1] >= 2.0**6  # and it did not stay at the floor
 
 
-def test_log_max_is_a_power_of_two_wherever_it_aims():
+def test_log_max_gives_a_power_of_two_for_every_log2_max():
     for log2_max in range(-100, 101, 7):
         rule = LogMaxLossScale(
             log2_max=log2_max, min_scale=2.0**-100, max_scale=2.0**100, init_scale=1.0, std_factor=0.0
         )
         _, state = NUMPY.run(GuardConfig(loss_scale=rule), [NUMPY.observe([1.0], 1.0, amax=1.0)])
-        # Amax 1 at the power itself would be 2^16 in float16, which is inf.
+        # An amax of 1 at the power itself would be 2^16 in float16, which is inf.
         assert float(state.loss_scale.scale) == 2.0 ** (max(log2_max, -99) - 1)
 
 
-def test_underflow_aware_doubles_while_too_much_is_lost_and_there_is_head_room():
+def test_underflow_aware_doubles_while_too_much_is_lost_and_there_is_headroom():
     config = GuardConfig(loss_scale=UnderflowAwareLossScale(init_scale=1.0, headroom=2.0**10))
     scales, _, _ = train(config, [1.0] * 20, tiny=lambda amax, scale: 0.1)
     assert scales == [min(2.0 ** (i + 1), 2.0**10) for i in range(20)]
-    scales, _, _ = train(config, [1.0] * 5, tiny=lambda amax, scale: 1e-3)  # borne
+    scales, _, _ = train(config, [1.0] * 5, tiny=lambda amax, scale: 1e-3)  # within max_tiny
     assert scales == [1.0] * 5
 
 
-def test_underflow_aware_comes_back_after_an_overflow_although_nothing_is_lost():
+def test_underflow_aware_recovers_after_an_overflow_although_nothing_is_lost():
     config = GuardConfig(loss_scale=UnderflowAwareLossScale(init_scale=64.0, recovery_interval=10))
     norms = [1.0] * 3 + [math.inf] * 2 + [1.0] * 40
     scales, _, _ = train(config, norms, tiny=lambda amax, scale: 0.0)
     assert scales == [64.0] * 3 + [32.0] + [16.0] * 10 + [32.0] * 10 + [64.0] * 21
-    # A scale at which no step was ever good is not come back to.
+    # The scale does not return to a value at which no step was good.
     scales, _, _ = train(config, [math.inf] * 2 + [1.0] * 40, tiny=lambda amax, scale: 0.0)
     assert set(scales[1:]) == {16.0}
 
 
-def test_underflow_aware_does_not_swing_between_loss_and_overflow():
+def test_underflow_aware_does_not_alternate_between_underflow_and_overflow():
     config = GuardConfig(loss_scale=UnderflowAwareLossScale(init_scale=2.0**10))
     _, seen, _ = train(config, noisy(3000, level=4.0, sigma=0.7), tiny=lambda amax, scale: 0.01)
     assert seen.count(Reason.INF_GRADIENT) < 90  # without the hold: a thousand
 
 
-def test_underflow_aware_learns_nothing_of_zeros():
+def test_underflow_aware_ignores_zero_gradients():
     config = GuardConfig(loss_scale=UnderflowAwareLossScale(init_scale=64.0, recovery_interval=10))
     scales, _, _ = train(config, [1.0, math.inf, *[0.0] * 50])
     assert scales[-1] == 32.0
 
 
-def test_log_max_is_not_thrown_off_by_one_step_far_away():
+def test_one_outlying_step_hardly_changes_the_log_max_scale():
     config = GuardConfig(loss_scale=LogMaxLossScale())
     amaxes = noisy(600, level=2.0**-10, sigma=0.5)
 
-    def scales(values):  # of float32 gradients, which hold 1e30
+    def scales(values):  # from float32 gradients, which can be 1e30
         run_one, state, found = NUMPY.prepare(config), NUMPY.init(config, 1), []
         for amax in values:
             largest = amax * float(state.loss_scale.scale)
@@ -395,8 +395,8 @@ def test_log_max_is_not_thrown_off_by_one_step_far_away():
 
 
 @pytest.mark.parametrize("at", [98, 99, 100, 101])
-def test_log_max_takes_a_step_far_away_alike_everywhere(backend, at):
-    # From the hundredth good step on such a step counts less: a bound that rounding must not decide.
+def test_log_max_limits_an_outlying_step_alike_on_every_backend(backend, at):
+    # From the hundredth good step on, such a step is limited; rounding must not decide when that begins.
     config = GuardConfig(loss_scale=LogMaxLossScale(std_decay=0.99, init_scale=1.0, min_scale=2.0**-20))
     scales = {}
     for one in (NUMPY, backend):
@@ -408,7 +408,7 @@ def test_log_max_takes_a_step_far_away_alike_everywhere(backend, at):
     assert len(set(scales.values())) == 1
 
 
-def test_zclip_is_not_held_for_ever_by_norms_that_were_constant():
+def test_zclip_does_not_clip_permanently_after_constant_norms():
     config = GuardConfig(clip=ZClip(max_norm=None))
     decisions, _ = NUMPY.run(config, [NUMPY.observe([norm]) for norm in [1.0] * 200 + [1.05] * 2000])
     assert float(decisions[200].multiplier) < 0.97
@@ -424,7 +424,7 @@ SCALED = {
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("rule", SCALED.values(), ids=SCALED)
-def test_what_persists_at_the_smallest_scale_is_not_a_scale_problem(backend, rule, bad):
+def test_an_overflow_that_persists_at_the_smallest_scale_is_not_a_scale_problem(backend, rule, bad):
     config = GuardConfig(loss_scale=rule)
     steps = [backend.observe([1.0, bad], 1.0, amax=bad, tiny=0.0)] * 6
     decisions, state = backend.run(config, steps)
@@ -447,7 +447,7 @@ def test_one_bad_step_at_the_smallest_scale_is_not_called_persistent():
 
 
 @pytest.mark.parametrize("rule", SCALED.values(), ids=SCALED)
-def test_a_bad_unscaled_loss_is_no_scale_problem_and_lowers_nothing(backend, rule):
+def test_a_bad_unscaled_loss_does_not_lower_the_scale(backend, rule):
     config = GuardConfig(loss_scale=rule)
     steps = [backend.observe([math.nan], loss, amax=math.nan, tiny=0.0) for loss in (math.nan, math.inf)] * 4
     decisions, state = backend.run(config, steps)
@@ -487,14 +487,14 @@ def test_missing_units_are_named():
             NUMPY.run(config, [NUMPY.observe([1.0, 2.0], units=units)])
 
 
-def test_another_number_of_parameters_is_refused():
+def test_another_number_of_parameters_is_rejected():
     config = GuardConfig(clip=AdaGC())
     state = NUMPY.init(config, 3)
     with pytest.raises(ValueError, match=r"of the 3 parameters that the guard's state was made for; got 2"):
         NUMPY.run(config, [NUMPY.observe([1.0, 2.0])], state)
 
 
-def test_a_pattern_that_matches_nothing_is_refused():
+def test_a_pattern_that_matches_nothing_is_rejected():
     rule = AdaptiveGradClip(exclude=("head.*", "tail.*"))
     with pytest.raises(
         ValueError, match=r"exclude must be patterns that each match.*got 'tail\.\*'.*head\.w"

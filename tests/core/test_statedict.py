@@ -1,4 +1,4 @@
-"""A guard's state as plain JSON values: bit for bit, and from any backend to any other."""
+"""A guard's state as plain JSON values: bit for bit, and between any two backends."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def strict_json(plain):
     return json.loads(json.dumps(plain, allow_nan=False))
 
 
-def test_the_dict_is_strict_json_and_comes_back_bit_for_bit(backend):
+def test_the_dict_is_strict_json_and_loads_bit_for_bit(backend):
     _, state = backend.run(CONFIG, stream(backend, 150, 1))
     plain = strict_json(state_to_dict(state, ["a", "b", "c"]))
     assert set(plain) == {"version", "names", "state"}
@@ -58,7 +58,7 @@ def test_the_dict_is_strict_json_and_comes_back_bit_for_bit(backend):
 @pytest.mark.parametrize(
     ("saved_by", "loaded_by"), list(itertools.permutations(["numpy", "torch", "jax-jit"], 2))
 )
-def test_a_state_saved_by_one_backend_goes_on_in_another(saved_by, loaded_by):
+def test_a_state_saved_by_one_backend_continues_in_another(saved_by, loaded_by):
     one, other = BACKENDS[saved_by], BACKENDS[loaded_by]
     _, state = one.run(CONFIG, stream(one, 60, 2))
     plain = strict_json(state_to_dict(state))
@@ -153,7 +153,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("change", "message"), WRONG.values(), ids=WRONG)
-def test_a_dict_of_another_shape_is_refused_by_field_and_nothing_changes(change, message):
+def test_a_dict_of_another_shape_is_rejected_by_field_and_nothing_changes(change, message):
     backend = BACKENDS["numpy"]
     _, state = backend.run(CONFIG, stream(backend, 5, 4))
     before = to_numpy(copy.deepcopy(state))
@@ -167,7 +167,7 @@ def test_a_dict_of_another_shape_is_refused_by_field_and_nothing_changes(change,
 
 
 @pytest.mark.parametrize("plain", [None, [], "text", 1, {}, {"state": {}}])
-def test_what_is_no_state_at_all_is_refused(backend, plain):
+def test_a_value_that_is_not_a_state_is_rejected(backend, plain):
     with pytest.raises(ValueError, match="guard state must be a dict written by"):
         state_from_dict(plain, backend.init(CONFIG, 3), xp=backend.xp)
 

@@ -1,4 +1,4 @@
-"""Every reason code has an explanation that helps."""
+"""Every reason code has an explanation with cause and remedy."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_table_is_complete():
 
 
 @pytest.mark.parametrize("reason", Reason)
-def test_what_cause_and_remedy_are_said(reason):
+def test_the_explanation_has_what_cause_and_remedy(reason):
     row, text = EXPLANATIONS[reason], explain_reason(reason)
     assert all((row.what, row.cause, row.remedy))
     assert text.startswith(row.what)
@@ -48,7 +48,7 @@ def test_what_cause_and_remedy_are_said(reason):
 
 
 @pytest.mark.parametrize("code", [-1, 11, 99])
-def test_an_unknown_code_is_refused(code):
+def test_an_unknown_code_is_rejected(code):
     with pytest.raises(ValueError, match="not a valid Reason"):
         explain_reason(code)
 

@@ -74,7 +74,7 @@ def stream(backend, n_tensors, n_steps, seed=0):
 
 
 def without_data(n_tensors, device=None):
-    """An observation of everything, as tensors of torch."""
+    """An observation with all fields, as torch tensors."""
 
     def empty(*shape):
         return torch.empty(shape, device=device)
@@ -112,7 +112,7 @@ def test_structure_shapes_and_dtypes_never_change(backend, config, n_tensors):
         ]
 
 
-def test_the_state_is_what_the_docs_say():
+def test_the_state_is_as_documented():
     assert signature(init_guard(CONFIGS["all"], 3, xp=BACKENDS["numpy"].xp)) == [
         (".step", (), "int32"),
         (".loss_scale.scale", (), "float32"),
@@ -158,14 +158,14 @@ def test_meta_tensors_have_no_data_to_wait_for(config, n_tensors):
     assert signature(after) == signature(state)
 
 
-def test_the_meta_device_does_refuse_a_wait():
+def test_the_meta_device_raises_on_a_wait():
     with pytest.raises(RuntimeError, match="meta tensors"):
         bool(torch.empty((), device="meta"))
 
 
 @each_config
 @pytest.mark.parametrize("n_tensors", [0, 3])
-def test_fake_tensors_meet_no_data_dependent_output(config, n_tensors):
+def test_decide_on_fake_tensors_has_no_data_dependent_output(config, n_tensors):
     xp = array_api_compat.torch
     with FakeTensorMode():
         state = init_guard(config, n_tensors, xp=xp)
@@ -173,7 +173,7 @@ def test_fake_tensors_meet_no_data_dependent_output(config, n_tensors):
         assert tuple(decision.apply.shape) == ()
         assert signature(after) == signature(state)
         with pytest.raises(DataDependentOutputException):
-            decision.apply.item()  # what the test would see if decide waited
+            decision.apply.item()  # what would happen if decide waited
 
 
 @each_config
@@ -189,7 +189,7 @@ def test_jax_transfers_nothing_to_the_host(config):
 
 @pytest.mark.slow
 @each_config
-def test_inductor_decides_the_same(config):
+def test_decide_compiled_by_inductor_is_the_same(config):
     eager, compiled = BACKENDS["torch"], torch_compiled(config, backend="inductor")
     state = expected_state = eager.init(config, 3)
     for observation in stream(eager, 3, 30):

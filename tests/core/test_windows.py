@@ -1,4 +1,4 @@
-"""Windows against NumPy and Python's ``statistics``."""
+"""Windows compared with NumPy and Python's ``statistics``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stablenum.rules.windows import (
     median_and_mad,
     push,
     quantile,
-    without_absurd,
+    without_outliers,
 )
 from tests.backends import BACKENDS, to_numpy
 from tests.oracles import FLOAT32_MAX
@@ -33,7 +33,7 @@ any_values = st.lists(ordinary | huge | st.sampled_from([math.nan, math.inf, -ma
 
 
 def filled(name: str, items: list[float]):
-    """A window into which the items were pushed, its namespace, and the last ``SIZE`` finite ones."""
+    """A window with the items pushed into it, its namespace, and the last ``SIZE`` finite items."""
     backend = BACKENDS[name]
     xp = backend.xp
     window, yes = empty_window(SIZE, xp=xp), backend.asarray(True, "bool")
@@ -70,7 +70,7 @@ def test_push_does_nothing_without_its_condition(name, condition):
 
 
 @given(values, st.floats(0.001, 0.999))
-def test_the_quantile_is_numpys(items, q):
+def test_the_quantile_equals_numpys(items, q):
     window, xp, kept = filled("numpy", items)
     # float32 places the quantile between ranks to 1e-6 of the largest distance.
     slack = 3e-6 * (max(kept) - min(kept)) + 1e-6 * max(map(abs, kept))
@@ -78,7 +78,7 @@ def test_the_quantile_is_numpys(items, q):
 
 
 @given(values)
-def test_median_and_mad_are_those_of_statistics(items):
+def test_median_and_mad_equal_those_of_statistics(items):
     window, xp, kept = filled("numpy", items)
     middle, mad = median_and_mad(window, xp=xp)
     expected = statistics.median(kept)
@@ -89,7 +89,7 @@ def test_median_and_mad_are_those_of_statistics(items):
 
 
 @given(values, st.sampled_from([0, 1]))
-def test_mean_and_std_are_those_of_statistics(items, ddof):
+def test_mean_and_std_equal_those_of_statistics(items, ddof):
     window, xp, kept = filled("numpy", items)
     mean, std = mean_and_std(window, ddof=ddof, xp=xp)
     slack = 3e-6 * max(map(abs, kept))
@@ -100,10 +100,10 @@ def test_mean_and_std_are_those_of_statistics(items, ddof):
 
 
 @given(st.lists(positive | st.just(1e30), min_size=1, max_size=SIZE))
-def test_what_lies_100_times_above_the_median_is_left_out(items):
+def test_values_above_100_medians_are_left_out(items):
     window, xp, kept = filled("numpy", items)
     bound = 100 * statistics.median(kept)
-    left = to_numpy(without_absurd(window, xp=xp))
+    left = to_numpy(without_outliers(window, xp=xp))
     clear = [item for item in kept if abs(item / bound - 1) > 1e-6]
     assert set(left[np.isfinite(left)].tolist()) >= {item for item in clear if item < bound}
     assert not set(left.tolist()) & {item for item in clear if item > bound}
@@ -129,7 +129,7 @@ def test_nothing_overflows_whatever_the_values(name, items):
     with np.errstate(all="ignore"):
         mean, std = (number(x) for x in mean_and_std(window, xp=xp))
         middle, mad = (number(x) for x in median_and_mad(window, xp=xp))
-        # Quantiles are taken of norms: the distance of two values of one sign cannot overflow.
+        # Quantiles are taken of norms: the difference of two values of the same sign cannot overflow.
         points = [number(quantile(xp.abs(window), q, xp=xp)) for q in (0.01, 0.5, 0.99)]
     assert math.isfinite(mean)
     assert math.isfinite(std)

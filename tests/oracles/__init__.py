@@ -1,4 +1,4 @@
-"""What the core should do, said a second time: exact or float64 Python, sharing no code with it."""
+"""Oracles: what the core should compute, in exact or float64 Python that shares no code with it."""
 
 from tests.oracles.basics import (
     FLOAT32_MAX,

@@ -16,7 +16,7 @@ def round_to_float32(x: float) -> float:
 
 
 def global_norm(parts: Sequence[float]) -> float:
-    """The L2 norm to 50 digits, rounded once; NaN before inf before numbers."""
+    """The L2 norm to 50 digits, rounded once; NaN if there is one, otherwise inf if there is one."""
     if any(math.isnan(part) for part in parts):
         return math.nan
     if any(math.isinf(part) for part in parts):
@@ -31,9 +31,9 @@ def clip_coefficient(norm: float, max_norm: float) -> float:
 
 
 def clip_factors(norms: Sequence[float], rules: Sequence[tuple[str, float]]) -> list[float]:
-    """One factor a tensor after ``rules`` (``("norm" | "global", max_norm)``) in order.
+    """One factor per tensor after applying ``rules`` (``("norm" | "global", max_norm)``) in order.
 
-    A factor stops at the smallest normal float32: below it hardware may flush to zero.
+    A factor is at least the smallest normal float32, because hardware may flush smaller ones to zero.
     """
     factors = [1.0] * len(norms)
     for kind, max_norm in rules:

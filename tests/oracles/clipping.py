@@ -1,8 +1,9 @@
 """Clip rules in float64, straight from their papers.
 
 A gradient is a list of tensors, a tensor the list of its units' norms (one unit where units do not
-matter). ``factors(gradient, applied)`` gives one factor a unit, and learns from the step if it is
-``applied``. ``naive=True`` leaves out what we do against bad values: it is the authors' code, and breaks.
+matter). ``factors(gradient, applied)`` gives one factor per unit, and updates the statistics if the step is
+``applied``. ``naive=True`` leaves out our protection against bad values: it is the authors' code, which fails
+on them.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ class GlobalNormOracle:
 
 
 class TensorNormOracle(GlobalNormOracle):
-    """The same, tensor by tensor."""
+    """The same for each tensor."""
 
     def factors(self, gradient: Gradient, applied: bool = True) -> Factors:
         return _one_a_tensor(gradient, [clip_coefficient(n, self.max_norm) for n in _norms(gradient)])
 
 
 class AdaptiveGradClipOracle:
-    """Brock et al. 2021, eq. 3; floors as optax.adaptive_grad_clip has them.
+    """Brock et al. 2021, eq. 3, with the floors of optax.adaptive_grad_clip.
 
     ``weights``: the norm of each unit's weights; None for a tensor that is excluded.
     """
@@ -70,7 +71,7 @@ class AdaptiveGradClipOracle:
 class AutoClipOracle:
     """Seetharaman et al. 2020, algorithm 1: the percentile of the history, this norm included.
 
-    Ours differs: a history of ``window``; norms that are zero or of refused steps are left out.
+    Ours differs: the history has ``window`` norms; zero norms and those of skipped steps are left out.
     """
 
     def __init__(self, quantile: float = 0.1, window: int = 1000, naive: bool = False) -> None:
@@ -91,8 +92,8 @@ class AutoClipOracle:
 class ZClipOracle:
     """The authors' ZClip (github.com/bluorion-com/ZClip), mode "zscore", option "adaptive_scaling".
 
-    Ours differs: norms that are zero or of refused steps are left out; of the warm-up's norms those
-    above 100 times their median too; the spread counts as at least a hundredth of the mean.
+    Ours differs: zero norms and those of skipped steps are left out, and so are norms of the warm-up above
+    100 times their median; the spread is at least a hundredth of the mean.
     """
 
     def __init__(
@@ -140,11 +141,11 @@ class ZClipOracle:
 
 
 class AdaGCOracle:
-    """Wang et al. 2025, algorithm 1, tensor by tensor.
+    """Wang et al. 2025, algorithm 1, for each tensor.
 
-    Ours differs: zero gradients of a tensor and refused steps are left out, the warm-up counts each
-    tensor's own observations; of the three smallest norms of the warm-up those 3 times below the
-    third are left out; ``warmup_steps`` observations in a row above 100 gamma begin a new warm-up.
+    Ours differs: zero gradients of a tensor and skipped steps are left out; the warm-up counts each
+    tensor's own observations; of the three smallest norms of the warm-up, those below a third of the
+    third are left out; ``warmup_steps`` observations in a row above 100 gamma start a new warm-up.
     """
 
     def __init__(

@@ -13,9 +13,9 @@ from tests.oracles.clipping import Gradient
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the guard should decide of a step.
+    """The expected decision on a step.
 
-    ``multipliers``: one a unit, on the raw gradient; ``coefficient``: the smallest factor without unscaling.
+    ``multipliers``: one per unit, on the raw gradient; ``coefficient``: the smallest without unscaling.
     """
 
     apply: bool
@@ -26,7 +26,7 @@ class Outcome:
 
 
 class GuardOracle:
-    """Rules are the oracles of this package; any may be left out."""
+    """The guard. Its rules are the oracles of this package; any may be left out."""
 
     def __init__(self, *, clip: Sequence[Any] = (), scale: Any = None, spike: Any = None) -> None:
         self.clip, self.scale_rule, self.spike = clip, scale, spike

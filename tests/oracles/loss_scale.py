@@ -50,13 +50,13 @@ class LossScaleOracle:
 
 
 class LogMaxOracle:
-    """``LogMaxScaler`` of OpenSeq2Seq (automatic_loss_scaler.py), statistics as sums of weights and moments.
+    """``LogMaxScaler`` of OpenSeq2Seq (automatic_loss_scaler.py), with its statistics as weighted sums.
 
-    There: x = log2(amax); mu from a debiased mean of decay ``mean_decay``; sigma from debiased means of x and
-    x^2 of decay ``std_decay``; S = 2 ** (log2_max - (mu + std_factor sigma)), clipped. Our departures: steps
-    that overflowed or have no gradient are left out; S is rounded down to a power of two (after
-    2^-10 off the exponent); an overflow halves S, which may not rise for the next 100 good steps; x counts
-    at most as what asks for the floor, and from the 101st on as no further than 10 from mu.
+    In the source: x = log2(amax); mu from a debiased mean of decay ``mean_decay``; sigma from debiased means
+    of x and x^2 of decay ``std_decay``; S = 2 ** (log2_max - (mu + std_factor sigma)), clipped. Ours differs:
+    steps that overflowed or have no gradient are left out; S is rounded down to a power of two (after
+    subtracting 2^-10 from the exponent); an overflow halves S, which may not rise for the next 100 good
+    steps; x is limited to the value that gives the smallest scale, and from the 101st on to 10 from mu.
     """
 
     robust = True
@@ -100,24 +100,24 @@ class LogMaxOracle:
 
 
 class NaiveLogMaxOracle(LogMaxOracle):
-    """The source without our departures: an overflow enters as 2^16, and a zero as log2(0)."""
+    """The source without our differences: an overflow enters as 2^16, and a zero as log2(0)."""
 
     robust = False
 
     def step(self, event: str, amax: float, tiny: float = 0.0) -> float:
         if amax == 0:
-            self.scale = math.nan  # log2(0) - and for ever after
+            self.scale = math.nan  # log2(0), and -inf permanently
         if math.isnan(self.scale):
             return self.scale
-        # The source feeds log2(2^16) of the *unscaled* gradient when it overflowed.
+        # In the source, an overflow enters as log2(2^16) of the *unscaled* gradient.
         return super().step("good", 2.0**16 if event == "overflow" else amax)
 
 
 class UnderflowAwareOracle:
-    """Zhao et al. 2019 in our simple form: double while too much is lost and there is head room.
+    """Our simple form of Zhao et al. 2019: double while too much is lost and there is headroom.
 
-    And double after ``recovery`` good steps below the highest scale that was ever good. An overflow keeps
-    underflow from raising the scale for 100 good steps; zeros say nothing.
+    Also double after ``recovery`` good steps below the highest scale at which a step was good. After an
+    overflow, underflow does not raise the scale for 100 good steps; zero gradients are ignored.
     """
 
     def __init__(

@@ -7,9 +7,9 @@ import statistics
 
 
 class SpikeGuardOracle:
-    """Median and 1.4826 MAD (Rousseeuw & Croux 1993) over the last applied values; a floor on the spread.
+    """Median and 1.4826 MAD (Rousseeuw & Croux 1993) over the last applied values, with a minimum spread.
 
-    ``judge`` gives the names of the signals that stand out, and learns from the step.
+    ``judge`` returns the names of the signals that are spikes, and updates the windows.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class SpikeGuardOracle:
 
 
 class MeanStdSpikeOracle(SpikeGuardOracle):
-    """OLMo-core's SkipStepOptimizer: mean + threshold sd (n - 1) of the last values, refused ones among them.
+    """OLMo-core's SkipStepOptimizer: mean + threshold sd (n - 1) of the last values, also of skipped steps.
 
     ``naive``: non-finite values enter too, as there.
     """
@@ -77,7 +77,7 @@ class MeanStdSpikeOracle(SpikeGuardOracle):
 
     def limit(self, values: list[float]) -> float:
         if not all(map(math.isfinite, values)):
-            return math.nan  # what mean and std of torch say
+            return math.nan  # as torch's mean and std give
         return statistics.fmean(values) + self.threshold * statistics.stdev(values)
 
     def judge(self, loss: float, grad_norm: float, finite: bool) -> set[str]:

@@ -1,4 +1,4 @@
-"""The trainings here are small: more threads only wait for one another."""
+"""The training runs here are small: more threads would only wait for one another."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """One torch thread."""
+    """Run torch with one thread."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,6 +1,6 @@
 """One small transformer, written in torch, flax linen, flax nnx and equinox.
 
-Each tells by :func:`tell` what dtype it finds at the same places.
+Each records by :func:`tell` the dtypes that it has at the same places.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ SEEN: dict[str, str] = {}
 
 
 def tell(place: str, x: Any) -> Any:
-    """Note the dtype of ``x`` at ``place``."""
+    """Record the dtype of ``x`` at ``place``."""
     SEEN[place] = str(x.dtype).removeprefix("torch.")
     return x
 
 
 def attend(place: str, module: Any, x: Any, softmax: Any) -> Any:
-    """One head of attention over the last two axes, the same lines in every framework."""
+    """One attention head over the last two axes, with the same code in every framework."""
     q, k, v = (tell(f"{place}.{name}", getattr(module, name)(x)) for name in ("query", "key", "value"))
     scores = tell(f"{place}.scores", q @ k.swapaxes(-1, -2) * 0.35)
     return tell(f"{place}.out", module.out(tell(f"{place}.mixed", softmax(scores) @ v)))
 
 
 def run_block(place: str, block: Any, x: Any) -> Any:
-    """A block: attention and a network, each around a norm and beside a residual."""
+    """A block: attention and a network, each with a norm before it and a residual around it."""
     normed = tell(f"{place}.norm1", block.norm1(x))
     x = tell(f"{place}.middle", x + block.attn(normed))
     normed = tell(f"{place}.norm2", block.norm2(x))
@@ -93,7 +93,7 @@ class TorchTransformer(torch.nn.Module):
 
 
 def run_model(model: Any, words: Any, blocks: Any = None, pos: Any = None) -> Any:
-    """Logits of each place's next word."""
+    """The logits of the next token at each place."""
     x = tell("embed", model.embed(words)) + tell("pos", model.pos if pos is None else pos)
     for block in model.blocks if blocks is None else blocks:
         x = block(tell("stream", x))
@@ -113,7 +113,7 @@ class TorchNormed(torch.nn.Module):
 
 
 def run_normed(model: Any, x: Any) -> Any:
-    """The same lines in every framework."""
+    """The same code in every framework."""
     return tell("head", model.head(tell("norm", model.norm(tell("up", model.up(x))))))
 
 
@@ -229,7 +229,7 @@ class NnxNormed(nnx.Module):
 
 
 class EqxRows(eqx.Module):
-    """An equinox layer, which takes one row, over all of them."""
+    """An equinox layer, which takes a single row, applied to all rows."""
 
     layer: Any
 

@@ -1,4 +1,4 @@
-"""One state in torch's and in optax's optimizer: the audits say the same."""
+"""The same state in torch's and in optax's optimizer gives the same audit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stablenum_torch._diagnosis.audit import state_problems as problems_in_torch
 
 SHAPES = {"a": (40, 30), "b": (7,), "c": ()}
 ADAM = {"b1": 0.9, "b2": 0.999, "eps": 1e-8}
-# What the one knows by its nature and the other does not: how its entries are called, and weight decay.
+# What only one framework knows: the names of its entries, and weight decay.
 OWN = ("state_dtypes", "law")
 
 

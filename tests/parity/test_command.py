@@ -46,7 +46,7 @@ def compare(*arguments: object) -> Result:
 
 
 def plain(result: Result) -> str:
-    """Output and messages, line breaks of the terminal undone."""
+    """Output and messages without the line breaks of the terminal."""
     return " ".join((result.output + result.stderr).split())
 
 
@@ -91,7 +91,7 @@ def test_a_run_prints_a_table_and_exits_0() -> None:
     assert "all backends agree" in result.output
 
 
-def test_numpy_alone_has_nothing_to_agree_with() -> None:
+def test_numpy_alone_is_compared_with_no_backend() -> None:
     result = compare("--scenario", "single-inf", "--backend", "numpy")
     assert result.exit_code == 0
     assert "nothing to compare NumPy with" in result.output
@@ -130,7 +130,7 @@ def test_a_missing_framework_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     result = compare("--backend", "jax-jit")
     assert result.exit_code == 2
     assert "backend 'jax-jit' needs jax: pip install 'stablenum[jax]'" in plain(result).replace("│ ", "")
-    # Unasked for, it is reported, and is no error.
+    # If it was not requested, it is reported but is not an error.
     chosen, absent = backends_module.find_backends()
     assert [b.name for b in chosen] == ["numpy", "torch", "torch-foreach", "torch-compiled"]
     assert absent == {"jax": ["jax"], "jax-jit": ["jax"]}
@@ -200,7 +200,7 @@ def test_a_file_overrides_the_guard_of_built_in_scenarios(tmp_path: Path) -> Non
     file, out = tmp_path / "guard.toml", tmp_path / "out.json"
     file.write_text('[guard]\non_nonfinite = "raise"\n')
     result = compare("--config", file, "--scenario", "bad-200", "--json", out, *FAST)
-    assert result.exit_code == 0, result.output  # another guard: the stated outcome does not count
+    assert result.exit_code == 0, result.output  # with another guard the stated outcome is not checked
     (scenario,) = strict(out.read_text())["scenarios"]
     assert scenario["guarded"]["torch-foreach"]["outcome"] == "stops"
     assert "step(s) in a row" in scenario["guarded"]["torch-foreach"]["stopped"]
@@ -338,7 +338,7 @@ THREE = ["--backend", "numpy", "--backend", "torch", "--backend", "jax-jit"]
 
 @pytest.mark.parametrize("text", RULES, ids=lambda text: text.split('"')[1] if "[{" not in text else "all")
 def test_every_rule_runs_from_a_file(tmp_path: Path, text: str) -> None:
-    """In [guard], and in the guard of a scenario; all frameworks agree, and it is not the same as no rule."""
+    """In [guard] and in the guard of a scenario; all frameworks agree, and the rule has an effect."""
     text = " ".join(text.split())
     over, own, out = tmp_path / "over.toml", tmp_path / "own.toml", tmp_path / "out.json"
     over.write_text(f"[guard]\n{text}\n{OWN}")
@@ -399,14 +399,14 @@ def test_scenarios_whose_tensors_the_guard_does_not_fit_are_left_out(tmp_path: P
     result = compare("--config", file, "--scenario", "clean", "--backend", "numpy")
     assert result.exit_code == 2
     assert f"[guard] fits none of the requested scenarios: {reason}" in plain(result).replace("│ ", "")
-    # Own scenarios are refused with the file, as all their errors are.
+    # For scenarios of the file this is an error of the file.
     file.write_text(file.read_text() + '[[scenario]]\nname = "mine"\n')
     result = compare("--config", file, "--backend", "numpy")
     assert result.exit_code == 2
     assert f"scenario 1 ('mine'): {reason}" in plain(result).replace("│ ", "")
 
 
-def test_a_run_of_all_leaves_out_of_torch_compiled_what_it_compiles_elsewhere(
+def test_a_run_of_all_does_not_compile_the_same_rules_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     some = {name: SCENARIOS[name] for name in ("agc", "zclip", "level-shift")}
@@ -445,7 +445,7 @@ def test_the_streams_of_the_rules_as_text_read_back_equal(tmp_path: Path) -> Non
 
 @pytest.fixture
 def liar(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A backend ``torch-foreach`` that computes as NumPy does but lies about the scale from step 7 on."""
+    """A backend ``torch-foreach`` that computes as NumPy does but reports a wrong scale from step 7 on."""
 
     class Liar(numpy_run.GuardedRun):
         @property
@@ -532,7 +532,7 @@ def test_json_is_strict_and_complete_and_the_plot_is_a_png(tmp_path: Path) -> No
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "out.png"]
 
 
-def test_an_interrupted_run_leaves_the_old_file_and_no_other(
+def test_an_interrupted_run_keeps_the_old_file_and_leaves_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out.json"
@@ -563,7 +563,7 @@ def test_adam_and_adamw_have_the_usual_tolerance_of_adam(tmp_path: Path) -> None
         assert stream.tolerance.params == params
 
 
-def test_what_a_file_says_is_not_markup(tmp_path: Path) -> None:
+def test_text_from_a_file_is_not_markup(tmp_path: Path) -> None:
     file, figure = tmp_path / "mine.toml", tmp_path / "out.png"
     file.write_text('[[scenario]]\nname = "[/x]$\\\\y$"\nabout = "see [/foo] and [bold]"\nsteps = 3\n')
     result = compare("--config", file, "--list")
@@ -581,7 +581,7 @@ SHORT = ["--scenario", "empty-tree", "--backend", "numpy"]
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_a_link_stays_and_its_target_gets_the_content(tmp_path: Path, there: bool) -> None:
+def test_a_link_is_kept_and_its_target_is_written(tmp_path: Path, there: bool) -> None:
     (tmp_path / "far").mkdir()
     target, link = tmp_path / "far" / "real.json", tmp_path / "link.json"
     if there:
@@ -627,13 +627,13 @@ def test_dev_stdout_as_a_pipe_and_as_a_file(tmp_path: Path) -> None:
         assert after == "wrote /dev/stdout\n"
 
 
-def test_a_folder_that_cannot_be_written_to_is_found_before_running(
+def test_a_folder_that_is_not_writable_is_reported_before_running(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(*args: object, **kwargs: object) -> None:
         raise AssertionError("nothing should run")
 
-    # Permissions do not bind the superuser, so they are asked for and not set.
+    # Permissions do not apply to the superuser, so the check is replaced instead of setting them.
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
     monkeypatch.setattr(command_module, "run_scenario", never)
     result = compare(*SHORT, "--json", tmp_path / "out.json")
@@ -641,7 +641,7 @@ def test_a_folder_that_cannot_be_written_to_is_found_before_running(
     assert "cannot be written to" in plain(result).replace("│ ", "")
 
 
-def test_a_circle_of_links_is_a_usage_error_or_replaced(tmp_path: Path) -> None:
+def test_a_cycle_of_links_is_a_usage_error_or_replaced(tmp_path: Path) -> None:
     link = tmp_path / "circle"
     link.symlink_to(link)
     result = compare(*SHORT, "--json", link)

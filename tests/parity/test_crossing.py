@@ -1,4 +1,4 @@
-"""A guard's state saved by one framework goes on in another with the same decisions."""
+"""A guard's state saved by one framework loads in another, which makes the same decisions."""
 
 from __future__ import annotations
 
@@ -53,11 +53,13 @@ def run(stream: Stream, training: Any, steps: range) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("name", "order"), CROSSINGS)
-def test_a_state_crosses_twice_and_goes_on(name: str, order: tuple[str, ...]) -> None:
+def test_a_state_loaded_by_two_frameworks_in_turn_continues_the_same(
+    name: str, order: tuple[str, ...]
+) -> None:
     stream = SCENARIOS[name]
     assert isinstance(stream, Stream)
     expected = run(stream, start(stream, "numpy"), range(stream.steps))
-    # Not at round numbers: in the middle of growth intervals and of a spell of overflows.
+    # Not at round numbers, so that the changes fall within growth intervals and a series of overflows.
     bounds = [0, stream.steps // 3 + 1, 2 * stream.steps // 3 + 1, stream.steps]
     got, text = [], None
     for backend, first, last in zip(order, bounds, bounds[1:]):
@@ -70,7 +72,7 @@ def test_a_state_crosses_twice_and_goes_on(name: str, order: tuple[str, ...]) ->
 
 
 def test_recorded_parameters_keep_their_names() -> None:
-    """torch keeps the model's order, JAX sorts keys: the index of the worst parameter is translated."""
+    """torch keeps the model's order and JAX sorts keys: the index of the worst parameter is translated."""
     config = GuardConfig(loss_scale=DynamicLossScale(growth_interval=5))
     shapes = {"weight": (3, 2), "bias": (2,), "kernel": (4,)}
     arrays = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
@@ -96,7 +98,7 @@ def test_recorded_parameters_keep_their_names() -> None:
 
 
 def test_rows_of_a_rule_follow_their_parameters() -> None:
-    """AdaGC remembers each tensor, and no framework has the parameters in another's order."""
+    """AdaGC has statistics per tensor, and each framework has the parameters in another order."""
     config = GuardConfig(clip=AdaGC(warmup_steps=4, max_norm=1000.0))
     sizes = {"weight": 1e-3, "bias": 1.0, "kernel": 50.0, "alpha": 0.0}  # alpha never gets a gradient
     arrays = {name: np.ones((3, 2), np.float32) for name in sizes}
@@ -118,7 +120,7 @@ def test_rows_of_a_rule_follow_their_parameters() -> None:
         return json.loads(json.dumps(plain, allow_nan=False))
 
     rng = np.random.default_rng(0)
-    for _ in range(3):  # in each round every framework takes three steps, on from where the last one was
+    for _ in range(3):  # each framework in turn takes three steps from where the one before was
         for turn in ("torch", "jax", "numpy"):
             for _ in range(3):
                 grads = {n: (rng.normal(size=(3, 2)) * s).astype(np.float32) for n, s in sizes.items()}
@@ -149,7 +151,7 @@ def test_rows_of_a_rule_follow_their_parameters() -> None:
 
 
 @pytest.mark.parametrize("backend", list(BACKENDS))
-def test_a_state_of_another_config_is_refused_and_nothing_changes(backend: str) -> None:
+def test_a_state_of_another_config_is_rejected_and_nothing_changes(backend: str) -> None:
     stream = SCENARIOS["single-nan"]
     assert isinstance(stream, Stream)
     training = start(stream, backend)

@@ -1,4 +1,4 @@
-"""The training that float16 cannot do alone: what the escalation is good for, and that nothing else is."""
+"""A training run that fails in float16 alone: escalation makes it succeed, and nothing else does."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def escalating() -> Trace:
     return run_guarded(SCENARIO, BACKENDS["numpy"])
 
 
-def test_without_escalation_it_is_not_as_expected() -> None:
+def test_without_escalation_the_scenario_fails() -> None:
     result = run_scenario(guarded_by(escalate=None), [BACKENDS["numpy"]])
     assert result.outcome(result.guarded["numpy"]) == Outcome.FAILS
     assert result.guarded["numpy"].skipped == len(BAD)
@@ -46,8 +46,8 @@ def test_without_escalation_it_is_not_as_expected() -> None:
     assert all(any(words in surprise for surprise in result.surprises) for words in wanted)
 
 
-def test_it_ends_as_well_as_a_training_in_float32() -> None:
-    """Of the held-out loss within 5 %; without escalation it is three times as large and more."""
+def test_the_final_loss_is_as_good_as_in_float32() -> None:
+    """The held-out loss is within 5 % of float32's; without escalation it is over three times as large."""
     alone = guarded_by(escalate=None)
     wide = run_guarded(dataclasses.replace(alone, compute="float32"), BACKENDS["numpy"])
     assert wide.skipped == 0
@@ -56,7 +56,7 @@ def test_it_ends_as_well_as_a_training_in_float32() -> None:
 
 
 def test_no_loss_scale_helps() -> None:
-    """The forward pass overflows, with a wide margin; so do the batches at their own size not."""
+    """The forward pass overflows by a wide margin on the bad batches, and is far from it on the others."""
     for params in (initial_params(SCENARIO), escalating().params):
         largest = [abs(batch_at(SCENARIO, step).x @ params[0]).max() for step in range(SCENARIO.steps)]
         assert min(np.take(largest, BAD)) > 1.5 * FORMATS["float16"].max
@@ -65,8 +65,8 @@ def test_no_loss_scale_helps() -> None:
     assert run_guarded(low, BACKENDS["numpy"]).skipped == len(BAD)
 
 
-def test_it_goes_to_float32_and_back() -> None:
-    """Three refusals, sixty steps, four times; the last sixty reach beyond the stretch by 48."""
+def test_the_format_goes_to_float32_and_back() -> None:
+    """Four times three skips and sixty steps in float32; the last end 48 steps after the bad stretch."""
     rows = escalating().rows
     refused = [step for step, row in enumerate(rows) if not row.applied]
     assert refused == [start + i for start in (30, 93, 156, 219) for i in range(3)]
@@ -77,8 +77,8 @@ def test_it_goes_to_float32_and_back() -> None:
 
 
 @pytest.mark.parametrize("backend", ["numpy", "torch", "jax-jit"])
-def test_a_ladder_of_another_format_is_not_followed(backend: str) -> None:
-    """A guard may be put over any scenario; one computed in float32 stays there."""
+def test_an_escalation_from_another_format_changes_nothing(backend: str) -> None:
+    """A guard may be used with any scenario; the computation keeps the scenario's format."""
     other = GuardConfig(escalate=EscalatePrecision(after=1, formats=("bfloat16", "float32")))
     assert SCENARIO.ladder(other) == SCENARIO.ladder(None) == ("float16",)
     short = dataclasses.replace(guarded_by(escalate=other.escalate), steps=34)

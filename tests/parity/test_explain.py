@@ -1,4 +1,4 @@
-"""``stablenum explain``: what it says of scripts that fail, and that others run as if it were not there."""
+"""``stablenum explain``: its report on scripts that fail, and that other scripts run unchanged."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_script_that_catches_everything_and_never_ends_is_left():
 
 
 @pytest.mark.slow
-def test_what_does_not_happen_again_is_transient(tmp_path):
+def test_a_failure_that_does_not_recur_is_transient(tmp_path):
     found, _ = explained("torch_once_only.py", str(tmp_path / "marker"))
     assert found.report is not None
     assert found.report.verdict.cause is Cause.TRANSIENT
@@ -131,14 +131,14 @@ def test_what_does_not_happen_again_is_transient(tmp_path):
 # ---------------------------------------------------------------------------------- scripts that do not
 
 
-def test_masks_and_a_loss_scale_on_its_way_down_are_nothing_wrong():
+def test_masks_and_a_falling_loss_scale_are_not_failures():
     result = command("torch_healthy.py")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "nothing went wrong in 3 optimizer steps" in result.stderr
 
 
 @pytest.mark.slow
-def test_a_watched_jitted_function_is_in_all_else_a_jitted_function():
+def test_a_watched_jitted_function_otherwise_behaves_like_one():
     found, _ = explained("jax_healthy.py")
     assert found.outcome.exit_code == 0, found
     assert found.report is None
@@ -150,7 +150,7 @@ def written(folder: Path, text: str) -> str:
     return "script.py"
 
 
-def test_a_script_finds_what_python_would_give_it(tmp_path):
+def test_a_script_has_the_environment_that_python_gives_it(tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "beside.py").write_text("x = 5", encoding="utf-8")
     text = """
@@ -247,7 +247,7 @@ def test_it_needs_neither_plots_nor_data_sets(monkeypatch, capsys):
     assert "the command needs matplotlib, ml-dtypes, scikit-learn" in capsys.readouterr().err
 
 
-def test_it_is_listed_beside_the_other_command():
+def test_it_is_listed_next_to_the_other_command():
     result = CliRunner().invoke(cli.app("compare", "explain"), ["--help"])
     assert re.search(r"^\s*compare .*\n(.*\n)*\s*explain ", result.output, re.MULTILINE)
 
@@ -280,7 +280,7 @@ def test_a_callback_follows_the_import_and_the_package_keeps_its_loader(tmp_path
     del sys.modules["late_package"]
 
 
-def test_plans_and_outcomes_survive_the_way_between_processes(tmp_path):
+def test_plans_and_outcomes_survive_being_passed_between_processes(tmp_path):
     plan = Plan(script="a.py", arguments=("1", "ü"), module=True, seed=3, record_from=7, again=True)
     plan.write(tmp_path / "plan.json")
     assert Plan.read(tmp_path / "plan.json") == plan

@@ -1,4 +1,4 @@
-"""The scenarios on a GPU against the NumPy specification; and on a GPU's path, run on a CPU."""
+"""The scenarios on a GPU compared with the NumPy specification, and the GPU's code path run on a CPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TORCH = ("torch", "torch-foreach", "torch-compiled")
 
 
 def placed(device: str) -> list[Backend]:
-    """NumPy, and PyTorch's backends with their tensors on a device."""
+    """NumPy and PyTorch's backends, with PyTorch's tensors on a device."""
     backends = [
         dataclasses.replace(BACKENDS[name], name=f"{name} on {device}", device=device) for name in TORCH
     ]
@@ -37,12 +37,12 @@ def assert_training_ends_as_expected(name: str, backends: list[Backend]) -> None
 
 
 @pytest.mark.parametrize("name", ["single-nan", "hysteresis", "fp16-leaves", "clip-rules"])
-def test_the_gpus_path_run_on_a_cpu(name: str) -> None:
+def test_the_gpu_path_run_on_a_cpu_decides_as_numpy(name: str) -> None:
     with on_device_path():
         assert_streams_agree(name, placed("cpu")[:3])
 
 
-def test_a_training_on_the_gpus_path_run_on_a_cpu() -> None:
+def test_the_gpu_path_run_on_a_cpu_trains_as_expected() -> None:
     with on_device_path():
         assert_training_ends_as_expected("loss-1e-7-fp16-scaled", placed("cpu")[:2])
 
@@ -60,7 +60,7 @@ def test_torch_trains_as_expected(name: str) -> None:
 
 
 def jax_backends() -> list[Backend]:
-    """NumPy and JAX's backends, whose arrays lie on JAX's default device."""
+    """NumPy and JAX's backends, with JAX's arrays on its default device."""
     import jax
 
     if jax.default_backend() != "gpu":

@@ -106,21 +106,21 @@ def test_the_same_dtypes_at_the_same_places(policy: stablenum.Policy) -> None:
     kinds, places = seen_by(of_torch, policy)
     assert len(places) > 20
     for run in (of_linen, of_nnx, of_equinox):
-        # What a linen list of modules is called: blocks_0.
+        # A linen list of modules names them blocks_0, blocks_1, ...
         found, dtypes_there = seen_by(run, policy)
         assert dtypes_there == places, run.__name__
         assert found == kinds, run.__name__
 
 
-def test_what_the_islands_are() -> None:
+def test_the_islands_policy_computes_in_these_dtypes() -> None:
     _, places = seen_by(of_torch, POLICIES["islands"])
     assert places["embed"] == places["blocks.0.attn.out"] == "bfloat16"
     assert places["blocks.1.norm1"] == places["norm"] == "float32"
-    assert places["head"] == "bfloat16"  # float32 is what comes out of the whole
+    assert places["head"] == "bfloat16"  # only the whole model's output is float32
     assert places["blocks.0.mlp.up"] == "float16"
 
 
-def test_a_rule_about_nothing_is_refused() -> None:
+def test_a_rule_that_matches_nothing_is_rejected() -> None:
     policy = stablenum.Policy(rules={"*conv*": "f32"})
     for run in (of_torch, of_linen, of_nnx, of_equinox):
         with pytest.raises(ValueError, match="patterns that match a module of the model"):
@@ -156,7 +156,7 @@ def normed_in_linen(policy) -> tuple[str, set[str], set[str]]:
 
 def normed_in_nnx(policy) -> tuple[str, set[str], set[str]]:
     model = NnxNormed()
-    # The casts go over any tree: of a whole model they would take the statistics with them.
+    # The casts apply to a whole tree: on a whole model they would cast the statistics too.
     nnx.update(model, stablenum_jax.policy.as_policy(policy).cast_to_param(nnx.state(model, nnx.Param)))
     out = stablenum_jax.precision(model, policy)(X)
     assert model.norm.var[...].min() < 1
@@ -164,7 +164,7 @@ def normed_in_nnx(policy) -> tuple[str, set[str], set[str]]:
 
 
 @pytest.mark.parametrize("policy", NORMED.values(), ids=list(NORMED))
-def test_a_batch_norm_hands_on_the_same_dtypes_and_keeps_its_statistics(policy: stablenum.Policy) -> None:
+def test_a_batch_norm_outputs_the_same_dtypes_and_keeps_its_statistics(policy: stablenum.Policy) -> None:
     found, places = seen_by(normed_in_torch, policy)
     assert set(places) == {"up", "norm", "head"}
     assert found[2] == {"float32"}
@@ -183,7 +183,7 @@ LADDERS = {
 
 @pytest.mark.parametrize(("policy", "ladder"), LADDERS.values(), ids=list(LADDERS))
 def test_an_escalation_widens_the_same_places(policy: stablenum.Policy, ladder: tuple[str, ...]) -> None:
-    """Guards that refused one step after another; the dtypes at each of their levels."""
+    """Guards that skipped several steps in a row; the dtypes at each of their levels."""
     rule = stablenum.EscalatePrecision(after=1, for_steps=1, formats=ladder)
     model = TorchTransformer()
     handle = stablenum_torch.precision(model, policy)

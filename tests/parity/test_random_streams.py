@@ -29,7 +29,7 @@ from stablenum.rules.spikes import MeanStdSpikeGuard, SpikeGuard
 
 STEPS = 25
 VALUES = (math.nan, math.inf, -math.inf, 0.0, 1.0, -2.5, 1e-45, 1e-38, 1e-20, 300.0, 65504.0, 7e4, 1e20, 3e38)
-# XLA takes a subnormal number for 0, which is no evidence to a rule that remembers.
+# XLA treats a subnormal number as 0, which does not enter a rule's statistics.
 NORMAL = tuple(value for value in VALUES if value not in (1e-45, 1e-38))
 
 tensors = st.lists(
@@ -61,7 +61,7 @@ guards = st.builds(
         ]
     ),
 )
-# Windows and warm-ups of a few steps: all that a rule can come to happens in a short stream.
+# Windows and warm-ups of a few steps, so that a short stream reaches every phase of a rule.
 unbounded = st.lists(
     st.sampled_from(
         [
@@ -114,7 +114,7 @@ optimizers = st.sampled_from(
 def streams(
     draw: Any, guards: st.SearchStrategy[GuardConfig] = guards, values: tuple[float, ...] = VALUES
 ) -> Stream:
-    """A stream in which anything may happen to any tensor or the loss at any step."""
+    """A stream with any event on any tensor or the loss at any step."""
     shapes = draw(tensors)
     steps, targets = st.integers(0, STEPS - 1), st.one_of(st.integers(0, len(shapes) - 1), st.just("loss"))
     events = st.one_of(
@@ -131,7 +131,7 @@ def streams(
         ),
     )
     guard = draw(guards)
-    # A rule that looks at the weights sees how those were rounded.
+    # A rule that uses the weights depends on how they were rounded.
     norm = 1e-6 if guard.unit_rule is None else 3e-2
     return Stream(
         name="random",
@@ -153,7 +153,7 @@ def check(stream: Stream, backends: list[Backend]) -> None:
         assert all(np.isfinite(p.astype(np.float64)).all() for p in trace.params), trace.backend
         for row in trace.rows:
             assert math.isfinite(row.loss_scale)
-            assert 0 < row.clip_coefficient <= 1 or row.clip_coefficient < 1e-37  # flushed where subnormal
+            assert 0 < row.clip_coefficient <= 1 or row.clip_coefficient < 1e-37  # flushed if subnormal
             assert math.isfinite(row.grad_norm) or not row.applied
     reference = traces.pop("numpy")
     for trace in traces.values():

@@ -59,7 +59,7 @@ def test_the_rows_are_the_same(flavour, from_torch):
         other = expected[key]
         assert (row.elements, row.nan, row.inf) == (other.elements, other.nan, other.inf), key
         assert row.amax == pytest.approx(other.amax, rel=1e-4), key
-        # A value beside a limit may fall on either side of it: the sums are taken in another order.
+        # A value next to a limit may be on either side of it, because the order of the sums differs.
         for name in report.formats:
             for a, b in (
                 (row.overflow[name], other.overflow[name]),
@@ -81,7 +81,7 @@ def test_the_rows_are_the_same(flavour, from_torch):
 
 
 def flushed(wide, narrow):
-    """The fraction of elements that are 0 in float16 and were not."""
+    """The fraction of elements that become 0 in float16."""
     gone = sum(np.count_nonzero((b == 0) & (a != 0)) for a, b in zip(wide, narrow))
     return gone / sum(a.size for a in wide)
 

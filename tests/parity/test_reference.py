@@ -1,4 +1,4 @@
-"""The reference against oracles that share no code with it: torch.optim, exact arithmetic."""
+"""The reference compared with oracles that share no code with it: torch.optim and exact arithmetic."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ F32_MAX = float(np.finfo(np.float32).max)
 
 
 def exact_norm(values: np.ndarray) -> float:
-    """By rational arithmetic and an integer square root, rounded to float32 once."""
+    """The norm by rational arithmetic and an integer square root, rounded to float32 once."""
     total = sum((Fraction(float(v)) ** 2 for v in values.ravel()), Fraction(0))
     shift = 4**200
     root = Fraction(math.isqrt(int(total * shift * shift)), shift)
@@ -58,7 +58,7 @@ def test_norm_saturates_instead_of_overflowing() -> None:
     ],
 )
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, ml_dtypes.bfloat16])
-def test_norm_of_the_unusual(values: list[float], expected: str, dtype: Any) -> None:
+def test_norm_of_empty_and_non_finite_arrays(values: list[float], expected: str, dtype: Any) -> None:
     assert str(float(tensor_norm(np.asarray(values, dtype)))) == expected
 
 
@@ -100,7 +100,7 @@ PAIRS = {
 
 @pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_optimizer_is_torchs_within_ulps(name: str, dtype: Any) -> None:
+def test_optimizer_equals_torchs_within_ulps(name: str, dtype: Any) -> None:
     ours, make = PAIRS[name]
     rng = np.random.default_rng(1)
     start = rng.normal(size=(6, 4)).astype(dtype)
@@ -115,11 +115,11 @@ def test_optimizer_is_torchs_within_ulps(name: str, dtype: Any) -> None:
     got, expected = train.params[0], param.detach().numpy()
     ulps = np.abs(got - expected) / np.spacing(np.maximum(np.abs(expected), np.abs(start)))
     assert got.dtype == dtype
-    assert ulps.max() <= 40  # 200 roundings of a sum that travels a unit or so
+    assert ulps.max() <= 40  # 200 roundings of a sum that moves by about 1
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_precision_adam_is_torchs_within_ulps(dtype: str) -> None:
+def test_half_precision_adam_equals_torchs_within_ulps(dtype: str) -> None:
     rng = np.random.default_rng(2)
     kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16
     start = rng.normal(size=20).astype(kind)
@@ -198,7 +198,7 @@ def test_a_skipped_step_changes_no_bit(optimizer: Any, value: float) -> None:
 
 
 @pytest.mark.parametrize("optimizer", [SGD(lr=0.1, momentum=0.9), Adam(lr=0.1)])
-def test_bad_steps_leave_no_trace(optimizer: Any) -> None:
+def test_bad_steps_have_no_effect(optimizer: Any) -> None:
     rng = np.random.default_rng(4)
     start = [rng.normal(size=5).astype(np.float32)]
     gradients = [rng.normal(size=5).astype(np.float32) for _ in range(20)]
@@ -273,8 +273,8 @@ def test_wrong_input_is_named(call: Any, message: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.bool_, np.object_])
-def test_gradients_of_no_floating_dtype_are_refused(dtype: Any) -> None:
-    """Times a multiplier below 1 they would all be rounded to 0."""
+def test_gradients_without_a_floating_dtype_are_rejected(dtype: Any) -> None:
+    """Multiplied by a factor below 1, integers would all be rounded to 0."""
     train = Guarded({"w": np.ones(2, np.float32)}, SGD(lr=0.1), clip=1.0)
     gradients = {"w": np.asarray([3, 4]).astype(dtype)}
     with pytest.raises(ValueError, match=r"gradients\[w\] must be of a floating dtype; got dtype.*float32"):

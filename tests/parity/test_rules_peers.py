@@ -1,4 +1,4 @@
-"""Where a peer's rule is right, ours equals it: clean gradients through the NumPy reference, to 1e-6."""
+"""On clean gradients, where the peers' rules are right, ours equals them to 1e-6 in the NumPy reference."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def tensors(seed: int, size: float) -> list[np.ndarray]:
 
 
 def clipped(config: GuardConfig, gradients, params, scale: float = 1.0):
-    """The gradients that the optimizer gets; ``scale`` is that of the loss."""
+    """The gradients that the optimizer gets; ``scale`` is the loss scale."""
     raw = [np.asarray(g * np.float32(scale)) for g in gradients]
     units = config.unit_rule and measure_units(config.unit_rule, list(SHAPES), raw, params)
     observation = Observation(norms=measure(raw), units=units)
@@ -56,7 +56,7 @@ def assert_equal(ours, theirs) -> None:
 @pytest.mark.parametrize("scale", [None, 1024.0])
 @pytest.mark.parametrize("size", [1e-4, 1e-2, 1.0, 100.0])
 @pytest.mark.parametrize("clipping", [0.01, 0.3])
-def test_adaptive_grad_clip_is_optaxs(clipping, size, scale):
+def test_adaptive_grad_clip_equals_optaxs(clipping, size, scale):
     gradients, params = tensors(1, size), tensors(2, 0.5)
     params[3] = np.zeros_like(params[3])  # a bias that starts at 0 can move by eps
     peer = optax.adaptive_grad_clip(clipping)
@@ -65,7 +65,7 @@ def test_adaptive_grad_clip_is_optaxs(clipping, size, scale):
     assert_equal(clipped(config, gradients, params, scale or 1.0), theirs)
 
 
-def test_adaptive_grad_clip_then_global_norm_is_optaxs_chain():
+def test_adaptive_grad_clip_then_global_norm_equals_optaxs_chain():
     gradients, params = tensors(1, 1.0), tensors(2, 0.5)
     peer = optax.chain(optax.adaptive_grad_clip(0.1), optax.clip_by_global_norm(0.05))
     theirs, _ = peer.update([jnp.asarray(g) for g in gradients], peer.init(params), params)
@@ -76,7 +76,7 @@ def test_adaptive_grad_clip_then_global_norm_is_optaxs_chain():
 
 
 @pytest.mark.parametrize("max_norm", [1e-2, 1.0, 1e4])
-def test_clip_by_global_norm_is_torchs_and_optaxs(max_norm):
+def test_clip_by_global_norm_equals_torchs_and_optaxs(max_norm):
     gradients, params = tensors(3, 1.0), tensors(4, 1.0)
     ours = clipped(GuardConfig(clip=ClipByGlobalNorm(max_norm)), gradients, params)
     weights = [torch.nn.Parameter(torch.tensor(p)) for p in params]
@@ -88,7 +88,7 @@ def test_clip_by_global_norm_is_torchs_and_optaxs(max_norm):
     assert_equal(ours, theirs)
 
 
-def test_clip_by_norm_is_torchs_tensor_by_tensor():
+def test_clip_by_norm_equals_torchs_for_each_tensor():
     gradients, params = tensors(5, 1.0), tensors(6, 1.0)
     ours = clipped(GuardConfig(clip=ClipByNorm(0.7)), gradients, params)
     for a, gradient in zip(ours, gradients, strict=True):
@@ -99,7 +99,7 @@ def test_clip_by_norm_is_torchs_tensor_by_tensor():
 
 
 @pytest.mark.parametrize("max_value", [0.01, 0.5, 10.0])
-def test_clip_by_value_is_torchs_and_optaxs(max_value):
+def test_clip_by_value_equals_torchs_and_optaxs(max_value):
     gradients, params = tensors(7, 1.0), tensors(8, 1.0)
     ours = clipped(GuardConfig(clip=ClipByValue(max_value)), gradients, params)
     weights = [torch.nn.Parameter(torch.tensor(p)) for p in params]
@@ -112,8 +112,8 @@ def test_clip_by_value_is_torchs_and_optaxs(max_value):
 
 
 @pytest.mark.parametrize("threshold", [0.1, 1.0, 10.0])
-def test_clip_update_rms_is_optaxs_clip_by_block_rms(threshold):
-    # Plain SGD with a rate of 1 from zero weights: the new weights are the update.
+def test_clip_update_rms_equals_optaxs_clip_by_block_rms(threshold):
+    # Plain SGD with a rate of 1 from zero weights, so the new weights are the update.
     gradients = tensors(9, 1.0)
     train = Guarded(
         [np.zeros_like(g) for g in gradients], SGD(lr=1.0), clip=ClipUpdateRMS(threshold, per_lr=False)

@@ -1,4 +1,4 @@
-"""Every built-in scenario on every backend: decisions equal, numbers close, outcomes as stated."""
+"""Every built-in scenario on every backend: equal decisions, close numbers, outcomes as stated."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FRAMEWORKS = {
 }
 
 
-# What users of each framework run. On all the others rules and trainings are compared in the long run.
+# The backends in common use. On the others, rules and training runs are compared in the long test run.
 LONG = {scenario.name for scenario in (*RULE_STREAMS, *TRAININGS)}
 MOST_USED = {"torch": ["torch"], "jax": ["jax-jit"]}
 
@@ -56,7 +56,7 @@ def _run(name: str, backends: list[str]) -> None:
     result = run_scenario(SCENARIOS[name], find_backends(backends)[0])
     assert [str(c.disagreement) for c in result.comparisons.values() if c.disagreement] == []
     assert result.surprises == []
-    # The comparison took place, unless the backend said why not.
+    # The comparison took place, unless the backend gave a reason.
     assert result.comparisons.keys() | result.left_out.keys() == set(backends)
 
 
@@ -68,7 +68,7 @@ def test_names_are_unique_and_every_scenario_states_what_it_shows() -> None:
         assert scenario.expected.guarded
 
 
-def test_streams_keep_to_the_standard_tolerance_unless_they_say_why() -> None:
+def test_streams_have_the_standard_tolerance_or_state_why_not() -> None:
     for scenario in SCENARIOS.values():
         tolerance = scenario.tolerance
         if (tolerance.norm, tolerance.params) != (1e-6, 1e-5):
@@ -142,7 +142,7 @@ def test_another_learning_rate_is_found_in_half_precision(name: str, factor: flo
     assert found.worst_params > 2 * scenario.tolerance.params
 
 
-def test_numpy_itself_is_held_to_a_true_skip(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_numpy_skip_that_changes_parameters_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = numpy_run.GuardedRun.step
 
     def step(self: numpy_run.GuardedRun, gradients: list[np.ndarray], loss: float) -> None:
@@ -190,25 +190,25 @@ def test_every_rule_has_a_stream() -> None:
         ("hysteresis-growth", {Reason.INF_GRADIENT: 4}),
     ],
 )
-def test_steps_are_refused_for_the_right_reasons(name: str, reasons: dict[Reason, int]) -> None:
+def test_steps_are_skipped_for_the_right_reasons(name: str, reasons: dict[Reason, int]) -> None:
     found = Counter(row.reason for row in on_numpy(name).rows)
     assert {r: n for r, n in found.items() if r not in (Reason.OK, Reason.CLIPPED)} == reasons
 
 
 @pytest.mark.parametrize("stream", RULE_STREAMS, ids=lambda s: s.name)
 def test_no_rule_freezes_a_tensor(stream: Stream) -> None:
-    """In the last steps that are applied every tensor still moves as far as its gradient asks, or nearly."""
+    """In the last applied steps every tensor still moves, and is clipped only moderately."""
     trace = on_numpy(stream.name)
     last = [t for t, row in enumerate(trace.rows) if row.applied][-10:]
     moved = [[np.any(trace.path[t][i] != trace.path[t - 1][i]) for t in last] for i in range(3)]
     assert all(map(all, moved))
-    if stream.most_moved is not None and stream.name != "stale-second-moment":  # it is to be held back there
+    if stream.most_moved is not None and stream.name != "stale-second-moment":  # clipped on purpose
         typical = np.median([row.clip_coefficient for row in trace.rows[-10:]])
         assert typical > 0.02
 
 
 def without_one_part(stream: Stream) -> Iterator[tuple[str, GuardConfig]]:
-    """The stream's guard without each of its rules in turn, or with a usual loss scale for its own."""
+    """The stream's guard without one of its rules, or with a common loss scale instead of its own."""
     guard = stream.guard
     for rule in guard.clip_rules:
         left = tuple(r for r in guard.clip_rules if r is not rule)
@@ -220,7 +220,7 @@ def without_one_part(stream: Stream) -> Iterator[tuple[str, GuardConfig]]:
             yield f"loss_scale {scale}", dataclasses.replace(guard, loss_scale=scale)
 
 
-def test_what_torch_compile_is_spared_it_traces_elsewhere() -> None:
+def test_rules_skipped_under_compile_are_compiled_in_another_stream() -> None:
     compiled = BACKENDS["torch-compiled"]
     spared = [s for s in RULE_STREAMS if compiled.why_not(s, brief=True) is not None]
     assert len(spared) == 7
@@ -242,8 +242,8 @@ def test_what_torch_compile_is_spared_it_traces_elsewhere() -> None:
         for part, guard in without_one_part(stream)
     ],
 )
-def test_without_one_of_its_rules_a_stream_is_not_as_expected(stream: Stream, guard: GuardConfig) -> None:
-    """So every rule has something to do in its stream."""
+def test_without_one_of_its_rules_a_stream_fails(stream: Stream, guard: GuardConfig) -> None:
+    """This shows that every rule has an effect in its stream."""
     other = run_scenario(dataclasses.replace(stream, guard=guard), [BACKENDS["numpy"]])
     assert any("numpy, guarded:" in s or "numpy: expected" in s for s in other.surprises)
     if guard.loss_scale == stream.guard.loss_scale:
@@ -255,7 +255,7 @@ def test_without_one_of_its_rules_a_stream_is_not_as_expected(stream: Stream, gu
 
 
 @pytest.mark.parametrize("bound", [0.5, 2.0])
-def test_another_bound_of_what_is_tiny_is_found(bound: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_bound_for_tiny_elements_is_found(bound: float, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = on_numpy("underflow")
     monkeypatch.setattr(reference, "SMALLEST_FLOAT16", reference.SMALLEST_FLOAT16 * bound)
     assert_finds_another_loss_scale(honest)
@@ -281,7 +281,7 @@ def assert_finds_another_loss_scale(honest: Trace) -> None:
     assert found.field == "loss_scale"
 
 
-def test_the_masked_spikes_are_those_that_mean_and_deviation_miss() -> None:
+def test_mean_and_deviation_miss_exactly_the_masked_spikes() -> None:
     skipped, missed = (
         {t for t, row in enumerate(on_numpy(name).rows) if not row.applied}
         for name in ("spike-skip", "spike-mean-std")
@@ -298,8 +298,8 @@ def test_hysteresis_refilled_by_good_steps_would_not_lower_the_scale() -> None:
     assert run_guarded(other, BACKENDS["numpy"]).final_loss_scale == 2.0**17
 
 
-def test_units_are_clipped_apart_and_the_excluded_tensor_is_left_alone() -> None:
-    """The one large unit is held, its neighbours get what they would have got."""
+def test_units_are_clipped_separately_and_the_excluded_tensor_is_unchanged() -> None:
+    """The one large unit is clipped; its neighbours are unchanged."""
     stream = SCENARIOS["agc"]
     rules = stream.guard.clip[:1]
     alone = dataclasses.replace(stream, guard=dataclasses.replace(stream.guard, clip=rules))
@@ -318,12 +318,12 @@ def test_units_are_clipped_apart_and_the_excluded_tensor_is_left_alone() -> None
 # ------------------------------------------------------------------- differences that are found
 
 
-def test_a_step_that_one_unit_takes_otherwise_is_found() -> None:
+def test_a_difference_in_one_units_step_is_found() -> None:
     honest, other = (run_guarded(SCENARIOS["agc"], BACKENDS["numpy"]) for _ in range(2))
     tolerance = SCENARIOS["agc"].tolerance
     assert compare_traces("x", honest, other, tolerance).disagreement is None
     step = other.path[50][0] - other.path[49][0]
-    for path in other.path[50:60]:  # and ten steps later it is as if nothing had been
+    for path in other.path[50:60]:  # and ten steps later the paths are equal again
         path[0][:, 1] += np.float32(1e-3) * step[:, 1]
     found = compare_traces("x", honest, other, tolerance).disagreement
     assert found is not None
@@ -340,7 +340,7 @@ def test_a_step_that_one_unit_takes_otherwise_is_found() -> None:
         ("log-max", ("loss_scale", "statistics", "mean")),
     ],
 )
-def test_other_statistics_are_found(name: str, place: tuple[str | int, ...]) -> None:
+def test_a_difference_in_statistics_is_found(name: str, place: tuple[str | int, ...]) -> None:
     honest, other = (run_guarded(SCENARIOS[name], BACKENDS["numpy"]) for _ in range(2))
     *way, last = place
     part = functools.reduce(lambda tree, key: tree[key], way, other.guard["state"])
@@ -350,7 +350,7 @@ def test_other_statistics_are_found(name: str, place: tuple[str | int, ...]) -> 
     assert (found.step, found.field) == (None, ".".join(map(str, place)))
 
 
-def test_a_run_that_was_thrown_off_fails() -> None:
+def test_a_run_that_ends_elsewhere_fails() -> None:
     stream = SCENARIOS["level-shift"]
     trace = on_numpy("level-shift")
     assert outcome_of(stream, trace) == Outcome.SURVIVES

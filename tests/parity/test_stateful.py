@@ -1,8 +1,8 @@
-"""A state machine drives NumPy, PyTorch and JAX through the same life and lets nothing drift apart.
+"""A state machine runs NumPy, PyTorch and JAX through the same random actions and compares them.
 
-Steps good and bad, gradients accumulated over several steps of the machine, guards saved in one framework
-and loaded in another, optimizers copied in mid-run: after each of them decisions, scales and
-parameters agree, and nothing kept is non-finite.
+Good and bad steps, gradients accumulated over several steps of the machine, guards saved in one framework
+and loaded in another, optimizers copied during a run: after each action decisions, scales and parameters
+agree, and no stored value is non-finite.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from stablenum.rules.clipping import AdaGC, AdaptiveGradClip, AutoClip, ClipUpda
 from stablenum.rules.loss_scale import LogMaxLossScale, UnderflowAwareLossScale
 from stablenum.rules.spikes import MeanStdSpikeGuard, SpikeGuard
 
-# Everything that moves or fills up does so within the few steps of a run.
+# Small windows and intervals, so that they fill and elapse within the few steps of a run.
 CONFIGS = {
     "norms": GuardConfig(
         clip=(ClipByNorm(2.0), 1.0),
@@ -61,7 +61,7 @@ CONFIGS = {
 LR = 0.1
 NAMES = ("a", "b", "c")
 START = {"a": np.ones((2, 2), np.float32), "b": np.zeros(3, np.float32), "c": np.zeros(0, np.float32)}
-# The rule for updates finds the learning rate in the state.
+# ClipUpdateRMS finds the learning rate in the state.
 SGD_IN_JAX = optax.inject_hyperparams(optax.sgd, static_args=("momentum",))(learning_rate=LR, momentum=0.9)
 TX = {name: optax.chain(stablenum_jax.guard(config=config), SGD_IN_JAX) for name, config in CONFIGS.items()}
 EXACT = ("step", "applied", "reason", "loss_scale", "skipped_total", "skipped_in_a_row", "worst")
@@ -91,7 +91,7 @@ class NumpySide:
         return self.train.guard_state_dict()
 
     def load(self, saved: dict[str, Any]) -> None:
-        self.train.state = init_guard(self.config, len(NAMES), xp=np)  # a guard that knows nothing yet
+        self.train.state = init_guard(self.config, len(NAMES), xp=np)  # a guard without history
         self.train.load_guard_state_dict(saved)
 
 
@@ -177,7 +177,7 @@ class OneLifeInThreeFrameworks(RuleBasedStateMachine):
         loss=some.sampled_from([1.0, 1.0, 1.5, 50.0]),
     )
     def good_step(self, seed: int, size: float, late: bool, loss: float) -> None:
-        """Finite, but may be a spike; one tensor may get no gradient."""
+        """A finite step, which may be a spike; one tensor may get no gradient."""
         rng = np.random.default_rng(seed)
         grads = {n: (rng.standard_normal(p.shape) * size).astype(np.float32) for n, p in START.items()}
         if late:

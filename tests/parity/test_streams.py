@@ -1,4 +1,4 @@
-"""What a stream stands for: events, drift and jitter, and streams as text."""
+"""The gradients that a stream describes: events, drift and jitter, and streams as text."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_events_happen_in_the_order_listed() -> None:
     assert (stream_step(stream(double, put), 3).gradients[0] == 2.0).all()
 
 
-def test_what_a_factor_cannot_hold_is_inf_and_0_times_inf_is_nan() -> None:
+def test_a_factor_beyond_the_range_gives_inf_and_0_times_inf_gives_nan() -> None:
     huge = stream(Event(step=1, tensor="all", factor=1e300), Event(step=1, tensor="loss", factor=1e300))
     got = stream_step(huge, 1)
     assert all(np.isinf(g).all() for g in got.gradients)
@@ -99,7 +99,7 @@ def test_drift_multiplies_the_gradients_and_not_the_loss(drift: float) -> None:
         assert got.loss == clean.loss
 
 
-def test_jitter_is_one_seeded_log_normal_factor_a_step() -> None:
+def test_jitter_is_one_seeded_log_normal_factor_per_step() -> None:
     made = Stream(name="x", steps=2000, jitter=0.3, tensors=(TensorSpec(shape=(4,)), TensorSpec(shape=(2,))))
     clean = Stream(name="x", steps=2000, tensors=made.tensors)
     logs = []

@@ -1,10 +1,11 @@
-"""Clip rules: how far to shrink the gradients of one step. One rule a file.
+"""Clip rules: how far to shrink the gradients of one step. One rule per file.
 
-A rule sees norms of the *unscaled* gradients, never the gradients, so clipping costs no pass of its own.
+A rule gets norms of the *unscaled* gradients, never the gradients, so clipping costs no pass of its own.
 Each is a frozen config with ``init(n_tensors, xp=, device=)`` and
-``multiplier(state, norms, total, applied=, xp=) -> (factor, state)``; what varies in training is the state.
-Three rules act elsewhere: ``ClipByValue`` on elements and ``ClipUpdateRMS`` on the optimizer's update are
-carried out by the adapter, ``AdaptiveGradClip`` works on the units of a weight (see ``chain.py``).
+``multiplier(state, norms, total, applied=, xp=) -> (factor, state)``; what changes during training is in the
+state. Three rules work differently: ``ClipByValue`` (on elements) and ``ClipUpdateRMS`` (on the optimizer's
+update) are carried out by the adapter, and ``AdaptiveGradClip`` works on the units of a weight (see
+``chain.py``).
 """
 
 from __future__ import annotations
@@ -54,12 +55,12 @@ CLIP_RULES = (
     ClipUpdateRMS,
     ZClip,
 )
-# Rule states whose every array has one row a parameter: the rows move with the parameters.
+# Rule states in which every array has one row per parameter: loading a state matches the rows by name.
 PER_TENSOR_STATES = (AdaGCState,)
 
 
 def as_clip_rules(value: object) -> tuple[ClipRule, ...]:
-    """``GuardConfig.clip`` in its one stored form: a tuple of rules.
+    """``GuardConfig.clip`` in the form in which it is stored: a tuple of rules.
 
     Args:
         value: None, a number (the ``max_norm`` of a :class:`ClipByGlobalNorm`), a rule, or a
@@ -91,14 +92,14 @@ def _check_order(rules: tuple[ClipRule, ...], value: object) -> None:
     if rules[: len(on_gradients)] != tuple(on_gradients) or len(rules) - len(on_gradients) > 1:
         raise bad_field(
             "clip",
-            "a sequence whose only ClipUpdateRMS, if any, stands last",
+            "a sequence with at most one ClipUpdateRMS, at the end",
             value,
-            hint="It acts on the optimizer's update, after all that acts on gradients.",
+            hint="It acts on the optimizer's update, after all rules that act on gradients.",
         )
     if any(isinstance(rule, ClipByValue) for rule in on_gradients[:-1]):
         raise bad_field(
             "clip",
-            "a sequence whose only ClipByValue, if any, comes after all rules that look at norms",
+            "a sequence with at most one ClipByValue, after all rules that use norms",
             value,
             hint="The norm after an element-wise clamp is not known without another pass over the gradients.",
         )

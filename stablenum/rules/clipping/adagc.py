@@ -1,4 +1,4 @@
-"""AdaGC: each tensor's norm against a moving mean of its own."""
+"""AdaGC: clips each tensor's norm relative to its own moving mean."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from stablenum.arrays import at_most
 from stablenum.fields import check_field
 from stablenum.formats import FLOAT32_MAX
 from stablenum.rules.clipping.common import coefficient, shortening
-from stablenum.rules.windows import ABSURD, tells
+from stablenum.rules.windows import OUTLIER_RATIO, is_informative
 
 __all__ = ["AdaGC", "AdaGCState"]
 
 Array: TypeAlias = Any
 Namespace: TypeAlias = Any
 
-# A norm of the warm-up counts as far below the others at this fraction of the third smallest: a spike in
-# one tensor shrinks all others in that step, and gamma would take thousands of steps to rise again.
+# A norm of the warm-up is left out if it is smaller than the third smallest by more than this factor: a spike
+# in one tensor shrinks all others in that step, and gamma would take thousands of steps to rise again.
 _FAR_BELOW = 3.0
-# How many such norms a warm-up may contain without harm, plus one.
+# One more than the number of such norms that a warm-up may contain without effect on gamma.
 _LOWEST = 3
 
 
 class AdaGCState(NamedTuple):
-    """What is known of each tensor: one row a parameter in every array (see ``PER_TENSOR_STATES``).
+    """The statistics of each tensor: every array has one row per parameter (see ``PER_TENSOR_STATES``).
 
     Attributes:
         gamma: (n,) float32, the moving mean of the clipped norm; 0 before the end of the warm-up.
-        lowest: (n, 3) float32 (as many columns as the warm-up has steps, if fewer), the smallest clipped
-            norms of the warm-up, ascending; the largest float32 where nothing has come yet.
+        lowest: (n, 3) float32 (fewer columns if the warm-up has fewer steps), the smallest clipped norms of
+            the warm-up, ascending; the largest float32 where there is no norm yet.
         seen: (n,) int32, norms observed, up to ``warmup_steps``.
-        far: (n,) int32, observations in a row that lay 100 times above gamma.
+        far: (n,) int32, observations in a row that were above 100 times gamma.
     """
 
     gamma: Array
@@ -44,21 +44,21 @@ class AdaGCState(NamedTuple):
 class AdaGC:
     """Clip each tensor's norm at ``clip_ratio`` times the moving mean of its own clipped norm.
 
-    ``h = min(1, clip_ratio * gamma / n)``, ``gamma <- decay * gamma + (1 - decay) * h n``. In the first
-    ``warmup_steps`` of a tensor it is clipped with all others at the joint norm ``max_norm``, and gamma
-    is the smallest norm that left. Wang et al. 2025 (arXiv 2502.11034).
+    For a norm n, ``h = min(1, clip_ratio * gamma / n)`` and ``gamma <- decay * gamma + (1 - decay) * h n``.
+    In its first ``warmup_steps`` steps a tensor is clipped with all others at the joint norm ``max_norm``;
+    gamma starts as the smallest norm after this clipping. Wang et al. 2025 (arXiv 2502.11034).
 
-    Steps that were not applied, and zero gradients of a tensor, do not count, so a tensor that starts
-    late has a warm-up of its own. Of the warm-up's norms up to two that lie 3 times below the third
-    smallest are left out (one spike elsewhere shrinks all tensors in that step). A tensor whose norm lies
-    100 times above gamma for ``warmup_steps`` observations in a row begins its warm-up anew: gamma itself
-    can grow by (1 - decay)(clip_ratio - 1), a thousandth, a step.
+    Skipped steps, and zero gradients of a tensor, do not count, so a tensor that starts late has a warm-up
+    of its own. Up to two norms of the warm-up that are less than a third of the third smallest are left out
+    (one spike elsewhere shrinks all tensors in that step). A tensor whose norm is above 100 times gamma for
+    ``warmup_steps`` observations in a row starts its warm-up again, because gamma itself grows by at most
+    (1 - decay)(clip_ratio - 1), a thousandth, per step.
 
     Args:
         clip_ratio: above 0; 1.05 in the paper.
-        decay: of gamma, between 0 and 1.
-        max_norm: the joint norm of the warm-up.
-        warmup_steps: 1 or more.
+        decay: the decay of gamma, between 0 and 1.
+        max_norm: the limit on the joint norm during the warm-up, above 0.
+        warmup_steps: the length of the warm-up in observations, 1 or more.
 
     Raises:
         ValueError: a field is out of its range.
@@ -81,7 +81,7 @@ class AdaGC:
         check_field(self, "warmup_steps", whole=True, at_least=1)
 
     def init(self, n_tensors: int, *, xp: Namespace, device: Any = None) -> AdaGCState:
-        """Nothing seen yet."""
+        """The state before the first step."""
         return AdaGCState(
             gamma=xp.zeros((n_tensors,), dtype=xp.float32, device=device),
             lowest=xp.full(
@@ -94,18 +94,18 @@ class AdaGC:
     def multiplier(
         self, state: AdaGCState, norms: Array, total: Array, *, applied: Array, xp: Namespace
     ) -> tuple[Array, AdaGCState]:
-        """The (n,) float32 factors, one a tensor, and the next state."""
+        """The (n,) float32 factors, one per tensor, and the next state."""
         warm = state.seen >= self.warmup_steps
         joint = coefficient(total, self.max_norm, xp=xp)
         limit = at_most(self.clip_ratio * state.gamma, FLOAT32_MAX, xp=xp)
         factor = xp.where(warm, shortening(norms, limit, xp=xp), joint)
-        counts = applied & tells(norms, xp=xp)
+        counts = applied & is_informative(norms, xp=xp)
         return factor, self._observe(state, norms, factor * norms, warm, counts, xp=xp)
 
     def _observe(
         self, state: AdaGCState, norms: Array, clipped: Array, warm: Array, counts: Array, *, xp: Namespace
     ) -> AdaGCState:
-        """The state after a step, for the tensors that ``counts`` names."""
+        """The state after a step, updated for the tensors where ``counts`` is True."""
         warming = counts & xp.logical_not(warm)
         seen = xp.where(warming, state.seen + 1, state.seen)
         smallest = xp.sort(xp.concat([state.lowest, clipped[:, None]], axis=1), axis=1)[:, :-1]
@@ -114,8 +114,8 @@ class AdaGC:
         # Not decay * gamma + ...: in float32 decay and 1 - decay do not add up to 1, and gamma would drift.
         gamma = state.gamma + (1.0 - self.decay) * (clipped - state.gamma)
         gamma = xp.where(counts & warm, gamma, state.gamma)
-        gamma = xp.where(begins, _smallest_sane(lowest, xp=xp), gamma)
-        is_far = warm & (norms > ABSURD * state.gamma)
+        gamma = xp.where(begins, _smallest_kept(lowest, xp=xp), gamma)
+        is_far = warm & (norms > OUTLIER_RATIO * state.gamma)
         far = xp.where(counts, xp.where(is_far, state.far + 1, xp.zeros_like(state.far)), state.far)
         again = far >= self.warmup_steps
         return AdaGCState(
@@ -126,7 +126,7 @@ class AdaGC:
         )
 
 
-def _smallest_sane(lowest: Array, *, xp: Namespace) -> Array:
-    """The smallest of each row that is not absurdly far below the row's last."""
-    sane = lowest >= lowest[:, -1:] / _FAR_BELOW
-    return xp.min(xp.where(sane, lowest, xp.full_like(lowest, FLOAT32_MAX)), axis=1)
+def _smallest_kept(lowest: Array, *, xp: Namespace) -> Array:
+    """The smallest value of each row that is not less than a third of the row's last."""
+    kept = lowest >= lowest[:, -1:] / _FAR_BELOW
+    return xp.min(xp.where(kept, lowest, xp.full_like(lowest, FLOAT32_MAX)), axis=1)

@@ -1,4 +1,4 @@
-"""Adaptive gradient clipping: each unit's gradient against the unit's own weights."""
+"""Adaptive gradient clipping: clips each unit's gradient relative to the unit's weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Array: TypeAlias = Any
 Namespace: TypeAlias = Any
 OutputAxis: TypeAlias = Literal["first", "last"]
 
-# optax and NFNets keep the division from zero so; it can hardly engage.
+# Avoids division by zero, as in optax and NFNets; it has an effect only for tiny ``clipping`` and ``eps``.
 _DIV_EPS = 1e-6
 
 
@@ -27,23 +27,24 @@ class AdaptiveGradClip(Stateless):
     """Shrink each unit's gradient to at most ``clipping`` times the norm of the unit's weights (AGC).
 
     ``g <- g * clipping * max(|w|, eps) / max(|g|, 1e-6)`` where ``|g| >= clipping * max(|w|, eps)``. A
-    unit is what feeds one output: a row of a linear layer, a filter of a convolution; a vector (bias,
-    gain) or a scalar is one unit. Brock et al. 2021 (arXiv 2102.06171), who leave out the last linear
-    layer: name it in ``exclude``. The law is that of ``optax.adaptive_grad_clip``.
+    unit is the set of weights of one output: a row of a linear layer, a filter of a convolution; a vector
+    (bias, gain) or a scalar is one unit. Brock et al. 2021 (arXiv 2102.06171) exclude the last linear
+    layer: name it in ``exclude``. The formula is that of ``optax.adaptive_grad_clip``.
 
-    The unit norms are taken in the one read of the gradients and give the tensors' norms too; the
-    weights are read once more. A unit whose weights are not finite is left alone; a zero gradient stays
-    zero. Gradients sharded over ranks or a mesh axis are refused: a unit may lie on several of them.
+    The unit norms are computed in the same read of the gradients as the tensors' norms; the weights are read
+    once more. A unit whose weights are not finite is left unchanged; a zero gradient stays zero. Gradients
+    sharded over ranks or a mesh axis are rejected, because a unit may be spread over several of them.
 
     Args:
         clipping: the largest ratio of gradient norm to weight norm, above 0.
-        eps: the smallest weight norm counted, so that zero-initialised weights can move.
-        exclude: patterns of parameter names that are left alone (``fnmatch``: ``"head.*"``, ``"*.bias"``).
-            Each must match a parameter.
-        output_axis: which axis of a weight counts the outputs: ``"first"`` (PyTorch: out x in, and
+        eps: the smallest value used for a weight norm, so that zero-initialised weights can move; above 0.
+        exclude: patterns of the names of parameters that are not clipped (``fnmatch``: ``"head.*"``,
+            ``"*.bias"``). Each must match a parameter.
+        output_axis: the axis of a weight that indexes the outputs: ``"first"`` (PyTorch: out x in, and
             out x in x height x width) or ``"last"`` (JAX: in x out, height x width x in x out). None is the
-            framework's own convention, ``"last"`` for NumPy too; there, as in optax, three axes are in x
-            heads x features, of which all but the first count outputs: name ``"last"`` for 1-d convolutions.
+            framework's own convention, ``"last"`` for NumPy too. With None, as in optax, a JAX or NumPy
+            weight with three axes is taken as in x heads x features, where all axes but the first index
+            outputs: set ``"last"`` for 1-d convolutions.
 
     Raises:
         ValueError: a field is out of its range; at init, a pattern matches no parameter.
@@ -71,10 +72,10 @@ class AdaptiveGradClip(Stateless):
             check_choice("AdaptiveGradClip.output_axis", self.output_axis, ("first", "last"))
 
     def included(self, names: Sequence[str]) -> tuple[bool, ...]:
-        """Whether the rule applies to each of the parameters of these names.
+        """For each parameter name, whether the rule applies to that parameter.
 
         Raises:
-            ValueError: a pattern matches none of them.
+            ValueError: a pattern of ``exclude`` matches no name.
         """
         for pattern in self.exclude:
             if not any(fnmatchcase(name, pattern) for name in names):
@@ -83,16 +84,16 @@ class AdaptiveGradClip(Stateless):
                     "AdaptiveGradClip.exclude",
                     "patterns that each match a parameter",
                     pattern,
-                    hint=f"The parameters are {known or 'none'}. In PyTorch names come from names=model.",
+                    hint=f"The parameters are {known or 'none'}. In PyTorch, pass names=model for names.",
                 )
         return tuple(not any(fnmatchcase(name, pattern) for pattern in self.exclude) for name in names)
 
     def unit_axes(self, shape: Sequence[int], *, default: OutputAxis) -> tuple[int, ...]:
-        """The axes over which a unit of a tensor of this shape extends: those to take norms over.
+        """The axes of a tensor that belong to one unit: norms are taken over them.
 
         Args:
-            shape: the tensor's.
-            default: the framework's output axis.
+            shape: the shape of the tensor.
+            default: the framework's output axis, used if ``output_axis`` is None.
 
         Example:
             >>> rule = AdaptiveGradClip()
@@ -121,7 +122,7 @@ class AdaptiveGradClip(Stateless):
         return [1 if axis in axes else n for axis, n in enumerate(shape)]
 
     def unit_factors(self, norms: Array, weights: Array, *, xp: Namespace) -> Array:
-        """The (u,) float32 factor of each unit from the norms of its gradient and its weights."""
+        """The (u,) float32 factors of the units, from the norms of their gradients and of their weights."""
         limit = self.clipping * at_least(weights, self.eps, xp=xp)
         shrink = xp.isfinite(limit) & xp.isfinite(norms) & (norms >= limit)
         factor = limit / at_least(norms, _DIV_EPS, xp=xp)

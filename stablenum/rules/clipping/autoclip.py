@@ -1,4 +1,4 @@
-"""AutoClip: a threshold taken from the norms seen so far."""
+"""AutoClip: clips the norm at a quantile of the norms so far."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from stablenum.fields import check_field
 from stablenum.rules.clipping.common import shortening
-from stablenum.rules.windows import empty_window, push, quantile, tells
+from stablenum.rules.windows import empty_window, is_informative, push, quantile
 
 __all__ = ["AutoClip", "AutoClipState"]
 
@@ -19,7 +19,7 @@ class AutoClipState(NamedTuple):
     """The last norms.
 
     Attributes:
-        norms: (window,) float32, newest last; inf where nothing has come yet.
+        norms: (window,) float32, newest last; inf where there is no norm yet.
     """
 
     norms: Array
@@ -30,15 +30,15 @@ class AutoClip:
     """Clip the joint norm at a quantile of the joint norms of the last steps, this one included.
 
     ``c = min(1, q / norm)`` with q the ``quantile`` (linear between ranks) of the last ``window``
-    norms before clipping. Seetharaman et al. 2020 (arXiv 2007.14469), who use the tenth percentile of all
-    norms so far: nine steps in ten are clipped, and the update's length hardly varies.
+    norms before clipping. Seetharaman et al. 2020 (arXiv 2007.14469) use the tenth percentile of all
+    norms so far: nine steps in ten are clipped, and the length of the update hardly varies.
 
-    Only applied steps with a gradient that is not zero enter the window, so that no bad step can
-    disturb the threshold; one of 1e30 counts as one large norm among many.
+    Only applied steps with a non-zero gradient enter the window, so skipped steps do not change the
+    threshold; a norm of 1e30 counts as one large norm among many.
 
     Args:
         quantile: between 0 and 1.
-        window: norms remembered, 1 to 100,000.
+        window: the number of norms to keep, 1 to 100,000.
 
     Raises:
         ValueError: a field is out of its range.
@@ -64,7 +64,7 @@ class AutoClip:
         self, state: AutoClipState, norms: Array, total: Array, *, applied: Array, xp: Namespace
     ) -> tuple[Array, AutoClipState]:
         """The () float32 factor for all tensors, and the next state."""
-        window = push(state.norms, total, applied & tells(total, xp=xp), xp=xp)
-        # An empty window (zero gradients from the start) gives inf, which clips nothing.
+        window = push(state.norms, total, applied & is_informative(total, xp=xp), xp=xp)
+        # The quantile of an empty window (zero gradients from the start) is inf, which clips nothing.
         factor = shortening(total, quantile(window, self.quantile, xp=xp), xp=xp)
         return factor, AutoClipState(window)

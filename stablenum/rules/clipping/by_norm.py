@@ -20,8 +20,8 @@ class ClipByGlobalNorm(Stateless):
 
     ``c = min(1, max_norm / (norm + 1e-6))``, as ``torch.nn.utils.clip_grad_norm_`` does;
     Pascanu et al. 2013 (arXiv 1211.5063). The norm is computed so that finite gradients of any
-    size have a finite norm: they are clipped, never zeroed. A zero gradient stays zero. The factor
-    stops at float32's smallest normal number, 1.2e-38: only beyond that is the result longer than
+    size have a finite norm: they are clipped, never zeroed. A zero gradient stays zero. The factor is
+    at least float32's smallest normal number, 1.2e-38; only at this limit is the resulting norm above
     ``max_norm``.
 
     Args:
@@ -52,7 +52,7 @@ class ClipByGlobalNorm(Stateless):
 class ClipByNorm(Stateless):
     """Shrink each tensor's gradient on its own so that its L2 norm is at most ``max_norm``.
 
-    The law of :class:`ClipByGlobalNorm`, tensor by tensor; changes the gradient's direction.
+    The formula of :class:`ClipByGlobalNorm`, applied to each tensor; changes the gradient's direction.
 
     Args:
         max_norm: above 0, in the units of the unscaled gradients.
@@ -74,5 +74,5 @@ class ClipByNorm(Stateless):
     def multiplier(
         self, state: tuple[Array, ...], norms: Array, total: Array, *, applied: Array, xp: Namespace
     ) -> tuple[Array, tuple[Array, ...]]:
-        """The (n,) float32 factors, one a tensor, and the next state."""
+        """The (n,) float32 factors, one per tensor, and the next state."""
         return coefficient(norms, self.max_norm, xp=xp), state

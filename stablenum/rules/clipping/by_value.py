@@ -1,4 +1,4 @@
-"""Clamping each element. It cannot be told from norms, so the adapter does it, last."""
+"""Clamping each element. This needs the elements and not only norms, so the adapter does it, last."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Namespace: TypeAlias = Any
 class ClipByValue(Stateless):
     """Clamp each element of the unscaled gradients to [-max_value, max_value].
 
-    As ``torch.nn.utils.clip_grad_value_`` and ``optax.clip``. It costs a pass over the
-    gradients. It does not cure NaN, and it would hide an overflow if it ran first: here the
+    As ``torch.nn.utils.clip_grad_value_`` and ``optax.clip``. It costs one pass over the
+    gradients. It does not remove NaN, and it would hide an overflow if it ran first: here the
     finiteness check comes before it, and a non-finite step is skipped.
 
     Args:

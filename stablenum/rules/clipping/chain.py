@@ -1,4 +1,4 @@
-"""Several clip rules in order, each seeing what the ones before it left."""
+"""Applies several clip rules in order, each to the norms that the rules before it leave."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Namespace: TypeAlias = Any
 
 
 class Units(NamedTuple):
-    """What :class:`AdaptiveGradClip` looks at, one array a parameter.
+    """The norms that :class:`AdaptiveGradClip` needs, one array per parameter.
 
     Attributes:
         norms: (u_i,) float32, the L2 norm of the gradient of each of the parameter's units, as the
-            optimizer gets it; (0,) for a parameter that the rule leaves alone.
+            optimizer gets it; (0,) for a parameter that the rule leaves unchanged.
         weights: (u_i,) float32, the L2 norm of each unit's weights.
     """
 
@@ -35,7 +35,7 @@ class FlatUnits(NamedTuple):
 
     Attributes:
         norms, weights: (u,) float32, of the unscaled gradients and of the weights.
-        sizes: how many of them belong to each parameter; known before tracing.
+        sizes: the number of units of each parameter, as Python integers (static under tracing).
     """
 
     norms: Array
@@ -43,13 +43,13 @@ class FlatUnits(NamedTuple):
     sizes: tuple[int, ...]
 
     def spread(self, values: Array, *, xp: Namespace) -> Array:
-        """(u,) the value of each unit's parameter from (n,) values; a () value serves all."""
+        """Repeat (n,) values, one per parameter, to (u,), one per unit; a () value is returned as is."""
         if values.ndim == 0 or not self.sizes:
             return values
         return xp.concat([xp.broadcast_to(values[i], (size,)) for i, size in enumerate(self.sizes)])
 
     def split(self, values: Array) -> tuple[Array, ...]:
-        """(u,) values as one array a parameter."""
+        """Split (u,) values into one array per parameter."""
         ends = list(itertools.accumulate(self.sizes))
         return tuple(values[end - size : end] for end, size in zip(ends, self.sizes, strict=True))
 
@@ -58,10 +58,10 @@ class Clipped(NamedTuple):
     """The outcome of all rules.
 
     Attributes:
-        coefficient: () or (n,) float32, the factor on each parameter's gradient, units aside.
-        unit_factors: (u,) float32, the whole factor on each unit, all parameters' units in one vector;
-            None without a rule for units.
-        smallest: () float32, the smallest factor that any element gets.
+        coefficient: () or (n,) float32, the factor on each parameter's gradient, without the unit factors.
+        unit_factors: (u,) float32, the total factor on each unit, with the units of all parameters in one
+            vector; None without :class:`AdaptiveGradClip`.
+        smallest: () float32, the smallest factor on any element.
         states: the rules' next states.
     """
 
@@ -83,25 +83,25 @@ def clip_in_order(
     per_tensor: bool,
     xp: Namespace,
 ) -> Clipped:
-    """Ask each rule for its factor.
+    """Apply the rules in order and combine their factors.
 
     Args:
         rules, states: the clip rules and the state of each.
         norms: (n,) float32, of the unscaled gradients.
         total: () float32, their joint norm.
-        units: for :class:`AdaptiveGradClip` alone; None also where there are no parameters.
-        start: () float32, a factor that comes before all rules, or None for 1.
+        units: only needed for :class:`AdaptiveGradClip`; None also if there are no parameters.
+        start: () float32, a factor to apply before all rules, or None for 1.
         applied: () bool, whether the step enters the rules' statistics.
-        per_tensor: whether factors are kept apart for each parameter.
+        per_tensor: whether there is one factor per parameter instead of one for all.
         xp: the array namespace.
     """
     coefficient, left, after = xp.ones_like(norms if per_tensor else total), norms, []
     if start is not None:
         start = floored(start, xp=xp)
         coefficient, left, total = coefficient * start, left * start, total * start
-    shrink: Array | None = None  # (u,) what the rule for units asks for
+    shrink: Array | None = None  # (u,) the factors of AdaptiveGradClip
     for i, (rule, state) in enumerate(zip(rules, states, strict=True)):
-        if i > 0:
+        if i > 0:  # the norms after the rules so far; for the first rule they are the arguments
             left = norms if shrink is None or units is None else _left_of_units(norms, units, shrink, xp=xp)
             left = left * coefficient
             total = combine_norms(left, xp=xp)
@@ -111,7 +111,7 @@ def clip_in_order(
                 shrink = floored(rule.unit_factors(seen, units.weights, xp=xp), xp=xp)
         else:
             factor, state = rule.multiplier(state, left, total, applied=applied, xp=xp)
-            # The floor stands at each rule, so that those to come see what will really be left.
+            # The factor is floored after each rule, so that the next rules get the norms that really result.
             coefficient = floored(coefficient * floored(factor, xp=xp), xp=xp)
         after.append(state)
     if coefficient.ndim == 0:
@@ -127,7 +127,7 @@ def clip_in_order(
 
 
 def _left_of_units(norms: Array, units: FlatUnits, shrink: Array, *, xp: Namespace) -> Array:
-    """(n,) norms of the gradients whose units were shrunk."""
+    """(n,) float32, the norms of the gradients after their units were shrunk."""
     if not units.sizes:
         return norms
     # Relative to the tensor's own norm, so that no square overflows or flushes.

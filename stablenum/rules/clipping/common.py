@@ -1,4 +1,4 @@
-"""What clip rules share: factors that shorten a gradient to a norm, and the base of rules without state."""
+"""Shared by clip rules: factors that shrink a gradient to a norm, and the base class of stateless rules."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ _EPS = 1e-6
 
 
 def coefficient(norm: Array, max_norm: Array | float, *, xp: Namespace) -> Array:
-    """``min(1, max_norm / (norm + 1e-6))``; 1 where the norm is not finite (such a step is skipped)."""
+    """``min(1, max_norm / (norm + 1e-6))``; 1 for a non-finite norm (the step is skipped then)."""
     norm = xp.where(xp.isfinite(norm), norm, xp.zeros_like(norm))
     return at_most(max_norm / (norm + _EPS), 1.0, xp=xp)
 
 
 def shortening(norm: Array, limit: Array, *, xp: Namespace) -> Array:
-    """``limit / norm`` where a finite norm lies above its limit, else 1.
+    """``limit / norm`` where the norm is finite and above its limit, otherwise 1.
 
-    Without the 1e-6: a limit taken from norms of 1e-8 would be far off with it.
+    Without torch's 1e-6, which would be far too large for norms, and hence limits, of about 1e-8.
     """
     above = xp.isfinite(norm) & (norm > limit)
     return xp.where(above, limit / xp.where(above, norm, xp.ones_like(norm)), xp.ones_like(norm))
 
 
 def floored(factor: Array, *, xp: Namespace) -> Array:
-    """The factor, but not below float32's smallest normal number.
+    """The factor, raised to at least float32's smallest normal number.
 
-    A factor that flushed to zero would silently zero finite gradients.
+    A factor that is flushed to zero would silently turn finite gradients into zeros.
     """
     return at_least(factor, FLOAT32_TINY, xp=xp)
 
 
 class Stateless:
-    """A clip rule without state. By itself it leaves all gradients alone: some rules act elsewhere."""
+    """Base class of clip rules without state. Its multiplier is 1, for rules that do not act on norms."""
 
     __slots__ = ()
 

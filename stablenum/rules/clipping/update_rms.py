@@ -1,4 +1,4 @@
-"""Clipping what the optimizer made of the gradients: the update itself."""
+"""Clipping the optimizer's update instead of the gradients."""
 
 from __future__ import annotations
 
@@ -20,21 +20,23 @@ class ClipUpdateRMS(Stateless):
     """Shrink each tensor's update so that its root mean square is at most ``max_rms`` learning rates.
 
     ``u <- u / max(1, RMS(u) / (max_rms * lr))``: Adafactor's update clipping (Shazeer & Stern 2018, arXiv
-    1804.04235, d = 1), with the learning rate taken out. For Adam it bounds what StableAdamW (Wortsman et
+    1804.04235, d = 1), relative to the learning rate. For Adam it bounds what StableAdamW (Wortsman et
     al. 2023, arXiv 2304.13013) bounds by a mean over g^2/v: an update far above the learning rate, which
-    comes when v has not followed a sudden rise of the gradients. Weight decay that the optimizer adds
-    belongs to the update.
+    occurs when v lags behind a sudden increase of the gradients. Weight decay added by the optimizer
+    is part of the update.
 
-    It acts after the optimizer, on steps that are applied, and is not in ``clip_coefficient``. It needs a
-    form that sees the inner optimizer's update: in JAX ``step``, ``chain`` or ``guard(inner)``, not the
-    chain form driven by plain ``tx.update``; in PyTorch any, at the price of a copy of the parameters. A
-    zero update stays zero, one that is not finite is left as it is. It may only stand last in ``clip``.
+    It acts after the optimizer, on applied steps, and is not included in ``clip_coefficient``. It needs a
+    form of the guard with access to the inner optimizer's update: in JAX ``step``, ``chain`` or
+    ``guard(inner)``, not the chain form driven by plain ``tx.update``; in PyTorch any form, at the cost of a
+    copy of the parameters. A zero update stays zero; a non-finite one is left as it is. It must be the last
+    rule in ``clip``.
 
     Args:
         max_rms: the largest RMS, in learning rates if ``per_lr``, above 0.
-        per_lr: whether the update has the learning rate in it. PyTorch's always have, and the groups tell
-            it. In JAX the rate is that of ``optax.inject_hyperparams(...)(learning_rate=...)``; wrap an
-            inner transformation without learning rate (``optax.scale_by_adam()``) with ``per_lr=False``.
+        per_lr: whether the update contains the learning rate. In PyTorch it always does; the rate is read
+            from the parameter groups. In JAX the rate is that of
+            ``optax.inject_hyperparams(...)(learning_rate=...)``; use ``per_lr=False`` for an inner
+            transformation without learning rate (``optax.scale_by_adam()``).
 
     Raises:
         ValueError: a field is out of its range.

@@ -1,4 +1,4 @@
-"""ZClip: clip the norms that stand out from their moving mean."""
+"""ZClip: clips norms that are far above their moving mean."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stablenum.arrays import at_most, combine_norms
 from stablenum.fields import check_field
 from stablenum.formats import FLOAT32_MAX
 from stablenum.rules.clipping.common import shortening
-from stablenum.rules.windows import empty_window, mean_and_std, push, tells, without_absurd
+from stablenum.rules.windows import empty_window, is_informative, mean_and_std, push, without_outliers
 
 __all__ = ["ZClip", "ZClipState"]
 
@@ -25,10 +25,10 @@ class ZClipState(NamedTuple):
     """The moving statistics of the norm.
 
     Attributes:
-        mean, std: () float32; the standard deviation and not the variance, whose square of a norm of
-            1e20 would be infinite.
-        first: (warmup_steps,) float32, the norms of the warm-up; inf where nothing has come yet.
-        seen: () int32, norms observed.
+        mean, std: () float32; the standard deviation and not the variance, which would be infinite for
+            norms of 1e20.
+        first: (warmup_steps,) float32, the norms of the warm-up; inf where there is no norm yet.
+        seen: () int32, norms observed, up to ``warmup_steps``.
     """
 
     mean: Array
@@ -42,16 +42,16 @@ class ZClip:
     """Clip a joint norm that lies more than ``z_threshold`` standard deviations above its moving mean.
 
     With z = (n - m) / (s + 1e-6): where z > ``z_threshold`` the norm is clipped to
-    ``n* = m + z_threshold^2 s / z``, the lower the more it stands out, and the statistics take in n*
-    instead of n: ``m <- alpha m + (1 - alpha) n``, ``s^2 <- alpha s^2 + (1 - alpha) (n - m)^2`` with the new
-    m. They begin as mean and standard deviation of the first ``warmup_steps`` norms. In the warm-up and
-    after it the norm is held below ``max_norm`` besides. Kumar et al. 2025 (arXiv 2504.02507).
+    ``n* = m + z_threshold^2 s / z``, which is lower for larger z, and n* replaces n in the statistics:
+    ``m <- alpha m + (1 - alpha) n``, ``s^2 <- alpha s^2 + (1 - alpha) (n - m)^2`` with the new
+    m. They start as mean and standard deviation of the first ``warmup_steps`` norms. In addition the norm is
+    clipped to ``max_norm``, during the warm-up too. Kumar et al. 2025 (arXiv 2504.02507).
 
-    Only applied steps with a gradient that is not zero count. Of the warm-up's norms those above 100
-    times their median are left out: the moving mean would take thousands of steps to forget 1e30. The
-    spread s counts as at least a hundredth of m, or norms that are constant for a while would hold the
-    rule at that norm for ever. Nothing follows a lasting rise quickly, as in the paper: gradients are
-    held near the old level.
+    Only applied steps with a non-zero gradient count. Norms of the warm-up above 100 times their median
+    are left out, because the moving mean would take thousands of steps to forget 1e30. The spread s is at
+    least a hundredth of m; otherwise norms that are constant for a while would clip all later norms to that
+    value permanently. As in the paper, the rule follows a lasting increase slowly: gradients are clipped to
+    about the old level.
 
     Args:
         alpha: the decay of mean and variance, between 0 and 1.
@@ -81,7 +81,7 @@ class ZClip:
         check_field(self, "warmup_steps", whole=True, at_least=2, at_most=100_000)
 
     def init(self, n_tensors: int, *, xp: Namespace, device: Any = None) -> ZClipState:
-        """Nothing seen yet."""
+        """The state before the first step."""
         return ZClipState(
             mean=xp.asarray(0.0, dtype=xp.float32, device=device),
             std=xp.asarray(0.0, dtype=xp.float32, device=device),
@@ -96,17 +96,17 @@ class ZClip:
         warm = state.seen >= self.warmup_steps
         limit = self._limit(state, total, xp=xp)
         limit = xp.where(warm, limit, xp.full_like(limit, math.inf))
-        held = limit if self.max_norm is None else at_most(limit, self.max_norm, xp=xp)
-        factor = shortening(total, held, xp=xp)
-        counts = applied & tells(total, xp=xp)
+        bound = limit if self.max_norm is None else at_most(limit, self.max_norm, xp=xp)
+        factor = shortening(total, bound, xp=xp)
+        counts = applied & is_informative(total, xp=xp)
         return factor, self._observe(state, xp.minimum(total, limit), warm, counts, xp=xp)
 
     def _limit(self, state: ZClipState, norm: Array, *, xp: Namespace) -> Array:
-        """n* where the norm stands out, else inf."""
+        """n* where z is above the threshold, otherwise inf."""
         std = xp.maximum(state.std, _LEAST_SPREAD * state.mean)
         z = (norm - state.mean) / (std + _EPS)
         stands_out = z > self.z_threshold
-        # This order, so that the largest norms do not overflow on the way.
+        # In this order no intermediate result overflows, even for the largest norms.
         beyond = self.z_threshold / xp.where(stands_out, z, xp.ones_like(z))
         limit = at_most(state.mean + self.z_threshold * (beyond * std), FLOAT32_MAX, xp=xp)
         return xp.where(stands_out, limit, xp.full_like(limit, math.inf))
@@ -114,9 +114,9 @@ class ZClip:
     def _observe(
         self, state: ZClipState, norm: Array, warm: Array, counts: Array, *, xp: Namespace
     ) -> ZClipState:
-        """The state after ``norm`` was taken in, if it ``counts``."""
+        """The state after ``norm`` was observed, where ``counts`` is True."""
         first = push(state.first, norm, counts & xp.logical_not(warm), xp=xp)
-        begun_mean, begun_std = mean_and_std(without_absurd(first, xp=xp), xp=xp)
+        begun_mean, begun_std = mean_and_std(without_outliers(first, xp=xp), xp=xp)
         # Not alpha * mean + ...: in float32 alpha and 1 - alpha do not add up to 1, and the mean would drift.
         mean = state.mean + (1.0 - self.alpha) * (norm - state.mean)
         off = math.sqrt(1.0 - self.alpha) * xp.abs(norm - mean)

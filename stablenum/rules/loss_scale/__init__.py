@@ -1,17 +1,17 @@
 """Loss-scale rules: multiply the loss by a scale so that small half-precision gradients survive.
 
-Each rule is a frozen config with ``init`` and ``update``; what varies in training is
-:class:`LossScaleState`. One rule a file. A rule's ``needs`` names what it wants measured besides norms:
+Each rule is a frozen config with ``init`` and ``update``; what changes during training is in
+:class:`LossScaleState`. One rule per file. A rule's ``needs`` names what must be measured besides norms:
 ``"amax"`` (the largest gradient element) or ``"tiny"`` (the fraction that float16 would lose).
 
-Sources: Micikevicius et al. 2018 (arXiv 1710.03740), and those named by each rule.
+Sources: Micikevicius et al. 2018 (arXiv 1710.03740), and those named in each rule.
 """
 
 from typing import TypeAlias
 
 from stablenum.rules.loss_scale.dynamic import DynamicLossScale
 from stablenum.rules.loss_scale.log_max import LogMaxLossScale
-from stablenum.rules.loss_scale.state import LARGEST_SCALE, SMALLEST_SCALE, LossScaleState, may_load
+from stablenum.rules.loss_scale.state import LARGEST_SCALE, SMALLEST_SCALE, LossScaleState, both_dynamic
 from stablenum.rules.loss_scale.static import StaticLossScale
 from stablenum.rules.loss_scale.underflow import UnderflowAwareLossScale
 
@@ -25,7 +25,7 @@ __all__ = [
     "LossScaleState",
     "StaticLossScale",
     "UnderflowAwareLossScale",
-    "may_load",
+    "both_dynamic",
 ]
 
 LOSS_SCALES = (StaticLossScale, DynamicLossScale, LogMaxLossScale, UnderflowAwareLossScale)

@@ -1,6 +1,6 @@
 """The dynamic loss scale: halve on overflow, double after a run of good steps.
 
-Source: torch ``GradScaler`` for the law; apex, Megatron-LM and DeepSpeed for the two kinds of hysteresis.
+Sources: torch's ``GradScaler`` for the rule; apex, Megatron-LM and DeepSpeed for the two kinds of hysteresis.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ Namespace: TypeAlias = Any
 class DynamicLossScale:
     """Back off when the gradients overflow, grow after a run of good steps.
 
-    The law of torch's ``GradScaler``: on overflow ``S <- S x backoff_factor`` and the count of
+    The rule of torch's ``GradScaler``: on overflow ``S <- S x backoff_factor`` and the count of
     good steps returns to 0; after ``growth_interval`` good steps ``S <- S x growth_factor``.
-    In addition S stays within [``min_scale``, ``max_scale``], so that neither 1/S nor S can
-    become infinite however long the trouble lasts.
+    In addition S stays within [``min_scale``, ``max_scale``], so that neither 1/S nor S becomes
+    infinite, however many steps overflow.
 
     Args:
         init_scale: S at the first step.
         growth_factor: above 1.
         backoff_factor: between 0 and 1.
         growth_interval: good steps in a row before S grows.
-        hysteresis: overflows tolerated before S backs off; 1 backs off at the first.
-        hysteresis_refill: ``"good_step"`` restores the tolerance at each good step (apex), so
-            that only overflows *in a row* count; ``"growth"`` restores it only when S grows
+        hysteresis: the overflow at which S backs off; 1 backs off at the first.
+        hysteresis_refill: ``"good_step"`` starts the count of overflows again at each good step (apex),
+            so that only overflows *in a row* count; ``"growth"`` starts it again only when S grows
             (Megatron-LM, DeepSpeed).
         min_scale: the floor.
         max_scale: the ceiling.
@@ -84,14 +84,14 @@ class DynamicLossScale:
             state: the state before.
             overflow: () bool, the scaled gradients were not finite.
             good: () bool, everything was finite. A step that is neither (the unscaled loss was already
-                non-finite) says nothing about the scale and changes nothing.
+                non-finite) carries no information about the scale and changes nothing.
             xp: the array namespace.
         """
         scale, steps, left = state.scale, state.good_steps, state.hysteresis_left
         left_after = xp.where(overflow, at_least(left - 1, 0, xp=xp), left)
         back_off = overflow & (left_after == 0)
         steps = xp.where(overflow, xp.zeros_like(steps), xp.where(good, steps + 1, steps))
-        # ">=": a count restored from another interval may already lie beyond this one.
+        # ">=": a count loaded from a run with another interval may already be beyond this one.
         grow = good & (steps >= self.growth_interval)
         refill = grow if self.hysteresis_refill == "growth" else good
         smaller = at_least(scale * self.backoff_factor, self.min_scale, xp=xp)

@@ -1,4 +1,4 @@
-"""A loss scale set from the gradients' own statistics: as high as their spread allows."""
+"""A loss scale set from statistics of the gradients: as high as their spread allows."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 from stablenum.arrays import at_least, at_most
 from stablenum.fields import check_field
 from stablenum.formats import FLOAT32_TINY
-from stablenum.rules.loss_scale.state import LossScaleState, check_scale_range, held, scale_state
+from stablenum.rules.loss_scale.state import LossScaleState, check_scale_range, next_hold, scale_state
 
 __all__ = ["LogMaxLossScale", "LogMaxStatistics"]
 
 Array: TypeAlias = Any
 Namespace: TypeAlias = Any
 
-# A single step a thousand times off would be in the standard deviation for thousands of steps.
+# A single step a thousand times too large would affect the standard deviation for thousands of steps. So
+# after ``_KNOWN_AFTER`` observations, one counts as at most ``_FAR`` (in log2) from the mean.
 _FAR, _KNOWN_AFTER = 10.0, 100
 
 
@@ -24,9 +25,9 @@ class LogMaxStatistics(NamedTuple):
     """Moving statistics of x = log2(largest unscaled gradient element).
 
     Attributes:
-        mean, weight: () float32, the fast mean, and the total weight of what it has seen.
+        mean, weight: () float32, the fast mean and the total weight of its observations.
         slow_mean, variance, slow_weight: () float32, the slow mean, the variance about it, and their weight.
-        hold: () int32, good steps for which the scale may still not rise.
+        hold: () int32, good steps during which the scale may still not rise.
     """
 
     mean: Array
@@ -39,30 +40,30 @@ class LogMaxStatistics(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogMaxLossScale:
-    """Put the scale so high that the largest gradient element stays below float16's largest number.
+    """Set the scale as high as the largest gradient element allows without overflow in float16.
 
     With x = log2(amax of the unscaled gradients), m its moving mean (decay ``mean_decay``) and s its
-    moving standard deviation (decay ``std_decay``), both without bias at the start:
-    ``S = 2 ** floor(log2_max - (m + std_factor * s))``, kept within [``min_scale``, ``max_scale``]. Under
-    a normal distribution of x, 3.09 standard deviations leave one overflow in a thousand steps.
+    moving standard deviation (decay ``std_decay``), both corrected for bias at the start:
+    ``S = 2 ** floor(log2_max - (m + std_factor * s))``, kept within [``min_scale``, ``max_scale``]. If x is
+    normally distributed, 3.09 standard deviations leave one overflow in a thousand steps.
 
-    Source: ``LogMaxScaler`` of OpenSeq2Seq (Kuchaiev et al. 2018, arXiv 1805.10387). Four differences:
-    a step that overflowed, or whose gradients are all zero, never enters the statistics (there one
-    overflow holds S at 1 for thousands of steps, and one zero makes it NaN for ever); S is a power of
-    two, which costs no precision and is the same number in every framework; an overflow halves S,
-    which then does not rise for 100 good steps, so that a lasting rise of the gradients is followed; and
-    one x far off counts less: at most as what ``min_scale`` is for, and after 100 good steps as 10 from m.
+    Source: ``LogMaxScaler`` of OpenSeq2Seq (Kuchaiev et al. 2018, arXiv 1805.10387), with four differences.
+    A step that overflowed, or whose gradients are all zero, never enters the statistics (in the source one
+    overflow keeps S at 1 for thousands of steps, and one zero makes it NaN permanently). S is a power of
+    two, which costs no precision and is the same number in every framework. An overflow halves S,
+    which then does not rise for 100 good steps, so S follows a lasting increase of the gradients. An
+    outlying x is limited: to the x at which S reaches ``min_scale``, and after 100 good steps to m +- 10.
 
-    It needs the largest gradient element, one more reduction over the gradients.
+    The rule needs the largest gradient element, which is one more reduction over the gradients.
 
     Args:
         init_scale: S until the first good step.
-        log2_max: the exponent that the largest element aims below, 16 for float16.
-        std_factor: standard deviations of head room.
-        mean_decay: between 0 and 1; 0.99 remembers about 100 steps.
+        log2_max: log2 of the bound that the largest scaled element should stay below, 16 for float16.
+        std_factor: the margin below that bound, in standard deviations.
+        mean_decay: between 0 and 1; 0.99 averages over about 100 steps.
         std_decay: between 0 and 1.
-        min_scale: the floor.
-        max_scale: the ceiling.
+        min_scale: the smallest S.
+        max_scale: the largest S.
 
     Raises:
         ValueError: a field is out of its range.
@@ -115,7 +116,7 @@ class LogMaxLossScale:
             xp: the array namespace.
         """
         scale, steps = state.scale, state.good_steps
-        # Hardware may take a number below the smallest normal one for 0, and its logarithm for -inf.
+        # Hardware may treat a number below the smallest normal one as 0, whose logarithm is -inf.
         seen = good & xp.isfinite(amax) & (amax >= FLOAT32_TINY)
         x = xp.log2(xp.where(seen, amax, xp.ones_like(amax))) - xp.log2(scale)
         statistics = self._observe(state.statistics, x, seen=seen, overflow=overflow, xp=xp)
@@ -132,14 +133,15 @@ class LogMaxLossScale:
     def _observe(
         self, old: LogMaxStatistics, x: Array, *, seen: Array, overflow: Array, xp: Namespace
     ) -> LogMaxStatistics:
-        """The statistics with ``x`` in them, by West's incremental update of a weighted variance.
+        """The statistics updated with ``x``, by West's incremental formula for a weighted variance.
 
-        The mean of x^2 less the square of the mean, as in the source, loses all digits in float32.
+        The formula of the source, mean of x^2 minus square of the mean, loses all digits in float32.
         """
-        # n observations weigh 1 - decay^n; the bound lies between two of them, so that rounding cannot tip.
+        # The weight of n observations is 1 - decay^n. The bound is halfway between two values of n, so that
+        # rounding cannot change the outcome.
         known = old.slow_weight >= 1.0 - self.std_decay ** (_KNOWN_AFTER - 0.5)
         near = xp.maximum(xp.minimum(x, old.mean + _FAR), old.mean - _FAR)
-        # Any x above this asks for a scale below the floor.
+        # Any x above this would give a scale below ``min_scale``.
         top = self.log2_max - math.log2(self.min_scale)
         x = at_most(xp.where(known, near, x), top, xp=xp)
         mean, weight = _moved(old.mean, old.weight, x, self.mean_decay)
@@ -149,30 +151,31 @@ class LogMaxLossScale:
         variance = (1.0 - share) * (old.variance + share * off * off)
         new = (mean, weight, slow_mean, variance, slow_weight)
         kept = [xp.where(seen, b, a) for a, b in zip(old[:-1], new, strict=True)]
-        hold = held(old.hold, overflow=overflow, good=seen, xp=xp)
+        hold = next_hold(old.hold, overflow=overflow, good=seen, xp=xp)
         return LogMaxStatistics(*[*kept, hold])
 
     def _proposal(self, statistics: LogMaxStatistics, *, xp: Namespace) -> Array:
-        """The scale that the statistics ask for."""
+        """The scale that follows from the statistics."""
         top = statistics.mean + self.std_factor * xp.sqrt(at_least(statistics.variance, 0.0, xp=xp))
-        # A little less: where gradients are powers of two, rounding must not decide between two scales, and
-        # 2**16 itself is more than float16 holds.
+        # 2**-10 is subtracted for two reasons: where gradients are powers of two, rounding must not decide
+        # between two scales, and 2**16 itself is beyond float16's range.
         power = xp.floor(self.log2_max - top - 2.0**-10)
         return at_most(at_least(_power_of_two(power, xp=xp), self.min_scale, xp=xp), self.max_scale, xp=xp)
 
 
 def _moved(mean: Array, weight: Array, x: Array, decay: float) -> tuple[Array, Array]:
-    """A moving mean without bias, and its weight: the first observation counts in full."""
+    """A moving mean corrected for bias, and its weight: the first observation counts in full."""
     weight = decay * weight + (1.0 - decay)
     return mean + (1.0 - decay) / weight * (x - mean), weight
 
 
 def _power_of_two(power: Array, *, xp: Namespace) -> Array:
-    """``2 ** power`` for a whole number from -100 to 100, exact everywhere.
+    """``2 ** power`` for a whole number from -100 to 100, exact in every framework.
 
-    Library powers are off by an ulp here and there, and loss scales have to be equal bit for bit.
+    The power functions of the frameworks are sometimes off by an ulp, and loss scales must agree bit for bit.
     """
     up, down, left = xp.ones_like(power), xp.ones_like(power), xp.abs(power)
+    # One factor per binary digit of the exponent; products of powers of two are exact.
     for part in (64.0, 32.0, 16.0, 8.0, 4.0, 2.0, 1.0):
         has = left >= part
         left = xp.where(has, left - part, left)

@@ -1,4 +1,4 @@
-"""What every loss-scale rule carries from step to step."""
+"""The state of loss-scale rules, and what the rules share."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ __all__ = [
     "LARGEST_SCALE",
     "SMALLEST_SCALE",
     "LossScaleState",
+    "both_dynamic",
     "check_scale_range",
-    "held",
-    "may_load",
+    "next_hold",
     "scale_state",
 ]
 
 Array: TypeAlias = Any
 Namespace: TypeAlias = Any
 
-# 1/scale and scale x loss must stay far from float32's ends.
+# Keeps 1/scale and scale x loss far from the ends of float32's range.
 LARGEST_SCALE, SMALLEST_SCALE = 2.0**100, 2.0**-100
 FIXED = -1
-# Rules that move the scale at every step do not raise it for so many good steps after an overflow.
+# Good steps after an overflow during which a rule that adjusts the scale at every step does not raise it.
 HOLD = 100
 
 
 class LossScaleState(NamedTuple):
-    """What a loss-scale rule carries from step to step. A checkpoint may change the rule.
+    """What a loss-scale rule carries from step to step. A checkpoint loads under another rule too.
 
     Attributes:
         scale: () float32, the factor on the loss of the next step.
         good_steps: () int32, steps without overflow since the scale last changed (since the last overflow
-            for the rules that move at every step).
-        hysteresis_left: () int32, overflows still tolerated before the scale backs off; -1 for a scale
-            that never moves, by which a loaded state tells the two kinds apart.
-        statistics: what else the rule remembers; ``()`` for most.
+            for the rules that adjust the scale at every step).
+        hysteresis_left: () int32, overflows still tolerated before the scale backs off; -1 marks a scale
+            that never changes, which distinguishes the two kinds when a state is loaded.
+        statistics: what else the rule remembers; ``()`` for most rules.
     """
 
     scale: Array
@@ -47,11 +47,11 @@ class LossScaleState(NamedTuple):
     statistics: Any = ()
 
 
-def may_load(saved: LossScaleState, like: LossScaleState) -> bool:
-    """Whether the saved scale has a meaning here: only where both sides scale dynamically.
+def both_dynamic(saved: LossScaleState, like: LossScaleState) -> bool:
+    """Whether both sides scale dynamically; only then is the saved scale loaded.
 
-    A fixed scale (none at all is 1) is a setting, and the setting of the guard that loads holds.
-    Makes the host wait.
+    A fixed scale (1 without scaling) is a setting, and the loading guard's setting takes precedence.
+    Makes the host wait for the device.
     """
     return bool(min(saved.hysteresis_left.tolist(), like.hysteresis_left.tolist()) > FIXED)
 
@@ -68,20 +68,20 @@ def scale_state(
     )
 
 
-def held(hold: Array, *, overflow: Array, good: Array, xp: Namespace) -> Array:
-    """() int32, the good steps for which the scale may still not rise: all of them again at an overflow."""
+def next_hold(hold: Array, *, overflow: Array, good: Array, xp: Namespace) -> Array:
+    """() int32, the good steps during which the scale may still not rise; an overflow sets it to ``HOLD``."""
     left = xp.where(good, at_least(hold - 1, 0, xp=xp), hold)
     return xp.where(overflow, xp.full_like(hold, HOLD), left)
 
 
 def check_scale_range(rule: Any) -> None:
-    """Check ``min_scale <= init_scale <= max_scale`` of a rule that moves its scale.
+    """Check that ``min_scale <= init_scale <= max_scale`` in a rule that adjusts its scale.
 
     Raises:
         ValueError: one of them is out of its range.
     """
     check_field(rule, "min_scale", at_least=SMALLEST_SCALE, at_most=LARGEST_SCALE)
-    hint = "max_scale may not lie below min_scale."
+    hint = "max_scale may not be below min_scale."
     check_field(rule, "max_scale", at_least=rule.min_scale, at_most=LARGEST_SCALE, hint=hint)
-    hint = "It lies between min_scale and max_scale."
+    hint = "It must be between min_scale and max_scale."
     check_field(rule, "init_scale", at_least=rule.min_scale, at_most=rule.max_scale, hint=hint)

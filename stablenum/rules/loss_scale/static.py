@@ -1,4 +1,4 @@
-"""A loss scale that never moves."""
+"""A constant loss scale."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Namespace: TypeAlias = Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticLossScale:
-    """A constant loss scale: the loss times S, the gradients over S (arXiv 1710.03740).
+    """A constant loss scale: the loss is multiplied by S, the gradients are divided by S (arXiv 1710.03740).
 
-    An overflow skips the step and leaves the scale alone.
+    A step that overflows is skipped and does not change the scale.
 
     Args:
-        scale: S, a positive finite number; powers of two cost no precision.
+        scale: S, from 2**-100 to 2**100; a power of two costs no precision.
 
     Raises:
         ValueError: ``scale`` is not finite, or is outside [2**-100, 2**100].

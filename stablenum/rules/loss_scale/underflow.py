@@ -1,4 +1,4 @@
-"""A loss scale that rises while gradients are lost to underflow and there is head room."""
+"""A loss scale that rises while gradients underflow and there is headroom."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from stablenum.arrays import at_least, at_most
 from stablenum.fields import check_field
-from stablenum.rules.loss_scale.state import LossScaleState, check_scale_range, held, scale_state
+from stablenum.rules.loss_scale.state import LossScaleState, check_scale_range, next_hold, scale_state
 
 __all__ = ["UnderflowAwareLossScale", "UnderflowStatistics"]
 
@@ -19,8 +19,8 @@ class UnderflowStatistics(NamedTuple):
     """What the rule remembers.
 
     Attributes:
-        highest: () float32, the largest scale at which a step was good; 0 before.
-        hold: () int32, good steps for which underflow may still not raise the scale.
+        highest: () float32, the largest scale at which a step was good; 0 before the first good step.
+        hold: () int32, good steps during which underflow may still not raise the scale.
     """
 
     highest: Array
@@ -31,25 +31,26 @@ class UnderflowStatistics(NamedTuple):
 class UnderflowAwareLossScale:
     """Double the scale while float16 would lose gradients, halve it when they overflow.
 
-    With u the fraction of the non-zero elements of the scaled gradients that are at most 2^-24, the
-    smallest float16: after a good step ``S <- 2 S`` if u > ``max_tiny`` and amax < ``headroom``; after an
-    overflow ``S <- S / 2``, and underflow does not raise S for 100 good steps; after ``recovery_interval``
-    good steps at an S below the highest that was ever good, ``S <- 2 S``, so that one overflow does not
-    lower S for ever; else S stays. Where the backward pass ran in float16 the elements below 2^-24 have
-    become zero already; those at the last bit tell of them. An all-zero gradient changes nothing.
+    Let u be the fraction of the non-zero elements of the scaled gradients that are at most 2^-24, the
+    smallest float16. After a good step ``S <- 2 S`` if u > ``max_tiny`` and amax < ``headroom``. After an
+    overflow ``S <- S / 2``, and underflow does not raise S for 100 good steps. After ``recovery_interval``
+    good steps at an S below the highest one at which a step was good, ``S <- 2 S``, so that one overflow
+    does not lower S permanently. Otherwise S stays the same. Where the backward pass ran in float16, elements
+    below 2^-24 have already become zero; the elements at the last bit are then the only sign of underflow.
+    An all-zero gradient changes nothing.
 
-    After Zhao et al. 2019 (arXiv 1910.12385), who choose a scale by the probability of underflow; a
-    dynamic scale raises blindly after an interval instead.
+    After Zhao et al. 2019 (arXiv 1910.12385), who choose a scale by the probability of underflow. A
+    dynamic scale, in contrast, grows after an interval whether or not anything underflows.
 
-    It needs the largest element and two counts, a further pass over the gradients.
+    The rule needs the largest element and two counts, which are one more pass over the gradients.
 
     Args:
         init_scale: S at the first step.
-        max_tiny: the fraction of lost elements that is borne, between 0 and 1.
-        headroom: the largest scaled element with which S may still double.
-        recovery_interval: good steps in a row after which a lowered S doubles, 1 or more.
-        min_scale: the floor.
-        max_scale: the ceiling.
+        max_tiny: the fraction u above which S doubles, from 0 up to, not including, 1.
+        headroom: S doubles because of underflow only while the largest scaled element is below this.
+        recovery_interval: good steps after which a lowered S doubles, 1 or more.
+        min_scale: the smallest S.
+        max_scale: the largest S.
 
     Raises:
         ValueError: a field is out of its range.
@@ -100,7 +101,7 @@ class UnderflowAwareLossScale:
             xp: the array namespace.
         """
         scale, highest, hold = state.scale, state.statistics.highest, state.statistics.hold
-        good = good & (amax > 0)  # a gradient of zeros says nothing
+        good = good & (amax > 0)  # a gradient of zeros carries no information
         steps = xp.where(good, state.good_steps + 1, state.good_steps)
         recovered = (steps >= self.recovery_interval) & (scale < highest)
         lost = (tiny > self.max_tiny) & (amax < self.headroom) & (hold == 0)
@@ -113,6 +114,6 @@ class UnderflowAwareLossScale:
             hysteresis_left=state.hysteresis_left,
             statistics=UnderflowStatistics(
                 highest=xp.where(good, xp.maximum(highest, scale), highest),
-                hold=held(hold, overflow=overflow, good=good, xp=xp),
+                hold=next_hold(hold, overflow=overflow, good=good, xp=xp),
             ),
         )
