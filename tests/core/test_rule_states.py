@@ -111,8 +111,9 @@ def test_rows_of_adagc_follow_their_names_into_another_order():
 
 
 def test_a_parameter_that_was_added_begins_anew_and_one_that_left_is_dropped():
-    with pytest.warns(StatisticsNotLoadedWarning, match=r"2 of the 4 parameters here \(new, other\)"):
+    with pytest.warns(StatisticsNotLoadedWarning, match=r"2 of the 4 parameters here \(new, other\)") as told:
         saved, here = loaded(["new", "c", "a", "other"], 4)
+    assert [w.filename for w in told] == [__file__]  # the line that loads, not one of the reader's
     fresh = NUMPY.init(ADAGC, 4).clip[0]
     for before, after, own in zip(saved, here, fresh, strict=True):
         assert after.tolist() == [own[0].tolist(), before[2].tolist(), before[0].tolist(), own[3].tolist()]
@@ -173,6 +174,7 @@ def test_a_spike_rule_or_scale_statistics_that_were_not_saved_are_told():
         "state.loss_scale.statistics",
         "state.spike",
     ]
+    assert {w.filename for w in told} == {__file__}
     assert_bit_equal(got.spike, here.spike)
     assert_bit_equal(got.loss_scale.statistics, here.loss_scale.statistics)
     assert float(got.loss_scale.scale) == float(state.loss_scale.scale)
