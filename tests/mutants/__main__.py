@@ -1,0 +1,124 @@
+"""``python -m tests.mutants``: see ``--help``."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.mutants.mutations import Mutant
+from tests.mutants.recording import TestMap, record
+from tests.mutants.report import passes, report
+from tests.mutants.running import KILLED, TIMED_OUT, Result, Tree, copy_tree, try_all
+from tests.mutants.sampling import all_mutants, packages_of, read_judged, sample
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+LEAST = 0.95
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser.add_argument("--n", type=int, default=240, help="mutants in the sample (240)")
+    parser.add_argument("--seed", type=int, default=1, help="of the sample (1)")
+    parser.add_argument("--workers", type=int, default=2, help="mutants tried beside one another (2)")
+    parser.add_argument("--seconds", type=float, default=120.0, help="of processor time for a mutant (120)")
+    parser.add_argument("--work", type=Path, default=ROOT / ".mutants", help="folder for copies and results")
+    parser.add_argument("--list", action="store_true", help="print the sample and end")
+    parser.add_argument(
+        "--again", action="store_true", help="forget earlier results, and record the tests anew"
+    )
+    parser.add_argument(
+        "--only", nargs="*", default=[""], help="only mutants whose file:line begins with one"
+    )
+    parser.add_argument("tests", nargs="*", help="files of tests to use (all that `make test` runs)")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Draw, record, try, report. What an interrupted run found is kept, and the next one goes on."""
+    options = _arguments(argv)
+    packages = packages_of(ROOT)
+    judged = read_judged(HERE / "left_out.toml", HERE / "survivors.toml")
+    everything = all_mutants(ROOT, packages)
+    stale = judged.stale(everything)
+    candidates = [m for m in everything if not any(entry.holds(m) for entry in judged.left_out)]
+    chosen = sample(candidates, options.n, options.seed, ROOT)
+    chosen = [m for m in chosen if f"{m.file}:{m.line}".startswith(tuple(options.only))]
+    print(f"{len(chosen)} of {len(candidates)} mutants, --n {options.n} --seed {options.seed}", flush=True)
+    if options.list:
+        for mutant in sorted(chosen, key=lambda m: (m.file, m.line)):
+            print(f"{mutant.file}:{mutant.line}: {mutant.before}\n    -> {mutant.after}")
+        return 0
+    results = _run(options, packages, chosen)
+    print(report(chosen, results, judged, stale, least=LEAST))
+    return 0 if passes(chosen, results, judged, stale, least=LEAST) else 1
+
+
+def _run(
+    options: argparse.Namespace, packages: Sequence[str], mutants: Sequence[Mutant]
+) -> dict[tuple, Result]:
+    work = options.work.resolve()
+    trees = []
+    for i in range(options.workers):
+        copy_tree(ROOT, work / f"tree-{i}")
+        trees.append(Tree(work / f"tree-{i}", packages, work / f"of-tree-{i}"))
+    digest = _digest(trees[0].root, options.tests)
+    tests = _tests(options, packages, trees[0], work, digest)
+    kept = work / f"results-{digest}.jsonl"
+    if options.again:
+        kept.unlink(missing_ok=True)
+    known = _earlier(kept)
+    left = [m for m in mutants if m.key not in known]
+    print(f"{len(left)} to try, {len(mutants) - len(left)} known from before ({kept})", flush=True)
+    begin = time.monotonic()
+
+    def told(mutant: Mutant, result: Result) -> None:
+        known[mutant.key] = result
+        with kept.open("a", encoding="utf-8") as file:
+            file.write(result.to_json() + "\n")
+        place = f"{mutant.file}:{mutant.line}"
+        how = f" by {result.by}" if result.status in (KILLED, TIMED_OUT) else ""
+        passed = time.monotonic() - begin
+        print(f"[{passed:6.0f} s] {result.status:<14} {place}{how} ({result.seconds:.0f} s)", flush=True)
+
+    try_all(trees, left, tests, seconds=options.seconds, told=told)
+    return known
+
+
+def _digest(root: Path, tests: Sequence[str]) -> str:
+    """Of every Python file, and which tests are used: results and records hold for these alone."""
+    whole = hashlib.sha256(repr(sorted(tests)).encode())
+    for path in sorted(root.rglob("*.py")):
+        if "mutants" not in path.relative_to(root).parts:
+            whole.update(f"{path.relative_to(root)}".encode() + path.read_bytes())
+    return whole.hexdigest()[:12]
+
+
+def _tests(
+    options: argparse.Namespace, packages: Sequence[str], tree: Tree, work: Path, digest: str
+) -> TestMap:
+    path = work / f"tests-{digest}.json"
+    if options.again or not path.exists():
+        print("recording which tests run which lines", flush=True)
+        folder = work / "recording"
+        record(tree.root, packages, folder, options.tests, processes=options.workers).save(path)
+    return TestMap.load(path)
+
+
+def _earlier(path: Path) -> dict[tuple, Result]:
+    """What the file holds; the last line of an interrupted run may be cut off."""
+    known = {}
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    for line in lines:
+        if line.endswith("\n"):
+            result = Result.from_json(line)
+            known[result.key] = result
+    return known
+
+
+if __name__ == "__main__":
+    sys.exit(main())
