@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -41,6 +42,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw, record, try, report. What an interrupted run found is kept, and the next one goes on."""
     options = _arguments(argv)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     packages = packages_of(ROOT)
     judged = read_judged(HERE / "left_out.toml", HERE / "survivors.toml")
     everything = all_mutants(ROOT, packages)
@@ -72,8 +74,8 @@ def _run(
     if options.again:
         kept.unlink(missing_ok=True)
     known = _earlier(kept)
-    left = [m for m in mutants if m.key not in known]
-    print(f"{len(left)} to try, {len(mutants) - len(left)} known from before ({kept})", flush=True)
+    old = sum(m.key in known for m in mutants)
+    print(f"{len(mutants) - old} to try, {old} known from before ({kept})", flush=True)
     begin = time.monotonic()
 
     def told(mutant: Mutant, result: Result) -> None:
@@ -85,7 +87,7 @@ def _run(
         passed = time.monotonic() - begin
         print(f"[{passed:6.0f} s] {result.status:<14} {place}{how} ({result.seconds:.0f} s)", flush=True)
 
-    try_all(trees, left, tests, seconds=options.seconds, told=told)
+    try_all(trees, mutants, tests, seconds=options.seconds, told=told, known=known)
     return known
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import sys
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -83,10 +84,10 @@ class _Chosen:
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self) -> None:
         """A property test that fails is not asked for its simplest example."""
-        try:
-            import hypothesis
-        except ImportError:
+        if "hypothesis" not in sys.modules:  # the tests' conftest imports it
             return
+        import hypothesis
+
         phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
         hypothesis.settings.register_profile("mutants", hypothesis.settings(), phases=phases)
         hypothesis.settings.load_profile("mutants")

@@ -11,9 +11,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from tests.mutants.mutations import Mutant
 from tests.mutants.recording import TestMap, environment
@@ -90,7 +91,15 @@ class Tree:
 
     def __init__(self, root: Path, packages: Sequence[str], folder: Path) -> None:
         self.root, self.packages, self.folder = root, packages, folder
+        self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
+
+    def end(self) -> None:
+        """End the tests that run, with what they started."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
 
     def try_one(self, mutant: Mutant, tests: TestMap, *, barred: Iterable[str], seconds: float) -> Result:
         """Put the mutant in, run tests until one fails or the processor time is spent, take it out."""
@@ -143,7 +152,7 @@ class Tree:
         ]
         command += ["-p", "tests.mutants.plugin", *(["-x"] if stop else []), *files]
         with (self.folder / "output.txt").open("w", encoding="utf-8") as output:
-            process = subprocess.Popen(
+            self._process = process = subprocess.Popen(
                 command,
                 cwd=self.root,
                 env=environment(self.root, plan_file),
@@ -158,18 +167,11 @@ class Tree:
             except subprocess.TimeoutExpired:
                 late = True
             finally:
-                _end(process)
+                self.end()
         nothing = {"ran": 0, "failed": {}, "broken": "", "spent": False, "seconds": 0.0}
         told = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {**nothing, "silent": True}
         last = (self.folder / "output.txt").read_text(encoding="utf-8", errors="replace").strip()
         return {**told, "late": late, "code": process.returncode, "last": last[-3000:]}
-
-
-def _end(process: subprocess.Popen) -> None:
-    """The process and what it started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def _in_two(names: list[str]) -> list[list[str]]:
@@ -188,7 +190,7 @@ def verdict(told: dict) -> tuple[str, str, str]:
     if told["late"]:
         return TIMED_OUT, "", "the process did not end"
     for test, error in told["failed"].items():
-        return (TIMED_OUT if "Timeout" in error else KILLED), test, error
+        return (TIMED_OUT if "from pytest-timeout" in error else KILLED), test, error
     if told["broken"]:
         return KILLED, told["broken"], "its import"
     if told.get("silent"):
@@ -205,23 +207,34 @@ def try_all(
     *,
     seconds: float,
     told: Callable[[Mutant, Result], None],
+    known: Mapping[tuple, Result] = MappingProxyType({}),
 ) -> None:
-    """Try the mutants, one at a time in each tree.
+    """Try the mutants of which nothing is ``known``, one at a time in each tree.
 
-    A test that also fails without the mutant has told nothing: at the end every test that killed is run in the
-    tree as it is, and where it fails the mutant is tried again without it.
+    A test that also fails without the mutant has told nothing: at the end every test that killed is run
+    in the tree as it is, and where it fails the mutant is tried again without it.
     """
     barred: set[str] = set()
-    left = list(mutants)
-    while left:
-        results = _spread(trees, left, tests, barred, seconds, told)
-        killers = sorted({r.by for r in results.values() if r.status == KILLED and r.by in tests.seconds})
-        wrong = set()
-        if killers:
-            chosen = [(t, tests.seconds[t]) for t in killers]
-            wrong = trees[0].run(chosen, seconds=float("inf"), stop=False)["failed"].keys() - barred
+    results = dict(known)
+    left = [m for m in mutants if m.key not in results]
+    while True:
+        results |= _spread(trees, left, tests, barred, seconds, told)
+        killers = {results[m.key].by for m in mutants} & tests.seconds.keys()
+        wrong = _failing(trees[0], sorted(killers), tests) - barred
+        if not wrong:
+            return
         barred |= wrong
-        left = [m for m in left if results[m.key].by in wrong]
+        left = [m for m in mutants if results[m.key].by in wrong]
+
+
+def _failing(tree: Tree, names: Sequence[str], tests: TestMap) -> set[str]:
+    """Those of the tests that fail without a mutant."""
+    if not names:
+        return set()
+    told = tree.run([(t, tests.seconds[t]) for t in names], seconds=float("inf"), stop=False)
+    if told["ran"] < len(names):
+        raise RuntimeError(f"the tests that killed could not be run without a mutant: {told['last'][-300:]}")
+    return set(told["failed"])
 
 
 def _spread(
@@ -250,14 +263,21 @@ def _spread(
                 failure.append(error)
                 raise
             with lock:
+                if failure:  # the tests were ended, and did not end
+                    return
                 found[mutant.key] = result
                 told(mutant, result)
 
     threads = [threading.Thread(target=work, args=(tree,), daemon=True) for tree in trees]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.join()
+    except KeyboardInterrupt as interruption:
+        failure.append(interruption)
+        for tree in trees:
+            tree.end()
     if failure:
         raise failure[0]
     return found

@@ -76,6 +76,15 @@ def test_that_fails_anyway():
 """
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _bare():
+    """The processes need no plugin but the run's own, and begin sooner."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+        patch.delenv("PYTEST_ADDOPTS", raising=False)
+        yield
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> Path:
     """The library and its tests."""
@@ -239,14 +248,16 @@ def test_a_planted_mutant_is_killed_by_its_test_and_lives_without_it(made, tests
     killed, lives = found(made, "n += 2"), found(made, "if x >= top:")
     # A constant is tried by the tests that run a line with its name.
     constant = found(made, "LIMIT: int = 11")
+    no_module = dataclasses.replace(constant, new="1 / 0", after="LIMIT: int = 1 / 0")
     before = (made / "library/module.py").read_bytes()
-    results = tried(tree, tests, killed, lives, constant)
+    results = tried(tree, tests, killed, lives, constant, no_module)
     assert (made / "library/module.py").read_bytes() == before
     what = {key[3]: (result.status, result.by) for key, result in results.items()}
     assert what == {
         "n += 2": (KILLED, "test_library.py::test_count"),
         "if x >= top:": (SURVIVED, ""),  # both branches give the same there
         "LIMIT: int = 11": (KILLED, "test_library.py::test_limit_in_another_process"),
+        "LIMIT: int = 1 / 0": (KILLED, "test_library.py"),
     }
     assert results[lives.key].ran == results[lives.key].concerned == 3
     without = {t: s for t, s in tests.seconds.items() if t == "test_library.py::test_clamp"}
@@ -277,13 +288,6 @@ def test_the_verdict(told, status):
     assert verdict({**plain, **told})[0] == status
 
 
-def test_a_library_that_cannot_be_imported_is_told(made, tests, tree):
-    path = made / "library/module.py"
-    broken = dataclasses.replace(found(made, "LIMIT: int = 11"), new="1 / 0")
-    assert tried(tree, tests, broken)[broken.key].status == KILLED
-    assert path.read_text(encoding="utf-8") == LIBRARY.lstrip()
-
-
 def test_a_test_that_fails_without_the_mutant_kills_nothing(made, tests, tree):
     always = "test_library.py::test_that_fails_anyway"
     seconds = {**tests.seconds, always: 0.0}
@@ -291,6 +295,25 @@ def test_a_test_that_fails_without_the_mutant_kills_nothing(made, tests, tree):
     mutant = found(made, "if x >= top:")
     results = tried(tree, TestMap(seconds, lines, {**tests.sizes, always: 1}), mutant)
     assert results[mutant.key].status == SURVIVED
+
+
+def test_what_is_known_is_not_tried_again_but_its_test_is(made, tests, tree):
+    killed = found(made, "n += 2")
+    always = "test_library.py::test_that_fails_anyway"
+    right = Result(killed.key, KILLED, "test_library.py::test_count")
+    wrong = dataclasses.replace(right, by=always)
+    tried_now = []
+    with_it = dataclasses.replace(tests, seconds={**tests.seconds, always: 0.0})
+    for known in (right, wrong):
+        try_all(
+            [tree],
+            [killed],
+            with_it,
+            seconds=60.0,
+            told=lambda m, r: tried_now.append(r.by),
+            known={killed.key: known},
+        )
+    assert tried_now == ["test_library.py::test_count"]
 
 
 def test_the_time_spent_on_a_mutant_is_bounded(made, tests, tree):
