@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import hashlib
+import json
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tests.mutants.mutations import Mutant
@@ -68,20 +70,21 @@ def _run(
     for i in range(options.workers):
         copy_tree(ROOT, work / f"tree-{i}")
         trees.append(Tree(work / f"tree-{i}", packages, work / f"of-tree-{i}"))
-    digest = _digest(trees[0].root, options.tests)
+    digest = _digest(ROOT, _python_files(trees[0].root), repr(sorted(options.tests)))
     tests = _tests(options, packages, trees[0], work, digest)
-    kept = work / f"results-{digest}.jsonl"
+    kept = work / "results.jsonl"
     if options.again:
         kept.unlink(missing_ok=True)
-    known = _earlier(kept)
+    known = _earlier(kept, digest)
     old = sum(m.key in known for m in mutants)
     print(f"{len(mutants) - old} to try, {old} known from before ({kept})", flush=True)
     begin = time.monotonic()
 
     def told(mutant: Mutant, result: Result) -> None:
+        result = dataclasses.replace(result, of_tree=digest, of_files=_digest_of_files(result))
         known[mutant.key] = result
         with kept.open("a", encoding="utf-8") as file:
-            file.write(result.to_json() + "\n")
+            file.write(f"\n{result.to_json()}\n")
         place = f"{mutant.file}:{mutant.line}"
         how = f" by {result.by}" if result.status in (KILLED, TIMED_OUT) else ""
         passed = time.monotonic() - begin
@@ -91,13 +94,24 @@ def _run(
     return known
 
 
-def _digest(root: Path, tests: Sequence[str]) -> str:
-    """Of every Python file, and which tests are used: results and records hold for these alone."""
-    whole = hashlib.sha256(repr(sorted(tests)).encode())
-    for path in sorted(root.rglob("*.py")):
-        if "mutants" not in path.relative_to(root).parts:
-            whole.update(f"{path.relative_to(root)}".encode() + path.read_bytes())
+def _python_files(root: Path) -> list[str]:
+    """All but this folder's own."""
+    names = (path.relative_to(root).as_posix() for path in root.rglob("*.py"))
+    return sorted(name for name in names if not name.startswith("tests/mutants/"))
+
+
+def _digest(root: Path, names: Iterable[str], more: str = "") -> str:
+    whole = hashlib.sha256(more.encode())
+    for name in names:
+        whole.update(name.encode())
+        if (root / name).is_file():
+            whole.update((root / name).read_bytes())
     return whole.hexdigest()[:12]
+
+
+def _digest_of_files(result: Result) -> str:
+    """The mutant's file and that of the test that killed it."""
+    return _digest(ROOT, [result.key[0], result.by.split("::")[0]])
 
 
 def _tests(
@@ -111,14 +125,23 @@ def _tests(
     return TestMap.load(path)
 
 
-def _earlier(path: Path) -> dict[tuple, Result]:
-    """What the file holds; the last line of an interrupted run may be cut off."""
+def _earlier(path: Path, digest: str) -> dict[tuple, Result]:
+    """What holds of the results in the file.
+
+    Those of the same tree do; in another one a mutant is still killed if neither its file nor the test's has
+    changed.
+    """
     known = {}
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-    for line in lines:
-        if line.endswith("\n"):
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        try:
             result = Result.from_json(line)
+        except json.JSONDecodeError:  # an interrupted run cut it off
+            continue
+        killed = result.status == KILLED and result.of_files == _digest_of_files(result)
+        if killed or result.of_tree == digest:
             known[result.key] = result
+        else:
+            known.pop(result.key, None)
     return known
 
 

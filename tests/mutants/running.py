@@ -47,6 +47,7 @@ class Result:
         by: the test that failed, and how.
         ran, concerned: how many tests ran, and how many there are that run its file.
         seconds: processor time.
+        of_tree, of_files: digests of the tree that it was found in, and of the mutated file and the test's.
     """
 
     key: tuple[str, str, str, str, int]
@@ -56,6 +57,8 @@ class Result:
     ran: int = 0
     concerned: int = 0
     seconds: float = 0.0
+    of_tree: str = ""
+    of_files: str = ""
 
     def to_json(self) -> str:
         """One line."""

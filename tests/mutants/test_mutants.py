@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.__main__ import HERE, ROOT
+from tests.mutants.__main__ import HERE, ROOT, _digest_of_files, _earlier
 from tests.mutants.mutations import mutants_of
 from tests.mutants.recording import TestMap, record
 from tests.mutants.report import passes, report
@@ -327,6 +327,27 @@ def test_results_and_records_survive_an_interruption(tests, tmp_path):
     result = Result(("a.py", "f", "x", "y", 1), KILLED, "t", "e", 3, 4, 5.0)
     assert Result.from_json(result.to_json()) == result
     assert json.loads(result.to_json())["status"] == "killed"
+
+
+def test_a_killed_mutant_stays_so_while_its_file_and_the_tests_file_do(tmp_path):
+    def result(after, status, by, of_files, of_tree="old"):
+        key = ("stablenum/errors.py", "f", "x", after, 1)
+        return Result(key, status, by, of_tree=of_tree, of_files=of_files)
+
+    test = "tests/conftest.py::test"
+    now = _digest_of_files(result("", KILLED, test, ""))
+    assert now != _digest_of_files(result("", KILLED, "tests/backends.py::test", ""))
+    rows = [
+        result("killed", KILLED, test, now),
+        result("killed by a test of a file that changed", KILLED, test, "other"),
+        result("alive", SURVIVED, "", now),
+        result("alive in this tree", SURVIVED, "", "other", of_tree="new"),
+        result("alive again", KILLED, test, now),
+        result("alive again", SURVIVED, "", "other"),
+    ]
+    path = tmp_path / "results.jsonl"
+    path.write_text("".join(f"{row.to_json()}\n" for row in rows) + '{"key": [', encoding="utf-8")
+    assert {key[3] for key in _earlier(path, "new")} == {"killed", "alive in this tree"}
 
 
 def test_a_copy_holds_what_git_would_take(tmp_path):
