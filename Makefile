@@ -12,7 +12,7 @@ export OMP_NUM_THREADS ?= 1
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-gpu lint docs bench bench-gpu bench-all clean
+.PHONY: help demo test test-all test-gpu mutants lint docs bench bench-gpu bench-all clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ test-all: $(STAMP) ## Run the tests, the slow ones too
 
 test-gpu: $(STAMP) ## Run the tests that need an NVIDIA GPU
 	$(BIN)/python -m pytest -m gpu
+
+mutants: $(STAMP) ## Put small faults into the library and see that the tests find them (about an hour)
+	$(BIN)/python -m tests.mutants $(MUTANTS)
 
 lint: $(STAMP) ## Check style, types and import contracts
 	$(BIN)/ruff format --check .

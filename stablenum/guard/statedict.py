@@ -106,6 +106,8 @@ def state_from_dict(
         raise bad_field("guard state", f"a dict written by guard_state_dict(), version 1 to {VERSION}", plain)
     reader = _Reader(plain.get("names"), names, xp=xp, device=device)
     state: GuardState = reader.read("state", _current(plain), like)
+    for message in reader.missing:
+        warnings.warn(message, StatisticsNotLoadedWarning, stacklevel=2)
     if both_dynamic(state.loss_scale, like.loss_scale):
         return state
     return state._replace(loss_scale=reader.own(like.loss_scale))
@@ -143,6 +145,7 @@ class _Reader:
         if saved is not None and not words:
             raise bad_field("names", "a list of strings or None", saved)
         self.xp, self.device, self.here = xp, device, list(here or ())
+        self.missing: list[str] = []  # what was not saved, a sentence or two for each
         self.known = saved is not None and here is not None and list(saved) != list(here)
         place = {name: i for i, name in enumerate(here or ())} if self.known else {}
         self.n_saved = len(saved) if self.known else None
@@ -188,12 +191,10 @@ class _Reader:
             rows = isinstance(like, PER_TENSOR_STATES)
             fitting = [part for part in unused if _fits(part, like, rows=self.n_saved if rows else None)]
             if not fitting:
-                warnings.warn(
+                self.missing.append(
                     f"{field}: no statistics were saved that fit {type(like).__name__.removesuffix('State')} "
                     "as it is configured here; its own are kept. Rules, windows and parameters that changed "
-                    "since the state was saved start from scratch.",
-                    StatisticsNotLoadedWarning,
-                    stacklevel=2,
+                    "since the state was saved start from scratch."
                 )
                 found.append(self.own(like))
                 continue
@@ -208,11 +209,9 @@ class _Reader:
         new = [name for i, name in enumerate(self.here) if i not in self.source]
         if new:
             shown = ", ".join(new[:5]) + (", ..." if len(new) > 5 else "")
-            warnings.warn(
+            self.missing.append(
                 f"{field}: no statistics were saved under the names of {len(new)} of the {len(self.here)} "
-                f"parameters here ({shown}); they start from scratch.",
-                StatisticsNotLoadedWarning,
-                stacklevel=2,
+                f"parameters here ({shown}); they start from scratch."
             )
         return {
             name: [plain[name][self.source[i]] if i in self.source else row for i, row in enumerate(rows)]

@@ -60,7 +60,7 @@ class EscalatePrecision:
         check_field(self, "after", whole=True, at_least=1)
         check_field(self, "for_steps", whole=True, at_least=1)
         given = self.formats
-        if isinstance(given, str) or len(given) < 2:
+        if not isinstance(given, (tuple, list)) or len(given) < 2:
             raise bad_field("EscalatePrecision.formats", "two formats or more, from narrow to wide", given)
         names = tuple(parse_format(name) for name in given)
         if any(wider(a, b) == a for a, b in itertools.pairwise(names)):

@@ -36,7 +36,8 @@ from stablenum.guard.config import make_config
 
 NOT_NUMBERS = ["1.0", "x", b"1", True, [], [1.0], {}, {"a": 1}, object(), math.nan, 1j, np.ones(2), 10**400]
 NOT_POSITIVE = [*NOT_NUMBERS, None, math.inf, -math.inf, -1.0, 0, 0.0, -(10**400)]
-NOT_COUNTS = [*NOT_NUMBERS, 1.5, 1.0, 0, -1, 2**31, math.inf]
+# 2.5 lies within the range of every count.
+NOT_COUNTS = [*NOT_NUMBERS, 1.5, 2.5, 1.0, 0, -1, 2**31, math.inf]
 NOT_FRACTIONS = [*NOT_POSITIVE, 1.0, 1, 2.0]
 NOT_WORDS = [1, 1.0, True, "other", "", [], ["skip"], {}, object(), math.nan, b"skip", np.ones(2)]
 
@@ -66,7 +67,7 @@ WRONG = {
     (ClipByValue, "max_value"): NOT_POSITIVE,
     (StaticLossScale, "scale"): [*NOT_POSITIVE, 2.0**101, 2.0**-101],
     (DynamicLossScale, "init_scale"): [*NOT_POSITIVE, 0.5, 2.0**25],
-    (DynamicLossScale, "growth_factor"): [*NOT_POSITIVE, 1.0, 0.5],
+    (DynamicLossScale, "growth_factor"): [*NOT_POSITIVE, 1.0, 0.5, 2.0**101],
     (DynamicLossScale, "backoff_factor"): [*NOT_POSITIVE, 1.0, 2.0],
     (DynamicLossScale, "growth_interval"): [*NOT_COUNTS, None],
     (DynamicLossScale, "hysteresis"): [*NOT_COUNTS, None],
@@ -74,6 +75,12 @@ WRONG = {
     (DynamicLossScale, "min_scale"): [*NOT_POSITIVE, 2.0**-101, 2.0**101],
     (DynamicLossScale, "max_scale"): [*NOT_POSITIVE, 0.5, 2.0**101],
     (GuardConfig, "escalate"): [*NOT_NUMBERS, 1.0, "dynamic", EscalatePrecision, ClipByNorm(1.0)],
+    (EscalatePrecision, "after"): [*NOT_COUNTS, None],
+    (EscalatePrecision, "for_steps"): [*NOT_COUNTS, None],
+    (EscalatePrecision, "formats"): [
+        *(None, 3, True, math.nan, object(), "float16", "float16, float32", (), [], ["float16"], {}),
+        *(("float32", "float16"), ("float16", "float16"), ("float16", "bfloat16", "float16")),
+    ],
     (GuardConfig, "spike"): [*NOT_NUMBERS, 1.0, "Skip", ["skip"], SpikeGuard, ClipByNorm(1.0)],
     (AdaptiveGradClip, "clipping"): [*NOT_POSITIVE, 1e39],
     (AdaptiveGradClip, "eps"): [*NOT_POSITIVE, 1e39],
@@ -118,6 +125,79 @@ WRONG = {
     (SpikeGuard, "min_spread"): [*NOT_NUMBERS, None, math.inf, -0.01, 1e39],
     (SpikeGuard, "max_in_a_row"): [*NOT_COUNTS, None],
 }
+# The ends of the ranges, which are allowed.
+ALLOWED = {
+    (GuardConfig, "loss_scale"): [2.0**-100, 2.0**100],
+    (GuardConfig, "max_skips_in_a_row"): [1, 2**31 - 1],
+    (StaticLossScale, "scale"): [2.0**-100, 2.0**100],
+    (DynamicLossScale, "init_scale"): [1.0, 2.0**24],
+    (DynamicLossScale, "growth_factor"): [2.0**100],
+    (DynamicLossScale, "growth_interval"): [1, 2**31 - 1],
+    (DynamicLossScale, "hysteresis"): [1, 2**31 - 1],
+    (DynamicLossScale, "min_scale"): [2.0**-100, 2.0**16],
+    (DynamicLossScale, "max_scale"): [2.0**16, 2.0**100],
+    (EscalatePrecision, "after"): [1],
+    (EscalatePrecision, "for_steps"): [1],
+    (EscalatePrecision, "formats"): [("float16", "float32")],
+    (AutoClip, "window"): [1, 100_000],
+    (ZClip, "z_threshold"): [1e6],
+    (ZClip, "warmup_steps"): [2, 100_000],
+    (AdaGC, "warmup_steps"): [1],
+    (LogMaxLossScale, "log2_max"): [-100, 100],
+    (LogMaxLossScale, "std_factor"): [0, 100],
+    (UnderflowAwareLossScale, "max_tiny"): [0.0],
+    (UnderflowAwareLossScale, "recovery_interval"): [1],
+    (SpikeGuard, "window"): [64, 100_000],
+    (SpikeGuard, "min_samples"): [2, 128],
+    (SpikeGuard, "min_spread"): [0.0],
+    (SpikeGuard, "max_in_a_row"): [1],
+    (MeanStdSpikeGuard, "min_samples"): [2, 128],
+}
+DEFAULTS = {
+    GuardConfig: {"on_nonfinite": "skip"}
+    | dict.fromkeys(["clip", "loss_scale", "spike", "escalate", "max_skips_in_a_row"]),
+    DynamicLossScale: {
+        "init_scale": 65536.0,
+        "growth_factor": 2.0,
+        "backoff_factor": 0.5,
+        "growth_interval": 2000,
+        "hysteresis": 1,
+        "hysteresis_refill": "good_step",
+        "min_scale": 1.0,
+        "max_scale": 16777216.0,
+    },
+    LogMaxLossScale: {
+        "init_scale": 65536.0,
+        "log2_max": 16.0,
+        "std_factor": 3.09,
+        "mean_decay": 0.99,
+        "std_decay": 0.999,
+        "min_scale": 1.0,
+        "max_scale": 16777216.0,
+    },
+    UnderflowAwareLossScale: {
+        "init_scale": 65536.0,
+        "max_tiny": 0.001,
+        "headroom": 32768.0,
+        "recovery_interval": 2000,
+        "min_scale": 1.0,
+        "max_scale": 16777216.0,
+    },
+    EscalatePrecision: {"after": 3, "for_steps": 100, "formats": ("float16", "float32")},
+    AdaptiveGradClip: {"clipping": 0.01, "eps": 0.001, "exclude": (), "output_axis": None},
+    AutoClip: {"quantile": 0.1, "window": 1000},
+    ZClip: {"alpha": 0.97, "z_threshold": 2.5, "max_norm": 1.0, "warmup_steps": 25},
+    AdaGC: {"clip_ratio": 1.05, "decay": 0.98, "max_norm": 1.0, "warmup_steps": 100},
+    ClipUpdateRMS: {"per_lr": True},
+    MeanStdSpikeGuard: {
+        "window": 128,
+        "threshold": 6.0,
+        "min_samples": 64,
+        "watch": ("loss", "grad_norm"),
+        "action": "skip",
+    },
+}
+DEFAULTS[SpikeGuard] = {**DEFAULTS[MeanStdSpikeGuard], "min_spread": 0.01, "max_in_a_row": 8}
 CASES = [
     pytest.param(cls, field, value, id=f"{cls.__name__}.{field}-{i}")
     for (cls, field), values in WRONG.items()
@@ -236,6 +316,22 @@ def test_a_wrong_value_is_rejected_with_the_fields_name(cls, field, value):
         cls(**{**others, field: value})
 
 
+@pytest.mark.parametrize(("cls", "field"), ALLOWED)
+def test_the_ends_of_a_range_are_allowed(cls, field):
+    for value in ALLOWED[cls, field]:
+        made = cls(**{field: value})
+        kept = getattr(made, field)
+        assert (kept.scale if field == "loss_scale" else kept) == value
+
+
+@pytest.mark.parametrize("cls", dict.fromkeys(cls for cls, _ in WRONG))
+def test_the_defaults_do_not_change_unseen(cls):
+    """Runs are repeated, and compared with one another, by settings that leave most of them out."""
+    fields = dataclasses.fields(cls)
+    found = {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
+    assert found == DEFAULTS.get(cls, {})
+
+
 @pytest.mark.parametrize(("cls", "field"), WRONG)
 def test_configs_are_frozen_and_have_no_other_fields(cls, field):
     required = [f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING]
@@ -309,7 +405,8 @@ def test_every_rule_can_be_named_in_text():
     for cls in {cls for cls, _ in WRONG} - {GuardConfig}:
         required = [f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING]
         rule = cls(**dict.fromkeys(required, 2.0))
-        field = "spike" if "Spike" in cls.__name__ else "loss_scale" if "Scale" in cls.__name__ else "clip"
+        words = {"Spike": "spike", "Scale": "loss_scale", "Escalate": "escalate"}
+        field = next((field for word, field in words.items() if word in cls.__name__), "clip")
         made = GuardConfig.from_dict({field: {"rule": cls.__name__, **dict.fromkeys(required, 2.0)}})
         assert made == GuardConfig(**{field: rule})
 

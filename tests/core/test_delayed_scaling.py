@@ -83,13 +83,23 @@ def test_trap_an_infinite_amax_does_not_make_the_scale_0(backend: Backend) -> No
     [
         ({"format": "float16"}, r"DelayedScaling\.format must be"),
         ({"history": 0}, r"DelayedScaling\.history"),
-        ({"margin": 99}, r"DelayedScaling\.margin"),
+        ({"history": 1.5}, r"DelayedScaling\.history"),
+        ({"history": 100_001}, r"DelayedScaling\.history"),
+        ({"margin": 17}, r"DelayedScaling\.margin"),
+        ({"margin": -17}, r"DelayedScaling\.margin"),
+        ({"margin": 0.5}, r"DelayedScaling\.margin"),
         ({"amax": "mean"}, r"DelayedScaling\.amax"),
     ],
 )
 def test_wrong_settings_are_named(settings, message) -> None:
     with pytest.raises(ValueError, match=message):
         DelayedScaling(**settings)
+
+
+def test_the_ends_of_the_ranges_are_allowed() -> None:
+    for settings in ({"margin": 16}, {"margin": -16}, {"history": 1}, {"history": 100_000}):
+        made = DelayedScaling(**settings)
+        assert {name: getattr(made, name) for name in settings} == settings
 
 
 def test_a_first_use_is_scaled_by_its_own_largest_element(backend: Backend) -> None:

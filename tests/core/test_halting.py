@@ -9,7 +9,7 @@ import pytest
 
 from stablenum import DynamicLossScale, GuardConfig, NonFiniteError, Reason
 from stablenum.guard.readout import check_halted, history, metrics
-from tests.backends import Backend, assert_bit_equal, to_numpy
+from tests.backends import BACKENDS, Backend, assert_bit_equal, to_numpy
 
 NAMES = ["embed.weight", "head.weight"]
 
@@ -76,6 +76,14 @@ def test_the_message_names_parameter_scale_history_cause_and_remedy(backend):
     assert "parameters and optimizer state are those from before these steps" in message
     assert caught.value.metrics == metrics(state, NAMES)
     assert repr(caught.value.history) == repr(history(state, NAMES))  # repr: NaN differs from itself
+
+
+def test_the_message_shows_the_last_eight_scales():
+    numpy = BACKENDS["numpy"]
+    config = GuardConfig(max_skips_in_a_row=10, loss_scale=DynamicLossScale(init_scale=1024.0))
+    _, state = halted(numpy, config, "g" + "b" * 10)
+    with pytest.raises(NonFiniteError, match=r"over these steps: 256, 128, 64, 32, 16, 8, 4, 2\. "):
+        check_halted(state, NAMES, config=config)
 
 
 def test_a_parameter_without_a_name_is_named_by_its_index(backend):

@@ -247,6 +247,21 @@ def test_numbers_near_zero_have_no_compensation_or_a_finite_one(name: str, fmt: 
     np.testing.assert_allclose(whole(name, w, c), np.float32(1.001e-3), rtol=2.0**-24)
 
 
+def test_a_weight_too_small_for_a_unit_has_no_compensation(name: str) -> None:
+    """As if the weight had been overwritten after the compensation was computed."""
+    xp, add = NAMESPACES[name], kahan(name)
+    w = array(name, np.asarray([2.0**-102, 2.0**-103, -(2.0**-120), 0.0], np.float32), "bfloat16")
+    c = xp.astype(xp.full_like(no_compensation(name, w), 2**14), xp.int16)
+    # A unit is 2^-125 of the first, and there is none below.
+    wanted = [2.0**-102 + 2.0**-111, 2.0**-103, -(2.0**-120), 0.0]
+    assert as_float32(compensated_value(w, c, xp=xp)).tolist() == wanted
+    rest = array(name, np.full(4, 2.0**-111, np.float32))
+    assert np.asarray(compensation_of(w, rest, xp=xp)).tolist() == [2**14, 0, 0, 0]
+    w, c = add(w, c, array(name, np.zeros(4, np.float32)))
+    assert as_float32(w).tolist() == [2.0**-102, *wanted[1:]]
+    assert np.asarray(c).tolist() == [2**14, 0, 0, 0]
+
+
 def test_the_compensation_of_a_changed_weight_is_at_most_half_a_spacing(name: str) -> None:
     xp, add = NAMESPACES[name], kahan(name)
     w = array(name, np.full(2, 1000.0, np.float32), "bfloat16")

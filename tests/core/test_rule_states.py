@@ -111,8 +111,9 @@ def test_rows_of_adagc_are_matched_by_name():
 
 
 def test_an_added_parameter_starts_from_scratch_and_a_removed_one_is_dropped():
-    with pytest.warns(StatisticsNotLoadedWarning, match=r"2 of the 4 parameters here \(new, other\)"):
+    with pytest.warns(StatisticsNotLoadedWarning, match=r"2 of the 4 parameters here \(new, other\)") as told:
         saved, here = loaded(["new", "c", "a", "other"], 4)
+    assert [w.filename for w in told] == [__file__]  # the line that loads, not one of the reader's
     fresh = NUMPY.init(ADAGC, 4).clip[0]
     for before, after, own in zip(saved, here, fresh, strict=True):
         assert after.tolist() == [own[0].tolist(), before[2].tolist(), before[0].tolist(), own[3].tolist()]
@@ -173,6 +174,7 @@ def test_missing_spike_or_scale_statistics_warn():
         "state.loss_scale.statistics",
         "state.spike",
     ]
+    assert {w.filename for w in told} == {__file__}
     assert_bit_equal(got.spike, here.spike)
     assert_bit_equal(got.loss_scale.statistics, here.loss_scale.statistics)
     assert float(got.loss_scale.scale) == float(state.loss_scale.scale)

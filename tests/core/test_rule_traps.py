@@ -336,6 +336,29 @@ def test_log_max_follows_a_lasting_rise_of_1000_times_and_stops_overflowing():
     assert scales[-1] >= 2.0**6  # and it did not stay at the floor
 
 
+@pytest.mark.parametrize(
+    ("rule", "held_for"),
+    [
+        # The hundredth good step raises it: a hundred steps ran at the lowered scale.
+        (LogMaxLossScale(init_scale=64.0), 99),
+        # The hundredth ends the hold, and the next one raises it.
+        (UnderflowAwareLossScale(init_scale=64.0), 100),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_overflow_holds_the_scale_for_a_hundred_good_steps(rule, held_for):
+    config, good = GuardConfig(loss_scale=rule), 2.0**-12
+    lose_half = lambda amax, scale: 0.5  # noqa: E731
+    # Gradients of zeros are no good steps, and neither is a step whose loss is bad.
+    begin, _, state = train(config, [math.inf, *[good] * 40, *[0.0] * 20], tiny=lose_half)
+    bad_loss = NUMPY.observe([1.0], math.nan, amax=1.0, tiny=0.5)
+    _, state = NUMPY.run(config, [bad_loss] * 20, state)
+    end, _, state = train(config, [good] * (held_for - 40), tiny=lose_half, state=state)
+    assert set(begin + end) == {32.0}
+    (raised,), _, _ = train(config, [good], tiny=lose_half, state=state)
+    assert raised > 32.0
+
+
 def test_log_max_gives_a_power_of_two_for_every_log2_max():
     for log2_max in range(-100, 101, 7):
         rule = LogMaxLossScale(

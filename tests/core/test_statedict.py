@@ -128,6 +128,13 @@ WRONG = {
     "step a float": (broken(["state", "step"], 1.0), "state.step must be a whole number"),
     "step a list": (broken(["state", "step"], [1]), "state.step must be a whole number"),
     "step beyond int32": (broken(["state", "step"], 2**31), "state.step must be a whole number within int32"),
+    **{
+        f"{count} negative": (
+            broken(["state", count], -1),
+            f"state.{count} must be a whole number of 0 or more",
+        )
+        for count in ("step", "skipped_total", "skipped_in_a_row", "nonfinite_in_a_row", "halted")
+    },
     "clip a dict": (broken(["state", "clip"], {}), "state.clip must be a list"),
     "recorder of another length": (
         broken(["state", "recorder", "floats"], [[1.0] * 4] * 64),

@@ -8,7 +8,11 @@ import numpy as np
 import optax
 import pytest
 
+import stablenum
 import stablenum_jax as sj
+from stablenum import init_guard
+from stablenum_jax._step.apply import negative_zeros
+from stablenum_jax._step.observe import Watched, judge
 
 
 def run(tx, grads, params=None):
@@ -131,3 +135,32 @@ def test_a_wrapped_optimizer_under_shard_map_and_on_explicit_meshes():
     mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
     out = jax.jit(jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=spec))(jnp.ones(8), jnp.ones(8))
     assert bool((out < 1).all())
+
+
+@pytest.mark.parametrize(
+    "grad",
+    [jnp.ones(3), jnp.ones(2), jnp.full(2, jnp.nan), np.zeros(2, jax.dtypes.float0), np.zeros(3, int)],
+    ids=["another shape", "the same", "not finite", "no numbers", "neither shape nor kind"],
+)
+def test_updates_that_change_nothing_have_the_updates_own_shape(grad):
+    """The inner optimizer may give updates that do not look like the gradients."""
+    (zeros,) = jax.tree.leaves(negative_zeros({"w": jnp.ones(2)}, {"w": grad}))
+    assert (zeros.shape, zeros.dtype) == ((2,), jnp.float32)
+    assert not zeros.any()
+    assert np.signbit(zeros).all()
+
+
+@pytest.mark.parametrize(("losses", "applied"), [([1.0, 4.0], True), ([1.0, np.nan], False)])
+def test_over_a_mesh_axis_the_loss_is_the_mean_of_the_shards(losses, applied):
+    config = stablenum.GuardConfig(clip=1.0)
+
+    def local(grad, loss):
+        state = init_guard(config, 1, xp=jnp)
+        decision, after = judge(config, state, Watched((("w",),), (grad,)), loss=loss, axis_name="i")
+        return decision.apply, decision.grad_norm, after.recorder.floats[-1]
+
+    over_shards = jax.jit(jax.vmap(local, axis_name="i"))
+    apply, norm, floats = over_shards(jnp.asarray([[3.0], [4.0]]), jnp.asarray(losses))
+    assert apply.tolist() == [applied] * 2
+    assert norm.tolist() == [5.0] * 2
+    np.testing.assert_array_equal(floats[:, 0], np.full(2, np.mean(losses)))

@@ -87,11 +87,20 @@ def test_a_counter_beyond_the_period_grows_all_the_same() -> None:
     assert (float(scale.loss_scale), int(scale.counter)) == (8.0, 0)
 
 
-@pytest.mark.parametrize("bad", [jnp.inf, jnp.nan])
-def test_a_scale_that_is_not_finite_recovers(bad) -> None:
-    scale = ours.DynamicLossScale(jnp.float32(bad)).adjust(False)
-    assert np.isfinite(scale.loss_scale)
-    assert float(scale.loss_scale) >= 1.0
+@pytest.mark.parametrize(
+    ("dtype", "bad", "taken_for"),
+    [
+        (jnp.float32, jnp.nan, 1.0),
+        (jnp.float32, -jnp.inf, 1.0),
+        (jnp.float32, jnp.inf, 2.0**100),
+        (jnp.float16, jnp.nan, 1.0),
+        (jnp.float16, jnp.inf, 2.0**15),
+    ],
+)
+def test_a_scale_that_is_not_finite_recovers(dtype, bad, taken_for) -> None:
+    scale = ours.DynamicLossScale(dtype(bad))
+    assert float(scale.adjust(True).loss_scale) == taken_for
+    assert float(scale.adjust(False).loss_scale) == max(taken_for / 2, 1.0)
 
 
 def test_losses_are_scaled_in_float32() -> None:

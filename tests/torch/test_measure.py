@@ -67,6 +67,16 @@ def test_torchs_own_float32_norm_does_not():
     assert abs(norm.item() / grad.double().norm().item() - 1) > 1e-5
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_each_of_several_large_tensors_has_its_own_norm(measure, dtype):
+    g = torch.Generator().manual_seed(0)
+    # One piece, two, one, and four; a small one lies between them.
+    sizes = (2**16 + 1, 2**19, 70_000, 5, 2**20 + 3)
+    grads = [(i + 1) * torch.randn(size, generator=g).to(dtype) for i, size in enumerate(sizes)]
+    wanted = [grad.double().norm().item() for grad in grads]
+    assert measure(grads) == pytest.approx(wanted, rel=1e-6)
+
+
 def test_many_tensors_of_all_kinds(measure):
     g = torch.Generator().manual_seed(0)
     complex_ = torch.complex(torch.randn(5, generator=g), torch.randn(5, generator=g))

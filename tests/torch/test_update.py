@@ -46,6 +46,23 @@ def test_the_update_is_that_of_the_plain_optimizer_made_shorter(make_optimizer, 
     assert opt.last["clip_coefficient"] == 1.0
 
 
+@pytest.mark.parametrize("at_a_time", [1, 13, 19, 20])
+def test_updates_measured_some_at_a_time_are_clipped_alike(path, monkeypatch, at_a_time):
+    """The parameters have 12, 7 and 8 elements: each by itself, the first two together, or the last two."""
+
+    def after_a_step():
+        params = parameters()
+        groups = [{"params": [p], "lr": 0.1 * (i + 1)} for i, p in enumerate(params)]
+        opt = st.wrap(torch.optim.SGD(groups, lr=1.0), clip=stablenum.ClipUpdateRMS(0.5))
+        set_gradients(params, 0, size=10.0)
+        opt.step()
+        return snapshot(opt)
+
+    whole = after_a_step()
+    monkeypatch.setattr("stablenum_torch._step.clip_update._AT_A_TIME", at_a_time)
+    assert after_a_step() == whole
+
+
 def test_within_the_limit_nothing_changes_and_a_skip_changes_no_bit(make_optimizer, path):
     ours, theirs = parameters(), parameters()
     for p in (ours[0], theirs[0]):

@@ -1,0 +1,192 @@
+"""Which tests run which lines, recorded once by coverage.py while all tests run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.mutants.mutations import Mutant
+from tests.mutants.plugin import PLAN, TEST
+
+__all__ = ["TestMap", "environment", "record"]
+
+# A process that a test starts measures itself, under the name of that test.
+_SITE = "import coverage\ncoverage.process_startup()\n"
+_CONFIG = """
+[run]
+data_file = {folder}/coverage
+source =
+    {sources}
+parallel = true
+disable_warnings = no-data-collected, module-not-imported, module-not-measured, no-sysmon
+{context}
+"""
+
+
+@dataclass
+class TestMap:
+    """The tests that passed and what they ran.
+
+    Attributes:
+        seconds: of each test.
+        lines: file -> line -> tests.
+        sizes: how many lines of the library each test ran.
+    """
+
+    __test__ = False  # no test, whatever pytest makes of the name
+
+    seconds: dict[str, float]
+    lines: dict[str, dict[int, list[str]]]
+    sizes: dict[str, int]
+
+    def concerned(self, mutant: Mutant, root: Path) -> list[str]:
+        """The tests that run the mutated code, likely and cheap ones first; then others of its file."""
+        of_file = self.lines.get(mutant.file, {})
+        direct = {t for line in range(mutant.first, mutant.last + 1) for t in of_file.get(line, ())}
+        if mutant.name:
+            direct |= self._by_name(mutant.name, root)
+        wider = {t for tests in of_file.values() for t in tests} - direct
+        return [*self._ordered(direct, mutant.file), *self._ordered(wider, mutant.file)]
+
+    def _by_name(self, name: str, root: Path) -> set[str]:
+        """The tests that run a line with this word: where a module's constant is used."""
+        word = re.compile(rf"\b(?:{name})\b")
+        found: set[str] = set()
+        for file, of_lines in self.lines.items():
+            for i, text in enumerate((root / file).read_text(encoding="utf-8").splitlines(), 1):
+                if i in of_lines and word.search(text):
+                    found.update(of_lines[i])
+        return found
+
+    def _ordered(self, tests: Iterable[str], file: str) -> list[str]:
+        """One case of each test function, then a second one, and so on.
+
+        Within a round the cheapest come first, where a test counts as the cheaper the more of what it runs is
+        of this file.
+        """
+        share: dict[str, int] = defaultdict(int)
+        for of_line in self.lines.get(file, {}).values():
+            for test in of_line:
+                share[test] += 1
+        cost = {t: (0.003 + self.seconds[t]) * self.sizes[t] / max(share[t], 1) for t in tests}
+        cases: dict[str, list[str]] = defaultdict(list)
+        for test in sorted(cost, key=lambda t: (cost[t], t)):
+            cases[test.split("[")[0]].append(test)
+        rounds = {test: i for of_one in cases.values() for i, test in enumerate(of_one)}
+        return sorted(cost, key=lambda t: (rounds[t], cost[t], t))
+
+    def save(self, path: Path) -> None:
+        """As JSON."""
+        names = sorted(self.seconds)
+        at = {test: i for i, test in enumerate(names)}
+        plain = {
+            "tests": [[test, round(self.seconds[test], 4)] for test in names],
+            "lines": {
+                file: {line: [at[t] for t in tests] for line, tests in of_lines.items()}
+                for file, of_lines in self.lines.items()
+            },
+        }
+        path.write_text(json.dumps(plain), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> TestMap:
+        """What :meth:`save` wrote."""
+        plain = json.loads(path.read_text(encoding="utf-8"))
+        names = [test for test, _ in plain["tests"]]
+        lines = {
+            file: {int(line): [names[i] for i in tests] for line, tests in of_lines.items()}
+            for file, of_lines in plain["lines"].items()
+        }
+        return cls(dict(plain["tests"]), lines, _sizes(lines))
+
+
+def _sizes(lines: dict[str, dict[int, list[str]]]) -> dict[str, int]:
+    sizes: dict[str, int] = defaultdict(int)
+    for of_lines in lines.values():
+        for tests in of_lines.values():
+            for test in tests:
+                sizes[test] += 1
+    return sizes
+
+
+def environment(root: Path, plan: Path, *, site: Path | None = None) -> dict[str, str]:
+    """That of ``make test``, with the packages of ``root`` and of nowhere else."""
+    path = os.pathsep.join(str(folder) for folder in (site, root) if folder)
+    return {
+        **os.environ,
+        "PYTHONPATH": path,
+        "JAX_PLATFORMS": "cpu",
+        "OMP_NUM_THREADS": "1",
+        PLAN: str(plan),
+    }
+
+
+def record(
+    root: Path, packages: Sequence[str], folder: Path, tests: Sequence[str], *, processes: int
+) -> TestMap:
+    """Run the tests of the tree ``root`` and see what each of them runs.
+
+    Args:
+        root: a copy of the tree.
+        packages: the folders of the library.
+        folder: where what is recorded lies; emptied first.
+        tests: what pytest is given; all if none.
+        processes: run beside one another, if more than one.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    site = folder / "site"
+    site.mkdir(parents=True)
+    (site / "sitecustomize.py").write_text(_SITE, encoding="utf-8")
+    sources = "\n    ".join(str(root / package) for package in packages)
+    config, config_of_children = folder / "coveragerc", folder / "coveragerc-children"
+    config.write_text(_CONFIG.format(folder=folder, sources=sources, context=""), encoding="utf-8")
+    context = f"context = ${{{TEST}-}}"
+    config_of_children.write_text(
+        _CONFIG.format(folder=folder, sources=sources, context=context), encoding="utf-8"
+    )
+    plan = {
+        "mode": "record",
+        "packages": list(packages),
+        "root": str(root),
+        "out": str(folder),
+        "config": str(config),
+        "config_of_children": str(config_of_children),
+    }
+    (folder / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+    many = ["-n", str(processes), "--dist", "worksteal"] if processes > 1 else []
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.mutants.plugin", "-p", "no:cacheprovider"]
+    started = environment(root, folder / "plan.json", site=site)
+    subprocess.run([*command, *many, "--tb=line", *tests], cwd=root, env=started, check=False)
+    return _read(root, folder)
+
+
+def _read(root: Path, folder: Path) -> TestMap:
+    import coverage
+
+    rows = [
+        json.loads(line)
+        for part in sorted(folder.glob("tests-*.jsonl"))
+        for line in part.read_text(encoding="utf-8").splitlines()
+    ]
+    seconds = {row["test"]: row["seconds"] for row in rows if row["passed"]}
+    if not seconds:
+        raise RuntimeError(f"no test passed while {root} was recorded")
+    parts = [str(part) for part in folder.glob("coverage.*")]
+    whole = coverage.Coverage(config_file=str(folder / "coveragerc"))
+    whole.combine(parts, keep=True)
+    data = whole.get_data()
+    lines: dict[str, dict[int, list[str]]] = {}
+    for file in data.measured_files():
+        contexts = data.contexts_by_lineno(file)
+        of_lines = {line: sorted(set(tests) & seconds.keys()) for line, tests in contexts.items()}
+        name = Path(file).relative_to(root).as_posix()
+        lines[name] = {line: tests for line, tests in of_lines.items() if tests}
+    return TestMap(seconds, lines, _sizes(lines))
