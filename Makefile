@@ -1,6 +1,8 @@
 # Every target works as the first command in a fresh clone: it makes .venv when that is missing or out of date.
+# Other versions: make VENV=.venv-lowest CONSTRAINTS=constraints-lowest.txt test; or the newest: VENV=.venv-newest CONSTRAINTS=
 
-VENV   := .venv
+VENV        := .venv
+CONSTRAINTS := constraints.txt
 STAMP  := $(VENV)/.installed
 BIN    := $(VENV)/bin
 # The first of these that runs and is new enough; override with `make PYTHON=/path/to/python ...`.
@@ -12,13 +14,18 @@ export OMP_NUM_THREADS ?= 1
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-gpu mutants lint docs bench bench-gpu bench-all clean
+.PHONY: help demo check test test-all test-gpu mutants lint docs wheel-test bench bench-gpu bench-all clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(STAMP) ## Run unstable trainings on every backend and show that they agree
 	$(BIN)/stablenum compare --plot demo-results.png --json demo-results.json
+
+# One after the other even under `make -j`; the first failure ends it.
+check: ## Check style, types and import contracts, then run the tests (what CI runs)
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory test
 
 test: $(STAMP) ## Run the tests (some minutes)
 	JAX_PLATFORMS=cpu $(PYTEST)
@@ -42,6 +49,10 @@ docs: $(STAMP) ## Build the documentation into docs/_build/html
 	JAX_PLATFORMS=cpu $(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
+# The tests that are left out, because they read pages, benchmarks or sources of the repository, are named in the script.
+wheel-test: $(STAMP) ## Build the sdist and the wheel, and run the tests on the installed wheel without the source tree
+	JAX_PLATFORMS=cpu $(BIN)/python .ci/wheel_test.py -n auto --maxprocesses 4 --dist worksteal tests
+
 bench: $(STAMP) ## Measure what a guarded step costs beside the usual tools (about an hour, on a quiet machine)
 	$(BIN)/python -m benchmarks steps
 
@@ -55,12 +66,12 @@ clean: ## Remove the virtual environment and everything that was built
 	rm -rf $(VENV) docs/_build demo-results.png demo-results.json
 
 # The stamp is written last, so an interrupted installation is begun again.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml $(CONSTRAINTS)
 	@rm -f $@
 	@if [ -z "$(PYTHON)" ]; then \
 	  echo "No Python 3.11 or newer (with venv) found. Install one, or name it: make PYTHON=/path/to/python3.11" >&2; exit 1; fi
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { rm -rf $(VENV) && $(PYTHON) -m venv $(VENV); }
 	@# Dependency groups need pip 25.1.
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]' --group dev
+	$(BIN)/python -m pip install --quiet $(addprefix --constraint ,$(CONSTRAINTS)) --editable '.[all]' --group dev
 	@touch $@
