@@ -15,7 +15,7 @@ from stablenum_jax._diagnosis.audit import audit, repair
 from stablenum_jax._diagnosis.ranges import range_report
 from stablenum_jax._diagnosis.replay import replay
 from stablenum_jax._precision.compensated import kahan, master_weights, stochastic_rounding
-from stablenum_jax._precision.fp8 import Fp8Recipe, Fp8State, fp8_dot, init_fp8
+from stablenum_jax._precision.fp8 import Fp8State, fp8_dot, init_fp8
 from stablenum_jax._precision.model import precision
 from stablenum_jax._precision.value_and_grad import value_and_grad
 from stablenum_jax._step.readout import guard_state_dict, history, load_guard_state_dict, metrics, resume
@@ -26,7 +26,6 @@ from stablenum_jax._step.warnings import GuardPlacementWarning, NotATrueSkipWarn
 from stablenum_jax._trees.state import GuardOptState, guard_state, loss_scale
 
 __all__ = [
-    "Fp8Recipe",
     "Fp8State",
     "GuardOptState",
     "GuardPlacementWarning",

@@ -12,70 +12,21 @@ with their collection ``_overwrite_with_gradient``. States under that name are r
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from stablenum import DelayedScaling, DelayedScalingState
+from stablenum.errors import bad_field
 from stablenum.formats import FORMATS
 from stablenum_jax._precision.escalate import raised_format
 
-__all__ = ["Fp8Recipe", "Fp8State", "fp8_dot", "init_fp8", "quantize"]
+__all__ = ["Fp8State", "fp8_dot", "init_fp8", "quantize"]
 
 Array: TypeAlias = jax.Array
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Fp8Recipe:
-    """How one product is computed in 8 bits.
-
-    The defaults are those of TransformerEngine, but with scales that are powers of two: multiplying by them
-    is exact, and they are the same on every machine.
-
-    Args:
-        history, margin, amax, power_of_two: as in :class:`stablenum.DelayedScaling`.
-        native: multiply the 8-bit arrays themselves, on hardware that can (NVIDIA from Ada and Hopper on);
-            otherwise their values in float32. The results differ only by the order of the sum.
-
-    Raises:
-        ValueError: a field is out of its range.
-
-    Example:
-        >>> Fp8Recipe(history=16).forward
-        DelayedScaling(format='float8_e4m3fn', history=16, margin=0, amax='max', power_of_two=True)
-    """
-
-    history: int = 1024
-    margin: int = 0
-    amax: Literal["max", "most_recent"] = "max"
-    power_of_two: bool = True
-    native: bool = False
-
-    def __post_init__(self) -> None:
-        self._rule("float8_e4m3fn")  # checks the fields
-
-    @property
-    def forward(self) -> DelayedScaling:
-        """The rule of both factors."""
-        return self._rule("float8_e4m3fn")
-
-    @property
-    def backward(self) -> DelayedScaling:
-        """The rule of the gradient."""
-        return self._rule("float8_e5m2")
-
-    def _rule(self, name: Any) -> DelayedScaling:
-        return DelayedScaling(
-            format=name,
-            history=self.history,
-            margin=self.margin,
-            amax=self.amax,
-            power_of_two=self.power_of_two,
-        )
 
 
 class Fp8State(NamedTuple):
@@ -90,20 +41,58 @@ class Fp8State(NamedTuple):
     backward: DelayedScalingState
 
 
-_DEFAULT = Fp8Recipe()
+# TransformerEngine's defaults, but with scales that are powers of two: multiplying by them is exact, and they
+# are the same on every machine.
+_FORWARD = DelayedScaling(power_of_two=True)
+_BACKWARD = DelayedScaling(format="float8_e5m2", power_of_two=True)
 
 
-def init_fp8(recipe: Fp8Recipe = _DEFAULT) -> Fp8State:
+class _How(NamedTuple):
+    """How one product is computed: the rule of its factors, that of its gradient, and on which hardware."""
+
+    forward: DelayedScaling
+    backward: DelayedScaling
+    native: bool
+
+
+def init_fp8(
+    *, forward_scaling: DelayedScaling = _FORWARD, backward_scaling: DelayedScaling = _BACKWARD
+) -> Fp8State:
     """The state of one product before its first use: scales of 1.
 
+    Args:
+        forward_scaling, backward_scaling: as in :func:`stablenum_jax.fp8_dot`.
+
+    Raises:
+        ValueError: a rule of another format.
+
     Example:
-        >>> init_fp8(Fp8Recipe(history=16)).forward.history.shape
+        >>> init_fp8(forward_scaling=DelayedScaling(history=16)).forward.history.shape
         (2, 16)
     """
-    return Fp8State(recipe.forward.init(2, xp=jnp), recipe.backward.init(1, xp=jnp))
+    how = _how(forward_scaling, backward_scaling)
+    return Fp8State(how.forward.init(2, xp=jnp), how.backward.init(1, xp=jnp))
 
 
-def fp8_dot(x: Array, w: Array, state: Fp8State, *, recipe: Fp8Recipe = _DEFAULT) -> Array:
+def _how(forward: DelayedScaling, backward: DelayedScaling, *, native: bool = False) -> _How:
+    for name, given, wanted in (
+        ("forward_scaling", forward, "float8_e4m3fn"),
+        ("backward_scaling", backward, "float8_e5m2"),
+    ):
+        if not isinstance(given, DelayedScaling) or given.format != wanted:
+            raise bad_field(name, f"a DelayedScaling(format={wanted!r})", given)
+    return _How(forward, backward, native)
+
+
+def fp8_dot(
+    x: Array,
+    w: Array,
+    state: Fp8State,
+    *,
+    forward_scaling: DelayedScaling = _FORWARD,
+    backward_scaling: DelayedScaling = _BACKWARD,
+    native: bool = False,
+) -> Array:
     """``x @ w`` with both factors in e4m3 and, in the backward pass, the gradient in e5m2.
 
     ``(q(x s_x) @ q(w s_w)) / (s_x s_w)``, summed in float32, where q rounds to 8 bits and saturates, and the
@@ -120,13 +109,17 @@ def fp8_dot(x: Array, w: Array, state: Fp8State, *, recipe: Fp8Recipe = _DEFAULT
         state: of this product only. The next states of a state that is used twice would be summed; for the
             same reason one state for all examples of a ``jax.vmap`` is an error. Pass the whole batch to such
             a product.
-        recipe: the same in every step.
+        forward_scaling: the rule for both factors, the same in every step.
+        backward_scaling: the rule for the gradient, the same in every step.
+        native: multiply the 8-bit arrays themselves, on hardware that can (NVIDIA from Ada and Hopper on);
+            otherwise their values in float32. The results differ only by the order of the sum.
 
     Returns:
         (..., n), in the dtype of ``x @ w``. Its gradient with respect to ``state`` is the next state.
 
     Raises:
-        ValueError: the shapes do not fit, the state is one of another recipe, or a gradient is taken under
+        ValueError: the shapes do not fit, the state is one of other rules, a rule has another
+            format, or a gradient is taken under
             ``jax.vmap`` over ``x`` or ``w`` but not over ``state``.
 
     Example:
@@ -140,14 +133,17 @@ def fp8_dot(x: Array, w: Array, state: Fp8State, *, recipe: Fp8Recipe = _DEFAULT
         raise ValueError(
             f"x and w must be of shapes (..., k) and (k, n); got {jnp.shape(x)} and {jnp.shape(w)}."
         )
-    if state.forward.history.shape != (2, recipe.history):
+    how = _how(forward_scaling, backward_scaling, native=native)
+    wanted = (2, how.forward.history), (1, how.backward.history)
+    got = state.forward.history.shape, state.backward.history.shape
+    if got != wanted:
         raise ValueError(
-            f"state must be one of init_fp8(recipe), with a history of {recipe.history}; got one of shape "
-            f"{state.forward.history.shape}."
+            "state must be one of init_fp8 with the same forward_scaling and backward_scaling, "
+            f"with histories of shapes {wanted[0]} and {wanted[1]}; got {got[0]} and {got[1]}."
         )
     if raised_format() is not None:
         return _plain(x, w, state)
-    return _dot(recipe, x, w, state)
+    return _dot(how, x, w, state)
 
 
 @jax.custom_batching.custom_vmap
@@ -204,44 +200,44 @@ _plain.defvjp(_plain_forward, _plain_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _dot(recipe: Fp8Recipe, x: Array, w: Array, state: Fp8State) -> Array:
-    return _forward(recipe, x, w, state)[0]
+def _dot(how: _How, x: Array, w: Array, state: Fp8State) -> Array:
+    return _forward(how, x, w, state)[0]
 
 
-def _forward_to_differentiate(recipe: Fp8Recipe, x: Array, w: Array, state: Fp8State) -> tuple[Array, Any]:
+def _forward_to_differentiate(how: _How, x: Array, w: Array, state: Fp8State) -> tuple[Array, Any]:
     # Without a backward pass a state may be shared: no next state is computed.
     _one_state_each((x, w), state)
-    return _forward(recipe, x, w, state)
+    return _forward(how, x, w, state)
 
 
-def _forward(recipe: Fp8Recipe, x: Array, w: Array, state: Fp8State) -> tuple[Array, Any]:
+def _forward(how: _How, x: Array, w: Array, state: Fp8State) -> tuple[Array, Any]:
     amax = jnp.stack([_amax(x), _amax(w)])
-    scales, after = recipe.forward.use(state.forward, amax, xp=jnp)
+    scales, after = how.forward.use(state.forward, amax, xp=jnp)
     qx = quantize(x, scales[0], "float8_e4m3fn")
     qw = quantize(w, scales[1], "float8_e4m3fn")
-    out = _product(recipe, qx, qw, scales[0], scales[1], (((x.ndim - 1,), (0,)), ((), ())))
+    out = _product(how, qx, qw, scales[0], scales[1], (((x.ndim - 1,), (0,)), ((), ())))
     # Empty arrays of the factors' dtypes, because residuals can only be arrays.
     kinds = (jnp.zeros((0,), x.dtype), jnp.zeros((0,), w.dtype))
     return out.astype(jnp.result_type(x, w)), (qx, qw, kinds, scales, after, state.backward)
 
 
-def _backward(recipe: Fp8Recipe, kept: Any, g: Array) -> tuple[Array, Array, Fp8State]:
+def _backward(how: _How, kept: Any, g: Array) -> tuple[Array, Array, Fp8State]:
     qx, qw, kinds, scales, after, backward = kept
-    scale_of_g, seen = recipe.backward.use(backward, _amax(g)[None], xp=jnp)
+    scale_of_g, seen = how.backward.use(backward, _amax(g)[None], xp=jnp)
     scale = scale_of_g[0]
     qg = quantize(g, scale, "float8_e5m2")
     rows = tuple(range(g.ndim - 1))
-    dx = _product(recipe, qg, qw, scale, scales[1], (((g.ndim - 1,), (1,)), ((), ())))
-    dw = _product(recipe, qx, qg, scales[0], scale, ((rows, rows), ((), ())))
+    dx = _product(how, qg, qw, scale, scales[1], (((g.ndim - 1,), (1,)), ((), ())))
+    dw = _product(how, qx, qg, scales[0], scale, ((rows, rows), ((), ())))
     return dx.astype(kinds[0].dtype), dw.astype(kinds[1].dtype), Fp8State(after, seen)
 
 
 _dot.defvjp(_forward_to_differentiate, _backward)
 
 
-def _product(recipe: Fp8Recipe, a: Array, b: Array, scale_a: Array, scale_b: Array, dims: Any) -> Array:
+def _product(how: _How, a: Array, b: Array, scale_a: Array, scale_b: Array, dims: Any) -> Array:
     """The product of two quantized arrays, divided by their scales."""
-    if not recipe.native:
+    if not how.native:
         a, b = a.astype(jnp.float32), b.astype(jnp.float32)
     out = lax.dot_general(a, b, dims, preferred_element_type=jnp.float32)
     # One after the other: the product of the scales may overflow float32.

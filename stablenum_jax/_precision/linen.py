@@ -10,7 +10,7 @@ import jax
 
 from stablenum_jax._precision.casts import is_castable
 from stablenum_jax._precision.escalate import current_policy
-from stablenum_jax._precision.fp8 import Fp8Recipe, fp8_dot, init_fp8
+from stablenum_jax._precision.fp8 import fp8_dot, init_fp8
 from stablenum_jax._precision.places import cast_arguments, cast_result, check_rules, place_of
 from stablenum_jax._precision.policy import Policy
 from stablenum_jax._trees.leaves import FP8_STATISTICS
@@ -29,11 +29,10 @@ class LinenCall:
     Attributes:
         model: the module.
         policy: its formats.
-        recipe: for its 8-bit products.
     """
 
-    def __init__(self, model: nn.Module, policy: Policy, recipe: Fp8Recipe | None = None) -> None:
-        self.model, self.policy, self.recipe = model, policy, recipe or Fp8Recipe()
+    def __init__(self, model: nn.Module, policy: Policy) -> None:
+        self.model, self.policy = model, policy
 
     def init(self, rngs: Any, *args: Any, **kwargs: Any) -> Any:
         """``model.init`` with the parameters in the policy's format, and the states of 8-bit products."""
@@ -54,7 +53,7 @@ class LinenCall:
             node = states
             for part in path:
                 node = node.setdefault(part, {})
-            node[_STATE] = init_fp8(self.recipe)
+            node[_STATE] = init_fp8()
         return made | {FP8_STATISTICS: states} if found else made
 
     def apply(self, variables: Any, *args: Any, **kwargs: Any) -> Any:
@@ -99,7 +98,7 @@ class LinenCall:
             )
         kernel = module.get_variable("params", "kernel")
         state = module.get_variable(FP8_STATISTICS, _STATE)
-        out = fp8_dot(inputs, kernel, state, recipe=self.recipe)
+        out = fp8_dot(inputs, kernel, state)
         return out + module.get_variable("params", "bias") if module.use_bias else out
 
 

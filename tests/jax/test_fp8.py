@@ -12,7 +12,8 @@ import optax
 import pytest
 
 import stablenum_jax
-from stablenum_jax._precision.fp8 import Fp8Recipe, fp8_dot, init_fp8, quantize
+from stablenum import DelayedScaling
+from stablenum_jax._precision.fp8 import fp8_dot, init_fp8, quantize
 from stablenum_jax._trees.leaves import FP8_STATISTICS
 from tests.digits_jax import accuracy, digits, mlp
 
@@ -26,18 +27,27 @@ def rounded(x, scale, dtype):
     return y.astype(dtype).astype(np.float64) / np.float64(np.float32(scale))
 
 
-def use(state, x, w, g, recipe):
+def rules(history: int, *, power_of_two: bool = True) -> dict[str, DelayedScaling]:
+    """The rules of a product by their keywords, with a history of this length."""
+    formats = {"forward_scaling": "float8_e4m3fn", "backward_scaling": "float8_e5m2"}
+    return {
+        name: DelayedScaling(format=fmt, history=history, power_of_two=power_of_two)
+        for name, fmt in formats.items()
+    }
+
+
+def use(state, x, w, g, **how):
     """One use: the result, both gradients and the next state."""
-    out, pull = jax.vjp(functools.partial(fp8_dot, recipe=recipe), x, w, state)
+    out, pull = jax.vjp(functools.partial(fp8_dot, **how), x, w, state)
     return out, *pull(g)
 
 
 @pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_products_and_scales_are_the_oracles(native: bool, dtype) -> None:
-    recipe = Fp8Recipe(history=3, native=native, power_of_two=False)
-    rng, state = np.random.default_rng(1), init_fp8(recipe)
-    run = jax.jit(functools.partial(use, recipe=recipe))
+    scaling = rules(3, power_of_two=False)
+    rng, state = np.random.default_rng(1), init_fp8(**scaling)
+    run = jax.jit(functools.partial(use, **scaling, native=native))
     seen = [[], [], []]
     scales = [0.0, 0.0, 0.0]
     for size in (1.0, 1e3, 1e-3, 7.0, 2e5, 1.0):
@@ -67,12 +77,12 @@ def test_products_and_scales_are_the_oracles(native: bool, dtype) -> None:
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_what_is_not_finite_is_seen_and_forgotten(bad: float, place: int) -> None:
-    recipe = Fp8Recipe(history=4)
+    scaling = rules(4)
     good = [jnp.full((2, 3), 2.0), jnp.full((3, 2), 2.0), jnp.full((2, 2), 2.0)]
-    *_, state = use(init_fp8(recipe), *good, recipe)
+    *_, state = use(init_fp8(**scaling), *good, **scaling)
     spoiled = list(good)
     spoiled[place] = spoiled[place].at[0, 0].set(bad)
-    out, dx, dw, after = use(state, *spoiled, recipe)
+    out, dx, dw, after = use(state, *spoiled, **scaling)
     assert not all(np.isfinite(part).all() for part in (out, dx, dw))
     for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(state), strict=True):
         assert np.isfinite(a).all()
@@ -101,17 +111,19 @@ def test_no_elements() -> None:
 def test_wrong_use_is_named() -> None:
     with pytest.raises(ValueError, match="x and w must be of shapes"):
         fp8_dot(jnp.ones((2, 3)), jnp.ones((2, 3)), init_fp8())
-    with pytest.raises(ValueError, match=r"state must be one of init_fp8\(recipe\)"):
-        fp8_dot(jnp.ones((2, 3)), jnp.ones((3, 3)), init_fp8(), recipe=Fp8Recipe(history=2))
-    with pytest.raises(ValueError, match="history must be a whole number"):
-        Fp8Recipe(history=0)
+    with pytest.raises(ValueError, match="state must be one of init_fp8 with the same forward_scaling"):
+        fp8_dot(jnp.ones((2, 3)), jnp.ones((3, 3)), init_fp8(), **rules(2))
+    with pytest.raises(ValueError, match="backward_scaling must be a DelayedScaling"):
+        init_fp8(backward_scaling=rules(2)["forward_scaling"])
+    with pytest.raises(ValueError, match="forward_scaling must be a DelayedScaling"):
+        fp8_dot(jnp.ones((2, 3)), jnp.ones((3, 3)), init_fp8(), forward_scaling="max")
 
 
 def train_digits(dot, spoil_at: int | None = None) -> tuple[float, int, dict]:
     """The digits by an MLP whose products are ``dot(x, w, state)``, under a guard."""
     x, y = digits("train")
     params = mlp(seed=0)
-    states = {name: init_fp8(Fp8Recipe(history=16)) for name in params}
+    states = {name: init_fp8(**rules(16)) for name in params}
     variables = {"params": params, FP8_STATISTICS: states}
     tx = optax.chain(stablenum_jax.guard(), optax.adam(2e-3))
 
@@ -141,7 +153,7 @@ def bfloat16_dot(x, w, state):
 
 
 def fp8(x, w, state):
-    return fp8_dot(x.astype(jnp.bfloat16), w, state, recipe=Fp8Recipe(history=16))
+    return fp8_dot(x.astype(jnp.bfloat16), w, state, **rules(16))
 
 
 def test_digits_in_8_bits_end_as_well_as_in_bfloat16() -> None:
