@@ -1,9 +1,9 @@
-"""How often a diagnosis is right, beside the frameworks' own tools, on the failures of ``tests/failures``.
+"""How often a diagnosis is right, on the failures of ``tests/corpus``, beside the frameworks' own tools.
 
 Each tool runs the same program once, and what it prints or raises is read: whether it says anything, whether
 the innermost line of the program's file in its message or traceback is the guilty one, and whether it names
-the operation. On the programs of ``tests/healthy`` whatever it says is a false alarm. None of the peers names
-a cause. Then: what it costs to have an explanation at hand while nothing fails, and how long one takes.
+the operation. On the programs of ``tests/corpus/healthy`` whatever it says is a false alarm. None of the peers
+names a cause. Then: what it costs to have an explanation at hand while nothing fails, and how long one takes.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import stablenum_torch
 from benchmarks.timing import interleaved
 from stablenum_jax.tracing.naming import primitive_name
-from tests.failures.case import FRAMEWORKS, Program, bad_line, build, modules
-from tests.failures.diagnosing import compare, replay
+from tests.corpus.case import FRAMEWORKS, Program, bad_line, build, modules
+from tests.corpus.diagnosing import compare, replay
 
 __all__ = ["COLUMNS", "PEERS", "Said", "run"]
 
@@ -195,7 +195,7 @@ def _score_ours(module: ModuleType, framework: str) -> tuple[dict[str, bool], st
 
 
 def _corpus(framework: str) -> dict[str, Any]:
-    failures = [m for m in modules("failures") if build(m, framework)]
+    failures = [m for m in modules("failing") if build(m, framework)]
     healthy = [m for m in modules("healthy") if build(m, framework)]
     named = sum(bool(m.CASE.operations(framework)) for m in failures)
     tools: dict[str, Any] = {}

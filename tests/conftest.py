@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.backends import BACKENDS, Backend
+from tests.selection import REPEATS
 
 # Programs that tests run in processes of their own; they are no modules.
 collect_ignore = ["scripts"]
@@ -20,9 +21,21 @@ hypothesis.settings.register_profile("thorough", deadline=None, max_examples=100
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
-@pytest.fixture(params=list(BACKENDS))
+@pytest.fixture(
+    params=["numpy", *(pytest.param(name, marks=REPEATS) for name in BACKENDS if name != "numpy")]
+)
 def backend(request: pytest.FixtureRequest) -> Backend:
-    """Each array namespace that the core runs on, eager and compiled."""
+    """NumPy, and in the long run each array namespace that the core runs on, eager and compiled.
+
+    All namespaces run the same source, so its arithmetic is tested on NumPy. Where a namespace can differ
+    (structure, dtypes, tracing, rounding), a test takes ``every_backend``.
+    """
+    return BACKENDS[request.param]
+
+
+@pytest.fixture(params=list(BACKENDS))
+def every_backend(request: pytest.FixtureRequest) -> Backend:
+    """Each array namespace that the core runs on, eager and compiled, always."""
     return BACKENDS[request.param]
 
 

@@ -14,7 +14,7 @@ import pytest
 import stablenum_jax
 from stablenum_jax.fp8 import Fp8Recipe, fp8_dot, init_fp8, quantize
 from stablenum_jax.measure import FP8_STATISTICS
-from tests.digits_jax import accuracy, digits, mlp
+from tests.jax.digits import accuracy, digits, mlp
 
 E4M3, E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
 
