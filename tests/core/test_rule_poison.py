@@ -13,6 +13,7 @@ as it is (1e30, 1e-30), is forgotten within the rule's window. The window follow
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import random
 from dataclasses import dataclass, replace
@@ -45,6 +46,7 @@ from tests.oracles import (
     NaiveLogMaxOracle,
     ZClipOracle,
 )
+from tests.selection import pairwise, slow_but_for
 
 BACKEND = BACKENDS["numpy"]  # that the others agree with it is shown by test_rule_oracles.py
 N_STEPS, COMPARED = 900, 60
@@ -197,9 +199,10 @@ def assert_same_decisions(actual, expected, rtol: float) -> None:
             np.testing.assert_allclose(x, y, rtol=rtol, atol=0)
 
 
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("poison", POISONS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "poison", "phase"),
+    slow_but_for(pairwise([*CASES], [*POISONS], PHASES), itertools.product(CASES, POISONS, PHASES)),
+)
 def test_a_bad_step_is_forgotten(name, poison, phase):
     case, clean = CASES[name], clean_run(name)
     at = {"first": 0, "warm": case.warm, "steady": case.steady}[phase]
