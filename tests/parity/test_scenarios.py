@@ -25,6 +25,7 @@ from stablenum.escalation import EscalatePrecision
 from stablenum.loss_scale import LOSS_SCALES
 from stablenum.spikes import MeanStdSpikeGuard, SpikeGuard
 from stablenum.status import Reason
+from tests.selection import one_in_three
 
 FRAMEWORKS = {
     framework: [b.name for b in BACKENDS.values() if b.framework == framework]
@@ -33,6 +34,7 @@ FRAMEWORKS = {
 
 
 # What users of each framework run. On all the others rules and trainings are compared in the long run.
+# A third of the short ones are compared on every backend always.
 LONG = {scenario.name for scenario in (*RULE_STREAMS, *TRAININGS)}
 MOST_USED = {"torch": ["torch"], "jax": ["jax-jit"]}
 
@@ -41,13 +43,17 @@ MOST_USED = {"torch": ["torch"], "jax": ["jax-jit"]}
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_scenario(name: str, framework: str) -> None:
     """NumPy and the backends of a framework, eager and compiled."""
-    _run(name, (MOST_USED if name in LONG else FRAMEWORKS)[framework])
+    _run(name, (FRAMEWORKS if on_every_backend(name) else MOST_USED)[framework])
+
+
+def on_every_backend(name: str) -> bool:
+    return name not in LONG and one_in_three(name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-@pytest.mark.parametrize("name", sorted(LONG))
-def test_a_long_scenario_on_every_backend(name: str, framework: str) -> None:
+@pytest.mark.parametrize("name", [name for name in sorted(SCENARIOS) if not on_every_backend(name)])
+def test_a_scenario_on_every_other_backend(name: str, framework: str) -> None:
     _run(name, [b for b in FRAMEWORKS[framework] if b not in MOST_USED[framework]])
 
 
