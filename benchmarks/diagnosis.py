@@ -3,7 +3,8 @@
 Each tool runs the same program once, and what it prints or raises is read: whether it says anything, whether
 the innermost line of the program's file in its message or traceback is the guilty one, and whether it names
 the operation. On the programs of ``tests/corpus/healthy`` whatever it says is a false alarm. None of the
-peers names a cause. Then: what it costs to have an explanation at hand while nothing fails, and how long one takes.
+peers names a cause. Then: what it costs to have an explanation at hand while nothing fails, and how long one
+takes.
 """
 
 from __future__ import annotations

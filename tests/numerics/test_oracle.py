@@ -24,7 +24,7 @@ def is_fast(backend: str, form: str) -> bool:
 
 
 # JAX without jit compiles each operation for itself: slow, and the same kernels as under jit. What
-# torch.compile adds, eager backend, is tracing. Under jit one wide and one narrow format stand for the others.
+# torch.compile adds, eager backend, is tracing. Under jit a wide and a narrow format stand for the others.
 CASES = [
     pytest.param(b, f, id=f"{b}-{f}", marks=[] if is_fast(b, f) else [REPEATS])
     for b in BACKENDS
