@@ -20,10 +20,10 @@ help: ## List the targets
 demo: $(STAMP) ## Run unstable trainings on every backend and show that they agree
 	$(BIN)/stablenum compare --plot demo-results.png --json demo-results.json
 
-test: $(STAMP) ## Run the tests (some minutes)
+test: $(STAMP) ## Run the tests that CI runs (some minutes)
 	JAX_PLATFORMS=cpu $(PYTEST)
 
-test-all: $(STAMP) ## Run the tests, the slow ones too
+test-all: $(STAMP) ## Run every test, the slow and the repeated ones too
 	JAX_PLATFORMS=cpu $(PYTEST) -m "not gpu"
 
 test-gpu: $(STAMP) ## Run the tests that need an NVIDIA GPU
