@@ -27,10 +27,10 @@ check: ## Check style, types and import contracts, then run the tests (what CI r
 	@$(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory test
 
-test: $(STAMP) ## Run the tests (some minutes)
+test: $(STAMP) ## Run the tests that CI runs (some minutes)
 	JAX_PLATFORMS=cpu $(PYTEST)
 
-test-all: $(STAMP) ## Run the tests, the slow ones too
+test-all: $(STAMP) ## Run every test, the slow and the repeated ones too
 	JAX_PLATFORMS=cpu $(PYTEST) -m "not gpu"
 
 test-gpu: $(STAMP) ## Run the tests that need an NVIDIA GPU

@@ -26,7 +26,7 @@ DIST_INFO = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENS
 # Tests of the repository rather than of the package: they read its pages, benchmarks or sources.
 LEFT_OUT = (
     "tests/benchmarks",
-    "tests/failures/test_peers.py",
+    "tests/corpus/test_peers.py",
     "tests/losses/test_cost.py",
     "tests/test_docs.py",
     "tests/test_readme.py",

@@ -1,10 +1,10 @@
-"""How often a diagnosis is right on the failures of ``tests/failures``, compared with the frameworks' tools.
+"""How often a diagnosis is right on the failures of ``tests/corpus``, compared with the frameworks' tools.
 
 Each tool runs the same program once, and its output or exception is evaluated: whether it reports anything,
 whether the innermost line of the program's file in its message or traceback is the faulty one, and whether it
-names the operation. On the programs of ``tests/healthy`` any report is a false alarm. None of the peers names
-a cause. Also measured: the cost of keeping an explanation available while nothing fails, and the time that an
-explanation takes.
+names the operation. On the programs of ``tests/corpus/healthy`` any report is a false alarm. None of the
+peers names a cause. Also measured: the cost of keeping an explanation available while nothing fails, and the
+time that an explanation takes.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import stablenum_torch
 from benchmarks.timing import interleaved
 from stablenum_jax._diagnosis.replay.naming import primitive_name
-from tests.failures.case import FRAMEWORKS, Program, bad_line, build, modules
-from tests.failures.diagnosing import compare, replay
+from tests.corpus.case import FRAMEWORKS, Program, bad_line, build, modules
+from tests.corpus.diagnosing import compare, replay
 
 __all__ = ["COLUMNS", "PEERS", "Said", "run"]
 
@@ -196,7 +196,7 @@ def _score_ours(module: ModuleType, framework: str) -> tuple[dict[str, bool], st
 
 
 def _corpus(framework: str) -> dict[str, Any]:
-    failures = [m for m in modules("failures") if build(m, framework)]
+    failures = [m for m in modules("failing") if build(m, framework)]
     healthy = [m for m in modules("healthy") if build(m, framework)]
     named = sum(bool(m.CASE.operations(framework)) for m in failures)
     tools: dict[str, Any] = {}

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
+import jax
 import pytest
 import torch
+from jax.experimental.compilation_cache import compilation_cache
 
 from tests.backends import BACKENDS, Backend
+from tests.selection import REPEATS
+
+# What JAX compiles is kept between processes and runs, and tests that run programs hand the settings on.
+COMPILED = {
+    "jax_compilation_cache_dir": str(Path(__file__).parents[1] / ".pytest_cache" / "jax"),
+    "jax_persistent_cache_min_compile_time_secs": 0,
+    "jax_persistent_cache_min_entry_size_bytes": 0,
+}
+for name, value in COMPILED.items():
+    os.environ[name.upper()] = str(value)
+    jax.config.update(name, value)
 
 # Programs that tests run in processes of their own; they are no modules.
 collect_ignore = ["scripts"]
@@ -20,9 +35,32 @@ hypothesis.settings.register_profile("thorough", deadline=None, max_examples=100
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
-@pytest.fixture(params=list(BACKENDS))
+@pytest.fixture(
+    params=["numpy", *(pytest.param(name, marks=REPEATS) for name in BACKENDS if name != "numpy")]
+)
 def backend(request: pytest.FixtureRequest) -> Backend:
-    """Each array namespace that the core runs on, eager and compiled."""
+    """NumPy, and in the long run each array namespace that the core runs on, eager and compiled.
+
+    All namespaces run the same source, so its arithmetic is tested on NumPy. Where a namespace can differ
+    (structure, dtypes, tracing, rounding), a test takes ``every_backend``.
+    """
+    return BACKENDS[request.param]
+
+
+@pytest.fixture
+def compiled_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """JAX compiles anew: what it reads back from its cache tells less of itself."""
+    monkeypatch.setenv("JAX_ENABLE_COMPILATION_CACHE", "false")
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()
+    yield
+    jax.config.update("jax_enable_compilation_cache", True)
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture(params=list(BACKENDS))
+def every_backend(request: pytest.FixtureRequest) -> Backend:
+    """Each array namespace that the core runs on, eager and compiled, always."""
     return BACKENDS[request.param]
 
 

@@ -252,7 +252,8 @@ def test_the_interval_is_students():
 
 
 def test_the_quantiles_are_those_of_students_distribution():
-    mpmath = pytest.importorskip("mpmath")
+    import mpmath
+
     for freedom, t in enumerate(repeats._T, start=1):
         within = 1 - mpmath.betainc(freedom / 2, 0.5, 0, freedom / (freedom + t * t), regularized=True)
         assert float(within) == pytest.approx(0.95, abs=1e-4)

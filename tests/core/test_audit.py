@@ -263,7 +263,8 @@ def test_a_healthy_optimizer_has_no_risks(case: str) -> None:
 
 def test_bfloat16_second_moments_with_a_slow_decay_never_fall() -> None:
     """The rule's threshold is the decay at which every significand is rounded back."""
-    ml_dtypes = pytest.importorskip("ml_dtypes")
+    import ml_dtypes
+
     grid = np.arange(128, 256).astype(np.float64).astype(ml_dtypes.bfloat16)
     fell = {b: (grid.astype(np.float64) * b).astype(ml_dtypes.bfloat16) < grid for b in (0.9981, 0.995)}
     assert not fell[0.9981].any()

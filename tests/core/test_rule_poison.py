@@ -13,6 +13,7 @@ number (1e30, 1e-30) has no effect after the rule's window, which follows from t
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import random
 from dataclasses import dataclass, replace
@@ -45,6 +46,7 @@ from tests.oracles import (
     NaiveLogMaxOracle,
     ZClipOracle,
 )
+from tests.selection import pairwise, slow_but_for
 
 BACKEND = BACKENDS["numpy"]  # test_rule_oracles.py shows that the others agree with it
 N_STEPS, COMPARED = 900, 60
@@ -197,9 +199,10 @@ def assert_same_decisions(actual, expected, rtol: float) -> None:
             np.testing.assert_allclose(x, y, rtol=rtol, atol=0)
 
 
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("poison", POISONS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "poison", "phase"),
+    slow_but_for(pairwise([*CASES], [*POISONS], PHASES), itertools.product(CASES, POISONS, PHASES)),
+)
 def test_a_bad_step_has_no_effect_after_the_rules_memory(name, poison, phase):
     case, clean = CASES[name], clean_run(name)
     at = {"first": 0, "warm": case.warm, "steady": case.steady}[phase]

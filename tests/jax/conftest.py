@@ -1,4 +1,4 @@
-"""Each test of a step runs eagerly and under jit."""
+"""Each test of a step runs under jit, and in the long run eagerly too."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ import jax
 import pytest
 
 import stablenum_jax
+from tests.selection import REPEATS
 
 Step = Callable[..., tuple[Any, Any]]
 
 
-@pytest.fixture(params=["eager", "jit"])
+@pytest.fixture(params=[pytest.param("eager", marks=REPEATS), "jit"])
 def mode(request: pytest.FixtureRequest) -> str:
-    """How the step is called."""
+    """How the step is called.
+
+    Eagerly, each operation is compiled by itself, which takes longer than the test. Tests of what can differ
+    there (``tests.jax.helpers.every_mode``) always run both ways.
+    """
     return str(request.param)
 
 

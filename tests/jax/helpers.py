@@ -9,9 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import stablenum_jax
 from stablenum_jax import GuardOptState
+
+every_mode = pytest.mark.parametrize("mode", ["eager", "jit"])
 
 
 def make_params(dtype: Any = np.float32) -> dict[str, Any]:

@@ -233,8 +233,9 @@ def test_float16_and_a_zero_gradient() -> None:
 
 
 def test_flax_train_state_and_nnx_optimizer() -> None:
-    nnx = pytest.importorskip("flax.nnx")
-    train_state = pytest.importorskip("flax.training.train_state")
+    from flax import nnx
+    from flax.training import train_state
+
     params = parameters()
     whole = train_state.TrainState.create(apply_fn=None, params=params, tx=optax.adam(1e-2))
     whole = whole.apply_gradients(grads=gradients(params, 0))
@@ -259,7 +260,8 @@ def test_flax_train_state_and_nnx_optimizer() -> None:
 
 
 def test_equinox_modules() -> None:
-    eqx = pytest.importorskip("equinox")
+    import equinox as eqx
+
     model = eqx.nn.MLP(2, 2, 4, 1, key=jax.random.key(0))
     params = eqx.filter(model, eqx.is_inexact_array)
     tx = optax.adam(1e-2)

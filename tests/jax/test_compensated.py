@@ -15,7 +15,7 @@ import stablenum_jax
 from stablenum.precision.rounding import compensated_value, compensation_of, kahan_add
 from stablenum_jax import kahan, master_weights, stochastic_rounding
 from stablenum_jax._precision.compensated import KahanState
-from tests.digits_jax import accuracy, digits, mlp, predict
+from tests.jax.digits import accuracy, digits, mlp, predict
 from tests.jax.helpers import assert_same_bits, make_grads, make_params, spoil, without_guard
 
 Make = Callable[[Any], Any]

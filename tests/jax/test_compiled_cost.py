@@ -16,6 +16,8 @@ import pytest
 import stablenum_jax
 from tests.jax.helpers import run_on_four_devices
 
+pytestmark = pytest.mark.usefixtures("compiled_anew")
+
 SIZE = 128
 ONE_TENSOR = SIZE * SIZE * 4
 Step = Callable[[Any, Any, Any], Any]

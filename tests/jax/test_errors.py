@@ -11,7 +11,7 @@ import pytest
 
 import stablenum_jax
 from stablenum import GuardConfig
-from tests.jax.helpers import make_grads, make_params
+from tests.jax.helpers import every_mode, make_grads, make_params
 
 
 @pytest.mark.parametrize("inner", [1.0, "adam", GuardConfig(), optax.adam, lambda g: g])
@@ -48,6 +48,7 @@ def test_overrides_go_over_the_config() -> None:
     assert stablenum_jax.loss_scale(tx.init(jnp.ones(2))) == 4.0
 
 
+@every_mode
 def test_settings_must_not_be_traced(mode: str) -> None:
     factory = optax.inject_hyperparams(
         lambda learning_rate, max_norm: optax.chain(
@@ -60,6 +61,7 @@ def test_settings_must_not_be_traced(mode: str) -> None:
         init(make_params())
 
 
+@every_mode
 def test_no_guard_in_the_optimizer(stepper: Any) -> None:
     params, tx = make_params(), optax.adam(1e-3)
     for use in (
@@ -72,6 +74,7 @@ def test_no_guard_in_the_optimizer(stepper: Any) -> None:
             use()
 
 
+@every_mode
 def test_two_guards_in_the_optimizer(stepper: Any) -> None:
     params = make_params()
     tx = optax.chain(stablenum_jax.guard(), stablenum_jax.guard(optax.adam(1e-3)))
@@ -103,6 +106,7 @@ def test_chain_of_nothing_or_of_something_else() -> None:
         stablenum_jax.chain(stablenum_jax.guard(), 0.1)  # type: ignore[arg-type]
 
 
+@every_mode
 def test_a_loss_that_is_not_a_scalar(stepper: Any) -> None:
     tx = optax.chain(stablenum_jax.guard(), optax.adam(1e-3))
     params = make_params()
@@ -110,6 +114,7 @@ def test_a_loss_that_is_not_a_scalar(stepper: Any) -> None:
         stepper(tx)(params, tx.init(params), make_grads(0), value=jnp.ones(3))
 
 
+@every_mode
 def test_a_state_of_another_optimizer(stepper: Any) -> None:
     params = make_params()
     state = stablenum_jax.guard().init(params)
@@ -117,6 +122,7 @@ def test_a_state_of_another_optimizer(stepper: Any) -> None:
         stepper(optax.identity())(params, state, make_grads(0))
 
 
+@every_mode
 def test_a_transformation_that_changes_a_shape(stepper: Any) -> None:
     grow = optax.GradientTransformation(
         lambda params: jnp.zeros(1), lambda g, s, p=None: (g, jnp.concatenate([s, s]))

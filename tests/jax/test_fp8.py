@@ -15,7 +15,7 @@ import stablenum_jax
 from stablenum import DelayedScaling
 from stablenum_jax._precision.fp8 import fp8_dot, init_fp8, quantize
 from stablenum_jax._trees.leaves import FP8_STATISTICS
-from tests.digits_jax import accuracy, digits, mlp
+from tests.jax.digits import accuracy, digits, mlp
 
 E4M3, E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
 

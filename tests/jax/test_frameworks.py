@@ -17,8 +17,16 @@ from flax.training.train_state import TrainState
 
 import stablenum
 import stablenum_jax
-from stablenum_jax._trees import names
-from tests.jax.helpers import all_finite, assert_same_bits, make_grads, make_params, spoil, without_guard
+from stablenum_jax import names
+from tests.jax.helpers import (
+    all_finite,
+    assert_same_bits,
+    every_mode,
+    make_grads,
+    make_params,
+    spoil,
+    without_guard,
+)
 
 
 def _train_state(tx: Any, params: Any) -> TrainState:
@@ -206,6 +214,7 @@ def _only_w(inner: Any, grads: Any, state: Any, params: Any) -> Any:
     return {"n": jnp.zeros(3, jnp.int32), **updates}, state
 
 
+@every_mode
 def test_missing_gradients_keep_the_numbering_of_the_parameters(stepper: Any) -> None:
     tx = optax.chain(stablenum_jax.guard(), optax.sgd(0.1))
     params = {"a": jnp.ones(2), "b": jnp.ones(2), "c": jnp.ones(2)}
@@ -214,6 +223,7 @@ def test_missing_gradients_keep_the_numbering_of_the_parameters(stepper: Any) ->
     assert stablenum_jax.metrics(opt_state)["worst"] == (2, "c")
 
 
+@every_mode
 @pytest.mark.parametrize("clip", [None, 1.0, "per tensor"])
 def test_an_empty_tree_is_a_step_like_any_other(clip: Any, stepper: Any) -> None:
     rules = stablenum.ClipByNorm(1.0) if clip == "per tensor" else clip
@@ -226,6 +236,7 @@ def test_an_empty_tree_is_a_step_like_any_other(clip: Any, stepper: Any) -> None
     assert stablenum_jax.metrics(opt_state)["skipped_total"] == 1
 
 
+@every_mode
 def test_parameters_that_are_plain_numbers(stepper: Any) -> None:
     tx = optax.chain(stablenum_jax.guard(clip=1.0), optax.adam(0.1))
     params, opt_state = stepper(tx)(1.0, tx.init(1.0), 3.0)
@@ -233,6 +244,7 @@ def test_parameters_that_are_plain_numbers(stepper: Any) -> None:
     assert stablenum_jax.metrics(opt_state)["grad_norm"] == 3.0
 
 
+@every_mode
 def test_numpy_gradients_and_parameters(stepper: Any) -> None:
     tx = optax.chain(stablenum_jax.guard(), optax.adam(0.1))
     params = {"w": np.ones(3, np.float32)}

@@ -12,7 +12,7 @@ import pytest
 
 import stablenum_jax
 from stablenum import ClipByNorm, ClipByValue, DynamicLossScale
-from tests.jax.helpers import assert_same_bits, make_grads, make_params, spoil
+from tests.jax.helpers import assert_same_bits, every_mode, make_grads, make_params, spoil
 
 
 def _opt_state(loss_scale: Any, params: Any = None) -> Any:
@@ -23,6 +23,7 @@ def _maybe_jit(mode: str, fun: Any) -> Any:
     return fun if mode == "eager" else jax.jit(fun)
 
 
+@every_mode
 def test_value_and_grad_without_scaling_is_jaxs_own(mode: str) -> None:
     fun = lambda w: jnp.sum(jnp.sin(w) ** 3)  # noqa: E731
     w = jnp.linspace(-1, 1, 7)
@@ -31,6 +32,7 @@ def test_value_and_grad_without_scaling_is_jaxs_own(mode: str) -> None:
     assert_same_bits(actual, expected)
 
 
+@every_mode
 def test_value_and_grad_scales_the_gradient_and_not_the_value(mode: str) -> None:
     run = _maybe_jit(mode, lambda s, w: stablenum_jax.value_and_grad(lambda w: (w**2).sum(), s)(w))
     loss, grads = run(_opt_state(8.0), jnp.asarray([1.0, 2.0]))
@@ -51,6 +53,7 @@ def test_value_and_grad_with_aux_argnums_and_keywords(mode: str) -> None:
     np.testing.assert_array_equal(dx, [2.0, 2.0])
 
 
+@every_mode
 @pytest.mark.parametrize("scale", [2.0**10, 2.0**16, 2.0**20])
 def test_a_float16_loss_can_be_scaled_beyond_float16(scale: float, mode: str) -> None:
     run = _maybe_jit(mode, lambda s, w: stablenum_jax.value_and_grad(lambda w: (w * w).sum(), s)(w))
@@ -75,6 +78,7 @@ def test_value_and_grad_complains_of_an_integer_loss_as_jax_does() -> None:
         stablenum_jax.value_and_grad(lambda w: jnp.asarray(1), _opt_state(2.0))(jnp.ones(2))
 
 
+@every_mode
 def test_scale_loss_is_float32(mode: str) -> None:
     run = _maybe_jit(mode, stablenum_jax.scale_loss)
     scaled = run(jnp.asarray(60000.0, jnp.float16), _opt_state("dynamic"))
@@ -131,6 +135,7 @@ def test_without_scaling_gradients_keep_their_dtype() -> None:
         assert after["w"].dtype == jnp.bfloat16
 
 
+@every_mode
 def test_the_scale_follows_the_dynamic_law(stepper: Any) -> None:
     rule = DynamicLossScale(init_scale=8.0, growth_interval=3)
     tx = optax.chain(stablenum_jax.guard(loss_scale=rule), optax.sgd(0.1))

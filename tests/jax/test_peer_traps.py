@@ -21,6 +21,7 @@ from stablenum_jax import GuardPlacementWarning, NotATrueSkipWarning
 from tests.jax.helpers import (
     all_finite,
     assert_same_bits,
+    every_mode,
     make_grads,
     make_params,
     reason,
@@ -359,6 +360,7 @@ def test_trap_12_an_optimizer_that_needs_the_loss_gets_it(stepper: Any) -> None:
     assert (after["out"] != params["out"]).any()
 
 
+@every_mode
 def test_a_chain_form_guard_driven_by_plain_update_says_that_it_does_not_skip(mode: str) -> None:
     params = make_params()
     tx = optax.chain(stablenum_jax.guard(clip=1.0), optax.adam(1e-2))

@@ -17,7 +17,15 @@ import stablenum
 import stablenum_jax
 from stablenum import GuardConfig, NonFiniteError, Observation, decide, init_guard
 from stablenum.guard.statedict import StatisticsNotLoadedWarning, state_from_dict, state_to_dict
-from tests.jax.helpers import assert_same_bits, make_grads, make_params, reason, spoil, without_guard
+from tests.jax.helpers import (
+    assert_same_bits,
+    every_mode,
+    make_grads,
+    make_params,
+    reason,
+    spoil,
+    without_guard,
+)
 
 KEYS = {
     "precision_level",
@@ -144,6 +152,7 @@ def test_under_jit_the_guard_halts_and_metrics_raise() -> None:
     assert stablenum_jax.metrics(opt_state)["applied"]
 
 
+@every_mode
 def test_a_skip_below_the_limit_does_not_raise(stepper: Any) -> None:
     tx = optax.chain(stablenum_jax.guard(max_skips_in_a_row=3), optax.adam(1e-2))
     params = make_params()

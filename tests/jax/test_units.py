@@ -15,7 +15,7 @@ import stablenum
 import stablenum_jax as sj
 from stablenum.reference.guarded import unit_norms as true_unit_norms
 from stablenum_jax._step.measure_units import leaf_and_unit_norms
-from tests.jax.helpers import make_grads, make_params
+from tests.jax.helpers import every_mode, make_grads, make_params
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 COLUMNS = (0,)
@@ -142,6 +142,7 @@ def test_sharded_gradients_are_refused() -> None:
         sj.guard(clip=(stablenum.AdaptiveGradClip(), 1.0), axis_name="data")
 
 
+@every_mode
 def test_driven_by_plain_update_it_clips_too(mode: str) -> None:
     tx, params, grads = _agc(), make_params(), make_grads(0)
     update = tx.update if mode == "eager" else jax.jit(tx.update)

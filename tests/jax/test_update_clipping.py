@@ -18,6 +18,7 @@ import stablenum_jax as sj
 from stablenum_jax._step.clip_update import clip_updates, injected_learning_rate
 from tests.jax.helpers import (
     assert_same_bits,
+    every_mode,
     make_grads,
     make_params,
     run_on_four_devices,
@@ -183,6 +184,7 @@ def test_sharded_over_four_devices_the_update_is_clipped_as_the_whole() -> None:
     run_on_four_devices(code)
 
 
+@every_mode
 @pytest.mark.parametrize("case", ["none", "two"])
 def test_without_exactly_one_rate_both_ways_out_are_told(case: str, mode: str) -> None:
     optimizer = {
@@ -257,6 +259,7 @@ def test_both_ways_out_of_a_rate_of_some_work(way: str, stepper: Any) -> None:
     assert _rms(after["dense"]["w"] - params["dense"]["w"]) == pytest.approx(0.05, rel=1e-4)
 
 
+@every_mode
 def test_driven_by_plain_update_it_is_an_error_and_no_silent_no_op(mode: str) -> None:
     tx, params = optax.chain(sj.guard(clip=RULE), optax.sgd(1.0)), make_params()
     update = tx.update if mode == "eager" else jax.jit(tx.update)

@@ -19,6 +19,7 @@ from stablenum_jax._trees.state import replace_guard
 from tests.jax.helpers import (
     all_finite,
     assert_same_bits,
+    every_mode,
     make_grads,
     make_params,
     reason,
@@ -231,6 +232,7 @@ def test_injected_hyperparameters_can_be_changed(stepper: Any) -> None:
     np.testing.assert_array_equal(after["out"], params["out"])
 
 
+@every_mode
 def test_multisteps_says_nothing_of_placement_but_a_jitted_update_does(stepper: Any) -> None:
     params = make_params()
     tx = _accumulate(optax.chain(guard(), optax.adam(1e-2)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -56,7 +57,7 @@ def _pairs(form: str, second: list[float]) -> tuple[np.ndarray, ...]:
     return tuple(np.asarray(column) for column in zip(*grid, strict=True))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Case:
     """A loss, its arguments, and its oracle."""
 
@@ -167,18 +168,24 @@ CASES = [
 CAP = 9.5
 
 
+@functools.cache
+def exactly(case: Case, form: str) -> tuple[list[tuple[float, ...]], list[float], list[list[float]]]:
+    """For all routes: the arguments of each item, its value, its derivatives by those in ``case.wrt``."""
+    rows = list(zip(*(rounded(a, form).tolist() for a in case.arguments(form)), strict=True))
+    exact = [float(case.exact(*map(mpf, row))) for row in rows]
+    return rows, exact, [[oracle.derivative(case.exact, row, i) for row in rows] for i in case.wrt]
+
+
 @pytest.mark.parametrize(("route", "form"), RUNS)
 @pytest.mark.parametrize("case", CASES, ids=lambda c: "-".join([c.name, *map(str, c.options)]))
 def test_value_and_gradient(case: Case, route: str, form: str) -> None:
     arguments = [rounded(a, form) for a in case.arguments(form)]
     value, grads = run(route, case.name, arguments, form, wrt=case.wrt, **case.options)
-    rows = list(zip(*(a.tolist() for a in arguments), strict=True))
+    rows, exact, slopes = exactly(case, form)
     assert not np.isnan(value).any()
     assert not any(np.isnan(grad).any() for grad in grads)
-    exact = [float(case.exact(*map(mpf, row))) for row in rows]
     close(value, exact, form, ulps=case.ulps, scale=[case.scale(*row) for row in rows], what="value")
-    for i, grad in zip(case.wrt, grads, strict=True):
-        slope = [oracle.derivative(case.exact, row, i) for row in rows]
+    for i, grad, slope in zip(case.wrt, grads, slopes, strict=True):
         close(grad, slope, form, ulps=case.ulps, scale=[case.grad_scale(*r) for r in rows], what=f"by {i}")
 
 

@@ -10,6 +10,7 @@ import pytest
 from tests.numerics.measuring import measured, worst, worst_rows
 from tests.numerics.oracle import FORMATS, FUNCTIONS, ROWS
 from tests.numerics.running import BACKENDS, ours
+from tests.selection import REPEATS
 
 # In ulp. What is more than 4 has its reason here.
 BOUND = 4.0
@@ -17,10 +18,15 @@ SLOPE_BOUNDS = {
     "cumulative_logsumexp": 6.0,  # a product of one weight for each of the log2(n) doublings, here 6
 }
 
+
+def is_fast(backend: str, form: str) -> bool:
+    return backend == "torch" or (backend == "jax-jit" and form in ("float32", "float16"))
+
+
 # JAX without jit compiles each operation for itself: slow, and the same kernels as under jit. What
-# torch.compile adds, eager backend, is tracing.
+# torch.compile adds, eager backend, is tracing. Under jit a wide and a narrow format stand for the others.
 CASES = [
-    pytest.param(b, f, id=f"{b}-{f}", marks=[pytest.mark.slow] if b in ("jax", "torch-compiled") else [])
+    pytest.param(b, f, id=f"{b}-{f}", marks=[] if is_fast(b, f) else [REPEATS])
     for b in BACKENDS
     for f in FORMATS
 ]

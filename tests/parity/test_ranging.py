@@ -11,7 +11,7 @@ import torch
 
 import stablenum_jax
 import stablenum_torch
-from tests.planted import FLAVOURS, batch, jax_case, torch_loss, torch_net
+from tests.parity.range_models import FLAVOURS, batch, jax_case, torch_loss, torch_net
 
 LR = 1e-3
 

@@ -26,6 +26,7 @@ from stablenum.rules.clipping import CLIP_RULES
 from stablenum.rules.escalation import EscalatePrecision
 from stablenum.rules.loss_scale import LOSS_SCALES
 from stablenum.rules.spikes import MeanStdSpikeGuard, SpikeGuard
+from tests.selection import one_in_three
 
 FRAMEWORKS = {
     framework: [b.name for b in BACKENDS.values() if b.framework == framework]
@@ -33,7 +34,8 @@ FRAMEWORKS = {
 }
 
 
-# The backends in common use. On the others, rules and training runs are compared in the long test run.
+# The backends in common use. On the others, rules and training runs are compared in the long test run;
+# a third of the short scenarios is compared on every backend always.
 LONG = {scenario.name for scenario in (*RULE_STREAMS, *TRAININGS)}
 MOST_USED = {"torch": ["torch"], "jax": ["jax-jit"]}
 
@@ -42,13 +44,17 @@ MOST_USED = {"torch": ["torch"], "jax": ["jax-jit"]}
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_scenario(name: str, framework: str) -> None:
     """NumPy and the backends of a framework, eager and compiled."""
-    _run(name, (MOST_USED if name in LONG else FRAMEWORKS)[framework])
+    _run(name, (FRAMEWORKS if on_every_backend(name) else MOST_USED)[framework])
+
+
+def on_every_backend(name: str) -> bool:
+    return name not in LONG and one_in_three(name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-@pytest.mark.parametrize("name", sorted(LONG))
-def test_a_long_scenario_on_every_backend(name: str, framework: str) -> None:
+@pytest.mark.parametrize("name", [name for name in sorted(SCENARIOS) if not on_every_backend(name)])
+def test_a_scenario_on_every_other_backend(name: str, framework: str) -> None:
     _run(name, [b for b in FRAMEWORKS[framework] if b not in MOST_USED[framework]])
 
 

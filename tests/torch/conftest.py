@@ -67,6 +67,8 @@ RULES: dict[str, dict[str, Any]] = {
     },
 }
 
+PATHS = ("host", "device")
+
 
 @pytest.fixture(params=list(OPTIMIZERS))
 def make_optimizer(request: pytest.FixtureRequest) -> Callable[[Any], torch.optim.Optimizer]:
@@ -80,7 +82,7 @@ def rule(request: pytest.FixtureRequest) -> dict[str, Any]:
     return RULES[request.param]
 
 
-@pytest.fixture(params=["host", "device"])
+@pytest.fixture(params=PATHS)
 def path(request: pytest.FixtureRequest) -> Iterator[str]:
     """The host path, as on a CPU, and the path of accelerators, run here on CPU tensors."""
     with on_device_path() if request.param == "device" else nullcontext():

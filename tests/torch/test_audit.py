@@ -506,7 +506,8 @@ def test_bad_gradients_are_noted_and_not_blamed_on_the_state() -> None:
 
 
 def test_an_optimizer_inside_accelerate() -> None:
-    accelerate = pytest.importorskip("accelerate")
+    import accelerate
+
     wrapped = accelerate.Accelerator(cpu=True).prepare(trained(O.Adam, {})[0])
     assert type(wrapped).__name__ == "AcceleratedOptimizer"
     assert audit(wrapped).optimizer == "Adam"

@@ -10,6 +10,7 @@ import torch._dynamo
 
 import stablenum
 import stablenum_torch as st
+from tests.selection import REPEATS
 from tests.torch.conftest import RULES, named, parameters, set_gradients, snapshot
 
 # torch's own optimizers warn about themselves when they are compiled.
@@ -36,7 +37,11 @@ def run(compiled: bool, fused: bool, backend: str = "aot_eager"):
     return params, opt
 
 
-@pytest.mark.parametrize("fused", [True, False])
+# What a fused optimizer adds is in "all at once", below.
+NOT_FUSED = pytest.mark.parametrize("fused", [pytest.param(True, marks=REPEATS), False])
+
+
+@NOT_FUSED
 def test_compiled_step_decides_as_the_eager_one(fused):
     params, opt = run(True, fused)
     wanted_params, wanted = run(False, fused)
@@ -66,7 +71,7 @@ def breaks(step) -> set[str]:
     return {reason.splitlines()[0] for reason in torch._dynamo.utils.counters["graph_break"]}
 
 
-@pytest.mark.parametrize("fused", [True, False])
+@NOT_FUSED
 def test_no_graph_break_that_the_bare_optimizer_has_not(fused):
     def make():
         params = parameters()

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import stablenum_torch
 from stablenum_torch import range_report
-from tests.planted import batch, torch_loss, torch_net
+from tests.parity.range_models import batch, torch_loss, torch_net
 
 
 def rows(report):

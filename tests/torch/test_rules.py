@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -11,7 +12,8 @@ import torch
 import stablenum
 import stablenum_torch as st
 from stablenum import reference
-from tests.torch.conftest import RULES, named, parameters, snapshot
+from tests.selection import pairwise, slow_but_for
+from tests.torch.conftest import PATHS, RULES, named, parameters, snapshot
 
 STEPS = 150
 NAN, INF, ZERO, SPIKE, ABSURD, LOSS_SPIKE = 33, 47, 60, 80, 97, 120
@@ -46,7 +48,11 @@ def loss_of(step: int) -> float:
     return float(np.float32(2 + 0.1 * rng.normal() + (50 if step == LOSS_SPIKE else 0)))
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("rule", "optimizer", "path"),
+    slow_but_for(pairwise([*RULES], [*OPTIMIZERS], PATHS), itertools.product(RULES, OPTIMIZERS, PATHS)),
+    indirect=["rule", "path"],
+)
 def test_as_the_specification(rule, optimizer, path):
     make, make_reference = OPTIMIZERS[optimizer]
     params = named(parameters())

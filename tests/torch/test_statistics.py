@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 
 import pytest
@@ -10,9 +11,17 @@ import torch
 
 import stablenum
 import stablenum_torch as st
-from tests.torch.conftest import named, parameters, set_gradients, snapshot
+from tests.selection import slow_unless
+from tests.torch.conftest import PATHS, RULES, named, parameters, set_gradients, snapshot
 
 RULE = stablenum.AdaGC(warmup_steps=3)
+# The state is the same on both paths; on the device's, those rules that together hold every kind of array.
+HOLD_ALL = ("autoclip", "adagc", "underflow scale", "all at once")
+each_rule_on_the_host = pytest.mark.parametrize(
+    ("rule", "path"),
+    slow_unless(lambda rule, path: path == "host" or rule in HOLD_ALL, itertools.product(RULES, PATHS)),
+    indirect=True,
+)
 
 
 def gammas(opt: st.GuardedOptimizer) -> list[float]:
@@ -75,6 +84,7 @@ def test_a_group_without_rate_is_refused_when_the_guard_learns_of_it():
         opt.step()
 
 
+@each_rule_on_the_host
 def test_copies_carry_every_statistic(rule, path):
     params = parameters()
     opt = st.wrap(torch.optim.AdamW(params, fused=True), names=named(params), **rule)
@@ -93,6 +103,7 @@ def test_copies_carry_every_statistic(rule, path):
         assert opt.last["step"] == 13
 
 
+@each_rule_on_the_host
 def test_a_checkpoint_goes_on_as_if_nothing_had_been(rule, path):
     def go_on(opt, first, last):
         params = opt.param_groups[0]["params"]

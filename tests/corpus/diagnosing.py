@@ -1,0 +1,79 @@
+"""``replay`` on a planted failure, and what of its answer is right."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tests.corpus.case import Program, bad_line, build
+
+__all__ = ["Outcome", "diagnose", "replay"]
+
+PLACE = re.compile(r"([^\s:]+\.py):(\d+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a diagnosis said, and whether it is right.
+
+    ``operation`` and ``line`` are True also where the case has no operation to be named and none was.
+    """
+
+    name: str
+    detected: bool
+    operation: bool
+    line: bool
+    cause: bool
+    module: bool
+    where: bool
+    said: str
+
+
+def replay(framework: str, program: Program) -> Any:
+    """The report of this framework's ``replay``."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of the standard deviation of one item, and so on
+        adapter = importlib.import_module(f"stablenum_{framework}")
+        return adapter.replay(program.step, *program.args, **program.options)
+
+
+def diagnose(module: ModuleType, framework: str) -> Outcome:
+    """Replays the failure and compares the answer with the case's."""
+    make = build(module, framework)
+    if make is None:
+        raise ValueError(f"{module.__name__} is not for {framework}")
+    return compare(module, framework, replay(framework, make()))
+
+
+def compare(module: ModuleType, framework: str, report: Any) -> Outcome:
+    """The right parts of a report on this case."""
+    case, first = module.CASE, report.findings[0] if report.findings else None
+    cause = report.verdict.cause.value
+    match = PLACE.search(str(report))
+    place = (Path(match[1]).name, int(match[2])) if match else None
+    accepted = case.operations(framework)
+    expected = bad_line(module, framework) if accepted else None
+    operation = first.operation if first else ""
+    path = first.module if first else ""
+    return Outcome(
+        name=module.__name__.rpartition(".")[2],
+        detected=not report.ok,
+        operation=operation in accepted if accepted else True,
+        line=place == expected if accepted else True,
+        cause=cause in case.causes(framework),
+        module=case.module in path,
+        where=_right_where(first.where if first else "", case.where if framework == "jax" else ""),
+        said=f"{operation or 'no operation'} ({first.primitive if first else ''}), {cause}, "
+        f"{':'.join(map(str, place)) if place else 'no place'} "
+        f"(expected {'/'.join(accepted)}, {'/'.join(case.causes(framework))}, {expected and expected[1]})",
+    )
+
+
+def _right_where(said: str, wanted: str) -> bool:
+    """Nothing is said where nothing is to be said: a loop in Python has no iterations to count."""
+    return wanted in said if wanted else not said

@@ -1,0 +1,24 @@
+"""The angle between equal unit vectors is 0; acos has an infinite slope there."""
+
+import jax.numpy as jnp
+import torch
+
+from tests.corpus.case import Case, program
+
+
+def in_torch():
+    def loss(a, b):
+        return torch.acos((a * b).sum(-1)).mean()  # BAD
+
+    a = torch.tensor([[1.0, 0.0], [0.6, 0.8]], requires_grad=True)
+    return program(loss, a, torch.tensor([[1.0, 0.0], [0.8, 0.6]]))
+
+
+def in_jax():
+    def loss(a, b):
+        return jnp.arccos((a * b).sum(-1)).mean()  # BAD
+
+    return program(loss, jnp.array([[1.0, 0.0], [0.6, 0.8]]), jnp.array([[1.0, 0.0], [0.8, 0.6]]))
+
+
+CASE = Case(cause="boundary_derivative", operation="acos")

@@ -1,0 +1,23 @@
+"""A clamped argument does not help asin: the value 1 itself has an infinite slope."""
+
+import jax.numpy as jnp
+import torch
+
+from tests.corpus.case import Case, program
+
+
+def in_torch():
+    def loss(x):
+        return torch.asin(x.clamp(-1.0, 1.0)).sum()  # BAD
+
+    return program(loss, torch.tensor([0.5, 1.0], requires_grad=True))
+
+
+def in_jax():
+    def loss(x):
+        return jnp.arcsin(jnp.clip(x, -1.0, 1.0)).sum()  # BAD
+
+    return program(loss, jnp.array([0.5, 1.0]))
+
+
+CASE = Case(cause="boundary_derivative", operation="asin")

@@ -1,0 +1,32 @@
+"""Only the branch that is taken goes wrong."""
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from tests.corpus.case import Case, program
+
+
+def in_torch():
+    def loss(x):
+        if x.sum() < 0.5:
+            return torch.log(x).sum()  # BAD
+        return x.sum()
+
+    return program(loss, torch.tensor([0.0, 0.25], requires_grad=True))
+
+
+def in_jax():
+    def loss(x):
+        def small(x):
+            return jnp.log(x).sum()  # BAD
+
+        def large(x):
+            return x.sum()
+
+        return jax.lax.cond(x.sum() < 0.5, small, large, x)
+
+    return program(loss, jnp.array([0.0, 0.25]))
+
+
+CASE = Case(cause="domain", operation="log")

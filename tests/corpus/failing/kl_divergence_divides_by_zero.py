@@ -1,0 +1,28 @@
+"""p * log(p / q) where q underflowed to 0: p / q is inf."""
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from tests.corpus.case import Case, program
+
+
+def in_torch():
+    def loss(logits, p):
+        q = torch.softmax(logits, dim=-1)
+        ratio = p / q  # BAD
+        return (p * torch.log(ratio)).sum()
+
+    return program(loss, torch.tensor([0.0, 150.0], requires_grad=True), torch.tensor([0.5, 0.5]))
+
+
+def in_jax():
+    def loss(logits, p):
+        q = jax.nn.softmax(logits, axis=-1)
+        ratio = p / q  # BAD
+        return (p * jnp.log(ratio)).sum()
+
+    return program(loss, jnp.array([0.0, 150.0]), jnp.array([0.5, 0.5]))
+
+
+CASE = Case(cause="domain", operation="div")

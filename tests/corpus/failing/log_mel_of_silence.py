@@ -1,0 +1,27 @@
+"""Silence has the logarithm -inf before it comes to the model; its mean is taken away: -inf - -inf."""
+
+import jax.numpy as jnp
+import torch
+
+from tests.corpus.case import Case, program
+
+
+def in_torch():
+    gain = torch.tensor(1.0, requires_grad=True)
+
+    def loss(mel):
+        centred = mel - mel.mean()  # BAD
+        return (gain * centred).square().mean()
+
+    return program(loss, torch.tensor([-1.0, float("-inf"), -2.0]))
+
+
+def in_jax():
+    def loss(gain, mel):
+        centred = mel - mel.mean()  # BAD
+        return ((gain * centred) ** 2).mean()
+
+    return program(loss, jnp.array(1.0), jnp.array([-1.0, -jnp.inf, -2.0]))
+
+
+CASE = Case(cause=("batch", "mask"), operation=("input", "sub"))

@@ -1,0 +1,25 @@
+"""Multiplying with a mask does not take an infinity away: inf * 0 is NaN."""
+
+import jax.numpy as jnp
+import torch
+
+from tests.corpus.case import Case, program
+
+
+def in_torch():
+    def loss(x, count):
+        mean = x / count  # BAD
+        return (mean * (count > 0)).sum()
+
+    return program(loss, torch.tensor([1.0, 2.0], requires_grad=True), torch.tensor([4.0, 0.0]))
+
+
+def in_jax():
+    def loss(x, count):
+        mean = x / count  # BAD
+        return (mean * (count > 0)).sum()
+
+    return program(loss, jnp.array([1.0, 2.0]), jnp.array([4.0, 0.0]))
+
+
+CASE = Case(cause="domain", operation="div")

@@ -1,0 +1,26 @@
+"""The length of a vector of zeros has no slope.
+
+In torch the library's own norm has a subgradient of 0, so there it is written by hand.
+"""
+
+import jax.numpy as jnp
+import torch
+
+from tests.corpus.case import Case, program
+
+
+def in_torch():
+    def loss(x):
+        return (x * x).sum(-1).sqrt().sum()  # BAD
+
+    return program(loss, torch.tensor([[3.0, 4.0], [0.0, 0.0]], requires_grad=True))
+
+
+def in_jax():
+    def loss(x):
+        return jnp.linalg.norm(x, axis=-1).sum()  # BAD
+
+    return program(loss, jnp.array([[3.0, 4.0], [0.0, 0.0]]))
+
+
+CASE = Case(cause="boundary_derivative", operation={"torch": "sqrt", "jax": ("norm", "sqrt")})

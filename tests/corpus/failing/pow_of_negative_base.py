@@ -1,0 +1,25 @@
+"""A fractional power of a negative number."""
+
+import jax.numpy as jnp
+import torch
+
+from tests.corpus.case import Case, program
+
+
+def in_torch():
+    def loss(x, target):
+        error = x - target
+        return (error**1.5).mean()  # BAD
+
+    return program(loss, torch.tensor([1.0, 2.0], requires_grad=True), torch.tensor([0.5, 2.5]))
+
+
+def in_jax():
+    def loss(x, target):
+        error = x - target
+        return (error**1.5).mean()  # BAD
+
+    return program(loss, jnp.array([1.0, 2.0]), jnp.array([0.5, 2.5]))
+
+
+CASE = Case(cause="domain", operation="pow")

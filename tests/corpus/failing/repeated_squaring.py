@@ -1,0 +1,29 @@
+"""A loop that squares: beyond float32 in the sixth round."""
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from tests.corpus.case import Case, program
+
+
+def in_torch():
+    def loss(x):
+        for _ in range(8):
+            x = x * x  # BAD
+        return x.sum()
+
+    return program(loss, torch.tensor([1.0, 4.0], requires_grad=True))
+
+
+def in_jax():
+    def loss(x):
+        def body(_, x):
+            return x * x  # BAD
+
+        return jax.lax.fori_loop(0, 8, body, x).sum()
+
+    return program(loss, jnp.array([1.0, 4.0]))
+
+
+CASE = Case(cause="overflow", operation="mul", where="iteration 5")

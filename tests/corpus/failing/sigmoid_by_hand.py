@@ -1,0 +1,25 @@
+"""1 / (1 + exp(-x)) at -100: the value is 0 and right, its derivative is 0 * inf."""
+
+import jax.numpy as jnp
+import torch
+
+from tests.corpus.case import Case, program
+
+
+def in_torch():
+    def loss(x):
+        e = torch.exp(-x)  # BAD
+        return (1.0 / (1.0 + e)).sum()
+
+    return program(loss, torch.tensor([0.5, -100.0], requires_grad=True))
+
+
+def in_jax():
+    def loss(x):
+        e = jnp.exp(-x)  # BAD
+        return (1.0 / (1.0 + e)).sum()
+
+    return program(loss, jnp.array([0.5, -100.0]))
+
+
+CASE = Case(cause="overflow", operation="exp")

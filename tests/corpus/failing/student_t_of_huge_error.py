@@ -1,0 +1,25 @@
+"""log1p of an error squared: 1e20 squared is beyond float32."""
+
+import jax.numpy as jnp
+import torch
+
+from tests.corpus.case import Case, program
+
+
+def in_torch():
+    def loss(prediction, y):
+        error = prediction - y
+        return torch.log1p(error.square() / 3.0).mean()  # BAD
+
+    return program(loss, torch.tensor([1.0, 1e20], requires_grad=True), torch.zeros(2))
+
+
+def in_jax():
+    def loss(prediction, y):
+        error = prediction - y
+        return jnp.log1p(jnp.square(error) / 3.0).mean()  # BAD
+
+    return program(loss, jnp.array([1.0, 1e20]), jnp.zeros(2))
+
+
+CASE = Case(cause="overflow", operation=("pow", "square", "mul"))

@@ -1,0 +1,25 @@
+"""A weight penalty: the square of 1e20 is beyond float32."""
+
+import jax.numpy as jnp
+import torch
+
+from tests.corpus.case import Case, program
+
+
+def in_torch():
+    def loss(w):
+        squares = w * w  # BAD
+        return squares.sum()
+
+    return program(loss, torch.tensor([1.0, 1e20], requires_grad=True))
+
+
+def in_jax():
+    def loss(w):
+        squares = w * w  # BAD
+        return squares.sum()
+
+    return program(loss, jnp.array([1.0, 1e20]))
+
+
+CASE = Case(cause="overflow", operation="mul")

@@ -1,0 +1,25 @@
+"""clamp after log: the gradient is cut to 0, the slope behind it is inf."""
+
+import jax.numpy as jnp
+import torch
+
+from tests.corpus.case import Case, program
+
+
+def in_torch():
+    def loss(p):
+        logp = torch.log(p)  # BAD
+        return -torch.clamp(logp, min=-100.0).sum()
+
+    return program(loss, torch.tensor([0.5, 0.0], requires_grad=True))
+
+
+def in_jax():
+    def loss(p):
+        logp = jnp.log(p)  # BAD
+        return -jnp.maximum(logp, -100.0).sum()
+
+    return program(loss, jnp.array([0.5, 0.0]))
+
+
+CASE = Case(cause="where_trap", operation="log")

@@ -1,0 +1,25 @@
+"""where(n > 0, x / n, 0), differentiated with respect to n."""
+
+import jax.numpy as jnp
+import torch
+
+from tests.corpus.case import Case, program
+
+
+def in_torch():
+    def loss(n):
+        ratio = 1.0 / n  # BAD
+        return torch.where(n > 0, ratio, torch.zeros_like(n)).sum()
+
+    return program(loss, torch.tensor([2.0, 0.0], requires_grad=True))
+
+
+def in_jax():
+    def loss(n):
+        ratio = 1.0 / n  # BAD
+        return jnp.where(n > 0, ratio, 0.0).sum()
+
+    return program(loss, jnp.array([2.0, 0.0]))
+
+
+CASE = Case(cause="where_trap", operation=("div", "reciprocal"))

@@ -1,0 +1,25 @@
+"""where(p > 0, log(p), 0): the logarithm is taken at 0 all the same."""
+
+import jax.numpy as jnp
+import torch
+
+from tests.corpus.case import Case, program
+
+
+def in_torch():
+    def loss(p):
+        logp = torch.log(p)  # BAD
+        return -torch.where(p > 0, logp, torch.zeros_like(p)).sum()
+
+    return program(loss, torch.tensor([0.5, 0.0], requires_grad=True))
+
+
+def in_jax():
+    def loss(p):
+        logp = jnp.log(p)  # BAD
+        return -jnp.where(p > 0, logp, 0.0).sum()
+
+    return program(loss, jnp.array([0.5, 0.0]))
+
+
+CASE = Case(cause="where_trap", operation="log")

@@ -1,0 +1,25 @@
+"""The same with a number below 0: the logarithm that is thrown away is NaN."""
+
+import jax.numpy as jnp
+import torch
+
+from tests.corpus.case import Case, program
+
+
+def in_torch():
+    def loss(x):
+        logx = torch.log(1.0 - x)  # BAD
+        return torch.where(x < 1, logx, torch.zeros_like(x)).sum()
+
+    return program(loss, torch.tensor([0.5, 1.0], requires_grad=True))
+
+
+def in_jax():
+    def loss(x):
+        logx = jnp.log(1.0 - x)  # BAD
+        return jnp.where(x < 1, logx, 0.0).sum()
+
+    return program(loss, jnp.array([0.5, 1.0]))
+
+
+CASE = Case(cause="where_trap", operation="log")

@@ -1,0 +1,24 @@
+"""x log(x) by xlogy: 0 at 0, but with a slope of -inf."""
+
+import jax
+import jax.numpy as jnp
+import torch
+
+from tests.corpus.case import Case, program
+
+
+def in_torch():
+    def loss(p):
+        return torch.special.xlogy(p, p).sum()  # BAD
+
+    return program(loss, torch.tensor([0.5, 0.0], requires_grad=True))
+
+
+def in_jax():
+    def loss(p):
+        return jax.scipy.special.xlogy(p, p).sum()  # BAD
+
+    return program(loss, jnp.array([0.5, 0.0]))
+
+
+CASE = Case(cause="boundary_derivative", operation="xlogy")

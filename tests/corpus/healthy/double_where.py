@@ -1,0 +1,22 @@
+"""log with `where` before it as well as after it."""
+
+import jax.numpy as jnp
+import torch
+
+from tests.corpus.case import program
+
+
+def in_torch():
+    def loss(p):
+        safe = torch.where(p > 0, p, torch.ones_like(p))
+        return torch.where(p > 0, torch.log(safe), torch.zeros_like(p)).sum()
+
+    return program(loss, torch.tensor([0.5, 0.0], requires_grad=True))
+
+
+def in_jax():
+    def loss(p):
+        safe = jnp.where(p > 0, p, 1.0)
+        return jnp.where(p > 0, jnp.log(safe), 0.0).sum()
+
+    return program(loss, jnp.array([0.5, 0.0]))

@@ -1,0 +1,84 @@
+"""Running a program as a user would, without any diagnosis: does it fail, and how?"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from tests.corpus.case import Program
+
+__all__ = ["plain", "run_jax", "run_torch"]
+
+
+def plain(framework: str, program: Program) -> tuple[bool, bool, bool]:
+    """Whether all results are finite, whether the plain norm of gradients is, whether a parameter moved."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return run_torch(program) if framework == "torch" else run_jax(program)
+
+
+def run_torch(program: Program) -> tuple[bool, bool, bool]:
+    """One step; the results are the loss, every gradient, every parameter and the model's buffers."""
+    leaves = list(dict.fromkeys(_tensors(program)))
+    before = [leaf.detach().clone() for leaf in leaves]
+    loss = program.step(*program.args)
+    if loss.requires_grad and not any(leaf.grad is not None for leaf in leaves):
+        (loss * program.options.get("loss_scale", 1.0)).backward()
+    grads = [leaf.grad for leaf in leaves if leaf.grad is not None]
+    finite = all(bool(torch.isfinite(t).all()) for t in [loss.detach(), *grads, *leaves])
+    squares = sum((g.float() ** 2).sum() for g in grads)
+    moved = any(not torch.equal(a, b.detach()) for a, b in zip(before, leaves))
+    return finite, bool(torch.isfinite(torch.as_tensor(squares))), moved
+
+
+def _tensors(program: Program) -> Iterator[torch.Tensor]:
+    """The leaves that require gradients, wherever a step can get them from."""
+    todo: list[Any] = [program.args, program.options.get("model"), program.options.get("optimizer")]
+    todo += [program.step]
+    while todo:
+        found = todo.pop()
+        if isinstance(found, torch.Tensor):
+            if found.requires_grad and found.is_leaf:
+                yield found
+        elif isinstance(found, torch.nn.Module):
+            todo += list(found.parameters())
+        elif isinstance(found, torch.optim.Optimizer):
+            todo += [p for group in found.param_groups for p in group["params"]]
+        elif isinstance(found, list | tuple):
+            todo += found
+        elif isinstance(found, dict):
+            todo += found.values()
+        elif getattr(found, "__closure__", None):
+            todo += [cell.cell_contents for cell in found.__closure__]
+
+
+def run_jax(program: Program) -> tuple[bool, bool, bool]:
+    """One step; the results are the loss and its gradient, or all that a whole training step returns."""
+    options = program.options
+    scale, aux = options.get("loss_scale", 1.0), options.get("has_aux", False)
+    # One compilation instead of one for every operation.
+    shape = jax.eval_shape(program.step, *program.args)
+    scalar = aux or (hasattr(shape, "shape") and shape.shape == ())
+    if scalar and options.get("gradients") is not False:
+
+        def scaled(*args: Any) -> Any:
+            result = program.step(*args)
+            return (scale * result[0], result[1]) if aux else scale * result
+
+        result, grads = jax.jit(jax.value_and_grad(scaled, has_aux=aux))(*program.args)
+    else:
+        result, grads = jax.jit(program.step)(*program.args), ()
+    leaves = [x for x in jax.tree.leaves((result, grads)) if jnp.issubdtype(x.dtype, jnp.floating)]
+    finite = all(bool(jnp.isfinite(x).all()) for x in leaves)
+    with np.errstate(over="ignore"):
+        squares = sum(float((jnp.asarray(g, jnp.float32) ** 2).sum()) for g in jax.tree.leaves(grads))
+    moved = not scalar and any(
+        not np.array_equal(a, b) for a, b in zip(jax.tree.leaves(program.args[0]), jax.tree.leaves(result[0]))
+    )
+    return finite, bool(np.isfinite(squares)), moved

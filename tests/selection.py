@@ -1,0 +1,54 @@
+"""Which cases of a large table run always, and which are left to ``make test-all``.
+
+A selection follows from the cases alone and is the same in every run. What it leaves out is marked ``slow``,
+never dropped.
+"""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pytest
+
+__all__ = ["REPEATS", "one_in_three", "pairwise", "slow_but_for", "slow_unless"]
+
+REPEATS = pytest.mark.slow(reason="repeats a fast case on another backend or path")
+
+
+def one_in_three(name: str) -> bool:
+    """Whether the case of this name is in the fixed third that always runs: by a hash of the name."""
+    return zlib.crc32(name.encode()) % 3 == 0
+
+
+def pairwise(*factors: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """A few rows of the product of ``factors`` in which any two values of two factors meet.
+
+    Greedy: the next row is the one in which most pairs meet for the first time, the first of equals. The rows
+    are returned in the order of the product.
+    """
+    rows = list(itertools.product(*map(range, map(len, factors))))
+    missing = {pair for row in rows for pair in _pairs(row)}
+    chosen = []
+    while missing:
+        best = max(rows, key=lambda row: len(missing & _pairs(row)))
+        missing -= _pairs(best)
+        chosen.append(best)
+    return [tuple(factor[i] for factor, i in zip(factors, row, strict=True)) for row in sorted(chosen)]
+
+
+def _pairs(row: tuple[int, ...]) -> set[tuple[tuple[int, int], ...]]:
+    return set(itertools.combinations(enumerate(row), min(2, len(row))))
+
+
+def slow_unless(fast: Callable[..., bool], rows: Iterable[Sequence[Any]]) -> list[Any]:
+    """The rows for ``pytest.mark.parametrize``; those of which ``fast(*row)`` is false are slow."""
+    return [pytest.param(*row, marks=[] if fast(*row) else [REPEATS]) for row in rows]
+
+
+def slow_but_for(fast: Iterable[Sequence[Any]], rows: Iterable[Sequence[Any]]) -> list[Any]:
+    """The rows for ``pytest.mark.parametrize``; those that are not among ``fast`` are slow."""
+    kept = [tuple(row) for row in fast]
+    return slow_unless(lambda *row: row in kept, rows)
