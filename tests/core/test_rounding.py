@@ -232,9 +232,7 @@ def test_numbers_near_zero_have_no_compensation_or_a_finite_one(name: str, fmt: 
     xp, add = NAMESPACES[name], kahan(name)
     tiny = [0.0, -0.0, 2.0**-24, 2.0**-14, 2.0**-100, -(2.0**-126)]
     w = array(name, np.asarray(tiny, np.float32), fmt)
-    c = xp.astype(
-        xp.full_like(no_compensation(name, w), 32767), xp.int16
-    )  # a compensation that no update produces
+    c = xp.astype(xp.full_like(no_compensation(name, w), 32767), xp.int16)  # no update produces this
     for u in (0.0, 2.0**-30, -(2.0**-120)):
         value = as_float32(compensated_value(w, c, xp=xp))
         assert np.isfinite(value).all()
