@@ -172,9 +172,8 @@ def _set_scales(around: Surroundings, snapshot: Snapshot, loss_scale: float | No
             snapshot.keep_memory(scaler._scale)
             scaler._scale.fill_(loss_scale)
     for optimizer in around.optimizers:
-        config, state = getattr(optimizer, "config", None), getattr(optimizer, "_state", None)
-        if state is not None and getattr(config, "loss_scale", None) is not None:
-            state.loss_scale.scale.fill_(loss_scale)
+        if getattr(optimizer, "scales_loss", False):  # a guarded optimizer
+            optimizer.guard_state.loss_scale.scale.fill_(loss_scale)
 
 
 class _Judge:
