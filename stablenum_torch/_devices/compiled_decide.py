@@ -125,9 +125,7 @@ def _warn(error: Exception) -> None:
     if _Compiled.warned:
         return
     _Compiled.warned = True
-    cause = getattr(
-        error, "inner_exception", error
-    )  # torch's wrapper around a compiler's error explains little
+    cause = getattr(error, "inner_exception", error)  # torch's wrapper explains little
     reason = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
     warnings.warn(
         "the guard's decision could not be compiled and runs operation by operation, which costs up to a "

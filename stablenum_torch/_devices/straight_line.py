@@ -29,7 +29,7 @@ _OF_KIND = frozenset(("zeros_like", "ones_like", "full_like"))
 
 
 class Value:
-    """Stands for a number or array that is known only when the function is called; ``sample`` is an example."""
+    """Stands for a number or array that is known only in a call of the function; ``sample`` is an example."""
 
     __slots__ = ("name", "sample", "writer")
     __array_ufunc__ = None  # operators between a NumPy number and a Value are left to the Value

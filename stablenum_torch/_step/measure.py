@@ -93,7 +93,7 @@ def norms_on_host(grads: Sequence[Tensor | None]) -> np.ndarray:
 
 
 def _norms_of_small(values: list[Tensor]) -> np.ndarray | None:
-    """(n,) float32 norms if one call is enough: all tensors are small, and no square overflowed or flushed."""
+    """(n,) float32 norms if one call is enough: all tensors small, no square overflowed or flushed."""
     for v in values:
         if v.dtype != torch.float32 or v.numel() > _SMALL:
             return None
@@ -153,7 +153,7 @@ def _dots(flat: Tensor) -> list[Tensor]:
 
 
 def _square_by_rows(flat: Tensor) -> Tensor:
-    """() float64, the sum of squares of a 1-d tensor of 16-bit values, in rows that float32 sums accurately."""
+    """() float64, the sum of squares of a 1-d tensor of 16-bit values, in rows short enough for float32."""
     whole = len(flat) // _NARROW_ROW * _NARROW_ROW
     norms = torch.linalg.vector_norm(flat[:whole].view(-1, _NARROW_ROW), dim=1, dtype=torch.float32)
     square = norms.double().square().sum()
@@ -168,7 +168,7 @@ def sums_of_pieces(flat: Tensor) -> Tensor:
 
 
 def _careful_norm(value: Tensor) -> float:
-    """The norm in float64. Where even that overflows, the largest magnitude decides whether all is finite."""
+    """The norm in float64. If even that overflows, the largest magnitude shows whether all is finite."""
     if not value.numel():  # a sparse gradient without entries
         return 0.0
     largest = float(value.abs().max())

@@ -148,7 +148,7 @@ def _column_norms(matrix: Tensor) -> Tensor:
 
 
 def _careful_row_norms(rows: Tensor) -> np.ndarray:
-    """The norms in float64. Where even that overflows, the largest magnitude decides whether all is finite."""
+    """The norms in float64. If even that overflows, the largest magnitude shows whether all is finite."""
     largest = rows.abs().amax(1).double()
     norms = torch.linalg.vector_norm(rows.double(), dim=1)
     norms = torch.where(torch.isfinite(norms), norms, torch.full_like(norms, FLOAT32_MAX))

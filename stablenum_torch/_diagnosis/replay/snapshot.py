@@ -1,7 +1,7 @@
 """Restore everything that a replay changes, bit for bit.
 
-Memory is copied when it is first written, so parameters that are never written cost nothing. Of the Python
-objects that torch trains with (modules, optimizers, schedulers, scalers) the attributes are copied, shallowly.
+Memory is copied when it is first written, so parameters that are never written cost nothing. Modules,
+optimizers, schedulers and scalers are kept as shallow copies of their attributes.
 """
 
 from __future__ import annotations
