@@ -129,7 +129,7 @@ def audit(
     if bad_gradients:
         notes.append(f"gradients are not finite: {', '.join(bad_gradients[:4])}; replay the step to see why")
     if not kind:
-        notes.append(f"the law of {type(own).__name__} is not known: its updates and eps are not judged")
+        notes.append(f"the update law of {type(own).__name__} is unknown: updates and eps were not checked")
     repair = functools.partial(_repair, inner)
     return Audit.of(type(own).__name__, rows, notes=notes, repair=repair)
 
@@ -172,7 +172,7 @@ def _value(optimizer: Optimizer, p: Tensor) -> Tensor:
 
 def _names(optimizer: Optimizer, given: Mapping[Tensor, str]) -> list[str]:
     """A name for each parameter in the order of the groups."""
-    known = getattr(optimizer, "parameter_names", None)  # a guarded optimizer was given names of its own
+    known = getattr(optimizer, "parameter_names", None)  # of a guarded optimizer
     if known is None:
         return names_of(optimizer, given)
     params = (p for group in optimizer.param_groups for p in group["params"])
@@ -189,7 +189,7 @@ def _gradients(
     if grads is None:
         if getattr(optimizer, "scales_loss", False):
             notes.append(
-                "p.grad may carry the loss scale and was left out; give unscaled gradients as grads="
+                "p.grad may include the loss scale, so it was left out; pass unscaled gradients as grads="
             )
             return [None] * len(params)
         return [p.grad for p in params]

@@ -310,7 +310,7 @@ def _places(model: nn.Module, policy: Policy) -> list[tuple[nn.Module, _Place]]:
             isinstance(getattr(hook, "__self__", None), Precision) for hook in module._forward_hooks.values()
         ):
             raise ValueError(
-                f"model must be without a policy; {path or 'it'} has one. Call remove() on its handle first."
+                f"model must not have a policy yet; {path or 'it'} has one. Call remove() of its handle."
             )
         here = policy.at(path)
         rules = [rule for rule in policy.rules if rule.matches(path)]

@@ -17,7 +17,7 @@ __all__ = ["gradients_to_change", "transform", "transform_gradients"]
 
 
 def gradients_to_change(optimizer: Optimizer, params: Sequence[Tensor]) -> list[Tensor | None]:
-    """The gradients that ``optimizer`` steps on: the parameters', or float32 ones of its own.
+    """The gradients that ``optimizer`` uses: those of the parameters, or float32 copies that it keeps.
 
     An optimizer that widens the gradients of narrow parameters has a method ``wide_gradients``: divided by
     a loss scale in 16 bits, small gradients would flush to zero.

@@ -55,8 +55,8 @@ def check_rules(config: GuardConfig, optimizer: Optimizer, process_group: object
         process_group is not None or any(is_sharded(p) for g in optimizer.param_groups for p in g["params"])
     ):
         raise ValueError(
-            "clip must be without AdaptiveGradClip where gradients are sharded over ranks (process_group, "
-            "sharded DTensors): a unit may lie on several of them. AdaGC clips each tensor there."
+            "clip must not contain AdaptiveGradClip if gradients are sharded over ranks (process_group, "
+            "sharded DTensors): a unit may be spread over several of them. Use AdaGC, which clips per tensor."
         )
     if config.update_rule is not None and config.update_rule.per_lr:
         for i, group in enumerate(optimizer.param_groups):

@@ -1,6 +1,6 @@
 """One guarded step on an accelerator: measured, decided and applied there, nothing is read on the host.
 
-The host waits only for an optimizer that cannot skip a step by itself.
+The host waits only if the optimizer itself cannot skip a step on the device.
 """
 
 from __future__ import annotations

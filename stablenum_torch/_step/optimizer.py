@@ -78,7 +78,7 @@ def wrap(
     check_optimizer(optimizer)
     made = make_config(config, overrides)
     if isinstance(optimizer, GuardedOptimizer):
-        raise TypeError("optimizer is guarded already; wrap the optimizer it was made from.")
+        raise TypeError("optimizer is already guarded; wrap the original optimizer instead.")
     known = given_names(names)
     check_process_group(process_group)
     check_rules(made, optimizer, process_group)
@@ -369,7 +369,7 @@ class GuardedOptimizer(Optimizer):
 
     @property
     def scales_loss(self) -> bool:
-        """Whether the guard has a loss scale, which gradients carry until a step."""
+        """Whether the guard has a loss scale, by which gradients are multiplied until the step."""
         return self._guard.config.loss_scale is not None
 
     # --- saving --------------------------------------------------------------------------------

@@ -128,7 +128,7 @@ def _name_parameters(found: Surroundings, variables: Mapping[int, str]) -> None:
 
 
 def _parameters_of(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
-    known = getattr(optimizer, "parameter_names", None)  # a guarded optimizer was given names of its own
+    known = getattr(optimizer, "parameter_names", None)  # of a guarded optimizer
     names = names_of(optimizer, {}) if known is None else known()
     yield from zip(names, (p for group in optimizer.param_groups for p in group["params"]))
 

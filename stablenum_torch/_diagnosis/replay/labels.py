@@ -37,7 +37,7 @@ def check_labels(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
     low, high = int(valid.min()), int(valid.max())
     if low < 0 or high >= size:
         wrong = low if low < 0 else high
-        raise BadLabelsError(f"{what} {wrong} where there are {size} (0 to {size - 1})")
+        raise BadLabelsError(f"{what} {wrong} is out of range: there are {size} (0 to {size - 1})")
 
 
 def _indices(
@@ -70,7 +70,7 @@ def without_valid_target(name: str, args: tuple[Any, ...]) -> str:
         return ""
     target, ignored = args[1], args[4]
     if not target.numel():
-        return "there is no target: the mean over nothing is 0/0"
+        return "there are no targets: their mean is 0/0"
     if bool((target == ignored).all()):
-        return f"every target is the ignored one ({ignored}): the mean over none is 0/0"
+        return f"every target is ignored ({ignored}): the mean over the others is 0/0"
     return ""
