@@ -129,7 +129,7 @@ def audit(
     if bad_gradients:
         notes.append(f"gradients are not finite: {', '.join(bad_gradients[:4])}; replay the step to see why")
     if not kind:
-        notes.append(f"the update law of {type(own).__name__} is unknown: updates and eps were not checked")
+        notes.append(f"the update law of {type(own).__name__} is not known: updates and eps were not checked")
     repair = functools.partial(_repair, inner)
     return Audit.of(type(own).__name__, rows, notes=notes, repair=repair)
 
