@@ -1,11 +1,11 @@
 """Safe functions: the right value and the right gradient at every edge, in every float format.
 
 Formats narrower than float32 are computed in float32 and rounded once; the result has the input's format,
-also under autocast. NaN stays NaN. No finite input, and nothing that is masked, gives NaN in the value or in
-the gradient. They work under ``torch.compile(fullgraph=True)``, ``torch.func.vmap`` and ``grad`` and are
-differentiable twice; none makes the host wait for the device.
+also under autocast. NaN stays NaN. Finite inputs and masked elements never give NaN in the value or in the
+gradient. The functions work under ``torch.compile(fullgraph=True)``, ``torch.func.vmap`` and ``grad``, are
+twice differentiable, and never make the host wait for the device.
 
-Tensors of integers are refused: convert them. Where a second tensor is taken, a number may stand for either.
+Integer tensors raise an error: convert them. Of two tensors, either may be a plain number.
 
 Example:
     >>> import torch
@@ -73,7 +73,7 @@ _WORDS = (
 
 
 def _documented(source: Callable[..., Any]) -> Callable[[Function], Function]:
-    """Give a function the core's text, in torch's words, before its own example."""
+    """Give a function the core's docstring, in torch's terms, followed by its own example."""
 
     def document(function: Function) -> Function:
         example = f">>> import torch\n{inspect.cleandoc(function.__doc__ or '')}"
@@ -84,10 +84,10 @@ def _documented(source: Callable[..., Any]) -> Callable[[Function], Function]:
 
 
 def _tensors(**values: Any) -> tuple[Any, ...]:
-    """The arguments, if they are tensors, numbers or None.
+    """The arguments, checked.
 
     Raises:
-        TypeError: one is something else; it is named.
+        TypeError: one is not a tensor, a number or None; the message names it.
     """
     for name, value in values.items():
         if value is not None and not isinstance(value, (Tensor, float, int)):

@@ -1,11 +1,11 @@
-"""Fewer kernels: small arithmetic on an accelerator, compiled, where it would be a launch an operation.
+"""Compile the decision into a few kernels instead of one launch per operation.
 
-What is decided of a step is some hundred operations on a few numbers. Run one by one on a GPU they cost
-their launches, up to a millisecond; inductor makes about five kernels of them. Every function is compiled
-at its first call, for some seconds, and from torch's own cache on disk in later runs. Where that cannot be
-done (no Triton, no C compiler) the operations run one by one, with a warning.
+A decision takes about a hundred operations on a few numbers. One by one they cost up to a millisecond of
+launches on a GPU; inductor turns them into about five kernels. Each function is compiled at its first call,
+which takes some seconds; later runs load it from torch's cache on disk. Where compiling is impossible (no
+Triton, no C compiler) the operations run one by one, with a warning.
 
-torch's own switches hold: ``torch.compiler.set_stance("force_eager")`` and ``TORCHDYNAMO_DISABLE=1``.
+torch's own switches apply: ``torch.compiler.set_stance("force_eager")`` and ``TORCHDYNAMO_DISABLE=1``.
 """
 
 from __future__ import annotations
@@ -27,19 +27,18 @@ T = TypeVar("T")
 
 _BACKEND = "inductor"
 _NUMERICS = {
-    # Eager kernels round every operation; so do these. A fused multiply-add, an approximate division or a
-    # flushed subnormal would only be another number in the last bit, but decisions are compared across
-    # frameworks.
+    # Round every operation, as eager kernels do. A fused multiply-add, an approximate division or a flushed
+    # subnormal would change only the last bit, but decisions are compared across frameworks.
     "emulate_precision_casts": True,
     "eager_numerics.division_rounding": True,
     "eager_numerics.disable_ftz": True,
-    # Ranks that each timed their own kernels could sum in different orders, and drift apart by the last bit.
+    # Ranks that tuned their kernels independently could sum in different orders and drift apart.
     "deterministic": True,
 }
 
 
 class NotCompiledWarning(UserWarning):
-    """A guarded step runs its decision operation by operation, for it could not be compiled."""
+    """The decision of a guarded step could not be compiled and runs operation by operation."""
 
 
 def fewer_kernels(
@@ -48,14 +47,14 @@ def fewer_kernels(
     """``function(*settings, ...)``, compiled if the tensor ``on`` lies on a GPU; without side effects.
 
     Args:
-        function: of settings, then of tuples of tensors; pure.
-        settings: what does not change from step to step.
-        on: a tensor that tells the device.
-        shape: what tells one shape of the arguments from another. Each is compiled apart: of one code
-            torch compiles a few variants and no more.
+        function: a pure function of the settings, then of tuples of tensors.
+        settings: arguments that do not change from step to step.
+        on: a tensor on the device in question.
+        shape: distinguishes shapes of the arguments. Each is compiled separately, because torch compiles
+            only a few variants of one piece of code.
     """
-    # A step that is itself being compiled takes the operations into its own graph. Tensors without data
-    # (torch's fake ones) have nothing to gain.
+    # A step that is itself being compiled absorbs the operations into its own graph. Tensors without data
+    # (torch's fake tensors) gain nothing.
     if torch.compiler.is_compiling() or not _pays_off(on):
         return functools.partial(function, *settings)
     return _compiled((on.device, shape), function, *settings)
@@ -71,10 +70,10 @@ def _compiled(_kind: Hashable, function: Callable[..., Any], *settings: Hashable
 
 
 class _Compiled:
-    """A pure function of tensors: compiled, or operation by operation once compiling it has failed.
+    """A pure function of tensors: compiled, or run operation by operation after compiling has failed.
 
     Attributes:
-        warned: whether the one warning of a process was given.
+        warned: whether the warning, one per process, has been given.
     """
 
     warned: ClassVar[bool] = False
@@ -91,21 +90,21 @@ class _Compiled:
         try:
             if self._fast is None:
                 self._fast = torch.compile(
-                    _with_code_of_its_own(self._eager), fullgraph=True, dynamic=False, **_backend()
+                    _with_separate_code(self._eager), fullgraph=True, dynamic=False, **_backend()
                 )
             result = self._fast(*args)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # noqa: BLE001  (compilers fail in many ways)
-            result = self._eager(*args)  # or says what is wrong with the arguments
+            result = self._eager(*args)  # or raises what is wrong with the arguments
             self._failed = True
             _warn(error)
         self._tried = True
         return result
 
 
-def _with_code_of_its_own(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, behind code that it shares with no other: torch limits how often one code is compiled."""
+def _with_separate_code(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function behind a code object that no other shares: torch limits the variants compiled per code."""
 
     def call(*args: Any) -> Any:
         return function(*args)
@@ -126,11 +125,11 @@ def _warn(error: Exception) -> None:
     if _Compiled.warned:
         return
     _Compiled.warned = True
-    cause = getattr(error, "inner_exception", error)  # what torch wraps a compiler's error in says little
+    cause = getattr(error, "inner_exception", error)  # torch's wrapper explains little
     reason = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
     warnings.warn(
         "the guard's decision could not be compiled and runs operation by operation, which costs up to a "
-        f"millisecond a step on a GPU; training is not affected. the reason: {reason}. "
+        f"millisecond per step on a GPU; training is not affected. Reason: {reason}. "
         "Compiling needs Triton and a C compiler. TORCHDYNAMO_DISABLE=1 turns compiling off.",
         NotCompiledWarning,
         stacklevel=2,

@@ -18,8 +18,8 @@ def is_fused(optimizer: Optimizer) -> bool:
     """Whether the optimizer's kernel takes ``grad_scale`` and ``found_inf``."""
     if not getattr(optimizer, "_step_supports_amp_scaling", False):
         return False
-    # The attribute tells of the constructor. What a step does is up to the groups, and loading a state
-    # dict or adding a group may have changed them since.
+    # The attribute reflects the constructor's arguments. A step follows the groups, which may have changed
+    # since, when a state dict was loaded or a group added.
     return all(group.get("fused") for group in optimizer.param_groups)
 
 
@@ -44,12 +44,12 @@ def step_folded(optimizer: Optimizer, *, divisor: Tensor | None, found_inf: Tens
 
 
 def can_skip_on_device(optimizer: Optimizer) -> bool:
-    """Whether a fused step may be skipped by flag alone; prepares fused SGD for it.
+    """Whether a fused step may be skipped by the flag alone; prepares fused SGD for it.
 
-    torch's fused SGD allocates a momentum buffer without contents and lets the kernel of the first
-    step fill it: if that step is skipped, the buffer keeps whatever was in memory. A zero buffer
-    gives the same first step (0 x momentum + g) if there is no dampening; with dampening the first
-    steps have to be decided on the host.
+    torch's fused SGD allocates its momentum buffer uninitialised, and the kernel of the first step fills it.
+    If that step is skipped, the buffer keeps whatever was in memory. Without dampening a zero buffer gives
+    the same first step (0 x momentum + g), so it is created here. With dampening the first steps have to be
+    decided on the host.
     """
     if not isinstance(optimizer, torch.optim.SGD):
         return True
@@ -68,8 +68,8 @@ def can_skip_on_device(optimizer: Optimizer) -> bool:
 def moves_nothing(optimizer: Optimizer) -> bool:
     """Whether every learning rate is 0, as far as the host knows without asking a device.
 
-    torch's checkpointing steps so on zero gradients, to create the optimizer's state. Such a step is
-    not evidence that the loss scale may grow.
+    torch's checkpointing takes such a step on zero gradients, to create the optimizer's state. It is no
+    evidence that the loss scale may grow.
     """
     if torch.compiler.is_compiling():
         return False  # a tensor's value is not known while tracing

@@ -1,4 +1,4 @@
-"""The states of random number generators: reading them, and putting them back."""
+"""Read and restore the states of random number generators."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ class RngState(NamedTuple):
 
 
 def rng_state(*, torch_only: bool = False) -> RngState:
-    """Read the default generators: of torch on the CPU and all GPUs, of NumPy and of Python.
+    """Read the default generators of torch on the CPU and all GPUs, of NumPy and of Python.
 
-    ``torch_only``: cheaply, those of torch on the CPU and the current GPU.
+    Never waits for a device: a CUDA generator's seed and offset lie on the host.
 
-    Waits for no device: a CUDA generator's seed and offset lie on the host.
+    Args:
+        torch_only: read only torch's generators of the CPU and the current GPU, which is cheap.
     """
     cuda = None
     if torch.cuda.is_initialized():
-        # A stream that is being captured lets nobody read its generator.
+        # The generator of a stream that is being captured cannot be read.
         current = [torch.cuda.current_device()]
         devices = current if torch_only else range(torch.cuda.device_count())
         capturing = torch.cuda.is_current_stream_capturing()
@@ -44,7 +45,7 @@ def rng_state(*, torch_only: bool = False) -> RngState:
 
 
 def set_rng_state(state: RngState | Tensor) -> None:
-    """Put generators back; those without a state stay as they are."""
+    """Restore generators; those without a saved state stay as they are."""
     if isinstance(state, Tensor):
         state = RngState(state)
     torch.set_rng_state(state.cpu)

@@ -1,4 +1,4 @@
-"""Decide on the host: the guard's state in a CPU's memory, and the core's ``decide`` at little cost."""
+"""Decide on the host: the guard's state in CPU memory, and the core's ``decide`` without its overhead."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from stablenum_torch._devices.straight_line import Writer
 
 __all__ = ["HostGuard"]
 
-# The measurements that are a number or an array, in the order in which a written function takes them.
+# The measurements that are a number or an array, in the order of a written function's arguments.
 _MEASURED = ("norms", "loss", "found_inf", "amax", "tiny")
 
 
 class HostGuard:
-    """A guard whose state is CPU tensors, without a tensor's dispatch.
+    """Decides on a state in CPU tensors, through NumPy views: without the dispatch of tensor operations.
 
     Args:
         config: the guard's settings.
-        state: the tensors; what is written goes into their memory.
+        state: the tensors; new values are written into their memory.
 
     Attributes:
         state: the tensors.
-        unit_rule, update_rule, needs, one_factor: of the settings, looked up once.
+        unit_rule, update_rule, needs, one_factor: properties of the settings, looked up once.
     """
 
     def __init__(self, config: GuardConfig, state: GuardState) -> None:
@@ -41,7 +41,7 @@ class HostGuard:
         self._flat: list[np.ndarray] = leaves(self._views)
         self._tensors: list[Tensor] = leaves(state)
         self._memory = [tensor.data_ptr() for tensor in self._tensors]
-        # Kept, because making a tensor takes nearly as long as deciding.
+        # Kept, because creating a tensor takes nearly as long as deciding.
         self._divisor = torch.ones((), dtype=torch.float32, device="cpu")
         self._divisor_view = self._divisor.numpy()
         self._written: dict[tuple[Any, ...], Callable[..., tuple[Any, ...]]] = {}
@@ -49,7 +49,7 @@ class HostGuard:
     def is_for(self, config: GuardConfig, state: GuardState) -> bool:
         """Whether this decides by ``config`` on ``state``, in the memory that its tensors have now.
 
-        Tensors change it in place too: sharing them with another process moves them there and frees the old.
+        A tensor can move in place: sharing it with another process moves it there and frees the old memory.
         """
         same = config is self.config and state is self.state
         return same and self._memory == [tensor.data_ptr() for tensor in self._tensors]
@@ -64,7 +64,7 @@ class HostGuard:
             view[...] = value
 
     def divisor(self, multiplier: np.float32) -> Tensor:
-        """() float32 ``1 / multiplier``, in the form of fused kernels; the next call overwrites it."""
+        """() float32 ``1 / multiplier``, as fused kernels take it; the next call overwrites it."""
         self._divisor_view[()] = 1 / multiplier
         return self._divisor
 
@@ -93,5 +93,5 @@ class HostGuard:
         return writer.function([*decision[:_FIELDS], *leaves(after)])
 
 
-# Of a decision, all but what it says of units, which come in arrays of many lengths.
+# The fields of a decision before those about units, which are arrays of different lengths.
 _FIELDS = Decision._fields.index("unit_multipliers")

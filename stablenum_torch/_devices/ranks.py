@@ -1,7 +1,7 @@
-"""Gradients in shards: joining the norms of all ranks before anything is decided.
+"""Sharded gradients: the norms of all ranks are joined before anything is decided.
 
-Every rank ends with the same norms, so all ranks decide alike. One collective a mesh carries norm and
-finiteness together: the sum of squares of a NaN or an inf is one.
+Every rank ends up with the same norms, so all ranks decide alike. One collective per mesh carries norm and
+finiteness together: a sum of squares is NaN or inf if one of its terms is.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def joins_ranks(params: Sequence[Tensor], process_group: dist.ProcessGroup | Non
 
 
 def check_process_group(process_group: object) -> None:
-    """Refuse what is not a process group.
+    """Check the argument ``process_group``.
 
     Raises:
         TypeError: it is neither a group nor None.
@@ -49,7 +49,7 @@ def check_process_group(process_group: object) -> None:
 
 
 def local_part(grad: Any) -> Tensor:
-    """The part of a gradient that lies on this rank; writing to it writes to the gradient.
+    """This rank's part of a gradient; writing to it writes to the gradient.
 
     Raises:
         ValueError: the gradient is a partial DTensor.
@@ -70,11 +70,11 @@ def join_norms(norms: Tensor, params: Sequence[Any], process_group: dist.Process
     """(n,) float64 norms of whole gradients from those of this rank's parts.
 
     Args:
-        norms: (n,) float64, of the local parts; 0 where a rank has no gradient, which takes part too.
+        norms: (n,) float64, of the local parts; 0 where a rank has no gradient: it takes part all the same.
         params: the parameters; a DTensor's norm is joined over the mesh dimensions that shard it.
         process_group: ranks over which plain parameters are shards, or None if they are whole.
     """
-    # Finite norms that float64 could not square belong to float64 gradients; they saturate anyway.
+    # Only float64 gradients have finite norms that float64 cannot square; these saturate anyway.
     squares = torch.where(torch.isfinite(norms), norms.clamp(max=1e150), norms).square()
     return join_over_ranks(squares, params, process_group).sqrt()
 
@@ -86,7 +86,7 @@ def join_over_ranks(
     *,
     maximum: bool = False,
 ) -> Tensor:
-    """(n,) what each parameter's parts on all ranks have in sum, or at most if ``maximum``.
+    """(n,) the sum over all ranks of each parameter's parts; the largest if ``maximum``.
 
     Args:
         values: (n,) of this rank's parts; changed in place.
@@ -102,7 +102,7 @@ def join_over_ranks(
         if len(members) == len(values):
             dist.all_reduce(values, op=operation, group=group)
             continue
-        # Taken apart and put together, not indexed: an index made here would have to be copied to the device.
+        # Unbound and stacked, not indexed: an index made here would have to be copied to the device.
         each = list(values.unbind())
         part = torch.stack([each[i] for i in members])
         dist.all_reduce(part, op=operation, group=group)
@@ -123,7 +123,7 @@ def is_sharded(param: Any) -> bool:
 def _sharding_groups(param: Any, process_group: dist.ProcessGroup | None) -> list[dist.ProcessGroup]:
     if not _is_dtensor(param):
         return [] if process_group is None else [process_group]
-    # Not is_shard(): the strided shards of FSDP over tensor parallelism say no to that.
+    # Not is_shard(): it is False for the strided shards of FSDP over tensor parallelism.
     sharded = [d for d, placement in enumerate(param.placements) if not placement.is_replicate()]
     return [param.device_mesh.get_group(d) for d in sharded]
 

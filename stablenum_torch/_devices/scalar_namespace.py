@@ -1,10 +1,11 @@
 """The array namespace in which the host decides: NumPy, with scalars in place of () arrays.
 
-The core's ``decide`` is some hundred operations on single numbers. On () arrays each costs a microsecond of
-dispatch; on NumPy's scalars, whose arithmetic is the same to the bit, a tenth of that, and ``where`` on a
-scalar condition is a branch. It shows in models so small that a whole step takes some hundred microseconds.
+The core's ``decide`` takes about a hundred operations on single numbers. On () arrays each costs a
+microsecond of dispatch; on NumPy's scalars, whose arithmetic is bit for bit the same, a tenth of that, and
+``where`` on a scalar condition is a branch. The difference shows in models so small that a whole step takes
+some hundred microseconds.
 
-Only what costs is written out; all else is array-api-compat's NumPy.
+Only the hot functions are overridden; the rest falls through to array_api_compat's NumPy.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ _Array = np.ndarray
 
 
 def as_scalar(array: Any) -> Any:
-    """A () array as a scalar; any other array as it is."""
+    """A () array as a scalar; any other array unchanged."""
     return array[()]
 
 
 class _Scalars:
-    """Functions as in the array API standard; of scalars, each gives a scalar."""
+    """Functions of the array API standard, which return scalars for scalars."""
 
     float32, int32 = np.float32, np.int32
 
@@ -48,7 +49,7 @@ class _Scalars:
     @staticmethod
     def minimum(a: Any, b: Any) -> Any:
         if type(a) is not _Array and type(b) is not _Array:
-            return a if a <= b or a != a else b  # NaN stays
+            return a if a <= b or a != a else b  # NaN propagates
         return np.minimum(a, b)
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The guard's state as persistent tensors: one storage, read by torch and by NumPy alike."""
+"""The guard's state as tensors that keep their memory from step to step."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["copy_into", "moved_to", "to_device"]
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on ``device``. Only copies away from the host go on in the background.
+    """The tensor on ``device``. Only copies from the host to a device run in the background.
 
-    A copy to the host that nobody waits for would be read before it arrives.
+    A copy to the host would be read before it is complete.
     """
     if tensor.device == device:
         return tensor
@@ -22,13 +22,13 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def copy_into(state: GuardState, values: GuardState) -> None:
-    """Write the tensors ``values`` into those of ``state``, in one launch for each format.
+    """Write the tensors ``values`` into those of ``state``, in one launch per dtype.
 
-    In place, so that CUDA graphs, compiled steps and views go on seeing the same memory.
+    In place, so that CUDA graphs, compiled steps and views keep seeing the same memory.
     """
     by_dtype: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
     for leaf, value in zip(leaves(state), leaves(values), strict=True):
-        if value is not leaf:  # what a step leaves alone
+        if value is not leaf:  # a step leaves some unchanged
             into, of = by_dtype.setdefault(leaf.dtype, ([], []))
             into.append(leaf)
             of.append(value)

@@ -24,15 +24,15 @@ from stablenum_torch._devices.scalar_namespace import scalars
 
 __all__ = ["Value", "Writer"]
 
-# Of these only the kind and shape of the first argument matter.
+# Only the kind and shape of their first argument matter.
 _OF_KIND = frozenset(("zeros_like", "ones_like", "full_like"))
 
 
 class Value:
-    """A number or array that will be known when the function is called; ``sample`` is one such."""
+    """Stands for a number or array that is known only in a call of the function; ``sample`` is an example."""
 
     __slots__ = ("name", "sample", "writer")
-    __array_ufunc__ = None  # NumPy leaves operators between its numbers and a value to the value
+    __array_ufunc__ = None  # operators between a NumPy number and a Value are left to the Value
 
     def __init__(self, writer: Writer, name: str, sample: Any) -> None:
         self.writer, self.name, self.sample = writer, name, sample
@@ -84,7 +84,7 @@ _define_operators()
 
 
 class Writer:
-    """An array namespace whose functions write down what they are asked to do.
+    """An array namespace whose functions record each call as a line of Python.
 
     Example:
         >>> writer = Writer()
@@ -98,17 +98,17 @@ class Writer:
         self._inputs: list[str] = []
         self._constants: dict[str, Any] = {"isfinite": math.isfinite, "isnan": math.isnan}
         self._names: dict[int, str] = {}  # of constants, by identity
-        self._made: dict[str, Value] = {}  # by expression: what was written once is not written again
+        self._made: dict[str, Value] = {}  # by expression: each is written once
         self._lines: dict[str, tuple[str, list[str]]] = {}  # name -> expression and the names in it
 
     def input(self, sample: Any) -> Value:
-        """A value that the function is given, in the order of the calls."""
+        """An argument of the function; arguments are in the order of these calls."""
         name = f"i{len(self._inputs)}"
         self._inputs.append(name)
         return Value(self, name, sample)
 
     def function(self, results: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
-        """The function of all inputs that gives a tuple of ``results``: values and constants."""
+        """The function of all inputs that returns ``results`` (values and constants) as a tuple."""
         names = [self._name(result) for result in results]
         wanted, waiting = set(), list(names)
         while waiting:
@@ -119,12 +119,12 @@ class Writer:
         body = [f"    {name} = {text}" for name, (text, _) in self._lines.items() if name in wanted]
         source = [f"def written({', '.join(self._inputs)}):", *body, f"    return ({', '.join(names)},)"]
         scope = dict(self._constants)
-        exec("\n".join(source), scope)  # the text is made above, of the core's own operations
+        exec("\n".join(source), scope)  # the text is made above, from the core's own operations only
         made: Callable[..., tuple[Any, ...]] = scope["written"]
         return made
 
     def add(self, template: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Write down an operation; the result is a constant if no argument is a value."""
+        """Record an operation; the result is a constant if no argument is a Value."""
         sample = function(*map(_sample, args), **kwargs)
         if not any(_has_value(arg) for arg in args):
             return sample
@@ -143,7 +143,7 @@ class Writer:
             return f"[{', '.join(self._name(part) for part in arg)}]"
         if id(arg) not in self._names:
             self._names[id(arg)] = f"c{len(self._names)}"
-            self._constants[self._names[id(arg)]] = arg  # also keeps it alive, and so its id
+            self._constants[self._names[id(arg)]] = arg  # keeps it alive, so its id stays unique
         return self._names[id(arg)]
 
     def _value_names(self, arg: Any) -> list[str]:
@@ -175,7 +175,7 @@ class Writer:
         return self.add(template, function, *args, **kwargs)
 
 
-# How an operation on single numbers is written; as `scalars` does it.
+# The Python for an operation on single numbers; the same as in `scalars`.
 _OF_SCALARS = {
     "where": "{1} if {0} else {2}",
     "minimum": "{0} if {0} <= {1} or {0} != {0} else {1}",

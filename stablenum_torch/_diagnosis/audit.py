@@ -1,6 +1,6 @@
-"""``audit``: look at an optimizer's state, say what of it is a risk, and reset what is poisoned.
+"""``audit``: inspect an optimizer's state, report risks, and reset poisoned elements.
 
-It reads each tensor once, in blocks, on the tensor's own device, and waits for the device once a parameter.
+Each tensor is read once, in blocks, on its own device; the host waits for the device once per parameter.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["audit", "state_problems"]
 
 Entries = dict[str, tuple[Role, Tensor]]
 
-# What torch's own optimizers, and those that follow their names, keep of a parameter.
+# What torch's optimizers, and others that use the same names, store per parameter.
 _ROLES = {
     "exp_avg": Role.FIRST,
     "exp_avg_sq": Role.SECOND,
@@ -49,7 +49,7 @@ _ROLES = {
     "kahan_comp": Role.COMPENSATION,
     "compensation": Role.COMPENSATION,
 }
-# A law holds for the class itself and for those that leave its ``step`` alone (AdamW is such a one).
+# An update law applies to the class itself and to subclasses that do not override ``step``, such as AdamW.
 _LAWS: dict[type[Optimizer], str] = {
     torch.optim.Adam: "adam",
     torch.optim.NAdam: "nadam",
@@ -62,7 +62,7 @@ _LAWS: dict[type[Optimizer], str] = {
     torch.optim.Adadelta: "adadelta",
 }
 _CORRECTED = ("adam", "nadam", "radam", "adamax", "sparse adam")
-# Elements at a time: a block and what is computed of it stay in the cache, or in a fraction of the memory.
+# Elements per block: a block and what is computed from it stay in the cache, or in a part of GPU memory.
 _ON_HOST, _ON_DEVICE = 2**15, 2**23
 
 
@@ -74,20 +74,20 @@ def audit(
 ) -> Audit:
     """The state of an optimizer, parameter by parameter, sorted by risk.
 
-    A parameter's telemetry is: the RMS of the update that its moments make at the present learning rate,
-    max abs(dw)/abs(w), frac(v == 0 and m != 0), the counts of inf and negative second moments and of NaN,
-    sqrt(v) against eps, RMS(g^2/v), and frac(w + dw == w). What the optimizer or its state does not tell is
-    None, "-" in the table. Decoupled weight decay is not part of the update. Counts are of elements: of a
-    complex parameter of its real and imaginary parts, of a sharded one of those on this rank.
+    For each parameter it reports the RMS of the update that the moments give at the present learning rate,
+    max abs(dw)/abs(w), frac(v == 0 and m != 0), the numbers of inf and of negative second moments and of
+    NaN, sqrt(v) compared with eps, RMS(g^2/v), and frac(w + dw == w). What the optimizer's state does not
+    contain is None, "-" in the table. Decoupled weight decay is not part of the update. Counts are numbers of
+    elements: of the real and imaginary parts of a complex parameter, of this rank's part of a sharded one.
 
     Args:
         optimizer: any ``torch.optim.Optimizer``, also a guarded one.
-        grads: unscaled gradients, by name or one a parameter in the order of the groups. Without them
-            ``p.grad`` is taken, unless a loss scale of the guard may still be in it.
+        grads: unscaled gradients, by name, or one per parameter in the order of the groups. By default
+            ``p.grad``, unless it may still contain the guard's loss scale.
         names: the model, or names and parameters, as for :func:`stablenum_torch.wrap`.
 
     Raises:
-        TypeError: ``optimizer`` is not an optimizer; ``grads`` or ``names`` of another kind.
+        TypeError: ``optimizer`` is not an optimizer; ``grads`` or ``names`` has a wrong type.
         ValueError: ``grads`` do not fit the parameters.
 
     Example:
@@ -118,7 +118,7 @@ def audit(
     places = ((p, group) for group in inner.param_groups for p in group["params"])
     for (p, group), name, grad in zip(places, named, given, strict=True):
         state, value = every.get(p, {}), _value(inner, p)
-        # A master is the value itself.
+        # A master weight is the value itself, not a part of the state.
         state = {key: entry for key, entry in state.items() if key != "master" or value is p}
         row = _row(name, value, state, _law(kind, group, state), grad, fused=fused)
         rows.append(row)
@@ -129,15 +129,15 @@ def audit(
     if bad_gradients:
         notes.append(f"gradients are not finite: {', '.join(bad_gradients[:4])}; replay the step to see why")
     if not kind:
-        notes.append(f"the law of {type(own).__name__} is not known: its updates and eps are not judged")
+        notes.append(f"the update law of {type(own).__name__} is not known: updates and eps were not checked")
     repair = functools.partial(_repair, inner)
     return Audit.of(type(own).__name__, rows, notes=notes, repair=repair)
 
 
 def state_problems(optimizer: Optimizer) -> tuple[str, ...]:
-    """What of an optimizer's state can make the next update wrong, in words, the worst first.
+    """What in an optimizer's state can make the next update wrong, in words, the worst first.
 
-    Parameters and gradients are not looked at for it; warnings are left out: see :func:`audit`.
+    Parameters and gradients play no part in it, and warnings are left out: see :func:`audit`.
 
     Raises:
         TypeError: ``optimizer`` is not an optimizer.
@@ -149,7 +149,7 @@ def state_problems(optimizer: Optimizer) -> tuple[str, ...]:
 
 
 def _unwrapped(optimizer: Optimizer) -> Optimizer:
-    """The optimizer that holds the state: inside a guard, Accelerate, and the like."""
+    """The optimizer that has the state: inside a guard, Accelerate's wrapper, and the like."""
     seen = {id(optimizer)}
     while not isinstance(optimizer, TwinOptimizer):
         inner = getattr(optimizer, "inner", None) or getattr(optimizer, "optimizer", None)
@@ -161,18 +161,18 @@ def _unwrapped(optimizer: Optimizer) -> Optimizer:
 
 
 def _law_giver(optimizer: Optimizer) -> Optimizer:
-    """The optimizer whose law it is: inside one that has it run in float32."""
+    """The optimizer whose update law applies: inside one that runs it in float32."""
     return optimizer.inner if isinstance(optimizer, TwinOptimizer) else optimizer
 
 
 def _value(optimizer: Optimizer, p: Tensor) -> Tensor:
-    """What the law is applied to: the parameter, or the float32 number that it stands for."""
+    """What the update law applies to: the parameter, or its value in float32."""
     return optimizer.wide_value(p) if isinstance(optimizer, TwinOptimizer) else p
 
 
 def _names(optimizer: Optimizer, given: Mapping[Tensor, str]) -> list[str]:
     """A name for each parameter in the order of the groups."""
-    known = getattr(optimizer, "parameter_names", None)  # a guarded optimizer was given names of its own
+    known = getattr(optimizer, "parameter_names", None)  # of a guarded optimizer
     if known is None:
         return names_of(optimizer, given)
     params = (p for group in optimizer.param_groups for p in group["params"])
@@ -189,7 +189,7 @@ def _gradients(
     if grads is None:
         if getattr(optimizer, "scales_loss", False):
             notes.append(
-                "p.grad may carry the loss scale and was left out; give unscaled gradients as grads="
+                "p.grad may include the loss scale, so it was left out; pass unscaled gradients as grads="
             )
             return [None] * len(params)
         return [p.grad for p in params]
@@ -203,7 +203,7 @@ def _gradients(
         found = [grads.get(name) for name in names]
     elif isinstance(grads, Sequence):
         if len(grads) != len(params):
-            raise ValueError(f"grads must hold one gradient a parameter, {len(params)}; got {len(grads)}.")
+            raise ValueError(f"grads must have one gradient per parameter, {len(params)}; got {len(grads)}.")
         found = list(grads)
     else:
         raise TypeError(
@@ -221,8 +221,8 @@ def _gradients(
 
 
 def _kind(optimizer: Optimizer) -> str:
-    # The class's own attribute, as schedulers patch the instance's; and what it wraps, as torch wraps that of
-    # a class for its profiler when the first instance is made.
+    # The attribute of the class, because schedulers patch the instance's; unwrapped, because torch wraps that
+    # of the class for its profiler when the first instance is made.
     step = inspect.unwrap(type(optimizer).step)
     for base, kind in _LAWS.items():
         if isinstance(optimizer, base) and step is inspect.unwrap(base.step):
@@ -253,7 +253,7 @@ def _law(kind: str, group: Mapping[str, Any], state: Mapping[str, Any]) -> Law:
 
 
 def _number(value: Any) -> float | None:
-    """A float of a number or of a tensor of one, which makes the host wait."""
+    """A number, or a tensor with one element, as a float. Reading a tensor makes the host wait."""
     if isinstance(value, Tensor):
         return float(value) if value.numel() == 1 else None
     return float(value) if isinstance(value, int | float) else None
@@ -284,12 +284,12 @@ def _row(
 
 
 def _entries(p: Tensor, state: Mapping[str, Any], kind: str) -> tuple[Entries, dict[str, Tensor]]:
-    """The entries whose meaning is known, of the parameter's shape; and the other tensors of numbers."""
+    """The entries of known meaning in the parameter's shape, and the other floating-point tensors."""
     known: Entries = {}
     others: dict[str, Tensor] = {}
     for key, value in state.items():
         role = _ROLES.get(key, Role.SECOND if key == "sum" and kind == "adagrad" else None)
-        # A compensation is a number of units, an integer: nothing can be wrong with it but its parameter.
+        # A compensation is a whole number of units; only its parameter can be wrong.
         if not isinstance(value, Tensor) or not (
             value.is_floating_point() or value.is_complex() or role is Role.COMPENSATION
         ):
@@ -339,7 +339,7 @@ def _rounding(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """(n,) real values in the logical order: of a complex tensor both parts, of a sparse one zeros too."""
+    """(n,) real values in logical order: both parts of complex numbers, and the zeros of a sparse tensor."""
     values = local_part(tensor).detach()
     if values.layout != torch.strided:
         values = values.to_dense()
@@ -368,7 +368,7 @@ def _dtype(tensor: Tensor) -> str:
 
 @torch.no_grad()
 def _repair(optimizer: Optimizer) -> int:
-    """Set the poisoned elements' entries to 0; returns how many elements there were."""
+    """Set the entries of poisoned elements to 0; returns the number of these elements."""
     total = 0
     kind, every = _kind(_law_giver(optimizer)), optimizer.state
     for group in optimizer.param_groups:

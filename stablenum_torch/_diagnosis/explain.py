@@ -1,4 +1,4 @@
-"""Explaining the step that an optimizer has just skipped: a replay with what its guard knows of it."""
+"""Explain the step that an optimizer has just skipped: a replay with what the guard knows about it."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def explain_step(
     """The report of :meth:`stablenum_torch.GuardedOptimizer.explain`.
 
     Args:
-        optimizer: whose last step it was.
+        optimizer: the optimizer that skipped the step.
         beginnings: the generators' states that the step may have begun with, the likeliest first.
         closure: runs the step's forward pass.
-        model: names modules.
+        model: gives modules their names.
     """
     begun = int(optimizer.guard_state.step) > 0
     last = optimizer.last
@@ -66,7 +66,7 @@ def explain_step(
 
 
 def _with_what_the_guard_saw(report: Report, optimizer: Guarded) -> Report:
-    """A replay that finds nothing may not have been given all of the step."""
+    """Add what the guard saw: a replay without findings may have run only a part of the step."""
     notes = list(report.notes)
     grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     if not all(bool(torch.isfinite(g).all()) for g in grads):

@@ -34,29 +34,30 @@ def range_report(
 ) -> RangeReport:
     """What each number format would do to the values of one training step, module by module.
 
-    One forward and one backward pass in float32, without autocast. Counted are the outputs of every module
-    and their gradients, weights and their gradients and, with an optimizer, the updates. Values between two
-    modules (attention scores computed in a ``forward``) are seen only in what comes out of a module.
+    Runs one forward and one backward pass in float32, without autocast. It counts the outputs of every module
+    and their gradients, the weights and their gradients and, with an optimizer, the updates. Values inside a
+    module's own ``forward`` (attention scores) are seen only in what the module returns.
 
-    Parameters, buffers, gradients, the optimizer, hooks and the random states of torch, NumPy and Python are
-    afterwards bit for bit what they were, also if the model raises: the step runs on copies of their values.
-    What a ``forward`` writes to other attributes of its module stays written. It needs memory for a second
-    copy of the model, and of the optimizer's state if it is given.
+    Afterwards parameters, buffers, gradients, the optimizer, hooks and the random states of torch, NumPy and
+    Python are what they were, bit for bit, even if the model raises: the step runs on copies of the values.
+    What a ``forward`` writes to other attributes of its module is not undone. The report needs memory for a
+    second copy of the model and, if given, of the optimizer's state.
 
     Args:
-        model: in the mode (train or eval) in which it is to be measured. DistributedDataParallel is looked
-            through; a compiled model runs eagerly.
-        batch: what the model takes: a tensor, a tuple of positional or a mapping of named arguments. With
-            ``loss_fn``, whatever that takes. Tensors in half precision become float32.
-        loss_fn: ``loss_fn(model, batch)`` gives the scalar loss. By default the loss is what the model
-            returns, if that is a scalar or has a scalar ``loss``; if not, there is no backward pass.
-        optimizer: of these parameters; a copy makes one step. Of one from :func:`stablenum_torch.wrap` it is
-            the inner optimizer: unscaled gradients, no clipping.
+        model: in the mode (train or eval) to be measured. DistributedDataParallel is unwrapped; a compiled
+            model runs eagerly.
+        batch: the model's input: a tensor, a tuple of positional or a mapping of named arguments; with
+            ``loss_fn``, whatever it takes. Tensors in half precision become float32.
+        loss_fn: ``loss_fn(model, batch)`` returns the scalar loss. By default the model's output is the loss,
+            if it is a scalar or has a scalar ``loss``; if not, there is no backward pass.
+        optimizer: of these parameters; a copy of it takes one step. For a guarded optimizer this is the inner
+            one: unscaled gradients, no clipping.
         formats: names of formats, also short ones such as ``"bf16"``.
 
     Returns:
         A :class:`stablenum.diagnosis.RangeReport`: ``verdict``, ``loss_scale("float16")``,
-        ``table()``, ``plot(path)``, ``to_json()``. Elements that are not finite in float32 are counted apart.
+        ``table()``, ``plot(path)``, ``to_json()``. Elements that are not finite in float32 are counted
+        separately.
 
     Raises:
         ValueError: an unknown format; a loss that is not a scalar; parameters not yet initialised.
@@ -96,14 +97,14 @@ def range_report(
     return RangeReport(seen.rows, seen.formats, seen.notes)
 
 
-# --- what is left as it was --------------------------------------------------------------------
+# --- restoring ---------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def _on_copies(model: nn.Module) -> Iterator[None]:
-    """Parameters and buffers hold float32 copies of their values, and no gradients, meanwhile.
+    """Within the context parameters and buffers have float32 copies of their values, and no gradients.
 
-    The tensors stay the same objects, so that whatever refers to them (flat weights of an RNN, ties) does.
+    The tensors stay the same objects, so that references to them (flat weights of an RNN, ties) stay valid.
     """
     tensors = dict.fromkeys([*model.parameters(), *model.buffers()])
     kept = [(t, t.data, t.grad) for t in tensors]
@@ -125,7 +126,7 @@ def _on_copies(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _random_states(model: nn.Module) -> Iterator[None]:
-    """Puts the random states of torch (the CPU and the model's devices), NumPy and Python back."""
+    """Restore the random states of torch (the CPU and the model's devices), NumPy and Python."""
     devices = {t.device.index for t in [*model.parameters(), *model.buffers()] if t.device.type == "cuda"}
     python, numpy = random.getstate(), np.random.get_state()
     try:
@@ -152,7 +153,7 @@ def _float32_only(model: nn.Module) -> Iterator[None]:
 
 
 class _Watch:
-    """Hooks on every module that count what comes out, and the gradient that comes back to it."""
+    """Hooks on every module that count its outputs and the gradients of these."""
 
     def __init__(self, seen: RangeCollector) -> None:
         self.forward_done = False
@@ -173,10 +174,10 @@ class _Watch:
 
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             for tensor in _tensors(output):
-                # Activation checkpointing runs a part of the forward pass again, in the backward pass.
+                # In the backward pass activation checkpointing runs a part of the forward pass again.
                 if not self.forward_done:
                     self._seen.add(ACTIVATION, path, _plain(tensor))
-                # At once: what is changed in place later has its own gradient.
+                # Now: after a later change in place the tensor has another gradient.
                 if tensor.requires_grad:
                     self._handles.append(tensor.register_hook(count))
 
@@ -207,7 +208,7 @@ def _backward(
     if not torch.isfinite(loss).all():
         seen.note("The loss is not finite in float32.")
     trained = [p for p in names if p.requires_grad]
-    # Not backward(): nothing is accumulated, and nobody waits for it (DistributedDataParallel).
+    # Not backward(): this accumulates nothing, and DistributedDataParallel does not wait for other ranks.
     grads = dict(zip(trained, torch.autograd.grad(loss.sum(), trained, allow_unused=True)))
     missing = [names[p] for p in trained if grads[p] is None]
     if missing:
@@ -225,7 +226,7 @@ def _update(
     grads: dict[Tensor, Tensor | None],
     seen: RangeCollector,
 ) -> None:
-    """The step of a copy of the optimizer, on copies of its parameters."""
+    """Take a step with a copy of the optimizer, on copies of its parameters."""
     if isinstance(optimizer, GuardedOptimizer):
         optimizer = optimizer.inner
         seen.note("The update is the inner optimizer's: without clipping.")
@@ -266,7 +267,7 @@ def _plain(x: Tensor) -> Tensor:
 
 
 def _floats(batch: Any) -> Any:
-    """The batch with its narrow tensors in float32; containers of other types stay what they are."""
+    """The batch with its narrow tensors in float32; containers of other types are left as they are."""
     if isinstance(batch, Tensor):
         return batch.float() if _narrow(batch) else batch
     if type(batch) in (list, tuple):

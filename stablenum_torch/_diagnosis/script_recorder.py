@@ -1,6 +1,6 @@
-"""Records what a running script does, from the end of one optimizer step to the end of a later one.
+"""Record a running script, from the end of one optimizer step to the end of a later one.
 
-Unlike a replay it changes nothing back: the script goes on.
+Unlike a replay it restores nothing: the script continues.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ __all__ = ["Window", "names_in_modules"]
 
 
 class _KeepNothing(Snapshot):
-    """What is recorded is not undone."""
+    """A snapshot of nothing: what is recorded is not undone."""
 
     def __init__(self) -> None:
-        """Nothing is read either."""
+        """Nothing is read."""
 
     def keep_tensor(self, tensor: Tensor) -> None:
-        """Its gradient stays: gradients may be accumulated."""
+        """Leave its gradient: gradients may be accumulated."""
 
     def keep_memory(self, tensor: Tensor) -> None:
         """No copy."""
@@ -41,12 +41,12 @@ class _KeepNothing(Snapshot):
 
 
 class Window:
-    """A recorder that is on until :meth:`close`. Compiled functions run eagerly meanwhile."""
+    """A recorder that runs until :meth:`close`. Compiled functions run eagerly during that time."""
 
     def __init__(self) -> None:
         modules = _modules()
         names: dict[int, tuple[str, str]] = {}
-        # The outermost module is the one with the longest names: the last word is its.
+        # The outermost module, which has the longest names, comes last and overrides the others.
         for module in sorted(modules, key=lambda m: sum(1 for _ in m.modules())):
             names |= {id(b): ("buffer", name) for name, b in module.named_buffers()}
             names |= {id(p): ("parameter", name) for name, p in module.named_parameters()}
@@ -55,16 +55,16 @@ class Window:
         self._recorder.__enter__()
 
     def close(self) -> None:
-        """Record no more."""
+        """Stop recording."""
         self._recorder.__exit__(None, None, None)
         torch.compiler.set_stance("default")
 
     def report(self, bad: Sequence[Tensor], **evidence: Any) -> Report:
-        """Where these values, which are not finite, began."""
+        """A report on where these values, which are not finite, come from."""
         return self._report([self._recorder.value_of(t) for t in bad], evidence)
 
     def report_of_last(self, **evidence: Any) -> Report | None:
-        """The same of the last value that is not finite, of an operation that raised if it read one."""
+        """The same for the last value that is not finite: if possible one that a failed operation read."""
         failed, trace = self._recorder.failure, self._recorder.trace
         read = [] if failed is None else [v for v in trace.inputs_of(failed.step) if not v.finite]
         values = read or [v for v in reversed(trace.values) if not v.finite and v.producer is not None][:1]
@@ -83,7 +83,7 @@ class Window:
 
 
 def names_in_modules(parameters: Sequence[Tensor]) -> tuple[str, ...]:
-    """Of parameters, as the outermost module that holds them names them, if one does."""
+    """Names of parameters in the outermost module that has them; parameters of no module are left out."""
     wanted = {id(p) for p in parameters}
     found: dict[int, str] = {}
     for module in _modules() if wanted else ():
@@ -94,5 +94,5 @@ def names_in_modules(parameters: Sequence[Tensor]) -> tuple[str, ...]:
 
 
 def _modules() -> list[nn.Module]:
-    """All that there are. isinstance would call what proxies define."""
+    """All existing modules. Not by isinstance, which would run the code of proxy objects."""
     return [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]

@@ -1,6 +1,6 @@
-"""Looks into an unmodified PyTorch script: losses, gradients and parameters, around every optimizer step.
+"""Watch an unmodified PyTorch script: losses, gradients and parameters, around every optimizer step.
 
-Only the command ``stablenum explain`` installs this. Each look makes the host wait.
+Only the command ``stablenum explain`` installs this. Every check makes the host wait.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def watch(session: Session) -> None:
     watcher.wrap(torch.autograd, "grad", watcher.before_backward)
     watcher.wrap(torch.amp.GradScaler, "scale", watcher.before_scale)
     watcher.wrap(GuardedOptimizer, "scale", watcher.before_scale)
-    # A script that looks at its loss and gives up never comes to the backward pass.
+    # A script that checks its loss and stops never reaches the backward pass.
     for name in ("item", "__float__", "isnan", "isfinite", "isinf"):
         watcher.wrap(torch.Tensor, name, watcher.before_look)
     for name in ("isnan", "isfinite", "isinf"):
@@ -47,7 +47,7 @@ def watch(session: Session) -> None:
 
 
 class _Watcher:
-    """Counts optimizer steps, and tells the session of the first value that is not finite."""
+    """Counts optimizer steps, and reports the first value that is not finite to the session."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -56,19 +56,19 @@ class _Watcher:
         self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self.looking = False
         self.window: Window | None = None
-        self.opened = 0  # the steps that were over then
+        self.opened = 0  # the number of steps completed when it was opened
         self.state: tuple[str, ...] = ()  # what is wrong with the optimizer's state
         self.reproduced = True if session.plan.again else None
-        self.scaled = False  # somebody scales losses, and skips steps that overflow
+        self.scaled = False  # losses are scaled, and steps that overflow are skipped
 
     @property
     def step(self) -> int:
-        """The optimizer step that is being prepared or taken, from 1."""
+        """The number of the optimizer step that is being prepared or taken, from 1."""
         return self.outcome.steps + 1
 
     @contextlib.contextmanager
     def look(self) -> Iterator[None]:
-        """What is done inside is not watched, nor recorded."""
+        """What runs inside is neither watched nor recorded."""
         self.looking = True
         try:
             with torch.no_grad(), _disable_current_modes():
@@ -80,7 +80,7 @@ class _Watcher:
                 self.window = None
 
     def wrap(self, owner: Any, name: str, before: Any) -> None:
-        """Call ``before`` with the arguments of a function first, except inside a look."""
+        """Call ``before`` with the arguments of a function first, except within :meth:`look`."""
         inner = getattr(owner, name)
 
         @functools.wraps(inner)
@@ -93,13 +93,13 @@ class _Watcher:
         setattr(owner, name, outer)
 
     def open_window(self) -> None:
-        """Record from here on, if the next step is to be recorded."""
+        """Start recording if the next step is to be recorded."""
         begin = self.session.plan.record_from
         if begin is not None and self.step >= begin:
             self.window, self.opened = Window(), self.outcome.steps
 
     def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """Look at the gradients."""
+        """Check the gradients."""
         if self.session.over:
             self.session.leave()
         self.depth += 1
@@ -117,7 +117,7 @@ class _Watcher:
                 self.fail("gradient", bad, [p.grad for p in bad])
 
     def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """Look at the parameters."""
+        """Check the parameters."""
         self.depth -= 1
         if self.depth > 0 or self.session.over:
             return
@@ -126,7 +126,7 @@ class _Watcher:
             if bad:
                 self.fail("parameter", bad, bad)
         self.outcome.steps += 1
-        # With several optimizers a step's gradients may be older than the step before.
+        # With several optimizers a step's gradients may be older than the previous step.
         if self.window is not None and self.outcome.steps - self.opened >= len(self.optimizers):
             self.window.close()
             self.window = None
@@ -136,7 +136,7 @@ class _Watcher:
     def before_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
         roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         bad = [t for t in roots if isinstance(t, torch.Tensor) and not _finite(t)]
-        # A scaled loss that overflows is the scaler's business, unless the loss was bad before.
+        # A scaled loss that overflows is left to the scaler, unless the loss itself was bad.
         if bad and not (self.scaled and not any(t.isnan().any() for t in bad)):
             self.fail("loss", [], bad)
 
@@ -150,14 +150,14 @@ class _Watcher:
             self.fail("loss", [], bad)
 
     def before_look(self, tensor: Any) -> None:
-        """Only at what a training minimises: one number that gradients go through."""
+        """Check only what a training minimises: a single number with a gradient."""
         if not isinstance(tensor, torch.Tensor) or tensor.numel() != 1 or tensor.grad_fn is None:
             return
         if not _finite(tensor):
             self.fail("loss", [], [tensor])
 
     def on_error(self, error: BaseException) -> None:
-        """A script that fails with a message about NaN or inf: a library looked before us."""
+        """A script that fails with a message about NaN or inf: a library has checked before us."""
         if not re.search(
             r"\b(nan|inf|infinite|infinity)\b|non-?finite|not finite", str(error), re.IGNORECASE
         ):
@@ -170,20 +170,20 @@ class _Watcher:
             self.outcome.report = None if report is None else report.to_dict()
 
     def fail(self, what: str, parameters: Sequence[torch.Tensor], bad: Sequence[Any]) -> None:
-        """The end of the script; explained, if it was recorded."""
+        """End the script; with an explanation if the step was recorded."""
         names = names_in_modules(parameters)
         failure = Failure(step=self.step, what=what, names=names)
         if self.window is None:
             self.session.found(failure)
-        told: dict[str, Any] = {"loss_finite": what != "loss", "reproduced": self.reproduced}
-        told |= {"gradient": {"bad_gradients": names}, "parameter": {"bad_updates": names}}.get(what, {})
+        known: dict[str, Any] = {"loss_finite": what != "loss", "reproduced": self.reproduced}
+        known |= {"gradient": {"bad_gradients": names}, "parameter": {"bad_updates": names}}.get(what, {})
         if what == "parameter":
-            told["state"] = self.state
+            known["state"] = self.state
         try:
-            report = self.window.report(bad, **told)
-        except Exception as error:  # noqa: BLE001  what was seen is told all the same
+            report = self.window.report(bad, **known)
+        except Exception as error:  # noqa: BLE001  the failure itself is reported all the same
             note = f"the step could not be explained: {type(error).__name__}: {error}"
-            report = Report.of(Evidence(framework="torch", **told), notes=(note,))
+            report = Report.of(Evidence(framework="torch", **known), notes=(note,))
         self.session.found(failure, report)
 
 
@@ -192,7 +192,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
 
 
 def _will_skip(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a step with bad gradients is expected and will be refused: a loss scale is being found."""
+    """Whether a step with bad gradients is expected and will be skipped: a loss scale is being searched."""
     found = getattr(optimizer, "found_inf", None)
     if found is not None and bool(found):
         return True
@@ -208,4 +208,4 @@ def _finite(tensor: torch.Tensor) -> bool:
     return bool(_isfinite(tensor).all())
 
 
-_isfinite = torch.isfinite  # not the one that is watched
+_isfinite = torch.isfinite  # the original, not the watched one

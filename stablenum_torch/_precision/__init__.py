@@ -1,4 +1,4 @@
-"""Running in narrow formats: policies on modules, 8-bit products, optimizers for narrow parameters."""
+"""Narrow formats: policies for modules, 8-bit products, optimizers for narrow parameters."""
 
 from stablenum_torch._precision.casts import cast_floating
 from stablenum_torch._precision.compensated import KahanUpdate, StochasticRounding

@@ -25,11 +25,11 @@ def dtype_of(format: str) -> torch.dtype:  # noqa: A002
 
 
 def cast_floating(value: Value, dtype: torch.dtype) -> Value:
-    """The value with its floating-point tensors in ``dtype``; all else, and the structure, as it was.
+    """The value with its floating-point tensors in ``dtype``; the rest, and the structure, are unchanged.
 
-    Goes through tuples, named tuples, lists, mappings and dataclasses. Integers, bools, complex and 8-bit
-    tensors, numbers and other objects are left alone; what holds nothing to cast is returned itself.
-    Gradients flow through. Values beyond the format's range become inf, as in any cast.
+    Descends into tuples, named tuples, lists, mappings and dataclasses. Integer, bool, complex and 8-bit
+    tensors, numbers and other objects stay as they are; a container without anything to cast is returned
+    itself. Gradients flow through. Values beyond the format's range become inf, as in any cast.
 
     Example:
         >>> x = cast_floating({"x": torch.ones(2), "n": torch.arange(2)}, torch.bfloat16)
@@ -65,16 +65,17 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
             return value
         made = copy.copy(value)
         for name, part in changed.items():
-            object.__setattr__(made, name, part)  # frozen ones too
+            object.__setattr__(made, name, part)  # works for frozen dataclasses too
         return made
     return value
 
 
 def cast_module(model: torch.nn.Module, policy: Policy) -> None:
-    """Parameters in the format that ``policy`` keeps them in, module by module, in place.
+    """Cast parameters in place to the policy's format for parameters, module by module.
 
-    Parameters stay the same objects, so optimizers and ties go on. Floating-point buffers get the wider one
-    of their module's formats for parameters and for computing; running statistics are never narrowed.
+    Parameters stay the same objects, so optimizers and tied weights keep working. Floating-point buffers get
+    the wider of their module's formats for parameters and for computing; running statistics are never
+    narrowed.
     """
     done: set[int] = set()
     for path, module in model.named_modules():
@@ -95,7 +96,7 @@ def cast_module(model: torch.nn.Module, policy: Policy) -> None:
 
 
 def running_statistics(module: torch.nn.Module) -> Tensor | None:
-    """The running mean of a batch or instance norm that keeps one."""
+    """The running mean of a batch or instance norm; None for a module without one."""
     return module.running_mean if isinstance(module, _NormBase) else None
 
 

@@ -1,7 +1,7 @@
-"""Pure 16-bit training without masters: compensated and stochastically rounded updates.
+"""Pure 16-bit training without master weights: compensated and stochastically rounded updates.
 
-Of a sharded parameter each rank works on its own part, a plain tensor: to shift the bits of a DTensor does
-nothing in torch 2.13, and says so to nobody.
+Of a sharded parameter each rank updates its local part, a plain tensor: bit shifts of a DTensor silently do
+nothing in torch 2.13.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["KahanUpdate", "StochasticRounding"]
 
 
 class _Passing(TwinOptimizer):
-    """Twins exist for the time of a step only."""
+    """Twins hold values only during a step."""
 
     def _release(self, params: Sequence[Tensor]) -> None:
         for p in params:
@@ -36,21 +36,21 @@ class _Passing(TwinOptimizer):
 
 
 class KahanUpdate(_Passing):
-    """Compensated updates: what rounding to 16 bits takes from an update is kept for the next.
+    """Compensated updates: the part of an update that rounding to 16 bits loses is added to the next one.
 
     ``y = c + u; w' = round(w + y); c' = round(y - (w' - w))``, see
-    :func:`stablenum.precision.kahan_add`. The inner optimizer runs in float32 on ``w + c`` for the
-    time of a step. ``c`` takes 2 bytes a parameter, as int16: units of 2^-16 of the parameter's spacing. It
-    is saved as ``"compensation"`` (int32 if sharded, for collectives know no int16). Both together are as
-    exact as a float32 master; :meth:`wide_value` adds them up, as
+    :func:`stablenum.precision.kahan_add`. During a step the inner optimizer runs in float32 on
+    ``w + c``. ``c`` takes 2 bytes per parameter, as int16, in units of 2^-16 of the parameter's spacing. It
+    is saved as ``"compensation"`` (int32 if sharded, because collectives do not support int16). Both together
+    are as exact as a float32 master weight; :meth:`wide_value` adds them up, as
     :func:`stablenum.precision.compensated_value` does.
 
     NaN and inf pass through, finite values saturate. Under ``wrap`` a skipped step leaves parameters and
-    compensation as they are; on an accelerator the host waits once a step for the decision.
+    compensation unchanged; on an accelerator the host waits once per step for the decision.
 
     Args:
-        params: parameters, (name, parameter) pairs or groups; bfloat16 or float16. Those of float32 are
-            updated as always.
+        params: parameters, (name, parameter) pairs or groups; bfloat16 or float16. Float32 parameters are
+            updated as usual.
         make: makes the optimizer from groups, ``lambda p: torch.optim.AdamW(p, lr=1e-3)``.
 
     Raises:
@@ -99,8 +99,8 @@ class KahanUpdate(_Passing):
 
     def _load_kept(self, p: Tensor, found: Tensor | None) -> None:
         if found is not None and found.is_floating_point():
-            # Of a version that kept it as a number. The parameters may be loaded after it, and the units are
-            # theirs: so it is converted when it is used first.
+            # An earlier version saved it as a float. Its conversion needs the parameter, which may be loaded
+            # later, so it is converted at the first use.
             self._kept[p] = found.to(device=p.device, copy=True)
         else:
             super()._load_kept(p, found)
@@ -116,21 +116,21 @@ class KahanUpdate(_Passing):
 
 
 class StochasticRounding(_Passing):
-    """Updates of bfloat16 parameters rounded up or down by chance, so that none is lost in the mean.
+    """Updates of bfloat16 parameters rounded up or down at random, so that on average nothing is lost.
 
     ``w' = round_stochastically(w + u)``, see :func:`stablenum.precision.round_stochastically`. The
-    inner optimizer runs in float32 for the time of a step; nothing is kept of a parameter. The generator's
-    state is saved under ``"rounding"`` (torch.distributed.checkpoint leaves it out: the stream then goes on
-    as it is).
+    inner optimizer runs in float32 during a step; nothing is stored per parameter. The generator's state is
+    saved under ``"rounding"`` (torch.distributed.checkpoint leaves it out: the stream then continues where it
+    is).
 
     NaN and inf pass through, finite values saturate. Under ``wrap`` a skipped step leaves parameters and
-    generator as they are; on an accelerator the host waits once a step for the decision.
+    generator unchanged; on an accelerator the host waits once per step for the decision.
 
     Args:
-        params: parameters, (name, parameter) pairs or groups; bfloat16. Those of float32 are updated as
-            always.
+        params: parameters, (name, parameter) pairs or groups; bfloat16. Float32 parameters are updated as
+            usual.
         make: makes the optimizer from groups, ``lambda p: torch.optim.AdamW(p, lr=1e-3)``.
-        seed: of the random bits, one stream a device. Ranks that hold the same parameters need the same.
+        seed: of the random bits, one stream per device. Ranks with the same parameters need the same seed.
 
     Raises:
         TypeError: ``make`` is not a function, or makes no optimizer.

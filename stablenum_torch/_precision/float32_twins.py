@@ -1,8 +1,8 @@
-"""An optimizer that runs another one on float32 twins of narrow parameters.
+"""An optimizer that runs another one on float32 copies ("twins") of narrow parameters.
 
-The face is an ordinary optimizer on the model's own parameters. The inner optimizer never sees a narrow
-number: gradients are widened for it, its state is float32, and a factor on the gradients (a loss scale's, a
-clip rule's) is applied to the widened ones, where it cannot flush them to zero.
+To the outside it is an ordinary optimizer of the model's own parameters. The inner optimizer never sees a
+narrow number: gradients are widened for it, its state is float32, and a factor on the gradients (of a loss
+scale or a clip rule) is applied to the widened gradients, where it cannot flush them to zero.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ NARROW = (torch.bfloat16, torch.float16)
 
 
 def is_narrow(p: Tensor) -> bool:
-    """Whether the parameter is of a 16-bit format."""
+    """Whether the parameter has a 16-bit format."""
     return p.dtype in NARROW
 
 
 class TwinOptimizer(Optimizer):
     """The common part of :class:`MasterWeights`, :class:`KahanUpdate` and :class:`StochasticRounding`.
 
-    Subclasses say what a twin holds before a step (:meth:`_fill`) and how the parameter follows after it
-    (:meth:`_write_back`). A parameter that is not narrow is its own twin: the inner optimizer moves it.
+    Subclasses define what a twin holds before a step (:meth:`_fill`) and how the parameter follows it
+    afterwards (:meth:`_write_back`). A parameter that is not narrow is its own twin.
 
     Args:
         params: what any optimizer takes: parameters, (name, parameter) pairs, or groups.
@@ -40,7 +40,7 @@ class TwinOptimizer(Optimizer):
     _kept: dict[Tensor, Tensor | None]
 
     _allowed: tuple[torch.dtype, ...] = NARROW
-    # What is kept of each narrow parameter, by its name in the state dict.
+    # The name, in a state dict, of what is stored per narrow parameter.
     _kept_name: str | None = None
 
     def __init__(
@@ -64,22 +64,22 @@ class TwinOptimizer(Optimizer):
     # --- the subclass's part -------------------------------------------------------------------
 
     def _new_kept(self, p: Tensor) -> Tensor | None:
-        """What is kept of a parameter from the start."""
+        """The initial value of what is stored for a parameter, if anything."""
         return None
 
     def _fill(self, p: Tensor, twin: Tensor) -> None:
-        """Make ``twin`` hold the float32 value that the inner optimizer starts from."""
+        """Write into ``twin`` the float32 value from which the inner optimizer starts."""
         raise NotImplementedError  # pragma: no cover
 
     def _write_back(self, p: Tensor, twin: Tensor) -> None:
-        """Make ``p`` follow what the inner optimizer did to ``twin``."""
+        """Update ``p`` from ``twin``, which the inner optimizer has moved."""
         raise NotImplementedError  # pragma: no cover
 
     def _release(self, params: Sequence[Tensor]) -> None:
-        """Give up what twins need not hold until the next step."""
+        """Free the memory of twins that is not needed until the next step."""
 
     def wide_value(self, p: Tensor) -> Tensor:
-        """The float32 number that a parameter stands for, of its shape."""
+        """The parameter's value in float32, as exactly as it is known."""
         return self._twins[p].detach()
 
     # --- groups --------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ class TwinOptimizer(Optimizer):
         """Add a group, here and to the inner optimizer.
 
         Raises:
-            ValueError: a parameter's format is not one that this optimizer is for.
+            ValueError: a parameter has a format that this optimizer does not support.
         """
         super().add_param_group(param_group)
         group = self.param_groups[-1]
@@ -98,10 +98,10 @@ class TwinOptimizer(Optimizer):
                 allowed = " or ".join(str(d).removeprefix("torch.") for d in self._allowed)
                 raise ValueError(
                     f"params must be {allowed} for {type(self).__name__} (or float32, which are updated as "
-                    f"always); got {p.dtype}."
+                    f"usual); got {p.dtype}."
                 )
         for p in group["params"]:
-            # Full at first: some optimizers make their state from it at once.
+            # With values at first: some optimizers create their state from it at once.
             self._twins[p] = p.detach().float() if is_narrow(p) else p
             if is_narrow(p):
                 self._kept[p] = self._new_kept(p)
@@ -117,7 +117,7 @@ class TwinOptimizer(Optimizer):
         return made | {"params": list(zip(names, twins, strict=True)) if names else twins}
 
     def _push_settings(self) -> None:
-        """Schedulers set learning rates here; the inner optimizer has to know."""
+        """Pass on what schedulers have set here, such as learning rates."""
         for mine, its in zip(self.param_groups, self.inner.param_groups, strict=True):
             its.update({k: v for k, v in mine.items() if k not in ("params", "param_names")})
 
@@ -133,7 +133,7 @@ class TwinOptimizer(Optimizer):
 
     @torch.no_grad()
     def wide_gradients(self, params: Sequence[Tensor]) -> list[Tensor | None]:
-        """The gradients that the next step will use, to be changed in place; float32 where narrow."""
+        """The gradients of the next step, to be changed in place; float32 for narrow parameters."""
         found: list[Tensor | None] = []
         for p in params:
             twin = self._twins[p]
@@ -146,10 +146,10 @@ class TwinOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of the inner optimizer on the twins, then of the parameters after them.
+        """Step the inner optimizer on the twins, then update the parameters from them.
 
         Args:
-            closure: re-evaluates the model and returns the loss; run once, with gradients enabled.
+            closure: re-evaluates the model and returns the loss; called once, with gradients enabled.
         """
         result = None
         if closure is not None:
@@ -173,7 +173,7 @@ class TwinOptimizer(Optimizer):
         return result
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients, the widened ones too."""
+        """Clear the gradients, including the widened ones."""
         super().zero_grad(set_to_none=set_to_none)
         for p, twin in self._twins.items():
             if twin is not p:
@@ -186,7 +186,7 @@ class TwinOptimizer(Optimizer):
 
     @property
     def state(self) -> Any:
-        """The inner optimizer's state by parameter, with what is kept of each. A view made when read."""
+        """The inner optimizer's state per parameter, with what is stored here; a copy, made when read."""
         if "inner" not in self.__dict__:
             return self.__dict__.setdefault("_no_state", {})
         found = {}
@@ -199,11 +199,11 @@ class TwinOptimizer(Optimizer):
     @state.setter
     def state(self, state: Any) -> None:
         if state:
-            raise AttributeError(f"the state of {type(self).__name__} is set by load_state_dict alone.")
+            raise AttributeError(f"the state of {type(self).__name__} can only be set by load_state_dict.")
 
     @torch._disable_dynamo
     def state_dict(self) -> dict[str, Any]:
-        """As any optimizer's; what is kept of each narrow parameter lies beside its moments."""
+        """Like any optimizer's; what is stored for a narrow parameter is next to its moments."""
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
             pre_hook(self)
         self._push_settings()
@@ -221,10 +221,10 @@ class TwinOptimizer(Optimizer):
     @torch._disable_dynamo
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load what :meth:`state_dict` wrote, or the state dict of the inner optimizer's kind alone.
+        """Load what :meth:`state_dict` wrote, or the state dict of a plain optimizer of the inner one's kind.
 
         Raises:
-            ValueError: the groups, or what is kept of a parameter, are of another shape.
+            ValueError: the groups, or what is stored for a parameter, have another shape.
         """
         state = dict(state_dict)
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
@@ -232,17 +232,17 @@ class TwinOptimizer(Optimizer):
             state = state if replaced is None else dict(replaced)
         each = {index: dict(values) for index, values in state["state"].items()}
         kept: dict[Tensor, Tensor | None] = {}
-        # torch goes by order: distributed checkpoints have names where others have numbers.
+        # Matched by order, as in torch: distributed checkpoints have names where others have numbers.
         indices = [index for group in state["param_groups"] for index in group["params"]]
         if len(indices) != len(self._twins):
             raise ValueError(
-                f"state_dict must be of {len(self._twins)} parameters, as this optimizer; got {len(indices)}."
+                f"state_dict must have {len(self._twins)} parameters, as this optimizer; got {len(indices)}."
             )
         for index, (_, p) in zip(indices, self._numbered(), strict=True):
             found = each.get(index, {}).pop(self._kept_name, None)
             if found is not None and is_narrow(p) and found.shape != p.shape:
                 raise ValueError(
-                    f"state_dict['state'][{index!r}]['{self._kept_name}'] must be of shape {tuple(p.shape)}; "
+                    f"state_dict['state'][{index!r}]['{self._kept_name}'] must have shape {tuple(p.shape)}; "
                     f"got {tuple(found.shape)}."
                 )
             kept[p] = found
@@ -256,11 +256,11 @@ class TwinOptimizer(Optimizer):
             post_hook(self)
 
     def _saved_kept(self, p: Tensor) -> Tensor | None:
-        """What is kept of ``p`` as a state dict holds it."""
+        """What is stored for ``p``, in the form of a state dict."""
         return self._kept[p]
 
     def _load_kept(self, p: Tensor, found: Tensor | None) -> None:
-        """Take on what was kept of ``p``, None if nothing is known."""
+        """Continue with what was saved for ``p``; None starts afresh."""
         fresh = self._new_kept(p)
         if fresh is not None and found is not None:
             fresh.copy_(found)

@@ -1,8 +1,8 @@
-"""8-bit products: a linear layer whose two factors and gradient are rounded to 8 bits by delayed scaling.
+"""8-bit products: a linear layer whose factors and gradient are rounded to 8 bits with delayed scaling.
 
-Micikevicius et al. 2022 (arXiv 2209.05433): e4m3 for what flows forward, e5m2 for gradients. By default the
-rounded values go on in 16 bits (quantise-dequantise), on any hardware; the native product takes them as they
-are where the device has one.
+Micikevicius et al. 2022 (arXiv 2209.05433): e4m3 in the forward pass, e5m2 for gradients. By default the
+rounded values are multiplied in 16 bits (quantise, dequantise), which works on any hardware; the native
+product multiplies the 8-bit numbers where the device can.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ __all__ = ["EightBitProducts", "offers_native_products"]
 
 
 def offers_native_products(device: torch.device) -> bool:
-    """Whether the device multiplies 8-bit matrices faster than wider ones: NVIDIA's from Ada (8.9) on."""
+    """Whether the device multiplies 8-bit matrices faster than wider ones: NVIDIA GPUs from Ada (8.9) on."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 class EightBitProducts(torch.nn.Module):
-    """What one linear layer remembers of its input, its weight and its gradient, and its product.
+    """The 8-bit product of one linear layer, with its statistics of input, weight and gradient.
 
-    A use in training mode with gradients enabled is remembered; others only read the scales. A first use is
-    scaled by its own largest magnitude. NaN and inf stay what they are (in the native product: NaN) and are
-    not remembered.
+    In training mode with gradients enabled a call updates the statistics; otherwise it only reads the
+    scales. The first call is scaled by its own largest magnitude. NaN and inf stay as they are (NaN in the
+    native product) and do not enter the statistics.
 
     Args:
         forward_rule: for the input and the weight.
@@ -85,7 +85,7 @@ class EightBitProducts(torch.nn.Module):
         return y if bias is None else y + bias
 
     def gradients_scale(self, grad: Tensor) -> Tensor:
-        """() float32: the scale for this gradient, which is remembered."""
+        """() float32: the scale for this gradient, which enters the statistics."""
         state = DelayedScalingState(self.gradient_history, self.gradient_scale)
         scale, after = self.backward_rule.use(state, _amax(grad)[None], xp=torch_namespace)
         self.gradient_history.copy_(after.history)
@@ -93,7 +93,7 @@ class EightBitProducts(torch.nn.Module):
         return scale[0]
 
     def _apply(self, fn: Any, recurse: bool = True) -> EightBitProducts:
-        # ``model.half()`` is about the model, not about these statistics.
+        # ``model.half()`` must not narrow the statistics.
         super()._apply(fn, recurse)
         for name, buffer in self._buffers.items():
             if buffer is not None and buffer.dtype != torch.float32:
@@ -101,20 +101,20 @@ class EightBitProducts(torch.nn.Module):
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        for name, buffer in self._buffers.items():  # saved before there were statistics
+        for name, buffer in self._buffers.items():  # the file was written before there were statistics
             state_dict.setdefault(prefix + name, buffer)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 def _amax(x: Tensor) -> Tensor:
-    """() float32, the largest magnitude: NaN if there is one, 0 of nothing."""
+    """() float32, the largest magnitude: NaN if there is a NaN, 0 for an empty tensor."""
     if not x.numel():
         return torch.zeros((), device=x.device)
     return x.detach().abs().amax().float()
 
 
 def _quantised(x: Tensor, scale: Tensor, name: str) -> Tensor:
-    """``x * scale`` in 8 bits: finite values saturate, inf becomes NaN, which e4m3 can tell."""
+    """``x * scale`` in 8 bits: finite values saturate, inf becomes NaN (e4m3 has no inf)."""
     top = FORMATS[name].max
     scaled = x.float() * scale
     kept = torch.where(torch.isfinite(x), scaled.clamp(-top, top), torch.nan)
@@ -122,7 +122,7 @@ def _quantised(x: Tensor, scale: Tensor, name: str) -> Tensor:
 
 
 def _requantised(x: Tensor, scale: Tensor, name: str) -> Tensor:
-    """``x`` as its 8-bit number reads, in ``x``'s dtype; NaN and inf as they are."""
+    """``x`` rounded to 8 bits, in ``x``'s dtype; NaN and inf as they are."""
     read = _quantised(x, scale, name).float() / scale
     return torch.where(torch.isfinite(x), read.to(x.dtype), x)
 
@@ -140,7 +140,7 @@ class _Rounded(torch.autograd.Function):
 
 
 class _RoundedGradient(torch.autograd.Function):
-    """The value passes through; its gradient is rounded."""
+    """The value passes through unchanged; its gradient is rounded."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, products: EightBitProducts) -> Tensor:

@@ -1,4 +1,4 @@
-"""Master weights: parameters of 16 bits, updates in float32."""
+"""Master weights: 16-bit parameters, updated in float32."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ class MasterWeights(TwinOptimizer):
     """Keeps a float32 master of each bfloat16 or float16 parameter, and steps on the masters.
 
     After a step each parameter is its master rounded to nearest, saturating (Micikevicius et al. 2018, arXiv
-    1710.03740). 4 bytes a parameter more than the narrow ones alone; gradients are widened one step long.
+    1710.03740). It takes 4 bytes per parameter more than the narrow parameters alone; widened gradients exist
+    only during a step.
 
-    It is an optimizer on the model's own parameters: schedulers, :func:`stablenum_torch.wrap` and checkpoints
-    work as with any other. The masters are saved beside the moments, as ``"master"``; a plain optimizer's
-    state dict is read too, masters then begin at the parameters. Where a parameter was changed from outside
-    (a loaded model) its master follows it.
+    It is an optimizer of the model's own parameters: schedulers, :func:`stablenum_torch.wrap` and checkpoints
+    work as with any other. The masters are saved next to the moments, as ``"master"``. The state dict of a
+    plain optimizer can be loaded too: the masters then start from the parameters. If a parameter is changed
+    from outside (a loaded model), its master follows.
 
-    A factor on the gradients, as ``wrap`` makes of a loss scale, meets them in float32. NaN and inf pass
-    through to parameters if a step with them is taken, which under ``wrap`` it is not: a skipped step leaves
-    masters and parameters as they are, bit for bit.
+    A factor on the gradients, such as the inverse of a loss scale, is applied in float32. NaN and inf in a
+    step pass through to the parameters, unless ``wrap`` skips it: a skipped step leaves masters and
+    parameters unchanged, bit for bit.
 
     Args:
-        params: parameters, (name, parameter) pairs or groups. Those of float32 are updated as always.
+        params: parameters, (name, parameter) pairs or groups. Float32 parameters are updated as usual.
         make: makes the optimizer from groups, ``lambda p: torch.optim.AdamW(p, lr=1e-3, fused=True)``.
 
     Raises:
@@ -59,7 +60,7 @@ class MasterWeights(TwinOptimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        # The divisor and the skip flag are handed on to a kernel that takes them.
+        # The divisor and the skip flag are passed on to a kernel that takes them.
         return "inner" in self.__dict__ and is_fused(self.inner)
 
     def masters(self) -> list[Tensor]:
@@ -70,7 +71,7 @@ class MasterWeights(TwinOptimizer):
         return self._twins[p]
 
     def _fill(self, p: Tensor, twin: Tensor) -> None:
-        # A parameter that is not its master rounded was written to by somebody else: that counts.
+        # A parameter that differs from its rounded master was changed from outside: the change counts.
         twin.copy_(torch.where(p == narrowed(twin, p.dtype), twin, p.float()))
 
     def _write_back(self, p: Tensor, twin: Tensor) -> None:

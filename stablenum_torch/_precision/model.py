@@ -1,4 +1,4 @@
-"""``precision``: carries out a policy on a module by hooks, with islands of other formats in it."""
+"""``precision``: a policy applied to a model by hooks, with modules in other formats."""
 
 from __future__ import annotations
 
@@ -38,43 +38,44 @@ def precision(
     backward_scaling: DelayedScaling | None = None,
     native: bool | None = None,
 ) -> PolicyHandle:
-    """Make a model keep, compute and hand out numbers in the formats of a policy.
+    """Make a model store, compute and return numbers in the formats of a policy.
 
     - Parameters are cast in place to ``policy.params``, module by module; they stay the same objects. Make
-      the optimizer afterwards. Buffers get the wider of their module's formats for parameters and computing;
-      running statistics of norms, and with them the norms' weights while they compute, are not narrowed.
-    - While a module computes, its parameters read in its compute format (as jmp's ``cast_to_compute``), and
-      what goes into a module with parameters is cast to it. Gradients arrive in the parameters' own format.
-    - The policy's output format is that of the whole model; a rule's that of the modules it is about. In
-      between values flow in the compute format.
-    - Integers, bools, complex numbers and what is no tensor stay as they are; nested tuples, mappings and
-      dataclasses keep their structure.
-    - With an 8-bit compute format the products of ``nn.Linear`` are of 8-bit numbers by delayed scaling (see
-      :class:`stablenum.DelayedScaling`); everything else computes in bfloat16. The scales' statistics are
-      buffers under ``<layer>.fp8`` in the state dict, which else has the same keys as before.
+      the optimizer afterwards. Buffers get the wider of their module's formats for parameters and computing.
+      Running statistics of norms are not narrowed, nor are the norms' weights while they compute.
+    - While a module computes, its parameters appear in its compute format (as with jmp's
+      ``cast_to_compute``), and the inputs of a module with parameters are cast to it. Gradients arrive in the
+      parameters' own format.
+    - The policy's output format applies to the whole model, that of a rule to the modules it matches. Values
+      between modules stay in the compute format.
+    - Integers, bools, complex numbers and objects that are not tensors stay as they are; nested tuples,
+      mappings and dataclasses keep their structure.
+    - With an 8-bit compute format, ``nn.Linear`` multiplies 8-bit numbers with delayed scaling (see
+      :class:`stablenum.DelayedScaling`); everything else computes in bfloat16. The statistics of the scales
+      are buffers under ``<layer>.fp8`` in the state dict; its other keys stay the same.
 
-    Functions called between modules (a softmax) compute in the format of what they are given, as in JAX. A
-    product of two formats is an error in torch: where an island hands over to one that is no module's, let
-    its rule say the output too (``"compute=float32,output=bfloat16"``). With ``how="autocast"`` torch chooses
-    by function instead: products in the compute format, softmax and norms in float32.
+    Functions called between modules (a softmax) compute in the format of their inputs, as in JAX. In torch
+    the product of two formats is an error: if a float32 module feeds a function that also reads bfloat16,
+    name the output in its rule too (``"compute=float32,output=bfloat16"``). With ``how="autocast"`` torch
+    chooses by function instead: products in the compute format, softmax and norms in float32.
 
     Args:
         model: any module.
-        policy: a :class:`stablenum.Policy`, its words, or an object with jmp's three attributes.
+        policy: a :class:`stablenum.Policy`, its text form, or an object with jmp's three attributes.
         how: ``"casts"``, which does the same as the JAX adapter; or ``"autocast"``: parameters are cast by
             ``torch.autocast``, which is on in modules that compute in 16 bits and off in the others.
         forward_scaling: for inputs and weights of 8-bit products, by default
             ``DelayedScaling(power_of_two=True)``.
         backward_scaling: for their gradients, by default the same for ``"float8_e5m2"``.
-        native: multiply 8-bit numbers by ``torch._scaled_mm``, else round them and multiply in 16 bits. By
-            default where the device of the model is made for it.
+        native: True multiplies 8-bit numbers with ``torch._scaled_mm``, False rounds them and multiplies in
+            16 bits. By default native where the model's device supports it.
 
     Returns:
-        A handle: ``remove()`` takes everything but the parameters' format back; so does leaving it as a
+        A handle. Its ``remove()`` undoes everything except the parameters' format; so does leaving it as a
         context manager.
 
     Raises:
-        TypeError: ``model`` is not a module, ``policy`` none of the above.
+        TypeError: ``model`` is not a module, or ``policy`` none of the above.
         ValueError: an unknown format; a rule's pattern matches no module; the model has a policy already.
 
     Example:
@@ -109,12 +110,12 @@ def precision(
 
 @dataclass
 class _Place:
-    """What the policy says about one module.
+    """The policy for one module.
 
     Attributes:
-        compute: its format.
-        output: the format to hand out; None where values flow on as they are.
-        hooked: whether values are cast on the way in.
+        compute: the format in which it computes.
+        output: the format of its results; None leaves them as they are.
+        hooked: whether its inputs are cast.
     """
 
     compute: str
@@ -123,11 +124,11 @@ class _Place:
 
 
 class PolicyHandle:
-    """What :func:`precision` returns: the policy at work in a model.
+    """The handle that :func:`precision` returns: a policy applied to a model.
 
     Attributes:
         model: the module.
-        policy: what it follows.
+        policy: the policy that it follows.
     """
 
     def __init__(
@@ -144,7 +145,7 @@ class PolicyHandle:
         self._autocasts = how == "autocast"
         self._floor: str | None = None
         self._handles: list[Any] = []
-        # Of each hooked module that is running: what to undo when it has run.
+        # For each hooked module that is running: what to undo when it is done.
         self._running: list[contextlib.ExitStack] = []
         self._reading: set[nn.Module] = set()
         cast_module(model, policy)
@@ -175,7 +176,7 @@ class PolicyHandle:
         module.__dict__["forward"] = functools.partial(self._linear, module)
 
     def remove(self) -> None:
-        """Take the hooks and 8-bit products back. Parameters keep the format that they have."""
+        """Remove the hooks and 8-bit products. Parameters keep their present format."""
         for handle in self._handles:
             handle.remove()
         for module in self._places:
@@ -198,7 +199,7 @@ class PolicyHandle:
 
     @contextlib.contextmanager
     def at_least(self, format: str | None) -> Iterator[PolicyHandle]:  # noqa: A002
-        """While it lasts no module computes, or hands out, in a narrower format; None changes nothing."""
+        """In the context no module computes or returns in a narrower format; None changes nothing."""
         before, self._floor = self._floor, format
         try:
             yield self
@@ -206,7 +207,7 @@ class PolicyHandle:
             self._floor = before
 
     def compute_format(self, module: nn.Module) -> str:
-        """The format that ``module``, a part of the model, computes in now."""
+        """The format in which ``module``, a part of the model, computes at the moment."""
         own = self._places[module].compute
         return own if self._floor is None else wider(own, self._floor)
 
@@ -248,20 +249,20 @@ class PolicyHandle:
     def _end(self) -> None:
         self._running.pop().close()
 
-    # torch.compile cannot follow an autocast that begins in one hook and ends in another.
+    # torch.compile cannot trace an autocast that begins in one hook and ends in another.
     _begin_uncompiled = torch.compiler.disable(_begin)
     _end_uncompiled = torch.compiler.disable(_end)
 
     def _left_to_autocast(self, module: nn.Module) -> bool:
-        """Whether torch's autocast casts the module's parameters: in 16 bits, batch norms aside."""
+        """Whether torch's autocast casts the module's parameters: in 16 bits, except for batch norms."""
         narrow = self._compute_dtype(module) in (torch.bfloat16, torch.float16)
         return self._autocasts and narrow and running_statistics(module) is None
 
     def _read_in_compute_format(self, module: nn.Module, undo: contextlib.ExitStack) -> None:
-        """Let the parameters of ``module`` and of all in it read as casts, until ``undo``.
+        """Replace the parameters of ``module`` and its submodules by casts, until ``undo``.
 
-        All in it too, for a module may use a parameter of another without calling it, as attention and tied
-        embeddings do.
+        The submodules' too, because a module may use a parameter of another without calling it, as attention
+        and tied embeddings do.
         """
         parts = [
             part
@@ -271,7 +272,7 @@ class PolicyHandle:
         self._reading.update(parts)
         undo.callback(self._reading.difference_update, parts)
         for part in parts:
-            # A norm with running statistics takes narrow values, but weights in the statistics' format alone.
+            # A norm with running statistics takes narrow inputs, but its weights in the statistics' format.
             statistics = running_statistics(part)
             dtype = self._compute_dtype(part) if statistics is None else statistics.dtype
             own = dict(part._parameters)
@@ -284,7 +285,7 @@ class PolicyHandle:
         if FORMATS[self.compute_format(module)].bits > 8:
             return F.linear(input, module.weight, module.bias)
         weight, bias = module.weight, module.bias
-        if self._autocasts:  # which knows nothing of these products
+        if self._autocasts:  # autocast does not know these products
             weight, bias = weight.to(input.dtype), bias if bias is None else bias.to(input.dtype)
             with torch.autocast(input.device.type, enabled=False):
                 return module._modules[_STATISTICS](input, weight, bias)
@@ -293,15 +294,15 @@ class PolicyHandle:
 
 def _replace(module: nn.Module, tensors: dict[str, Tensor | None]) -> None:
     module._parameters.update(tensors)
-    if isinstance(module, nn.RNNBase):  # reads its parameters from a list of its own
+    if isinstance(module, nn.RNNBase):  # reads its parameters from a separate list
         module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
 
 
 def _places(model: nn.Module, policy: Policy) -> list[tuple[nn.Module, _Place]]:
-    """Each module with what the policy says about it.
+    """Each module with the policy for it.
 
     Raises:
-        ValueError: a rule is about no module; the model has a policy already.
+        ValueError: a rule matches no module; the model has a policy already.
     """
     found, met = [], set()
     for path, module in model.named_modules():
@@ -310,7 +311,7 @@ def _places(model: nn.Module, policy: Policy) -> list[tuple[nn.Module, _Place]]:
             for hook in module._forward_hooks.values()
         ):
             raise ValueError(
-                f"model must be without a policy; {path or 'it'} has one. Call remove() on its handle first."
+                f"model must not have a policy yet; {path or 'it'} has one. Call remove() of its handle."
             )
         here = policy.at(path)
         met.update([rule for rule in policy.rules if rule.matches(path)])

@@ -17,10 +17,10 @@ __all__ = ["gradients_to_change", "transform", "transform_gradients"]
 
 
 def gradients_to_change(optimizer: Optimizer, params: Sequence[Tensor]) -> list[Tensor | None]:
-    """The gradients that ``optimizer`` steps on: the parameters', or float32 ones of its own.
+    """The gradients that ``optimizer`` uses: those of the parameters, or float32 copies that it keeps.
 
-    An optimizer that widens the gradients of narrow parameters says so by ``wide_gradients``: divided by a
-    loss scale in 16 bits, they would flush to zero.
+    An optimizer that widens the gradients of narrow parameters has a method ``wide_gradients``: divided by
+    a loss scale in 16 bits, small gradients would flush to zero.
     """
     widened = getattr(optimizer, "wide_gradients", None)
     return [p.grad for p in params] if widened is None else widened(params)
@@ -33,20 +33,20 @@ def transform_gradients(
 
     Args:
         grads: dense, sparse, complex or sharded; not None.
-        multipliers: float32, one a gradient, () or of a shape that broadcasts over it; all the same
-            tensor if one serves all.
-        max_value: the bound, or None for none. Real and imaginary parts are clamped apart.
+        multipliers: float32, one per gradient, () or of a shape that broadcasts over it; the same tensor
+            object for all gradients if one factor serves them all.
+        max_value: the bound, or None for none. Real and imaginary parts are clamped separately.
     """
     if not grads:
-        return  # another rank holds them all
+        return  # other ranks hold them all
     grads = [_plain(local_part(g)) for g in grads]
     shared = all(factor is multipliers[0] for factor in multipliers)
     by_device: dict[torch.device, tuple[list[Tensor], list[Tensor]]] = {}
     for g, factor in zip(grads, multipliers, strict=True):
         factor = factor.to(g.device)
         if g.dtype in (torch.float16, torch.bfloat16):
-            # A factor of 2**-16 is hardly a number in float16, and on some devices torch rounds the
-            # factor to the gradient's format.
+            # A factor of 2**-16 is subnormal in float16, and on some devices torch rounds the factor to the
+            # gradient's format.
             values = _stored_values(g)
             values.copy_(values.float() * _for_stored(factor, g))
         elif factor.ndim:
@@ -65,12 +65,12 @@ def transform_gradients(
 
 
 def _plain(grad: Tensor) -> Tensor:
-    """The gradient, or, if it is conjugated lazily, the memory under it: factors and bounds are real."""
+    """The gradient; if it is lazily conjugated, the memory below: factors and bounds are real."""
     return grad.conj() if grad.is_complex() and grad.is_conj() else grad
 
 
 def _for_stored(factor: Tensor, grad: Tensor) -> Tensor:
-    """The factor in a shape that broadcasts over what :func:`_stored_values` gives."""
+    """The factor in a shape that broadcasts over the result of :func:`_stored_values`."""
     if not factor.ndim:
         return factor
     if grad.layout != torch.strided:
@@ -96,7 +96,13 @@ def transform(
 ) -> None:
     """Multiply the gradients in place, and clamp them if there is a bound.
 
-    ``of_units``: as in :class:`Decision`. ``unchanged``: which gradients are known to have a factor of 1.
+    Args:
+        optimizer: the inner optimizer.
+        config: the settings.
+        params: all its parameters.
+        multiplier: () or (n,), as in :class:`stablenum.Decision`.
+        of_units: factors of units, as ``unit_multipliers`` there.
+        unchanged: which gradients are known to have a factor of 1.
     """
     # Unbound, not indexed: an index made on the host would have to be copied to the device first.
     each = list(multiplier.unbind()) if config.per_tensor else [multiplier] * len(params)

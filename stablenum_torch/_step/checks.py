@@ -1,4 +1,4 @@
-"""What ``wrap`` checks of its arguments before it builds anything."""
+"""The checks that ``wrap`` makes before it builds anything."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["EpsTooSmallWarning", "check_optimizer", "check_rules", "given_names"
 
 
 class EpsTooSmallWarning(UserWarning):
-    """The optimizer's eps is 0 in the format that its denominator is computed in."""
+    """The optimizer's eps rounds to 0 in the format in which its denominator is computed."""
 
 
 def check_optimizer(optimizer: object) -> None:
-    """Refuse what cannot be guarded.
+    """Check that ``optimizer`` can be guarded.
 
     Raises:
         TypeError: not an optimizer, or one whose ``step`` needs a closure.
@@ -38,25 +38,25 @@ def check_optimizer(optimizer: object) -> None:
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise TypeError(
             f"{type(optimizer).__name__} cannot be guarded: its step() re-evaluates the model through a "
-            "closure as often as it likes, so there is no one gradient to decide on."
+            "closure any number of times, so there is no single gradient to decide on."
         )
     if not any(group["params"] for group in optimizer.param_groups):
         raise ValueError("optimizer must hold at least one parameter; all its param_groups are empty.")
 
 
 def check_rules(config: GuardConfig, optimizer: Optimizer, process_group: object) -> None:
-    """Refuse rules that cannot work with this optimizer.
+    """Check that every rule can work with this optimizer.
 
     Raises:
-        ValueError: ``AdaptiveGradClip`` on sharded gradients; ``ClipUpdateRMS`` by learning rates that the
-            groups do not tell.
+        ValueError: ``AdaptiveGradClip`` on sharded gradients; ``ClipUpdateRMS`` relative to learning rates
+            that the groups do not have.
     """
     if config.unit_rule is not None and (
         process_group is not None or any(is_sharded(p) for g in optimizer.param_groups for p in g["params"])
     ):
         raise ValueError(
-            "clip must be without AdaptiveGradClip where gradients are sharded over ranks (process_group, "
-            "sharded DTensors): a unit may lie on several of them. AdaGC clips each tensor there."
+            "clip must not contain AdaptiveGradClip if gradients are sharded over ranks (process_group, "
+            "sharded DTensors): a unit may be spread over several of them. Use AdaGC, which clips per tensor."
         )
     if config.update_rule is not None and config.update_rule.per_lr:
         for i, group in enumerate(optimizer.param_groups):
@@ -71,7 +71,7 @@ def check_rules(config: GuardConfig, optimizer: Optimizer, process_group: object
 def given_names(
     names: torch.nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | None,
 ) -> dict[Tensor, str]:
-    """Parameter -> name.
+    """The argument ``names`` of ``wrap`` as a mapping from parameter to name.
 
     Raises:
         TypeError: ``names`` is not a module, a mapping of name to tensor, or (name, tensor) pairs.
@@ -96,9 +96,9 @@ def given_names(
 
 
 def warn_of_lost_eps(optimizer: Optimizer) -> None:
-    """Warn where ``x / (sqrt(v) + eps)`` will be computed with an eps of 0: NaN at zero gradients."""
+    """Warn if ``x / (sqrt(v) + eps)`` will be computed with an eps of 0: NaN where a gradient is zero."""
     if hasattr(optimizer, "wide_gradients"):
-        return  # computes in float32, whatever its parameters are
+        return  # computes in float32, whatever the format of its parameters
     for group in optimizer.param_groups:
         eps = group.get("eps")
         if not isinstance(eps, float | int):
@@ -107,7 +107,7 @@ def warn_of_lost_eps(optimizer: Optimizer) -> None:
             name = str(p.dtype).removeprefix("torch.")
             if name not in FORMATS or (is_fused(optimizer) and eps > 0):
                 continue  # fused kernels compute the denominator in float32
-            # Round to nearest even: half of the smallest subnormal and less becomes 0.
+            # Round to nearest even: half of the smallest subnormal, or less, becomes 0.
             if eps <= get_format(name).smallest_subnormal / 2:
                 warnings.warn(
                     f"eps={eps:g} is 0 in {name}: the optimizer divides 0 by 0 where a gradient is zero, and "

@@ -1,7 +1,8 @@
 """Clip the update: what ``ClipUpdateRMS`` does to the parameters that the inner optimizer has moved.
 
-The optimizer moves parameters in place, so a copy made before the step tells the update. A parameter whose
-factor is 1 stays as the optimizer left it, bit for bit; so does one that a fused kernel did not move.
+The optimizer moves parameters in place; the update is the difference from a copy taken before the step. A
+parameter whose factor is 1 stays as the optimizer left it, bit for bit; so does one that a fused kernel did
+not move.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ from stablenum_torch._step.measure import dense_values, norms_on_host, norms_wit
 
 __all__ = ["Before", "before_update", "clip_update_on_host", "clip_update_without_wait"]
 
-# Elements whose updates are held at the same time.
+# Elements whose updates are in memory at the same time.
 _AT_A_TIME = 2**24
 
 
 class Before(NamedTuple):
-    """What has to be known of a step before it is taken.
+    """What has to be kept before a step, to clip its update afterwards.
 
     Attributes:
-        params: those that the step may move: the ones with a gradient, in the order of the groups.
-        values: copies of their values, of the parts on this rank; complex ones as their two parts.
-        rates: for each group the places of its parameters among ``params``, and its learning rate, 1 if
-            the rule does not ask for it.
+        params: the parameters that the step may move: those with a gradient, in the order of the groups.
+        values: copies of this rank's part of their values; complex numbers as two real ones.
+        rates: for each group the positions of its parameters in ``params``, and its learning rate; 1 if the
+            rule does not need it.
     """
 
     params: list[Tensor]
@@ -78,7 +79,7 @@ def clip_update_on_host(rule: ClipUpdateRMS, before: Before) -> None:
 def clip_update_without_wait(
     rule: ClipUpdateRMS, before: Before, device: torch.device, process_group: dist.ProcessGroup | None
 ) -> None:
-    """As :func:`clip_update_on_host`, without a host sync; shards go by the RMS of the whole."""
+    """As :func:`clip_update_on_host`, on any device; for a shard the RMS of the whole parameter counts."""
     after, params = _values(before.params), before.params
     parts = [norms_without_wait(updates, device) for updates in _updates(after, before.values)]
     if not parts:
@@ -103,7 +104,7 @@ def _values(params: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _updates(after: Sequence[Tensor], before: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """What the step added to each parameter, in turn for some at a time: all together are too much memory."""
+    """What the step added to each parameter, for some at a time: all together would take too much memory."""
     first, size = 0, 0
     for i, values in enumerate(after):
         size += values.numel()
@@ -132,7 +133,7 @@ def _roots_of_sizes(
     process_group: dist.ProcessGroup | None,
 ) -> Sequence[float | Tensor]:
     """The square root of each whole parameter's number of real elements."""
-    if process_group is None:  # a DTensor knows the size of the whole
+    if process_group is None:  # numel() of a DTensor is that of the whole
         return [math.sqrt(max(p.numel(), 1) * (2 if p.is_complex() else 1)) for p in params]
     sizes = [torch.full((), v.numel(), dtype=torch.float64, device=device) for v in parts]
     joined = join_over_ranks(torch.stack(sizes), params, process_group)

@@ -1,7 +1,8 @@
 """The guard of one optimizer, and its step: measure the gradients, decide in the core, apply or skip.
 
 Two paths lead to the same decision. Reading values costs nothing on a CPU, so the host may branch on them
-(``on_host.py``). On an accelerator everything stays there (``on_device.py``).
+(``on_host.py``). On an accelerator everything stays there (``on_device.py``). ``docs/how-it-works.md``,
+"Where the decision is made", compares all the ways in which a decision is computed.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Guard:
 
     Attributes:
         parameters: those of the optimizer.
-        on_host: which path a step takes; None where its tensors lie.
+        on_host: whether steps take the path of the host; None decides by where the tensors are.
     """
 
     on_host: bool | None = None
@@ -62,7 +63,7 @@ class Guard:
         if state is None:
             state = init_guard(config, len(params), xp=torch_namespace, device=params[0].device)
         self.state = state
-        self._host: HostGuard | None = None  # of the state, once a step has needed it
+        self._host: HostGuard | None = None  # made by the first step that needs it
         self._halted, self._level = HaltWatch(), LevelWatch()
 
     def step(self, loss: Tensor | None) -> None:
@@ -83,8 +84,8 @@ class Guard:
             return
         if self.state.step.device != params[0].device:  # the model was moved after it was wrapped
             self.state = moved_to(self.state, params[0].device)
-        # Each rank has a loss of its own. The ranks share the gradients alone: if one bad loss counted, the
-        # ranks would disagree.
+        # Each rank has its own loss, and only the gradients are the same on all: one bad loss would make the
+        # ranks disagree.
         seen = None if ranks else loss
         arguments = params, seen, self.process_group, self.parameters.included
         if self._in_host_memory(params) if self.on_host is None else self.on_host:

@@ -1,9 +1,11 @@
-"""Measure: one read of the gradients gives every parameter's L2 norm, finite if it truly is.
+"""Measure every gradient's L2 norm in one read. The norm is finite if and only if the gradient is.
 
-The float32 sum of squares of torch's own norms overflows from 1.8e19 on, flushes below 2.6e-23, and
-on a CPU loses accuracy with size (a relative error of 2e-3 at 2**25 elements). Here squares are
-summed in blocks; a result that may be wrong is computed once more in float64, which almost never
-happens on a CPU (the host looks first) and costs nothing on an accelerator (memory-bound anyway).
+The float32 sum of squares in torch's own norms overflows from 1.8e19 on, flushes below 2.6e-23, and loses
+accuracy with size on a CPU (a relative error of 2e-3 at 2**25 elements). Here squares are summed in blocks.
+On a CPU the host checks the result, and computes it again in float64 in the rare case that it may be wrong.
+On an accelerator everything is in float64, which costs nothing: the reduction is bound by memory.
+
+``*_on_host`` reads values, of CPU tensors. ``*_without_wait`` reads none and works on any device.
 """
 
 from __future__ import annotations
@@ -38,10 +40,10 @@ __all__ = [
 # Up to here one multi-tensor call takes the norms of all tensors; above it a dot product is both
 # faster and more accurate.
 _SMALL = 2**16
-# Elements whose squares are summed in one go in float32: a larger block is faster and less accurate
-# (relative error of the norm at 2**18: 4e-7 for random values, up to 4e-5 for equal ones, at any length from
-# 2**16 on; at 3 * 2**17: 9e-7). The squares of 16-bit values fall on few significands, so their rounding
-# errors do not cancel: shorter sums.
+# Elements whose squares are summed in one float32 sum. A larger block is faster and less accurate (relative
+# error of the norm at 2**18: 4e-7 for random values, up to 4e-5 for equal ones, at any length from 2**16 on;
+# at 3 * 2**17: 9e-7). Squares of 16-bit values have few distinct significands, so their rounding errors do
+# not cancel: their sums have to be shorter.
 BLOCK, NARROW_BLOCK = 2**18, 2**13
 _NARROW_ROW = 2**10
 # Below this joint norm the squares of elements that matter may have flushed to zero.
@@ -49,12 +51,12 @@ SUSPICIOUSLY_SMALL = 2.0**-40
 
 
 def dense_values(grad: Tensor) -> Tensor:
-    """The real values that a gradient stores: a sparse one's entries, a complex one's two parts."""
+    """The real values that a gradient stores: the entries of a sparse one, both parts of a complex one."""
     if grad.layout != torch.strided:
         grad = grad.coalesce().values()
     if not grad.dtype.is_complex:
         return grad
-    # A lazily conjugated gradient is looked at without the conjugation: magnitudes are the same.
+    # The conjugation of a lazily conjugated gradient is ignored: magnitudes are the same.
     return torch.view_as_real(grad.conj() if grad.is_conj() else grad)
 
 
@@ -75,8 +77,8 @@ def gradient_norms_on_host(
 def norms_on_host(grads: Sequence[Tensor | None]) -> np.ndarray:
     """(n,) float32 norms of CPU gradients; 0 where a gradient is None or empty.
 
-    Non-finite if and only if the gradient holds such an element: NaN if a NaN, else inf. A finite
-    gradient whose norm lies beyond float32 saturates at the largest float32.
+    A norm is not finite if and only if an element is not: NaN if there is a NaN, else inf. The norm of a
+    finite gradient saturates at the largest float32.
     """
     places = [i for i, g in enumerate(grads) if g is not None and g.numel()]
     values = [dense_values(grads[i]) for i in places]
@@ -91,7 +93,7 @@ def norms_on_host(grads: Sequence[Tensor | None]) -> np.ndarray:
 
 
 def _norms_of_small(values: list[Tensor]) -> np.ndarray | None:
-    """(n,) float32 norms, if one call is enough: all tensors small, and no square overflowed or flushed."""
+    """(n,) float32 norms if one call is enough: all tensors small, no square overflowed or flushed."""
     for v in values:
         if v.dtype != torch.float32 or v.numel() > _SMALL:
             return None
@@ -114,7 +116,7 @@ def _norms_of_any(values: list[Tensor]) -> np.ndarray:
 
 
 def _sums_of_squares(values: list[Tensor]) -> np.ndarray:
-    """(n,) float64: the square of each tensor's norm, inf where float32 did not hold it."""
+    """(n,) float64, the square of each tensor's norm; inf where float32 overflowed."""
     sums = np.zeros(len(values))
     small: list[int] = []
     wide: list[int] = []
@@ -134,7 +136,7 @@ def _sums_of_squares(values: list[Tensor]) -> np.ndarray:
     if narrow:
         sums[narrow] = torch.stack([_square_by_rows(values[i].reshape(-1)) for i in narrow]).numpy()
     if large:
-        # From the last to the first: the optimizer begins with the first, which are in the cache then.
+        # From the last to the first: the optimizer starts with the first, which are in the cache then.
         dots = [_dots(values[i].reshape(-1)) for i in reversed(large)][::-1]
         parts = torch.stack([part for parts in dots for part in parts]).double().numpy()
         sums[large] = np.add.reduceat(parts, np.cumsum([0] + [len(parts) for parts in dots[:-1]]))
@@ -151,7 +153,7 @@ def _dots(flat: Tensor) -> list[Tensor]:
 
 
 def _square_by_rows(flat: Tensor) -> Tensor:
-    """() float64, the sum of squares of a 1-d tensor of 16-bit values, by rows that float32 sums well."""
+    """() float64, the sum of squares of a 1-d tensor of 16-bit values, in rows short enough for float32."""
     whole = len(flat) // _NARROW_ROW * _NARROW_ROW
     norms = torch.linalg.vector_norm(flat[:whole].view(-1, _NARROW_ROW), dim=1, dtype=torch.float32)
     square = norms.double().square().sum()
@@ -161,12 +163,12 @@ def _square_by_rows(flat: Tensor) -> Tensor:
 
 
 def sums_of_pieces(flat: Tensor) -> Tensor:
-    """() float64, the sum of squares of a long 1-d tensor, inf where float32 did not hold it."""
+    """() float64, the sum of squares of a long 1-d tensor; inf where float32 overflowed."""
     return torch.stack(_dots(flat)).double().sum() if flat.dtype == torch.float32 else _square_by_rows(flat)
 
 
 def _careful_norm(value: Tensor) -> float:
-    """The norm in float64; where even that overflows, the largest magnitude says whether all is finite."""
+    """The norm in float64. If even that overflows, the largest magnitude shows whether all is finite."""
     if not value.numel():  # a sparse gradient without entries
         return 0.0
     largest = float(value.abs().max())
@@ -176,7 +178,7 @@ def _careful_norm(value: Tensor) -> float:
     return norm if math.isfinite(norm) else FLOAT32_MAX
 
 
-# --- on the device ---------------------------------------------------------------------------
+# --- without a wait --------------------------------------------------------------------------
 
 
 def gradient_norms_without_wait(
@@ -194,13 +196,13 @@ def norms_without_wait(
     shards_of: Sequence[Tensor] = (),
     process_group: dist.ProcessGroup | None = None,
 ) -> Tensor:
-    """(n,) float32 norms of the gradients, as :func:`norms_on_host` gives them, without a host sync.
+    """(n,) float32 norms of tensors on any device, as :func:`norms_on_host` gives them.
 
     Args:
         grads: the tensors to measure.
         device: where the result lies.
-        shards_of: the parameters that they belong to: a DTensor's is joined over the ranks that it is
-            sharded over.
+        shards_of: the parameters they belong to. The norm of a DTensor is joined over the ranks that
+            share it.
         process_group: ranks over which plain tensors are sharded.
     """
     return saturated(wide_norms_without_wait(grads, device, shards_of=shards_of, process_group=process_group))
@@ -215,7 +217,7 @@ def wide_norms_without_wait(
 ) -> Tensor:
     """(n,) as :func:`norms_without_wait`, but in float64: a finite norm may still lie beyond float32.
 
-    In few launches: one multi-tensor norm for each format, and one to put the results side by side.
+    In few launches: one multi-tensor norm per dtype, and one to stack the results.
     """
     if not grads:
         return torch.zeros(0, dtype=torch.float64, device=device)
@@ -226,7 +228,7 @@ def wide_norms_without_wait(
 
 
 def saturated(norms: Tensor) -> Tensor:
-    """In float32; a finite number beyond its range becomes its largest."""
+    """In float32; a finite number beyond its range becomes the largest float32."""
     return torch.where(torch.isfinite(norms), torch.clamp(norms, max=FLOAT32_MAX), norms).float()
 
 
@@ -253,13 +255,13 @@ def _norms_of_one_kind(tensors: list[Tensor], dtype: torch.dtype) -> Sequence[Te
     found = torch._foreach_norm(tensors, 2, dtype=torch.float64)
     if dtype != torch.float64:
         return found
-    # Squares of a float64 may overflow even here; its largest magnitude tells.
+    # Squares of a float64 may overflow even here; the largest magnitude shows whether it is finite.
     norms, largest = torch.stack(found), torch.stack(torch._foreach_norm(tensors, math.inf))
     return torch.where(torch.isinf(norms), largest, norms).unbind()
 
 
 def stacked(values: Sequence[Tensor | None], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """(n,) the () values side by side, 0 where there is none: a launch more only if one is missing."""
+    """(n,) the () values, 0 where there is none; one launch more only if one is missing."""
     present = [value for value in values if value is not None]
     if len(present) < len(values):
         zero = torch.zeros((), dtype=dtype, device=device)

@@ -1,7 +1,7 @@
-"""Measure extremes: the largest gradient element, and the fraction that float16 would lose.
+"""Measure elements: the largest gradient element, and the fraction that float16 would lose.
 
-Some loss-scale rules ask for them (``GuardConfig.needs``). Both are of all gradients together, so that
-ranks join them with one collective for each.
+Some loss-scale rules need them (``GuardConfig.needs``). Both are for all gradients together, so ranks join
+each with one collective.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from stablenum_torch._step.measure import dense_values, saturated, stacked
 
 __all__ = ["Extremes", "extremes_on_host", "extremes_without_wait"]
 
-# Elements looked at in one go: they and two arrays of the same length stay in cache.
+# Elements per block: they and two arrays of the same length stay in the cache.
 _BLOCK = 2**16
 
 
 def extremes_on_host(
     grads: Sequence[Tensor | None], needs: frozenset[str]
 ) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """``Observation.amax`` and ``Observation.tiny`` of CPU gradients, None where ``needs`` has them not.
+    """``Observation.amax`` and ``Observation.tiny`` of CPU gradients; None for what ``needs`` does not name.
 
-    Both are () float32. If an element is not finite they are numbers without meaning: the step is skipped.
+    Both are () float32. They have no meaning if an element is not finite: the step is skipped then.
     """
     if not needs:
         return None, None
@@ -43,7 +43,7 @@ def extremes_on_host(
     magnitudes, mask = np.empty(_BLOCK, np.float32), np.empty(_BLOCK, np.bool_)
     for block in (block for v in values for block in v.reshape(-1).split(_BLOCK)):
         n = len(block)
-        # Elements of a float64 that float32 flushes would not be counted: those stay wide.
+        # float64 stays wide: elements that float32 flushes would not be counted.
         wide = block if block.dtype == torch.float64 else block.float()
         size = np.abs(wide.numpy(), out=None if wide.dtype == torch.float64 else magnitudes[:n])
         nonzero += int(np.count_nonzero(np.greater(size, 0, out=mask[:n])))
@@ -60,12 +60,12 @@ def _largest(values: Sequence[Tensor]) -> np.ndarray:
 
 
 class Extremes(NamedTuple):
-    """What was found of each gradient; None for what was not asked for.
+    """Measurements of each gradient; None for those that are not needed.
 
     Attributes:
         largest: (n,) float64, the largest magnitude.
-        filled: (n,) int64, elements that are not 0.
-        above: (n,) int64, elements that float16 keeps.
+        filled: (n,) int64, the number of elements that are not 0.
+        above: (n,) int64, the number of elements that float16 does not flush.
     """
 
     largest: Tensor | None
@@ -73,7 +73,7 @@ class Extremes(NamedTuple):
     above: Tensor | None
 
     def joined(self) -> tuple[Tensor | None, Tensor | None]:
-        """Of all gradients together: ``Observation.amax`` and ``Observation.tiny``."""
+        """``Observation.amax`` and ``Observation.tiny``, for all gradients together."""
         amax = None if self.largest is None else saturated(self.largest.amax())
         if self.filled is None or self.above is None:
             return amax, None
@@ -87,14 +87,14 @@ def extremes_without_wait(
     needs: frozenset[str],
     process_group: dist.ProcessGroup | None = None,
 ) -> Extremes:
-    """As :func:`extremes_on_host`, on ``device``, of gradients that may be sharded, without a host sync."""
+    """As :func:`extremes_on_host`, for gradients on any device, also sharded; the result is on ``device``."""
     parts = [None if p.grad is None else dense_values(local_part(p.grad)) for p in params]
     present = [(i, v) for i, v in enumerate(parts) if v is not None and v.numel()]
     tensors = [v for _, v in present]
     joint = joins_ranks(params, process_group)
 
     def all_of(found: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-        """(n,) what was found for each gradient, 0 where there is none; of all ranks together."""
+        """(n,) the measurement of each gradient over all ranks, 0 where there is none."""
         each: list[Tensor | None] = [None] * len(parts)
         for (i, _), value in zip(present, found, strict=True):
             each[i] = to_device(value.to(dtype), device)

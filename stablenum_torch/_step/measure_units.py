@@ -1,7 +1,7 @@
-"""Measure units: the norm of each output's part of a gradient and of its weights, for AdaptiveGradClip.
+"""Measure units: for each output of a layer the norm of its gradient and of its weights (AdaptiveGradClip).
 
-The norm of a tensor that has units is combined from theirs, so that its gradient is read once, as without
-the rule. Its weights are read once too.
+The norm of a tensor with several units is combined from the norms of the units, so its gradient is read
+once, as without the rule. Its weights are read once too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["unit_factor", "units_on_host", "units_without_wait"]
 
 Axes: TypeAlias = "tuple[int, ...] | None"
 
-# Up to here torch's reduction over rows is exact enough, and as fast as a dot product.
+# Up to this length torch's reduction over rows is accurate enough, and as fast as a dot product.
 _LONGEST_ROW = 2**16
 
 
@@ -43,7 +43,7 @@ def unit_factor(rule: AdaptiveGradClip, factors: Tensor, shape: torch.Size) -> T
 
 
 def _unit_axes(rule: AdaptiveGradClip, params: Sequence[Tensor], included: Sequence[bool]) -> list[Axes]:
-    """For each parameter the axes that its units extend over; None where there is nothing to measure."""
+    """For each parameter the axes over which its units extend; None where there is nothing to measure."""
     return [
         rule.unit_axes(p.shape, default="first") if use and p.grad is not None and p.numel() else None
         for p, use in zip(params, included, strict=True)
@@ -51,12 +51,12 @@ def _unit_axes(rule: AdaptiveGradClip, params: Sequence[Tensor], included: Seque
 
 
 def _whole(axes: Axes, tensor: Tensor) -> bool:
-    """Whether the tensor is one unit: then its norm is the unit's, and the common code takes it."""
+    """Whether the tensor is a single unit: then its norm is the unit's, as the common code measures it."""
     return axes is not None and len(axes) == tensor.ndim
 
 
 def _real(tensor: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...]]:
-    """The tensor as dense real values, and a unit's axes in it: both parts of a complex number too."""
+    """The tensor as dense real values, and a unit's axes in them (with one more for complex numbers)."""
     dense = tensor.detach() if tensor.layout == torch.strided else tensor.detach().to_dense()
     return dense_values(dense), (*axes, tensor.ndim) if tensor.is_complex() else axes
 
@@ -70,8 +70,8 @@ def units_on_host(
     """(n,) float32 norms of CPU gradients as :func:`norms_on_host` gives them, and the units' norms.
 
     Args:
-        rule: tells what a unit is.
-        params: the parameters; sparse gradients are made dense for the purpose.
+        rule: defines what a unit is.
+        params: the parameters; sparse gradients are converted to dense ones.
         included: whether the rule applies to each of them.
     """
     axes = _unit_axes(rule, params, included)
@@ -105,15 +105,15 @@ def _norms_and_units(
 
 
 def _as_rows(values: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """(u, k): one unit a row; a copy only where strides leave no other way."""
+    """(u, k), one unit per row; a view wherever the strides allow it."""
     kept = [axis for axis in range(values.ndim) if axis not in axes]
-    # Within a unit the order is free: that of the memory, so that channels-last weights are a view too.
+    # Within a unit any order will do. That of the memory keeps channels-last weights a view, too.
     order = [*kept, *sorted(axes, key=values.stride, reverse=True)]
     return values.permute(order).reshape(math.prod(values.shape[axis] for axis in kept), -1)
 
 
 def _row_norms(rows: Tensor) -> np.ndarray:
-    """(u,) float64 norms, at most float32's largest number; NaN or inf if and only if the row holds one."""
+    """(u,) float64 norms, at most the largest float32; NaN or inf if and only if the row has one."""
     norms = _plain_row_norms(rows).double().numpy()
     doubtful = np.flatnonzero(~((norms >= SUSPICIOUSLY_SMALL) & (norms < math.inf)))
     if len(doubtful):
@@ -128,18 +128,18 @@ def _plain_row_norms(rows: Tensor) -> Tensor:
     """(u,) norms in float32, or float64 for such rows; wrong where a square overflowed or flushed."""
     wide = rows.dtype in (torch.float32, torch.float64)
     length = rows.shape[1]
-    if rows.stride(1) > rows.stride(0):  # units lie across the memory
+    if rows.stride(1) > rows.stride(0):  # a unit is strided across the memory
         return _column_norms(rows.t())
     if length > (_LONGEST_ROW if wide else NARROW_BLOCK) and rows.dtype != torch.float64:
         return torch.stack([sums_of_pieces(row).sqrt() for row in rows])
     if wide:
         return torch.linalg.vector_norm(rows, dim=1)
-    chunks = rows.split(max(1, BLOCK // length))  # narrower formats are widened in cache
+    chunks = rows.split(max(1, BLOCK // length))  # narrower formats are widened in the cache
     return torch.cat([torch.linalg.vector_norm(chunk.float(), dim=1) for chunk in chunks])
 
 
 def _column_norms(matrix: Tensor) -> Tensor:
-    """(u,) float64 norms of the columns of a (k, u) matrix, a block of rows at a time."""
+    """(u,) float64 norms of the columns of a (k, u) matrix, computed by blocks of rows."""
     total = torch.zeros(matrix.shape[1], dtype=torch.float64, device=matrix.device)
     for block in matrix.split(max(1, _LONGEST_ROW // matrix.shape[1])):
         wide = block if block.dtype in (torch.float32, torch.float64) else block.float()
@@ -148,20 +148,20 @@ def _column_norms(matrix: Tensor) -> Tensor:
 
 
 def _careful_row_norms(rows: Tensor) -> np.ndarray:
-    """The norms in float64; where even that overflows, the largest magnitude says whether all is finite."""
+    """The norms in float64. If even that overflows, the largest magnitude shows whether all is finite."""
     largest = rows.abs().amax(1).double()
     norms = torch.linalg.vector_norm(rows.double(), dim=1)
     norms = torch.where(torch.isfinite(norms), norms, torch.full_like(norms, FLOAT32_MAX))
     return torch.where(torch.isfinite(largest), norms, largest).numpy()
 
 
-# --- on the device ---------------------------------------------------------------------------
+# --- without a wait --------------------------------------------------------------------------
 
 
 def units_without_wait(
     rule: AdaptiveGradClip, params: Sequence[Tensor], included: Sequence[bool], device: torch.device
 ) -> tuple[Tensor, Units]:
-    """As :func:`units_on_host`, on ``device`` and without a host sync; no gradient may be sharded."""
+    """As :func:`units_on_host`, for gradients on any device that are not sharded; results on ``device``."""
     axes = _unit_axes(rule, params, included)
     grads = [p.grad for p in params]
     split = [a is not None and not _whole(a, p) for p, a in zip(params, axes, strict=True)]
@@ -173,7 +173,7 @@ def units_without_wait(
         _unit_norms(p, a, device) if a is not None and s else None
         for p, a, s in zip(params, axes, split, strict=True)
     ]
-    # The units' norms stand in for the gradients that they were taken of.
+    # A gradient's norm is that of its units' norms, so these are measured in its place.
     norms = norms_without_wait(
         [g if u is None else u for g, u in zip(grads, of_gradients, strict=True)], device
     )
@@ -189,14 +189,14 @@ def _unit_norms(tensor: Tensor, axes: tuple[int, ...], device: torch.device) -> 
     values, over = _real(local_part(tensor), axes)
     norms = torch.linalg.vector_norm(values, dim=over, dtype=torch.float64)
     if values.dtype == torch.float64:
-        # Squares of a float64 may overflow even here; its largest magnitude tells.
+        # Squares of a float64 may overflow even here; the largest magnitude shows whether it is finite.
         largest = torch.linalg.vector_norm(values, ord=math.inf, dim=over)
         norms = torch.where(torch.isinf(norms), largest, norms)
     return to_device(norms.reshape(-1), device)
 
 
 def _as_units(found: Sequence[Tensor | None], norms: Tensor, axes: Sequence[Axes]) -> tuple[Tensor, ...]:
-    """(u_i,) float32: what was found, or the norm of a tensor that is one unit, or nothing."""
+    """(u_i,) float32 per tensor: the norms found, that of a tensor that is one unit, or none."""
     several = [u for u in found if u is not None]
     parts = iter(saturated(torch.cat(several)).split([len(u) for u in several]) if several else ())
     return tuple(

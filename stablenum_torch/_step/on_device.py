@@ -1,6 +1,6 @@
 """One guarded step on an accelerator: measured, decided and applied there, nothing is read on the host.
 
-The host waits only for an optimizer that cannot skip a step by itself.
+The host waits only if the optimizer itself cannot skip a step on the device.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def step_on_device(
     if config.unit_rule is None:
         decide_fast = fewer_kernels(decided_without_wait, config, still, on=state.step, shape=len(params))
         decided = decide_fast(state, measured)
-    else:  # each unit would be operations of its own, and compiling take minutes
+    else:  # each unit adds operations of its own: compiling would take minutes
         decided = decided_without_wait(config, still, state, measured)
     decision, after, divisor, found_inf = decided
     if not (is_fused(optimizer) and can_skip_on_device(optimizer)):
@@ -68,19 +68,24 @@ def step_on_device(
 def decided_without_wait(
     config: GuardConfig, still: bool, state: GuardState, measured: Measured
 ) -> tuple[Decision, GuardState, Tensor, Tensor]:
-    """The decision, the next state, and what fused kernels take: a divisor and a flag for a skip, () float32.
+    """The decision, the next state, and two () float32 for fused kernels: a divisor and the skip flag.
 
-    All that lies between the measurement and the optimizer's step, so that it can be compiled as one.
-    ``still``: the step moves nothing.
+    Everything between the measurement and the optimizer's step, so that it can be compiled as one function.
+
+    Args:
+        config: the settings.
+        still: the step moves nothing, see ``moves_nothing``.
+        state: the guard's tensors.
+        measured: what was measured.
     """
     seen = observation(measured)
     decision, after = decide(config, state, seen, xp=torch_namespace)
     if still:
         after = _without_trace(decision, state, after)
-    # Exactly 1. or 0.: the kernels compare with 1.
+    # Exactly 1.0 or 0.0: the kernels compare with 1.
     return decision, after, 1.0 / decision.multiplier, torch.logical_not(decision.apply).float()
 
 
 def _without_trace(decision: Decision, before: GuardState, after: GuardState) -> GuardState:
-    """The state after a step of learning rate 0: as before it, if its gradients were all zero."""
+    """The state after a step with learning rate 0: unchanged if its gradients were all zero."""
     return select((decision.grad_norm == 0) & decision.apply, before, after, xp=torch_namespace)

@@ -30,7 +30,7 @@ from stablenum_torch._step.observe import in_float32
 
 __all__ = ["GuardedOptimizer", "wrap"]
 
-_KEY = "stablenum"  # the guard's place in a state dict, beside torch's "state" and "param_groups"
+_KEY = "stablenum"  # the guard's key in a state dict, next to torch's "state" and "param_groups"
 
 
 def wrap(
@@ -41,29 +41,29 @@ def wrap(
     process_group: torch.distributed.ProcessGroup | None = None,
     **overrides: Unpack[Settings],
 ) -> GuardedOptimizer:
-    """Guard an optimizer: a step with a non-finite gradient or loss is skipped whole and recorded.
+    """Guard an optimizer: a step with a non-finite gradient or loss is skipped entirely, and recorded.
 
     The result shares ``param_groups`` and ``state`` with ``optimizer``; use it in its place.
 
     Args:
-        optimizer: any ``torch.optim.Optimizer`` that steps without a closure. With ``fused=True`` a
-            step on an accelerator never makes the host wait; otherwise it does once.
+        optimizer: any ``torch.optim.Optimizer`` that steps without a closure. With ``fused=True`` a step on
+            an accelerator never makes the host wait; otherwise the host waits once per step.
         config: a :class:`stablenum.GuardConfig`.
         names: the model, or (name, parameter) pairs, so that messages and rules can name parameters
-            (``AdaptiveGradClip(exclude="head.*")``). Without it ``param_names`` of the groups are used
-            (optimizers made from ``named_parameters()``).
-        process_group: the ranks over which gradients that are plain tensors are sharded (ZeRO, FSDP1),
-            so that all decide by the norm of the whole. Gradients that are the same on all ranks (DDP)
-            need none, and DTensors (FSDP2) know theirs.
+            (``AdaptiveGradClip(exclude="head.*")``). By default the ``param_names`` of the groups are used,
+            which optimizers made from ``named_parameters()`` have.
+        process_group: the ranks over which gradients that are plain tensors are sharded (ZeRO, FSDP1), so
+            that all ranks decide on the norm of the whole. Not needed for gradients that are equal on all
+            ranks (DDP), nor for DTensors (FSDP2), which have their own.
         **overrides: fields of ``GuardConfig``: ``clip=1.0``, ``loss_scale="dynamic"``, ``spike="skip"``...
-            ``ClipUpdateRMS`` costs a copy of the parameters for the time of a step.
+            ``ClipUpdateRMS`` needs memory for a copy of the parameters during a step.
 
     Raises:
-        TypeError: ``optimizer`` is not an optimizer, needs a closure (LBFGS) or is guarded already;
-            an unknown setting; ``names`` or ``process_group`` of another kind.
-        ValueError: a setting has a wrong value; the optimizer holds no parameters; a rule cannot work
-            with it: a pattern of ``AdaptiveGradClip.exclude`` that matches no parameter, that rule on
-            sharded gradients, ``ClipUpdateRMS`` by a learning rate that a group does not tell.
+        TypeError: ``optimizer`` is not an optimizer, needs a closure (LBFGS) or is already guarded; a setting
+            is unknown; ``names`` or ``process_group`` has a wrong type.
+        ValueError: a setting has a wrong value; the optimizer has no parameters; or a rule cannot work with
+            it: a pattern of ``AdaptiveGradClip.exclude`` matches no parameter, gradients for that rule are
+            sharded, or a group lacks the learning rate that ``ClipUpdateRMS`` needs.
 
     Example:
         >>> import torch
@@ -78,7 +78,7 @@ def wrap(
     check_optimizer(optimizer)
     made = make_config(config, overrides)
     if isinstance(optimizer, GuardedOptimizer):
-        raise TypeError("optimizer is guarded already; wrap the optimizer it was made from.")
+        raise TypeError("optimizer is already guarded; wrap the original optimizer instead.")
     known = given_names(names)
     check_process_group(process_group)
     check_rules(made, optimizer, process_group)
@@ -87,13 +87,13 @@ def wrap(
 
 
 class GuardedOptimizer(Optimizer):
-    """What :func:`wrap` returns. Everything that is not named here is the inner optimizer's."""
+    """The optimizer that :func:`wrap` returns. Other attributes are those of the inner optimizer."""
 
     inner: Optimizer
     _guard: Guard
 
-    # An outer GradScaler must unscale by itself: it would otherwise set grad_scale on this object,
-    # where the inner kernel does not look.
+    # An outer GradScaler must unscale the gradients itself. It would otherwise set grad_scale on this
+    # object, where the inner kernel does not see it.
     _step_supports_amp_scaling = False
 
     def __init__(
@@ -103,8 +103,8 @@ class GuardedOptimizer(Optimizer):
         names: Mapping[Tensor, str],
         process_group: torch.distributed.ProcessGroup | None = None,
     ) -> None:
-        # Optimizer.__init__ would copy the groups into a list of its own; restoring, which torch
-        # itself uses after unpickling, sets up hooks and profiling around what is already there.
+        # Optimizer.__init__ would copy the groups into a new list. __setstate__, which torch calls after
+        # unpickling, sets up hooks and profiling around the existing ones.
         self.__setstate__(
             {"inner": optimizer, "config": config, "_names": dict(names), "_process_group": process_group}
         )
@@ -126,15 +126,15 @@ class GuardedOptimizer(Optimizer):
             self.inner, state["config"], state["_names"], state["_process_group"], state.get("_state")
         )
         self._loss: Tensor | None = None
-        # What `explain` needs of randomness: the generators as they were when the last step began. That is
-        # where gradients were cleared, or where the step before it ended; whichever the training does last.
+        # For `explain`: the random generators at the beginning of the last step. That is where the gradients
+        # were cleared, or where the step before ended: the training loop decides which comes last.
         self._cleared: RngState | None = None
         self._ended: RngState | None = _generators()
         self._began: tuple[RngState, ...] = ()
         super().__setstate__({})
 
     def __getattr__(self, name: str) -> Any:
-        # Public extras of unusual optimizers (schedule-free's train() and eval()); never the private
+        # Public extras of unusual optimizers (schedule-free's train() and eval()), but never the private
         # protocol between an optimizer and torch.
         if name.startswith("_") or "inner" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -182,15 +182,15 @@ class GuardedOptimizer(Optimizer):
         self.inner.defaults = defaults
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group to the inner optimizer. What rules keep of each parameter grows with it."""
+        """Add a group to the inner optimizer. The statistics that rules keep per parameter grow with it."""
         self.inner.add_param_group(param_group)
         self._guard.fit()
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """Clear the gradients, and the loss noted for the step that they belonged to.
+        """Clear the gradients, and the loss that :meth:`scale` noted for their step.
 
-        A batch that is dropped after :meth:`scale` has to be dropped through this method, not through
-        the model's: its loss would otherwise count in the next step.
+        To drop a batch after :meth:`scale`, call this method, not the model's: the loss of that batch would
+        otherwise count in the next step.
         """
         self._loss = None
         self.inner.zero_grad(*args, **kwargs)
@@ -201,12 +201,12 @@ class GuardedOptimizer(Optimizer):
     def scale(self, loss: Tensor) -> Tensor:
         """The loss times the loss scale, in float32: call ``backward()`` on the result.
 
-        Also notes the loss for this step's record and finiteness check; several calls before one
-        ``step()`` (gradient accumulation) add up. Without scaling the loss itself is returned.
+        Also notes the loss for this step's record and finiteness check; several calls before one ``step()``
+        (gradient accumulation) add up. Without a loss scale the loss itself is returned.
 
-        A loss that goes through two guarded optimizers is scaled by one of them: give those a fixed
-        scale, the same for both, or use one optimizer with several groups. Where several ranks train
-        together each has a loss of its own, so the loss has no say there and is not recorded.
+        A loss for the parameters of two guarded optimizers is scaled by only one of them: give both the same
+        fixed scale, or use one optimizer with several groups. Where several ranks train together, each has
+        its own loss, so losses are neither checked nor recorded.
 
         Args:
             loss: () tensor, or one whose sum is the loss.
@@ -233,41 +233,41 @@ class GuardedOptimizer(Optimizer):
     ) -> AbstractContextManager[Any]:
         """``torch.autocast`` for the parameters' device, in the format that the guard has decided on.
 
-        With ``escalate`` in the settings the format is the ladder's at the guard's level: after repeated
-        trouble a wider one, for a while; float32 is autocast switched off. On CUDA the level is read without
-        a wait, so the host may follow a step late.
+        With ``escalate`` in the settings, the guard's level selects one of its formats: after repeated
+        non-finite steps a wider one, for a while. Float32 means that autocast is off. On CUDA the level is
+        read without a wait, so the host may follow a step late.
 
         Args:
-            dtype: the compute format at level 0; by default the policy's, the ladder's first, float16 if a
-                loss scale is configured, or bfloat16.
-            policy: a policy, of which the compute format is taken (rules for modules need
-                :func:`stablenum_torch.precision`); or what that returned: then its modules compute at least
-                in the ladder's format, and torch's autocast is left alone.
+            dtype: the compute format at level 0. By default that of ``policy``, the first of ``escalate``,
+                float16 with a loss scale, or bfloat16, in this order.
+            policy: a policy, of which only the compute format is used (rules for modules need
+                :func:`stablenum_torch.precision`); or the handle which that function returned: then its
+                modules compute at least in the guard's format, and torch's autocast is not used.
 
         Raises:
-            TypeError, ValueError: ``policy`` is not one, or not in the format that ``escalate`` begins with.
+            TypeError: ``policy`` is not a policy.
+            ValueError: ``policy`` is invalid, or does not compute in the first format of ``escalate``.
         """
         guard = self._guard
         return autocast(guard.config, guard.level, guard.parameters.now()[0].device.type, dtype, policy)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Measure, decide, and apply the step or skip it whole.
+        """Measure the gradients, decide, and apply the step or skip it entirely.
 
-        After it the gradients are unscaled and clipped if the step was applied by a path that writes
-        them back, as with GradScaler. No gradients at all is a no-op.
+        Afterwards the gradients may be unscaled and clipped, as with GradScaler: not if a fused kernel did so
+        on the way. Without any gradients nothing happens.
 
         Args:
-            closure: re-evaluates the model and returns the loss; run once, before the decision, with
-                gradients enabled. With a loss scale it has to call :meth:`backward` (or :meth:`scale`):
-                the gradients of an unscaled loss would be divided by the scale all the same.
+            closure: re-evaluates the model and returns the loss; called once, before the decision, with
+                gradients enabled. With a loss scale it has to call :meth:`backward` (or :meth:`scale`): the
+                gradients are divided by the scale in any case.
 
         Returns:
-            What the closure returned, or None.
+            The result of the closure, or None.
 
         Raises:
-            NonFiniteError: the configured number of steps in a row could not be applied. The step
-                was skipped like those before it.
+            NonFiniteError: the configured number of steps in a row was skipped, this one included.
         """
         try:
             result = None if closure is None else self._run(closure)
@@ -278,7 +278,7 @@ class GuardedOptimizer(Optimizer):
             self._remember_generators()
 
     def _remember_generators(self) -> None:
-        """The step is over: where it began, for `explain`; and where the next one begins."""
+        """At the end of a step: keep where it began, for `explain`, and where the next one begins."""
         now = _generators()
         if now is not None:
             self._began = tuple(s for s in (self._cleared, self._ended) if s is not None)
@@ -288,7 +288,7 @@ class GuardedOptimizer(Optimizer):
         with torch.enable_grad():
             result = closure()
         if self._loss is None and hasattr(result, "__float__"):
-            # A plain number is taken in full, whatever torch's default format and device are.
+            # A plain number keeps its precision, whatever torch's default dtype and device are.
             plain = not isinstance(result, Tensor)
             loss = torch.as_tensor(result, dtype=torch.float64, device="cpu") if plain else result
             self._loss = in_float32(loss.detach().sum())
@@ -306,20 +306,23 @@ class GuardedOptimizer(Optimizer):
     ) -> Report:
         """Replay the step that was just skipped and say what went wrong: which operation, where, and why.
 
-        A skipped step changed nothing, so it can be run again: on the same batch, with the loss scale it
-        had, and with torch's generators as they were when it began. Those are kept when gradients are
-        cleared and when a step ends (a few microseconds each; no pass over the gradients, no wait for a
-        device). Random numbers that are drawn between these and the forward pass (for the next batch) have
-        to be drawn in the closure too, or ``rng_state`` given. A step that was compiled keeps none. Leaves no
-        trace: see :func:`stablenum_torch.replay`.
+        A skipped step changed nothing, so it can be run again: on the same batch, with the same loss scale,
+        and with torch's random generators as they were when it began. Their states are kept whenever
+        gradients are cleared and whenever a step ends, which takes a few microseconds, without a pass over
+        the gradients or a wait for the device; a compiled step does not keep them. If random numbers are
+        drawn between that moment and the forward pass (for the next batch), draw them in the closure too, or
+        give ``rng_state``. Afterwards everything is as it was: see :func:`stablenum_torch.replay`.
 
         Args:
             closure: ``closure(*args, **kwargs)`` runs the forward pass on the batch that failed and returns
                 the unscaled loss, or runs the backward pass itself. It need not step the optimizer.
             *args: for ``closure``.
-            model: names modules; else the model that the closure names does.
-            rng_state: of the generators at the beginning of the step, where it is known better.
+            model: gives modules their names; by default the model that the closure refers to.
+            rng_state: the generators' state at the beginning of the step, if you have kept it.
             **kwargs: for ``closure``.
+
+        Returns:
+            A report, as :func:`stablenum_torch.replay` returns it.
 
         Example:
             >>> import torch
@@ -356,7 +359,7 @@ class GuardedOptimizer(Optimizer):
 
     @property
     def guard_state(self) -> GuardState:
-        """The guard's live tensors: ``guard_state.skipped_total`` is a count that costs no wait."""
+        """The guard's live tensors: reading ``guard_state.skipped_total`` as a tensor needs no wait."""
         self._guard.fit()
         return self._guard.state
 
@@ -366,7 +369,7 @@ class GuardedOptimizer(Optimizer):
 
     @property
     def scales_loss(self) -> bool:
-        """Whether the guard has a loss scale, which gradients carry until a step."""
+        """Whether the guard has a loss scale, by which gradients are multiplied until the step."""
         return self._guard.config.loss_scale is not None
 
     # --- saving --------------------------------------------------------------------------------
@@ -376,21 +379,21 @@ class GuardedOptimizer(Optimizer):
         return self._guard.to_dict()
 
     def load_guard_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state that :meth:`guard_state_dict` wrote, here or in another framework.
+        """Continue from a state that :meth:`guard_state_dict` wrote, here or in another framework.
 
         Raises:
-            ValueError: ``state`` is not one, or is one of another shape; nothing is changed.
+            ValueError: ``state`` is not a guard's state, or has another shape; nothing is changed.
 
         Warns:
-            StatisticsNotLoadedWarning: it holds no statistics that fit a rule here, which keeps its own.
+            StatisticsNotLoadedWarning: ``state`` has no statistics that fit a rule, which keeps its own.
         """
         self._guard.load(self._guard.parsed(state))
 
     @torch._disable_dynamo
     def state_dict(self) -> dict[str, Any]:
-        """The inner optimizer's state dict, and the guard's under the key ``"stablenum"``.
+        """The inner optimizer's state dict, with the guard's under the key ``"stablenum"``.
 
-        Plain torch optimizers load it too.
+        A plain torch optimizer can load it, too.
         """
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
             pre_hook(self)
@@ -402,10 +405,10 @@ class GuardedOptimizer(Optimizer):
 
     @torch._disable_dynamo
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load a state dict written by this optimizer or by the plain one (the guard then stays as it is).
+        """Load the state dict of a guarded optimizer, or of a plain one: the guard then keeps its state.
 
         Raises:
-            ValueError: the dict is of another shape; nothing is changed.
+            ValueError: the dict does not fit this optimizer; nothing is changed.
         """
         state = dict(state_dict)
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
@@ -420,5 +423,5 @@ class GuardedOptimizer(Optimizer):
 
 
 def _generators() -> RngState | None:
-    """The states of torch's generators; a compiled step is not broken up for them."""
+    """The states of torch's generators; None in a compiled step, whose graph they would break."""
     return None if torch.compiler.is_compiling() else read_generators(torch_only=True)

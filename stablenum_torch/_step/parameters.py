@@ -1,4 +1,4 @@
-"""The parameters that a guard keeps account of: what they are called, and which its rules are about."""
+"""The parameters that a guard tracks: their names, and which of them the rule for units applies to."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def names_of(optimizer: Optimizer, given: Mapping[Tensor, str]) -> list[str]:
 
 
 class TrackedParameters:
-    """Those of the optimizer's groups, in their order.
+    """The parameters of the optimizer's groups, in order.
 
     Attributes:
         given: the names that the user gave.
-        included: whether the config's rule for units, if there is one, applies to each.
+        included: for each parameter whether the rule for units, if there is one, applies to it.
     """
 
     included: tuple[bool, ...]
@@ -44,24 +44,24 @@ class TrackedParameters:
         self.included = self._inclusion()
 
     def now(self) -> list[Tensor]:
-        """All that the optimizer has."""
+        """The optimizer's parameters at this moment."""
         return [p for group in self._optimizer.param_groups for p in group["params"]]
 
     def are(self, params: list[Tensor]) -> bool:
-        """Whether these are the ones that are accounted for."""
+        """Whether these are the tracked parameters."""
         known = self._known
         return len(known) == len(params) and not any(map(operator.is_not, known, params))
 
     def follow(self, params: list[Tensor], state: GuardState) -> GuardState:
-        """Account for ``params`` from now on: the state for them, with what it knew of those it had.
+        """Track ``params`` from now on. Returns the state for them, with the statistics known so far.
 
-        Waits for the device; happens rarely.
+        Waits for the device, but is called rarely.
         """
         included, device = self._inclusion(), state.step.device
         fresh = init_guard(self._config, len(params), xp=torch_namespace, device=device)
         saved = state_to_dict(state, [str(id(p)) for p in self._known])
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", StatisticsNotLoadedWarning)  # new ones have none, of course
+            warnings.simplefilter("ignore", StatisticsNotLoadedWarning)  # new parameters have none, of course
             names = [str(id(p)) for p in params]
             fresh = state_from_dict(saved, fresh, xp=torch_namespace, names=names, device=device)
         self.included, self._known = included, params
@@ -72,7 +72,7 @@ class TrackedParameters:
         return names_of(self._optimizer, self.given)
 
     def names_if_known(self) -> list[str] | None:
-        """The names, None if nobody has named anything: then parameters go by their places."""
+        """The names; None if no parameter was named: then statistics are matched by position."""
         of_groups = any(group.get("param_names") for group in self._optimizer.param_groups)
         return self.names() if self.given or of_groups else None
 

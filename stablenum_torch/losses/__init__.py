@@ -1,9 +1,9 @@
 """Losses with the right value and the right gradient at every edge, as functions and as modules.
 
-Formats narrower than float32 are computed in float32; the result has the format of the input, under autocast
-float32, as with torch's own losses, and any other if ``dtype`` names it. A batch without a valid item gives 0
-with gradient 0. All work under ``torch.compile(fullgraph=True)`` and ``torch.func``, and twice
-differentiated.
+Formats narrower than float32 are computed in float32. The result has the input's format; under autocast it
+is float32, as with torch's own losses; ``dtype`` overrides both. A batch without a valid item gives 0 with
+gradient 0. All losses work under ``torch.compile(fullgraph=True)`` and ``torch.func``, and are twice
+differentiable.
 """
 
 from stablenum.faces import present

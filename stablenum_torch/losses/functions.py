@@ -1,4 +1,4 @@
-"""The losses of the core in torch's spelling: ``dim`` for ``axis``, autocast as torch's own losses."""
+"""The core's losses with torch's conventions: ``dim`` for ``axis``, autocast as in torch's own losses."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _WORDS = (("``axis``", "``dim``"), ("axis: ", "dim: "), (" axis, ", " dim, "))
 
 
 def _spelled(function: Callable[..., Any], example: str, note: str = "") -> Callable[[Loss], Loss]:
-    """Give ``implementation`` the name, the arguments and the text of a core function, in torch's words."""
+    """Give an implementation the name, arguments and docstring of a core function, in torch's terms."""
 
     def spell(implementation: Loss) -> Loss:
         @functools.wraps(function)
@@ -62,7 +62,7 @@ def _spelled(function: Callable[..., Any], example: str, note: str = "") -> Call
 
 
 def _called(implementation: Loss, first: Any, tensors: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
-    """With torch's names, and outside autocast: in a lower format it would undo what the core does."""
+    """Call with the core's names, and without autocast: lower formats would undo what the core does."""
     if not isinstance(first, Tensor):
         raise TypeError(f"a loss takes tensors; got {type(first).__name__}.")
     if "dim" in options:
@@ -81,9 +81,9 @@ def _plain(function: Callable[..., Any], example: str) -> Loss:
 
 
 _CLASSES = """\
-``dim`` None is torch's place for the classes: 1, or 0 for a single row. On a CPU, outside ``torch.compile``
-and ``torch.func``, a target outside the classes is a ValueError; elsewhere asking would make the host wait,
-and such an item is NaN."""
+With ``dim`` None the classes are where torch has them: dimension 1, or 0 for a single row. On a CPU, outside
+``torch.compile`` and ``torch.func``, a target that is not a class raises a ValueError. Elsewhere the check
+would make the host wait, and such an item is NaN."""
 
 
 @_spelled(
@@ -128,7 +128,7 @@ def focal(
 
 
 def _index(targets: Tensor, logits: Tensor, axis: int, ignore_index: int, mask: Tensor | None) -> Tensor:
-    """Whole numbers as int64, which gathering needs, and checked where that is free."""
+    """Integer targets as int64, which gathering needs, and checked where that costs no wait."""
     if targets.dtype.is_floating_point or targets.dtype in (torch.bool, torch.int64):
         index = targets
     else:

@@ -1,12 +1,12 @@
-"""The inner parts of the two big losses with torch's fused kernels and one gradient buffer.
+"""Cross-entropy and binary cross-entropy with torch's fused kernels and a single gradient buffer.
 
 ``F.cross_entropy`` keeps the log-probabilities and makes two gradients of the size of the logits. Here only
-the logits are kept: both passes go over a block of rows at a time, which stays in the cache, and the backward
-pass writes softmax and target into the one buffer that is the gradient.
+the logits are kept: both passes work on a block of rows at a time, which stays in the cache, and the backward
+pass writes softmax and target into one buffer, which is the gradient.
 
-Value and gradient are those of the core (``stablenum.losses``). Rows that are not ordinary (a logit of inf,
--inf or NaN) are given to it; so is everything under ``torch.func``, ``torch.compile`` and forward-mode
-differentiation, and every derivative beyond the first.
+Value and gradient are those of the core (``stablenum.losses``). The core itself computes rows with a logit of
+inf, -inf or NaN, everything under ``torch.func``, ``torch.compile`` and forward-mode differentiation, and all
+derivatives beyond the first.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from stablenum.losses.classes import ClassSums, class_sums
 
 __all__ = ["binary_items", "binary_total", "can_fuse", "fused_class_sums"]
 
-# Numbers in a block: about what the cache of a core holds; far more where a launch costs more than a read.
+# Numbers per block: about what fits in a core's cache; far more on a GPU, where launches cost more.
 _BLOCK = 2**18
 _BLOCK_ELSEWHERE = 2**26
 
-# Private in torch, and asked by its own autograd.Function. Should it go, the core is always right.
+# Private in torch, but used by its own autograd.Function. Without it, the core computes everything.
 _transforming = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 _is_batch = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda tensor: False)
 
 
 def can_fuse(*tensors: Tensor | None) -> bool:
-    """Whether these are plain tensors outside any program transformation."""
+    """Whether all are plain tensors, and no program transformation is active."""
     present = [t for t in tensors if t is not None]
     return (
         not torch.compiler.is_compiling()
@@ -113,12 +113,13 @@ class _ClassSums(torch.autograd.Function):
 
 
 def _block_sums(x: Tensor, index: Tensor, keep: Tensor, weight: Tensor | None, smoothing: bool) -> ClassSums:
-    """One block of rows, by torch's fused log_softmax where nothing but finite logits is in it."""
-    if x.device.type != "cpu":  # asking would make the host wait
+    """One block of rows: torch's fused log_softmax for rows of finite logits, the core for the others."""
+    if x.device.type != "cpu":  # the check for finite logits would make the host wait
         return class_sums(x, index, keep, weight=weight, smoothing=smoothing, xp=xp)
     log_p = torch.log_softmax(x, 1, dtype=_wide(x.dtype))
     nll = -log_p.gather(1, index[:, None])[:, 0]
-    lse = x.amax(1).to(nll.dtype) - log_p.amax(1)  # a target far below has no digit of it left
+    # From the largest logit: at a target far below it the difference x - log_p has no correct digit.
+    lse = x.amax(1).to(nll.dtype) - log_p.amax(1)
     smooth = None
     if smoothing:
         smooth = -(log_p.mean(1) if weight is None else (log_p @ weight) / x.shape[1])
@@ -142,11 +143,11 @@ def _block_grad(
     g_smooth: Tensor | None,
     weight: Tensor | None,
 ) -> None:
-    """``p (g_nll + g_lse) - onehot g_nll`` and the share of smoothing, into ``out``."""
+    """Write ``p (g_nll + g_lse) - onehot g_nll``, and the part of label smoothing, into ``out``."""
     direct = out.dtype == g_nll.dtype
     p = torch.softmax(x, 1, out=out) if direct else torch.softmax(x, 1, dtype=g_nll.dtype)
     there = x.gather(1, index[:, None])[:, 0] != -torch.inf
-    g_nll = torch.where(there, g_nll, 0.0)  # a target that is not there: inf without gradient
+    g_nll = torch.where(there, g_nll, 0.0)  # a target with a logit of -inf: the loss is inf, without gradient
     dead = (g_nll == 0) & (g_lse == 0) & ((g_smooth == 0) if g_smooth is not None else True)
     dead = dead | (lse == -torch.inf)
     total = g_nll + g_lse
@@ -169,7 +170,7 @@ def _block_grad(
 def _by_the_core(
     ctx: Any, x: Tensor, index: Tensor, keep: Tensor, weight: Tensor | None, grads: tuple[Tensor, ...]
 ) -> Tensor:
-    """The same gradient as a differentiable function of the logits and of what comes in."""
+    """The same gradient as a differentiable function of the logits and the incoming gradients."""
     again = torch.is_grad_enabled()
     with torch.enable_grad():
         x = x if x.requires_grad else x.detach().requires_grad_()
@@ -190,7 +191,7 @@ def binary_items(z: Tensor, y: Tensor, pos_weight: Tensor | None = None, *, xp: 
 
 
 def binary_total(z: Tensor, y: Tensor) -> Tensor | None:
-    """The sum of the losses of all items, in float32 at least; None if it is not to be had this way."""
+    """The sum of all items, at least in float32; None if the fused path does not apply."""
     if y.requires_grad or not can_fuse(z, y):
         return None
     return _BinaryItems.apply(z, y, True)
@@ -232,7 +233,7 @@ class _BinaryItems(torch.autograd.Function):
 
 
 def _log_likelihood(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor, bool]:
-    """Of a block: minus the items, their sum, whether all labels are 0 or 1; by the core at infinities."""
+    """For a block: minus the items, their sum, and whether all labels are 0 or 1. The core handles inf."""
     if z.device.type == "cpu":
         hard = _are_hard(y)
         if hard:
@@ -260,7 +261,7 @@ def _flipped(z: Tensor, y: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 def _hard_slopes(z: Tensor, y: Tensor, out: Tensor | None) -> Tensor:
-    """``sigmoid(z)`` or ``-sigmoid(-z)``: one sigmoid, where labels between 0 and 1 need two."""
+    """``sigmoid(z)`` or ``-sigmoid(-z)``: a single sigmoid; labels between 0 and 1 need two."""
     slope = _flipped(z, y, out).sigmoid_()
     return slope.addcmul_(slope, y, value=-2.0)
 

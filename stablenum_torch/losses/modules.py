@@ -1,7 +1,7 @@
 """The losses as modules, with the names and the constructor arguments of ``torch.nn``.
 
-What ``torch.nn`` does not have is keyword-only. ``forward`` passes further keywords (``mask``,
-``class_mask``) on to the function.
+Arguments that ``torch.nn`` does not have are keyword-only. ``forward`` passes further keywords (``mask``,
+``class_mask``) to the function.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 
 
 class _Loss(torch.nn.Module):
-    """A function with its settings; tensors among them are buffers."""
+    """A loss function with its settings; tensors among them are buffers."""
 
     _settings: tuple[str, ...]
 
@@ -63,7 +63,7 @@ class _TargetLoss(_Loss):
     _function: ClassVar[Callable[..., Tensor]]
 
     def forward(self, input: Tensor, target: Tensor, **options: Any) -> Tensor:  # noqa: A002, torch's name
-        """The loss of ``input`` for ``target``."""
+        """The loss of ``input`` compared with ``target``."""
         return type(self)._function(input, target, **self._options(), **options)
 
 
@@ -338,7 +338,7 @@ class CosineEmbeddingLoss(_Loss):
         super().__init__(margin=margin, reduction=reduction, dim=dim)
 
     def forward(self, input1: Tensor, input2: Tensor, target: Tensor | None = None, **options: Any) -> Tensor:
-        """The loss of pairs; ``target`` is above 0 for those that belong together."""
+        """The loss of pairs; ``target`` is positive for pairs that belong together."""
         return functions.cosine_embedding(input1, input2, target, **self._options(), **options)
 
 

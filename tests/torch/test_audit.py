@@ -517,7 +517,7 @@ def test_an_optimizer_inside_accelerate() -> None:
 @pytest.mark.parametrize(
     ("grads", "error", "message"),
     [
-        ([torch.ones(4, 3)], ValueError, "one gradient a parameter, 3; got 1"),
+        ([torch.ones(4, 3)], ValueError, "one gradient per parameter, 3; got 1"),
         ({"x": torch.ones(3)}, ValueError, "got 'x', known are a, b, c"),
         ([torch.ones(4), None, None], ValueError, r"grads\['a'\] must have the parameter's shape \(4, 3\)"),
         ([1.0, None, None], TypeError, r"grads\['a'\] must be a tensor or None; got float"),

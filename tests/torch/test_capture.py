@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 
 import stablenum
 import stablenum_torch as st
-import stablenum_torch._devices.waits as readback
+import stablenum_torch._devices.waits as waits
 from stablenum.reference.guarded import AdamW, Guarded
 from stablenum_torch._step.guarded import on_device_path
 from tests.torch.conftest import RULES, named, parameters
@@ -117,10 +117,10 @@ class CudaFlag:
 
 
 def test_an_optimizer_that_needs_the_host_is_refused_in_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert readback.wait_for_bool(CudaFlag())  # type: ignore[arg-type]
-    monkeypatch.setattr(readback, "capturing", lambda: True)
+    assert waits.wait_for_bool(CudaFlag())  # type: ignore[arg-type]
+    monkeypatch.setattr(waits, "capturing", lambda: True)
     with pytest.raises(RuntimeError, match=r"optimizer must be able to skip .* Use fused=True"):
-        readback.wait_for_bool(CudaFlag())  # type: ignore[arg-type]
+        waits.wait_for_bool(CudaFlag())  # type: ignore[arg-type]
 
 
 class FakeEvent:
@@ -136,8 +136,8 @@ class FakeEvent:
 
 
 @pytest.fixture
-def letters(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
-    """Lets letters travel without a GPU; gives the devices whose streams were asked for."""
+def asked_devices(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
+    """Background reads without a GPU; returns the devices whose streams were asked for."""
     asked: list[torch.device] = []
     honest = torch.empty_like
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
@@ -148,37 +148,37 @@ def letters(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
     return asked
 
 
-def test_a_letter_is_read_once_when_it_has_arrived(
-    letters: list[torch.device], monkeypatch: pytest.MonkeyPatch
+def test_a_background_read_gives_its_value_once(
+    asked_devices: list[torch.device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    letter, number = readback._Letter(), torch.tensor(3)
-    assert letter.take() is None
-    letter.send(number)
+    read, number = waits.BackgroundRead(), torch.tensor(3)
+    assert read.result() is None
+    read.begin(number)
     number.fill_(4)
-    letter.send(number)  # one at a time: the first is still on its way
-    assert letter.take() is None
+    read.begin(number)  # one at a time: the first is still on its way
+    assert read.result() is None
     FakeEvent.arrived = True
-    assert letter.take() == 3
-    assert letter.take() is None
-    letter.send(number)
-    assert letter.take() == 4
-    assert letters == [torch.device("cpu")] * 2  # the tensor's own device, not the current one
+    assert read.result() == 3
+    assert read.result() is None
+    read.begin(number)
+    assert read.result() == 4
+    assert asked_devices == [torch.device("cpu")] * 2  # the tensor's own device, not the current one
 
 
-def test_no_letter_is_sent_or_read_in_a_capture(
-    letters: list[torch.device], monkeypatch: pytest.MonkeyPatch
+def test_nothing_is_read_in_the_background_in_a_capture(
+    asked_devices: list[torch.device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    letter = readback._Letter()
+    read = waits.BackgroundRead()
     FakeEvent.arrived = True
-    monkeypatch.setattr(readback, "capturing", lambda: True)
-    letter.send(torch.tensor(3))
-    assert letters == []
-    monkeypatch.setattr(readback, "capturing", lambda: False)
-    letter.send(torch.tensor(3))
-    monkeypatch.setattr(readback, "capturing", lambda: True)
-    assert letter.take() is None
-    monkeypatch.setattr(readback, "capturing", lambda: False)
-    assert letter.take() == 3
+    monkeypatch.setattr(waits, "capturing", lambda: True)
+    read.begin(torch.tensor(3))
+    assert asked_devices == []
+    monkeypatch.setattr(waits, "capturing", lambda: False)
+    read.begin(torch.tensor(3))
+    monkeypatch.setattr(waits, "capturing", lambda: True)
+    assert read.result() is None
+    monkeypatch.setattr(waits, "capturing", lambda: False)
+    assert read.result() == 3
 
 
 # --------------------------------------------------------------------------- a capture, for real

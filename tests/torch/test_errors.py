@@ -25,7 +25,7 @@ def test_an_optimizer_without_parameters():
 
 
 def test_guarded_twice():
-    with pytest.raises(TypeError, match="guarded already"):
+    with pytest.raises(TypeError, match="already guarded"):
         st.wrap(st.wrap(torch.optim.SGD(parameters(), lr=0.1)))
 
 

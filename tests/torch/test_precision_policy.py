@@ -190,7 +190,7 @@ def test_removed_it_is_as_before(how: str) -> None:
     with st.precision(model, POLICY, how=how) as handle:
         assert list(model.state_dict()) == keys
         assert not torch.equal(model(TOKENS), before)
-        with pytest.raises(ValueError, match="model must be without a policy"):
+        with pytest.raises(ValueError, match="model must not have a policy yet"):
             st.precision(model, POLICY)
     handle.remove()  # twice is no harm
     assert torch.equal(model(TOKENS), before)

@@ -344,7 +344,7 @@ def test_wrong_arguments_are_named(kind) -> None:
     opt.step()
     saved = opt.state_dict()
     saved["state"][0]["master"] = torch.zeros(3)
-    with pytest.raises(ValueError, match=r"\['master'\] must be of shape \(4, 3\); got \(3,\)"):
+    with pytest.raises(ValueError, match=r"\['master'\] must have shape \(4, 3\); got \(3,\)"):
         opt.load_state_dict(saved)
 
 

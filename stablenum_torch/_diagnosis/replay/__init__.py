@@ -1,3 +1,3 @@
-"""One training step replayed under instruments: see :func:`stablenum_torch.replay`."""
+"""One training step replayed with every operation recorded: see :func:`stablenum_torch.replay`."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Flags and statistics of a tensor. Here, and only here, a replay makes the host wait."""
+"""Flags and statistics of a tensor. Only here a replay makes the host wait."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ CLEAN: Flags = (False, False, False)
 
 
 def flags_of(tensor: Tensor) -> Flags:
-    """Whether any element is NaN, inf, -inf: one reduction, if there is none."""
+    """Whether any element is NaN, inf, -inf: a single reduction if there is none."""
     x = _plain(tensor)
     if x is None:
         return CLEAN
-    # The cheapest pass there is. A finite sum has finite terms; one that is not may have overflowed.
+    # The cheapest reduction first. A finite sum has finite terms; a sum that is not may have overflowed.
     total = x.sum(dtype=torch.float32 if x.element_size() < 4 else None)
     if math.isfinite(float(total)):
         return CLEAN
@@ -36,14 +36,14 @@ def stats_of(tensor: Tensor, *, name: str = "", at: Tensor | None = None) -> Ten
 
     Args:
         tensor: any tensor.
-        name: of the tensor, to be shown with them.
-        at: (n, ndim) positions of elements to keep, of which at most four are.
+        name: of the tensor, shown with the statistics.
+        at: (n, ndim) positions of elements whose values are kept, at most four of them.
     """
     dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
     x = _plain(tensor)
     if x is None:
         if tensor.numel() and not tensor.is_meta and not tensor.is_sparse and tensor.layout is torch.strided:
-            x = tensor.double()  # some whole numbers know no minimum
+            x = tensor.double()  # torch has no minimum for some integer dtypes
             low, high = float(x.min()), float(x.max())
             amax = max(abs(low), abs(high))
             return TensorStats(
@@ -73,7 +73,7 @@ def stats_of(tensor: Tensor, *, name: str = "", at: Tensor | None = None) -> Ten
 
 
 def bad_positions(tensor: Tensor) -> Tensor | None:
-    """(n, ndim) the first few elements that are not finite."""
+    """(n, ndim) positions of the first few elements that are not finite."""
     if tensor.layout is not torch.strided or not tensor.is_floating_point() or not tensor.numel():
         return None
     bad = ~torch.isfinite(tensor if tensor.element_size() > 1 else tensor.float())
@@ -87,7 +87,7 @@ def _values(tensor: Tensor, at: Tensor | None) -> tuple[float, ...]:
 
 
 def _plain(tensor: Tensor) -> Tensor | None:
-    """The real numbers that a tensor holds, None if it holds none that could be non-finite."""
+    """The real numbers in a tensor; None if none of them can be non-finite."""
     if tensor.is_meta or not (tensor.is_floating_point() or tensor.is_complex()):
         return None
     if tensor.layout is not torch.strided:

@@ -1,4 +1,4 @@
-"""The same operation in float32."""
+"""Run a recorded operation again in float32."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def finite_in_float32(
     before: Mapping[int, Tensor],
     written: Set[int],
 ) -> bool | None:
-    """Whether an operation on the same numbers is finite in float32; None if it cannot be run so.
+    """Whether an operation on the same numbers is finite in float32; None if it cannot run in float32.
 
     Args:
         func: an aten operation.
         call: its arguments.
-        before: id of an argument that the call has written -> what it held.
+        before: id of an argument that the call has written -> its previous contents.
         written: ids of all arguments that it writes.
     """
     if any(id(t) in written and id(t) not in before and t.dtype not in _LOW for t in tensors_in(call)):
-        return None  # it would be written once more
+        return None  # it would be written a second time
     if any(isinstance(x, torch.Generator) for x in call[1].values()):
         return None
 
@@ -50,7 +50,7 @@ def finite_in_float32(
     try:
         result = func(*(widened(x) for x in call[0]), **{k: widened(v) for k, v in call[1].items()})
     except (RuntimeError, TypeError, NotImplementedError):
-        return None  # a kernel that knows low precision only
+        return None  # a kernel for low precision only
     finally:
         set_rng_state(rng)
     return not any(any(flags_of(t)) for t in tensors_in(result))

@@ -1,4 +1,4 @@
-"""What a step works on: modules, optimizers and tensors among its arguments and in the function's reach."""
+"""What a step works on: modules, optimizers and tensors among its arguments, closure and globals."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ _DEEPEST = 6
 
 @dataclass(slots=True)
 class Surroundings:
-    """Named objects.
+    """The objects that were found, with names.
 
     Attributes:
-        model: the only module there is, None if there are several or none.
-        modules, optimizers: found.
+        model: the only module; None if there are several or none.
+        modules: by name.
+        optimizers: in the order in which they were found.
         others: schedulers and scalers, whose attributes a step changes.
         parameters, buffers: by name.
         names: id of a tensor -> (role, name).
-        held: what keeps those ids valid.
+        held: tensors that are kept alive, so that those ids stay valid.
     """
 
     model: nn.Module | None = None
@@ -48,12 +49,12 @@ class Surroundings:
 
     @property
     def scalers(self) -> list[torch.amp.GradScaler]:
-        """Those that scale losses."""
+        """The scalers that are enabled."""
         return [x for x in self.others if isinstance(x, torch.amp.GradScaler) and x.is_enabled()]
 
     @property
     def objects(self) -> list[Any]:
-        """All whose attributes a step may change."""
+        """All objects whose attributes a step may change."""
         return [*self.modules.values(), *self.optimizers, *self.others]
 
 
@@ -64,7 +65,7 @@ def look_around(
     model: nn.Module | None,
     optimizer: Optimizer | None,
 ) -> Surroundings:
-    """Look through the arguments, the function's closure and the globals that it names."""
+    """Search the arguments, the function's closure, and the globals that its code names."""
     found = Surroundings()
     tensors: dict[int, tuple[str, Tensor]] = {}
     if model is not None:
@@ -99,7 +100,7 @@ def _contains(outer: nn.Module, inner: nn.Module) -> bool:
 
 
 def _name_parameters(found: Surroundings, variables: Mapping[int, str]) -> None:
-    """Modules name parameters, else optimizers that were given names, else the user's variables."""
+    """Name parameters after modules, else as optimizers name them, else after the user's variables."""
     single = len(found.modules) == 1
     for prefix, module in found.modules.items():
         start = "" if single or not prefix else f"{prefix}."
@@ -127,7 +128,7 @@ def _name_parameters(found: Surroundings, variables: Mapping[int, str]) -> None:
 
 
 def _parameters_of(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
-    known = getattr(optimizer, "parameter_names", None)  # a guarded optimizer was given names of its own
+    known = getattr(optimizer, "parameter_names", None)  # of a guarded optimizer
     names = names_of(optimizer, {}) if known is None else known()
     yield from zip(names, (p for group in optimizer.param_groups for p in group["params"]))
 
@@ -135,7 +136,7 @@ def _parameters_of(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
 def _reachable(
     step_fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any]]:
-    """Breadth first: what is near is found and named first, however much lies behind the rest."""
+    """All reachable objects, breadth first: near ones are found and named first."""
     seen: set[int] = set()
     todo = deque((name, obj, 0) for name, obj in [*_arguments(step_fn, args, kwargs), ("", step_fn)])
     while todo and len(seen) < _MOST_OBJECTS:
@@ -160,7 +161,7 @@ def _arguments(
 
 
 def _inside(name: str, obj: Any) -> Iterator[tuple[str, Any]]:
-    """What an object holds. Mappings of other kinds are not opened: they may read files."""
+    """The contents of an object. Other kinds of mappings are not searched: they may read files."""
     if isinstance(obj, functools.partial):
         yield from ((name, part) for part in (obj.func, obj.args, obj.keywords))
     elif isinstance(obj, MethodType):
@@ -177,7 +178,7 @@ def _inside(name: str, obj: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _named_by(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """What a function's code names: closure cells, globals, defaults."""
+    """The objects that a function's code names: closure cells, globals, defaults."""
     code = function.__code__
     for name, cell in zip(code.co_freevars, function.__closure__ or ()):
         try:

@@ -1,4 +1,4 @@
-"""Integer targets: are they classes, and is there one that counts?"""
+"""Integer targets: are they valid classes, and is any of them not ignored?"""
 
 from __future__ import annotations
 
@@ -16,15 +16,19 @@ _READ_INDICES = (
 
 
 class BadLabelsError(IndexError):
-    """An index that the operation cannot take. Raised before a device would abort on it."""
+    """An index out of range. Raised before a device would abort on it."""
 
 
 def check_labels(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Raise BadLabelsError if an operation is about to read indices that are out of range."""
+    """Check the indices that an operation is about to read.
+
+    Raises:
+        BadLabelsError: an index is out of range.
+    """
     try:
         index, size, ignored, what = _indices(name, args, kwargs)
     except (IndexError, AttributeError, TypeError):
-        return  # other arguments than expected: the operation itself will say so
+        return  # unexpected arguments: the operation itself will raise
     if index is None or not index.numel() or index.is_meta or index.is_floating_point():
         return
     valid = index if ignored is None else index[index != ignored]
@@ -33,7 +37,7 @@ def check_labels(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
     low, high = int(valid.min()), int(valid.max())
     if low < 0 or high >= size:
         wrong = low if low < 0 else high
-        raise BadLabelsError(f"{what} {wrong} where there are {size} (0 to {size - 1})")
+        raise BadLabelsError(f"{what} {wrong} is out of range: there are {size} (0 to {size - 1})")
 
 
 def _indices(
@@ -61,12 +65,12 @@ def is_index_error(name: str, error: Exception) -> bool:
 
 
 def without_valid_target(name: str, args: tuple[Any, ...]) -> str:
-    """What is wrong if every target is the ignored one, "" otherwise."""
+    """What is wrong if there is no target, or every target is the ignored one; "" otherwise."""
     if name not in ("nll_loss_forward", "nll_loss2d_forward") or len(args) < 5:
         return ""
     target, ignored = args[1], args[4]
     if not target.numel():
-        return "there is no target: the mean over nothing is 0/0"
+        return "there are no targets: their mean is 0/0"
     if bool((target == ignored).all()):
-        return f"every target is the ignored one ({ignored}): the mean over none is 0/0"
+        return f"every target is ignored ({ignored}): the mean over the others is 0/0"
     return ""

@@ -1,8 +1,9 @@
-"""Which value a tensor holds at this time.
+"""Which recorded value a tensor has at the moment.
 
-The same memory is seen through many tensor objects: views, detached copies, what autograd saved and
-unpacked. A value belongs to a place in a storage (offset, shape, strides) and to the count of writes to that
-storage. Weak references keep a freed storage's address from being taken for another's.
+Many tensor objects share the same memory: views, detached copies, tensors that autograd has saved and
+unpacked. A value therefore belongs to a place in a storage (offset, shape, strides) and to the number of
+writes to that storage so far. Weak references keep the address of a freed storage from being reused
+unnoticed.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ class Storage:
 
     Attributes:
         reference: keeps the address unique.
-        outside: it was there before the replay.
+        outside: it existed before the replay.
         epoch: how many operations have written to it.
-        views: the value that was last seen at a place, and the epoch then.
+        views: for each place the value last seen there, and the epoch at that time.
         writes: (epoch, value) of each write.
-        unwritten: the value of memory that came without content.
+        unwritten: the value of the memory while it is uninitialised.
     """
 
     reference: Any
@@ -39,12 +40,12 @@ class Storage:
     unwritten: int | None = None
 
     def current(self, view: View) -> int | None:
-        """The value at a place, None if it was written since or was never looked at."""
+        """The value at a place; None if the storage was written since, or the place was never read."""
         seen = self.views.get(view)
         return seen[0] if seen is not None and seen[1] == self.epoch else None
 
     def sources(self, view: View) -> list[int]:
-        """The values that what lies at a place now is made of: what was there, and what was written since."""
+        """The values that make up the present one at a place: the last one seen there and later writes."""
         seen = self.views.get(view)
         if seen is None:
             found = [value for value, _ in self.views.values()] + [value for _, value in self.writes]
@@ -54,17 +55,17 @@ class Storage:
 
 
 class Memory:
-    """All storages that a replay has met."""
+    """All storages that a replay has seen."""
 
     def __init__(self) -> None:
         self._storages: dict[int, Storage] = {}
 
     def find(self, tensor: Tensor) -> Storage | None:
-        """The storage, if it was met before."""
+        """The storage, if it is known."""
         return self._storages.get(_address(tensor))
 
     def add(self, tensor: Tensor, *, outside: bool) -> Storage:
-        """A storage that is met for the first time."""
+        """Register a storage that is not known yet."""
         address = _address(tensor)
         reference = tensor if address < 0 else StorageWeakRef(_dense(tensor).untyped_storage())
         found = self._storages[address] = Storage(reference=reference, outside=outside)
@@ -72,7 +73,7 @@ class Memory:
 
 
 def view_key(tensor: Tensor) -> View:
-    """A place in a storage."""
+    """The place of a tensor in its storage."""
     x = _dense(tensor)
     try:
         return (x.storage_offset(), tuple(x.shape), x.stride(), x.dtype)
@@ -81,7 +82,7 @@ def view_key(tensor: Tensor) -> View:
 
 
 def _dense(tensor: Tensor) -> Tensor:
-    """The tensor whose memory stands for that of a sparse one."""
+    """The tensor; for a sparse one the tensor of its values."""
     if tensor.is_sparse:
         return tensor._values()
     return tensor.values() if str(tensor.layout).startswith("torch.sparse") else tensor

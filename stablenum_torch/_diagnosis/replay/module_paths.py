@@ -1,4 +1,4 @@
-"""The path of a running module, without hooks: the stack tells which modules run."""
+"""The path of a running module, found without hooks: the stack shows which modules run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["ModulePaths"]
 
 
 class ModulePaths:
-    """Paths from the model, or else from the outermost running module.
+    """Paths that start at the model, or at the outermost running module if there is no model.
 
     Args:
         model: the user's model, if it is known.
@@ -37,7 +37,7 @@ class ModulePaths:
     def _of(self, root: nn.Module) -> dict[int, str]:
         known = self._roots.get(id(root))
         if known is None:
-            # A compiled module wraps the user's own, which is the one that runs and is named here.
+            # A compiled module wraps the user's module, which is the one that runs and is named here.
             named = [(name, m) for name, m in root.named_modules(remove_duplicate=True)]
             known = {id(m): ".".join(p for p in name.split(".") if p != "_orig_mod") for name, m in named}
             self._roots[id(root)] = known

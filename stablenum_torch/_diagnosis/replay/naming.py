@@ -1,4 +1,4 @@
-"""From aten's names, and those of public functions, to the names of the diagnosis."""
+"""From the names of aten operations and public functions to the names in a diagnosis."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def _table(**groups: str) -> Mapping[str, str]:
     return {name: operation.rstrip("_") for operation, names in groups.items() for name in names.split()}
 
 
-# aten's name without leading and trailing underscores -> operation. What is not here keeps its name.
+# aten's name without leading and trailing underscores -> operation. Others keep their names.
 _ATEN: Mapping[str, str] = _table(
     add="add_relu foreach_add_scalar_list",
     arctanh="atanh",
@@ -83,7 +83,7 @@ _ATEN: Mapping[str, str] = _table(
     xlogy="special_xlogy",
 )  # fmt: skip
 
-# Public functions that are made of several aten operations: what goes wrong inside goes by their name.
+# Public functions that consist of several aten operations: a failure inside is reported under their name.
 PUBLIC: Mapping[str, str] = _table(
     attention="scaled_dot_product_attention",
     batch_norm="batch_norm instance_norm",
@@ -110,10 +110,10 @@ PUBLIC: Mapping[str, str] = _table(
 
 
 def operation_name(aten: str, public: str = "") -> str:
-    """What a user calls this operation.
+    """The name by which a user knows this operation.
 
-    Operations that only move or choose values keep their own name inside public functions: a mask that an
-    attention puts in place is a mask.
+    Operations that only move or select values keep their own name inside public functions: the mask of an
+    attention is reported as a mask.
 
     Args:
         aten: the name without namespace and overload: ``_softmax``, ``add_``.

@@ -1,8 +1,8 @@
 """Which forward operation a backward node differentiates.
 
-Autograd numbers its nodes. The number is drawn just before the operation runs, so the recorder that sees
-the operation knows the number of its node. Each thread draws its own; passes that run on threads of their
-own (CUDA) are told apart by the node's name.
+Autograd numbers its nodes. A number is taken just before the operation runs, so the recorder that sees the
+operation knows the number of its node. Each thread counts separately. Passes on different threads (CUDA) may
+therefore have nodes of the same number; the node's name distinguishes them.
 """
 
 from __future__ import annotations
@@ -28,9 +28,12 @@ class NodeMap:
         self._perhaps: dict[int, tuple[int, str]] = {}
 
     def record(self, step: int, aten: str, *, sure: bool = True) -> None:
-        """The running operation makes a node (if it does not, the number is known already).
+        """Note that the running operation makes a node. If it makes none, its number is already taken.
 
-        Not ``sure``: its arguments here have no gradient, but those of an outer level (torch.func) may have.
+        Args:
+            step: index of the step that records the operation.
+            aten: the operation's name.
+            sure: whether its arguments require gradients. If not, those of an outer level of torch.func may.
         """
         thread, number = threading.get_ident(), torch.autograd._get_sequence_nr() - 1
         if not sure:
@@ -42,7 +45,7 @@ class NodeMap:
             bisect.insort(self._numbers.setdefault(thread, []), number)
 
     def step_of(self, node: Any) -> int | None:
-        """The step that made a node; None if that was before the replay, or for an accumulation."""
+        """The step that made a node; None for a node from before the replay, or an accumulation."""
         number = node._sequence_nr()
         if number >= _NO_NUMBER:
             return None
@@ -72,5 +75,5 @@ class NodeMap:
 
 
 def _letters(name: str) -> str:
-    """``_softmax`` and ``SoftmaxBackward0`` alike."""
+    """The letters of a name, so that ``_softmax`` is found in ``SoftmaxBackward0``."""
     return "".join(c for c in name.lower() if c.isalpha())

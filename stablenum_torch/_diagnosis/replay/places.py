@@ -1,7 +1,7 @@
 """Where in the user's source an operation was called, read from Python's stack.
 
-The stack also tells the modules, the public function, whether an optimizer is stepping and whether
-activation checkpointing is running the forward pass once more: nothing has to be hooked for it.
+The stack also shows the running modules, the public function, whether an optimizer is stepping, and whether
+activation checkpointing is running the forward pass again: no hooks are needed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Kind(Enum):
     USER = auto()
     MODULE = auto()
     PUBLIC = auto()
-    ENGINE = auto()  # below it is the forward pass, above it the backward pass
+    ENGINE = auto()  # frames outside it called the backward pass, frames inside belong to it
     CHECKPOINT = auto()
     FUNCTION = auto()  # a custom autograd.Function
     UPDATE = auto()
@@ -43,14 +43,14 @@ class _Kind(Enum):
 
 @dataclass(slots=True)
 class Survey:
-    """What the stack tells of the running operation.
+    """What the stack shows about the running operation.
 
     Attributes:
-        frames: the user's, outermost first; those inside the backward pass if ``engine`` is True.
+        frames: of the user's code, outermost first; those inside the backward pass if ``engine`` is True.
         outer: the user's frames that called the backward pass.
         modules: outermost first.
         public: a public function of torch that calls the operation.
-        engine: an autograd engine is below.
+        engine: the operation runs in the autograd engine.
         checkpoint: activation checkpointing runs the forward pass again.
         function: a custom ``autograd.Function`` is running.
         update: an optimizer is stepping.
@@ -90,7 +90,7 @@ def survey(stop: CodeType) -> Survey:
         elif kind is _Kind.ENGINE:
             found.engine = True
         elif kind is _Kind.CHECKPOINT:
-            # Its own bookkeeping (detaching inputs) is not the forward pass.
+            # Its bookkeeping (detaching inputs) does not belong to the forward pass.
             found.checkpoint = found.checkpoint or bool(inner or modules)
         elif kind is _Kind.FUNCTION:
             found.function = True
@@ -101,7 +101,7 @@ def survey(stop: CodeType) -> Survey:
 
 
 _STOP = _Kind.STOP
-# By id: hashing a code object is slow. The object is kept, so that its id stays its own.
+# By id, because hashing a code object is slow. The object is kept, so that its id is not reused.
 _kinds: dict[int, tuple[_Kind, CodeType]] = {}
 _places: dict[tuple[int, int], Place] = {}
 
@@ -166,6 +166,6 @@ def _place(code: CodeType, line: int) -> Place:
 def _public(code: CodeType, line: int) -> str:
     if code.co_name != "multi_head_attention_forward":
         return code.co_name
-    # Its attention is a compiled function, without a frame of its own.
+    # Its attention is a compiled function, which has no frame.
     called = linecache.getline(code.co_filename, line)
     return "scaled_dot_product_attention" if "scaled_dot_product_attention(" in called else ""

@@ -1,4 +1,4 @@
-"""Names of public functions that are compiled, so that no frame tells of them; and backward passes."""
+"""Public functions that are compiled, and so have no frame; and the beginnings of backward passes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["PublicFunctions"]
 
 
 class PublicFunctions(TorchFunctionMode):
-    """Tells a recorder which public function is running, and what the backward pass starts from."""
+    """Notes in a recorder which public function is running, and from what the backward pass starts."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The dispatch mode that writes a Trace: every operation below autograd and autocast, as it really runs."""
+"""The dispatch mode that records a Trace: every operation below autograd and autocast, as it runs."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from stablenum_torch._diagnosis.replay.snapshot import Snapshot
 
 __all__ = ["Failure", "Recorder"]
 
-# Clones of what is overwritten serve only to describe it; beyond this many elements that is too dear.
+# Clones of overwritten tensors serve only for description; for more elements than this they cost too much.
 _MOST_CLONED = 2**24
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
 
 
 @dataclass(slots=True)
 class _Context:
-    """Where and for what an operation runs."""
+    """Where, and for which phase, an operation runs."""
 
     phase: str
     place: Place | None
@@ -54,7 +54,7 @@ class Failure:
 
 @dataclass(slots=True)
 class _Before:
-    """What has to be kept of a call before it runs."""
+    """What has to be kept before a call runs."""
 
     inputs: list[int]
     written: list[Tensor]
@@ -65,21 +65,21 @@ class Recorder(TorchDispatchMode):
     """Records a Trace.
 
     Args:
-        snapshot: told of everything before it is written.
+        snapshot: keeps everything that is about to be written.
         names: id of a tensor -> (role, name).
         paths: of modules.
-        stop: the code object of the function that calls the user's: the stack is read up to there.
+        stop: the code object of the function that calls the user's; the stack is read up to it.
 
     Attributes:
         trace: what is recorded.
-        leaves: parameters that were met, by id.
+        leaves: parameters that were seen, by id.
         failure: the last operation that raised.
-        labels: what is wrong with the labels that a step read.
-        wide: whether a step of low precision is finite in float32.
+        labels: what is wrong with the labels that a step read, by step.
+        wide: whether a step in low precision is finite in float32, by step.
         accumulated: whether a backward pass has written gradients of parameters.
-        gradients: what ``torch.autograd.grad`` gave, with names.
+        gradients: results of ``torch.autograd.grad``, with names.
         public: the public function that is running.
-        roots: what backward passes began from.
+        roots: tensors from which backward passes started.
         on_update: called when an optimizer begins to step.
     """
 
@@ -138,21 +138,22 @@ class Recorder(TorchDispatchMode):
     # --- values ----------------------------------------------------------------------------------
 
     def value_of(self, tensor: Tensor, *, role: str = "") -> Value:
-        """The value that a tensor holds now; ``role``: of one that nobody told us of."""
+        """The value that a tensor has now; ``role`` is for a tensor that is not known yet."""
         storage = self._memory.find(tensor)
         if storage is None:
             return self._from_outside(tensor, self._memory.add(tensor, outside=True), role)
         key = view_key(tensor)
         current = storage.current(key)
         if current is not None:
-            self._meet(tensor)
+            self._note_leaf(tensor)
             return self.trace.values[current]
+        # Never written in this replay: another view of memory that existed before.
         if storage.outside and not storage.epoch:
             return self._from_outside(tensor, storage)
-        return self._seen_anew(tensor, storage)
+        return self._reread(tensor, storage)
 
     def _from_outside(self, tensor: Tensor, storage: Storage, role: str = "") -> Value:
-        self._meet(tensor)
+        self._note_leaf(tensor)
         role, name = self._names.get(id(tensor), (role, ""))
         if not role:
             known = next((self.trace.values[v] for v, _ in storage.views.values()), None)
@@ -164,24 +165,31 @@ class Recorder(TorchDispatchMode):
         storage.views[view_key(tensor)] = (value.id, storage.epoch)
         return value
 
-    def _meet(self, tensor: Tensor) -> None:
-        """Parameters that nobody told us of: their gradients are set aside like those of the others."""
-        # A view that autograd took of a parameter while it kept no record looks like a leaf, too.
+    def _note_leaf(self, tensor: Tensor) -> None:
+        """Note a parameter that was not known: its gradient is kept like those of the others."""
+        # A view of a parameter made without grad mode looks like a leaf, too.
         if id(tensor) in self.leaves or not tensor.requires_grad or tensor._is_view():
             return
         if tensor.is_leaf:
             self.leaves[id(tensor)] = tensor
             self._snapshot.keep_tensor(tensor)
 
-    def _seen_anew(self, tensor: Tensor, storage: Storage) -> Value:
-        """Memory that was written through another view: what it holds now is made of what was written."""
+    def _reread(self, tensor: Tensor, storage: Storage) -> Value:
+        """The value of memory that was written through another view, such as ``x[0]`` after ``x.add_(1)``.
+
+        No operation made this tensor's value, so a step "copy" is added that makes it from the values that
+        were written.
+        """
         key, flags = view_key(tensor), flags_of(tensor)
         sources = storage.sources(key)
         read = [self.trace.values[i] for i in sources]
+        # Bad, but made of good values only: the rest of the memory was never initialised. That value was
+        # recorded as finite, because a read of garbage that is never used is harmless. Here it is used.
         if any(flags) and storage.unwritten is not None and all(v.finite for v in read):
             unwritten = self.trace.values[storage.unwritten]
             unwritten.nan, unwritten.posinf, unwritten.neginf = flags
         value = self.trace.add_value(flags=flags)
+        # The step is attributed to the place of the last write.
         writers = [v.producer for v in read if v.producer is not None]
         near = self.trace.steps[max(writers)] if writers else None
         self.trace.add_step(
@@ -199,7 +207,7 @@ class Recorder(TorchDispatchMode):
         return self.trace.values[value]
 
     def begin_backward(self, roots: Sequence[Tensor]) -> None:
-        """A backward pass begins. A graph from before the replay reaches parameters that were never read."""
+        """Note the parameters that a backward pass reaches: a graph from before the replay has read them."""
         self.roots += [t.detach() for t in roots]
         todo, seen = [t.grad_fn for t in roots], set()
         while todo:
@@ -209,11 +217,11 @@ class Recorder(TorchDispatchMode):
             seen.add(node)
             leaf = getattr(node, "variable", None)
             if leaf is not None:
-                self._meet(leaf)
+                self._note_leaf(leaf)
             todo += [following for following, _ in node.next_functions]
 
     def note_gradients(self, inputs: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
-        """What ``torch.autograd.grad`` gave, which no parameter holds."""
+        """Note the results of ``torch.autograd.grad``, which no parameter holds."""
         for i, (of, gradient) in enumerate(zip(inputs, gradients)):
             if gradient is not None:
                 name = self._names.get(id(of), ("", ""))[1] or f"result {i} of torch.autograd.grad"
@@ -225,7 +233,7 @@ class Recorder(TorchDispatchMode):
         given = [] if operation.shapes_only else list(tensors_in((args, kwargs)))
         written = written_by(operation, args, kwargs)
         skipped = {id(t) for t in written} if operation.overwrites else set()
-        # Literals (torch.tensor(...)) come through an operation of their own; a list of numbers is data.
+        # Literals (torch.tensor(...)) pass through a separate operation; a list of numbers is data.
         literal = operation.name.startswith("lift") and all(t.numel() <= 1 for t in given)
         role = "constant" if literal else ""
         inputs = [self.value_of(t, role=role).id for t in given if id(t) not in skipped]
@@ -318,7 +326,7 @@ class Recorder(TorchDispatchMode):
         call: tuple[tuple[Any, ...], dict[str, Any]],
         outputs: Sequence[Tensor],
     ) -> None:
-        """The same to each of a list: a step each, for what goes wrong in one is not the others' fault."""
+        """Record a step per element of a list, so that a failure in one is not attributed to the others."""
         given = [*call[0], *call[1].values()]
         lists = [list(tensors_in(x)) for x in given if isinstance(x, list | tuple)]
         n = max((len(x) for x in lists), default=0)
@@ -345,7 +353,7 @@ class Recorder(TorchDispatchMode):
         call: tuple[tuple[Any, ...], dict[str, Any]],
         outputs: Sequence[Tensor],
     ) -> None:
-        """Statistics of a step at which something begins to be bad: now, while its inputs are there."""
+        """Keep statistics of a step at which bad values first appear: now, while its inputs still exist."""
         if not self._is_origin(step):
             return
         read = [] if operation.shapes_only else list(tensors_in(call))
@@ -363,7 +371,7 @@ class Recorder(TorchDispatchMode):
                 self.wide[step.index] = wide
 
     def _is_origin(self, step: Step) -> bool:
-        """Whether it makes a NaN from none, or an infinity from none."""
+        """Whether it makes a NaN or an infinity although it read none."""
         made, read = self.trace.outputs_of(step), self.trace.inputs_of(step)
         nan = any(v.nan for v in made) and not any(v.nan for v in read)
         return nan or (any(v.inf for v in made) and not any(v.inf for v in read))
@@ -392,7 +400,7 @@ class Recorder(TorchDispatchMode):
         error: Exception,
     ) -> None:
         step = self._add(operation, context, before.inputs, (), (), (args, {}), set())
-        if operation.name == "_linalg_check_errors":  # speaks of the operation that made what it looks at
+        if operation.name == "_linalg_check_errors":  # reports on the operation whose result it checks
             made_by = self.trace.values[before.inputs[0]].producer
             step = step if made_by is None else self.trace.steps[made_by]
         for index, tensor in zip(before.inputs, tensors_in(args)):
@@ -402,7 +410,7 @@ class Recorder(TorchDispatchMode):
         self.failure = Failure(error, step, labels.splitlines()[0] if labels else "")
 
     def public_failed(self, name: str, error: Exception) -> None:
-        """A public function refused its arguments before any operation ran."""
+        """Note that a public function rejected its arguments before any operation ran."""
         if self.failure is not None and self.failure.error is error:
             return
         if not is_index_error(name, error):
@@ -447,7 +455,7 @@ class Recorder(TorchDispatchMode):
         self.accumulated = self.accumulated or "AccumulateGrad" in node.name()
         place = _last(seen.frames)
         if seen.checkpoint:
-            # The forward pass once more. Without a frame of the user's, the line is that of the first time.
+            # The forward pass runs again. Without a frame of the user's code, take the line of the first run.
             frames = seen.frames
             if place is None:
                 place, frames = self._lines.get((module, operation.name), (None, ()))
@@ -459,8 +467,7 @@ class Recorder(TorchDispatchMode):
             return _Context("backward", place, seen.frames, where, public)
         if step is None:
             return _Context("backward", _last(seen.outer), seen.outer, module, public)
-        # The derivative of a derivative belongs to the same forward operation; one that the user wrote is
-        # its own.
+        # The derivative of a derivative belongs to the same forward operation.
         root = step if step.forward is None else self.trace.steps[step.forward]
         return _Context("backward", root.place, root.frames, root.module, "", root)
 
@@ -470,7 +477,7 @@ def _last(frames: Sequence[Place]) -> Place | None:
 
 
 def _narrows(args: tuple[Any, ...]) -> bool:
-    """Whether a copy goes to a smaller format."""
+    """Whether a copy goes to a format with less range."""
     if len(args) < 2 or not isinstance(args[1], Tensor):
         return False
     target, source = args[0], args[1]

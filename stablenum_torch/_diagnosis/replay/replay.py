@@ -1,4 +1,4 @@
-"""``replay``: one training step again, under instruments, and what it says of the failure."""
+"""``replay``: run one training step again with every operation recorded, and explain its failure."""
 
 from __future__ import annotations
 
@@ -31,36 +31,38 @@ def replay(
     known_bad: bool = False,
     **kwargs: Any,
 ) -> Report:
-    """Run one training step again and say what first went wrong in it: which operation, where, and why.
+    """Run one training step again and report what first went wrong: which operation, where, and why.
 
     Every operation of the forward and the backward pass is recorded below autograd and autocast, with one
-    reduction for each result. From a loss, gradient or updated parameter that is not finite the way back
-    leads to the first operation at fault. A step that went wrong is run a second time, and with a loss scale
-    once more without it. Afterwards parameters, buffers, gradients, optimizer state, generators, modes and
-    hooks are as they were, bit by bit, also if ``step_fn`` raises. Compiled modules run as written.
+    reduction per result. A loss, gradient or updated parameter that is not finite is traced back to the first
+    operation at fault. A step that fails is run a second time, and with a loss scale a third time without it.
+    Afterwards parameters, buffers, gradients, optimizer state, random generators, modes and hooks are what
+    they were, bit for bit, even if ``step_fn`` raises. Compiled modules run eagerly.
 
-    What is written past torch (memory shared with NumPy) or kept in objects of the user's own (a list of
-    losses, a counter) is not put back. A batch that ``step_fn`` draws from an iterator is another one each
-    time: pass the batch in.
+    What is written without torch (memory shared with NumPy) or stored in objects of your own (a list of
+    losses, a counter) is not restored. If ``step_fn`` draws its batch from an iterator, it gets a different
+    batch each time: pass the batch as an argument.
 
     Args:
-        step_fn: ``step_fn(*args, **kwargs)`` runs the forward pass and returns the loss (a tensor; or a
-            tuple or dict that holds it), or runs the backward pass itself. It may also step an optimizer.
+        step_fn: ``step_fn(*args, **kwargs)`` runs the forward pass and returns the loss (a tensor, or a tuple
+            or dict that contains it), or runs the backward pass itself. It may also step an optimizer.
         *args: for ``step_fn``.
-        model: names modules and parameters; else modules in the function's reach do.
-        optimizer: whose parameters and state are judged; else those in the function's reach.
-        loss_scale: of the backward pass that is run here; a GradScaler in the function's reach has its own.
+        model: gives modules and parameters their names; by default the modules that the function refers to.
+        optimizer: the optimizer whose parameters and state are examined; by default those that the function
+            refers to.
+        loss_scale: for the backward pass that is run here. A GradScaler that the function refers to keeps
+            its own.
         rng_state: of the generators at the beginning of the step that failed, as ``torch.get_rng_state()``
-            gives it; None: as they are now.
-        known_bad: this step has failed before, so that a finite replay means something.
+            returns it. By default the present state.
+        known_bad: this step has failed before; then the report says so if the replay is finite.
         **kwargs: for ``step_fn``.
 
     Returns:
         A report: ``ok``, ``findings`` (first cause first), ``verdict``, and a text.
 
     Raises:
-        TypeError: ``step_fn`` cannot be called.
-        Exception: what ``step_fn`` raised, unless an operation refused labels or numbers that are not finite.
+        TypeError: ``step_fn`` is not callable.
+        Exception: what ``step_fn`` raised, unless an operation rejected labels or non-finite numbers.
 
     Example:
         >>> import torch
@@ -112,10 +114,10 @@ def _evidence(
 
 
 def _raised(result: Run) -> bool:
-    """Whether an operation refused its arguments, as it will every time."""
+    """Whether an operation rejected its arguments, as it will every time."""
     return any(f.kind == "error" for f in result.findings)
 
 
 def _state(call: Call) -> tuple[str, ...]:
-    """What is wrong with the optimizers' states before the step."""
+    """What is wrong with the states of the optimizers before the step."""
     return tuple(problem for o in call.around.optimizers for problem in state_problems(o))

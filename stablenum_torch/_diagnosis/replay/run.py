@@ -1,4 +1,4 @@
-"""One run of the user's step under the recorder, with everything put back afterwards."""
+"""One run of the user's step under the recorder; everything is restored afterwards."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["Call", "Run", "run"]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What is to be replayed."""
+    """The step to be replayed."""
 
     step_fn: Callable[..., Any]
     args: tuple[Any, ...]
@@ -41,19 +41,19 @@ class Call:
 
 @dataclass(slots=True)
 class Run:
-    """What one run showed.
+    """The results of one run.
 
     Attributes:
         trace: all operations.
-        bad: values that are not finite and should be.
-        findings: the first causes of those.
+        bad: values that should be finite and are not.
+        findings: their first causes.
         loss_finite: None if no loss is known.
-        bad_parameters: before the step.
-        bad_gradients, bad_updates: of this step.
+        bad_parameters: those that were not finite before the step.
+        bad_gradients, bad_updates: those of this step.
         labels: what is wrong with the labels.
         norm: the norm of all gradients, in float64.
         backward: whether any gradient was computed.
-        notes: in words.
+        notes: further remarks, as text.
     """
 
     trace: Trace
@@ -75,15 +75,16 @@ class Run:
 
 
 def run(call: Call, *, loss_scale: float | None, rng: RngState | Tensor | None) -> Run:
-    """Run the step once, and put everything back.
+    """Run the step once, and restore everything.
 
     Args:
         call: the step.
-        loss_scale: for a backward pass that is run here, and for guards that scale; None leaves both alone.
-        rng: the generators' states to begin with; None takes them as they are.
+        loss_scale: for a backward pass that is run here, and for guards with a loss scale; None changes
+            neither.
+        rng: the generators' states at the start; None for the present ones.
 
     Raises:
-        Exception: what the step raised, if it has nothing to do with numbers or labels.
+        Exception: what the step raised, unless it is about numbers or labels.
     """
     snapshot = Snapshot(call.around.objects)
     try:
@@ -109,15 +110,15 @@ def _run(call: Call, snapshot: Snapshot, loss_scale: float | None, rng: RngState
     result.bad_parameters = [name for name in around.parameters if not before[name].finite]
     loss, error = None, None
     with warnings.catch_warnings(), eager(), torch.enable_grad(), recorder, PublicFunctions(recorder):
-        warnings.simplefilter("ignore")  # they were heard the first time
+        warnings.simplefilter("ignore")  # they were shown when the step ran first
         try:
             loss = loss_in(_call_user(call.step_fn, call.args, call.kwargs))
             done = recorder.accumulated or recorder.roots or recorder.gradients
             if isinstance(loss, Tensor) and loss.requires_grad and not done:
                 _backward(loss, loss_scale)
-        except NonFiniteError as stopped:  # a guard has given up on this training: nothing new
+        except NonFiniteError as stopped:  # a guard has halted this training: nothing new
             result.notes.append(f"the step raised {type(stopped).__name__}")
-        except Exception as raised:  # noqa: BLE001 (raised again below, once it is known what it was)
+        except Exception as raised:  # noqa: BLE001 (raised again below if it is not about numbers)
             error = raised
     with torch.no_grad():
         judged.look_at_loss(loss)
@@ -126,7 +127,7 @@ def _run(call: Call, snapshot: Snapshot, loss_scale: float | None, rng: RngState
         if error is not None:
             judged.look_at_error(error)
         judged.conclude()
-    recorder.on_update = None  # or the two would keep each other, and the copies of what was written
+    recorder.on_update = None  # a cycle of references would keep the copies of written memory alive
     return result
 
 
@@ -143,7 +144,7 @@ def _backward(loss: Tensor, loss_scale: float | None) -> None:
 
 
 def loss_in(result: Any) -> Any:
-    """The loss in what a step returns: itself, "loss" in a dict, or the first scalar of a tuple."""
+    """The loss in the result of a step: itself, "loss" in a dict, or the first scalar of a tuple."""
     if isinstance(result, Mapping):
         return result["loss"] if "loss" in result else loss_in(list(result.values()))
     if isinstance(result, list | tuple):
@@ -157,7 +158,7 @@ def loss_in(result: Any) -> Any:
 
 @contextlib.contextmanager
 def eager() -> Iterator[None]:
-    """Compiled functions and modules run as they are written."""
+    """Within the context compiled functions and modules run eagerly."""
     if "torch._dynamo" not in sys.modules:  # nothing is compiled, and importing it takes seconds
         yield
         return
@@ -166,7 +167,7 @@ def eager() -> Iterator[None]:
 
 
 def _set_scales(around: Surroundings, snapshot: Snapshot, loss_scale: float | None) -> None:
-    """Guards and scalers scale losses as in the step that failed. The snapshot puts their scale back."""
+    """Give guards and scalers the loss scale of the step that failed. The snapshot restores theirs."""
     if loss_scale is None:
         return
     for scaler in around.scalers:
@@ -175,13 +176,12 @@ def _set_scales(around: Surroundings, snapshot: Snapshot, loss_scale: float | No
             snapshot.keep_memory(scaler._scale)
             scaler._scale.fill_(loss_scale)
     for optimizer in around.optimizers:
-        config, state = getattr(optimizer, "config", None), getattr(optimizer, "_state", None)
-        if state is not None and getattr(config, "loss_scale", None) is not None:
-            state.loss_scale.scale.fill_(loss_scale)
+        if getattr(optimizer, "scales_loss", False):  # a guarded optimizer
+            optimizer.guard_state.loss_scale.scale.fill_(loss_scale)
 
 
 class _Judge:
-    """Which values should have been finite, and are not."""
+    """Finds the values that should have been finite and are not."""
 
     def __init__(self, recorder: Recorder, around: Surroundings, result: Run) -> None:
         self.recorder, self.around, self.result = recorder, around, result
@@ -211,7 +211,7 @@ class _Judge:
                 self._blame_last_read()
 
     def _blame_last_read(self) -> None:
-        """The loss came as a number: whatever not finite was last read into one is what it was made of."""
+        """The loss is a Python number: blame the last non-finite value that was read into one."""
         trace = self.recorder.trace
         for step in reversed(trace.steps):
             bad = [v for v in trace.inputs_of(step) if not v.finite]
@@ -220,7 +220,7 @@ class _Judge:
                 return
 
     def look_at_gradients(self) -> None:
-        """At the end, and whenever an optimizer begins to step (for a step may clear them afterwards)."""
+        """At the end, and whenever an optimizer begins to step, because gradients may be cleared after it."""
         if self.result.bad_gradients:
             return
         squares = 0.0
@@ -243,7 +243,7 @@ class _Judge:
 
     def look_at_parameters(self, before: Mapping[str, Value]) -> None:
         if self.result.bad_gradients:
-            return  # the update only carries them on
+            return  # the update only spreads them
         for name, p in self.around.parameters.items():
             value = self.recorder.value_of(p)
             if not value.finite and before[name].finite:
@@ -251,7 +251,7 @@ class _Judge:
                 self.result.bad_updates.append(name)
 
     def look_at_error(self, error: Exception) -> None:
-        """An error about labels, or about numbers that are not finite or not allowed, is a finding.
+        """Turn an error about labels, or about non-finite or invalid numbers, into a finding.
 
         Raises:
             Exception: any other.
@@ -287,7 +287,7 @@ class _Judge:
         )
 
     def conclude(self) -> None:
-        """From the bad values to their origins."""
+        """Trace the bad values back to their origins."""
         if self.result.findings:
             return
         trace, recorder = self.recorder.trace, self.recorder
@@ -300,7 +300,7 @@ class _Judge:
 
 
 def _is_about_numbers(error: Exception) -> bool:
-    """Whether finite numbers were refused: a singular matrix, a probability of 2."""
+    """Whether finite numbers were rejected: a singular matrix, a probability of 2."""
     return isinstance(error, torch.linalg.LinAlgError) or "between 0 and 1" in str(error)
 
 

@@ -1,4 +1,4 @@
-"""What an operation's schema says: which arguments it writes, which results are views."""
+"""What the schema of an operation declares: which arguments it writes, which results are views."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from torch import Tensor
 
 __all__ = ["Operation", "describe", "numbers_in", "tensors_in", "written_by"]
 
-# They fill what they write, whatever it held before.
+# They overwrite their target without reading it.
 _OVERWRITES = frozenset({
     "bernoulli_", "cauchy_", "copy_", "exponential_", "fill_", "geometric_", "log_normal_", "normal_",
     "random_", "resize_", "set_", "uniform_", "zero_",
 })  # fmt: skip
 
-# They read shapes and dtypes alone.
+# They read only shapes and dtypes.
 _SHAPES_ONLY = frozenset({
     "empty_like", "full_like", "new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros",
     "ones_like", "rand_like", "randint_like", "randn_like", "zeros_like",
 })  # fmt: skip
 
-# They write running statistics although their schema does not say so.
+# They write running statistics, which their schema does not declare.
 _SILENT = frozenset({"cudnn_batch_norm", "miopen_batch_norm", "native_batch_norm"})
 
 
@@ -37,8 +37,8 @@ class Operation:
         overwrites: it does not read what it writes.
         shapes_only: it reads no element of its arguments.
         view: its results share memory with its first argument.
-        empty: its result is memory that nobody has written.
-        each: it does the same to each of a list of tensors.
+        empty: its result is uninitialised memory.
+        each: it does the same to every tensor of a list.
     """
 
     name: str
@@ -55,7 +55,7 @@ _known: dict[Any, Operation] = {}
 
 
 def describe(func: Callable[..., Any]) -> Operation:
-    """Read a schema, once."""
+    """The description of an operation, read from its schema once."""
     found = _known.get(func)
     if found is None:
         found = _known[func] = _read(func)

@@ -1,7 +1,7 @@
-"""Leave no trace: what a replay changes is put back, bit by bit.
+"""Restore everything that a replay changes, bit for bit.
 
-Memory is copied when it is first written, so parameters that nobody writes cost nothing. Python objects that
-torch trains with (modules, optimizers, schedulers, scalers) are kept as shallow copies of their attributes.
+Memory is copied when it is first written, so parameters that are never written cost nothing. Modules,
+optimizers, schedulers and scalers are kept as shallow copies of their attributes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from stablenum_torch._devices.generators import rng_state, set_rng_state
 from stablenum_torch._devices.waits import HaltWatch
 from stablenum_torch._diagnosis.replay.memory import view_key
 from stablenum_torch._step.guarded import Guard
+from stablenum_torch._step.parameters import TrackedParameters
 
 __all__ = ["Snapshot"]
 
@@ -39,14 +40,14 @@ class Snapshot:
                 self.keep_memory(leaf)
 
     def keep_tensor(self, tensor: Tensor) -> None:
-        """Keep a parameter's gradient and the memory it points to, and set the gradient aside."""
+        """Keep a parameter's gradient and the memory it points to, and clear the gradient."""
         if id(tensor) not in self._tensors:
             self._tensors[id(tensor)] = _TensorState(tensor)
             if tensor.is_leaf:
                 tensor.grad = None
 
     def keep_memory(self, tensor: Tensor) -> None:
-        """Copy the whole storage that a tensor lies in; it is about to be written."""
+        """Copy the whole storage of a tensor that is about to be written."""
         if tensor.layout is not torch.strided or tensor.is_meta:
             source = tensor.detach()
             self._memory.append((source, source.clone()))
@@ -56,13 +57,13 @@ class Snapshot:
         self._memory.append((whole, whole.clone()))
 
     def keep_generator(self, generator: torch.Generator) -> None:
-        """Keep a generator of the user's own."""
+        """Keep a generator that the user made."""
         if all(known is not generator for known, _ in self._generators):
             self._generators.append((generator, generator.get_state()))
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put everything back."""
+        """Restore everything."""
         for obj in self._objects:
             obj.restore()
         for target, saved in reversed(self._memory):
@@ -78,7 +79,7 @@ class Snapshot:
 
 
 class _TensorState:
-    """A tensor object: its gradient, its flags, and the memory it points to."""
+    """One tensor object: its gradient, its flags, its hooks, and the memory it points to."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
@@ -114,7 +115,7 @@ def _restore_hooks(now: Any, before: dict[Any, Any] | None) -> None:
 
 
 class _Attributes:
-    """The attributes of an object, and the content of those that are dicts or lists, two levels deep."""
+    """The attributes of an object, and the contents of containers among them, some levels deep."""
 
     def __init__(self, obj: Any) -> None:
         self.obj = obj
@@ -159,6 +160,9 @@ def _containers(values: Iterable[Any], *, depth: int) -> list[Any]:
     return found
 
 
+_PARTS = (torch.optim.Optimizer, Guard, TrackedParameters, HaltWatch)
+
+
 def _with_parts(objects: Iterable[Any]) -> list[Any]:
     """The objects, and what they consist of: submodules, a guard and its inner optimizer."""
     found: dict[int, Any] = {}
@@ -171,6 +175,5 @@ def _with_parts(objects: Iterable[Any]) -> list[Any]:
         if isinstance(obj, nn.Module):
             found |= {id(module): module for module in obj.modules()}
         else:
-            parts = vars(obj).values()
-            waiting += [x for x in parts if isinstance(x, torch.optim.Optimizer | Guard | HaltWatch)]
+            waiting += [x for x in vars(obj).values() if isinstance(x, _PARTS)]
     return list(found.values())
