@@ -186,7 +186,7 @@ def test_a_script_that_seeds_nothing_is_seeded(tmp_path):
         ("import sys\nsys.exit('no data')", 1, "no data"),
         ("raise ValueError('broken')", 1, "ended with ValueError: broken"),
         ("raise SystemExit", 0, "nothing was watched"),
-        ("import os\nos._exit(9)", 9, "a sudden exit of its process, code 9"),
+        ("import os\nos._exit(9)", 9, "a sudden exit of its process (exit code 9)"),
         ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", 137, "exit code 137"),
         ("x = (", 1, "SyntaxError"),
     ],

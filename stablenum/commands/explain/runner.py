@@ -87,7 +87,7 @@ def _run(plan: Plan, *, shown: bool) -> Outcome:
         code = _wait(process)
         if not ended.exists():
             code = 128 - code if code < 0 else code
-            return Outcome(exit_code=code or 1, error=f"a sudden exit of its process, code {code}")
+            return Outcome(exit_code=code or 1, error=f"a sudden exit of its process (exit code {code})")
         return Outcome.from_dict(json.loads(ended.read_text(encoding="utf-8")))
 
 

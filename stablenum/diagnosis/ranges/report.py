@@ -86,7 +86,7 @@ class RangeReport:
         return self._verdict(name).loss_scale
 
     def policy(self, name: str = "float16") -> Policy:
-        """A policy: compute in a format, in float32 where values overflow or vanish; float32 parameters.
+        """Compute in a format, or in float32 where values overflow or vanish in it; float32 parameters.
 
         Raises:
             ValueError: the report is not about this format.
