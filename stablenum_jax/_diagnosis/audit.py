@@ -143,6 +143,7 @@ def repair(opt_state: PyTree, audit: Audit) -> PyTree:
     _check_concrete(opt_state)
     shapes = {row.name.partition(" (")[0]: row.shape for row in audit.rows if row.measured.poisoned}
     leaves, structure = jax.tree.flatten(opt_state)
+    # A state of numbers in place of its leaves: the parts found in it say where to write.
     numbered = jax.tree.unflatten(structure, range(len(leaves)))
     found = set()
     for name, groups in _joined(find_groups(numbered, frozenset())).items():

@@ -98,7 +98,7 @@ class Walk:
 
     def _made(self, array: Array, scope: Scope) -> _Value:
         number, self._count = self._count, self._count + 1
-        if number in self._added:
+        if number in self._added:  # zeros, for the derivative with respect to this value
             array = array + self._added[number]
         return _Value(array, scope, number)
 
@@ -113,7 +113,7 @@ class Walk:
                 modules = tuple(path for path, _ in held.scope[shared:][::-1])
                 if before is None or len(modules) > len(before.modules):
                     self.leaving[held.number] = Leaving(modules, held.array)
-            held.left = shared == 0
+            held.left = shared == 0  # it can leave no further module
         return held.array
 
 

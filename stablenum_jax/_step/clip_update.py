@@ -100,6 +100,7 @@ def _injected(opt_state: PyTree, *, partial: bool = False) -> list[tuple[Any, bo
         if injects_hyperparams(node):
             # Leaves, because flax.nnx wraps each array in a node.
             found += [(rate, partial) for rate in jax.tree.leaves(node.hyperparams.get("learning_rate"))]
+            # Injected optimizers may be nested, and each rate counts.
             found += _injected(node.inner_state, partial=partial)
         elif _divides(node):
             found += _injected(tuple(node), partial=True)

@@ -62,6 +62,19 @@ def test_the_last_matching_rule_applies_for_each_part() -> None:
     assert policy.at("blocks.1.norm1").output == "float32"
 
 
+def test_a_part_with_its_own_formats_begins_at_the_model_and_where_a_rule_starts_to_match() -> None:
+    rules = {"blocks.*": "f16", "*norm*": "p=f32", "blocks.1.mlp": "o=f32", "Head": "f32"}
+    policy = Policy.parse("p=f32,c=bf16", rules=rules)
+    paths = ["", "blocks", "blocks.0", "blocks.0.mlp", "blocks.0.norm1", "blocks.1.mlp", "blocks/1/mlp"]
+    assert [path for path in [*paths, "head", "head.out", "norm"] if policy.begins_at(path)] == [
+        "",
+        "blocks.0",  # "blocks.*" matches what is inside, not blocks itself
+        "blocks.1.mlp",
+        "blocks/1/mlp",
+        "head",
+    ]
+
+
 def test_eight_bits_are_for_compute_only() -> None:
     policy = Policy.parse("fp8")
     assert (policy.params, policy.compute, policy.output) == ("float32", "float8_e4m3fn", "bfloat16")

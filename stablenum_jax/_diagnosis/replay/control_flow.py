@@ -117,6 +117,7 @@ class _Body:
         size = self.size = self.size or max(_equations(self.jaxpr), 1)
         whole = self.known is None or self.known * size <= OPENED_EQUATIONS
         given = [*consts, *carry]
+        # The first iteration always, the others while the budget lasts.
         if self.spent == 0 or (whole and self.spent + size <= OPENED_EQUATIONS):
             self.spent += size
             return self._open(number, given, xs)
@@ -144,6 +145,7 @@ class _Body:
         if any(not v.finite for v in made):
             # Only arrays that are not finite are searched row by row.
             bad_rows = [flags_of(row) for x, row in xs if not values[x.id].finite]
+            # A NaN begins here if nothing that went into the iteration has one.
             begins = any(v.nan for v in made) and not (
                 any(values[c.id].nan for c in given) or any(f[0] for f in bad_rows)
             )

@@ -98,6 +98,7 @@ class Interpreter:
         return [Cell(o, self.trace.add_value(flags=self.measure(o))) for o in outputs]
 
     def _literal(self, literal: Any) -> Cell:
+        # Kept with its cell: an id is unique only as long as its object lives.
         known = self._literals.get(id(literal))
         if known is None:
             known = self._literals[id(literal)] = (literal, self.outside(literal.val, "constant", "literal"))
@@ -141,6 +142,7 @@ class Interpreter:
         if known is None:
             known = self._sources[id(eqn)] = (eqn, source_of(eqn.source_info.traceback))
         own, outer = known[1], ctx.source
+        # Equations of a library's jitted function were traced once, and may have no frame of the user's.
         if own.place is not None:
             return own
         return replace(outer, functions=outer.functions + own.functions, inner=outer.inner + own.inner)

@@ -46,7 +46,7 @@ def assign_phases(trace: Trace, written: list[Written], loss: Iterable[int], out
         elif not roots and any(f.endswith("update_fn") for f in how.source.functions):  # optax's
             step.phase = "update"
         else:
-            continue
+            continue  # forward
         later.update(step.outputs)
     _within_derivatives(trace, written)
     _find_forward(trace, written)
@@ -78,6 +78,8 @@ def _within_derivatives(trace: Trace, written: list[Written]) -> None:
     for step, how in zip(trace.steps, written, strict=True):
         if step.phase != "forward" or how.stack.count("jvp(") < 2 or not how.source.call:
             continue
+        # Steps with one source are the function and then its derivative: the first that computes something
+        # names the function, and those with another operation are factors of the derivative.
         began = first.setdefault((how.source.call, how.source.inner, step.where), step)
         if began.operation in MOVING:
             first[how.source.call, how.source.inner, step.where] = step
@@ -97,7 +99,7 @@ def _find_forward(trace: Trace, written: list[Written]) -> None:
     for step, how in zip(trace.steps, written, strict=True):
         if step.phase != "backward" or how.primitive in _LOOP_PARTS:
             continue
-        for table, key in zip(tables, _keys(how), strict=True):
+        for table, key in zip(tables, _keys(how), strict=True):  # the most exact key that is known
             if key in table:
                 forward = _best(step, how, table[key])
                 step.forward, step.operation = forward.index, forward.operation

@@ -117,6 +117,7 @@ def _unwritten(jaxpr: Any) -> dict[int, int]:
     source = {v: i for i, v in enumerate(jaxpr.invars)}
     for eqn in jaxpr.eqns:
         if eqn.primitive.name in ("jit", "pjit"):
+            # What passes through the inner function unchanged passes through the call unchanged.
             inner, _ = sub_jaxpr(eqn.params["jaxpr"])
             for result, argument in _unwritten(inner).items():
                 given = eqn.invars[argument]
