@@ -3,7 +3,7 @@
 from stablenum.faces import present
 from stablenum_torch import losses, numerics
 from stablenum_torch._devices.compiled_decide import NotCompiledWarning
-from stablenum_torch._diagnosis.audit import audit
+from stablenum_torch._diagnosis.audit import audit, repair
 from stablenum_torch._diagnosis.ranges import range_report
 from stablenum_torch._diagnosis.replay.replay import replay
 from stablenum_torch._precision import KahanUpdate, MasterWeights, PolicyHandle, StochasticRounding, precision
@@ -23,6 +23,7 @@ __all__ = [
     "numerics",
     "precision",
     "range_report",
+    "repair",
     "replay",
     "wrap",
 ]

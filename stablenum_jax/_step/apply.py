@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 import stablenum
-from stablenum_jax._step.measure_units import unit_shape
 from stablenum_jax._trees.leaves import is_measurable
 from stablenum_jax._trees.names import Path
 
@@ -65,7 +64,7 @@ def _factor(
     of_units = decision.unit_multipliers[i] if decision.unit_multipliers else None
     if config.unit_rule is not None and of_units is not None and of_units.shape[0]:
         axes = config.unit_rule.unit_axes(shape, default="last")
-        factor: Array = of_units.reshape(unit_shape(shape, axes))
+        factor: Array = of_units.reshape(config.unit_rule.unit_shape(shape, axes))
         return factor
     return decision.multiplier[i] if config.per_tensor else decision.multiplier
 

@@ -19,7 +19,7 @@ from stablenum.rules.clipping import Units
 from stablenum_jax._step.measure import SMALL, power_of_two, saturating_float32
 from stablenum_jax._trees.leaves import real_parts
 
-__all__ = ["leaf_and_unit_norms", "unit_axes", "unit_shape"]
+__all__ = ["leaf_and_unit_norms", "unit_axes"]
 
 Array: TypeAlias = jax.Array
 Axes: TypeAlias = tuple[int, ...]
@@ -37,11 +37,6 @@ def unit_axes(
         rule.unit_axes(jnp.shape(leaf), default="last") if included and leaf is not None else None
         for included, leaf in zip(rule.included(names), leaves, strict=True)
     ]
-
-
-def unit_shape(shape: Sequence[int], axes: Axes) -> tuple[int, ...]:
-    """The shape of an array with one value per unit that broadcasts over the tensor."""
-    return tuple(1 if axis in axes else n for axis, n in enumerate(shape))
 
 
 def leaf_and_unit_norms(

@@ -5,7 +5,6 @@ Each tensor is read once, in blocks, on its own device; the host waits for the d
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -32,7 +31,7 @@ from stablenum_torch._precision.float32_twins import TwinOptimizer
 from stablenum_torch._step.checks import given_names
 from stablenum_torch._step.parameters import names_of
 
-__all__ = ["audit", "state_problems"]
+__all__ = ["audit", "repair", "state_problems"]
 
 Entries = dict[str, tuple[Role, Tensor]]
 
@@ -102,13 +101,10 @@ def audit(
         >>> report = audit(opt, names=model)
         >>> print(report.risks[0])
         weight: state of 1 of 3 elements is poisoned: 1 with an infinite second moment (their updates ...
-        >>> report.repair()
+        >>> repair(opt, report)
         1
     """
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(
-            f"optimizer must be a torch.optim.Optimizer, guarded or not; got {type(optimizer).__name__}."
-        )
+    _check_optimizer(optimizer)
     inner, named = _unwrapped(optimizer), _names(optimizer, given_names(names))
     notes: list[str] = []
     given = _gradients(optimizer, named, grads, notes)
@@ -130,8 +126,7 @@ def audit(
         notes.append(f"gradients are not finite: {', '.join(bad_gradients[:4])}; replay the step to see why")
     if not kind:
         notes.append(f"the update law of {type(own).__name__} is not known: updates and eps were not checked")
-    repair = functools.partial(_repair, inner)
-    return Audit.of(type(own).__name__, rows, notes=notes, repair=repair)
+    return Audit.of(type(own).__name__, rows, notes=notes)
 
 
 def state_problems(optimizer: Optimizer) -> tuple[str, ...]:
@@ -367,11 +362,34 @@ def _dtype(tensor: Tensor) -> str:
 
 
 @torch.no_grad()
-def _repair(optimizer: Optimizer) -> int:
-    """Set the entries of poisoned elements to 0; returns the number of these elements."""
-    total = 0
-    kind, every = _kind(_law_giver(optimizer)), optimizer.state
-    for group in optimizer.param_groups:
+def repair(optimizer: Optimizer, audit: Audit) -> int:
+    """Set the poisoned elements of an optimizer's state to 0, in place; all other values keep every bit.
+
+    An element is poisoned if an entry of its state is not finite, or a second moment is negative. All its
+    entries of known meaning are reset, including AMSGrad's maximum. Step counts stay, so bias correction is
+    that of a late step: the first update of such an element is lr (1 - beta1) / sqrt(1 - beta2), 3.2 lr with
+    Adam's defaults, and later ones settle. Parameters are not changed: one that is not finite stays so.
+
+    Args:
+        optimizer: the audited optimizer, guarded or not.
+        audit: the result of :func:`stablenum_torch.audit` for it.
+
+    Returns:
+        How many elements were reset; of sharded parameters, those on this rank.
+
+    Raises:
+        TypeError: ``optimizer`` is not an optimizer, or ``audit`` is not an audit.
+        ValueError: the audit names poisoned parameters and the optimizer's state has none, so it is the audit
+            of another optimizer, or was used before.
+    """
+    _check_optimizer(optimizer)
+    if not isinstance(audit, Audit):
+        raise TypeError(
+            f"audit must be what stablenum_torch.audit(optimizer) returned; got {type(audit).__name__}."
+        )
+    total, inner = 0, _unwrapped(optimizer)
+    kind, every = _kind(_law_giver(inner)), inner.state
+    for group in inner.param_groups:
         for p in group["params"]:
             entries, _ = _entries(p, every.get(p, {}), kind)
             parts = [(role, _writable(t)) for role, t in entries.values()]
@@ -383,7 +401,19 @@ def _repair(optimizer: Optimizer) -> int:
                 for _, values in parts:
                     values.masked_fill_(mask, 0.0)
             total += found
+    if audit.poisoned and not total:
+        raise ValueError(
+            f"audit must be of this optimizer as it is now; it names {next(iter(audit.poisoned))!r}, but no "
+            "state is poisoned. Audit the optimizer that you want to repair."
+        )
     return total
+
+
+def _check_optimizer(optimizer: object) -> None:
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            f"optimizer must be a torch.optim.Optimizer, guarded or not; got {type(optimizer).__name__}."
+        )
 
 
 def _writable(tensor: Tensor) -> Tensor:

@@ -100,7 +100,7 @@ def test_the_same_repair(seed: int) -> None:
     made = state(seed, np.float32)
     optimizer, tensors = in_torch(made, torch.float32)
     opt_state, params, _ = in_jax(made, "float32")
-    assert stablenum_torch.audit(optimizer).repair() == 5
+    assert stablenum_torch.repair(optimizer, stablenum_torch.audit(optimizer)) == 5
     mended = stablenum_jax.repair(opt_state, stablenum_jax.audit(opt_state, params))
     for name, p in tensors.items():
         for key, tree in (("exp_avg", mended[0].mu), ("exp_avg_sq", mended[0].nu)):
@@ -116,7 +116,7 @@ def test_the_next_update_after_a_repair_is_the_same() -> None:
         x["m"], x["v"] = np.ones_like(x["m"]), np.full_like(x["v"], math.inf)
     optimizer, tensors = in_torch(made, torch.float32)
     opt_state, params, grads = in_jax(made, "float32")
-    stablenum_torch.audit(optimizer).repair()
+    stablenum_torch.repair(optimizer, stablenum_torch.audit(optimizer))
     mended = stablenum_jax.repair(opt_state, stablenum_jax.audit(opt_state, params))
     optimizer.step()
     updates, _ = optax.adam(0.01).update(grads, mended, params)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 import stablenum_torch
 from stablenum.diagnosis import Cause
-from stablenum_torch._diagnosis.audit import audit, state_problems
+from stablenum_torch._diagnosis.audit import audit, repair, state_problems
 from tests.torch.conftest import parameters, set_gradients, snapshot
 
 NAMES = ("a", "b", "c")
@@ -133,7 +133,7 @@ def test_an_audit_changes_nothing(guarded: bool) -> None:
     before, grads = snapshot(optimizer), [p.grad.clone() for p in params]
     optimizer.state.pop(untouched, None)
     report = audit(audited)
-    assert report.repair() == 0
+    assert repair(audited, report) == 0
     assert snapshot(optimizer) == before
     assert all(torch.equal(p.grad, g) for p, g in zip(params, grads, strict=True))
     assert len(report.rows) == 4
@@ -221,7 +221,7 @@ def test_a_repair_resets_the_poisoned_elements_and_no_other(
     report = audit(audited)
     assert report.poisoned == {"c": 1}
     assert state_problems(audited)[0].startswith("c: state of 1 of ")
-    assert report.repair() == 1
+    assert repair(optimizer, report) == 1
     for i, p in enumerate(params):
         for name, tensor in optimizer.state[p].items():
             now, then = _parts(tensor).reshape(-1), _parts(before[i][name]).reshape(-1)
@@ -261,7 +261,7 @@ def test_narrow_parameters_are_judged_by_what_they_stand_for(make: Any) -> None:
         assert row.state_dtypes.get("compensation", "int16") == "int16"
     optimizer.state[p]["exp_avg_sq"][2] = math.inf
     assert audit(optimizer).poisoned == {"w": 1}
-    assert audit(optimizer).repair() == 1
+    assert repair(optimizer, audit(optimizer)) == 1
     assert audit(optimizer).poisoned == {}
     for key, now in optimizer.state_dict()["state"][0].items():
         then = before["state"][0][key]
@@ -283,7 +283,7 @@ def test_the_first_update_after_a_late_repair_is_three_learning_rates() -> None:
     optimizer.state[p]["step"].fill_(100_000.0)
     optimizer.state[p]["exp_avg_sq"].fill_(1.0)[1] = math.inf
     optimizer.state[p]["exp_avg"].fill_(1.0)
-    assert audit(optimizer).repair() == 1
+    assert repair(optimizer, audit(optimizer)) == 1
     old = p.detach().clone()
     optimizer.step()
     step = (old - p.detach()).tolist()
@@ -301,7 +301,7 @@ def test_a_tensor_that_is_poisoned_whole_keeps_its_step_count() -> None:
     state = optimizer.state[params[0]]
     state["exp_avg"].fill_(math.nan)
     state["exp_avg_sq"].fill_(math.nan)
-    assert audit(optimizer).repair() == 12
+    assert repair(optimizer, audit(optimizer)) == 12
     assert float(state["step"]) == 8.0
     assert not state["exp_avg"].any()
     assert not state["exp_avg_sq"].any()
@@ -316,7 +316,7 @@ def test_parameters_are_reported_and_never_invented() -> None:
         params[1][0] = math.nan
     report = audit(optimizer)
     assert report.risks[0].cause is Cause.PARAMETERS
-    assert report.repair() == 0
+    assert repair(optimizer, report) == 0
     assert torch.isnan(params[1][0])
     assert state_problems(optimizer) == ()
 
@@ -329,7 +329,7 @@ def test_repair_of_other_optimizers(kind: str) -> None:
     entries = {k: t for k, t in optimizer.state[params[0]].items() if k != "step"}
     for key in entries:
         entries[key][1, 1] = math.inf
-        assert audit(optimizer).repair() == 1
+        assert repair(optimizer, audit(optimizer)) == 1
         assert all(t[1, 1] == 0 for t in entries.values())
         report = audit(optimizer)
         assert not any(risk.cause is Cause.OPTIMIZER_STATE for risk in report.risks)
@@ -344,7 +344,7 @@ def test_unknown_state_is_reported_and_left() -> None:
     report = audit(optimizer)
     assert report.rows[0].others["prev"] == 1
     assert "state entries of unknown meaning are not finite: prev (1)" in state_problems(optimizer)[0]
-    assert report.repair() == 0
+    assert repair(optimizer, report) == 0
     assert torch.isnan(optimizer.state[params[0]]["prev"][0, 0])
 
 
@@ -545,3 +545,16 @@ def test_one_block_or_many_give_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
     for one, many in zip(whole["rows"], audit(optimizer).to_dict()["rows"], strict=True):
         for key, value in one.items():
             assert many[key] == (pytest.approx(value, rel=1e-12) if isinstance(value, float) else value), key
+
+
+def test_a_repair_needs_the_audit_of_the_optimizer_as_it_is() -> None:
+    optimizer, params, _ = trained(O.Adam, {})
+    with pytest.raises(TypeError, match=r"audit must be what stablenum_torch\.audit"):
+        repair(optimizer, None)
+    with pytest.raises(TypeError, match=r"optimizer must be a torch\.optim\.Optimizer"):
+        repair(params, audit(optimizer))
+    optimizer.state[params[0]]["exp_avg_sq"][0, 0] = math.inf
+    report = audit(optimizer)
+    assert repair(optimizer, report) == 1
+    with pytest.raises(ValueError, match="audit must be of this optimizer as it is now; it names 'a'"):
+        repair(optimizer, report)

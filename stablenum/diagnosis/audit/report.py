@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from stablenum.diagnosis.audit.rendering import as_rich, as_text
@@ -34,8 +34,6 @@ class Audit:
     rows: tuple[Row, ...]
     risks: tuple[Risk, ...]
     notes: tuple[str, ...] = ()
-    # What the adapter needs to repair in place; None where a repair returns a new state.
-    _repair: Callable[[], int] | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def of(
@@ -44,7 +42,6 @@ class Audit:
         rows: Iterable[Row],
         *,
         notes: Iterable[str] = (),
-        repair: Callable[[], int] | None = None,
     ) -> Audit:
         """The audit with these rows, judged and sorted."""
         given = list(rows)
@@ -52,9 +49,7 @@ class Audit:
         worst = {key: max((r.weight for r in risks), default=(0, 0.0)) for key, risks in found.items()}
         given.sort(key=lambda row: worst[id(row)], reverse=True)
         risks = sorted((r for row in given for r in found[id(row)]), key=lambda r: r.weight, reverse=True)
-        return cls(
-            optimizer=optimizer, rows=tuple(given), risks=tuple(risks), notes=tuple(notes), _repair=repair
-        )
+        return cls(optimizer=optimizer, rows=tuple(given), risks=tuple(risks), notes=tuple(notes))
 
     @property
     def ok(self) -> bool:
@@ -69,33 +64,6 @@ class Audit:
     def problems(self) -> tuple[str, ...]:
         """Descriptions of what can make the next update wrong, the worst first."""
         return tuple(str(risk) for risk in self.risks if risk.breaks_update)
-
-    def repair(self) -> int:
-        """Reset poisoned elements of the optimizer's state to 0, in place; all other values keep every bit.
-
-        An element is poisoned if an entry of its state is not finite, or a second moment is negative. All its
-        entries of known meaning are reset, including AMSGrad's maximum. Step counts stay, so bias correction
-        remains that of a late step: the first update of such an element is
-        lr (1 - beta1) / sqrt(1 - beta2), 3.2 lr with Adam's defaults, and later ones settle. Parameters are
-        not restored: one that is not finite stays so.
-
-        Returns:
-            How many elements were reset.
-
-        Raises:
-            TypeError: the state cannot be changed in place: use ``stablenum_jax.repair``.
-        """
-        if self._repair is None:
-            raise TypeError(
-                "this audit has no optimizer that can be changed in place: in JAX write "
-                "opt_state = stablenum_jax.repair(opt_state, audit); in place of an audit that was copied or "
-                "loaded, make a new one."
-            )
-        return self._repair()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # A copy or a pickle holds the record only, not the optimizer.
-        return _rebuilt, (self.optimizer, self.rows, self.risks, self.notes)
 
     def __str__(self) -> str:
         return self.to_text()
@@ -120,7 +88,3 @@ class Audit:
     def to_json(self) -> str:
         """Strict JSON."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
-
-
-def _rebuilt(optimizer: str, rows: tuple[Row, ...], risks: tuple[Risk, ...], notes: tuple[str, ...]) -> Audit:
-    return Audit(optimizer=optimizer, rows=rows, risks=risks, notes=notes)
