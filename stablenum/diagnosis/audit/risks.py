@@ -137,8 +137,9 @@ def _poisoned(row: Row) -> Risk | None:
         part=m.poisoned / m.size,
         cause=Cause.OPTIMIZER_STATE,
         what=f"{row.name}: state of {m.poisoned} of {m.size} elements is poisoned: {listed}",
-        remedy="repair these elements (stablenum_torch.repair(optimizer, audit), stablenum_jax.repair(opt_state, "
-        "audit)); guard the optimizer to keep such gradients out of its state",
+        remedy="repair these elements (stablenum_torch.repair(optimizer, audit), "
+        "stablenum_jax.repair(opt_state, audit)); "
+        "guard the optimizer to keep such gradients out of its state",
     )
 
 
