@@ -6,15 +6,15 @@ package loads no array library.
 """
 
 from stablenum.errors import NonFiniteError
-from stablenum.faces import present
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import Decision, GuardState, Observation, decide, init_guard
 from stablenum.guard.readout import Metrics, StepRecord
 from stablenum.guard.reasons import Reason
 from stablenum.guard.statedict import StatisticsNotLoadedWarning
+from stablenum.old_pickles import install as install_old_names
 from stablenum.precision.delayed_scaling import DelayedScaling, DelayedScalingState
 from stablenum.precision.policy import Policy, PolicyRule
-from stablenum.renamed import install as install_old_names
+from stablenum.public_names import present
 from stablenum.rules.clipping import (
     AdaGC,
     AdaptiveGradClip,

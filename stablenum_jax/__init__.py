@@ -9,7 +9,7 @@ def train_step(params, opt_state, batch):
     return stablenum_jax.step(tx, params, opt_state, grads, value=loss)
 """
 
-from stablenum.faces import present
+from stablenum.public_names import present
 from stablenum_jax import losses, numerics, policy
 from stablenum_jax._diagnosis.audit import audit, repair
 from stablenum_jax._diagnosis.ranges import range_report

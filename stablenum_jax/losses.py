@@ -18,9 +18,9 @@ import numpy as np
 from stablenum import losses as core
 from stablenum.adapter_docs import spelled_signature, spelled_text
 from stablenum.errors import bad_field
-from stablenum.faces import present
 from stablenum.losses.classes import ClassSums, class_sums
 from stablenum.losses.common import check_fits
+from stablenum.public_names import present
 
 __all__ = [
     "binary_cross_entropy",

@@ -25,7 +25,7 @@ from jax.typing import ArrayLike
 
 from stablenum import numerics as core
 from stablenum.adapter_docs import spelled_text
-from stablenum.faces import present
+from stablenum.public_names import present
 
 __all__ = [
     "arccos",

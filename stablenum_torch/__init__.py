@@ -1,6 +1,6 @@
 """stablenum for PyTorch: :func:`wrap` guards any ``torch.optim.Optimizer``."""
 
-from stablenum.faces import present
+from stablenum.public_names import present
 from stablenum_torch import losses, numerics
 from stablenum_torch._devices.compiled_decide import NotCompiledWarning
 from stablenum_torch._diagnosis.audit import audit, repair

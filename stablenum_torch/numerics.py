@@ -27,7 +27,7 @@ from torch import Tensor
 
 from stablenum import numerics as core
 from stablenum.adapter_docs import spelled_text
-from stablenum.faces import present
+from stablenum.public_names import present
 
 __all__ = [
     "arccos",

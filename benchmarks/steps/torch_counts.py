@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks.steps.errors import BenchmarkError
 from benchmarks.steps.torch_variants import TorchProblem, TorchVariant
-from stablenum_torch._step.guarded import on_device_path
+from stablenum_torch._step.guard import on_device_path
 
 __all__ = ["Counter", "count", "graph_breaks", "kernels", "launches", "peak_bytes", "seconds_to_compile"]
 

@@ -12,7 +12,7 @@ from stablenum.diagnosis.replay.findings import Finding
 from stablenum.diagnosis.replay.judge import Verdict
 from stablenum.diagnosis.replay.values import Place, TensorStats
 from stablenum.diagnosis.report.report import Report
-from stablenum.faces import present
+from stablenum.public_names import present
 
 __all__ = [
     "Audit",

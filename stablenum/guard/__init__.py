@@ -4,10 +4,10 @@ The functions below serve adapters to further frameworks; ``stablenum_torch`` an
 own on top of them.
 """
 
-from stablenum.faces import present
 from stablenum.guard.readout import check_halted, history, metrics
 from stablenum.guard.reasons import explain_reason
 from stablenum.guard.statedict import state_from_dict, state_to_dict
+from stablenum.public_names import present
 
 __all__ = ["check_halted", "explain_reason", "history", "metrics", "state_from_dict", "state_to_dict"]
 

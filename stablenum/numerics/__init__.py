@@ -7,7 +7,6 @@ Inputs in formats narrower than float32 are computed in float32 and rounded once
 format. NaN stays NaN. No finite input, and no masked input, gives NaN in the value or in the gradient.
 """
 
-from stablenum.faces import present
 from stablenum.numerics.elementary import (
     arccos,
     arctan2,
@@ -34,6 +33,7 @@ from stablenum.numerics.logs import (
     xlogy,
 )
 from stablenum.numerics.norms import layer_norm, norm, normalize, rms_norm, std, variance
+from stablenum.public_names import present
 
 __all__ = [
     "arccos",

@@ -22,7 +22,7 @@ from stablenum.commands.explain.session import Session
 from stablenum.diagnosis import Report
 from stablenum.diagnosis.replay.judge import Evidence
 from stablenum_jax._diagnosis.replay.flags import device_flags
-from stablenum_jax._diagnosis.replay.places import is_user_code, place_in
+from stablenum_jax._diagnosis.replay.source_lines import is_user_code, place_in
 
 __all__ = ["watch"]
 

@@ -11,7 +11,7 @@ import jax
 from stablenum_jax._precision.casts import is_castable
 from stablenum_jax._precision.escalate import current_policy
 from stablenum_jax._precision.fp8 import fp8_dot, init_fp8
-from stablenum_jax._precision.places import cast_arguments, cast_result, check_rules, place_of
+from stablenum_jax._precision.module_formats import cast_arguments, cast_result, check_rules, place_of
 from stablenum_jax._precision.policy import Policy
 from stablenum_jax._trees.leaves import FP8_STATISTICS
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from stablenum_jax._precision.casts import cast_leaves
 from stablenum_jax._precision.escalate import current_policy
-from stablenum_jax._precision.places import check_rules
+from stablenum_jax._precision.module_formats import check_rules
 from stablenum_jax._precision.policy import Policy, as_policy
 
 __all__ = ["precision"]

@@ -15,7 +15,7 @@ import jax
 from stablenum.errors import bad_field
 from stablenum_jax._precision.casts import is_castable
 from stablenum_jax._precision.escalate import current_policy
-from stablenum_jax._precision.places import Place, cast_arguments, cast_result, check_rules, place_of
+from stablenum_jax._precision.module_formats import Place, cast_arguments, cast_result, check_rules, place_of
 from stablenum_jax._precision.policy import Policy
 
 __all__ = ["call_equinox", "call_nnx"]

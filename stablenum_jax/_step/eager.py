@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 import stablenum
-from stablenum_jax._step.guarded import Add, decide_and_update
+from stablenum_jax._step.decide_and_update import Add, decide_and_update
 from stablenum_jax._step.handshake import current_mode
 from stablenum_jax._step.measure import scalar_loss
 from stablenum_jax._step.readout import raise_if_halted

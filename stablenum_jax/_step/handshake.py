@@ -1,7 +1,7 @@
 """How the code around an optax transformation instructs the guard inside it.
 
 The transformations between the two are opaque to both, so the instruction is a context variable. The code
-around them, :mod:`stablenum_jax._step.guarded`, is called the driver here.
+around them, :mod:`stablenum_jax._step.decide_and_update`, is called the driver here.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from stablenum.diagnosis.audit import (
     measure_block,
     poisoned,
 )
-from stablenum_torch._devices.fused import is_fused
+from stablenum_torch._devices.fused_optimizers import is_fused
 from stablenum_torch._devices.ranks import is_sharded, local_part
 from stablenum_torch._precision.float32_twins import TwinOptimizer
 from stablenum_torch._step.checks import given_names

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from stablenum_torch._devices.fused import can_skip_on_device, is_fused, step_folded
+from stablenum_torch._devices.fused_optimizers import can_skip_on_device, is_fused, step_folded
 from stablenum_torch._devices.waits import wait_for_bool
 from stablenum_torch._precision.casts import narrowed
 from stablenum_torch._precision.float32_twins import TwinOptimizer

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from stablenum.formats import FORMATS, get_format
 from stablenum.guard.config import GuardConfig
-from stablenum_torch._devices.fused import is_fused
+from stablenum_torch._devices.fused_optimizers import is_fused
 from stablenum_torch._devices.ranks import is_sharded
 
 __all__ = ["EpsTooSmallWarning", "check_optimizer", "check_rules", "given_names", "warn_of_lost_eps"]

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import Decision, GuardState, decide, select
 from stablenum_torch._devices.compiled_decide import fewer_kernels
-from stablenum_torch._devices.fused import can_skip_on_device, is_fused, moves_nothing, step_folded
+from stablenum_torch._devices.fused_optimizers import can_skip_on_device, is_fused, moves_nothing, step_folded
 from stablenum_torch._devices.waits import wait_for_bool
 from stablenum_torch._step.apply import transform
 from stablenum_torch._step.clip_update import before_update, clip_update_without_wait

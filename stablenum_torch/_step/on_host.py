@@ -12,7 +12,7 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from stablenum.guard.decide import Decision
-from stablenum_torch._devices.fused import is_fused, moves_nothing, step_folded
+from stablenum_torch._devices.fused_optimizers import is_fused, moves_nothing, step_folded
 from stablenum_torch._devices.host_decide import HostGuard
 from stablenum_torch._devices.ranks import joins_ranks
 from stablenum_torch._step.apply import transform

@@ -25,7 +25,7 @@ from stablenum_torch._devices.ranks import check_process_group
 from stablenum_torch._devices.state import to_device
 from stablenum_torch._step.autocast import AppliedPolicy, autocast
 from stablenum_torch._step.checks import check_optimizer, check_rules, given_names, warn_of_lost_eps
-from stablenum_torch._step.guarded import Guard
+from stablenum_torch._step.guard import Guard
 from stablenum_torch._step.observe import in_float32
 
 __all__ = ["GuardedOptimizer", "wrap"]

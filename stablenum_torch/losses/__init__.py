@@ -6,7 +6,7 @@ gradient 0. All losses work under ``torch.compile(fullgraph=True)`` and ``torch.
 differentiable.
 """
 
-from stablenum.faces import present
+from stablenum.public_names import present
 from stablenum_torch.losses.functions import (
     binary_cross_entropy,
     binary_focal,

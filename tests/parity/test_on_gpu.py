@@ -9,7 +9,7 @@ import pytest
 from stablenum.commands.compare import BACKENDS, SCENARIOS, run_scenario
 from stablenum.commands.compare.backends import Backend
 from stablenum.commands.compare.scenarios import Stream
-from stablenum_torch._step.guarded import on_device_path
+from stablenum_torch._step.guard import on_device_path
 
 STREAMS = [name for name, scenario in SCENARIOS.items() if isinstance(scenario, Stream)]
 TRAININGS = [name for name in SCENARIOS if name not in STREAMS]

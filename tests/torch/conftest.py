@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import stablenum
-from stablenum_torch._step.guarded import on_device_path
+from stablenum_torch._step.guard import on_device_path
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamw-fused": lambda ps: torch.optim.AdamW(ps, lr=1e-2, fused=True),

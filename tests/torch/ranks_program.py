@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import stablenum
 import stablenum_torch as st
-from stablenum_torch._step.guarded import on_device_path
+from stablenum_torch._step.guard import on_device_path
 
 MAX_NORM = 0.05
 

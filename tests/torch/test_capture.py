@@ -15,7 +15,7 @@ import stablenum
 import stablenum_torch as st
 import stablenum_torch._devices.waits as waits
 from stablenum.reference.guarded import AdamW, Guarded
-from stablenum_torch._step.guarded import on_device_path
+from stablenum_torch._step.guard import on_device_path
 from tests.torch.conftest import RULES, named, parameters
 from tests.torch.fake_cuda import CUDA, Operations, fake_cuda
 

@@ -17,7 +17,7 @@ import stablenum_torch as st
 import stablenum_torch._devices.compiled_decide as compiled
 import stablenum_torch._step.observe as observe
 from stablenum.arrays import leaves
-from stablenum_torch._step.guarded import on_device_path
+from stablenum_torch._step.guard import on_device_path
 from tests.torch.conftest import RULES, named, parameters, set_gradients, snapshot
 
 FOLD = {"clip": 1.0, "loss_scale": stablenum.DynamicLossScale(init_scale=8.0, growth_interval=3)}

@@ -19,7 +19,7 @@ import stablenum_torch as st
 import stablenum_torch._devices.compiled_decide as compiled
 import stablenum_torch._step.on_device as device_step
 from stablenum.arrays import leaves
-from stablenum_torch._step.guarded import on_device_path
+from stablenum_torch._step.guard import on_device_path
 from stablenum_torch._step.observe import measured_without_wait
 from tests.torch.fake_cuda import CUDA, Operations, fake_cuda
 

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 import stablenum
 import stablenum_torch as st
-from stablenum_torch._step.guarded import on_device_path
+from stablenum_torch._step.guard import on_device_path
 from tests.selection import slow_unless
 from tests.torch.conftest import RULES
 

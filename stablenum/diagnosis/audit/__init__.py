@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from stablenum.diagnosis.audit.laws import Law, Moments, Role, update_of
+from stablenum.diagnosis.audit.measured import Measured, join_blocks, measure_block, poisoned
 from stablenum.diagnosis.audit.report import Audit
-from stablenum.diagnosis.audit.risks import Risk, Severity, eps_is_lost, risks_of
+from stablenum.diagnosis.audit.risk_rules import Risk, Severity, eps_is_lost, risks_of
 from stablenum.diagnosis.audit.rows import Row
-from stablenum.diagnosis.audit.telemetry import Measured, join_blocks, measure_block, poisoned
+from stablenum.diagnosis.audit.update_formulas import Law, Moments, Role, update_of
 
 __all__ = [
     "Audit",

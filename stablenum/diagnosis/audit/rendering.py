@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from stablenum.diagnosis.audit.risks import Risk, Severity
+from stablenum.diagnosis.audit.risk_rules import Risk, Severity
 from stablenum.diagnosis.audit.rows import Row
 
 __all__ = ["as_rich", "as_text"]

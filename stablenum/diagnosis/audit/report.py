@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stablenum.diagnosis.audit.rendering import as_rich, as_text
-from stablenum.diagnosis.audit.risks import Risk, risks_of
+from stablenum.diagnosis.audit.risk_rules import Risk, risks_of
 from stablenum.diagnosis.audit.rows import Row
 
 __all__ = ["Audit"]

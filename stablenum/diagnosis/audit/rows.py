@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from stablenum.diagnosis.audit.laws import Law
-from stablenum.diagnosis.audit.telemetry import Measured
+from stablenum.diagnosis.audit.measured import Measured
+from stablenum.diagnosis.audit.update_formulas import Law
 
 __all__ = ["Row"]
 

@@ -164,7 +164,7 @@ class RangeReport:
         """
         if not any(row.histogram for row in self.rows):
             raise bad_field("plot", "called on a report with a value other than 0", self.rows)
-        from stablenum.diagnosis.ranges.drawing import draw
+        from stablenum.diagnosis.ranges.plot import draw
 
         scale = self.loss_scale("float16") if "float16" in self.formats else None
         draw(self.rows, self.formats, 0 if scale is None else round(math.log2(scale)), path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stablenum_jax._diagnosis.replay.places import NOWHERE, Source
+from stablenum_jax._diagnosis.replay.source_lines import NOWHERE, Source
 
 __all__ = ["Cell", "Context"]
 

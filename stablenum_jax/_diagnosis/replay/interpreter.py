@@ -24,7 +24,7 @@ from stablenum_jax._diagnosis.replay.jax_internals import (
 )
 from stablenum_jax._diagnosis.replay.naming import operation_name
 from stablenum_jax._diagnosis.replay.numpy_answers import numpy_answer
-from stablenum_jax._diagnosis.replay.places import Source, source_of
+from stablenum_jax._diagnosis.replay.source_lines import Source, source_of
 from stablenum_jax._trees.leaves import is_floating
 
 __all__ = ["Interpreter", "Kept", "Written"]

@@ -16,13 +16,13 @@ from stablenum.diagnosis.replay.values import Place
 from stablenum_torch._diagnosis.replay.flags import CLEAN, Flags, bad_positions, flags_of, stats_of
 from stablenum_torch._diagnosis.replay.in_float32 import finite_in_float32
 from stablenum_torch._diagnosis.replay.labels import check_labels, is_index_error, without_valid_target
-from stablenum_torch._diagnosis.replay.memory import Memory, Storage, view_key
 from stablenum_torch._diagnosis.replay.module_paths import ModulePaths
 from stablenum_torch._diagnosis.replay.naming import operation_name
 from stablenum_torch._diagnosis.replay.phases import NodeMap
-from stablenum_torch._diagnosis.replay.places import Survey, survey
 from stablenum_torch._diagnosis.replay.schemas import Operation, describe, numbers_in, tensors_in, written_by
 from stablenum_torch._diagnosis.replay.snapshot import Snapshot
+from stablenum_torch._diagnosis.replay.source_lines import Survey, survey
+from stablenum_torch._diagnosis.replay.tensor_memory import Memory, Storage, view_key
 
 __all__ = ["Failure", "Recorder"]
 

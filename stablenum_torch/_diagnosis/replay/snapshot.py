@@ -16,8 +16,8 @@ from stablenum.arrays import leaves
 from stablenum.guard.decide import GuardState
 from stablenum_torch._devices.generators import rng_state, set_rng_state
 from stablenum_torch._devices.waits import HaltWatch
-from stablenum_torch._diagnosis.replay.memory import view_key
-from stablenum_torch._step.guarded import Guard
+from stablenum_torch._diagnosis.replay.tensor_memory import view_key
+from stablenum_torch._step.guard import Guard
 from stablenum_torch._step.parameters import TrackedParameters
 
 __all__ = ["Snapshot"]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stablenum.diagnosis.audit.laws import Law, Moments, Role, update_of
+from stablenum.diagnosis.audit.update_formulas import Law, Moments, Role, update_of
 
 __all__ = ["Measured", "join_blocks", "measure_block", "poisoned"]
 
