@@ -19,7 +19,7 @@ def check_field(rule: object, name: str, *, whole: bool = False, **bounds: Any) 
         rule: the dataclass; an error message names its class.
         name: the field.
         whole: whether the number must be an integer.
-        **bounds: the bounds, as keyword arguments of :func:`check_number` or :func:`check_int`.
+        **bounds: passed to :func:`check_number` or :func:`check_int`.
 
     Raises:
         ValueError: the value is not allowed.

@@ -230,7 +230,7 @@ def _split(tree: PyTree) -> tuple[PyTree, PyTree]:
 
 
 def _is_array(update: Any) -> bool:
-    """Whether there is an update: not None, float0 or a masked node."""
+    """Whether ``update`` is an array to apply: neither None, nor float0, nor a masked node."""
     return hasattr(update, "dtype") and update.dtype != jax.dtypes.float0
 
 

@@ -106,8 +106,8 @@ def _check_first_use(path: str, multiplied: set[str]) -> None:
     """Raise if a module multiplies twice: its next state is a gradient, and gradients would be summed."""
     if path in multiplied:
         raise ValueError(
-            f"each module may compute one 8-bit product in a call; {path} computes two. Add a rule for it, "
-            f"{{{path!r}: 'bf16'}}."
+            f"each module may compute one 8-bit product in a call; {path} computes two. Keep it out of 8 "
+            f"bits with a rule: {{{path!r}: 'bf16'}}."
         )
     multiplied.add(path)
 

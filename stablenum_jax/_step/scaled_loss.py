@@ -77,7 +77,7 @@ def scale_loss(loss: Any, opt_state: PyTree) -> jax.Array:
 
 
 def scaled_in_range(loss: jax.Array, scale: jax.Array) -> jax.Array:
-    """The loss times the part of the scale that its cotangent can hold, in float32 at least."""
+    """The loss times as much of the scale as its cotangent can represent, in at least float32."""
     return _scaled(loss, _scale_on_loss(scale, loss.dtype))
 
 

@@ -94,9 +94,9 @@ def guard(
         if isinstance(value, jax.Array):
             raise TypeError(
                 f"{name} must be a plain Python value, known before tracing; got {type(value).__name__}. "
-                "Inside optax.inject_hyperparams write it out, as in inject_hyperparams(lambda lr: "
-                "optax.chain(guard(clip=1.0), optax.adamw(lr)))(lr=1e-3), or name the function's argument "
-                "in static_args."
+                "Inside optax.inject_hyperparams, either write the value as a literal, as in "
+                "inject_hyperparams(lambda lr: optax.chain(guard(clip=1.0), optax.adamw(lr)))(lr=1e-3), or "
+                "list the argument in static_args."
             )
     made = make_config(config, overrides)
     if made.unit_rule is not None and axis_name is not None:

@@ -53,7 +53,7 @@ class Value:
         return self.writer.add("{}[{}]", operator.getitem, self, index)
 
     def __bool__(self) -> bool:
-        raise TypeError("a measured value cannot choose a branch; use xp.where.")
+        raise TypeError("cannot branch on a measured value; use xp.where.")
 
 
 def _define_operators() -> None:

@@ -1,4 +1,4 @@
-"""The only module of the step and of ``_devices`` that makes the host wait for the device."""
+"""The waits of a training step for the device; reading ``loss_scale``, ``last`` or ``history`` waits, too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Apply a decision to the gradients in place, where the optimizer's own kernel does not (``fused.py``)."""
+"""Apply a decision to the gradients in place, where no fused kernel of the optimizer does it."""
 
 from __future__ import annotations
 

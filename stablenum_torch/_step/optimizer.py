@@ -1,6 +1,6 @@
 """``wrap``: a guarded optimizer that is a real ``torch.optim.Optimizer``.
 
-Only what torch and its users expect of an optimizer is here; the step itself is in ``guarded.py``.
+Only what torch and its users expect of an optimizer is here; the step itself is in ``guard.py``.
 """
 
 from __future__ import annotations

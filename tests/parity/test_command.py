@@ -398,7 +398,9 @@ def test_scenarios_whose_tensors_the_guard_does_not_fit_are_left_out(tmp_path: P
     assert list(document["unfit"]) == ["clean", "empty-tree"]
     result = compare("--config", file, "--scenario", "clean", "--backend", "numpy")
     assert result.exit_code == 2
-    assert f"[guard] fits none of the requested scenarios: {reason}" in plain(result).replace("│ ", "")
+    assert f"[guard] fits none of the requested scenarios; for clean: {reason}" in plain(result).replace(
+        "│ ", ""
+    )
     # For scenarios of the file this is an error of the file.
     file.write_text(file.read_text() + '[[scenario]]\nname = "mine"\n')
     result = compare("--config", file, "--backend", "numpy")

@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from stablenum import cli
+from stablenum.commands.explain import child
 from stablenum.commands.explain.imports import AfterImport
 from stablenum.commands.explain.plan import Failure, Outcome, Plan
 from stablenum.commands.explain.runner import Explained, explain
@@ -25,6 +26,14 @@ SCRIPTS = Path(__file__).parents[1] / "scripts"
 def command(*arguments: object, cwd: Path = SCRIPTS) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "stablenum", "explain", *map(str, arguments)]
     return subprocess.run(line, capture_output=True, text=True, cwd=cwd, timeout=280)
+
+
+def test_a_script_finds_the_packages_where_they_are_not_installed(monkeypatch):
+    monkeypatch.setattr(sys, "path", ["elsewhere"])
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    child._as_python_would(Plan(script=str(SCRIPTS / "torch_log.py")))
+    assert sys.path == [str(SCRIPTS), str(SCRIPTS.parents[1])]
 
 
 def bad_line(script: str, which: str = "") -> int:

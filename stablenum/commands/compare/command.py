@@ -123,9 +123,9 @@ def _scenarios(names: Sequence[str], config: Path | None) -> _Choice:
     chosen = list(dict.fromkeys(names)) or chosen
     left_out = {name: unfit[name] for name in chosen if name in unfit}
     if len(left_out) == len(chosen):
-        why = next(iter(left_out.values()))
+        name, why = next(iter(left_out.items()))
         raise typer.BadParameter(
-            f"[guard] fits none of the requested scenarios: {why}", param_hint="--config"
+            f"[guard] fits none of the requested scenarios; for {name}: {why}", param_hint="--config"
         )
     chosen = [name for name in chosen if name not in left_out]
     return _Choice([known[name] for name in chosen], set(chosen) - changed, left_out)

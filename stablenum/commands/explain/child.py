@@ -18,6 +18,7 @@ import traceback
 from pathlib import Path
 from types import ModuleType, TracebackType
 
+import stablenum
 from stablenum.commands.explain.imports import AfterImport
 from stablenum.commands.explain.plan import Plan
 from stablenum.commands.explain.session import Session, Stop
@@ -69,7 +70,7 @@ def _as_python_would(plan: Plan) -> None:
         # This replaces the current folder, which "-m" put there for this process.
         home = str(Path(plan.script).resolve().parent)
         sys.path[:1] = [home] if not sys.flags.safe_path else sys.path[:1]
-        ours = str(Path(__file__).parents[2])
+        ours = str(Path(stablenum.__file__).parents[1])
         if importlib.util.find_spec("stablenum_torch") is None and ours not in sys.path:
             sys.path.append(ours)
 

@@ -75,7 +75,7 @@ def _unreproduced(first: Outcome, second: Outcome) -> Report:
 
 
 def _run(plan: Plan, *, shown: bool) -> Outcome:
-    """One run in a separate process. The output of a second run is dropped: it repeats the first one's."""
+    """Run the script once, in a separate process. The output of a second run is dropped."""
     with tempfile.TemporaryDirectory(prefix="stablenum-") as folder:
         planned, ended = Path(folder) / "plan.json", Path(folder) / "outcome.json"
         plan.write(planned)

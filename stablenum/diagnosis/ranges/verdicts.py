@@ -189,7 +189,7 @@ def _backward(name: str, rows: Sequence[RangeRow], k: int | None) -> list[Troubl
 
 
 def _eight_bit(fmt: Format, rows: Sequence[RangeRow]) -> list[Trouble]:
-    """With one scale per tensor, as in delayed scaling."""
+    """What goes wrong in an 8-bit format with one scale per tensor, as in delayed scaling."""
     found = []
     for row in rows:
         if row.kind in _role(fmt)[1]:

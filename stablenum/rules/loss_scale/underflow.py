@@ -46,7 +46,7 @@ class UnderflowAwareLossScale:
 
     Args:
         init_scale: S at the first step.
-        max_tiny: the fraction u above which S doubles, from 0 up to, not including, 1.
+        max_tiny: the fraction u above which S doubles, in [0, 1).
         headroom: S doubles because of underflow only while the largest scaled element is below this.
         recovery_interval: good steps after which a lowered S doubles, 1 or more.
         min_scale: the smallest S.

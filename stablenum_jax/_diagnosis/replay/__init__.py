@@ -4,8 +4,8 @@ In the order of the work:
 
 - ``inputs`` splits the call into its arrays and the rest; ``programs`` traces it.
 - ``interpreter`` evaluates the jaxpr, with ``control_flow`` for branches and loops, ``cells`` for values, and
-  ``numpy_answers`` for equations that need no XLA. ``flags`` finds NaN and inf; ``places`` and ``naming``
-  find the user's line and the name of an equation.
+  ``numpy_answers`` for equations that need no XLA. ``flags`` finds NaN and inf; ``source_lines`` and
+  ``naming`` find the user's line and the name of an equation.
 - ``phases`` separates forward, backward and update; ``guards`` finds what a guard in the step measured;
   ``labels`` finds indices that are out of range.
 - ``run`` evaluates a program once, eagerly or under jit; ``replay`` makes the report.

@@ -98,7 +98,7 @@ def _check_no_tracers(tree: Any) -> None:
     if under_transformation() or any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(tree)):
         raise TypeError(
             "replay needs real arrays, but was called inside a transformation (jit, grad, vmap). "
-            "Call it eagerly, outside of them, with the arguments of the step that failed."
+            "Call it eagerly, outside any transformation, with the arguments of the step that failed."
         )
 
 

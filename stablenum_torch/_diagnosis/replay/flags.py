@@ -1,4 +1,4 @@
-"""Flags and statistics of a tensor. Only here a replay makes the host wait."""
+"""Flags and statistics of a tensor; reading them makes the host wait for the device."""
 
 from __future__ import annotations
 

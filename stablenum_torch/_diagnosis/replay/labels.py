@@ -37,7 +37,7 @@ def check_labels(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
     low, high = int(valid.min()), int(valid.max())
     if low < 0 or high >= size:
         wrong = low if low < 0 else high
-        raise BadLabelsError(f"{what} {wrong} is out of range: there are {size} (0 to {size - 1})")
+        raise BadLabelsError(f"{what} {wrong} is out of range; valid values are 0 to {size - 1}")
 
 
 def _indices(
