@@ -1,1 +1,1 @@
-"""The ground: ranks, devices, state tensors, and the decision on a host or compiled for a device."""
+"""Devices and ranks: state tensors, waits, and the decision on the host or compiled for an accelerator."""

@@ -154,7 +154,7 @@ class _RoundedGradient(torch.autograd.Function):
 
 
 def _fits(x: Tensor, weight: Tensor) -> bool:
-    """Whether the hardware's products take these sizes."""
+    """Whether the native product supports these sizes."""
     k = x.shape[-1]
     rows = x.numel() // k if k else 0
     return rows > 0 and all(size % 16 == 0 for size in (rows, *weight.shape))
@@ -181,7 +181,7 @@ class _NativeProduct(torch.autograd.Function):
         grad, products = grads[0], ctx.products
         scale = products.gradients_scale(grad)
         g8 = _quantised(grad.reshape(-1, grad.shape[-1]), scale, products.backward_rule.format)
-        # The second factor has to lie in memory by columns.
+        # The second factor has to be column-major.
         back = {"scale_a": 1 / scale, "out_dtype": grad.dtype}
         of_input = torch._scaled_mm(g8, w8.t().contiguous().t(), scale_b=of_weight, **back)
         of_w = torch._scaled_mm(g8.t().contiguous(), x8.t().contiguous().t(), scale_b=of_x, **back)

@@ -49,7 +49,7 @@ def autocast(
         above = level()
     if isinstance(policy, AppliedPolicy):
         return policy.at_least(config.compute_format(above) if above else None)
-    if above == 0 and dtype is not None:  # a dtype given by hand goes to torch as it is
+    if above == 0 and dtype is not None:  # a dtype that the user gave goes to torch unchanged
         return torch.autocast(device, dtype=dtype)
     wanted = config.compute_format(above, None if policy is None else as_policy(policy).compute)
     chosen = _AUTOCAST.get(Policy(compute=wanted).carrier)

@@ -336,7 +336,7 @@ class GuardedOptimizer(Optimizer):
             ('log', 'domain')
         """
         beginnings = (rng_state,) if rng_state is not None else self._began or (None,)
-        from stablenum_torch._diagnosis.explain import explain_step  # the one import of a wing above
+        from stablenum_torch._diagnosis.explain import explain_step  # the only import of a higher layer
 
         return explain_step(self, beginnings, functools.partial(closure, *args, **kwargs), model)
 

@@ -533,3 +533,29 @@ def test_derived_properties(config, skip_limit, per_tensor, changes):
     assert config.skip_limit == skip_limit
     assert config.per_tensor is per_tensor
     assert config.changes_gradients is changes
+
+
+def test_one_factor_serves_unless_a_rule_looks_at_tensors_units_or_elements():
+    assert GuardConfig().one_factor
+    assert GuardConfig(clip=1.0, loss_scale="dynamic", spike="clip").one_factor
+    for rule in (ClipByNorm(1.0), AdaptiveGradClip(), ClipByValue(1.0)):
+        assert not GuardConfig(clip=rule).one_factor
+
+
+LADDER = EscalatePrecision(formats=("float8", "bf16", "f32"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "level", "own", "expected"),
+    [
+        ({}, 0, None, "bfloat16"),
+        ({"loss_scale": 8.0}, 0, None, "float16"),
+        ({"loss_scale": 8.0}, 0, "float32", "float32"),
+        ({"escalate": LADDER}, 0, None, "float8_e4m3fn"),
+        ({"escalate": LADDER}, 0, "float8_e4m3fn", "float8_e4m3fn"),
+        ({"escalate": LADDER}, 1, "float8_e4m3fn", "bfloat16"),
+        ({"escalate": LADDER}, 2, None, "float32"),
+    ],
+)
+def test_the_format_of_a_level(settings, level, own, expected):
+    assert GuardConfig(**settings).compute_format(level, own) == expected

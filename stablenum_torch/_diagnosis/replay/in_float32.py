@@ -1,4 +1,4 @@
-"""Run a recorded operation again in float32."""
+"""Try a recorded operation again in float32."""
 
 from __future__ import annotations
 

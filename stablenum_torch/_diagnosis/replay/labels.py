@@ -65,7 +65,7 @@ def is_index_error(name: str, error: Exception) -> bool:
 
 
 def without_valid_target(name: str, args: tuple[Any, ...]) -> str:
-    """What is wrong if there is no target, or every target is the ignored one; "" otherwise."""
+    """A sentence if there are no targets, or all of them are ignored; "" otherwise."""
     if name not in ("nll_loss_forward", "nll_loss2d_forward") or len(args) < 5:
         return ""
     target, ignored = args[1], args[4]
