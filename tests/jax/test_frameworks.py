@@ -17,7 +17,7 @@ from flax.training.train_state import TrainState
 
 import stablenum
 import stablenum_jax
-from stablenum_jax import names
+from stablenum_jax._trees import names
 from tests.jax.helpers import (
     all_finite,
     assert_same_bits,

@@ -11,7 +11,7 @@ import torch
 
 import stablenum
 import stablenum_torch as st
-from stablenum import reference
+from stablenum.reference import guarded as reference
 from tests.selection import pairwise, slow_but_for
 from tests.torch.conftest import PATHS, RULES, named, parameters, snapshot
 

@@ -74,7 +74,7 @@ REFERENCE = "numpy"
 BACKENDS: dict[str, Backend] = {
     backend.name: backend
     for backend in (
-        _backend("numpy", "numpy", "eager", "stablenum.reference.guarded: the specification"),
+        _backend("numpy", "numpy", "eager", "stablenum.reference: the specification"),
         _backend(
             "torch",
             "torch",
