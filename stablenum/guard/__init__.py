@@ -4,6 +4,7 @@ The functions below serve adapters to further frameworks; ``stablenum_torch`` an
 own on top of them.
 """
 
+from stablenum.guard.decide import Decision, GuardState, Observation  # noqa: F401  # old pickles name them here
 from stablenum.guard.readout import check_halted, history, metrics
 from stablenum.guard.reasons import explain_reason
 from stablenum.guard.statedict import state_from_dict, state_to_dict

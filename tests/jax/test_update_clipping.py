@@ -143,7 +143,7 @@ SHARDED = """
 import functools
 import jax, jax.numpy as jnp, numpy as np, optax
 from jax.sharding import Mesh, PartitionSpec as P
-import stablenum_jax as sj
+import stablenum, stablenum_jax as sj
 
 mesh = Mesh(np.array(jax.devices()), ("x",))
 assert len(jax.devices()) == 4
