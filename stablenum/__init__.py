@@ -8,7 +8,7 @@ package loads no array library.
 from stablenum.errors import NonFiniteError
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import Decision, GuardState, Observation, decide, init_guard
-from stablenum.guard.readout import Metrics, StepRecord
+from stablenum.guard.readout import Metrics, StepRecord, Worst
 from stablenum.guard.reasons import Reason
 from stablenum.guard.statedict import StatisticsNotLoadedWarning
 from stablenum.old_pickles import install as install_old_names
@@ -64,6 +64,7 @@ __all__ = [
     "StepRecord",
     "UnderflowAwareLossScale",
     "Units",
+    "Worst",
     "ZClip",
     "decide",
     "init_guard",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import typing
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +13,8 @@ def present(namespace: dict[str, Any]) -> Callable[[], list[str]]:
     """Let the public classes of a package carry its name; the package's ``__dir__``.
 
     The files of a package are private and may move: pickles, messages and documentation then name a class by
-    the package that it is imported from.
+    the package that it is imported from. What looks for the source of a class by its module, as
+    ``inspect.getsource`` does before Python 3.13, does not find it; methods and functions are found.
 
     Args:
         namespace: ``globals()`` of the package, with its ``__all__``.
@@ -33,9 +34,6 @@ def present(namespace: dict[str, Any]) -> Callable[[], list[str]]:
         value = namespace[name]
         if isinstance(value, type):
             # Annotations are text that is looked up in the class's module, so they are looked up first.
-            own = vars(value).get("__annotations__", {})
-            hints = typing.get_type_hints(value, include_extras=True) if own else {}
-            for attribute in own:
-                own[attribute] = hints[attribute]
+            vars(value).get("__annotations__", {}).update(inspect.get_annotations(value, eval_str=True))
             value.__module__ = package
     return lambda: public

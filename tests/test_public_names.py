@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import doctest
 import importlib
+import inspect
 import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -62,3 +67,26 @@ def test_dir_shows_the_public_names_and_nothing_else(name):
 @pytest.mark.parametrize("adapter", ["stablenum_jax", "stablenum_torch"])
 def test_rules_and_settings_are_found_in_the_core_alone(adapter):
     assert not set(names_of(adapter)) & set(names_of("stablenum"))
+
+
+def methods() -> Iterator[tuple[str, Any]]:
+    """Methods of public classes, which doctest leaves out because the class carries the package's name."""
+    for module in PUBLIC:
+        for name in names_of(module):
+            value = getattr(importlib.import_module(module), name)
+            for method in vars(value).values() if isinstance(value, type) else ():
+                function = getattr(method, "fget", None) or getattr(method, "__func__", method)
+                if inspect.isfunction(function) and ">>>" in (function.__doc__ or ""):
+                    yield f"{module}.{function.__qualname__}", function
+
+
+def test_the_examples_of_methods_run():
+    found = dict(methods())
+    assert {"stablenum.AdaptiveGradClip.unit_shape", "stablenum_torch.GuardedOptimizer.explain"} <= set(found)
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    for name, function in found.items():
+        names = {**vars(sys.modules[function.__globals__["__name__"]])}
+        for example in doctest.DocTestFinder().find(function, name, module=False, globs=names):
+            runner.run(example)
+    assert runner.failures == 0
+    assert runner.tries > len(found)

@@ -141,10 +141,25 @@ def test_a_guard_state_dict_of_either_framework_loads_in_both(name, framework):
         ("fp8-state", stablenum_jax.Fp8State),
         ("jmp-policy", stablenum_jax.policy.Policy),
         ("jmp-loss-scale", stablenum_jax.policy.DynamicLossScale),
+        ("error", stablenum.NonFiniteError),
+        ("policy-handle", stablenum_torch.PolicyHandle),
+        ("report", stablenum.diagnosis.Report),
+        ("torch-KahanUpdate", stablenum_torch.KahanUpdate),
+        ("torch-MasterWeights", stablenum_torch.MasterWeights),
+        ("torch-StochasticRounding", stablenum_torch.StochasticRounding),
+        ("units", stablenum.Units),
     ],
 )
 def test_pickles_of_other_public_classes(file, cls):
     assert type(load(f"{file}.pickle")) is cls
+
+
+def test_pickled_history_rows_and_optax_states():
+    (row,) = load("history.pickle")
+    assert row["reason"] is stablenum.Reason.NAN_GRADIENT
+    assert type(row["worst"]) is stablenum.Worst
+    state = load("jax-master_weights.pickle")
+    assert type(state).__module__.startswith("stablenum_jax.")
 
 
 @pytest.mark.parametrize("package", [stablenum, stablenum_torch, stablenum_jax], ids=lambda p: p.__name__)

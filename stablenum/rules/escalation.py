@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -60,7 +61,7 @@ class EscalatePrecision:
         check_field(self, "after", whole=True, at_least=1)
         check_field(self, "for_steps", whole=True, at_least=1)
         given = self.formats
-        if not isinstance(given, (tuple, list)) or len(given) < 2:
+        if isinstance(given, str) or not isinstance(given, Sequence) or len(given) < 2:
             raise bad_field("EscalatePrecision.formats", "two formats or more, from narrow to wide", given)
         names = tuple(parse_format(name) for name in given)
         if any(wider(a, b) == a for a, b in itertools.pairwise(names)):

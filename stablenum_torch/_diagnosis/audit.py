@@ -168,7 +168,7 @@ def _value(optimizer: Optimizer, p: Tensor) -> Tensor:
 def _names(optimizer: Optimizer, given: Mapping[Tensor, str]) -> list[str]:
     """A name for each parameter in the order of the groups."""
     known = getattr(optimizer, "parameter_names", None)  # of a guarded optimizer
-    if known is None:
+    if not callable(known):
         return names_of(optimizer, given)
     params = (p for group in optimizer.param_groups for p in group["params"])
     return [given.get(p, name) for p, name in zip(params, known(), strict=True)]
@@ -379,33 +379,32 @@ def repair(optimizer: Optimizer, audit: Audit) -> int:
 
     Raises:
         TypeError: ``optimizer`` is not an optimizer, or ``audit`` is not an audit.
-        ValueError: the audit names poisoned parameters and the optimizer's state has none, so it is the audit
-            of another optimizer, or was used before.
+        ValueError: the audit has another number of poisoned elements than the optimizer's state, so it is the
+            audit of another optimizer, or of an earlier state. Nothing is changed.
     """
     _check_optimizer(optimizer)
     if not isinstance(audit, Audit):
         raise TypeError(
             f"audit must be what stablenum_torch.audit(optimizer) returned; got {type(audit).__name__}."
         )
-    total, inner = 0, _unwrapped(optimizer)
+    inner = _unwrapped(optimizer)
     kind, every = _kind(_law_giver(inner)), inner.state
+    found: list[tuple[list[Tensor], Tensor]] = []
     for group in inner.param_groups:
         for p in group["params"]:
             entries, _ = _entries(p, every.get(p, {}), kind)
             parts = [(role, _writable(t)) for role, t in entries.values()]
-            if not parts or not parts[0][1].numel():
-                continue
-            mask = poisoned(parts, xp=xp)
-            found = int(mask.sum())
-            if found:
-                for _, values in parts:
-                    values.masked_fill_(mask, 0.0)
-            total += found
-    if audit.poisoned and not total:
+            if parts and parts[0][1].numel():
+                found.append(([values for _, values in parts], poisoned(parts, xp=xp)))
+    total = sum(int(mask.sum()) for _, mask in found)
+    if total != sum(audit.poisoned.values()):
         raise ValueError(
-            f"audit must be of this optimizer as it is now; it names {next(iter(audit.poisoned))!r}, but no "
-            "state is poisoned. Audit the optimizer that you want to repair."
+            f"audit must be of this optimizer as it is now; it names {sum(audit.poisoned.values())} poisoned "
+            f"elements, and the optimizer's state has {total}. Audit the optimizer that you want to repair."
         )
+    for entries_of_one, mask in found:
+        for values in entries_of_one:
+            values.masked_fill_(mask, 0.0)
     return total
 
 

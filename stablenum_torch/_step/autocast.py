@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 
@@ -16,7 +16,6 @@ __all__ = ["AppliedPolicy", "autocast"]
 _AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-@runtime_checkable
 class AppliedPolicy(Protocol):
     """A policy that a model's modules follow, as :func:`stablenum_torch.precision` returns it."""
 
@@ -41,16 +40,18 @@ def autocast(
         device: the type of the device.
         dtype, policy: as given by the user.
     """
+    applied: Any = policy if hasattr(policy, "policy") else None  # an AppliedPolicy
+    own = None if policy is None else applied.policy if applied is not None else as_policy(policy)
     escalate, above = config.escalate, 0
     if escalate is not None:
-        if policy is not None:
-            own = policy.policy if isinstance(policy, AppliedPolicy) else as_policy(policy)
+        if own is not None:
             escalate.check_begins_with(own.compute)
         above = level()
-    if isinstance(policy, AppliedPolicy):
-        return policy.at_least(config.compute_format(above) if above else None)
+    if applied is not None:
+        wider: AbstractContextManager[Any] = applied.at_least(config.compute_format(above) if above else None)
+        return wider
     if above == 0 and dtype is not None:  # a dtype that the user gave goes to torch unchanged
         return torch.autocast(device, dtype=dtype)
-    wanted = config.compute_format(above, None if policy is None else as_policy(policy).compute)
+    wanted = config.compute_format(above, None if own is None else own.compute)
     chosen = _AUTOCAST.get(Policy(compute=wanted).carrier)
     return torch.autocast(device, enabled=False) if chosen is None else torch.autocast(device, dtype=chosen)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections import UserList
 
 import pytest
 from hypothesis import given
@@ -120,3 +121,9 @@ def test_the_setting_survives_json_and_toml() -> None:
     config = GuardConfig(escalate=EscalatePrecision(after=2, formats=("fp8", "bf16")))
     assert GuardConfig.from_json(config.to_json()) == config
     assert GuardConfig.from_toml(config.to_toml()) == config
+
+
+def test_formats_may_be_any_sequence_but_text():
+    assert EscalatePrecision(formats=UserList(["bf16", "f32"])).formats == ("bfloat16", "float32")
+    with pytest.raises(ValueError, match="two formats or more"):
+        EscalatePrecision(formats="float32")

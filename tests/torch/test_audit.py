@@ -556,5 +556,5 @@ def test_a_repair_needs_the_audit_of_the_optimizer_as_it_is() -> None:
     optimizer.state[params[0]]["exp_avg_sq"][0, 0] = math.inf
     report = audit(optimizer)
     assert repair(optimizer, report) == 1
-    with pytest.raises(ValueError, match="audit must be of this optimizer as it is now; it names 'a'"):
+    with pytest.raises(ValueError, match="it names 1 poisoned elements, and the optimizer's state has 0"):
         repair(optimizer, report)

@@ -129,7 +129,7 @@ def _name_parameters(found: Surroundings, variables: Mapping[int, str]) -> None:
 
 def _parameters_of(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
     known = getattr(optimizer, "parameter_names", None)  # of a guarded optimizer
-    names = names_of(optimizer, {}) if known is None else known()
+    names = known() if callable(known) else names_of(optimizer, {})
     yield from zip(names, (p for group in optimizer.param_groups for p in group["params"]))
 
 
