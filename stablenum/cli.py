@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def app(*names: str) -> Typer:
-    """The command line with these commands, which are loaded now."""
+    """Return the command line with these commands, which are loaded now."""
     from stablenum.commands.app import app_of
 
     modules = {name: importlib.import_module(f"stablenum.commands.{name}.command") for name in names}

@@ -47,7 +47,7 @@ def _rebuild(message: str, metrics: dict[str, Any], history: list[Any]) -> NonFi
 
 
 def bad_field(field: str, allowed: str, got: object, *, hint: str = "") -> ValueError:
-    """A ValueError that names the field, what is allowed and what it got instead."""
+    """Return a ValueError that names the field, what is allowed and what it got instead."""
     shown = repr(got)
     shown = shown if len(shown) <= 200 else shown[:197] + "..."
     return ValueError(f"{field} must be {allowed}; got {shown}." + (f" {hint}" if hint else ""))
@@ -89,7 +89,7 @@ def check_number(
 
 
 def _as_float(value: object) -> float | None:
-    """A real number of any library as a plain float; None for anything else."""
+    """Return a real number of any library as a plain float; None for anything else."""
     if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
         return None
     if getattr(value, "requires_grad", False):  # a plain number would lose its gradient

@@ -79,7 +79,7 @@ def _plain(function: Callable[..., Any], example: str) -> Loss:
 def _sums(
     x: Array, weight: Array | None, index: Array, keep: Array, smoothing: bool
 ) -> tuple[ClassSums, Array, Array]:
-    """The sums, and the two parts of the logsumexp: a shift, and the rest in full precision."""
+    """Return the sums, and the two parts of the logsumexp: a shift, and the rest in full precision."""
     # Nothing is differentiated here, so masking rows is enough; elements need not be masked first.
     wide = jnp.promote_types(x.dtype, jnp.float32)
     top = jnp.max(x if not smoothing else jnp.where(keep[..., None], x, 0.0), axis=-1).astype(wide)

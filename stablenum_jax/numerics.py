@@ -74,7 +74,7 @@ def _documented(source: Callable[..., Any]) -> Callable[[Function], Function]:
 
 
 def _arrays(**values: Any) -> tuple[Any, ...]:
-    """The arguments as JAX arrays; numbers stay numbers if an array determines the format.
+    """Return the arguments as JAX arrays; numbers stay numbers if an array determines the format.
 
     Raises:
         TypeError: an argument is neither a number nor an array; the message names it.

@@ -84,7 +84,7 @@ def _documented(source: Callable[..., Any]) -> Callable[[Function], Function]:
 
 
 def _tensors(**values: Any) -> tuple[Any, ...]:
-    """The arguments, checked.
+    """Return the arguments, checked.
 
     Raises:
         TypeError: one is not a tensor, a number or None; the message names it.

@@ -117,7 +117,7 @@ _UNSCALED = StaticLossScale(scale=1.0)
 
 
 def init_guard(config: GuardConfig, n_tensors: int, *, xp: Namespace, device: Any = None) -> GuardState:
-    """The state before the first step.
+    """Return the state before the first step.
 
     Args:
         config: the guard's settings.
@@ -275,7 +275,7 @@ def _judge(
     *,
     xp: Namespace,
 ) -> tuple[Verdict | None, Any]:
-    """The spike rule's verdict (None without a spike rule) and its next state."""
+    """Return the spike rule's verdict (None without a spike rule) and its next state."""
     if config.spike_rule is None:
         return None, state.spike
     return config.spike_rule.judge(state.spike, observation.loss, grad_norm, finite=finite, xp=xp)
@@ -291,7 +291,8 @@ def _clip(
     applied: Array,
     xp: Namespace,
 ) -> tuple[Clipped, Array, tuple[Array, ...]]:
-    """The outcome of all clip rules, and the multipliers of tensors and of units (1 if not applied)."""
+    """Return the outcome of all clip rules, and the multipliers of tensors and of units (1 if not
+    applied)."""
     scaled, scale = config.loss_scale is not None, state.loss_scale.scale
     norms = _unscale(observation.norms, scale, xp=xp) if scaled else observation.norms
     units = None
@@ -325,7 +326,8 @@ def _clip(
 
 
 def _stuck_at_floor(config: GuardConfig, state: GuardState, *, xp: Namespace) -> Array | None:
-    """() bool: the scale is at its floor and the previous step overflowed there too; None without a floor."""
+    """Return () bool: the scale is at its floor and the previous step overflowed there too; None without a
+    floor."""
     floor = None if config.loss_scale is None else config.loss_scale.min_scale
     if floor is None:
         return None
@@ -346,7 +348,7 @@ def _advance(
     overflow: Array,
     xp: Namespace,
 ) -> GuardState:
-    """The next state.
+    """Return the next state.
 
     ``finite``: all numbers of the step were finite, although it may have been skipped as a spike; the loss
     scale depends on this alone. ``overflow``: skipped for a reason that a smaller loss scale may avoid.
@@ -393,7 +395,8 @@ def _advance(
 def _hold_if_halted(
     config: GuardConfig, before: GuardState, decision: Decision, after: GuardState, *, xp: Namespace
 ) -> tuple[Decision, GuardState]:
-    """The decision and the state after the step, or a skip and the state before it if the guard is halted."""
+    """Return the decision and the state after the step, or a skip and the state before it if the guard is
+    halted."""
     if config.skip_limit is None:
         return decision, after
     halted = before.halted > 0

@@ -22,7 +22,7 @@ class Finiteness(NamedTuple):
 
 
 def finiteness(total: Array, loss: Array | None, found_inf: Array | None, *, xp: Namespace) -> Finiteness:
-    """Whether the joint norm, the loss and what others reported are finite; None counts as finite."""
+    """Return whether the joint norm, the loss and what others reported are finite; None counts as finite."""
     gradients = xp.isfinite(total)
     yes = xp.ones_like(gradients)
     return Finiteness(
@@ -42,7 +42,7 @@ def reason_code(
     stuck_at_floor: Array | None,
     xp: Namespace,
 ) -> Array:
-    """The () int32 reason code. If several causes hold, the last in the list decides.
+    """Return the () int32 reason code. If several causes hold, the last in the list decides.
 
     The list is ordered from the weakest cause to the root cause: a bad loss makes bad gradients.
 

@@ -73,7 +73,7 @@ def state_from_dict(
     names: Sequence[str] | None = None,
     device: Any = None,
 ) -> GuardState:
-    """The state that :func:`state_to_dict` wrote, as arrays of ``xp``.
+    """Return the state that :func:`state_to_dict` wrote, as arrays of ``xp``.
 
     Args:
         plain: the saved dict.
@@ -114,7 +114,7 @@ def state_from_dict(
 
 
 def _current(plain: Mapping[str, Any]) -> Any:
-    """The saved state, converted to the current version.
+    """Return the saved state, converted to the current version.
 
     Version 1 had no spike rules and fewer statistics, version 2 no escalation.
     """
@@ -133,7 +133,7 @@ def _current(plain: Mapping[str, Any]) -> Any:
 
 
 def _with_level(row: Any) -> Any:
-    """A recorded row with a precision level added: 0, or -1 if nothing was recorded in the row."""
+    """Return a recorded row with a precision level added: 0, or -1 if nothing was recorded in the row."""
     return [*row, -1 if row[:1] == [-1] else 0] if isinstance(row, list) else row
 
 
@@ -155,13 +155,14 @@ class _Reader:
         self.source = {here: saved for saved, here in self.place.items() if here >= 0}
 
     def own(self, tree: Any) -> Any:
-        """A copy of the loading guard's own state."""
+        """Return a copy of the loading guard's own state."""
         return map_leaves(
             lambda leaf: self.xp.asarray(leaf.tolist(), dtype=leaf.dtype, device=self.device), tree
         )
 
     def read(self, field: str, plain: Any, like: Any) -> Any:
-        """The part of the state called ``field``, with the structure, shapes and dtypes of ``like``."""
+        """Return the part of the state called ``field``, with the structure, shapes and dtypes of
+        ``like``."""
         if field == "state.clip":
             return self._rule_states([f"{field}[{i}]" for i in range(len(like))], plain, like)
         if field in _OPTIONAL:
@@ -177,7 +178,7 @@ class _Reader:
         return type(like)(*(self.read(f"{field}.{name}", plain[name], part) for name, part in parts))
 
     def _rule_states(self, fields: list[str], plain: Any, likes: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The states of the rules of the loading guard, each from the first saved state that fits it.
+        """Return the states of the rules of the loading guard, each from the first saved state that fits it.
 
         A rule without a fitting saved state, for example one added since, keeps its own state.
         """
@@ -204,7 +205,7 @@ class _Reader:
         return tuple(found)
 
     def _rows(self, field: str, plain: Any, like: Any) -> dict[str, Any]:
-        """The rows matched by parameter name; a parameter that was not saved keeps its own row."""
+        """Return the rows matched by parameter name; a parameter that was not saved keeps its own row."""
         own = {name: _encode(part.tolist()) for name, part in zip(like._fields, like, strict=True)}
         new = [name for i, name in enumerate(self.here) if i not in self.source]
         if new:
@@ -233,7 +234,7 @@ class _Reader:
 
 
 def _fits(plain: Any, like: Any, *, rows: int | None) -> bool:
-    """Whether a saved rule state has the keys and shapes of ``like`` (but ``rows`` rows, if given)."""
+    """Return whether a saved rule state has the keys and shapes of ``like`` (but ``rows`` rows, if given)."""
     if hasattr(like, "_fields"):
         return (
             isinstance(plain, Mapping)

@@ -84,8 +84,8 @@ def binary_cross_entropy(
 
 
 def entropy_items(z: Array, y: Array, pos_weight: Array | None = None, *, xp: Namespace) -> Array:
-    """The loss of each item, without reduction. The part that is linear in z and the part that decays are
-    computed separately, so that neither is lost in the rounding of the other, in value or gradient."""
+    """Return the loss of each item, without reduction. The part that is linear in z and the part that decays
+    are computed separately, so that neither is lost in the rounding of the other, in value or gradient."""
     agreed = ((z == float("inf")) & (y == 1)) | ((z == -float("inf")) & (y == 0))
     z = xp.where(agreed, 0.0, z)
     positive = z > 0

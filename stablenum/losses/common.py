@@ -93,7 +93,7 @@ def for_slope(z: Array, *, xp: Namespace) -> Array:
 
 
 def is_floating(array: Array) -> bool:
-    """Whether an array holds floating-point numbers."""
+    """Return whether an array holds floating-point numbers."""
     return "float" in str(array.dtype)
 
 
@@ -108,13 +108,14 @@ def prepared(x: Array, *others: Array, dtype: Any = None, xp: Namespace) -> tupl
 
 
 def wide_format(x: Array, *, xp: Namespace) -> tuple[Any, Any]:
-    """The format of the computation and that of the result, found without computing on x."""
+    """Return the format of the computation and that of the result, found without computing on x."""
     (wide,), result = widened(x.reshape(-1)[:0], xp=xp)
     return wide.dtype, result
 
 
 def items_left(mask: Array | None, *arrays: Array, shape: tuple[int, ...], xp: Namespace) -> list[Array]:
-    """The arrays with 1 where the mask is False, so that masked values, including NaN, have no effect."""
+    """Return the arrays with 1 where the mask is False, so that masked values, including NaN, have no
+    effect."""
     if mask is None:
         return list(arrays)
     check_fits("mask", mask, shape, of="the items")
@@ -187,7 +188,7 @@ def floored(x: Array, floor: float, *, xp: Namespace) -> Array:
 
 
 def at_least_0(items: Array, *, xp: Namespace) -> Array:
-    """The items, with 0 in place of a rounding error below 0; their gradient is unchanged.
+    """Return the items, with 0 in place of a rounding error below 0; their gradient is unchanged.
 
     From such an item its own value, rounded down to a multiple of 2^-90, is subtracted. Rounding down has no
     gradient.

@@ -62,7 +62,7 @@ def log_rising(r: Array, y: Array, *, xp: Namespace) -> Array:
 
 
 def _rest(z: Array) -> Array:
-    """The remainder of Stirling's formula, as a series in 1 / z."""
+    """Return the remainder of Stirling's formula, as a series in 1 / z."""
     inverse = 1.0 / z
     square, total = inverse * inverse, 0.0
     for coefficient in reversed(_SERIES):

@@ -155,7 +155,8 @@ def negative_binomial_nll(
     dtype: Any = None,
     xp: Namespace,
 ) -> Array:
-    """The loss of a count y, mean m and variance ``m + m^2 / r``, r the ``total_count`` (inverse dispersion).
+    """Return the loss of a count y, mean m and variance ``m + m^2 / r``, r the ``total_count`` (inverse
+    dispersion).
 
     ``r softplus(z - log r) + y softplus(log r - z) - log(Gamma(r + y) / Gamma(r))`` with z = log m. No mean
     is exponentiated, and the quotient of the two Gamma functions, whose logarithms cancel for large r (where

@@ -26,7 +26,7 @@ _INF = math.inf
 
 
 def cosine_similarity(x: Array, y: Array, *, axis: int = -1, dtype: Any = None, xp: Namespace) -> Array:
-    """The cosine of the angle between x and y; 0 with gradient 0 where either is a zero vector.
+    """Return the cosine of the angle between x and y; 0 with gradient 0 where either is a zero vector.
 
     Both are divided by their norms first, so no intermediate result overflows or underflows. (The usual
     ``x y / max(|x| |y|, eps)`` has a gradient of 1e8 at 0 in torch.)

@@ -20,7 +20,7 @@ Namespace: TypeAlias = Any
 
 
 def widened(*values: Any, xp: Namespace) -> tuple[list[Array], Any]:
-    """The arguments in the format of the computation, and the format of the result.
+    """Return the arguments in the format of the computation, and the format of the result.
 
     The computation is in float32 or wider. The result has the arguments' format if they all have the same,
     otherwise that of the computation. Python numbers take the format of the computation.
@@ -41,12 +41,13 @@ def widened(*values: Any, xp: Namespace) -> tuple[list[Array], Any]:
 
 
 def smallest_normal(x: Array) -> float:
-    """The smallest normal number of x's format. The hardware or compiler may flush smaller ones to zero."""
+    """Return the smallest normal number of x's format. The hardware or compiler may flush smaller ones to
+    zero."""
     return get_format(x.dtype).smallest_normal
 
 
 def power_of_two_below(x: Array, *, deep: bool = False, xp: Namespace) -> Array:
-    """The power of two near each positive finite element, 1 elsewhere; without gradient.
+    """Return the power of two near each positive finite element, 1 elsewhere; without gradient.
 
     Dividing by it first keeps squares in range and rounds nothing. It stays away from both ends of the range,
     so that its reciprocal (which XLA may multiply by instead) is a normal number, a gradient can be
@@ -66,7 +67,7 @@ def power_of_two_below(x: Array, *, deep: bool = False, xp: Namespace) -> Array:
 
 
 def without_gradient(x: Array, *, xp: Namespace) -> Array:
-    """The same numbers without gradient; 0 for those too small for :func:`power_of_two_below`."""
+    """Return the same numbers without gradient; 0 for those too small for :func:`power_of_two_below`."""
     form = get_format(x.dtype)
     power = power_of_two_below(xp.abs(x), xp=xp)
     step = power * (0.25 * form.eps)

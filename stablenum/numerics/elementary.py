@@ -125,7 +125,7 @@ def power(x: Array, exponent: float, *, fill: float = 0.0, xp: Namespace) -> Arr
 
 
 def _split(exponent: float, eps: float) -> tuple[float, float]:
-    """The exponent as a number from which 1 or 2 can be subtracted exactly, and the small rest.
+    """Return the exponent as a number from which 1 or 2 can be subtracted exactly, and the small rest.
 
     Rounding 0.7 to float32 would cost 23 ulp at either end of the range, and so would 0.7 - 1 in the
     derivative.
@@ -199,7 +199,7 @@ def arctanh(x: Array, *, xp: Namespace) -> Array:
 
 
 def arctan2(y: Array, x: Array, *, xp: Namespace) -> Array:
-    """The angle of the point (x, y); at the origin the angle and its gradient are 0.
+    """Return the angle of the point (x, y); at the origin the angle and its gradient are 0.
 
     A point counts as the origin if both coordinates are below the smallest normal number. The gradient is
     also correct for points so near or far that ``x^2 + y^2`` leaves the range; it is 0 where a coordinate is

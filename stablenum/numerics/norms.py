@@ -91,7 +91,7 @@ def normalize(x: Array, *, axis: Axis = -1, xp: Namespace) -> Array:
 def variance(
     x: Array, *, axis: Axis = -1, correction: int = 0, keepdims: bool = False, xp: Namespace
 ) -> Array:
-    """The mean squared distance from the mean, in two passes, in float32 or wider.
+    """Return the mean squared distance from the mean, in two passes, in float32 or wider.
 
     An array without rows gives an empty result; rows without elements raise a ValueError.
 
@@ -147,7 +147,8 @@ def std(x: Array, *, axis: Axis = -1, correction: int = 0, keepdims: bool = Fals
 def _from_mean(
     x: Array, axis: Axis, correction: int, *, least: float = 0.0, xp: Namespace
 ) -> tuple[Array, Array, int]:
-    """The distances from the mean divided by a power of two, that power, and the divisor of the variance."""
+    """Return the distances from the mean divided by a power of two, that power, and the divisor of the
+    variance."""
     degrees = _degrees(x, axis, correction)
     if 0 in x.shape:
         return x, xp.sum(x, axis=axis, keepdims=True), degrees
@@ -162,13 +163,13 @@ def _degrees(x: Array, axis: Axis, correction: int) -> int:
 
 
 def _centered(x: Array, axis: Axis, *, xp: Namespace) -> Array:
-    """The distances from the mean; the differences between the numbers must be in range."""
+    """Return the distances from the mean; the differences between the numbers must be in range."""
     x = x - without_gradient(xp.min(x, axis=axis, keepdims=True), xp=xp)
     return x - xp.sum(x / _count(x, axis), axis=axis, keepdims=True)
 
 
 def _scale(x: Array, axis: Axis, least: float, *, xp: Namespace) -> Array:
-    """The power of two near the largest magnitude, but at least ``least`` (a power of two, or 0)."""
+    """Return the power of two near the largest magnitude, but at least ``least`` (a power of two, or 0)."""
     scale = power_of_two_below(xp.max(xp.abs(x), axis=axis, keepdims=True), xp=xp)
     return xp.where(scale < least, xp.full_like(scale, least), scale)
 
@@ -242,7 +243,7 @@ def layer_norm(
 
 
 def _power_above(eps: float) -> float:
-    """The power of two at or above sqrt(eps), so that dividing by it rounds nothing; 0 for eps = 0."""
+    """Return the power of two at or above sqrt(eps), so that dividing by it rounds nothing; 0 for eps = 0."""
     return 2.0 ** math.ceil(math.log2(math.sqrt(eps))) if eps else 0.0
 
 

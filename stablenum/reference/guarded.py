@@ -50,7 +50,7 @@ Grads: TypeAlias = "Mapping[str, Array | None] | Sequence[Array | None]"
 
 
 def tensor_norm(gradient: Array) -> np.float32:
-    """The L2 norm of one tensor, exact to the last bit of float32.
+    """Return the L2 norm of one tensor, exact to the last bit of float32.
 
     An exact sum of the float64 squares of ``x / max|x|``, so no intermediate result overflows or underflows.
 
@@ -76,7 +76,7 @@ def tensor_norm(gradient: Array) -> np.float32:
 
 
 def measure(gradients: Sequence[Array | None]) -> Array:
-    """The norms of all tensors, (n,) float32: ``Observation.norms``.
+    """Return the norms of all tensors, (n,) float32: ``Observation.norms``.
 
     Args:
         gradients: one per parameter; None (no gradient) has norm 0.
@@ -107,7 +107,7 @@ def measure_loss(loss: object) -> Array | None:
 
 
 def unit_norms(array: Array, axes: tuple[int, ...]) -> Array:
-    """The L2 norm of each unit, (u,) float32: norms over ``axes``, with the remaining axes in C order.
+    """Return the L2 norm of each unit, (u,) float32: norms over ``axes``, with the remaining axes in C order.
 
     Args:
         array: any non-empty shape, any real or complex floating dtype.
@@ -171,7 +171,7 @@ def measure_extremes(gradients: Sequence[Array | None]) -> tuple[Array, Array]:
 
 
 def apply(config: GuardConfig, decision: Decision, gradients: Sequence[Array | None]) -> list[Array | None]:
-    """The gradients for the optimizer: multiplied by the multiplier and clamped, in their own dtype.
+    """Return the gradients for the optimizer: multiplied by the multiplier and clamped, in their own dtype.
 
     The product is computed in float32 or wider and rounded to the gradient's dtype once.
 
@@ -213,12 +213,12 @@ def _scaled(gradient: Array, factor: Array, max_value: float | None) -> Array:
 
 
 def _is_floating(dtype: np.dtype[Any]) -> bool:
-    """Whether the dtype is a real or complex floating one, including bfloat16."""
+    """Return whether the dtype is a real or complex floating one, including bfloat16."""
     return bool(np.issubdtype(dtype, np.inexact)) or dtype.name == "bfloat16"
 
 
 def _as_real(array: Array) -> Array:
-    """A complex array as its real and imaginary parts (torch's ``view_as_real``); others unchanged."""
+    """Return a complex array as its real and imaginary parts (torch's ``view_as_real``); others unchanged."""
     if array.dtype.kind != "c":
         return array
     return np.ascontiguousarray(array).view(array.real.dtype)
@@ -289,7 +289,7 @@ class Guarded:
         return metrics(self.state, self.names)
 
     def history(self) -> list[StepRecord]:
-        """The last 128 steps, oldest first."""
+        """Return the last 128 steps, oldest first."""
         return history(self.state, self.names)
 
     def step(self, gradients: Grads, loss: object = None) -> Metrics:
@@ -332,7 +332,7 @@ class Guarded:
         return self.names or [f"params[{i}]" for i in range(len(self._params))]
 
     def guard_state_dict(self) -> dict[str, Any]:
-        """The guard's state as plain JSON values, the same for every framework."""
+        """Return the guard's state as plain JSON values, the same for every framework."""
         return state_to_dict(self.state, self.names)
 
     def load_guard_state_dict(self, plain: Mapping[str, Any]) -> None:

@@ -97,7 +97,7 @@ class _Settings:
         check_choice(f"{name}.action", self.action, ("skip", "clip"))
 
     def init(self, *, xp: Namespace, device: Any = None) -> SpikeState:
-        """The state before the first step: empty windows."""
+        """Return the state before the first step: empty windows."""
         return SpikeState(
             loss=empty_window(self.window, xp=xp, device=device),
             grad_norm=empty_window(self.window, xp=xp, device=device),
@@ -152,7 +152,7 @@ class SpikeGuard(_Settings):
     def judge(
         self, state: SpikeState, loss: Array | None, grad_norm: Array, *, finite: Array, xp: Namespace
     ) -> tuple[Verdict, SpikeState]:
-        """The verdict on a step and the next state.
+        """Return the verdict on a step and the next state.
 
         Args:
             state: the state before.
@@ -211,7 +211,7 @@ class MeanStdSpikeGuard(_Settings):
     def judge(
         self, state: SpikeState, loss: Array | None, grad_norm: Array, *, finite: Array, xp: Namespace
     ) -> tuple[Verdict, SpikeState]:
-        """The verdict on a step and the next state, as :meth:`SpikeGuard.judge`."""
+        """Return the verdict on a step and the next state, as :meth:`SpikeGuard.judge`."""
         by_loss, by_norm = _standing_out(self, state, loss, grad_norm, finite=finite, xp=xp)
         after = _observe(state, loss, grad_norm, finite, state.debt, restart=None, xp=xp)
         factor = _shrink(state, grad_norm, by_loss | by_norm, action=self.action, xp=xp)
@@ -244,7 +244,7 @@ def as_spike_rule(value: object) -> SpikeRule | None:
 def _standing_out(
     rule: SpikeRule, state: SpikeState, loss: Array | None, grad_norm: Array, *, finite: Array, xp: Namespace
 ) -> tuple[Array, Array]:
-    """Whether the loss and the norm are above their limits: two () bool."""
+    """Return whether the loss and the norm are above their limits: two () bool."""
 
     def above(signal: str, value: Array | None, window: Array) -> Array:
         if value is None or signal not in rule.watch:
@@ -265,7 +265,8 @@ def _observe(
     restart: Array | None,
     xp: Namespace,
 ) -> SpikeState:
-    """The next state: the values enter if ``enters``, and the windows are emptied first if ``restart``."""
+    """Return the next state: the values enter if ``enters``, and the windows are emptied first if
+    ``restart``."""
 
     def next_window(window: Array, value: Array | None) -> Array:
         if restart is not None:
@@ -278,7 +279,8 @@ def _observe(
 
 
 def _shrink(state: SpikeState, grad_norm: Array, spike: Array, *, action: str, xp: Namespace) -> Array:
-    """() float32: for the action ``"clip"``, the factor that shrinks a spike to the median norm; else 1."""
+    """Return () float32: for the action ``"clip"``, the factor that shrinks a spike to the median norm; else
+    1."""
     if action == "skip":
         return xp.ones_like(grad_norm)
     typical = median(state.grad_norm, xp=xp)  # inf for an empty window: the factor is then 1

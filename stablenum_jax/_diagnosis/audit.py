@@ -53,7 +53,7 @@ def audit(
     b2: float | None = None,
     eps: float | None = None,
 ) -> Audit:
-    """The state of an optax optimizer, parameter by parameter, sorted by risk.
+    """Return the state of an optax optimizer, parameter by parameter, sorted by risk.
 
     Finds the moments inside ``chain``, ``masked``, ``partition``, ``MultiSteps``, ``inject_hyperparams``, a
     flax ``TrainState`` and an ``nnx.Optimizer``. Measured per parameter: the RMS of the update,
@@ -112,7 +112,7 @@ def audit(
 
 
 def state_problems(opt_state: PyTree, params: PyTree) -> tuple[str, ...]:
-    """What can make the next update wrong in an optimizer's state, in words, the worst first.
+    """Return what can make the next update wrong in an optimizer's state, in words, the worst first.
 
     Parameters are not judged, and warnings are left out: see :func:`audit`.
     """
@@ -234,7 +234,7 @@ def _roles(group: Group) -> set[Role]:
 
 
 def _law(group: Group, numbers: Mapping[str, float | None]) -> Law:
-    """The hyperparameters that were given, else those in the state of ``inject_hyperparams``."""
+    """Return the hyperparameters that were given, else those in the state of ``inject_hyperparams``."""
 
     kind, count = group.kind, group.count
     # optax.adamax keeps a norm where Adam keeps a second moment, under the same name. Unlike Adam it has eps
@@ -315,7 +315,7 @@ def _measure(
 
 
 def _host(leaf: Any) -> np.ndarray:
-    """The array on the host.
+    """Return the array on the host.
 
     Raises:
         ValueError: parts of it belong to other processes.
@@ -345,17 +345,17 @@ def _bad_elements(parts: Sequence[Part]) -> dict[str, int]:
 
 
 def _is_elementwise(part: Part, shape: tuple[int, ...]) -> bool:
-    """Whether a leaf has a known role, and one element per element of a parameter of this shape."""
+    """Return whether a leaf has a known role, and one element per element of a parameter of this shape."""
     return part.role is not Role.OTHER and _is_looked_at(part) and part.leaf.shape == tuple(shape)
 
 
 def _is_looked_at(part: Part) -> bool:
-    """Whether a leaf contains numbers to measure; a compensation is an integer number of units."""
+    """Return whether a leaf contains numbers to measure; a compensation is an integer number of units."""
     return _is_inexact(part.leaf) or (part.role is Role.COMPENSATION and hasattr(part.leaf, "dtype"))
 
 
 def _whole(leaf: Any, parts: Sequence[Part]) -> Any:
-    """The parameter with its compensation added, if there is one."""
+    """Return the parameter with its compensation added, if there is one."""
     kept = next((part.leaf for part in parts if part.role is Role.COMPENSATION), None)
     if kept is None or kept.dtype != jnp.int16:
         return leaf

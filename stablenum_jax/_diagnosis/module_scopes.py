@@ -31,7 +31,7 @@ _CLASS_NAMES = ("eqx.",)
 
 
 def scope_of(names: tuple[str, ...], roots: frozenset[str]) -> Scope:
-    """The modules in a name stack, the outermost first.
+    """Return the modules in a name stack, the outermost first.
 
     Args:
         names: the names in the stack.

@@ -36,7 +36,7 @@ def range_report(
     formats: Sequence[str] = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
     **kwargs: Any,
 ) -> RangeReport:
-    """What each number format would do to the values of one training step, module by module.
+    """Return what each number format would do to the values of one training step, module by module.
 
     One forward and one backward pass in float32, on the jaxpr. The report covers the values that leave each
     module and their gradients, weights and their gradients and, with an optimizer, the updates. Modules are
@@ -141,7 +141,7 @@ class _Pass:
         self._compiled: Callable[..., Any] = jax.jit
 
     def forward(self, leaves: list[Array]) -> tuple[list[Array], dict[int, Array]]:
-        """The outputs, and the values that leave modules."""
+        """Return the outputs, and the values that leave modules."""
         try:
             return jax.jit(self._forward)(leaves)
         except (jax.errors.ConcretizationTypeError, jax.errors.TracerIntegerConversionError):
@@ -150,7 +150,7 @@ class _Pass:
             return self._forward(leaves)
 
     def backward(self, leaves: list[Array], zeros: dict[int, Array]) -> tuple[list[Array], dict[int, Array]]:
-        """The gradients of the leaves, and those of the values that leave modules."""
+        """Return the gradients of the leaves, and those of the values that leave modules."""
 
         def loss(leaves: list[Array], added: dict[int, Array]) -> Array:
             (out,) = Walk(self._roots, added).run(self._jaxpr, self._consts, leaves)
@@ -197,7 +197,7 @@ class _Rebuild:
         return self._wrap(jax.tree_util.tree_unflatten(self._treedef, full))
 
     def tree(self, leaves: list[Array]) -> PyTree:
-        """A tree of these leaves only, None elsewhere: the parameters of an optimizer."""
+        """Return a tree of these leaves only, None elsewhere: the parameters of an optimizer."""
         full: list[Any] = [None] * len(self._rest)
         for place, leaf in zip(self._places, leaves):
             full[place] = leaf
@@ -205,7 +205,7 @@ class _Rebuild:
 
 
 def _trained(params: PyTree) -> tuple[list[Array], list[str], _Rebuild]:
-    """The floating-point parameters in float32, their names, and the way back."""
+    """Return the floating-point parameters in float32, their names, and the way back."""
 
     def unchanged(tree: PyTree) -> PyTree:
         return tree
@@ -245,7 +245,7 @@ def _widened(leaf: Any) -> Any:
 
 
 def _plain(x: Array) -> np.ndarray:
-    """The array on the host: XLA on a CPU would flush subnormals to zero."""
+    """Return the array on the host: XLA on a CPU would flush subnormals to zero."""
     array = np.asarray(x)
     return array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
 

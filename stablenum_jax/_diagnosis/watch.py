@@ -174,7 +174,7 @@ def _replay(*args: Any, **kwargs: Any) -> Report:
 
 
 def _of_update(report: Report) -> Report:
-    """The report with failures in the optimizer's code placed at the user's line that called it."""
+    """Return the report with failures in the optimizer's code placed at the user's line that called it."""
     frame = inspect.currentframe()
     while frame is not None and not is_user_code(frame.f_code.co_filename):
         frame = frame.f_back
@@ -190,7 +190,7 @@ def _of_update(report: Report) -> Report:
 def _without_static(
     fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """The call with its static arguments bound, as jit binds them."""
+    """Return the call with its static arguments bound, as jit binds them."""
     numbers = {n % len(args) for n in _several(options.get("static_argnums")) if -len(args) <= n < len(args)}
     names = set(_several(options.get("static_argnames")))
     try:
@@ -224,7 +224,7 @@ def _traced(tree: Any) -> bool:
 
 
 def _suspicious(result: Any, arguments: Any) -> tuple[bool, bool]:
-    """Whether there is a NaN, and whether there is an infinity that is probably not a mask or a bound.
+    """Return whether there is a NaN, and whether there is an infinity that is probably not a mask or a bound.
 
     -inf in an array is usually a mask or the logarithm of a probability of 0; an inf that is also among the
     arguments is usually a bound.
@@ -246,7 +246,7 @@ def _floating(tree: Any) -> list[jax.Array]:
 
 
 def _flags(leaves: list[jax.Array]) -> list[tuple[bool, bool, bool]]:
-    """For each leaf: any NaN, any inf, any -inf. Waits for the device once."""
+    """Return for each leaf: any NaN, any inf, any -inf. Waits for the device once."""
     flags = jax.device_get([device_flags(leaf) for leaf in leaves])
     return [(bool(f[0]), bool(f[1]), bool(f[2])) for f in flags]
 

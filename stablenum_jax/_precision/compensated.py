@@ -230,12 +230,12 @@ def _split(tree: PyTree) -> tuple[PyTree, PyTree]:
 
 
 def _is_array(update: Any) -> bool:
-    """Whether ``update`` is an array to apply: neither None, nor float0, nor a masked node."""
+    """Return whether ``update`` is an array to apply: neither None, nor float0, nor a masked node."""
     return hasattr(update, "dtype") and update.dtype != jax.dtypes.float0
 
 
 def _keep(params: PyTree, dtypes: tuple[str, ...], make: Callable[[Array], Array]) -> PyTree:
-    """An array for each floating-point parameter of these dtypes, a masked node for the others."""
+    """Return an array for each floating-point parameter of these dtypes, a masked node for the others."""
 
     def one(leaf: Any) -> Any:
         kept = is_castable(leaf) and leaf.dtype.name in dtypes
@@ -262,7 +262,7 @@ def _widened(param: Any, grad: Any, master: Any) -> Any:
 
 
 def _in_step(param: Any, master: Any) -> Any:
-    """The copy; where the parameter is no longer the copy rounded, the parameter."""
+    """Return the copy; where the parameter is no longer the copy rounded, the parameter."""
     if isinstance(master, optax.MaskedNode):
         return master
     wide = param.astype(jnp.float32)
@@ -271,7 +271,7 @@ def _in_step(param: Any, master: Any) -> Any:
 
 
 def _difference(moved: Array, w: Array, u: Array) -> Array:
-    """The float32 update that takes ``w`` to ``moved``; ``u`` itself where one of them is not finite.
+    """Return the float32 update that takes ``w`` to ``moved``; ``u`` itself where one of them is not finite.
 
     The way from one end of bfloat16's range to the other exceeds float32, and is shortened to its range.
     """

@@ -44,7 +44,7 @@ def computing_in(name: str | None) -> Iterator[None]:
 
 
 def raised_format() -> str | None:
-    """The format of the level that is being traced; None at level 0, the policy's own format."""
+    """Return the format of the level that is being traced; None at level 0, the policy's own format."""
     return _FORMAT.get()
 
 
@@ -60,7 +60,7 @@ def current_policy(policy: Policy) -> Policy:
 
 
 def ladder_of(policy: Policy, formats: Sequence[Any] | None) -> tuple[str, ...]:
-    """The formats of the levels: those given, or those from the policy's upwards.
+    """Return the formats of the levels: those given, or those from the policy's upwards.
 
     Raises:
         ValueError: ``formats`` does not begin with the policy's, or is not increasing.

@@ -58,7 +58,7 @@ class _How(NamedTuple):
 def init_fp8(
     *, forward_scaling: DelayedScaling = _FORWARD, backward_scaling: DelayedScaling = _BACKWARD
 ) -> Fp8State:
-    """The state of one product before its first use: scales of 1.
+    """Return the state of one product before its first use: scales of 1.
 
     Args:
         forward_scaling, backward_scaling: as in :func:`stablenum_jax.fp8_dot`.
@@ -236,7 +236,7 @@ _dot.defvjp(_forward_to_differentiate, _backward)
 
 
 def _product(how: _How, a: Array, b: Array, scale_a: Array, scale_b: Array, dims: Any) -> Array:
-    """The product of two quantized arrays, divided by their scales."""
+    """Return the product of two quantized arrays, divided by their scales."""
     if not how.native:
         a, b = a.astype(jnp.float32), b.astype(jnp.float32)
     out = lax.dot_general(a, b, dims, preferred_element_type=jnp.float32)

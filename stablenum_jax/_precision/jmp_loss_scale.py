@@ -85,14 +85,14 @@ class StaticLossScale:
         return self
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
-        """An array is a leaf, a number is not."""
+        """Return an array is a leaf, a number is not."""
         if isinstance(self.loss_scale, (bool, int, float)):
             return (), self.loss_scale
         return (self.loss_scale,), None
 
     @classmethod
     def tree_unflatten(cls, static: Any, leaves: tuple[Any, ...]) -> StaticLossScale:
-        """The opposite of :meth:`tree_flatten`."""
+        """Return the opposite of :meth:`tree_flatten`."""
         return cls(*(leaves or (static,)))
 
 
@@ -145,7 +145,7 @@ class DynamicLossScale:
         return _unscaled(tree, self.loss_scale)
 
     def adjust(self, grads_finite: Any) -> DynamicLossScale:
-        """The scale for the next step.
+        """Return the scale for the next step.
 
         Args:
             grads_finite: () bool, whether the gradients of this one were finite.
@@ -180,7 +180,7 @@ class DynamicLossScale:
 
     @classmethod
     def tree_unflatten(cls, static: Any, leaves: tuple[Any, ...]) -> DynamicLossScale:
-        """The opposite of :meth:`tree_flatten`; accepts whatever JAX puts in place of leaves."""
+        """Return the opposite of :meth:`tree_flatten`; accepts whatever JAX puts in place of leaves."""
         made = object.__new__(cls)
         for name, value in zip(("loss_scale", "counter", "min_loss_scale"), leaves, strict=True):
             object.__setattr__(made, name, value)
@@ -193,7 +193,7 @@ LossScale: TypeAlias = NoOpLossScale | StaticLossScale | DynamicLossScale
 
 
 def all_finite(tree: Any) -> Array:
-    """() bool: whether every element of every array is finite. True for an empty tree.
+    """Return () bool: whether every element of every array is finite. True for an empty tree.
 
     PRNG keys, float0 and leaves that are not numbers are ignored.
 
@@ -226,7 +226,7 @@ def select_tree(pred: Any, a: Tree, b: Tree) -> Tree:
 
 
 def _largest(dtype: Any) -> float:
-    """The largest power of two that a scale of this dtype may reach."""
+    """Return the largest power of two that a scale of this dtype may reach."""
     known = FORMATS.get(jnp.dtype(dtype).name)
     return LARGEST_SCALE if known is None or known.bits > 16 or known.max > LARGEST_SCALE else 2.0**15
 

@@ -117,7 +117,7 @@ def _is_product(context: Any) -> bool:
 
 
 def _modules(params: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, bool]]:
-    """The path of each module with parameters in or below it, and whether some are its own."""
+    """Return the path of each module with parameters in or below it, and whether some are its own."""
     inside = {name: part for name, part in params.items() if isinstance(part, Mapping)}
     own = [part for name, part in params.items() if name not in inside]
     yield path, any(map(is_castable, jax.tree.leaves(own)))

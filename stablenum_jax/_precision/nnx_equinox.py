@@ -71,7 +71,7 @@ def call_equinox(model: Any, policy: Policy, /, *args: Any, **kwargs: Any) -> An
 
 
 def _placed(node: Any, policy: Policy, path: str, paths: list[str]) -> Any:
-    """The tree with its equinox modules replaced by ones that cast."""
+    """Return the tree with its equinox modules replaced by ones that cast."""
     import equinox
 
     def below(name: object, part: Any) -> Any:

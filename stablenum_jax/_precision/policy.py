@@ -83,7 +83,7 @@ class Policy:
         )
 
     def at(self, path: str) -> Policy:
-        """The policy of the module at ``path``, without rules."""
+        """Return the policy of the module at ``path``, without rules."""
         return _from_core(self.core.at(path))
 
     def cast_to_param(self, x: Tree) -> Tree:
@@ -99,7 +99,7 @@ class Policy:
         return cast_floating(x, self.core.output)
 
     def with_output_dtype(self, output_dtype: Any) -> Policy:
-        """The policy with another dtype for results."""
+        """Return the policy with another dtype for results."""
         return dataclasses.replace(self, output_dtype=output_dtype)
 
     def _cast(self, tree: Tree, part: Callable[[stablenum.Policy], str]) -> Tree:
@@ -115,7 +115,7 @@ class Policy:
 
 
 def get_policy(policy_name: str, *, rules: Any = ()) -> Policy:
-    """A policy in words: ``"params=float32,compute=half,output=float32"``, ``"c=bf16"``, ``"half"``.
+    """Return a policy in words: ``"params=float32,compute=half,output=float32"``, ``"c=bf16"``, ``"half"``.
 
     Args:
         policy_name: jmp's grammar, see :meth:`stablenum.Policy.parse`.
@@ -136,7 +136,7 @@ def get_policy(policy_name: str, *, rules: Any = ()) -> Policy:
 
 
 def as_policy(policy: Any) -> Policy:
-    """A :class:`Policy` from a policy of this package, of the core or of jmp, or from words.
+    """Return a :class:`Policy` from a policy of this package, of the core or of jmp, or from words.
 
     Raises:
         TypeError: it is none of them.

@@ -29,7 +29,7 @@ PyTree: TypeAlias = Any
 def apply_multiplier(
     config: stablenum.GuardConfig, updates: PyTree, paths: Iterable[Path], decision: stablenum.Decision
 ) -> PyTree:
-    """The gradients that the optimizer receives in an applied step.
+    """Return the gradients that the optimizer receives in an applied step.
 
     Computed in float32 at least. A leaf keeps its dtype, except under loss scaling, where float16
     and other narrow gradients become float32: unscaled, they would flush to zero in float16.
@@ -60,7 +60,7 @@ def apply_multiplier(
 def _factor(
     config: stablenum.GuardConfig, decision: stablenum.Decision, i: int, shape: tuple[int, ...]
 ) -> Array:
-    """The factor on the i-th gradient: per unit, per tensor, or one for all."""
+    """Return the factor on the i-th gradient: per unit, per tensor, or one for all."""
     of_units = decision.unit_multipliers[i] if decision.unit_multipliers else None
     if config.unit_rule is not None and of_units is not None and of_units.shape[0]:
         axes = config.unit_rule.unit_axes(shape, default="last")
@@ -70,7 +70,7 @@ def _factor(
 
 
 def multiply_leaves(grads: PyTree, factor: Array, *, widen: bool = False) -> PyTree:
-    """All gradients times a () float32, computed in float32 at least; ``widen`` keeps that dtype."""
+    """Return all gradients times a () float32, computed in float32 at least; ``widen`` keeps that dtype."""
 
     def change(path: Path, leaf: Any) -> Any:
         if not is_measurable(path, leaf):
@@ -143,7 +143,7 @@ def negative_zeros_unless(condition: Array, updates: PyTree) -> PyTree:
 
 
 def times(leaf: Array, factor: Array) -> Array:
-    """The product in float32 at least."""
+    """Return the product in float32 at least."""
     wide = jnp.promote_types(leaf.dtype, jnp.float32)
     return leaf.astype(wide) * factor.astype(wide)
 

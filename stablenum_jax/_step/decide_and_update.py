@@ -176,7 +176,7 @@ def _plan(call: _Call, params: PyTree, opt_state: PyTree, loss: Array | None, *,
 
 
 def _attempt(call: _Call, plan: _Plan, params: PyTree, opt_state: PyTree) -> tuple[PyTree, PyTree]:
-    """The branch of a step that is applied: the update, and the addition if there is one."""
+    """Return the branch of a step that is applied: the update, and the addition if there is one."""
     grads = call.grads
     if plan.unscale:
         grads = multiply_leaves(grads, 1.0 / plan.before.guard.loss_scale.scale, widen=True)
@@ -195,7 +195,7 @@ def _attempt(call: _Call, plan: _Plan, params: PyTree, opt_state: PyTree) -> tup
 def _skip(
     call: _Call, plan: _Plan, params: PyTree, opt_state: PyTree, updates: PyTree
 ) -> tuple[PyTree, PyTree]:
-    """The branch of a step that is skipped: everything as it was but the guard's state.
+    """Return the branch of a step that is skipped: everything as it was but the guard's state.
 
     ``updates``: shapes and dtypes of the updates, for a caller who wants updates.
     """
@@ -209,7 +209,7 @@ def _skip(
 
 
 def _finish(plan: _Plan, target: PyTree, opt_state: PyTree) -> tuple[PyTree, PyTree]:
-    """What both branches have in common, done once after them."""
+    """Return what both branches have in common, done once after them."""
     if plan.reuse_grads:
         target = negative_zeros_unless(plan.decision.apply, target)
     if isinstance(plan.mode, Direct):
@@ -264,7 +264,7 @@ def _check_none_bypasses(config: stablenum.GuardConfig, watched: Watched) -> Non
 
 
 def _watched(grads: PyTree, seen: Captured) -> Watched:
-    """The gradients that the guard watches, in its order, and the others that are there."""
+    """Return the gradients that the guard watches, in its order, and the others that are there."""
     leaves = jax.tree_util.tree_leaves_with_path(grads)
     measured = [i for i, (path, leaf) in enumerate(leaves) if is_measurable(path, leaf)]
     source = seen.source
@@ -333,7 +333,7 @@ def _without_window(opt_state: PyTree) -> PyTree:
 
 
 def _accumulates(opt_state: PyTree) -> bool:
-    """Whether the guard is inside a ``MultiSteps``."""
+    """Return whether the guard is inside a ``MultiSteps``."""
 
     def around(node: object) -> bool:
         return isinstance(node, optax.MultiStepsState) and has_guard(node) == 1

@@ -40,7 +40,7 @@ _FACTORS = {False: (2.0**-96, 2.0**95), True: (2.0**-600, 1.0)}
 
 
 def leaf_norms(leaves: Sequence[Any]) -> Array:
-    """The L2 norm of each leaf.
+    """Return the L2 norm of each leaf.
 
     Squares are summed in float32 (float64 for float64 leaves). If a sum overflows, or is so small that
     squares may have flushed to zero, norms are computed again from leaves multiplied by a power of two that
@@ -78,7 +78,7 @@ def leaf_norms(leaves: Sequence[Any]) -> Array:
 
 
 def norms_over_axis(norms: Array, axis_name: AxisName) -> Array:
-    """The norms of leaves whose shards lie along a mesh axis, from the norms of the shards.
+    """Return the norms of leaves whose shards lie along a mesh axis, from the norms of the shards.
 
     Scaled by the largest shard's norm, so nothing overflows or flushes on the way.
 
@@ -109,7 +109,7 @@ def saturating_float32(x: Any) -> Array:
 
 
 def scalar_loss(value: Any) -> Array | None:
-    """The loss as () float32, or None.
+    """Return the loss as () float32, or None.
 
     Raises:
         ValueError: it is not a scalar.
@@ -130,7 +130,7 @@ def _sum_of_squares(leaf: Array, factor: Array | None = None) -> Array:
 
 
 def _rescued_norms(leaves: list[Array], squares: list[Array]) -> Array:
-    """The norms of all leaves, where a sum of squares may have overflowed or flushed to zero.
+    """Return the norms of all leaves, where a sum of squares may have overflowed or flushed to zero.
 
     Each leaf is multiplied by one power of two, chosen by its own sum of squares, so it is read once more,
     and XLA compiles one kernel for all leaves of a shape. A sum is enough: it is NaN if and only if an
@@ -155,7 +155,7 @@ def _rescued_norms(leaves: list[Array], squares: list[Array]) -> Array:
 
 
 def power_of_two(x: Array) -> tuple[Array, Array]:
-    """The power of two at or below ``x``, and its inverse; both normal numbers for any finite x >= 0.
+    """Return the power of two at or below ``x``, and its inverse; both normal numbers for any finite x >= 0.
 
     Taken from the exponent's bits: log2 and exp2 would fail at 0 and inf and are not exact.
     """

@@ -28,7 +28,7 @@ Axes: TypeAlias = tuple[int, ...]
 def unit_axes(
     rule: stablenum.AdaptiveGradClip, names: Sequence[str], leaves: Sequence[Any]
 ) -> list[Axes | None]:
-    """For each leaf the axes that a unit extends over, None if the rule does not apply to it.
+    """Return for each leaf the axes that a unit extends over, None if the rule does not apply to it.
 
     Raises:
         ValueError: a pattern of the rule matches no name.
@@ -42,7 +42,7 @@ def unit_axes(
 def leaf_and_unit_norms(
     leaves: Sequence[Any], weights: Sequence[Any], axes: Sequence[Axes | None]
 ) -> tuple[Array, Units]:
-    """The L2 norm of each leaf, and of each unit of its gradient and of its weights.
+    """Return the L2 norm of each leaf, and of each unit of its gradient and of its weights.
 
     As :func:`stablenum_jax._step.measure.leaf_norms`, and with a single ``lax.cond`` too: where a sum of
     squares overflows or may have flushed to zero, each unit is measured again from elements divided by a
@@ -102,12 +102,12 @@ def leaf_and_unit_norms(
 
 
 def _squares(parts: list[Array], axes: Axes) -> Array:
-    """(u,) sums of squares, in the precision of ``parts``."""
+    """Return (u,) sums of squares, in the precision of ``parts``."""
     return functools.reduce(jnp.add, [jnp.sum(part * part, axis=axes) for part in parts]).ravel()
 
 
 def _scaled(parts: list[Array], axes: Axes, squares: Array) -> Array:
-    """(u,) norms ``s sqrt(sum((x / s)^2))`` with s a power of two near the unit's largest element."""
+    """Return (u,) norms ``s sqrt(sum((x / s)^2))`` with s a power of two near the unit's largest element."""
     largest = functools.reduce(
         jnp.maximum, [jnp.max(jnp.abs(part), axis=axes, keepdims=True) for part in parts]
     )

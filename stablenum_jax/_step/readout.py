@@ -27,7 +27,7 @@ PyTree: TypeAlias = Any
 
 
 def _read(opt_state: PyTree) -> tuple[stablenum.GuardState, tuple[str, ...] | None]:
-    """The guard's state and the parameters' names."""
+    """Return the guard's state and the parameters' names."""
     found = find_guard(opt_state)
     if found.names_id.ndim:
         raise ValueError(
@@ -43,7 +43,7 @@ def _read(opt_state: PyTree) -> tuple[stablenum.GuardState, tuple[str, ...] | No
 
 
 def metrics(opt_state: PyTree, *, raise_if_halted: bool = True) -> stablenum.Metrics:
-    """The outcome of the last step.
+    """Return the outcome of the last step.
 
     Keys: applied, reason (:class:`stablenum.Reason`), grad_norm (unscaled, before clipping),
     loss_scale (of that step), clip_coefficient, skipped_total, skipped_in_a_row, worst
@@ -82,7 +82,7 @@ def metrics(opt_state: PyTree, *, raise_if_halted: bool = True) -> stablenum.Met
 
 
 def _traced_metrics(state: stablenum.GuardState) -> dict[str, jax.Array]:
-    """The arrays behind :func:`stablenum.guard.metrics`."""
+    """Return the arrays behind :func:`stablenum.guard.metrics`."""
     floats, ints = state.recorder.floats[-1], state.recorder.ints[-1]
     started = ints[0] >= 0
     reason = jnp.where(started, ints[1], int(Reason.NO_STEP_YET))
@@ -102,7 +102,7 @@ def _traced_metrics(state: stablenum.GuardState) -> dict[str, jax.Array]:
 
 
 def history(opt_state: PyTree) -> list[stablenum.StepRecord]:
-    """The last 128 steps, oldest first, as dicts of plain values; never raises for a halt.
+    """Return the last 128 steps, oldest first, as dicts of plain values; never raises for a halt.
 
     Keys: step, loss, grad_norm, loss_scale, clip_coefficient, reason, applied, worst, precision_level.
 
@@ -156,7 +156,7 @@ def resume(opt_state: PyTree) -> PyTree:
 
 
 def guard_state_dict(opt_state: PyTree) -> dict[str, Any]:
-    """The guard's state as plain JSON values, the same as PyTorch's ``guard_state_dict()``.
+    """Return the guard's state as plain JSON values, the same as PyTorch's ``guard_state_dict()``.
 
     Raises:
         ValueError: no guard, more than one, or a stacked or traced state.

@@ -119,7 +119,7 @@ class _Guard:
         return optax.GradientTransformationExtraArgs(self.init, self.update)
 
     def init(self, params: PyTree) -> GuardOptState:
-        """The state before the first step."""
+        """Return the state before the first step."""
         paths = list(guarded_leaves(params, None))
         names = [path_name(path) for path in paths]
         if self.config.unit_rule is not None:
@@ -133,7 +133,7 @@ class _Guard:
     def update(
         self, updates: PyTree, state: GuardOptState, params: PyTree = None, *, value: Any = None, **extra: Any
     ) -> tuple[PyTree, GuardOptState]:
-        """The gradients for the next transformation, and the next state."""
+        """Return the gradients for the next transformation, and the next state."""
         leaves = guarded_leaves(updates, params)
         register_names([path_name(path) for path in leaves])
         weights = () if self.config.unit_rule is None else guarded_weights(leaves, params)

@@ -104,7 +104,8 @@ class _Compiled:
 
 
 def _with_separate_code(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function behind a code object that no other shares: torch limits the variants compiled per code."""
+    """Return the function behind a code object that no other shares: torch limits the variants compiled per
+    code."""
 
     def call(*args: Any) -> Any:
         return function(*args)

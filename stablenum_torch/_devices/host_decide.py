@@ -47,7 +47,7 @@ class HostGuard:
         self._written: dict[tuple[Any, ...], Callable[..., tuple[Any, ...]]] = {}
 
     def is_for(self, config: GuardConfig, state: GuardState) -> bool:
-        """Whether this decides by ``config`` on ``state``, in the memory that its tensors have now.
+        """Return whether this decides by ``config`` on ``state``, in the memory that its tensors have now.
 
         A tensor can move in place: sharing it with another process moves it there and frees the old memory.
         """
@@ -55,7 +55,7 @@ class HostGuard:
         return same and self._memory == [tensor.data_ptr() for tensor in self._tensors]
 
     def read(self) -> list[Any]:
-        """The state's leaves: scalars, and arrays that share memory with the tensors."""
+        """Return the state's leaves: scalars, and arrays that share memory with the tensors."""
         return [view[()] for view in self._flat]
 
     def write(self, values: list[Any]) -> None:
@@ -64,12 +64,12 @@ class HostGuard:
             view[...] = value
 
     def divisor(self, multiplier: np.float32) -> Tensor:
-        """() float32 ``1 / multiplier``, as fused kernels take it; the next call overwrites it."""
+        """Return () float32 ``1 / multiplier``, as fused kernels take it; the next call overwrites it."""
         self._divisor_view[()] = 1 / multiplier
         return self._divisor
 
     def decide(self, seen: Observation) -> tuple[Decision, list[Any]]:
-        """The decision, and the leaves of the next state, which is not written yet."""
+        """Return the decision, and the leaves of the next state, which is not written yet."""
         if seen.units is not None:
             decision, after = decide(self.config, map_leaves(lambda v: v[()], self._views), seen, xp=scalars)
             return decision, leaves(after)

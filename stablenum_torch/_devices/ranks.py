@@ -25,12 +25,12 @@ __all__ = [
 
 
 def several_ranks() -> bool:
-    """Whether this process is one of several that train together."""
+    """Return whether this process is one of several that train together."""
     return _initialized() and dist.get_world_size() > 1
 
 
 def joins_ranks(params: Sequence[Tensor], process_group: dist.ProcessGroup | None) -> bool:
-    """Whether norms have to be joined over ranks: for plain shards of a group, and for DTensors."""
+    """Return whether norms have to be joined over ranks: for plain shards of a group, and for DTensors."""
     return process_group is not None or (_initialized() and any(map(_is_dtensor, params)))
 
 
@@ -67,7 +67,7 @@ def local_part(grad: Any) -> Tensor:
 
 
 def join_norms(norms: Tensor, params: Sequence[Any], process_group: dist.ProcessGroup | None) -> Tensor:
-    """(n,) float64 norms of whole gradients from those of this rank's parts.
+    """Return (n,) float64 norms of whole gradients from those of this rank's parts.
 
     Args:
         norms: (n,) float64, of the local parts; 0 where a rank has no gradient: it takes part all the same.
@@ -86,7 +86,7 @@ def join_over_ranks(
     *,
     maximum: bool = False,
 ) -> Tensor:
-    """(n,) the sum over all ranks of each parameter's parts; the largest if ``maximum``.
+    """Return (n,) the sum over all ranks of each parameter's parts; the largest if ``maximum``.
 
     Args:
         values: (n,) of this rank's parts; changed in place.
@@ -113,7 +113,7 @@ def join_over_ranks(
 
 
 def is_sharded(param: Any) -> bool:
-    """Whether the parameter is a DTensor of which several ranks hold different parts."""
+    """Return whether the parameter is a DTensor of which several ranks hold different parts."""
     return _is_dtensor(param) and any(
         not placement.is_replicate() and param.device_mesh.size(d) > 1
         for d, placement in enumerate(param.placements)

@@ -24,7 +24,7 @@ _Array = np.ndarray
 
 
 def as_scalar(array: Any) -> Any:
-    """A () array as a scalar; any other array unchanged."""
+    """Return a () array as a scalar; any other array unchanged."""
     return array[()]
 
 

@@ -12,7 +12,7 @@ __all__ = ["copy_into", "moved_to", "to_device"]
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on ``device``. Only copies from the host to a device run in the background.
+    """Return the tensor on ``device``. Only copies from the host to a device run in the background.
 
     A copy to the host would be read before it is complete.
     """
@@ -37,5 +37,5 @@ def copy_into(state: GuardState, values: GuardState) -> None:
 
 
 def moved_to(state: GuardState, device: torch.device) -> GuardState:
-    """A copy of the state on ``device``."""
+    """Return a copy of the state on ``device``."""
     return map_leaves(lambda leaf: leaf.to(device), state)

@@ -102,13 +102,13 @@ class Writer:
         self._lines: dict[str, tuple[str, list[str]]] = {}  # name -> expression and the names in it
 
     def input(self, sample: Any) -> Value:
-        """An argument of the function; arguments are in the order of these calls."""
+        """Return an argument of the function; arguments are in the order of these calls."""
         name = f"i{len(self._inputs)}"
         self._inputs.append(name)
         return Value(self, name, sample)
 
     def function(self, results: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
-        """The function of all inputs that returns ``results`` (values and constants) as a tuple."""
+        """Return the function of all inputs that returns ``results`` (values and constants) as a tuple."""
         names = [self._name(result) for result in results]
         wanted, waiting = set(), list(names)
         while waiting:

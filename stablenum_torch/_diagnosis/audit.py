@@ -71,7 +71,7 @@ def audit(
     *,
     names: torch.nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | None = None,
 ) -> Audit:
-    """The state of an optimizer, parameter by parameter, sorted by risk.
+    """Return the state of an optimizer, parameter by parameter, sorted by risk.
 
     For each parameter it reports the RMS of the update that the moments give at the present learning rate,
     max abs(dw)/abs(w), frac(v == 0 and m != 0), the numbers of inf and of negative second moments and of
@@ -130,7 +130,7 @@ def audit(
 
 
 def state_problems(optimizer: Optimizer) -> tuple[str, ...]:
-    """What in an optimizer's state can make the next update wrong, in words, the worst first.
+    """Return what in an optimizer's state can make the next update wrong, in words, the worst first.
 
     Parameters and gradients play no part in it, and warnings are left out: see :func:`audit`.
 
@@ -144,7 +144,7 @@ def state_problems(optimizer: Optimizer) -> tuple[str, ...]:
 
 
 def _unwrapped(optimizer: Optimizer) -> Optimizer:
-    """The optimizer that has the state: inside a guard, Accelerate's wrapper, and the like."""
+    """Return the optimizer that has the state: inside a guard, Accelerate's wrapper, and the like."""
     seen = {id(optimizer)}
     while not isinstance(optimizer, TwinOptimizer):
         inner = getattr(optimizer, "inner", None) or getattr(optimizer, "optimizer", None)
@@ -156,17 +156,17 @@ def _unwrapped(optimizer: Optimizer) -> Optimizer:
 
 
 def _law_giver(optimizer: Optimizer) -> Optimizer:
-    """The optimizer whose update law applies: inside one that runs it in float32."""
+    """Return the optimizer whose update law applies: inside one that runs it in float32."""
     return optimizer.inner if isinstance(optimizer, TwinOptimizer) else optimizer
 
 
 def _value(optimizer: Optimizer, p: Tensor) -> Tensor:
-    """What the update law applies to: the parameter, or its value in float32."""
+    """Return what the update law applies to: the parameter, or its value in float32."""
     return optimizer.wide_value(p) if isinstance(optimizer, TwinOptimizer) else p
 
 
 def _names(optimizer: Optimizer, given: Mapping[Tensor, str]) -> list[str]:
-    """A name for each parameter in the order of the groups."""
+    """Return a name for each parameter in the order of the groups."""
     known = getattr(optimizer, "parameter_names", None)  # of a guarded optimizer
     if known is None:
         return names_of(optimizer, given)
@@ -248,7 +248,7 @@ def _law(kind: str, group: Mapping[str, Any], state: Mapping[str, Any]) -> Law:
 
 
 def _number(value: Any) -> float | None:
-    """A number, or a tensor with one element, as a float. Reading a tensor makes the host wait."""
+    """Return a number, or a tensor with one element, as a float. Reading a tensor makes the host wait."""
     if isinstance(value, Tensor):
         return float(value) if value.numel() == 1 else None
     return float(value) if isinstance(value, int | float) else None
@@ -279,7 +279,7 @@ def _row(
 
 
 def _entries(p: Tensor, state: Mapping[str, Any], kind: str) -> tuple[Entries, dict[str, Tensor]]:
-    """The entries of known meaning in the parameter's shape, and the other floating-point tensors."""
+    """Return the entries of known meaning in the parameter's shape, and the other floating-point tensors."""
     known: Entries = {}
     others: dict[str, Tensor] = {}
     for key, value in state.items():
@@ -334,7 +334,8 @@ def _rounding(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """(n,) real values in logical order: both parts of complex numbers, and the zeros of a sparse tensor."""
+    """Return (n,) real values in logical order: both parts of complex numbers, and the zeros of a sparse
+    tensor."""
     values = local_part(tensor).detach()
     if values.layout != torch.strided:
         values = values.to_dense()

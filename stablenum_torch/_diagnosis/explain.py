@@ -40,7 +40,7 @@ def explain_step(
     closure: Callable[[], Any],
     model: torch.nn.Module | None,
 ) -> Report:
-    """The report of :meth:`stablenum_torch.GuardedOptimizer.explain`.
+    """Return the report of :meth:`stablenum_torch.GuardedOptimizer.explain`.
 
     Args:
         optimizer: the optimizer that skipped the step.

@@ -32,7 +32,7 @@ def range_report(
     optimizer: torch.optim.Optimizer | None = None,
     formats: Sequence[str] = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
 ) -> RangeReport:
-    """What each number format would do to the values of one training step, module by module.
+    """Return what each number format would do to the values of one training step, module by module.
 
     Runs one forward and one backward pass in float32, without autocast. It counts the outputs of every module
     and their gradients, the weights and their gradients and, with an optimizer, the updates. Values inside a
@@ -267,7 +267,7 @@ def _plain(x: Tensor) -> Tensor:
 
 
 def _floats(batch: Any) -> Any:
-    """The batch with its narrow tensors in float32; containers of other types are left as they are."""
+    """Return the batch with its narrow tensors in float32; containers of other types are left as they are."""
     if isinstance(batch, Tensor):
         return batch.float() if _narrow(batch) else batch
     if type(batch) in (list, tuple):

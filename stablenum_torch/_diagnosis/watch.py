@@ -192,7 +192,8 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
 
 
 def _will_skip(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a step with bad gradients is expected and will be skipped: a loss scale is being searched."""
+    """Return whether a step with bad gradients is expected and will be skipped: a loss scale is being
+    searched."""
     found = getattr(optimizer, "found_inf", None)
     if found is not None and bool(found):
         return True

@@ -25,7 +25,8 @@ def dtype_of(format: str) -> torch.dtype:  # noqa: A002
 
 
 def cast_floating(value: Value, dtype: torch.dtype) -> Value:
-    """The value with its floating-point tensors in ``dtype``; the rest, and the structure, are unchanged.
+    """Return the value with its floating-point tensors in ``dtype``; the rest, and the structure, are
+    unchanged.
 
     Descends into tuples, named tuples, lists, mappings and dataclasses. Integer, bool, complex and 8-bit
     tensors, numbers and other objects stay as they are; a container without anything to cast is returned
@@ -96,7 +97,7 @@ def cast_module(model: torch.nn.Module, policy: Policy) -> None:
 
 
 def running_statistics(module: torch.nn.Module) -> Tensor | None:
-    """The running mean of a batch or instance norm; None for a module without one."""
+    """Return the running mean of a batch or instance norm; None for a module without one."""
     return module.running_mean if isinstance(module, _NormBase) else None
 
 

@@ -31,7 +31,7 @@ class _Passing(TwinOptimizer):
                 self._twins[p].data = torch.empty(0, device=p.device)
 
     def wide_value(self, p: Tensor) -> Tensor:
-        """The parameter in float32, where the next step starts."""
+        """Return the parameter in float32, where the next step starts."""
         return p.detach().float()
 
 
@@ -85,7 +85,7 @@ class KahanUpdate(_Passing):
 
     @torch.no_grad()
     def wide_value(self, p: Tensor) -> Tensor:
-        """The parameter with its compensation in float32, where the next step starts."""
+        """Return the parameter with its compensation in float32, where the next step starts."""
         found = super().wide_value(p)
         if is_narrow(p):
             parts = (local_part(part) for part in (p.detach(), self._compensation(p)))

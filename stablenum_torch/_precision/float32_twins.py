@@ -20,7 +20,7 @@ NARROW = (torch.bfloat16, torch.float16)
 
 
 def is_narrow(p: Tensor) -> bool:
-    """Whether the parameter has a 16-bit format."""
+    """Return whether the parameter has a 16-bit format."""
     return p.dtype in NARROW
 
 
@@ -64,7 +64,7 @@ class TwinOptimizer(Optimizer):
     # --- the subclass's part -------------------------------------------------------------------
 
     def _new_kept(self, p: Tensor) -> Tensor | None:
-        """The initial value of what is stored for a parameter, if anything."""
+        """Return the initial value of what is stored for a parameter, if anything."""
         return None
 
     def _fill(self, p: Tensor, twin: Tensor) -> None:
@@ -79,7 +79,7 @@ class TwinOptimizer(Optimizer):
         """Free the memory of twins that is not needed until the next step."""
 
     def wide_value(self, p: Tensor) -> Tensor:
-        """The parameter's value in float32, as exactly as it is known."""
+        """Return the parameter's value in float32, as exactly as it is known."""
         return self._twins[p].detach()
 
     # --- groups --------------------------------------------------------------------------------
@@ -128,12 +128,12 @@ class TwinOptimizer(Optimizer):
     # --- the step ------------------------------------------------------------------------------
 
     def _moving(self) -> list[Tensor]:
-        """The narrow parameters with a gradient."""
+        """Return the narrow parameters with a gradient."""
         return [p for g in self.param_groups for p in g["params"] if is_narrow(p) and p.grad is not None]
 
     @torch.no_grad()
     def wide_gradients(self, params: Sequence[Tensor]) -> list[Tensor | None]:
-        """The gradients of the next step, to be changed in place; float32 for narrow parameters."""
+        """Return the gradients of the next step, to be changed in place; float32 for narrow parameters."""
         found: list[Tensor | None] = []
         for p in params:
             twin = self._twins[p]
@@ -256,7 +256,7 @@ class TwinOptimizer(Optimizer):
             post_hook(self)
 
     def _saved_kept(self, p: Tensor) -> Tensor | None:
-        """What is stored for ``p``, in the form of a state dict."""
+        """Return what is stored for ``p``, in the form of a state dict."""
         return self._kept[p]
 
     def _load_kept(self, p: Tensor, found: Tensor | None) -> None:
@@ -273,7 +273,7 @@ class TwinOptimizer(Optimizer):
         pass
 
     def _numbered(self) -> list[tuple[int, Tensor]]:
-        """The parameters with their numbers in a state dict."""
+        """Return the parameters with their numbers in a state dict."""
         return list(enumerate(p for group in self.param_groups for p in group["params"]))
 
     def __getstate__(self) -> dict[str, Any]:

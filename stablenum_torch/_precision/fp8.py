@@ -22,7 +22,8 @@ __all__ = ["EightBitProducts", "offers_native_products"]
 
 
 def offers_native_products(device: torch.device) -> bool:
-    """Whether the device multiplies 8-bit matrices faster than wider ones: NVIDIA GPUs from Ada (8.9) on."""
+    """Return whether the device multiplies 8-bit matrices faster than wider ones: NVIDIA GPUs from Ada (8.9)
+    on."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
@@ -85,7 +86,7 @@ class EightBitProducts(torch.nn.Module):
         return y if bias is None else y + bias
 
     def gradients_scale(self, grad: Tensor) -> Tensor:
-        """() float32: the scale for this gradient, which enters the statistics."""
+        """Return () float32: the scale for this gradient, which enters the statistics."""
         state = DelayedScalingState(self.gradient_history, self.gradient_scale)
         scale, after = self.backward_rule.use(state, _amax(grad)[None], xp=torch_namespace)
         self.gradient_history.copy_(after.history)
@@ -107,7 +108,7 @@ class EightBitProducts(torch.nn.Module):
 
 
 def _amax(x: Tensor) -> Tensor:
-    """() float32, the largest magnitude: NaN if there is a NaN, 0 for an empty tensor."""
+    """Return () float32, the largest magnitude: NaN if there is a NaN, 0 for an empty tensor."""
     if not x.numel():
         return torch.zeros((), device=x.device)
     return x.detach().abs().amax().float()
@@ -154,7 +155,7 @@ class _RoundedGradient(torch.autograd.Function):
 
 
 def _fits(x: Tensor, weight: Tensor) -> bool:
-    """Whether the native product supports these sizes."""
+    """Return whether the native product supports these sizes."""
     k = x.shape[-1]
     rows = x.numel() // k if k else 0
     return rows > 0 and all(size % 16 == 0 for size in (rows, *weight.shape))

@@ -207,7 +207,7 @@ class PolicyHandle:
             self._floor = before
 
     def compute_format(self, module: nn.Module) -> str:
-        """The format in which ``module``, a part of the model, computes at the moment."""
+        """Return the format in which ``module``, a part of the model, computes at the moment."""
         own = self._places[module].compute
         return own if self._floor is None else wider(own, self._floor)
 
@@ -254,7 +254,8 @@ class PolicyHandle:
     _end_uncompiled = torch.compiler.disable(_end)
 
     def _left_to_autocast(self, module: nn.Module) -> bool:
-        """Whether torch's autocast casts the module's parameters: in 16 bits, except for batch norms."""
+        """Return whether torch's autocast casts the module's parameters: in 16 bits, except for batch
+        norms."""
         narrow = self._compute_dtype(module) in (torch.bfloat16, torch.float16)
         return self._autocasts and narrow and running_statistics(module) is None
 
@@ -299,7 +300,7 @@ def _replace(module: nn.Module, tensors: dict[str, Tensor | None]) -> None:
 
 
 def _places(model: nn.Module, policy: Policy) -> list[tuple[nn.Module, _Place]]:
-    """Each module with the policy for it.
+    """Return each module with the policy for it.
 
     Raises:
         ValueError: a rule matches no module; the model has a policy already.

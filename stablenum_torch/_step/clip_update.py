@@ -104,7 +104,8 @@ def _values(params: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _updates(after: Sequence[Tensor], before: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """What the step added to each parameter, for some at a time: all together would take too much memory."""
+    """Return what the step added to each parameter, for some at a time: all together would take too much
+    memory."""
     first, size = 0, 0
     for i, values in enumerate(after):
         size += values.numel()
@@ -132,7 +133,7 @@ def _roots_of_sizes(
     device: torch.device,
     process_group: dist.ProcessGroup | None,
 ) -> Sequence[float | Tensor]:
-    """The square root of each whole parameter's number of real elements."""
+    """Return the square root of each whole parameter's number of real elements."""
     if process_group is None:  # numel() of a DTensor is that of the whole
         return [math.sqrt(max(p.numel(), 1) * (2 if p.is_complex() else 1)) for p in params]
     sizes = [torch.full((), v.numel(), dtype=torch.float64, device=device) for v in parts]

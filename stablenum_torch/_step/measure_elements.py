@@ -53,7 +53,7 @@ def extremes_on_host(
 
 
 def _largest(values: Sequence[Tensor]) -> np.ndarray:
-    """() float32, the largest magnitude; finite float64 elements saturate."""
+    """Return () float32, the largest magnitude; finite float64 elements saturate."""
     ends = [end.double() for v in values for end in torch.aminmax(v)]
     largest = float(torch.stack(ends).abs().max()) if ends else 0.0
     return np.asarray(min(largest, FLOAT32_MAX) if math.isfinite(largest) else largest, np.float32)
@@ -94,7 +94,7 @@ def extremes_without_wait(
     joint = joins_ranks(params, process_group)
 
     def all_of(found: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-        """(n,) the measurement of each gradient over all ranks, 0 where there is none."""
+        """Return (n,) the measurement of each gradient over all ranks, 0 where there is none."""
         each: list[Tensor | None] = [None] * len(parts)
         for (i, _), value in zip(present, found, strict=True):
             each[i] = to_device(value.to(dtype), device)

@@ -68,7 +68,7 @@ def step_on_device(
 def decided_without_wait(
     config: GuardConfig, still: bool, state: GuardState, measured: Measured
 ) -> tuple[Decision, GuardState, Tensor, Tensor]:
-    """The decision, the next state, and two () float32 for fused kernels: a divisor and the skip flag.
+    """Return the decision, the next state, and two () float32 for fused kernels: a divisor and the skip flag.
 
     Everything between the measurement and the optimizer's step, so that it can be compiled as one function.
 
@@ -87,5 +87,5 @@ def decided_without_wait(
 
 
 def _without_trace(decision: Decision, before: GuardState, after: GuardState) -> GuardState:
-    """The state after a step with learning rate 0: unchanged if its gradients were all zero."""
+    """Return the state after a step with learning rate 0: unchanged if its gradients were all zero."""
     return select((decision.grad_norm == 0) & decision.apply, before, after, xp=torch_namespace)

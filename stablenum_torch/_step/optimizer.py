@@ -199,7 +199,7 @@ class GuardedOptimizer(Optimizer):
     # --- the training step ---------------------------------------------------------------------
 
     def scale(self, loss: Tensor) -> Tensor:
-        """The loss times the loss scale, in float32: call ``backward()`` on the result.
+        """Return the loss times the loss scale, in float32: call ``backward()`` on the result.
 
         Also notes the loss for this step's record and finiteness check; several calls before one ``step()``
         (gradient accumulation) add up. Without a loss scale the loss itself is returned.
@@ -354,7 +354,7 @@ class GuardedOptimizer(Optimizer):
         return metrics(self._guard.state, self.parameter_names())
 
     def history(self) -> list[StepRecord]:
-        """The last 128 steps, oldest first, each as in :attr:`last` less the counters."""
+        """Return the last 128 steps, oldest first, each as in :attr:`last` less the counters."""
         return history(self._guard.state, self.parameter_names())
 
     @property
@@ -364,7 +364,7 @@ class GuardedOptimizer(Optimizer):
         return self._guard.state
 
     def parameter_names(self) -> list[str]:
-        """A name for each parameter, in the order of the groups."""
+        """Return a name for each parameter, in the order of the groups."""
         return self._guard.parameters.names()
 
     @property
@@ -375,7 +375,7 @@ class GuardedOptimizer(Optimizer):
     # --- saving --------------------------------------------------------------------------------
 
     def guard_state_dict(self) -> dict[str, Any]:
-        """The guard's state as JSON values, the same as ``stablenum_jax`` writes."""
+        """Return the guard's state as JSON values, the same as ``stablenum_jax`` writes."""
         return self._guard.to_dict()
 
     def load_guard_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -391,7 +391,7 @@ class GuardedOptimizer(Optimizer):
 
     @torch._disable_dynamo
     def state_dict(self) -> dict[str, Any]:
-        """The inner optimizer's state dict, with the guard's under the key ``"stablenum"``.
+        """Return the inner optimizer's state dict, with the guard's under the key ``"stablenum"``.
 
         A plain torch optimizer can load it, too.
         """
@@ -423,5 +423,5 @@ class GuardedOptimizer(Optimizer):
 
 
 def _generators() -> RngState | None:
-    """The states of torch's generators; None in a compiled step, whose graph they would break."""
+    """Return the states of torch's generators; None in a compiled step, whose graph they would break."""
     return None if torch.compiler.is_compiling() else read_generators(torch_only=True)

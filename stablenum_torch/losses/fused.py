@@ -35,7 +35,7 @@ _is_batch = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda tenso
 
 
 def can_fuse(*tensors: Tensor | None) -> bool:
-    """Whether all are plain tensors, and no program transformation is active."""
+    """Return whether all are plain tensors, and no program transformation is active."""
     present = [t for t in tensors if t is not None]
     return (
         not torch.compiler.is_compiling()
@@ -170,7 +170,7 @@ def _block_grad(
 def _by_the_core(
     ctx: Any, x: Tensor, index: Tensor, keep: Tensor, weight: Tensor | None, grads: tuple[Tensor, ...]
 ) -> Tensor:
-    """The same gradient as a differentiable function of the logits and the incoming gradients."""
+    """Return the same gradient as a differentiable function of the logits and the incoming gradients."""
     again = torch.is_grad_enabled()
     with torch.enable_grad():
         x = x if x.requires_grad else x.detach().requires_grad_()
@@ -191,7 +191,7 @@ def binary_items(z: Tensor, y: Tensor, pos_weight: Tensor | None = None, *, xp: 
 
 
 def binary_total(z: Tensor, y: Tensor) -> Tensor | None:
-    """The sum of all items, at least in float32; None if the fused path does not apply."""
+    """Return the sum of all items, at least in float32; None if the fused path does not apply."""
     if y.requires_grad or not can_fuse(z, y):
         return None
     return _BinaryItems.apply(z, y, True)

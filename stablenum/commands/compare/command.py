@@ -190,7 +190,7 @@ def _check_target(option: str, path: Path | None) -> None:
 
 
 def _is_special(path: Path) -> bool:
-    """Whether to write into a path rather than replace it: a pipe, a device, our own output."""
+    """Return whether to write into a path rather than replace it: a pipe, a device, our own output."""
     return path.exists() and (not path.is_file() or _own_output(path) is not None)
 
 

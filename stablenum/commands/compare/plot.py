@@ -46,7 +46,7 @@ _LABEL_PANEL = ("loss", "gradient norm", "loss scale", "skipped so far")
 
 
 def choose(results: Sequence[Result], names: Sequence[str] = ()) -> list[Result]:
-    """The results to draw, at most three: those requested by name, else the most instructive ones.
+    """Return the results to draw, at most three: those requested by name, else the most instructive ones.
 
     Without any of the latter, those with the most skips.
     """
@@ -207,7 +207,7 @@ def _running_skips(trace: Trace) -> list[int]:
 
 
 def _solid(line: Any) -> Any:
-    """The line as the legend shows it, solid: it is too short there for dashes that take turns."""
+    """Return the line as the legend shows it, solid: it is too short there for dashes that take turns."""
     if line.get_marker() not in (None, "None", "none", "") or line.get_label() not in BACKENDS:
         return line
     return Line2D([], [], color=line.get_color(), linewidth=max(2.0, line.get_linewidth()))

@@ -30,7 +30,7 @@ _STYLES = {
 
 
 def list_table(scenarios: Iterable[Scenario], width: int) -> Table:
-    """What can be run."""
+    """Return what can be run."""
     table = _table("Scenarios", width)
     table.add_column("name", no_wrap=True)
     table.add_column("kind", no_wrap=True)
@@ -68,7 +68,7 @@ def print_report(
 
 
 def _table(title: str, width: int) -> Table:
-    """An empty table; in a narrow terminal its columns are closer together."""
+    """Return an empty table; in a narrow terminal its columns are closer together."""
     return Table(
         title=title,
         title_justify="left",

@@ -97,7 +97,7 @@ def _exit_code(code: object) -> int:
 
 
 def _own(tb: TracebackType | None) -> TracebackType | None:
-    """The traceback, starting at the script's first frame."""
+    """Return the traceback, starting at the script's first frame."""
     here = str(Path(__file__).parent)
     while tb is not None and tb.tb_frame.f_code.co_filename.startswith((here, "<frozen runpy")):
         tb = tb.tb_next

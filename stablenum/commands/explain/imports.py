@@ -30,7 +30,7 @@ class AfterImport(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The spec from the other finders, with a loader that calls back."""
+        """Return the spec from the other finders, with a loader that calls back."""
         callback = self._callbacks.pop(fullname, None)
         if callback is None:
             return None

@@ -37,7 +37,7 @@ class Plan:
 
     @classmethod
     def read(cls, path: Path) -> Plan:
-        """The inverse of :meth:`write`."""
+        """Return the inverse of :meth:`write`."""
         d = json.loads(path.read_text(encoding="utf-8"))
         return cls(**{**d, "arguments": tuple(d["arguments"])})
 
@@ -102,7 +102,7 @@ class Outcome:
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> Outcome:
-        """The inverse of :meth:`to_dict`."""
+        """Return the inverse of :meth:`to_dict`."""
         failure = d["failure"]
         if failure is not None:
             failure = Failure(**{**failure, "names": tuple(failure["names"])})

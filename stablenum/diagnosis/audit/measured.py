@@ -73,7 +73,7 @@ _MEANS = ("parameter_rms", "gradient_ratio", "update_rms")
 
 
 def poisoned(entries: Sequence[tuple[Role, Array]], *, xp: Any) -> Array:
-    """The elements whose state no later gradient repairs: NaN, inf, or a negative second moment.
+    """Return the elements whose state no later gradient repairs: NaN, inf, or a negative second moment.
 
     Args:
         entries: at least one; arrays of one shape. Those of unknown meaning are ignored.
@@ -106,7 +106,8 @@ def measure_block(
     narrow: Callable[[Array], Array],
     xp: Any,
 ) -> dict[str, Array]:
-    """The parts that :func:`join_blocks` joins, name -> 0-d float64 array, without those that are not known.
+    """Return the parts that :func:`join_blocks` joins, name -> 0-d float64 array, without those that are not
+    known.
 
     Args:
         parameter: (n,) float64 or complex128 elements, n > 0.
@@ -201,7 +202,8 @@ def measure_block(
 
 
 def _moments(known: Sequence[tuple[Role, Array]], gradient: Array | None, clean: Array, xp: Any) -> Moments:
-    """The entries by their roles, poisoned elements set to 0; AMSGrad's maximum is the second moment."""
+    """Return the entries by their roles, poisoned elements set to 0; AMSGrad's maximum is the second
+    moment."""
     by_role = {role: xp.where(clean, v, xp.zeros_like(v)) for role, v in known}
     second = by_role.get(Role.SECOND_MAX, by_role.get(Role.SECOND))
     return Moments(
@@ -249,7 +251,7 @@ def _real(values: Array, xp: Any) -> Array:
 
 
 def join_blocks(blocks: Sequence[Mapping[str, float]]) -> Measured:
-    """The statistics of a parameter from those of its blocks, read on the host.
+    """Return the statistics of a parameter from those of its blocks, read on the host.
 
     Example:
         >>> join_blocks([{"size": 2.0, "parameter_bad": 1.0}, {"size": 1.0, "parameter_bad": 0.0}]).size
@@ -269,7 +271,8 @@ def join_blocks(blocks: Sequence[Mapping[str, float]]) -> Measured:
 
 
 def _joined_mean(parts: Sequence[tuple[float, float, float]]) -> float | None:
-    """The root mean square of blocks given by largest, sum of (x / largest)^2 and count; None without any."""
+    """Return the root mean square of blocks given by largest, sum of (x / largest)^2 and count; None without
+    any."""
     count = sum(n for _, _, n in parts)
     if not count:
         return None

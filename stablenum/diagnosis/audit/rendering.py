@@ -35,7 +35,7 @@ def as_text(
 
 
 def as_rich(optimizer: str, rows: Sequence[Row], risks: Sequence[Risk], notes: Sequence[str]) -> Any:
-    """The same for a terminal, with a table of rich, which is imported only here."""
+    """Return the same for a terminal, with a table of rich, which is imported only here."""
     from rich import box
     from rich.console import Group
     from rich.table import Table

@@ -55,7 +55,7 @@ def _total(rows: Sequence[RangeRow], kind: str) -> dict[int, int]:
 
 
 def _window(totals: dict[str, dict[int, int]], moved: int) -> tuple[float, float]:
-    """The limits of the x axis: all exponents that occur, and at least the range of float16."""
+    """Return the limits of the x axis: all exponents that occur, and at least the range of float16."""
     seen = [e for total in totals.values() for e in total]
     return min([*seen, -25]) - 3.0, max([*seen, 16, moved]) + 3.0
 

@@ -78,7 +78,7 @@ class RangeReport:
         return tuple(trouble for verdict in self.verdicts.values() for trouble in verdict.troubles)
 
     def loss_scale(self, name: str = "float16") -> float | None:
-        """The recommended initial loss scale for a format: a power of two, None without gradients.
+        """Return the recommended initial loss scale for a format: a power of two, None without gradients.
 
         Raises:
             ValueError: the report is not about this format.
@@ -98,11 +98,11 @@ class RangeReport:
         return Policy(params="float32", compute=name, rules=rules)
 
     def by_trouble(self) -> list[RangeRow]:
-        """The rows, the worst first; those without trouble stay in the order of execution."""
+        """Return the rows, the worst first; those without trouble stay in the order of execution."""
         return sorted(self.rows, key=lambda row: -max(self._trouble(row, name) for name in self.formats))
 
     def table(self, rows: int | None = 40) -> str:
-        """A table in plain text, the worst rows first.
+        """Return a table in plain text, the worst rows first.
 
         Args:
             rows: how many at most; None for all.
@@ -125,7 +125,7 @@ class RangeReport:
         return "\n".join([*text, *self._left_out(rows)])
 
     def rich_table(self, rows: int | None = 40) -> Table:
-        """The same as a ``rich.table.Table``: overflow in red, lost and flushed in yellow.
+        """Return the same as a ``rich.table.Table``: overflow in red, lost and flushed in yellow.
 
         Raises:
             ImportError: rich is not installed (``pip install "stablenum[cli]"``).

@@ -31,7 +31,7 @@ BACKWARD = (ACTIVATION_GRADIENT, GRADIENT)
 
 
 def module_label(module: str) -> str:
-    """A module's path as it is shown; the path of the model itself is empty."""
+    """Return a module's path as it is shown; the path of the model itself is empty."""
     return module or "(model)"
 
 
@@ -68,7 +68,8 @@ class RangeRow:
     lost: Mapping[str, int] = field(default_factory=dict)
 
     def flushed(self, name: str, exponent: int = 0) -> int:
-        """How many elements other than 0 become 0 in the format after a multiplication by ``2**exponent``."""
+        """Return how many elements other than 0 become 0 in the format after a multiplication by
+        ``2**exponent``."""
         last = limits(name).flush - exponent
         return sum(count for e, count in self.histogram.items() if e <= last)
 

@@ -82,7 +82,8 @@ class FormatVerdict:
 
 
 def scale_exponent(fmt: Format, rows: Iterable[RangeRow]) -> int | None:
-    """The recommended loss scale's exponent: the largest with ``amax * 2**k <= max / 2`` over all gradients.
+    """Return the recommended loss scale's exponent: the largest with ``amax * 2**k <= max / 2`` over all
+    gradients.
 
     The margin of one bit leaves room for later steps. A format with the exponent range of float32 needs no
     scale: the result is 0, unless gradients become 0 in it nevertheless.
@@ -104,7 +105,7 @@ def scale_exponent(fmt: Format, rows: Iterable[RangeRow]) -> int | None:
 
 
 def judge(name: str, rows: Sequence[RangeRow]) -> FormatVerdict:
-    """The verdict on a format.
+    """Return the verdict on a format.
 
     Args:
         name: the format.
@@ -150,7 +151,7 @@ def _share(counts: Iterable[tuple[int, int]]) -> float:
 
 
 def _flushed(rows: Iterable[RangeRow], name: str, exponent: int) -> float | None:
-    """The flushed fraction of the gradients of activations or of parameters, whichever is larger."""
+    """Return the flushed fraction of the gradients of activations or of parameters, whichever is larger."""
     by_kind = [[row for row in rows if row.kind == kind] for kind in BACKWARD]
     shares = [_share((row.flushed(name, exponent), row.elements) for row in some) for some in by_kind if some]
     return max(shares, default=None)
@@ -189,7 +190,7 @@ def _backward(name: str, rows: Sequence[RangeRow], k: int | None) -> list[Troubl
 
 
 def _eight_bit(fmt: Format, rows: Sequence[RangeRow]) -> list[Trouble]:
-    """What goes wrong in an 8-bit format with one scale per tensor, as in delayed scaling."""
+    """Return what goes wrong in an 8-bit format with one scale per tensor, as in delayed scaling."""
     found = []
     for row in rows:
         if row.kind in _role(fmt)[1]:
@@ -238,13 +239,13 @@ def _worst_first(troubles: list[Trouble]) -> list[Trouble]:
 
 
 def _innermost(troubles: Iterable[Trouble | RangeRow]) -> list[str]:
-    """The modules that contain no other module of these."""
+    """Return the modules that contain no other module of these."""
     modules = list(dict.fromkeys(t.module for t in troubles))
     return [m for m in modules if not any(o != m and (not m or o.startswith(m + ".")) for o in modules)]
 
 
 def _names(troubles: Iterable[Trouble | RangeRow]) -> str:
-    """The innermost modules, at most three by name."""
+    """Return the innermost modules, at most three by name."""
     inner = _innermost(troubles)
     shown = ", ".join(module_label(m) for m in inner[:_NAMED])
     return shown + (f" and {len(inner) - _NAMED} more" if len(inner) > _NAMED else "")

@@ -95,7 +95,7 @@ class Verdict:
 
 
 def judge(evidence: Evidence) -> Verdict:
-    """The verdict for the first cause whose signature matches.
+    """Return the verdict for the first cause whose signature matches.
 
     Example:
         >>> judge(Evidence(framework="torch", loss_finite=True)).cause.value
@@ -218,7 +218,7 @@ _QUOTIENTS = ("div", "pow", "reciprocal", "rsqrt")
 
 
 def _is_overflow(f: Finding) -> bool:
-    """Whether large numbers gave inf without a zero divisor, or NaN through inf - inf in a sum."""
+    """Return whether large numbers gave inf without a zero divisor, or NaN through inf - inf in a sum."""
     if f.kind == "inf" and any(s.zero for s in f.inputs if s.size):
         return False
     if f.kind != "inf" and (f.operation in BOUNDARIES or not all(s.finite for s in f.inputs)):

@@ -76,14 +76,14 @@ class TensorStats:
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> TensorStats:
-        """The inverse of :meth:`to_dict`."""
+        """Return the inverse of :meth:`to_dict`."""
         numbers = {k: float(d[k]) for k in ("min", "max", "amax")}
         values = tuple(float(v) for v in d["values"])
         return cls(**{**d, **numbers, "shape": tuple(d["shape"]), "values": values})
 
 
 def plain(v: Any) -> Any:
-    """The value for JSON: a number that is not finite becomes a string, a tuple a list."""
+    """Return the value for JSON: a number that is not finite becomes a string, a tuple a list."""
     if isinstance(v, float) and not math.isfinite(v):
         return str(v)
     return [plain(x) for x in v] if isinstance(v, tuple) else v

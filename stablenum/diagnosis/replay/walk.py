@@ -41,7 +41,7 @@ class Origin:
 
 
 def first_causes(trace: Trace, bad: Iterable[int]) -> list[Origin]:
-    """The origins of bad values, each once, in order of execution.
+    """Return the origins of bad values, each once, in order of execution.
 
     Args:
         trace: a replay.
@@ -95,7 +95,8 @@ def _of_nan(trace: Trace, bad: Value) -> list[Origin]:
 
 
 def _is_placed_nan(trace: Trace, value: Value) -> bool:
-    """Whether a NaN is a constant, possibly broadcast; its origin is the step that lets it into a result.
+    """Return whether a NaN is a constant, possibly broadcast; its origin is the step that lets it into a
+    result.
 
     Libraries return such a NaN where no result is defined (the sample variance of one item).
     """
@@ -148,7 +149,7 @@ def _of_inf(trace: Trace, bad: Value) -> list[Origin]:
 
 
 def _into_function(trace: Trace, step: Step) -> list[Value]:
-    """The infinities that went into a function over rows, through its own parts on the same line.
+    """Return the infinities that went into a function over rows, through its own parts on the same line.
 
     In a fully masked row they become a sum of 0, and the last part returns log(0) without having read them.
     """
@@ -170,7 +171,7 @@ def _into_function(trace: Trace, step: Step) -> list[Value]:
 
 
 def is_selected(trace: Trace, step: Step, *, within: int = 12) -> bool:
-    """Whether a later ``where`` or mask discards part of what a forward step made.
+    """Return whether a later ``where`` or mask discards part of what a forward step made.
 
     Its derivative then receives a gradient of 0 from there, and 0 x inf is NaN (the where-trap).
 

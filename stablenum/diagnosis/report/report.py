@@ -44,7 +44,7 @@ class Report:
 
     @classmethod
     def of(cls, evidence: Evidence, **rest: Any) -> Report:
-        """The report on this evidence, with its verdict."""
+        """Return the report on this evidence, with its verdict."""
         return cls(evidence=evidence, verdict=judge(evidence), **rest)
 
     @property
@@ -78,7 +78,7 @@ class Report:
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> Report:
-        """The inverse of :meth:`to_dict`."""
+        """Return the inverse of :meth:`to_dict`."""
         found: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in d["evidence"].items()}
         found["findings"] = tuple(Finding.from_dict(f) for f in d["evidence"]["findings"])
         found["loss_scale"] = float(found["loss_scale"])

@@ -48,7 +48,7 @@ class Sections:
 
 
 def sections_of(verdict: Verdict, findings: Sequence[Finding], notes: Sequence[str]) -> Sections:
-    """The parts of a report that are shown: statistics, never data, and no more than one screen."""
+    """Return the parts of a report that are shown: statistics, never data, and no more than one screen."""
     first = findings[0] if findings else None
     rows: tuple[Row, ...] = ()
     frames: tuple[Place, ...] = ()

@@ -16,7 +16,7 @@ __all__ = ["as_rich"]
 
 
 def as_rich(s: Sections, *, ok: bool) -> Iterator[RenderableType]:
-    """What to print, in order. All text is literal: brackets in the user's code are not markup."""
+    """Return what to print, in order. All text is literal: brackets in the user's code are not markup."""
     if ok:
         yield Text.assemble(("Nothing wrong: ", "bold green"), f"{s.what[:1].lower()}{s.what[1:]}")
     else:

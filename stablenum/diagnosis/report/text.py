@@ -50,7 +50,7 @@ def _notes(s: Sections) -> list[str]:
 
 
 def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
-    """The cells in aligned columns, without empty ones."""
+    """Return the cells in aligned columns, without empty ones."""
     columns = [i for i in range(len(rows[0]) if rows else 0) if any(row[i] for row in rows)]
     widths = {i: max(len(row[i]) for row in rows) for i in columns}
     return ["  " + "  ".join(f"{row[i]:<{widths[i]}}" for i in columns).rstrip() for row in rows]

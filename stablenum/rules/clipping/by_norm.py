@@ -44,7 +44,7 @@ class ClipByGlobalNorm(Stateless):
     def multiplier(
         self, state: tuple[Array, ...], norms: Array, total: Array, *, applied: Array, xp: Namespace
     ) -> tuple[Array, tuple[Array, ...]]:
-        """The () float32 factor for all tensors, and the next state."""
+        """Return the () float32 factor for all tensors, and the next state."""
         return coefficient(total, self.max_norm, xp=xp), state
 
 
@@ -74,5 +74,5 @@ class ClipByNorm(Stateless):
     def multiplier(
         self, state: tuple[Array, ...], norms: Array, total: Array, *, applied: Array, xp: Namespace
     ) -> tuple[Array, tuple[Array, ...]]:
-        """The (n,) float32 factors, one per tensor, and the next state."""
+        """Return the (n,) float32 factors, one per tensor, and the next state."""
         return coefficient(norms, self.max_norm, xp=xp), state

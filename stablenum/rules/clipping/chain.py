@@ -127,7 +127,7 @@ def clip_in_order(
 
 
 def _left_of_units(norms: Array, units: FlatUnits, shrink: Array, *, xp: Namespace) -> Array:
-    """(n,) float32, the norms of the gradients after their units were shrunk."""
+    """Return (n,) float32, the norms of the gradients after their units were shrunk."""
     if not units.sizes:
         return norms
     # Relative to the tensor's own norm, so that no square overflows or flushes.

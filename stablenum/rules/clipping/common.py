@@ -32,7 +32,7 @@ def shortening(norm: Array, limit: Array, *, xp: Namespace) -> Array:
 
 
 def floored(factor: Array, *, xp: Namespace) -> Array:
-    """The factor, raised to at least float32's smallest normal number.
+    """Return the factor, raised to at least float32's smallest normal number.
 
     A factor that is flushed to zero would silently turn finite gradients into zeros.
     """

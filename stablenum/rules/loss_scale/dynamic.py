@@ -67,7 +67,7 @@ class DynamicLossScale:
         check_choice("DynamicLossScale.hysteresis_refill", self.hysteresis_refill, ("good_step", "growth"))
 
     def init(self, *, xp: Namespace, device: Any = None) -> LossScaleState:
-        """The state before the first step."""
+        """Return the state before the first step."""
         return scale_state(self.init_scale, self.hysteresis, xp=xp, device=device)
 
     def update(
@@ -78,7 +78,7 @@ class DynamicLossScale:
         good: Array,
         xp: Namespace,
     ) -> LossScaleState:
-        """The state after one step.
+        """Return the state after one step.
 
         Args:
             state: the state before.

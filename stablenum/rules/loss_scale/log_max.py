@@ -90,7 +90,7 @@ class LogMaxLossScale:
         check_field(self, "std_decay", above=0.0, below=1.0)
 
     def init(self, *, xp: Namespace, device: Any = None) -> LossScaleState:
-        """The state before the first step."""
+        """Return the state before the first step."""
 
         zeros = [xp.asarray(0.0, dtype=xp.float32, device=device) for _ in range(5)]
         hold = xp.asarray(0, dtype=xp.int32, device=device)
@@ -106,7 +106,7 @@ class LogMaxLossScale:
         amax: Array,
         xp: Namespace,
     ) -> LossScaleState:
-        """The state after one step.
+        """Return the state after one step.
 
         Args:
             state: the state before.
@@ -133,7 +133,7 @@ class LogMaxLossScale:
     def _observe(
         self, old: LogMaxStatistics, x: Array, *, seen: Array, overflow: Array, xp: Namespace
     ) -> LogMaxStatistics:
-        """The statistics updated with ``x``, by West's incremental formula for a weighted variance.
+        """Return the statistics updated with ``x``, by West's incremental formula for a weighted variance.
 
         The formula of the source, mean of x^2 minus square of the mean, loses all digits in float32.
         """
@@ -155,7 +155,7 @@ class LogMaxLossScale:
         return LogMaxStatistics(*[*kept, hold])
 
     def _proposal(self, statistics: LogMaxStatistics, *, xp: Namespace) -> Array:
-        """The scale that follows from the statistics."""
+        """Return the scale that follows from the statistics."""
         top = statistics.mean + self.std_factor * xp.sqrt(at_least(statistics.variance, 0.0, xp=xp))
         # 2**-10 is subtracted for two reasons: where gradients are powers of two, rounding must not decide
         # between two scales, and 2**16 itself is beyond float16's range.
@@ -164,7 +164,7 @@ class LogMaxLossScale:
 
 
 def _moved(mean: Array, weight: Array, x: Array, decay: float) -> tuple[Array, Array]:
-    """A moving mean corrected for bias, and its weight: the first observation counts in full."""
+    """Return a moving mean corrected for bias, and its weight: the first observation counts in full."""
     weight = decay * weight + (1.0 - decay)
     return mean + (1.0 - decay) / weight * (x - mean), weight
 

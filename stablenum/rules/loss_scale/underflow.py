@@ -75,7 +75,7 @@ class UnderflowAwareLossScale:
         check_field(self, "recovery_interval", whole=True, at_least=1)
 
     def init(self, *, xp: Namespace, device: Any = None) -> LossScaleState:
-        """The state before the first step."""
+        """Return the state before the first step."""
         highest = xp.asarray(0.0, dtype=xp.float32, device=device)
         statistics = UnderflowStatistics(highest, xp.asarray(0, dtype=xp.int32, device=device))
         return scale_state(self.init_scale, 0, statistics, xp=xp, device=device)
@@ -90,7 +90,7 @@ class UnderflowAwareLossScale:
         tiny: Array,
         xp: Namespace,
     ) -> LossScaleState:
-        """The state after one step.
+        """Return the state after one step.
 
         Args:
             state: the state before.

@@ -35,10 +35,10 @@ class Evaluator(Protocol):
     trace: Trace
 
     def constant(self, data: Any) -> Cell:
-        """A captured array."""
+        """Return a captured array."""
 
     def made(self, outputs: Sequence[Any]) -> list[Cell]:
-        """The outputs of the step that is recorded next."""
+        """Return the outputs of the step that is recorded next."""
 
     def record(
         self, eqn: Any, inputs: Sequence[Cell], outputs: Sequence[Cell], ctx: Context, operation: str = ""
@@ -49,11 +49,11 @@ class Evaluator(Protocol):
         """Evaluate a jaxpr."""
 
     def inside(self, eqn: Any, ctx: Context) -> Context:
-        """The context of the equations of a call."""
+        """Return the context of the equations of a call."""
 
 
 def cond(run: Evaluator, eqn: Any, inputs: list[Cell], ctx: Context) -> list[Cell]:
-    """The branch that is taken."""
+    """Return the branch that is taken."""
     index, *operands = inputs
     branches = eqn.params["branches"]
     taken = min(max(int(np.asarray(index.data)), 0), len(branches) - 1)
@@ -162,7 +162,8 @@ class _Body:
 
 
 def _equations(jaxpr: Any) -> int:
-    """About how many equations one iteration evaluates; those of inner scans count once per iteration."""
+    """Return about how many equations one iteration evaluates; those of inner scans count once per
+    iteration."""
     inner, _ = sub_jaxpr(jaxpr)
     total = 0
     for eqn in inner.eqns:

@@ -46,7 +46,7 @@ def flags_of(x: Any) -> Flags:
 
 
 def flags_in(x: Any) -> Any:
-    """The same under jit, as one (3,) bool array."""
+    """Return the same under jit, as one (3,) bool array."""
     if not is_floating(x):
         return jnp.zeros(3, bool)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
@@ -63,7 +63,7 @@ def _on_host(x: jax.Array) -> bool:
 
 
 def stats_of(x: Any, name: str = "") -> TensorStats | None:
-    """Counts and extremes; None for an array that has none (random keys)."""
+    """Return counts and extremes; None for an array that has none (random keys)."""
     if jnp.issubdtype(getattr(x, "dtype", np.float32), jax.dtypes.extended):
         return None
     a = np.asarray(x)

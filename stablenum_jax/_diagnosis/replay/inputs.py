@@ -167,13 +167,13 @@ class _Split:
     rest: Any
 
     def tree_flatten_with_keys(self) -> tuple[Any, Any]:
-        """The two states."""
+        """Return the two states."""
         key = jax.tree_util.GetAttrKey
         return ((key("trained"), self.trained), (key("rest"), self.rest)), self.definition
 
     @classmethod
     def tree_unflatten(cls, definition: Any, children: Any) -> _Split:
-        """The inverse."""
+        """Return the inverse."""
         return cls(definition, *children)
 
 

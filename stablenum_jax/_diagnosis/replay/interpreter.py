@@ -77,24 +77,24 @@ class Interpreter:
     # --- values ---
 
     def measure(self, data: Any) -> Flags:
-        """The flags of a value; if symbolic, they are traced, and read later."""
+        """Return the flags of a value; if symbolic, they are traced, and read later."""
         if self.symbolic:
             self.flags.append(flags_in(data) if is_floating(data) else None)
             return CLEAN
         return flags_of(data)
 
     def outside(self, data: Any, role: str, name: str = "") -> Cell:
-        """A value that is not the output of a step."""
+        """Return a value that is not the output of a step."""
         return Cell(data, self.trace.add_value(flags=self.measure(data), role=role, name=name))
 
     def constant(self, data: Any) -> Cell:
-        """A captured array: with NaN it must be data; with infinities it may be a mask or a bound."""
+        """Return a captured array: with NaN it must be data; with infinities it may be a mask or a bound."""
         flags = CLEAN if self.symbolic else flags_of(data)
         name = f"captured {getattr(data, 'dtype', type(data).__name__)}{list(np.shape(data))}"
         return self.outside(data, "input" if flags[0] and np.ndim(data) else "constant", name)
 
     def made(self, outputs: Sequence[Any]) -> list[Cell]:
-        """The outputs of the step that is recorded next."""
+        """Return the outputs of the step that is recorded next."""
         return [Cell(o, self.trace.add_value(flags=self.measure(o))) for o in outputs]
 
     def _literal(self, literal: Any) -> Cell:
@@ -183,7 +183,7 @@ class Interpreter:
         return outputs
 
     def inside(self, eqn: Any, ctx: Context) -> Context:
-        """The context of the equations of a call."""
+        """Return the context of the equations of a call."""
         source = self.source(eqn, ctx)
         name = eqn.params.get("name")
         if isinstance(name, str) and name:
@@ -191,7 +191,7 @@ class Interpreter:
         return replace(ctx, source=source, stack=_joined(ctx.stack, eqn))
 
     def compute(self, eqn: Any, inputs: list[Any], params: dict[str, Any] | None = None) -> list[Any]:
-        """The equation's outputs."""
+        """Return the equation's outputs."""
         with context_of(eqn):
             if self.symbolic:
                 return bind(eqn, inputs, params)
@@ -235,6 +235,6 @@ _TRANSFORMATIONS = re.compile(r"\b(transpose|jvp|vmap|checkpoint|remat|linearize
 
 @lru_cache(maxsize=4096)
 def _module(stack: str) -> str:
-    """The name stack without transformations: only named scopes and flax modules."""
+    """Return the name stack without transformations: only named scopes and flax modules."""
     parts = _TRANSFORMATIONS.sub("", stack).split("/")
     return "/".join(p for p in parts if p and p not in ("rematted_computation", "checkpoint"))

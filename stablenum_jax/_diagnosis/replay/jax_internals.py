@@ -53,13 +53,13 @@ def bind(eqn: Any, inputs: list[Any], params: dict[str, Any] | None = None) -> l
 
 
 def context_of(eqn: Any) -> contextlib.AbstractContextManager[Any]:
-    """The settings under which the equation was made (where to compute, which generator)."""
+    """Return the settings under which the equation was made (where to compute, which generator)."""
     context = getattr(eqn, "ctx", None)
     return getattr(context, "manager", None) or contextlib.nullcontext()
 
 
 def scan_counts(params: dict[str, Any], inputs: int) -> tuple[int, int]:
-    """The number of constants and the number of carried values of a scan."""
+    """Return the number of constants and the number of carried values of a scan."""
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
     consts, carry, _ = params["ft_in"].update(list(range(inputs))).unpack()  # from JAX 0.12 on
@@ -79,7 +79,7 @@ def called_jaxpr(eqn: Any) -> tuple[Any, list[Any]] | None:
 
 
 def differentiated_jaxpr(eqn: Any) -> tuple[Any, list[Any]] | None:
-    """The same of an equation that calls a function with a derivative of its own, else None."""
+    """Return the same of an equation that calls a function with a derivative of its own, else None."""
     return _jaxpr_in(eqn, _DIFFERENTIATED)
 
 
@@ -89,7 +89,7 @@ def _jaxpr_in(eqn: Any, table: dict[str, str]) -> tuple[Any, list[Any]] | None:
 
 
 def under_transformation() -> bool:
-    """Whether the caller is inside a trace (jit, grad, vmap)."""
+    """Return whether the caller is inside a trace (jit, grad, vmap)."""
     is_clean = getattr(jax.core, "trace_state_clean", None)
     return bool(is_clean is not None and not is_clean())
 

@@ -65,8 +65,8 @@ def _reaching(trace: Trace, values: Iterable[int], through: Any = None) -> set[i
 
 
 def _without_loss(trace: Trace, transposed: list[bool], outputs: Iterable[int]) -> set[int]:
-    """The forward pass of a whole training step: results that do not come from a transposed step, and values
-    that are never read (a loss that is not returned)."""
+    """Return the forward pass of a whole training step: results that do not come from a transposed step, and
+    values that are never read (a loss that is not returned)."""
     read = {i for s in trace.steps for i in s.inputs}
     unread = [o for s in trace.steps for o in s.outputs if o not in read]
     return _reaching(trace, [*outputs, *unread], through=[not t for t in transposed])
@@ -118,7 +118,8 @@ def _keys(how: Written) -> tuple[Any, Any, Any]:
 
 
 def _best(step: Step, how: Written, last: _Last) -> Step:
-    """The step that computes rather than moves values, of the same iteration and function; the last such."""
+    """Return the step that computes rather than moves values, of the same iteration and function; the last
+    such."""
     name = function_name(how.source.functions)
 
     def rank(c: Step) -> tuple[bool, bool, bool, int]:

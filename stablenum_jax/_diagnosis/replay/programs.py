@@ -106,7 +106,8 @@ def _with_gradients(call: Call, data: list[Any], has_aux: bool, scaled: bool) ->
 
 
 def _arrays(title: str, tree: Any) -> list[tuple[str, Any]]:
-    """The arrays of a tree, with names, without guards, whose statistics contain intended infinities."""
+    """Return the arrays of a tree, with names, without guards, whose statistics contain intended
+    infinities."""
     paths, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_guard)
     names = [title + jax.tree_util.keystr(path).removesuffix(".value") for path, _ in paths]
     return [(name, x) for name, (_, x) in zip(names, paths, strict=True) if _is_array(x)]

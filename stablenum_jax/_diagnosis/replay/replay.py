@@ -200,7 +200,7 @@ def _bad_parameters(call: Call, failed: bool, gradients: bool) -> tuple[str, ...
 
 
 def _norm_overflows(gradients: Sequence[Any]) -> bool:
-    """Whether gradients are finite, but their sum of squares exceeds float32."""
+    """Return whether gradients are finite, but their sum of squares exceeds float32."""
     total = 0.0
     for g in gradients:
         a = np.abs(np.asarray(g)).astype(np.float64) if is_floating(g) else np.zeros(0)

@@ -23,7 +23,7 @@ def finite_in_float32(
     before: Mapping[int, Tensor],
     written: Set[int],
 ) -> bool | None:
-    """Whether an operation on the same numbers is finite in float32; None if it cannot run in float32.
+    """Return whether an operation on the same numbers is finite in float32; None if it cannot run in float32.
 
     Args:
         func: an aten operation.

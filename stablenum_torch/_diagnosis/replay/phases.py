@@ -45,7 +45,7 @@ class NodeMap:
             bisect.insort(self._numbers.setdefault(thread, []), number)
 
     def step_of(self, node: Any) -> int | None:
-        """The step that made a node; None for a node from before the replay, or an accumulation."""
+        """Return the step that made a node; None for a node from before the replay, or an accumulation."""
         number = node._sequence_nr()
         if number >= _NO_NUMBER:
             return None
@@ -75,5 +75,5 @@ class NodeMap:
 
 
 def _letters(name: str) -> str:
-    """The letters of a name, so that ``_softmax`` is found in ``SoftmaxBackward0``."""
+    """Return the letters of a name, so that ``_softmax`` is found in ``SoftmaxBackward0``."""
     return "".join(c for c in name.lower() if c.isalpha())

@@ -144,7 +144,7 @@ def _backward(loss: Tensor, loss_scale: float | None) -> None:
 
 
 def loss_in(result: Any) -> Any:
-    """The loss in the result of a step: itself, "loss" in a dict, or the first scalar of a tuple."""
+    """Return the loss in the result of a step: itself, "loss" in a dict, or the first scalar of a tuple."""
     if isinstance(result, Mapping):
         return result["loss"] if "loss" in result else loss_in(list(result.values()))
     if isinstance(result, list | tuple):
@@ -300,7 +300,7 @@ class _Judge:
 
 
 def _is_about_numbers(error: Exception) -> bool:
-    """Whether finite numbers were rejected: a singular matrix, a probability of 2."""
+    """Return whether finite numbers were rejected: a singular matrix, a probability of 2."""
     return isinstance(error, torch.linalg.LinAlgError) or "between 0 and 1" in str(error)
 
 

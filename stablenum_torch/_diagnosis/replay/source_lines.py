@@ -131,7 +131,7 @@ def _classified(code: CodeType) -> _Kind:
 
 
 def is_user_file(file: str) -> bool:
-    """Whether a file is neither of a framework nor of the standard library."""
+    """Return whether a file is neither of a framework nor of the standard library."""
     if file.startswith(("<frozen", "<eval_with_key", "<__", "<string>")):
         return False
     folders, third_party = _folders()
@@ -144,7 +144,7 @@ def is_user_file(file: str) -> bool:
 
 @functools.cache
 def _folders() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The frameworks' folders, and those of other installed packages (which count as the user's)."""
+    """Return the frameworks' folders, and those of other installed packages (which count as the user's)."""
     found = []
     for name in _FOREIGN:
         spec = find_spec(name)

@@ -97,7 +97,7 @@ BACKENDS: dict[str, Backend] = {
 
 
 def find_backends(names: list[str] | None = None) -> tuple[list[Backend], dict[str, list[str]]]:
-    """The backends to run, NumPy first, and what is missing for the others.
+    """Return the backends to run, NumPy first, and what is missing for the others.
 
     Args:
         names: those requested; None or empty for all that are installed.

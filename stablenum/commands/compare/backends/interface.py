@@ -79,7 +79,7 @@ class Run(Protocol):
         """Copies of the parameters now."""
 
     def guard_state_dict(self) -> dict[str, Any]:
-        """The guard's state as plain JSON values."""
+        """Return the guard's state as plain JSON values."""
 
     def load_guard_state_dict(self, plain: Mapping[str, Any]) -> None:
         """Continue from another run's guard state."""

@@ -30,7 +30,7 @@ def start(setup: Setup, mode: str) -> GuardedRun | PlainRun:
 
 
 def make_optimizer(spec: OptimizerSpec, guard: GuardConfig | None = None) -> optax.GradientTransformation:
-    """The optax chain of a scenario.
+    """Return the optax chain of a scenario.
 
     A guard that measures updates in learning rates must find the rate in the optimizer's state.
     """

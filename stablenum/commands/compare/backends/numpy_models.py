@@ -31,7 +31,8 @@ class Forward(NamedTuple):
 def loss_and_gradients(
     training: Training, params: list[Array], batch: Batch, scale: float, compute: str
 ) -> tuple[np.float32, list[Array]]:
-    """The unscaled loss, and the float32 gradients of the loss times ``scale``, computed in ``compute``."""
+    """Return the unscaled loss, and the float32 gradients of the loss times ``scale``, computed in
+    ``compute``."""
     dtype = np.dtype(compute)
     with np.errstate(all="ignore"):  # overflow and NaN are what the scenarios are about
         weights = [p.astype(dtype) for p in params]
@@ -43,7 +44,7 @@ def loss_and_gradients(
 
 
 def evaluate(training: Training, params: list[Array], data: Data, measure: str) -> float:
-    """The held-out loss (or accuracy) of float32 parameters, computed in float32."""
+    """Return the held-out loss (or accuracy) of float32 parameters, computed in float32."""
     with np.errstate(all="ignore"):
         output = _MODELS[training.model](params, data.x_test).output
         if measure == "loss":
@@ -61,7 +62,7 @@ def _matmul(a: Array, b: Array) -> Array:
 
 
 def _sum(a: Array) -> Array:
-    """The sum over the first axis, in float32, rounded to the dtype."""
+    """Return the sum over the first axis, in float32, rounded to the dtype."""
     return a.astype(np.float32).sum(axis=0).astype(a.dtype)
 
 
@@ -86,7 +87,7 @@ def _mlp(weights: list[Array], x: Array) -> Forward:
 
 
 def _normed(weights: list[Array], x: Array) -> Forward:
-    """The same with its hidden activations divided by their root mean square, in float32."""
+    """Return the same with its hidden activations divided by their root mean square, in float32."""
     w1, b1, w2, b2 = weights
     hidden = np.maximum(_matmul(x, w1) + b1, 0)
     wide = hidden.astype(np.float32)

@@ -27,7 +27,7 @@ def start(setup: Setup, mode: str) -> GuardedRun | PlainRun:
 
 
 def make_optimizer(spec: OptimizerSpec) -> Optimizer:
-    """The reference optimizer of a scenario."""
+    """Return the reference optimizer of a scenario."""
     if spec.name == "sgd":
         return SGD(lr=spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay)
     return Adam(lr=spec.lr, eps=spec.eps, weight_decay=spec.weight_decay, decoupled=spec.name == "adamw")

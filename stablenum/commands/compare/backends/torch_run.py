@@ -27,7 +27,7 @@ def start(setup: Setup, mode: str) -> GuardedRun | PlainRun:
 
 
 def make_optimizer(spec: OptimizerSpec, params: list[torch.Tensor], mode: str) -> torch.optim.Optimizer:
-    """The optimizer of a scenario: fused where all parameters are float32, else foreach."""
+    """Return the optimizer of a scenario: fused where all parameters are float32, else foreach."""
     fused = mode != "foreach" and all(p.dtype == torch.float32 for p in params)
     kind = {"fused": True} if fused else {"foreach": True}
     if spec.name == "sgd":
@@ -142,14 +142,14 @@ class GuardedRun(PlainRun):
 
 
 def to_torch(array: Array, device: str = "cpu") -> torch.Tensor:
-    """A copy as a tensor of the same dtype."""
+    """Return a copy as a tensor of the same dtype."""
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16).to(device)
     return torch.from_numpy(array.copy()).to(device)
 
 
 def to_numpy(tensor: torch.Tensor) -> Array:
-    """A copy as an array of the same dtype."""
+    """Return a copy as an array of the same dtype."""
     tensor = tensor.cpu()
     if tensor.dtype == torch.bfloat16:
         import ml_dtypes

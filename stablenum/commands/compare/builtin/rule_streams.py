@@ -44,7 +44,7 @@ _AUTOCAST = tuple(TensorSpec(shape=s, computed="float16") for s in ((8, 5), (5,)
 
 
 def _spike(step: int, factor: float, *, loss: float = 1.0) -> tuple[Event, ...]:
-    """A step whose gradients are ``factor`` times as large, and its loss ``loss`` times."""
+    """Return a step whose gradients are ``factor`` times as large, and its loss ``loss`` times."""
     of_loss = (Event(step=step, tensor="loss", factor=loss),) if loss != 1.0 else ()
     return (Event(step=step, tensor="all", factor=factor), *of_loss)
 
@@ -69,7 +69,7 @@ def _masked(
     *,
     compiled_in: str | None = None,
 ) -> Stream:
-    """The same stream for every spike rule."""
+    """Return the same stream for every spike rule."""
     return Stream(
         name=name,
         about=about,

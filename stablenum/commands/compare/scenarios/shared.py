@@ -136,7 +136,7 @@ def check_name(name: object) -> None:
 
 
 def tensor_names(count: int) -> list[str]:
-    """The names of the tensors, for rules that select by name: their indices, as in a JAX list."""
+    """Return the names of the tensors, for rules that select by name: their indices, as in a JAX list."""
     return [str(i) for i in range(count)]
 
 

@@ -23,7 +23,7 @@ class StreamStep(NamedTuple):
 
 
 def stream_params(stream: Stream) -> list[Array]:
-    """The parameters at the start, each in its dtype."""
+    """Return the parameters at the start, each in its dtype."""
     rng = np.random.default_rng([stream.seed, 0])
     drawn = [rng.normal(size=tensor.shape) for tensor in stream.tensors]
     return [
@@ -35,7 +35,7 @@ def stream_params(stream: Stream) -> list[Array]:
 
 
 def stream_step(stream: Stream, step: int) -> StreamStep:
-    """The gradients and the loss of one step."""
+    """Return the gradients and the loss of one step."""
     rng = np.random.default_rng([stream.seed, 1, step])
     drawn = [rng.normal(size=tensor.shape) * float(stream.magnitude) for tensor in stream.tensors]
     level = _level(stream, step)
@@ -55,7 +55,7 @@ def stream_step(stream: Stream, step: int) -> StreamStep:
 
 
 def scaled_gradients(stream: Stream, gradients: Sequence[Array], scale: float) -> list[Array]:
-    """The gradients that the optimizer receives: scaled, and rounded as the tensors are."""
+    """Return the gradients that the optimizer receives: scaled, and rounded as the tensors are."""
     factor, made = np.float32(scale), []
     with np.errstate(all="ignore"):  # a half-precision gradient may overflow here, and should
         for gradient, tensor in zip(gradients, stream.tensors, strict=True):
@@ -64,14 +64,14 @@ def scaled_gradients(stream: Stream, gradients: Sequence[Array], scale: float) -
 
 
 def _level(stream: Stream, step: int) -> float:
-    """What the gradients of a step are multiplied by; exactly 1 without drift and jitter."""
+    """Return what the gradients of a step are multiplied by; exactly 1 without drift and jitter."""
     # A generator of its own, so that jitter changes no other number.
     swing = np.random.default_rng([stream.seed, 2, step]).normal() if stream.jitter else 0.0
     return float(stream.drift) ** step * math.exp(stream.jitter * swing)
 
 
 def _after(event: Event, there: Array) -> Array:
-    """The float32 numbers that are there, after an event."""
+    """Return the float32 numbers that are there, after an event."""
     if event.factor is None:
         return as_dtype(np.full(there.shape, event.value, np.float64), "float32")
     with np.errstate(invalid="ignore"):  # 0 x inf is NaN, as everywhere
