@@ -63,7 +63,7 @@ def check_number(
     at_most: float | None = None,
     hint: str = "",
 ) -> float:
-    """``value`` as a float, if it is a finite real number within the bounds.
+    """Return ``value`` as a float if it is a finite real number within the bounds.
 
     Raises:
         ValueError: ``value`` is not such a number; the message names ``field``, the bounds and ``value``.
@@ -101,7 +101,8 @@ def _as_float(value: object) -> float | None:
 
 
 def check_int(field: str, value: object, *, at_least: int, at_most: int = 2**31 - 1) -> int:
-    """``value`` as an int, if it is an integer from ``at_least`` to ``at_most`` (default: the largest int32).
+    """Return ``value`` as an int if it is an integer from ``at_least`` to ``at_most`` (default: the largest
+    int32).
 
     Raises:
         ValueError: ``value`` is not such an integer; the message names ``field``, the bounds and ``value``.

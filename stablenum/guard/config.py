@@ -171,7 +171,8 @@ class GuardConfig:
         return own or ("bfloat16" if self.loss_scale is None else "float16")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain dicts, lists, numbers and strings; fields that are None are left out (TOML has no null)."""
+        """Return plain dicts, lists, numbers and strings; fields that are None are left out (TOML has no
+        null)."""
         plain: dict[str, Any] = {
             "clip": [_rule_to_dict(rule) for rule in self.clip_rules] or None,
             "loss_scale": self.loss_scale and _rule_to_dict(self.loss_scale),

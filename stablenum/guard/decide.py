@@ -81,7 +81,7 @@ class Decision(NamedTuple):
 
 
 class GuardState(NamedTuple):
-    """What the guard carries from step to step. Structure, shapes and dtypes never change.
+    """The state that the guard carries from step to step. Structure, shapes and dtypes never change.
 
     Attributes:
         step: () int32, steps decided so far, including the skipped ones.
@@ -229,7 +229,7 @@ def decide(
 
 
 def _check_observation(config: GuardConfig, state: GuardState, observation: Observation) -> None:
-    """Check that the observation has what the rules need. Looks at shapes only.
+    """Check that the observation has what the rules need. Only shapes are checked.
 
     Raises:
         ValueError: a measurement is missing, or the number of parameters differs from the state's.
@@ -415,7 +415,8 @@ def _hold_if_halted(
 
 
 def select(condition: Array, chosen: Tree, other: Tree, *, xp: Namespace) -> Tree:
-    """``chosen`` where the () bool ``condition`` holds, otherwise ``other``; for each leaf of nested tuples.
+    """Return ``chosen`` where the () bool ``condition`` holds, otherwise ``other``; for each leaf of nested
+    tuples.
 
     Example:
         >>> import numpy as np

@@ -1,4 +1,4 @@
-"""Checks whether the numbers of a step are finite, and chooses the step's reason code."""
+"""Check whether the numbers of a step are finite, and choose the step's reason code."""
 
 from __future__ import annotations
 

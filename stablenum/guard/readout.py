@@ -1,6 +1,6 @@
 """Reading a guard's state on the host, which waits for the device.
 
-Works for every framework: the only method of a leaf it uses is ``.tolist()``.
+This works for every framework, because the only method of a leaf that it calls is ``.tolist()``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The recorder: the last 128 steps, written on the device and read on request.
 
-Two small arrays in the guard's state. Each step shifts them by one row, which needs no index, works
-in every framework and inside a scan, and moves a few kilobytes.
+The rows are two small arrays in the guard's state. Each step shifts them by one row, which needs no index,
+works in every framework and inside a scan, and moves a few kilobytes.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def record(recorder: Recorder, floats: list[Array], ints: list[Array], *, xp: Na
 
 
 def read_rows(recorder: Recorder) -> list[Row]:
-    """Return the recorded steps, oldest first. Makes the host wait for the device."""
+    """Return the recorded steps, oldest first. This makes the host wait for the device."""
     return [
         Row(step, loss, grad_norm, scale, clip, Reason(reason), worst, level)
         for (loss, grad_norm, scale, clip), (step, reason, worst, level) in zip(

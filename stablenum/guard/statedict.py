@@ -1,4 +1,4 @@
-"""Converts a guard's state to plain JSON values, the same for every framework, and back.
+"""Convert a guard's state to plain JSON values, the same for every framework, and back.
 
 A state saved by one adapter loads in another, which then makes the same decisions.
 """
@@ -39,7 +39,7 @@ def state_to_dict(state: GuardState, names: Sequence[str] | None = None) -> dict
     """``{"version": 3, "names": [...] or None, "state": {...}}`` of lists, numbers and strings.
 
     Non-finite numbers become the strings ``"nan"``, ``"inf"`` and ``"-inf"``, so the result is strict
-    JSON; float32 values survive the round trip bit for bit. Makes the host wait for the device.
+    JSON; float32 values survive the round trip bit for bit. This makes the host wait for the device.
 
     Example:
         >>> import json, numpy as np

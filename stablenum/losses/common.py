@@ -84,7 +84,7 @@ def classes_last(x: Array, axis: int, *, xp: Namespace) -> Array:
 
 
 def for_slope(z: Array, *, xp: Namespace) -> Array:
-    """z clamped to [-1e4, 1e4], with gradient 0 beyond; the sigmoid of anything beyond is 0 or 1 anyway.
+    """Clamp z to [-1e4, 1e4], with gradient 0 beyond; the sigmoid of anything beyond is 0 or 1 anyway.
 
     A loss near the end of the range times a slope of 0 must give 0, not inf x 0.
     """

@@ -52,7 +52,7 @@ def gaussian_nll(
         full: add the constant ``log(2 pi) / 2``.
         mask: bool, broadcast with ``mean``; False leaves an item out, whatever its value.
         reduction: "mean" over the valid items, "sum" or "none".
-        dtype: the format of the result; that of ``mean`` if None. Computed in float32 or wider.
+        dtype: the format of the result; that of ``mean`` if None. The loss is computed in float32 or wider.
         xp: the array namespace.
 
     Raises:
@@ -108,7 +108,8 @@ def poisson_nll(
             that logarithm for the format of the computation; a larger value is reduced to this.
         mask: bool, broadcast with ``log_rate``; False leaves an item out, whatever its value.
         reduction: "mean" over the valid items, "sum" or "none".
-        dtype: the format of the result; that of ``log_rate`` if None. Computed in float32 or wider.
+        dtype: the format of the result; that of ``log_rate`` if None. The loss is computed in float32 or
+        wider.
         xp: the array namespace.
 
     Raises:
@@ -173,7 +174,8 @@ def negative_binomial_nll(
         eps: the smallest ``total_count``, and the smallest mean for ``log_input=False``; above 0.
         mask: bool, broadcast with ``log_mean``; False leaves an item out, whatever its value.
         reduction: "mean" over the valid items, "sum" or "none".
-        dtype: the format of the result; that of ``log_mean`` if None. Computed in float32 or wider.
+        dtype: the format of the result; that of ``log_mean`` if None. The loss is computed in float32 or
+        wider.
         xp: the array namespace.
 
     Raises:

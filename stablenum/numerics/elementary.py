@@ -179,8 +179,9 @@ def arctanh(x: Array, *, xp: Namespace) -> Array:
     """Inverse hyperbolic tangent that stays finite: from 1 up, it is the value at the last number below 1.
 
     That value depends on the format of x: 8.66 in float32, 4.16 in float16, 3.12 in bfloat16. The gradient
-    there is 0; -1 and below likewise. Computed as ``log1p(2 x / (1 - x)) / 2``: near 1 the usual derivative
-    ``1 / (1 - x^2)`` loses precision in the square, and XLA's arctanh is off by 120 ulp in float64 on a CPU.
+    there is 0; -1 and below likewise. It is computed as ``log1p(2 x / (1 - x)) / 2``: near 1 the usual
+    derivative ``1 / (1 - x^2)`` loses precision in the square, and XLA's arctanh is off by 120 ulp in float64
+    on a CPU.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -235,7 +236,7 @@ def arctan2(y: Array, x: Array, *, xp: Namespace) -> Array:
 
 
 def _constant(x: Array, *, xp: Namespace) -> Array:
-    """x without its gradient; the sign of 0 is kept."""
+    """Return x without its gradient; the sign of 0 is kept."""
     return xp.where(x == 0, xp.floor(x), without_gradient(x, xp=xp))
 
 

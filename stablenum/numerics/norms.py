@@ -70,9 +70,10 @@ def _squeezed(x: Array, axis: Axis, *, xp: Namespace) -> Array:
 def normalize(x: Array, *, axis: Axis = -1, xp: Namespace) -> Array:
     """``x / norm(x)``; a zero vector stays 0, with gradient 0.
 
-    Also correct for vectors whose norm is beyond the largest number. A vector with an infinite element gives
-    NaN for that element and 0 for the others (x / inf), with gradient 0. For vectors shorter than about 1e-19
-    (1e-154 in float64) the second derivatives, of the order of 1 / norm^2, are out of range: inf or NaN.
+    The result is also correct for vectors whose norm is beyond the largest number. A vector with an infinite
+    element gives NaN for that element and 0 for the others (x / inf), with gradient 0. For vectors shorter
+    than about 1e-19 (1e-154 in float64) the second derivatives, of the order of 1 / norm^2, are out of range:
+    inf or NaN.
 
     Example:
         >>> import array_api_compat.numpy as np

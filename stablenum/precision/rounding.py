@@ -1,4 +1,4 @@
-"""Keeps updates that a narrow format would round away: compensated summation and stochastic rounding.
+"""Keep updates that a narrow format would round away: compensated summation and stochastic rounding.
 
 Half an ulp of a bfloat16 weight of 1.0 is 0.002: an update of 1e-4 is lost entirely when it is rounded to
 nearest. Rounding works on the bits of float32 numbers, because a compiler may remove a conversion to a

@@ -52,7 +52,8 @@ Grads: TypeAlias = "Mapping[str, Array | None] | Sequence[Array | None]"
 def tensor_norm(gradient: Array) -> np.float32:
     """Return the L2 norm of one tensor, exact to the last bit of float32.
 
-    An exact sum of the float64 squares of ``x / max|x|``, so no intermediate result overflows or underflows.
+    It is computed from an exact sum of the float64 squares of ``x / max|x|``, so no intermediate result
+    overflows or underflows.
 
     Args:
         gradient: any shape, any real or complex floating dtype (including ml_dtypes' ``bfloat16``).
@@ -90,7 +91,7 @@ def measure(gradients: Sequence[Array | None]) -> Array:
 
 
 def measure_loss(loss: object) -> Array | None:
-    """``Observation.loss`` from a number or a 0-d array; None if the loss is not known.
+    """Return ``Observation.loss`` from a number or a 0-d array; None if the loss is not known.
 
     A finite loss beyond float32's range saturates, so that it does not count as non-finite.
 
@@ -128,7 +129,8 @@ def unit_norms(array: Array, axes: tuple[int, ...]) -> Array:
 def measure_units(
     rule: AdaptiveGradClip, names: Sequence[str], gradients: Sequence[Array | None], params: Sequence[Array]
 ) -> Units:
-    """``Observation.units``: unit norms of gradients and weights; empty for parameters the rule excludes.
+    """Return ``Observation.units``: unit norms of gradients and weights; empty for parameters the rule
+    excludes.
 
     Example:
         >>> units = measure_units(AdaptiveGradClip(), ["w"], [np.ones((4, 2))], [np.zeros((4, 2))])
@@ -374,7 +376,8 @@ class Guarded:
             self._params[i] = real.view(param.dtype).reshape(param.shape)
 
     def _clipped_update(self, before: Array, after: Array) -> Array:
-        """``after``, or a point between ``before`` and ``after`` if ``ClipUpdateRMS`` clips the update."""
+        """Return ``after``, or a point between ``before`` and ``after`` if ``ClipUpdateRMS`` clips the
+        update."""
         rule = self.config.update_rule
         if rule is None or before.size == 0:
             return after

@@ -1,7 +1,7 @@
 """NumPy optimizers for the reference: torch's formulas in torch's order of operations.
 
-Pure functions of one parameter, so a step is skipped by not calling them. The state has the parameter's
-dtype, as in torch; each operation computes in float32 or wider and rounds once.
+They are pure functions of one parameter, so a step is skipped by not calling them. The state has the
+parameter's dtype, as in torch; each operation computes in float32 or wider and rounds once.
 """
 
 from __future__ import annotations

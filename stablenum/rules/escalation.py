@@ -18,7 +18,7 @@ Namespace: TypeAlias = Any
 
 
 class EscalationState(NamedTuple):
-    """What the rule carries from step to step.
+    """The state that the rule carries from step to step.
 
     Attributes:
         level: () int32, by how many formats the next step's format is wider than the policy's own.

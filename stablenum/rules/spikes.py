@@ -116,11 +116,11 @@ class SpikeGuard(_Settings):
     one, and the minimum ``min_spread`` keeps a constant loss from making every change a spike.
 
     No step is skipped before ``min_samples`` values are in the window. Non-finite and zero values never enter
-    it. After ``max_in_a_row`` skips in a row the next such step is applied and the windows start again: this
-    is not a spike but a new level, and a rule may not stop the training. The same happens if more than one
-    step in five keeps being skipped, for example where two kinds of batches alternate: each skip adds 4, each
-    other step subtracts 1, and the rule resets at ``4 * max_in_a_row``. If no loss is given, only the norm is
-    judged. Gradients are clipped after the verdict, not before.
+    the window. After ``max_in_a_row`` skips in a row the next such step is applied and the windows start
+    again: this is not a spike but a new level, and a rule may not stop the training. The same happens if more
+    than one step in five keeps being skipped, for example where two kinds of batches alternate: each skip
+    adds 4, each other step subtracts 1, and the rule resets at ``4 * max_in_a_row``. If no loss is given,
+    only the norm is judged. Gradients are clipped after the verdict, not before.
 
     Args:
         window: the number of applied steps to compare with, 2 to 100,000.
@@ -186,9 +186,10 @@ class MeanStdSpikeGuard(_Settings):
 
     A value x is a spike if ``x > mean + threshold * sd`` over the last ``window`` values, including those of
     skipped spikes; sd divides by n - 1. This is the rule of OLMo-core's ``SkipStepOptimizer`` and, except for
-    a division by n and a minimum of 1e-6, of levanter's ``skip_step``. It is here for comparison: one spike
-    raises mean and sd and so hides the next ones for ``window`` steps, and after constant values (sd = 0) any
-    increase is a spike. Unlike in those, non-finite and zero values do not enter. Prefer :class:`SpikeGuard`.
+    a division by n and a minimum of 1e-6, of levanter's ``skip_step``. It is included for comparison: one
+    spike raises mean and sd and so hides the next ones for ``window`` steps, and after constant values (sd =
+    0) any increase is a spike. Unlike in those libraries, non-finite and zero values do not enter. Prefer
+    :class:`SpikeGuard`.
 
     Args:
         window: the number of steps to compare with, 2 to 100,000.

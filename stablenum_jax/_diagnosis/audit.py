@@ -53,7 +53,7 @@ def audit(
     b2: float | None = None,
     eps: float | None = None,
 ) -> Audit:
-    """Return the state of an optax optimizer, parameter by parameter, sorted by risk.
+    """Report on the state of an optax optimizer, parameter by parameter, sorted by risk.
 
     Finds the moments inside ``chain``, ``masked``, ``partition``, ``MultiSteps``, ``inject_hyperparams``, a
     flax ``TrainState`` and an ``nnx.Optimizer``. Measured per parameter: the RMS of the update,
@@ -112,7 +112,7 @@ def audit(
 
 
 def state_problems(opt_state: PyTree, params: PyTree) -> tuple[str, ...]:
-    """Return what can make the next update wrong in an optimizer's state, in words, the worst first.
+    """List what in an optimizer's state can make the next update wrong, in words, the worst first.
 
     Parameters are not judged, and warnings are left out: see :func:`audit`.
     """

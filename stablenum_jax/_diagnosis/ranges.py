@@ -36,7 +36,7 @@ def range_report(
     formats: Sequence[str] = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
     **kwargs: Any,
 ) -> RangeReport:
-    """Return what each number format would do to the values of one training step, module by module.
+    """Report what each number format would do to the values of one training step, module by module.
 
     One forward and one backward pass in float32, on the jaxpr. The report covers the values that leave each
     module and their gradients, weights and their gradients and, with an optimizer, the updates. Modules are

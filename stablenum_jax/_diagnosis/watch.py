@@ -246,7 +246,7 @@ def _floating(tree: Any) -> list[jax.Array]:
 
 
 def _flags(leaves: list[jax.Array]) -> list[tuple[bool, bool, bool]]:
-    """Return for each leaf: any NaN, any inf, any -inf. Waits for the device once."""
+    """Return, for each leaf, whether it holds any NaN, inf and -inf. This waits for the device once."""
     flags = jax.device_get([device_flags(leaf) for leaf in leaves])
     return [(bool(f[0]), bool(f[1]), bool(f[2])) for f in flags]
 

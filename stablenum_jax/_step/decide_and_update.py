@@ -209,7 +209,7 @@ def _skip(
 
 
 def _finish(plan: _Plan, target: PyTree, opt_state: PyTree) -> tuple[PyTree, PyTree]:
-    """Return what both branches have in common, done once after them."""
+    """Finish what both branches have in common, once, after them."""
     if plan.reuse_grads:
         target = negative_zeros_unless(plan.decision.apply, target)
     if isinstance(plan.mode, Direct):

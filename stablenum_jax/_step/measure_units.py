@@ -28,7 +28,7 @@ Axes: TypeAlias = tuple[int, ...]
 def unit_axes(
     rule: stablenum.AdaptiveGradClip, names: Sequence[str], leaves: Sequence[Any]
 ) -> list[Axes | None]:
-    """Return for each leaf the axes that a unit extends over, None if the rule does not apply to it.
+    """Return, for each leaf, the axes that a unit extends over, None if the rule does not apply to it.
 
     Raises:
         ValueError: a pattern of the rule matches no name.

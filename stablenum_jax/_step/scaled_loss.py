@@ -28,7 +28,7 @@ def scaled_value_and_grad(
     *args: Any,
     **kwargs: Any,
 ) -> tuple[Any, Any]:
-    """Return what ``fun`` returns, and the gradients of its scaled loss."""
+    """Return the result of ``fun`` and the gradients of its scaled loss."""
     dtypes: list[Any] = []
 
     def scaled(*args: Any, **kwargs: Any) -> tuple[Any, Any]:

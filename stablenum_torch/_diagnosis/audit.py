@@ -71,7 +71,7 @@ def audit(
     *,
     names: torch.nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | None = None,
 ) -> Audit:
-    """Return the state of an optimizer, parameter by parameter, sorted by risk.
+    """Report on the state of an optimizer, parameter by parameter, sorted by risk.
 
     For each parameter it reports the RMS of the update that the moments give at the present learning rate,
     max abs(dw)/abs(w), frac(v == 0 and m != 0), the numbers of inf and of negative second moments and of
@@ -130,7 +130,7 @@ def audit(
 
 
 def state_problems(optimizer: Optimizer) -> tuple[str, ...]:
-    """Return what in an optimizer's state can make the next update wrong, in words, the worst first.
+    """List what in an optimizer's state can make the next update wrong, in words, the worst first.
 
     Parameters and gradients play no part in it, and warnings are left out: see :func:`audit`.
 

@@ -32,7 +32,7 @@ def range_report(
     optimizer: torch.optim.Optimizer | None = None,
     formats: Sequence[str] = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
 ) -> RangeReport:
-    """Return what each number format would do to the values of one training step, module by module.
+    """Report what each number format would do to the values of one training step, module by module.
 
     Runs one forward and one backward pass in float32, without autocast. It counts the outputs of every module
     and their gradients, the weights and their gradients and, with an optimizer, the updates. Values inside a

@@ -64,8 +64,7 @@ class Window:
         return self._report([self._recorder.value_of(t) for t in bad], evidence)
 
     def report_of_last(self, **evidence: Any) -> Report | None:
-        """Return the same for the last value that is not finite: if possible one that a failed operation
-        read."""
+        """Report on the last value that is not finite: if possible, one that a failed operation read."""
         failed, trace = self._recorder.failure, self._recorder.trace
         read = [] if failed is None else [v for v in trace.inputs_of(failed.step) if not v.finite]
         values = read or [v for v in reversed(trace.values) if not v.finite and v.producer is not None][:1]

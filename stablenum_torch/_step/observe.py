@@ -107,7 +107,7 @@ def measured_without_wait(
 
 
 def observation(measured: Measured) -> Observation:
-    """Return what the core decides on, in float32."""
+    """Return the observation for the core, in float32."""
     amax, tiny = measured.extremes.joined()
     return Observation(
         norms=saturated(measured.norms),

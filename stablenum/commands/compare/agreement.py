@@ -1,4 +1,4 @@
-"""Whether a backend did what NumPy did: the trace of a run, and the first difference between two."""
+"""Compare a backend with NumPy: the trace of a run, and the first difference between two traces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far apart two numbers, tensors, updates or guards' statistics are."""
+"""Measure how far apart two numbers, tensors, updates or guards' statistics are."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def tensor_difference(a: Array, b: Array) -> float:
 def update_difference(
     before: Array, after: Array, their_before: Array, their_after: Array, *, tolerance: float
 ) -> tuple[float, float] | None:
-    """Return what two steps added to a tensor, at the element where they differ most; None if they agree.
+    """Return what two steps added to a tensor at the element where the steps differ most; None if they agree.
 
     This shows the effect of their multipliers, including those of units. They may differ by ``tolerance`` of
     the largest element, plus the rounding of float32. In narrower formats an optimizer's rounding errors are

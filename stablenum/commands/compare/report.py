@@ -30,7 +30,7 @@ _STYLES = {
 
 
 def list_table(scenarios: Iterable[Scenario], width: int) -> Table:
-    """Return what can be run."""
+    """Return a table of the scenarios and backends that can be run."""
     table = _table("Scenarios", width)
     table.add_column("name", no_wrap=True)
     table.add_column("kind", no_wrap=True)

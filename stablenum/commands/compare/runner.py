@@ -1,4 +1,4 @@
-"""Running scenarios: every backend with the guard, every framework without, and the verdict."""
+"""Run scenarios: every backend with the guard, every framework without it, and then the verdict."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def run_scenario(
 
 
 def _spread_clean(result: Result, backends: Sequence[Backend]) -> None:
-    """A framework's clean run counts for all its backends."""
+    """Use a framework's clean run for all its backends."""
     of_framework = {b.framework: result.clean[b.name] for b in backends if b.name in result.clean}
     for backend in backends:
         if backend.framework in of_framework and backend.name in result.guarded:
@@ -138,17 +138,17 @@ def _needs_clean(scenario: Scenario) -> bool:
 
 
 def run_guarded(scenario: Scenario, backend: Backend) -> Trace:
-    """One run with the scenario's guard."""
+    """Run a scenario with its guard."""
     return _run(scenario, backend, plain=False, faults=True)
 
 
 def run_plain(scenario: Scenario, backend: Backend, *, faults: bool = True) -> Trace:
-    """One run without a guard: the framework's bare optimizer."""
+    """Run a scenario without a guard, with the framework's bare optimizer."""
     return _run(scenario, backend, plain=True, faults=faults)
 
 
 def _run(scenario: Scenario, backend: Backend, *, plain: bool, faults: bool) -> Trace:
-    """One run; the adapter's warnings go into the trace, other warnings are issued as usual."""
+    """Run once; the adapter's warnings go into the trace, and other warnings are issued as usual."""
     begin = time.perf_counter()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
@@ -189,7 +189,7 @@ def _train(scenario: Scenario, backend: Backend, *, plain: bool, faults: bool) -
             if run.norms is not None:
                 trace.norms.append(run.norms)
             trace.skipped = int(last["skipped_total"])
-            now = run.params()  # copies; whether the step is skipped is known only after it
+            now = run.params()  # copies, because only after the step is it known whether it was skipped
             changed = None if last["applied"] else _first_change(before, now)
             if changed is not None:
                 trace.changed[step] = changed
@@ -288,7 +288,7 @@ def _score_at_start(training: Training, goal: Goal) -> float:
 
 
 def _surprises(result: Result) -> Iterator[str]:
-    """Where the outcome is not the expected one."""
+    """Describe where the outcome is not the expected one."""
     expected, name = result.scenario.expected, result.scenario.name
     for kind, traces, wanted in (
         ("plain", result.plain, expected.plain),

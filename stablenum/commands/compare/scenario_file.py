@@ -115,7 +115,7 @@ def with_guard(scenario: Scenario, guard: Mapping[str, Any]) -> Scenario:
         (ClipByGlobalNorm(max_norm=2.0),)
     """
     made = dataclasses.replace(scenario, guard=dataclasses.replace(scenario.guard, **guard))
-    if isinstance(made, Training):  # a stream knows its tensors, and has checked them
+    if isinstance(made, Training):  # a stream has already checked the names of its tensors
         check_guard_names(made.guard, len(initial_params(made)))
     return made
 

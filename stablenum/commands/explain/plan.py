@@ -1,4 +1,4 @@
-"""What the command sends to the process that runs the script, and what it gets back."""
+"""The data that the command exchanges with the process that runs the script."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Plan:
     again: bool = False
 
     def write(self, path: Path) -> None:
-        """Write it as JSON."""
+        """Write the plan as JSON."""
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
 
     @classmethod
@@ -97,7 +97,7 @@ class Outcome:
     error: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return asdict(self)
 
     @classmethod

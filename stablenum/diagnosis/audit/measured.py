@@ -1,4 +1,4 @@
-"""What is measured for one parameter: a pure function of a block of its elements, and how blocks are joined.
+"""The measurements for one parameter: a pure function of a block of its elements, and how blocks are joined.
 
 Arrays are float64, so that squares and roots of v = 3e38 or v = 1e-45 neither overflow nor vanish. Sums of
 squares are taken of elements divided by the block's largest, so that float64 itself does not overflow.
@@ -21,7 +21,7 @@ Array = Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Counts and extremes of one parameter; None for what could not be determined.
+    """Counts and extremes of one parameter; None for values that could not be determined.
 
     Attributes:
         size: elements measured.
@@ -63,7 +63,7 @@ class Measured:
     stalled: int | None = None
 
 
-# How the parts of blocks are joined: added; the largest; a root mean square of three parts each.
+# How the parts of blocks are joined: by a sum; by the largest; by a root mean square of three parts each.
 _COUNTS = (
     "size", "parameter_bad", "moment_nan", "second_inf", "second_negative", "first_inf", "poisoned",
     "vanished", "alive", "below_eps", "gradient_bad", "update_bad", "moved", "stalled",
@@ -76,7 +76,7 @@ def poisoned(entries: Sequence[tuple[Role, Array]], *, xp: Any) -> Array:
     """Return the elements whose state no later gradient repairs: NaN, inf, or a negative second moment.
 
     Args:
-        entries: at least one; arrays of one shape. Those of unknown meaning are ignored.
+        entries: at least one; arrays of one shape. Entries of unknown meaning are ignored.
         xp: array namespace.
 
     Example:

@@ -76,7 +76,7 @@ class Audit:
         return as_rich(self.optimizer, self.rows, self.risks, self.notes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {
             "optimizer": self.optimizer,
             "ok": self.ok,

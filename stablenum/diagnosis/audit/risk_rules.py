@@ -72,7 +72,7 @@ class Risk:
         return self.what
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {**asdict(self), "severity": self.severity.name.lower(), "cause": self.cause.value}
 
 

@@ -1,4 +1,4 @@
-"""Counting a tensor's elements against the limits of the formats: one sort for all formats."""
+"""Count a tensor's elements against the limits of the formats, with one sort for all formats."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def count_row(kind: str, module: str, x: Array, *, formats: Sequence[str], xp: N
 def count_lost(
     before: Array, update: Array, *, formats: Sequence[str], cast: Cast, xp: Namespace
 ) -> dict[str, int]:
-    """Return how many updates each format loses: ``w + dw == w`` although dw is not 0.
+    """Count the updates that each format loses: ``w + dw == w`` although dw is not 0.
 
     Weight, update and sum are each rounded to the format, as in an optimizer that keeps everything in it.
     Elements that are not finite, and weights that overflow the format, do not count. For e4m3fn the casts

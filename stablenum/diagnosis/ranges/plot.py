@@ -83,7 +83,7 @@ def _ranges(axis: Any, formats: Sequence[str], low: float, high: float) -> None:
 def _histogram(
     axis: Any, rows: list[RangeRow], formats: Sequence[str], total: dict[int, int], k: int, colour: str
 ) -> None:
-    """One kind's exponents as bars, and as an outline where the loss scale 2^k moves them."""
+    """Draw one kind's exponents as bars, and as an outline where the loss scale 2^k moves them."""
     kind = rows[0].kind
     elements = sum(row.elements for row in rows)
     share = {e: count / elements for e, count in total.items()}

@@ -74,11 +74,11 @@ class RangeRow:
         return sum(count for e, count in self.histogram.items() if e <= last)
 
     def fraction(self, count: int) -> float:
-        """``count`` as a fraction of the finite elements; 0.0 if there are none."""
+        """Return ``count`` as a fraction of the finite elements; 0.0 if there are none."""
         return count / self.elements if self.elements else 0.0
 
     def merged(self, other: RangeRow) -> RangeRow:
-        """One row for the elements of both."""
+        """Return one row for the elements of both."""
         smallest = [amin for amin in (self.amin, other.amin) if amin > 0]
         return RangeRow(
             kind=self.kind,
@@ -96,7 +96,7 @@ class RangeRow:
         )
 
     def to_dict(self, formats: tuple[str, ...]) -> dict[str, Any]:
-        """Plain values for JSON: counts, and fractions per format."""
+        """Return plain values for JSON: counts, and fractions per format."""
         return {
             "kind": self.kind,
             "module": self.module,

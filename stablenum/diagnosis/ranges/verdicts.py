@@ -190,7 +190,7 @@ def _backward(name: str, rows: Sequence[RangeRow], k: int | None) -> list[Troubl
 
 
 def _eight_bit(fmt: Format, rows: Sequence[RangeRow]) -> list[Trouble]:
-    """Return what goes wrong in an 8-bit format with one scale per tensor, as in delayed scaling."""
+    """Return the troubles of an 8-bit format that has one scale per tensor, as in delayed scaling."""
     found = []
     for row in rows:
         if row.kind in _role(fmt)[1]:
@@ -224,7 +224,7 @@ def _losing(name: str, row: RangeRow) -> Trouble:
 
 
 def _cure(name: str, row: RangeRow) -> str:
-    """bfloat16 if the values fit, else float32; for activations, a soft cap as well."""
+    """Recommend bfloat16 if the values fit, else float32; for activations, a soft cap as well."""
     wider = "bfloat16" if name != "bfloat16" and row.amax < FORMATS["bfloat16"].max else "float32"
     if row.kind != ACTIVATION:
         return f"use {wider} there"

@@ -1,4 +1,4 @@
-"""Evidence -> verdict: the signature table, first match wins.
+"""From evidence to verdict: the signature table, in which the first match wins.
 
 Signatures are in order of certainty: what was bad before the step, what a second run shows, then what the
 first bad operation shows.
@@ -20,7 +20,7 @@ __all__ = ["Evidence", "Verdict", "judge"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """Everything that a replay found; None for what was not tried.
+    """Everything that a replay found; None for checks that were not made.
 
     Attributes:
         framework: "torch" or "jax", for the spelling of the remedy.

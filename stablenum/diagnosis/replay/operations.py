@@ -1,4 +1,4 @@
-"""What the diagnosis knows about operations, under the names that users call them by.
+"""Tables about operations, under the names that users call them by.
 
 Adapters translate their primitives to these names: ``aten._softmax`` and the subtraction inside
 ``jax.nn.softmax`` are both "softmax".

@@ -71,7 +71,7 @@ class TensorStats:
         return f"{what} {', '.join(parts)}" if parts else what
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; numbers that are not finite become strings."""
+        """Return plain values for JSON; numbers that are not finite become strings."""
         return {k: plain(v) for k, v in asdict(self).items()}
 
     @classmethod

@@ -1,4 +1,4 @@
-"""From a bad result back to where it began.
+"""Trace a bad result back to where it began.
 
 Two bits per value are enough: whether it holds NaN, and whether it holds an infinity. A NaN is followed back
 through inputs with NaN to the operation that produced it from inputs without. If that operation read
@@ -135,7 +135,7 @@ def _of_inf(trace: Trace, bad: Value) -> list[Origin]:
             new = [v for v in before if v.id not in seen]
             seen.update(v.id for v in new)
             todo += new
-            answers.update({v.id: answer for v in new} if answer else {})  # it stays the one to name
+            answers.update({v.id: answer for v in new} if answer else {})  # the function named so far stays
             continue
         nans = [v for v in trace.inputs_of(step) if v.nan]
         if nans:  # this step turned a NaN into an infinity: the NaN is older

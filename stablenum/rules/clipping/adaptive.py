@@ -72,7 +72,7 @@ class AdaptiveGradClip(Stateless):
             check_choice("AdaptiveGradClip.output_axis", self.output_axis, ("first", "last"))
 
     def included(self, names: Sequence[str]) -> tuple[bool, ...]:
-        """Return for each parameter name, whether the rule applies to that parameter.
+        """Return, for each parameter name, whether the rule applies to that parameter.
 
         Raises:
             ValueError: a pattern of ``exclude`` matches no name.

@@ -52,7 +52,7 @@ class ClipByGlobalNorm(Stateless):
 class ClipByNorm(Stateless):
     """Shrink each tensor's gradient on its own so that its L2 norm is at most ``max_norm``.
 
-    The formula of :class:`ClipByGlobalNorm`, applied to each tensor; changes the gradient's direction.
+    The formula of :class:`ClipByGlobalNorm` is applied to each tensor, which changes the direction.
 
     Args:
         max_norm: above 0, in the units of the unscaled gradients.

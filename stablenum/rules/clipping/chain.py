@@ -1,4 +1,4 @@
-"""Applies several clip rules in order, each to the norms that the rules before it leave."""
+"""Apply several clip rules in order, each to the norms that the rules before it leave."""
 
 from __future__ import annotations
 

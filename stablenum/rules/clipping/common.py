@@ -25,7 +25,7 @@ def coefficient(norm: Array, max_norm: Array | float, *, xp: Namespace) -> Array
 def shortening(norm: Array, limit: Array, *, xp: Namespace) -> Array:
     """``limit / norm`` where the norm is finite and above its limit, otherwise 1.
 
-    Without torch's 1e-6, which would be far too large for norms, and hence limits, of about 1e-8.
+    It omits torch's 1e-6, which would be far too large for norms, and hence limits, of about 1e-8.
     """
     above = xp.isfinite(norm) & (norm > limit)
     return xp.where(above, limit / xp.where(above, norm, xp.ones_like(norm)), xp.ones_like(norm))
@@ -51,5 +51,5 @@ class Stateless:
     def multiplier(
         self, state: tuple[Array, ...], norms: Array, total: Array, *, applied: Array, xp: Namespace
     ) -> tuple[Array, tuple[Array, ...]]:
-        """1, and no state."""
+        """Return 1, and no state."""
         return xp.ones_like(total), state

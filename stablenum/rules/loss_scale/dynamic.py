@@ -23,7 +23,7 @@ Namespace: TypeAlias = Any
 class DynamicLossScale:
     """Back off when the gradients overflow, grow after a run of good steps.
 
-    The rule of torch's ``GradScaler``: on overflow ``S <- S x backoff_factor`` and the count of
+    It is the rule of torch's ``GradScaler``: on overflow ``S <- S x backoff_factor`` and the count of
     good steps returns to 0; after ``growth_interval`` good steps ``S <- S x growth_factor``.
     In addition S stays within [``min_scale``, ``max_scale``], so that neither 1/S nor S becomes
     infinite, however many steps overflow.

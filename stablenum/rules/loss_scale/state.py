@@ -30,7 +30,7 @@ HOLD = 100
 
 
 class LossScaleState(NamedTuple):
-    """What a loss-scale rule carries from step to step. A checkpoint loads under another rule too.
+    """The state that a loss-scale rule carries from step to step. A checkpoint loads under another rule too.
 
     Attributes:
         scale: () float32, the factor on the loss of the next step.
@@ -51,7 +51,7 @@ def both_dynamic(saved: LossScaleState, like: LossScaleState) -> bool:
     """Return whether both sides scale dynamically; only then is the saved scale loaded.
 
     A fixed scale (1 without scaling) is a setting, and the loading guard's setting takes precedence.
-    Makes the host wait for the device.
+    This makes the host wait for the device.
     """
     return bool(min(saved.hysteresis_left.tolist(), like.hysteresis_left.tolist()) > FIXED)
 

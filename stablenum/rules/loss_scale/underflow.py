@@ -16,7 +16,7 @@ Namespace: TypeAlias = Any
 
 
 class UnderflowStatistics(NamedTuple):
-    """What the rule remembers.
+    """The statistics that the rule keeps.
 
     Attributes:
         highest: () float32, the largest scale at which a step was good; 0 before the first good step.
@@ -39,8 +39,8 @@ class UnderflowAwareLossScale:
     below 2^-24 have already become zero; the elements at the last bit are then the only sign of underflow.
     An all-zero gradient changes nothing.
 
-    After Zhao et al. 2019 (arXiv 1910.12385), who choose a scale by the probability of underflow. A
-    dynamic scale, in contrast, grows after an interval whether or not anything underflows.
+    The rule follows Zhao et al. 2019 (arXiv 1910.12385), who choose a scale by the probability of underflow.
+    A dynamic scale, in contrast, grows after an interval whether or not anything underflows.
 
     The rule needs the largest element and two counts, which are one more pass over the gradients.
 

@@ -162,7 +162,7 @@ class _Body:
 
 
 def _equations(jaxpr: Any) -> int:
-    """Return about how many equations one iteration evaluates; those of inner scans count once per
+    """Estimate how many equations one iteration evaluates; those of inner scans count once per
     iteration."""
     inner, _ = sub_jaxpr(jaxpr)
     total = 0

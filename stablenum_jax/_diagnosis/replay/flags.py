@@ -46,7 +46,7 @@ def flags_of(x: Any) -> Flags:
 
 
 def flags_in(x: Any) -> Any:
-    """Return the same under jit, as one (3,) bool array."""
+    """Return the flags of a traced array, under jit, as one (3,) bool array."""
     if not is_floating(x):
         return jnp.zeros(3, bool)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):

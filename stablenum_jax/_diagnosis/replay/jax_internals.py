@@ -79,7 +79,7 @@ def called_jaxpr(eqn: Any) -> tuple[Any, list[Any]] | None:
 
 
 def differentiated_jaxpr(eqn: Any) -> tuple[Any, list[Any]] | None:
-    """Return the same of an equation that calls a function with a derivative of its own, else None."""
+    """Return jaxpr and constants of an equation that calls a function with a custom derivative, else None."""
     return _jaxpr_in(eqn, _DIFFERENTIATED)
 
 

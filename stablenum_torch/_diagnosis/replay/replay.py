@@ -119,5 +119,5 @@ def _raised(result: Run) -> bool:
 
 
 def _state(call: Call) -> tuple[str, ...]:
-    """Return what is wrong with the states of the optimizers before the step."""
+    """Describe the problems in the states of the optimizers before the step."""
     return tuple(problem for o in call.around.optimizers for problem in state_problems(o))

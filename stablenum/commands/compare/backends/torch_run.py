@@ -1,4 +1,5 @@
-"""The PyTorch backends: ``stablenum_torch.wrap``, fused, foreach and compiled; and bare optimizers."""
+"""The PyTorch backends: The PyTorch backends: ``stablenum_torch.wrap``, fused, foreach and compiled; and bare
+optimizers."""
 
 from __future__ import annotations
 
@@ -104,7 +105,7 @@ class GuardedRun(PlainRun):
         self._guarded = adapter.wrap(self._optimizer, setup.guard, names=names)
         self._step = self._guarded.step
         if mode == "compiled":
-            # Every optimizer is a new program; what was compiled for the last one is of no use.
+            # Every optimizer is a new program, which cannot reuse the code compiled for the last one.
             torch.compiler.reset()
             # The traced graph runs operation by operation: generating machine code for each of some
             # thirty scenarios would take minutes and give the same decisions.
@@ -132,7 +133,7 @@ class GuardedRun(PlainRun):
 
     def _finish_step(self, loss: float | None) -> None:
         if loss is not None:
-            # Only records the loss: the gradients are given.
+            # This call only records the loss, because the gradients are given.
             self._guarded.scale(torch.tensor(loss, device=self._device))
         self._step()
         check_halted(self._guarded.guard_state, config=self._guarded.config)

@@ -1,4 +1,4 @@
-"""The built-in streams for each rule that learns from the last steps, or bounds one by its weights."""
+"""The built-in streams for rules that learn from past steps, and for the rule that bounds units."""
 
 from __future__ import annotations
 

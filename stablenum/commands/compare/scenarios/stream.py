@@ -120,7 +120,7 @@ class Event:
             ) from error
 
     def holds_at(self, step: int) -> bool:
-        """Return whether it applies to ``step``."""
+        """Return whether the event applies to ``step``."""
         if self.until == "end":
             return step >= self.step
         return self.step <= step <= (self.step if self.until is None else self.until)

@@ -64,14 +64,14 @@ def scaled_gradients(stream: Stream, gradients: Sequence[Array], scale: float) -
 
 
 def _level(stream: Stream, step: int) -> float:
-    """Return what the gradients of a step are multiplied by; exactly 1 without drift and jitter."""
-    # A generator of its own, so that jitter changes no other number.
+    """Return the factor on the gradients of a step; exactly 1 without drift and jitter."""
+    # Jitter has a separate generator, so that it changes no other number.
     swing = np.random.default_rng([stream.seed, 2, step]).normal() if stream.jitter else 0.0
     return float(stream.drift) ** step * math.exp(stream.jitter * swing)
 
 
 def _after(event: Event, there: Array) -> Array:
-    """Return the float32 numbers that are there, after an event."""
+    """Return the float32 numbers after an event was applied to them."""
     if event.factor is None:
         return as_dtype(np.full(there.shape, event.value, np.float64), "float32")
     with np.errstate(invalid="ignore"):  # 0 x inf is NaN, as everywhere
@@ -88,6 +88,6 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     """NumPy's dtype for a name of :data:`stablenum.commands.compare.scenarios.DTYPES`."""
     if name != "bfloat16":
         return np.dtype(name)
-    import ml_dtypes  # only needed where bfloat16 is
+    import ml_dtypes  # imported only where bfloat16 is needed
 
     return np.dtype(ml_dtypes.bfloat16)
