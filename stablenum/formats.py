@@ -1,6 +1,6 @@
 """The number formats used in training, described by plain Python floats.
 
-Sources: Sources: IEEE 754-2019 (binary16/32/64), Google's bfloat16, and Micikevicius et al. 2022
+Sources: IEEE 754-2019 (binary16/32/64), Google's bfloat16, and Micikevicius et al. 2022
 (arXiv 2209.05433) for the two 8-bit formats, in the variants that torch and JAX implement
 (``e4m3fn`` has no infinity, ``e5m2`` has).
 """

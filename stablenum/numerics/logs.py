@@ -298,9 +298,9 @@ def cumulative_logsumexp(x: Array, *, axis: int = -1, xp: Namespace) -> Array:
 
     The sums are computed by doubling: log2(n) times :func:`logaddexp` of the array and a copy of it shifted
     by 1, 2, 4... places, so a small element is not lost next to a much larger one that comes later. The
-    gradient is
-    computed from these rounded sums: its error is about eps times the size of x, and beyond 1 / eps equal
-    elements get unequal shares. It is a product of one weight per doubling, each of which adds an error of
+    gradient is computed from these rounded sums: its error is about eps times the size of x, and beyond 1 /
+    eps equal elements get unequal shares. It is a product of one weight per doubling, each of which adds an
+    error of
     about 1 ulp: up to 6 ulp measured for 33 elements.
 
     -inf adds nothing and has gradient 0. All sums from an inf on are inf, and only that inf gets a gradient.

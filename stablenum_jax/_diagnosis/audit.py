@@ -59,8 +59,8 @@ def audit(
     flax ``TrainState`` and an ``nnx.Optimizer``. Measured per parameter: the RMS of the update,
     max abs(dw)/abs(w), frac(v == 0 and m != 0), the counts of inf and negative second moments and of NaN,
     sqrt(v) compared with eps, RMS(g^2/v), and frac(w + dw == w). An optax state does not contain the
-    hyperparameters of its optimizer. What neither the arguments nor ``inject_hyperparams`` provide is
-    unknown, and what depends on it is None, "-" in the table.
+    hyperparameters of its optimizer. A hyperparameter that neither the arguments nor ``inject_hyperparams``
+    provide is unknown, and values that depend on it are None ("-" in the table).
 
     Args:
         opt_state: what ``tx.init`` or ``tx.update`` returned.
@@ -120,7 +120,8 @@ def state_problems(opt_state: PyTree, params: PyTree) -> tuple[str, ...]:
 
 
 def repair(opt_state: PyTree, audit: Audit) -> PyTree:
-    """``opt_state`` with the poisoned elements of its moments set to 0; the rest keeps every bit.
+    """Return ``opt_state`` with the poisoned elements of its moments set to 0; all other values keep every
+    bit.
 
     An element is poisoned if one of its moments is not finite, or a second moment is negative. All its
     moments are reset. Step counts stay, so bias correction is that of a late step: the first update of such
@@ -143,7 +144,7 @@ def repair(opt_state: PyTree, audit: Audit) -> PyTree:
     _check_concrete(opt_state)
     shapes = {row.name.partition(" (")[0]: row.shape for row in audit.rows if row.measured.poisoned}
     leaves, structure = jax.tree.flatten(opt_state)
-    # A state of numbers in place of its leaves: the parts found in it say where to write.
+    # The state with numbers in place of its leaves: the parts found in it show where to write.
     numbered = jax.tree.unflatten(structure, range(len(leaves)))
     found = set()
     for name, groups in _joined(find_groups(numbered, frozenset())).items():
@@ -180,7 +181,7 @@ def _check_concrete(*trees: PyTree) -> None:
 
 
 def _as_params(tree: PyTree | None, leaves: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Name -> leaf of a tree, which must fit the parameters."""
+    """Map names to the leaves of a tree, which must fit the parameters."""
     if tree is None:
         return {}
     found = {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
@@ -201,7 +202,7 @@ def _is_inexact(leaf: Any) -> bool:
 
 
 def _joined(groups: Sequence[Group]) -> dict[str, list[Group]]:
-    """Parameter -> its groups, joined if they share no role (RMSprop's average and its momentum)."""
+    """Map each parameter to its groups, joined if they share no role (RMSprop's average and its momentum)."""
     found: dict[str, list[Group]] = {}
     for group in groups:
         mine = found.setdefault(group.parameter, [])

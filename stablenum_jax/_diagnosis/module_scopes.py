@@ -1,4 +1,4 @@
-"""Which module an operation of a jaxpr belongs to, from its name stack.
+"""Find the module that an operation of a jaxpr belongs to, from its name stack.
 
 Flax linen enters the names of its modules in that stack, and ``jax.named_scope`` its argument. Modules of
 flax.nnx and Equinox are named by their paths in the tree while a function is traced in :func:`module_names`.

@@ -93,7 +93,7 @@ def _walk(tree: PyTree, names: frozenset[str], hyperparams: Mapping[str, Any]) -
         if isinstance(node, GuardOptState):
             continue  # its history may contain infinities, and is not a moment
         if injects_hyperparams(node):
-            # Leaves, because flax.nnx wraps each array in a node.
+            # Compared as leaves, because flax.nnx wraps each array in a node.
             found = {
                 name: leaves[0]
                 for name, value in node.hyperparams.items()
@@ -121,7 +121,7 @@ def _of_node(node: Any, names: frozenset[str], hyperparams: Mapping[str, Any]) -
     for field, role in roles.items():
         for path, leaf in jax.tree_util.tree_leaves_with_path(getattr(node, field, None)):
             parts.setdefault(_owner(path_name(path), names), []).append(Part(field, role, leaf))
-    # By field name: every tuple has a method called count.
+    # Looked up by field name, because every tuple has a method called count.
     counting = next((field for field in ("count", "t") if field in node._fields), None)
     counts = [] if counting is None else jax.tree.leaves(getattr(node, counting))
     for parameter, found in parts.items():

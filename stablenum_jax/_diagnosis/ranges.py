@@ -38,19 +38,19 @@ def range_report(
 ) -> RangeReport:
     """Report what each number format would do to the values of one training step, module by module.
 
-    One forward and one backward pass in float32, on the jaxpr. The report covers the values that leave each
-    module and their gradients, weights and their gradients and, with an optimizer, the updates. Modules are
-    those of flax linen, flax.nnx and Equinox, and the scopes of ``jax.named_scope`` in any function; those
-    of flax.nnx and Equinox are named by their paths in the tree. A module that returns its argument does not
-    appear, and a plain scope that is entered twice in a row counts as one. Loops are unrolled; of a ``cond``
-    the branch that is taken is opened (the passes then run operation by operation). What could not be opened
-    is listed in the report's ``notes``.
+    The passes, one forward and one backward in float32, run on the jaxpr. The report covers the values that
+    leave each module and their gradients, weights and their gradients and, with an optimizer, the updates.
+    Modules are those of flax linen, flax.nnx and Equinox, and the scopes of ``jax.named_scope`` in any
+    function; those of flax.nnx and Equinox are named by their paths in the tree. A module that returns its
+    argument does not appear, and a plain scope that is entered twice in a row counts as one. Loops are
+    unrolled; of a ``cond`` the branch that is taken is opened (the passes then run operation by operation).
+    What could not be opened is listed in the report's ``notes``.
 
     Nothing is changed: a flax.nnx module is copied, and ``fun`` is traced without ``jax.jit``.
 
     Args:
         fun: ``fun(params, *args, **kwargs)`` returns the scalar loss, or ``(loss, aux)`` with ``has_aux``.
-            There is no backward pass if that is not a floating-point scalar.
+            There is no backward pass if the loss is not a floating-point scalar.
         params: a pytree; also linen's whole dict of collections (of which ``"params"`` is trained), a
             flax.nnx module or state (of which ``nnx.Param`` is trained), or an Equinox module.
         *args: further arguments. Floating-point arrays narrower than float32 become float32 here and in
@@ -238,7 +238,7 @@ def _is_floating(leaf: Any) -> bool:
 
 
 def _widened(leaf: Any) -> Any:
-    """Floating-point arrays narrower than float32 as float32; other leaves unchanged."""
+    """Cast floating-point arrays narrower than float32 to float32; leave other leaves unchanged."""
     if _is_floating(leaf) and jnp.finfo(leaf.dtype).bits < 32:
         return leaf.astype(jnp.float32)
     return leaf

@@ -51,7 +51,7 @@ class _Watcher:
         self.looking = False
 
     def jit(self, fun: Any = None, /, **options: Any) -> Any:
-        """``jax.jit``, watched and without donation."""
+        """Work like ``jax.jit``, watched and without donation."""
         if fun is None:
             return functools.partial(self.jit, **options)
         for name in ("donate_argnums", "donate_argnames"):
@@ -59,7 +59,7 @@ class _Watcher:
         return _Jitted(self, fun, options)
 
     def derivative(self, transform: Callable[..., Any], *, value: bool) -> Callable[..., Any]:
-        """``jax.grad`` or ``jax.value_and_grad``, watched unless it is called in a trace."""
+        """Work like ``jax.grad`` or ``jax.value_and_grad``, watched unless called in a trace."""
 
         @functools.wraps(transform)
         def outer(fun: Any, argnums: Any = 0, has_aux: bool = False, **options: Any) -> Any:
@@ -79,7 +79,7 @@ class _Watcher:
         return outer
 
     def update(self, transformation: Any) -> Callable[..., Any]:
-        """``tx.update``, watched unless it is called in a trace."""
+        """Work like ``tx.update``, watched unless called in a trace."""
         inner = transformation[1]
 
         @functools.wraps(inner)
@@ -102,7 +102,7 @@ class _Watcher:
         replay: Callable[..., Report],
         state: Any = None,
     ) -> Any:
-        """``inner(*args, **kwargs)``, replayed if the result is not finite."""
+        """Call ``inner(*args, **kwargs)``, and replay the call if the result is not finite."""
         if self.looking or _traced((args, kwargs)):
             return inner(*args, **kwargs)
         if self.session.over:

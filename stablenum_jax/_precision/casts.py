@@ -83,7 +83,7 @@ def module_path(path: Path) -> str:
 
 
 def _is_variables(tree: Any) -> bool:
-    """Return whether it is a dict of flax.linen's collections, whose names are not part of a module's
+    """Return whether a tree is a dict of flax.linen's collections, whose names are not part of a module's
     path."""
     return isinstance(tree, Mapping) and isinstance(tree.get("params"), Mapping)
 

@@ -49,7 +49,7 @@ def raised_format() -> str | None:
 
 
 def current_policy(policy: Policy) -> Policy:
-    """``policy``, or, inside an escalated computation, that policy with the level's format.
+    """Return ``policy`` or, inside an escalated computation, that policy with the level's format.
 
     Modules for which a rule has a wider format than the level's keep it.
     """
@@ -99,7 +99,7 @@ def check_not_escalating(opt_state: PyTree) -> None:
 def in_level_format(
     call: Callable[[Policy], PyTree], policy: Policy, opt_state: PyTree, formats: Sequence[Any] | None
 ) -> PyTree:
-    """``call`` with the policy of the guard's level: all levels are traced, one is run.
+    """Run ``call`` with the policy of the guard's level: all levels are traced, one is run.
 
     Floating-point results have the widest dtype that any level returns, so that all branches have one type.
 

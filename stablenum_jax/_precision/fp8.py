@@ -148,7 +148,7 @@ def fp8_dot(
 
 @jax.custom_batching.custom_vmap
 def _one_state_each(factors: tuple[Array, Array], state: Fp8State) -> Array:
-    """No effect, but under ``jax.vmap`` an error for a state that many products share."""
+    """Do nothing, but under ``jax.vmap`` raise an error for a state that many products share."""
     return state.backward.scale
 
 

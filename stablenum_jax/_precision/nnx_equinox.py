@@ -26,7 +26,7 @@ _PLACE = "_stablenum_place"
 
 
 def call_nnx(model: Any, policy: Policy, /, *args: Any, **kwargs: Any) -> Any:
-    """``model(*args, **kwargs)`` in the policy's formats; all but parameters is written back to ``model``."""
+    """Call ``model(*args, **kwargs)`` in the policy's formats; write all but parameters back to ``model``."""
     from flax import nnx
 
     policy = current_policy(policy)
@@ -62,7 +62,7 @@ def call_nnx(model: Any, policy: Policy, /, *args: Any, **kwargs: Any) -> Any:
 
 
 def call_equinox(model: Any, policy: Policy, /, *args: Any, **kwargs: Any) -> Any:
-    """``model(*args, **kwargs)`` in the policy's formats."""
+    """Call ``model(*args, **kwargs)`` in the policy's formats."""
     policy = current_policy(policy)
     paths: list[str] = []
     copy = _placed(policy.cast_to_compute(model), policy, "", paths)

@@ -70,7 +70,7 @@ def _factor(
 
 
 def multiply_leaves(grads: PyTree, factor: Array, *, widen: bool = False) -> PyTree:
-    """Return all gradients times a () float32, computed in float32 at least; ``widen`` keeps that dtype."""
+    """Multiply all gradients by a () float32, in float32 at least; ``widen`` keeps that dtype."""
 
     def change(path: Path, leaf: Any) -> Any:
         if not is_measurable(path, leaf):
@@ -83,7 +83,7 @@ def multiply_leaves(grads: PyTree, factor: Array, *, widen: bool = False) -> PyT
 
 
 def zeros_unless(condition: Array, updates: PyTree) -> PyTree:
-    """``updates`` where the () bool ``condition`` holds, else zeros, by selection."""
+    """Return ``updates`` where the () bool ``condition`` holds, else zeros, by selection."""
 
     def change(path: Path, leaf: Any) -> Any:
         return jnp.where(condition, leaf, jnp.zeros_like(leaf)) if is_measurable(path, leaf) else leaf
@@ -92,7 +92,7 @@ def zeros_unless(condition: Array, updates: PyTree) -> PyTree:
 
 
 def negative_zeros(updates: PyTree, grads: PyTree) -> PyTree:
-    """Updates that change nothing when added: ``x + -0.0`` is x bit for bit, ``-0.0 + 0.0`` is not.
+    """Return updates that change nothing when added: ``x + -0.0`` is x bit for bit, ``-0.0 + 0.0`` is not.
 
     Args:
         updates: shapes and dtypes of the updates.
@@ -114,7 +114,7 @@ def negative_zeros(updates: PyTree, grads: PyTree) -> PyTree:
 
 
 def grads_or_negative_zeros(updates: PyTree, grads: PyTree) -> PyTree:
-    """As :func:`negative_zeros`, but gradients of an update's shape and dtype are returned themselves.
+    """Work like :func:`negative_zeros`, but return gradients of an update's shape and dtype themselves.
 
     For the branch of a skip: XLA then writes the other branch's updates over the gradients and needs no
     memory for them. The caller has to apply :func:`negative_zeros_unless` afterwards.
@@ -131,7 +131,8 @@ def grads_or_negative_zeros(updates: PyTree, grads: PyTree) -> PyTree:
 
 
 def negative_zeros_unless(condition: Array, updates: PyTree) -> PyTree:
-    """``updates`` where the () bool ``condition`` holds, else -0.0, by selection; integers are unchanged."""
+    """Return ``updates`` where the () bool ``condition`` holds, else -0.0, by selection; integers are
+    unchanged."""
 
     def change(update: Any) -> Any:
         if not is_measurable((), update):

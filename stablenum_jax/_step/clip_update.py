@@ -99,7 +99,7 @@ def _injected(opt_state: PyTree, *, partial: bool = False) -> list[tuple[Any, bo
     found: list[tuple[Any, bool]] = []
     for node in jax.tree.leaves(opt_state, is_leaf=lambda node: injects_hyperparams(node) or _divides(node)):
         if injects_hyperparams(node):
-            # Leaves, because flax.nnx wraps each array in a node.
+            # Compared as leaves, because flax.nnx wraps each array in a node.
             found += [(rate, partial) for rate in jax.tree.leaves(node.hyperparams.get("learning_rate"))]
             # Injected optimizers may be nested, and each rate counts.
             found += _injected(node.inner_state, partial=partial)

@@ -77,7 +77,7 @@ def guarded_update(
     *,
     add: Add,
 ) -> tuple[PyTree, PyTree]:
-    """One guarded update: the new parameters, or the updates, and the new state.
+    """Run one guarded update and return the new parameters, or the updates, and the new state.
 
     Args:
         tx: a transformation with one guard somewhere inside.

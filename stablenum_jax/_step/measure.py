@@ -67,7 +67,7 @@ def leaf_norms(leaves: Sequence[Any]) -> Array:
     squares = [_sum_of_squares(leaf) for leaf in present]
     # With a float64 leaf the stack, and so all of it, is float64.
     naive = jnp.sqrt(jnp.stack(squares)).astype(jnp.float32)
-    largest = jnp.max(naive)  # NaN if one is, and then no comparison holds
+    largest = jnp.max(naive)  # NaN if a norm is NaN, and then no comparison holds
     ordinary = (largest >= SMALL) & (largest <= FLOAT32_MAX)
     # One cond for the whole tree. Its operands are only read, so an ordinary step pays nothing for it. They
     # are the leaves themselves: a leaf cast to float32 outside the cond would be another array in memory.
@@ -80,7 +80,7 @@ def leaf_norms(leaves: Sequence[Any]) -> Array:
 def norms_over_axis(norms: Array, axis_name: AxisName) -> Array:
     """Return the norms of leaves whose shards lie along a mesh axis, from the norms of the shards.
 
-    Scaled by the largest shard's norm, so nothing overflows or flushes on the way.
+    They are scaled by the largest shard's norm, so nothing overflows or flushes on the way.
 
     Args:
         norms: (n,) float32, this shard's.
@@ -101,7 +101,7 @@ def norms_over_axis(norms: Array, axis_name: AxisName) -> Array:
 
 
 def saturating_float32(x: Any) -> Array:
-    """``x`` as float32; a finite value beyond float32's range becomes its largest number, not inf."""
+    """Return ``x`` as float32; a finite value beyond float32's range becomes its largest number, not inf."""
     x = jnp.asarray(x)
     if x.dtype == jnp.float64:
         x = jnp.where(jnp.isfinite(x), jnp.clip(x, -FLOAT32_MAX, FLOAT32_MAX), x)
@@ -157,7 +157,7 @@ def _rescued_norms(leaves: list[Array], squares: list[Array]) -> Array:
 def power_of_two(x: Array) -> tuple[Array, Array]:
     """Return the power of two at or below ``x``, and its inverse; both normal numbers for any finite x >= 0.
 
-    Taken from the exponent's bits: log2 and exp2 would fail at 0 and inf and are not exact.
+    It is taken from the exponent's bits: log2 and exp2 would fail at 0 and inf and are not exact.
     """
     wide = x.dtype == jnp.float64
     stored, bias, integer = (52, 1023, jnp.int64) if wide else (23, 127, jnp.int32)

@@ -1,4 +1,4 @@
-"""Measure elements: the largest, and how many float16 loses. Only for loss-scale rules that need it."""
+"""Measure gradient elements for loss-scale rules: the largest, and how many float16 would lose."""
 
 from __future__ import annotations
 

@@ -44,9 +44,9 @@ def leaf_and_unit_norms(
 ) -> tuple[Array, Units]:
     """Return the L2 norm of each leaf, and of each unit of its gradient and of its weights.
 
-    As :func:`stablenum_jax._step.measure.leaf_norms`, and with a single ``lax.cond`` too: where a sum of
-    squares overflows or may have flushed to zero, each unit is measured again from elements divided by a
-    power of two near its largest.
+    Norms are measured as by :func:`stablenum_jax._step.measure.leaf_norms`, also with a single ``lax.cond``:
+    where a sum of squares overflows or may have flushed to zero, each unit is measured again from elements
+    divided by a power of two near its largest.
 
     Args:
         leaves: floating-point arrays, or None for a missing gradient.

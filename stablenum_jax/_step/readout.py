@@ -1,4 +1,4 @@
-"""Read and write a guard's state on the host. The only module of a step that makes the host wait."""
+"""Read and write a guard's state on the host. No other module of a step makes the host wait."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def raise_if_halted(opt_state: PyTree, config: stablenum.GuardConfig) -> None:
     """Raise if the guard has halted the training.
 
     Raises:
-        NonFiniteError: it has; the attribute ``opt_state`` is the halted state.
+        NonFiniteError: the guard has halted; the attribute ``opt_state`` is the halted state.
     """
     try:
         readout.check_halted(*_read(opt_state), config=config)
@@ -132,9 +132,9 @@ def raise_if_halted(opt_state: PyTree, config: stablenum.GuardConfig) -> None:
 
 
 def resume(opt_state: PyTree) -> PyTree:
-    """``opt_state`` with a guard that continues after it has halted the training.
+    """Return ``opt_state`` with a guard that continues after it has halted the training.
 
-    Clears the halt and the counts of skips in a row; everything else stays. Works under jit too.
+    It clears the halt and the counts of skips in a row; everything else stays. It works under jit too.
 
     Raises:
         ValueError: no guard, or more than one.
@@ -172,7 +172,7 @@ def guard_state_dict(opt_state: PyTree) -> dict[str, Any]:
 
 
 def load_guard_state_dict(opt_state: PyTree, plain: Mapping[str, Any]) -> PyTree:
-    """``opt_state`` with a guard's state saved by :func:`guard_state_dict`, here or in PyTorch.
+    """Return ``opt_state`` with a guard's state saved by :func:`guard_state_dict`, here or in PyTorch.
 
     Args:
         opt_state: a pytree with one guard's state in it, made with the same config.

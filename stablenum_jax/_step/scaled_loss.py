@@ -57,8 +57,8 @@ def _scale_on_loss(scale: jax.Array, dtype: Any) -> jax.Array:
 def scale_loss(loss: Any, opt_state: PyTree) -> jax.Array:
     """Return the loss times the guard's loss scale, in float32 (float64 for a float64 loss).
 
-    For gradients that you compute yourself; :func:`stablenum_jax.value_and_grad` does it for you. Compute
-    the loss in float32: the derivative of a float16 loss cannot hold a scale of 65536.
+    Use it for gradients that you compute yourself; :func:`stablenum_jax.value_and_grad` does it for you.
+    Compute the loss in float32: the derivative of a float16 loss cannot hold a scale of 65536.
 
     Args:
         loss: a scalar.

@@ -83,6 +83,6 @@ def guarded_weights(leaves: Mapping[Path, Any], params: Any) -> tuple[Any, ...]:
 
 
 def real_parts(x: Array) -> list[Array]:
-    """``x`` in the precision in which it is summed: itself, or its real and imaginary parts."""
+    """Return ``x`` in the precision in which it is summed: itself, or its real and imaginary parts."""
     parts = [x.real, x.imag] if jnp.iscomplexobj(x) else [x]
     return [part if part.dtype == jnp.float64 else part.astype(jnp.float32) for part in parts]

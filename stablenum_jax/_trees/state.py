@@ -24,7 +24,7 @@ PyTree: TypeAlias = Any
 
 
 class GuardOptState(NamedTuple):
-    """What :func:`stablenum_jax.guard` keeps in the optimizer's state. All leaves are arrays.
+    """The state that :func:`stablenum_jax.guard` keeps in the optimizer's state. All leaves are arrays.
 
     Attributes:
         guard: the core's state.
@@ -63,7 +63,7 @@ def find_guard(opt_state: PyTree) -> GuardOptState:
 
 
 def replace_guard(opt_state: PyTree, guard: GuardOptState) -> PyTree:
-    """``opt_state`` with ``guard`` in place of its own guard's state."""
+    """Return ``opt_state`` with ``guard`` in place of its own guard's state."""
 
     def put(node: Any) -> Any:
         if not is_guard(node):
@@ -80,7 +80,7 @@ def injects_hyperparams(node: object) -> bool:
 
 
 def _plain(node: Any) -> Any:
-    """Nested tuples of bare arrays: flax.nnx wraps each array in a Variable, which is a node."""
+    """Return nested tuples of bare arrays: flax.nnx wraps each array in a Variable, a node."""
     if isinstance(node, tuple):
         parts = [_plain(part) for part in node]
         return type(node)(*parts) if hasattr(node, "_fields") else tuple(parts)
@@ -91,7 +91,7 @@ def _plain(node: Any) -> Any:
 def guard_state(opt_state: PyTree) -> stablenum.GuardState:
     """Return the guard's state, wherever it is in ``opt_state``.
 
-    Looks through optax chains and wrappers (``MultiSteps``, ``masked``, ``inject_hyperparams``,
+    It looks through optax chains and wrappers (``MultiSteps``, ``masked``, ``inject_hyperparams``,
     ``partition``...), a whole flax ``TrainState`` and a whole ``nnx.Optimizer``.
 
     Raises:

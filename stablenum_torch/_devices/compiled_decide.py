@@ -96,7 +96,7 @@ class _Compiled:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # noqa: BLE001  (compilers fail in many ways)
-            result = self._eager(*args)  # or raises what is wrong with the arguments
+            result = self._eager(*args)  # or raises an error about the arguments
             self._failed = True
             _warn(error)
         self._tried = True

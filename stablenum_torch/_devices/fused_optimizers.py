@@ -24,7 +24,7 @@ def is_fused(optimizer: Optimizer) -> bool:
 
 
 def step_folded(optimizer: Optimizer, *, divisor: Tensor | None, found_inf: Tensor | None) -> None:
-    """``optimizer.step()`` that divides gradients by ``divisor`` and skips if ``found_inf`` is 1.
+    """Call ``optimizer.step()``, which divides gradients by ``divisor`` and skips if ``found_inf`` is 1.
 
     Both are () float32 or None. The attributes are removed afterwards, also when the step raises: a
     left-over ``found_inf`` would skip every later step.

@@ -17,12 +17,12 @@ from stablenum_torch._devices.straight_line import Writer
 
 __all__ = ["HostGuard"]
 
-# The measurements that are a number or an array, in the order of a written function's arguments.
+# The measurements that are single numbers or arrays, in the order of a written function's arguments.
 _MEASURED = ("norms", "loss", "found_inf", "amax", "tiny")
 
 
 class HostGuard:
-    """Decides on a state in CPU tensors, through NumPy views: without the dispatch of tensor operations.
+    """Decides on a state in CPU tensors through NumPy views, which avoids the dispatch of tensor operations.
 
     Args:
         config: the guard's settings.
@@ -41,7 +41,7 @@ class HostGuard:
         self._flat: list[np.ndarray] = leaves(self._views)
         self._tensors: list[Tensor] = leaves(state)
         self._memory = [tensor.data_ptr() for tensor in self._tensors]
-        # Kept, because creating a tensor takes nearly as long as deciding.
+        # The tensor is kept, because creating one takes nearly as long as deciding.
         self._divisor = torch.ones((), dtype=torch.float32, device="cpu")
         self._divisor_view = self._divisor.numpy()
         self._written: dict[tuple[Any, ...], Callable[..., tuple[Any, ...]]] = {}
@@ -82,7 +82,8 @@ class HostGuard:
         return Decision(*found[:_FIELDS]), list(found[_FIELDS:])
 
     def _write_out(self, seen: Observation) -> Callable[..., tuple[Any, ...]]:
-        """``decide`` for observations like ``seen``, as a function of their parts and the state's leaves."""
+        """Return ``decide`` for observations like ``seen``, as a function of their parts and the state's
+        leaves."""
         writer = Writer()
         parts = {name: getattr(seen, name) for name in _MEASURED}
         inputs: dict[str, Any] = {

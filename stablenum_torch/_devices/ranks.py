@@ -67,7 +67,7 @@ def local_part(grad: Any) -> Tensor:
 
 
 def join_norms(norms: Tensor, params: Sequence[Any], process_group: dist.ProcessGroup | None) -> Tensor:
-    """Return (n,) float64 norms of whole gradients from those of this rank's parts.
+    """Return (n,) float64 norms of whole gradients, computed from those of this rank's parts.
 
     Args:
         norms: (n,) float64, of the local parts; 0 where a rank has no gradient: it takes part all the same.
@@ -86,7 +86,7 @@ def join_over_ranks(
     *,
     maximum: bool = False,
 ) -> Tensor:
-    """Return (n,) the sum over all ranks of each parameter's parts; the largest if ``maximum``.
+    """Sum each parameter's parts over all ranks, (n,); take the largest part if ``maximum``.
 
     Args:
         values: (n,) of this rank's parts; changed in place.

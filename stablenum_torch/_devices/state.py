@@ -24,7 +24,7 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 def copy_into(state: GuardState, values: GuardState) -> None:
     """Write the tensors ``values`` into those of ``state``, in one launch per dtype.
 
-    In place, so that CUDA graphs, compiled steps and views keep seeing the same memory.
+    They are written in place, so that CUDA graphs, compiled steps and views keep using the same memory.
     """
     by_dtype: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
     for leaf, value in zip(leaves(state), leaves(values), strict=True):

@@ -6,7 +6,7 @@ promise is broken (``benchmarks/steps/promises.py``).
 
 ``decide`` consists of about a hundred calls of small functions, which take most of its time on a CPU. The
 core never branches on a measured value, because ``jax.jit`` and ``torch.compile`` must be able to trace it.
-One run on recording values therefore sees every operation, and the recorded operations are the function.
+One run on recording values therefore records every operation, and the recorded operations are the function.
 What does not depend on an input is computed while recording, unused results are dropped, and ``where`` on a
 single number becomes a branch.
 """

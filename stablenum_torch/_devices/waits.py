@@ -101,7 +101,8 @@ class HaltWatch:
         self._read = BackgroundRead()
 
     def after_step(self, state: GuardState, names: Callable[[], Sequence[str]], config: GuardConfig) -> None:
-        """Raise if the flag is known to be set. Clears it, so a caller who catches the error can go on.
+        """Raise if the flag is known to be set. The flag is cleared, so a caller who catches the error can go
+        on.
 
         Raises:
             NonFiniteError: the guard has halted.

@@ -75,9 +75,10 @@ def audit(
 
     For each parameter it reports the RMS of the update that the moments give at the present learning rate,
     max abs(dw)/abs(w), frac(v == 0 and m != 0), the numbers of inf and of negative second moments and of
-    NaN, sqrt(v) compared with eps, RMS(g^2/v), and frac(w + dw == w). What the optimizer's state does not
-    contain is None, "-" in the table. Decoupled weight decay is not part of the update. Counts are numbers of
-    elements: of the real and imaginary parts of a complex parameter, of this rank's part of a sharded one.
+    NaN, sqrt(v) compared with eps, RMS(g^2/v), and frac(w + dw == w). Values that the optimizer's state does
+    not contain are None ("-" in the table). Decoupled weight decay is not part of the update. Counts are
+    numbers of elements: of the real and imaginary parts of a complex parameter, of this rank's part of a
+    sharded one.
 
     Args:
         optimizer: any ``torch.optim.Optimizer``, also a guarded one.
@@ -132,7 +133,7 @@ def audit(
 def state_problems(optimizer: Optimizer) -> tuple[str, ...]:
     """List what in an optimizer's state can make the next update wrong, in words, the worst first.
 
-    Parameters and gradients play no part in it, and warnings are left out: see :func:`audit`.
+    Parameters and gradients are not judged, and warnings are left out: see :func:`audit`.
 
     Raises:
         TypeError: ``optimizer`` is not an optimizer.

@@ -139,7 +139,7 @@ def _random_states(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _float32_only(model: nn.Module) -> Iterator[None]:
-    """Without autocast and compilation, with gradients."""
+    """Run the body without autocast and compilation, and with gradients."""
     kinds = {"cpu", *(t.device.type for t in model.parameters())} - {"meta"}
     with contextlib.ExitStack() as stack:
         for kind in sorted(kinds):
@@ -177,7 +177,7 @@ class _Watch:
                 # In the backward pass activation checkpointing runs a part of the forward pass again.
                 if not self.forward_done:
                     self._seen.add(ACTIVATION, path, _plain(tensor))
-                # Now: after a later change in place the tensor has another gradient.
+                # Registered now, because after a later change in place the tensor has another gradient.
                 if tensor.requires_grad:
                     self._handles.append(tensor.register_hook(count))
 
@@ -261,7 +261,7 @@ def _narrow(x: Tensor) -> bool:
 
 
 def _plain(x: Tensor) -> Tensor:
-    """Dense, without history, at least float32."""
+    """Return the tensor dense, detached and at least in float32."""
     x = dense_values(x.detach())
     return x.float() if _narrow(x) else x
 

@@ -31,7 +31,7 @@ class _KeepNothing(Snapshot):
         """Nothing is read."""
 
     def keep_tensor(self, tensor: Tensor) -> None:
-        """Leave its gradient: gradients may be accumulated."""
+        """Leave the tensor's gradient in place, because gradients may be accumulated."""
 
     def keep_memory(self, tensor: Tensor) -> None:
         """No copy."""
@@ -83,7 +83,8 @@ class Window:
 
 
 def names_in_modules(parameters: Sequence[Tensor]) -> tuple[str, ...]:
-    """Names of parameters in the outermost module that has them; parameters of no module are left out."""
+    """Return names of parameters in the outermost module that has them; parameters of no module are left
+    out."""
     wanted = {id(p) for p in parameters}
     found: dict[int, str] = {}
     for module in _modules() if wanted else ():
@@ -94,5 +95,5 @@ def names_in_modules(parameters: Sequence[Tensor]) -> tuple[str, ...]:
 
 
 def _modules() -> list[nn.Module]:
-    """Return all existing modules. Not by isinstance, which would run the code of proxy objects."""
+    """Return all existing modules, found without isinstance, which would run the code of proxy objects."""
     return [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]

@@ -93,7 +93,7 @@ class KahanUpdate(_Passing):
         return found
 
     def _saved_kept(self, p: Tensor) -> Tensor | None:
-        # Checkpoints gather what is sharded, and neither NCCL nor gloo carries int16.
+        # Checkpoints gather sharded tensors, and neither NCCL nor gloo supports int16.
         c = self._compensation(p)
         return c.to(torch.int32) if is_sharded(p) else c
 
@@ -107,7 +107,7 @@ class KahanUpdate(_Passing):
 
     def _compensation(self, p: Tensor) -> Tensor:
         c = self._kept[p]
-        assert c is not None  # for the type checker: a narrow parameter has one
+        assert c is not None  # for the type checker: a narrow parameter always has a compensation
         if c.is_floating_point():
             parts = (local_part(part) for part in (p.detach(), c))
             c = self._kept[p] = self._new_kept(p)

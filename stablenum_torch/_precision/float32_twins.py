@@ -203,7 +203,7 @@ class TwinOptimizer(Optimizer):
 
     @torch._disable_dynamo
     def state_dict(self) -> dict[str, Any]:
-        """Like any optimizer's; what is stored for a narrow parameter is next to its moments."""
+        """Return a state dict like any optimizer's; data of a narrow parameter is next to its moments."""
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
             pre_hook(self)
         self._push_settings()

@@ -64,7 +64,7 @@ class EightBitProducts(torch.nn.Module):
         self.register_buffer("gradient_scale", back.scale)
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """``x @ weight.T + bias`` of factors in 8 bits, in ``x``'s dtype.
+        """Return ``x @ weight.T + bias`` of factors in 8 bits, in ``x``'s dtype.
 
         Args:
             x: (..., k), bfloat16, float16 or float32.
@@ -102,7 +102,7 @@ class EightBitProducts(torch.nn.Module):
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        for name, buffer in self._buffers.items():  # the file was written before there were statistics
+        for name, buffer in self._buffers.items():  # the file was written before statistics existed
             state_dict.setdefault(prefix + name, buffer)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
@@ -115,7 +115,7 @@ def _amax(x: Tensor) -> Tensor:
 
 
 def _quantised(x: Tensor, scale: Tensor, name: str) -> Tensor:
-    """``x * scale`` in 8 bits: finite values saturate, inf becomes NaN (e4m3 has no inf)."""
+    """Return ``x * scale`` in 8 bits: finite values saturate, inf becomes NaN (e4m3 has no inf)."""
     top = FORMATS[name].max
     scaled = x.float() * scale
     kept = torch.where(torch.isfinite(x), scaled.clamp(-top, top), torch.nan)
@@ -123,7 +123,7 @@ def _quantised(x: Tensor, scale: Tensor, name: str) -> Tensor:
 
 
 def _requantised(x: Tensor, scale: Tensor, name: str) -> Tensor:
-    """``x`` rounded to 8 bits, in ``x``'s dtype; NaN and inf as they are."""
+    """Round ``x`` to 8 bits, in ``x``'s dtype; NaN and inf stay."""
     read = _quantised(x, scale, name).float() / scale
     return torch.where(torch.isfinite(x), read.to(x.dtype), x)
 

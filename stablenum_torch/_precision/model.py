@@ -262,8 +262,8 @@ class PolicyHandle:
     def _read_in_compute_format(self, module: nn.Module, undo: contextlib.ExitStack) -> None:
         """Replace the parameters of ``module`` and its submodules by casts, until ``undo``.
 
-        The submodules' too, because a module may use a parameter of another without calling it, as attention
-        and tied embeddings do.
+        Parameters of submodules are replaced too, because a module may use a parameter of another without
+        calling it, as attention and tied embeddings do.
         """
         parts = [
             part
@@ -300,7 +300,7 @@ def _replace(module: nn.Module, tensors: dict[str, Tensor | None]) -> None:
 
 
 def _places(model: nn.Module, policy: Policy) -> list[tuple[nn.Module, _Place]]:
-    """Return each module with the policy for it.
+    """Return each module with its policy.
 
     Raises:
         ValueError: a rule matches no module; the model has a policy already.

@@ -33,7 +33,7 @@ __all__ = ["Guard", "on_device_path"]
 
 
 class Guard:
-    """All that guards one optimizer: its state, and what the host keeps from step to step.
+    """The guard of one optimizer: its state, and what the host keeps from step to step.
 
     Args:
         optimizer: the inner optimizer.
@@ -140,7 +140,7 @@ class Guard:
         return state_to_dict(self.state, self.parameters.names_if_known())
 
     def parsed(self, saved: Mapping[str, Any]) -> GuardState:
-        """Return the state that :meth:`to_dict` wrote, on this one's device and of its shape.
+        """Return the state that :meth:`to_dict` wrote, on this guard's device and in its shape.
 
         Raises:
             ValueError: ``saved`` is not a state, or has another shape.

@@ -5,7 +5,8 @@ accuracy with size on a CPU (a relative error of 2e-3 at 2**25 elements). Here s
 On a CPU the host checks the result, and computes it again in float64 in the rare case that it may be wrong.
 On an accelerator everything is in float64, which costs nothing: the reduction is bound by memory.
 
-``*_on_host`` reads values, of CPU tensors. ``*_without_wait`` reads none and works on any device.
+Functions ``*_on_host`` read values of CPU tensors. Functions ``*_without_wait`` read no values and work on
+any device.
 """
 
 from __future__ import annotations
@@ -220,7 +221,7 @@ def wide_norms_without_wait(
 ) -> Tensor:
     """Return (n,) as :func:`norms_without_wait`, but in float64: a finite norm may still lie beyond float32.
 
-    In few launches: one multi-tensor norm per dtype, and one to stack the results.
+    It takes few launches: one multi-tensor norm per dtype, and one to stack the results.
     """
     if not grads:
         return torch.zeros(0, dtype=torch.float64, device=device)
@@ -231,7 +232,7 @@ def wide_norms_without_wait(
 
 
 def saturated(norms: Tensor) -> Tensor:
-    """In float32; a finite number beyond its range becomes the largest float32."""
+    """Convert to float32; a finite number beyond its range becomes the largest float32."""
     return torch.where(torch.isfinite(norms), torch.clamp(norms, max=FLOAT32_MAX), norms).float()
 
 

@@ -87,7 +87,8 @@ def extremes_without_wait(
     needs: frozenset[str],
     process_group: dist.ProcessGroup | None = None,
 ) -> Extremes:
-    """As :func:`extremes_on_host`, for gradients on any device, also sharded; the result is on ``device``."""
+    """Measure as :func:`extremes_on_host`, for gradients on any device, also sharded; the result is on
+    ``device``."""
     parts = [None if p.grad is None else dense_values(local_part(p.grad)) for p in params]
     present = [(i, v) for i, v in enumerate(parts) if v is not None and v.numel()]
     tensors = [v for _, v in present]

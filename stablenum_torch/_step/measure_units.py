@@ -43,7 +43,7 @@ def unit_factor(rule: AdaptiveGradClip, factors: Tensor, shape: torch.Size) -> T
 
 
 def _unit_axes(rule: AdaptiveGradClip, params: Sequence[Tensor], included: Sequence[bool]) -> list[Axes]:
-    """Return for each parameter the axes over which its units extend; None where there is nothing to
+    """Return, for each parameter, the axes over which its units extend; None where there is nothing to
     measure."""
     return [
         rule.unit_axes(p.shape, default="first") if use and p.grad is not None and p.numel() else None
@@ -110,7 +110,7 @@ def _norms_and_units(
 def _as_rows(values: Tensor, axes: tuple[int, ...]) -> Tensor:
     """Return (u, k), one unit per row; a view wherever the strides allow it."""
     kept = [axis for axis in range(values.ndim) if axis not in axes]
-    # Within a unit any order will do. That of the memory keeps channels-last weights a view, too.
+    # Any order within a unit will do. The memory's order keeps channels-last weights a view, too.
     order = [*kept, *sorted(axes, key=values.stride, reverse=True)]
     return values.permute(order).reshape(math.prod(values.shape[axis] for axis in kept), -1)
 
@@ -165,7 +165,8 @@ def _careful_row_norms(rows: Tensor) -> np.ndarray:
 def units_without_wait(
     rule: AdaptiveGradClip, params: Sequence[Tensor], included: Sequence[bool], device: torch.device
 ) -> tuple[Tensor, Units]:
-    """As :func:`units_on_host`, for gradients on any device that are not sharded; results on ``device``."""
+    """Measure as :func:`units_on_host`, for gradients on any device that are not sharded; results on
+    ``device``."""
     axes = _unit_axes(rule, params, included)
     grads = [p.grad for p in params]
     split = [a is not None and not _whole(a, p) for p, a in zip(params, axes, strict=True)]

@@ -45,7 +45,7 @@ def step_on_device(
     if config.unit_rule is None:
         decide_fast = fewer_kernels(decided_without_wait, config, still, on=state.step, shape=len(params))
         decided = decide_fast(state, measured)
-    else:  # each unit adds operations of its own: compiling would take minutes
+    else:  # each unit adds further operations: compiling them would take minutes
         decided = decided_without_wait(config, still, state, measured)
     decision, after, divisor, found_inf = decided
     if not (is_fused(optimizer) and can_skip_on_device(optimizer)):

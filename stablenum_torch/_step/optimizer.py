@@ -54,7 +54,7 @@ def wrap(
             which optimizers made from ``named_parameters()`` have.
         process_group: the ranks over which gradients that are plain tensors are sharded (ZeRO, FSDP1), so
             that all ranks decide on the norm of the whole. Not needed for gradients that are equal on all
-            ranks (DDP), nor for DTensors (FSDP2), which have their own.
+            ranks (DDP), nor for DTensors (FSDP2), which have their own mesh.
         **overrides: fields of ``GuardConfig``: ``clip=1.0``, ``loss_scale="dynamic"``, ``spike="skip"``...
             ``ClipUpdateRMS`` needs memory for a copy of the parameters during a step.
 
@@ -201,8 +201,8 @@ class GuardedOptimizer(Optimizer):
     def scale(self, loss: Tensor) -> Tensor:
         """Return the loss times the loss scale, in float32: call ``backward()`` on the result.
 
-        Also notes the loss for this step's record and finiteness check; several calls before one ``step()``
-        (gradient accumulation) add up. Without a loss scale the loss itself is returned.
+        It also notes the loss for this step's record and finiteness check; several calls before one
+        ``step()`` (gradient accumulation) add up. Without a loss scale the loss itself is returned.
 
         A loss for the parameters of two guarded optimizers is scaled by only one of them: give both the same
         fixed scale, or use one optimizer with several groups. Where several ranks train together, each has
@@ -278,7 +278,7 @@ class GuardedOptimizer(Optimizer):
             self._remember_generators()
 
     def _remember_generators(self) -> None:
-        """At the end of a step: keep where it began, for `explain`, and where the next one begins."""
+        """Keep the generators' states at the beginning of this step, for `explain`, and of the next."""
         now = _generators()
         if now is not None:
             self._began = tuple(s for s in (self._cleared, self._ended) if s is not None)

@@ -45,7 +45,7 @@ class TrackedParameters:
         self.included = self._inclusion()
 
     def now(self) -> list[Tensor]:
-        """Return the optimizer's parameters at this moment."""
+        """Return the optimizer's current parameters."""
         return [p for group in self._optimizer.param_groups for p in group["params"]]
 
     def are(self, params: list[Tensor]) -> bool:

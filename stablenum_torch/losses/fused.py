@@ -35,7 +35,7 @@ _is_batch = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda tenso
 
 
 def can_fuse(*tensors: Tensor | None) -> bool:
-    """Return whether all are plain tensors, and no program transformation is active."""
+    """Return whether all arguments are plain tensors, and no program transformation is active."""
     present = [t for t in tensors if t is not None]
     return (
         not torch.compiler.is_compiling()
@@ -113,7 +113,7 @@ class _ClassSums(torch.autograd.Function):
 
 
 def _block_sums(x: Tensor, index: Tensor, keep: Tensor, weight: Tensor | None, smoothing: bool) -> ClassSums:
-    """One block of rows: torch's fused log_softmax for rows of finite logits, the core for the others."""
+    """Sum one block of rows: by torch's fused log_softmax for rows of finite logits, else by the core."""
     if x.device.type != "cpu":  # the check for finite logits would make the host wait
         return class_sums(x, index, keep, weight=weight, smoothing=smoothing, xp=xp)
     log_p = torch.log_softmax(x, 1, dtype=_wide(x.dtype))
@@ -233,7 +233,8 @@ class _BinaryItems(torch.autograd.Function):
 
 
 def _log_likelihood(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor, bool]:
-    """For a block: minus the items, their sum, and whether all labels are 0 or 1. The core handles inf."""
+    """Return, for a block, minus the items, their sum, and whether all labels are 0 or 1. The core handles
+    inf."""
     if z.device.type == "cpu":
         hard = _are_hard(y)
         if hard:
@@ -256,12 +257,12 @@ def _are_hard(y: Tensor) -> bool:
 
 
 def _flipped(z: Tensor, y: Tensor, out: Tensor | None = None) -> Tensor:
-    """z where the label is 0, -z where it is 1."""
+    """Return z where the label is 0, -z where it is 1."""
     return torch.addcmul(z, z, y, value=-2.0, out=out)
 
 
 def _hard_slopes(z: Tensor, y: Tensor, out: Tensor | None) -> Tensor:
-    """``sigmoid(z)`` or ``-sigmoid(-z)``: a single sigmoid; labels between 0 and 1 need two."""
+    """Return ``sigmoid(z)`` or ``-sigmoid(-z)``: a single sigmoid; labels between 0 and 1 need two."""
     slope = _flipped(z, y, out).sigmoid_()
     return slope.addcmul_(slope, y, value=-2.0)
 

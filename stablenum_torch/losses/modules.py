@@ -365,5 +365,5 @@ class InfoNCELoss(_Loss):
         )
 
     def forward(self, queries: Tensor, keys: Tensor, **options: Any) -> Tensor:
-        """Return each query should find its key."""
+        """Return the loss of finding each query's key."""
         return functions.info_nce(queries, keys, **self._options(), **options)

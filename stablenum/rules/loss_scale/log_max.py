@@ -47,7 +47,7 @@ class LogMaxLossScale:
     ``S = 2 ** floor(log2_max - (m + std_factor * s))``, kept within [``min_scale``, ``max_scale``]. If x is
     normally distributed, 3.09 standard deviations leave one overflow in a thousand steps.
 
-    Source: The rule is ``LogMaxScaler`` of OpenSeq2Seq (Kuchaiev et al. 2018, arXiv 1805.10387), with four
+    The rule is ``LogMaxScaler`` of OpenSeq2Seq (Kuchaiev et al. 2018, arXiv 1805.10387), with four
     differences. A step that overflowed, or whose gradients are all zero, never enters the statistics (in the
     source one overflow keeps S at 1 for thousands of steps, and one zero makes it NaN permanently). S is a
     power of two, which costs no precision and is the same number in every framework. An overflow halves S,

@@ -30,7 +30,7 @@ _OPENED_FOR_INF = 8
 
 
 class Evaluator(Protocol):
-    """What branches and loops need of the interpreter."""
+    """The part of the interpreter that branches and loops need."""
 
     trace: Trace
 
@@ -43,7 +43,7 @@ class Evaluator(Protocol):
     def record(
         self, eqn: Any, inputs: Sequence[Cell], outputs: Sequence[Cell], ctx: Context, operation: str = ""
     ) -> Step:
-        """One step for an equation, or for a part of it called ``operation``."""
+        """Record one step for an equation, or for a part of it called ``operation``."""
 
     def run(self, jaxpr: Any, consts: Sequence[Cell], args: Sequence[Cell], ctx: Context) -> list[Cell]:
         """Evaluate a jaxpr."""
@@ -53,7 +53,7 @@ class Evaluator(Protocol):
 
 
 def cond(run: Evaluator, eqn: Any, inputs: list[Cell], ctx: Context) -> list[Cell]:
-    """Return the branch that is taken."""
+    """Evaluate the branch that is taken."""
     index, *operands = inputs
     branches = eqn.params["branches"]
     taken = min(max(int(np.asarray(index.data)), 0), len(branches) - 1)
@@ -63,7 +63,7 @@ def cond(run: Evaluator, eqn: Any, inputs: list[Cell], ctx: Context) -> list[Cel
 
 
 def scan(run: Evaluator, eqn: Any, inputs: list[Cell], ctx: Context) -> list[Cell]:
-    """Iteration by iteration, numbered by their position in the inputs, in a reverse scan too."""
+    """Evaluate a scan by iterations, numbered by position in the inputs, in a reverse scan too."""
     p = eqn.params
     length = p["length"]
     n_consts, n_carry = scan_counts(p, len(inputs))
@@ -80,7 +80,7 @@ def scan(run: Evaluator, eqn: Any, inputs: list[Cell], ctx: Context) -> list[Cel
 
 
 def while_loop(run: Evaluator, eqn: Any, inputs: list[Cell], ctx: Context) -> list[Cell]:
-    """Iteration by iteration, until its condition ends it."""
+    """Evaluate a while loop by iterations, until its condition ends it."""
     p = eqn.params
     n_cond, n_body = p["cond_nconsts"], p["body_nconsts"]
     cond_consts, consts = inputs[:n_cond], inputs[n_cond : n_cond + n_body]

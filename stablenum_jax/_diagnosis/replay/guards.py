@@ -23,7 +23,7 @@ _JUDGES = frozenset({judge.__qualname__, judge_finiteness.__qualname__})
 
 
 def seen_by_guards(trace: Trace, written: Sequence[Written], own: frozenset[int]) -> tuple[int, ...]:
-    """Gradients and losses that a guard measured and that are not finite.
+    """Return the gradients and losses that a guard measured and that are not finite.
 
     Args:
         trace: the replay.

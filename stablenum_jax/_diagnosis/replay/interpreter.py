@@ -30,7 +30,7 @@ from stablenum_jax._trees.leaves import is_floating
 __all__ = ["Interpreter", "Kept", "Written"]
 
 _CONTROL = {"cond": control_flow.cond, "scan": control_flow.scan, "while": control_flow.while_loop}
-# Prints and checks: they return nothing, and would print again.
+# Prints and checks, which return nothing and would print again.
 _SILENT = frozenset({"debug_callback", "debug_print", "check"})
 
 
@@ -88,7 +88,7 @@ class Interpreter:
         return Cell(data, self.trace.add_value(flags=self.measure(data), role=role, name=name))
 
     def constant(self, data: Any) -> Cell:
-        """Return a captured array: with NaN it must be data; with infinities it may be a mask or a bound."""
+        """Record a captured array: with NaN it must be data; with infinities it may be a mask or a bound."""
         flags = CLEAN if self.symbolic else flags_of(data)
         name = f"captured {getattr(data, 'dtype', type(data).__name__)}{list(np.shape(data))}"
         return self.outside(data, "input" if flags[0] and np.ndim(data) else "constant", name)
@@ -98,7 +98,7 @@ class Interpreter:
         return [Cell(o, self.trace.add_value(flags=self.measure(o))) for o in outputs]
 
     def _literal(self, literal: Any) -> Cell:
-        # Kept with its cell: an id is unique only as long as its object lives.
+        # The object is kept with its cell, because an id is unique only as long as its object lives.
         known = self._literals.get(id(literal))
         if known is None:
             known = self._literals[id(literal)] = (literal, self.outside(literal.val, "constant", "literal"))
@@ -109,7 +109,7 @@ class Interpreter:
     def record(
         self, eqn: Any, inputs: Sequence[Cell], outputs: Sequence[Cell], ctx: Context, operation: str = ""
     ) -> Step:
-        """One step for an equation, or for a part of it called ``operation``."""
+        """Record one step for an equation, or for a part of it called ``operation``."""
         source = self.source(eqn, ctx)
         stack = _joined(ctx.stack, eqn)
         primitive = operation or eqn.primitive.name
@@ -137,7 +137,8 @@ class Interpreter:
         return any((v.nan and not nan) or (v.inf and not inf) for v in after)
 
     def source(self, eqn: Any, ctx: Context) -> Source:
-        """Where an equation was written; inside a library's jitted function, where that was called."""
+        """Find where an equation was written; inside a library's jitted function, where that function was
+        called."""
         known = self._sources.get(id(eqn))
         if known is None:
             known = self._sources[id(eqn)] = (eqn, source_of(eqn.source_info.traceback))
@@ -150,7 +151,8 @@ class Interpreter:
     # --- evaluation ---
 
     def run(self, jaxpr: Any, consts: Sequence[Cell], args: Sequence[Cell], ctx: Context) -> list[Cell]:
-        """Evaluate a jaxpr. Values are dropped after they are read for the last time."""
+        """Evaluate a jaxpr. Evaluate all equations; values are dropped after they are read for the last
+        time."""
         env: dict[Any, Cell] = dict(zip(jaxpr.constvars, consts, strict=True))
         env.update(zip(jaxpr.invars, args, strict=True))
         last = _last_uses(jaxpr)

@@ -1,4 +1,4 @@
-"""What depends on the version of JAX or is not public, each with a fallback."""
+"""Parts of JAX that depend on its version or are not public, each with a fallback."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _DIFFERENTIATED = {
 
 
 def bind(eqn: Any, inputs: list[Any], params: dict[str, Any] | None = None) -> list[Any]:
-    """Evaluate one equation; always a list of outputs."""
+    """Evaluate one equation and return its outputs, always as a list."""
     params = eqn.params if params is None else params
     prepared = eqn.primitive.get_bind_params(params) if hasattr(eqn.primitive, "get_bind_params") else params
     functions: list[Any] = []
@@ -67,14 +67,14 @@ def scan_counts(params: dict[str, Any], inputs: int) -> tuple[int, int]:
 
 
 def sub_jaxpr(value: Any) -> tuple[Any, list[Any]]:
-    """Jaxpr and constants of an open or closed jaxpr."""
+    """Return jaxpr and constants of an open or closed jaxpr."""
     if isinstance(value, core.ClosedJaxpr):
         return value.jaxpr, list(value.consts)
     return value, list(getattr(value, "consts", ()) or ())
 
 
 def called_jaxpr(eqn: Any) -> tuple[Any, list[Any]] | None:
-    """Jaxpr and constants of an equation that only calls a function (jit, checkpoint), else None."""
+    """Return jaxpr and constants of an equation that only calls a function (jit, checkpoint), else None."""
     return _jaxpr_in(eqn, _CALLS)
 
 

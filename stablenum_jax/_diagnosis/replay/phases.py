@@ -1,4 +1,4 @@
-"""Which steps are forward, backward or update, and which forward step a derivative belongs to."""
+"""Find which steps are forward, backward or update, and which forward step a derivative belongs to."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def assign_phases(trace: Trace, written: list[Written], loss: Iterable[int], out
 
 
 def _reaching(trace: Trace, values: Iterable[int], through: Any = None) -> set[int]:
-    """Steps from which ``values`` are computed, without going past a step i with ``through[i]`` False."""
+    """Return steps from which ``values`` are computed, without going past a step i with ``through[i]``
+    False."""
     todo, steps = list(values), set()
     while todo:
         producer = trace.values[todo.pop()].producer
@@ -107,7 +108,7 @@ def _find_forward(trace: Trace, written: list[Written]) -> None:
 
 
 def _keys(how: Written) -> tuple[Any, Any, Any]:
-    """Keys from the most exact to the least: instruction of the library and call, call, line."""
+    """Return keys from the most exact to the least: instruction of the library and call, call, line."""
     source, place = how.source, how.source.place
     call = source.call
     return (

@@ -114,7 +114,7 @@ def _arrays(title: str, tree: Any) -> list[tuple[str, Any]]:
 
 
 def _unwritten(jaxpr: Any) -> dict[int, int]:
-    """Results that are unchanged arguments, also if passed through jit: result -> argument."""
+    """Map results that are unchanged arguments, even through jit, to those arguments."""
     source = {v: i for i, v in enumerate(jaxpr.invars)}
     for eqn in jaxpr.eqns:
         if eqn.primitive.name in ("jit", "pjit"):

@@ -194,7 +194,7 @@ def _evidence(outcome: _Outcome, call: Call, scale: float, opt_state: Any, param
 
 
 def _bad_parameters(call: Call, failed: bool, gradients: bool) -> tuple[str, ...]:
-    """Parameters that are not finite. If the step did not fail, an infinity is a bound or a mask."""
+    """Return parameters that are not finite. If the step did not fail, an infinity is a bound or a mask."""
     flags = [(leaf.name, flags_of(leaf.data)) for leaf in call.leaves if leaf.role == "parameter"]
     return tuple(name for name, f in flags if (any(f) if failed else gradients and f[0]))
 
@@ -209,7 +209,8 @@ def _norm_overflows(gradients: Sequence[Any]) -> bool:
 
 
 def _bad_state(opt_state: Any, call: Call, parameters: Any) -> tuple[str, ...]:
-    """Problems in the optimizer's state, in words: those of the audit, else entries that are not finite."""
+    """List problems in the optimizer's state, in words: those of the audit, else entries that are not
+    finite."""
     if opt_state is not None and parameters is not None:
         try:
             return state_problems(opt_state, parameters)

@@ -110,12 +110,12 @@ def run_compiled(program: Program, leaves: Sequence[Leaf], scale: float) -> list
 
 
 def result_flags(program: Program, outputs: Sequence[Any]) -> tuple[int, ...]:
-    """Positions of the judged results that are not finite."""
+    """Return the positions of the judged results that are not finite."""
     return tuple(i for i, at in enumerate(program.judged) if any(flags_of(outputs[at])))
 
 
 def run_instrumented(program: Program, leaves: Sequence[Leaf], scale: float) -> Run:
-    """Return the program under one jit, which also returns the flags of every value."""
+    """Return the program under one jit, extended to return the flags of every value too."""
     interpreter = Interpreter(symbolic=True)
     cells: list[Any] = []
 

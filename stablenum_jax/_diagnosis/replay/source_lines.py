@@ -1,4 +1,4 @@
-"""Where an equation was written: the user's line, and the library functions between it and JAX."""
+"""Find where an equation was written: the user's line, and the library functions between it and JAX."""
 
 from __future__ import annotations
 

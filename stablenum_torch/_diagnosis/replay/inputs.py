@@ -1,4 +1,4 @@
-"""What a step works on: modules, optimizers and tensors among its arguments, closure and globals."""
+"""Find what a step works on: modules, optimizers and tensors among its arguments, closure and globals."""
 
 from __future__ import annotations
 

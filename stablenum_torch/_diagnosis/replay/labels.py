@@ -1,4 +1,4 @@
-"""Integer targets: are they valid classes, and is any of them not ignored?"""
+"""Check integer targets: whether they are valid classes, and whether any is not ignored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which forward operation a backward node differentiates.
+"""Find the forward operation that a backward node differentiates.
 
 Autograd numbers its nodes. A number is taken just before the operation runs, so the recorder that sees the
 operation knows the number of its node. Each thread counts separately. Passes on different threads (CUDA) may

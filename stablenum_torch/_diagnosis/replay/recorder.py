@@ -54,7 +54,7 @@ class Failure:
 
 @dataclass(slots=True)
 class _Before:
-    """What has to be kept before a call runs."""
+    """The values to keep before a call runs."""
 
     inputs: list[int]
     written: list[Tensor]
@@ -372,7 +372,7 @@ class Recorder(TorchDispatchMode):
                 self.wide[step.index] = wide
 
     def _is_origin(self, step: Step) -> bool:
-        """Return whether it makes a NaN or an infinity although it read none."""
+        """Return whether a step makes a NaN or an infinity although it read none."""
         made, read = self.trace.outputs_of(step), self.trace.inputs_of(step)
         nan = any(v.nan for v in made) and not any(v.nan for v in read)
         return nan or (any(v.inf for v in made) and not any(v.inf for v in read))

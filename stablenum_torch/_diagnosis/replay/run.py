@@ -211,7 +211,7 @@ class _Judge:
                 self._blame_last_read()
 
     def _blame_last_read(self) -> None:
-        """The loss is a Python number: blame the last non-finite value that was read into one."""
+        """Blame the last non-finite value that was read into a Python number, because the loss is one."""
         trace = self.recorder.trace
         for step in reversed(trace.steps):
             bad = [v for v in trace.inputs_of(step) if not v.finite]
@@ -220,7 +220,7 @@ class _Judge:
                 return
 
     def look_at_gradients(self) -> None:
-        """At the end, and whenever an optimizer begins to step, because gradients may be cleared after it."""
+        """Check gradients at the end, and before each optimizer step, after which they may be cleared."""
         if self.result.bad_gradients:
             return
         squares = 0.0

@@ -1,4 +1,4 @@
-"""Where in the user's source an operation was called, read from Python's stack.
+"""Find where in the user's source an operation was called, from Python's stack.
 
 The stack also shows the running modules, the public function, whether an optimizer is stepping, and whether
 activation checkpointing is running the forward pass again: no hooks are needed.

@@ -1,4 +1,4 @@
-"""Which recorded value a tensor has at the moment.
+"""Find the recorded value that a tensor has at the moment.
 
 Many tensor objects share the same memory: views, detached copies, tensors that autograd has saved and
 unpacked. A value therefore belongs to a place in a storage (offset, shape, strides) and to the number of

@@ -1,4 +1,4 @@
-"""The JAX backends: The JAX backends: ``stablenum_jax.step``, eager and jitted; and bare optax."""
+"""The JAX backends: ``stablenum_jax.step``, eager and jitted; and bare optax."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The NumPy backend: The NumPy backend: ``stablenum.reference.guarded``, and the same optimizers without a
-guard."""
+"""The NumPy backend: ``stablenum.reference.guarded``, and the same optimizers without a guard."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The PyTorch backends: The PyTorch backends: ``stablenum_torch.wrap``, fused, foreach and compiled; and bare
-optimizers."""
+"""The PyTorch backends: ``stablenum_torch.wrap``, fused, foreach and compiled; and bare optimizers."""
 
 from __future__ import annotations
 
