@@ -105,7 +105,8 @@ def _sums_jvp(smoothing: bool, primals: Any, tangents: Any) -> tuple[Any, Any]:
     wide = sums.nll.dtype
     some = keep & (sums.lse != -jnp.inf)
     x, dx = x.astype(wide), dx.astype(wide)
-    # In two steps: the logsumexp is rounded to the logits' spacing, which far from 0 would show in the exp.
+    # Subtracted in two steps, because the logsumexp is rounded to the logits' spacing, which shows far from
+    # 0.
     below = (x - jnp.where(some, shift, 0.0)[..., None]) - jnp.where(some, log_total, 0.0)[..., None]
     p = jnp.where(some[..., None], jnp.exp(below), 0.0)
     d_lse = jnp.sum(p * dx, axis=-1)

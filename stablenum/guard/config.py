@@ -288,7 +288,7 @@ def _as_loss_scale(value: object) -> LossScale | None:
         return _from_jmp(value)
     if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
         rules = ", ".join(rule.__name__ for rule in LOSS_SCALES)
-        hint = f"Rules are made by calling them, as {value.__name__}()." if isinstance(value, type) else ""
+        hint = f"Call the class to make a rule: {value.__name__}()." if isinstance(value, type) else ""
         raise bad_field(
             "loss_scale", f"None, 'dynamic', a positive number or one of {rules}", value, hint=hint
         )

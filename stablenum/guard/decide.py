@@ -400,7 +400,8 @@ def _hold_if_halted(
     if config.skip_limit is None:
         return decision, after
     halted = before.halted > 0
-    # Field by field: torch.compile of torch 2.6 traces neither _replace nor a slice of a NamedTuple.
+    # Copied field by field, because torch.compile of torch 2.6 traces neither _replace nor slices of a
+    # NamedTuple.
     one = xp.ones_like(decision.grad_norm)
     skipped = Decision(
         apply=decision.apply & xp.logical_not(halted),

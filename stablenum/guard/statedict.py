@@ -194,8 +194,8 @@ class _Reader:
             if not fitting:
                 self.missing.append(
                     f"{field}: no statistics were saved that fit {type(like).__name__.removesuffix('State')} "
-                    "as it is configured here; its own are kept. Rules, windows and parameters that changed "
-                    "since the state was saved start from scratch."
+                    "as it is configured here; the rule keeps its own. Rules, windows and parameters "
+                    "that changed since the state was saved start from scratch."
                 )
                 found.append(self.own(like))
                 continue

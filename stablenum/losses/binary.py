@@ -89,7 +89,7 @@ def entropy_items(z: Array, y: Array, pos_weight: Array | None = None, *, xp: Na
     agreed = ((z == float("inf")) & (y == 1)) | ((z == -float("inf")) & (y == 0))
     z = xp.where(agreed, 0.0, z)
     positive = z > 0
-    # Not abs, whose derivative at 0 is 0 in one framework and 1 in the other.
+    # The derivative of abs at 0 is 0 in one framework and 1 in the other, so abs is not used.
     decaying = xp.log1p(xp.exp(xp.where(positive, -z, z)))
     no, yes = 1.0 - y, y if pos_weight is None else y * pos_weight
     linear = xp.where(positive, _times(no, z, xp=xp), _times(yes, -z, xp=xp))

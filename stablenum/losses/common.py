@@ -179,7 +179,7 @@ def floored(x: Array, floor: float, *, xp: Namespace) -> Array:
         ValueError: the floor, the user's ``eps``, is below the smallest normal number of x's format.
     """
     floor = check_number("eps", floor, at_least=get_format(x.dtype).smallest_normal)
-    unit = 2.0 ** math.floor(math.log2(floor))  # a power of two, so that scaling by it is exact
+    unit = 2.0 ** math.floor(math.log2(floor))  # a power of two, so that scaling is exact
     below = x < floor
     near = below & (x > -(2.0**60) * floor)
     ratio = xp.where(near, x / unit, 0.0)

@@ -1,6 +1,6 @@
 """The logarithms of the Gamma function and of its quotients, which array namespaces do not have.
 
-Stirling's series for x from 10 up, and the recurrence ``Gamma(x + 1) = x Gamma(x)`` below.
+They are computed by Stirling's series for x from 10 up, and by ``Gamma(x + 1) = x Gamma(x)`` below.
 """
 
 from __future__ import annotations

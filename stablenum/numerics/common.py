@@ -32,7 +32,7 @@ def widened(*values: Any, xp: Namespace) -> tuple[list[Array], Any]:
     if not dtypes or not all("float" in str(dtype) for dtype in dtypes):
         shown = ", ".join(str(getattr(v, "dtype", type(v).__name__)) for v in values)
         raise TypeError(f"x must be an array of a floating format; got {shown}. Convert it first.")
-    # Not xp.result_type: torch.compile does not accept it for the narrow formats.
+    # xp.result_type would fail: torch.compile does not accept it for the narrow formats.
     wide = xp.float64 if any("float64" in str(dtype) for dtype in dtypes) else xp.float32
     result = dtypes[0] if all(dtype == dtypes[0] for dtype in dtypes) else wide
     like = next(v for v in values if hasattr(v, "dtype"))
@@ -61,7 +61,7 @@ def power_of_two_below(x: Array, *, deep: bool = False, xp: Namespace) -> Array:
     most = math.frexp(form.max)[1] - 4.0
     least = -most if deep else -0.6 * (most + 4.0) // 1
     ordinary = (x >= form.smallest_normal) & xp.isfinite(x)
-    exponent = xp.floor(xp.log2(xp.where(ordinary, x, 1.0)))  # floor: its gradient is 0 everywhere
+    exponent = xp.floor(xp.log2(xp.where(ordinary, x, 1.0)))  # floor has gradient 0 everywhere
     exponent = xp.where(exponent < least, least, xp.where(exponent > most, most, exponent))
     return xp.pow(xp.full_like(exponent, 2.0), exponent)
 

@@ -131,7 +131,7 @@ def _split(exponent: float, eps: float) -> tuple[float, float]:
     derivative.
     """
     step = 4.0 * eps * 2.0 ** math.frexp(exponent)[1] if abs(exponent) > 2 else 4.0 * eps
-    # Rounded towards 0, so the rest has the sign of the exponent. Its contribution to the derivative then has
+    # The exponent is rounded towards 0, so the rest has its sign. Its contribution to the derivative then has
     # the same sign as the derivative, which gives inf and not inf - inf out of range.
     steps = math.trunc(exponent / step) * step
     return steps, exponent - steps

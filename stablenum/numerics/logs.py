@@ -187,7 +187,7 @@ def logsumexp(
     x = _left_out(x, mask, xp=xp)
     if 0 in x.shape:
         nothing = xp.sum(x, axis=axis, keepdims=keepdims)
-        return xp.astype(nothing - _INF, dtype)  # not a constant, which could not be differentiated by x
+        return xp.astype(nothing - _INF, dtype)  # a constant could not be differentiated with respect to x
     row = _row(x, axis, xp=xp)
     start = xp.where(row.alone, xp.sum(xp.where(row.ahead, x, 0.0), axis=axis, keepdims=True), row.shift)
     some = xp.isfinite(row.top)
@@ -313,7 +313,7 @@ def cumulative_logsumexp(x: Array, *, axis: int = -1, xp: Namespace) -> Array:
     (x,), dtype = widened(x, xp=xp)
     x = xp.where(x == -_INF, -_INF, x)
     axis = check_axis(axis, x.ndim)
-    # Not moveaxis, for which torch.func.vmap has no rule.
+    # Written without moveaxis, for which torch.func.vmap has no rule.
     others = [a for a in range(x.ndim) if a != axis]
     result, n, step = xp.permute_dims(x, (axis, *others)), x.shape[axis], 1
     # After each pass, element i holds the sum over the last 2 * step elements up to i.

@@ -177,7 +177,7 @@ def _scale(x: Array, axis: Axis, least: float, *, xp: Namespace) -> Array:
 
 def _count(x: Array, axis: Axis) -> int:
     axes = range(x.ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
-    return math.prod([x.shape[a] for a in axes])  # a list: torch.compile does not trace a generator here
+    return math.prod([x.shape[a] for a in axes])  # torch.compile does not trace a generator here
 
 
 def rms_norm(

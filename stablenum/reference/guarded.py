@@ -271,7 +271,7 @@ class Guarded:
                     f"params[{self.names[i] if self.names else i}]", "of a floating dtype", param.dtype
                 )
         if self.config.unit_rule is not None:
-            self.config.unit_rule.included(self._known_names)  # raises now if a pattern matches nothing
+            self.config.unit_rule.included(self._known_names)  # raises if a pattern matches nothing
         self.opt_state = [optimizer.init(_as_real(p)) for p in self._params]
         self.state: GuardState = init_guard(self.config, len(self._params), xp=xp)
 
@@ -359,7 +359,7 @@ class Guarded:
             where = f"gradients[{self.names[i] if self.names else i}]"
             if g is not None and g.shape != p.shape:
                 raise bad_field(where, f"of shape {p.shape}", g.shape)
-            # Multiplied and rounded back, nearly all integers would become 0.
+            # If integers were multiplied and rounded back, nearly all would become 0.
             if g is not None and not _is_floating(g.dtype):
                 raise bad_field(where, "of a floating dtype", g.dtype, hint=f"Convert it to {p.dtype}.")
         return arrays

@@ -225,8 +225,8 @@ def _check_fit(groups: Mapping[str, Any], leaves: Mapping[str, Any]) -> None:
     """
     if groups and not set(groups) & set(leaves):
         raise ValueError(
-            f"params must be those that opt_state is of; it has moments of {next(iter(groups))!r}, "
-            f"params have {next(iter(leaves), 'no leaf')!r}."
+            f"params must be the parameters of opt_state; it has moments of {next(iter(groups))!r}, "
+            f"but params have {next(iter(leaves), 'no leaf')!r}."
         )
 
 

@@ -208,7 +208,7 @@ def _without_static(
         rest = iter(dynamic)
         return fun(*[a if i in numbers else next(rest) for i, a in enumerate(args)], **named, **fixed)
 
-    del bound.__wrapped__  # its signature differs from that of fun
+    del bound.__wrapped__  # the wrapper's signature differs from that of fun
     left = tuple(a for i, a in enumerate(args) if i not in numbers)
     return bound, left, {k: v for k, v in kwargs.items() if k not in names}
 

@@ -178,7 +178,8 @@ def quantize(x: Array, scale: Array, name: str) -> Array:
     """
     wide = x.astype(jnp.float32)
     top = FORMATS[name].max
-    # Clipped, because the cast makes NaN of too large numbers; inf is not clipped, so that it stays visible.
+    # Finite values are clipped, because the cast makes NaN of too large numbers; inf is not, so that it stays
+    # visible.
     return jnp.where(jnp.isfinite(wide), jnp.clip(wide * scale, -top, top), wide).astype(name)
 
 
@@ -216,7 +217,7 @@ def _forward(how: _How, x: Array, w: Array, state: Fp8State) -> tuple[Array, Any
     qx = quantize(x, scales[0], "float8_e4m3fn")
     qw = quantize(w, scales[1], "float8_e4m3fn")
     out = _product(how, qx, qw, scales[0], scales[1], (((x.ndim - 1,), (0,)), ((), ())))
-    # Empty arrays of the factors' dtypes, because residuals can only be arrays.
+    # The dtypes are passed as empty arrays, because residuals can only be arrays.
     kinds = (jnp.zeros((0,), x.dtype), jnp.zeros((0,), w.dtype))
     return out.astype(jnp.result_type(x, w)), (qx, qw, kinds, scales, after, state.backward)
 
@@ -240,7 +241,7 @@ def _product(how: _How, a: Array, b: Array, scale_a: Array, scale_b: Array, dims
     if not how.native:
         a, b = a.astype(jnp.float32), b.astype(jnp.float32)
     out = lax.dot_general(a, b, dims, preferred_element_type=jnp.float32)
-    # One after the other: the product of the scales may overflow float32.
+    # Divided one after the other, because the product of the scales may overflow float32.
     return out * (1.0 / scale_a) * (1.0 / scale_b)
 
 

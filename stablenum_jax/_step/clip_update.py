@@ -50,7 +50,8 @@ def clip_updates(
         return updates
     rms = jnp.stack([_rms(leaf) for leaf in leaves.values()])
     if axis_name is not None:
-        # All shards of a leaf have the same size. Divided first, so that the joint norm does not overflow.
+        # All shards of a leaf have the same size. The updates are divided first, so that the joint norm does
+        # not overflow.
         rms = norms_over_axis(rms / jnp.sqrt(jnp.float32(lax.psum(1, axis_name))), axis_name)
     factors = rule.update_factors(rms, rate, xp=jnp)
     place = {path: i for i, path in enumerate(leaves)}

@@ -346,7 +346,7 @@ def _warn_of_placement(opt_state: PyTree) -> None:
     if not _accumulates(opt_state):
         warnings.warn(
             "The guard does not receive the gradients themselves: a transformation before it, or a jit "
-            "around tx.update, gives it others. Steps with non-finite gradients are skipped anyway, but put "
+            "around tx.update, changes them. Steps with non-finite gradients are skipped anyway, but put "
             "the guard first, and jit the training step instead of tx.update.",
             GuardPlacementWarning,
             stacklevel=2,

@@ -92,8 +92,8 @@ def norms_over_axis(norms: Array, axis_name: AxisName) -> Array:
     finite = jnp.where(jnp.isfinite(norms), norms, 0.0)
     infinite = lax.pmax(jnp.isinf(norms).astype(jnp.int32), axis_name) > 0
     missing = lax.pmax(jnp.isnan(norms).astype(jnp.int32), axis_name) > 0
-    # Multiplied by a power of two and not divided by the largest: XLA divides by an array by multiplying with
-    # its reciprocal, which is flushed to zero from 8.5e37 on.
+    # The values are multiplied by a power of two and not divided by the largest: XLA divides by an array by
+    # multiplying with its reciprocal, which is flushed to zero from 8.5e37 on.
     scale, inverse = power_of_two(lax.pmax(finite, axis_name))
     total = scale * jnp.sqrt(lax.psum((finite * inverse) ** 2, axis_name))
     total = jnp.minimum(total, FLOAT32_MAX)

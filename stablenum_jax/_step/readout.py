@@ -32,7 +32,7 @@ def _read(opt_state: PyTree) -> tuple[stablenum.GuardState, tuple[str, ...] | No
     if found.names_id.ndim:
         raise ValueError(
             f"opt_state must be that of one training run; got one stacked to shape {found.names_id.shape} "
-            "by vmap, pmap or scan. Take one, as in jax.tree.map(lambda x: x[0], opt_state)."
+            "by vmap, pmap or scan. Select one run, as in jax.tree.map(lambda x: x[0], opt_state)."
         )
     if isinstance(found.names_id, jax.core.Tracer):
         raise ValueError(
@@ -146,7 +146,7 @@ def resume(opt_state: PyTree) -> PyTree:
     """
     found = find_guard(opt_state)
     guard = found.guard
-    # Separate arrays, not one in several places: a buffer cannot be donated twice.
+    # These are separate arrays rather than one in several places, because a buffer cannot be donated twice.
     cleared = guard._replace(
         halted=jnp.zeros_like(guard.halted),
         skipped_in_a_row=jnp.zeros_like(guard.skipped_in_a_row),

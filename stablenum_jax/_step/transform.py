@@ -123,7 +123,7 @@ class _Guard:
         paths = list(guarded_leaves(params, None))
         names = [path_name(path) for path in paths]
         if self.config.unit_rule is not None:
-            self.config.unit_rule.included(names)  # raises now if a pattern matches nothing
+            self.config.unit_rule.included(names)  # raises if a pattern matches nothing
         number = register_names(names)
         return GuardOptState(
             guard=stablenum.init_guard(self.config, len(paths), xp=jnp),

@@ -29,7 +29,7 @@ def step_folded(optimizer: Optimizer, *, divisor: Tensor | None, found_inf: Tens
     Both are () float32 or None. The attributes are removed afterwards, also when the step raises: a
     left-over ``found_inf`` would skip every later step.
     """
-    # Not a context manager: torch.compile would break the graph around it.
+    # This is not a context manager, because torch.compile would break the graph around one.
     try:
         if divisor is not None:
             optimizer.grad_scale = divisor

@@ -102,7 +102,8 @@ def join_over_ranks(
         if len(members) == len(values):
             dist.all_reduce(values, op=operation, group=group)
             continue
-        # Unbound and stacked, not indexed: an index made here would have to be copied to the device.
+        # Unbound and stacked rather than indexed, because an index made here would have to be copied to the
+        # device.
         each = list(values.unbind())
         part = torch.stack([each[i] for i in members])
         dist.all_reduce(part, op=operation, group=group)
@@ -123,7 +124,7 @@ def is_sharded(param: Any) -> bool:
 def _sharding_groups(param: Any, process_group: dist.ProcessGroup | None) -> list[dist.ProcessGroup]:
     if not _is_dtensor(param):
         return [] if process_group is None else [process_group]
-    # Not is_shard(): it is False for the strided shards of FSDP over tensor parallelism.
+    # is_shard() is not used, because it is False for the strided shards of FSDP over tensor parallelism.
     sharded = [d for d, placement in enumerate(param.placements) if not placement.is_replicate()]
     return [param.device_mesh.get_group(d) for d in sharded]
 

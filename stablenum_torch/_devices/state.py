@@ -28,7 +28,7 @@ def copy_into(state: GuardState, values: GuardState) -> None:
     """
     by_dtype: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
     for leaf, value in zip(leaves(state), leaves(values), strict=True):
-        if value is not leaf:  # a step leaves some unchanged
+        if value is not leaf:  # a step leaves some tensors unchanged
             into, of = by_dtype.setdefault(leaf.dtype, ([], []))
             into.append(leaf)
             of.append(value)

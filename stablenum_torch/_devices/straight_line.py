@@ -143,7 +143,7 @@ class Writer:
             return f"[{', '.join(self._name(part) for part in arg)}]"
         if id(arg) not in self._names:
             self._names[id(arg)] = f"c{len(self._names)}"
-            self._constants[self._names[id(arg)]] = arg  # keeps it alive, so its id stays unique
+            self._constants[self._names[id(arg)]] = arg  # keeps the object alive, so its id stays unique
         return self._names[id(arg)]
 
     def _value_names(self, arg: Any) -> list[str]:

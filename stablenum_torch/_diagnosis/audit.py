@@ -35,7 +35,7 @@ __all__ = ["audit", "repair", "state_problems"]
 
 Entries = dict[str, tuple[Role, Tensor]]
 
-# What torch's optimizers, and others that use the same names, store per parameter.
+# The entries that torch's optimizers, and others with the same names, store per parameter.
 _ROLES = {
     "exp_avg": Role.FIRST,
     "exp_avg_sq": Role.SECOND,
@@ -193,7 +193,7 @@ def _gradients(
         unknown = [name for name in grads if name not in set(names)]
         if unknown:
             raise ValueError(
-                f"grads must be named as the parameters are; got {unknown[0]!r}, known are "
+                f"grads must be named as the parameters are; got {unknown[0]!r}; the known names are "
                 f"{', '.join(names[:4])}{'...' if len(names) > 4 else ''}. Name them with names=model."
             )
         found = [grads.get(name) for name in names]

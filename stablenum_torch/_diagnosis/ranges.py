@@ -208,7 +208,7 @@ def _backward(
     if not torch.isfinite(loss).all():
         seen.note("The loss is not finite in float32.")
     trained = [p for p in names if p.requires_grad]
-    # Not backward(): this accumulates nothing, and DistributedDataParallel does not wait for other ranks.
+    # Unlike backward(), this accumulates nothing, and DistributedDataParallel does not wait for other ranks.
     grads = dict(zip(trained, torch.autograd.grad(loss.sum(), trained, allow_unused=True)))
     missing = [names[p] for p in trained if grads[p] is None]
     if missing:

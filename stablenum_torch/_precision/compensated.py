@@ -120,8 +120,8 @@ class StochasticRounding(_Passing):
 
     ``w' = round_stochastically(w + u)``, see :func:`stablenum.precision.round_stochastically`. The
     inner optimizer runs in float32 during a step; nothing is stored per parameter. The generator's state is
-    saved under ``"rounding"`` (torch.distributed.checkpoint leaves it out: the stream then continues where it
-    is).
+    saved under ``"rounding"`` (torch.distributed.checkpoint leaves it out: the random stream then goes on
+    unrestored).
 
     NaN and inf pass through, finite values saturate. Under ``wrap`` a skipped step leaves parameters and
     generator unchanged; on an accelerator the host waits once per step for the decision.

@@ -101,7 +101,7 @@ class TwinOptimizer(Optimizer):
                     f"usual); got {p.dtype}."
                 )
         for p in group["params"]:
-            # With values at first: some optimizers create their state from it at once.
+            # The twin holds values at first, because some optimizers create their state from it at once.
             self._twins[p] = p.detach().float() if is_narrow(p) else p
             if is_narrow(p):
                 self._kept[p] = self._new_kept(p)
@@ -232,11 +232,12 @@ class TwinOptimizer(Optimizer):
             state = state if replaced is None else dict(replaced)
         each = {index: dict(values) for index, values in state["state"].items()}
         kept: dict[Tensor, Tensor | None] = {}
-        # Matched by order, as in torch: distributed checkpoints have names where others have numbers.
+        # Matched by order, as in torch, because distributed checkpoints have names where others have numbers.
         indices = [index for group in state["param_groups"] for index in group["params"]]
         if len(indices) != len(self._twins):
             raise ValueError(
-                f"state_dict must have {len(self._twins)} parameters, as this optimizer; got {len(indices)}."
+                f"state_dict must have {len(self._twins)} parameters, "
+                f"as many as this optimizer; got {len(indices)}."
             )
         for index, (_, p) in zip(indices, self._numbered(), strict=True):
             found = each.get(index, {}).pop(self._kept_name, None)

@@ -286,7 +286,7 @@ class PolicyHandle:
         if FORMATS[self.compute_format(module)].bits > 8:
             return F.linear(input, module.weight, module.bias)
         weight, bias = module.weight, module.bias
-        if self._autocasts:  # autocast does not know these products
+        if self._autocasts:  # autocast does not handle these products
             weight, bias = weight.to(input.dtype), bias if bias is None else bias.to(input.dtype)
             with torch.autocast(input.device.type, enabled=False):
                 return module._modules[_STATISTICS](input, weight, bias)
@@ -295,7 +295,7 @@ class PolicyHandle:
 
 def _replace(module: nn.Module, tensors: dict[str, Tensor | None]) -> None:
     module._parameters.update(tensors)
-    if isinstance(module, nn.RNNBase):  # reads its parameters from a separate list
+    if isinstance(module, nn.RNNBase):  # these modules read their parameters from a separate list
         module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
 
 

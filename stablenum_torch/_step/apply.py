@@ -104,7 +104,7 @@ def transform(
         of_units: factors of units, as ``unit_multipliers`` there.
         unchanged: which gradients are known to have a factor of 1.
     """
-    # Unbound, not indexed: an index made on the host would have to be copied to the device first.
+    # Unbound rather than indexed, because an index made on the host would have to be copied to the device.
     each = list(multiplier.unbind()) if config.per_tensor else [multiplier] * len(params)
     for i, factors in enumerate(of_units):
         if config.unit_rule is not None and len(factors):

@@ -135,7 +135,7 @@ def _roots_of_sizes(
     process_group: dist.ProcessGroup | None,
 ) -> Sequence[float | Tensor]:
     """Return the square root of each whole parameter's number of real elements."""
-    if process_group is None:  # numel() of a DTensor is that of the whole
+    if process_group is None:  # numel() of a DTensor counts the whole tensor
         return [math.sqrt(max(p.numel(), 1) * (2 if p.is_complex() else 1)) for p in params]
     sizes = [torch.full((), v.numel(), dtype=torch.float64, device=device) for v in parts]
     joined = join_over_ranks(torch.stack(sizes), params, process_group)

@@ -63,7 +63,7 @@ class Guard:
         if state is None:
             state = init_guard(config, len(params), xp=torch_namespace, device=params[0].device)
         self.state = state
-        self._host: HostGuard | None = None  # made by the first step that needs it
+        self._host: HostGuard | None = None  # created by the first step that needs one
         self._halted, self._level = HaltWatch(), LevelWatch()
 
     def step(self, loss: Tensor | None) -> None:

@@ -138,7 +138,8 @@ def _sums_of_squares(values: list[Tensor]) -> np.ndarray:
     if narrow:
         sums[narrow] = torch.stack([_square_by_rows(values[i].reshape(-1)) for i in narrow]).numpy()
     if large:
-        # From the last to the first: the optimizer starts with the first, which are in the cache then.
+        # From the last to the first, so that the first are still in the cache when the optimizer starts with
+        # them.
         dots = [_dots(values[i].reshape(-1)) for i in reversed(large)][::-1]
         parts = torch.stack([part for parts in dots for part in parts]).double().numpy()
         sums[large] = np.add.reduceat(parts, np.cumsum([0] + [len(parts) for parts in dots[:-1]]))
@@ -147,7 +148,7 @@ def _sums_of_squares(values: list[Tensor]) -> np.ndarray:
 
 def _dots(flat: Tensor) -> list[Tensor]:
     """Return () float32 sums of squares of the pieces of a 1-d float32 tensor."""
-    # Equal pieces: a short one at the end would cost as much as half a long one.
+    # The pieces are equal, because a short one at the end would cost as much as half a long one.
     pieces = round(len(flat) / BLOCK)
     if pieces < 2:
         return [torch.dot(flat, flat)]

@@ -82,7 +82,7 @@ def decided_without_wait(
     decision, after = decide(config, state, seen, xp=torch_namespace)
     if still:
         after = _without_trace(decision, state, after)
-    # Exactly 1.0 or 0.0: the kernels compare with 1.
+    # The flag is exactly 1.0 or 0.0, because the kernels compare it with 1.
     return decision, after, 1.0 / decision.multiplier, torch.logical_not(decision.apply).float()
 
 

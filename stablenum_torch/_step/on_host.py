@@ -41,7 +41,7 @@ def step_on_host(
         seen = observed_on_host(host, params, loss, process_group, included)
         decision, after = host.decide(seen)
     if decision.grad_norm == 0 and decision.apply and moves_nothing(optimizer):
-        after = host.read()  # zeros that move nothing are no evidence, see `moves_nothing`
+        after = host.read()  # zero gradients at rate 0 are no evidence, see `moves_nothing`
     if not decision.apply:
         return after
     rule = host.update_rule

@@ -29,7 +29,7 @@ __all__ = ["binary_items", "binary_total", "can_fuse", "fused_class_sums"]
 _BLOCK = 2**18
 _BLOCK_ELSEWHERE = 2**26
 
-# Private in torch, but used by its own autograd.Function. Without it, the core computes everything.
+# Private in torch, but used by its own autograd.Function. If it is missing, the core computes everything.
 _transforming = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 _is_batch = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda tensor: False)
 
@@ -118,7 +118,8 @@ def _block_sums(x: Tensor, index: Tensor, keep: Tensor, weight: Tensor | None, s
         return class_sums(x, index, keep, weight=weight, smoothing=smoothing, xp=xp)
     log_p = torch.log_softmax(x, 1, dtype=_wide(x.dtype))
     nll = -log_p.gather(1, index[:, None])[:, 0]
-    # From the largest logit: at a target far below it the difference x - log_p has no correct digit.
+    # Measured from the largest logit, because at a target far below it the difference x - log_p has no
+    # correct digit.
     lse = x.amax(1).to(nll.dtype) - log_p.amax(1)
     smooth = None
     if smoothing:

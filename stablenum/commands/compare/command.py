@@ -118,7 +118,7 @@ def _scenarios(names: Sequence[str], config: Path | None) -> _Choice:
     for name in names:
         if name not in known:
             raise typer.BadParameter(
-                f"unknown scenario {name!r}; known are {', '.join(known)}.", param_hint="--scenario"
+                f"unknown scenario {name!r}; the known ones are {', '.join(known)}.", param_hint="--scenario"
             )
     chosen = list(dict.fromkeys(names)) or chosen
     left_out = {name: unfit[name] for name in chosen if name in unfit}

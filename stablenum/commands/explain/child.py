@@ -79,7 +79,8 @@ def _run_main(plan: Plan) -> None:
     if plan.module:
         runpy.run_module(plan.script, run_name="__main__", alter_sys=True)
         return
-    # Not runpy.run_path: it removes the module before functions registered with atexit have run.
+    # runpy.run_path is not used, because it removes the module before functions registered with atexit have
+    # run.
     code = compile(Path(plan.script).read_bytes(), plan.script, "exec")
     module = ModuleType("__main__")
     module.__dict__.update(__file__=os.path.abspath(plan.script), __builtins__=builtins, __cached__=None)

@@ -184,7 +184,7 @@ def measure_block(
         update = update_of(law, moments, eps=eps, xp=xp)
     if update is not None:
         judged = xp.logical_and(finite, clean)
-        if gradient is not None:  # the effect of a bad gradient is not the optimizer's fault
+        if gradient is not None:  # a bad gradient's effect says nothing about the optimizer
             judged = xp.logical_and(judged, xp.isfinite(gradient))
         after = narrow(parameter + update)
         sound = xp.logical_and(judged, xp.logical_and(xp.isfinite(update), xp.isfinite(after)))
@@ -231,7 +231,8 @@ def _gradient_ratio(
     used = xp.logical_and(clean, xp.isfinite(size))
     zero = size == 0
     ratio = xp.where(zero, xp.zeros_like(size), size / xp.where(zero, xp.ones_like(below), below))
-    # Neither a second moment nor eps: reported as the largest number, which can be squared and joined.
+    # Without a second moment and eps, the ratio is reported as the largest number, which can be squared and
+    # joined.
     ratio = xp.where(xp.isinf(ratio), xp.full_like(ratio, _MAX), ratio)
     mean_square("gradient_ratio", ratio, used)
 

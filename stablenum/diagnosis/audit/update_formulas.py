@@ -178,7 +178,7 @@ def _adamax(law: Law, m: Moments, eps: float | None, xp: Any) -> Array | None:
     correction = law.first_correction
     if m.first is None or m.norm is None or correction is None:
         return None
-    # No gradient so far: the first one makes the norm positive before it is used as a divisor.
+    # Without a gradient so far, the norm is 0; the first gradient makes it positive before it is a divisor.
     untouched = xp.logical_and(m.norm == 0, m.first == 0)
     return law.lr * (m.first / correction / xp.where(untouched, xp.ones_like(m.norm), m.norm))
 

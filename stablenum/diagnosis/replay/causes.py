@@ -61,7 +61,7 @@ CAUSES: dict[Cause, Explanation] = {
     ),
     Cause.PARAMETERS: Explanation(
         "parameters or buffers were not finite before the forward pass: an earlier update went wrong",
-        "return to a checkpoint from before it; audit the optimizer's state; guard the optimizer, so that "
+        "return to an earlier checkpoint; audit the optimizer's state; guard the optimizer, so that "
         "such an update is never applied",
     ),
     Cause.TRANSIENT: Explanation(

@@ -111,7 +111,8 @@ class AdaGC:
         smallest = xp.sort(xp.concat([state.lowest, clipped[:, None]], axis=1), axis=1)[:, :-1]
         lowest = xp.where(warming[:, None], smallest, state.lowest)
         begins = warming & (seen >= self.warmup_steps)
-        # Not decay * gamma + ...: in float32 decay and 1 - decay do not add up to 1, and gamma would drift.
+        # Not written as decay * gamma + ..., because in float32 decay and 1 - decay do not add up to 1, and
+        # gamma would drift.
         gamma = state.gamma + (1.0 - self.decay) * (clipped - state.gamma)
         gamma = xp.where(counts & warm, gamma, state.gamma)
         gamma = xp.where(begins, _smallest_kept(lowest, xp=xp), gamma)

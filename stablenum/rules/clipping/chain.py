@@ -130,7 +130,7 @@ def _left_of_units(norms: Array, units: FlatUnits, shrink: Array, *, xp: Namespa
     """Return (n,) float32, the norms of the gradients after their units were shrunk."""
     if not units.sizes:
         return norms
-    # Relative to the tensor's own norm, so that no square overflows or flushes.
+    # Computed relative to the tensor's own norm, so that no square overflows or flushes.
     whole = units.spread(norms, xp=xp)
     share = xp.where(whole > 0, units.norms / whole, xp.zeros_like(whole)) * shrink
     kept = [

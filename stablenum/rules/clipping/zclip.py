@@ -117,7 +117,8 @@ class ZClip:
         """Return the state after ``norm`` was observed, where ``counts`` is True."""
         first = push(state.first, norm, counts & xp.logical_not(warm), xp=xp)
         begun_mean, begun_std = mean_and_std(without_outliers(first, xp=xp), xp=xp)
-        # Not alpha * mean + ...: in float32 alpha and 1 - alpha do not add up to 1, and the mean would drift.
+        # Not written as alpha * mean + ..., because in float32 alpha and 1 - alpha do not add up to 1, and
+        # the mean would drift.
         mean = state.mean + (1.0 - self.alpha) * (norm - state.mean)
         off = math.sqrt(1.0 - self.alpha) * xp.abs(norm - mean)
         std = combine_norms(xp.stack([math.sqrt(self.alpha) * state.std, off]), xp=xp)

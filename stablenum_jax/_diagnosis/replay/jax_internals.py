@@ -21,7 +21,7 @@ __all__ = [
     "under_transformation",
 ]
 
-# Calls: the primitive's name, and the parameter that holds its jaxpr.
+# Primitives that call a function, and the parameter of each that holds its jaxpr.
 _CALLS = {
     "jit": "jaxpr",
     "pjit": "jaxpr",

@@ -17,7 +17,7 @@ import numpy as np
 
 __all__ = ["numpy_answer"]
 
-# Larger arrays go to XLA, whose loops are fused and use all cores.
+# Larger arrays go to XLA, which fuses its loops and uses all cores.
 _MOST_ELEMENTS = 2_000_000
 
 

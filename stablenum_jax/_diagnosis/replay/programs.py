@@ -134,7 +134,7 @@ def _as_it_is(call: Call, data: list[Any]) -> Program:
 
     def run(*arrays: Any) -> list[Any]:
         args, kwargs = call.rebuild(arrays)
-        # Including the arguments, because flax.nnx models and optimizers are changed in place.
+        # The arguments are included, because flax.nnx models and optimizers are changed in place.
         results = [*_arrays("result", call.fun(*args, **kwargs)), *_arrays("args", args)]
         names[:] = [name for name, _ in results]
         return [x for _, x in results]

@@ -134,7 +134,7 @@ def is_user_code(file: str) -> bool:
 
 def place_in(code: CodeType, line: int) -> Place:
     """Return a line of a function."""
-    # Not cached by code object: code objects of two files with the same text are equal.
+    # The result is not cached by code object, because code objects of two files with the same text are equal.
     return _place(code.co_filename, _name(code), line)
 
 

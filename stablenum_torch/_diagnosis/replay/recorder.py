@@ -222,7 +222,7 @@ class Recorder(TorchDispatchMode):
             todo += [following for following, _ in node.next_functions]
 
     def note_gradients(self, inputs: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
-        """Note the results of ``torch.autograd.grad``, which no parameter holds."""
+        """Note the results of ``torch.autograd.grad``, which are not stored in any ``p.grad``."""
         for i, (of, gradient) in enumerate(zip(inputs, gradients)):
             if gradient is not None:
                 name = self._names.get(id(of), ("", ""))[1] or f"result {i} of torch.autograd.grad"

@@ -110,13 +110,13 @@ def _run(call: Call, snapshot: Snapshot, loss_scale: float | None, rng: RngState
     result.bad_parameters = [name for name in around.parameters if not before[name].finite]
     loss, error = None, None
     with warnings.catch_warnings(), eager(), torch.enable_grad(), recorder, PublicFunctions(recorder):
-        warnings.simplefilter("ignore")  # they were shown when the step ran first
+        warnings.simplefilter("ignore")  # warnings were shown when the step ran first
         try:
             loss = loss_in(_call_user(call.step_fn, call.args, call.kwargs))
             done = recorder.accumulated or recorder.roots or recorder.gradients
             if isinstance(loss, Tensor) and loss.requires_grad and not done:
                 _backward(loss, loss_scale)
-        except NonFiniteError as stopped:  # a guard has halted this training: nothing new
+        except NonFiniteError as stopped:  # a guard has halted this training, which is already known
             result.notes.append(f"the step raised {type(stopped).__name__}")
         except Exception as raised:  # noqa: BLE001 (raised again below if it is not about numbers)
             error = raised
@@ -172,7 +172,7 @@ def _set_scales(around: Surroundings, snapshot: Snapshot, loss_scale: float | No
         return
     for scaler in around.scalers:
         scaler._init_scale = loss_scale
-        if scaler._scale is not None:  # it has scaled before
+        if scaler._scale is not None:  # the scaler has scaled before
             snapshot.keep_memory(scaler._scale)
             scaler._scale.fill_(loss_scale)
     for optimizer in around.optimizers:
@@ -243,7 +243,7 @@ class _Judge:
 
     def look_at_parameters(self, before: Mapping[str, Value]) -> None:
         if self.result.bad_gradients:
-            return  # the update only spreads them
+            return  # the update only spreads these values
         for name, p in self.around.parameters.items():
             value = self.recorder.value_of(p)
             if not value.finite and before[name].finite:

@@ -90,7 +90,7 @@ def survey(stop: CodeType) -> Survey:
         elif kind is _Kind.ENGINE:
             found.engine = True
         elif kind is _Kind.CHECKPOINT:
-            # Its bookkeeping (detaching inputs) does not belong to the forward pass.
+            # The engine's bookkeeping (detaching inputs) does not belong to the forward pass.
             found.checkpoint = found.checkpoint or bool(inner or modules)
         elif kind is _Kind.FUNCTION:
             found.function = True
@@ -101,7 +101,7 @@ def survey(stop: CodeType) -> Survey:
 
 
 _STOP = _Kind.STOP
-# By id, because hashing a code object is slow. The object is kept, so that its id is not reused.
+# Cached by id, because hashing a code object is slow. The object is kept, so that its id is not reused.
 _kinds: dict[int, tuple[_Kind, CodeType]] = {}
 _places: dict[tuple[int, int], Place] = {}
 
@@ -166,6 +166,6 @@ def _place(code: CodeType, line: int) -> Place:
 def _public(code: CodeType, line: int) -> str:
     if code.co_name != "multi_head_attention_forward":
         return code.co_name
-    # Its attention is a compiled function, which has no frame.
+    # The attention is a compiled function, which has no frame.
     called = linecache.getline(code.co_filename, line)
     return "scaled_dot_product_attention" if "scaled_dot_product_attention(" in called else ""

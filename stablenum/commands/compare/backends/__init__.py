@@ -107,7 +107,7 @@ def find_backends(names: list[str] | None = None) -> tuple[list[Backend], dict[s
     """
     for name in names or ():
         if name not in BACKENDS:
-            raise ValueError(f"unknown backend {name!r}; known are {', '.join(BACKENDS)}.")
+            raise ValueError(f"unknown backend {name!r}; the known ones are {', '.join(BACKENDS)}.")
         if BACKENDS[name].missing:
             framework, missing = BACKENDS[name].framework, " and ".join(BACKENDS[name].missing)
             raise ValueError(f"backend {name!r} needs {missing}: pip install 'stablenum[{framework}]'")

@@ -195,14 +195,14 @@ _SPIKES = (
     ),
     _masked(
         "spike-clip",
-        "The same, spikes shrunk to the median norm and applied: only the NaN is skipped.",
+        "The same stream, spikes shrunk to the median norm and applied: only the NaN is skipped.",
         SpikeGuard(action="clip"),
         Expected(plain=DIES, guarded=SURVIVES, skips=1),
         compiled_in="all-rules",
     ),
     _masked(
         "spike-mean-std",
-        "The same by mean and standard deviation: the first spike hides the others, which then distort both.",
+        "The same stream judged by mean and standard deviation: the first spike hides the others.",
         MeanStdSpikeGuard(),
         Expected(plain=DIES, guarded=FAILS, skips=3),
     ),

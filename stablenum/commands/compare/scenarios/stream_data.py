@@ -57,7 +57,7 @@ def stream_step(stream: Stream, step: int) -> StreamStep:
 def scaled_gradients(stream: Stream, gradients: Sequence[Array], scale: float) -> list[Array]:
     """Return the gradients that the optimizer receives: scaled, and rounded as the tensors are."""
     factor, made = np.float32(scale), []
-    with np.errstate(all="ignore"):  # a half-precision gradient may overflow here, and should
+    with np.errstate(all="ignore"):  # a half-precision gradient may overflow here, as intended
         for gradient, tensor in zip(gradients, stream.tensors, strict=True):
             made.append(as_dtype(as_dtype(gradient * factor, tensor.computed or tensor.dtype), tensor.dtype))
     return made
