@@ -18,12 +18,12 @@ Tree = TypeVar("Tree")
 
 
 def at_most(x: Array, bound: float, *, xp: Namespace) -> Array:
-    """``min(x, bound)`` elementwise; NaN stays NaN."""
+    """Return ``min(x, bound)`` elementwise; NaN stays NaN."""
     return xp.minimum(x, xp.full_like(x, bound))
 
 
 def at_least(x: Array, bound: float, *, xp: Namespace) -> Array:
-    """``max(x, bound)`` elementwise; NaN stays NaN."""
+    """Return ``max(x, bound)`` elementwise; NaN stays NaN."""
     return xp.maximum(x, xp.full_like(x, bound))
 
 

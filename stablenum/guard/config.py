@@ -261,7 +261,7 @@ class Settings(TypedDict, total=False):
 
 
 def make_config(config: GuardConfig | None, overrides: Settings) -> GuardConfig:
-    """``config`` with some fields replaced by ``overrides``.
+    """Return ``config`` with some fields replaced by ``overrides``.
 
     Raises:
         TypeError: ``config`` is not a GuardConfig, or an override is not a field of GuardConfig.

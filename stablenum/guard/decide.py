@@ -252,13 +252,13 @@ def _check_observation(config: GuardConfig, state: GuardState, observation: Obse
 
 
 def _unscale(norm: Array, scale: Array, *, xp: Namespace) -> Array:
-    """``norm / scale``, kept finite if ``norm`` is finite (a scale below 1 makes it larger)."""
+    """Return ``norm / scale``, kept finite if ``norm`` is finite (a scale below 1 makes it larger)."""
     unscaled = norm / scale
     return xp.where(xp.isfinite(norm), at_most(unscaled, FLOAT32_MAX, xp=xp), norm)
 
 
 def _with_unscaling(coefficient: Array, scale: Array, grad_norm: Array, *, xp: Namespace) -> Array:
-    """``coefficient / scale``, bounded so that it makes no gradient zero or infinite.
+    """Return ``coefficient / scale``, bounded so that it makes no gradient zero or infinite.
 
     A scale below 1 enlarges the gradients; where that could leave float32's range they are not enlarged.
     """

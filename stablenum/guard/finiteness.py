@@ -77,7 +77,8 @@ def reason_code(
 
 
 def worst_index(norms: Array, like: Array, *, xp: Namespace) -> Array:
-    """Index of the first non-finite norm, otherwise of the first largest one; -1 if there are no norms."""
+    """Return the index of the first non-finite norm, otherwise of the first largest one; -1 if there are no
+    norms."""
     if norms.shape[0] == 0:
         return xp.full_like(like, -1)
     infinite = xp.full_like(norms, float("inf"))

@@ -36,7 +36,7 @@ class StatisticsNotLoadedWarning(UserWarning):
 
 
 def state_to_dict(state: GuardState, names: Sequence[str] | None = None) -> dict[str, Any]:
-    """``{"version": 3, "names": [...] or None, "state": {...}}`` of lists, numbers and strings.
+    """Return ``{"version": 3, "names": [...] or None, "state": {...}}`` of lists, numbers and strings.
 
     Non-finite numbers become the strings ``"nan"``, ``"inf"`` and ``"-inf"``, so the result is strict
     JSON; float32 values survive the round trip bit for bit. This makes the host wait for the device.
@@ -259,7 +259,7 @@ def _check_reasons(field: str, rows: list[list[int]]) -> None:
 
 
 def _decode(field: str, plain: Any, shape: tuple[int, ...], kind: type[float] | type[int]) -> Any:
-    """``plain`` as nested lists of the given shape, with every number checked."""
+    """Return ``plain`` as nested lists of the given shape, with every number checked."""
     if shape:
         if not isinstance(plain, list) or len(plain) != shape[0]:
             raise bad_field(field, f"a list of {shape[0]} items", plain)

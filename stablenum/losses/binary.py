@@ -98,7 +98,7 @@ def entropy_items(z: Array, y: Array, pos_weight: Array | None = None, *, xp: Na
 
 
 def _times(share: Array, z: Array, *, xp: Namespace) -> Array:
-    """``share * z``, and 0 where the share is 0 and z is infinite."""
+    """Return ``share * z``, and 0 where the share is 0 and z is infinite."""
     return share * xp.where((share == 0) & xp.isinf(z), 0.0, z)
 
 

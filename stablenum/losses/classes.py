@@ -78,7 +78,8 @@ def class_sums(
 
 
 def _shifted(x: Array, *, xp: Namespace) -> tuple[Array, Array, Array, Array, Array]:
-    """Which classes are not -inf; ``x - shift``; ``logsumexp(x) - shift``; the shift; whether any is not."""
+    """Return which classes are not -inf, ``x - shift``, ``logsumexp(x) - shift``, the shift, and whether any
+    class is not -inf."""
     here = x != -_INF
     top = xp.max(x, axis=-1)
     some = top != -_INF

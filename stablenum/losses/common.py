@@ -77,7 +77,7 @@ def check_fits(name: str, array: Array, shape: tuple[int, ...], *, of: str) -> N
 
 
 def classes_last(x: Array, axis: int, *, xp: Namespace) -> Array:
-    """x with an axis (given as a non-negative number) moved to the end."""
+    """Return x with an axis (given as a non-negative number) moved to the end."""
     if axis == x.ndim - 1:
         return x
     return xp.permute_dims(x, (*range(axis), *range(axis + 1, x.ndim), axis))

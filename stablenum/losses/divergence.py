@@ -156,7 +156,7 @@ def _log_softmax(x: Array, axis: int, *, xp: Namespace) -> Array:
 def _relative_entropy(
     t: Array, log_t: Array, log_q: Array, some: Array, axis: int, *, xp: Namespace
 ) -> Array:
-    """``sum(t (log t - log q))``; where ``some`` is False, t is 0 and adds nothing."""
+    """Return ``sum(t (log t - log q))``; where ``some`` is False, t is 0 and adds nothing."""
     # Terms with q = 0 are left out of the sum and decide afterwards, so their gradient is 0 and not NaN.
     nowhere = log_q == -_INF
     used = some & xp.logical_not(nowhere)

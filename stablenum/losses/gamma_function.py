@@ -71,7 +71,7 @@ def _rest(z: Array) -> Array:
 
 
 def _rest_lost(a: Array, b: Array, y: Array) -> Array:
-    """``_rest(a) - _rest(b)`` for b = a + y, written as a multiple of y instead of a difference.
+    """Return ``_rest(a) - _rest(b)`` for b = a + y, written as a multiple of y instead of a difference.
 
     (Where a compiler fuses a product and a subtraction, the difference of equal terms may not be exactly 0.)
     """

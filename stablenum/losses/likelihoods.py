@@ -202,7 +202,8 @@ def negative_binomial_nll(
 
 
 def _log_odds(z: Array, r: Array, *, xp: Namespace) -> tuple[Array, Array]:
-    """``log(1 + e^z / r)`` and ``log(1 + r e^-z)``, without an exponential of the rounded z - log r."""
+    """Return ``log(1 + e^z / r)`` and ``log(1 + r e^-z)``, without an exponential of the rounded z - log
+    r."""
     odds = z - xp.log(r)
     above = odds > 0
     size = xp.exp(xp.where(above, -z, z))

@@ -34,7 +34,8 @@ def divide(x: Array, y: Array, *, fill: float = 0.0, xp: Namespace) -> Array:
 
 
 def _quotient(x: Array, y: Array, *, xp: Namespace) -> Array:
-    """``x / y`` whose y-gradient is in range wherever ``x / y^2`` is, the second wherever ``x / y^3`` is.
+    """Return ``x / y`` whose y-gradient is in range wherever ``x / y^2`` is, the second wherever ``x / y^3``
+    is.
 
     JAX computes the gradient as ``x * (1 / y^2)``: NaN for 0 / 1e-20 in float32. So a y outside the middle
     fifth of the exponents is brought near 1 by a power of two. The same power of two is applied to x or, if
@@ -138,7 +139,7 @@ def _split(exponent: float, eps: float) -> tuple[float, float]:
 
 
 def _split_power(x: Array, steps: float, rest: float, *, xp: Namespace) -> Array:
-    """``x ** (steps + rest)`` for positive x and a small rest: ``x^steps x^rest``.
+    """Return ``x ** (steps + rest)`` for positive x and a small rest: ``x^steps x^rest``.
 
     The second derivative of ``x^rest`` leaves the range long before that of the power. So where x is far
     from 1, a power of two is factored out; for a negative exponent one above x, so that its power does not
@@ -218,7 +219,8 @@ def arctan2(y: Array, x: Array, *, xp: Namespace) -> Array:
     scale = power_of_two_below(xp.where(xp.abs(x) > xp.abs(y), xp.abs(x), xp.abs(y)), xp=xp)
 
     def near(v: Array, instead: float) -> Array:
-        """v scaled to about 1; for a point at infinity, 1 or -1 for an infinite v and 0 for a finite one."""
+        """Return v scaled to about 1; for a point at infinity, 1 or -1 for an infinite v and 0 for a finite
+        one."""
         direction = xp.where(xp.isinf(v), xp.where(v > 0, xp.ones_like(v), -1.0), xp.zeros_like(v))
         direction = xp.where(xp.isnan(v), v, direction)
         return xp.where(endless, direction, xp.where(origin, instead, xp.where(endless, 0.0, v) / scale))

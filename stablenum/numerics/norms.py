@@ -47,7 +47,7 @@ def _norm(x: Array, axis: Axis, *, xp: Namespace) -> Array:
 
 
 def _scaled(x: Array, axis: Axis, *, xp: Namespace) -> tuple[Array, Array, Array, Array]:
-    """x divided by a power of two, the norm of the quotient, the power of two, and a code.
+    """Return x divided by a power of two, the norm of the quotient, the power of two, and a code.
 
     The code is 0 for an ordinary row. Where the norm is zero, inf or NaN, it is 1, inf or NaN and the
     quotient is 0.
@@ -249,7 +249,7 @@ def _power_above(eps: float) -> float:
 
 
 def _over_rms(ratio: Array, scale: Array, axis: Axis, eps: float, *, xp: Namespace) -> Array:
-    """``x / sqrt(mean(x^2) + eps)`` for x = ratio * scale."""
+    """Return ``x / sqrt(mean(x^2) + eps)`` for x = ratio * scale."""
     root = math.sqrt(eps) / scale
     mean_square = xp.mean(ratio * ratio, axis=axis, keepdims=True) + root * root
     zero = mean_square < smallest_normal(ratio)

@@ -31,7 +31,7 @@ _MOST_UNITS = 2**15 - 1
 
 
 def kahan_add(w: Array, c: Array, u: Array, *, xp: Namespace) -> tuple[Array, Array]:
-    """``w + u``, with the rounding error kept in ``c`` for the next update.
+    """Return ``w + u``, with the rounding error kept in ``c`` for the next update.
 
     ``y = c + u; w' = round(w + y); c' = y - (w' - w)`` (Kahan 1965; for bfloat16 weights Zamirai et al. 2020,
     arXiv 2010.06192), in float32. For a 16-bit weight, ``c`` is stored as an integer multiple of 2^-16 of the
@@ -251,7 +251,7 @@ def _to_float16(magnitude: Array, *, xp: Namespace) -> Array:
 
 
 def _kept_finite(x: Array, finite: Array, top: float, *, xp: Namespace) -> Array:
-    """``x`` clamped to ``[-top, top]`` where ``finite`` is True."""
+    """Return ``x`` clamped to ``[-top, top]`` where ``finite`` is True."""
     return xp.where(finite, at_least(at_most(x, top, xp=xp), -top, xp=xp), x)
 
 

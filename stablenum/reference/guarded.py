@@ -150,7 +150,7 @@ def measure_units(
 
 
 def measure_extremes(gradients: Sequence[Array | None]) -> tuple[Array, Array]:
-    """``Observation.amax`` and ``Observation.tiny``: () float32 each.
+    """Return ``Observation.amax`` and ``Observation.tiny``: () float32 each.
 
     Example:
         >>> measure_extremes([np.asarray([0.0, 2.0**-30, -4.0], np.float32), None])

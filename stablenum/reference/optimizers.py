@@ -76,7 +76,7 @@ class SGD:
         return SGDState(None)
 
     def update(self, param: Array, gradient: Array, state: SGDState) -> tuple[Array, SGDState]:
-        """One step."""
+        """Take one step."""
         buffer = state.momentum_buffer
         if self.weight_decay != 0:
             gradient = _add(gradient, param, self.weight_decay)
@@ -137,7 +137,7 @@ class Adam:
         return AdamState(0, np.zeros_like(param), np.zeros_like(param))
 
     def update(self, param: Array, gradient: Array, state: AdamState) -> tuple[Array, AdamState]:
-        """One step."""
+        """Take one step."""
         beta1, beta2 = self.betas
         step = state.step + 1
         if self.weight_decay != 0 and self.decoupled:

@@ -227,7 +227,7 @@ SpikeRule: TypeAlias = SpikeGuard | MeanStdSpikeGuard
 
 
 def as_spike_rule(value: object) -> SpikeRule | None:
-    """``GuardConfig.spike`` in the form in which it is stored: a rule or None.
+    """Return ``GuardConfig.spike`` in the form in which it is stored: a rule or None.
 
     Args:
         value: None, a rule, or ``"skip"`` or ``"clip"`` for a :class:`SpikeGuard` with that action.

@@ -127,5 +127,5 @@ def _middle(values: Array, n: Array, *, xp: Namespace) -> Array:
 
 
 def _item(values: Array, index: Array, *, xp: Namespace) -> Array:
-    """``values[index]`` for a () integer array, without making the host wait for the device."""
+    """Return ``values[index]`` for a () integer array, without making the host wait for the device."""
     return xp.reshape(xp.take(values, xp.reshape(index, (1,)), axis=0), ())

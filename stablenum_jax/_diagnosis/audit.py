@@ -239,7 +239,7 @@ def _law(group: Group, numbers: Mapping[str, float | None]) -> Law:
 
     kind, count = group.kind, group.count
     # optax.adamax keeps a norm where Adam keeps a second moment, under the same name. Unlike Adam it has eps
-    # but no eps_root. Nor has Yogi, so its hyperparameters are left unknown too.
+    # but no eps_root. Yogi has no eps_root either, so its hyperparameters are left unknown too.
     like_adam = kind != "adam" or "eps_root" in group.hyperparams
 
     def number(given: str, *injected: str) -> float | None:

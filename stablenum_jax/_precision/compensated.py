@@ -60,7 +60,7 @@ class MasterWeightsState(NamedTuple):
 
 
 def kahan() -> optax.GradientTransformation:
-    """Compensated updates: what rounding a parameter lost is added to its next update.
+    """Compensate updates: add what rounding a parameter lost to its next update.
 
     ``y = c + u; w' = round(w + y); c = y - (w' - w)``, computed by
     :func:`stablenum.precision.kahan_add`. It applies to bfloat16, float16 and float32 parameters; others pass

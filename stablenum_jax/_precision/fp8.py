@@ -93,7 +93,7 @@ def fp8_dot(
     backward_scaling: DelayedScaling = _BACKWARD,
     native: bool = False,
 ) -> Array:
-    """``x @ w`` with both factors in e4m3 and, in the backward pass, the gradient in e5m2.
+    """Return ``x @ w`` with both factors in e4m3 and, in the backward pass, the gradient in e5m2.
 
     ``(q(x s_x) @ q(w s_w)) / (s_x s_w)``, summed in float32, where q rounds to 8 bits and saturates, and the
     scales come from earlier uses, the first from its own (:class:`stablenum.DelayedScaling`; Micikevicius
@@ -165,7 +165,7 @@ def _check_not_shared(size: int, batched: Any, factors: Any, state: Fp8State) ->
 
 
 def quantize(x: Array, scale: Array, name: str) -> Array:
-    """``x * scale`` in an 8-bit format: finite values saturate, NaN and inf stay (as NaN in e4m3).
+    """Return ``x * scale`` in an 8-bit format: finite values saturate, NaN and inf stay (as NaN in e4m3).
 
     Args:
         x: any floating-point array.

@@ -44,15 +44,15 @@ class NoOpLossScale:
         return 1
 
     def scale(self, tree: Tree) -> Tree:
-        """``tree``."""
+        """Return ``tree`` unchanged."""
         return tree
 
     def unscale(self, tree: Tree) -> Tree:
-        """``tree``."""
+        """Return ``tree`` unchanged."""
         return tree
 
     def adjust(self, grads_finite: Any) -> NoOpLossScale:
-        """Itself."""
+        """Return the object itself."""
         return self
 
 
@@ -81,7 +81,7 @@ class StaticLossScale:
         return _unscaled(tree, self.loss_scale)
 
     def adjust(self, grads_finite: Any) -> StaticLossScale:
-        """Itself."""
+        """Return the object itself."""
         return self
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:

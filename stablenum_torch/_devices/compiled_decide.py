@@ -44,7 +44,7 @@ class NotCompiledWarning(UserWarning):
 def fewer_kernels(
     function: Callable[..., T], *settings: Hashable, on: Tensor, shape: Hashable = None
 ) -> Callable[..., T]:
-    """``function(*settings, ...)``, compiled if the tensor ``on`` lies on a GPU; without side effects.
+    """Return ``function(*settings, ...)``, compiled if the tensor ``on`` lies on a GPU; without side effects.
 
     Args:
         function: a pure function of the settings, then of tuples of tensors.

@@ -49,7 +49,7 @@ def check_process_group(process_group: object) -> None:
 
 
 def local_part(grad: Any) -> Tensor:
-    """This rank's part of a gradient; writing to it writes to the gradient.
+    """Return this rank's part of a gradient; writing to it writes to the gradient.
 
     Raises:
         ValueError: the gradient is a partial DTensor.

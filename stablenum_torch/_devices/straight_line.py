@@ -119,7 +119,7 @@ class Writer:
         body = [f"    {name} = {text}" for name, (text, _) in self._lines.items() if name in wanted]
         source = [f"def written({', '.join(self._inputs)}):", *body, f"    return ({', '.join(names)},)"]
         scope = dict(self._constants)
-        exec("\n".join(source), scope)  # the text is made above, from the core's own operations only
+        exec("\n".join(source), scope)  # the text is generated above, from the core's own operations only
         made: Callable[..., tuple[Any, ...]] = scope["written"]
         return made
 

@@ -419,6 +419,6 @@ def _check_optimizer(optimizer: object) -> None:
 
 
 def _writable(tensor: Tensor) -> Tensor:
-    """This rank's part as real values that share its memory."""
+    """Return this rank's part as real values that share its memory."""
     values = local_part(tensor).detach()
     return torch.view_as_real(values) if values.is_complex() else values

@@ -102,7 +102,7 @@ def range_report(
 
 @contextlib.contextmanager
 def _on_copies(model: nn.Module) -> Iterator[None]:
-    """Within the context parameters and buffers have float32 copies of their values, and no gradients.
+    """Within the context, give parameters and buffers float32 copies of their values, and no gradients.
 
     The tensors stay the same objects, so that references to them (flat weights of an RNN, ties) stay valid.
     """

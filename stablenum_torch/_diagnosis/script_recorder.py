@@ -28,16 +28,16 @@ class _KeepNothing(Snapshot):
     """A snapshot of nothing: what is recorded is not undone."""
 
     def __init__(self) -> None:
-        """Nothing is read."""
+        """Make an empty snapshot; nothing is read."""
 
     def keep_tensor(self, tensor: Tensor) -> None:
         """Leave the tensor's gradient in place, because gradients may be accumulated."""
 
     def keep_memory(self, tensor: Tensor) -> None:
-        """No copy."""
+        """Keep no copy."""
 
     def keep_generator(self, generator: torch.Generator) -> None:
-        """No copy."""
+        """Keep no copy."""
 
 
 class Window:

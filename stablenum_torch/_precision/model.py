@@ -199,7 +199,7 @@ class PolicyHandle:
 
     @contextlib.contextmanager
     def at_least(self, format: str | None) -> Iterator[PolicyHandle]:  # noqa: A002
-        """In the context no module computes or returns in a narrower format; None changes nothing."""
+        """Let no module compute or return in a narrower format within the context; None changes nothing."""
         before, self._floor = self._floor, format
         try:
             yield self

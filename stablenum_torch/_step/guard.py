@@ -150,7 +150,7 @@ class Guard:
         return state_from_dict(saved, self.state, xp=torch_namespace, names=names, device=device)
 
     def load(self, state: GuardState) -> None:
-        """Go on from ``state``, in the memory of the present one."""
+        """Continue from ``state``, in the memory of the present state."""
         copy_into(self.state, state)
 
 

@@ -29,7 +29,8 @@ _BLOCK = 2**16
 def extremes_on_host(
     grads: Sequence[Tensor | None], needs: frozenset[str]
 ) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """``Observation.amax`` and ``Observation.tiny`` of CPU gradients; None for what ``needs`` does not name.
+    """Return ``Observation.amax`` and ``Observation.tiny`` of CPU gradients; None for what ``needs`` does not
+    name.
 
     Both are () float32. They have no meaning if an element is not finite: the step is skipped then.
     """
@@ -73,7 +74,7 @@ class Extremes(NamedTuple):
     above: Tensor | None
 
     def joined(self) -> tuple[Tensor | None, Tensor | None]:
-        """``Observation.amax`` and ``Observation.tiny``, for all gradients together."""
+        """Return ``Observation.amax`` and ``Observation.tiny`` for all gradients together."""
         amax = None if self.largest is None else saturated(self.largest.amax())
         if self.filled is None or self.above is None:
             return amax, None

@@ -225,13 +225,13 @@ class GuardedOptimizer(Optimizer):
         return wide * to_device(self._guard.state.loss_scale.scale, loss.device)
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
-        """``scale(loss).backward(**kwargs)``."""
+        """Call ``scale(loss).backward(**kwargs)``."""
         self.scale(loss).backward(**kwargs)
 
     def autocast(
         self, dtype: torch.dtype | None = None, *, policy: Policy | AppliedPolicy | str | Any = None
     ) -> AbstractContextManager[Any]:
-        """``torch.autocast`` for the parameters' device, in the format that the guard has decided on.
+        """Return ``torch.autocast`` for the parameters' device, in the format that the guard has decided on.
 
         With ``escalate`` in the settings, the guard's level selects one of its formats: after repeated
         non-finite steps a wider one, for a while. Float32 means that autocast is off. On CUDA the level is

@@ -67,7 +67,7 @@ def fused_class_sums(
     smoothing: bool = False,
     xp: Any = xp,
 ) -> ClassSums:
-    """As :func:`stablenum.losses.classes.class_sums`."""
+    """Work like :func:`stablenum.losses.classes.class_sums`."""
     if not can_fuse(x, index, keep, weight) or (weight is not None and weight.requires_grad):
         return class_sums(x, index, keep, weight=weight, smoothing=smoothing, xp=xp)
     shape = index.shape
@@ -185,7 +185,7 @@ def _by_the_core(
 
 
 def binary_items(z: Tensor, y: Tensor, pos_weight: Tensor | None = None, *, xp: Any = xp) -> Tensor:
-    """As :func:`stablenum.losses.binary.entropy_items`."""
+    """Work like :func:`stablenum.losses.binary.entropy_items`."""
     if pos_weight is not None or y.requires_grad or not can_fuse(z, y):
         return entropy_items(z, y, pos_weight, xp=xp)
     return _BinaryItems.apply(z, y, False)
@@ -269,7 +269,8 @@ def _hard_slopes(z: Tensor, y: Tensor, out: Tensor | None) -> Tensor:
 
 
 def _soft_slopes(z: Tensor, y: Tensor, out: Tensor | None) -> Tensor:
-    """``sigmoid(z) (1 - y) - sigmoid(-z) y``; ``sigmoid(z) - y`` is 0 once the sigmoid rounds to y = 1."""
+    """Return ``sigmoid(z) (1 - y) - sigmoid(-z) y``; ``sigmoid(z) - y`` is 0 once the sigmoid rounds to y =
+    1."""
     slope = torch.sigmoid(z, out=out)
     slope.addcmul_(slope, y, value=-1.0)
     return slope.addcmul_(torch.neg(z).sigmoid_(), y, value=-1.0)

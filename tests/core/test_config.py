@@ -422,7 +422,7 @@ def test_every_rule_can_be_named_in_text():
         ((ClipByValue(1.0), AutoClip(), ClipUpdateRMS(1.0)), "after all rules that use norms"),
         ((AdaptiveGradClip(), 1.0, AdaptiveGradClip()), "at most one AdaptiveGradClip"),
         (AdaGC, r"clip must be .*got <class .*AdaGC'>. Call the class to make a rule: AdaGC\(\)"),
-        ((ZClip(), AutoClip), r"as AutoClip\(\)"),
+        ((ZClip(), AutoClip), r"rule: AutoClip\(\)"),
         (SpikeGuard(), "clip must be .* got SpikeGuard"),
         (LogMaxLossScale(), "clip must be .* got LogMaxLossScale"),
     ],

@@ -1,4 +1,4 @@
-"""``stablenum compare``: what to run, where to write, which exit code."""
+"""``stablenum compare``: the options, the checks of output files, and the exit code."""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ _GATHERED = 20.0
 
 
 def relative_difference(a: float, b: float) -> float:
-    """``|a - b| / max(|a|, |b|)``; 0 if both are NaN, the same infinity, or below float32's normal range.
+    """Return ``|a - b| / max(|a|, |b|)``; 0 if both are NaN, the same infinity, or below float32's normal
+    range.
 
     Example:
         >>> relative_difference(1.0, 1.5), relative_difference(float("nan"), float("nan"))

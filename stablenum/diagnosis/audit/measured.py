@@ -224,7 +224,7 @@ def _gradient_ratio(
     eps: float,
     xp: Any,
 ) -> None:
-    """RMS of g / sqrt(max(v, eps^2)), as in StableAdamW; 0 / 0 is 0."""
+    """Return the RMS of g / sqrt(max(v, eps^2)), as in StableAdamW; 0 / 0 is 0."""
     size = xp.abs(gradient)
     below = xp.sqrt(second)
     below = xp.where(below < eps, xp.full_like(below, eps), below)

@@ -1,4 +1,4 @@
-"""An audit as plain text and as a rich table."""
+"""Render an audit as plain text and as a rich table."""
 
 from __future__ import annotations
 

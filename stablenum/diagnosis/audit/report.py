@@ -86,5 +86,5 @@ class Audit:
         }
 
     def to_json(self) -> str:
-        """Strict JSON."""
+        """Return strict JSON."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)

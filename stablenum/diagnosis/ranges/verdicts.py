@@ -201,7 +201,8 @@ def _eight_bit(fmt: Format, rows: Sequence[RangeRow]) -> list[Trouble]:
 
 
 def _role(fmt: Format) -> tuple[str, tuple[str, ...]]:
-    """e4m3 is for the forward pass, e5m2 for gradients (Micikevicius et al. 2022, arXiv 2209.05433)."""
+    """Return what a format is for: e4m3 for the forward pass, e5m2 for gradients (Micikevicius et al. 2022,
+    arXiv 2209.05433)."""
     forward = fmt.eps <= FORMATS["float8_e4m3fn"].eps
     return ("activations and weights", FORWARD) if forward else ("gradients", BACKWARD)
 

@@ -86,7 +86,7 @@ CAUSES: dict[Cause, Explanation] = {
     ),
     Cause.WHERE_TRAP: Explanation(
         "a mask or `where` discards the value but not its derivative: 0 x inf is NaN",
-        "select before the function as well as after it: give it a harmless argument where its result is "
+        "select before the function as well as after it: give the function a safe argument where its result is "
         "not used",
     ),
     Cause.BOUNDARY_DERIVATIVE: Explanation(

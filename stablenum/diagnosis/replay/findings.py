@@ -73,7 +73,7 @@ class Finding:
         return f"{self.place or 'unknown place'}: {of}{self.operation} {does} ({details})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         d = {k: getattr(self, k) for k in self.__slots__}
         d["place"] = None if self.place is None else asdict(self.place)
         d["frames"] = [asdict(f) for f in self.frames]

@@ -90,7 +90,7 @@ class Verdict:
     code: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return {**asdict(self), "cause": self.cause.value, "evidence": list(self.evidence)}
 
 

@@ -60,7 +60,7 @@ PER_TENSOR_STATES = (AdaGCState,)
 
 
 def as_clip_rules(value: object) -> tuple[ClipRule, ...]:
-    """``GuardConfig.clip`` in the form in which it is stored: a tuple of rules.
+    """Return ``GuardConfig.clip`` in the form in which it is stored: a tuple of rules.
 
     Args:
         value: None, a number (the ``max_norm`` of a :class:`ClipByGlobalNorm`), a rule, or a

@@ -17,13 +17,13 @@ _EPS = 1e-6
 
 
 def coefficient(norm: Array, max_norm: Array | float, *, xp: Namespace) -> Array:
-    """``min(1, max_norm / (norm + 1e-6))``; 1 for a non-finite norm (the step is skipped then)."""
+    """Return ``min(1, max_norm / (norm + 1e-6))``; 1 for a non-finite norm (the step is skipped then)."""
     norm = xp.where(xp.isfinite(norm), norm, xp.zeros_like(norm))
     return at_most(max_norm / (norm + _EPS), 1.0, xp=xp)
 
 
 def shortening(norm: Array, limit: Array, *, xp: Namespace) -> Array:
-    """``limit / norm`` where the norm is finite and above its limit, otherwise 1.
+    """Return ``limit / norm`` where the norm is finite and above its limit, otherwise 1.
 
     It omits torch's 1e-6, which would be far too large for norms, and hence limits, of about 1e-8.
     """
@@ -45,7 +45,7 @@ class Stateless:
     __slots__ = ()
 
     def init(self, n_tensors: int, *, xp: Namespace, device: Any = None) -> tuple[Array, ...]:
-        """No state."""
+        """Return no state."""
         return ()
 
     def multiplier(

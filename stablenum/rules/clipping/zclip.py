@@ -102,7 +102,7 @@ class ZClip:
         return factor, self._observe(state, xp.minimum(total, limit), warm, counts, xp=xp)
 
     def _limit(self, state: ZClipState, norm: Array, *, xp: Namespace) -> Array:
-        """n* where z is above the threshold, otherwise inf."""
+        """Return n* where z is above the threshold, otherwise inf."""
         std = xp.maximum(state.std, _LEAST_SPREAD * state.mean)
         z = (norm - state.mean) / (std + _EPS)
         stands_out = z > self.z_threshold

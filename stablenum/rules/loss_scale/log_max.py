@@ -170,7 +170,7 @@ def _moved(mean: Array, weight: Array, x: Array, decay: float) -> tuple[Array, A
 
 
 def _power_of_two(power: Array, *, xp: Namespace) -> Array:
-    """``2 ** power`` for a whole number from -100 to 100, exact in every framework.
+    """Return ``2 ** power`` for a whole number from -100 to 100, exact in every framework.
 
     The power functions of the frameworks are sometimes off by an ulp, and loss scales must agree bit for bit.
     """

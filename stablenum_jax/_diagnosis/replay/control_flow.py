@@ -113,7 +113,7 @@ class _Body:
     def __call__(
         self, number: int, consts: Sequence[Cell], carry: Sequence[Cell], xs: Sequence[tuple[Cell, Any]]
     ) -> list[Cell]:
-        """``xs``: for each scanned array its cell, and its row for this iteration."""
+        """Evaluate one iteration; ``xs`` holds, for each scanned array, its cell and its row."""
         size = self.size = self.size or max(_equations(self.jaxpr), 1)
         whole = self.known is None or self.known * size <= OPENED_EQUATIONS
         given = [*consts, *carry]

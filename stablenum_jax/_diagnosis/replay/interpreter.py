@@ -84,7 +84,7 @@ class Interpreter:
         return flags_of(data)
 
     def outside(self, data: Any, role: str, name: str = "") -> Cell:
-        """Return a value that is not the output of a step."""
+        """Record a value that is not the output of a step."""
         return Cell(data, self.trace.add_value(flags=self.measure(data), role=role, name=name))
 
     def constant(self, data: Any) -> Cell:

@@ -88,7 +88,7 @@ class Run:
 
 
 def run_eagerly(program: Program, leaves: Sequence[Leaf], scale: float) -> Run:
-    """Equation by equation."""
+    """Run the program equation by equation."""
     interpreter = Interpreter()
     inputs, outputs = _evaluate(
         interpreter, program, leaves, [leaf.data for leaf in leaves], jnp.float32(scale)

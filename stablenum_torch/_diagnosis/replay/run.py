@@ -158,7 +158,7 @@ def loss_in(result: Any) -> Any:
 
 @contextlib.contextmanager
 def eager() -> Iterator[None]:
-    """Within the context compiled functions and modules run eagerly."""
+    """Run compiled functions and modules eagerly within the context."""
     if "torch._dynamo" not in sys.modules:  # nothing is compiled, and importing it takes seconds
         yield
         return

@@ -43,7 +43,7 @@ class Backend:
         return [name for name in self.needs if importlib.util.find_spec(name) is None]
 
     def why_not(self, scenario: Scenario, *, brief: bool = False) -> str | None:
-        """Why the backend does not run a scenario; None if it does.
+        """Return why the backend does not run a scenario; None if it does.
 
         Args:
             scenario: which.
@@ -119,7 +119,7 @@ def find_backends(names: list[str] | None = None) -> tuple[list[Backend], dict[s
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of every installed library that can affect a result."""
+    """Return the versions of Python and of every installed library that can affect a result."""
     found = {"python": platform.python_version(), "platform": platform.platform()}
     for name in (
         "stablenum",

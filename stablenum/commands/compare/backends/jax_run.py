@@ -153,7 +153,7 @@ class GuardedRun:
 
 
 def _differentiation(adapter: Any, setup: Setup) -> Any:
-    """``f(params, opt_state, batch)``: loss and gradients, in the format that the guard asks for."""
+    """Return ``f(params, opt_state, batch)``: loss and gradients, in the format that the guard asks for."""
     if setup.training is None:
 
         def fail(params: Any, opt_state: Any, batch: Any) -> Any:

@@ -57,7 +57,7 @@ def evaluate(training: Training, params: list[Array], data: Data, measure: str) 
 
 
 def _matmul(a: Array, b: Array) -> Array:
-    """``a @ b``, summed in float32, rounded to the operands' dtype."""
+    """Return ``a @ b``, summed in float32, rounded to the operands' dtype."""
     return (a.astype(np.float32) @ b.astype(np.float32)).astype(a.dtype)
 
 

@@ -18,7 +18,7 @@ Loss: TypeAlias = Callable[[list[Tensor], Tensor, Tensor, Tensor], Tensor]
 
 
 def loss_function(training: Training, compute: str | None) -> Loss:
-    """``loss(params, x, y, weight)`` of a training: () float32, computed in ``compute``.
+    """Return ``loss(params, x, y, weight)`` of a training: () float32, computed in ``compute``.
 
     None leaves parameters and inputs unchanged, for use under ``opt.autocast()``.
     """

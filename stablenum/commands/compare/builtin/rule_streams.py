@@ -37,7 +37,7 @@ _SGD = OptimizerSpec(name="sgd", lr=0.1)
 _ADAM = OptimizerSpec(name="adam", lr=1e-3)
 _ADAM_TOLERANCE = Tolerance(params=1e-4, why="Adam divides by a root of the squares")
 _HALF_TOLERANCE = Tolerance(
-    params=1e-2, why="half-precision parameters round at every step, and not everywhere alike"
+    params=1e-2, why="half-precision parameters are rounded at every step, differently per backend"
 )
 _HALF = tuple(TensorSpec(shape=s, dtype="float16") for s in ((8, 5), (5,), (3, 2, 4)))
 _AUTOCAST = tuple(TensorSpec(shape=s, computed="float16") for s in ((8, 5), (5,), (3, 2, 4)))

@@ -34,7 +34,7 @@ def _tensors(*dtypes: str) -> tuple[TensorSpec, ...]:
 
 def _half_tolerance(params: float) -> Tolerance:
     return Tolerance(
-        params=params, why="half-precision parameters round at every step, and not everywhere alike"
+        params=params, why="half-precision parameters are rounded at every step, differently per backend"
     )
 
 

@@ -79,13 +79,13 @@ def _after(event: Event, there: Array) -> Array:
 
 
 def as_dtype(array: Array, dtype: str) -> Array:
-    """``array`` rounded to a dtype by its name (bfloat16: ml_dtypes). Overflow gives inf, silently."""
+    """Return ``array`` rounded to a dtype by its name (bfloat16: ml_dtypes). Overflow gives inf, silently."""
     with np.errstate(over="ignore", invalid="ignore"):
         return array.astype(numpy_dtype(dtype))
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """NumPy's dtype for a name of :data:`stablenum.commands.compare.scenarios.DTYPES`."""
+    """Return NumPy's dtype for a name of :data:`stablenum.commands.compare.scenarios.DTYPES`."""
     if name != "bfloat16":
         return np.dtype(name)
     import ml_dtypes  # imported only where bfloat16 is needed

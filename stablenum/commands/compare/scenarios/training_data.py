@@ -61,7 +61,7 @@ def _data(model: str, seed: int) -> Data:
 
 
 def _digits(rng: np.random.Generator) -> Data:
-    """scikit-learn's bundled 8 x 8 images (1797 of them), shuffled; the last 360 are held out."""
+    """Return scikit-learn's bundled 8 x 8 images (1797 of them), shuffled; the last 360 are held out."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
