@@ -128,7 +128,7 @@ def _wrapped_calls(
     base: type, paths_of: Callable[[Any], dict[int, str]], count: Iterator[int]
 ) -> Iterator[None]:
     """Run every ``__call__`` of ``base`` and its subclasses in the scope of the module's path."""
-    known: dict[int, str] = {}  # while an outermost module is being called
+    known: dict[int, str] = {}  # filled while an outermost module is being called
     called: list[int] = []
 
     def wrapped(call: Callable[..., Any]) -> Callable[..., Any]:

@@ -93,7 +93,7 @@ def _walk(tree: PyTree, names: frozenset[str], hyperparams: Mapping[str, Any]) -
         if isinstance(node, GuardOptState):
             continue  # its history may contain infinities, and is not a moment
         if injects_hyperparams(node):
-            # Compared as leaves, because flax.nnx wraps each array in a node.
+            # The values are read as leaves, because flax.nnx wraps each array in a node.
             found = {
                 name: leaves[0]
                 for name, value in node.hyperparams.items()

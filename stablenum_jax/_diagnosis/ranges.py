@@ -96,7 +96,7 @@ def range_report(
         out = fun(rebuild(list(leaves)), *args, **kwargs)
         return [x for x in jax.tree.leaves(out[0] if has_aux else out) if isinstance(x, (jax.Array, float))]
 
-    # Without jit, so that no trace is taken from a cache or left there.
+    # Run without jit, so that no trace is taken from a cache or left in one.
     with jax.disable_jit(), module_names() as roots:
         closed = jax.make_jaxpr(outputs)(*leaves)
     pass_ = _Pass(closed, frozenset(roots))

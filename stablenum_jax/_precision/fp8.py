@@ -241,7 +241,7 @@ def _product(how: _How, a: Array, b: Array, scale_a: Array, scale_b: Array, dims
     if not how.native:
         a, b = a.astype(jnp.float32), b.astype(jnp.float32)
     out = lax.dot_general(a, b, dims, preferred_element_type=jnp.float32)
-    # Divided one after the other, because the product of the scales may overflow float32.
+    # The scales are divided out one after the other, because the product of the scales may overflow float32.
     return out * (1.0 / scale_a) * (1.0 / scale_b)
 
 

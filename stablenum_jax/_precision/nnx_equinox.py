@@ -47,7 +47,7 @@ def call_nnx(model: Any, policy: Policy, /, *args: Any, **kwargs: Any) -> Any:
             if isinstance(module, nnx.Embed) and module.dtype == module.param_dtype:
                 module.dtype = None  # not the user's choice: nnx.Embed sets it to its table's dtype
             if isinstance(module, nnx.BatchNorm) and module.dtype is None:
-                # The norm computes in its statistics' dtype, and would return that dtype too.
+                # A BatchNorm computes in its statistics' dtype, and would return that dtype too.
                 place = place._replace(output=place.output or place.compute)
             kind: Any = type(module)
             module.__class__ = _nnx_class(kind)

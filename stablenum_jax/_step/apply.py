@@ -36,7 +36,7 @@ def apply_multiplier(
 
     Args:
         config: the guard's settings.
-        updates: the gradients; returned as they are if no setting changes gradients.
+        updates: the gradients; returned unchanged if no setting changes gradients.
         paths: those of the watched gradients, in the order of their norms.
         decision: holds the multiplier, and those of the units if a rule clips units.
     """

@@ -50,7 +50,7 @@ def clip_updates(
         return updates
     rms = jnp.stack([_rms(leaf) for leaf in leaves.values()])
     if axis_name is not None:
-        # All shards of a leaf have the same size. The updates are divided first, so that the joint norm does
+        # All shards of a leaf have the same size. The values are divided first, so that the joint norm does
         # not overflow.
         rms = norms_over_axis(rms / jnp.sqrt(jnp.float32(lax.psum(1, axis_name))), axis_name)
     factors = rule.update_factors(rms, rate, xp=jnp)
@@ -100,7 +100,7 @@ def _injected(opt_state: PyTree, *, partial: bool = False) -> list[tuple[Any, bo
     found: list[tuple[Any, bool]] = []
     for node in jax.tree.leaves(opt_state, is_leaf=lambda node: injects_hyperparams(node) or _divides(node)):
         if injects_hyperparams(node):
-            # Compared as leaves, because flax.nnx wraps each array in a node.
+            # The values are read as leaves, because flax.nnx wraps each array in a node.
             found += [(rate, partial) for rate in jax.tree.leaves(node.hyperparams.get("learning_rate"))]
             # Injected optimizers may be nested, and each rate counts.
             found += _injected(node.inner_state, partial=partial)

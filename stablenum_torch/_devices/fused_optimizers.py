@@ -68,8 +68,8 @@ def can_skip_on_device(optimizer: Optimizer) -> bool:
 def moves_nothing(optimizer: Optimizer) -> bool:
     """Return whether every learning rate is 0, as far as the host knows without asking a device.
 
-    torch's checkpointing takes such a step on zero gradients, to create the optimizer's state. It is no
-    evidence that the loss scale may grow.
+    torch's checkpointing takes such a step on zero gradients, to create the optimizer's state. Such a step is
+    no evidence that the loss scale may grow.
     """
     if torch.compiler.is_compiling():
         return False  # a tensor's value is not known while tracing

@@ -32,7 +32,7 @@ class Value:
     """Stands for a number or array that is known only in a call of the function; ``sample`` is an example."""
 
     __slots__ = ("name", "sample", "writer")
-    __array_ufunc__ = None  # operators between a NumPy number and a Value are left to the Value
+    __array_ufunc__ = None  # the Value's operators also handle a NumPy number on the left
 
     def __init__(self, writer: Writer, name: str, sample: Any) -> None:
         self.writer, self.name, self.sample = writer, name, sample

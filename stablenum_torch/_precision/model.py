@@ -68,7 +68,7 @@ def precision(
             ``DelayedScaling(power_of_two=True)``.
         backward_scaling: for their gradients, by default the same for ``"float8_e5m2"``.
         native: True multiplies 8-bit numbers with ``torch._scaled_mm``, False rounds them and multiplies in
-            16 bits. By default native where the model's device supports it.
+            16 bits. By default the product is native where the model's device supports it.
 
     Returns:
         A handle. Its ``remove()`` undoes everything except the parameters' format; so does leaving it as a

@@ -189,7 +189,7 @@ def _train(scenario: Scenario, backend: Backend, *, plain: bool, faults: bool) -
             if run.norms is not None:
                 trace.norms.append(run.norms)
             trace.skipped = int(last["skipped_total"])
-            now = run.params()  # copies, because only after the step is it known whether it was skipped
+            now = run.params()  # copied at every step, because a skip is known only afterwards
             changed = None if last["applied"] else _first_change(before, now)
             if changed is not None:
                 trace.changed[step] = changed

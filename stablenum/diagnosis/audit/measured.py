@@ -231,8 +231,8 @@ def _gradient_ratio(
     used = xp.logical_and(clean, xp.isfinite(size))
     zero = size == 0
     ratio = xp.where(zero, xp.zeros_like(size), size / xp.where(zero, xp.ones_like(below), below))
-    # Without a second moment and eps, the ratio is reported as the largest number, which can be squared and
-    # joined.
+    # Where the second moment and eps are both 0, the ratio is reported as the largest number, which can be
+    # squared and joined.
     ratio = xp.where(xp.isinf(ratio), xp.full_like(ratio, _MAX), ratio)
     mean_square("gradient_ratio", ratio, used)
 

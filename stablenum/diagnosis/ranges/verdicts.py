@@ -19,9 +19,9 @@ FLUSHED_LIMIT = 1e-3
 FLUSHED_LIMIT_8_BIT = 1e-2
 # Small activations may become 0 (a softmax makes many); from this fraction of a module on it is reported.
 FORWARD_LIMIT = 0.1
-# Lost updates above this: keep the weights in float32.
+# If a larger fraction of the updates is lost, the weights should stay in float32.
 LOST_LIMIT = 0.01
-# Gemma 2 (arXiv 2408.00118): attention logits and final logits.
+# The caps of Gemma 2 (arXiv 2408.00118) for attention logits and final logits.
 SOFT_CAP, FINAL_SOFT_CAP = 50, 30
 _FINAL = ("head", "logit")
 _NAMED = 3
@@ -279,7 +279,7 @@ def _sentence(fmt: Format, rows: Sequence[RangeRow], facts: dict[str, Any], k: i
                 f"(most in {_names(saved)}), with it {_percent(after)}"
             )
     over = [t for t in troubles if t.what == "overflow"]
-    # In the order of execution: the first is probably where it begins.
+    # The modules are in the order of execution; the trouble probably begins in the first.
     over.sort(
         key=lambda t: next(i for i, row in enumerate(rows) if (row.kind, row.module) == (t.kind, t.module))
     )

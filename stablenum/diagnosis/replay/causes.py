@@ -70,7 +70,7 @@ CAUSES: dict[Cause, Explanation] = {
         "repeat the step; if it fails again on the same device, take that device out of service",
     ),
     Cause.OTHER_RANK: Explanation(
-        "another rank reported it before the gradients were reduced: a bad batch or silent corruption there",
+        "another rank reported the failure before the gradients were reduced: a bad batch or silent corruption there",
         "replay the step on the rank that reported it",
     ),
     Cause.LOW_PRECISION_OVERFLOW: Explanation(
@@ -86,8 +86,8 @@ CAUSES: dict[Cause, Explanation] = {
     ),
     Cause.WHERE_TRAP: Explanation(
         "a mask or `where` discards the value but not its derivative: 0 x inf is NaN",
-        "select before the function as well as after it: give the function a safe argument where its result is "
-        "not used",
+        "select before the function as well as after it: give the function a safe argument where its "
+        "result is not used",
     ),
     Cause.BOUNDARY_DERIVATIVE: Explanation(
         "the value is finite, but its derivative there is not",

@@ -114,7 +114,7 @@ def finding_of(trace: Trace, origin: Origin, *, wide_finite: bool | None = None)
     """Return the finding to show for an origin."""
     step = origin.step
     if step is None:
-        # A value from outside has no line; the one that first reads it comes closest.
+        # A value from outside has no line; the line that first reads the value comes closest.
         reader = next((s for s in trace.steps if origin.value.id in s.inputs), None)
         return Finding(
             operation=origin.value.role or "input",

@@ -234,7 +234,7 @@ _SIGNATURES: tuple[tuple[Cause, Signature], ...] = (
     (Cause.PARAMETERS, _parameters),
     (Cause.BATCH, _before(("input", "constant"))),
     (Cause.LABELS, lambda e: e.labels),
-    (Cause.OTHER_RANK, lambda e: "another rank reported it" if e.other_rank and not e.bad else ""),
+    (Cause.OTHER_RANK, lambda e: "another rank reported the failure" if e.other_rank and not e.bad else ""),
     (Cause.TRANSIENT, _transient),
     (Cause.LOSS_SCALE, _scale),
     (Cause.OPTIMIZER_STATE, _update),

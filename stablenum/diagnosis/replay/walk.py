@@ -1,7 +1,7 @@
 """Trace a bad result back to where it began.
 
 Two bits per value are enough: whether it holds NaN, and whether it holds an infinity. A NaN is followed back
-through inputs with NaN to the operation that produced it from inputs without. If that operation read
+through inputs with NaN to the operation that produced one from inputs without NaN. If that operation read
 infinities, each of them is followed back too: one that was *computed* (an exponential that overflowed, a
 division by zero) is the origin; one that was *placed* (a mask filled with -inf) is legitimate, and the origin
 is the operation that could not handle it.
@@ -59,7 +59,7 @@ def first_causes(trace: Trace, bad: Iterable[int]) -> list[Origin]:
     for index in bad:
         value = trace.values[index]
         origins = _of_nan(trace, value) if value.nan else _of_inf(trace, value)
-        if value.nan and value.inf:  # say, one loss per iteration: the infinity may have come first
+        if value.nan and value.inf:  # for example one loss per iteration: the infinity may be first
             origins += [o for o in _of_inf(trace, value) if not o.placed]
         for origin in origins:
             # One key per step or outside value: ids are 0 and above, steps get negative numbers.
@@ -138,7 +138,7 @@ def _of_inf(trace: Trace, bad: Value) -> list[Origin]:
             answers.update({v.id: answer for v in new} if answer else {})  # the function named so far stays
             continue
         nans = [v for v in trace.inputs_of(step) if v.nan]
-        if nans:  # this step turned a NaN into an infinity: the NaN is older
+        if nans:  # this step turned an earlier NaN into an infinity
             origins += [o for v in nans for o in _of_nan(trace, v)]
             continue
         # Only finite numbers went in: the step computed the infinity, or moved or wrote one that was placed.

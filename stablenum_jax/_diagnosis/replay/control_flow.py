@@ -23,9 +23,9 @@ from stablenum_jax._diagnosis.replay.jax_internals import context_of, scan_count
 
 __all__ = ["Evaluator", "cond", "scan", "while_loop"]
 
-# The most equations of a loop, summed over its iterations, that are evaluated one by one.
+# The largest number of equations of a loop, over all iterations, that are evaluated one by one.
 OPENED_EQUATIONS = 2000
-# The most iterations of a long loop that are opened for an inf, which may be intended, as NaN never is.
+# The largest number of iterations of a long loop that are opened for an inf, which may be intended.
 _OPENED_FOR_INF = 8
 
 

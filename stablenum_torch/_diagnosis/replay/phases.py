@@ -59,8 +59,8 @@ class NodeMap:
             elif number < self._first:
                 continue
             else:
-                # What a write through a view adds to the graph (CopySlices) is numbered after the write;
-                # the nodes of torch.func's outer levels are numbered before that of the innermost one.
+                # The node that a write through a view adds to the graph (CopySlices) is numbered after the
+                # write; the nodes of torch.func's outer levels are numbered before that of the innermost one.
                 numbers = self._numbers[thread]
                 at = bisect.bisect_left(numbers, number)
                 after = steps[numbers[at]] if at < len(numbers) else None

@@ -118,7 +118,7 @@ def _run(call: Call, snapshot: Snapshot, loss_scale: float | None, rng: RngState
                 _backward(loss, loss_scale)
         except NonFiniteError as stopped:  # a guard has halted this training, which is already known
             result.notes.append(f"the step raised {type(stopped).__name__}")
-        except Exception as raised:  # noqa: BLE001 (raised again below if it is not about numbers)
+        except Exception as raised:  # noqa: BLE001 (raised again below unless numbers caused it)
             error = raised
     with torch.no_grad():
         judged.look_at_loss(loss)

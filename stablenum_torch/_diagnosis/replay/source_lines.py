@@ -90,7 +90,7 @@ def survey(stop: CodeType) -> Survey:
         elif kind is _Kind.ENGINE:
             found.engine = True
         elif kind is _Kind.CHECKPOINT:
-            # The engine's bookkeeping (detaching inputs) does not belong to the forward pass.
+            # The checkpoint's bookkeeping (detaching inputs) does not belong to the forward pass.
             found.checkpoint = found.checkpoint or bool(inner or modules)
         elif kind is _Kind.FUNCTION:
             found.function = True

@@ -161,7 +161,7 @@ STREAMS: tuple[Stream, ...] = (
         seed=12,
         tensors=_tensors("float16", "float16", "float16"),
         magnitude=0.05,
-        # The rate is high enough that the parameters move by far more than the tolerance.
+        # The learning rate is high enough that the parameters move by far more than the tolerance.
         optimizer=OptimizerSpec(name="sgd", lr=0.05, momentum=0.9),
         guard=GuardConfig(loss_scale=DynamicLossScale(growth_interval=10, init_scale=2.0**14)),
         expected=Expected(plain=SURVIVES, guarded=SURVIVES, skips=13),
