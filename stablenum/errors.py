@@ -92,7 +92,7 @@ def _as_float(value: object) -> float | None:
     """Return a real number of any library as a plain float; None for anything else."""
     if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
         return None
-    if getattr(value, "requires_grad", False):  # a plain number would lose its gradient
+    if getattr(value, "requires_grad", False):  # a tensor would lose its gradient as a plain number
         return None
     try:
         return float(value)

@@ -149,8 +149,8 @@ class _Reader:
         self.known = saved is not None and here is not None and list(saved) != list(here)
         place = {name: i for i, name in enumerate(here or ())} if self.known else {}
         self.n_saved = len(saved) if self.known else None
-        # Saved parameter index -> index here (-1: no such parameter), and the reverse. Both are empty if the
-        # names are unknown on one side, or the same on both.
+        # Saved parameter index -> index here (-1: no such parameter), and the reverse. Both mappings are
+        # empty if one side has no names, or if both have the same.
         self.place = {i: place.get(name, -1) for i, name in enumerate(saved)} if self.known else {}
         self.source = {here: saved for saved, here in self.place.items() if here >= 0}
 

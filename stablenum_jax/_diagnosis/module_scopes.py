@@ -139,7 +139,8 @@ def _wrapped_calls(
                 known.update(paths_of(self))
             try:
                 path = known.get(id(self))
-                # Created during the call, it has no path in the tree; or it calls an inherited __call__.
+                # The module was created during the call and has no path in the tree, or it calls an
+                # inherited __call__.
                 if path is None or called[-1:] == [id(self)]:
                     return call(self, *args, **kwargs)
                 called.append(id(self))

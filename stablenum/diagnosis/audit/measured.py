@@ -184,7 +184,7 @@ def measure_block(
         update = update_of(law, moments, eps=eps, xp=xp)
     if update is not None:
         judged = xp.logical_and(finite, clean)
-        if gradient is not None:  # a bad gradient's effect says nothing about the optimizer
+        if gradient is not None:  # the effect of a bad gradient is not counted against the optimizer
             judged = xp.logical_and(judged, xp.isfinite(gradient))
         after = narrow(parameter + update)
         sound = xp.logical_and(judged, xp.logical_and(xp.isfinite(update), xp.isfinite(after)))

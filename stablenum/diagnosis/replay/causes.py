@@ -70,7 +70,8 @@ CAUSES: dict[Cause, Explanation] = {
         "repeat the step; if it fails again on the same device, take that device out of service",
     ),
     Cause.OTHER_RANK: Explanation(
-        "another rank reported the failure before the gradients were reduced: a bad batch or silent corruption there",
+        "another rank reported the failure before the gradients were reduced: "
+        "a bad batch or silent corruption there",
         "replay the step on the rank that reported it",
     ),
     Cause.LOW_PRECISION_OVERFLOW: Explanation(

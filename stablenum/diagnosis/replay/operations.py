@@ -121,7 +121,7 @@ _DISTINCT = (
 )
 _INSIDE = "clamp the argument slightly inside the domain before the call"
 
-# What to do where there is no safe function.
+# The remedies for operations without a safe function.
 ADVICE = {
     "asin": _INSIDE,
     "batch_norm": "find out what wrote the running variance: it must not be below 0",

@@ -117,7 +117,7 @@ class _Body:
         size = self.size = self.size or max(_equations(self.jaxpr), 1)
         whole = self.known is None or self.known * size <= OPENED_EQUATIONS
         given = [*consts, *carry]
-        # The first iteration always, the others while the budget lasts.
+        # The first iteration is always opened, the others while the budget lasts.
         if self.spent == 0 or (whole and self.spent + size <= OPENED_EQUATIONS):
             self.spent += size
             return self._open(number, given, xs)
