@@ -21,7 +21,7 @@ def spelled_text(
     note: str = "",
     hidden: tuple[str, ...] = HIDDEN,
 ) -> str:
-    """The function's docstring without the hidden arguments and with another example.
+    """Return the function's docstring without the hidden arguments and with another example.
 
     Args:
         function: the core function.
@@ -67,7 +67,7 @@ def spelled_signature(
     hidden: tuple[str, ...] = HIDDEN,
     **changes: Any,
 ) -> inspect.Signature:
-    """The function's signature without the hidden arguments.
+    """Return the function's signature without the hidden arguments.
 
     Args:
         function: the core function.

@@ -18,12 +18,12 @@ Tree = TypeVar("Tree")
 
 
 def at_most(x: Array, bound: float, *, xp: Namespace) -> Array:
-    """``min(x, bound)`` elementwise; NaN stays NaN."""
+    """Return ``min(x, bound)`` elementwise; NaN stays NaN."""
     return xp.minimum(x, xp.full_like(x, bound))
 
 
 def at_least(x: Array, bound: float, *, xp: Namespace) -> Array:
-    """``max(x, bound)`` elementwise; NaN stays NaN."""
+    """Return ``max(x, bound)`` elementwise; NaN stays NaN."""
     return xp.maximum(x, xp.full_like(x, bound))
 
 
@@ -37,7 +37,7 @@ _SHIFT = 2.0**80
 
 
 def combine_norms(norms: Array, *, xp: Namespace) -> Array:
-    """The L2 norm of the whole from the L2 norms of its parts.
+    """Return the L2 norm of the whole from the L2 norms of its parts.
 
     ``sqrt(sum((s n)^2)) / s`` with s = 2**-80, 1 or 2**80, depending on the size of the largest
     part: the method of Blue 1978 (doi 10.1145/355769.355771). The norms are multiplied by a
@@ -87,7 +87,7 @@ def map_leaves(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
 
 
 def leaves(tree: Any) -> list[Any]:
-    """All leaves of nested tuples, in order.
+    """Return all leaves of nested tuples, in order.
 
     Example:
         >>> leaves((1, (2, 3)))

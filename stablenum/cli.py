@@ -26,14 +26,14 @@ _NEEDS = {
 
 
 def main() -> None:
-    """Run the command; exit code 2 and a message if a library of the extra is missing."""
+    """Run the command; exit with code 2 and a message if a library of the extra ``cli`` is missing."""
     explain = sys.argv[1:2] == ["explain"]
     needs = _EXPLAIN_NEEDS if explain else _NEEDS
     missing = sorted(name for module, name in needs.items() if importlib.util.find_spec(module) is None)
     if missing:
         sys.stderr.write(f"stablenum: the command needs {', '.join(missing)}: pip install 'stablenum[cli]'\n")
         sys.exit(2)
-    if explain:  # it runs the user's script, so the process environment stays as it is
+    if explain:  # this command runs the user's script, so the process environment stays unchanged
         app("explain")(prog_name="stablenum")
         return
     _keep_quiet()
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def app(*names: str) -> Typer:
-    """The command line with these commands, which are loaded now."""
+    """Build the command line with these commands, which are loaded now."""
     from stablenum.commands.app import app_of
 
     modules = {name: importlib.import_module(f"stablenum.commands.{name}.command") for name in names}
@@ -49,10 +49,10 @@ def app(*names: str) -> Typer:
 
 
 def _keep_quiet() -> None:
-    """One thread and no compiler logs: these trainings are small, and logs would hide the table.
+    """Set one thread and no compiler logs: these trainings are small, and logs would hide the table.
 
-    What the user has set is left alone. Frameworks read these variables when they are imported, so this runs
-    before.
+    Variables that the user has set keep their values. Frameworks read these variables when they are imported,
+    so this function runs first.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TORCH_LOGS", "-all")

@@ -47,7 +47,7 @@ def _rebuild(message: str, metrics: dict[str, Any], history: list[Any]) -> NonFi
 
 
 def bad_field(field: str, allowed: str, got: object, *, hint: str = "") -> ValueError:
-    """A ValueError that names the field, what is allowed and what it got instead."""
+    """Return a ValueError that names the field, what is allowed and what it got instead."""
     shown = repr(got)
     shown = shown if len(shown) <= 200 else shown[:197] + "..."
     return ValueError(f"{field} must be {allowed}; got {shown}." + (f" {hint}" if hint else ""))
@@ -63,7 +63,7 @@ def check_number(
     at_most: float | None = None,
     hint: str = "",
 ) -> float:
-    """``value`` as a float, if it is a finite real number within the bounds.
+    """Return ``value`` as a float if it is a finite real number within the bounds.
 
     Raises:
         ValueError: ``value`` is not such a number; the message names ``field``, the bounds and ``value``.
@@ -89,10 +89,10 @@ def check_number(
 
 
 def _as_float(value: object) -> float | None:
-    """A real number of any library as a plain float; None for anything else."""
+    """Return a real number of any library as a plain float; None for anything else."""
     if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
         return None
-    if getattr(value, "requires_grad", False):  # a plain number would lose its gradient
+    if getattr(value, "requires_grad", False):  # a tensor would lose its gradient as a plain number
         return None
     try:
         return float(value)
@@ -101,7 +101,8 @@ def _as_float(value: object) -> float | None:
 
 
 def check_int(field: str, value: object, *, at_least: int, at_most: int = 2**31 - 1) -> int:
-    """``value`` as an int, if it is an integer from ``at_least`` to ``at_most`` (default: the largest int32).
+    """Return ``value`` as an int if it is an integer from ``at_least`` to ``at_most`` (default: the largest
+    int32).
 
     Raises:
         ValueError: ``value`` is not such an integer; the message names ``field``, the bounds and ``value``.

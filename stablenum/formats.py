@@ -43,7 +43,7 @@ class Format:
 def _binary(
     name: str, *, bits: int, mantissa: int, min_exponent: int, max_exponent: int, top: float
 ) -> Format:
-    """A format with ``mantissa`` stored bits; ``top`` is its largest significand (below 2)."""
+    """Return a format with ``mantissa`` stored bits; ``top`` is its largest significand (below 2)."""
     return Format(
         name=name,
         bits=bits,
@@ -74,7 +74,7 @@ SMALLEST_FLOAT16 = FORMATS["float16"].smallest_subnormal
 
 
 def get_format(dtype: object) -> Format:
-    """The format of a dtype, which may be a name or any framework's dtype object.
+    """Return the format of a dtype, which may be a name or any framework's dtype object.
 
     Args:
         dtype: ``"float16"``, ``np.float16``, ``np.dtype("float16")``, ``torch.float16``,

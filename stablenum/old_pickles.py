@@ -76,7 +76,7 @@ _RENAMED_CLASSES = {"Precision": "PolicyHandle"}
 
 
 class _Renamed(Loader, MetaPathFinder):
-    """Finds a renamed module when nothing else did."""
+    """Finds a renamed module when no other finder did."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -96,6 +96,6 @@ class _Renamed(Loader, MetaPathFinder):
 
 
 def install() -> None:
-    """Let the old names be imported; where they are not, nothing is loaded."""
+    """Make the old names importable; nothing is loaded until one of them is imported."""
     if not any(isinstance(finder, _Renamed) for finder in sys.meta_path):
         sys.meta_path.append(_Renamed())

@@ -1,4 +1,4 @@
-"""The public face of a package: what its names are called from outside, and what ``dir()`` shows."""
+"""The public names of a package: how they appear from outside, and what ``dir()`` shows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["present"]
 
 
 def present(namespace: dict[str, Any]) -> Callable[[], list[str]]:
-    """Let the public classes of a package carry its name; the package's ``__dir__``.
+    """Let the public classes of a package carry its name, and return the package's ``__dir__``.
 
     The files of a package are private and may move: pickles, messages and documentation then name a class by
     the package that it is imported from. What looks for the source of a class by its module, as
@@ -20,7 +20,7 @@ def present(namespace: dict[str, Any]) -> Callable[[], list[str]]:
         namespace: ``globals()`` of the package, with its ``__all__``.
 
     Returns:
-        A function for the package's ``__dir__``, which names what is public and nothing else.
+        A function for the package's ``__dir__``, which lists the public names and nothing else.
 
     Example:
         >>> class Rule:

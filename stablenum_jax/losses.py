@@ -79,7 +79,7 @@ def _plain(function: Callable[..., Any], example: str) -> Loss:
 def _sums(
     x: Array, weight: Array | None, index: Array, keep: Array, smoothing: bool
 ) -> tuple[ClassSums, Array, Array]:
-    """The sums, and the two parts of the logsumexp: a shift, and the rest in full precision."""
+    """Return the sums, and the two parts of the logsumexp: a shift, and the rest in full precision."""
     # Nothing is differentiated here, so masking rows is enough; elements need not be masked first.
     wide = jnp.promote_types(x.dtype, jnp.float32)
     top = jnp.max(x if not smoothing else jnp.where(keep[..., None], x, 0.0), axis=-1).astype(wide)
@@ -105,7 +105,8 @@ def _sums_jvp(smoothing: bool, primals: Any, tangents: Any) -> tuple[Any, Any]:
     wide = sums.nll.dtype
     some = keep & (sums.lse != -jnp.inf)
     x, dx = x.astype(wide), dx.astype(wide)
-    # In two steps: the logsumexp is rounded to the logits' spacing, which far from 0 would show in the exp.
+    # Subtracted in two steps, because the logsumexp is rounded to the logits' spacing, which shows far from
+    # 0.
     below = (x - jnp.where(some, shift, 0.0)[..., None]) - jnp.where(some, log_total, 0.0)[..., None]
     p = jnp.where(some[..., None], jnp.exp(below), 0.0)
     d_lse = jnp.sum(p * dx, axis=-1)

@@ -4,7 +4,7 @@ Formats narrower than float32 are computed in float32 and rounded once; the resu
 NaN stays NaN. Finite inputs and masked elements never give NaN in the value or in the gradient. The functions
 work under ``jax.jit``, ``vmap`` and ``grad``, including gradients of gradients.
 
-Integer arrays raise an error: convert them. Of two array arguments either may be a number.
+Integer arrays raise an error: convert them first. Either of two array arguments may be a number.
 
 Example:
     >>> import jax, jax.numpy as jnp
@@ -74,7 +74,7 @@ def _documented(source: Callable[..., Any]) -> Callable[[Function], Function]:
 
 
 def _arrays(**values: Any) -> tuple[Any, ...]:
-    """The arguments as JAX arrays; numbers stay numbers if an array determines the format.
+    """Return the arguments as JAX arrays; numbers stay numbers if an array determines the format.
 
     Raises:
         TypeError: an argument is neither a number nor an array; the message names it.

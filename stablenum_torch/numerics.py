@@ -5,7 +5,7 @@ also under autocast. NaN stays NaN. Finite inputs and masked elements never give
 gradient. The functions work under ``torch.compile(fullgraph=True)``, ``torch.func.vmap`` and ``grad``, are
 twice differentiable, and never make the host wait for the device.
 
-Integer tensors raise an error: convert them. Of two tensors, either may be a plain number.
+Integer tensors raise an error: convert them first. Either of two tensors may be a plain number.
 
 Example:
     >>> import torch
@@ -84,7 +84,7 @@ def _documented(source: Callable[..., Any]) -> Callable[[Function], Function]:
 
 
 def _tensors(**values: Any) -> tuple[Any, ...]:
-    """The arguments, checked.
+    """Return the arguments, checked.
 
     Raises:
         TypeError: one is not a tensor, a number or None; the message names it.

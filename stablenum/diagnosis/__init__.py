@@ -1,6 +1,6 @@
-"""From "the loss is NaN" to the operation that caused it, the reason, and what to do.
+"""Diagnosis: from "the loss is NaN" to the operation that caused it, the reason, and what to do.
 
-Public here are the types of what replays, audits and range reports return.
+The public names are the types that replays, audits and range reports return.
 """
 
 from __future__ import annotations

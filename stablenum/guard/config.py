@@ -154,7 +154,7 @@ class GuardConfig:
         return on_gradients > 0 or self.loss_scale is not None or self.shrinks_spikes
 
     def compute_format(self, level: int, own: str | None = None) -> str:
-        """The format that a step computes in.
+        """Return the format that a step computes in.
 
         Args:
             level: how many formats wider than the first of ``escalate`` the guard has decided on.
@@ -171,7 +171,8 @@ class GuardConfig:
         return own or ("bfloat16" if self.loss_scale is None else "float16")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain dicts, lists, numbers and strings; fields that are None are left out (TOML has no null)."""
+        """Return plain dicts, lists, numbers and strings; fields that are None are left out (TOML has no
+        null)."""
         plain: dict[str, Any] = {
             "clip": [_rule_to_dict(rule) for rule in self.clip_rules] or None,
             "loss_scale": self.loss_scale and _rule_to_dict(self.loss_scale),
@@ -184,7 +185,7 @@ class GuardConfig:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> GuardConfig:
-        """The config written by :meth:`to_dict`, or by hand in the same form.
+        """Return the config written by :meth:`to_dict`, or by hand in the same form.
 
         A rule is a mapping with the rule's name under ``"rule"``; the constructor's short forms
         (``1.0``, ``"dynamic"``) are allowed too.
@@ -206,12 +207,12 @@ class GuardConfig:
         return cls(**made)
 
     def to_json(self) -> str:
-        """The config as JSON text."""
+        """Return the config as JSON text."""
         return json.dumps(self.to_dict(), indent=2)
 
     @classmethod
     def from_json(cls, text: str) -> GuardConfig:
-        """The config written by :meth:`to_json`.
+        """Return the config written by :meth:`to_json`.
 
         Raises:
             ValueError: the text is not JSON, or :meth:`from_dict` rejects its content.
@@ -219,7 +220,7 @@ class GuardConfig:
         return cls.from_dict(json.loads(text))
 
     def to_toml(self) -> str:
-        """The config as TOML text. Needs the package ``tomli-w`` (extra ``cli``).
+        """Return the config as TOML text. Needs the package ``tomli-w`` (extra ``cli``).
 
         Raises:
             ImportError: ``tomli-w`` is not installed.
@@ -234,7 +235,7 @@ class GuardConfig:
 
     @classmethod
     def from_toml(cls, text: str) -> GuardConfig:
-        """The config written by :meth:`to_toml`.
+        """Return the config written by :meth:`to_toml`.
 
         Raises:
             ValueError: the text is not TOML, or :meth:`from_dict` rejects its content.
@@ -260,7 +261,7 @@ class Settings(TypedDict, total=False):
 
 
 def make_config(config: GuardConfig | None, overrides: Settings) -> GuardConfig:
-    """``config`` with some fields replaced by ``overrides``.
+    """Return ``config`` with some fields replaced by ``overrides``.
 
     Raises:
         TypeError: ``config`` is not a GuardConfig, or an override is not a field of GuardConfig.
@@ -287,7 +288,7 @@ def _as_loss_scale(value: object) -> LossScale | None:
         return _from_jmp(value)
     if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
         rules = ", ".join(rule.__name__ for rule in LOSS_SCALES)
-        hint = f"Rules are made by calling them, as {value.__name__}()." if isinstance(value, type) else ""
+        hint = f"Call the class to make a rule: {value.__name__}()." if isinstance(value, type) else ""
         raise bad_field(
             "loss_scale", f"None, 'dynamic', a positive number or one of {rules}", value, hint=hint
         )
@@ -296,13 +297,14 @@ def _as_loss_scale(value: object) -> LossScale | None:
 
 
 def _is_jmp_loss_scale(value: object) -> bool:
-    """Whether ``value`` has the interface of jmp's loss scales, as those of ``stablenum_jax.policy`` do."""
+    """Return whether ``value`` has the interface of jmp's loss scales, as those of ``stablenum_jax.policy``
+    do."""
     methods = ("scale", "unscale", "adjust")
     return not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in methods)
 
 
 def _from_jmp(value: Any) -> LossScale | None:
-    """The rule equivalent to jmp's object, except that jmp has no ``max_scale``."""
+    """Return the rule equivalent to jmp's object, except that jmp has no ``max_scale``."""
     if type(value).__name__ == "NoOpLossScale":
         return None
     scale = check_number(

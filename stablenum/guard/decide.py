@@ -81,7 +81,7 @@ class Decision(NamedTuple):
 
 
 class GuardState(NamedTuple):
-    """What the guard carries from step to step. Structure, shapes and dtypes never change.
+    """The state that the guard carries from step to step. Structure, shapes and dtypes never change.
 
     Attributes:
         step: () int32, steps decided so far, including the skipped ones.
@@ -117,7 +117,7 @@ _UNSCALED = StaticLossScale(scale=1.0)
 
 
 def init_guard(config: GuardConfig, n_tensors: int, *, xp: Namespace, device: Any = None) -> GuardState:
-    """The state before the first step.
+    """Return the state before the first step.
 
     Args:
         config: the guard's settings.
@@ -229,7 +229,7 @@ def decide(
 
 
 def _check_observation(config: GuardConfig, state: GuardState, observation: Observation) -> None:
-    """Check that the observation has what the rules need. Looks at shapes only.
+    """Check that the observation has what the rules need. Only shapes are checked.
 
     Raises:
         ValueError: a measurement is missing, or the number of parameters differs from the state's.
@@ -252,13 +252,13 @@ def _check_observation(config: GuardConfig, state: GuardState, observation: Obse
 
 
 def _unscale(norm: Array, scale: Array, *, xp: Namespace) -> Array:
-    """``norm / scale``, kept finite if ``norm`` is finite (a scale below 1 makes it larger)."""
+    """Return ``norm / scale``, kept finite if ``norm`` is finite (a scale below 1 makes it larger)."""
     unscaled = norm / scale
     return xp.where(xp.isfinite(norm), at_most(unscaled, FLOAT32_MAX, xp=xp), norm)
 
 
 def _with_unscaling(coefficient: Array, scale: Array, grad_norm: Array, *, xp: Namespace) -> Array:
-    """``coefficient / scale``, bounded so that it makes no gradient zero or infinite.
+    """Return ``coefficient / scale``, bounded so that it makes no gradient zero or infinite.
 
     A scale below 1 enlarges the gradients; where that could leave float32's range they are not enlarged.
     """
@@ -275,7 +275,7 @@ def _judge(
     *,
     xp: Namespace,
 ) -> tuple[Verdict | None, Any]:
-    """The spike rule's verdict (None without a spike rule) and its next state."""
+    """Return the spike rule's verdict (None without a spike rule) and its next state."""
     if config.spike_rule is None:
         return None, state.spike
     return config.spike_rule.judge(state.spike, observation.loss, grad_norm, finite=finite, xp=xp)
@@ -291,7 +291,8 @@ def _clip(
     applied: Array,
     xp: Namespace,
 ) -> tuple[Clipped, Array, tuple[Array, ...]]:
-    """The outcome of all clip rules, and the multipliers of tensors and of units (1 if not applied)."""
+    """Return the outcome of all clip rules, and the multipliers of tensors and of units (1 if not
+    applied)."""
     scaled, scale = config.loss_scale is not None, state.loss_scale.scale
     norms = _unscale(observation.norms, scale, xp=xp) if scaled else observation.norms
     units = None
@@ -325,7 +326,8 @@ def _clip(
 
 
 def _stuck_at_floor(config: GuardConfig, state: GuardState, *, xp: Namespace) -> Array | None:
-    """() bool: the scale is at its floor and the previous step overflowed there too; None without a floor."""
+    """Return () bool: the scale is at its floor and the previous step overflowed there too; None without a
+    floor."""
     floor = None if config.loss_scale is None else config.loss_scale.min_scale
     if floor is None:
         return None
@@ -346,7 +348,7 @@ def _advance(
     overflow: Array,
     xp: Namespace,
 ) -> GuardState:
-    """The next state.
+    """Return the next state.
 
     ``finite``: all numbers of the step were finite, although it may have been skipped as a spike; the loss
     scale depends on this alone. ``overflow``: skipped for a reason that a smaller loss scale may avoid.
@@ -393,11 +395,13 @@ def _advance(
 def _hold_if_halted(
     config: GuardConfig, before: GuardState, decision: Decision, after: GuardState, *, xp: Namespace
 ) -> tuple[Decision, GuardState]:
-    """The decision and the state after the step, or a skip and the state before it if the guard is halted."""
+    """Return the decision and the state after the step, or a skip and the state before it if the guard is
+    halted."""
     if config.skip_limit is None:
         return decision, after
     halted = before.halted > 0
-    # Field by field: torch.compile of torch 2.6 traces neither _replace nor a slice of a NamedTuple.
+    # Copied field by field, because torch.compile of torch 2.6 traces neither _replace nor slices of a
+    # NamedTuple.
     one = xp.ones_like(decision.grad_norm)
     skipped = Decision(
         apply=decision.apply & xp.logical_not(halted),
@@ -412,7 +416,8 @@ def _hold_if_halted(
 
 
 def select(condition: Array, chosen: Tree, other: Tree, *, xp: Namespace) -> Tree:
-    """``chosen`` where the () bool ``condition`` holds, otherwise ``other``; for each leaf of nested tuples.
+    """Return ``chosen`` where the () bool ``condition`` holds, otherwise ``other``; for each leaf of nested
+    tuples.
 
     Example:
         >>> import numpy as np

@@ -1,4 +1,4 @@
-"""Checks whether the numbers of a step are finite, and chooses the step's reason code."""
+"""Check whether the numbers of a step are finite, and choose the step's reason code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Finiteness(NamedTuple):
 
 
 def finiteness(total: Array, loss: Array | None, found_inf: Array | None, *, xp: Namespace) -> Finiteness:
-    """Whether the joint norm, the loss and what others reported are finite; None counts as finite."""
+    """Return whether the joint norm, the loss and what others reported are finite; None counts as finite."""
     gradients = xp.isfinite(total)
     yes = xp.ones_like(gradients)
     return Finiteness(
@@ -42,7 +42,7 @@ def reason_code(
     stuck_at_floor: Array | None,
     xp: Namespace,
 ) -> Array:
-    """The () int32 reason code. If several causes hold, the last in the list decides.
+    """Return the () int32 reason code. If several causes hold, the last in the list decides.
 
     The list is ordered from the weakest cause to the root cause: a bad loss makes bad gradients.
 
@@ -77,7 +77,8 @@ def reason_code(
 
 
 def worst_index(norms: Array, like: Array, *, xp: Namespace) -> Array:
-    """Index of the first non-finite norm, otherwise of the first largest one; -1 if there are no norms."""
+    """Return the index of the first non-finite norm, otherwise of the first largest one; -1 if there are no
+    norms."""
     if norms.shape[0] == 0:
         return xp.full_like(like, -1)
     infinite = xp.full_like(norms, float("inf"))

@@ -1,6 +1,6 @@
 """Reading a guard's state on the host, which waits for the device.
 
-Works for every framework: the only method of a leaf it uses is ``.tolist()``.
+This works for every framework, because the only method of a leaf that it calls is ``.tolist()``.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _record(row: Row, names: Sequence[str] | None) -> StepRecord:
 
 
 def history(state: GuardState, names: Sequence[str] | None = None) -> list[StepRecord]:
-    """The recorded steps (at most 128), oldest first, as dicts of plain values.
+    """Return the recorded steps (at most 128), oldest first, as dicts of plain values.
 
     Keys: step, loss (NaN if not given), grad_norm, loss_scale, clip_coefficient, reason,
     applied, worst, precision_level.
@@ -88,7 +88,7 @@ def history(state: GuardState, names: Sequence[str] | None = None) -> list[StepR
 
 
 def metrics(state: GuardState, names: Sequence[str] | None = None) -> Metrics:
-    """The last step as a dict of plain values: its row of :func:`history` and the counters of skips.
+    """Return the last step as a dict of plain values: its row of :func:`history` and the counters of skips.
 
     Before the first step ``applied`` is False, ``reason`` NO_STEP_YET and ``grad_norm`` NaN.
 
@@ -111,7 +111,8 @@ def metrics(state: GuardState, names: Sequence[str] | None = None) -> Metrics:
 
 
 def _culprit(row: StepRecord) -> str:
-    """The gradient norm and loss of a skipped step, and its first bad parameter if a gradient was bad."""
+    """Return the gradient norm and loss of a skipped step, and its first bad parameter if a gradient was
+    bad."""
     known = not math.isnan(row["loss"]) or row["reason"] is Reason.NONFINITE_LOSS
     numbers = f"gradient norm {row['grad_norm']:g}" + (f", loss {row['loss']:g}" if known else "")
     if math.isfinite(row["grad_norm"]):

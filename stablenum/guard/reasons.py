@@ -108,7 +108,7 @@ EXPLANATIONS: dict[Reason, Explanation] = {
 
 
 def explain_reason(reason: int) -> str:
-    """A readable explanation: what happened, the likely cause and the remedy.
+    """Return a readable explanation: what happened, the likely cause and the remedy.
 
     Raises:
         ValueError: ``reason`` is not a :class:`Reason`.

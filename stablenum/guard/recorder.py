@@ -1,7 +1,7 @@
 """The recorder: the last 128 steps, written on the device and read on request.
 
-Two small arrays in the guard's state. Each step shifts them by one row, which needs no index, works
-in every framework and inside a scan, and moves a few kilobytes.
+The rows are two small arrays in the guard's state. Each step shifts them by one row, which needs no index,
+works in every framework and inside a scan, and moves a few kilobytes.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Row(NamedTuple):
 
 
 def init_recorder(*, xp: Namespace, device: Any = None) -> Recorder:
-    """A recorder without rows."""
+    """Return a recorder without rows."""
     return Recorder(
         floats=xp.zeros((CAPACITY, 4), dtype=xp.float32, device=device),
         ints=xp.full((CAPACITY, 4), -1, dtype=xp.int32, device=device),
@@ -70,7 +70,7 @@ def init_recorder(*, xp: Namespace, device: Any = None) -> Recorder:
 
 
 def record(recorder: Recorder, floats: list[Array], ints: list[Array], *, xp: Namespace) -> Recorder:
-    """The recorder with a new row added and the oldest dropped.
+    """Return the recorder with a new row added and the oldest dropped.
 
     Args:
         recorder: the rows before.
@@ -85,7 +85,7 @@ def record(recorder: Recorder, floats: list[Array], ints: list[Array], *, xp: Na
 
 
 def read_rows(recorder: Recorder) -> list[Row]:
-    """The recorded steps, oldest first. Makes the host wait for the device."""
+    """Return the recorded steps, oldest first. This makes the host wait for the device."""
     return [
         Row(step, loss, grad_norm, scale, clip, Reason(reason), worst, level)
         for (loss, grad_norm, scale, clip), (step, reason, worst, level) in zip(

@@ -1,4 +1,4 @@
-"""Converts a guard's state to plain JSON values, the same for every framework, and back.
+"""Convert a guard's state to plain JSON values, the same for every framework, and back.
 
 A state saved by one adapter loads in another, which then makes the same decisions.
 """
@@ -36,10 +36,10 @@ class StatisticsNotLoadedWarning(UserWarning):
 
 
 def state_to_dict(state: GuardState, names: Sequence[str] | None = None) -> dict[str, Any]:
-    """``{"version": 3, "names": [...] or None, "state": {...}}`` of lists, numbers and strings.
+    """Return ``{"version": 3, "names": [...] or None, "state": {...}}`` of lists, numbers and strings.
 
     Non-finite numbers become the strings ``"nan"``, ``"inf"`` and ``"-inf"``, so the result is strict
-    JSON; float32 values survive the round trip bit for bit. Makes the host wait for the device.
+    JSON; float32 values survive the round trip bit for bit. This makes the host wait for the device.
 
     Example:
         >>> import json, numpy as np
@@ -73,7 +73,7 @@ def state_from_dict(
     names: Sequence[str] | None = None,
     device: Any = None,
 ) -> GuardState:
-    """The state that :func:`state_to_dict` wrote, as arrays of ``xp``.
+    """Return the state that :func:`state_to_dict` wrote, as arrays of ``xp``.
 
     Args:
         plain: the saved dict.
@@ -114,7 +114,7 @@ def state_from_dict(
 
 
 def _current(plain: Mapping[str, Any]) -> Any:
-    """The saved state, converted to the current version.
+    """Return the saved state, converted to the current version.
 
     Version 1 had no spike rules and fewer statistics, version 2 no escalation.
     """
@@ -133,7 +133,7 @@ def _current(plain: Mapping[str, Any]) -> Any:
 
 
 def _with_level(row: Any) -> Any:
-    """A recorded row with a precision level added: 0, or -1 if nothing was recorded in the row."""
+    """Return a recorded row with a precision level added: 0, or -1 if nothing was recorded in the row."""
     return [*row, -1 if row[:1] == [-1] else 0] if isinstance(row, list) else row
 
 
@@ -149,19 +149,20 @@ class _Reader:
         self.known = saved is not None and here is not None and list(saved) != list(here)
         place = {name: i for i, name in enumerate(here or ())} if self.known else {}
         self.n_saved = len(saved) if self.known else None
-        # Saved parameter index -> index here (-1: no such parameter), and the reverse. Both are empty if the
-        # names are unknown on one side, or the same on both.
+        # Saved parameter index -> index here (-1: no such parameter), and the reverse. Both mappings are
+        # empty if one side has no names, or if both have the same.
         self.place = {i: place.get(name, -1) for i, name in enumerate(saved)} if self.known else {}
         self.source = {here: saved for saved, here in self.place.items() if here >= 0}
 
     def own(self, tree: Any) -> Any:
-        """A copy of the loading guard's own state."""
+        """Return a copy of the loading guard's own state."""
         return map_leaves(
             lambda leaf: self.xp.asarray(leaf.tolist(), dtype=leaf.dtype, device=self.device), tree
         )
 
     def read(self, field: str, plain: Any, like: Any) -> Any:
-        """The part of the state called ``field``, with the structure, shapes and dtypes of ``like``."""
+        """Return the part of the state called ``field``, with the structure, shapes and dtypes of
+        ``like``."""
         if field == "state.clip":
             return self._rule_states([f"{field}[{i}]" for i in range(len(like))], plain, like)
         if field in _OPTIONAL:
@@ -177,7 +178,7 @@ class _Reader:
         return type(like)(*(self.read(f"{field}.{name}", plain[name], part) for name, part in parts))
 
     def _rule_states(self, fields: list[str], plain: Any, likes: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The states of the rules of the loading guard, each from the first saved state that fits it.
+        """Return the states of the rules of the loading guard, each from the first saved state that fits it.
 
         A rule without a fitting saved state, for example one added since, keeps its own state.
         """
@@ -193,8 +194,8 @@ class _Reader:
             if not fitting:
                 self.missing.append(
                     f"{field}: no statistics were saved that fit {type(like).__name__.removesuffix('State')} "
-                    "as it is configured here; its own are kept. Rules, windows and parameters that changed "
-                    "since the state was saved start from scratch."
+                    "as it is configured here; the rule keeps its own. Rules, windows and parameters "
+                    "that changed since the state was saved start from scratch."
                 )
                 found.append(self.own(like))
                 continue
@@ -204,7 +205,7 @@ class _Reader:
         return tuple(found)
 
     def _rows(self, field: str, plain: Any, like: Any) -> dict[str, Any]:
-        """The rows matched by parameter name; a parameter that was not saved keeps its own row."""
+        """Return the rows matched by parameter name; a parameter that was not saved keeps its own row."""
         own = {name: _encode(part.tolist()) for name, part in zip(like._fields, like, strict=True)}
         new = [name for i, name in enumerate(self.here) if i not in self.source]
         if new:
@@ -233,7 +234,7 @@ class _Reader:
 
 
 def _fits(plain: Any, like: Any, *, rows: int | None) -> bool:
-    """Whether a saved rule state has the keys and shapes of ``like`` (but ``rows`` rows, if given)."""
+    """Return whether a saved rule state has the keys and shapes of ``like`` (but ``rows`` rows, if given)."""
     if hasattr(like, "_fields"):
         return (
             isinstance(plain, Mapping)
@@ -258,7 +259,7 @@ def _check_reasons(field: str, rows: list[list[int]]) -> None:
 
 
 def _decode(field: str, plain: Any, shape: tuple[int, ...], kind: type[float] | type[int]) -> Any:
-    """``plain`` as nested lists of the given shape, with every number checked."""
+    """Return ``plain`` as nested lists of the given shape, with every number checked."""
     if shape:
         if not isinstance(plain, list) or len(plain) != shape[0]:
             raise bad_field(field, f"a list of {shape[0]} items", plain)

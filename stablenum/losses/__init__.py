@@ -1,6 +1,6 @@
 """Losses with the correct value and gradient at every edge case, in every float format.
 
-Written once over the array namespace ``xp`` and differentiated by the framework. Use them through
+They are written once over the array namespace ``xp`` and differentiated by the framework. Use them through
 ``stablenum_torch.losses`` and ``stablenum_jax.losses``, which fill in ``xp``.
 
 Rules that hold for all of them:

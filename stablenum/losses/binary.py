@@ -84,12 +84,12 @@ def binary_cross_entropy(
 
 
 def entropy_items(z: Array, y: Array, pos_weight: Array | None = None, *, xp: Namespace) -> Array:
-    """The loss of each item, without reduction. The part that is linear in z and the part that decays are
-    computed separately, so that neither is lost in the rounding of the other, in value or gradient."""
+    """Return the loss of each item, without reduction. The part that is linear in z and the part that decays
+    are computed separately, so that neither is lost in the rounding of the other, in value or gradient."""
     agreed = ((z == float("inf")) & (y == 1)) | ((z == -float("inf")) & (y == 0))
     z = xp.where(agreed, 0.0, z)
     positive = z > 0
-    # Not abs, whose derivative at 0 is 0 in one framework and 1 in the other.
+    # The derivative of abs at 0 is 0 in one framework and 1 in the other, so abs is not used.
     decaying = xp.log1p(xp.exp(xp.where(positive, -z, z)))
     no, yes = 1.0 - y, y if pos_weight is None else y * pos_weight
     linear = xp.where(positive, _times(no, z, xp=xp), _times(yes, -z, xp=xp))
@@ -98,7 +98,7 @@ def entropy_items(z: Array, y: Array, pos_weight: Array | None = None, *, xp: Na
 
 
 def _times(share: Array, z: Array, *, xp: Namespace) -> Array:
-    """``share * z``, and 0 where the share is 0 and z is infinite."""
+    """Return ``share * z``, and 0 where the share is 0 and z is infinite."""
     return share * xp.where((share == 0) & xp.isinf(z), 0.0, z)
 
 

@@ -51,7 +51,7 @@ def class_sums(
     smoothing: bool = False,
     xp: Namespace,
 ) -> ClassSums:
-    """The sums over the last axis, in the array namespace (adapters may pass a faster version).
+    """Return the sums over the last axis, in the array namespace (adapters may pass a faster version).
 
     Args:
         x: (..., C) logits of any floating-point format; the sums are in float32 or wider.
@@ -78,7 +78,8 @@ def class_sums(
 
 
 def _shifted(x: Array, *, xp: Namespace) -> tuple[Array, Array, Array, Array, Array]:
-    """Which classes are not -inf; ``x - shift``; ``logsumexp(x) - shift``; the shift; whether any is not."""
+    """Return which classes are not -inf, ``x - shift``, ``logsumexp(x) - shift``, the shift, and whether any
+    class is not -inf."""
     here = x != -_INF
     top = xp.max(x, axis=-1)
     some = top != -_INF
@@ -215,7 +216,7 @@ def _soft(targets: Array, axis: int, shape: tuple[int, ...], dtype: Any, *, xp: 
 def _soft_items(
     x: Array, t: Array, keep: Array, weight: Array | None, s: float, *, xp: Namespace
 ) -> tuple[Array, Array]:
-    """The loss of each row for probabilities as target, and its logsumexp."""
+    """Return the loss of each row for probabilities as target, and its logsumexp."""
     x, t = xp.where(keep[..., None], x, 0.0), xp.where(keep[..., None], t, 0.0)
     here, away, log_total, shift, some = _shifted(x, xp=xp)
     if s:

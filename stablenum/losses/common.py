@@ -77,14 +77,14 @@ def check_fits(name: str, array: Array, shape: tuple[int, ...], *, of: str) -> N
 
 
 def classes_last(x: Array, axis: int, *, xp: Namespace) -> Array:
-    """x with an axis (given as a non-negative number) moved to the end."""
+    """Return x with an axis (given as a non-negative number) moved to the end."""
     if axis == x.ndim - 1:
         return x
     return xp.permute_dims(x, (*range(axis), *range(axis + 1, x.ndim), axis))
 
 
 def for_slope(z: Array, *, xp: Namespace) -> Array:
-    """z clamped to [-1e4, 1e4], with gradient 0 beyond; the sigmoid of anything beyond is 0 or 1 anyway.
+    """Clamp z to [-1e4, 1e4], with gradient 0 beyond; the sigmoid of anything beyond is 0 or 1 anyway.
 
     A loss near the end of the range times a slope of 0 must give 0, not inf x 0.
     """
@@ -93,7 +93,7 @@ def for_slope(z: Array, *, xp: Namespace) -> Array:
 
 
 def is_floating(array: Array) -> bool:
-    """Whether an array holds floating-point numbers."""
+    """Return whether an array holds floating-point numbers."""
     return "float" in str(array.dtype)
 
 
@@ -108,13 +108,14 @@ def prepared(x: Array, *others: Array, dtype: Any = None, xp: Namespace) -> tupl
 
 
 def wide_format(x: Array, *, xp: Namespace) -> tuple[Any, Any]:
-    """The format of the computation and that of the result, found without computing on x."""
+    """Return the format of the computation and that of the result, found without computing on x."""
     (wide,), result = widened(x.reshape(-1)[:0], xp=xp)
     return wide.dtype, result
 
 
 def items_left(mask: Array | None, *arrays: Array, shape: tuple[int, ...], xp: Namespace) -> list[Array]:
-    """The arrays with 1 where the mask is False, so that masked values, including NaN, have no effect."""
+    """Return the arrays with 1 where the mask is False, so that masked values, including NaN, have no
+    effect."""
     if mask is None:
         return list(arrays)
     check_fits("mask", mask, shape, of="the items")
@@ -178,7 +179,7 @@ def floored(x: Array, floor: float, *, xp: Namespace) -> Array:
         ValueError: the floor, the user's ``eps``, is below the smallest normal number of x's format.
     """
     floor = check_number("eps", floor, at_least=get_format(x.dtype).smallest_normal)
-    unit = 2.0 ** math.floor(math.log2(floor))  # a power of two, so that scaling by it is exact
+    unit = 2.0 ** math.floor(math.log2(floor))  # a power of two, so that scaling is exact
     below = x < floor
     near = below & (x > -(2.0**60) * floor)
     ratio = xp.where(near, x / unit, 0.0)
@@ -187,7 +188,7 @@ def floored(x: Array, floor: float, *, xp: Namespace) -> Array:
 
 
 def at_least_0(items: Array, *, xp: Namespace) -> Array:
-    """The items, with 0 in place of a rounding error below 0; their gradient is unchanged.
+    """Return the items, with 0 in place of a rounding error below 0; their gradient is unchanged.
 
     From such an item its own value, rounded down to a multiple of 2^-90, is subtracted. Rounding down has no
     gradient.

@@ -132,7 +132,8 @@ def js_divergence(
 def _rows(
     x: Array, y: Array, mask: Array | None, axis: int, dtype: Any, *, xp: Namespace
 ) -> tuple[tuple[Array, Array], Any, Array | None, int]:
-    """Both arrays in the format of the computation, with zeros in masked rows; result format, mask, axis."""
+    """Return both arrays in the format of the computation, with zeros in masked rows; result format, mask,
+    axis."""
     result = x.dtype if dtype is None else dtype
     (x, y), _ = widened(x, y, xp=xp)
     axis = check_axis(axis, x.ndim)
@@ -147,7 +148,7 @@ def _rows(
 
 
 def _log_softmax(x: Array, axis: int, *, xp: Namespace) -> Array:
-    """As in numerics, but with NaN in a row with an inf, where numerics gives finite values."""
+    """Compute log_softmax as in numerics, but give NaN in a row with an inf."""
     endless = xp.where(xp.max(x, axis=axis, keepdims=True) == _INF, math.nan, 0.0)
     return log_softmax(xp.where(x == _INF, 0.0, x), axis=axis, xp=xp) + endless
 
@@ -155,7 +156,7 @@ def _log_softmax(x: Array, axis: int, *, xp: Namespace) -> Array:
 def _relative_entropy(
     t: Array, log_t: Array, log_q: Array, some: Array, axis: int, *, xp: Namespace
 ) -> Array:
-    """``sum(t (log t - log q))``; where ``some`` is False, t is 0 and adds nothing."""
+    """Return ``sum(t (log t - log q))``; where ``some`` is False, t is 0 and adds nothing."""
     # Terms with q = 0 are left out of the sum and decide afterwards, so their gradient is 0 and not NaN.
     nowhere = log_q == -_INF
     used = some & xp.logical_not(nowhere)

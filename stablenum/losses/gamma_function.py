@@ -1,6 +1,6 @@
 """The logarithms of the Gamma function and of its quotients, which array namespaces do not have.
 
-Stirling's series for x from 10 up, and the recurrence ``Gamma(x + 1) = x Gamma(x)`` below.
+They are computed by Stirling's series for x from 10 up, and by ``Gamma(x + 1) = x Gamma(x)`` below.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def log_rising(r: Array, y: Array, *, xp: Namespace) -> Array:
 
 
 def _rest(z: Array) -> Array:
-    """The remainder of Stirling's formula, as a series in 1 / z."""
+    """Return the remainder of Stirling's formula, as a series in 1 / z."""
     inverse = 1.0 / z
     square, total = inverse * inverse, 0.0
     for coefficient in reversed(_SERIES):
@@ -71,7 +71,7 @@ def _rest(z: Array) -> Array:
 
 
 def _rest_lost(a: Array, b: Array, y: Array) -> Array:
-    """``_rest(a) - _rest(b)`` for b = a + y, written as a multiple of y instead of a difference.
+    """Return ``_rest(a) - _rest(b)`` for b = a + y, written as a multiple of y instead of a difference.
 
     (Where a compiler fuses a product and a subtraction, the difference of equal terms may not be exactly 0.)
     """

@@ -52,7 +52,7 @@ def gaussian_nll(
         full: add the constant ``log(2 pi) / 2``.
         mask: bool, broadcast with ``mean``; False leaves an item out, whatever its value.
         reduction: "mean" over the valid items, "sum" or "none".
-        dtype: the format of the result; that of ``mean`` if None. Computed in float32 or wider.
+        dtype: the format of the result; that of ``mean`` if None. The loss is computed in float32 or wider.
         xp: the array namespace.
 
     Raises:
@@ -108,7 +108,8 @@ def poisson_nll(
             that logarithm for the format of the computation; a larger value is reduced to this.
         mask: bool, broadcast with ``log_rate``; False leaves an item out, whatever its value.
         reduction: "mean" over the valid items, "sum" or "none".
-        dtype: the format of the result; that of ``log_rate`` if None. Computed in float32 or wider.
+        dtype: the format of the result; that of ``log_rate`` if None. The loss is computed in float32 or
+        wider.
         xp: the array namespace.
 
     Raises:
@@ -155,7 +156,8 @@ def negative_binomial_nll(
     dtype: Any = None,
     xp: Namespace,
 ) -> Array:
-    """The loss of a count y, mean m and variance ``m + m^2 / r``, r the ``total_count`` (inverse dispersion).
+    """Return the loss of a count y, mean m and variance ``m + m^2 / r``, r the ``total_count`` (inverse
+    dispersion).
 
     ``r softplus(z - log r) + y softplus(log r - z) - log(Gamma(r + y) / Gamma(r))`` with z = log m. No mean
     is exponentiated, and the quotient of the two Gamma functions, whose logarithms cancel for large r (where
@@ -172,7 +174,8 @@ def negative_binomial_nll(
         eps: the smallest ``total_count``, and the smallest mean for ``log_input=False``; above 0.
         mask: bool, broadcast with ``log_mean``; False leaves an item out, whatever its value.
         reduction: "mean" over the valid items, "sum" or "none".
-        dtype: the format of the result; that of ``log_mean`` if None. Computed in float32 or wider.
+        dtype: the format of the result; that of ``log_mean`` if None. The loss is computed in float32 or
+        wider.
         xp: the array namespace.
 
     Raises:
@@ -199,7 +202,8 @@ def negative_binomial_nll(
 
 
 def _log_odds(z: Array, r: Array, *, xp: Namespace) -> tuple[Array, Array]:
-    """``log(1 + e^z / r)`` and ``log(1 + r e^-z)``, without an exponential of the rounded z - log r."""
+    """Return ``log(1 + e^z / r)`` and ``log(1 + r e^-z)``, without an exponential of the rounded z - log
+    r."""
     odds = z - xp.log(r)
     above = odds > 0
     size = xp.exp(xp.where(above, -z, z))

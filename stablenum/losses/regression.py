@@ -43,7 +43,8 @@ def huber(
         delta: the difference from which the loss is linear, above 0.
         mask: bool, broadcast with ``predictions``; False leaves an item out, whatever its value.
         reduction: "mean" over the valid items, "sum" or "none".
-        dtype: the format of the result; that of ``predictions`` if None. Computed in float32 or wider.
+        dtype: the format of the result; that of ``predictions`` if None. The loss is computed in float32 or
+        wider.
         xp: the array namespace.
 
     Raises:
@@ -122,7 +123,7 @@ def hinge(
         weight: broadcast with ``scores``; multiplies the loss of an item.
         mask: bool, broadcast with ``scores``; False leaves an item out, whatever its value.
         reduction: "mean" over the valid items, "sum" or "none".
-        dtype: the format of the result; that of ``scores`` if None. Computed in float32 or wider.
+        dtype: the format of the result; that of ``scores`` if None. The loss is computed in float32 or wider.
         xp: the array namespace.
 
     Raises:

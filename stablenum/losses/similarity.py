@@ -26,7 +26,7 @@ _INF = math.inf
 
 
 def cosine_similarity(x: Array, y: Array, *, axis: int = -1, dtype: Any = None, xp: Namespace) -> Array:
-    """The cosine of the angle between x and y; 0 with gradient 0 where either is a zero vector.
+    """Return the cosine of the angle between x and y; 0 with gradient 0 where either is a zero vector.
 
     Both are divided by their norms first, so no intermediate result overflows or underflows. (The usual
     ``x y / max(|x| |y|, eps)`` has a gradient of 1e8 at 0 in torch.)
@@ -77,7 +77,7 @@ def cosine_embedding(
         axis: the axis of the vectors.
         mask: bool, broadcast with the pairs; False leaves a pair out, whatever its values.
         reduction: "mean" over the valid pairs, "sum" or "none".
-        dtype: the format of the result; that of ``x`` if None. Computed in float32 or wider.
+        dtype: the format of the result; that of ``x`` if None. The loss is computed in float32 or wider.
         xp: the array namespace.
 
     Raises:
@@ -143,7 +143,8 @@ def info_nce(
             products leave the range of the format, the loss is NaN.
         symmetric: average this loss and the one with queries and keys swapped (CLIP); needs N = M.
         reduction: "mean" over the queries that are not left out, "sum" or "none".
-        dtype: the format of the result; that of ``queries`` if None. Computed in float32 or wider.
+        dtype: the format of the result; that of ``queries`` if None. The loss is computed in float32 or
+        wider.
         xp: the array namespace.
 
     Raises:

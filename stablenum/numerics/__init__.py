@@ -1,6 +1,6 @@
 """Safe functions: the correct value and gradient at every edge case, in every float format.
 
-Written once over the array namespace ``xp`` and differentiated by the framework. Use them through
+They are written once over the array namespace ``xp`` and differentiated by the framework. Use them through
 ``stablenum_torch.numerics`` and ``stablenum_jax.numerics``, which fill in ``xp``.
 
 Inputs in formats narrower than float32 are computed in float32 and rounded once; the result has the input's

@@ -20,7 +20,7 @@ Namespace: TypeAlias = Any
 
 
 def widened(*values: Any, xp: Namespace) -> tuple[list[Array], Any]:
-    """The arguments in the format of the computation, and the format of the result.
+    """Return the arguments in the format of the computation, and the format of the result.
 
     The computation is in float32 or wider. The result has the arguments' format if they all have the same,
     otherwise that of the computation. Python numbers take the format of the computation.
@@ -32,7 +32,7 @@ def widened(*values: Any, xp: Namespace) -> tuple[list[Array], Any]:
     if not dtypes or not all("float" in str(dtype) for dtype in dtypes):
         shown = ", ".join(str(getattr(v, "dtype", type(v).__name__)) for v in values)
         raise TypeError(f"x must be an array of a floating format; got {shown}. Convert it first.")
-    # Not xp.result_type: torch.compile does not accept it for the narrow formats.
+    # xp.result_type would fail: torch.compile does not accept it for the narrow formats.
     wide = xp.float64 if any("float64" in str(dtype) for dtype in dtypes) else xp.float32
     result = dtypes[0] if all(dtype == dtypes[0] for dtype in dtypes) else wide
     like = next(v for v in values if hasattr(v, "dtype"))
@@ -41,12 +41,13 @@ def widened(*values: Any, xp: Namespace) -> tuple[list[Array], Any]:
 
 
 def smallest_normal(x: Array) -> float:
-    """The smallest normal number of x's format. The hardware or compiler may flush smaller ones to zero."""
+    """Return the smallest normal number of x's format. The hardware or compiler may flush smaller ones to
+    zero."""
     return get_format(x.dtype).smallest_normal
 
 
 def power_of_two_below(x: Array, *, deep: bool = False, xp: Namespace) -> Array:
-    """The power of two near each positive finite element, 1 elsewhere; without gradient.
+    """Return the power of two near each positive finite element, 1 elsewhere; without gradient.
 
     Dividing by it first keeps squares in range and rounds nothing. It stays away from both ends of the range,
     so that its reciprocal (which XLA may multiply by instead) is a normal number, a gradient can be
@@ -60,13 +61,13 @@ def power_of_two_below(x: Array, *, deep: bool = False, xp: Namespace) -> Array:
     most = math.frexp(form.max)[1] - 4.0
     least = -most if deep else -0.6 * (most + 4.0) // 1
     ordinary = (x >= form.smallest_normal) & xp.isfinite(x)
-    exponent = xp.floor(xp.log2(xp.where(ordinary, x, 1.0)))  # floor: its gradient is 0 everywhere
+    exponent = xp.floor(xp.log2(xp.where(ordinary, x, 1.0)))  # floor has gradient 0 everywhere
     exponent = xp.where(exponent < least, least, xp.where(exponent > most, most, exponent))
     return xp.pow(xp.full_like(exponent, 2.0), exponent)
 
 
 def without_gradient(x: Array, *, xp: Namespace) -> Array:
-    """The same numbers without gradient; 0 for those too small for :func:`power_of_two_below`."""
+    """Return the same numbers without gradient; 0 for those too small for :func:`power_of_two_below`."""
     form = get_format(x.dtype)
     power = power_of_two_below(xp.abs(x), xp=xp)
     step = power * (0.25 * form.eps)

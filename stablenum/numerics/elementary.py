@@ -34,7 +34,8 @@ def divide(x: Array, y: Array, *, fill: float = 0.0, xp: Namespace) -> Array:
 
 
 def _quotient(x: Array, y: Array, *, xp: Namespace) -> Array:
-    """``x / y`` whose y-gradient is in range wherever ``x / y^2`` is, the second wherever ``x / y^3`` is.
+    """Return ``x / y`` whose y-gradient is in range wherever ``x / y^2`` is, the second wherever ``x / y^3``
+    is.
 
     JAX computes the gradient as ``x * (1 / y^2)``: NaN for 0 / 1e-20 in float32. So a y outside the middle
     fifth of the exponents is brought near 1 by a power of two. The same power of two is applied to x or, if
@@ -125,20 +126,20 @@ def power(x: Array, exponent: float, *, fill: float = 0.0, xp: Namespace) -> Arr
 
 
 def _split(exponent: float, eps: float) -> tuple[float, float]:
-    """The exponent as a number from which 1 or 2 can be subtracted exactly, and the small rest.
+    """Return the exponent as a number from which 1 or 2 can be subtracted exactly, and the small rest.
 
     Rounding 0.7 to float32 would cost 23 ulp at either end of the range, and so would 0.7 - 1 in the
     derivative.
     """
     step = 4.0 * eps * 2.0 ** math.frexp(exponent)[1] if abs(exponent) > 2 else 4.0 * eps
-    # Rounded towards 0, so the rest has the sign of the exponent. Its contribution to the derivative then has
+    # The exponent is rounded towards 0, so the rest has its sign. Its contribution to the derivative then has
     # the same sign as the derivative, which gives inf and not inf - inf out of range.
     steps = math.trunc(exponent / step) * step
     return steps, exponent - steps
 
 
 def _split_power(x: Array, steps: float, rest: float, *, xp: Namespace) -> Array:
-    """``x ** (steps + rest)`` for positive x and a small rest: ``x^steps x^rest``.
+    """Return ``x ** (steps + rest)`` for positive x and a small rest: ``x^steps x^rest``.
 
     The second derivative of ``x^rest`` leaves the range long before that of the power. So where x is far
     from 1, a power of two is factored out; for a negative exponent one above x, so that its power does not
@@ -179,8 +180,9 @@ def arctanh(x: Array, *, xp: Namespace) -> Array:
     """Inverse hyperbolic tangent that stays finite: from 1 up, it is the value at the last number below 1.
 
     That value depends on the format of x: 8.66 in float32, 4.16 in float16, 3.12 in bfloat16. The gradient
-    there is 0; -1 and below likewise. Computed as ``log1p(2 x / (1 - x)) / 2``: near 1 the usual derivative
-    ``1 / (1 - x^2)`` loses precision in the square, and XLA's arctanh is off by 120 ulp in float64 on a CPU.
+    there is 0; -1 and below likewise. It is computed as ``log1p(2 x / (1 - x)) / 2``: near 1 the usual
+    derivative ``1 / (1 - x^2)`` loses precision in the square, and XLA's arctanh is off by 120 ulp in float64
+    on a CPU.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -199,7 +201,7 @@ def arctanh(x: Array, *, xp: Namespace) -> Array:
 
 
 def arctan2(y: Array, x: Array, *, xp: Namespace) -> Array:
-    """The angle of the point (x, y); at the origin the angle and its gradient are 0.
+    """Return the angle of the point (x, y); at the origin the angle and its gradient are 0.
 
     A point counts as the origin if both coordinates are below the smallest normal number. The gradient is
     also correct for points so near or far that ``x^2 + y^2`` leaves the range; it is 0 where a coordinate is
@@ -217,7 +219,8 @@ def arctan2(y: Array, x: Array, *, xp: Namespace) -> Array:
     scale = power_of_two_below(xp.where(xp.abs(x) > xp.abs(y), xp.abs(x), xp.abs(y)), xp=xp)
 
     def near(v: Array, instead: float) -> Array:
-        """v scaled to about 1; for a point at infinity, 1 or -1 for an infinite v and 0 for a finite one."""
+        """Return v scaled to about 1; for a point at infinity, 1 or -1 for an infinite v and 0 for a finite
+        one."""
         direction = xp.where(xp.isinf(v), xp.where(v > 0, xp.ones_like(v), -1.0), xp.zeros_like(v))
         direction = xp.where(xp.isnan(v), v, direction)
         return xp.where(endless, direction, xp.where(origin, instead, xp.where(endless, 0.0, v) / scale))
@@ -235,7 +238,7 @@ def arctan2(y: Array, x: Array, *, xp: Namespace) -> Array:
 
 
 def _constant(x: Array, *, xp: Namespace) -> Array:
-    """x without its gradient; the sign of 0 is kept."""
+    """Return x without its gradient; the sign of 0 is kept."""
     return xp.where(x == 0, xp.floor(x), without_gradient(x, xp=xp))
 
 

@@ -57,11 +57,11 @@ def log(x: Array, *, xp: Namespace) -> Array:
 def log1mexp(a: Array, *, xp: Namespace) -> Array:
     """``log(1 - exp(-a))`` for a > 0, to full precision at both ends.
 
-    Two forms that meet at a = ln 2 (Maechler 2012, the log1mexp note of R's package Rmpfr). Above it
-    ``log1p(-e)`` with e = exp(-a), written as ``-log1p(e / (1 - e))`` because XLA's log1p is off by 120 ulp
-    at -0.4 in float64 on a CPU. Below it ``log(-expm1(-a))``, written as ``log(a) - a/2`` plus a series in
-    a^2 because XLA's expm1 is off by 4 ulp. The gradient is ``1 / expm1(a)``. For a below the smallest normal
-    number, including zero and negative a, the value is -inf with gradient 0.
+    It is computed by two forms that meet at a = ln 2 (Maechler 2012, the log1mexp note of R's package Rmpfr).
+    Above it ``log1p(-e)`` with e = exp(-a), written as ``-log1p(e / (1 - e))`` because XLA's log1p is off by
+    120 ulp at -0.4 in float64 on a CPU. Below it ``log(-expm1(-a))``, written as ``log(a) - a/2`` plus a
+    series in a^2 because XLA's expm1 is off by 4 ulp. The gradient is ``1 / expm1(a)``. For a below the
+    smallest normal number, including zero and negative a, the value is -inf with gradient 0.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -187,7 +187,7 @@ def logsumexp(
     x = _left_out(x, mask, xp=xp)
     if 0 in x.shape:
         nothing = xp.sum(x, axis=axis, keepdims=keepdims)
-        return xp.astype(nothing - _INF, dtype)  # not a constant, which could not be differentiated by x
+        return xp.astype(nothing - _INF, dtype)  # a constant could not be differentiated with respect to x
     row = _row(x, axis, xp=xp)
     start = xp.where(row.alone, xp.sum(xp.where(row.ahead, x, 0.0), axis=axis, keepdims=True), row.shift)
     some = xp.isfinite(row.top)
@@ -283,23 +283,24 @@ def _row(x: Array, axis: int, *, xp: Namespace) -> _Row:
 
 
 def _left_out(x: Array, mask: Array | None, *, xp: Namespace) -> Array:
-    """x with -inf where the mask is False."""
+    """Return x with -inf where the mask is False."""
     check_mask(mask, xp=xp)
     return x if mask is None else xp.where(mask, x, -_INF)
 
 
 def _constant(top: Array, *, xp: Namespace) -> Array:
-    """inf or -inf, whichever ``top`` is, without its gradient."""
+    """Return inf or -inf, whichever ``top`` is, without its gradient."""
     return xp.where(top > 0, xp.full_like(top, _INF), -_INF)
 
 
 def cumulative_logsumexp(x: Array, *, axis: int = -1, xp: Namespace) -> Array:
     """Cumulative logsumexp along an axis: element i is ``log(sum(exp(x[: i + 1])))``.
 
-    Computed by doubling: log2(n) times :func:`logaddexp` of the array and a copy of it shifted by 1, 2, 4...
-    places, so a small element is not lost next to a much larger one that comes later. The gradient is
-    computed from these rounded sums: its error is about eps times the size of x, and beyond 1 / eps equal
-    elements get unequal shares. It is a product of one weight per doubling, each of which adds an error of
+    The sums are computed by doubling: log2(n) times :func:`logaddexp` of the array and a copy of it shifted
+    by 1, 2, 4... places, so a small element is not lost next to a much larger one that comes later. The
+    gradient is computed from these rounded sums: its error is about eps times the size of x, and beyond 1 /
+    eps equal elements get unequal shares. It is a product of one weight per doubling, each of which adds an
+    error of
     about 1 ulp: up to 6 ulp measured for 33 elements.
 
     -inf adds nothing and has gradient 0. All sums from an inf on are inf, and only that inf gets a gradient.
@@ -312,7 +313,7 @@ def cumulative_logsumexp(x: Array, *, axis: int = -1, xp: Namespace) -> Array:
     (x,), dtype = widened(x, xp=xp)
     x = xp.where(x == -_INF, -_INF, x)
     axis = check_axis(axis, x.ndim)
-    # Not moveaxis, for which torch.func.vmap has no rule.
+    # Written without moveaxis, for which torch.func.vmap has no rule.
     others = [a for a in range(x.ndim) if a != axis]
     result, n, step = xp.permute_dims(x, (axis, *others)), x.shape[axis], 1
     # After each pass, element i holds the sum over the last 2 * step elements up to i.
@@ -328,7 +329,7 @@ def xlogy(x: Array, y: Array, *, xp: Namespace) -> Array:
     """``x * log(y)``, and 0 where x is 0; the logarithm is the finite :func:`log`.
 
     The gradient with respect to x is log(y), with respect to y it is x / y. Where y is below the smallest
-    normal number, the latter is 0; if x is 0 too, so is the former.
+    normal number, the gradient with respect to y is 0; if x is 0 too, so is that with respect to x.
 
     Example:
         >>> import array_api_compat.numpy as np

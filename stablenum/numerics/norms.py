@@ -47,7 +47,7 @@ def _norm(x: Array, axis: Axis, *, xp: Namespace) -> Array:
 
 
 def _scaled(x: Array, axis: Axis, *, xp: Namespace) -> tuple[Array, Array, Array, Array]:
-    """x divided by a power of two, the norm of the quotient, the power of two, and a code.
+    """Return x divided by a power of two, the norm of the quotient, the power of two, and a code.
 
     The code is 0 for an ordinary row. Where the norm is zero, inf or NaN, it is 1, inf or NaN and the
     quotient is 0.
@@ -70,9 +70,10 @@ def _squeezed(x: Array, axis: Axis, *, xp: Namespace) -> Array:
 def normalize(x: Array, *, axis: Axis = -1, xp: Namespace) -> Array:
     """``x / norm(x)``; a zero vector stays 0, with gradient 0.
 
-    Also correct for vectors whose norm is beyond the largest number. A vector with an infinite element gives
-    NaN for that element and 0 for the others (x / inf), with gradient 0. For vectors shorter than about 1e-19
-    (1e-154 in float64) the second derivatives, of the order of 1 / norm^2, are out of range: inf or NaN.
+    The result is also correct for vectors whose norm is beyond the largest number. A vector with an infinite
+    element gives NaN for that element and 0 for the others (x / inf), with gradient 0. For vectors shorter
+    than about 1e-19 (1e-154 in float64) the second derivatives, of the order of 1 / norm^2, are out of range:
+    inf or NaN.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -91,7 +92,7 @@ def normalize(x: Array, *, axis: Axis = -1, xp: Namespace) -> Array:
 def variance(
     x: Array, *, axis: Axis = -1, correction: int = 0, keepdims: bool = False, xp: Namespace
 ) -> Array:
-    """The mean squared distance from the mean, in two passes, in float32 or wider.
+    """Return the mean squared distance from the mean, in two passes, in float32 or wider.
 
     An array without rows gives an empty result; rows without elements raise a ValueError.
 
@@ -147,7 +148,8 @@ def std(x: Array, *, axis: Axis = -1, correction: int = 0, keepdims: bool = Fals
 def _from_mean(
     x: Array, axis: Axis, correction: int, *, least: float = 0.0, xp: Namespace
 ) -> tuple[Array, Array, int]:
-    """The distances from the mean divided by a power of two, that power, and the divisor of the variance."""
+    """Return the distances from the mean divided by a power of two, that power, and the divisor of the
+    variance."""
     degrees = _degrees(x, axis, correction)
     if 0 in x.shape:
         return x, xp.sum(x, axis=axis, keepdims=True), degrees
@@ -162,20 +164,20 @@ def _degrees(x: Array, axis: Axis, correction: int) -> int:
 
 
 def _centered(x: Array, axis: Axis, *, xp: Namespace) -> Array:
-    """The distances from the mean; the differences between the numbers must be in range."""
+    """Return the distances from the mean; the differences between the numbers must be in range."""
     x = x - without_gradient(xp.min(x, axis=axis, keepdims=True), xp=xp)
     return x - xp.sum(x / _count(x, axis), axis=axis, keepdims=True)
 
 
 def _scale(x: Array, axis: Axis, least: float, *, xp: Namespace) -> Array:
-    """The power of two near the largest magnitude, but at least ``least`` (a power of two, or 0)."""
+    """Return the power of two near the largest magnitude, but at least ``least`` (a power of two, or 0)."""
     scale = power_of_two_below(xp.max(xp.abs(x), axis=axis, keepdims=True), xp=xp)
     return xp.where(scale < least, xp.full_like(scale, least), scale)
 
 
 def _count(x: Array, axis: Axis) -> int:
     axes = range(x.ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
-    return math.prod([x.shape[a] for a in axes])  # a list: torch.compile does not trace a generator here
+    return math.prod([x.shape[a] for a in axes])  # torch.compile does not trace a generator here
 
 
 def rms_norm(
@@ -242,12 +244,12 @@ def layer_norm(
 
 
 def _power_above(eps: float) -> float:
-    """The power of two at or above sqrt(eps), so that dividing by it rounds nothing; 0 for eps = 0."""
+    """Return the power of two at or above sqrt(eps), so that dividing by it rounds nothing; 0 for eps = 0."""
     return 2.0 ** math.ceil(math.log2(math.sqrt(eps))) if eps else 0.0
 
 
 def _over_rms(ratio: Array, scale: Array, axis: Axis, eps: float, *, xp: Namespace) -> Array:
-    """``x / sqrt(mean(x^2) + eps)`` for x = ratio * scale."""
+    """Return ``x / sqrt(mean(x^2) + eps)`` for x = ratio * scale."""
     root = math.sqrt(eps) / scale
     mean_square = xp.mean(ratio * ratio, axis=axis, keepdims=True) + root * root
     zero = mean_square < smallest_normal(ratio)

@@ -75,14 +75,14 @@ class DelayedScaling:
         check_choice("DelayedScaling.amax", self.amax, ("max", "most_recent"))
 
     def init(self, n_tensors: int, *, xp: Namespace, device: Any = None) -> DelayedScalingState:
-        """The state before the first use: an empty history and scales of 1."""
+        """Return the state before the first use: an empty history and scales of 1."""
         return DelayedScalingState(
             history=xp.zeros((n_tensors, self.history), dtype=xp.float32, device=device),
             scale=xp.ones((n_tensors,), dtype=xp.float32, device=device),
         )
 
     def update(self, state: DelayedScalingState, amax: Array, *, xp: Namespace) -> DelayedScalingState:
-        """The state after one use of each tensor.
+        """Return the state after one use of each tensor.
 
         Args:
             state: the state before.
@@ -104,7 +104,8 @@ class DelayedScaling:
     def use(
         self, state: DelayedScalingState, amax: Array, *, xp: Namespace
     ) -> tuple[Array, DelayedScalingState]:
-        """The scales for a use, and the state after it. A tensor's first use is scaled by its own ``amax``.
+        """Return the scales for a use, and the state after it. A tensor's first use is scaled by its own
+        ``amax``.
 
         Args:
             state: the state before.
@@ -117,7 +118,7 @@ class DelayedScaling:
 
 
 def _power_of_two_below(x: Array, *, xp: Namespace) -> Array:
-    """The largest power of two up to ``x``, for x in [2**-100, 2**100]; exact in every framework."""
+    """Return the largest power of two up to ``x``, for x in [2**-100, 2**100]; exact in every framework."""
     power = xp.ones_like(x)
     # Binary search: upwards for x >= 1, then downwards for x < 1.
     for k in (64, 32, 16, 8, 4, 2, 1):

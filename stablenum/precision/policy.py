@@ -26,7 +26,7 @@ _NAMES = {
 
 
 def parse_format(name: object, *, half: str = "float16") -> str:
-    """The full name of a format, from a short or full name, ``"half"`` or any framework's dtype.
+    """Return the full name of a format, from a short or full name, ``"half"`` or any framework's dtype.
 
     Args:
         name: ``"bf16"``, ``"float32"``, ``"full"``, ``"half"``, ``"fp8"``, ``torch.float16``...
@@ -49,7 +49,7 @@ def parse_format(name: object, *, half: str = "float16") -> str:
 
 
 def wider(a: str, b: str) -> str:
-    """The one of two formats with the larger range; the first if their ranges are equal.
+    """Return the one of two formats with the larger range; the first if their ranges are equal.
 
     Example:
         >>> wider("float16", "bfloat16"), wider("float32", "bfloat16")
@@ -72,7 +72,7 @@ class PolicyRule:
     output: str | None = None
 
     def matches(self, path: str) -> bool:
-        """Whether the pattern matches the module at ``path`` or a module that contains it."""
+        """Return whether the pattern matches the module at ``path`` or a module that contains it."""
         parts = path.lower().split(".") if path else []
         around = [".".join(parts[: i + 1]) for i in range(len(parts))]
         return any(fnmatchcase(one, self.pattern.lower()) for one in around)
@@ -116,7 +116,7 @@ class Policy:
 
     @classmethod
     def parse(cls, text: str, *, half: str = "float16", rules: Any = ()) -> Policy:
-        """A policy from a string in jmp's grammar.
+        """Return a policy from a string in jmp's grammar.
 
         ``"bf16"`` sets all three parts. In ``"p=f32,c=bf16"``, parts that are left out default as follows:
         parameters to float32, computation to the parameters' format, output to the computation's.
@@ -132,7 +132,7 @@ class Policy:
         return cls(**_parts("policy", text, half), rules=rules)
 
     def at(self, path: str) -> Policy:
-        """The policy of the module at ``path`` (parts joined by dots; slashes count as dots)."""
+        """Return the policy of the module at ``path`` (parts joined by dots; slashes count as dots)."""
         here = dataclasses.replace(self, rules=())
         for rule in self.rules:
             if rule.matches(path.replace("/", ".")):
@@ -145,7 +145,7 @@ class Policy:
         return here
 
     def begins_at(self, path: str) -> bool:
-        """Whether a part of the model with formats of its own begins at the module at ``path``.
+        """Return whether a part of the model with formats of its own begins at the module at ``path``.
 
         That is the model itself, ``""``, and each module matched by a rule for computation or output that
         does not match the module around it. Values are cast where such a part begins and where it ends.
@@ -164,7 +164,7 @@ class Policy:
         )
 
     def at_least(self, format: str) -> Policy:  # noqa: A002
-        """The policy with every computation and output narrower than ``format`` widened to it.
+        """Return the policy with every computation and output narrower than ``format`` widened to it.
 
         Example:
             >>> str(Policy.parse("p=f32,c=f16", rules={"*norm*": "f32"}).at_least("bfloat16"))
@@ -198,7 +198,7 @@ class Policy:
 
 
 def as_policy(policy: object) -> Policy:
-    """A :class:`stablenum.Policy` from one, from words, or from an object with jmp's three attributes.
+    """Return a :class:`stablenum.Policy` from one, from words, or from an object with jmp's three attributes.
 
     Args:
         policy: a Policy; words (``"params=float32,compute=bfloat16"``, see :meth:`stablenum.Policy.parse`);

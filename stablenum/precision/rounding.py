@@ -1,4 +1,4 @@
-"""Keeps updates that a narrow format would round away: compensated summation and stochastic rounding.
+"""Keep updates that a narrow format would round away: compensated summation and stochastic rounding.
 
 Half an ulp of a bfloat16 weight of 1.0 is 0.002: an update of 1e-4 is lost entirely when it is rounded to
 nearest. Rounding works on the bits of float32 numbers, because a compiler may remove a conversion to a
@@ -31,7 +31,7 @@ _MOST_UNITS = 2**15 - 1
 
 
 def kahan_add(w: Array, c: Array, u: Array, *, xp: Namespace) -> tuple[Array, Array]:
-    """``w + u``, with the rounding error kept in ``c`` for the next update.
+    """Return ``w + u``, with the rounding error kept in ``c`` for the next update.
 
     ``y = c + u; w' = round(w + y); c' = y - (w' - w)`` (Kahan 1965; for bfloat16 weights Zamirai et al. 2020,
     arXiv 2010.06192), in float32. For a 16-bit weight, ``c`` is stored as an integer multiple of 2^-16 of the
@@ -77,7 +77,7 @@ def kahan_add(w: Array, c: Array, u: Array, *, xp: Namespace) -> tuple[Array, Ar
 
 
 def compensated_value(w: Array, c: Array, *, xp: Namespace) -> Array:
-    """The sum of a weight and its compensation: ``w + c``.
+    """Return the sum of a weight and its compensation: ``w + c``.
 
     ``c`` counts units as described in :func:`kahan_add`, so the plain sum of the two arrays is wrong.
 
@@ -104,7 +104,7 @@ def compensated_value(w: Array, c: Array, *, xp: Namespace) -> Array:
 
 
 def compensation_of(w: Array, rest: Array, *, xp: Namespace) -> Array:
-    """The compensation that represents the number ``rest``: the inverse of :func:`compensated_value`.
+    """Return the compensation that represents the number ``rest``: the inverse of :func:`compensated_value`.
 
     Args:
         w: the weights, bfloat16, float16 or float32, any shape.
@@ -131,7 +131,8 @@ def compensation_of(w: Array, rest: Array, *, xp: Namespace) -> Array:
 
 
 def _as_number(wide: Array, c: Array, name: str, *, xp: Namespace) -> Array:
-    """A compensation as a float32 number. The factor is a power of two: exact, fused with a sum or not."""
+    """Return a compensation as a float32 number. The factor is a power of two: exact, fused with a sum or
+    not."""
     allowed = xp.float32 if name == "float32" else xp.int16
     if c.dtype != allowed:
         of = "float32" if name == "float32" else "int16"
@@ -144,7 +145,7 @@ def _as_number(wide: Array, c: Array, name: str, *, xp: Namespace) -> Array:
 
 
 def _as_compensation(wide: Array, rest: Array, name: str, *, xp: Namespace) -> Array:
-    """A finite float32 number as the compensation of a weight, to the nearest unit, ties to even."""
+    """Return a finite float32 number as the compensation of a weight, to the nearest unit, ties to even."""
     if name == "float32":
         return rest
     field, has_unit = _unit_field(wide, name, xp=xp)
@@ -154,7 +155,8 @@ def _as_compensation(wide: Array, rest: Array, name: str, *, xp: Namespace) -> A
 
 
 def _unit_field(wide: Array, name: str, *, xp: Namespace) -> tuple[Array, Array]:
-    """The unit, 2^-16 of a 16-bit weight's spacing, as a float32 exponent field, and where there is a unit.
+    """Return the unit, 2^-16 of a 16-bit weight's spacing, as a float32 exponent field, and where there is a
+    unit.
 
     Half a unit must be a normal number too: XLA and accelerators treat float32's subnormals as 0.
     """
@@ -236,7 +238,8 @@ def round_to_nearest(x32: Array, format: str, *, xp: Namespace) -> Array:  # noq
 
 
 def _to_float16(magnitude: Array, *, xp: Namespace) -> Array:
-    """The bits of a positive float32 rounded to float16: 13 are dropped, one more per halving below 2^-14."""
+    """Return the bits of a positive float32 rounded to float16: 13 are dropped, one more per halving below
+    2^-14."""
     below = at_least(113 - (magnitude >> 23), 0, xp=xp)  # 113: the exponent field of 2^-14
     drop = 13 + at_most(below, 10, xp=xp)
     one = xp.ones_like(drop)
@@ -248,7 +251,7 @@ def _to_float16(magnitude: Array, *, xp: Namespace) -> Array:
 
 
 def _kept_finite(x: Array, finite: Array, top: float, *, xp: Namespace) -> Array:
-    """``x`` clamped to ``[-top, top]`` where ``finite`` is True."""
+    """Return ``x`` clamped to ``[-top, top]`` where ``finite`` is True."""
     return xp.where(finite, at_least(at_most(x, top, xp=xp), -top, xp=xp), x)
 
 

@@ -50,9 +50,10 @@ Grads: TypeAlias = "Mapping[str, Array | None] | Sequence[Array | None]"
 
 
 def tensor_norm(gradient: Array) -> np.float32:
-    """The L2 norm of one tensor, exact to the last bit of float32.
+    """Return the L2 norm of one tensor, exact to the last bit of float32.
 
-    An exact sum of the float64 squares of ``x / max|x|``, so no intermediate result overflows or underflows.
+    It is computed from an exact sum of the float64 squares of ``x / max|x|``, so no intermediate result
+    overflows or underflows.
 
     Args:
         gradient: any shape, any real or complex floating dtype (including ml_dtypes' ``bfloat16``).
@@ -76,7 +77,7 @@ def tensor_norm(gradient: Array) -> np.float32:
 
 
 def measure(gradients: Sequence[Array | None]) -> Array:
-    """The norms of all tensors, (n,) float32: ``Observation.norms``.
+    """Return the norms of all tensors, (n,) float32: ``Observation.norms``.
 
     Args:
         gradients: one per parameter; None (no gradient) has norm 0.
@@ -90,7 +91,7 @@ def measure(gradients: Sequence[Array | None]) -> Array:
 
 
 def measure_loss(loss: object) -> Array | None:
-    """``Observation.loss`` from a number or a 0-d array; None if the loss is not known.
+    """Return ``Observation.loss`` from a number or a 0-d array; None if the loss is not known.
 
     A finite loss beyond float32's range saturates, so that it does not count as non-finite.
 
@@ -107,7 +108,7 @@ def measure_loss(loss: object) -> Array | None:
 
 
 def unit_norms(array: Array, axes: tuple[int, ...]) -> Array:
-    """The L2 norm of each unit, (u,) float32: norms over ``axes``, with the remaining axes in C order.
+    """Return the L2 norm of each unit, (u,) float32: norms over ``axes``, with the remaining axes in C order.
 
     Args:
         array: any non-empty shape, any real or complex floating dtype.
@@ -128,7 +129,8 @@ def unit_norms(array: Array, axes: tuple[int, ...]) -> Array:
 def measure_units(
     rule: AdaptiveGradClip, names: Sequence[str], gradients: Sequence[Array | None], params: Sequence[Array]
 ) -> Units:
-    """``Observation.units``: unit norms of gradients and weights; empty for parameters the rule excludes.
+    """Return ``Observation.units``: unit norms of gradients and weights; empty for parameters the rule
+    excludes.
 
     Example:
         >>> units = measure_units(AdaptiveGradClip(), ["w"], [np.ones((4, 2))], [np.zeros((4, 2))])
@@ -148,7 +150,7 @@ def measure_units(
 
 
 def measure_extremes(gradients: Sequence[Array | None]) -> tuple[Array, Array]:
-    """``Observation.amax`` and ``Observation.tiny``: () float32 each.
+    """Return ``Observation.amax`` and ``Observation.tiny``: () float32 each.
 
     Example:
         >>> measure_extremes([np.asarray([0.0, 2.0**-30, -4.0], np.float32), None])
@@ -171,7 +173,7 @@ def measure_extremes(gradients: Sequence[Array | None]) -> tuple[Array, Array]:
 
 
 def apply(config: GuardConfig, decision: Decision, gradients: Sequence[Array | None]) -> list[Array | None]:
-    """The gradients for the optimizer: multiplied by the multiplier and clamped, in their own dtype.
+    """Return the gradients for the optimizer: multiplied by the multiplier and clamped, in their own dtype.
 
     The product is computed in float32 or wider and rounded to the gradient's dtype once.
 
@@ -213,12 +215,12 @@ def _scaled(gradient: Array, factor: Array, max_value: float | None) -> Array:
 
 
 def _is_floating(dtype: np.dtype[Any]) -> bool:
-    """Whether the dtype is a real or complex floating one, including bfloat16."""
+    """Return whether the dtype is a real or complex floating one, including bfloat16."""
     return bool(np.issubdtype(dtype, np.inexact)) or dtype.name == "bfloat16"
 
 
 def _as_real(array: Array) -> Array:
-    """A complex array as its real and imaginary parts (torch's ``view_as_real``); others unchanged."""
+    """Return a complex array as its real and imaginary parts (torch's ``view_as_real``); others unchanged."""
     if array.dtype.kind != "c":
         return array
     return np.ascontiguousarray(array).view(array.real.dtype)
@@ -269,7 +271,7 @@ class Guarded:
                     f"params[{self.names[i] if self.names else i}]", "of a floating dtype", param.dtype
                 )
         if self.config.unit_rule is not None:
-            self.config.unit_rule.included(self._known_names)  # raises now if a pattern matches nothing
+            self.config.unit_rule.included(self._known_names)  # raises if a pattern matches nothing
         self.opt_state = [optimizer.init(_as_real(p)) for p in self._params]
         self.state: GuardState = init_guard(self.config, len(self._params), xp=xp)
 
@@ -289,7 +291,7 @@ class Guarded:
         return metrics(self.state, self.names)
 
     def history(self) -> list[StepRecord]:
-        """The last 128 steps, oldest first."""
+        """Return the last 128 steps, oldest first."""
         return history(self.state, self.names)
 
     def step(self, gradients: Grads, loss: object = None) -> Metrics:
@@ -332,7 +334,7 @@ class Guarded:
         return self.names or [f"params[{i}]" for i in range(len(self._params))]
 
     def guard_state_dict(self) -> dict[str, Any]:
-        """The guard's state as plain JSON values, the same for every framework."""
+        """Return the guard's state as plain JSON values, the same for every framework."""
         return state_to_dict(self.state, self.names)
 
     def load_guard_state_dict(self, plain: Mapping[str, Any]) -> None:
@@ -357,7 +359,7 @@ class Guarded:
             where = f"gradients[{self.names[i] if self.names else i}]"
             if g is not None and g.shape != p.shape:
                 raise bad_field(where, f"of shape {p.shape}", g.shape)
-            # Multiplied and rounded back, nearly all integers would become 0.
+            # If integers were multiplied and rounded back, nearly all would become 0.
             if g is not None and not _is_floating(g.dtype):
                 raise bad_field(where, "of a floating dtype", g.dtype, hint=f"Convert it to {p.dtype}.")
         return arrays
@@ -374,7 +376,8 @@ class Guarded:
             self._params[i] = real.view(param.dtype).reshape(param.shape)
 
     def _clipped_update(self, before: Array, after: Array) -> Array:
-        """``after``, or a point between ``before`` and ``after`` if ``ClipUpdateRMS`` clips the update."""
+        """Return ``after``, or a point between ``before`` and ``after`` if ``ClipUpdateRMS`` clips the
+        update."""
         rule = self.config.update_rule
         if rule is None or before.size == 0:
             return after

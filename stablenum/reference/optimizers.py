@@ -1,7 +1,7 @@
 """NumPy optimizers for the reference: torch's formulas in torch's order of operations.
 
-Pure functions of one parameter, so a step is skipped by not calling them. The state has the parameter's
-dtype, as in torch; each operation computes in float32 or wider and rounds once.
+They are pure functions of one parameter, so a step is skipped by not calling them. The state has the
+parameter's dtype, as in torch; each operation computes in float32 or wider and rounds once.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Optimizer(Protocol):
         ...
 
     def init(self, param: Array) -> Any:
-        """The state before the first step."""
+        """Return the state before the first step."""
 
     def update(self, param: Array, gradient: Array, state: Any) -> tuple[Array, Any]:
-        """The next parameter and state; neither input is changed."""
+        """Return the next parameter and state; neither input is changed."""
 
 
 class SGDState(NamedTuple):
@@ -72,11 +72,11 @@ class SGD:
             raise bad_field("SGD.nesterov", "False unless momentum is above 0 and dampening is 0", True)
 
     def init(self, param: Array) -> SGDState:
-        """The state before the first step: no momentum."""
+        """Return the state before the first step: no momentum."""
         return SGDState(None)
 
     def update(self, param: Array, gradient: Array, state: SGDState) -> tuple[Array, SGDState]:
-        """One step."""
+        """Take one step."""
         buffer = state.momentum_buffer
         if self.weight_decay != 0:
             gradient = _add(gradient, param, self.weight_decay)
@@ -133,11 +133,11 @@ class Adam:
         check_number("Adam.weight_decay", self.weight_decay, at_least=0.0)
 
     def init(self, param: Array) -> AdamState:
-        """The state before the first step: zero moments."""
+        """Return the state before the first step: zero moments."""
         return AdamState(0, np.zeros_like(param), np.zeros_like(param))
 
     def update(self, param: Array, gradient: Array, state: AdamState) -> tuple[Array, AdamState]:
-        """One step."""
+        """Take one step."""
         beta1, beta2 = self.betas
         step = state.step + 1
         if self.weight_decay != 0 and self.decoupled:
@@ -220,5 +220,5 @@ def _rounded(wide: Any, like: Array) -> Array:
 
 
 def wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype of the arithmetic: float32 for 16-bit formats, otherwise the dtype itself."""
+    """Return the dtype of the arithmetic: float32 for 16-bit formats, otherwise the dtype itself."""
     return np.dtype(np.float32) if dtype.itemsize < 4 else dtype

@@ -19,7 +19,7 @@ Namespace: TypeAlias = Any
 
 
 class EscalationState(NamedTuple):
-    """What the rule carries from step to step.
+    """The state that the rule carries from step to step.
 
     Attributes:
         level: () int32, by how many formats the next step's format is wider than the policy's own.
@@ -85,11 +85,11 @@ class EscalatePrecision:
             raise bad_field("EscalatePrecision.formats", allowed, self.formats)
 
     def init(self, *, xp: Namespace, device: Any = None) -> EscalationState:
-        """The state before the first step: the policy's own format."""
+        """Return the state before the first step: the policy's own format."""
         return EscalationState(*(xp.asarray(0, dtype=xp.int32, device=device) for _ in range(3)))
 
     def update(self, state: EscalationState, *, finite: Array, xp: Namespace) -> EscalationState:
-        """The state after one step.
+        """Return the state after one step.
 
         Args:
             state: the state before.

@@ -97,7 +97,7 @@ class _Settings:
         check_choice(f"{name}.action", self.action, ("skip", "clip"))
 
     def init(self, *, xp: Namespace, device: Any = None) -> SpikeState:
-        """The state before the first step: empty windows."""
+        """Return the state before the first step: empty windows."""
         return SpikeState(
             loss=empty_window(self.window, xp=xp, device=device),
             grad_norm=empty_window(self.window, xp=xp, device=device),
@@ -116,11 +116,11 @@ class SpikeGuard(_Settings):
     one, and the minimum ``min_spread`` keeps a constant loss from making every change a spike.
 
     No step is skipped before ``min_samples`` values are in the window. Non-finite and zero values never enter
-    it. After ``max_in_a_row`` skips in a row the next such step is applied and the windows start again: this
-    is not a spike but a new level, and a rule may not stop the training. The same happens if more than one
-    step in five keeps being skipped, for example where two kinds of batches alternate: each skip adds 4, each
-    other step subtracts 1, and the rule resets at ``4 * max_in_a_row``. If no loss is given, only the norm is
-    judged. Gradients are clipped after the verdict, not before.
+    the window. After ``max_in_a_row`` skips in a row the next such step is applied and the windows start
+    again: this is not a spike but a new level, and a rule may not stop the training. The same happens if more
+    than one step in five keeps being skipped, for example where two kinds of batches alternate: each skip
+    adds 4, each other step subtracts 1, and the rule resets at ``4 * max_in_a_row``. If no loss is given,
+    only the norm is judged. Gradients are clipped after the verdict, not before.
 
     Args:
         window: the number of applied steps to compare with, 2 to 100,000.
@@ -152,7 +152,7 @@ class SpikeGuard(_Settings):
     def judge(
         self, state: SpikeState, loss: Array | None, grad_norm: Array, *, finite: Array, xp: Namespace
     ) -> tuple[Verdict, SpikeState]:
-        """The verdict on a step and the next state.
+        """Return the verdict on a step and the next state.
 
         Args:
             state: the state before.
@@ -186,9 +186,10 @@ class MeanStdSpikeGuard(_Settings):
 
     A value x is a spike if ``x > mean + threshold * sd`` over the last ``window`` values, including those of
     skipped spikes; sd divides by n - 1. This is the rule of OLMo-core's ``SkipStepOptimizer`` and, except for
-    a division by n and a minimum of 1e-6, of levanter's ``skip_step``. It is here for comparison: one spike
-    raises mean and sd and so hides the next ones for ``window`` steps, and after constant values (sd = 0) any
-    increase is a spike. Unlike in those, non-finite and zero values do not enter. Prefer :class:`SpikeGuard`.
+    a division by n and a minimum of 1e-6, of levanter's ``skip_step``. It is included for comparison: one
+    spike raises mean and sd and so hides the next ones for ``window`` steps, and after constant values (sd =
+    0) any increase is a spike. Unlike in those libraries, non-finite and zero values do not enter. Prefer
+    :class:`SpikeGuard`.
 
     Args:
         window: the number of steps to compare with, 2 to 100,000.
@@ -211,7 +212,7 @@ class MeanStdSpikeGuard(_Settings):
     def judge(
         self, state: SpikeState, loss: Array | None, grad_norm: Array, *, finite: Array, xp: Namespace
     ) -> tuple[Verdict, SpikeState]:
-        """The verdict on a step and the next state, as :meth:`SpikeGuard.judge`."""
+        """Return the verdict on a step and the next state, as :meth:`SpikeGuard.judge`."""
         by_loss, by_norm = _standing_out(self, state, loss, grad_norm, finite=finite, xp=xp)
         after = _observe(state, loss, grad_norm, finite, state.debt, restart=None, xp=xp)
         factor = _shrink(state, grad_norm, by_loss | by_norm, action=self.action, xp=xp)
@@ -226,7 +227,7 @@ SpikeRule: TypeAlias = SpikeGuard | MeanStdSpikeGuard
 
 
 def as_spike_rule(value: object) -> SpikeRule | None:
-    """``GuardConfig.spike`` in the form in which it is stored: a rule or None.
+    """Return ``GuardConfig.spike`` in the form in which it is stored: a rule or None.
 
     Args:
         value: None, a rule, or ``"skip"`` or ``"clip"`` for a :class:`SpikeGuard` with that action.
@@ -244,7 +245,7 @@ def as_spike_rule(value: object) -> SpikeRule | None:
 def _standing_out(
     rule: SpikeRule, state: SpikeState, loss: Array | None, grad_norm: Array, *, finite: Array, xp: Namespace
 ) -> tuple[Array, Array]:
-    """Whether the loss and the norm are above their limits: two () bool."""
+    """Return whether the loss and the norm are above their limits: two () bool."""
 
     def above(signal: str, value: Array | None, window: Array) -> Array:
         if value is None or signal not in rule.watch:
@@ -265,7 +266,8 @@ def _observe(
     restart: Array | None,
     xp: Namespace,
 ) -> SpikeState:
-    """The next state: the values enter if ``enters``, and the windows are emptied first if ``restart``."""
+    """Return the next state: the values enter if ``enters``, and the windows are emptied first if
+    ``restart``."""
 
     def next_window(window: Array, value: Array | None) -> Array:
         if restart is not None:
@@ -278,7 +280,8 @@ def _observe(
 
 
 def _shrink(state: SpikeState, grad_norm: Array, spike: Array, *, action: str, xp: Namespace) -> Array:
-    """() float32: for the action ``"clip"``, the factor that shrinks a spike to the median norm; else 1."""
+    """Return () float32: for the action ``"clip"``, the factor that shrinks a spike to the median norm; else
+    1."""
     if action == "skip":
         return xp.ones_like(grad_norm)
     typical = median(state.grad_norm, xp=xp)  # inf for an empty window: the factor is then 1

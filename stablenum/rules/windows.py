@@ -32,12 +32,12 @@ OUTLIER_RATIO = 100.0
 
 
 def empty_window(size: int, *, xp: Namespace, device: Any = None) -> Array:
-    """An empty window: (size,) float32."""
+    """Return an empty window: (size,) float32."""
     return xp.full((size,), float("inf"), dtype=xp.float32, device=device)
 
 
 def is_informative(value: Array, *, xp: Namespace) -> Array:
-    """Whether a value is finite and not 0, which an empty batch gives.
+    """Return whether a value is finite and not 0, which an empty batch gives.
 
     A magnitude below the smallest normal number counts as 0, because some hardware flushes it to 0.
     """
@@ -45,7 +45,7 @@ def is_informative(value: Array, *, xp: Namespace) -> Array:
 
 
 def push(window: Array, value: Array, condition: Array, *, xp: Namespace) -> Array:
-    """The window with the () ``value`` added and the oldest dropped.
+    """Return the window with the () ``value`` added and the oldest dropped.
 
     The window is unchanged where the () bool ``condition`` does not hold or the value is not finite.
     """
@@ -54,12 +54,12 @@ def push(window: Array, value: Array, condition: Array, *, xp: Namespace) -> Arr
 
 
 def count(window: Array, *, xp: Namespace) -> Array:
-    """() int32, the number of values in the window."""
+    """Return () int32, the number of values in the window."""
     return xp.sum(xp.astype(xp.isfinite(window), xp.int32), dtype=xp.int32)
 
 
 def quantile(window: Array, q: float, *, xp: Namespace) -> Array:
-    """The q-quantile, linear between ranks as NumPy's default; inf for an empty window.
+    """Return the q-quantile, linear between ranks as NumPy's default; inf for an empty window.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -76,12 +76,12 @@ def quantile(window: Array, q: float, *, xp: Namespace) -> Array:
 
 
 def median(window: Array, *, xp: Namespace) -> Array:
-    """The median; inf for an empty window."""
+    """Return the median; inf for an empty window."""
     return _middle(window, count(window, xp=xp), xp=xp)
 
 
 def median_and_mad(window: Array, *, xp: Namespace) -> tuple[Array, Array]:
-    """The median, and the median of the distances from it; inf and NaN for an empty window.
+    """Return the median, and the median of the distances from it; inf and NaN for an empty window.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -96,7 +96,7 @@ def median_and_mad(window: Array, *, xp: Namespace) -> tuple[Array, Array]:
 
 
 def mean_and_std(window: Array, *, ddof: int = 0, xp: Namespace) -> tuple[Array, Array]:
-    """The mean and the standard deviation (over n - ddof) of the values; 0 and 0 for an empty window.
+    """Return the mean and the standard deviation (over n - ddof) of the values; 0 and 0 for an empty window.
 
     No intermediate result overflows, whatever the values.
 
@@ -114,18 +114,18 @@ def mean_and_std(window: Array, *, ddof: int = 0, xp: Namespace) -> tuple[Array,
 
 
 def without_outliers(window: Array, *, xp: Namespace) -> Array:
-    """The window without the values above 100 times its median."""
+    """Return the window without the values above 100 times its median."""
     bound = at_most(OUTLIER_RATIO * median(window, xp=xp), FLOAT32_MAX, xp=xp)
     return xp.where(window > bound, xp.full_like(window, float("inf")), window)
 
 
 def _middle(values: Array, n: Array, *, xp: Namespace) -> Array:
-    """The median of the ``n`` smallest values."""
+    """Return the median of the ``n`` smallest values."""
     ordered, last = xp.sort(values), at_least(n - 1, 0, xp=xp)
     # Each is halved before the sum: the sum of two large numbers could overflow.
     return 0.5 * _item(ordered, last // 2, xp=xp) + 0.5 * _item(ordered, n // 2, xp=xp)
 
 
 def _item(values: Array, index: Array, *, xp: Namespace) -> Array:
-    """``values[index]`` for a () integer array, without making the host wait for the device."""
+    """Return ``values[index]`` for a () integer array, without making the host wait for the device."""
     return xp.reshape(xp.take(values, xp.reshape(index, (1,)), axis=0), ())

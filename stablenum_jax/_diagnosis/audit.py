@@ -53,14 +53,14 @@ def audit(
     b2: float | None = None,
     eps: float | None = None,
 ) -> Audit:
-    """The state of an optax optimizer, parameter by parameter, sorted by risk.
+    """Report on the state of an optax optimizer, parameter by parameter, sorted by risk.
 
     Finds the moments inside ``chain``, ``masked``, ``partition``, ``MultiSteps``, ``inject_hyperparams``, a
     flax ``TrainState`` and an ``nnx.Optimizer``. Measured per parameter: the RMS of the update,
     max abs(dw)/abs(w), frac(v == 0 and m != 0), the counts of inf and negative second moments and of NaN,
     sqrt(v) compared with eps, RMS(g^2/v), and frac(w + dw == w). An optax state does not contain the
-    hyperparameters of its optimizer. What neither the arguments nor ``inject_hyperparams`` provide is
-    unknown, and what depends on it is None, "-" in the table.
+    hyperparameters of its optimizer. A hyperparameter that neither the arguments nor ``inject_hyperparams``
+    provide is unknown, and values that depend on it are None ("-" in the table).
 
     Args:
         opt_state: what ``tx.init`` or ``tx.update`` returned.
@@ -112,7 +112,7 @@ def audit(
 
 
 def state_problems(opt_state: PyTree, params: PyTree) -> tuple[str, ...]:
-    """What can make the next update wrong in an optimizer's state, in words, the worst first.
+    """List what in an optimizer's state can make the next update wrong, in words, the worst first.
 
     Parameters are not judged, and warnings are left out: see :func:`audit`.
     """
@@ -120,7 +120,8 @@ def state_problems(opt_state: PyTree, params: PyTree) -> tuple[str, ...]:
 
 
 def repair(opt_state: PyTree, audit: Audit) -> PyTree:
-    """``opt_state`` with the poisoned elements of its moments set to 0; the rest keeps every bit.
+    """Return ``opt_state`` with the poisoned elements of its moments set to 0; all other values keep every
+    bit.
 
     An element is poisoned if one of its moments is not finite, or a second moment is negative. All its
     moments are reset. Step counts stay, so bias correction is that of a late step: the first update of such
@@ -143,7 +144,7 @@ def repair(opt_state: PyTree, audit: Audit) -> PyTree:
     _check_concrete(opt_state)
     shapes = {row.name.partition(" (")[0]: row.shape for row in audit.rows if row.measured.poisoned}
     leaves, structure = jax.tree.flatten(opt_state)
-    # A state of numbers in place of its leaves: the parts found in it say where to write.
+    # The state with numbers in place of its leaves: the parts found in it show where to write.
     numbered = jax.tree.unflatten(structure, range(len(leaves)))
     found = set()
     for name, groups in _joined(find_groups(numbered, frozenset())).items():
@@ -180,7 +181,7 @@ def _check_concrete(*trees: PyTree) -> None:
 
 
 def _as_params(tree: PyTree | None, leaves: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Name -> leaf of a tree, which must fit the parameters."""
+    """Map names to the leaves of a tree, which must fit the parameters."""
     if tree is None:
         return {}
     found = {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
@@ -201,7 +202,7 @@ def _is_inexact(leaf: Any) -> bool:
 
 
 def _joined(groups: Sequence[Group]) -> dict[str, list[Group]]:
-    """Parameter -> its groups, joined if they share no role (RMSprop's average and its momentum)."""
+    """Map each parameter to its groups, joined if they share no role (RMSprop's average and its momentum)."""
     found: dict[str, list[Group]] = {}
     for group in groups:
         mine = found.setdefault(group.parameter, [])
@@ -224,8 +225,8 @@ def _check_fit(groups: Mapping[str, Any], leaves: Mapping[str, Any]) -> None:
     """
     if groups and not set(groups) & set(leaves):
         raise ValueError(
-            f"params must be those that opt_state is of; it has moments of {next(iter(groups))!r}, "
-            f"params have {next(iter(leaves), 'no leaf')!r}."
+            f"params must be the parameters of opt_state; it has moments of {next(iter(groups))!r}, "
+            f"but params have {next(iter(leaves), 'no leaf')!r}."
         )
 
 
@@ -234,11 +235,11 @@ def _roles(group: Group) -> set[Role]:
 
 
 def _law(group: Group, numbers: Mapping[str, float | None]) -> Law:
-    """The hyperparameters that were given, else those in the state of ``inject_hyperparams``."""
+    """Return the hyperparameters that were given, else those in the state of ``inject_hyperparams``."""
 
     kind, count = group.kind, group.count
     # optax.adamax keeps a norm where Adam keeps a second moment, under the same name. Unlike Adam it has eps
-    # but no eps_root. Nor has Yogi, so its hyperparameters are left unknown too.
+    # but no eps_root. Yogi has no eps_root either, so its hyperparameters are left unknown too.
     like_adam = kind != "adam" or "eps_root" in group.hyperparams
 
     def number(given: str, *injected: str) -> float | None:
@@ -315,7 +316,7 @@ def _measure(
 
 
 def _host(leaf: Any) -> np.ndarray:
-    """The array on the host.
+    """Return the array on the host.
 
     Raises:
         ValueError: parts of it belong to other processes.
@@ -345,17 +346,17 @@ def _bad_elements(parts: Sequence[Part]) -> dict[str, int]:
 
 
 def _is_elementwise(part: Part, shape: tuple[int, ...]) -> bool:
-    """Whether a leaf has a known role, and one element per element of a parameter of this shape."""
+    """Return whether a leaf has a known role, and one element per element of a parameter of this shape."""
     return part.role is not Role.OTHER and _is_looked_at(part) and part.leaf.shape == tuple(shape)
 
 
 def _is_looked_at(part: Part) -> bool:
-    """Whether a leaf contains numbers to measure; a compensation is an integer number of units."""
+    """Return whether a leaf contains numbers to measure; a compensation is an integer number of units."""
     return _is_inexact(part.leaf) or (part.role is Role.COMPENSATION and hasattr(part.leaf, "dtype"))
 
 
 def _whole(leaf: Any, parts: Sequence[Part]) -> Any:
-    """The parameter with its compensation added, if there is one."""
+    """Return the parameter with its compensation added, if there is one."""
     kept = next((part.leaf for part in parts if part.role is Role.COMPENSATION), None)
     if kept is None or kept.dtype != jnp.int16:
         return leaf

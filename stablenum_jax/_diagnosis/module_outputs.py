@@ -58,7 +58,7 @@ class Walk:
         self._count = 0
 
     def run(self, jaxpr: Any, consts: Sequence[Array], args: Sequence[Array]) -> list[Array]:
-        """The outputs."""
+        """Return the outputs."""
         values = [_Value(x, (), -1) for x in args]
         return [self._read(out, ()) for out in self._run(jaxpr, consts, values, ())]
 
@@ -125,7 +125,7 @@ def _shared(a: Scope, b: Scope) -> int:
 
 
 def _names(stack: Any) -> tuple[str, ...]:
-    """The scopes of a stack, without the transformations (``vmap``, ``jit``) among them."""
+    """Return the scopes of a stack, without the transformations (``vmap``, ``jit``) among them."""
     return tuple(part.name for part in stack.stack if type(part).__name__ == "Scope")
 
 

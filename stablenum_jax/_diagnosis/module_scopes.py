@@ -1,4 +1,4 @@
-"""Which module an operation of a jaxpr belongs to, from its name stack.
+"""Find the module that an operation of a jaxpr belongs to, from its name stack.
 
 Flax linen enters the names of its modules in that stack, and ``jax.named_scope`` its argument. Modules of
 flax.nnx and Equinox are named by their paths in the tree while a function is traced in :func:`module_names`.
@@ -31,7 +31,7 @@ _CLASS_NAMES = ("eqx.",)
 
 
 def scope_of(names: tuple[str, ...], roots: frozenset[str]) -> Scope:
-    """The modules in a name stack, the outermost first.
+    """Return the modules in a name stack, the outermost first.
 
     Args:
         names: the names in the stack.
@@ -128,7 +128,7 @@ def _wrapped_calls(
     base: type, paths_of: Callable[[Any], dict[int, str]], count: Iterator[int]
 ) -> Iterator[None]:
     """Run every ``__call__`` of ``base`` and its subclasses in the scope of the module's path."""
-    known: dict[int, str] = {}  # while an outermost module is being called
+    known: dict[int, str] = {}  # filled while an outermost module is being called
     called: list[int] = []
 
     def wrapped(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -139,7 +139,8 @@ def _wrapped_calls(
                 known.update(paths_of(self))
             try:
                 path = known.get(id(self))
-                # Created during the call, it has no path in the tree; or it calls an inherited __call__.
+                # The module was created during the call and has no path in the tree, or it calls an
+                # inherited __call__.
                 if path is None or called[-1:] == [id(self)]:
                     return call(self, *args, **kwargs)
                 called.append(id(self))

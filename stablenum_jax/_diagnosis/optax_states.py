@@ -77,13 +77,14 @@ class Group(NamedTuple):
 
 
 def inner_state(opt_state: PyTree) -> PyTree:
-    """The optimizer's state in a flax ``TrainState`` or ``nnx.Optimizer``; else ``opt_state`` itself."""
+    """Return the optimizer's state in a flax ``TrainState`` or ``nnx.Optimizer``; else ``opt_state``
+    itself."""
     known = type(opt_state).__module__.startswith("flax.") or hasattr(opt_state, "apply_gradients")
     return opt_state.opt_state if known and hasattr(opt_state, "opt_state") else opt_state
 
 
 def find_groups(opt_state: PyTree, names: frozenset[str]) -> list[Group]:
-    """What the state keeps for the parameters called ``names``, in the order of the state."""
+    """Return what the state keeps for the parameters called ``names``, in the order of the state."""
     return list(_walk(inner_state(opt_state), names, {}))
 
 
@@ -92,7 +93,7 @@ def _walk(tree: PyTree, names: frozenset[str], hyperparams: Mapping[str, Any]) -
         if isinstance(node, GuardOptState):
             continue  # its history may contain infinities, and is not a moment
         if injects_hyperparams(node):
-            # Leaves, because flax.nnx wraps each array in a node.
+            # The values are read as leaves, because flax.nnx wraps each array in a node.
             found = {
                 name: leaves[0]
                 for name, value in node.hyperparams.items()
@@ -120,7 +121,7 @@ def _of_node(node: Any, names: frozenset[str], hyperparams: Mapping[str, Any]) -
     for field, role in roles.items():
         for path, leaf in jax.tree_util.tree_leaves_with_path(getattr(node, field, None)):
             parts.setdefault(_owner(path_name(path), names), []).append(Part(field, role, leaf))
-    # By field name: every tuple has a method called count.
+    # Looked up by field name, because every tuple has a method called count.
     counting = next((field for field in ("count", "t") if field in node._fields), None)
     counts = [] if counting is None else jax.tree.leaves(getattr(node, counting))
     for parameter, found in parts.items():
@@ -128,14 +129,14 @@ def _of_node(node: Any, names: frozenset[str], hyperparams: Mapping[str, Any]) -
 
 
 def _owner(path: str, names: frozenset[str]) -> str:
-    """The parameter of a path in a tree of moments; the path may go on below it (SM3 keeps lists)."""
+    """Return the parameter of a path in a tree of moments; the path may go on below it (SM3 keeps lists)."""
     parts = path.split(".")
     starts = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
     return next((start for start in starts if start in names), path)
 
 
 def _named(path: str, names: frozenset[str]) -> str:
-    """The parameter whose name the path ends with, the longest such; "" if there is none."""
+    """Return the parameter whose name the path ends with, the longest such; "" if there is none."""
     for i, character in enumerate(path):
         if character == "." and path[i + 1 :] in names:
             return path[i + 1 :]

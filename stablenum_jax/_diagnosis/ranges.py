@@ -36,21 +36,21 @@ def range_report(
     formats: Sequence[str] = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
     **kwargs: Any,
 ) -> RangeReport:
-    """What each number format would do to the values of one training step, module by module.
+    """Report what each number format would do to the values of one training step, module by module.
 
-    One forward and one backward pass in float32, on the jaxpr. The report covers the values that leave each
-    module and their gradients, weights and their gradients and, with an optimizer, the updates. Modules are
-    those of flax linen, flax.nnx and Equinox, and the scopes of ``jax.named_scope`` in any function; those
-    of flax.nnx and Equinox are named by their paths in the tree. A module that returns its argument does not
-    appear, and a plain scope that is entered twice in a row counts as one. Loops are unrolled; of a ``cond``
-    the branch that is taken is opened (the passes then run operation by operation). What could not be opened
-    is listed in the report's ``notes``.
+    The passes, one forward and one backward in float32, run on the jaxpr. The report covers the values that
+    leave each module and their gradients, weights and their gradients and, with an optimizer, the updates.
+    Modules are those of flax linen, flax.nnx and Equinox, and the scopes of ``jax.named_scope`` in any
+    function; those of flax.nnx and Equinox are named by their paths in the tree. A module that returns its
+    argument does not appear, and a plain scope that is entered twice in a row counts as one. Loops are
+    unrolled; of a ``cond`` the branch that is taken is opened (the passes then run operation by operation).
+    What could not be opened is listed in the report's ``notes``.
 
     Nothing is changed: a flax.nnx module is copied, and ``fun`` is traced without ``jax.jit``.
 
     Args:
         fun: ``fun(params, *args, **kwargs)`` returns the scalar loss, or ``(loss, aux)`` with ``has_aux``.
-            There is no backward pass if that is not a floating-point scalar.
+            There is no backward pass if the loss is not a floating-point scalar.
         params: a pytree; also linen's whole dict of collections (of which ``"params"`` is trained), a
             flax.nnx module or state (of which ``nnx.Param`` is trained), or an Equinox module.
         *args: further arguments. Floating-point arrays narrower than float32 become float32 here and in
@@ -96,7 +96,7 @@ def range_report(
         out = fun(rebuild(list(leaves)), *args, **kwargs)
         return [x for x in jax.tree.leaves(out[0] if has_aux else out) if isinstance(x, (jax.Array, float))]
 
-    # Without jit, so that no trace is taken from a cache or left there.
+    # Run without jit, so that no trace is taken from a cache or left in one.
     with jax.disable_jit(), module_names() as roots:
         closed = jax.make_jaxpr(outputs)(*leaves)
     pass_ = _Pass(closed, frozenset(roots))
@@ -141,7 +141,7 @@ class _Pass:
         self._compiled: Callable[..., Any] = jax.jit
 
     def forward(self, leaves: list[Array]) -> tuple[list[Array], dict[int, Array]]:
-        """The outputs, and the values that leave modules."""
+        """Return the outputs, and the values that leave modules."""
         try:
             return jax.jit(self._forward)(leaves)
         except (jax.errors.ConcretizationTypeError, jax.errors.TracerIntegerConversionError):
@@ -150,7 +150,7 @@ class _Pass:
             return self._forward(leaves)
 
     def backward(self, leaves: list[Array], zeros: dict[int, Array]) -> tuple[list[Array], dict[int, Array]]:
-        """The gradients of the leaves, and those of the values that leave modules."""
+        """Return the gradients of the leaves, and those of the values that leave modules."""
 
         def loss(leaves: list[Array], added: dict[int, Array]) -> Array:
             (out,) = Walk(self._roots, added).run(self._jaxpr, self._consts, leaves)
@@ -197,7 +197,7 @@ class _Rebuild:
         return self._wrap(jax.tree_util.tree_unflatten(self._treedef, full))
 
     def tree(self, leaves: list[Array]) -> PyTree:
-        """A tree of these leaves only, None elsewhere: the parameters of an optimizer."""
+        """Return a tree of these leaves only, None elsewhere: the parameters of an optimizer."""
         full: list[Any] = [None] * len(self._rest)
         for place, leaf in zip(self._places, leaves):
             full[place] = leaf
@@ -205,7 +205,7 @@ class _Rebuild:
 
 
 def _trained(params: PyTree) -> tuple[list[Array], list[str], _Rebuild]:
-    """The floating-point parameters in float32, their names, and the way back."""
+    """Return the floating-point parameters in float32, their names, and the way back."""
 
     def unchanged(tree: PyTree) -> PyTree:
         return tree
@@ -238,14 +238,14 @@ def _is_floating(leaf: Any) -> bool:
 
 
 def _widened(leaf: Any) -> Any:
-    """Floating-point arrays narrower than float32 as float32; other leaves unchanged."""
+    """Cast floating-point arrays narrower than float32 to float32; leave other leaves unchanged."""
     if _is_floating(leaf) and jnp.finfo(leaf.dtype).bits < 32:
         return leaf.astype(jnp.float32)
     return leaf
 
 
 def _plain(x: Array) -> np.ndarray:
-    """The array on the host: XLA on a CPU would flush subnormals to zero."""
+    """Return the array on the host: XLA on a CPU would flush subnormals to zero."""
     array = np.asarray(x)
     return array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
 

@@ -51,7 +51,7 @@ class _Watcher:
         self.looking = False
 
     def jit(self, fun: Any = None, /, **options: Any) -> Any:
-        """``jax.jit``, watched and without donation."""
+        """Work like ``jax.jit``, watched and without donation."""
         if fun is None:
             return functools.partial(self.jit, **options)
         for name in ("donate_argnums", "donate_argnames"):
@@ -59,7 +59,7 @@ class _Watcher:
         return _Jitted(self, fun, options)
 
     def derivative(self, transform: Callable[..., Any], *, value: bool) -> Callable[..., Any]:
-        """``jax.grad`` or ``jax.value_and_grad``, watched unless it is called in a trace."""
+        """Work like ``jax.grad`` or ``jax.value_and_grad``, watched unless called in a trace."""
 
         @functools.wraps(transform)
         def outer(fun: Any, argnums: Any = 0, has_aux: bool = False, **options: Any) -> Any:
@@ -79,7 +79,7 @@ class _Watcher:
         return outer
 
     def update(self, transformation: Any) -> Callable[..., Any]:
-        """``tx.update``, watched unless it is called in a trace."""
+        """Work like ``tx.update``, watched unless called in a trace."""
         inner = transformation[1]
 
         @functools.wraps(inner)
@@ -102,7 +102,7 @@ class _Watcher:
         replay: Callable[..., Report],
         state: Any = None,
     ) -> Any:
-        """``inner(*args, **kwargs)``, replayed if the result is not finite."""
+        """Call ``inner(*args, **kwargs)``, and replay the call if the result is not finite."""
         if self.looking or _traced((args, kwargs)):
             return inner(*args, **kwargs)
         if self.session.over:
@@ -174,7 +174,7 @@ def _replay(*args: Any, **kwargs: Any) -> Report:
 
 
 def _of_update(report: Report) -> Report:
-    """The report with failures in the optimizer's code placed at the user's line that called it."""
+    """Return the report with failures in the optimizer's code placed at the user's line that called it."""
     frame = inspect.currentframe()
     while frame is not None and not is_user_code(frame.f_code.co_filename):
         frame = frame.f_back
@@ -190,7 +190,7 @@ def _of_update(report: Report) -> Report:
 def _without_static(
     fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """The call with its static arguments bound, as jit binds them."""
+    """Return the call with its static arguments bound, as jit binds them."""
     numbers = {n % len(args) for n in _several(options.get("static_argnums")) if -len(args) <= n < len(args)}
     names = set(_several(options.get("static_argnames")))
     try:
@@ -208,7 +208,7 @@ def _without_static(
         rest = iter(dynamic)
         return fun(*[a if i in numbers else next(rest) for i, a in enumerate(args)], **named, **fixed)
 
-    del bound.__wrapped__  # its signature differs from that of fun
+    del bound.__wrapped__  # the wrapper's signature differs from that of fun
     left = tuple(a for i, a in enumerate(args) if i not in numbers)
     return bound, left, {k: v for k, v in kwargs.items() if k not in names}
 
@@ -224,7 +224,7 @@ def _traced(tree: Any) -> bool:
 
 
 def _suspicious(result: Any, arguments: Any) -> tuple[bool, bool]:
-    """Whether there is a NaN, and whether there is an infinity that is probably not a mask or a bound.
+    """Return whether there is a NaN, and whether there is an infinity that is probably not a mask or a bound.
 
     -inf in an array is usually a mask or the logarithm of a probability of 0; an inf that is also among the
     arguments is usually a bound.
@@ -246,7 +246,7 @@ def _floating(tree: Any) -> list[jax.Array]:
 
 
 def _flags(leaves: list[jax.Array]) -> list[tuple[bool, bool, bool]]:
-    """For each leaf: any NaN, any inf, any -inf. Waits for the device once."""
+    """Return, for each leaf, whether it holds any NaN, inf and -inf. This waits for the device once."""
     flags = jax.device_get([device_flags(leaf) for leaf in leaves])
     return [(bool(f[0]), bool(f[1]), bool(f[2])) for f in flags]
 

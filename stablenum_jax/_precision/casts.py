@@ -20,7 +20,7 @@ PyTree: TypeAlias = Any
 
 
 def is_castable(leaf: Any) -> bool:
-    """Whether a leaf is an array (of JAX or NumPy, or a shape) of real floating-point numbers.
+    """Return whether a leaf is an array (of JAX or NumPy, or a shape) of real floating-point numbers.
 
     Integers, bools, PRNG keys, float0, complex numbers, strings, Python scalars and None are not, nor are
     8-bit arrays, whose numbers mean nothing without their scale.
@@ -31,7 +31,7 @@ def is_castable(leaf: Any) -> bool:
 
 
 def cast_floating(tree: Tree, dtype: Any) -> Tree:
-    """The tree with its floating-point arrays in ``dtype``; everything else is unchanged.
+    """Return the tree with its floating-point arrays in ``dtype``; everything else is unchanged.
 
     NumPy arrays stay NumPy arrays. Statistics of 8-bit layers (flax's ``_overwrite_with_gradient``) are not
     cast. Values beyond the format's range become inf, as in any cast.
@@ -49,7 +49,7 @@ def cast_floating(tree: Tree, dtype: Any) -> Tree:
 
 
 def cast_leaves(tree: Tree, dtype_of: Callable[[str], Any]) -> Tree:
-    """The tree with each floating-point array in the dtype of its module.
+    """Return the tree with each floating-point array in the dtype of its module.
 
     Args:
         tree: any pytree.
@@ -70,7 +70,7 @@ def cast_leaves(tree: Tree, dtype_of: Callable[[str], Any]) -> Tree:
 
 
 def module_path(path: Path) -> str:
-    """The module that holds the leaf at ``path``: ``"blocks.0.mlp"`` of ``blocks.0.mlp.kernel``.
+    """Return the module that holds the leaf at ``path``: ``"blocks.0.mlp"`` of ``blocks.0.mlp.kernel``.
 
     Example:
         >>> module_path((jax.tree_util.DictKey("dense"), jax.tree_util.DictKey("kernel")))
@@ -83,7 +83,8 @@ def module_path(path: Path) -> str:
 
 
 def _is_variables(tree: Any) -> bool:
-    """Whether it is a dict of flax.linen's collections, whose names are not part of a module's path."""
+    """Return whether a tree is a dict of flax.linen's collections, whose names are not part of a module's
+    path."""
     return isinstance(tree, Mapping) and isinstance(tree.get("params"), Mapping)
 
 

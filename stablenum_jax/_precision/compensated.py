@@ -60,10 +60,10 @@ class MasterWeightsState(NamedTuple):
 
 
 def kahan() -> optax.GradientTransformation:
-    """Compensated updates: what rounding a parameter lost is added to its next update.
+    """Compensate updates: add what rounding a parameter lost to its next update.
 
     ``y = c + u; w' = round(w + y); c = y - (w' - w)``, computed by
-    :func:`stablenum.precision.kahan_add`. For bfloat16, float16 and float32 parameters; others pass
+    :func:`stablenum.precision.kahan_add`. It applies to bfloat16, float16 and float32 parameters; others pass
     through. It needs as much memory as the parameters, and makes 16-bit ones as exact as float32. Put it last
     in the chain.
 
@@ -169,7 +169,7 @@ def master_weights(inner: optax.GradientTransformation) -> optax.GradientTransfo
 
     Micikevicius et al. 2018 (arXiv 1710.03740). ``inner`` sees float32 gradients and parameters and keeps
     its state in float32. Where something else has changed a parameter (a checkpoint was loaded), so that it
-    is no longer its copy rounded, the element is copied again. Put the guard before it, as in
+    is no longer its rounded copy, the element is copied again. Put the guard before it, as in
     ``optax.chain(stablenum_jax.guard(), master_weights(optax.adamw(1e-3)))``.
 
     NaN and inf pass through to the copy and the parameter.
@@ -219,7 +219,7 @@ def master_weights(inner: optax.GradientTransformation) -> optax.GradientTransfo
 
 
 class _Two:
-    """Two results of one leaf; a leaf itself."""
+    """Two results of one leaf; the pair is itself a leaf."""
 
     def __init__(self, first: Any, second: Any) -> None:
         self.first, self.second = first, second
@@ -230,12 +230,12 @@ def _split(tree: PyTree) -> tuple[PyTree, PyTree]:
 
 
 def _is_array(update: Any) -> bool:
-    """Whether ``update`` is an array to apply: neither None, nor float0, nor a masked node."""
+    """Return whether ``update`` is an array to apply: neither None, nor float0, nor a masked node."""
     return hasattr(update, "dtype") and update.dtype != jax.dtypes.float0
 
 
 def _keep(params: PyTree, dtypes: tuple[str, ...], make: Callable[[Array], Array]) -> PyTree:
-    """An array for each floating-point parameter of these dtypes, a masked node for the others."""
+    """Return an array for each floating-point parameter of these dtypes, a masked node for the others."""
 
     def one(leaf: Any) -> Any:
         kept = is_castable(leaf) and leaf.dtype.name in dtypes
@@ -262,7 +262,7 @@ def _widened(param: Any, grad: Any, master: Any) -> Any:
 
 
 def _in_step(param: Any, master: Any) -> Any:
-    """The copy; where the parameter is no longer the copy rounded, the parameter."""
+    """Return the copy or, where the parameter is no longer the rounded copy, the parameter."""
     if isinstance(master, optax.MaskedNode):
         return master
     wide = param.astype(jnp.float32)
@@ -271,7 +271,7 @@ def _in_step(param: Any, master: Any) -> Any:
 
 
 def _difference(moved: Array, w: Array, u: Array) -> Array:
-    """The float32 update that takes ``w`` to ``moved``; ``u`` itself where one of them is not finite.
+    """Return the float32 update that takes ``w`` to ``moved``; ``u`` itself where one of them is not finite.
 
     The way from one end of bfloat16's range to the other exceeds float32, and is shortened to its range.
     """

@@ -44,12 +44,12 @@ def computing_in(name: str | None) -> Iterator[None]:
 
 
 def raised_format() -> str | None:
-    """The format of the level that is being traced; None at level 0, the policy's own format."""
+    """Return the format of the level that is being traced; None at level 0, the policy's own format."""
     return _FORMAT.get()
 
 
 def current_policy(policy: Policy) -> Policy:
-    """``policy``, or, inside an escalated computation, that policy with the level's format.
+    """Return ``policy`` or, inside an escalated computation, that policy with the level's format.
 
     Modules for which a rule has a wider format than the level's keep it.
     """
@@ -60,7 +60,7 @@ def current_policy(policy: Policy) -> Policy:
 
 
 def ladder_of(policy: Policy, formats: Sequence[Any] | None) -> tuple[str, ...]:
-    """The formats of the levels: those given, or those from the policy's upwards.
+    """Return the formats of the levels: those given, or those from the policy's upwards.
 
     Raises:
         ValueError: ``formats`` does not begin with the policy's, or is not increasing.
@@ -99,7 +99,7 @@ def check_not_escalating(opt_state: PyTree) -> None:
 def in_level_format(
     call: Callable[[Policy], PyTree], policy: Policy, opt_state: PyTree, formats: Sequence[Any] | None
 ) -> PyTree:
-    """``call`` with the policy of the guard's level: all levels are traced, one is run.
+    """Run ``call`` with the policy of the guard's level: all levels are traced, one is run.
 
     Floating-point results have the widest dtype that any level returns, so that all branches have one type.
 

@@ -58,7 +58,7 @@ class _How(NamedTuple):
 def init_fp8(
     *, forward_scaling: DelayedScaling = _FORWARD, backward_scaling: DelayedScaling = _BACKWARD
 ) -> Fp8State:
-    """The state of one product before its first use: scales of 1.
+    """Return the state of one product before its first use: scales of 1.
 
     Args:
         forward_scaling, backward_scaling: as in :func:`stablenum_jax.fp8_dot`.
@@ -93,7 +93,7 @@ def fp8_dot(
     backward_scaling: DelayedScaling = _BACKWARD,
     native: bool = False,
 ) -> Array:
-    """``x @ w`` with both factors in e4m3 and, in the backward pass, the gradient in e5m2.
+    """Return ``x @ w`` with both factors in e4m3 and, in the backward pass, the gradient in e5m2.
 
     ``(q(x s_x) @ q(w s_w)) / (s_x s_w)``, summed in float32, where q rounds to 8 bits and saturates, and the
     scales come from earlier uses, the first from its own (:class:`stablenum.DelayedScaling`; Micikevicius
@@ -148,7 +148,7 @@ def fp8_dot(
 
 @jax.custom_batching.custom_vmap
 def _one_state_each(factors: tuple[Array, Array], state: Fp8State) -> Array:
-    """No effect, but under ``jax.vmap`` an error for a state that many products share."""
+    """Do nothing, but under ``jax.vmap`` raise an error for a state that many products share."""
     return state.backward.scale
 
 
@@ -165,7 +165,7 @@ def _check_not_shared(size: int, batched: Any, factors: Any, state: Fp8State) ->
 
 
 def quantize(x: Array, scale: Array, name: str) -> Array:
-    """``x * scale`` in an 8-bit format: finite values saturate, NaN and inf stay (as NaN in e4m3).
+    """Return ``x * scale`` in an 8-bit format: finite values saturate, NaN and inf stay (as NaN in e4m3).
 
     Args:
         x: any floating-point array.
@@ -178,7 +178,8 @@ def quantize(x: Array, scale: Array, name: str) -> Array:
     """
     wide = x.astype(jnp.float32)
     top = FORMATS[name].max
-    # Clipped, because the cast makes NaN of too large numbers; inf is not clipped, so that it stays visible.
+    # Finite values are clipped, because the cast makes NaN of too large numbers; inf is not, so that it stays
+    # visible.
     return jnp.where(jnp.isfinite(wide), jnp.clip(wide * scale, -top, top), wide).astype(name)
 
 
@@ -216,7 +217,7 @@ def _forward(how: _How, x: Array, w: Array, state: Fp8State) -> tuple[Array, Any
     qx = quantize(x, scales[0], "float8_e4m3fn")
     qw = quantize(w, scales[1], "float8_e4m3fn")
     out = _product(how, qx, qw, scales[0], scales[1], (((x.ndim - 1,), (0,)), ((), ())))
-    # Empty arrays of the factors' dtypes, because residuals can only be arrays.
+    # The dtypes are passed as empty arrays, because residuals can only be arrays.
     kinds = (jnp.zeros((0,), x.dtype), jnp.zeros((0,), w.dtype))
     return out.astype(jnp.result_type(x, w)), (qx, qw, kinds, scales, after, state.backward)
 
@@ -236,11 +237,11 @@ _dot.defvjp(_forward_to_differentiate, _backward)
 
 
 def _product(how: _How, a: Array, b: Array, scale_a: Array, scale_b: Array, dims: Any) -> Array:
-    """The product of two quantized arrays, divided by their scales."""
+    """Return the product of two quantized arrays, divided by their scales."""
     if not how.native:
         a, b = a.astype(jnp.float32), b.astype(jnp.float32)
     out = lax.dot_general(a, b, dims, preferred_element_type=jnp.float32)
-    # One after the other: the product of the scales may overflow float32.
+    # The scales are divided out one after the other, because the product of the scales may overflow float32.
     return out * (1.0 / scale_a) * (1.0 / scale_b)
 
 

@@ -1,7 +1,7 @@
 """Loss scales as pytrees, with jmp's names and the core's rules.
 
-For training loops that scale and unscale themselves, as with jmp. The guard does all of this itself, and
-accepts these objects for its setting ``loss_scale``.
+They are for training loops that scale and unscale themselves, as with jmp. The guard does all of this itself,
+and accepts these objects for its setting ``loss_scale``.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ class NoOpLossScale:
         return 1
 
     def scale(self, tree: Tree) -> Tree:
-        """``tree``."""
+        """Return ``tree`` unchanged."""
         return tree
 
     def unscale(self, tree: Tree) -> Tree:
-        """``tree``."""
+        """Return ``tree`` unchanged."""
         return tree
 
     def adjust(self, grads_finite: Any) -> NoOpLossScale:
-        """Itself."""
+        """Return the object itself."""
         return self
 
 
@@ -73,26 +73,26 @@ class StaticLossScale:
     loss_scale: Any
 
     def scale(self, tree: Tree) -> Tree:
-        """Losses or gradients times the factor, in float32 at least; other leaves are unchanged."""
+        """Multiply losses or gradients by the factor, in float32 at least; other leaves are unchanged."""
         return _scaled(tree, self.loss_scale)
 
     def unscale(self, tree: Tree) -> Tree:
-        """Losses or gradients divided by the factor, in float32 at least."""
+        """Divide losses or gradients by the factor, in float32 at least."""
         return _unscaled(tree, self.loss_scale)
 
     def adjust(self, grads_finite: Any) -> StaticLossScale:
-        """Itself."""
+        """Return the object itself."""
         return self
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
-        """An array is a leaf, a number is not."""
+        """Flatten the scale: an array is a leaf, a number is not."""
         if isinstance(self.loss_scale, (bool, int, float)):
             return (), self.loss_scale
         return (self.loss_scale,), None
 
     @classmethod
     def tree_unflatten(cls, static: Any, leaves: tuple[Any, ...]) -> StaticLossScale:
-        """The opposite of :meth:`tree_flatten`."""
+        """Rebuild the object, the inverse of :meth:`tree_flatten`."""
         return cls(*(leaves or (static,)))
 
 
@@ -137,15 +137,15 @@ class DynamicLossScale:
         _warn_if_not_floating(self.min_loss_scale, "min_loss_scale")
 
     def scale(self, tree: Tree) -> Tree:
-        """Losses or gradients times the factor, in float32 at least; other leaves are unchanged."""
+        """Multiply losses or gradients by the factor, in float32 at least; other leaves are unchanged."""
         return _scaled(tree, self.loss_scale)
 
     def unscale(self, tree: Tree) -> Tree:
-        """Losses or gradients divided by the factor, in float32 at least."""
+        """Divide losses or gradients by the factor, in float32 at least."""
         return _unscaled(tree, self.loss_scale)
 
     def adjust(self, grads_finite: Any) -> DynamicLossScale:
-        """The scale for the next step.
+        """Return the scale for the next step.
 
         Args:
             grads_finite: () bool, whether the gradients of this one were finite.
@@ -175,12 +175,13 @@ class DynamicLossScale:
         return dataclasses.replace(self, loss_scale=lowered.astype(dtype), counter=after.good_steps)
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
-        """Scale, counter and floor are leaves."""
+        """Flatten the object: scale, counter and floor are leaves."""
         return (self.loss_scale, self.counter, self.min_loss_scale), (self.period, self.factor)
 
     @classmethod
     def tree_unflatten(cls, static: Any, leaves: tuple[Any, ...]) -> DynamicLossScale:
-        """The opposite of :meth:`tree_flatten`; accepts whatever JAX puts in place of leaves."""
+        """Rebuild the object, the inverse of :meth:`tree_flatten`; accept whatever JAX puts in place of
+        leaves."""
         made = object.__new__(cls)
         for name, value in zip(("loss_scale", "counter", "min_loss_scale"), leaves, strict=True):
             object.__setattr__(made, name, value)
@@ -193,7 +194,7 @@ LossScale: TypeAlias = NoOpLossScale | StaticLossScale | DynamicLossScale
 
 
 def all_finite(tree: Any) -> Array:
-    """() bool: whether every element of every array is finite. True for an empty tree.
+    """Return () bool: whether every element of every array is finite. True for an empty tree.
 
     PRNG keys, float0 and leaves that are not numbers are ignored.
 
@@ -208,7 +209,7 @@ def all_finite(tree: Any) -> Array:
 
 
 def select_tree(pred: Any, a: Tree, b: Tree) -> Tree:
-    """``a`` where the () bool ``pred`` holds, else ``b``, leaf by leaf.
+    """Return ``a`` where the () bool ``pred`` holds, else ``b``, leaf by leaf.
 
     Raises:
         AssertionError: ``pred`` is not a bool scalar (the error that jmp raises).
@@ -226,7 +227,7 @@ def select_tree(pred: Any, a: Tree, b: Tree) -> Tree:
 
 
 def _largest(dtype: Any) -> float:
-    """The largest power of two that a scale of this dtype may reach."""
+    """Return the largest power of two that a scale of this dtype may reach."""
     known = FORMATS.get(jnp.dtype(dtype).name)
     return LARGEST_SCALE if known is None or known.bits > 16 or known.max > LARGEST_SCALE else 2.0**15
 
@@ -240,7 +241,7 @@ def _unscaled(tree: Tree, factor: Any) -> Tree:
 
 
 def _change(tree: Tree, change: Callable[[Array], Array]) -> Tree:
-    """``change`` of the floating-point leaves, in float32 at least: float16 ends at 65504."""
+    """Apply ``change`` to the floating-point leaves, in float32 at least: float16 ends at 65504."""
 
     def wide(path: Path, leaf: Any) -> Any:
         if not is_measurable(path, leaf):

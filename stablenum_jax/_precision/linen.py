@@ -35,7 +35,7 @@ class LinenCall:
         self.model, self.policy = model, policy
 
     def init(self, rngs: Any, *args: Any, **kwargs: Any) -> Any:
-        """``model.init`` with the parameters in the policy's format, and the states of 8-bit products."""
+        """Run ``model.init`` with parameters in the policy's format, and add the states of 8-bit products."""
         found: list[tuple[str, ...]] = []
 
         def note(next_fun: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
@@ -57,7 +57,7 @@ class LinenCall:
         return made | {FP8_STATISTICS: states} if found else made
 
     def apply(self, variables: Any, *args: Any, **kwargs: Any) -> Any:
-        """``model.apply`` in the policy's formats."""
+        """Run ``model.apply`` in the policy's formats."""
         policy = current_policy(self.policy)
         params = variables.get("params", {})
         owners = dict(_modules(params))
@@ -117,7 +117,7 @@ def _is_product(context: Any) -> bool:
 
 
 def _modules(params: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, bool]]:
-    """The path of each module with parameters in or below it, and whether some are its own."""
+    """Return the path of each module with parameters in or below it, and whether some are its own."""
     inside = {name: part for name, part in params.items() if isinstance(part, Mapping)}
     own = [part for name, part in params.items() if name not in inside]
     yield path, any(map(is_castable, jax.tree.leaves(own)))

@@ -18,7 +18,8 @@ __all__ = ["precision"]
 
 
 def precision(model: Any, policy: Any) -> Callable[..., Any]:
-    """The call of a model in the formats of a policy, the same as ``stablenum_torch.precision``'s.
+    """Return a function that calls a model in the formats of a policy, those of
+    ``stablenum_torch.precision``.
 
     - While a module computes, its parameters are in its compute format, and the arguments of a module with
       parameters of its own are cast to that format. Gradients have the formats in which the parameters are

@@ -32,7 +32,7 @@ class Place(NamedTuple):
 
 
 def place_of(policy: Policy, path: str, *, owns: bool) -> Place:
-    """What the policy means for the module at ``path``.
+    """Return what the policy means for the module at ``path``.
 
     Args:
         policy: with its rules.
@@ -59,12 +59,12 @@ def check_rules(policy: Policy, paths: Iterable[str]) -> None:
 
 
 def cast_arguments(place: Place, args: PyTree, kwargs: PyTree) -> tuple[PyTree, PyTree]:
-    """The arguments in the dtype that a module at ``place`` computes in."""
+    """Return the arguments in the dtype that a module at ``place`` computes in."""
     if not place.hooked:
         return args, kwargs
     return cast_floating(args, place.compute), cast_floating(kwargs, place.compute)
 
 
 def cast_result(place: Place, result: PyTree) -> PyTree:
-    """The result in the dtype that a module at ``place`` returns."""
+    """Return the result in the dtype that a module at ``place`` returns."""
     return result if place.output is None else cast_floating(result, place.output)

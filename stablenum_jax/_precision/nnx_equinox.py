@@ -26,7 +26,7 @@ _PLACE = "_stablenum_place"
 
 
 def call_nnx(model: Any, policy: Policy, /, *args: Any, **kwargs: Any) -> Any:
-    """``model(*args, **kwargs)`` in the policy's formats; all but parameters is written back to ``model``."""
+    """Call ``model(*args, **kwargs)`` in the policy's formats; write all but parameters back to ``model``."""
     from flax import nnx
 
     policy = current_policy(policy)
@@ -47,7 +47,7 @@ def call_nnx(model: Any, policy: Policy, /, *args: Any, **kwargs: Any) -> Any:
             if isinstance(module, nnx.Embed) and module.dtype == module.param_dtype:
                 module.dtype = None  # not the user's choice: nnx.Embed sets it to its table's dtype
             if isinstance(module, nnx.BatchNorm) and module.dtype is None:
-                # It computes in its statistics' dtype, and would return that dtype too.
+                # A BatchNorm computes in its statistics' dtype, and would return that dtype too.
                 place = place._replace(output=place.output or place.compute)
             kind: Any = type(module)
             module.__class__ = _nnx_class(kind)
@@ -62,7 +62,7 @@ def call_nnx(model: Any, policy: Policy, /, *args: Any, **kwargs: Any) -> Any:
 
 
 def call_equinox(model: Any, policy: Policy, /, *args: Any, **kwargs: Any) -> Any:
-    """``model(*args, **kwargs)`` in the policy's formats."""
+    """Call ``model(*args, **kwargs)`` in the policy's formats."""
     policy = current_policy(policy)
     paths: list[str] = []
     copy = _placed(policy.cast_to_compute(model), policy, "", paths)
@@ -71,7 +71,7 @@ def call_equinox(model: Any, policy: Policy, /, *args: Any, **kwargs: Any) -> An
 
 
 def _placed(node: Any, policy: Policy, path: str, paths: list[str]) -> Any:
-    """The tree with its equinox modules replaced by ones that cast."""
+    """Return the tree with its equinox modules replaced by ones that cast."""
     import equinox
 
     def below(name: object, part: Any) -> Any:

@@ -83,23 +83,23 @@ class Policy:
         )
 
     def at(self, path: str) -> Policy:
-        """The policy of the module at ``path``, without rules."""
+        """Return the policy of the module at ``path``, without rules."""
         return _from_core(self.core.at(path))
 
     def cast_to_param(self, x: Tree) -> Tree:
-        """Floating-point arrays in their module's dtype for storage."""
+        """Cast floating-point arrays to their module's dtype for storage."""
         return self._cast(x, lambda here: here.params)
 
     def cast_to_compute(self, x: Tree) -> Tree:
-        """Floating-point arrays in their module's dtype for computing (bfloat16 for an 8-bit one)."""
+        """Cast floating-point arrays to their module's dtype for computing (bfloat16 for an 8-bit one)."""
         return self._cast(x, lambda here: here.carrier)
 
     def cast_to_output(self, x: Tree) -> Tree:
-        """Floating-point arrays in the output dtype."""
+        """Cast floating-point arrays to the output dtype."""
         return cast_floating(x, self.core.output)
 
     def with_output_dtype(self, output_dtype: Any) -> Policy:
-        """The policy with another dtype for results."""
+        """Return the policy with another dtype for results."""
         return dataclasses.replace(self, output_dtype=output_dtype)
 
     def _cast(self, tree: Tree, part: Callable[[stablenum.Policy], str]) -> Tree:
@@ -115,7 +115,7 @@ class Policy:
 
 
 def get_policy(policy_name: str, *, rules: Any = ()) -> Policy:
-    """A policy in words: ``"params=float32,compute=half,output=float32"``, ``"c=bf16"``, ``"half"``.
+    """Return a policy in words: ``"params=float32,compute=half,output=float32"``, ``"c=bf16"``, ``"half"``.
 
     Args:
         policy_name: jmp's grammar, see :meth:`stablenum.Policy.parse`.
@@ -136,7 +136,7 @@ def get_policy(policy_name: str, *, rules: Any = ()) -> Policy:
 
 
 def as_policy(policy: Any) -> Policy:
-    """A :class:`Policy` from a policy of this package, of the core or of jmp, or from words.
+    """Return a :class:`Policy` from a policy of this package, of the core or of jmp, or from words.
 
     Raises:
         TypeError: it is none of them.
@@ -163,7 +163,7 @@ def as_policy(policy: Any) -> Policy:
 
 
 def cast_to_full(tree: Tree) -> Tree:
-    """Floating-point arrays as float32.
+    """Cast floating-point arrays to float32.
 
     Example:
         >>> cast_to_full({"h": jnp.ones(1, jnp.float16)})["h"].dtype
@@ -173,7 +173,7 @@ def cast_to_full(tree: Tree) -> Tree:
 
 
 def cast_to_half(tree: Tree) -> Tree:
-    """Floating-point arrays in this machine's half precision, see :func:`half_dtype`.
+    """Cast floating-point arrays to this machine's half precision, see :func:`half_dtype`.
 
     Example:
         >>> cast_to_half({"n": 1, "w": jnp.ones(1)})["w"].dtype.itemsize
@@ -183,7 +183,7 @@ def cast_to_half(tree: Tree) -> Tree:
 
 
 def half_dtype() -> Any:
-    """bfloat16 on a TPU, float16 elsewhere.
+    """Return bfloat16 on a TPU, float16 elsewhere.
 
     Example:
         >>> jnp.dtype(half_dtype()).name in ("float16", "bfloat16")

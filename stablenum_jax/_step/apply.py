@@ -29,14 +29,14 @@ PyTree: TypeAlias = Any
 def apply_multiplier(
     config: stablenum.GuardConfig, updates: PyTree, paths: Iterable[Path], decision: stablenum.Decision
 ) -> PyTree:
-    """The gradients that the optimizer receives in an applied step.
+    """Return the gradients that the optimizer receives in an applied step.
 
     Computed in float32 at least. A leaf keeps its dtype, except under loss scaling, where float16
     and other narrow gradients become float32: unscaled, they would flush to zero in float16.
 
     Args:
         config: the guard's settings.
-        updates: the gradients; returned as they are if no setting changes gradients.
+        updates: the gradients; returned unchanged if no setting changes gradients.
         paths: those of the watched gradients, in the order of their norms.
         decision: holds the multiplier, and those of the units if a rule clips units.
     """
@@ -60,7 +60,7 @@ def apply_multiplier(
 def _factor(
     config: stablenum.GuardConfig, decision: stablenum.Decision, i: int, shape: tuple[int, ...]
 ) -> Array:
-    """The factor on the i-th gradient: per unit, per tensor, or one for all."""
+    """Return the factor on the i-th gradient: per unit, per tensor, or one for all."""
     of_units = decision.unit_multipliers[i] if decision.unit_multipliers else None
     if config.unit_rule is not None and of_units is not None and of_units.shape[0]:
         axes = config.unit_rule.unit_axes(shape, default="last")
@@ -70,7 +70,7 @@ def _factor(
 
 
 def multiply_leaves(grads: PyTree, factor: Array, *, widen: bool = False) -> PyTree:
-    """All gradients times a () float32, computed in float32 at least; ``widen`` keeps that dtype."""
+    """Multiply all gradients by a () float32, in float32 at least; ``widen`` keeps that dtype."""
 
     def change(path: Path, leaf: Any) -> Any:
         if not is_measurable(path, leaf):
@@ -83,7 +83,7 @@ def multiply_leaves(grads: PyTree, factor: Array, *, widen: bool = False) -> PyT
 
 
 def zeros_unless(condition: Array, updates: PyTree) -> PyTree:
-    """``updates`` where the () bool ``condition`` holds, else zeros, by selection."""
+    """Return ``updates`` where the () bool ``condition`` holds, else zeros, by selection."""
 
     def change(path: Path, leaf: Any) -> Any:
         return jnp.where(condition, leaf, jnp.zeros_like(leaf)) if is_measurable(path, leaf) else leaf
@@ -92,7 +92,7 @@ def zeros_unless(condition: Array, updates: PyTree) -> PyTree:
 
 
 def negative_zeros(updates: PyTree, grads: PyTree) -> PyTree:
-    """Updates that change nothing when added: ``x + -0.0`` is x bit for bit, ``-0.0 + 0.0`` is not.
+    """Return updates that change nothing when added: ``x + -0.0`` is x bit for bit, ``-0.0 + 0.0`` is not.
 
     Args:
         updates: shapes and dtypes of the updates.
@@ -114,7 +114,7 @@ def negative_zeros(updates: PyTree, grads: PyTree) -> PyTree:
 
 
 def grads_or_negative_zeros(updates: PyTree, grads: PyTree) -> PyTree:
-    """As :func:`negative_zeros`, but gradients of an update's shape and dtype are returned themselves.
+    """Work like :func:`negative_zeros`, but return gradients of an update's shape and dtype themselves.
 
     For the branch of a skip: XLA then writes the other branch's updates over the gradients and needs no
     memory for them. The caller has to apply :func:`negative_zeros_unless` afterwards.
@@ -131,7 +131,8 @@ def grads_or_negative_zeros(updates: PyTree, grads: PyTree) -> PyTree:
 
 
 def negative_zeros_unless(condition: Array, updates: PyTree) -> PyTree:
-    """``updates`` where the () bool ``condition`` holds, else -0.0, by selection; integers are unchanged."""
+    """Return ``updates`` where the () bool ``condition`` holds, else -0.0, by selection; integers are
+    unchanged."""
 
     def change(update: Any) -> Any:
         if not is_measurable((), update):
@@ -143,7 +144,7 @@ def negative_zeros_unless(condition: Array, updates: PyTree) -> PyTree:
 
 
 def times(leaf: Array, factor: Array) -> Array:
-    """The product in float32 at least."""
+    """Return the product in float32 at least."""
     wide = jnp.promote_types(leaf.dtype, jnp.float32)
     return leaf.astype(wide) * factor.astype(wide)
 

@@ -27,7 +27,7 @@ PyTree: TypeAlias = Any
 def clip_updates(
     rule: stablenum.ClipUpdateRMS, updates: PyTree, opt_state: PyTree, *, axis_name: AxisName | None = None
 ) -> PyTree:
-    """The updates, each tensor multiplied by the rule's factor, in its own dtype.
+    """Return the updates, each tensor multiplied by the rule's factor, in its own dtype.
 
     Args:
         rule: the rule.
@@ -50,7 +50,8 @@ def clip_updates(
         return updates
     rms = jnp.stack([_rms(leaf) for leaf in leaves.values()])
     if axis_name is not None:
-        # All shards of a leaf have the same size. Divided first, so that the joint norm does not overflow.
+        # All shards of a leaf have the same size. The values are divided first, so that the joint norm does
+        # not overflow.
         rms = norms_over_axis(rms / jnp.sqrt(jnp.float32(lax.psum(1, axis_name))), axis_name)
     factors = rule.update_factors(rms, rate, xp=jnp)
     place = {path: i for i, path in enumerate(leaves)}
@@ -65,7 +66,7 @@ def clip_updates(
 
 
 def injected_learning_rate(opt_state: PyTree) -> Array:
-    """The learning rate that ``optax.inject_hyperparams`` keeps in the state: () float32.
+    """Return the learning rate that ``optax.inject_hyperparams`` keeps in the state: () float32.
 
     Raises:
         ValueError: there is none, or more than one, or it applies to some parameters only.
@@ -89,16 +90,17 @@ def injected_learning_rate(opt_state: PyTree) -> Array:
 
 
 def _divides(node: object) -> bool:
-    """Whether the states inside cover some parameters only: the state of ``partition`` or ``masked``."""
+    """Return whether the states inside cover some parameters only: the state of ``partition`` or
+    ``masked``."""
     return isinstance(node, (optax.MultiTransformState, optax.MaskedState))
 
 
 def _injected(opt_state: PyTree, *, partial: bool = False) -> list[tuple[Any, bool]]:
-    """Each learning rate found, and whether it is inside a state that divides the parameters."""
+    """Yield each learning rate found, and whether it is inside a state that divides the parameters."""
     found: list[tuple[Any, bool]] = []
     for node in jax.tree.leaves(opt_state, is_leaf=lambda node: injects_hyperparams(node) or _divides(node)):
         if injects_hyperparams(node):
-            # Leaves, because flax.nnx wraps each array in a node.
+            # The values are read as leaves, because flax.nnx wraps each array in a node.
             found += [(rate, partial) for rate in jax.tree.leaves(node.hyperparams.get("learning_rate"))]
             # Injected optimizers may be nested, and each rate counts.
             found += _injected(node.inner_state, partial=partial)
@@ -108,7 +110,7 @@ def _injected(opt_state: PyTree, *, partial: bool = False) -> list[tuple[Any, bo
 
 
 def _rms(update: Array) -> Array:
-    """The root mean square, () float32: not finite if and only if an element is not.
+    """Return the root mean square, () float32: not finite if and only if an element is not.
 
     One reduction of two operands sums the squares twice: of the elements themselves, and of the elements
     shrunk by a power of two, for the case that the first sum overflows. Squares that flush to zero belong to
@@ -125,7 +127,7 @@ def _rms(update: Array) -> Array:
 
 
 def _sums_of_squares(part: Array, factor: float) -> tuple[Array, Array]:
-    """The sum of squares of all elements, and of all elements times ``factor``."""
+    """Return the sum of squares of all elements, and of all elements times ``factor``."""
     small, zero = part * factor, jnp.zeros((), part.dtype)
     plain, shrunk = lax.reduce(
         (part * part, small * small),

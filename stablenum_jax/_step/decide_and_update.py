@@ -115,7 +115,7 @@ def decide_and_update(
     add: Add,
     reuse_grads: bool,
 ) -> tuple[PyTree, PyTree, stablenum.GuardConfig]:
-    """Decide the step and run it, or not: parameters or updates, the next state, the guard's config.
+    """Decide the step, run it or not, and return parameters or updates, the next state and the config.
 
     ``reuse_grads``: updates may be written over the gradients, which saves memory where these are
     intermediates of the program that this is part of.
@@ -157,7 +157,7 @@ def _plan(call: _Call, params: PyTree, opt_state: PyTree, loss: Array | None, *,
     else:
         decision, after = judge_finiteness(config, own.guard, watched, loss=loss, axis_name=seen.axis_name)
         # The guard inside may judge the mean of several micro-batches, and a spike rule must not pair
-        # its norm with the loss of one of them. That each loss is finite has been checked just now.
+        # its norm with the loss of one of them. Each loss has just been checked for finiteness.
         withheld = config.spike is not None and _accumulates(opt_state)
         mode = Deferred(unscaled=unscaled or scaled, loss=None if withheld else loss)
     return _Plan(
@@ -176,7 +176,7 @@ def _plan(call: _Call, params: PyTree, opt_state: PyTree, loss: Array | None, *,
 
 
 def _attempt(call: _Call, plan: _Plan, params: PyTree, opt_state: PyTree) -> tuple[PyTree, PyTree]:
-    """The branch of a step that is applied: the update, and the addition if there is one."""
+    """Run the branch of an applied step: the update, and the addition if there is one."""
     grads = call.grads
     if plan.unscale:
         grads = multiply_leaves(grads, 1.0 / plan.before.guard.loss_scale.scale, widen=True)
@@ -195,7 +195,7 @@ def _attempt(call: _Call, plan: _Plan, params: PyTree, opt_state: PyTree) -> tup
 def _skip(
     call: _Call, plan: _Plan, params: PyTree, opt_state: PyTree, updates: PyTree
 ) -> tuple[PyTree, PyTree]:
-    """The branch of a step that is skipped: everything as it was but the guard's state.
+    """Run the branch of a skipped step: everything stays as it was except the guard's state.
 
     ``updates``: shapes and dtypes of the updates, for a caller who wants updates.
     """
@@ -209,7 +209,7 @@ def _skip(
 
 
 def _finish(plan: _Plan, target: PyTree, opt_state: PyTree) -> tuple[PyTree, PyTree]:
-    """What both branches have in common, done once after them."""
+    """Finish the step, once, after either branch."""
     if plan.reuse_grads:
         target = negative_zeros_unless(plan.decision.apply, target)
     if isinstance(plan.mode, Direct):
@@ -236,7 +236,7 @@ def _capture(call: _Call, params: PyTree, opt_state: PyTree) -> Captured:
                 call.update(jax.tree.unflatten(structure, everything), opt_state, params, **call.extra)
         except GuardReached as reached:
             seen = reached.watched
-            # The very same tracers: a transformation before the guard would have made others.
+            # The tracers are the very same: a transformation before the guard would have made new ones.
             same = all(leaf is None or id(leaf) in place for leaf in seen.gradients)
             source = (
                 tuple(-1 if leaf is None else place[id(leaf)] for leaf in seen.gradients) if same else None
@@ -264,7 +264,7 @@ def _check_none_bypasses(config: stablenum.GuardConfig, watched: Watched) -> Non
 
 
 def _watched(grads: PyTree, seen: Captured) -> Watched:
-    """The gradients that the guard watches, in its order, and the others that are there."""
+    """Return the gradients that the guard watches, in its order, and the others that are there."""
     leaves = jax.tree_util.tree_leaves_with_path(grads)
     measured = [i for i, (path, leaf) in enumerate(leaves) if is_measurable(path, leaf)]
     source = seen.source
@@ -281,7 +281,7 @@ def _watched(grads: PyTree, seen: Captured) -> Watched:
 
 
 def _like(what: str, before: PyTree, after: PyTree) -> PyTree:
-    """``after`` in the dtypes of ``before``, so that the step can be a scan's carry.
+    """Return ``after`` in the dtypes of ``before``, so that the step can be a scan's carry.
 
     Raises:
         ValueError: its structure or a shape differs.
@@ -307,7 +307,7 @@ def _like(what: str, before: PyTree, after: PyTree) -> PyTree:
 
 
 def _undo_if_skipped(own: GuardOptState, new: PyTree, old: PyTree) -> PyTree:
-    """Target and state of a deferred step; the old ones where the guard inside skipped it."""
+    """Return target and state of a deferred step; the old ones where the guard inside skipped it."""
     guard = find_guard(new[1])
     skipped = guard.guard.skipped_total != own.guard.skipped_total
     target, opt_state = jax.tree.map(lambda a, b: jnp.where(skipped, a, b), old, new)
@@ -315,9 +315,9 @@ def _undo_if_skipped(own: GuardOptState, new: PyTree, old: PyTree) -> PyTree:
 
 
 def _without_window(opt_state: PyTree) -> PyTree:
-    """``opt_state`` in which a ``MultiSteps`` around the guard starts a new window.
+    """Return ``opt_state`` in which a ``MultiSteps`` around the guard starts a new window.
 
-    When the guard skips the sum of gradients that were finite one by one, that sum has to go: if it
+    When the guard skips the sum of gradients that were finite one by one, that sum must be dropped: if it
     stayed in the accumulator, every later step would be skipped.
     """
 
@@ -333,7 +333,7 @@ def _without_window(opt_state: PyTree) -> PyTree:
 
 
 def _accumulates(opt_state: PyTree) -> bool:
-    """Whether the guard is inside a ``MultiSteps``."""
+    """Return whether the guard is inside a ``MultiSteps``."""
 
     def around(node: object) -> bool:
         return isinstance(node, optax.MultiStepsState) and has_guard(node) == 1
@@ -346,7 +346,7 @@ def _warn_of_placement(opt_state: PyTree) -> None:
     if not _accumulates(opt_state):
         warnings.warn(
             "The guard does not receive the gradients themselves: a transformation before it, or a jit "
-            "around tx.update, gives it others. Steps with non-finite gradients are skipped anyway, but put "
+            "around tx.update, changes them. Steps with non-finite gradients are skipped anyway, but put "
             "the guard first, and jit the training step instead of tx.update.",
             GuardPlacementWarning,
             stacklevel=2,

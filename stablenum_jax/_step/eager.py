@@ -60,7 +60,7 @@ def _is_hashable(value: object) -> bool:
 
 
 def _is_arrays(value: Any) -> bool:
-    """Whether a value may be traced. A bool may not: transformations branch on their flags."""
+    """Return whether a value may be traced. A bool may not: transformations branch on their flags."""
     return all(
         isinstance(leaf, (int, float, complex, np.ndarray, np.generic, jax.Array))
         and not isinstance(leaf, bool)
@@ -77,7 +77,7 @@ def guarded_update(
     *,
     add: Add,
 ) -> tuple[PyTree, PyTree]:
-    """One guarded update: the new parameters, or the updates, and the new state.
+    """Run one guarded update and return the new parameters, or the updates, and the new state.
 
     Args:
         tx: a transformation with one guard somewhere inside.

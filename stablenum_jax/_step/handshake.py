@@ -49,7 +49,7 @@ _MODE: ContextVar[Mode] = ContextVar("stablenum_jax_mode", default=None)
 
 
 def current_mode() -> Mode:
-    """What the guard has to do; None if there is no driver."""
+    """Return the mode that the driver has set; None if there is no driver."""
     return _MODE.get()
 
 

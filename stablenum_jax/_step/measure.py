@@ -40,7 +40,7 @@ _FACTORS = {False: (2.0**-96, 2.0**95), True: (2.0**-600, 1.0)}
 
 
 def leaf_norms(leaves: Sequence[Any]) -> Array:
-    """The L2 norm of each leaf.
+    """Return the L2 norm of each leaf.
 
     Squares are summed in float32 (float64 for float64 leaves). If a sum overflows, or is so small that
     squares may have flushed to zero, norms are computed again from leaves multiplied by a power of two that
@@ -67,7 +67,7 @@ def leaf_norms(leaves: Sequence[Any]) -> Array:
     squares = [_sum_of_squares(leaf) for leaf in present]
     # With a float64 leaf the stack, and so all of it, is float64.
     naive = jnp.sqrt(jnp.stack(squares)).astype(jnp.float32)
-    largest = jnp.max(naive)  # NaN if one is, and then no comparison holds
+    largest = jnp.max(naive)  # NaN if a norm is NaN, and then no comparison holds
     ordinary = (largest >= SMALL) & (largest <= FLOAT32_MAX)
     # One cond for the whole tree. Its operands are only read, so an ordinary step pays nothing for it. They
     # are the leaves themselves: a leaf cast to float32 outside the cond would be another array in memory.
@@ -78,9 +78,9 @@ def leaf_norms(leaves: Sequence[Any]) -> Array:
 
 
 def norms_over_axis(norms: Array, axis_name: AxisName) -> Array:
-    """The norms of leaves whose shards lie along a mesh axis, from the norms of the shards.
+    """Return the norms of leaves whose shards lie along a mesh axis, from the norms of the shards.
 
-    Scaled by the largest shard's norm, so nothing overflows or flushes on the way.
+    They are scaled by the largest shard's norm, so nothing overflows or flushes on the way.
 
     Args:
         norms: (n,) float32, this shard's.
@@ -92,8 +92,8 @@ def norms_over_axis(norms: Array, axis_name: AxisName) -> Array:
     finite = jnp.where(jnp.isfinite(norms), norms, 0.0)
     infinite = lax.pmax(jnp.isinf(norms).astype(jnp.int32), axis_name) > 0
     missing = lax.pmax(jnp.isnan(norms).astype(jnp.int32), axis_name) > 0
-    # Multiplied by a power of two and not divided by the largest: XLA divides by an array by multiplying with
-    # its reciprocal, which is flushed to zero from 8.5e37 on.
+    # The values are multiplied by a power of two and not divided by the largest: XLA divides by an array by
+    # multiplying with its reciprocal, which is flushed to zero from 8.5e37 on.
     scale, inverse = power_of_two(lax.pmax(finite, axis_name))
     total = scale * jnp.sqrt(lax.psum((finite * inverse) ** 2, axis_name))
     total = jnp.minimum(total, FLOAT32_MAX)
@@ -101,7 +101,7 @@ def norms_over_axis(norms: Array, axis_name: AxisName) -> Array:
 
 
 def saturating_float32(x: Any) -> Array:
-    """``x`` as float32; a finite value beyond float32's range becomes its largest number, not inf."""
+    """Return ``x`` as float32; a finite value beyond float32's range becomes its largest number, not inf."""
     x = jnp.asarray(x)
     if x.dtype == jnp.float64:
         x = jnp.where(jnp.isfinite(x), jnp.clip(x, -FLOAT32_MAX, FLOAT32_MAX), x)
@@ -109,7 +109,7 @@ def saturating_float32(x: Any) -> Array:
 
 
 def scalar_loss(value: Any) -> Array | None:
-    """The loss as () float32, or None.
+    """Return the loss as () float32, or None.
 
     Raises:
         ValueError: it is not a scalar.
@@ -130,7 +130,7 @@ def _sum_of_squares(leaf: Array, factor: Array | None = None) -> Array:
 
 
 def _rescued_norms(leaves: list[Array], squares: list[Array]) -> Array:
-    """The norms of all leaves, where a sum of squares may have overflowed or flushed to zero.
+    """Return the norms of all leaves, where a sum of squares may have overflowed or flushed to zero.
 
     Each leaf is multiplied by one power of two, chosen by its own sum of squares, so it is read once more,
     and XLA compiles one kernel for all leaves of a shape. A sum is enough: it is NaN if and only if an
@@ -155,9 +155,9 @@ def _rescued_norms(leaves: list[Array], squares: list[Array]) -> Array:
 
 
 def power_of_two(x: Array) -> tuple[Array, Array]:
-    """The power of two at or below ``x``, and its inverse; both normal numbers for any finite x >= 0.
+    """Return the power of two at or below ``x``, and its inverse; both normal numbers for any finite x >= 0.
 
-    Taken from the exponent's bits: log2 and exp2 would fail at 0 and inf and are not exact.
+    It is taken from the exponent's bits: log2 and exp2 would fail at 0 and inf and are not exact.
     """
     wide = x.dtype == jnp.float64
     stored, bias, integer = (52, 1023, jnp.int64) if wide else (23, 127, jnp.int32)

@@ -1,4 +1,4 @@
-"""Measure elements: the largest, and how many float16 loses. Only for loss-scale rules that need it."""
+"""Measure gradient elements for loss-scale rules: the largest, and how many float16 would lose."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Array: TypeAlias = jax.Array
 
 
 def largest_element(leaves: Sequence[Any], *, axis_name: AxisName | None = None) -> Array:
-    """The largest magnitude of an element: () float32; of complex numbers that of either part.
+    """Return the largest magnitude of an element: () float32; of complex numbers that of either part.
 
     Args:
         leaves: floating-point arrays, or None for a missing gradient.
@@ -40,7 +40,7 @@ def largest_element(leaves: Sequence[Any], *, axis_name: AxisName | None = None)
 def extremes(
     leaves: Sequence[Any], bound: Array | float, *, axis_name: AxisName | None = None
 ) -> tuple[Array, Array]:
-    """The largest magnitude, and the fraction of the elements other than 0 that are at most ``bound``.
+    """Return the largest magnitude, and the fraction of the elements other than 0 that are at most ``bound``.
 
     Args:
         leaves: as for :func:`largest_element`. Numbers below float32's smallest normal number may count as
@@ -66,7 +66,7 @@ def extremes(
 
 
 def _read_once(part: Array, bound: Array | float) -> tuple[Array, Array, Array]:
-    """The largest magnitude, and how many are not 0, and how many of those at most ``bound``.
+    """Return the largest magnitude, and how many are not 0, and how many of those at most ``bound``.
 
     One reduction of three operands: for three reductions XLA would write each operand to memory first.
     """

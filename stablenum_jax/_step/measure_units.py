@@ -28,7 +28,7 @@ Axes: TypeAlias = tuple[int, ...]
 def unit_axes(
     rule: stablenum.AdaptiveGradClip, names: Sequence[str], leaves: Sequence[Any]
 ) -> list[Axes | None]:
-    """For each leaf the axes that a unit extends over, None if the rule does not apply to it.
+    """Return, for each leaf, the axes that a unit extends over, None if the rule does not apply to it.
 
     Raises:
         ValueError: a pattern of the rule matches no name.
@@ -42,11 +42,11 @@ def unit_axes(
 def leaf_and_unit_norms(
     leaves: Sequence[Any], weights: Sequence[Any], axes: Sequence[Axes | None]
 ) -> tuple[Array, Units]:
-    """The L2 norm of each leaf, and of each unit of its gradient and of its weights.
+    """Return the L2 norm of each leaf, and of each unit of its gradient and of its weights.
 
-    As :func:`stablenum_jax._step.measure.leaf_norms`, and with a single ``lax.cond`` too: where a sum of
-    squares overflows or may have flushed to zero, each unit is measured again from elements divided by a
-    power of two near its largest.
+    Norms are measured as by :func:`stablenum_jax._step.measure.leaf_norms`, also with a single ``lax.cond``:
+    where a sum of squares overflows or may have flushed to zero, each unit is measured again from elements
+    divided by a power of two near its largest.
 
     Args:
         leaves: floating-point arrays, or None for a missing gradient.
@@ -82,7 +82,8 @@ def leaf_and_unit_norms(
     )
 
     def again() -> tuple[Array, list[Array]]:
-        # Cast inside the branch: a leaf cast to float32 outside would be another array in memory.
+        # The cast is inside the branch, because a leaf cast to float32 outside would be another array in
+        # memory.
         norms = [_scaled(real_parts(x), *one) for x, *one in zip(arrays, over, squares, strict=True)]
         return jnp.stack([combine_norms(x, xp=jnp) for x in norms[: len(index)]]), norms
 
@@ -102,12 +103,12 @@ def leaf_and_unit_norms(
 
 
 def _squares(parts: list[Array], axes: Axes) -> Array:
-    """(u,) sums of squares, in the precision of ``parts``."""
+    """Return (u,) sums of squares, in the precision of ``parts``."""
     return functools.reduce(jnp.add, [jnp.sum(part * part, axis=axes) for part in parts]).ravel()
 
 
 def _scaled(parts: list[Array], axes: Axes, squares: Array) -> Array:
-    """(u,) norms ``s sqrt(sum((x / s)^2))`` with s a power of two near the unit's largest element."""
+    """Return (u,) norms ``s sqrt(sum((x / s)^2))`` with s a power of two near the unit's largest element."""
     largest = functools.reduce(
         jnp.maximum, [jnp.max(jnp.abs(part), axis=axes, keepdims=True) for part in parts]
     )

@@ -24,7 +24,7 @@ Array: TypeAlias = jax.Array
 
 
 class Watched(NamedTuple):
-    """What a guard looks at, one entry per parameter.
+    """The gradients and weights that a guard watches, one entry per parameter.
 
     Attributes:
         paths: the parameters' paths.
@@ -48,7 +48,7 @@ def judge(
     axis_name: AxisName | None = None,
     unscaled: bool = False,
 ) -> tuple[stablenum.Decision, stablenum.GuardState]:
-    """Measure, then :func:`stablenum.decide`; the same decision on all shards.
+    """Measure, then call :func:`stablenum.decide`; the decision is the same on all shards.
 
     Args:
         config: the guard's settings.
@@ -78,7 +78,7 @@ def judge_finiteness(
     loss: Array | None,
     axis_name: AxisName | None = None,
 ) -> tuple[stablenum.Decision, stablenum.GuardState]:
-    """As :func:`judge`, but only whether gradients are finite that are not those the guard will get.
+    """Judge only whether gradients are finite, where the guard will get other gradients than these.
 
     The micro-batches of a ``MultiSteps`` around the guard are noisier than their mean, so rules fitted to the
     mean do not apply to them. The next state is used only if the step is skipped.
@@ -99,7 +99,8 @@ def _observe(
     scale: Array | None,
     measure_extremes: bool = True,
 ) -> stablenum.Observation:
-    """Everything that the config's rules need. ``scale``: what the gradients have been divided by already.
+    """Measure everything that the config's rules need. ``scale``: what the gradients have been divided by
+    already.
 
     Without ``measure_extremes`` the extremes are 0, which is enough for a step that is skipped.
     """
@@ -125,7 +126,7 @@ def _observe(
 
 
 def _norms(config: stablenum.GuardConfig, watched: Watched) -> tuple[Array, Array, Units | None]:
-    """Norms of the watched gradients and of the others, and of the units if a rule needs them."""
+    """Return norms of the watched gradients and of the others, and of the units if a rule needs them."""
     n = len(watched.gradients)
     leaves: Sequence[Any] = [*watched.gradients, *watched.others]
     if config.unit_rule is None:
@@ -139,5 +140,5 @@ def _norms(config: stablenum.GuardConfig, watched: Watched) -> tuple[Array, Arra
 
 
 def _scaled(x: Array, scale: Array | None) -> Array:
-    """Norms times the scale; finite norms stay finite."""
+    """Multiply norms by the scale; finite norms stay finite."""
     return x if scale is None else jnp.where(jnp.isfinite(x), jnp.minimum(x * scale, FLOAT32_MAX), x)

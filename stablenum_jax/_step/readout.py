@@ -1,4 +1,4 @@
-"""Read and write a guard's state on the host. The only module of a step that makes the host wait."""
+"""Read and write a guard's state on the host. No other module of a step makes the host wait."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ PyTree: TypeAlias = Any
 
 
 def _read(opt_state: PyTree) -> tuple[stablenum.GuardState, tuple[str, ...] | None]:
-    """The guard's state and the parameters' names."""
+    """Return the guard's state and the parameters' names."""
     found = find_guard(opt_state)
     if found.names_id.ndim:
         raise ValueError(
             f"opt_state must be that of one training run; got one stacked to shape {found.names_id.shape} "
-            "by vmap, pmap or scan. Take one, as in jax.tree.map(lambda x: x[0], opt_state)."
+            "by vmap, pmap or scan. Select one run, as in jax.tree.map(lambda x: x[0], opt_state)."
         )
     if isinstance(found.names_id, jax.core.Tracer):
         raise ValueError(
@@ -43,7 +43,7 @@ def _read(opt_state: PyTree) -> tuple[stablenum.GuardState, tuple[str, ...] | No
 
 
 def metrics(opt_state: PyTree, *, raise_if_halted: bool = True) -> stablenum.Metrics:
-    """The outcome of the last step.
+    """Return the outcome of the last step.
 
     Keys: applied, reason (:class:`stablenum.Reason`), grad_norm (unscaled, before clipping),
     loss_scale (of that step), clip_coefficient, skipped_total, skipped_in_a_row, worst
@@ -82,7 +82,7 @@ def metrics(opt_state: PyTree, *, raise_if_halted: bool = True) -> stablenum.Met
 
 
 def _traced_metrics(state: stablenum.GuardState) -> dict[str, jax.Array]:
-    """The arrays behind :func:`stablenum.guard.metrics`."""
+    """Return the arrays behind :func:`stablenum.guard.metrics`."""
     floats, ints = state.recorder.floats[-1], state.recorder.ints[-1]
     started = ints[0] >= 0
     reason = jnp.where(started, ints[1], int(Reason.NO_STEP_YET))
@@ -102,7 +102,7 @@ def _traced_metrics(state: stablenum.GuardState) -> dict[str, jax.Array]:
 
 
 def history(opt_state: PyTree) -> list[stablenum.StepRecord]:
-    """The last 128 steps, oldest first, as dicts of plain values; never raises for a halt.
+    """Return the last 128 steps, oldest first, as dicts of plain values; never raises for a halt.
 
     Keys: step, loss, grad_norm, loss_scale, clip_coefficient, reason, applied, worst, precision_level.
 
@@ -122,7 +122,7 @@ def raise_if_halted(opt_state: PyTree, config: stablenum.GuardConfig) -> None:
     """Raise if the guard has halted the training.
 
     Raises:
-        NonFiniteError: it has; the attribute ``opt_state`` is the halted state.
+        NonFiniteError: the guard has halted; the attribute ``opt_state`` is the halted state.
     """
     try:
         readout.check_halted(*_read(opt_state), config=config)
@@ -132,9 +132,9 @@ def raise_if_halted(opt_state: PyTree, config: stablenum.GuardConfig) -> None:
 
 
 def resume(opt_state: PyTree) -> PyTree:
-    """``opt_state`` with a guard that continues after it has halted the training.
+    """Return ``opt_state`` with a guard that continues after it has halted the training.
 
-    Clears the halt and the counts of skips in a row; everything else stays. Works under jit too.
+    It clears the halt and the counts of skips in a row; everything else stays. It works under jit too.
 
     Raises:
         ValueError: no guard, or more than one.
@@ -146,7 +146,7 @@ def resume(opt_state: PyTree) -> PyTree:
     """
     found = find_guard(opt_state)
     guard = found.guard
-    # Separate arrays, not one in several places: a buffer cannot be donated twice.
+    # These are separate arrays rather than one in several places, because a buffer cannot be donated twice.
     cleared = guard._replace(
         halted=jnp.zeros_like(guard.halted),
         skipped_in_a_row=jnp.zeros_like(guard.skipped_in_a_row),
@@ -156,7 +156,7 @@ def resume(opt_state: PyTree) -> PyTree:
 
 
 def guard_state_dict(opt_state: PyTree) -> dict[str, Any]:
-    """The guard's state as plain JSON values, the same as PyTorch's ``guard_state_dict()``.
+    """Return the guard's state as plain JSON values, the same as PyTorch's ``guard_state_dict()``.
 
     Raises:
         ValueError: no guard, more than one, or a stacked or traced state.
@@ -172,7 +172,7 @@ def guard_state_dict(opt_state: PyTree) -> dict[str, Any]:
 
 
 def load_guard_state_dict(opt_state: PyTree, plain: Mapping[str, Any]) -> PyTree:
-    """``opt_state`` with a guard's state saved by :func:`guard_state_dict`, here or in PyTorch.
+    """Return ``opt_state`` with a guard's state saved by :func:`guard_state_dict`, here or in PyTorch.
 
     Args:
         opt_state: a pytree with one guard's state in it, made with the same config.

@@ -28,7 +28,7 @@ def scaled_value_and_grad(
     *args: Any,
     **kwargs: Any,
 ) -> tuple[Any, Any]:
-    """What ``fun`` returns, and the gradients of its scaled loss."""
+    """Return the result of ``fun`` and the gradients of its scaled loss."""
     dtypes: list[Any] = []
 
     def scaled(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -46,7 +46,7 @@ def scaled_value_and_grad(
 
 
 def _scale_on_loss(scale: jax.Array, dtype: Any) -> jax.Array:
-    """The part of the scale that is multiplied with the loss.
+    """Return the part of the scale that is multiplied with the loss.
 
     The cotangent of a float16 loss is float16, where 65536 is inf. The gradients are multiplied by the
     rest of the scale.
@@ -55,10 +55,10 @@ def _scale_on_loss(scale: jax.Array, dtype: Any) -> jax.Array:
 
 
 def scale_loss(loss: Any, opt_state: PyTree) -> jax.Array:
-    """The loss times the guard's loss scale, in float32 (float64 for a float64 loss).
+    """Return the loss times the guard's loss scale, in float32 (float64 for a float64 loss).
 
-    For gradients that you compute yourself; :func:`stablenum_jax.value_and_grad` does it for you. Compute
-    the loss in float32: the derivative of a float16 loss cannot hold a scale of 65536.
+    Use it for gradients that you compute yourself; :func:`stablenum_jax.value_and_grad` does it for you.
+    Compute the loss in float32: the derivative of a float16 loss cannot hold a scale of 65536.
 
     Args:
         loss: a scalar.
@@ -77,7 +77,7 @@ def scale_loss(loss: Any, opt_state: PyTree) -> jax.Array:
 
 
 def scaled_in_range(loss: jax.Array, scale: jax.Array) -> jax.Array:
-    """The loss times as much of the scale as its cotangent can represent, in at least float32."""
+    """Return the loss times as much of the scale as its cotangent can represent, in at least float32."""
     return _scaled(loss, _scale_on_loss(scale, loss.dtype))
 
 

@@ -27,7 +27,7 @@ def step(
     value: Any = None,
     **extra: Any,
 ) -> tuple[PyTree, PyTree]:
-    """One guarded training step: decide, then update and add inside one ``lax.cond``, or skip.
+    """Run one guarded training step: decide, then update and add inside one ``lax.cond``, or skip.
 
     A skipped step leaves the parameters and the whole state of the optimizer bit for bit as they were; only
     the guard's own state changes. The structure and dtypes of both never change, so the pair can be the carry
@@ -39,8 +39,8 @@ def step(
         opt_state: the state, from ``tx.init(params)``.
         grads: their gradients, multiplied by :func:`stablenum_jax.loss_scale` if there is one (as those
             from :func:`stablenum_jax.value_and_grad` are). A leaf that is None is a missing gradient.
-        value: the unscaled loss, a scalar; a step whose loss is not finite is skipped. Passed to ``tx`` if
-            it takes it.
+        value: the unscaled loss, a scalar; a step whose loss is not finite is skipped. The loss is passed to
+        ``tx`` if ``tx`` accepts it.
         **extra: further arguments for ``tx.update``, if it takes them.
 
     Returns:
@@ -73,7 +73,7 @@ def step(
 
 
 def _add(params: PyTree, updates: PyTree) -> PyTree:
-    """``optax.apply_updates`` that leaves a parameter without an update as it is."""
+    """Apply updates as optax does, but leave a parameter without an update unchanged."""
 
     def add(param: Any, update: Any) -> Any:
         if param is None or update is None or getattr(update, "dtype", None) == jax.dtypes.float0:
@@ -85,7 +85,7 @@ def _add(params: PyTree, updates: PyTree) -> PyTree:
 
 @functools.lru_cache(maxsize=32)
 def _with_statistics(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """``tx`` on the trained part of a flax dict of variables; fp8 statistics pass through."""
+    """Return ``tx`` for the trained part of a flax dict of variables; fp8 statistics pass through."""
     inner = optax.with_extra_args_support(tx)
 
     def update(grads: Any, state: PyTree, params: Any = None, **extra: Any) -> tuple[PyTree, PyTree]:
@@ -96,7 +96,7 @@ def _with_statistics(tx: optax.GradientTransformation) -> optax.GradientTransfor
 
 
 def _add_and_overwrite(params: Any, updates: Any) -> Any:
-    """As flax's ``TrainState.apply_gradients``: each statistic is replaced by its "gradient"."""
+    """Work like flax's ``TrainState.apply_gradients``: replace each statistic by its "gradient"."""
     added = {
         "params": _add(params["params"], updates["params"]),
         FP8_STATISTICS: updates[FP8_STATISTICS],

@@ -109,7 +109,7 @@ def guard(
 
 
 class _Guard:
-    """The chain form. It follows the driver around it; without one it does what it can."""
+    """The chain form, which follows the driver around it; without one it does what it can."""
 
     def __init__(self, config: stablenum.GuardConfig, axis_name: AxisName | None) -> None:
         self.config, self.axis_name = config, axis_name
@@ -119,11 +119,11 @@ class _Guard:
         return optax.GradientTransformationExtraArgs(self.init, self.update)
 
     def init(self, params: PyTree) -> GuardOptState:
-        """The state before the first step."""
+        """Return the state before the first step."""
         paths = list(guarded_leaves(params, None))
         names = [path_name(path) for path in paths]
         if self.config.unit_rule is not None:
-            self.config.unit_rule.included(names)  # raises now if a pattern matches nothing
+            self.config.unit_rule.included(names)  # raises if a pattern matches nothing
         number = register_names(names)
         return GuardOptState(
             guard=stablenum.init_guard(self.config, len(paths), xp=jnp),
@@ -133,7 +133,7 @@ class _Guard:
     def update(
         self, updates: PyTree, state: GuardOptState, params: PyTree = None, *, value: Any = None, **extra: Any
     ) -> tuple[PyTree, GuardOptState]:
-        """The gradients for the next transformation, and the next state."""
+        """Return the gradients for the next transformation, and the next state."""
         leaves = guarded_leaves(updates, params)
         register_names([path_name(path) for path in leaves])
         weights = () if self.config.unit_rule is None else guarded_weights(leaves, params)
@@ -178,10 +178,10 @@ class _Guard:
 
 
 def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """``optax.chain`` with a true skip: in a skipped step none of it runs.
+    """Chain transformations as ``optax.chain`` does, with a true skip: in a skipped step none of them runs.
 
-    For callers of plain ``tx.update``. On a skip the updates are -0.0, which leaves every parameter bit for
-    bit as it was, and so is the state of all transformations. If you call the update yourself, prefer
+    It is for callers of plain ``tx.update``. On a skip the updates are -0.0, which leaves every parameter bit
+    for bit as it was, and so is the state of all transformations. If you call the update yourself, prefer
     :func:`stablenum_jax.step`, which is faster: it adds the updates inside the branch that a skip leaves out.
     Jit the whole training step, not ``update`` alone: updates are then written over the gradients and take no
     memory.

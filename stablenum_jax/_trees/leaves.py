@@ -27,7 +27,7 @@ FP8_STATISTICS = "_overwrite_with_gradient"
 
 
 def is_measurable(path: Path, leaf: Any) -> bool:
-    """Whether a leaf is a gradient: real or complex floating point, and not an fp8 statistic.
+    """Return whether a leaf is a gradient: real or complex floating point, and not an fp8 statistic.
 
     Integers, PRNG keys and float0 (JAX's gradient of an integer) are not.
     """
@@ -37,7 +37,7 @@ def is_measurable(path: Path, leaf: Any) -> bool:
 
 
 def is_floating(x: Any) -> bool:
-    """Whether an array, a scalar or an abstract value is of a real or complex floating type."""
+    """Return whether an array, a scalar or an abstract value is of a real or complex floating type."""
     dtype = getattr(x, "dtype", None)
     if dtype is None:
         return isinstance(x, (float, complex))
@@ -45,7 +45,7 @@ def is_floating(x: Any) -> bool:
 
 
 def guarded_leaves(updates: Any, params: Any) -> dict[Path, Any]:
-    """The gradients that a guard watches, by path; None for a parameter without gradient.
+    """Return the gradients that a guard watches, by path; None for a parameter without gradient.
 
     With ``params`` there is an entry for each parameter, whether or not it has a gradient, so that
     the n-th norm is always that of the n-th parameter.
@@ -62,7 +62,7 @@ def guarded_leaves(updates: Any, params: Any) -> dict[Path, Any]:
 
 
 def guarded_weights(leaves: Mapping[Path, Any], params: Any) -> tuple[Any, ...]:
-    """The parameters of the gradients ``leaves``, for a rule that compares the two.
+    """Return the parameters of the gradients ``leaves``, for a rule that compares the two.
 
     Raises:
         ValueError: ``params`` is None, or has another structure or other shapes.
@@ -83,6 +83,6 @@ def guarded_weights(leaves: Mapping[Path, Any], params: Any) -> tuple[Any, ...]:
 
 
 def real_parts(x: Array) -> list[Array]:
-    """``x`` in the precision in which it is summed: itself, or its real and imaginary parts."""
+    """Return ``x`` in the precision in which it is summed: itself, or its real and imaginary parts."""
     parts = [x.real, x.imag] if jnp.iscomplexobj(x) else [x]
     return [part if part.dtype == jnp.float64 else part.astype(jnp.float32) for part in parts]

@@ -28,7 +28,7 @@ _NAMES: dict[int, tuple[str, ...] | None] = {}
 
 
 def path_name(path: Path) -> str:
-    """The dotted name of a leaf: ``"layers.0.weight"``; ``"param"`` for a tree that is one leaf.
+    """Return the dotted name of a leaf: ``"layers.0.weight"``; ``"param"`` for a tree that is one leaf.
 
     Example:
         >>> path_name((jax.tree_util.DictKey("layers"), jax.tree_util.SequenceKey(0)))
@@ -60,5 +60,5 @@ def register_names(names: Sequence[str]) -> int:
 
 
 def known_names(number: int) -> tuple[str, ...] | None:
-    """The names registered under ``number``; None if this process has none, or two trees share it."""
+    """Return the names registered under ``number``; None if this process has none, or two trees share it."""
     return _NAMES.get(number)

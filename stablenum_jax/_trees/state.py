@@ -24,7 +24,7 @@ PyTree: TypeAlias = Any
 
 
 class GuardOptState(NamedTuple):
-    """What :func:`stablenum_jax.guard` keeps in the optimizer's state. All leaves are arrays.
+    """The state that :func:`stablenum_jax.guard` keeps in the optimizer's state. All leaves are arrays.
 
     Attributes:
         guard: the core's state.
@@ -37,17 +37,17 @@ class GuardOptState(NamedTuple):
 
 
 def is_guard(node: object) -> bool:
-    """Whether a node of a pytree is a guard's state."""
+    """Return whether a node of a pytree is a guard's state."""
     return isinstance(node, GuardOptState)
 
 
 def has_guard(tree: PyTree) -> int:
-    """How many guards' states ``tree`` holds."""
+    """Return how many guards' states ``tree`` holds."""
     return sum(map(is_guard, jax.tree.leaves(tree, is_leaf=is_guard)))
 
 
 def find_guard(opt_state: PyTree) -> GuardOptState:
-    """The one guard's state in a pytree.
+    """Return the one guard's state in a pytree.
 
     Raises:
         ValueError: there is none, or more than one.
@@ -63,7 +63,7 @@ def find_guard(opt_state: PyTree) -> GuardOptState:
 
 
 def replace_guard(opt_state: PyTree, guard: GuardOptState) -> PyTree:
-    """``opt_state`` with ``guard`` in place of its own guard's state."""
+    """Return ``opt_state`` with ``guard`` in place of its own guard's state."""
 
     def put(node: Any) -> Any:
         if not is_guard(node):
@@ -75,12 +75,12 @@ def replace_guard(opt_state: PyTree, guard: GuardOptState) -> PyTree:
 
 
 def injects_hyperparams(node: object) -> bool:
-    """Whether a node is the state of ``optax.inject_hyperparams``, in either of optax's forms."""
+    """Return whether a node is the state of ``optax.inject_hyperparams``, in either of optax's forms."""
     return isinstance(getattr(node, "hyperparams", None), Mapping) and hasattr(node, "inner_state")
 
 
 def _plain(node: Any) -> Any:
-    """Nested tuples of bare arrays: flax.nnx wraps each array in a Variable, which is a node."""
+    """Return nested tuples of bare arrays: flax.nnx wraps each array in a Variable, a node."""
     if isinstance(node, tuple):
         parts = [_plain(part) for part in node]
         return type(node)(*parts) if hasattr(node, "_fields") else tuple(parts)
@@ -89,9 +89,9 @@ def _plain(node: Any) -> Any:
 
 
 def guard_state(opt_state: PyTree) -> stablenum.GuardState:
-    """The guard's state, wherever it is in ``opt_state``.
+    """Return the guard's state, wherever it is in ``opt_state``.
 
-    Looks through optax chains and wrappers (``MultiSteps``, ``masked``, ``inject_hyperparams``,
+    It looks through optax chains and wrappers (``MultiSteps``, ``masked``, ``inject_hyperparams``,
     ``partition``...), a whole flax ``TrainState`` and a whole ``nnx.Optimizer``.
 
     Raises:
@@ -107,7 +107,7 @@ def guard_state(opt_state: PyTree) -> stablenum.GuardState:
 
 
 def loss_scale(opt_state: PyTree) -> jax.Array:
-    """The factor on the next step's loss: () float32, 1.0 without loss scaling.
+    """Return the factor on the next step's loss: () float32, 1.0 without loss scaling.
 
     Raises:
         ValueError: there is no guard in ``opt_state``, or more than one.

@@ -44,7 +44,7 @@ class NotCompiledWarning(UserWarning):
 def fewer_kernels(
     function: Callable[..., T], *settings: Hashable, on: Tensor, shape: Hashable = None
 ) -> Callable[..., T]:
-    """``function(*settings, ...)``, compiled if the tensor ``on`` lies on a GPU; without side effects.
+    """Return ``function(*settings, ...)``, compiled if the tensor ``on`` lies on a GPU; without side effects.
 
     Args:
         function: a pure function of the settings, then of tuples of tensors.
@@ -96,7 +96,7 @@ class _Compiled:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # noqa: BLE001  (compilers fail in many ways)
-            result = self._eager(*args)  # or raises what is wrong with the arguments
+            result = self._eager(*args)  # or raises an error about the arguments
             self._failed = True
             _warn(error)
         self._tried = True
@@ -104,7 +104,8 @@ class _Compiled:
 
 
 def _with_separate_code(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function behind a code object that no other shares: torch limits the variants compiled per code."""
+    """Return the function behind a code object that no other shares: torch limits the variants compiled per
+    code."""
 
     def call(*args: Any) -> Any:
         return function(*args)

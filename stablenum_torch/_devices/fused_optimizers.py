@@ -15,7 +15,7 @@ __all__ = ["can_skip_on_device", "is_fused", "moves_nothing", "step_folded"]
 
 
 def is_fused(optimizer: Optimizer) -> bool:
-    """Whether the optimizer's kernel takes ``grad_scale`` and ``found_inf``."""
+    """Return whether the optimizer's kernel takes ``grad_scale`` and ``found_inf``."""
     if not getattr(optimizer, "_step_supports_amp_scaling", False):
         return False
     # The attribute reflects the constructor's arguments. A step follows the groups, which may have changed
@@ -24,12 +24,12 @@ def is_fused(optimizer: Optimizer) -> bool:
 
 
 def step_folded(optimizer: Optimizer, *, divisor: Tensor | None, found_inf: Tensor | None) -> None:
-    """``optimizer.step()`` that divides gradients by ``divisor`` and skips if ``found_inf`` is 1.
+    """Call ``optimizer.step()``, which divides gradients by ``divisor`` and skips if ``found_inf`` is 1.
 
     Both are () float32 or None. The attributes are removed afterwards, also when the step raises: a
     left-over ``found_inf`` would skip every later step.
     """
-    # Not a context manager: torch.compile would break the graph around it.
+    # This is not a context manager, because torch.compile would break the graph around one.
     try:
         if divisor is not None:
             optimizer.grad_scale = divisor
@@ -44,7 +44,7 @@ def step_folded(optimizer: Optimizer, *, divisor: Tensor | None, found_inf: Tens
 
 
 def can_skip_on_device(optimizer: Optimizer) -> bool:
-    """Whether a fused step may be skipped by the flag alone; prepares fused SGD for it.
+    """Return whether a fused step may be skipped by the flag alone; prepares fused SGD for it.
 
     torch's fused SGD allocates its momentum buffer uninitialised, and the kernel of the first step fills it.
     If that step is skipped, the buffer keeps whatever was in memory. Without dampening a zero buffer gives
@@ -66,10 +66,10 @@ def can_skip_on_device(optimizer: Optimizer) -> bool:
 
 
 def moves_nothing(optimizer: Optimizer) -> bool:
-    """Whether every learning rate is 0, as far as the host knows without asking a device.
+    """Return whether every learning rate is 0, as far as the host knows without asking a device.
 
-    torch's checkpointing takes such a step on zero gradients, to create the optimizer's state. It is no
-    evidence that the loss scale may grow.
+    torch's checkpointing takes such a step on zero gradients, to create the optimizer's state. Such a step is
+    no evidence that the loss scale may grow.
     """
     if torch.compiler.is_compiling():
         return False  # a tensor's value is not known while tracing

@@ -17,12 +17,12 @@ from stablenum_torch._devices.straight_line import Writer
 
 __all__ = ["HostGuard"]
 
-# The measurements that are a number or an array, in the order of a written function's arguments.
+# The measurements that are single numbers or arrays, in the order of a written function's arguments.
 _MEASURED = ("norms", "loss", "found_inf", "amax", "tiny")
 
 
 class HostGuard:
-    """Decides on a state in CPU tensors, through NumPy views: without the dispatch of tensor operations.
+    """Decides on a state in CPU tensors through NumPy views, which avoids the dispatch of tensor operations.
 
     Args:
         config: the guard's settings.
@@ -41,13 +41,13 @@ class HostGuard:
         self._flat: list[np.ndarray] = leaves(self._views)
         self._tensors: list[Tensor] = leaves(state)
         self._memory = [tensor.data_ptr() for tensor in self._tensors]
-        # Kept, because creating a tensor takes nearly as long as deciding.
+        # The tensor is kept, because creating one takes nearly as long as deciding.
         self._divisor = torch.ones((), dtype=torch.float32, device="cpu")
         self._divisor_view = self._divisor.numpy()
         self._written: dict[tuple[Any, ...], Callable[..., tuple[Any, ...]]] = {}
 
     def is_for(self, config: GuardConfig, state: GuardState) -> bool:
-        """Whether this decides by ``config`` on ``state``, in the memory that its tensors have now.
+        """Return whether this decides by ``config`` on ``state``, in the memory that its tensors have now.
 
         A tensor can move in place: sharing it with another process moves it there and frees the old memory.
         """
@@ -55,7 +55,7 @@ class HostGuard:
         return same and self._memory == [tensor.data_ptr() for tensor in self._tensors]
 
     def read(self) -> list[Any]:
-        """The state's leaves: scalars, and arrays that share memory with the tensors."""
+        """Return the state's leaves: scalars, and arrays that share memory with the tensors."""
         return [view[()] for view in self._flat]
 
     def write(self, values: list[Any]) -> None:
@@ -64,12 +64,12 @@ class HostGuard:
             view[...] = value
 
     def divisor(self, multiplier: np.float32) -> Tensor:
-        """() float32 ``1 / multiplier``, as fused kernels take it; the next call overwrites it."""
+        """Return () float32 ``1 / multiplier``, as fused kernels take it; the next call overwrites it."""
         self._divisor_view[()] = 1 / multiplier
         return self._divisor
 
     def decide(self, seen: Observation) -> tuple[Decision, list[Any]]:
-        """The decision, and the leaves of the next state, which is not written yet."""
+        """Return the decision, and the leaves of the next state, which is not written yet."""
         if seen.units is not None:
             decision, after = decide(self.config, map_leaves(lambda v: v[()], self._views), seen, xp=scalars)
             return decision, leaves(after)
@@ -82,7 +82,8 @@ class HostGuard:
         return Decision(*found[:_FIELDS]), list(found[_FIELDS:])
 
     def _write_out(self, seen: Observation) -> Callable[..., tuple[Any, ...]]:
-        """``decide`` for observations like ``seen``, as a function of their parts and the state's leaves."""
+        """Return ``decide`` for observations like ``seen``, as a function of their parts and the state's
+        leaves."""
         writer = Writer()
         parts = {name: getattr(seen, name) for name in _MEASURED}
         inputs: dict[str, Any] = {

@@ -25,12 +25,12 @@ __all__ = [
 
 
 def several_ranks() -> bool:
-    """Whether this process is one of several that train together."""
+    """Return whether this process is one of several that train together."""
     return _initialized() and dist.get_world_size() > 1
 
 
 def joins_ranks(params: Sequence[Tensor], process_group: dist.ProcessGroup | None) -> bool:
-    """Whether norms have to be joined over ranks: for plain shards of a group, and for DTensors."""
+    """Return whether norms have to be joined over ranks: for plain shards of a group, and for DTensors."""
     return process_group is not None or (_initialized() and any(map(_is_dtensor, params)))
 
 
@@ -49,7 +49,7 @@ def check_process_group(process_group: object) -> None:
 
 
 def local_part(grad: Any) -> Tensor:
-    """This rank's part of a gradient; writing to it writes to the gradient.
+    """Return this rank's part of a gradient; writing to it writes to the gradient.
 
     Raises:
         ValueError: the gradient is a partial DTensor.
@@ -67,7 +67,7 @@ def local_part(grad: Any) -> Tensor:
 
 
 def join_norms(norms: Tensor, params: Sequence[Any], process_group: dist.ProcessGroup | None) -> Tensor:
-    """(n,) float64 norms of whole gradients from those of this rank's parts.
+    """Return (n,) float64 norms of whole gradients, computed from those of this rank's parts.
 
     Args:
         norms: (n,) float64, of the local parts; 0 where a rank has no gradient: it takes part all the same.
@@ -86,7 +86,7 @@ def join_over_ranks(
     *,
     maximum: bool = False,
 ) -> Tensor:
-    """(n,) the sum over all ranks of each parameter's parts; the largest if ``maximum``.
+    """Sum each parameter's parts over all ranks, (n,); take the largest part if ``maximum``.
 
     Args:
         values: (n,) of this rank's parts; changed in place.
@@ -102,7 +102,8 @@ def join_over_ranks(
         if len(members) == len(values):
             dist.all_reduce(values, op=operation, group=group)
             continue
-        # Unbound and stacked, not indexed: an index made here would have to be copied to the device.
+        # Unbound and stacked rather than indexed, because an index made here would have to be copied to the
+        # device.
         each = list(values.unbind())
         part = torch.stack([each[i] for i in members])
         dist.all_reduce(part, op=operation, group=group)
@@ -113,7 +114,7 @@ def join_over_ranks(
 
 
 def is_sharded(param: Any) -> bool:
-    """Whether the parameter is a DTensor of which several ranks hold different parts."""
+    """Return whether the parameter is a DTensor of which several ranks hold different parts."""
     return _is_dtensor(param) and any(
         not placement.is_replicate() and param.device_mesh.size(d) > 1
         for d, placement in enumerate(param.placements)
@@ -123,7 +124,7 @@ def is_sharded(param: Any) -> bool:
 def _sharding_groups(param: Any, process_group: dist.ProcessGroup | None) -> list[dist.ProcessGroup]:
     if not _is_dtensor(param):
         return [] if process_group is None else [process_group]
-    # Not is_shard(): it is False for the strided shards of FSDP over tensor parallelism.
+    # is_shard() is not used, because it is False for the strided shards of FSDP over tensor parallelism.
     sharded = [d for d, placement in enumerate(param.placements) if not placement.is_replicate()]
     return [param.device_mesh.get_group(d) for d in sharded]
 

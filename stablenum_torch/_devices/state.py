@@ -12,7 +12,7 @@ __all__ = ["copy_into", "moved_to", "to_device"]
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on ``device``. Only copies from the host to a device run in the background.
+    """Return the tensor on ``device``. Only copies from the host to a device run in the background.
 
     A copy to the host would be read before it is complete.
     """
@@ -24,11 +24,11 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 def copy_into(state: GuardState, values: GuardState) -> None:
     """Write the tensors ``values`` into those of ``state``, in one launch per dtype.
 
-    In place, so that CUDA graphs, compiled steps and views keep seeing the same memory.
+    They are written in place, so that CUDA graphs, compiled steps and views keep using the same memory.
     """
     by_dtype: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
     for leaf, value in zip(leaves(state), leaves(values), strict=True):
-        if value is not leaf:  # a step leaves some unchanged
+        if value is not leaf:  # a step leaves some tensors unchanged
             into, of = by_dtype.setdefault(leaf.dtype, ([], []))
             into.append(leaf)
             of.append(value)
@@ -37,5 +37,5 @@ def copy_into(state: GuardState, values: GuardState) -> None:
 
 
 def moved_to(state: GuardState, device: torch.device) -> GuardState:
-    """A copy of the state on ``device``."""
+    """Return a copy of the state on ``device``."""
     return map_leaves(lambda leaf: leaf.to(device), state)

@@ -6,7 +6,7 @@ promise is broken (``benchmarks/steps/promises.py``).
 
 ``decide`` consists of about a hundred calls of small functions, which take most of its time on a CPU. The
 core never branches on a measured value, because ``jax.jit`` and ``torch.compile`` must be able to trace it.
-One run on recording values therefore sees every operation, and the recorded operations are the function.
+One run on recording values therefore records every operation, and the recorded operations are the function.
 What does not depend on an input is computed while recording, unused results are dropped, and ``where`` on a
 single number becomes a branch.
 """
@@ -32,7 +32,7 @@ class Value:
     """Stands for a number or array that is known only in a call of the function; ``sample`` is an example."""
 
     __slots__ = ("name", "sample", "writer")
-    __array_ufunc__ = None  # operators between a NumPy number and a Value are left to the Value
+    __array_ufunc__ = None  # the Value's operators also handle a NumPy number on the left
 
     def __init__(self, writer: Writer, name: str, sample: Any) -> None:
         self.writer, self.name, self.sample = writer, name, sample
@@ -102,13 +102,13 @@ class Writer:
         self._lines: dict[str, tuple[str, list[str]]] = {}  # name -> expression and the names in it
 
     def input(self, sample: Any) -> Value:
-        """An argument of the function; arguments are in the order of these calls."""
+        """Return an argument of the function; arguments are in the order of these calls."""
         name = f"i{len(self._inputs)}"
         self._inputs.append(name)
         return Value(self, name, sample)
 
     def function(self, results: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
-        """The function of all inputs that returns ``results`` (values and constants) as a tuple."""
+        """Return the function of all inputs that returns ``results`` (values and constants) as a tuple."""
         names = [self._name(result) for result in results]
         wanted, waiting = set(), list(names)
         while waiting:
@@ -119,7 +119,7 @@ class Writer:
         body = [f"    {name} = {text}" for name, (text, _) in self._lines.items() if name in wanted]
         source = [f"def written({', '.join(self._inputs)}):", *body, f"    return ({', '.join(names)},)"]
         scope = dict(self._constants)
-        exec("\n".join(source), scope)  # the text is made above, from the core's own operations only
+        exec("\n".join(source), scope)  # the text is generated above, from the core's own operations only
         made: Callable[..., tuple[Any, ...]] = scope["written"]
         return made
 
@@ -143,7 +143,7 @@ class Writer:
             return f"[{', '.join(self._name(part) for part in arg)}]"
         if id(arg) not in self._names:
             self._names[id(arg)] = f"c{len(self._names)}"
-            self._constants[self._names[id(arg)]] = arg  # keeps it alive, so its id stays unique
+            self._constants[self._names[id(arg)]] = arg  # keeps the object alive, so its id stays unique
         return self._names[id(arg)]
 
     def _value_names(self, arg: Any) -> list[str]:

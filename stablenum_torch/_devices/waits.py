@@ -15,12 +15,13 @@ __all__ = ["BackgroundRead", "HaltWatch", "LevelWatch", "capturing", "wait_for_b
 
 
 def capturing() -> bool:
-    """Whether a CUDA graph is being captured: then nothing may wait, and replays run no Python code."""
+    """Return whether a CUDA graph is being captured: then nothing may wait, and replays run no Python
+    code."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def wait_for_bool(flag: Tensor) -> bool:
-    """The value of a () bool tensor.
+    """Return the value of a () bool tensor.
 
     Raises:
         RuntimeError: a CUDA graph is being captured, so there is no value yet.
@@ -58,7 +59,7 @@ class BackgroundRead:
         self._done.record(stream)
 
     def result(self) -> int | None:
-        """The value, once, if the copy is complete; otherwise None."""
+        """Return the value, once, if the copy is complete; otherwise None."""
         if self._done is None or self._copy is None or capturing() or not self._done.query():
             return None
         value = int(self._copy)
@@ -78,7 +79,7 @@ class LevelWatch:
         self._read = BackgroundRead()
 
     def read(self, level: Tensor) -> int:
-        """The level; on CUDA the last one that has reached the host."""
+        """Return the level; on CUDA the last one that has reached the host."""
         if level.device.type != "cuda":
             return int(level)
         arrived = self._read.result()
@@ -100,7 +101,8 @@ class HaltWatch:
         self._read = BackgroundRead()
 
     def after_step(self, state: GuardState, names: Callable[[], Sequence[str]], config: GuardConfig) -> None:
-        """Raise if the flag is known to be set. Clears it, so a caller who catches the error can go on.
+        """Raise if the flag is known to be set. The flag is cleared, so a caller who catches the error can go
+        on.
 
         Raises:
             NonFiniteError: the guard has halted.

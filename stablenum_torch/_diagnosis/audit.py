@@ -35,7 +35,7 @@ __all__ = ["audit", "repair", "state_problems"]
 
 Entries = dict[str, tuple[Role, Tensor]]
 
-# What torch's optimizers, and others that use the same names, store per parameter.
+# The entries that torch's optimizers, and others with the same names, store per parameter.
 _ROLES = {
     "exp_avg": Role.FIRST,
     "exp_avg_sq": Role.SECOND,
@@ -71,13 +71,14 @@ def audit(
     *,
     names: torch.nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | None = None,
 ) -> Audit:
-    """The state of an optimizer, parameter by parameter, sorted by risk.
+    """Report on the state of an optimizer, parameter by parameter, sorted by risk.
 
     For each parameter it reports the RMS of the update that the moments give at the present learning rate,
     max abs(dw)/abs(w), frac(v == 0 and m != 0), the numbers of inf and of negative second moments and of
-    NaN, sqrt(v) compared with eps, RMS(g^2/v), and frac(w + dw == w). What the optimizer's state does not
-    contain is None, "-" in the table. Decoupled weight decay is not part of the update. Counts are numbers of
-    elements: of the real and imaginary parts of a complex parameter, of this rank's part of a sharded one.
+    NaN, sqrt(v) compared with eps, RMS(g^2/v), and frac(w + dw == w). Values that the optimizer's state does
+    not contain are None ("-" in the table). Decoupled weight decay is not part of the update. Counts are
+    numbers of elements: of the real and imaginary parts of a complex parameter, of this rank's part of a
+    sharded one.
 
     Args:
         optimizer: any ``torch.optim.Optimizer``, also a guarded one.
@@ -130,9 +131,9 @@ def audit(
 
 
 def state_problems(optimizer: Optimizer) -> tuple[str, ...]:
-    """What in an optimizer's state can make the next update wrong, in words, the worst first.
+    """List what in an optimizer's state can make the next update wrong, in words, the worst first.
 
-    Parameters and gradients play no part in it, and warnings are left out: see :func:`audit`.
+    Parameters and gradients are not judged, and warnings are left out: see :func:`audit`.
 
     Raises:
         TypeError: ``optimizer`` is not an optimizer.
@@ -144,7 +145,7 @@ def state_problems(optimizer: Optimizer) -> tuple[str, ...]:
 
 
 def _unwrapped(optimizer: Optimizer) -> Optimizer:
-    """The optimizer that has the state: inside a guard, Accelerate's wrapper, and the like."""
+    """Return the optimizer that has the state: inside a guard, Accelerate's wrapper, and the like."""
     seen = {id(optimizer)}
     while not isinstance(optimizer, TwinOptimizer):
         inner = getattr(optimizer, "inner", None) or getattr(optimizer, "optimizer", None)
@@ -156,17 +157,17 @@ def _unwrapped(optimizer: Optimizer) -> Optimizer:
 
 
 def _law_giver(optimizer: Optimizer) -> Optimizer:
-    """The optimizer whose update law applies: inside one that runs it in float32."""
+    """Return the optimizer whose update law applies: inside one that runs it in float32."""
     return optimizer.inner if isinstance(optimizer, TwinOptimizer) else optimizer
 
 
 def _value(optimizer: Optimizer, p: Tensor) -> Tensor:
-    """What the update law applies to: the parameter, or its value in float32."""
+    """Return what the update law applies to: the parameter, or its value in float32."""
     return optimizer.wide_value(p) if isinstance(optimizer, TwinOptimizer) else p
 
 
 def _names(optimizer: Optimizer, given: Mapping[Tensor, str]) -> list[str]:
-    """A name for each parameter in the order of the groups."""
+    """Return a name for each parameter in the order of the groups."""
     known = getattr(optimizer, "parameter_names", None)  # of a guarded optimizer
     if not callable(known):
         return names_of(optimizer, given)
@@ -192,7 +193,7 @@ def _gradients(
         unknown = [name for name in grads if name not in set(names)]
         if unknown:
             raise ValueError(
-                f"grads must be named as the parameters are; got {unknown[0]!r}, known are "
+                f"grads must be named as the parameters are; got {unknown[0]!r}; the known names are "
                 f"{', '.join(names[:4])}{'...' if len(names) > 4 else ''}. Name them with names=model."
             )
         found = [grads.get(name) for name in names]
@@ -248,7 +249,7 @@ def _law(kind: str, group: Mapping[str, Any], state: Mapping[str, Any]) -> Law:
 
 
 def _number(value: Any) -> float | None:
-    """A number, or a tensor with one element, as a float. Reading a tensor makes the host wait."""
+    """Return a number, or a tensor with one element, as a float. Reading a tensor makes the host wait."""
     if isinstance(value, Tensor):
         return float(value) if value.numel() == 1 else None
     return float(value) if isinstance(value, int | float) else None
@@ -279,7 +280,7 @@ def _row(
 
 
 def _entries(p: Tensor, state: Mapping[str, Any], kind: str) -> tuple[Entries, dict[str, Tensor]]:
-    """The entries of known meaning in the parameter's shape, and the other floating-point tensors."""
+    """Return the entries of known meaning in the parameter's shape, and the other floating-point tensors."""
     known: Entries = {}
     others: dict[str, Tensor] = {}
     for key, value in state.items():
@@ -334,7 +335,8 @@ def _rounding(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """(n,) real values in logical order: both parts of complex numbers, and the zeros of a sparse tensor."""
+    """Return (n,) real values in logical order: both parts of complex numbers, and the zeros of a sparse
+    tensor."""
     values = local_part(tensor).detach()
     if values.layout != torch.strided:
         values = values.to_dense()
@@ -416,6 +418,6 @@ def _check_optimizer(optimizer: object) -> None:
 
 
 def _writable(tensor: Tensor) -> Tensor:
-    """This rank's part as real values that share its memory."""
+    """Return this rank's part as real values that share its memory."""
     values = local_part(tensor).detach()
     return torch.view_as_real(values) if values.is_complex() else values

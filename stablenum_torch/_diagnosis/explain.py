@@ -26,7 +26,7 @@ _OTHER_BACKWARD_PASSES = (
 
 
 class Guarded(Protocol):
-    """What is asked of a guarded optimizer."""
+    """The interface that a guarded optimizer must have."""
 
     config: GuardConfig
     guard_state: GuardState
@@ -40,7 +40,7 @@ def explain_step(
     closure: Callable[[], Any],
     model: torch.nn.Module | None,
 ) -> Report:
-    """The report of :meth:`stablenum_torch.GuardedOptimizer.explain`.
+    """Return the report of :meth:`stablenum_torch.GuardedOptimizer.explain`.
 
     Args:
         optimizer: the optimizer that skipped the step.
@@ -66,7 +66,7 @@ def explain_step(
 
 
 def _with_what_the_guard_saw(report: Report, optimizer: Guarded) -> Report:
-    """Add what the guard saw: a replay without findings may have run only a part of the step."""
+    """Add what the guard measured: a replay without findings may have run only a part of the step."""
     notes = list(report.notes)
     grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     if not all(bool(torch.isfinite(g).all()) for g in grads):

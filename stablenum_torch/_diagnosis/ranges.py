@@ -32,7 +32,7 @@ def range_report(
     optimizer: torch.optim.Optimizer | None = None,
     formats: Sequence[str] = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
 ) -> RangeReport:
-    """What each number format would do to the values of one training step, module by module.
+    """Report what each number format would do to the values of one training step, module by module.
 
     Runs one forward and one backward pass in float32, without autocast. It counts the outputs of every module
     and their gradients, the weights and their gradients and, with an optimizer, the updates. Values inside a
@@ -102,7 +102,7 @@ def range_report(
 
 @contextlib.contextmanager
 def _on_copies(model: nn.Module) -> Iterator[None]:
-    """Within the context parameters and buffers have float32 copies of their values, and no gradients.
+    """Within the context, give parameters and buffers float32 copies of their values, and no gradients.
 
     The tensors stay the same objects, so that references to them (flat weights of an RNN, ties) stay valid.
     """
@@ -139,7 +139,7 @@ def _random_states(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _float32_only(model: nn.Module) -> Iterator[None]:
-    """Without autocast and compilation, with gradients."""
+    """Run the body without autocast and compilation, and with gradients."""
     kinds = {"cpu", *(t.device.type for t in model.parameters())} - {"meta"}
     with contextlib.ExitStack() as stack:
         for kind in sorted(kinds):
@@ -177,7 +177,7 @@ class _Watch:
                 # In the backward pass activation checkpointing runs a part of the forward pass again.
                 if not self.forward_done:
                     self._seen.add(ACTIVATION, path, _plain(tensor))
-                # Now: after a later change in place the tensor has another gradient.
+                # Registered now, because after a later change in place the tensor has another gradient.
                 if tensor.requires_grad:
                     self._handles.append(tensor.register_hook(count))
 
@@ -208,7 +208,7 @@ def _backward(
     if not torch.isfinite(loss).all():
         seen.note("The loss is not finite in float32.")
     trained = [p for p in names if p.requires_grad]
-    # Not backward(): this accumulates nothing, and DistributedDataParallel does not wait for other ranks.
+    # Unlike backward(), this accumulates nothing, and DistributedDataParallel does not wait for other ranks.
     grads = dict(zip(trained, torch.autograd.grad(loss.sum(), trained, allow_unused=True)))
     missing = [names[p] for p in trained if grads[p] is None]
     if missing:
@@ -261,13 +261,13 @@ def _narrow(x: Tensor) -> bool:
 
 
 def _plain(x: Tensor) -> Tensor:
-    """Dense, without history, at least float32."""
+    """Return the tensor dense, detached and at least in float32."""
     x = dense_values(x.detach())
     return x.float() if _narrow(x) else x
 
 
 def _floats(batch: Any) -> Any:
-    """The batch with its narrow tensors in float32; containers of other types are left as they are."""
+    """Return the batch with its narrow tensors in float32; containers of other types are left as they are."""
     if isinstance(batch, Tensor):
         return batch.float() if _narrow(batch) else batch
     if type(batch) in (list, tuple):

@@ -28,16 +28,16 @@ class _KeepNothing(Snapshot):
     """A snapshot of nothing: what is recorded is not undone."""
 
     def __init__(self) -> None:
-        """Nothing is read."""
+        """Make an empty snapshot; nothing is read."""
 
     def keep_tensor(self, tensor: Tensor) -> None:
-        """Leave its gradient: gradients may be accumulated."""
+        """Leave the tensor's gradient in place, because gradients may be accumulated."""
 
     def keep_memory(self, tensor: Tensor) -> None:
-        """No copy."""
+        """Keep no copy."""
 
     def keep_generator(self, generator: torch.Generator) -> None:
-        """No copy."""
+        """Keep no copy."""
 
 
 class Window:
@@ -60,11 +60,11 @@ class Window:
         torch.compiler.set_stance("default")
 
     def report(self, bad: Sequence[Tensor], **evidence: Any) -> Report:
-        """A report on where these values, which are not finite, come from."""
+        """Return a report on where these values, which are not finite, come from."""
         return self._report([self._recorder.value_of(t) for t in bad], evidence)
 
     def report_of_last(self, **evidence: Any) -> Report | None:
-        """The same for the last value that is not finite: if possible one that a failed operation read."""
+        """Report on the last value that is not finite: if possible, one that a failed operation read."""
         failed, trace = self._recorder.failure, self._recorder.trace
         read = [] if failed is None else [v for v in trace.inputs_of(failed.step) if not v.finite]
         values = read or [v for v in reversed(trace.values) if not v.finite and v.producer is not None][:1]
@@ -83,7 +83,8 @@ class Window:
 
 
 def names_in_modules(parameters: Sequence[Tensor]) -> tuple[str, ...]:
-    """Names of parameters in the outermost module that has them; parameters of no module are left out."""
+    """Return names of parameters in the outermost module that has them; parameters of no module are left
+    out."""
     wanted = {id(p) for p in parameters}
     found: dict[int, str] = {}
     for module in _modules() if wanted else ():
@@ -94,5 +95,5 @@ def names_in_modules(parameters: Sequence[Tensor]) -> tuple[str, ...]:
 
 
 def _modules() -> list[nn.Module]:
-    """All existing modules. Not by isinstance, which would run the code of proxy objects."""
+    """Return all existing modules, found without isinstance, which would run the code of proxy objects."""
     return [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]

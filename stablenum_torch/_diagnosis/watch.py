@@ -68,7 +68,7 @@ class _Watcher:
 
     @contextlib.contextmanager
     def look(self) -> Iterator[None]:
-        """What runs inside is neither watched nor recorded."""
+        """Run the body, which is neither watched nor recorded."""
         self.looking = True
         try:
             with torch.no_grad(), _disable_current_modes():
@@ -157,7 +157,7 @@ class _Watcher:
             self.fail("loss", [], [tensor])
 
     def on_error(self, error: BaseException) -> None:
-        """A script that fails with a message about NaN or inf: a library has checked before us."""
+        """Handle a script that fails with a message about NaN or inf, because a library checked first."""
         if not re.search(
             r"\b(nan|inf|infinite|infinity)\b|non-?finite|not finite", str(error), re.IGNORECASE
         ):
@@ -192,7 +192,8 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
 
 
 def _will_skip(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a step with bad gradients is expected and will be skipped: a loss scale is being searched."""
+    """Return whether a step with bad gradients is expected and will be skipped: a loss scale is being
+    searched."""
     found = getattr(optimizer, "found_inf", None)
     if found is not None and bool(found):
         return True

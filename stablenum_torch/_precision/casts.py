@@ -19,15 +19,16 @@ Value = TypeVar("Value")
 
 
 def dtype_of(format: str) -> torch.dtype:  # noqa: A002
-    """torch's dtype for a format's name."""
+    """Return torch's dtype for a format's name."""
     found: torch.dtype = getattr(torch, format)
     return found
 
 
 def cast_floating(value: Value, dtype: torch.dtype) -> Value:
-    """The value with its floating-point tensors in ``dtype``; the rest, and the structure, are unchanged.
+    """Return the value with its floating-point tensors in ``dtype``; the rest, and the structure, are
+    unchanged.
 
-    Descends into tuples, named tuples, lists, mappings and dataclasses. Integer, bool, complex and 8-bit
+    It descends into tuples, named tuples, lists, mappings and dataclasses. Integer, bool, complex and 8-bit
     tensors, numbers and other objects stay as they are; a container without anything to cast is returned
     itself. Gradients flow through. Values beyond the format's range become inf, as in any cast.
 
@@ -96,11 +97,11 @@ def cast_module(model: torch.nn.Module, policy: Policy) -> None:
 
 
 def running_statistics(module: torch.nn.Module) -> Tensor | None:
-    """The running mean of a batch or instance norm; None for a module without one."""
+    """Return the running mean of a batch or instance norm; None for a module without one."""
     return module.running_mean if isinstance(module, _NormBase) else None
 
 
 def narrowed(wide: Tensor, dtype: torch.dtype) -> Tensor:
-    """``wide`` in ``dtype``, to nearest. NaN and inf pass through; finite values stay finite."""
+    """Round ``wide`` to nearest in ``dtype``. NaN and inf pass through; finite values stay finite."""
     top = torch.finfo(dtype).max
     return torch.where(torch.isfinite(wide), wide.clamp(-top, top), wide).to(dtype)

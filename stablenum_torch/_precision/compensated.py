@@ -31,7 +31,7 @@ class _Passing(TwinOptimizer):
                 self._twins[p].data = torch.empty(0, device=p.device)
 
     def wide_value(self, p: Tensor) -> Tensor:
-        """The parameter in float32, where the next step starts."""
+        """Return the parameter in float32, where the next step starts."""
         return p.detach().float()
 
 
@@ -85,7 +85,7 @@ class KahanUpdate(_Passing):
 
     @torch.no_grad()
     def wide_value(self, p: Tensor) -> Tensor:
-        """The parameter with its compensation in float32, where the next step starts."""
+        """Return the parameter with its compensation in float32, where the next step starts."""
         found = super().wide_value(p)
         if is_narrow(p):
             parts = (local_part(part) for part in (p.detach(), self._compensation(p)))
@@ -93,7 +93,7 @@ class KahanUpdate(_Passing):
         return found
 
     def _saved_kept(self, p: Tensor) -> Tensor | None:
-        # Checkpoints gather what is sharded, and neither NCCL nor gloo carries int16.
+        # Checkpoints gather sharded tensors, and neither NCCL nor gloo supports int16.
         c = self._compensation(p)
         return c.to(torch.int32) if is_sharded(p) else c
 
@@ -107,7 +107,7 @@ class KahanUpdate(_Passing):
 
     def _compensation(self, p: Tensor) -> Tensor:
         c = self._kept[p]
-        assert c is not None  # for the type checker: a narrow parameter has one
+        assert c is not None  # for the type checker: a narrow parameter always has a compensation
         if c.is_floating_point():
             parts = (local_part(part) for part in (p.detach(), c))
             c = self._kept[p] = self._new_kept(p)
@@ -120,8 +120,8 @@ class StochasticRounding(_Passing):
 
     ``w' = round_stochastically(w + u)``, see :func:`stablenum.precision.round_stochastically`. The
     inner optimizer runs in float32 during a step; nothing is stored per parameter. The generator's state is
-    saved under ``"rounding"`` (torch.distributed.checkpoint leaves it out: the stream then continues where it
-    is).
+    saved under ``"rounding"`` (torch.distributed.checkpoint leaves it out: the random stream then goes on
+    unrestored).
 
     NaN and inf pass through, finite values saturate. Under ``wrap`` a skipped step leaves parameters and
     generator unchanged; on an accelerator the host waits once per step for the decision.

@@ -20,7 +20,7 @@ NARROW = (torch.bfloat16, torch.float16)
 
 
 def is_narrow(p: Tensor) -> bool:
-    """Whether the parameter has a 16-bit format."""
+    """Return whether the parameter has a 16-bit format."""
     return p.dtype in NARROW
 
 
@@ -64,7 +64,7 @@ class TwinOptimizer(Optimizer):
     # --- the subclass's part -------------------------------------------------------------------
 
     def _new_kept(self, p: Tensor) -> Tensor | None:
-        """The initial value of what is stored for a parameter, if anything."""
+        """Return the initial value of what is stored for a parameter, if anything."""
         return None
 
     def _fill(self, p: Tensor, twin: Tensor) -> None:
@@ -79,7 +79,7 @@ class TwinOptimizer(Optimizer):
         """Free the memory of twins that is not needed until the next step."""
 
     def wide_value(self, p: Tensor) -> Tensor:
-        """The parameter's value in float32, as exactly as it is known."""
+        """Return the parameter's value in float32, as exactly as it is known."""
         return self._twins[p].detach()
 
     # --- groups --------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ class TwinOptimizer(Optimizer):
                     f"usual); got {p.dtype}."
                 )
         for p in group["params"]:
-            # With values at first: some optimizers create their state from it at once.
+            # The twin holds values at first, because some optimizers create their state from it at once.
             self._twins[p] = p.detach().float() if is_narrow(p) else p
             if is_narrow(p):
                 self._kept[p] = self._new_kept(p)
@@ -128,12 +128,12 @@ class TwinOptimizer(Optimizer):
     # --- the step ------------------------------------------------------------------------------
 
     def _moving(self) -> list[Tensor]:
-        """The narrow parameters with a gradient."""
+        """Return the narrow parameters with a gradient."""
         return [p for g in self.param_groups for p in g["params"] if is_narrow(p) and p.grad is not None]
 
     @torch.no_grad()
     def wide_gradients(self, params: Sequence[Tensor]) -> list[Tensor | None]:
-        """The gradients of the next step, to be changed in place; float32 for narrow parameters."""
+        """Return the gradients of the next step, to be changed in place; float32 for narrow parameters."""
         found: list[Tensor | None] = []
         for p in params:
             twin = self._twins[p]
@@ -203,7 +203,7 @@ class TwinOptimizer(Optimizer):
 
     @torch._disable_dynamo
     def state_dict(self) -> dict[str, Any]:
-        """Like any optimizer's; what is stored for a narrow parameter is next to its moments."""
+        """Return a state dict like any optimizer's; data of a narrow parameter is next to its moments."""
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
             pre_hook(self)
         self._push_settings()
@@ -232,11 +232,12 @@ class TwinOptimizer(Optimizer):
             state = state if replaced is None else dict(replaced)
         each = {index: dict(values) for index, values in state["state"].items()}
         kept: dict[Tensor, Tensor | None] = {}
-        # Matched by order, as in torch: distributed checkpoints have names where others have numbers.
+        # Matched by order, as in torch, because distributed checkpoints have names where others have numbers.
         indices = [index for group in state["param_groups"] for index in group["params"]]
         if len(indices) != len(self._twins):
             raise ValueError(
-                f"state_dict must have {len(self._twins)} parameters, as this optimizer; got {len(indices)}."
+                f"state_dict must have {len(self._twins)} parameters, "
+                f"as many as this optimizer; got {len(indices)}."
             )
         for index, (_, p) in zip(indices, self._numbered(), strict=True):
             found = each.get(index, {}).pop(self._kept_name, None)
@@ -256,7 +257,7 @@ class TwinOptimizer(Optimizer):
             post_hook(self)
 
     def _saved_kept(self, p: Tensor) -> Tensor | None:
-        """What is stored for ``p``, in the form of a state dict."""
+        """Return what is stored for ``p``, in the form of a state dict."""
         return self._kept[p]
 
     def _load_kept(self, p: Tensor, found: Tensor | None) -> None:
@@ -273,7 +274,7 @@ class TwinOptimizer(Optimizer):
         pass
 
     def _numbered(self) -> list[tuple[int, Tensor]]:
-        """The parameters with their numbers in a state dict."""
+        """Return the parameters with their numbers in a state dict."""
         return list(enumerate(p for group in self.param_groups for p in group["params"]))
 
     def __getstate__(self) -> dict[str, Any]:

@@ -22,7 +22,8 @@ __all__ = ["EightBitProducts", "offers_native_products"]
 
 
 def offers_native_products(device: torch.device) -> bool:
-    """Whether the device multiplies 8-bit matrices faster than wider ones: NVIDIA GPUs from Ada (8.9) on."""
+    """Return whether the device multiplies 8-bit matrices faster than wider ones: NVIDIA GPUs from Ada (8.9)
+    on."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
@@ -63,7 +64,7 @@ class EightBitProducts(torch.nn.Module):
         self.register_buffer("gradient_scale", back.scale)
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """``x @ weight.T + bias`` of factors in 8 bits, in ``x``'s dtype.
+        """Return ``x @ weight.T + bias`` of factors in 8 bits, in ``x``'s dtype.
 
         Args:
             x: (..., k), bfloat16, float16 or float32.
@@ -85,7 +86,7 @@ class EightBitProducts(torch.nn.Module):
         return y if bias is None else y + bias
 
     def gradients_scale(self, grad: Tensor) -> Tensor:
-        """() float32: the scale for this gradient, which enters the statistics."""
+        """Return () float32: the scale for this gradient, which enters the statistics."""
         state = DelayedScalingState(self.gradient_history, self.gradient_scale)
         scale, after = self.backward_rule.use(state, _amax(grad)[None], xp=torch_namespace)
         self.gradient_history.copy_(after.history)
@@ -101,20 +102,20 @@ class EightBitProducts(torch.nn.Module):
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        for name, buffer in self._buffers.items():  # the file was written before there were statistics
+        for name, buffer in self._buffers.items():  # the file was written before statistics existed
             state_dict.setdefault(prefix + name, buffer)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 def _amax(x: Tensor) -> Tensor:
-    """() float32, the largest magnitude: NaN if there is a NaN, 0 for an empty tensor."""
+    """Return () float32, the largest magnitude: NaN if there is a NaN, 0 for an empty tensor."""
     if not x.numel():
         return torch.zeros((), device=x.device)
     return x.detach().abs().amax().float()
 
 
 def _quantised(x: Tensor, scale: Tensor, name: str) -> Tensor:
-    """``x * scale`` in 8 bits: finite values saturate, inf becomes NaN (e4m3 has no inf)."""
+    """Return ``x * scale`` in 8 bits: finite values saturate, inf becomes NaN (e4m3 has no inf)."""
     top = FORMATS[name].max
     scaled = x.float() * scale
     kept = torch.where(torch.isfinite(x), scaled.clamp(-top, top), torch.nan)
@@ -122,7 +123,7 @@ def _quantised(x: Tensor, scale: Tensor, name: str) -> Tensor:
 
 
 def _requantised(x: Tensor, scale: Tensor, name: str) -> Tensor:
-    """``x`` rounded to 8 bits, in ``x``'s dtype; NaN and inf as they are."""
+    """Round ``x`` to 8 bits, in ``x``'s dtype; NaN and inf stay."""
     read = _quantised(x, scale, name).float() / scale
     return torch.where(torch.isfinite(x), read.to(x.dtype), x)
 
@@ -154,7 +155,7 @@ class _RoundedGradient(torch.autograd.Function):
 
 
 def _fits(x: Tensor, weight: Tensor) -> bool:
-    """Whether the native product supports these sizes."""
+    """Return whether the native product supports these sizes."""
     k = x.shape[-1]
     rows = x.numel() // k if k else 0
     return rows > 0 and all(size % 16 == 0 for size in (rows, *weight.shape))

@@ -64,7 +64,8 @@ class MasterWeights(TwinOptimizer):
         return "inner" in self.__dict__ and is_fused(self.inner)
 
     def masters(self) -> list[Tensor]:
-        """The float32 tensors that are optimized, in the order of the parameters: for EMAs and exports."""
+        """Return the float32 tensors that are optimized, in the order of the parameters: for EMAs and
+        exports."""
         return [self._twins[p] for group in self.param_groups for p in group["params"]]
 
     def _new_kept(self, p: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ def precision(
             ``DelayedScaling(power_of_two=True)``.
         backward_scaling: for their gradients, by default the same for ``"float8_e5m2"``.
         native: True multiplies 8-bit numbers with ``torch._scaled_mm``, False rounds them and multiplies in
-            16 bits. By default native where the model's device supports it.
+            16 bits. By default the product is native where the model's device supports it.
 
     Returns:
         A handle. Its ``remove()`` undoes everything except the parameters' format; so does leaving it as a
@@ -199,7 +199,7 @@ class PolicyHandle:
 
     @contextlib.contextmanager
     def at_least(self, format: str | None) -> Iterator[PolicyHandle]:  # noqa: A002
-        """In the context no module computes or returns in a narrower format; None changes nothing."""
+        """Let no module compute or return in a narrower format within the context; None changes nothing."""
         before, self._floor = self._floor, format
         try:
             yield self
@@ -207,7 +207,7 @@ class PolicyHandle:
             self._floor = before
 
     def compute_format(self, module: nn.Module) -> str:
-        """The format in which ``module``, a part of the model, computes at the moment."""
+        """Return the format in which ``module``, a part of the model, computes at the moment."""
         own = self._places[module].compute
         return own if self._floor is None else wider(own, self._floor)
 
@@ -254,15 +254,16 @@ class PolicyHandle:
     _end_uncompiled = torch.compiler.disable(_end)
 
     def _left_to_autocast(self, module: nn.Module) -> bool:
-        """Whether torch's autocast casts the module's parameters: in 16 bits, except for batch norms."""
+        """Return whether torch's autocast casts the module's parameters: in 16 bits, except for batch
+        norms."""
         narrow = self._compute_dtype(module) in (torch.bfloat16, torch.float16)
         return self._autocasts and narrow and running_statistics(module) is None
 
     def _read_in_compute_format(self, module: nn.Module, undo: contextlib.ExitStack) -> None:
         """Replace the parameters of ``module`` and its submodules by casts, until ``undo``.
 
-        The submodules' too, because a module may use a parameter of another without calling it, as attention
-        and tied embeddings do.
+        Parameters of submodules are replaced too, because a module may use a parameter of another without
+        calling it, as attention and tied embeddings do.
         """
         parts = [
             part
@@ -285,7 +286,7 @@ class PolicyHandle:
         if FORMATS[self.compute_format(module)].bits > 8:
             return F.linear(input, module.weight, module.bias)
         weight, bias = module.weight, module.bias
-        if self._autocasts:  # autocast does not know these products
+        if self._autocasts:  # autocast does not handle these products
             weight, bias = weight.to(input.dtype), bias if bias is None else bias.to(input.dtype)
             with torch.autocast(input.device.type, enabled=False):
                 return module._modules[_STATISTICS](input, weight, bias)
@@ -294,12 +295,12 @@ class PolicyHandle:
 
 def _replace(module: nn.Module, tensors: dict[str, Tensor | None]) -> None:
     module._parameters.update(tensors)
-    if isinstance(module, nn.RNNBase):  # reads its parameters from a separate list
+    if isinstance(module, nn.RNNBase):  # these modules read their parameters from a separate list
         module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
 
 
 def _places(model: nn.Module, policy: Policy) -> list[tuple[nn.Module, _Place]]:
-    """Each module with the policy for it.
+    """Return each module with its policy.
 
     Raises:
         ValueError: a rule matches no module; the model has a policy already.

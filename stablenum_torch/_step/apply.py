@@ -17,7 +17,7 @@ __all__ = ["gradients_to_change", "transform", "transform_gradients"]
 
 
 def gradients_to_change(optimizer: Optimizer, params: Sequence[Tensor]) -> list[Tensor | None]:
-    """The gradients that ``optimizer`` uses: those of the parameters, or float32 copies that it keeps.
+    """Return the gradients that ``optimizer`` uses: those of the parameters, or float32 copies that it keeps.
 
     An optimizer that widens the gradients of narrow parameters has a method ``wide_gradients``: divided by
     a loss scale in 16 bits, small gradients would flush to zero.
@@ -65,12 +65,12 @@ def transform_gradients(
 
 
 def _plain(grad: Tensor) -> Tensor:
-    """The gradient; if it is lazily conjugated, the memory below: factors and bounds are real."""
+    """Return the gradient; if it is lazily conjugated, the memory below: factors and bounds are real."""
     return grad.conj() if grad.is_complex() and grad.is_conj() else grad
 
 
 def _for_stored(factor: Tensor, grad: Tensor) -> Tensor:
-    """The factor in a shape that broadcasts over the result of :func:`_stored_values`."""
+    """Return the factor in a shape that broadcasts over the result of :func:`_stored_values`."""
     if not factor.ndim:
         return factor
     if grad.layout != torch.strided:
@@ -79,7 +79,7 @@ def _for_stored(factor: Tensor, grad: Tensor) -> Tensor:
 
 
 def _stored_values(grad: Tensor) -> Tensor:
-    """The real values that a gradient stores; writing to them writes to the gradient."""
+    """Return the real values that a gradient stores; writing to them writes to the gradient."""
     if grad.layout != torch.strided:
         grad.copy_(grad.coalesce())  # entries of one element are summed first
     return dense_values(grad)
@@ -104,7 +104,7 @@ def transform(
         of_units: factors of units, as ``unit_multipliers`` there.
         unchanged: which gradients are known to have a factor of 1.
     """
-    # Unbound, not indexed: an index made on the host would have to be copied to the device first.
+    # Unbound rather than indexed, because an index made on the host would have to be copied to the device.
     each = list(multiplier.unbind()) if config.per_tensor else [multiplier] * len(params)
     for i, factors in enumerate(of_units):
         if config.unit_rule is not None and len(factors):

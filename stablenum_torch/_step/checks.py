@@ -71,7 +71,7 @@ def check_rules(config: GuardConfig, optimizer: Optimizer, process_group: object
 def given_names(
     names: torch.nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | None,
 ) -> dict[Tensor, str]:
-    """The argument ``names`` of ``wrap`` as a mapping from parameter to name.
+    """Return the argument ``names`` of ``wrap`` as a mapping from parameter to name.
 
     Raises:
         TypeError: ``names`` is not a module, a mapping of name to tensor, or (name, tensor) pairs.

@@ -31,7 +31,7 @@ _AT_A_TIME = 2**24
 
 
 class Before(NamedTuple):
-    """What has to be kept before a step, to clip its update afterwards.
+    """The values to keep before a step, so that its update can be clipped afterwards.
 
     Attributes:
         params: the parameters that the step may move: those with a gradient, in the order of the groups.
@@ -79,7 +79,8 @@ def clip_update_on_host(rule: ClipUpdateRMS, before: Before) -> None:
 def clip_update_without_wait(
     rule: ClipUpdateRMS, before: Before, device: torch.device, process_group: dist.ProcessGroup | None
 ) -> None:
-    """As :func:`clip_update_on_host`, on any device; for a shard the RMS of the whole parameter counts."""
+    """Work like :func:`clip_update_on_host`, on any device; for a shard the RMS of the whole parameter
+    counts."""
     after, params = _values(before.params), before.params
     parts = [norms_without_wait(updates, device) for updates in _updates(after, before.values)]
     if not parts:
@@ -104,7 +105,8 @@ def _values(params: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _updates(after: Sequence[Tensor], before: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """What the step added to each parameter, for some at a time: all together would take too much memory."""
+    """Yield the update of each parameter, for some at a time: all together would take too much
+    memory."""
     first, size = 0, 0
     for i, values in enumerate(after):
         size += values.numel()
@@ -117,7 +119,7 @@ def _updates(after: Sequence[Tensor], before: Sequence[Tensor]) -> Iterator[list
 
 
 def _shortened(after: Tensor, before: Tensor, factor: float | Tensor) -> Tensor:
-    """``before + factor * (after - before)``, at least in float32."""
+    """Return ``before + factor * (after - before)``, at least in float32."""
     start = _wide(before)
     return (_wide(after) - start).mul_(factor).add_(start)
 
@@ -132,8 +134,8 @@ def _roots_of_sizes(
     device: torch.device,
     process_group: dist.ProcessGroup | None,
 ) -> Sequence[float | Tensor]:
-    """The square root of each whole parameter's number of real elements."""
-    if process_group is None:  # numel() of a DTensor is that of the whole
+    """Return the square root of each whole parameter's number of real elements."""
+    if process_group is None:  # numel() of a DTensor counts the whole tensor
         return [math.sqrt(max(p.numel(), 1) * (2 if p.is_complex() else 1)) for p in params]
     sizes = [torch.full((), v.numel(), dtype=torch.float64, device=device) for v in parts]
     joined = join_over_ranks(torch.stack(sizes), params, process_group)

@@ -33,7 +33,7 @@ __all__ = ["Guard", "on_device_path"]
 
 
 class Guard:
-    """All that guards one optimizer: its state, and what the host keeps from step to step.
+    """The guard of one optimizer: its state, and what the host keeps from step to step.
 
     Args:
         optimizer: the inner optimizer.
@@ -63,7 +63,7 @@ class Guard:
         if state is None:
             state = init_guard(config, len(params), xp=torch_namespace, device=params[0].device)
         self.state = state
-        self._host: HostGuard | None = None  # made by the first step that needs it
+        self._host: HostGuard | None = None  # created by the first step that needs one
         self._halted, self._level = HaltWatch(), LevelWatch()
 
     def step(self, loss: Tensor | None) -> None:
@@ -97,7 +97,7 @@ class Guard:
             self._raise_if_halted()
 
     def _in_host_memory(self, params: Sequence[Tensor]) -> bool:
-        """Whether this process can read all that a decision needs, except other ranks' norms."""
+        """Return whether this process can read all that a decision needs, except other ranks' norms."""
         return not torch.compiler.is_compiling() and self.state.step.is_cpu and all(p.is_cpu for p in params)
 
     def _host_guard(self) -> HostGuard:
@@ -111,13 +111,14 @@ class Guard:
         self._halted.after_step(self.state, self.parameters.names, self.config)
 
     def level(self) -> int:
-        """How many formats wider than the first the next step computes in, as far as the host knows."""
+        """Return how many formats wider than the first the next step computes in, as far as the host
+        knows."""
         return self._level.read(self.state.escalation.level)
 
     # --- the parameters --------------------------------------------------------------------------
 
     def fit(self) -> list[Tensor]:
-        """All parameters, after the state has grown with those that were added since.
+        """Return all parameters, after the state has grown with those that were added since.
 
         They may have been added to the inner optimizer directly.
         """
@@ -134,12 +135,12 @@ class Guard:
     # --- saving --------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """The state as JSON values."""
+        """Return the state as JSON values."""
         self.fit()
         return state_to_dict(self.state, self.parameters.names_if_known())
 
     def parsed(self, saved: Mapping[str, Any]) -> GuardState:
-        """The state that :meth:`to_dict` wrote, on this one's device and of its shape.
+        """Return the state that :meth:`to_dict` wrote, on this guard's device and in its shape.
 
         Raises:
             ValueError: ``saved`` is not a state, or has another shape.
@@ -149,7 +150,7 @@ class Guard:
         return state_from_dict(saved, self.state, xp=torch_namespace, names=names, device=device)
 
     def load(self, state: GuardState) -> None:
-        """Go on from ``state``, in the memory of the present one."""
+        """Continue from ``state``, in the memory of the present state."""
         copy_into(self.state, state)
 
 

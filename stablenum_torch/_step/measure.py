@@ -5,7 +5,8 @@ accuracy with size on a CPU (a relative error of 2e-3 at 2**25 elements). Here s
 On a CPU the host checks the result, and computes it again in float64 in the rare case that it may be wrong.
 On an accelerator everything is in float64, which costs nothing: the reduction is bound by memory.
 
-``*_on_host`` reads values, of CPU tensors. ``*_without_wait`` reads none and works on any device.
+Functions ``*_on_host`` read values of CPU tensors. Functions ``*_without_wait`` read no values and work on
+any device.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ SUSPICIOUSLY_SMALL = 2.0**-40
 
 
 def dense_values(grad: Tensor) -> Tensor:
-    """The real values that a gradient stores: the entries of a sparse one, both parts of a complex one."""
+    """Return the real values that a gradient stores: the entries of a sparse one, both parts of a complex
+    one."""
     if grad.layout != torch.strided:
         grad = grad.coalesce().values()
     if not grad.dtype.is_complex:
@@ -66,7 +68,7 @@ def dense_values(grad: Tensor) -> Tensor:
 def gradient_norms_on_host(
     params: Sequence[Tensor], process_group: dist.ProcessGroup | None = None
 ) -> np.ndarray:
-    """(n,) float32 norms of the gradients, as :func:`norms_on_host`; those of shards are joined."""
+    """Return (n,) float32 norms of the gradients, as :func:`norms_on_host`; those of shards are joined."""
     if not joins_ranks(params, process_group):
         return norms_on_host([p.grad for p in params])
     norms = norms_on_host([None if p.grad is None else local_part(p.grad) for p in params])
@@ -75,7 +77,7 @@ def gradient_norms_on_host(
 
 
 def norms_on_host(grads: Sequence[Tensor | None]) -> np.ndarray:
-    """(n,) float32 norms of CPU gradients; 0 where a gradient is None or empty.
+    """Return (n,) float32 norms of CPU gradients; 0 where a gradient is None or empty.
 
     A norm is not finite if and only if an element is not: NaN if there is a NaN, else inf. The norm of a
     finite gradient saturates at the largest float32.
@@ -93,7 +95,7 @@ def norms_on_host(grads: Sequence[Tensor | None]) -> np.ndarray:
 
 
 def _norms_of_small(values: list[Tensor]) -> np.ndarray | None:
-    """(n,) float32 norms if one call is enough: all tensors small, no square overflowed or flushed."""
+    """Return (n,) float32 norms if one call is enough: all tensors small, no square overflowed or flushed."""
     for v in values:
         if v.dtype != torch.float32 or v.numel() > _SMALL:
             return None
@@ -104,7 +106,7 @@ def _norms_of_small(values: list[Tensor]) -> np.ndarray | None:
 
 
 def _norms_of_any(values: list[Tensor]) -> np.ndarray:
-    """(n,) float32 norms, computed with care where a square may have overflowed or flushed."""
+    """Return (n,) float32 norms, computed with care where a square may have overflowed or flushed."""
     norms = np.sqrt(_sums_of_squares(values))
     total = float(norms @ norms)
     doubtful = np.ones(len(norms), np.bool_) if total < SUSPICIOUSLY_SMALL**2 else norms == math.inf
@@ -116,7 +118,7 @@ def _norms_of_any(values: list[Tensor]) -> np.ndarray:
 
 
 def _sums_of_squares(values: list[Tensor]) -> np.ndarray:
-    """(n,) float64, the square of each tensor's norm; inf where float32 overflowed."""
+    """Return (n,) float64, the square of each tensor's norm; inf where float32 overflowed."""
     sums = np.zeros(len(values))
     small: list[int] = []
     wide: list[int] = []
@@ -136,7 +138,8 @@ def _sums_of_squares(values: list[Tensor]) -> np.ndarray:
     if narrow:
         sums[narrow] = torch.stack([_square_by_rows(values[i].reshape(-1)) for i in narrow]).numpy()
     if large:
-        # From the last to the first: the optimizer starts with the first, which are in the cache then.
+        # From the last to the first, so that the first are still in the cache when the optimizer starts with
+        # them.
         dots = [_dots(values[i].reshape(-1)) for i in reversed(large)][::-1]
         parts = torch.stack([part for parts in dots for part in parts]).double().numpy()
         sums[large] = np.add.reduceat(parts, np.cumsum([0] + [len(parts) for parts in dots[:-1]]))
@@ -144,8 +147,8 @@ def _sums_of_squares(values: list[Tensor]) -> np.ndarray:
 
 
 def _dots(flat: Tensor) -> list[Tensor]:
-    """() float32 sums of squares of the pieces of a 1-d float32 tensor."""
-    # Equal pieces: a short one at the end would cost as much as half a long one.
+    """Return () float32 sums of squares of the pieces of a 1-d float32 tensor."""
+    # The pieces are equal, because a short one at the end would cost as much as half a long one.
     pieces = round(len(flat) / BLOCK)
     if pieces < 2:
         return [torch.dot(flat, flat)]
@@ -153,7 +156,8 @@ def _dots(flat: Tensor) -> list[Tensor]:
 
 
 def _square_by_rows(flat: Tensor) -> Tensor:
-    """() float64, the sum of squares of a 1-d tensor of 16-bit values, in rows short enough for float32."""
+    """Return () float64, the sum of squares of a 1-d tensor of 16-bit values, in rows short enough for
+    float32."""
     whole = len(flat) // _NARROW_ROW * _NARROW_ROW
     norms = torch.linalg.vector_norm(flat[:whole].view(-1, _NARROW_ROW), dim=1, dtype=torch.float32)
     square = norms.double().square().sum()
@@ -163,12 +167,13 @@ def _square_by_rows(flat: Tensor) -> Tensor:
 
 
 def sums_of_pieces(flat: Tensor) -> Tensor:
-    """() float64, the sum of squares of a long 1-d tensor; inf where float32 overflowed."""
+    """Return () float64, the sum of squares of a long 1-d tensor; inf where float32 overflowed."""
     return torch.stack(_dots(flat)).double().sum() if flat.dtype == torch.float32 else _square_by_rows(flat)
 
 
 def _careful_norm(value: Tensor) -> float:
-    """The norm in float64. If even that overflows, the largest magnitude shows whether all is finite."""
+    """Return the norm in float64. If even that overflows, the largest magnitude shows whether all is
+    finite."""
     if not value.numel():  # a sparse gradient without entries
         return 0.0
     largest = float(value.abs().max())
@@ -184,7 +189,7 @@ def _careful_norm(value: Tensor) -> float:
 def gradient_norms_without_wait(
     params: Sequence[Tensor], device: torch.device, process_group: dist.ProcessGroup | None = None
 ) -> Tensor:
-    """(n,) float64 norms of the parameters' gradients, see :func:`wide_norms_without_wait`."""
+    """Return (n,) float64 norms of the parameters' gradients, see :func:`wide_norms_without_wait`."""
     grads = [p.grad for p in params]
     return wide_norms_without_wait(grads, device, shards_of=params, process_group=process_group)
 
@@ -196,7 +201,7 @@ def norms_without_wait(
     shards_of: Sequence[Tensor] = (),
     process_group: dist.ProcessGroup | None = None,
 ) -> Tensor:
-    """(n,) float32 norms of tensors on any device, as :func:`norms_on_host` gives them.
+    """Return (n,) float32 norms of tensors on any device, as :func:`norms_on_host` gives them.
 
     Args:
         grads: the tensors to measure.
@@ -215,9 +220,9 @@ def wide_norms_without_wait(
     shards_of: Sequence[Tensor] = (),
     process_group: dist.ProcessGroup | None = None,
 ) -> Tensor:
-    """(n,) as :func:`norms_without_wait`, but in float64: a finite norm may still lie beyond float32.
+    """Return (n,) as :func:`norms_without_wait`, but in float64: a finite norm may still lie beyond float32.
 
-    In few launches: one multi-tensor norm per dtype, and one to stack the results.
+    It takes few launches: one multi-tensor norm per dtype, and one to stack the results.
     """
     if not grads:
         return torch.zeros(0, dtype=torch.float64, device=device)
@@ -228,12 +233,12 @@ def wide_norms_without_wait(
 
 
 def saturated(norms: Tensor) -> Tensor:
-    """In float32; a finite number beyond its range becomes the largest float32."""
+    """Convert to float32; a finite number beyond its range becomes the largest float32."""
     return torch.where(torch.isfinite(norms), torch.clamp(norms, max=FLOAT32_MAX), norms).float()
 
 
 def _local_norms(grads: Sequence[Tensor | None], device: torch.device) -> Tensor:
-    """(n,) float64 norms of the parts on this rank."""
+    """Return (n,) float64 norms of the parts on this rank."""
     parts = [(i, local_part(g)) for i, g in enumerate(grads) if g is not None]
     values = [(i, dense_values(part)) for i, part in parts if part.numel()]
     norms: list[Tensor | None] = [None] * len(grads)
@@ -251,7 +256,7 @@ def _local_norms(grads: Sequence[Tensor | None], device: torch.device) -> Tensor
 
 
 def _norms_of_one_kind(tensors: list[Tensor], dtype: torch.dtype) -> Sequence[Tensor]:
-    """() float64 norms of tensors on one device, all of ``dtype``."""
+    """Return () float64 norms of tensors on one device, all of ``dtype``."""
     found = torch._foreach_norm(tensors, 2, dtype=torch.float64)
     if dtype != torch.float64:
         return found
@@ -261,7 +266,7 @@ def _norms_of_one_kind(tensors: list[Tensor], dtype: torch.dtype) -> Sequence[Te
 
 
 def stacked(values: Sequence[Tensor | None], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """(n,) the () values, 0 where there is none; one launch more only if one is missing."""
+    """Return (n,) the () values, 0 where there is none; one launch more only if one is missing."""
     present = [value for value in values if value is not None]
     if len(present) < len(values):
         zero = torch.zeros((), dtype=dtype, device=device)

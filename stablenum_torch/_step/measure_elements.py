@@ -29,7 +29,8 @@ _BLOCK = 2**16
 def extremes_on_host(
     grads: Sequence[Tensor | None], needs: frozenset[str]
 ) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """``Observation.amax`` and ``Observation.tiny`` of CPU gradients; None for what ``needs`` does not name.
+    """Return ``Observation.amax`` and ``Observation.tiny`` of CPU gradients; None for what ``needs`` does not
+    name.
 
     Both are () float32. They have no meaning if an element is not finite: the step is skipped then.
     """
@@ -53,7 +54,7 @@ def extremes_on_host(
 
 
 def _largest(values: Sequence[Tensor]) -> np.ndarray:
-    """() float32, the largest magnitude; finite float64 elements saturate."""
+    """Return () float32, the largest magnitude; finite float64 elements saturate."""
     ends = [end.double() for v in values for end in torch.aminmax(v)]
     largest = float(torch.stack(ends).abs().max()) if ends else 0.0
     return np.asarray(min(largest, FLOAT32_MAX) if math.isfinite(largest) else largest, np.float32)
@@ -73,7 +74,7 @@ class Extremes(NamedTuple):
     above: Tensor | None
 
     def joined(self) -> tuple[Tensor | None, Tensor | None]:
-        """``Observation.amax`` and ``Observation.tiny``, for all gradients together."""
+        """Return ``Observation.amax`` and ``Observation.tiny`` for all gradients together."""
         amax = None if self.largest is None else saturated(self.largest.amax())
         if self.filled is None or self.above is None:
             return amax, None
@@ -87,14 +88,15 @@ def extremes_without_wait(
     needs: frozenset[str],
     process_group: dist.ProcessGroup | None = None,
 ) -> Extremes:
-    """As :func:`extremes_on_host`, for gradients on any device, also sharded; the result is on ``device``."""
+    """Measure as :func:`extremes_on_host`, for gradients on any device, also sharded; the result is on
+    ``device``."""
     parts = [None if p.grad is None else dense_values(local_part(p.grad)) for p in params]
     present = [(i, v) for i, v in enumerate(parts) if v is not None and v.numel()]
     tensors = [v for _, v in present]
     joint = joins_ranks(params, process_group)
 
     def all_of(found: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-        """(n,) the measurement of each gradient over all ranks, 0 where there is none."""
+        """Return (n,) the measurement of each gradient over all ranks, 0 where there is none."""
         each: list[Tensor | None] = [None] * len(parts)
         for (i, _), value in zip(present, found, strict=True):
             each[i] = to_device(value.to(dtype), device)

@@ -38,12 +38,13 @@ _LONGEST_ROW = 2**16
 
 
 def unit_factor(rule: AdaptiveGradClip, factors: Tensor, shape: torch.Size) -> Tensor:
-    """(u,) factors of a tensor's units in a shape that broadcasts over the tensor."""
+    """Return (u,) factors of a tensor's units in a shape that broadcasts over the tensor."""
     return factors.reshape(rule.unit_shape(shape, rule.unit_axes(shape, default="first")))
 
 
 def _unit_axes(rule: AdaptiveGradClip, params: Sequence[Tensor], included: Sequence[bool]) -> list[Axes]:
-    """For each parameter the axes over which its units extend; None where there is nothing to measure."""
+    """Return, for each parameter, the axes over which its units extend; None where there is nothing to
+    measure."""
     return [
         rule.unit_axes(p.shape, default="first") if use and p.grad is not None and p.numel() else None
         for p, use in zip(params, included, strict=True)
@@ -51,12 +52,14 @@ def _unit_axes(rule: AdaptiveGradClip, params: Sequence[Tensor], included: Seque
 
 
 def _whole(axes: Axes, tensor: Tensor) -> bool:
-    """Whether the tensor is a single unit: then its norm is the unit's, as the common code measures it."""
+    """Return whether the tensor is a single unit: then its norm is the unit's, as the common code measures
+    it."""
     return axes is not None and len(axes) == tensor.ndim
 
 
 def _real(tensor: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...]]:
-    """The tensor as dense real values, and a unit's axes in them (with one more for complex numbers)."""
+    """Return the tensor as dense real values, and a unit's axes in them (with one more for complex
+    numbers)."""
     dense = tensor.detach() if tensor.layout == torch.strided else tensor.detach().to_dense()
     return dense_values(dense), (*axes, tensor.ndim) if tensor.is_complex() else axes
 
@@ -67,7 +70,7 @@ def _real(tensor: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...
 def units_on_host(
     rule: AdaptiveGradClip, params: Sequence[Tensor], included: Sequence[bool]
 ) -> tuple[np.ndarray, Units]:
-    """(n,) float32 norms of CPU gradients as :func:`norms_on_host` gives them, and the units' norms.
+    """Return (n,) float32 norms of CPU gradients as :func:`norms_on_host` gives them, and the units' norms.
 
     Args:
         rule: defines what a unit is.
@@ -85,7 +88,7 @@ def units_on_host(
 def _norms_and_units(
     tensors: Sequence[Tensor | None], axes: Sequence[Axes]
 ) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
-    """(n,) norms of tensors and the (u_i,) norms of their units, (0,) where the axes are None."""
+    """Return (n,) norms of tensors and the (u_i,) norms of their units, (0,) where the axes are None."""
     several = [
         t is not None and a is not None and not _whole(a, t) for t, a in zip(tensors, axes, strict=True)
     ]
@@ -105,15 +108,15 @@ def _norms_and_units(
 
 
 def _as_rows(values: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """(u, k), one unit per row; a view wherever the strides allow it."""
+    """Return (u, k), one unit per row; a view wherever the strides allow it."""
     kept = [axis for axis in range(values.ndim) if axis not in axes]
-    # Within a unit any order will do. That of the memory keeps channels-last weights a view, too.
+    # Any order within a unit will do. The memory's order keeps channels-last weights a view, too.
     order = [*kept, *sorted(axes, key=values.stride, reverse=True)]
     return values.permute(order).reshape(math.prod(values.shape[axis] for axis in kept), -1)
 
 
 def _row_norms(rows: Tensor) -> np.ndarray:
-    """(u,) float64 norms, at most the largest float32; NaN or inf if and only if the row has one."""
+    """Return (u,) float64 norms, at most the largest float32; NaN or inf if and only if the row has one."""
     norms = _plain_row_norms(rows).double().numpy()
     doubtful = np.flatnonzero(~((norms >= SUSPICIOUSLY_SMALL) & (norms < math.inf)))
     if len(doubtful):
@@ -125,7 +128,7 @@ def _row_norms(rows: Tensor) -> np.ndarray:
 
 
 def _plain_row_norms(rows: Tensor) -> Tensor:
-    """(u,) norms in float32, or float64 for such rows; wrong where a square overflowed or flushed."""
+    """Return (u,) norms in float32, or float64 for such rows; wrong where a square overflowed or flushed."""
     wide = rows.dtype in (torch.float32, torch.float64)
     length = rows.shape[1]
     if rows.stride(1) > rows.stride(0):  # a unit is strided across the memory
@@ -139,7 +142,7 @@ def _plain_row_norms(rows: Tensor) -> Tensor:
 
 
 def _column_norms(matrix: Tensor) -> Tensor:
-    """(u,) float64 norms of the columns of a (k, u) matrix, computed by blocks of rows."""
+    """Return (u,) float64 norms of the columns of a (k, u) matrix, computed by blocks of rows."""
     total = torch.zeros(matrix.shape[1], dtype=torch.float64, device=matrix.device)
     for block in matrix.split(max(1, _LONGEST_ROW // matrix.shape[1])):
         wide = block if block.dtype in (torch.float32, torch.float64) else block.float()
@@ -148,7 +151,8 @@ def _column_norms(matrix: Tensor) -> Tensor:
 
 
 def _careful_row_norms(rows: Tensor) -> np.ndarray:
-    """The norms in float64. If even that overflows, the largest magnitude shows whether all is finite."""
+    """Return the norms in float64. If even that overflows, the largest magnitude shows whether all is
+    finite."""
     largest = rows.abs().amax(1).double()
     norms = torch.linalg.vector_norm(rows.double(), dim=1)
     norms = torch.where(torch.isfinite(norms), norms, torch.full_like(norms, FLOAT32_MAX))
@@ -161,7 +165,8 @@ def _careful_row_norms(rows: Tensor) -> np.ndarray:
 def units_without_wait(
     rule: AdaptiveGradClip, params: Sequence[Tensor], included: Sequence[bool], device: torch.device
 ) -> tuple[Tensor, Units]:
-    """As :func:`units_on_host`, for gradients on any device that are not sharded; results on ``device``."""
+    """Measure as :func:`units_on_host`, for gradients on any device that are not sharded; results on
+    ``device``."""
     axes = _unit_axes(rule, params, included)
     grads = [p.grad for p in params]
     split = [a is not None and not _whole(a, p) for p, a in zip(params, axes, strict=True)]
@@ -185,7 +190,7 @@ def units_without_wait(
 
 
 def _unit_norms(tensor: Tensor, axes: tuple[int, ...], device: torch.device) -> Tensor:
-    """(u,) float64 norms of a tensor's units."""
+    """Return (u,) float64 norms of a tensor's units."""
     values, over = _real(local_part(tensor), axes)
     norms = torch.linalg.vector_norm(values, dim=over, dtype=torch.float64)
     if values.dtype == torch.float64:
@@ -196,7 +201,7 @@ def _unit_norms(tensor: Tensor, axes: tuple[int, ...], device: torch.device) -> 
 
 
 def _as_units(found: Sequence[Tensor | None], norms: Tensor, axes: Sequence[Axes]) -> tuple[Tensor, ...]:
-    """(u_i,) float32 per tensor: the norms found, that of a tensor that is one unit, or none."""
+    """Return (u_i,) float32 per tensor: the norms found, that of a tensor that is one unit, or none."""
     several = [u for u in found if u is not None]
     parts = iter(saturated(torch.cat(several)).split([len(u) for u in several]) if several else ())
     return tuple(

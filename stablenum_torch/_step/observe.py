@@ -39,7 +39,7 @@ def observed_on_host(
     process_group: ProcessGroup | None,
     included: Sequence[bool],
 ) -> Observation:
-    """The observation of CPU gradients, in NumPy arrays and scalars."""
+    """Return the observation of CPU gradients, in NumPy arrays and scalars."""
     if (host.unit_rule is not None or host.needs) and joins_ranks(params, process_group):
         measured = measured_without_wait(host.config, params, loss, _CPU, process_group, included)
         return map_leaves(lambda v: None if v is None else as_scalar(v.numpy()), observation(measured))
@@ -107,7 +107,7 @@ def measured_without_wait(
 
 
 def observation(measured: Measured) -> Observation:
-    """What the core decides on, in float32."""
+    """Return the observation for the core, in float32."""
     amax, tiny = measured.extremes.joined()
     return Observation(
         norms=saturated(measured.norms),
@@ -119,7 +119,7 @@ def observation(measured: Measured) -> Observation:
 
 
 def in_float32(loss: Tensor) -> Tensor:
-    """The loss in float32. A finite float64 beyond its range saturates: it is not an inf."""
+    """Return the loss in float32. A finite float64 beyond its range saturates: it is not an inf."""
     if loss.dtype == torch.float64:
         loss = torch.where(torch.isfinite(loss), loss.clamp(-FLOAT32_MAX, FLOAT32_MAX), loss)
     return loss.float()

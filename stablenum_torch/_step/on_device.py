@@ -45,7 +45,7 @@ def step_on_device(
     if config.unit_rule is None:
         decide_fast = fewer_kernels(decided_without_wait, config, still, on=state.step, shape=len(params))
         decided = decide_fast(state, measured)
-    else:  # each unit adds operations of its own: compiling would take minutes
+    else:  # each unit adds further operations: compiling them would take minutes
         decided = decided_without_wait(config, still, state, measured)
     decision, after, divisor, found_inf = decided
     if not (is_fused(optimizer) and can_skip_on_device(optimizer)):
@@ -68,7 +68,7 @@ def step_on_device(
 def decided_without_wait(
     config: GuardConfig, still: bool, state: GuardState, measured: Measured
 ) -> tuple[Decision, GuardState, Tensor, Tensor]:
-    """The decision, the next state, and two () float32 for fused kernels: a divisor and the skip flag.
+    """Return the decision, the next state, and two () float32 for fused kernels: a divisor and the skip flag.
 
     Everything between the measurement and the optimizer's step, so that it can be compiled as one function.
 
@@ -82,10 +82,10 @@ def decided_without_wait(
     decision, after = decide(config, state, seen, xp=torch_namespace)
     if still:
         after = _without_trace(decision, state, after)
-    # Exactly 1.0 or 0.0: the kernels compare with 1.
+    # The flag is exactly 1.0 or 0.0, because the kernels compare it with 1.
     return decision, after, 1.0 / decision.multiplier, torch.logical_not(decision.apply).float()
 
 
 def _without_trace(decision: Decision, before: GuardState, after: GuardState) -> GuardState:
-    """The state after a step with learning rate 0: unchanged if its gradients were all zero."""
+    """Return the state after a step with learning rate 0: unchanged if its gradients were all zero."""
     return select((decision.grad_norm == 0) & decision.apply, before, after, xp=torch_namespace)

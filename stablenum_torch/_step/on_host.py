@@ -41,7 +41,7 @@ def step_on_host(
         seen = observed_on_host(host, params, loss, process_group, included)
         decision, after = host.decide(seen)
     if decision.grad_norm == 0 and decision.apply and moves_nothing(optimizer):
-        after = host.read()  # zeros that move nothing are no evidence, see `moves_nothing`
+        after = host.read()  # zero gradients at rate 0 are no evidence, see `moves_nothing`
     if not decision.apply:
         return after
     rule = host.update_rule
@@ -66,7 +66,8 @@ def step_on_host(
 
 
 def _unchanged(decision: Decision, n: int) -> list[bool]:
-    """For each parameter whether its gradient stays unchanged, so that a pass over it can be saved."""
+    """Return, for each parameter, whether its gradient stays unchanged, so that a pass over it can be
+    saved."""
     same = decision.multiplier == 1
     whole = same.tolist() if np.ndim(same) else [bool(same)] * n
     if not decision.unit_multipliers:

@@ -54,7 +54,7 @@ def wrap(
             which optimizers made from ``named_parameters()`` have.
         process_group: the ranks over which gradients that are plain tensors are sharded (ZeRO, FSDP1), so
             that all ranks decide on the norm of the whole. Not needed for gradients that are equal on all
-            ranks (DDP), nor for DTensors (FSDP2), which have their own.
+            ranks (DDP), nor for DTensors (FSDP2), which have their own mesh.
         **overrides: fields of ``GuardConfig``: ``clip=1.0``, ``loss_scale="dynamic"``, ``spike="skip"``...
             ``ClipUpdateRMS`` needs memory for a copy of the parameters during a step.
 
@@ -199,10 +199,10 @@ class GuardedOptimizer(Optimizer):
     # --- the training step ---------------------------------------------------------------------
 
     def scale(self, loss: Tensor) -> Tensor:
-        """The loss times the loss scale, in float32: call ``backward()`` on the result.
+        """Return the loss times the loss scale, in float32: call ``backward()`` on the result.
 
-        Also notes the loss for this step's record and finiteness check; several calls before one ``step()``
-        (gradient accumulation) add up. Without a loss scale the loss itself is returned.
+        It also notes the loss for this step's record and finiteness check; several calls before one
+        ``step()`` (gradient accumulation) add up. Without a loss scale the loss itself is returned.
 
         A loss for the parameters of two guarded optimizers is scaled by only one of them: give both the same
         fixed scale, or use one optimizer with several groups. Where several ranks train together, each has
@@ -225,13 +225,13 @@ class GuardedOptimizer(Optimizer):
         return wide * to_device(self._guard.state.loss_scale.scale, loss.device)
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
-        """``scale(loss).backward(**kwargs)``."""
+        """Call ``scale(loss).backward(**kwargs)``."""
         self.scale(loss).backward(**kwargs)
 
     def autocast(
         self, dtype: torch.dtype | None = None, *, policy: Policy | AppliedPolicy | str | Any = None
     ) -> AbstractContextManager[Any]:
-        """``torch.autocast`` for the parameters' device, in the format that the guard has decided on.
+        """Return ``torch.autocast`` for the parameters' device, in the format that the guard has decided on.
 
         With ``escalate`` in the settings, the guard's level selects one of its formats: after repeated
         non-finite steps a wider one, for a while. Float32 means that autocast is off. On CUDA the level is
@@ -278,7 +278,7 @@ class GuardedOptimizer(Optimizer):
             self._remember_generators()
 
     def _remember_generators(self) -> None:
-        """At the end of a step: keep where it began, for `explain`, and where the next one begins."""
+        """Keep the generators' states at the beginning of this step, for `explain`, and of the next."""
         now = _generators()
         if now is not None:
             self._began = tuple(s for s in (self._cleared, self._ended) if s is not None)
@@ -354,7 +354,7 @@ class GuardedOptimizer(Optimizer):
         return metrics(self._guard.state, self.parameter_names())
 
     def history(self) -> list[StepRecord]:
-        """The last 128 steps, oldest first, each as in :attr:`last` less the counters."""
+        """Return the last 128 steps, oldest first, each as in :attr:`last` less the counters."""
         return history(self._guard.state, self.parameter_names())
 
     @property
@@ -364,7 +364,7 @@ class GuardedOptimizer(Optimizer):
         return self._guard.state
 
     def parameter_names(self) -> list[str]:
-        """A name for each parameter, in the order of the groups."""
+        """Return a name for each parameter, in the order of the groups."""
         return self._guard.parameters.names()
 
     @property
@@ -375,7 +375,7 @@ class GuardedOptimizer(Optimizer):
     # --- saving --------------------------------------------------------------------------------
 
     def guard_state_dict(self) -> dict[str, Any]:
-        """The guard's state as JSON values, the same as ``stablenum_jax`` writes."""
+        """Return the guard's state as JSON values, the same as ``stablenum_jax`` writes."""
         return self._guard.to_dict()
 
     def load_guard_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -391,7 +391,7 @@ class GuardedOptimizer(Optimizer):
 
     @torch._disable_dynamo
     def state_dict(self) -> dict[str, Any]:
-        """The inner optimizer's state dict, with the guard's under the key ``"stablenum"``.
+        """Return the inner optimizer's state dict, with the guard's under the key ``"stablenum"``.
 
         A plain torch optimizer can load it, too.
         """
@@ -423,5 +423,5 @@ class GuardedOptimizer(Optimizer):
 
 
 def _generators() -> RngState | None:
-    """The states of torch's generators; None in a compiled step, whose graph they would break."""
+    """Return the states of torch's generators; None in a compiled step, whose graph they would break."""
     return None if torch.compiler.is_compiling() else read_generators(torch_only=True)

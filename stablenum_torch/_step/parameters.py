@@ -18,7 +18,8 @@ __all__ = ["TrackedParameters", "names_of"]
 
 
 def names_of(optimizer: Optimizer, given: Mapping[Tensor, str]) -> list[str]:
-    """A name for each parameter in the order of the groups: the given one, the group's, or its place."""
+    """Return a name for each parameter in the order of the groups: the given one, the group's, or its
+    place."""
     found: list[str] = []
     for g, group in enumerate(optimizer.param_groups):
         of_group = group.get("param_names")
@@ -44,11 +45,11 @@ class TrackedParameters:
         self.included = self._inclusion()
 
     def now(self) -> list[Tensor]:
-        """The optimizer's parameters at this moment."""
+        """Return the optimizer's current parameters."""
         return [p for group in self._optimizer.param_groups for p in group["params"]]
 
     def are(self, params: list[Tensor]) -> bool:
-        """Whether these are the tracked parameters."""
+        """Return whether these are the tracked parameters."""
         known = self._known
         return len(known) == len(params) and not any(map(operator.is_not, known, params))
 
@@ -68,11 +69,11 @@ class TrackedParameters:
         return fresh
 
     def names(self) -> list[str]:
-        """A name for each parameter."""
+        """Return a name for each parameter."""
         return names_of(self._optimizer, self.given)
 
     def names_if_known(self) -> list[str] | None:
-        """The names; None if no parameter was named: then statistics are matched by position."""
+        """Return the names; None if no parameter was named: then statistics are matched by position."""
         of_groups = any(group.get("param_names") for group in self._optimizer.param_groups)
         return self.names() if self.given or of_groups else None
 

@@ -128,7 +128,7 @@ def focal(
 
 
 def _index(targets: Tensor, logits: Tensor, axis: int, ignore_index: int, mask: Tensor | None) -> Tensor:
-    """Integer targets as int64, which gathering needs, and checked where that costs no wait."""
+    """Convert integer targets to int64, which gathering needs, and check them where that costs no wait."""
     if targets.dtype.is_floating_point or targets.dtype in (torch.bool, torch.int64):
         index = targets
     else:

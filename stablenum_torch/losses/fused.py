@@ -29,13 +29,13 @@ __all__ = ["binary_items", "binary_total", "can_fuse", "fused_class_sums"]
 _BLOCK = 2**18
 _BLOCK_ELSEWHERE = 2**26
 
-# Private in torch, but used by its own autograd.Function. Without it, the core computes everything.
+# Private in torch, but used by its own autograd.Function. If it is missing, the core computes everything.
 _transforming = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 _is_batch = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda tensor: False)
 
 
 def can_fuse(*tensors: Tensor | None) -> bool:
-    """Whether all are plain tensors, and no program transformation is active."""
+    """Return whether all arguments are plain tensors, and no program transformation is active."""
     present = [t for t in tensors if t is not None]
     return (
         not torch.compiler.is_compiling()
@@ -67,7 +67,7 @@ def fused_class_sums(
     smoothing: bool = False,
     xp: Any = xp,
 ) -> ClassSums:
-    """As :func:`stablenum.losses.classes.class_sums`."""
+    """Work like :func:`stablenum.losses.classes.class_sums`."""
     if not can_fuse(x, index, keep, weight) or (weight is not None and weight.requires_grad):
         return class_sums(x, index, keep, weight=weight, smoothing=smoothing, xp=xp)
     shape = index.shape
@@ -113,12 +113,13 @@ class _ClassSums(torch.autograd.Function):
 
 
 def _block_sums(x: Tensor, index: Tensor, keep: Tensor, weight: Tensor | None, smoothing: bool) -> ClassSums:
-    """One block of rows: torch's fused log_softmax for rows of finite logits, the core for the others."""
+    """Sum one block of rows: by torch's fused log_softmax for rows of finite logits, else by the core."""
     if x.device.type != "cpu":  # the check for finite logits would make the host wait
         return class_sums(x, index, keep, weight=weight, smoothing=smoothing, xp=xp)
     log_p = torch.log_softmax(x, 1, dtype=_wide(x.dtype))
     nll = -log_p.gather(1, index[:, None])[:, 0]
-    # From the largest logit: at a target far below it the difference x - log_p has no correct digit.
+    # Measured from the largest logit, because at a target far below it the difference x - log_p has no
+    # correct digit.
     lse = x.amax(1).to(nll.dtype) - log_p.amax(1)
     smooth = None
     if smoothing:
@@ -170,7 +171,7 @@ def _block_grad(
 def _by_the_core(
     ctx: Any, x: Tensor, index: Tensor, keep: Tensor, weight: Tensor | None, grads: tuple[Tensor, ...]
 ) -> Tensor:
-    """The same gradient as a differentiable function of the logits and the incoming gradients."""
+    """Return the same gradient as a differentiable function of the logits and the incoming gradients."""
     again = torch.is_grad_enabled()
     with torch.enable_grad():
         x = x if x.requires_grad else x.detach().requires_grad_()
@@ -184,14 +185,14 @@ def _by_the_core(
 
 
 def binary_items(z: Tensor, y: Tensor, pos_weight: Tensor | None = None, *, xp: Any = xp) -> Tensor:
-    """As :func:`stablenum.losses.binary.entropy_items`."""
+    """Work like :func:`stablenum.losses.binary.entropy_items`."""
     if pos_weight is not None or y.requires_grad or not can_fuse(z, y):
         return entropy_items(z, y, pos_weight, xp=xp)
     return _BinaryItems.apply(z, y, False)
 
 
 def binary_total(z: Tensor, y: Tensor) -> Tensor | None:
-    """The sum of all items, at least in float32; None if the fused path does not apply."""
+    """Return the sum of all items, at least in float32; None if the fused path does not apply."""
     if y.requires_grad or not can_fuse(z, y):
         return None
     return _BinaryItems.apply(z, y, True)
@@ -233,7 +234,8 @@ class _BinaryItems(torch.autograd.Function):
 
 
 def _log_likelihood(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor, bool]:
-    """For a block: minus the items, their sum, and whether all labels are 0 or 1. The core handles inf."""
+    """Return, for a block, minus the items, their sum, and whether all labels are 0 or 1. The core handles
+    inf."""
     if z.device.type == "cpu":
         hard = _are_hard(y)
         if hard:
@@ -256,18 +258,19 @@ def _are_hard(y: Tensor) -> bool:
 
 
 def _flipped(z: Tensor, y: Tensor, out: Tensor | None = None) -> Tensor:
-    """z where the label is 0, -z where it is 1."""
+    """Return z where the label is 0, -z where it is 1."""
     return torch.addcmul(z, z, y, value=-2.0, out=out)
 
 
 def _hard_slopes(z: Tensor, y: Tensor, out: Tensor | None) -> Tensor:
-    """``sigmoid(z)`` or ``-sigmoid(-z)``: a single sigmoid; labels between 0 and 1 need two."""
+    """Return ``sigmoid(z)`` or ``-sigmoid(-z)``: a single sigmoid; labels between 0 and 1 need two."""
     slope = _flipped(z, y, out).sigmoid_()
     return slope.addcmul_(slope, y, value=-2.0)
 
 
 def _soft_slopes(z: Tensor, y: Tensor, out: Tensor | None) -> Tensor:
-    """``sigmoid(z) (1 - y) - sigmoid(-z) y``; ``sigmoid(z) - y`` is 0 once the sigmoid rounds to y = 1."""
+    """Return ``sigmoid(z) (1 - y) - sigmoid(-z) y``; ``sigmoid(z) - y`` is 0 once the sigmoid rounds to y =
+    1."""
     slope = torch.sigmoid(z, out=out)
     slope.addcmul_(slope, y, value=-1.0)
     return slope.addcmul_(torch.neg(z).sigmoid_(), y, value=-1.0)

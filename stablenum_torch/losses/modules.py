@@ -63,7 +63,7 @@ class _TargetLoss(_Loss):
     _function: ClassVar[Callable[..., Tensor]]
 
     def forward(self, input: Tensor, target: Tensor, **options: Any) -> Tensor:  # noqa: A002, torch's name
-        """The loss of ``input`` compared with ``target``."""
+        """Return the loss of ``input`` compared with ``target``."""
         return type(self)._function(input, target, **self._options(), **options)
 
 
@@ -218,7 +218,7 @@ class GaussianNLLLoss(_Loss):
         var: Tensor,
         **options: Any,
     ) -> Tensor:
-        """The loss of the mean ``input`` and the variance ``var`` for ``target``.
+        """Return the loss of the mean ``input`` and the variance ``var`` for ``target``.
 
         As in torch, ``var`` may lack the last dimension: then it is the same along it.
         """
@@ -275,7 +275,7 @@ class NegativeBinomialNLLLoss(_Loss):
         total_count: Tensor,
         **options: Any,
     ) -> Tensor:
-        """The loss of the (log-)mean ``input`` and of ``total_count`` for the counts ``target``."""
+        """Return the loss of the (log-)mean ``input`` and of ``total_count`` for the counts ``target``."""
         return functions.negative_binomial_nll(input, target, total_count, **self._options(), **options)
 
 
@@ -338,7 +338,7 @@ class CosineEmbeddingLoss(_Loss):
         super().__init__(margin=margin, reduction=reduction, dim=dim)
 
     def forward(self, input1: Tensor, input2: Tensor, target: Tensor | None = None, **options: Any) -> Tensor:
-        """The loss of pairs; ``target`` is positive for pairs that belong together."""
+        """Return the loss of pairs; ``target`` is positive for pairs that belong together."""
         return functions.cosine_embedding(input1, input2, target, **self._options(), **options)
 
 
@@ -365,5 +365,5 @@ class InfoNCELoss(_Loss):
         )
 
     def forward(self, queries: Tensor, keys: Tensor, **options: Any) -> Tensor:
-        """Each query should find its key."""
+        """Return the loss of finding each query's key."""
         return functions.info_nce(queries, keys, **self._options(), **options)

@@ -137,7 +137,7 @@ def test_the_guard_takes_these_objects(module) -> None:
     assert high.loss_scale.max_scale == 2.0**30
     with pytest.raises(ValueError, match=r"loss_scale.loss_scale must be a finite number"):
         stablenum.GuardConfig(loss_scale=module.StaticLossScale(jnp.inf))
-    with pytest.raises(ValueError, match="Rules are made by calling"):
+    with pytest.raises(ValueError, match="Call the class to make a rule"):
         stablenum.GuardConfig(loss_scale=module.StaticLossScale)
 
 

@@ -109,8 +109,8 @@ def test_numpy_runs_with_every_backend() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--scenario", "nonesuch"], "unknown scenario 'nonesuch'; known are clean, single-inf"),
-        (["--backend", "tensorflow"], "unknown backend 'tensorflow'; known are numpy, torch"),
+        (["--scenario", "nonesuch"], "unknown scenario 'nonesuch'; the known ones are clean, single-inf"),
+        (["--backend", "tensorflow"], "unknown backend 'tensorflow'; the known ones are numpy, torch"),
         (["--config", "nonesuch.toml"], "cannot read nonesuch.toml: No such file"),
         (["--json", "no/such/folder/x.json"], "does not exist"),
         (["--plot", "."], "is a folder; name a file"),

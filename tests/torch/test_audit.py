@@ -518,7 +518,7 @@ def test_an_optimizer_inside_accelerate() -> None:
     ("grads", "error", "message"),
     [
         ([torch.ones(4, 3)], ValueError, "one gradient per parameter, 3; got 1"),
-        ({"x": torch.ones(3)}, ValueError, "got 'x', known are a, b, c"),
+        ({"x": torch.ones(3)}, ValueError, "got 'x'; the known names are a, b, c"),
         ([torch.ones(4), None, None], ValueError, r"grads\['a'\] must have the parameter's shape \(4, 3\)"),
         ([1.0, None, None], TypeError, r"grads\['a'\] must be a tensor or None; got float"),
         (3, TypeError, "a mapping of name to tensor, a sequence of tensors, or None; got int"),

@@ -1,4 +1,4 @@
-"""Whether a backend did what NumPy did: the trace of a run, and the first difference between two."""
+"""Compare a backend with NumPy: the trace of a run, and the first difference between two traces."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def compare_traces(scenario: str, reference: Trace, other: Trace, tolerance: Tol
 
 
 def _tied(norms: Array, ours: int, theirs: int, tolerance: float) -> bool:
-    """Whether the largest of all norms is a tie within rounding, so that either index is right."""
+    """Return whether the largest of all norms is a tie within rounding, so that either index is right."""
     if not (np.isfinite(norms).all() and 0 <= theirs < len(norms) and 0 <= ours < len(norms)):
         return False
     return relative_difference(float(norms[ours]), float(norms[theirs])) <= tolerance
@@ -168,7 +168,7 @@ def _tied(norms: Array, ours: int, theirs: int, tolerance: float) -> bool:
 def _different_updates(
     reference: Trace, other: Trace, step: int, tolerance: float
 ) -> Iterator[tuple[int, tuple[float, float]]]:
-    """The parameters that a step changed differently, and the two changes."""
+    """Return the parameters that a step changed differently, and the two changes."""
     if step >= min(len(reference.path), len(other.path)):
         return
     for i, _ in enumerate(reference.start):

@@ -1,4 +1,4 @@
-"""``stablenum compare``: what to run, where to write, which exit code."""
+"""``stablenum compare``: the options, the checks of output files, and the exit code."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _scenarios(names: Sequence[str], config: Path | None) -> _Choice:
     for name in names:
         if name not in known:
             raise typer.BadParameter(
-                f"unknown scenario {name!r}; known are {', '.join(known)}.", param_hint="--scenario"
+                f"unknown scenario {name!r}; the known ones are {', '.join(known)}.", param_hint="--scenario"
             )
     chosen = list(dict.fromkeys(names)) or chosen
     left_out = {name: unfit[name] for name in chosen if name in unfit}
@@ -132,7 +132,7 @@ def _scenarios(names: Sequence[str], config: Path | None) -> _Choice:
 
 
 def _usage(call: Callable[[], Any], option: str) -> Any:
-    """``call()``, with a ValueError reported as a usage error of an option (exit code 2)."""
+    """Return ``call()``; report a ValueError as a usage error of an option (exit code 2)."""
     try:
         return call()
     except ValueError as error:
@@ -190,12 +190,12 @@ def _check_target(option: str, path: Path | None) -> None:
 
 
 def _is_special(path: Path) -> bool:
-    """Whether to write into a path rather than replace it: a pipe, a device, our own output."""
+    """Return whether to write into a path rather than replace it: a pipe, a device, our own output."""
     return path.exists() and (not path.is_file() or _own_output(path) is not None)
 
 
 def _own_output(path: Path) -> int | None:
-    """1 or 2 if the path is what our standard output or error goes to (``/dev/stdout``)."""
+    """Return 1 or 2 if our standard output or error goes to the path (``/dev/stdout``)."""
     there = path.stat()
     for descriptor in (1, 2):
         try:
@@ -207,7 +207,7 @@ def _own_output(path: Path) -> int | None:
 
 
 def _write(target: Path, fill: Callable[[Path], Any], option: str) -> None:
-    """Write a result, with an OSError reported as an error of its option (exit code 2)."""
+    """Write a result; report an OSError as an error of its option (exit code 2)."""
     try:
         if _is_special(target):
             _write_into(target, fill)
@@ -220,7 +220,7 @@ def _write(target: Path, fill: Callable[[Path], Any], option: str) -> None:
 def _replace(target: Path, fill: Callable[[Path], Any]) -> None:
     """Write next to the target, then rename: an interrupted run leaves no partial file.
 
-    ``target`` is resolved: what a link points to is replaced, and the link stays.
+    ``target`` is resolved: the file that a link points to is replaced, and the link stays.
     """
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.")
     os.close(handle)
@@ -240,7 +240,7 @@ def _write_into(target: Path, fill: Callable[[Path], Any]) -> None:
         fill(temporary)
         sys.stdout.flush()
         own = _own_output(target)
-        # A file opened a second time would be written from its start, over what is already printed.
+        # A file opened a second time would be written from its start, over the output already printed.
         handle = os.open(target, os.O_WRONLY) if own is None else os.dup(own)
         with temporary.open("rb") as source, os.fdopen(handle, "wb") as sink:
             shutil.copyfileobj(source, sink)

@@ -1,4 +1,4 @@
-"""How far apart two numbers, tensors, updates or guards' statistics are."""
+"""Measure how far apart two numbers, tensors, updates or guards' statistics are."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _GATHERED = 20.0
 
 
 def relative_difference(a: float, b: float) -> float:
-    """``|a - b| / max(|a|, |b|)``; 0 if both are NaN, the same infinity, or below float32's normal range.
+    """Return ``|a - b| / max(|a|, |b|)``; 0 if both are NaN, the same infinity, or below float32's normal
+    range.
 
     Example:
         >>> relative_difference(1.0, 1.5), relative_difference(float("nan"), float("nan"))
@@ -36,7 +37,7 @@ def relative_difference(a: float, b: float) -> float:
 
 
 def tensor_difference(a: Array, b: Array) -> float:
-    """The largest difference of two tensors over the largest number in the first.
+    """Return the largest difference of two tensors over the largest number in the first.
 
     Non-finite elements must be of the same kind in the same places; then they do not count.
     """
@@ -59,7 +60,7 @@ def tensor_difference(a: Array, b: Array) -> float:
 def update_difference(
     before: Array, after: Array, their_before: Array, their_after: Array, *, tolerance: float
 ) -> tuple[float, float] | None:
-    """What two steps added to a tensor, at the element where they differ most; None if they agree.
+    """Return what two steps added to a tensor at the element where the steps differ most; None if they agree.
 
     This shows the effect of their multipliers, including those of units. They may differ by ``tolerance`` of
     the largest element, plus the rounding of float32. In narrower formats an optimizer's rounding errors are
@@ -82,7 +83,7 @@ def update_difference(
 
 
 def _update(before: Array, after: Array) -> Array:
-    """What a step added; NaN where it is not finite."""
+    """Return what a step added; NaN where it is not finite."""
     with np.errstate(invalid="ignore"):
         update = after.astype(np.float64) - before.astype(np.float64)
     return np.where(np.isfinite(update), update, math.nan)
@@ -91,7 +92,7 @@ def _update(before: Array, after: Array) -> Array:
 def different_statistics(
     ours: Mapping[str, Any], theirs: Mapping[str, Any], tolerance: float
 ) -> Iterator[tuple[str, Any, Any]]:
-    """The numbers in two guards' rule states that differ, by name."""
+    """Return the numbers in two guards' rule states that differ, by name."""
     one, two = dict(_rule_states(ours)), dict(_rule_states(theirs))
     for rule in dict.fromkeys((*one, *two)):
         yield from _different_numbers(one.get(rule, {}), two.get(rule, {}), tolerance)
@@ -100,7 +101,7 @@ def different_statistics(
 def _different_numbers(
     ours: Mapping[str, Any], theirs: Mapping[str, Any], tolerance: float
 ) -> Iterator[tuple[str, Any, Any]]:
-    """The numbers of one rule's state that differ."""
+    """Return the numbers of one rule's state that differ."""
     sizes = [abs(x) for x in ours.values() if isinstance(x, float) and 0 < abs(x) < FLOAT32_MAX]
     # After a subtraction of nearly equal numbers, the error is relative to their size.
     slack = tolerance * float(np.median(sizes)) if sizes else 0.0
@@ -115,7 +116,7 @@ def _different_numbers(
 
 
 def _rule_states(guard: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The numbers of each rule's state."""
+    """Return the numbers of each rule's state."""
     state = guard.get("state", {})
     parts = [(f"clip.{i}", part) for i, part in enumerate(state.get("clip", []))]
     for name, part in [*parts, *((name, state.get(name, [])) for name in ("loss_scale", "spike"))]:
@@ -123,7 +124,7 @@ def _rule_states(guard: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]
 
 
 def _leaves(name: str, plain: Any) -> Iterator[tuple[str, Any]]:
-    """Every number in nested lists and dicts, with its path."""
+    """Return every number in nested lists and dicts, with its path."""
     if isinstance(plain, (Mapping, list)):
         items = plain.items() if isinstance(plain, Mapping) else enumerate(plain)
         for key, value in items:

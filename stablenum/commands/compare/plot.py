@@ -26,8 +26,8 @@ __all__ = ["choose", "draw"]
 # The most instructive of the built-in scenarios, the best first.
 _INSTRUCTIVE = ("digits-mlp", "spike-skip", "fp16-leaves", "bad-200", "digits-conv", "growth-boundary")
 _COLUMNS = 3
-# NumPy is a broad, pale line. The other backends are dashes of equal length that take turns along it, so that
-# each is visible where all agree, and so is one that deviates.
+# NumPy is a broad, pale line. The other backends are dashes of equal length that alternate along it, so that
+# each is visible where all agree, and a deviating one stands out.
 _PALE = "#cfd6dd"
 _COLOURS = ("#e08a00", "#159a8c", "#7b3fc4", "#1f77d0", "#111111")
 _DASH = 4.0
@@ -46,7 +46,7 @@ _LABEL_PANEL = ("loss", "gradient norm", "loss scale", "skipped so far")
 
 
 def choose(results: Sequence[Result], names: Sequence[str] = ()) -> list[Result]:
-    """The results to draw, at most three: those requested by name, else the most instructive ones.
+    """Return the results to draw, at most three: those requested by name, else the most instructive ones.
 
     Without any of the latter, those with the most skips.
     """
@@ -93,7 +93,7 @@ def draw(results: Sequence[Result], path: Path) -> None:
 
 
 def _column(axes: Any, result: Result) -> None:
-    """The four panels of one scenario."""
+    """Draw the four panels of one scenario."""
     traces = list(result.guarded.values())
     for trace in traces:
         style = _style(trace, list(result.guarded))
@@ -136,12 +136,12 @@ def _style(trace: Trace, drawn: Sequence[str]) -> dict[str, Any]:
 
 
 def _line(panel: Any, values: Sequence[float], style: dict[str, Any]) -> None:
-    """A line with gaps where a value is not finite."""
+    """Draw a line with gaps where a value is not finite."""
     panel.plot(range(len(values)), [v if math.isfinite(v) else math.nan for v in values], **style)
 
 
 def _plain_line(panel: Any, trace: Trace) -> None:
-    """The loss without a guard, up to its last finite value."""
+    """Draw the loss without a guard, up to its last finite value."""
     bad = [step for step, loss in enumerate(trace.losses) if not math.isfinite(loss)]
     end = bad[0] if bad else len(trace.losses)
     losses = trace.losses[:end]
@@ -161,14 +161,14 @@ def _plain_line(panel: Any, trace: Trace) -> None:
 
 
 def _scale_of(panel: Any, values: Sequence[float]) -> None:
-    """A log axis for positive values that span more than a factor of ten."""
+    """Set a log axis for positive values that span more than a factor of ten."""
     finite = [v for v in values if math.isfinite(v)]
     if finite and min(finite) > 0 and max(finite) > 10 * min(finite):
         panel.set_yscale("log")
 
 
 def _mark_nonfinite(panel: Any, trace: Trace, name: str) -> None:
-    """Triangles at the top of the panel where a value was inf or NaN."""
+    """Draw triangles at the top of the panel where a value was inf or NaN."""
     values = [getattr(row, name) for row in trace.rows]
     for kind, marker, colour, steps in (
         ("inf", "^", "#d62728", [i for i, v in enumerate(values) if math.isinf(v)]),
@@ -180,7 +180,7 @@ def _mark_nonfinite(panel: Any, trace: Trace, name: str) -> None:
 
 
 def _circle_spikes(panel: Any, trace: Trace, name: str, reasons: Sequence[Reason]) -> None:
-    """A ring around each value for which a step was skipped, and around all values of shrunk steps."""
+    """Draw a ring around each value for which a step was skipped, and around all values of shrunk steps."""
     for colour, kinds in ((_SPIKE, reasons), (_SHRUNK, (Reason.SPIKE_CLIPPED,))):
         found = [(i, getattr(row, name)) for i, row in enumerate(trace.rows) if row.reason in kinds]
         if found:
@@ -189,7 +189,7 @@ def _circle_spikes(panel: Any, trace: Trace, name: str, reasons: Sequence[Reason
 
 
 def _mark_causes(panel: Any, trace: Trace) -> None:
-    """A tick at the bottom for each step that was skipped or shrunk, in the colour of its reason."""
+    """Draw a tick at the bottom for each skipped or shrunk step, in the colour of its reason."""
     for label, (colour, reasons) in _CAUSES.items():
         steps = [i for i, row in enumerate(trace.rows) if row.reason in reasons]
         if steps:
@@ -207,14 +207,14 @@ def _running_skips(trace: Trace) -> list[int]:
 
 
 def _solid(line: Any) -> Any:
-    """The line as the legend shows it, solid: it is too short there for dashes that take turns."""
+    """Return the line as the legend shows it: solid, because it is too short there for alternating dashes."""
     if line.get_marker() not in (None, "None", "none", "") or line.get_label() not in BACKENDS:
         return line
     return Line2D([], [], color=line.get_color(), linewidth=max(2.0, line.get_linewidth()))
 
 
 def _legend(figure: Any, axes: Any) -> None:
-    """One legend for all panels, each label once."""
+    """Draw one legend for all panels, with each label once."""
     found: dict[str, Any] = {}
     for panel in axes.flat:
         for handle, label in zip(*panel.get_legend_handles_labels()):

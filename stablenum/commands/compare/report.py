@@ -30,7 +30,7 @@ _STYLES = {
 
 
 def list_table(scenarios: Iterable[Scenario], width: int) -> Table:
-    """What can be run."""
+    """Return a table of the scenarios and backends that can be run."""
     table = _table("Scenarios", width)
     table.add_column("name", no_wrap=True)
     table.add_column("kind", no_wrap=True)
@@ -68,7 +68,7 @@ def print_report(
 
 
 def _table(title: str, width: int) -> Table:
-    """An empty table; in a narrow terminal its columns are closer together."""
+    """Return an empty table; in a narrow terminal its columns are closer together."""
     return Table(
         title=title,
         title_justify="left",
@@ -103,7 +103,7 @@ def _results_table(results: Sequence[Result], n_backends: int, width: int) -> Ta
 
 
 def _outcomes(result: Result, traces: Mapping[str, Trace]) -> str:
-    """One word if all backends agree on it."""
+    """Return one word if all backends agree on it."""
     found = sorted({result.outcome(trace) for trace in traces.values()})
     return " / ".join(f"[{_STYLES[o]}]{o}[/]" for o in found)
 
@@ -198,7 +198,7 @@ def to_json(
     versions: Mapping[str, str],
     seconds: float,
 ) -> str:
-    """Everything as strict JSON; non-finite numbers are the strings "nan", "inf" and "-inf"."""
+    """Return everything as strict JSON; non-finite numbers are the strings "nan", "inf" and "-inf"."""
     document = {
         "format": 1,
         "ok": all(result.ok for result in results),

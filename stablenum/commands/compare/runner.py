@@ -1,4 +1,4 @@
-"""Running scenarios: every backend with the guard, every framework without, and the verdict."""
+"""Run scenarios: every backend with the guard, every framework without it, and then the verdict."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Result:
         return self.agree and not self.surprises
 
     def outcome(self, trace: Trace) -> Outcome:
-        """The outcome of one of this result's runs."""
+        """Return the outcome of one of this result's runs."""
         return outcome_of(self.scenario, trace, self._clean_score(trace.backend))
 
     def _clean_score(self, backend: str) -> float | None:
@@ -67,7 +67,7 @@ class Result:
 
 
 def steps_of(scenario: Scenario, backends: Sequence[Backend], *, brief: bool = False) -> int:
-    """How many runs :func:`run_scenario` will make (its ticks)."""
+    """Return how many runs :func:`run_scenario` will make (its ticks)."""
     able = [b for b in backends if b.why_not(scenario, brief=brief) is None]
     frameworks = len({b.framework for b in able})
     return len(able) + frameworks * (2 if _needs_clean(scenario) else 1)
@@ -123,7 +123,7 @@ def run_scenario(
 
 
 def _spread_clean(result: Result, backends: Sequence[Backend]) -> None:
-    """A framework's clean run counts for all its backends."""
+    """Use a framework's clean run for all its backends."""
     of_framework = {b.framework: result.clean[b.name] for b in backends if b.name in result.clean}
     for backend in backends:
         if backend.framework in of_framework and backend.name in result.guarded:
@@ -138,17 +138,17 @@ def _needs_clean(scenario: Scenario) -> bool:
 
 
 def run_guarded(scenario: Scenario, backend: Backend) -> Trace:
-    """One run with the scenario's guard."""
+    """Run a scenario with its guard."""
     return _run(scenario, backend, plain=False, faults=True)
 
 
 def run_plain(scenario: Scenario, backend: Backend, *, faults: bool = True) -> Trace:
-    """One run without a guard: the framework's bare optimizer."""
+    """Run a scenario without a guard, with the framework's bare optimizer."""
     return _run(scenario, backend, plain=True, faults=faults)
 
 
 def _run(scenario: Scenario, backend: Backend, *, plain: bool, faults: bool) -> Trace:
-    """One run; the adapter's warnings go into the trace, other warnings are issued as usual."""
+    """Run once; the adapter's warnings go into the trace, and other warnings are issued as usual."""
     begin = time.perf_counter()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
@@ -189,7 +189,7 @@ def _train(scenario: Scenario, backend: Backend, *, plain: bool, faults: bool) -
             if run.norms is not None:
                 trace.norms.append(run.norms)
             trace.skipped = int(last["skipped_total"])
-            now = run.params()  # copies; whether the step is skipped is known only after it
+            now = run.params()  # copied at every step, because a skip is known only afterwards
             changed = None if last["applied"] else _first_change(before, now)
             if changed is not None:
                 trace.changed[step] = changed
@@ -215,7 +215,7 @@ def _one_step(scenario: Scenario, run: Run, step: int, *, faults: bool) -> None:
 
 
 def _first_change(before: Sequence[Array], after: Sequence[Array]) -> int | None:
-    """The index of the first parameter that is not the same bit for bit; None if there is none."""
+    """Return the index of the first parameter that is not the same bit for bit; None if there is none."""
     pairs = enumerate(zip(before, after, strict=True))
     return next((i for i, (p, q) in pairs if p.tobytes() != q.tobytes()), None)
 
@@ -237,7 +237,7 @@ def _row(last: Mapping[str, Any]) -> StepRow:
 
 
 def outcome_of(scenario: Scenario, trace: Trace, clean_score: float | None = None) -> Outcome:
-    """The outcome of a run. See :class:`Outcome`."""
+    """Return the outcome of a run. See :class:`Outcome`."""
     if not all(np.isfinite(p.astype(np.float32)).all() for p in trace.params):
         return Outcome.DIES
     if trace.stopped is not None:
@@ -253,7 +253,7 @@ def outcome_of(scenario: Scenario, trace: Trace, clean_score: float | None = Non
 
 
 def _had_gradient(scenario: Scenario) -> bool:
-    """Whether there was anything to learn: a finite gradient of the unscaled loss that is not zero."""
+    """Return whether there was anything to learn: a finite gradient of the unscaled loss that is not zero."""
     if isinstance(scenario, Training):
         return True
     steps = (stream_step(scenario, step).gradients for step in range(scenario.steps))
@@ -261,14 +261,14 @@ def _had_gradient(scenario: Scenario) -> bool:
 
 
 def moved(trace: Trace) -> list[float]:
-    """How far each tensor is from its start, root mean square; 0 for an empty one."""
+    """Return how far each tensor is from its start, root mean square; 0 for an empty one."""
     pairs = zip(trace.start, trace.params, strict=True)
     away = [q.astype(np.float64) - p.astype(np.float64) for p, q in pairs]
     return [float(np.sqrt(np.mean(a * a))) if a.size else 0.0 for a in away]
 
 
 def _moved(trace: Trace) -> float:
-    """How far the tensor that moved furthest is from its start."""
+    """Return how far the tensor that moved furthest is from its start."""
     return max(moved(trace), default=0.0)
 
 
@@ -288,7 +288,7 @@ def _score_at_start(training: Training, goal: Goal) -> float:
 
 
 def _surprises(result: Result) -> Iterator[str]:
-    """Where the outcome is not the expected one."""
+    """Describe where the outcome is not the expected one."""
     expected, name = result.scenario.expected, result.scenario.name
     for kind, traces, wanted in (
         ("plain", result.plain, expected.plain),
@@ -319,7 +319,7 @@ def _listed(numbers: Sequence[float]) -> str:
 
 
 def _as_far(distances: Sequence[float], expected: Sequence[float]) -> bool:
-    """Whether tensors moved as far as expected, within a thousandth."""
+    """Return whether tensors moved as far as expected, within a thousandth."""
     pairs = zip(distances, expected, strict=True)
     return all(math.isclose(got, wanted, rel_tol=1e-3) for got, wanted in pairs)
 

@@ -79,7 +79,7 @@ def read_scenario_file(path: Path) -> ScenarioFile:
 
 
 def to_toml(streams: Iterable[Stream]) -> str:
-    """The text of a scenario file that reads back as these streams, built-in or made in Python.
+    """Return the text of a scenario file that reads back as these streams, built-in or made in Python.
 
     They compare equal, except for events that put a NaN, which equals nothing.
 
@@ -105,7 +105,7 @@ def to_toml(streams: Iterable[Stream]) -> str:
 
 
 def with_guard(scenario: Scenario, guard: Mapping[str, Any]) -> Scenario:
-    """The scenario with these fields of its guard replaced.
+    """Return the scenario with these fields of its guard replaced.
 
     Raises:
         ValueError: the guard names a tensor that the scenario does not have.
@@ -115,13 +115,13 @@ def with_guard(scenario: Scenario, guard: Mapping[str, Any]) -> Scenario:
         (ClipByGlobalNorm(max_norm=2.0),)
     """
     made = dataclasses.replace(scenario, guard=dataclasses.replace(scenario.guard, **guard))
-    if isinstance(made, Training):  # a stream knows its tensors, and has checked them
+    if isinstance(made, Training):  # a stream has already checked the names of its tensors
         check_guard_names(made.guard, len(initial_params(made)))
     return made
 
 
 def _plain(value: Any) -> Any:
-    """A dataclass as a table of the fields that differ from their defaults."""
+    """Return a dataclass as a table of the fields that differ from their defaults."""
     if isinstance(value, GuardConfig):
         return value.to_dict()
     if isinstance(value, (tuple, list)):
@@ -152,7 +152,7 @@ def _file(plain: dict[str, Any]) -> ScenarioFile:
 
 
 def _guard_fields(where: str, plain: Any) -> dict[str, Any]:
-    """The fields that are given, in the form that GuardConfig stores them in."""
+    """Return the fields that are given, in the form that GuardConfig stores them in."""
     try:
         config = GuardConfig.from_dict(_table(where, plain))
     except ValueError as error:
@@ -182,7 +182,7 @@ def _scenario(index: int, plain: Any, guard: Mapping[str, Any]) -> Stream:
 
 
 def _usual(stream: Stream) -> Tolerance:
-    """The tolerance if the file has none: some roundings of the narrowest format."""
+    """Return the tolerance if the file has none: some roundings of the narrowest format."""
     eps = max((get_format(tensor.dtype).eps for tensor in stream.tensors), default=0.0)
     if eps > get_format("float32").eps:
         return Tolerance(params=8 * eps, why="the parameters are rounded to a narrow format at every step")
@@ -232,7 +232,7 @@ _CONVERT = {
 
 
 def _made(where: str, cls: type[Any], plain: Any) -> Any:
-    """A dataclass from a table; every error names its place."""
+    """Return a dataclass from a table; every error names its place."""
     table = _table(where, plain)
     _known(where, table, [f.name for f in dataclasses.fields(cls)])
     missing = [

@@ -79,7 +79,8 @@ def _run_main(plan: Plan) -> None:
     if plan.module:
         runpy.run_module(plan.script, run_name="__main__", alter_sys=True)
         return
-    # Not runpy.run_path: it removes the module before functions registered with atexit have run.
+    # runpy.run_path is not used, because it removes the module before functions registered with atexit have
+    # run.
     code = compile(Path(plan.script).read_bytes(), plan.script, "exec")
     module = ModuleType("__main__")
     module.__dict__.update(__file__=os.path.abspath(plan.script), __builtins__=builtins, __cached__=None)
@@ -97,7 +98,7 @@ def _exit_code(code: object) -> int:
 
 
 def _own(tb: TracebackType | None) -> TracebackType | None:
-    """The traceback, starting at the script's first frame."""
+    """Return the traceback, starting at the script's first frame."""
     here = str(Path(__file__).parent)
     while tb is not None and tb.tb_frame.f_code.co_filename.startswith((here, "<frozen runpy")):
         tb = tb.tb_next

@@ -1,4 +1,4 @@
-"""``stablenum explain``: options, exit codes, where the report goes."""
+"""``stablenum explain``: the options, the exit codes, and where the report goes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls back when the script has imported a package, so that watching imports no framework by itself.
+"""Call back when the script has imported a package, so that watching itself imports no framework.
 
 A script may set environment variables that a framework reads when it is imported, so the script comes first.
 """
@@ -22,7 +22,7 @@ class AfterImport(importlib.abc.MetaPathFinder):
         self._callbacks = dict(callbacks)
 
     def install(self) -> None:
-        """Install it before all other finders; for packages already loaded, call back now."""
+        """Install the finder before all others; for packages already loaded, call back now."""
         sys.meta_path.insert(0, self)
         for name in [name for name in self._callbacks if name in sys.modules]:
             self._callbacks.pop(name)()
@@ -30,7 +30,7 @@ class AfterImport(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The spec from the other finders, with a loader that calls back."""
+        """Return the spec from the other finders, with a loader that calls back."""
         callback = self._callbacks.pop(fullname, None)
         if callback is None:
             return None
@@ -50,7 +50,7 @@ class _Loader(importlib.abc.Loader):
         return self._inner.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        # The package sees its own loader (resources, reloads), not this one.
+        # The package keeps its own loader (for resources and reloads), not this one.
         module.__loader__ = self._inner
         if module.__spec__ is not None:
             module.__spec__.loader = self._inner

@@ -1,4 +1,4 @@
-"""What the command sends to the process that runs the script, and what it gets back."""
+"""The data that the command exchanges with the process that runs the script."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Plan:
     again: bool = False
 
     def write(self, path: Path) -> None:
-        """Write it as JSON."""
+        """Write the plan as JSON."""
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
 
     @classmethod
     def read(cls, path: Path) -> Plan:
-        """The inverse of :meth:`write`."""
+        """Return the inverse of :meth:`write`."""
         d = json.loads(path.read_text(encoding="utf-8"))
         return cls(**{**d, "arguments": tuple(d["arguments"])})
 
@@ -97,12 +97,12 @@ class Outcome:
     error: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> Outcome:
-        """The inverse of :meth:`to_dict`."""
+        """Return the inverse of :meth:`to_dict`."""
         failure = d["failure"]
         if failure is not None:
             failure = Failure(**{**failure, "names": tuple(failure["names"])})

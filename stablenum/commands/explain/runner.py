@@ -54,7 +54,7 @@ def explain(plan: Plan, say: Callable[[str], object]) -> Explained:
         say(f"{outcome.failure}; running the script again to record {'every step' if last else 'that step'}")
         outcome = _run(replace(plan, record_from=1 if last else begin, again=True), shown=False)
         runs += 1
-    if outcome.failure is not None:  # it failed, but never in a step that was recorded
+    if outcome.failure is not None:  # the script failed, but never in a step that was recorded
         return Explained(first, _report(outcome), runs)
     return Explained(first, _unreproduced(first, outcome), runs)
 
@@ -92,7 +92,7 @@ def _run(plan: Plan, *, shown: bool) -> Outcome:
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
-    """Wait for the end. Ctrl-C reaches the script as well, which may take its time to stop."""
+    """Wait for the process to end. Ctrl-C reaches the script as well, which may take some time to stop."""
     while True:
         try:
             return process.wait()

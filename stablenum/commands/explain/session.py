@@ -37,7 +37,7 @@ class Session:
         return self.outcome.failure is not None
 
     def leave(self) -> None:
-        """End the process, with the outcome written: the script caught :class:`Stop` and trains on."""
+        """Write the outcome and end the process: the script caught :class:`Stop` and trains on."""
         if self.on_leave is not None:
             self.on_leave()
 

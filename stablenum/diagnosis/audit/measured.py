@@ -1,4 +1,4 @@
-"""What is measured for one parameter: a pure function of a block of its elements, and how blocks are joined.
+"""The measurements for one parameter: a pure function of a block of its elements, and how blocks are joined.
 
 Arrays are float64, so that squares and roots of v = 3e38 or v = 1e-45 neither overflow nor vanish. Sums of
 squares are taken of elements divided by the block's largest, so that float64 itself does not overflow.
@@ -21,7 +21,7 @@ Array = Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Counts and extremes of one parameter; None for what could not be determined.
+    """Counts and extremes of one parameter; None for values that could not be determined.
 
     Attributes:
         size: elements measured.
@@ -63,7 +63,7 @@ class Measured:
     stalled: int | None = None
 
 
-# How the parts of blocks are joined: added; the largest; a root mean square of three parts each.
+# How the parts of blocks are joined: by a sum; by the largest; by a root mean square of three parts each.
 _COUNTS = (
     "size", "parameter_bad", "moment_nan", "second_inf", "second_negative", "first_inf", "poisoned",
     "vanished", "alive", "below_eps", "gradient_bad", "update_bad", "moved", "stalled",
@@ -73,10 +73,10 @@ _MEANS = ("parameter_rms", "gradient_ratio", "update_rms")
 
 
 def poisoned(entries: Sequence[tuple[Role, Array]], *, xp: Any) -> Array:
-    """The elements whose state no later gradient repairs: NaN, inf, or a negative second moment.
+    """Return the elements whose state no later gradient repairs: NaN, inf, or a negative second moment.
 
     Args:
-        entries: at least one; arrays of one shape. Those of unknown meaning are ignored.
+        entries: at least one; arrays of one shape. Entries of unknown meaning are ignored.
         xp: array namespace.
 
     Example:
@@ -106,7 +106,8 @@ def measure_block(
     narrow: Callable[[Array], Array],
     xp: Any,
 ) -> dict[str, Array]:
-    """The parts that :func:`join_blocks` joins, name -> 0-d float64 array, without those that are not known.
+    """Return the parts that :func:`join_blocks` joins, name -> 0-d float64 array, without those that are not
+    known.
 
     Args:
         parameter: (n,) float64 or complex128 elements, n > 0.
@@ -183,7 +184,7 @@ def measure_block(
         update = update_of(law, moments, eps=eps, xp=xp)
     if update is not None:
         judged = xp.logical_and(finite, clean)
-        if gradient is not None:  # the effect of a bad gradient is not the optimizer's fault
+        if gradient is not None:  # the effect of a bad gradient is not counted against the optimizer
             judged = xp.logical_and(judged, xp.isfinite(gradient))
         after = narrow(parameter + update)
         sound = xp.logical_and(judged, xp.logical_and(xp.isfinite(update), xp.isfinite(after)))
@@ -201,7 +202,8 @@ def measure_block(
 
 
 def _moments(known: Sequence[tuple[Role, Array]], gradient: Array | None, clean: Array, xp: Any) -> Moments:
-    """The entries by their roles, poisoned elements set to 0; AMSGrad's maximum is the second moment."""
+    """Return the entries by their roles, poisoned elements set to 0; AMSGrad's maximum is the second
+    moment."""
     by_role = {role: xp.where(clean, v, xp.zeros_like(v)) for role, v in known}
     second = by_role.get(Role.SECOND_MAX, by_role.get(Role.SECOND))
     return Moments(
@@ -222,14 +224,15 @@ def _gradient_ratio(
     eps: float,
     xp: Any,
 ) -> None:
-    """RMS of g / sqrt(max(v, eps^2)), as in StableAdamW; 0 / 0 is 0."""
+    """Return the RMS of g / sqrt(max(v, eps^2)), as in StableAdamW; 0 / 0 is 0."""
     size = xp.abs(gradient)
     below = xp.sqrt(second)
     below = xp.where(below < eps, xp.full_like(below, eps), below)
     used = xp.logical_and(clean, xp.isfinite(size))
     zero = size == 0
     ratio = xp.where(zero, xp.zeros_like(size), size / xp.where(zero, xp.ones_like(below), below))
-    # Neither a second moment nor eps: reported as the largest number, which can be squared and joined.
+    # Where the second moment and eps are both 0, the ratio is reported as the largest number, which can be
+    # squared and joined.
     ratio = xp.where(xp.isinf(ratio), xp.full_like(ratio, _MAX), ratio)
     mean_square("gradient_ratio", ratio, used)
 
@@ -249,7 +252,7 @@ def _real(values: Array, xp: Any) -> Array:
 
 
 def join_blocks(blocks: Sequence[Mapping[str, float]]) -> Measured:
-    """The statistics of a parameter from those of its blocks, read on the host.
+    """Return the statistics of a parameter from those of its blocks, read on the host.
 
     Example:
         >>> join_blocks([{"size": 2.0, "parameter_bad": 1.0}, {"size": 1.0, "parameter_bad": 0.0}]).size
@@ -269,7 +272,8 @@ def join_blocks(blocks: Sequence[Mapping[str, float]]) -> Measured:
 
 
 def _joined_mean(parts: Sequence[tuple[float, float, float]]) -> float | None:
-    """The root mean square of blocks given by largest, sum of (x / largest)^2 and count; None without any."""
+    """Return the root mean square of blocks given by largest, sum of (x / largest)^2 and count; None without
+    any."""
     count = sum(n for _, _, n in parts)
     if not count:
         return None

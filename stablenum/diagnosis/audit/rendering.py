@@ -1,4 +1,4 @@
-"""An audit as plain text and as a rich table."""
+"""Render an audit as plain text and as a rich table."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WIDTH = 100
 def as_text(
     optimizer: str, rows: Sequence[Row], risks: Sequence[Risk], notes: Sequence[str], *, limit: int
 ) -> str:
-    """Plain text: headline, table, risks in words, notes."""
+    """Render the audit as plain text: headline, table, risks in words, notes."""
     table = [_HEADS, *_table(rows, risks, limit)]
     widths = [max(len(line[i]) for line in table) for i in range(len(_HEADS))]
     lines = [_headline(optimizer, rows, risks)]
@@ -35,7 +35,7 @@ def as_text(
 
 
 def as_rich(optimizer: str, rows: Sequence[Row], risks: Sequence[Risk], notes: Sequence[str]) -> Any:
-    """The same for a terminal, with a table of rich, which is imported only here."""
+    """Render the audit for a terminal, with a table of rich, which is imported only here."""
     from rich import box
     from rich.console import Group
     from rich.table import Table

@@ -43,7 +43,7 @@ class Audit:
         *,
         notes: Iterable[str] = (),
     ) -> Audit:
-        """The audit with these rows, judged and sorted."""
+        """Return the audit with these rows, judged and sorted."""
         given = list(rows)
         found = {id(row): risks_of(row) for row in given}
         worst = {key: max((r.weight for r in risks), default=(0, 0.0)) for key, risks in found.items()}
@@ -69,14 +69,14 @@ class Audit:
         return self.to_text()
 
     def to_text(self, *, limit: int = 20) -> str:
-        """A table of the ``limit`` riskiest parameters and the risks in words, as plain text."""
+        """Return a table of the ``limit`` riskiest parameters and the risks in words, as plain text."""
         return as_text(self.optimizer, self.rows, self.risks, self.notes, limit=limit)
 
     def __rich__(self) -> Any:
         return as_rich(self.optimizer, self.rows, self.risks, self.notes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {
             "optimizer": self.optimizer,
             "ok": self.ok,
@@ -86,5 +86,5 @@ class Audit:
         }
 
     def to_json(self) -> str:
-        """Strict JSON."""
+        """Return strict JSON."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)

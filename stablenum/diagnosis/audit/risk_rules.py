@@ -72,12 +72,13 @@ class Risk:
         return self.what
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {**asdict(self), "severity": self.severity.name.lower(), "cause": self.cause.value}
 
 
 def eps_is_lost(eps: float | None, dtype: str | None, *, wide: bool = False) -> bool | None:
-    """Whether eps rounds to 0 in the format of the denominator; None if eps or the format is not known.
+    """Return whether eps rounds to 0 in the format of the denominator; None if eps or the format is not
+    known.
 
     Args:
         eps: as configured.
@@ -96,7 +97,7 @@ def eps_is_lost(eps: float | None, dtype: str | None, *, wide: bool = False) -> 
 
 
 def risks_of(row: Row) -> list[Risk]:
-    """The risks of a row, one for each rule that applies.
+    """Return the risks of a row, one for each rule that applies.
 
     Example:
         >>> risks_of(Row(name="w", shape=(2,), dtype="float32"))

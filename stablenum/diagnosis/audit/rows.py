@@ -15,7 +15,7 @@ __all__ = ["Row"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What an audit found for one parameter; None for what is not known.
+    """The findings of an audit for one parameter; None for values that are not known.
 
     Attributes:
         name: the parameter's name.
@@ -66,7 +66,7 @@ class Row:
         return part / whole if whole else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; None for a number that is not known or not finite."""
+        """Return plain values for JSON; None for a number that is not known or not finite."""
         measured = {k: _plain(v) for k, v in asdict(self.measured).items()}
         return {
             "name": self.name,

@@ -119,7 +119,7 @@ class Moments:
 
 
 def update_of(law: Law, moments: Moments, *, eps: float | None, xp: Any) -> Array | None:
-    """The update that the law computes from the current moments, without decoupled weight decay.
+    """Return the update that the law computes from the current moments, without decoupled weight decay.
 
     Args:
         law: the rule and its numbers.
@@ -178,7 +178,7 @@ def _adamax(law: Law, m: Moments, eps: float | None, xp: Any) -> Array | None:
     correction = law.first_correction
     if m.first is None or m.norm is None or correction is None:
         return None
-    # No gradient so far: the first one makes the norm positive before it is used as a divisor.
+    # Without a gradient so far, the norm is 0; the first gradient makes it positive before it is a divisor.
     untouched = xp.logical_and(m.norm == 0, m.first == 0)
     return law.lr * (m.first / correction / xp.where(untouched, xp.ones_like(m.norm), m.norm))
 
@@ -211,7 +211,7 @@ def _sgd(law: Law, m: Moments, eps: float | None, xp: Any) -> Array | None:
 
 
 def _gradient(law: Law, m: Moments) -> Array | None:
-    """The gradient that the law uses; None with weight decay, whose weights have changed since."""
+    """Return the gradient that the law uses; None with weight decay, whose weights have changed since."""
     if m.gradient is None or law.weight_decay:
         return None
     return -m.gradient if law.maximize else m.gradient

@@ -1,4 +1,4 @@
-"""Counting a tensor's elements against the limits of the formats: one sort for all formats."""
+"""Count a tensor's elements against the limits of the formats, with one sort for all formats."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BINS = range(LOWEST, HIGHEST)
 
 
 def checked_formats(formats: Sequence[str]) -> tuple[str, ...]:
-    """The full names of ``formats``, each once.
+    """Return the full names of ``formats``, each once.
 
     Raises:
         ValueError: none is given, or one is unknown.
@@ -39,7 +39,7 @@ def checked_formats(formats: Sequence[str]) -> tuple[str, ...]:
 
 
 def count_row(kind: str, module: str, x: Array, *, formats: Sequence[str], xp: Namespace) -> RangeRow | None:
-    """The counts of one array.
+    """Return the counts of one array.
 
     The elements are sorted by size once; the position of a limit among them is the count of those below it.
 
@@ -102,7 +102,7 @@ def count_row(kind: str, module: str, x: Array, *, formats: Sequence[str], xp: N
 def count_lost(
     before: Array, update: Array, *, formats: Sequence[str], cast: Cast, xp: Namespace
 ) -> dict[str, int]:
-    """How many updates each format loses: ``w + dw == w`` although dw is not 0.
+    """Count the updates that each format loses: ``w + dw == w`` although dw is not 0.
 
     Weight, update and sum are each rounded to the format, as in an optimizer that keeps everything in it.
     Elements that are not finite, and weights that overflow the format, do not count. For e4m3fn the casts

@@ -35,7 +35,7 @@ class Limits:
 
 
 def limits(name: str) -> Limits:
-    """The limits of a format.
+    """Return the limits of a format.
 
     Args:
         name: a key of :data:`stablenum.formats.FORMATS`.
@@ -55,7 +55,7 @@ def limits(name: str) -> Limits:
 
 
 def upper_exponent(fmt: Format, amax: float, *, margin: int) -> int:
-    """The largest k with ``amax * 2**k <= fmt.max * 2**-margin``, for a finite ``amax`` above 0.
+    """Return the largest k with ``amax * 2**k <= fmt.max * 2**-margin``, for a finite ``amax`` above 0.
 
     Example:
         >>> upper_exponent(FORMATS["float16"], 1.0, margin=1)
@@ -67,5 +67,5 @@ def upper_exponent(fmt: Format, amax: float, *, margin: int) -> int:
 
 
 def per_tensor_exponent(fmt: Format, amax: float) -> int:
-    """The exponent of the scale for a single tensor of this ``amax``; 0 for ``amax`` 0."""
+    """Return the exponent of the scale for a single tensor of this ``amax``; 0 for ``amax`` 0."""
     return upper_exponent(fmt, amax, margin=0) if amax > 0 else 0

@@ -55,7 +55,7 @@ def _total(rows: Sequence[RangeRow], kind: str) -> dict[int, int]:
 
 
 def _window(totals: dict[str, dict[int, int]], moved: int) -> tuple[float, float]:
-    """The limits of the x axis: all exponents that occur, and at least the range of float16."""
+    """Return the limits of the x axis: all exponents that occur, and at least the range of float16."""
     seen = [e for total in totals.values() for e in total]
     return min([*seen, -25]) - 3.0, max([*seen, 16, moved]) + 3.0
 
@@ -83,7 +83,7 @@ def _ranges(axis: Any, formats: Sequence[str], low: float, high: float) -> None:
 def _histogram(
     axis: Any, rows: list[RangeRow], formats: Sequence[str], total: dict[int, int], k: int, colour: str
 ) -> None:
-    """One kind's exponents as bars, and as an outline where the loss scale 2^k moves them."""
+    """Draw one kind's exponents as bars, and as an outline where the loss scale 2^k moves them."""
     kind = rows[0].kind
     elements = sum(row.elements for row in rows)
     share = {e: count / elements for e, count in total.items()}

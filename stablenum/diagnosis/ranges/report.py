@@ -78,7 +78,7 @@ class RangeReport:
         return tuple(trouble for verdict in self.verdicts.values() for trouble in verdict.troubles)
 
     def loss_scale(self, name: str = "float16") -> float | None:
-        """The recommended initial loss scale for a format: a power of two, None without gradients.
+        """Return the recommended initial loss scale for a format: a power of two, None without gradients.
 
         Raises:
             ValueError: the report is not about this format.
@@ -86,7 +86,8 @@ class RangeReport:
         return self._verdict(name).loss_scale
 
     def policy(self, name: str = "float16") -> Policy:
-        """Compute in a format, or in float32 where values overflow or vanish in it; float32 parameters.
+        """Return a policy with float32 parameters that computes in a format, or in float32 where the format
+        fails.
 
         Raises:
             ValueError: the report is not about this format.
@@ -98,11 +99,11 @@ class RangeReport:
         return Policy(params="float32", compute=name, rules=rules)
 
     def by_trouble(self) -> list[RangeRow]:
-        """The rows, the worst first; those without trouble stay in the order of execution."""
+        """Return the rows, the worst first; those without trouble stay in the order of execution."""
         return sorted(self.rows, key=lambda row: -max(self._trouble(row, name) for name in self.formats))
 
     def table(self, rows: int | None = 40) -> str:
-        """A table in plain text, the worst rows first.
+        """Return a table in plain text, the worst rows first.
 
         Args:
             rows: how many at most; None for all.
@@ -125,7 +126,7 @@ class RangeReport:
         return "\n".join([*text, *self._left_out(rows)])
 
     def rich_table(self, rows: int | None = 40) -> Table:
-        """The same as a ``rich.table.Table``: overflow in red, lost and flushed in yellow.
+        """Return the table as a ``rich.table.Table``: overflow in red, lost and flushed in yellow.
 
         Raises:
             ImportError: rich is not installed (``pip install "stablenum[cli]"``).
@@ -143,7 +144,7 @@ class RangeReport:
         return table
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values: formats, verdicts, rows, notes."""
+        """Return plain values: formats, verdicts, rows, notes."""
         return {
             "formats": list(self.formats),
             "verdicts": {name: asdict(verdict) for name, verdict in self.verdicts.items()},
@@ -152,7 +153,7 @@ class RangeReport:
         }
 
     def to_json(self, *, indent: int | None = None) -> str:
-        """Strict JSON of :meth:`to_dict` (no NaN, no Infinity)."""
+        """Return strict JSON of :meth:`to_dict` (no NaN, no Infinity)."""
         return json.dumps(self.to_dict(), allow_nan=False, indent=indent)
 
     def plot(self, path: str | Path) -> None:
@@ -181,7 +182,8 @@ class RangeReport:
         return self.verdicts[name]
 
     def _trouble(self, row: RangeRow, name: str) -> float:
-        """Overflow counts most, then what is lost or flushed; less in 8 bits, where everything is scaled."""
+        """Rank a row: overflow counts most, then lost or flushed values; 8-bit formats, being scaled, count
+        less."""
         over = row.fraction(row.overflow.get(name, 0))
         gone = row.fraction(max(row.flushed(name), row.lost.get(name, 0)))
         weight = 0.01 if FORMATS[name].bits == 8 else 1.0
@@ -217,7 +219,7 @@ class RangeReport:
 
 
 def _share(fraction: float) -> str:
-    """Short; never 0 % for something that occurs, nor 100 % for something that does not occur everywhere."""
+    """Format a fraction; never 0 % for something that occurs, nor 100 % for something with exceptions."""
     if fraction < 0.001:
         return "<0.1%"
     if fraction < 0.1:

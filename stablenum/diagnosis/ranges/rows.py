@@ -31,7 +31,7 @@ BACKWARD = (ACTIVATION_GRADIENT, GRADIENT)
 
 
 def module_label(module: str) -> str:
-    """A module's path as it is shown; the path of the model itself is empty."""
+    """Return a module's path as it is shown; the path of the model itself is empty."""
     return module or "(model)"
 
 
@@ -68,16 +68,17 @@ class RangeRow:
     lost: Mapping[str, int] = field(default_factory=dict)
 
     def flushed(self, name: str, exponent: int = 0) -> int:
-        """How many elements other than 0 become 0 in the format after a multiplication by ``2**exponent``."""
+        """Return how many elements other than 0 become 0 in the format after a multiplication by
+        ``2**exponent``."""
         last = limits(name).flush - exponent
         return sum(count for e, count in self.histogram.items() if e <= last)
 
     def fraction(self, count: int) -> float:
-        """``count`` as a fraction of the finite elements; 0.0 if there are none."""
+        """Return ``count`` as a fraction of the finite elements; 0.0 if there are none."""
         return count / self.elements if self.elements else 0.0
 
     def merged(self, other: RangeRow) -> RangeRow:
-        """One row for the elements of both."""
+        """Return one row for the elements of both."""
         smallest = [amin for amin in (self.amin, other.amin) if amin > 0]
         return RangeRow(
             kind=self.kind,
@@ -95,7 +96,7 @@ class RangeRow:
         )
 
     def to_dict(self, formats: tuple[str, ...]) -> dict[str, Any]:
-        """Plain values for JSON: counts, and fractions per format."""
+        """Return plain values for JSON: counts, and fractions per format."""
         return {
             "kind": self.kind,
             "module": self.module,

@@ -19,9 +19,9 @@ FLUSHED_LIMIT = 1e-3
 FLUSHED_LIMIT_8_BIT = 1e-2
 # Small activations may become 0 (a softmax makes many); from this fraction of a module on it is reported.
 FORWARD_LIMIT = 0.1
-# Lost updates above this: keep the weights in float32.
+# If a larger fraction of the updates is lost, the weights should stay in float32.
 LOST_LIMIT = 0.01
-# Gemma 2 (arXiv 2408.00118): attention logits and final logits.
+# The caps of Gemma 2 (arXiv 2408.00118) for attention logits and final logits.
 SOFT_CAP, FINAL_SOFT_CAP = 50, 30
 _FINAL = ("head", "logit")
 _NAMED = 3
@@ -82,7 +82,8 @@ class FormatVerdict:
 
 
 def scale_exponent(fmt: Format, rows: Iterable[RangeRow]) -> int | None:
-    """The recommended loss scale's exponent: the largest with ``amax * 2**k <= max / 2`` over all gradients.
+    """Return the recommended loss scale's exponent: the largest with ``amax * 2**k <= max / 2`` over all
+    gradients.
 
     The margin of one bit leaves room for later steps. A format with the exponent range of float32 needs no
     scale: the result is 0, unless gradients become 0 in it nevertheless.
@@ -104,7 +105,7 @@ def scale_exponent(fmt: Format, rows: Iterable[RangeRow]) -> int | None:
 
 
 def judge(name: str, rows: Sequence[RangeRow]) -> FormatVerdict:
-    """The verdict on a format.
+    """Return the verdict on a format.
 
     Args:
         name: the format.
@@ -150,7 +151,7 @@ def _share(counts: Iterable[tuple[int, int]]) -> float:
 
 
 def _flushed(rows: Iterable[RangeRow], name: str, exponent: int) -> float | None:
-    """The flushed fraction of the gradients of activations or of parameters, whichever is larger."""
+    """Return the flushed fraction of the gradients of activations or of parameters, whichever is larger."""
     by_kind = [[row for row in rows if row.kind == kind] for kind in BACKWARD]
     shares = [_share((row.flushed(name, exponent), row.elements) for row in some) for some in by_kind if some]
     return max(shares, default=None)
@@ -189,7 +190,7 @@ def _backward(name: str, rows: Sequence[RangeRow], k: int | None) -> list[Troubl
 
 
 def _eight_bit(fmt: Format, rows: Sequence[RangeRow]) -> list[Trouble]:
-    """What goes wrong in an 8-bit format with one scale per tensor, as in delayed scaling."""
+    """Return the troubles of an 8-bit format that has one scale per tensor, as in delayed scaling."""
     found = []
     for row in rows:
         if row.kind in _role(fmt)[1]:
@@ -200,7 +201,8 @@ def _eight_bit(fmt: Format, rows: Sequence[RangeRow]) -> list[Trouble]:
 
 
 def _role(fmt: Format) -> tuple[str, tuple[str, ...]]:
-    """e4m3 is for the forward pass, e5m2 for gradients (Micikevicius et al. 2022, arXiv 2209.05433)."""
+    """Return what a format is for: e4m3 for the forward pass, e5m2 for gradients (Micikevicius et al. 2022,
+    arXiv 2209.05433)."""
     forward = fmt.eps <= FORMATS["float8_e4m3fn"].eps
     return ("activations and weights", FORWARD) if forward else ("gradients", BACKWARD)
 
@@ -223,7 +225,7 @@ def _losing(name: str, row: RangeRow) -> Trouble:
 
 
 def _cure(name: str, row: RangeRow) -> str:
-    """bfloat16 if the values fit, else float32; for activations, a soft cap as well."""
+    """Recommend bfloat16 if the values fit, else float32; for activations, a soft cap as well."""
     wider = "bfloat16" if name != "bfloat16" and row.amax < FORMATS["bfloat16"].max else "float32"
     if row.kind != ACTIVATION:
         return f"use {wider} there"
@@ -238,13 +240,13 @@ def _worst_first(troubles: list[Trouble]) -> list[Trouble]:
 
 
 def _innermost(troubles: Iterable[Trouble | RangeRow]) -> list[str]:
-    """The modules that contain no other module of these."""
+    """Return the modules that contain no other module of these."""
     modules = list(dict.fromkeys(t.module for t in troubles))
     return [m for m in modules if not any(o != m and (not m or o.startswith(m + ".")) for o in modules)]
 
 
 def _names(troubles: Iterable[Trouble | RangeRow]) -> str:
-    """The innermost modules, at most three by name."""
+    """Return the innermost modules, at most three by name."""
     inner = _innermost(troubles)
     shown = ", ".join(module_label(m) for m in inner[:_NAMED])
     return shown + (f" and {len(inner) - _NAMED} more" if len(inner) > _NAMED else "")
@@ -277,7 +279,7 @@ def _sentence(fmt: Format, rows: Sequence[RangeRow], facts: dict[str, Any], k: i
                 f"(most in {_names(saved)}), with it {_percent(after)}"
             )
     over = [t for t in troubles if t.what == "overflow"]
-    # In the order of execution: the first is probably where it begins.
+    # The modules are in the order of execution; the trouble probably begins in the first.
     over.sort(
         key=lambda t: next(i for i, row in enumerate(rows) if (row.kind, row.module) == (t.kind, t.module))
     )

@@ -61,7 +61,7 @@ CAUSES: dict[Cause, Explanation] = {
     ),
     Cause.PARAMETERS: Explanation(
         "parameters or buffers were not finite before the forward pass: an earlier update went wrong",
-        "return to a checkpoint from before it; audit the optimizer's state; guard the optimizer, so that "
+        "return to an earlier checkpoint; audit the optimizer's state; guard the optimizer, so that "
         "such an update is never applied",
     ),
     Cause.TRANSIENT: Explanation(
@@ -70,7 +70,8 @@ CAUSES: dict[Cause, Explanation] = {
         "repeat the step; if it fails again on the same device, take that device out of service",
     ),
     Cause.OTHER_RANK: Explanation(
-        "another rank reported it before the gradients were reduced: a bad batch or silent corruption there",
+        "another rank reported the failure before the gradients were reduced: "
+        "a bad batch or silent corruption there",
         "replay the step on the rank that reported it",
     ),
     Cause.LOW_PRECISION_OVERFLOW: Explanation(
@@ -86,8 +87,8 @@ CAUSES: dict[Cause, Explanation] = {
     ),
     Cause.WHERE_TRAP: Explanation(
         "a mask or `where` discards the value but not its derivative: 0 x inf is NaN",
-        "select before the function as well as after it: give it a harmless argument where its result is "
-        "not used",
+        "select before the function as well as after it: give the function a safe argument where its "
+        "result is not used",
     ),
     Cause.BOUNDARY_DERIVATIVE: Explanation(
         "the value is finite, but its derivative there is not",

@@ -73,7 +73,7 @@ class Finding:
         return f"{self.place or 'unknown place'}: {of}{self.operation} {does} ({details})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         d = {k: getattr(self, k) for k in self.__slots__}
         d["place"] = None if self.place is None else asdict(self.place)
         d["frames"] = [asdict(f) for f in self.frames]
@@ -84,7 +84,7 @@ class Finding:
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> Finding:
-        """The inverse of :meth:`to_dict`."""
+        """Return the inverse of :meth:`to_dict`."""
         return cls(
             **{
                 **d,
@@ -98,7 +98,7 @@ class Finding:
 
 
 def _meets_zero(trace: Trace, step: Step) -> bool:
-    """Whether a gradient of 0 arrived at a derivative: 0 x inf and 0 / 0 are NaN, others give inf."""
+    """Return whether a gradient of 0 arrived at a derivative: 0 x inf and 0 / 0 are NaN, others give inf."""
     if step.forward is None:
         return True
     reached: set[int] = set()
@@ -111,10 +111,10 @@ def _meets_zero(trace: Trace, step: Step) -> bool:
 
 
 def finding_of(trace: Trace, origin: Origin, *, wide_finite: bool | None = None) -> Finding:
-    """The finding to show for an origin."""
+    """Return the finding to show for an origin."""
     step = origin.step
     if step is None:
-        # A value from outside has no line; the one that first reads it comes closest.
+        # A value from outside has no line; the line that first reads the value comes closest.
         reader = next((s for s in trace.steps if origin.value.id in s.inputs), None)
         return Finding(
             operation=origin.value.role or "input",

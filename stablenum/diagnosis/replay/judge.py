@@ -1,4 +1,4 @@
-"""Evidence -> verdict: the signature table, first match wins.
+"""From evidence to verdict: the signature table, in which the first match wins.
 
 Signatures are in order of certainty: what was bad before the step, what a second run shows, then what the
 first bad operation shows.
@@ -20,7 +20,7 @@ __all__ = ["Evidence", "Verdict", "judge"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """Everything that a replay found; None for what was not tried.
+    """Everything that a replay found; None for checks that were not made.
 
     Attributes:
         framework: "torch" or "jax", for the spelling of the remedy.
@@ -90,12 +90,12 @@ class Verdict:
     code: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return {**asdict(self), "cause": self.cause.value, "evidence": list(self.evidence)}
 
 
 def judge(evidence: Evidence) -> Verdict:
-    """The verdict for the first cause whose signature matches.
+    """Return the verdict for the first cause whose signature matches.
 
     Example:
         >>> judge(Evidence(framework="torch", loss_finite=True)).cause.value
@@ -218,7 +218,7 @@ _QUOTIENTS = ("div", "pow", "reciprocal", "rsqrt")
 
 
 def _is_overflow(f: Finding) -> bool:
-    """Whether large numbers gave inf without a zero divisor, or NaN through inf - inf in a sum."""
+    """Return whether large numbers gave inf without a zero divisor, or NaN through inf - inf in a sum."""
     if f.kind == "inf" and any(s.zero for s in f.inputs if s.size):
         return False
     if f.kind != "inf" and (f.operation in BOUNDARIES or not all(s.finite for s in f.inputs)):
@@ -234,7 +234,7 @@ _SIGNATURES: tuple[tuple[Cause, Signature], ...] = (
     (Cause.PARAMETERS, _parameters),
     (Cause.BATCH, _before(("input", "constant"))),
     (Cause.LABELS, lambda e: e.labels),
-    (Cause.OTHER_RANK, lambda e: "another rank reported it" if e.other_rank and not e.bad else ""),
+    (Cause.OTHER_RANK, lambda e: "another rank reported the failure" if e.other_rank and not e.bad else ""),
     (Cause.TRANSIENT, _transient),
     (Cause.LOSS_SCALE, _scale),
     (Cause.OPTIMIZER_STATE, _update),

@@ -1,4 +1,4 @@
-"""What the diagnosis knows about operations, under the names that users call them by.
+"""Tables about operations, under the names that users call them by.
 
 Adapters translate their primitives to these names: ``aten._softmax`` and the subtraction inside
 ``jax.nn.softmax`` are both "softmax".
@@ -10,19 +10,20 @@ from dataclasses import dataclass
 
 __all__ = ["ADVICE", "ANSWERING", "BOUNDARIES", "MASKED", "MOVING", "REMEDIES", "SELECTING", "Remedy"]
 
-# Choose between values element by element: what is not chosen gets gradient 0.
+# Operations that choose between values by element; values that are not chosen get gradient 0.
 SELECTING = frozenset({"where", "masked_fill", "clamp", "maximum", "minimum", "relu"})
 
-# Move or place values without computing: an infinity that first appears here was put there.
+# Operations that move or place values without computing: an infinity that first appears here was put there.
 MOVING = SELECTING | {
     "broadcast", "cat", "clone", "constant", "copy", "full", "gather", "index", "index_put", "pad",
     "reshape", "scatter", "slice", "stack", "transpose",
 }  # fmt: skip
 
-# Work on whole rows: if all of a row is masked, nothing is left to sum.
+# Operations on whole rows: if all of a row is masked, nothing is left to sum.
 MASKED = frozenset({"softmax", "log_softmax", "logsumexp", "cross_entropy", "attention", "logcumsumexp"})
 
-# Return an infinity themselves: for a fully masked row, a singular matrix, a probability of 0.
+# Operations that return an infinity themselves: for a fully masked row, a singular matrix, a probability of
+# 0.
 ANSWERING = frozenset({"kl_div", "lgamma", "logdet", "logsumexp", "slogdet", "xlogy"})
 
 # Arguments at which a function or its derivative is infinite or undefined.
@@ -120,7 +121,7 @@ _DISTINCT = (
 )
 _INSIDE = "clamp the argument slightly inside the domain before the call"
 
-# What to do where there is no safe function.
+# The remedies for operations without a safe function.
 ADVICE = {
     "asin": _INSIDE,
     "batch_norm": "find out what wrote the running variance: it must not be below 0",

@@ -145,13 +145,14 @@ class Trace:
         return step
 
     def inputs_of(self, step: Step) -> list[Value]:
-        """The values that a step read."""
+        """Return the values that a step read."""
         return [self.values[i] for i in step.inputs]
 
     def outputs_of(self, step: Step) -> list[Value]:
-        """The values that a step wrote."""
+        """Return the values that a step wrote."""
         return [self.values[i] for i in step.outputs]
 
     def places_infinity(self, step: Step) -> bool:
-        """Whether a step places an infinity that is one of its plain numbers, rather than computing it."""
+        """Return whether a step places an infinity that is one of its plain numbers, rather than computing
+        it."""
         return any(math.isinf(s) for s in step.scalars)

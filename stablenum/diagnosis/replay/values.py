@@ -71,19 +71,19 @@ class TensorStats:
         return f"{what} {', '.join(parts)}" if parts else what
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; numbers that are not finite become strings."""
+        """Return plain values for JSON; numbers that are not finite become strings."""
         return {k: plain(v) for k, v in asdict(self).items()}
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> TensorStats:
-        """The inverse of :meth:`to_dict`."""
+        """Return the inverse of :meth:`to_dict`."""
         numbers = {k: float(d[k]) for k in ("min", "max", "amax")}
         values = tuple(float(v) for v in d["values"])
         return cls(**{**d, **numbers, "shape": tuple(d["shape"]), "values": values})
 
 
 def plain(v: Any) -> Any:
-    """The value for JSON: a number that is not finite becomes a string, a tuple a list."""
+    """Return the value for JSON: a number that is not finite becomes a string, a tuple a list."""
     if isinstance(v, float) and not math.isfinite(v):
         return str(v)
     return [plain(x) for x in v] if isinstance(v, tuple) else v

@@ -1,7 +1,7 @@
-"""From a bad result back to where it began.
+"""Trace a bad result back to where it began.
 
 Two bits per value are enough: whether it holds NaN, and whether it holds an infinity. A NaN is followed back
-through inputs with NaN to the operation that produced it from inputs without. If that operation read
+through inputs with NaN to the operation that produced one from inputs without NaN. If that operation read
 infinities, each of them is followed back too: one that was *computed* (an exponential that overflowed, a
 division by zero) is the origin; one that was *placed* (a mask filled with -inf) is legitimate, and the origin
 is the operation that could not handle it.
@@ -41,7 +41,7 @@ class Origin:
 
 
 def first_causes(trace: Trace, bad: Iterable[int]) -> list[Origin]:
-    """The origins of bad values, each once, in order of execution.
+    """Return the origins of bad values, each once, in order of execution.
 
     Args:
         trace: a replay.
@@ -59,7 +59,7 @@ def first_causes(trace: Trace, bad: Iterable[int]) -> list[Origin]:
     for index in bad:
         value = trace.values[index]
         origins = _of_nan(trace, value) if value.nan else _of_inf(trace, value)
-        if value.nan and value.inf:  # say, one loss per iteration: the infinity may have come first
+        if value.nan and value.inf:  # for example one loss per iteration: the infinity may be first
             origins += [o for o in _of_inf(trace, value) if not o.placed]
         for origin in origins:
             # One key per step or outside value: ids are 0 and above, steps get negative numbers.
@@ -95,7 +95,8 @@ def _of_nan(trace: Trace, bad: Value) -> list[Origin]:
 
 
 def _is_placed_nan(trace: Trace, value: Value) -> bool:
-    """Whether a NaN is a constant, possibly broadcast; its origin is the step that lets it into a result.
+    """Return whether a NaN is a constant, possibly broadcast; its origin is the step that lets it into a
+    result.
 
     Libraries return such a NaN where no result is defined (the sample variance of one item).
     """
@@ -134,10 +135,10 @@ def _of_inf(trace: Trace, bad: Value) -> list[Origin]:
             new = [v for v in before if v.id not in seen]
             seen.update(v.id for v in new)
             todo += new
-            answers.update({v.id: answer for v in new} if answer else {})  # it stays the one to name
+            answers.update({v.id: answer for v in new} if answer else {})  # the function named so far stays
             continue
         nans = [v for v in trace.inputs_of(step) if v.nan]
-        if nans:  # this step turned a NaN into an infinity: the NaN is older
+        if nans:  # this step turned an earlier NaN into an infinity
             origins += [o for v in nans for o in _of_nan(trace, v)]
             continue
         # Only finite numbers went in: the step computed the infinity, or moved or wrote one that was placed.
@@ -148,7 +149,7 @@ def _of_inf(trace: Trace, bad: Value) -> list[Origin]:
 
 
 def _into_function(trace: Trace, step: Step) -> list[Value]:
-    """The infinities that went into a function over rows, through its own parts on the same line.
+    """Return the infinities that went into a function over rows, through its own parts on the same line.
 
     In a fully masked row they become a sum of 0, and the last part returns log(0) without having read them.
     """
@@ -170,7 +171,7 @@ def _into_function(trace: Trace, step: Step) -> list[Value]:
 
 
 def is_selected(trace: Trace, step: Step, *, within: int = 12) -> bool:
-    """Whether a later ``where`` or mask discards part of what a forward step made.
+    """Return whether a later ``where`` or mask discards part of what a forward step made.
 
     Its derivative then receives a gradient of 0 from there, and 0 x inf is NaN (the where-trap).
 

@@ -44,7 +44,7 @@ footer { margin-top: 2.5rem; padding-top: .7rem; border-top: 1px solid var(--lin
 
 
 def as_html(s: Sections, *, ok: bool, framework: str, seconds: float | None) -> str:
-    """The whole page; everything that comes from the user's code is escaped."""
+    """Return the whole page; everything that comes from the user's code is escaped."""
     title = "Nothing wrong" if ok else s.title or f"Cause: {s.cause}"
     body = [_head(s, ok=ok), *([] if ok else [_values(s), _cause(s), _remedy(s), _frames(s)])]
     body += [_list("Later", s.others), _list("Notes", s.notes), _foot(framework, seconds)]

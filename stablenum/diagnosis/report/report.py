@@ -1,4 +1,4 @@
-"""What ``replay`` and ``explain`` return."""
+"""The report that ``replay`` and ``explain`` return."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Report:
 
     @classmethod
     def of(cls, evidence: Evidence, **rest: Any) -> Report:
-        """The report on this evidence, with its verdict."""
+        """Return the report on this evidence, with its verdict."""
         return cls(evidence=evidence, verdict=judge(evidence), **rest)
 
     @property
@@ -65,7 +65,7 @@ class Report:
         return as_text(self._sections, ok=self.ok)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         evidence = {f.name: plain(getattr(self.evidence, f.name)) for f in fields(Evidence)}
         evidence["findings"] = [f.to_dict() for f in self.findings]
         return {
@@ -78,7 +78,7 @@ class Report:
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> Report:
-        """The inverse of :meth:`to_dict`."""
+        """Return the inverse of :meth:`to_dict`."""
         found: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in d["evidence"].items()}
         found["findings"] = tuple(Finding.from_dict(f) for f in d["evidence"]["findings"])
         found["loss_scale"] = float(found["loss_scale"])
@@ -92,15 +92,15 @@ class Report:
         )
 
     def to_json(self) -> str:
-        """Strict JSON; inf and NaN among the statistics become strings."""
+        """Return strict JSON; inf and NaN among the statistics become strings."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
     def to_html(self) -> str:
-        """One self-contained page: no network, no script, a light and a dark theme."""
+        """Return one self-contained page: no network, no script, a light and a dark theme."""
         return as_html(self._sections, ok=self.ok, framework=self.evidence.framework, seconds=self.seconds)
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write it in the format that the suffix names: ``.html``, ``.json`` or ``.txt``.
+        """Write the report in the format that the suffix names: ``.html``, ``.json`` or ``.txt``.
 
         Raises:
             ValueError: for another suffix.
@@ -120,6 +120,6 @@ class Report:
         return as_rich(self._sections, ok=self.ok)
 
     def _repr_html_(self) -> str:
-        """For notebooks: the page in an iframe, so that its style does not leak out."""
+        """Return the page in an iframe for notebooks, so that its style does not affect them."""
         page = html.escape(self.to_html())
         return f'<iframe srcdoc="{page}" style="width: 100%; height: 36rem; border: 0"></iframe>'

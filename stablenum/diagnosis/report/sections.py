@@ -1,4 +1,4 @@
-"""What a report shows, in order, before it is rendered."""
+"""The parts of a report, in order, before they are rendered."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Sections:
 
 
 def sections_of(verdict: Verdict, findings: Sequence[Finding], notes: Sequence[str]) -> Sections:
-    """The parts of a report that are shown: statistics, never data, and no more than one screen."""
+    """Return the parts of a report that are shown: statistics, never data, and no more than one screen."""
     first = findings[0] if findings else None
     rows: tuple[Row, ...] = ()
     frames: tuple[Place, ...] = ()
@@ -95,7 +95,7 @@ def _row(which: str, s: TensorStats) -> Row:
 
 
 def _clean(text: str) -> str:
-    """On one line, with the control characters of names and lines of code escaped."""
+    """Put a text on one line, with the control characters of names and lines of code escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 

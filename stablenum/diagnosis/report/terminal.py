@@ -1,4 +1,4 @@
-"""A report for terminals, with rich. Imported only when rich prints a report."""
+"""A report for terminals, with rich. This module is imported only when rich prints a report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ __all__ = ["as_rich"]
 
 
 def as_rich(s: Sections, *, ok: bool) -> Iterator[RenderableType]:
-    """What to print, in order. All text is literal: brackets in the user's code are not markup."""
+    """Return the parts to print, in order. All text is literal: brackets in the user's code are not
+    markup."""
     if ok:
         yield Text.assemble(("Nothing wrong: ", "bold green"), f"{s.what[:1].lower()}{s.what[1:]}")
     else:

@@ -12,7 +12,7 @@ WIDTH = 92
 
 
 def as_text(s: Sections, *, ok: bool) -> str:
-    """Plain text of at most about 40 lines and 92 columns, without colours."""
+    """Render a report as plain text of at most about 40 lines and 92 columns, without colours."""
     if ok:
         return "\n".join([f"Nothing wrong: {s.what[:1].lower()}{s.what[1:]}", *_notes(s)])
     parts = [_first(s), _cause(s), _remedy(s), _frames(s), _others(s), _notes(s)]
@@ -50,14 +50,14 @@ def _notes(s: Sections) -> list[str]:
 
 
 def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
-    """The cells in aligned columns, without empty ones."""
+    """Return the cells in aligned columns, without empty ones."""
     columns = [i for i in range(len(rows[0]) if rows else 0) if any(row[i] for row in rows)]
     widths = {i: max(len(row[i]) for row in rows) for i in columns}
     return ["  " + "  ".join(f"{row[i]:<{widths[i]}}" for i in columns).rstrip() for row in rows]
 
 
 def _wrapped(text: str, mark: str = "") -> list[str]:
-    """Lines of at most ``WIDTH`` columns; a longer path is not broken."""
+    """Return lines of at most ``WIDTH`` columns; a longer path is not broken."""
     return textwrap.wrap(
         text,
         WIDTH,

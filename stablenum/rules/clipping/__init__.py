@@ -60,7 +60,7 @@ PER_TENSOR_STATES = (AdaGCState,)
 
 
 def as_clip_rules(value: object) -> tuple[ClipRule, ...]:
-    """``GuardConfig.clip`` in the form in which it is stored: a tuple of rules.
+    """Return ``GuardConfig.clip`` in the form in which it is stored: a tuple of rules.
 
     Args:
         value: None, a number (the ``max_norm`` of a :class:`ClipByGlobalNorm`), a rule, or a
@@ -82,7 +82,7 @@ def _as_rule(value: object) -> ClipRule:
         return value
     if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
         allowed = "None, a positive number (a global norm), a clip rule or a sequence of clip rules"
-        hint = f"Rules are made by calling them, as {value.__name__}()." if isinstance(value, type) else ""
+        hint = f"Call the class to make a rule: {value.__name__}()." if isinstance(value, type) else ""
         raise bad_field("clip", allowed, value, hint=hint)
     return ClipByGlobalNorm(check_number("clip", value, above=0.0))
 

@@ -81,7 +81,7 @@ class AdaGC:
         check_field(self, "warmup_steps", whole=True, at_least=1)
 
     def init(self, n_tensors: int, *, xp: Namespace, device: Any = None) -> AdaGCState:
-        """The state before the first step."""
+        """Return the state before the first step."""
         return AdaGCState(
             gamma=xp.zeros((n_tensors,), dtype=xp.float32, device=device),
             lowest=xp.full(
@@ -94,7 +94,7 @@ class AdaGC:
     def multiplier(
         self, state: AdaGCState, norms: Array, total: Array, *, applied: Array, xp: Namespace
     ) -> tuple[Array, AdaGCState]:
-        """The (n,) float32 factors, one per tensor, and the next state."""
+        """Return the (n,) float32 factors, one per tensor, and the next state."""
         warm = state.seen >= self.warmup_steps
         joint = coefficient(total, self.max_norm, xp=xp)
         limit = at_most(self.clip_ratio * state.gamma, FLOAT32_MAX, xp=xp)
@@ -105,13 +105,14 @@ class AdaGC:
     def _observe(
         self, state: AdaGCState, norms: Array, clipped: Array, warm: Array, counts: Array, *, xp: Namespace
     ) -> AdaGCState:
-        """The state after a step, updated for the tensors where ``counts`` is True."""
+        """Return the state after a step, updated for the tensors where ``counts`` is True."""
         warming = counts & xp.logical_not(warm)
         seen = xp.where(warming, state.seen + 1, state.seen)
         smallest = xp.sort(xp.concat([state.lowest, clipped[:, None]], axis=1), axis=1)[:, :-1]
         lowest = xp.where(warming[:, None], smallest, state.lowest)
         begins = warming & (seen >= self.warmup_steps)
-        # Not decay * gamma + ...: in float32 decay and 1 - decay do not add up to 1, and gamma would drift.
+        # Not written as decay * gamma + ..., because in float32 decay and 1 - decay do not add up to 1, and
+        # gamma would drift.
         gamma = state.gamma + (1.0 - self.decay) * (clipped - state.gamma)
         gamma = xp.where(counts & warm, gamma, state.gamma)
         gamma = xp.where(begins, _smallest_kept(lowest, xp=xp), gamma)
@@ -127,6 +128,6 @@ class AdaGC:
 
 
 def _smallest_kept(lowest: Array, *, xp: Namespace) -> Array:
-    """The smallest value of each row that is not less than a third of the row's last."""
+    """Return the smallest value of each row that is not less than a third of the row's last."""
     kept = lowest >= lowest[:, -1:] / _FAR_BELOW
     return xp.min(xp.where(kept, lowest, xp.full_like(lowest, FLOAT32_MAX)), axis=1)

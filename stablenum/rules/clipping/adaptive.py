@@ -72,7 +72,7 @@ class AdaptiveGradClip(Stateless):
             check_choice("AdaptiveGradClip.output_axis", self.output_axis, ("first", "last"))
 
     def included(self, names: Sequence[str]) -> tuple[bool, ...]:
-        """For each parameter name, whether the rule applies to that parameter.
+        """Return, for each parameter name, whether the rule applies to that parameter.
 
         Raises:
             ValueError: a pattern of ``exclude`` matches no name.
@@ -89,7 +89,7 @@ class AdaptiveGradClip(Stateless):
         return tuple(not any(fnmatchcase(name, pattern) for pattern in self.exclude) for name in names)
 
     def unit_axes(self, shape: Sequence[int], *, default: OutputAxis) -> tuple[int, ...]:
-        """The axes of a tensor that belong to one unit: norms are taken over them.
+        """Return the axes of a tensor that belong to one unit: norms are taken over them.
 
         Args:
             shape: the shape of the tensor.
@@ -108,7 +108,7 @@ class AdaptiveGradClip(Stateless):
         return axes[:1] if self.output_axis is None and len(shape) == 3 else axes[:-1]
 
     def unit_shape(self, shape: Sequence[int], axes: Sequence[int]) -> list[int]:
-        """The shape in which one number per unit broadcasts over the tensor.
+        """Return the shape in which one number per unit broadcasts over the tensor.
 
         Args:
             shape: the tensor's.
@@ -122,7 +122,8 @@ class AdaptiveGradClip(Stateless):
         return [1 if axis in axes else n for axis, n in enumerate(shape)]
 
     def unit_factors(self, norms: Array, weights: Array, *, xp: Namespace) -> Array:
-        """The (u,) float32 factors of the units, from the norms of their gradients and of their weights."""
+        """Return the (u,) float32 factors of the units, from the norms of their gradients and of their
+        weights."""
         limit = self.clipping * at_least(weights, self.eps, xp=xp)
         shrink = xp.isfinite(limit) & xp.isfinite(norms) & (norms >= limit)
         factor = limit / at_least(norms, _DIV_EPS, xp=xp)

@@ -57,13 +57,13 @@ class AutoClip:
         check_field(self, "window", whole=True, at_least=1, at_most=100_000)
 
     def init(self, n_tensors: int, *, xp: Namespace, device: Any = None) -> AutoClipState:
-        """An empty window."""
+        """Return an empty window."""
         return AutoClipState(empty_window(self.window, xp=xp, device=device))
 
     def multiplier(
         self, state: AutoClipState, norms: Array, total: Array, *, applied: Array, xp: Namespace
     ) -> tuple[Array, AutoClipState]:
-        """The () float32 factor for all tensors, and the next state."""
+        """Return the () float32 factor for all tensors, and the next state."""
         window = push(state.norms, total, applied & is_informative(total, xp=xp), xp=xp)
         # The quantile of an empty window (zero gradients from the start) is inf, which clips nothing.
         factor = shortening(total, quantile(window, self.quantile, xp=xp), xp=xp)

@@ -44,7 +44,7 @@ class ClipByGlobalNorm(Stateless):
     def multiplier(
         self, state: tuple[Array, ...], norms: Array, total: Array, *, applied: Array, xp: Namespace
     ) -> tuple[Array, tuple[Array, ...]]:
-        """The () float32 factor for all tensors, and the next state."""
+        """Return the () float32 factor for all tensors, and the next state."""
         return coefficient(total, self.max_norm, xp=xp), state
 
 
@@ -52,7 +52,7 @@ class ClipByGlobalNorm(Stateless):
 class ClipByNorm(Stateless):
     """Shrink each tensor's gradient on its own so that its L2 norm is at most ``max_norm``.
 
-    The formula of :class:`ClipByGlobalNorm`, applied to each tensor; changes the gradient's direction.
+    The formula of :class:`ClipByGlobalNorm` is applied to each tensor, which changes the direction.
 
     Args:
         max_norm: above 0, in the units of the unscaled gradients.
@@ -74,5 +74,5 @@ class ClipByNorm(Stateless):
     def multiplier(
         self, state: tuple[Array, ...], norms: Array, total: Array, *, applied: Array, xp: Namespace
     ) -> tuple[Array, tuple[Array, ...]]:
-        """The (n,) float32 factors, one per tensor, and the next state."""
+        """Return the (n,) float32 factors, one per tensor, and the next state."""
         return coefficient(norms, self.max_norm, xp=xp), state

@@ -1,4 +1,5 @@
-"""Clamping each element. This needs the elements and not only norms, so the adapter does it, last."""
+"""Clamping each element. The rule needs the elements and not only norms, so the adapter applies it, after all
+other rules."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ Namespace: TypeAlias = Any
 class ClipByValue(Stateless):
     """Clamp each element of the unscaled gradients to [-max_value, max_value].
 
-    As ``torch.nn.utils.clip_grad_value_`` and ``optax.clip``. It costs one pass over the
+    It is the same as ``torch.nn.utils.clip_grad_value_`` and ``optax.clip``. It costs one pass over the
     gradients. It does not remove NaN, and it would hide an overflow if it ran first: here the
     finiteness check comes before it, and a non-finite step is skipped.
 

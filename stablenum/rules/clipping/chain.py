@@ -1,4 +1,4 @@
-"""Applies several clip rules in order, each to the norms that the rules before it leave."""
+"""Apply several clip rules in order, each to the norms that the rules before it leave."""
 
 from __future__ import annotations
 
@@ -127,10 +127,10 @@ def clip_in_order(
 
 
 def _left_of_units(norms: Array, units: FlatUnits, shrink: Array, *, xp: Namespace) -> Array:
-    """(n,) float32, the norms of the gradients after their units were shrunk."""
+    """Return (n,) float32, the norms of the gradients after their units were shrunk."""
     if not units.sizes:
         return norms
-    # Relative to the tensor's own norm, so that no square overflows or flushes.
+    # Computed relative to the tensor's own norm, so that no square overflows or flushes.
     whole = units.spread(norms, xp=xp)
     share = xp.where(whole > 0, units.norms / whole, xp.zeros_like(whole)) * shrink
     kept = [

@@ -17,22 +17,22 @@ _EPS = 1e-6
 
 
 def coefficient(norm: Array, max_norm: Array | float, *, xp: Namespace) -> Array:
-    """``min(1, max_norm / (norm + 1e-6))``; 1 for a non-finite norm (the step is skipped then)."""
+    """Return ``min(1, max_norm / (norm + 1e-6))``; 1 for a non-finite norm (the step is skipped then)."""
     norm = xp.where(xp.isfinite(norm), norm, xp.zeros_like(norm))
     return at_most(max_norm / (norm + _EPS), 1.0, xp=xp)
 
 
 def shortening(norm: Array, limit: Array, *, xp: Namespace) -> Array:
-    """``limit / norm`` where the norm is finite and above its limit, otherwise 1.
+    """Return ``limit / norm`` where the norm is finite and above its limit, otherwise 1.
 
-    Without torch's 1e-6, which would be far too large for norms, and hence limits, of about 1e-8.
+    It omits torch's 1e-6, which would be far too large for norms, and hence limits, of about 1e-8.
     """
     above = xp.isfinite(norm) & (norm > limit)
     return xp.where(above, limit / xp.where(above, norm, xp.ones_like(norm)), xp.ones_like(norm))
 
 
 def floored(factor: Array, *, xp: Namespace) -> Array:
-    """The factor, raised to at least float32's smallest normal number.
+    """Return the factor, raised to at least float32's smallest normal number.
 
     A factor that is flushed to zero would silently turn finite gradients into zeros.
     """
@@ -45,11 +45,11 @@ class Stateless:
     __slots__ = ()
 
     def init(self, n_tensors: int, *, xp: Namespace, device: Any = None) -> tuple[Array, ...]:
-        """No state."""
+        """Return no state."""
         return ()
 
     def multiplier(
         self, state: tuple[Array, ...], norms: Array, total: Array, *, applied: Array, xp: Namespace
     ) -> tuple[Array, tuple[Array, ...]]:
-        """1, and no state."""
+        """Return 1, and no state."""
         return xp.ones_like(total), state

@@ -56,7 +56,7 @@ class ClipUpdateRMS(Stateless):
             raise bad_field("ClipUpdateRMS.per_lr", "True or False", self.per_lr)
 
     def update_factors(self, rms: Array, lr: Array | float, *, xp: Namespace) -> Array:
-        """The (n,) float32 factors on the updates.
+        """Return the (n,) float32 factors on the updates.
 
         Args:
             rms: (n,) float32, the root mean square of each tensor's update.

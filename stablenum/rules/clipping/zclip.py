@@ -81,7 +81,7 @@ class ZClip:
         check_field(self, "warmup_steps", whole=True, at_least=2, at_most=100_000)
 
     def init(self, n_tensors: int, *, xp: Namespace, device: Any = None) -> ZClipState:
-        """The state before the first step."""
+        """Return the state before the first step."""
         return ZClipState(
             mean=xp.asarray(0.0, dtype=xp.float32, device=device),
             std=xp.asarray(0.0, dtype=xp.float32, device=device),
@@ -92,7 +92,7 @@ class ZClip:
     def multiplier(
         self, state: ZClipState, norms: Array, total: Array, *, applied: Array, xp: Namespace
     ) -> tuple[Array, ZClipState]:
-        """The () float32 factor for all tensors, and the next state."""
+        """Return the () float32 factor for all tensors, and the next state."""
         warm = state.seen >= self.warmup_steps
         limit = self._limit(state, total, xp=xp)
         limit = xp.where(warm, limit, xp.full_like(limit, math.inf))
@@ -102,7 +102,7 @@ class ZClip:
         return factor, self._observe(state, xp.minimum(total, limit), warm, counts, xp=xp)
 
     def _limit(self, state: ZClipState, norm: Array, *, xp: Namespace) -> Array:
-        """n* where z is above the threshold, otherwise inf."""
+        """Return n* where z is above the threshold, otherwise inf."""
         std = xp.maximum(state.std, _LEAST_SPREAD * state.mean)
         z = (norm - state.mean) / (std + _EPS)
         stands_out = z > self.z_threshold
@@ -114,10 +114,11 @@ class ZClip:
     def _observe(
         self, state: ZClipState, norm: Array, warm: Array, counts: Array, *, xp: Namespace
     ) -> ZClipState:
-        """The state after ``norm`` was observed, where ``counts`` is True."""
+        """Return the state after ``norm`` was observed, where ``counts`` is True."""
         first = push(state.first, norm, counts & xp.logical_not(warm), xp=xp)
         begun_mean, begun_std = mean_and_std(without_outliers(first, xp=xp), xp=xp)
-        # Not alpha * mean + ...: in float32 alpha and 1 - alpha do not add up to 1, and the mean would drift.
+        # Not written as alpha * mean + ..., because in float32 alpha and 1 - alpha do not add up to 1, and
+        # the mean would drift.
         mean = state.mean + (1.0 - self.alpha) * (norm - state.mean)
         off = math.sqrt(1.0 - self.alpha) * xp.abs(norm - mean)
         std = combine_norms(xp.stack([math.sqrt(self.alpha) * state.std, off]), xp=xp)

@@ -4,7 +4,7 @@ Each rule is a frozen config with ``init`` and ``update``; what changes during t
 :class:`LossScaleState`. One rule per file. A rule's ``needs`` names what must be measured besides norms:
 ``"amax"`` (the largest gradient element) or ``"tiny"`` (the fraction that float16 would lose).
 
-Sources: Micikevicius et al. 2018 (arXiv 1710.03740), and those named in each rule.
+Sources: Micikevicius et al. 2018 (arXiv 1710.03740), and the papers named in each rule.
 """
 
 from typing import TypeAlias

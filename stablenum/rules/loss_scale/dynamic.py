@@ -23,7 +23,7 @@ Namespace: TypeAlias = Any
 class DynamicLossScale:
     """Back off when the gradients overflow, grow after a run of good steps.
 
-    The rule of torch's ``GradScaler``: on overflow ``S <- S x backoff_factor`` and the count of
+    It is the rule of torch's ``GradScaler``: on overflow ``S <- S x backoff_factor`` and the count of
     good steps returns to 0; after ``growth_interval`` good steps ``S <- S x growth_factor``.
     In addition S stays within [``min_scale``, ``max_scale``], so that neither 1/S nor S becomes
     infinite, however many steps overflow.
@@ -67,7 +67,7 @@ class DynamicLossScale:
         check_choice("DynamicLossScale.hysteresis_refill", self.hysteresis_refill, ("good_step", "growth"))
 
     def init(self, *, xp: Namespace, device: Any = None) -> LossScaleState:
-        """The state before the first step."""
+        """Return the state before the first step."""
         return scale_state(self.init_scale, self.hysteresis, xp=xp, device=device)
 
     def update(
@@ -78,7 +78,7 @@ class DynamicLossScale:
         good: Array,
         xp: Namespace,
     ) -> LossScaleState:
-        """The state after one step.
+        """Return the state after one step.
 
         Args:
             state: the state before.

@@ -47,10 +47,10 @@ class LogMaxLossScale:
     ``S = 2 ** floor(log2_max - (m + std_factor * s))``, kept within [``min_scale``, ``max_scale``]. If x is
     normally distributed, 3.09 standard deviations leave one overflow in a thousand steps.
 
-    Source: ``LogMaxScaler`` of OpenSeq2Seq (Kuchaiev et al. 2018, arXiv 1805.10387), with four differences.
-    A step that overflowed, or whose gradients are all zero, never enters the statistics (in the source one
-    overflow keeps S at 1 for thousands of steps, and one zero makes it NaN permanently). S is a power of
-    two, which costs no precision and is the same number in every framework. An overflow halves S,
+    The rule is ``LogMaxScaler`` of OpenSeq2Seq (Kuchaiev et al. 2018, arXiv 1805.10387), with four
+    differences. A step that overflowed, or whose gradients are all zero, never enters the statistics (in the
+    source one overflow keeps S at 1 for thousands of steps, and one zero makes it NaN permanently). S is a
+    power of two, which costs no precision and is the same number in every framework. An overflow halves S,
     which then does not rise for 100 good steps, so S follows a lasting increase of the gradients. An
     outlying x is limited: to the x at which S reaches ``min_scale``, and after 100 good steps to m +- 10.
 
@@ -90,7 +90,7 @@ class LogMaxLossScale:
         check_field(self, "std_decay", above=0.0, below=1.0)
 
     def init(self, *, xp: Namespace, device: Any = None) -> LossScaleState:
-        """The state before the first step."""
+        """Return the state before the first step."""
 
         zeros = [xp.asarray(0.0, dtype=xp.float32, device=device) for _ in range(5)]
         hold = xp.asarray(0, dtype=xp.int32, device=device)
@@ -106,7 +106,7 @@ class LogMaxLossScale:
         amax: Array,
         xp: Namespace,
     ) -> LossScaleState:
-        """The state after one step.
+        """Return the state after one step.
 
         Args:
             state: the state before.
@@ -133,7 +133,7 @@ class LogMaxLossScale:
     def _observe(
         self, old: LogMaxStatistics, x: Array, *, seen: Array, overflow: Array, xp: Namespace
     ) -> LogMaxStatistics:
-        """The statistics updated with ``x``, by West's incremental formula for a weighted variance.
+        """Return the statistics updated with ``x``, by West's incremental formula for a weighted variance.
 
         The formula of the source, mean of x^2 minus square of the mean, loses all digits in float32.
         """
@@ -155,7 +155,7 @@ class LogMaxLossScale:
         return LogMaxStatistics(*[*kept, hold])
 
     def _proposal(self, statistics: LogMaxStatistics, *, xp: Namespace) -> Array:
-        """The scale that follows from the statistics."""
+        """Return the scale that follows from the statistics."""
         top = statistics.mean + self.std_factor * xp.sqrt(at_least(statistics.variance, 0.0, xp=xp))
         # 2**-10 is subtracted for two reasons: where gradients are powers of two, rounding must not decide
         # between two scales, and 2**16 itself is beyond float16's range.
@@ -164,13 +164,13 @@ class LogMaxLossScale:
 
 
 def _moved(mean: Array, weight: Array, x: Array, decay: float) -> tuple[Array, Array]:
-    """A moving mean corrected for bias, and its weight: the first observation counts in full."""
+    """Return a moving mean corrected for bias, and its weight: the first observation counts in full."""
     weight = decay * weight + (1.0 - decay)
     return mean + (1.0 - decay) / weight * (x - mean), weight
 
 
 def _power_of_two(power: Array, *, xp: Namespace) -> Array:
-    """``2 ** power`` for a whole number from -100 to 100, exact in every framework.
+    """Return ``2 ** power`` for a whole number from -100 to 100, exact in every framework.
 
     The power functions of the frameworks are sometimes off by an ulp, and loss scales must agree bit for bit.
     """

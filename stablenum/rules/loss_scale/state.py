@@ -30,7 +30,7 @@ HOLD = 100
 
 
 class LossScaleState(NamedTuple):
-    """What a loss-scale rule carries from step to step. A checkpoint loads under another rule too.
+    """The state that a loss-scale rule carries from step to step. A checkpoint loads under another rule too.
 
     Attributes:
         scale: () float32, the factor on the loss of the next step.
@@ -48,10 +48,10 @@ class LossScaleState(NamedTuple):
 
 
 def both_dynamic(saved: LossScaleState, like: LossScaleState) -> bool:
-    """Whether both sides scale dynamically; only then is the saved scale loaded.
+    """Return whether both sides scale dynamically; only then is the saved scale loaded.
 
     A fixed scale (1 without scaling) is a setting, and the loading guard's setting takes precedence.
-    Makes the host wait for the device.
+    This makes the host wait for the device.
     """
     return bool(min(saved.hysteresis_left.tolist(), like.hysteresis_left.tolist()) > FIXED)
 
@@ -59,7 +59,7 @@ def both_dynamic(saved: LossScaleState, like: LossScaleState) -> bool:
 def scale_state(
     scale: float, hysteresis: int, statistics: Any = (), *, xp: Namespace, device: Any
 ) -> LossScaleState:
-    """The state before the first step."""
+    """Return the state before the first step."""
     return LossScaleState(
         scale=xp.asarray(scale, dtype=xp.float32, device=device),
         good_steps=xp.asarray(0, dtype=xp.int32, device=device),
@@ -69,7 +69,8 @@ def scale_state(
 
 
 def next_hold(hold: Array, *, overflow: Array, good: Array, xp: Namespace) -> Array:
-    """() int32, the good steps during which the scale may still not rise; an overflow sets it to ``HOLD``."""
+    """Return () int32, the good steps during which the scale may still not rise; an overflow sets it to
+    ``HOLD``."""
     left = xp.where(good, at_least(hold - 1, 0, xp=xp), hold)
     return xp.where(overflow, xp.full_like(hold, HOLD), left)
 

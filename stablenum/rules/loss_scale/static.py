@@ -39,7 +39,7 @@ class StaticLossScale:
         check_field(self, "scale", at_least=SMALLEST_SCALE, at_most=LARGEST_SCALE)
 
     def init(self, *, xp: Namespace, device: Any = None) -> LossScaleState:
-        """The state before the first step."""
+        """Return the state before the first step."""
         return scale_state(self.scale, FIXED, xp=xp, device=device)
 
     def update(
@@ -50,5 +50,5 @@ class StaticLossScale:
         good: Array,
         xp: Namespace,
     ) -> LossScaleState:
-        """The unchanged state."""
+        """Return the unchanged state."""
         return state

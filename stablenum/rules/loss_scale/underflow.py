@@ -16,7 +16,7 @@ Namespace: TypeAlias = Any
 
 
 class UnderflowStatistics(NamedTuple):
-    """What the rule remembers.
+    """The statistics that the rule keeps.
 
     Attributes:
         highest: () float32, the largest scale at which a step was good; 0 before the first good step.
@@ -39,8 +39,8 @@ class UnderflowAwareLossScale:
     below 2^-24 have already become zero; the elements at the last bit are then the only sign of underflow.
     An all-zero gradient changes nothing.
 
-    After Zhao et al. 2019 (arXiv 1910.12385), who choose a scale by the probability of underflow. A
-    dynamic scale, in contrast, grows after an interval whether or not anything underflows.
+    The rule follows Zhao et al. 2019 (arXiv 1910.12385), who choose a scale by the probability of underflow.
+    A dynamic scale, in contrast, grows after an interval whether or not anything underflows.
 
     The rule needs the largest element and two counts, which are one more pass over the gradients.
 
@@ -75,7 +75,7 @@ class UnderflowAwareLossScale:
         check_field(self, "recovery_interval", whole=True, at_least=1)
 
     def init(self, *, xp: Namespace, device: Any = None) -> LossScaleState:
-        """The state before the first step."""
+        """Return the state before the first step."""
         highest = xp.asarray(0.0, dtype=xp.float32, device=device)
         statistics = UnderflowStatistics(highest, xp.asarray(0, dtype=xp.int32, device=device))
         return scale_state(self.init_scale, 0, statistics, xp=xp, device=device)
@@ -90,7 +90,7 @@ class UnderflowAwareLossScale:
         tiny: Array,
         xp: Namespace,
     ) -> LossScaleState:
-        """The state after one step.
+        """Return the state after one step.
 
         Args:
             state: the state before.

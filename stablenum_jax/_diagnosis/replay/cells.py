@@ -27,6 +27,6 @@ class Context:
     where: str = ""
 
     def iteration(self, number: int, loop: str) -> Context:
-        """The context inside one iteration of a loop."""
+        """Return the context inside one iteration of a loop."""
         where = f"iteration {number} of {loop}"
         return replace(self, where=f"{self.where}, {where}" if self.where else where)

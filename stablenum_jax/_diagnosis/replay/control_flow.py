@@ -23,37 +23,37 @@ from stablenum_jax._diagnosis.replay.jax_internals import context_of, scan_count
 
 __all__ = ["Evaluator", "cond", "scan", "while_loop"]
 
-# The most equations of a loop, summed over its iterations, that are evaluated one by one.
+# The largest number of equations of a loop, over all iterations, that are evaluated one by one.
 OPENED_EQUATIONS = 2000
-# The most iterations of a long loop that are opened for an inf, which may be intended, as NaN never is.
+# The largest number of iterations of a long loop that are opened for an inf, which may be intended.
 _OPENED_FOR_INF = 8
 
 
 class Evaluator(Protocol):
-    """What branches and loops need of the interpreter."""
+    """The part of the interpreter that branches and loops need."""
 
     trace: Trace
 
     def constant(self, data: Any) -> Cell:
-        """A captured array."""
+        """Return a captured array."""
 
     def made(self, outputs: Sequence[Any]) -> list[Cell]:
-        """The outputs of the step that is recorded next."""
+        """Return the outputs of the step that is recorded next."""
 
     def record(
         self, eqn: Any, inputs: Sequence[Cell], outputs: Sequence[Cell], ctx: Context, operation: str = ""
     ) -> Step:
-        """One step for an equation, or for a part of it called ``operation``."""
+        """Record one step for an equation, or for a part of it called ``operation``."""
 
     def run(self, jaxpr: Any, consts: Sequence[Cell], args: Sequence[Cell], ctx: Context) -> list[Cell]:
         """Evaluate a jaxpr."""
 
     def inside(self, eqn: Any, ctx: Context) -> Context:
-        """The context of the equations of a call."""
+        """Return the context of the equations of a call."""
 
 
 def cond(run: Evaluator, eqn: Any, inputs: list[Cell], ctx: Context) -> list[Cell]:
-    """The branch that is taken."""
+    """Evaluate the branch that is taken."""
     index, *operands = inputs
     branches = eqn.params["branches"]
     taken = min(max(int(np.asarray(index.data)), 0), len(branches) - 1)
@@ -63,7 +63,7 @@ def cond(run: Evaluator, eqn: Any, inputs: list[Cell], ctx: Context) -> list[Cel
 
 
 def scan(run: Evaluator, eqn: Any, inputs: list[Cell], ctx: Context) -> list[Cell]:
-    """Iteration by iteration, numbered by their position in the inputs, in a reverse scan too."""
+    """Evaluate a scan by iterations, numbered by position in the inputs, in a reverse scan too."""
     p = eqn.params
     length = p["length"]
     n_consts, n_carry = scan_counts(p, len(inputs))
@@ -80,7 +80,7 @@ def scan(run: Evaluator, eqn: Any, inputs: list[Cell], ctx: Context) -> list[Cel
 
 
 def while_loop(run: Evaluator, eqn: Any, inputs: list[Cell], ctx: Context) -> list[Cell]:
-    """Iteration by iteration, until its condition ends it."""
+    """Evaluate a while loop by iterations, until its condition ends it."""
     p = eqn.params
     n_cond, n_body = p["cond_nconsts"], p["body_nconsts"]
     cond_consts, consts = inputs[:n_cond], inputs[n_cond : n_cond + n_body]
@@ -113,11 +113,11 @@ class _Body:
     def __call__(
         self, number: int, consts: Sequence[Cell], carry: Sequence[Cell], xs: Sequence[tuple[Cell, Any]]
     ) -> list[Cell]:
-        """``xs``: for each scanned array its cell, and its row for this iteration."""
+        """Evaluate one iteration; ``xs`` holds, for each scanned array, its cell and its row."""
         size = self.size = self.size or max(_equations(self.jaxpr), 1)
         whole = self.known is None or self.known * size <= OPENED_EQUATIONS
         given = [*consts, *carry]
-        # The first iteration always, the others while the budget lasts.
+        # The first iteration is always opened, the others while the budget lasts.
         if self.spent == 0 or (whole and self.spent + size <= OPENED_EQUATIONS):
             self.spent += size
             return self._open(number, given, xs)
@@ -162,7 +162,8 @@ class _Body:
 
 
 def _equations(jaxpr: Any) -> int:
-    """About how many equations one iteration evaluates; those of inner scans count once per iteration."""
+    """Estimate how many equations one iteration evaluates; those of inner scans count once per
+    iteration."""
     inner, _ = sub_jaxpr(jaxpr)
     total = 0
     for eqn in inner.eqns:

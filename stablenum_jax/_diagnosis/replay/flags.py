@@ -1,4 +1,4 @@
-"""Whether an array contains NaN, inf or -inf, and what a report shows of it."""
+"""Find whether an array contains NaN, inf or -inf, and compute the statistics that a report shows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _EXPONENTS = {"float16": 0x7C00, "bfloat16": 0x7F80}
 
 
 def flags_of(x: Any) -> Flags:
-    """Any NaN, inf, -inf in a concrete array. One pass, without a copy if the array is in host memory."""
+    """Return whether a concrete array holds any NaN, any inf and any -inf. It takes one pass, without a copy
+    if the array is in host memory."""
     if not is_floating(x):
         return CLEAN
     if isinstance(x, jax.Array) and not _on_host(x):
@@ -46,7 +47,7 @@ def flags_of(x: Any) -> Flags:
 
 
 def flags_in(x: Any) -> Any:
-    """The same under jit, as one (3,) bool array."""
+    """Return the flags of an array under jit, as one (3,) bool array."""
     if not is_floating(x):
         return jnp.zeros(3, bool)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
@@ -63,7 +64,7 @@ def _on_host(x: jax.Array) -> bool:
 
 
 def stats_of(x: Any, name: str = "") -> TensorStats | None:
-    """Counts and extremes; None for an array that has none (random keys)."""
+    """Return counts and extremes; None for an array that has none (random keys)."""
     if jnp.issubdtype(getattr(x, "dtype", np.float32), jax.dtypes.extended):
         return None
     a = np.asarray(x)

@@ -23,7 +23,7 @@ _JUDGES = frozenset({judge.__qualname__, judge_finiteness.__qualname__})
 
 
 def seen_by_guards(trace: Trace, written: Sequence[Written], own: frozenset[int]) -> tuple[int, ...]:
-    """Gradients and losses that a guard measured and that are not finite.
+    """Return the gradients and losses that a guard measured and that are not finite.
 
     Args:
         trace: the replay.
@@ -41,13 +41,13 @@ def seen_by_guards(trace: Trace, written: Sequence[Written], own: frozenset[int]
 
 
 def scale_of(leaves: Sequence[Leaf]) -> float:
-    """The loss scale of the guard in the arguments; 1 if there is no guard, or more than one."""
+    """Return the loss scale of the guard in the arguments; 1 if there is no guard, or more than one."""
     scales = [float(np.asarray(leaf.data)) for leaf in leaves if leaf.guard == "scale"]
     return scales[0] if len(scales) == 1 else 1.0
 
 
 def unscaled(leaves: Sequence[Leaf]) -> list[Leaf]:
-    """The same arguments, with 1 for the guards' loss scales."""
+    """Return the same arguments, with 1 for the guards' loss scales."""
     return [
         replace(leaf, data=jnp.ones_like(leaf.data)) if leaf.guard == "scale" else leaf for leaf in leaves
     ]

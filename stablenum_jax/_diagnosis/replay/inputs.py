@@ -70,7 +70,7 @@ def call_of(
         rest = isinstance(part, _Split) and path[2].name == "rest"
         differentiated = number in argnums and not rest
         whole = args[number] if number is not None else None
-        fixed.append(value)  # replaced in rebuild if it is an array
+        fixed.append(value)  # an array is replaced in rebuild
         if not _goes_in(value, differentiated and not _is_equinox(whole)):
             continue
         guard = _in_guard(path, guards)
@@ -167,13 +167,13 @@ class _Split:
     rest: Any
 
     def tree_flatten_with_keys(self) -> tuple[Any, Any]:
-        """The two states."""
+        """Return the two states."""
         key = jax.tree_util.GetAttrKey
         return ((key("trained"), self.trained), (key("rest"), self.rest)), self.definition
 
     @classmethod
     def tree_unflatten(cls, definition: Any, children: Any) -> _Split:
-        """The inverse."""
+        """Return the inverse."""
         return cls(definition, *children)
 
 

@@ -30,7 +30,7 @@ from stablenum_jax._trees.leaves import is_floating
 __all__ = ["Interpreter", "Kept", "Written"]
 
 _CONTROL = {"cond": control_flow.cond, "scan": control_flow.scan, "while": control_flow.while_loop}
-# Prints and checks: they return nothing, and would print again.
+# Prints and checks, which return nothing and would print again.
 _SILENT = frozenset({"debug_callback", "debug_print", "check"})
 
 
@@ -77,28 +77,28 @@ class Interpreter:
     # --- values ---
 
     def measure(self, data: Any) -> Flags:
-        """The flags of a value; if symbolic, they are traced, and read later."""
+        """Return the flags of a value; if symbolic, they are traced, and read later."""
         if self.symbolic:
             self.flags.append(flags_in(data) if is_floating(data) else None)
             return CLEAN
         return flags_of(data)
 
     def outside(self, data: Any, role: str, name: str = "") -> Cell:
-        """A value that is not the output of a step."""
+        """Record a value that is not the output of a step."""
         return Cell(data, self.trace.add_value(flags=self.measure(data), role=role, name=name))
 
     def constant(self, data: Any) -> Cell:
-        """A captured array: with NaN it must be data; with infinities it may be a mask or a bound."""
+        """Record a captured array: with NaN it must be data; with infinities it may be a mask or a bound."""
         flags = CLEAN if self.symbolic else flags_of(data)
         name = f"captured {getattr(data, 'dtype', type(data).__name__)}{list(np.shape(data))}"
         return self.outside(data, "input" if flags[0] and np.ndim(data) else "constant", name)
 
     def made(self, outputs: Sequence[Any]) -> list[Cell]:
-        """The outputs of the step that is recorded next."""
+        """Return the outputs of the step that is recorded next."""
         return [Cell(o, self.trace.add_value(flags=self.measure(o))) for o in outputs]
 
     def _literal(self, literal: Any) -> Cell:
-        # Kept with its cell: an id is unique only as long as its object lives.
+        # The object is kept with its cell, because an id is unique only as long as its object lives.
         known = self._literals.get(id(literal))
         if known is None:
             known = self._literals[id(literal)] = (literal, self.outside(literal.val, "constant", "literal"))
@@ -109,7 +109,7 @@ class Interpreter:
     def record(
         self, eqn: Any, inputs: Sequence[Cell], outputs: Sequence[Cell], ctx: Context, operation: str = ""
     ) -> Step:
-        """One step for an equation, or for a part of it called ``operation``."""
+        """Record one step for an equation, or for a part of it called ``operation``."""
         source = self.source(eqn, ctx)
         stack = _joined(ctx.stack, eqn)
         primitive = operation or eqn.primitive.name
@@ -137,7 +137,8 @@ class Interpreter:
         return any((v.nan and not nan) or (v.inf and not inf) for v in after)
 
     def source(self, eqn: Any, ctx: Context) -> Source:
-        """Where an equation was written; inside a library's jitted function, where that was called."""
+        """Find where an equation was written; inside a library's jitted function, where that function was
+        called."""
         known = self._sources.get(id(eqn))
         if known is None:
             known = self._sources[id(eqn)] = (eqn, source_of(eqn.source_info.traceback))
@@ -150,7 +151,8 @@ class Interpreter:
     # --- evaluation ---
 
     def run(self, jaxpr: Any, consts: Sequence[Cell], args: Sequence[Cell], ctx: Context) -> list[Cell]:
-        """Evaluate a jaxpr. Values are dropped after they are read for the last time."""
+        """Evaluate a jaxpr. Evaluate all equations; values are dropped after they are read for the last
+        time."""
         env: dict[Any, Cell] = dict(zip(jaxpr.constvars, consts, strict=True))
         env.update(zip(jaxpr.invars, args, strict=True))
         last = _last_uses(jaxpr)
@@ -183,7 +185,7 @@ class Interpreter:
         return outputs
 
     def inside(self, eqn: Any, ctx: Context) -> Context:
-        """The context of the equations of a call."""
+        """Return the context of the equations of a call."""
         source = self.source(eqn, ctx)
         name = eqn.params.get("name")
         if isinstance(name, str) and name:
@@ -191,7 +193,7 @@ class Interpreter:
         return replace(ctx, source=source, stack=_joined(ctx.stack, eqn))
 
     def compute(self, eqn: Any, inputs: list[Any], params: dict[str, Any] | None = None) -> list[Any]:
-        """The equation's outputs."""
+        """Return the equation's outputs."""
         with context_of(eqn):
             if self.symbolic:
                 return bind(eqn, inputs, params)
@@ -235,6 +237,6 @@ _TRANSFORMATIONS = re.compile(r"\b(transpose|jvp|vmap|checkpoint|remat|linearize
 
 @lru_cache(maxsize=4096)
 def _module(stack: str) -> str:
-    """The name stack without transformations: only named scopes and flax modules."""
+    """Return the name stack without transformations: only named scopes and flax modules."""
     parts = _TRANSFORMATIONS.sub("", stack).split("/")
     return "/".join(p for p in parts if p and p not in ("rematted_computation", "checkpoint"))

@@ -1,4 +1,4 @@
-"""What depends on the version of JAX or is not public, each with a fallback."""
+"""Parts of JAX that depend on its version or are not public, each with a fallback."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
     "under_transformation",
 ]
 
-# Calls: the primitive's name, and the parameter that holds its jaxpr.
+# Primitives that call a function, and the parameter of each that holds its jaxpr.
 _CALLS = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
@@ -42,7 +42,7 @@ _DIFFERENTIATED = {
 
 
 def bind(eqn: Any, inputs: list[Any], params: dict[str, Any] | None = None) -> list[Any]:
-    """Evaluate one equation; always a list of outputs."""
+    """Evaluate one equation and return its outputs, always as a list."""
     params = eqn.params if params is None else params
     prepared = eqn.primitive.get_bind_params(params) if hasattr(eqn.primitive, "get_bind_params") else params
     functions: list[Any] = []
@@ -53,13 +53,13 @@ def bind(eqn: Any, inputs: list[Any], params: dict[str, Any] | None = None) -> l
 
 
 def context_of(eqn: Any) -> contextlib.AbstractContextManager[Any]:
-    """The settings under which the equation was made (where to compute, which generator)."""
+    """Return the settings under which the equation was made (where to compute, which generator)."""
     context = getattr(eqn, "ctx", None)
     return getattr(context, "manager", None) or contextlib.nullcontext()
 
 
 def scan_counts(params: dict[str, Any], inputs: int) -> tuple[int, int]:
-    """The number of constants and the number of carried values of a scan."""
+    """Return the number of constants and the number of carried values of a scan."""
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
     consts, carry, _ = params["ft_in"].update(list(range(inputs))).unpack()  # from JAX 0.12 on
@@ -67,19 +67,19 @@ def scan_counts(params: dict[str, Any], inputs: int) -> tuple[int, int]:
 
 
 def sub_jaxpr(value: Any) -> tuple[Any, list[Any]]:
-    """Jaxpr and constants of an open or closed jaxpr."""
+    """Return jaxpr and constants of an open or closed jaxpr."""
     if isinstance(value, core.ClosedJaxpr):
         return value.jaxpr, list(value.consts)
     return value, list(getattr(value, "consts", ()) or ())
 
 
 def called_jaxpr(eqn: Any) -> tuple[Any, list[Any]] | None:
-    """Jaxpr and constants of an equation that only calls a function (jit, checkpoint), else None."""
+    """Return jaxpr and constants of an equation that only calls a function (jit, checkpoint), else None."""
     return _jaxpr_in(eqn, _CALLS)
 
 
 def differentiated_jaxpr(eqn: Any) -> tuple[Any, list[Any]] | None:
-    """The same of an equation that calls a function with a derivative of its own, else None."""
+    """Return jaxpr and constants of an equation that calls a function with a custom derivative, else None."""
     return _jaxpr_in(eqn, _DIFFERENTIATED)
 
 
@@ -89,7 +89,7 @@ def _jaxpr_in(eqn: Any, table: dict[str, str]) -> tuple[Any, list[Any]] | None:
 
 
 def under_transformation() -> bool:
-    """Whether the caller is inside a trace (jit, grad, vmap)."""
+    """Return whether the caller is inside a trace (jit, grad, vmap)."""
     is_clean = getattr(jax.core, "trace_state_clean", None)
     return bool(is_clean is not None and not is_clean())
 

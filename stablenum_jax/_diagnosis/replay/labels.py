@@ -12,7 +12,7 @@ __all__ = ["outside_indices"]
 
 
 def outside_indices(kept: Kept | None) -> str:
-    """What is wrong with the indices of a gather that returned NaN, in words; "" if nothing is."""
+    """Describe what is wrong with the indices of a gather that returned NaN; "" if nothing is."""
     if kept is None or kept.eqn.primitive.name != "gather" or "FILL" not in str(kept.eqn.params.get("mode")):
         return ""
     operand, indices = kept.inputs[:2]

@@ -67,7 +67,7 @@ _CARRYING = frozenset({
 
 
 def function_name(functions: Iterable[str]) -> str:
-    """The name of the outermost library function in the table; "" if there is none."""
+    """Return the name of the outermost library function in the table; "" if there is none."""
     for function in functions:
         parts = function.split(".")
         name = _FUNCTIONS.get(".".join(parts[-2:])) or _FUNCTIONS.get(parts[-1])
@@ -79,14 +79,14 @@ def function_name(functions: Iterable[str]) -> str:
 
 
 def primitive_name(primitive: str, exponent: object = None) -> str:
-    """The usual name of a primitive outside JAX."""
+    """Return the usual name of a primitive outside JAX."""
     if primitive == "integer_pow" and exponent == -1:
         return "reciprocal"
     return _PRIMITIVES.get(primitive, primitive)
 
 
 def operation_name(functions: Iterable[str], primitive: str, exponent: object = None) -> str:
-    """The function's name, or the primitive's if the equation only moves values."""
+    """Return the function's name, or the primitive's if the equation only moves values."""
     if primitive in _CARRYING:
         return primitive_name(primitive)
     return function_name(functions) or primitive_name(primitive, exponent)

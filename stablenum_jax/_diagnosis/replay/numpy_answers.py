@@ -17,12 +17,12 @@ import numpy as np
 
 __all__ = ["numpy_answer"]
 
-# Larger arrays go to XLA, whose loops are fused and use all cores.
+# Larger arrays go to XLA, which fuses its loops and uses all cores.
 _MOST_ELEMENTS = 2_000_000
 
 
 def numpy_answer(primitive: str, inputs: Sequence[Any], params: dict[str, Any], aval: Any) -> Any:
-    """The equation's one output; None if XLA has to compute it."""
+    """Return the equation's one output; None if XLA has to compute it."""
     rule = _MOVING.get(primitive) or _ARITHMETIC.get(primitive)
     if rule is None or params.get("sharding") is not None or aval.size > _MOST_ELEMENTS:
         return None

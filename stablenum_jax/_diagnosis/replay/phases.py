@@ -1,4 +1,4 @@
-"""Which steps are forward, backward or update, and which forward step a derivative belongs to."""
+"""Find which steps are forward, backward or update, and which forward step a derivative belongs to."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def assign_phases(trace: Trace, written: list[Written], loss: Iterable[int], out
 
 
 def _reaching(trace: Trace, values: Iterable[int], through: Any = None) -> set[int]:
-    """Steps from which ``values`` are computed, without going past a step i with ``through[i]`` False."""
+    """Return steps from which ``values`` are computed, without going past a step i with ``through[i]``
+    False."""
     todo, steps = list(values), set()
     while todo:
         producer = trace.values[todo.pop()].producer
@@ -65,8 +66,8 @@ def _reaching(trace: Trace, values: Iterable[int], through: Any = None) -> set[i
 
 
 def _without_loss(trace: Trace, transposed: list[bool], outputs: Iterable[int]) -> set[int]:
-    """The forward pass of a whole training step: results that do not come from a transposed step, and values
-    that are never read (a loss that is not returned)."""
+    """Return the forward pass of a whole training step: results that do not come from a transposed step, and
+    values that are never read (a loss that is not returned)."""
     read = {i for s in trace.steps for i in s.inputs}
     unread = [o for s in trace.steps for o in s.outputs if o not in read]
     return _reaching(trace, [*outputs, *unread], through=[not t for t in transposed])
@@ -107,7 +108,7 @@ def _find_forward(trace: Trace, written: list[Written]) -> None:
 
 
 def _keys(how: Written) -> tuple[Any, Any, Any]:
-    """Keys from the most exact to the least: instruction of the library and call, call, line."""
+    """Return keys from the most exact to the least: instruction of the library and call, call, line."""
     source, place = how.source, how.source.place
     call = source.call
     return (
@@ -118,7 +119,8 @@ def _keys(how: Written) -> tuple[Any, Any, Any]:
 
 
 def _best(step: Step, how: Written, last: _Last) -> Step:
-    """The step that computes rather than moves values, of the same iteration and function; the last such."""
+    """Return the step that computes rather than moves values, of the same iteration and function; the last
+    such."""
     name = function_name(how.source.functions)
 
     def rank(c: Step) -> tuple[bool, bool, bool, int]:

@@ -106,14 +106,15 @@ def _with_gradients(call: Call, data: list[Any], has_aux: bool, scaled: bool) ->
 
 
 def _arrays(title: str, tree: Any) -> list[tuple[str, Any]]:
-    """The arrays of a tree, with names, without guards, whose statistics contain intended infinities."""
+    """Return the arrays of a tree, with names, without guards, whose statistics contain intended
+    infinities."""
     paths, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_guard)
     names = [title + jax.tree_util.keystr(path).removesuffix(".value") for path, _ in paths]
     return [(name, x) for name, (_, x) in zip(names, paths, strict=True) if _is_array(x)]
 
 
 def _unwritten(jaxpr: Any) -> dict[int, int]:
-    """Results that are unchanged arguments, also if passed through jit: result -> argument."""
+    """Map results that are unchanged arguments, even through jit, to those arguments."""
     source = {v: i for i, v in enumerate(jaxpr.invars)}
     for eqn in jaxpr.eqns:
         if eqn.primitive.name in ("jit", "pjit"):
@@ -133,7 +134,7 @@ def _as_it_is(call: Call, data: list[Any]) -> Program:
 
     def run(*arrays: Any) -> list[Any]:
         args, kwargs = call.rebuild(arrays)
-        # Including the arguments, because flax.nnx models and optimizers are changed in place.
+        # The arguments are included, because flax.nnx models and optimizers are changed in place.
         results = [*_arrays("result", call.fun(*args, **kwargs)), *_arrays("args", args)]
         names[:] = [name for name, _ in results]
         return [x for _, x in results]

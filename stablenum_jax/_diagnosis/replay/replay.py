@@ -159,7 +159,7 @@ def _replayed(program: Program, call: Call, scale: float, known_bad: bool) -> _O
 def _under_jit(program: Program, leaves: Sequence[Leaf], scale: float, notes: list[str]) -> Run:
     run = run_instrumented(program, leaves, scale)
     notes.append(
-        "one equation at a time the step is finite, compiled by XLA it is not (fused or reordered arithmetic)"
+        "one equation at a time the step is finite, but compiled it is not (fused or reordered arithmetic)"
         + (
             "; the finding comes from the compiled program, with a flag for every equation"
             if run.bad
@@ -194,13 +194,13 @@ def _evidence(outcome: _Outcome, call: Call, scale: float, opt_state: Any, param
 
 
 def _bad_parameters(call: Call, failed: bool, gradients: bool) -> tuple[str, ...]:
-    """Parameters that are not finite. If the step did not fail, an infinity is a bound or a mask."""
+    """Return parameters that are not finite. If the step did not fail, an infinity is a bound or a mask."""
     flags = [(leaf.name, flags_of(leaf.data)) for leaf in call.leaves if leaf.role == "parameter"]
     return tuple(name for name, f in flags if (any(f) if failed else gradients and f[0]))
 
 
 def _norm_overflows(gradients: Sequence[Any]) -> bool:
-    """Whether gradients are finite, but their sum of squares exceeds float32."""
+    """Return whether gradients are finite, but their sum of squares exceeds float32."""
     total = 0.0
     for g in gradients:
         a = np.abs(np.asarray(g)).astype(np.float64) if is_floating(g) else np.zeros(0)
@@ -209,7 +209,8 @@ def _norm_overflows(gradients: Sequence[Any]) -> bool:
 
 
 def _bad_state(opt_state: Any, call: Call, parameters: Any) -> tuple[str, ...]:
-    """Problems in the optimizer's state, in words: those of the audit, else entries that are not finite."""
+    """List problems in the optimizer's state, in words: those of the audit, else entries that are not
+    finite."""
     if opt_state is not None and parameters is not None:
         try:
             return state_problems(opt_state, parameters)

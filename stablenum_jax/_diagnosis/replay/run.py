@@ -61,7 +61,7 @@ class Run:
         return self.interpreter.trace
 
     def findings(self) -> list[tuple[Finding, Kept | None]]:
-        """The first causes of the bad results, with the data of their steps."""
+        """Return the first causes of the bad results, with the data of their steps."""
         program, trace = self.program, self.trace
         loss = [self.outputs[i].id for i in program.loss]
         assign_phases(trace, self.interpreter.written, loss, [c.id for c in self.outputs])
@@ -88,7 +88,7 @@ class Run:
 
 
 def run_eagerly(program: Program, leaves: Sequence[Leaf], scale: float) -> Run:
-    """Equation by equation."""
+    """Run the program equation by equation."""
     interpreter = Interpreter()
     inputs, outputs = _evaluate(
         interpreter, program, leaves, [leaf.data for leaf in leaves], jnp.float32(scale)
@@ -103,19 +103,19 @@ def run_eagerly(program: Program, leaves: Sequence[Leaf], scale: float) -> Run:
 
 
 def run_compiled(program: Program, leaves: Sequence[Leaf], scale: float) -> list[Any]:
-    """The results of the program under one jit, as in training."""
+    """Return the results of the program under one jit, as in training."""
     function = jit(jax.extend.core.jaxpr_as_fun(program.closed))
     first = [jnp.float32(scale)] if program.scaled else []
     return list(function(*first, *[leaf.data for leaf in leaves]))
 
 
 def result_flags(program: Program, outputs: Sequence[Any]) -> tuple[int, ...]:
-    """Positions of the judged results that are not finite."""
+    """Return the positions of the judged results that are not finite."""
     return tuple(i for i, at in enumerate(program.judged) if any(flags_of(outputs[at])))
 
 
 def run_instrumented(program: Program, leaves: Sequence[Leaf], scale: float) -> Run:
-    """The program under one jit, which also returns the flags of every value."""
+    """Return the program under one jit, extended to return the flags of every value too."""
     interpreter = Interpreter(symbolic=True)
     cells: list[Any] = []
 
@@ -149,7 +149,8 @@ def _evaluate(
 
 
 def _wide_finite(kept: Kept | None) -> bool | None:
-    """Whether the operation is finite in float32 with the same inputs; None if that cannot be tested."""
+    """Return whether the operation is finite in float32 with the same inputs; None if that cannot be
+    tested."""
     if kept is None or not any(_is_low(x) for x in (*kept.inputs, *kept.outputs)):
         return None
     wide = {k: jnp.dtype(jnp.float32) if _names_low(k, v) else v for k, v in kept.eqn.params.items()}

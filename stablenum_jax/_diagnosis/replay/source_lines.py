@@ -1,4 +1,4 @@
-"""Where an equation was written: the user's line, and the library functions between it and JAX."""
+"""Find where an equation was written: the user's line, and the library functions between it and JAX."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def source_of(traceback: Any) -> Source:
 
 
 def _calls(below: list[tuple[CodeType, int]]) -> list[tuple[CodeType, int]]:
-    """The library's frames, without JAX's own, up to the first of a differentiation."""
+    """Return the library's frames, without JAX's own, up to the first of a differentiation."""
     calls = []
     for code, offset in below:
         name = code.co_filename
@@ -120,7 +120,7 @@ def _line(traceback: Any, code: CodeType, offset: int) -> int:
 
 @lru_cache(maxsize=4096)
 def is_user_code(file: str) -> bool:
-    """Whether a file is the user's: not part of the standard library or of a known library."""
+    """Return whether a file is the user's: not part of the standard library or of a known library."""
     if file.startswith("<"):
         return not file.startswith(("<frozen", "<attrs"))  # a console, a notebook, a doctest
     if file.startswith(_OWN):
@@ -133,8 +133,8 @@ def is_user_code(file: str) -> bool:
 
 
 def place_in(code: CodeType, line: int) -> Place:
-    """A line of a function."""
-    # Not cached by code object: code objects of two files with the same text are equal.
+    """Return a line of a function."""
+    # The result is not cached by code object, because code objects of two files with the same text are equal.
     return _place(code.co_filename, _name(code), line)
 
 

@@ -16,7 +16,7 @@ CLEAN: Flags = (False, False, False)
 
 
 def flags_of(tensor: Tensor) -> Flags:
-    """Whether any element is NaN, inf, -inf: a single reduction if there is none."""
+    """Return whether any element is NaN, inf, -inf: a single reduction if there is none."""
     x = _plain(tensor)
     if x is None:
         return CLEAN
@@ -32,7 +32,7 @@ def flags_of(tensor: Tensor) -> Flags:
 
 
 def stats_of(tensor: Tensor, *, name: str = "", at: Tensor | None = None) -> TensorStats:
-    """Counts and extremes.
+    """Return counts and extremes.
 
     Args:
         tensor: any tensor.
@@ -73,7 +73,7 @@ def stats_of(tensor: Tensor, *, name: str = "", at: Tensor | None = None) -> Ten
 
 
 def bad_positions(tensor: Tensor) -> Tensor | None:
-    """(n, ndim) positions of the first few elements that are not finite."""
+    """Return (n, ndim) positions of the first few elements that are not finite."""
     if tensor.layout is not torch.strided or not tensor.is_floating_point() or not tensor.numel():
         return None
     bad = ~torch.isfinite(tensor if tensor.element_size() > 1 else tensor.float())
@@ -87,7 +87,7 @@ def _values(tensor: Tensor, at: Tensor | None) -> tuple[float, ...]:
 
 
 def _plain(tensor: Tensor) -> Tensor | None:
-    """The real numbers in a tensor; None if none of them can be non-finite."""
+    """Return the real numbers in a tensor; None if none of them can be non-finite."""
     if tensor.is_meta or not (tensor.is_floating_point() or tensor.is_complex()):
         return None
     if tensor.layout is not torch.strided:

@@ -23,7 +23,7 @@ def finite_in_float32(
     before: Mapping[int, Tensor],
     written: Set[int],
 ) -> bool | None:
-    """Whether an operation on the same numbers is finite in float32; None if it cannot run in float32.
+    """Return whether an operation on the same numbers is finite in float32; None if it cannot run in float32.
 
     Args:
         func: an aten operation.
@@ -32,7 +32,7 @@ def finite_in_float32(
         written: ids of all arguments that it writes.
     """
     if any(id(t) in written and id(t) not in before and t.dtype not in _LOW for t in tensors_in(call)):
-        return None  # it would be written a second time
+        return None  # the memory would be written a second time
     if any(isinstance(x, torch.Generator) for x in call[1].values()):
         return None
 
@@ -50,7 +50,7 @@ def finite_in_float32(
     try:
         result = func(*(widened(x) for x in call[0]), **{k: widened(v) for k, v in call[1].items()})
     except (RuntimeError, TypeError, NotImplementedError):
-        return None  # a kernel for low precision only
+        return None  # the kernel supports low precision only
     finally:
         set_rng_state(rng)
     return not any(any(flags_of(t)) for t in tensors_in(result))

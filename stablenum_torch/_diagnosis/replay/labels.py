@@ -1,4 +1,4 @@
-"""Integer targets: are they valid classes, and is any of them not ignored?"""
+"""Check integer targets: whether they are valid classes, and whether any is not ignored."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _indices(
 
 
 def is_index_error(name: str, error: Exception) -> bool:
-    """Whether an operation that reads class or table indices failed on one."""
+    """Return whether an operation that reads class or table indices failed on one."""
     if isinstance(error, BadLabelsError):
         return True
     if not name.strip("_").startswith(_READ_INDICES):
@@ -65,7 +65,7 @@ def is_index_error(name: str, error: Exception) -> bool:
 
 
 def without_valid_target(name: str, args: tuple[Any, ...]) -> str:
-    """A sentence if there are no targets, or all of them are ignored; "" otherwise."""
+    """Return a sentence if there are no targets, or all of them are ignored; "" otherwise."""
     if name not in ("nll_loss_forward", "nll_loss2d_forward") or len(args) < 5:
         return ""
     target, ignored = args[1], args[4]

@@ -23,7 +23,7 @@ class ModulePaths:
             self._of(model)
 
     def path(self, running: Sequence[nn.Module]) -> str:
-        """The path of the innermost module of ``running`` (outermost first); "" for a root."""
+        """Return the path of the innermost module of ``running`` (outermost first); "" for a root."""
         if not running:
             return ""
         for root in (self._model, *running):

@@ -110,7 +110,7 @@ PUBLIC: Mapping[str, str] = _table(
 
 
 def operation_name(aten: str, public: str = "") -> str:
-    """The name by which a user knows this operation.
+    """Return the name by which a user knows this operation.
 
     Operations that only move or select values keep their own name inside public functions: the mask of an
     attention is reported as a mask.

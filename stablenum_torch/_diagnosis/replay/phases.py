@@ -1,4 +1,4 @@
-"""Which forward operation a backward node differentiates.
+"""Find the forward operation that a backward node differentiates.
 
 Autograd numbers its nodes. A number is taken just before the operation runs, so the recorder that sees the
 operation knows the number of its node. Each thread counts separately. Passes on different threads (CUDA) may
@@ -45,7 +45,7 @@ class NodeMap:
             bisect.insort(self._numbers.setdefault(thread, []), number)
 
     def step_of(self, node: Any) -> int | None:
-        """The step that made a node; None for a node from before the replay, or an accumulation."""
+        """Return the step that made a node; None for a node from before the replay, or an accumulation."""
         number = node._sequence_nr()
         if number >= _NO_NUMBER:
             return None
@@ -59,8 +59,8 @@ class NodeMap:
             elif number < self._first:
                 continue
             else:
-                # What a write through a view adds to the graph (CopySlices) is numbered after the write;
-                # the nodes of torch.func's outer levels are numbered before that of the innermost one.
+                # The node that a write through a view adds to the graph (CopySlices) is numbered after the
+                # write; the nodes of torch.func's outer levels are numbered before that of the innermost one.
                 numbers = self._numbers[thread]
                 at = bisect.bisect_left(numbers, number)
                 after = steps[numbers[at]] if at < len(numbers) else None
@@ -75,5 +75,5 @@ class NodeMap:
 
 
 def _letters(name: str) -> str:
-    """The letters of a name, so that ``_softmax`` is found in ``SoftmaxBackward0``."""
+    """Return the letters of a name, so that ``_softmax`` is found in ``SoftmaxBackward0``."""
     return "".join(c for c in name.lower() if c.isalpha())

@@ -54,7 +54,7 @@ class Failure:
 
 @dataclass(slots=True)
 class _Before:
-    """What has to be kept before a call runs."""
+    """The values to keep before a call runs."""
 
     inputs: list[int]
     written: list[Tensor]
@@ -138,7 +138,7 @@ class Recorder(TorchDispatchMode):
     # --- values ----------------------------------------------------------------------------------
 
     def value_of(self, tensor: Tensor, *, role: str = "") -> Value:
-        """The value that a tensor has now; ``role`` is for a tensor that is not known yet."""
+        """Return the value that a tensor has now; ``role`` is for a tensor that is not known yet."""
         storage = self._memory.find(tensor)
         if storage is None:
             return self._from_outside(tensor, self._memory.add(tensor, outside=True), role)
@@ -175,7 +175,8 @@ class Recorder(TorchDispatchMode):
             self._snapshot.keep_tensor(tensor)
 
     def _reread(self, tensor: Tensor, storage: Storage) -> Value:
-        """The value of memory that was written through another view, such as ``x[0]`` after ``x.add_(1)``.
+        """Return the value of memory that was written through another view, such as ``x[0]`` after
+        ``x.add_(1)``.
 
         No operation made this tensor's value, so a step "copy" is added that makes it from the values that
         were written.
@@ -221,7 +222,7 @@ class Recorder(TorchDispatchMode):
             todo += [following for following, _ in node.next_functions]
 
     def note_gradients(self, inputs: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
-        """Note the results of ``torch.autograd.grad``, which no parameter holds."""
+        """Note the results of ``torch.autograd.grad``, which are not stored in any ``p.grad``."""
         for i, (of, gradient) in enumerate(zip(inputs, gradients)):
             if gradient is not None:
                 name = self._names.get(id(of), ("", ""))[1] or f"result {i} of torch.autograd.grad"
@@ -371,7 +372,7 @@ class Recorder(TorchDispatchMode):
                 self.wide[step.index] = wide
 
     def _is_origin(self, step: Step) -> bool:
-        """Whether it makes a NaN or an infinity although it read none."""
+        """Return whether a step makes a NaN or an infinity although it read none."""
         made, read = self.trace.outputs_of(step), self.trace.inputs_of(step)
         nan = any(v.nan for v in made) and not any(v.nan for v in read)
         return nan or (any(v.inf for v in made) and not any(v.inf for v in read))
@@ -477,7 +478,7 @@ def _last(frames: Sequence[Place]) -> Place | None:
 
 
 def _narrows(args: tuple[Any, ...]) -> bool:
-    """Whether a copy goes to a format with less range."""
+    """Return whether a copy goes to a format with less range."""
     if len(args) < 2 or not isinstance(args[1], Tensor):
         return False
     target, source = args[0], args[1]

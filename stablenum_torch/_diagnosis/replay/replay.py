@@ -114,10 +114,10 @@ def _evidence(
 
 
 def _raised(result: Run) -> bool:
-    """Whether an operation rejected its arguments, as it will every time."""
+    """Return whether an operation rejected its arguments, as it will every time."""
     return any(f.kind == "error" for f in result.findings)
 
 
 def _state(call: Call) -> tuple[str, ...]:
-    """What is wrong with the states of the optimizers before the step."""
+    """Describe the problems in the states of the optimizers before the step."""
     return tuple(problem for o in call.around.optimizers for problem in state_problems(o))

@@ -110,15 +110,15 @@ def _run(call: Call, snapshot: Snapshot, loss_scale: float | None, rng: RngState
     result.bad_parameters = [name for name in around.parameters if not before[name].finite]
     loss, error = None, None
     with warnings.catch_warnings(), eager(), torch.enable_grad(), recorder, PublicFunctions(recorder):
-        warnings.simplefilter("ignore")  # they were shown when the step ran first
+        warnings.simplefilter("ignore")  # warnings were shown when the step ran first
         try:
             loss = loss_in(_call_user(call.step_fn, call.args, call.kwargs))
             done = recorder.accumulated or recorder.roots or recorder.gradients
             if isinstance(loss, Tensor) and loss.requires_grad and not done:
                 _backward(loss, loss_scale)
-        except NonFiniteError as stopped:  # a guard has halted this training: nothing new
+        except NonFiniteError as stopped:  # a guard has halted this training, which is already known
             result.notes.append(f"the step raised {type(stopped).__name__}")
-        except Exception as raised:  # noqa: BLE001 (raised again below if it is not about numbers)
+        except Exception as raised:  # noqa: BLE001 (raised again below unless numbers caused it)
             error = raised
     with torch.no_grad():
         judged.look_at_loss(loss)
@@ -144,7 +144,7 @@ def _backward(loss: Tensor, loss_scale: float | None) -> None:
 
 
 def loss_in(result: Any) -> Any:
-    """The loss in the result of a step: itself, "loss" in a dict, or the first scalar of a tuple."""
+    """Return the loss in the result of a step: itself, "loss" in a dict, or the first scalar of a tuple."""
     if isinstance(result, Mapping):
         return result["loss"] if "loss" in result else loss_in(list(result.values()))
     if isinstance(result, list | tuple):
@@ -158,7 +158,7 @@ def loss_in(result: Any) -> Any:
 
 @contextlib.contextmanager
 def eager() -> Iterator[None]:
-    """Within the context compiled functions and modules run eagerly."""
+    """Run compiled functions and modules eagerly within the context."""
     if "torch._dynamo" not in sys.modules:  # nothing is compiled, and importing it takes seconds
         yield
         return
@@ -172,7 +172,7 @@ def _set_scales(around: Surroundings, snapshot: Snapshot, loss_scale: float | No
         return
     for scaler in around.scalers:
         scaler._init_scale = loss_scale
-        if scaler._scale is not None:  # it has scaled before
+        if scaler._scale is not None:  # the scaler has scaled before
             snapshot.keep_memory(scaler._scale)
             scaler._scale.fill_(loss_scale)
     for optimizer in around.optimizers:
@@ -211,7 +211,7 @@ class _Judge:
                 self._blame_last_read()
 
     def _blame_last_read(self) -> None:
-        """The loss is a Python number: blame the last non-finite value that was read into one."""
+        """Blame the last non-finite value that was read into a Python number, because the loss is one."""
         trace = self.recorder.trace
         for step in reversed(trace.steps):
             bad = [v for v in trace.inputs_of(step) if not v.finite]
@@ -220,7 +220,7 @@ class _Judge:
                 return
 
     def look_at_gradients(self) -> None:
-        """At the end, and whenever an optimizer begins to step, because gradients may be cleared after it."""
+        """Check gradients at the end, and before each optimizer step, after which they may be cleared."""
         if self.result.bad_gradients:
             return
         squares = 0.0
@@ -243,7 +243,7 @@ class _Judge:
 
     def look_at_parameters(self, before: Mapping[str, Value]) -> None:
         if self.result.bad_gradients:
-            return  # the update only spreads them
+            return  # the update only spreads these values
         for name, p in self.around.parameters.items():
             value = self.recorder.value_of(p)
             if not value.finite and before[name].finite:
@@ -300,7 +300,7 @@ class _Judge:
 
 
 def _is_about_numbers(error: Exception) -> bool:
-    """Whether finite numbers were rejected: a singular matrix, a probability of 2."""
+    """Return whether finite numbers were rejected: a singular matrix, a probability of 2."""
     return isinstance(error, torch.linalg.LinAlgError) or "between 0 and 1" in str(error)
 
 

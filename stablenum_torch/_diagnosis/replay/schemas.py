@@ -55,7 +55,7 @@ _known: dict[Any, Operation] = {}
 
 
 def describe(func: Callable[..., Any]) -> Operation:
-    """The description of an operation, read from its schema once."""
+    """Return the description of an operation, read from its schema once."""
     found = _known.get(func)
     if found is None:
         found = _known[func] = _read(func)
@@ -85,7 +85,7 @@ def _read(func: Any) -> Operation:
 
 
 def written_by(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-    """The tensors that a call writes."""
+    """Return the tensors that a call writes."""
     found: list[Tensor] = []
     for position, name in operation.written:
         found += tensors_in(args[position] if position < len(args) else kwargs.get(name))
@@ -93,7 +93,7 @@ def written_by(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def tensors_in(tree: Any) -> Iterator[Tensor]:
-    """The tensors in arguments or results, in order."""
+    """Return the tensors in arguments or results, in order."""
     if isinstance(tree, Tensor):
         yield tree
     elif isinstance(tree, list | tuple):
@@ -105,7 +105,7 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
 
 
 def numbers_in(tree: Any) -> Iterator[float]:
-    """The plain numbers in arguments, in order."""
+    """Return the plain numbers in arguments, in order."""
     if isinstance(tree, int | float) and not isinstance(tree, bool):
         try:
             yield float(tree)

@@ -1,4 +1,4 @@
-"""Where in the user's source an operation was called, read from Python's stack.
+"""Find where in the user's source an operation was called, from Python's stack.
 
 The stack also shows the running modules, the public function, whether an optimizer is stepping, and whether
 activation checkpointing is running the forward pass again: no hooks are needed.
@@ -90,7 +90,7 @@ def survey(stop: CodeType) -> Survey:
         elif kind is _Kind.ENGINE:
             found.engine = True
         elif kind is _Kind.CHECKPOINT:
-            # Its bookkeeping (detaching inputs) does not belong to the forward pass.
+            # The checkpoint's bookkeeping (detaching inputs) does not belong to the forward pass.
             found.checkpoint = found.checkpoint or bool(inner or modules)
         elif kind is _Kind.FUNCTION:
             found.function = True
@@ -101,7 +101,7 @@ def survey(stop: CodeType) -> Survey:
 
 
 _STOP = _Kind.STOP
-# By id, because hashing a code object is slow. The object is kept, so that its id is not reused.
+# Cached by id, because hashing a code object is slow. The object is kept, so that its id is not reused.
 _kinds: dict[int, tuple[_Kind, CodeType]] = {}
 _places: dict[tuple[int, int], Place] = {}
 
@@ -131,7 +131,7 @@ def _classified(code: CodeType) -> _Kind:
 
 
 def is_user_file(file: str) -> bool:
-    """Whether a file is neither of a framework nor of the standard library."""
+    """Return whether a file is neither of a framework nor of the standard library."""
     if file.startswith(("<frozen", "<eval_with_key", "<__", "<string>")):
         return False
     folders, third_party = _folders()
@@ -144,7 +144,7 @@ def is_user_file(file: str) -> bool:
 
 @functools.cache
 def _folders() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The frameworks' folders, and those of other installed packages (which count as the user's)."""
+    """Return the frameworks' folders, and those of other installed packages (which count as the user's)."""
     found = []
     for name in _FOREIGN:
         spec = find_spec(name)
@@ -166,6 +166,6 @@ def _place(code: CodeType, line: int) -> Place:
 def _public(code: CodeType, line: int) -> str:
     if code.co_name != "multi_head_attention_forward":
         return code.co_name
-    # Its attention is a compiled function, which has no frame.
+    # The attention is a compiled function, which has no frame.
     called = linecache.getline(code.co_filename, line)
     return "scaled_dot_product_attention" if "scaled_dot_product_attention(" in called else ""

@@ -1,4 +1,4 @@
-"""Which recorded value a tensor has at the moment.
+"""Find the recorded value that a tensor has at the moment.
 
 Many tensor objects share the same memory: views, detached copies, tensors that autograd has saved and
 unpacked. A value therefore belongs to a place in a storage (offset, shape, strides) and to the number of
@@ -40,12 +40,13 @@ class Storage:
     unwritten: int | None = None
 
     def current(self, view: View) -> int | None:
-        """The value at a place; None if the storage was written since, or the place was never read."""
+        """Return the value at a place; None if the storage was written since, or the place was never read."""
         seen = self.views.get(view)
         return seen[0] if seen is not None and seen[1] == self.epoch else None
 
     def sources(self, view: View) -> list[int]:
-        """The values that make up the present one at a place: the last one seen there and later writes."""
+        """Return the values that make up the present one at a place: the last one seen there and later
+        writes."""
         seen = self.views.get(view)
         if seen is None:
             found = [value for value, _ in self.views.values()] + [value for _, value in self.writes]
@@ -61,7 +62,7 @@ class Memory:
         self._storages: dict[int, Storage] = {}
 
     def find(self, tensor: Tensor) -> Storage | None:
-        """The storage, if it is known."""
+        """Return the storage, if it is known."""
         return self._storages.get(_address(tensor))
 
     def add(self, tensor: Tensor, *, outside: bool) -> Storage:
@@ -73,7 +74,7 @@ class Memory:
 
 
 def view_key(tensor: Tensor) -> View:
-    """The place of a tensor in its storage."""
+    """Return the place of a tensor in its storage."""
     x = _dense(tensor)
     try:
         return (x.storage_offset(), tuple(x.shape), x.stride(), x.dtype)
@@ -82,7 +83,7 @@ def view_key(tensor: Tensor) -> View:
 
 
 def _dense(tensor: Tensor) -> Tensor:
-    """The tensor; for a sparse one the tensor of its values."""
+    """Return the tensor; for a sparse one the tensor of its values."""
     if tensor.is_sparse:
         return tensor._values()
     return tensor.values() if str(tensor.layout).startswith("torch.sparse") else tensor

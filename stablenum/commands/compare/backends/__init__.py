@@ -43,7 +43,7 @@ class Backend:
         return [name for name in self.needs if importlib.util.find_spec(name) is None]
 
     def why_not(self, scenario: Scenario, *, brief: bool = False) -> str | None:
-        """Why the backend does not run a scenario; None if it does.
+        """Return why the backend does not run a scenario; None if it does.
 
         Args:
             scenario: which.
@@ -97,7 +97,7 @@ BACKENDS: dict[str, Backend] = {
 
 
 def find_backends(names: list[str] | None = None) -> tuple[list[Backend], dict[str, list[str]]]:
-    """The backends to run, NumPy first, and what is missing for the others.
+    """Return the backends to run, NumPy first, and what is missing for the others.
 
     Args:
         names: those requested; None or empty for all that are installed.
@@ -107,7 +107,7 @@ def find_backends(names: list[str] | None = None) -> tuple[list[Backend], dict[s
     """
     for name in names or ():
         if name not in BACKENDS:
-            raise ValueError(f"unknown backend {name!r}; known are {', '.join(BACKENDS)}.")
+            raise ValueError(f"unknown backend {name!r}; the known ones are {', '.join(BACKENDS)}.")
         if BACKENDS[name].missing:
             framework, missing = BACKENDS[name].framework, " and ".join(BACKENDS[name].missing)
             raise ValueError(f"backend {name!r} needs {missing}: pip install 'stablenum[{framework}]'")
@@ -119,7 +119,7 @@ def find_backends(names: list[str] | None = None) -> tuple[list[Backend], dict[s
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of every installed library that can affect a result."""
+    """Return the versions of Python and of every installed library that can affect a result."""
     found = {"python": platform.python_version(), "platform": platform.platform()}
     for name in (
         "stablenum",

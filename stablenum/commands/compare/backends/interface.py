@@ -62,7 +62,7 @@ class Run(Protocol):
         """The norms of all gradients in the last step; None if the backend does not know them."""
 
     def step(self, gradients: list[Array], loss: float) -> None:
-        """Take a step with the gradients of the scaled loss, and the unscaled loss.
+        """Take a step, given the gradients of the scaled loss and the unscaled loss.
 
         Raises:
             NonFiniteError: the guard stops the training.
@@ -76,10 +76,10 @@ class Run(Protocol):
         """
 
     def params(self) -> list[Array]:
-        """Copies of the parameters now."""
+        """Return copies of the current parameters."""
 
     def guard_state_dict(self) -> dict[str, Any]:
-        """The guard's state as plain JSON values."""
+        """Return the guard's state as plain JSON values."""
 
     def load_guard_state_dict(self, plain: Mapping[str, Any]) -> None:
         """Continue from another run's guard state."""

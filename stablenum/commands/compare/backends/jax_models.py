@@ -19,9 +19,9 @@ Loss: TypeAlias = Callable[[list[Array], Array, Array, Array], Array]
 
 
 def loss_function(training: Training, compute: str | None) -> Loss:
-    """``loss(params, x, y, weight)`` of a training: () float32, computed in ``compute``.
+    """Return ``loss(params, x, y, weight)`` of a training: () float32, computed in ``compute``.
 
-    None leaves parameters and inputs as they are: a surrounding policy has cast them.
+    None leaves parameters and inputs unchanged, because a surrounding policy has cast them.
     """
     model, criterion = _MODELS[training.model], _LOSSES[training.model]
 

@@ -30,7 +30,7 @@ def start(setup: Setup, mode: str) -> GuardedRun | PlainRun:
 
 
 def make_optimizer(spec: OptimizerSpec, guard: GuardConfig | None = None) -> optax.GradientTransformation:
-    """The optax chain of a scenario.
+    """Return the optax chain of a scenario.
 
     A guard that measures updates in learning rates must find the rate in the optimizer's state.
     """
@@ -153,7 +153,7 @@ class GuardedRun:
 
 
 def _differentiation(adapter: Any, setup: Setup) -> Any:
-    """``f(params, opt_state, batch)``: loss and gradients, in the format that the guard asks for."""
+    """Return ``f(params, opt_state, batch)``: loss and gradients, in the format that the guard asks for."""
     if setup.training is None:
 
         def fail(params: Any, opt_state: Any, batch: Any) -> Any:

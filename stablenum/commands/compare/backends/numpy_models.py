@@ -17,7 +17,7 @@ from stablenum.commands.compare.scenarios.training_data import NORM_EPS, Batch, 
 __all__ = ["evaluate", "loss_and_gradients"]
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
-# From the gradient of the output to those of the parameters.
+# Maps the gradient of the output to the gradients of the parameters.
 Backward: TypeAlias = Callable[[Array], list[Array]]
 
 
@@ -31,7 +31,8 @@ class Forward(NamedTuple):
 def loss_and_gradients(
     training: Training, params: list[Array], batch: Batch, scale: float, compute: str
 ) -> tuple[np.float32, list[Array]]:
-    """The unscaled loss, and the float32 gradients of the loss times ``scale``, computed in ``compute``."""
+    """Return the unscaled loss, and the float32 gradients of the loss times ``scale``, computed in
+    ``compute``."""
     dtype = np.dtype(compute)
     with np.errstate(all="ignore"):  # overflow and NaN are what the scenarios are about
         weights = [p.astype(dtype) for p in params]
@@ -43,7 +44,7 @@ def loss_and_gradients(
 
 
 def evaluate(training: Training, params: list[Array], data: Data, measure: str) -> float:
-    """The held-out loss (or accuracy) of float32 parameters, computed in float32."""
+    """Return the held-out loss (or accuracy) of float32 parameters, computed in float32."""
     with np.errstate(all="ignore"):
         output = _MODELS[training.model](params, data.x_test).output
         if measure == "loss":
@@ -56,12 +57,12 @@ def evaluate(training: Training, params: list[Array], data: Data, measure: str) 
 
 
 def _matmul(a: Array, b: Array) -> Array:
-    """``a @ b``, summed in float32, rounded to the operands' dtype."""
+    """Return ``a @ b``, summed in float32, rounded to the operands' dtype."""
     return (a.astype(np.float32) @ b.astype(np.float32)).astype(a.dtype)
 
 
 def _sum(a: Array) -> Array:
-    """The sum over the first axis, in float32, rounded to the dtype."""
+    """Return the sum over the first axis, in float32, rounded to the dtype."""
     return a.astype(np.float32).sum(axis=0).astype(a.dtype)
 
 
@@ -86,7 +87,7 @@ def _mlp(weights: list[Array], x: Array) -> Forward:
 
 
 def _normed(weights: list[Array], x: Array) -> Forward:
-    """The same with its hidden activations divided by their root mean square, in float32."""
+    """Run the network with its hidden activations divided by their root mean square, in float32."""
     w1, b1, w2, b2 = weights
     hidden = np.maximum(_matmul(x, w1) + b1, 0)
     wide = hidden.astype(np.float32)
@@ -104,7 +105,7 @@ def _normed(weights: list[Array], x: Array) -> Forward:
 
 
 def _conv(weights: list[Array], x: Array) -> Forward:
-    """3 x 3 convolution without padding, relu, dense: the patches of all images as one matrix."""
+    """Run a 3 x 3 convolution without padding, relu and a dense layer; all patches form one matrix."""
     kernel, b1, w2, b2 = weights
     n, channels = len(x), len(kernel)
     windows = np.lib.stride_tricks.sliding_window_view(x.reshape(n, 8, 8), (3, 3), axis=(1, 2))
@@ -123,7 +124,7 @@ def _conv(weights: list[Array], x: Array) -> Forward:
 
 
 def _deep(weights: list[Array], x: Array) -> Forward:
-    """Layers without bias, each followed by a leaky relu (slope 0.1)."""
+    """Run layers without bias, each followed by a leaky relu (slope 0.1)."""
     inputs, slopes = [], []
     for w in weights:
         inputs.append(x)
@@ -146,7 +147,7 @@ def _deep(weights: list[Array], x: Array) -> Forward:
 
 
 def _nll(logits: Array, labels: Array) -> tuple[Array, Array]:
-    """Cross entropy of logits, and its gradient."""
+    """Return the cross entropy of logits, and its gradient."""
     n = len(labels)
     shifted = logits - logits.max(axis=1, keepdims=True)
     log_p = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
@@ -156,7 +157,7 @@ def _nll(logits: Array, labels: Array) -> tuple[Array, Array]:
 
 
 def _bce_with_log(z: Array, y: Array) -> tuple[Array, Array]:
-    """Binary cross entropy as it is often written: the log of a sigmoid, which saturates."""
+    """Return the binary cross entropy as it is often written: the log of a sigmoid, which saturates."""
     n, z = np.float32(len(y)), z[:, 0]
     p = 1 / (1 + np.exp(-z))
     loss = -np.mean(y * np.log(p) + (1 - y) * np.log(1 - p))

@@ -27,7 +27,7 @@ def start(setup: Setup, mode: str) -> GuardedRun | PlainRun:
 
 
 def make_optimizer(spec: OptimizerSpec) -> Optimizer:
-    """The reference optimizer of a scenario."""
+    """Return the reference optimizer of a scenario."""
     if spec.name == "sgd":
         return SGD(lr=spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay)
     return Adam(lr=spec.lr, eps=spec.eps, weight_decay=spec.weight_decay, decoupled=spec.name == "adamw")
@@ -63,7 +63,7 @@ class GuardedRun:
         self.step(gradients, float(loss))
 
     def params(self) -> list[Array]:
-        params: Any = self._guarded.params  # a dict, as it was given one
+        params: Any = self._guarded.params  # a dict, because the run was given one
         return [np.array(p) for p in params.values()]
 
     def guard_state_dict(self) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def _differentiate(
 
 
 def _usual_clip(gradients: list[Array], max_norm: float) -> list[Array]:
-    """Clipping by the joint norm as it is usually written: float32 sums of squares."""
+    """Clip by the joint norm as is usually done, with float32 sums of squares."""
     squares = [np.sum(g.astype(np.float32) ** 2) for g in gradients]
     norm = np.sqrt(np.sum(np.asarray(squares, np.float32)))
     factor = np.minimum(np.float32(max_norm) / (norm + np.float32(1e-6)), np.float32(1))

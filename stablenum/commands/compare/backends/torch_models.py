@@ -18,9 +18,9 @@ Loss: TypeAlias = Callable[[list[Tensor], Tensor, Tensor, Tensor], Tensor]
 
 
 def loss_function(training: Training, compute: str | None) -> Loss:
-    """``loss(params, x, y, weight)`` of a training: () float32, computed in ``compute``.
+    """Return ``loss(params, x, y, weight)`` of a training: () float32, computed in ``compute``.
 
-    None leaves parameters and inputs as they are, for a surrounding ``opt.autocast()``.
+    None leaves parameters and inputs unchanged, for use under ``opt.autocast()``.
     """
     dtype = None if compute is None else getattr(torch, compute)
     model, criterion = _MODELS[training.model], _LOSSES[training.model]

@@ -27,7 +27,7 @@ def start(setup: Setup, mode: str) -> GuardedRun | PlainRun:
 
 
 def make_optimizer(spec: OptimizerSpec, params: list[torch.Tensor], mode: str) -> torch.optim.Optimizer:
-    """The optimizer of a scenario: fused where all parameters are float32, else foreach."""
+    """Return the optimizer of a scenario: fused where all parameters are float32, else foreach."""
     fused = mode != "foreach" and all(p.dtype == torch.float32 for p in params)
     kind = {"fused": True} if fused else {"foreach": True}
     if spec.name == "sgd":
@@ -104,7 +104,7 @@ class GuardedRun(PlainRun):
         self._guarded = adapter.wrap(self._optimizer, setup.guard, names=names)
         self._step = self._guarded.step
         if mode == "compiled":
-            # Every optimizer is a new program; what was compiled for the last one is of no use.
+            # Every optimizer is a new program, which cannot reuse the code compiled for the last one.
             torch.compiler.reset()
             # The traced graph runs operation by operation: generating machine code for each of some
             # thirty scenarios would take minutes and give the same decisions.
@@ -132,7 +132,7 @@ class GuardedRun(PlainRun):
 
     def _finish_step(self, loss: float | None) -> None:
         if loss is not None:
-            # Only records the loss: the gradients are given.
+            # This call only records the loss, because the gradients are given.
             self._guarded.scale(torch.tensor(loss, device=self._device))
         self._step()
         check_halted(self._guarded.guard_state, config=self._guarded.config)
@@ -142,14 +142,14 @@ class GuardedRun(PlainRun):
 
 
 def to_torch(array: Array, device: str = "cpu") -> torch.Tensor:
-    """A copy as a tensor of the same dtype."""
+    """Return a copy as a tensor of the same dtype."""
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16).to(device)
     return torch.from_numpy(array.copy()).to(device)
 
 
 def to_numpy(tensor: torch.Tensor) -> Array:
-    """A copy as an array of the same dtype."""
+    """Return a copy as an array of the same dtype."""
     tensor = tensor.cpu()
     if tensor.dtype == torch.bfloat16:
         import ml_dtypes

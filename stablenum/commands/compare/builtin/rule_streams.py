@@ -1,4 +1,4 @@
-"""The built-in streams for each rule that learns from the last steps, or bounds one by its weights."""
+"""The built-in streams for rules that learn from past steps, and for the rule that bounds units."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ _SGD = OptimizerSpec(name="sgd", lr=0.1)
 _ADAM = OptimizerSpec(name="adam", lr=1e-3)
 _ADAM_TOLERANCE = Tolerance(params=1e-4, why="Adam divides by a root of the squares")
 _HALF_TOLERANCE = Tolerance(
-    params=1e-2, why="half-precision parameters round at every step, and not everywhere alike"
+    params=1e-2, why="half-precision parameters are rounded at every step, differently per backend"
 )
 _HALF = tuple(TensorSpec(shape=s, dtype="float16") for s in ((8, 5), (5,), (3, 2, 4)))
 _AUTOCAST = tuple(TensorSpec(shape=s, computed="float16") for s in ((8, 5), (5,), (3, 2, 4)))
 
 
 def _spike(step: int, factor: float, *, loss: float = 1.0) -> tuple[Event, ...]:
-    """A step whose gradients are ``factor`` times as large, and its loss ``loss`` times."""
+    """Return a step whose gradients are ``factor`` times as large, and its loss ``loss`` times."""
     of_loss = (Event(step=step, tensor="loss", factor=loss),) if loss != 1.0 else ()
     return (Event(step=step, tensor="all", factor=factor), *of_loss)
 
@@ -69,7 +69,7 @@ def _masked(
     *,
     compiled_in: str | None = None,
 ) -> Stream:
-    """The same stream for every spike rule."""
+    """Return the same stream for every spike rule."""
     return Stream(
         name=name,
         about=about,
@@ -195,14 +195,14 @@ _SPIKES = (
     ),
     _masked(
         "spike-clip",
-        "The same, spikes shrunk to the median norm and applied: only the NaN is skipped.",
+        "The same stream, spikes shrunk to the median norm and applied: only the NaN is skipped.",
         SpikeGuard(action="clip"),
         Expected(plain=DIES, guarded=SURVIVES, skips=1),
         compiled_in="all-rules",
     ),
     _masked(
         "spike-mean-std",
-        "The same by mean and standard deviation: the first spike hides the others, which then distort both.",
+        "The same stream judged by mean and standard deviation: the first spike hides the others.",
         MeanStdSpikeGuard(),
         Expected(plain=DIES, guarded=FAILS, skips=3),
     ),

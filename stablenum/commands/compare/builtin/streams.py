@@ -34,7 +34,7 @@ def _tensors(*dtypes: str) -> tuple[TensorSpec, ...]:
 
 def _half_tolerance(params: float) -> Tolerance:
     return Tolerance(
-        params=params, why="half-precision parameters round at every step, and not everywhere alike"
+        params=params, why="half-precision parameters are rounded at every step, differently per backend"
     )
 
 
@@ -161,7 +161,7 @@ STREAMS: tuple[Stream, ...] = (
         seed=12,
         tensors=_tensors("float16", "float16", "float16"),
         magnitude=0.05,
-        # Fast enough that the parameters move by far more than the tolerance.
+        # The learning rate is high enough that the parameters move by far more than the tolerance.
         optimizer=OptimizerSpec(name="sgd", lr=0.05, momentum=0.9),
         guard=GuardConfig(loss_scale=DynamicLossScale(growth_interval=10, init_scale=2.0**14)),
         expected=Expected(plain=SURVIVES, guarded=SURVIVES, skips=13),

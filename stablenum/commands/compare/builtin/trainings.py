@@ -25,7 +25,7 @@ _HALF = Tolerance(
     norm=3e-2,
     loss=1e-2,
     params=3e-2,
-    why="the gradients themselves are rounded to float16, and not everywhere alike",
+    why="the gradients themselves are rounded to float16, differently per backend",
 )
 _FLOAT = Tolerance(
     norm=1e-4, loss=1e-4, params=1e-3, why="each framework sums its own gradients, in its own order"
@@ -34,7 +34,7 @@ _DIGITS = Tolerance(
     norm=0.1,
     loss=0.05,
     params=0.1,
-    why="float16 rounds the gradients, not everywhere alike, and 300 steps of training amplify that",
+    why="float16 rounds the gradients, differently per backend, and 300 training steps amplify that",
 )
 # max_scale leaves a margin: an ordinary batch never overflows, a bad one always does.
 _SCALING = GuardConfig(loss_scale=DynamicLossScale(init_scale=2.0**12, max_scale=2.0**13, growth_interval=20))

@@ -1,4 +1,5 @@
-"""What both kinds of scenario have: an optimizer, an outcome, and how closely backends must agree."""
+"""The parts that both kinds of scenario share: an optimizer, an outcome, and how closely backends must
+agree."""
 
 from __future__ import annotations
 
@@ -103,7 +104,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
-    """How far a backend may be from NumPy. Decisions and loss scales have none: they must be equal.
+    """How far a backend may be from NumPy. Decisions and loss scales have no tolerance: they must be equal.
 
     Args:
         norm: relative, for gradient norms and clip coefficients.
@@ -136,7 +137,7 @@ def check_name(name: object) -> None:
 
 
 def tensor_names(count: int) -> list[str]:
-    """The names of the tensors, for rules that select by name: their indices, as in a JAX list."""
+    """Return the names of the tensors, for rules that select by name: their indices, as in a JAX list."""
     return [str(i) for i in range(count)]
 
 

@@ -20,7 +20,7 @@ from stablenum.guard.config import GuardConfig
 
 __all__ = ["Event", "Stream", "TensorSpec"]
 
-# Far enough below float32's maximum that a draw of many standard deviations is finite.
+# The limit is far enough below float32's maximum that a draw of many standard deviations is finite.
 _LARGEST_DRIFT = 1e35
 
 
@@ -120,7 +120,7 @@ class Event:
             ) from error
 
     def holds_at(self, step: int) -> bool:
-        """Whether it applies to ``step``."""
+        """Return whether the event applies to ``step``."""
         if self.until == "end":
             return step >= self.step
         return self.step <= step <= (self.step if self.until is None else self.until)
@@ -210,7 +210,7 @@ class Stream:
             raise bad_field("expected.moved", f"{len(self.tensors)} numbers, one per tensor", moved)
 
     def _check_drift(self) -> None:
-        # In logarithms: the power itself may be beyond float64.
+        # Compared as logarithms, because the power itself may be beyond float64.
         growth = (self.steps - 1) * math.log(self.drift)
         if growth > 0 and math.log(max(self.magnitude, 1.0)) + growth > math.log(_LARGEST_DRIFT):
             allowed = f"such that drift**(steps - 1), and magnitude times it, is at most {_LARGEST_DRIFT:g}"

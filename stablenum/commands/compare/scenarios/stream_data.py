@@ -23,7 +23,7 @@ class StreamStep(NamedTuple):
 
 
 def stream_params(stream: Stream) -> list[Array]:
-    """The parameters at the start, each in its dtype."""
+    """Return the parameters at the start, each in its dtype."""
     rng = np.random.default_rng([stream.seed, 0])
     drawn = [rng.normal(size=tensor.shape) for tensor in stream.tensors]
     return [
@@ -35,7 +35,7 @@ def stream_params(stream: Stream) -> list[Array]:
 
 
 def stream_step(stream: Stream, step: int) -> StreamStep:
-    """The gradients and the loss of one step."""
+    """Return the gradients and the loss of one step."""
     rng = np.random.default_rng([stream.seed, 1, step])
     drawn = [rng.normal(size=tensor.shape) * float(stream.magnitude) for tensor in stream.tensors]
     level = _level(stream, step)
@@ -55,23 +55,23 @@ def stream_step(stream: Stream, step: int) -> StreamStep:
 
 
 def scaled_gradients(stream: Stream, gradients: Sequence[Array], scale: float) -> list[Array]:
-    """The gradients that the optimizer receives: scaled, and rounded as the tensors are."""
+    """Return the gradients that the optimizer receives: scaled, and rounded as the tensors are."""
     factor, made = np.float32(scale), []
-    with np.errstate(all="ignore"):  # a half-precision gradient may overflow here, and should
+    with np.errstate(all="ignore"):  # a half-precision gradient may overflow here, as intended
         for gradient, tensor in zip(gradients, stream.tensors, strict=True):
             made.append(as_dtype(as_dtype(gradient * factor, tensor.computed or tensor.dtype), tensor.dtype))
     return made
 
 
 def _level(stream: Stream, step: int) -> float:
-    """What the gradients of a step are multiplied by; exactly 1 without drift and jitter."""
-    # A generator of its own, so that jitter changes no other number.
+    """Return the factor on the gradients of a step; exactly 1 without drift and jitter."""
+    # Jitter has a separate generator, so that it changes no other number.
     swing = np.random.default_rng([stream.seed, 2, step]).normal() if stream.jitter else 0.0
     return float(stream.drift) ** step * math.exp(stream.jitter * swing)
 
 
 def _after(event: Event, there: Array) -> Array:
-    """The float32 numbers that are there, after an event."""
+    """Return the float32 numbers after an event was applied to them."""
     if event.factor is None:
         return as_dtype(np.full(there.shape, event.value, np.float64), "float32")
     with np.errstate(invalid="ignore"):  # 0 x inf is NaN, as everywhere
@@ -79,15 +79,15 @@ def _after(event: Event, there: Array) -> Array:
 
 
 def as_dtype(array: Array, dtype: str) -> Array:
-    """``array`` rounded to a dtype by its name (bfloat16: ml_dtypes). Overflow gives inf, silently."""
+    """Return ``array`` rounded to a dtype by its name (bfloat16: ml_dtypes). Overflow gives inf, silently."""
     with np.errstate(over="ignore", invalid="ignore"):
         return array.astype(numpy_dtype(dtype))
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """NumPy's dtype for a name of :data:`stablenum.commands.compare.scenarios.DTYPES`."""
+    """Return NumPy's dtype for a name of :data:`stablenum.commands.compare.scenarios.DTYPES`."""
     if name != "bfloat16":
         return np.dtype(name)
-    import ml_dtypes  # only needed where bfloat16 is
+    import ml_dtypes  # imported only where bfloat16 is needed
 
     return np.dtype(ml_dtypes.bfloat16)

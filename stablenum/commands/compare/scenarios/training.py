@@ -108,7 +108,7 @@ class Training:
             raise bad_field("model", f"one of {', '.join(MODELS)}", self.model)
 
     def ladder(self, guard: GuardConfig | None) -> tuple[str, ...]:
-        """The formats of the guard's levels; ``compute`` alone if its ladder begins elsewhere."""
+        """Return the formats of the guard's levels; ``compute`` alone if its ladder begins elsewhere."""
         escalate = None if guard is None else guard.escalate
         if escalate is None or escalate.formats[0] != self.compute:
             return (self.compute,)

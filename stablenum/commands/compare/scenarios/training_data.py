@@ -37,7 +37,7 @@ class Batch(NamedTuple):
 
 
 def data_of(training: Training) -> Data:
-    """The examples of a training, from its model and seed."""
+    """Return the examples of a training, from its model and seed."""
     return _data(training.model, training.seed)
 
 
@@ -61,7 +61,7 @@ def _data(model: str, seed: int) -> Data:
 
 
 def _digits(rng: np.random.Generator) -> Data:
-    """scikit-learn's bundled 8 x 8 images (1797 of them), shuffled; the last 360 are held out."""
+    """Return scikit-learn's bundled 8 x 8 images (1797 of them), shuffled; the last 360 are held out."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
@@ -71,7 +71,7 @@ def _digits(rng: np.random.Generator) -> Data:
 
 
 def batch_at(training: Training, step: int, *, faults: bool = True) -> Batch:
-    """The batch of one step, with or without its faults."""
+    """Return the batch of one step, with or without its faults."""
     data = data_of(training)
     rng = np.random.default_rng([training.seed, 1, step])
     chosen = rng.choice(len(data.y), size=_BATCH, replace=False)
@@ -89,7 +89,7 @@ def batch_at(training: Training, step: int, *, faults: bool = True) -> Batch:
 
 
 def initial_params(training: Training) -> list[Array]:
-    """The float32 parameters at the start."""
+    """Return the float32 parameters at the start."""
     rng = np.random.default_rng([training.seed, 2])
 
     def he(*shape: int, fan_in: int) -> Array:
