@@ -23,6 +23,11 @@ def two_processes(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
 
 
+# Real measurements, of the benchmark and not of the library: tests/torch/test_ranks.py has that.
+MEASURES = pytest.mark.slow(reason="starts processes of several ranks")
+
+
+@MEASURES
 def test_two_ranks_join_their_norms_in_one_collective():
     (row,) = run.run(worlds=(2,), rounds=4, bound=math.inf, frameworks=("torch",))
     assert (row["framework"], row["ranks"], row["processes"]) == ("torch", 2, 2)
@@ -32,6 +37,7 @@ def test_two_ranks_join_their_norms_in_one_collective():
     assert counts["norm, finiteness and clip by hand"] == (2, 8)
 
 
+@MEASURES
 def test_two_devices_join_their_norms_in_one_collective():
     (row,) = run.run(worlds=(2,), rounds=4, bound=math.inf, frameworks=("jax",))
     counts = {name: v["collectives"] for name, v in row["variants"].items()}
@@ -42,6 +48,7 @@ def test_two_devices_join_their_norms_in_one_collective():
     assert counts["apply_if_finite + clip"] >= 2
 
 
+@MEASURES
 def test_a_guard_that_decides_by_its_own_shard_is_a_wrong_result(tmp_path):
     """Without the process group: the norm is that of one rank. Adam's parameters do not tell."""
     program = tmp_path / "alone.py"

@@ -513,7 +513,7 @@ def test_missing_units_are_named():
 def test_another_number_of_parameters_is_rejected():
     config = GuardConfig(clip=AdaGC())
     state = NUMPY.init(config, 3)
-    with pytest.raises(ValueError, match=r"of the 3 parameters that the guard's state was made for; got 2"):
+    with pytest.raises(ValueError, match=r"have the 3 parameters that the guard's state was made for; got 2"):
         NUMPY.run(config, [NUMPY.observe([1.0, 2.0])], state)
 
 

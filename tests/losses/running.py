@@ -15,9 +15,12 @@ import torch
 import stablenum_jax.losses
 import stablenum_torch.losses
 from stablenum.formats import FORMATS
+from tests.selection import REPEATS
 
 FORMAT_NAMES = ("float64", "float32", "bfloat16", "float16")
 ROUTES = ("torch", "torch compiled", "jax jit")
+# For edges, which compiling by PyTorch leaves as they are.
+ROUTES_AT_EDGES = ["torch", "jax jit", pytest.param("torch compiled", marks=REPEATS)]
 
 # Which formats each way is tried in: compiling takes a second each time, and changes nothing with the format.
 # (JAX without jit compiles every operation by itself; one test does that.)

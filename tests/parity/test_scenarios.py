@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stablenum import reference
 from stablenum.commands.compare import BACKENDS, SCENARIOS, find_backends, run_scenario
 from stablenum.commands.compare.agreement import Disagreement, Trace, compare_traces
 from stablenum.commands.compare.backends import numpy_run
@@ -22,6 +21,7 @@ from stablenum.commands.compare.runner import outcome_of, run_guarded
 from stablenum.commands.compare.scenarios import Expected, Fault, Goal, Outcome, Stream
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.reasons import Reason
+from stablenum.reference import guarded as reference
 from stablenum.rules.clipping import CLIP_RULES
 from stablenum.rules.escalation import EscalatePrecision
 from stablenum.rules.loss_scale import LOSS_SCALES
