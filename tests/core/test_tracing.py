@@ -33,6 +33,7 @@ from stablenum import (
 )
 from stablenum.rules.clipping import Units
 from tests.backends import BACKENDS, assert_bit_equal, leaves, to_numpy, torch_compiled
+from tests.selection import REPEATS
 
 CONFIGS = {
     "default": GuardConfig(),
@@ -99,7 +100,7 @@ def test_structure_shapes_and_dtypes_never_change(backend, config, n_tensors):
     check_structure(backend, config, n_tensors)
 
 
-@pytest.mark.parametrize("config", [CONFIGS["rules"], CONFIGS["more rules"]], ids=["rules", "more rules"])
+@pytest.mark.parametrize("config", [CONFIGS["rules"], pytest.param(CONFIGS["more rules"], marks=REPEATS)])
 def test_structure_shapes_and_dtypes_never_change_on_any_backend(every_backend, config):
     check_structure(every_backend, config, 3)
 

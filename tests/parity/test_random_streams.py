@@ -26,6 +26,7 @@ from stablenum.commands.compare.scenarios import Event, OptimizerSpec, Stream, T
 from stablenum.rules.clipping import AdaGC, AdaptiveGradClip, AutoClip, ClipUpdateRMS, ZClip
 from stablenum.rules.loss_scale import LogMaxLossScale, UnderflowAwareLossScale
 from stablenum.rules.spikes import MeanStdSpikeGuard, SpikeGuard
+from tests.selection import REPEATS
 
 STEPS = 25
 VALUES = (math.nan, math.inf, -math.inf, 0.0, 1.0, -2.5, 1e-45, 1e-38, 1e-20, 300.0, 65504.0, 7e4, 1e20, 3e38)
@@ -172,6 +173,7 @@ def test_jax(stream: Stream) -> None:
     check(stream, [BACKENDS[name] for name in ("numpy", "jax", "jax-jit")])
 
 
+@REPEATS  # the rules below are compiled in the fast run, too
 @hypothesis.given(stream=streams())
 @hypothesis.settings(max_examples=2)
 def test_compiled_torch(stream: Stream) -> None:
@@ -179,7 +181,7 @@ def test_compiled_torch(stream: Stream) -> None:
 
 
 @hypothesis.given(stream=streams(rule_guards, NORMAL))
-@hypothesis.settings(max_examples=60)
+@hypothesis.settings(max_examples=20)
 def test_rules_on_eager_torch(stream: Stream) -> None:
     check(stream, [BACKENDS[name] for name in ("numpy", "torch", "torch-foreach")])
 
@@ -191,7 +193,7 @@ def test_rules_on_jax(stream: Stream) -> None:
 
 
 @hypothesis.given(stream=streams(rule_guards, NORMAL))
-@hypothesis.settings(max_examples=2)
+@hypothesis.settings(max_examples=1)
 def test_rules_on_compiled_torch(stream: Stream) -> None:
     check(stream, [BACKENDS[name] for name in ("numpy", "torch-compiled")])
 

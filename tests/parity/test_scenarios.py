@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ from stablenum.rules.clipping import CLIP_RULES
 from stablenum.rules.escalation import EscalatePrecision
 from stablenum.rules.loss_scale import LOSS_SCALES
 from stablenum.rules.spikes import MeanStdSpikeGuard, SpikeGuard
-from tests.selection import one_in_three
+from tests.selection import one_in_three, slow_unless
 
 FRAMEWORKS = {
     framework: [b.name for b in BACKENDS.values() if b.framework == framework]
@@ -40,8 +41,11 @@ LONG = {scenario.name for scenario in (*RULE_STREAMS, *TRAININGS)}
 MOST_USED = {"torch": ["torch"], "jax": ["jax-jit"]}
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-@pytest.mark.parametrize("name", SCENARIOS)
+@pytest.mark.parametrize(
+    ("name", "framework"),
+    # The convolution takes 20 s per framework, and is trained and guarded as the other networks are.
+    slow_unless(lambda name, _: name != "digits-conv", itertools.product(SCENARIOS, FRAMEWORKS)),
+)
 def test_scenario(name: str, framework: str) -> None:
     """NumPy and the backends of a framework, eager and compiled."""
     _run(name, (FRAMEWORKS if on_every_backend(name) else MOST_USED)[framework])
