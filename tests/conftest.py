@@ -48,8 +48,8 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 
 @pytest.fixture
-def compiled_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """JAX compiles anew: what it reads back from its cache tells less of itself."""
+def without_compilation_cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """JAX compiles everything itself: a program read from the cache reports less about itself."""
     monkeypatch.setenv("JAX_ENABLE_COMPILATION_CACHE", "false")
     jax.config.update("jax_enable_compilation_cache", False)
     compilation_cache.reset_cache()

@@ -18,7 +18,7 @@ def circles(graph: grimp.ImportGraph) -> list[list[str]]:
     return sorted(sorted(circle) for circle in found if len(circle) > 1)
 
 
-def test_there_are_no_circles():
+def test_there_are_no_import_cycles():
     graph = grimp.build_graph(*PACKAGES, cache_dir=None)
     assert len(graph.modules) > 200
     assert circles(graph) == []
@@ -39,7 +39,7 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("bodies", PLANTED.values(), ids=PLANTED)
-def test_a_circle_is_found(tmp_path, monkeypatch, bodies):
+def test_an_import_cycle_is_found(tmp_path, monkeypatch, bodies):
     package = tmp_path / "planted"
     package.mkdir()
     (package / "__init__.py").touch()

@@ -83,7 +83,7 @@ def test_the_example_runs(block):
 @pytest.mark.parametrize(
     "page", [page for page in RULES if page.name != "index.md"], ids=lambda page: page.stem
 )
-def test_the_toml_of_a_rule_says_what_its_python_says(page):
+def test_the_toml_of_a_rule_equals_its_python(page):
     example: dict[str, object] = {"__name__": "example"}
     (python,), (toml,) = blocks(page, "python"), blocks(page, "toml")
     exec(compile(python, "<documentation>", "exec"), example)
@@ -108,7 +108,7 @@ def made_with(monkeypatch):
     return load
 
 
-def test_every_page_includes_what_is_made_for_it(made_with):
+def test_every_page_includes_its_generated_files(made_with):
     figures, tables, poison = (made_with(name) for name in ("figures", "tables", "poison"))
     pages = {page.stem: page.read_text(encoding="utf-8") for page in RULES}
     assert set(pages) - {"index"} == {name.removesuffix("-constant") for name in figures.FIGURES}
@@ -148,14 +148,14 @@ def test_the_rule_tables_need_a_measurement_of_every_rule(made_with, tmp_path):
         tables.write_rule_tables(tmp_path / "rules.json", tmp_path)
 
 
-def test_what_a_bad_value_does_is_told_by_comparing_decisions(made_with):
+def test_the_effect_of_a_bad_value_is_determined_by_comparing_decisions(made_with):
     poison = made_with("poison")
     ((_, config, name, watch),) = poison.CASES["zclip"]
     stream = made_with("benchmarks.recorded").load(name)
-    told = dict(zip(poison.POISONS, poison.aftermaths(config, watch, stream, 100), strict=True))
-    assert told["NaN"] == ("skipped, `NAN_GRADIENT`", "no trace in the state")
-    assert told["all gradients 0"] == ("applied, `OK`", "no trace in the state")
-    verdict, afterwards = told["1e30"]
+    found = dict(zip(poison.POISONS, poison.aftermaths(config, watch, stream, 100), strict=True))
+    assert found["NaN"] == ("skipped, `NAN_GRADIENT`", "no trace in the state")
+    assert found["all gradients 0"] == ("applied, `OK`", "no trace in the state")
+    verdict, afterwards = found["1e30"]
     assert verdict == "applied, `CLIPPED`"
     assert afterwards.startswith("the same decisions (factors within 0.")
 
@@ -199,7 +199,7 @@ def test_every_program_of_the_gallery_is_on_its_page(made_with):
 
 
 @pytest.mark.parametrize("name", GALLERY)
-def test_a_program_of_the_gallery_shows_what_it_is_there_for(made_with, name):
+def test_a_program_of_the_gallery_shows_its_intended_failure(made_with, name):
     shown = made_with("gallery").shown(name)
     assert shown.output == str(shown.report)
     assert shown.report.verdict.cause is GALLERY[name]
@@ -211,7 +211,7 @@ def test_a_program_of_the_gallery_shows_what_it_is_there_for(made_with, name):
 
 
 @pytest.mark.slow
-def test_the_command_on_the_page_finds_the_pair_of_equals(made_with):
+def test_the_command_on_the_page_finds_the_failing_line(made_with):
     text = " ".join(made_with("gallery").explained().split())
     assert "recorded in run 2 train.py:20: the derivative of sqrt gives NaN (backward)" in text
 
@@ -255,7 +255,7 @@ def test_every_function_and_every_loss_has_a_failing_line_on_the_page():
 
 
 @pytest.mark.parametrize("name", slow_unless(one_in_three, [(name,) for name in CASES]))
-def test_of_the_lines_on_the_page_one_fails_and_ours_agree(name):
+def test_one_line_on_the_page_fails_and_ours_agree(name):
     case = CASES[name]
     *theirs, in_torch, in_jax = CURES.measured(case)
     assert f".{case.name}(" in in_torch.written
@@ -278,7 +278,7 @@ def test_the_numbers_of_a_table_are_short():
     assert CURES.short([[1.0, 2.0], [0.0, -float("inf")]]) == "[[1, 2],<br>[0, -inf]]"
 
 
-def test_the_table_of_errors_is_what_was_measured(made_with, tmp_path):
+def test_the_table_of_errors_equals_the_measurements(made_with, tmp_path):
     tables = made_with("tables")
     with pytest.raises(FileNotFoundError, match=re.escape("python -m benchmarks.ulp")):
         tables.write_ulp(tmp_path / "ulp.json", tmp_path)
@@ -301,7 +301,7 @@ def test_the_table_of_errors_is_what_was_measured(made_with, tmp_path):
         tables.write_ulp(tmp_path / "ulp.json", tmp_path)
 
 
-def test_the_table_of_the_losses_wants_times_and_memory_of_the_same_variants(made_with, tmp_path):
+def test_the_table_of_the_losses_requires_times_and_memory_of_the_same_variants(made_with, tmp_path):
     tables, results = made_with("tables"), tmp_path / "losses.json"
     with pytest.raises(FileNotFoundError, match="python -m benchmarks losses"):
         tables.write_losses(results, tmp_path)

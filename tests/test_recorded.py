@@ -14,7 +14,7 @@ STEPS = 1500
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_stream_is_finite_and_as_its_file_says(name):
+def test_a_stream_is_finite_and_matches_its_files_description(name):
     stream = load(name)
     assert stream.loss.shape == (STEPS,)
     assert stream.norms.shape == (STEPS, len(stream.names))
@@ -32,12 +32,12 @@ def test_a_stream_is_finite_and_as_its_file_says(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_stream_is_of_a_training_that_learns(name):
+def test_a_stream_comes_from_training_that_learns(name):
     loss = load(name).loss
     assert np.median(loss[-200:]) < 0.5 * np.median(loss[:20])
 
 
-def test_the_streams_are_what_they_are_there_for():
+def test_each_stream_has_its_intended_feature():
     norm = load("mlp-edge").norm
     usual = np.array([np.median(norm[t - 64 : t]) for t in range(64, STEPS)])
     assert (norm[64:] > 4 * usual).sum() >= 5  # spikes of its own
@@ -94,13 +94,13 @@ def test_spikes_keep_their_distance(seed):
     assert (np.diff(steps) > 30).all()
 
 
-def test_a_seed_gives_the_same_spikes_and_another_others():
+def test_a_seed_gives_the_same_spikes_and_another_seed_gives_others():
     stream = load("transformer-adamw")
     assert repr(with_spikes(stream, seed=1).planted) == repr(with_spikes(stream, seed=1).planted)
     assert with_spikes(stream, seed=1).planted != with_spikes(stream, seed=2).planted
 
 
-def test_a_constant_stream_has_no_spread_and_no_spikes_is_no_change():
+def test_a_constant_stream_has_no_spread_and_zero_spikes_change_nothing():
     stream = constant(steps=300, loss=2.0, norm=0.5)
     spiked = with_spikes(stream, seed=0, singles=0, pairs=0, nonfinite=0)
     assert not spiked.labels.any()

@@ -86,14 +86,14 @@ def test_a_pickled_config(name):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_pickled_torch_optimizer_goes_on(name):
+def test_a_pickled_torch_optimizer_continues(name):
     opt = load(f"torch-{name}.pickle")
     assert type(opt) is stablenum_torch.GuardedOptimizer
     torch_goes_on(opt, name)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_torch_state_dict_goes_on(name):
+def test_a_torch_state_dict_continues(name):
     weights = read(f"torch-{name}-after.json")["weights"]
     named = {key: torch.nn.Parameter(torch.tensor(w)) for key, w in zip("wb", weights, strict=True)}
     opt = stablenum_torch.wrap(
@@ -104,14 +104,14 @@ def test_a_torch_state_dict_goes_on(name):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_pickled_jax_state_goes_on(name):
+def test_a_pickled_jax_state_continues(name):
     params, state = load(f"jax-{name}.pickle")
     assert type(state[0]) is stablenum_jax.GuardOptState
     jax_goes_on(params, state, name)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_jax_state_in_msgpack_goes_on(name):
+def test_a_jax_state_in_msgpack_continues(name):
     params, _ = load(f"jax-{name}.pickle")
     fresh = jax_optimizer(name).init(params)
     state = serialization.from_bytes(fresh, (SAVED / f"jax-{name}.msgpack").read_bytes())
@@ -171,6 +171,6 @@ def test_public_classes_are_pickled_under_the_public_name(package):
             assert pickle.loads(pickle.dumps(public)) is public
 
 
-def test_an_unknown_module_is_still_unknown():
+def test_an_unknown_module_stays_unknown():
     with pytest.raises(ModuleNotFoundError, match=r"stablenum\.nowhere"):
         __import__("stablenum.nowhere")

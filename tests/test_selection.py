@@ -17,7 +17,7 @@ FACTORS = [
 
 
 @pytest.mark.parametrize("factors", FACTORS, ids=str)
-def test_any_two_values_meet(factors):
+def test_any_two_values_occur_together_in_a_row(factors):
     chosen = pairwise(*factors)
     for i, j in itertools.combinations(range(len(factors)), 2):
         assert {(row[i], row[j]) for row in chosen} == set(itertools.product(factors[i], factors[j]))
@@ -34,7 +34,7 @@ def test_pairs_take_far_fewer_rows_than_the_product(factors):
     assert chosen == sorted(chosen, key=product.index)
 
 
-def test_one_factor_or_two_are_their_product():
+def test_one_factor_or_two_give_their_full_product():
     assert pairwise() == [()]
     assert pairwise("abc") == [("a",), ("b",), ("c",)]
     assert pairwise("ab", "xyz") == list(itertools.product("ab", "xyz"))
@@ -54,7 +54,7 @@ def test_a_selection_never_changes():
     assert 900 < sum(map(one_in_three, names)) < 1100
 
 
-def test_what_is_left_out_is_slow():
+def test_cases_that_are_left_out_are_marked_slow():
     def slow(param):
         return [mark.name for mark in param.marks] == ["slow"]
 

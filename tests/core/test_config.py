@@ -535,7 +535,7 @@ def test_derived_properties(config, skip_limit, per_tensor, changes):
     assert config.changes_gradients is changes
 
 
-def test_one_factor_serves_unless_a_rule_looks_at_tensors_units_or_elements():
+def test_one_factor_suffices_unless_a_rule_looks_at_tensors_units_or_elements():
     assert GuardConfig().one_factor
     assert GuardConfig(clip=1.0, loss_scale="dynamic", spike="clip").one_factor
     for rule in (ClipByNorm(1.0), AdaptiveGradClip(), ClipByValue(1.0)):

@@ -20,29 +20,34 @@ def test_the_table_is_complete():
 
 @pytest.mark.parametrize("name", EVERY)
 def test_against_ml_dtypes(name):
-    told, info = FORMATS[name], ml_dtypes.finfo(SCALAR[name])
-    assert told.name == name
-    assert told.bits == info.bits
-    assert told.max == float(info.max)
-    assert told.smallest_normal == float(info.smallest_normal)
-    assert told.smallest_subnormal == float(info.smallest_subnormal)
-    assert told.eps == float(info.eps)
+    listed, info = FORMATS[name], ml_dtypes.finfo(SCALAR[name])
+    assert listed.name == name
+    assert listed.bits == info.bits
+    assert listed.max == float(info.max)
+    assert listed.smallest_normal == float(info.smallest_normal)
+    assert listed.smallest_subnormal == float(info.smallest_subnormal)
+    assert listed.eps == float(info.eps)
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_against_torch(name):
-    told, info = FORMATS[name], torch.finfo(getattr(torch, name))
-    assert (told.bits, told.max, told.smallest_normal, told.eps) == (info.bits, info.max, info.tiny, info.eps)
+    listed, info = FORMATS[name], torch.finfo(getattr(torch, name))
+    assert (listed.bits, listed.max, listed.smallest_normal, listed.eps) == (
+        info.bits,
+        info.max,
+        info.tiny,
+        info.eps,
+    )
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_each_value_is_the_limit_it_is_named_for(name):
-    told, scalar = FORMATS[name], SCALAR[name]
-    assert float(scalar(told.max)) == told.max
-    assert float(scalar(told.smallest_subnormal)) == told.smallest_subnormal
-    assert float(scalar(told.smallest_subnormal / 2)) == 0.0
-    assert float(scalar(1.0 + told.eps)) == 1.0 + told.eps
-    assert float(scalar(1.0 + told.eps / 2)) == 1.0
+    listed, scalar = FORMATS[name], SCALAR[name]
+    assert float(scalar(listed.max)) == listed.max
+    assert float(scalar(listed.smallest_subnormal)) == listed.smallest_subnormal
+    assert float(scalar(listed.smallest_subnormal / 2)) == 0.0
+    assert float(scalar(1.0 + listed.eps)) == 1.0 + listed.eps
+    assert float(scalar(1.0 + listed.eps / 2)) == 1.0
 
 
 @pytest.mark.parametrize("name", EVERY)

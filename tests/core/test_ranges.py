@@ -315,10 +315,10 @@ def test_the_rich_table_has_the_same_rows():
 def test_the_json_is_strict_and_complete():
     made = report(*MADE)
 
-    def refuse(constant):
+    def reject(constant):
         raise AssertionError(constant)
 
-    read = json.loads(made.to_json(), parse_constant=refuse)
+    read = json.loads(made.to_json(), parse_constant=reject)
     assert read == json.loads(json.dumps(made.to_dict()))
     row = next(row for row in read["rows"] if row["module"] == "over")
     assert row["formats"]["float16"] == {"overflow": 0.5, "flushed": 0.0, "subnormal": 0.0}

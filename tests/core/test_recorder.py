@@ -74,19 +74,19 @@ def test_metrics_are_the_last_row_and_the_counters(backend):
     _, state = backend.run(
         GuardConfig(), [backend.observe([norm], loss=1.0) for norm in (math.inf, 1.0, math.inf, math.inf)]
     )
-    told = metrics(state, ["w"])
-    assert told == history(state, ["w"])[-1] | {"skipped_total": 3, "skipped_in_a_row": 2}
-    assert all(type(told[key]) in (int, float, bool) for key in KEYS - {"reason", "worst"})
+    found = metrics(state, ["w"])
+    assert found == history(state, ["w"])[-1] | {"skipped_total": 3, "skipped_in_a_row": 2}
+    assert all(type(found[key]) in (int, float, bool) for key in KEYS - {"reason", "worst"})
 
 
 def test_metrics_before_the_first_step(backend):
     state = backend.init(GuardConfig(loss_scale=512.0), 2)
-    told = metrics(state, ["a", "b"])
-    assert told["reason"] is Reason.NO_STEP_YET
-    assert told["applied"] is False
-    assert math.isnan(told["grad_norm"])
-    assert math.isnan(told["loss"])
-    assert told["loss_scale"] == 512.0
-    assert told["worst"] == Worst(-1, None)
-    assert (told["skipped_total"], told["skipped_in_a_row"]) == (0, 0)
+    found = metrics(state, ["a", "b"])
+    assert found["reason"] is Reason.NO_STEP_YET
+    assert found["applied"] is False
+    assert math.isnan(found["grad_norm"])
+    assert math.isnan(found["loss"])
+    assert found["loss_scale"] == 512.0
+    assert found["worst"] == Worst(-1, None)
+    assert (found["skipped_total"], found["skipped_in_a_row"]) == (0, 0)
     assert history(state) == []

@@ -173,10 +173,10 @@ def test_statistics_that_are_not_finite_stay_valid_and_come_back():
         seconds=0.5,
     )
 
-    def refuse(constant: str) -> None:
+    def reject(constant: str) -> None:
         raise AssertionError(f"not strict JSON: {constant}")
 
-    plain = json.loads(report.to_json(), parse_constant=refuse)
+    plain = json.loads(report.to_json(), parse_constant=reject)
     back = Report.from_dict(plain)
     assert back.to_json() == report.to_json()
     assert str(back) == str(report)
@@ -195,8 +195,8 @@ def test_the_page_is_valid_and_self_contained():
     assert "http" not in text
     assert "url(" not in text
     assert "prefers-color-scheme: dark" in text
-    for told in ("model.py:7", "return x.log().mean()", "domain", "2 -inf", "Replayed eagerly.", "1.2 s"):
-        assert told in page.text
+    for part in ("model.py:7", "return x.log().mean()", "domain", "2 -inf", "Replayed eagerly.", "1.2 s"):
+        assert part in page.text
 
 
 def hostile() -> Report:

@@ -194,9 +194,9 @@ def test_two_kinds_of_batches_that_alternate_are_both_trained_on(backend):
     config = GuardConfig(spike=SpikeGuard(window=16, min_samples=4, max_in_a_row=2, watch="loss"))
     losses = [*noisy(40, sigma=0.02), *(2.0 if i % 2 else 1.0 for i in range(60))]
     decisions, _ = backend.run(config, [backend.observe([1.0], loss) for loss in losses])
-    refused = [i for i, decision in enumerate(decisions) if not decision.apply]
-    assert 2 <= len(refused) <= 4
-    assert max(refused) < 40 + 10
+    skipped = [i for i, decision in enumerate(decisions) if not decision.apply]
+    assert 2 <= len(skipped) <= 4
+    assert max(skipped) < 40 + 10
 
 
 def test_skipped_spikes_do_not_count_towards_stopping(backend):

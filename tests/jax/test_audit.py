@@ -154,7 +154,7 @@ def test_the_first_update_after_a_late_repair_is_three_learning_rates() -> None:
     np.testing.assert_allclose(updates["w"], [-0.01, -0.01 * 0.1 / math.sqrt(0.001)], rtol=1e-3)
 
 
-def test_given_updates_and_worked_out_updates_agree() -> None:
+def test_given_and_computed_updates_agree() -> None:
     state, params, grads, updates = trained(optax.adam(1e-2))
     given = by_name(audit(state, params, grads, updates))
     worked = by_name(audit(state, params, grads, learning_rate=1e-2, **NUMBERS))
@@ -176,7 +176,7 @@ def test_statistics_of_the_state_against_float64() -> None:
     assert found.measured.parameter_rms == pytest.approx(np.sqrt(np.mean(w**2)), rel=1e-12)
 
 
-def test_what_the_state_does_not_tell_is_none() -> None:
+def test_values_missing_from_the_state_are_none() -> None:
     state, params, grads, _ = trained(optax.adam(1e-2))
     report = audit(state, params, grads)
     row = report.rows[0]
@@ -187,7 +187,7 @@ def test_what_the_state_does_not_tell_is_none() -> None:
     assert any("b2" in note for note in report.notes)
 
 
-def test_injected_numbers_are_read_and_adamax_is_not_taken_for_adam() -> None:
+def test_injected_hyperparameters_are_read_and_adamax_is_not_mistaken_for_adam() -> None:
     state, params, grads, _ = trained(optax.inject_hyperparams(optax.adam)(learning_rate=1e-2, b2=0.9))
     row = audit(state, params, grads).rows[0]
     assert row.law.beta2 == pytest.approx(0.9)
@@ -272,7 +272,7 @@ def test_equinox_modules() -> None:
     assert len(report.rows) == 4
 
 
-def test_factored_and_other_shapes_are_looked_at_and_left() -> None:
+def test_factored_and_unknown_moments_are_checked_but_not_repaired() -> None:
     params = {"w": jnp.ones((256, 256)), "b": jnp.ones(3)}
     state, params, _, _ = trained(optax.adafactor(1e-2), params, steps=2)
     assert audit(state, params).ok
@@ -285,7 +285,7 @@ def test_factored_and_other_shapes_are_looked_at_and_left() -> None:
     assert set(by_name(audit(state, params))["a"].others) == {"mu", "nu"}
 
 
-def test_the_accumulated_gradients_of_several_steps_are_looked_at() -> None:
+def test_the_accumulated_gradients_of_several_steps_are_checked() -> None:
     tx = optax.MultiSteps(optax.adam(1e-2), 4)
     params = parameters()
     bad = gradients(params, 0)
@@ -296,7 +296,7 @@ def test_the_accumulated_gradients_of_several_steps_are_looked_at() -> None:
     assert report.risks[0].cause is Cause.OPTIMIZER_STATE
 
 
-def test_the_state_of_a_schedule_or_a_plateau_is_no_moment() -> None:
+def test_the_state_of_a_schedule_or_a_plateau_is_not_a_moment() -> None:
     tx = optax.chain(optax.adam(1e-2), optax.contrib.reduce_on_plateau())
     params = parameters()
     state = tx.init(params)  # its best value is inf
@@ -332,7 +332,7 @@ def test_complex_parameters_count_as_one() -> None:
     assert _bits(mended[0].mu["w"][1:]) == _bits(state[0].mu["w"][1:])
 
 
-def test_parameters_are_reported_and_never_invented() -> None:
+def test_bad_parameters_are_reported_but_not_repaired() -> None:
     state, params, _, _ = trained(optax.adam(1e-2))
     params["b"] = params["b"].at[0].set(jnp.inf)
     report = audit(state, params)
@@ -393,7 +393,7 @@ def test_wrong_arguments() -> None:
         repair(state, report)
 
 
-def test_one_block_or_many_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_block_and_many_give_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     state, params, grads, updates = trained(optax.adam(1e-2))
     whole = audit(state, params, grads, updates, **NUMBERS).to_dict()
     monkeypatch.setattr("stablenum_jax._diagnosis.audit._AT_A_TIME", 5)

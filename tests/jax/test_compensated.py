@@ -41,7 +41,7 @@ def after(tx: Any, w: Any, n: int) -> Any:
     return np.asarray(w, np.float64), np.asarray(whole, np.float64)
 
 
-def test_a_thousand_small_updates_arrive() -> None:
+def test_a_thousand_small_updates_are_not_lost() -> None:
     """1000 x -1e-4 on a bfloat16 weight of 1.0: nothing plain, 0.1 with each remedy.
 
     Of the numbers that bfloat16 has 0.8984 is the nearest to 0.9; what Kahan owes it is in the compensation.
@@ -73,7 +73,7 @@ def test_nan_and_inf_pass_through(name: str, bad: float) -> None:
 
 @pytest.mark.parametrize("name", REMEDIES)
 @pytest.mark.parametrize("form", ["step", "wrapper"])
-def test_a_refused_step_leaves_them_alone(name: str, form: str, mode: str) -> None:
+def test_a_skipped_step_changes_no_state(name: str, form: str, mode: str) -> None:
     inner = REMEDIES[name](optax.adam(1e-2))
     params = make_params(jnp.bfloat16)
     if form == "step":
@@ -94,7 +94,7 @@ def test_a_refused_step_leaves_them_alone(name: str, form: str, mode: str) -> No
 
 
 @pytest.mark.parametrize("name", REMEDIES)
-def test_carried_through_a_scan_and_donated(name: str) -> None:
+def test_the_state_can_be_carried_through_a_scan_and_donated(name: str) -> None:
     tx = optax.chain(stablenum_jax.guard(loss_scale="dynamic"), REMEDIES[name](optax.adam(1e-3)))
     params = make_params(jnp.bfloat16)
     grads = jax.tree.map(lambda *g: jnp.stack(g), *[make_grads(i, params) for i in range(4)])
@@ -111,7 +111,7 @@ def test_carried_through_a_scan_and_donated(name: str) -> None:
     assert {leaf.dtype.name for leaf in jax.tree.leaves(moved[0])} == {"bfloat16"}
 
 
-def test_leaves_of_other_kinds_pass() -> None:
+def test_leaves_of_other_kinds_pass_through() -> None:
     params = {"w": jnp.ones(2, jnp.bfloat16), "f": jnp.ones(2), "none": None, "n": jnp.arange(2)}
     grads = {
         "w": jnp.ones(2, jnp.bfloat16),
@@ -129,7 +129,7 @@ def test_leaves_of_other_kinds_pass() -> None:
         assert jax.tree.structure(state) == jax.tree.structure(tx.init(params))
 
 
-def test_kahan_makes_up_for_an_update_that_nearly_cancels_the_weight() -> None:
+def test_kahan_compensates_for_an_update_that_nearly_cancels_the_weight() -> None:
     tx = kahan()
     w = jnp.asarray([1.0], jnp.bfloat16)
     updates, state = tx.update(jnp.asarray([-1.0 + 2.0**-20]), tx.init(w), w)
@@ -138,7 +138,7 @@ def test_kahan_makes_up_for_an_update_that_nearly_cancels_the_weight() -> None:
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
-def test_kahan_lands_where_its_compensation_thinks(dtype: Any) -> None:
+def test_the_kahan_update_gives_the_new_weight_exactly(dtype: Any) -> None:
     """The update is a float32 difference: added to weights of all sizes it gives the new weight itself.
 
     So weight and compensation follow the float64 sum, whatever an update cancels or outweighs.
@@ -183,7 +183,7 @@ def test_a_sum_beyond_float32_saturates(name: str) -> None:
         np.testing.assert_array_equal(np.asarray(w, np.float64), [top, -top, top])
 
 
-def test_an_old_compensation_is_refused_by_name() -> None:
+def test_an_old_compensation_is_rejected_by_name() -> None:
     w = jnp.ones(2, jnp.bfloat16)
     old = KahanState(jnp.zeros_like(w))
     with pytest.raises(ValueError, match="c must be int16 for bfloat16 weights"):
@@ -201,7 +201,7 @@ def test_master_weights_follow_parameters_that_were_changed() -> None:
     np.testing.assert_allclose(state.master, [0.9998, 2.9999], rtol=1e-6)
 
 
-def test_stochastic_rounding_is_by_seed() -> None:
+def test_stochastic_rounding_is_determined_by_the_seed() -> None:
     w = jnp.ones(1000, jnp.bfloat16)
     first, again = (after(REMEDIES["stochastic"](optax.sgd(1e-3)), w, 2)[0] for _ in range(2))
     other = after(optax.chain(optax.sgd(1e-3), stochastic_rounding(4)), w, 2)[0]

@@ -16,7 +16,7 @@ import pytest
 import stablenum_jax
 from tests.jax.helpers import run_on_four_devices
 
-pytestmark = pytest.mark.usefixtures("compiled_anew")
+pytestmark = pytest.mark.usefixtures("without_compilation_cache")
 
 SIZE = 128
 ONE_TENSOR = SIZE * SIZE * 4

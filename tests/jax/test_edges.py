@@ -85,7 +85,7 @@ def test_flags_among_the_extra_arguments_stay_flags(jit):
     assert params["w"].tolist() == [-1.0, -1.0]
 
 
-def test_gradients_of_integers_are_left_alone():
+def test_gradients_of_integers_are_unchanged():
     tx = optax.chain(sj.guard(), optax.identity())  # most optimizers multiply, which float0 refuses
     params = {"w": jnp.ones(2), "n": jnp.asarray([3], jnp.int32)}
     state = tx.init(params)
@@ -142,7 +142,7 @@ def test_a_wrapped_optimizer_under_shard_map_and_on_explicit_meshes():
     [jnp.ones(3), jnp.ones(2), jnp.full(2, jnp.nan), np.zeros(2, jax.dtypes.float0), np.zeros(3, int)],
     ids=["another shape", "the same", "not finite", "no numbers", "neither shape nor kind"],
 )
-def test_updates_that_change_nothing_have_the_updates_own_shape(grad):
+def test_the_updates_of_a_skip_have_the_shape_of_the_optimizers_updates(grad):
     """The inner optimizer may give updates that do not look like the gradients."""
     (zeros,) = jax.tree.leaves(negative_zeros({"w": jnp.ones(2)}, {"w": grad}))
     assert (zeros.shape, zeros.dtype) == ((2,), jnp.float32)

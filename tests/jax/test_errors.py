@@ -43,7 +43,7 @@ def test_wrong_settings(settings: Any, error: type[Exception], match: str) -> No
         stablenum_jax.guard(optax.adam(1e-3), **settings)
 
 
-def test_overrides_go_over_the_config() -> None:
+def test_overrides_take_precedence_over_the_config() -> None:
     tx = stablenum_jax.guard(None, GuardConfig(clip=1.0, loss_scale=8.0), loss_scale=4.0)
     assert stablenum_jax.loss_scale(tx.init(jnp.ones(2))) == 4.0
 
@@ -94,7 +94,7 @@ def test_two_guards_in_the_optimizer(stepper: Any) -> None:
         (lambda: stablenum_jax.guard(stablenum_jax.guard(optax.sgd(0.1))), r"without another guard"),
     ],
 )
-def test_chain_holds_one_guard_and_holds_it_first(make: Any, match: str) -> None:
+def test_chain_requires_exactly_one_guard_in_the_first_place(make: Any, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         make().init(make_params())
 
@@ -133,7 +133,7 @@ def test_a_transformation_that_changes_a_shape(stepper: Any) -> None:
         stepper(tx)(params, tx.init(params), make_grads(0))
 
 
-def test_public_names_are_sorted_and_there() -> None:
+def test_public_names_are_sorted_and_exist() -> None:
     names = stablenum_jax.__all__
     assert names == sorted(names)
     assert all(hasattr(stablenum_jax, name) for name in names)

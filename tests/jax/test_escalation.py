@@ -51,7 +51,7 @@ def train(policy, **settings):
     return float(final), stablenum_jax.history(opt_state)
 
 
-def test_a_bad_stretch_ends_as_well_as_float32() -> None:
+def test_training_through_a_bad_stretch_ends_as_well_as_in_float32() -> None:
     rule = EscalatePrecision(after=3, for_steps=10)
     full, _ = train("float32")
     escalated, rows = train("c=f16", escalate=rule)
@@ -108,7 +108,7 @@ def test_levels_by_policy() -> None:
         ladder_of(as_policy("c=bf16"), ("f16", "f32"))
 
 
-def test_an_escalation_without_a_policy_to_widen_is_refused() -> None:
+def test_an_escalation_without_a_policy_to_widen_is_rejected() -> None:
     tx = optax.chain(stablenum_jax.guard(escalate=EscalatePrecision()), optax.sgd(0.1))
     opt_state = tx.init(jnp.ones(2))
     with pytest.raises(ValueError, match="policy must be given where the guard has an EscalatePrecision"):
@@ -117,7 +117,7 @@ def test_an_escalation_without_a_policy_to_widen_is_refused() -> None:
     assert value == 2
 
 
-def test_islands_stay_as_wide_as_they_were() -> None:
+def test_islands_keep_their_format() -> None:
     policy = stablenum_jax.policy.get_policy("c=f16", rules={"norm": "f32", "mlp": "c=fp8,o=bf16"})
     assert current_policy(policy) is policy
     with stablenum_jax._precision.escalate.computing_in("bfloat16"):

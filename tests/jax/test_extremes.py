@@ -23,7 +23,7 @@ FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.complex64])
-def test_extremes_are_those_of_the_reference(dtype: Any, mode: str) -> None:
+def test_extremes_equal_the_references(dtype: Any, mode: str) -> None:
     rng = np.random.default_rng(3)
     x = rng.standard_normal((40, 30)) * 10.0 ** rng.uniform(-9, 1, (40, 30))
     x[rng.uniform(size=x.shape) < 0.2] = 0
@@ -55,7 +55,7 @@ def test_float64_saturates() -> None:
         assert amax.dtype == tiny.dtype == jnp.float32
 
 
-def test_over_a_mesh_axis_they_are_those_of_the_whole() -> None:
+def test_over_a_mesh_axis_the_extremes_cover_all_shards() -> None:
     x = jnp.asarray([[0.0, 1e-9, 1.0], [0.0, 0.0, -7.0]])
     whole = [float(value) for value in extremes([x], SMALLEST_FLOAT16)]
     sharded = jax.vmap(lambda x: extremes([x], SMALLEST_FLOAT16, axis_name="i"), axis_name="i")(x)
@@ -84,7 +84,7 @@ def test_inside_multisteps_a_rule_sees_the_scaled_gradients(rule: Any, stepper: 
     assert len(set(scales[0]) | {rule.init_scale}) > 1
 
 
-def test_extremes_are_not_measured_without_need() -> None:
+def test_extremes_are_measured_only_if_a_rule_needs_them() -> None:
     """Read off the lowered program: a reduction over three operands for each of three parameters, or none."""
     params, counts = make_params(), []
     for rule in ("dynamic", stablenum.UnderflowAwareLossScale()):

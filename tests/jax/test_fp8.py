@@ -44,7 +44,7 @@ def use(state, x, w, g, **how):
 
 @pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_products_and_scales_are_the_oracles(native: bool, dtype) -> None:
+def test_products_and_scales_equal_the_oracles(native: bool, dtype) -> None:
     scaling = rules(3, power_of_two=False)
     rng, state = np.random.default_rng(1), init_fp8(**scaling)
     run = jax.jit(functools.partial(use, **scaling, native=native))
@@ -76,7 +76,7 @@ def test_products_and_scales_are_the_oracles(native: bool, dtype) -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_what_is_not_finite_is_seen_and_forgotten(bad: float, place: int) -> None:
+def test_a_nonfinite_value_is_passed_on_and_leaves_the_scales_unchanged(bad: float, place: int) -> None:
     scaling = rules(4)
     good = [jnp.full((2, 3), 2.0), jnp.full((3, 2), 2.0), jnp.full((2, 2), 2.0)]
     *_, state = use(init_fp8(**scaling), *good, **scaling)
@@ -159,15 +159,15 @@ def fp8(x, w, state):
 def test_digits_in_8_bits_end_as_well_as_in_bfloat16() -> None:
     plain, _, _ = train_digits(bfloat16_dot)
     quantised, skipped, states = train_digits(fp8)
-    spoiled, refused, _ = train_digits(fp8, spoil_at=150)
+    spoiled, skipped_when_spoiled, _ = train_digits(fp8, spoil_at=150)
     assert plain > 0.9
     assert abs(quantised - plain) <= 0.01
     assert abs(spoiled - plain) <= 0.01
-    assert (skipped, refused) == (0, 1)
+    assert (skipped, skipped_when_spoiled) == (0, 1)
     assert all((state.forward.scale != 1).all() for state in states.values())
 
 
-def test_one_state_for_all_examples_of_a_vmap_is_refused_where_it_would_be_summed() -> None:
+def test_one_state_for_all_examples_of_a_vmap_is_rejected_where_it_would_be_summed() -> None:
     x, w, state = jnp.ones((5, 2, 3)), jnp.full((3, 4), 0.5), stablenum_jax.init_fp8()
     states = jax.tree.map(lambda leaf: jnp.stack([leaf] * 5), state)
 

@@ -195,7 +195,7 @@ def test_trees_with_none_integers_keys_and_masked_nodes(stepper: Any) -> None:
     assert stablenum_jax.guard_state_dict(opt_state)["names"] == ["a"]
 
 
-def test_float0_gradients_of_integers_are_left_alone(stepper: Any) -> None:
+def test_float0_gradients_of_integers_are_unchanged(stepper: Any) -> None:
     trained = optax.chain(stablenum_jax.guard(), optax.sgd(0.1))
     tx = optax.GradientTransformation(
         lambda p: trained.init({"w": p["w"]}),

@@ -73,7 +73,7 @@ def test_a_float32_loss_with_float16_parameters(mode: str) -> None:
     np.testing.assert_allclose(np.asarray(grads, np.float32), 1e-7 * 2**16, rtol=1e-3)
 
 
-def test_value_and_grad_complains_of_an_integer_loss_as_jax_does() -> None:
+def test_value_and_grad_rejects_an_integer_loss_as_jax_does() -> None:
     with pytest.raises(TypeError, match="real-valued"):
         stablenum_jax.value_and_grad(lambda w: jnp.asarray(1), _opt_state(2.0))(jnp.ones(2))
 
@@ -93,7 +93,7 @@ def test_loss_scale_reads_one_without_scaling() -> None:
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
-def test_scaled_and_unscaled_training_end_alike(dtype: Any, stepper: Any) -> None:
+def test_scaled_and_unscaled_training_give_the_same_result(dtype: Any, stepper: Any) -> None:
     """Powers of two cost no precision: the same bits with a scale of 1024 as with none."""
     ends = []
     for scale in (None, 1024.0):
@@ -136,7 +136,7 @@ def test_without_scaling_gradients_keep_their_dtype() -> None:
 
 
 @every_mode
-def test_the_scale_follows_the_dynamic_law(stepper: Any) -> None:
+def test_the_scale_follows_the_dynamic_rule(stepper: Any) -> None:
     rule = DynamicLossScale(init_scale=8.0, growth_interval=3)
     tx = optax.chain(stablenum_jax.guard(loss_scale=rule), optax.sgd(0.1))
     params = make_params()
@@ -149,7 +149,7 @@ def test_the_scale_follows_the_dynamic_law(stepper: Any) -> None:
     assert scales == [8.0, 4.0, 4.0, 4.0, 8.0, 8.0, 4.0, 2.0]
 
 
-def test_clip_by_norm_has_one_multiplier_a_tensor(stepper: Any) -> None:
+def test_clip_by_norm_has_one_multiplier_per_tensor(stepper: Any) -> None:
     tx = optax.chain(stablenum_jax.guard(clip=ClipByNorm(1.0), loss_scale=2.0), optax.sgd(1.0))
     params = {"a": jnp.zeros(2), "b": jnp.zeros(2)}
     grads = {"a": jnp.asarray([6.0, 8.0]), "b": jnp.asarray([0.6, 0.8])}
@@ -166,7 +166,7 @@ def test_clip_by_value_clamps_unscaled_elements(stepper: Any) -> None:
     np.testing.assert_array_equal(after["a"], [-0.5, 0.5, -0.25])
 
 
-def test_a_guard_that_changes_no_gradients_hands_on_the_same_objects() -> None:
+def test_a_guard_that_changes_no_gradients_returns_the_same_objects() -> None:
     seen = []
     spy = optax.stateless(lambda updates, _: seen.append(updates) or updates)
     tx = optax.chain(stablenum_jax.guard(), spy)

@@ -48,7 +48,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_finite_gradients_of_any_size_have_their_norm(case: str, norms: Norms) -> None:
+def test_the_norm_of_finite_gradients_of_any_size_is_correct(case: str, norms: Norms) -> None:
     size, dtype = CASES[case]
     x = size * np.clip(np.random.default_rng(0).standard_normal((5, 7)), -3, 3)
     x = (x + 1j * x[::-1] if dtype == np.complex64 else x).astype(dtype)
@@ -120,7 +120,7 @@ def test_all_zero_gradients_have_norm_zero(norms: Norms) -> None:
     np.testing.assert_array_equal(norms([jnp.zeros(4), jnp.zeros((2, 2))]), [0.0, 0.0])
 
 
-def test_one_tiny_leaf_beside_large_ones_does_not_disturb(norms: Norms) -> None:
+def test_one_tiny_leaf_does_not_affect_the_norms_of_large_ones(norms: Norms) -> None:
     seen = norms([jnp.full((4,), 1e-30), jnp.ones(4)])
     assert float(seen[1]) == 2.0
     assert np.isfinite(np.asarray(seen)).all()
@@ -178,7 +178,7 @@ def test_integers_keys_and_float0_are_not_measured() -> None:
     assert seen == {"w", "half", "number"}
 
 
-def test_leaves_follow_the_parameters() -> None:
+def test_gradient_leaves_have_the_order_of_the_parameters() -> None:
     params = {"a": jnp.ones(2), "b": jnp.ones(2), "n": jnp.arange(2)}
     leaves = guarded_leaves({"a": None, "b": jnp.zeros(2), "n": None}, params)
     assert [jax.tree_util.keystr(path, simple=True) for path in leaves] == ["a", "b"]

@@ -59,7 +59,7 @@ SHAPES = [
 # Eagerly each shape is compiled operation by operation.
 @pytest.mark.parametrize("mode", [pytest.param("eager", marks=pytest.mark.slow), "jit"])
 @pytest.mark.parametrize("size", [pytest.param(1e-3, marks=pytest.mark.slow), 1.0, 1e3])
-def test_adaptive_grad_clip_is_that_of_optax_for_every_shape(size: float, stepper: Any) -> None:
+def test_adaptive_grad_clip_equals_optaxs_for_every_shape(size: float, stepper: Any) -> None:
     rng = np.random.default_rng(2)
     params = {str(s): jnp.asarray(rng.standard_normal(s) * 0.3, jnp.float32) for s in SHAPES}
     params["zeros"] = jnp.zeros((4, 3))  # held up by eps
@@ -80,7 +80,7 @@ def test_adaptive_grad_clip_is_that_of_optax_for_every_shape(size: float, steppe
 
 
 @pytest.mark.parametrize("max_norm", [1e-2, 1.0, 1e3])
-def test_clip_by_global_norm_is_that_of_optax(max_norm: float, stepper: Any) -> None:
+def test_clip_by_global_norm_equals_optaxs(max_norm: float, stepper: Any) -> None:
     """Gradients of norm 100 and more: ours divides by norm + 1e-6, as torch does."""
     params, grads = make_params(), make_grads(0, scale=100.0)
     expected = _updates_of(optax.clip_by_global_norm(max_norm), grads, params)
@@ -89,7 +89,7 @@ def test_clip_by_global_norm_is_that_of_optax(max_norm: float, stepper: Any) -> 
 
 
 @pytest.mark.parametrize("max_rms", [1e-3, 0.5, 100.0])
-def test_clip_update_rms_is_clip_by_block_rms_after_the_optimizer(max_rms: float, stepper: Any) -> None:
+def test_clip_update_rms_equals_clip_by_block_rms_after_the_optimizer(max_rms: float, stepper: Any) -> None:
     params = make_params()
     peer = optax.chain(optax.scale_by_adam(), optax.clip_by_block_rms(max_rms))
     tx = sj.guard(optax.scale_by_adam(), clip=stablenum.ClipUpdateRMS(max_rms, per_lr=False))
@@ -102,7 +102,7 @@ def test_clip_update_rms_is_clip_by_block_rms_after_the_optimizer(max_rms: float
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), actual, expected)
 
 
-def test_clip_update_rms_per_learning_rate_is_clip_by_block_rms_before_it(stepper: Any) -> None:
+def test_clip_update_rms_per_learning_rate_equals_clip_by_block_rms_before_it(stepper: Any) -> None:
     params = make_params()
     peer = optax.chain(optax.scale_by_adam(), optax.clip_by_block_rms(0.7), optax.scale(-1e-2))
     tx = optax.chain(sj.guard(clip=stablenum.ClipUpdateRMS(0.7)), injected(optax.adam, 1e-2))

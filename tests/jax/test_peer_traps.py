@@ -361,7 +361,7 @@ def test_trap_12_an_optimizer_that_needs_the_loss_gets_it(stepper: Any) -> None:
 
 
 @every_mode
-def test_a_chain_form_guard_driven_by_plain_update_says_that_it_does_not_skip(mode: str) -> None:
+def test_a_chain_form_guard_under_plain_update_warns_that_it_does_not_skip(mode: str) -> None:
     params = make_params()
     tx = optax.chain(stablenum_jax.guard(clip=1.0), optax.adam(1e-2))
     update = tx.update if mode == "eager" else jax.jit(tx.update)

@@ -45,7 +45,7 @@ def jmps_tests() -> list[unittest.TestCase]:
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # in their own arithmetic
 @pytest.mark.parametrize("case", jmps_tests(), ids=lambda case: str(case._testMethodName))
-def test_jmps_own(case: unittest.TestCase) -> None:
+def test_jmps_own_tests_pass(case: unittest.TestCase) -> None:
     result = unittest.TestResult()
     case.run(result)
     problems = [text for _, text in result.errors + result.failures]
@@ -82,7 +82,7 @@ def test_a_scale_of_any_dtype_moves_and_stays_finite(dtype) -> None:
     assert float(scale.loss_scale) == (2.0**15 if dtype == jnp.float16 else 2.0**100)
 
 
-def test_a_counter_beyond_the_period_grows_all_the_same() -> None:
+def test_the_scale_grows_although_its_counter_is_beyond_the_period() -> None:
     scale = ours.DynamicLossScale(jnp.float32(4.0), jnp.int32(7), period=5).adjust(True)
     assert (float(scale.loss_scale), int(scale.counter)) == (8.0, 0)
 
@@ -114,7 +114,7 @@ def test_losses_are_scaled_in_float32() -> None:
     assert np.isinf(jmp.StaticLossScale(2**15).scale(tree["loss"]))
 
 
-def test_all_finite_and_select_pass_over_what_is_no_number() -> None:
+def test_all_finite_and_select_ignore_leaves_that_are_not_numbers() -> None:
     tree = {"w": jnp.ones(2), "key": jax.random.key(1), "n": jnp.arange(3)}
     assert bool(ours.all_finite(tree))
     other = {"w": jnp.zeros(2), "key": jax.random.key(2), "n": jnp.arange(3) + 1}
@@ -124,7 +124,7 @@ def test_all_finite_and_select_pass_over_what_is_no_number() -> None:
 
 
 @pytest.mark.parametrize("module", [jmp, ours])
-def test_the_guard_takes_these_objects(module) -> None:
+def test_the_guard_accepts_these_objects(module) -> None:
     dynamic = module.DynamicLossScale(jnp.float32(64.0), period=5, factor=4, min_loss_scale=np.float32(2.0))
     config = stablenum.GuardConfig(loss_scale=dynamic)
     assert config.loss_scale == stablenum.DynamicLossScale(
@@ -141,7 +141,7 @@ def test_the_guard_takes_these_objects(module) -> None:
         stablenum.GuardConfig(loss_scale=module.StaticLossScale)
 
 
-def test_jmps_policies_are_taken_wherever_ours_are() -> None:
+def test_jmps_policies_are_accepted_wherever_ours_are() -> None:
     theirs = jmp.get_policy("p=f32,c=bf16,o=f32")
     policy = ours.as_policy(theirs)
     assert str(policy) == str(theirs)
@@ -155,7 +155,7 @@ def test_jmps_policies_are_taken_wherever_ours_are() -> None:
         ours.as_policy("c=int8")
 
 
-def test_a_policy_with_rules_says_so() -> None:
+def test_the_text_of_a_policy_shows_its_rules() -> None:
     policy = ours.get_policy("c=bf16", rules={"*norm*": "f32"})
     assert str(policy) == "p=full,c=bf16,o=bf16;*norm*:c=float32,o=float32"
     assert policy.at("a.norm").compute_dtype is jnp.float32

@@ -99,7 +99,7 @@ class NnxNet(nnx.Module):
         return self.dropout(self.norm(nnx.jit(lambda dense, x: dense(x))(self.dense, x)))
 
 
-def test_nnx_writes_statistics_back_and_goes_through_its_own_jit() -> None:
+def test_nnx_writes_statistics_back_and_works_under_nnx_jit() -> None:
     model, plain = NnxNet(), NnxNet()
     x = jnp.asarray(np.random.default_rng(0).normal(size=(8, 4)), jnp.float32)
     call = precision(model, stablenum_jax.policy.get_policy("p=f32,c=bf16,o=f32", rules={"norm": "f32"}))
@@ -122,7 +122,7 @@ def test_equinox_under_filter_jit_and_vmap() -> None:
     np.testing.assert_allclose(out, jax.vmap(model)(jnp.ones((3, 2))), atol=0.05)
 
 
-def test_8_bits_elsewhere_are_refused() -> None:
+def test_8_bits_elsewhere_are_rejected() -> None:
     with pytest.raises(ValueError, match="of 16 bits and more in nnx and equinox"):
         precision(eqx.nn.Linear(2, 2, key=jax.random.key(0)), "c=fp8")(jnp.ones(2))
     with pytest.raises(ValueError, match="of 16 bits and more in nnx and equinox"):
@@ -161,7 +161,7 @@ class Twice(nn.Module):
         return dense(dense(x))
 
 
-def test_one_layer_in_two_8_bit_products_is_refused() -> None:
+def test_one_layer_in_two_8_bit_products_is_rejected() -> None:
     x = jnp.ones((2, 4))
     call = precision(Twice(), "c=fp8")
     variables = call.init(jax.random.key(0), x)
@@ -178,7 +178,7 @@ def test_8_bit_layers_inside_a_lifted_loop_are_named() -> None:
         call(call.init(jax.random.key(0), x), x)
 
 
-def test_a_rule_about_no_argument_of_a_function_is_refused() -> None:
+def test_a_rule_that_matches_no_argument_of_a_function_is_rejected() -> None:
     params = {"norm": {"scale": jnp.ones(2)}}
 
     def fun(params, x):

@@ -86,7 +86,7 @@ def test_structures_stay_and_casts_round_trip(kind: str) -> None:
             np.testing.assert_array_equal(after, before)
 
 
-def test_what_is_no_floating_point_array_is_left_alone() -> None:
+def test_leaves_that_are_not_floating_point_arrays_are_unchanged() -> None:
     tree = {
         "key": jax.random.key(0),
         "raw key": jax.random.PRNGKey(0),
@@ -117,7 +117,7 @@ def test_numpy_arrays_stay_numpy_and_shapes_can_be_cast() -> None:
     assert cast["shape"] == jax.ShapeDtypeStruct((2,), jnp.float16)
 
 
-def test_statistics_of_8_bit_layers_stay() -> None:
+def test_statistics_of_8_bit_layers_are_not_cast() -> None:
     tree = {"params": {"w": jnp.ones(2)}, FP8_STATISTICS: {"scale": jnp.ones(1)}}
     cast = get_policy("c=bf16").cast_to_compute(tree)
     assert cast["params"]["w"].dtype == jnp.bfloat16

@@ -36,7 +36,7 @@ def scoped(w, x):
     return (y + h).sum()
 
 
-def test_a_value_counts_where_it_leaves_and_has_its_whole_gradient():
+def test_a_value_is_counted_in_the_module_it_leaves_with_its_whole_gradient():
     w = jnp.eye(4) * 0.5
     found = rows(range_report(scoped, w, X))
     h = jnp.tanh(X @ w)
@@ -119,7 +119,7 @@ def test_the_branch_that_is_taken_is_opened(sign):
     assert rows(report)["gradient", ""].amax == pytest.approx(expected, rel=1e-5)
 
 
-def test_what_is_not_opened_is_said():
+def test_calls_that_are_not_opened_are_reported():
     @jax.custom_vjp
     def own(x):
         with jax.named_scope("hidden"):
@@ -236,7 +236,7 @@ def _bits(x):
     return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
 
 
-def test_classes_are_put_back_when_the_function_raises():
+def test_classes_are_restored_when_the_function_raises():
     calls = [nnx.Linear.__dict__["__call__"], eqx.nn.Linear.__dict__["__call__"]]
 
     def loss(net, x):
@@ -249,7 +249,7 @@ def test_classes_are_put_back_when_the_function_raises():
     assert not jax.config.jax_disable_jit
 
 
-def test_equinox_modules_are_called_by_their_places():
+def test_equinox_modules_are_named_by_their_paths():
     net = eqx.nn.Sequential(
         [eqx.nn.Linear(4, 4, key=jax.random.key(0)), eqx.nn.Lambda(jax.nn.relu), eqx.nn.LayerNorm(4)]
     )
@@ -271,7 +271,7 @@ def test_narrow_parameters_and_arguments_are_widened():
     assert rows(narrow) == rows(wide)
 
 
-def test_the_update_with_a_guard_is_that_of_its_step():
+def test_the_update_with_a_guard_is_the_same_as_without():
     w, tx = jnp.eye(4) * 0.5, optax.chain(stablenum_jax.guard(loss_scale=1024.0), optax.sgd(0.1))
     guarded = range_report(scoped, w, X, optimizer=tx, opt_state=tx.init(w))
     plain = range_report(scoped, w, X, optimizer=optax.sgd(0.1))
@@ -290,7 +290,7 @@ def test_without_a_scalar_there_is_no_backward_pass():
     assert [(row.kind, row.module) for row in report.rows] == [("activation", "a"), ("weight", "")]
 
 
-def test_a_loss_that_is_not_finite_is_noted():
+def test_a_nonfinite_loss_is_reported():
     report = range_report(lambda w: (w * jnp.inf).sum(), jnp.ones(2))
     assert report.notes == ("The loss is not finite in float32.",)
     assert rows(report)["gradient", ""].inf == 2

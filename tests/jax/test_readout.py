@@ -75,7 +75,7 @@ def test_metrics_before_the_first_step() -> None:
 
 
 @pytest.mark.parametrize("bad", [None, np.nan, np.inf])
-def test_traced_metrics_say_the_same_as_those_on_the_host(bad: float | None) -> None:
+def test_traced_metrics_equal_those_on_the_host(bad: float | None) -> None:
     tx, params, opt_state = _run({"clip": 1.0, "loss_scale": "dynamic"}, value=jnp.asarray(2.0))
     grads = make_grads(1) if bad is None else spoil(make_grads(1), bad)
     _, opt_state = stablenum_jax.step(tx, params, opt_state, grads, value=jnp.asarray(3.0))
@@ -112,7 +112,7 @@ def test_history_holds_the_last_128_steps() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"on_nonfinite": "raise"}, {"max_skips_in_a_row": 1}])
-def test_an_eager_step_raises_after_the_refused_step(settings: dict[str, Any]) -> None:
+def test_an_eager_step_raises_after_the_skipped_step(settings: dict[str, Any]) -> None:
     tx, params, opt_state = _run(settings)
     before = jax.tree.map(np.array, (params, without_guard(opt_state)))
     with pytest.raises(NonFiniteError, match="First bad parameter: out") as caught:
@@ -127,7 +127,7 @@ def test_an_eager_step_raises_after_the_refused_step(settings: dict[str, Any]) -
     assert stablenum_jax.metrics(resumed)["skipped_total"] == 1
 
 
-def test_an_eager_wrapper_raises_too() -> None:
+def test_an_eager_wrapper_also_raises() -> None:
     tx = stablenum_jax.guard(optax.adam(1e-2), max_skips_in_a_row=2)
     params = make_params()
     _, opt_state = tx.update(spoil(make_grads(0)), tx.init(params), params)
@@ -163,7 +163,7 @@ def test_a_skip_below_the_limit_does_not_raise(stepper: Any) -> None:
     assert stablenum_jax.metrics(opt_state)["skipped_total"] == 6
 
 
-def test_the_state_dict_is_strict_json_and_comes_back() -> None:
+def test_the_state_dict_is_strict_json_and_round_trips() -> None:
     tx, params, opt_state = _run({"clip": 1.0, "loss_scale": "dynamic"})
     _, opt_state = stablenum_jax.step(tx, params, opt_state, spoil(make_grads(1), np.inf))
     text = json.dumps(stablenum_jax.guard_state_dict(opt_state), allow_nan=False)
@@ -174,7 +174,7 @@ def test_the_state_dict_is_strict_json_and_comes_back() -> None:
     assert reason(loaded) == "INF_GRADIENT"
 
 
-def test_a_state_goes_on_in_numpy_with_the_same_decisions() -> None:
+def test_a_state_continues_in_numpy_with_the_same_decisions() -> None:
     config = GuardConfig(clip=1.0, loss_scale=stablenum.DynamicLossScale(growth_interval=2))
     tx = optax.chain(stablenum_jax.guard(config=config), optax.sgd(0.1))
     params = make_params()
@@ -231,7 +231,7 @@ def test_a_rule_without_saved_statistics_keeps_its_own() -> None:
     assert after.step == stablenum_jax.guard_state(opt_state).step
 
 
-def test_stacked_and_traced_states_are_refused_clearly() -> None:
+def test_stacked_and_traced_states_are_rejected_with_a_clear_message() -> None:
     tx, params, _ = _run({})
     stacked = jax.vmap(tx.init)(jax.tree.map(lambda x: jnp.stack([x, x]), params))
     with pytest.raises(ValueError, match=r"stacked to shape \(2,\)"):

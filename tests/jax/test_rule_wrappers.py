@@ -114,7 +114,7 @@ def test_inside_multisteps_the_rule_sees_the_mean(form: str, rule: Any) -> None:
 
 
 @pytest.mark.parametrize("form", ["chain form", "wrapper"])
-def test_noisy_micro_batches_are_no_spikes_beside_their_mean(form: str) -> None:
+def test_noisy_micro_batches_are_not_taken_for_spikes(form: str) -> None:
     """Each is 1000 times as long as the mean that the windows are of; a mean that stands out is refused."""
     rule = stablenum.SpikeGuard(window=8, min_samples=4)
     guarded = sj.guard(optax.sgd(0.1), spike=rule)
@@ -141,7 +141,7 @@ def test_noisy_micro_batches_are_no_spikes_beside_their_mean(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["chain form", "wrapper", "before another"])
-def test_inside_multisteps_no_micro_batchs_loss_is_taken_for_the_steps(form: str) -> None:
+def test_inside_multisteps_the_loss_of_a_micro_batch_is_not_used_as_the_steps(form: str) -> None:
     """A sample of several: it is neither judged nor remembered, whichever it is; a NaN is still refused."""
     rule = stablenum.SpikeGuard(window=8, min_samples=4)
     tx = _accumulate(
@@ -199,7 +199,7 @@ def test_elsewhere_the_spike_rule_sees_the_loss(case: str) -> None:
     np.testing.assert_allclose(sj.guard_state(opt_state).spike.loss[-5:], [1.0, 1.01, 1.02, 1.0, 1.01])
 
 
-def test_weights_that_a_wrapper_changes_are_those_that_the_rule_sees() -> None:
+def test_the_rule_sees_the_weights_that_a_wrapper_changed() -> None:
     """A wrapper that hands other parameters on: the guard then measures for itself."""
     rule = stablenum.AdaptiveGradClip(clipping=0.1)
     inner = optax.chain(sj.guard(clip=rule), optax.sgd(1.0))

@@ -124,7 +124,7 @@ def _without_patterns(rule: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_bad_step_leaves_parameters_optimizer_and_statistics(rule: str) -> None:
+def test_a_bad_step_changes_neither_parameters_nor_optimizer_nor_statistics(rule: str) -> None:
     step, params, opt_state = _after(rule, optax.adam)
     for bad in ("gradient", "loss"):
         grads, loss = make_grads(7), jnp.asarray(np.nan if bad == "loss" else 2.0)
@@ -151,7 +151,7 @@ def test_a_spike_skips_truly(rule: str) -> None:
 
 
 @each_state
-def test_a_scan_is_the_loop(rule: str) -> None:
+def test_a_scan_equals_the_loop(rule: str) -> None:
     steps = stream(24)
     grads = jax.tree.map(lambda *g: jnp.stack(g), *[g for g, _ in steps])
     losses = jnp.asarray([loss for _, loss in steps])

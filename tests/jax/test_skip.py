@@ -143,7 +143,7 @@ def test_donated_buffers_survive_a_skip() -> None:
     assert stablenum_jax.metrics(opt_state)["applied"]
 
 
-def test_state_of_optimizers_with_random_keys_is_skipped_too(stepper: Any) -> None:
+def test_the_random_key_of_an_optimizer_is_unchanged_by_a_skip(stepper: Any) -> None:
     tx = optax.chain(stablenum_jax.guard(), optax.add_noise(0.1, 0.5, jax.random.key(0)), optax.sgd(0.1))
     params = make_params()
     opt_state = tx.init(params)

@@ -38,7 +38,7 @@ class Net(nnx.Module):
 
 
 @pytest.mark.parametrize("jitted", [False, True])
-def test_nnx_model_is_left_alone(jitted: bool) -> None:
+def test_an_nnx_model_is_unchanged(jitted: bool) -> None:
     model = Net(nnx.Rngs(0))
 
     def loss(model: Net, x: jax.Array) -> jax.Array:
@@ -57,7 +57,7 @@ def test_nnx_model_is_left_alone(jitted: bool) -> None:
     assert _bits(nnx.state(model, nnx.RngState)) != keys
 
 
-def test_what_a_step_writes_in_place_is_judged() -> None:
+def test_values_written_in_place_are_judged() -> None:
     class Scale(nnx.Module):
         def __init__(self, at: float) -> None:
             self.w = nnx.Param(jnp.full(3, at))
@@ -76,7 +76,7 @@ def test_what_a_step_writes_in_place_is_judged() -> None:
         assert _bits((nnx.state(model), nnx.state(optimizer))) == before
 
 
-def test_nothing_to_judge_is_said() -> None:
+def test_a_function_with_nothing_to_judge_is_reported() -> None:
     report = replay(lambda x: None, jnp.zeros(3))
     assert report.ok
     assert "nothing to judge" in str(report)
@@ -111,7 +111,7 @@ def test_equinox_model() -> None:
     assert ".layers[0].weight" in report.evidence.bad_gradients
 
 
-def test_what_is_no_float_passes_through() -> None:
+def test_values_that_are_not_floats_pass_through() -> None:
     def loss(w: Any, key: jax.Array, raw: jax.Array, n: int, mode: str, nothing: None, ids: Any) -> jax.Array:
         assert (mode, nothing, n) == ("train", None, 3)
         noise = jax.random.normal(key, (n,)) + jax.random.uniform(raw, (n,))
@@ -129,7 +129,7 @@ def test_float0_gradient() -> None:
     assert replay(step, jnp.ones(2), jnp.arange(2)).ok
 
 
-def test_donated_buffers_stay() -> None:
+def test_donated_buffers_are_not_deleted() -> None:
     step = jax.jit(lambda w, x: (w * x, jnp.log(w)), donate_argnums=0)
     w = jnp.zeros(3)
     assert not replay(step, w, jnp.ones(3)).ok

@@ -180,20 +180,22 @@ def test_prints_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
         (lambda x: jnp.linalg.cholesky(x).sum(), -jnp.eye(2), "cholesky", "forward"),
     ],
 )
-def test_names_that_users_know(function: Any, x: jax.Array, operation: str, phase: str) -> None:
+def test_operations_have_the_names_that_users_know(
+    function: Any, x: jax.Array, operation: str, phase: str
+) -> None:
     first = replay(function, x).findings[0]
     assert (first.operation, first.phase) == (operation, phase)
 
 
-def test_two_functions_of_one_line() -> None:
+def test_two_functions_on_one_line_are_distinguished() -> None:
     def loss(x: jax.Array) -> jax.Array:
         return (jnp.sqrt(x) + jnp.log(x + 1.0) + jnp.exp(x)).sum()  # BAD
 
     report = replay(loss, jnp.zeros(3))
-    check(report, test_two_functions_of_one_line, "boundary_derivative", "sqrt", "backward")
+    check(report, test_two_functions_on_one_line_are_distinguished, "boundary_derivative", "sqrt", "backward")
 
 
-def test_lines_of_two_functions_that_read_alike() -> None:
+def test_equal_lines_of_two_functions_are_distinguished() -> None:
     """JAX keeps traces, and code objects of equal content are equal: the second must name itself."""
     sources = dict.fromkeys("ab", "import jax.numpy as jnp\n\ndef loss(x):\n    return jnp.log(x).sum()\n")
     for name, source in sources.items():
@@ -204,7 +206,7 @@ def test_lines_of_two_functions_that_read_alike() -> None:
         assert (place.file, place.line) == (f"/nowhere/{name}.py", 4)
 
 
-def test_named_scopes_are_the_module() -> None:
+def test_named_scopes_give_the_module() -> None:
     def loss(x: jax.Array) -> jax.Array:
         with jax.named_scope("head"):
             return jnp.log(x).sum()

@@ -55,13 +55,13 @@ PROGRAMS: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_moving_and_choosing(name: str) -> None:
+def test_shape_and_selection_operations(name: str) -> None:
     jaxpr = jax.make_jaxpr(PROGRAMS[name])(A)
     _compare(jaxpr.jaxpr, [A], jaxpr.consts)
 
 
 @pytest.mark.parametrize("function", [jnp.add, jnp.subtract, jnp.multiply, jnp.divide])
-def test_arithmetic(function: Any) -> None:
+def test_arithmetic_gives_xlas_bits(function: Any) -> None:
     """Each pair of edges alone, so that one subnormal does not send all to XLA."""
     closed = jax.make_jaxpr(function)(jnp.float32(1), jnp.float32(1))
     (eqn,) = closed.jaxpr.eqns
@@ -76,7 +76,7 @@ def test_arithmetic(function: Any) -> None:
     assert asked > 100
 
 
-def test_what_numpy_is_not_asked() -> None:
+def test_functions_and_values_that_are_left_to_xla() -> None:
     one = jnp.float32(1.0)
     for function, x in [(jnp.exp, one), (jnp.sum, A), (lambda x: x + x, jnp.bfloat16(1.0)), (jnp.add, 1e-39)]:
         args = (x, x) if function is jnp.add else (x,)

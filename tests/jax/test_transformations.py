@@ -20,7 +20,7 @@ def _optimizer() -> Any:
     return optax.chain(stablenum_jax.guard(clip=1.0, loss_scale="dynamic"), optax.adamw(1e-2))
 
 
-def test_the_step_is_a_scans_carry() -> None:
+def test_the_step_runs_inside_a_scan() -> None:
     tx, params = _optimizer(), make_params()
     grads = [make_grads(0), spoil(make_grads(1)), make_grads(2), spoil(make_grads(3), np.inf), make_grads(4)]
     stacked = jax.tree.map(lambda *g: jnp.stack(g), *grads)

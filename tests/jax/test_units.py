@@ -35,7 +35,7 @@ def _matrix(size: float, dtype: Any = np.float32) -> np.ndarray[Any, Any]:
     ("size", "dtype"),
     [(1.0, np.float32), (1e20, np.float32), (1e-25, np.float32), (1e37, np.float32), (1e25, np.complex64)],
 )
-def test_units_of_any_size_have_their_norm(size: float, dtype: Any, norms: Any) -> None:
+def test_the_norms_of_units_of_any_size_are_correct(size: float, dtype: Any, norms: Any) -> None:
     x, weights = _matrix(size, dtype), _matrix(1.0)
     seen, units = norms([jnp.asarray(x)], [jnp.asarray(weights)], (COLUMNS,))
     np.testing.assert_allclose(units.norms[0], true_unit_norms(x, COLUMNS), rtol=1e-6)
@@ -53,7 +53,7 @@ def test_a_large_unit_does_not_hide_a_small_one(norms: Any) -> None:
     assert [part.shape for part in units.norms] == [part.shape for part in units.weights] == [(3,), (0,)]
 
 
-def test_weights_whose_squares_overflow_have_their_norm(norms: Any) -> None:
+def test_weights_whose_squares_overflow_have_a_correct_norm(norms: Any) -> None:
     weights = np.full((2, 3), 1e30, np.float32)
     _, units = norms([jnp.ones((2, 3))], [jnp.asarray(weights)], (COLUMNS,))
     np.testing.assert_allclose(units.weights[0], [2**0.5 * 1e30] * 3, rtol=1e-6)
@@ -107,7 +107,7 @@ def test_a_pattern_that_matches_nothing_is_an_error_at_init() -> None:
         tx.init(make_params())
 
 
-def test_excluded_parameters_are_left_alone(stepper: Any) -> None:
+def test_excluded_parameters_are_not_clipped(stepper: Any) -> None:
     tx, params, grads = _agc(exclude="dense.*"), make_params(), make_grads(0)
     after, _ = stepper(tx)(params, tx.init(params), grads)
     for name in ("b", "w"):
@@ -137,13 +137,13 @@ def test_parameters_of_other_shapes_are_an_error() -> None:
         tx.update({**grads, "more": jnp.ones(2)}, state, params)
 
 
-def test_sharded_gradients_are_refused() -> None:
+def test_sharded_gradients_are_rejected() -> None:
     with pytest.raises(ValueError, match=r"axis_name must be None with AdaptiveGradClip; got 'data'"):
         sj.guard(clip=(stablenum.AdaptiveGradClip(), 1.0), axis_name="data")
 
 
 @every_mode
-def test_driven_by_plain_update_it_clips_too(mode: str) -> None:
+def test_the_rule_also_clips_under_plain_update(mode: str) -> None:
     tx, params, grads = _agc(), make_params(), make_grads(0)
     update = tx.update if mode == "eager" else jax.jit(tx.update)
     with pytest.warns(sj.NotATrueSkipWarning):

@@ -35,7 +35,7 @@ def _rms(x: Any) -> float:
     return float(np.sqrt(np.mean(np.square(np.asarray(x, np.float64)))))
 
 
-def test_the_update_is_held_at_max_rms_learning_rates(stepper: Any) -> None:
+def test_the_update_is_limited_to_max_rms_learning_rates(stepper: Any) -> None:
     tx, params = optax.chain(sj.guard(clip=PER_LR), injected(optax.adam, 1e-2)), make_params()
     after, _ = stepper(tx)(params, tx.init(params), make_grads(0))
     for path in (("dense", "w"), ("out",)):
@@ -43,7 +43,7 @@ def test_the_update_is_held_at_max_rms_learning_rates(stepper: Any) -> None:
         assert _rms(a - b) == pytest.approx(0.5e-2, rel=1e-4)  # Adam's first update is one learning rate
 
 
-def test_the_rate_is_that_of_this_step(stepper: Any) -> None:
+def test_the_learning_rate_is_the_current_steps(stepper: Any) -> None:
     """The new state's: with a schedule the old one still holds the rate of the step before."""
     optimizer = optax.inject_hyperparams(optax.sgd)(learning_rate=lambda count: 0.1 * 0.5**count)
     tx = optax.chain(sj.guard(clip=PER_LR), optimizer)
@@ -114,7 +114,7 @@ def test_no_updates_at_all() -> None:
     assert clip_updates(RULE, {"n": jnp.arange(2), "none": None}, ())["none"] is None
 
 
-def test_both_forms_of_optaxs_state_and_wrapped_variables_tell_the_rate() -> None:
+def test_the_rate_is_found_in_both_forms_of_optaxs_state_and_in_wrapped_variables() -> None:
     params, counter = {"w": jnp.zeros(2)}, jnp.zeros((), jnp.int32)
     new = injected(optax.adam, 0.25).init(params)
     old = optax.InjectHyperparamsState(counter, {"learning_rate": jnp.float32(0.25)}, ())
@@ -127,7 +127,7 @@ def test_both_forms_of_optaxs_state_and_wrapped_variables_tell_the_rate() -> Non
 
 
 @pytest.mark.parametrize("size", [3e38, 1e30, 1.0, 1e-30, 0.0, np.inf, np.nan])
-def test_over_a_mesh_axis_the_factor_is_that_of_the_whole(size: float) -> None:
+def test_over_a_mesh_axis_the_factor_is_that_of_the_whole_tensor(size: float) -> None:
     whole = jnp.asarray([[3.0, -4.0, 0.5], [0.0, 0.1, size]])
     expected = clip_updates(RULE, {"w": whole}, ())["w"]
     clip = functools.partial(clip_updates, RULE, opt_state=(), axis_name="i")
@@ -179,14 +179,14 @@ for form in ("step", "guard(inner)"):
 """
 
 
-def test_sharded_over_four_devices_the_update_is_clipped_as_the_whole() -> None:
+def test_sharding_over_four_devices_does_not_change_how_the_update_is_clipped() -> None:
     code = "os.environ['JAX_PLATFORMS'] = 'cpu'\n" + SHARDED
     run_on_four_devices(code)
 
 
 @every_mode
 @pytest.mark.parametrize("case", ["none", "two"])
-def test_without_exactly_one_rate_both_ways_out_are_told(case: str, mode: str) -> None:
+def test_without_exactly_one_rate_the_error_names_both_remedies(case: str, mode: str) -> None:
     optimizer = {
         "none": optax.adam(1e-3),
         "two": optax.partition(
@@ -234,7 +234,7 @@ PARTIAL = {
 
 
 @pytest.mark.parametrize("case", PARTIAL)
-def test_a_rate_of_some_parameters_is_not_taken_for_all(case: str, stepper: Any) -> None:
+def test_a_rate_of_some_parameters_is_not_used_for_all(case: str, stepper: Any) -> None:
     tx, params = PARTIAL[case](), make_params()
     message = r"got one below optax\.partition or optax\.masked.*inject_hyperparams.*per_lr=False"
     with pytest.raises(ValueError, match=message):
@@ -242,7 +242,7 @@ def test_a_rate_of_some_parameters_is_not_taken_for_all(case: str, stepper: Any)
 
 
 @pytest.mark.parametrize("way", ["inject around partition", "per_lr=False", "a mask beside it"])
-def test_both_ways_out_of_a_rate_of_some_work(way: str, stepper: Any) -> None:
+def test_both_remedies_for_a_rate_of_some_parameters_work(way: str, stepper: Any) -> None:
     optimizer, clip = {
         "inject around partition": (injected(_partition, 0.1), PER_LR),
         "per_lr=False": (_partition(0.1), stablenum.ClipUpdateRMS(0.05, per_lr=False)),
@@ -260,7 +260,7 @@ def test_both_ways_out_of_a_rate_of_some_work(way: str, stepper: Any) -> None:
 
 
 @every_mode
-def test_driven_by_plain_update_it_is_an_error_and_no_silent_no_op(mode: str) -> None:
+def test_plain_update_raises_instead_of_silently_doing_nothing(mode: str) -> None:
     tx, params = optax.chain(sj.guard(clip=RULE), optax.sgd(1.0)), make_params()
     update = tx.update if mode == "eager" else jax.jit(tx.update)
     with pytest.raises(ValueError, match=r"ClipUpdateRMS.*plain tx\.update.*stablenum_jax\.step"):
@@ -290,7 +290,7 @@ def test_multisteps_updates_are_clipped_once(where: str, stepper: Any) -> None:
     assert _rms(moved) == pytest.approx(0.05, rel=1e-4)
 
 
-def test_chain_inside_multisteps_driven_by_plain_update_is_clipped(mode: str) -> None:
+def test_chain_inside_multisteps_clips_under_plain_update(mode: str) -> None:
     tx = optax.MultiSteps(sj.guard(injected(optax.sgd, 0.1), clip=PER_LR), 2).gradient_transformation()
     params = make_params()
     update, opt_state = (tx.update if mode == "eager" else jax.jit(tx.update)), tx.init(params)

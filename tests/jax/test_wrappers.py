@@ -121,7 +121,7 @@ def test_bad_steps_leave_no_trace(case: str, how: str) -> None:
 
 
 @pytest.mark.parametrize("case", AROUND_AND_INSIDE)
-def test_a_good_step_is_that_of_the_plain_loop(case: str) -> None:
+def test_a_good_step_equals_that_of_the_plain_loop(case: str) -> None:
     """With nothing to clip, ``step`` does what ``tx.update`` and ``apply_updates`` do."""
     tx, steps = _built(case)
     params = make_params()
@@ -170,7 +170,7 @@ def test_multisteps_keeps_float16_micro_gradients_in_float32(stepper: Any) -> No
     np.testing.assert_allclose(params["w"][0], -1e-8, rtol=1e-3)
 
 
-def test_multisteps_refuses_an_overflow_that_only_the_sum_has(stepper: Any) -> None:
+def test_multisteps_skips_when_only_the_sum_overflows(stepper: Any) -> None:
     tx = optax.MultiSteps(
         optax.chain(guard(), optax.adam(1e-2)), 2, use_grad_mean=False
     ).gradient_transformation()
@@ -189,7 +189,7 @@ def test_multisteps_refuses_an_overflow_that_only_the_sum_has(stepper: Any) -> N
     assert stablenum_jax.metrics(state_2)["applied"]
 
 
-def test_a_halt_inside_multisteps_refuses_all_later_steps() -> None:
+def test_a_halt_inside_multisteps_skips_all_later_steps() -> None:
     tx = _accumulate(optax.chain(guard(max_skips_in_a_row=2), optax.adam(1e-2)), 2)
     params = make_params()
     step = jax.jit(lambda p, s, g: stablenum_jax.step(tx, p, s, g))
@@ -233,7 +233,7 @@ def test_injected_hyperparameters_can_be_changed(stepper: Any) -> None:
 
 
 @every_mode
-def test_multisteps_says_nothing_of_placement_but_a_jitted_update_does(stepper: Any) -> None:
+def test_multisteps_does_not_warn_about_placement_but_a_jitted_update_does(stepper: Any) -> None:
     params = make_params()
     tx = _accumulate(optax.chain(guard(), optax.adam(1e-2)))
     stepper(tx)(params, tx.init(params), make_grads(0))  # warnings are errors here
@@ -244,7 +244,7 @@ def test_multisteps_says_nothing_of_placement_but_a_jitted_update_does(stepper: 
     assert_same_bits(after, params)
 
 
-def test_a_deferred_guard_that_sees_nonfinite_values_takes_the_whole_step_back(stepper: Any) -> None:
+def test_a_deferred_guard_that_sees_nonfinite_values_undoes_the_whole_step(stepper: Any) -> None:
     """Finite gradients that a transformation before the guard turns into inf."""
     blow_up = optax.stateless(lambda updates, _: jax.tree.map(lambda g: g * 1e38 * 1e10, updates))
     tx = optax.chain(blow_up, guard(), optax.adam(1e-2))

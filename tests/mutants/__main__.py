@@ -80,7 +80,7 @@ def _run(
     print(f"{len(mutants) - old} to try, {old} known from before ({kept})", flush=True)
     begin = time.monotonic()
 
-    def told(mutant: Mutant, result: Result) -> None:
+    def on_result(mutant: Mutant, result: Result) -> None:
         result = dataclasses.replace(result, of_tree=digest, of_files=_digest_of_files(result))
         known[mutant.key] = result
         with kept.open("a", encoding="utf-8") as file:
@@ -90,7 +90,7 @@ def _run(
         passed = time.monotonic() - begin
         print(f"[{passed:6.0f} s] {result.status:<14} {place}{how} ({result.seconds:.0f} s)", flush=True)
 
-    try_all(trees, mutants, tests, seconds=options.seconds, told=told, known=known)
+    try_all(trees, mutants, tests, seconds=options.seconds, on_result=on_result, known=known)
     return known
 
 

@@ -121,14 +121,14 @@ class _Chosen:
 
     def pytest_sessionfinish(self) -> None:
         """Tell the process that asked."""
-        told = {
+        outcome = {
             "ran": self.ran,
             "failed": self.failed,
             "broken": self.broken,
             "spent": self.spent,
             "seconds": _processor_seconds(),
         }
-        Path(self.plan["out"]).write_text(json.dumps(told), encoding="utf-8")
+        Path(self.plan["out"]).write_text(json.dumps(outcome), encoding="utf-8")
 
 
 def _processor_seconds() -> float:

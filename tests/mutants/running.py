@@ -121,9 +121,9 @@ class Tree:
     def _judge(self, mutant: Mutant, names: list[str], tests: TestMap, seconds: float) -> Result:
         spent, ran = 0.0, 0
         for part in _in_two(names):
-            told = self.run([(t, tests.seconds[t]) for t in part], seconds=seconds - spent, stop=True)
-            spent, ran = spent + told["seconds"], ran + told["ran"]
-            status, by, error = verdict(told)
+            outcome = self.run([(t, tests.seconds[t]) for t in part], seconds=seconds - spent, stop=True)
+            spent, ran = spent + outcome["seconds"], ran + outcome["ran"]
+            status, by, error = verdict(outcome)
             if status != SURVIVED or spent >= seconds:
                 break
         return Result(mutant.key, status, by, error, ran, len(names), round(spent, 1))
@@ -136,7 +136,7 @@ class Tree:
             compiled.unlink()
 
     def run(self, tests: Sequence[tuple[str, float]], *, seconds: float, stop: bool) -> dict:
-        """Run tests in this order; what the plugin told, or that it told nothing."""
+        """Run tests in this order; what the plugin outcome, or that it outcome nothing."""
         out = self.folder / "told.json"
         out.unlink(missing_ok=True)
         plan = {"mode": "run", "packages": self.packages, "root": str(self.root), "out": str(out)}
@@ -172,9 +172,9 @@ class Tree:
             finally:
                 self.end()
         nothing = {"ran": 0, "failed": {}, "broken": "", "spent": False, "seconds": 0.0}
-        told = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {**nothing, "silent": True}
+        outcome = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {**nothing, "silent": True}
         last = (self.folder / "output.txt").read_text(encoding="utf-8", errors="replace").strip()
-        return {**told, "late": late, "code": process.returncode, "last": last[-3000:]}
+        return {**outcome, "late": late, "code": process.returncode, "last": last[-3000:]}
 
 
 def _in_two(names: list[str]) -> list[list[str]]:
@@ -188,19 +188,19 @@ def _in_two(names: list[str]) -> list[list[str]]:
     return [part for part in parts if part]
 
 
-def verdict(told: dict) -> tuple[str, str, str]:
+def verdict(outcome: dict) -> tuple[str, str, str]:
     """Status, test and error of what :meth:`Tree.run` gave."""
-    if told["late"]:
+    if outcome["late"]:
         return TIMED_OUT, "", "the process did not end"
-    for test, error in told["failed"].items():
+    for test, error in outcome["failed"].items():
         return (TIMED_OUT if "from pytest-timeout" in error else KILLED), test, error
-    if told["broken"]:
-        return KILLED, told["broken"], "its import"
-    if told.get("silent"):
+    if outcome["broken"]:
+        return KILLED, outcome["broken"], "its import"
+    if outcome.get("silent"):
         # It crashed, or the library can no longer be imported.
-        crashed = told["code"] < 0 or "Error while loading conftest" in told["last"]
-        return (KILLED if crashed else ERROR), "the start", told["last"][-300:]
-    return (SURVIVED, "", "") if told["ran"] else (ERROR, "", told["last"][-300:])
+        crashed = outcome["code"] < 0 or "Error while loading conftest" in outcome["last"]
+        return (KILLED if crashed else ERROR), "the start", outcome["last"][-300:]
+    return (SURVIVED, "", "") if outcome["ran"] else (ERROR, "", outcome["last"][-300:])
 
 
 def try_all(
@@ -209,19 +209,19 @@ def try_all(
     tests: TestMap,
     *,
     seconds: float,
-    told: Callable[[Mutant, Result], None],
+    on_result: Callable[[Mutant, Result], None],
     known: Mapping[tuple, Result] = MappingProxyType({}),
 ) -> None:
     """Try the mutants of which nothing is ``known``, one at a time in each tree.
 
-    A test that also fails without the mutant has told nothing: at the end every test that killed is run
+    A test that also fails without the mutant has outcome nothing: at the end every test that killed is run
     in the tree as it is, and where it fails the mutant is tried again without it.
     """
     barred: set[str] = set()
     results = dict(known)
     left = [m for m in mutants if m.key not in results]
     while True:
-        results |= _spread(trees, left, tests, barred, seconds, told)
+        results |= _spread(trees, left, tests, barred, seconds, on_result)
         killers = {results[m.key].by for m in mutants} & tests.seconds.keys()
         wrong = _failing(trees[0], sorted(killers), tests) - barred
         if not wrong:
@@ -234,10 +234,12 @@ def _failing(tree: Tree, names: Sequence[str], tests: TestMap) -> set[str]:
     """Those of the tests that fail without a mutant."""
     if not names:
         return set()
-    told = tree.run([(t, tests.seconds[t]) for t in names], seconds=float("inf"), stop=False)
-    if told["ran"] < len(names):
-        raise RuntimeError(f"the tests that killed could not be run without a mutant: {told['last'][-300:]}")
-    return set(told["failed"])
+    outcome = tree.run([(t, tests.seconds[t]) for t in names], seconds=float("inf"), stop=False)
+    if outcome["ran"] < len(names):
+        raise RuntimeError(
+            f"the tests that killed could not be run without a mutant: {outcome['last'][-300:]}"
+        )
+    return set(outcome["failed"])
 
 
 def _spread(
@@ -246,7 +248,7 @@ def _spread(
     tests: TestMap,
     barred: set[str],
     seconds: float,
-    told: Callable[[Mutant, Result], None],
+    on_result: Callable[[Mutant, Result], None],
 ) -> dict[tuple, Result]:
     waiting: queue.SimpleQueue[Mutant] = queue.SimpleQueue()
     for mutant in mutants:
@@ -269,7 +271,7 @@ def _spread(
                 if failure:  # the tests were ended, and did not end
                     return
                 found[mutant.key] = result
-                told(mutant, result)
+                on_result(mutant, result)
 
     threads = [threading.Thread(target=work, args=(tree,), daemon=True) for tree in trees]
     for thread in threads:

@@ -124,14 +124,14 @@ def found(made: Path, after: str, function: str | None = None):
 
 def tried(tree: Tree, tests: TestMap, *mutants, seconds: float = 60.0):
     results = {}
-    try_all([tree], mutants, tests, seconds=seconds, told=lambda m, r: results.update({m.key: r}))
+    try_all([tree], mutants, tests, seconds=seconds, on_result=lambda m, r: results.update({m.key: r}))
     return results
 
 
 # --- mutants ---
 
 
-def test_what_is_changed_and_what_is_left_alone(made):
+def test_which_code_is_mutated_and_which_is_not(made):
     mutants = mutants_of(made / "library/module.py", made)
     assert {(m.kind, m.after) for m in mutants if m.function == "clamp"} == {
         ("constant", "def clamp(x: float, top: float = 6.0) -> float:"),
@@ -162,7 +162,7 @@ def test_what_is_changed_and_what_is_left_alone(made):
     assert [(m.after, m.name) for m in mutants if not m.function] == [("LIMIT: int = 11", "LIMIT")]
 
 
-def test_two_alike_in_one_function_are_told_apart(made):
+def test_two_equal_changes_in_one_function_are_distinguished(made):
     mutants = [m for m in mutants_of(made / "library/module.py", made) if m.function == "clamp"]
     assert [m.nth for m in mutants if m.after == "return None"] == [1, 1]
     assert len({m.key for m in mutants}) == len(mutants)
@@ -206,14 +206,14 @@ def of_this_library():
     return all_mutants(ROOT, packages_of(ROOT))
 
 
-def test_mutants_of_this_library_are_programs(of_this_library):
+def test_mutants_of_this_library_are_valid_programs(of_this_library):
     """A sample of them: to compile all takes minutes."""
     for mutant in sample(of_this_library, 60, seed=0, root=ROOT):
         source = (ROOT / mutant.file).read_bytes()
         compile(mutant.apply(source), mutant.file, "exec")
 
 
-def test_a_sample_is_as_dense_in_each_package_and_outlasts_changes_elsewhere(tmp_path):
+def test_a_sample_is_equally_dense_in_each_package_and_unaffected_by_changes_elsewhere(tmp_path):
     for name, n in (("one", 60), ("two", 30)):
         (tmp_path / name).mkdir()
         lines = "".join(f"x{i} = a < b\n" for i in range(n))
@@ -233,7 +233,7 @@ def test_a_sample_is_as_dense_in_each_package_and_outlasts_changes_elsewhere(tmp
 # --- running ---
 
 
-def test_what_ran_is_recorded_under_the_test_that_ran_it(made, tests):
+def test_lines_are_recorded_under_the_test_that_ran_them(made, tests):
     limit, text = "test_library.py::test_limit_in_another_process", (made / "library/module.py").read_text()
     lines = tests.lines["library/module.py"]
     at = {line.strip(): i for i, line in enumerate(text.splitlines(), 1)}
@@ -244,7 +244,7 @@ def test_what_ran_is_recorded_under_the_test_that_ran_it(made, tests):
     assert at['raise ValueError("x must be 1 or 2" + "3")'] not in lines
 
 
-def test_a_planted_mutant_is_killed_by_its_test_and_lives_without_it(made, tests, tree):
+def test_a_planted_mutant_is_killed_by_its_test_and_survives_without_it(made, tests, tree):
     killed, lives = found(made, "n += 2"), found(made, "if x >= top:")
     # A constant is tried by the tests that run a line with its name.
     constant = found(made, "LIMIT: int = 11")
@@ -297,7 +297,7 @@ def test_a_test_that_fails_without_the_mutant_kills_nothing(made, tests, tree):
     assert results[mutant.key].status == SURVIVED
 
 
-def test_what_is_known_is_not_tried_again_but_its_test_is(made, tests, tree):
+def test_known_mutants_are_not_tried_again_but_their_tests_are(made, tests, tree):
     killed = found(made, "n += 2")
     always = "test_library.py::test_that_fails_anyway"
     right = Result(killed.key, KILLED, "test_library.py::test_count")
@@ -310,7 +310,7 @@ def test_what_is_known_is_not_tried_again_but_its_test_is(made, tests, tree):
             [killed],
             with_it,
             seconds=60.0,
-            told=lambda m, r: tried_now.append(r.by),
+            on_result=lambda m, r: tried_now.append(r.by),
             known={killed.key: known},
         )
     assert tried_now == ["test_library.py::test_count"]
@@ -329,7 +329,7 @@ def test_results_and_records_survive_an_interruption(tests, tmp_path):
     assert json.loads(result.to_json())["status"] == "killed"
 
 
-def test_a_killed_mutant_stays_so_while_its_file_and_the_tests_file_do(tmp_path):
+def test_a_mutant_stays_killed_while_its_file_and_the_tests_file_are_unchanged(tmp_path):
     def result(after, status, by, of_files, of_tree="old"):
         key = ("stablenum/errors.py", "f", "x", after, 1)
         return Result(key, status, by, of_tree=of_tree, of_files=of_files)
@@ -350,7 +350,7 @@ def test_a_killed_mutant_stays_so_while_its_file_and_the_tests_file_do(tmp_path)
     assert {key[3] for key in _earlier(path, "new")} == {"killed", "alive in this tree"}
 
 
-def test_a_copy_holds_what_git_would_take(tmp_path):
+def test_a_copy_holds_the_files_that_git_would_add(tmp_path):
     copy_tree(ROOT, tmp_path / "copy")
     assert (tmp_path / "copy" / "pyproject.toml").exists()
     assert not (tmp_path / "copy" / ".git").exists()
@@ -378,7 +378,7 @@ def test_a_survivor_with_a_reason_is_accepted_and_one_without_is_not(made):
     assert "100.0 %" in text
 
 
-def test_a_reason_for_a_mutant_that_is_no_more_is_reported(made):
+def test_a_reason_for_a_mutant_that_no_longer_exists_is_reported(made):
     mutants = mutants_of(made / "library/module.py", made)
     lives = found(made, "if x >= top:")
     gone = survivor(lives, before="if y > top:")
@@ -411,6 +411,6 @@ def test_an_entry_needs_its_reason(tmp_path):
         read_judged(empty, bad)
 
 
-def test_the_lists_of_this_library_hold_for_it(of_this_library):
+def test_the_lists_of_this_library_match_its_code(of_this_library):
     judged = read_judged(HERE / "left_out.toml", HERE / "survivors.toml")
     assert judged.stale(of_this_library) == []

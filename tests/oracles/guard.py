@@ -39,11 +39,11 @@ class GuardOracle:
         loss_ok, finite = math.isfinite(loss), math.isfinite(loss) and math.isfinite(grad_norm)
         typical = math.inf if self.spike is None else self.spike.typical_norm()
         spikes = set() if self.spike is None else self.spike.judge(loss, grad_norm, finite)
-        refused = bool(spikes) and self.spike.action == "skip"
-        applied = finite and not refused
+        skipped = bool(spikes) and self.spike.action == "skip"
+        applied = finite and not skipped
 
         factors = [[1.0] * len(tensor) for tensor in units]
-        if spikes and not refused:
+        if spikes and not skipped:
             factors = _times(factors, clip_coefficient(grad_norm, typical))
         for rule in self.clip:
             left = [[f * u for f, u in zip(*pair, strict=True)] for pair in zip(factors, units, strict=True)]
@@ -54,7 +54,7 @@ class GuardOracle:
         smallest = min((f for tensor in factors for f in tensor), default=1.0)
         outcome = Outcome(
             apply=applied,
-            reason=self._reason(loss_ok, grad_norm, spikes, refused, smallest),
+            reason=self._reason(loss_ok, grad_norm, spikes, skipped, smallest),
             grad_norm=grad_norm,
             coefficient=smallest if applied else 1.0,
             multipliers=_times(factors, 1 / self.scale) if applied else [[1.0] * len(t) for t in units],
@@ -65,14 +65,14 @@ class GuardOracle:
         return outcome
 
     @staticmethod
-    def _reason(loss_ok: bool, norm: float, spikes: set[str], refused: bool, smallest: float) -> str:
+    def _reason(loss_ok: bool, norm: float, spikes: set[str], skipped: bool, smallest: float) -> str:
         if not loss_ok:
             return "NONFINITE_LOSS"
         if math.isnan(norm):
             return "NAN_GRADIENT"
         if math.isinf(norm):
             return "INF_GRADIENT"
-        if refused:
+        if skipped:
             return "SPIKE_LOSS" if "loss" in spikes else "SPIKE_GRAD_NORM"
         return "SPIKE_CLIPPED" if spikes else "CLIPPED" if smallest < 1 else "OK"
 

@@ -51,10 +51,10 @@ def plain(result: Result) -> str:
 
 
 def strict(text: str) -> Any:
-    def refuse(constant: str) -> None:
+    def reject(constant: str) -> None:
         raise AssertionError(f"not strict JSON: {constant}")
 
-    return json.loads(text, parse_constant=refuse)
+    return json.loads(text, parse_constant=reject)
 
 
 # ---------------------------------------------------------------------------------- reading

@@ -183,12 +183,12 @@ class OneLifeInThreeFrameworks(RuleBasedStateMachine):
         if late:
             grads["b"][:] = 0.0
         self.take(grads, loss)
-        refuses = self.config.spike is not None and self.config.spike.action == "skip"
+        skips = self.config.spike is not None and self.config.spike.action == "skip"
         for side in self.sides.values():
             last = side.last()
             spike = last["reason"] in (Reason.SPIKE_LOSS, Reason.SPIKE_GRAD_NORM)
             assert last["applied"] is not spike
-            assert refuses or not spike
+            assert skips or not spike
 
     @rule(
         seed=some.integers(0, 2**16),
