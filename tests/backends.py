@@ -34,7 +34,7 @@ class Backend:
 
     def asarray(self, value: Any, dtype: str = "float32") -> Any:
         """``value`` as an array of this backend."""
-        # By way of NumPy, which rounds to float32 without a word about overflow.
+        # By way of NumPy, which rounds to float32 without a warning on overflow.
         with np.errstate(over="ignore"):
             host = np.asarray(value).astype(dtype)
         return self.xp.asarray(host.tolist(), dtype=getattr(self.xp, dtype))
@@ -49,7 +49,7 @@ class Backend:
         amax: float | None = None,
         tiny: float | None = None,
     ) -> Observation:
-        """An observation from plain numbers; ``units``: norms and weights, a list of units a parameter."""
+        """An observation from plain numbers; ``units``: norms and weights, a list of units per parameter."""
         return Observation(
             norms=self.asarray(norms),
             loss=None if loss is None else self.asarray(loss),
@@ -68,7 +68,7 @@ class Backend:
     def run(
         self, config: GuardConfig, observations: Sequence[Observation], state: GuardState | None = None
     ) -> tuple[list[Decision], GuardState]:
-        """Decide one observation after the other; the decisions (as NumPy) and the last state."""
+        """Decide on each observation in turn; return the decisions (as NumPy) and the last state."""
         if state is None:
             state = self.init(config, observations[0].norms.shape[0])
         run, decisions = self.prepare(config), []
@@ -102,7 +102,7 @@ def assert_bit_equal(one: Any, other: Any) -> None:
 
 
 def _numpy(config: GuardConfig) -> Decide:
-    # The rules compute with inf and NaN and select afterwards; NumPy alone warns of it.
+    # The rules compute with inf and NaN and select afterwards; only NumPy warns about it.
     return np.errstate(all="ignore")(functools.partial(decide, config, xp=array_api_compat.numpy))
 
 

@@ -15,7 +15,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from tests.backends import BACKENDS, Backend
 from tests.selection import REPEATS
 
-# What JAX compiles is kept between processes and runs, and tests that run programs hand the settings on.
+# JAX's compilations are cached across processes and runs; tests that run programs pass the settings on.
 COMPILED = {
     "jax_compilation_cache_dir": str(Path(__file__).parents[1] / ".pytest_cache" / "jax"),
     "jax_persistent_cache_min_compile_time_secs": 0,
@@ -25,7 +25,7 @@ for name, value in COMPILED.items():
     os.environ[name.upper()] = str(value)
     jax.config.update(name, value)
 
-# Programs that tests run in processes of their own; they are no modules.
+# Programs that tests run in separate processes, not test modules.
 collect_ignore = ["scripts"]
 
 hypothesis.settings.register_profile(
@@ -39,7 +39,7 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
     params=["numpy", *(pytest.param(name, marks=REPEATS) for name in BACKENDS if name != "numpy")]
 )
 def backend(request: pytest.FixtureRequest) -> Backend:
-    """NumPy, and in the long run each array namespace that the core runs on, eager and compiled.
+    """NumPy, and under ``make test-all`` each array namespace that the core runs on, eager and compiled.
 
     All namespaces run the same source, so its arithmetic is tested on NumPy. Where a namespace can differ
     (structure, dtypes, tracing, rounding), a test takes ``every_backend``.
@@ -60,12 +60,12 @@ def without_compilation_cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 @pytest.fixture(params=list(BACKENDS))
 def every_backend(request: pytest.FixtureRequest) -> Backend:
-    """Each array namespace that the core runs on, eager and compiled, always."""
+    """Each array namespace that the core runs on, eager and compiled, in every run."""
     return BACKENDS[request.param]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked ``gpu`` are skipped where there is none."""
+    """Tests marked ``gpu`` are skipped on machines without a GPU."""
     if torch.cuda.is_available():
         return
     for item in items:

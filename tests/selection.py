@@ -1,4 +1,4 @@
-"""Which cases of a large table run always, and which are left to ``make test-all``.
+"""Which cases of a large table always run, and which are left to ``make test-all``.
 
 A selection follows from the cases alone and is the same in every run. What it leaves out is marked ``slow``,
 never dropped.
@@ -19,14 +19,14 @@ REPEATS = pytest.mark.slow(reason="repeats a fast case on another backend or pat
 
 
 def one_in_three(name: str) -> bool:
-    """Whether the case of this name is in the fixed third that always runs: by a hash of the name."""
+    """Whether the case of this name, by its hash, is in the fixed third that always runs."""
     return zlib.crc32(name.encode()) % 3 == 0
 
 
 def pairwise(*factors: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """A few rows of the product of ``factors`` in which any two values of two factors meet.
+    """A few rows of the product of ``factors`` in which any two values of two factors occur together.
 
-    Greedy: the next row is the one in which most pairs meet for the first time, the first of equals. The rows
+    Greedy: the next row is the one with the most new pairs, the first of those that tie. The rows
     are returned in the order of the product.
     """
     rows = list(itertools.product(*map(range, map(len, factors))))
@@ -44,7 +44,7 @@ def _pairs(row: tuple[int, ...]) -> set[tuple[tuple[int, int], ...]]:
 
 
 def slow_unless(fast: Callable[..., bool], rows: Iterable[Sequence[Any]]) -> list[Any]:
-    """The rows for ``pytest.mark.parametrize``; those of which ``fast(*row)`` is false are slow."""
+    """The rows for ``pytest.mark.parametrize``; those for which ``fast(*row)`` is false are slow."""
     return [pytest.param(*row, marks=[] if fast(*row) else [REPEATS]) for row in rows]
 
 

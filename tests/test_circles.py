@@ -1,4 +1,4 @@
-"""No module imports itself by way of others. Imports inside functions and for types alone count, too."""
+"""No module imports itself through others. Imports inside functions and for types only count, too."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PACKAGES = ("stablenum", "stablenum_jax", "stablenum_torch")
 
 
 def circles(graph: grimp.ImportGraph) -> list[list[str]]:
-    """The sets of modules of which each imports every other, directly or not."""
+    """The sets of modules that all import one another, directly or indirectly."""
     reached = {module: graph.find_upstream_modules(module) for module in graph.modules}
     found = {
         frozenset({module, *(other for other in reached[module] if module in reached[other])})

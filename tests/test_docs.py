@@ -1,4 +1,4 @@
-"""The examples on the documentation pages run, and what the pages are made with says what it counted."""
+"""The examples on the documentation pages run, and generated figures and tables show what was measured."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_the_effect_of_a_bad_value_is_determined_by_comparing_decisions(made_wit
     assert afterwards.startswith("the same decisions (factors within 0.")
 
 
-# What each program of the gallery is there to show.
+# The cause that each program of the gallery is meant to show.
 GALLERY = {
     "log_of_softmax": Cause.DOMAIN,
     "where_trap": Cause.WHERE_TRAP,
@@ -221,7 +221,7 @@ def test_the_tables_of_small_updates_are_measured(made_with):
     rows = {row[0]: [float(cell) for cell in row[1:]] for row in updates.thousand_rows()}
     plain, kahan, stochastic, masters = (rows[label] for label, *_ in updates.WAYS.values())
     assert plain == [0.0, 0.0]
-    for found in (kahan, stochastic, masters):  # 0.1016 is the nearest that a bfloat16 weight can show
+    for found in (kahan, stochastic, masters):  # 0.1016 is the nearest that a bfloat16 weight can get
         assert max(abs(moved - 0.1) for moved in found) <= 0.002
     assert kahan == masters
     assert rows["exactly"] == [0.1, 0.1]
@@ -232,7 +232,7 @@ def test_the_tables_of_small_updates_are_measured(made_with):
 
 
 def cures_and_cases():
-    """``cures`` and each case of it by a name of its own."""
+    """``cures``, and each of its cases by a unique name."""
     sys.path.insert(0, str(DOCS))
     try:
         cures = __import__("cures")

@@ -1,4 +1,4 @@
-"""Who may import whom: by contract (static) and by importing with the others blocked (live)."""
+"""Which package may import which: by contract (static) and by importing with the others blocked (live)."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_the_import_contracts_hold():
 
 FOR_TYPES = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import "
 
-# A module, and what is added to it.
+# A module, and the line that is added to it.
 BREACHES = [
     ("stablenum/arrays.py", "import numpy"),
     ("stablenum/guard/config.py", "import stablenum.guard.decide"),
@@ -147,7 +147,7 @@ def offence(module: str, line: str) -> str:
 
 
 def test_the_import_contracts_can_break(tmp_path):
-    """All breaches at once: the graph of imports is built once, and the report names each."""
+    """All breaches at once: the import graph is built once, and the report names each breach."""
     for package in ("stablenum", "stablenum_torch", "stablenum_jax"):
         for source in (ROOT / package).rglob("*.py"):
             copy = tmp_path / source.relative_to(ROOT)
@@ -163,4 +163,4 @@ def test_the_import_contracts_can_break(tmp_path):
     report = re.sub(r"\s+", " ", result.stdout)
     unnamed = [breach for breach in BREACHES if f"{offence(*breach)} (l." not in report]
     assert unnamed == []
-    assert "stablenum.diagnosis.audit.unplaced" in report  # a module that no layer holds
+    assert "stablenum.diagnosis.audit.unplaced" in report  # a module that belongs to no layer

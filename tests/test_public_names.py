@@ -40,7 +40,7 @@ def documented(text: str) -> set[str]:
 
 
 def names_of(module: str) -> list[str]:
-    """What a module makes public, less the modules in it, which are public packages of their own."""
+    """The public names of a module without its submodules, which are public packages themselves."""
     loaded = importlib.import_module(module)
     return [name for name in loaded.__all__ if not isinstance(getattr(loaded, name), ModuleType)]
 

@@ -1,4 +1,4 @@
-"""The recorded streams and the spikes planted into them."""
+"""The recorded streams and the spikes planted in them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_each_stream_has_its_intended_feature():
     usual = np.array([np.median(norm[t - 64 : t]) for t in range(64, STEPS)])
     assert (norm[64:] < 4 * usual).all()
     norm = load("pixels-schedule").norm
-    assert np.median(norm[1100:1300]) < 0.75 * np.median(norm[800:1000])  # another level after the drop
+    assert np.median(norm[1100:1300]) < 0.75 * np.median(norm[800:1000])  # a lower level after the drop
 
 
 def test_spikes_are_where_the_labels_say_and_nowhere_else():

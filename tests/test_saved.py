@@ -1,7 +1,7 @@
 """States, settings and pickles that were written before the modules were renamed still load.
 
-The files in ``saved/`` were written by the code as it was then: after 12 steps (a NaN in the 5th, an inf in
-the 8th) the optimizer and its guard were saved; 6 more steps were taken, and what came of them was written to
+The files in ``saved/`` were written by the code before that: after 12 steps (a NaN in the 5th, an inf in
+the 8th) the optimizer and its guard were saved; 6 more steps were taken, and their results were written to
 ``*-after.json``.
 """
 
@@ -36,7 +36,7 @@ def read(name: str) -> Any:
 
 
 def grads(step: int) -> list[np.ndarray]:
-    """The gradients of a step, as they were when the files were written."""
+    """The gradients of a step, the same as when the files were written."""
     rng = np.random.default_rng(step)
     wide = rng.normal(size=(3, 2)).astype(np.float32) * 10.0 ** (step % 3 - 1)
     return [wide, rng.normal(size=(2,)).astype(np.float32)]

@@ -1,4 +1,4 @@
-"""The selections leave no pair of values out, never change, and mark the rest as slow."""
+"""The selections omit no pair of values, never change, and mark the rest as slow."""
 
 from __future__ import annotations
 

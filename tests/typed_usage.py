@@ -1,6 +1,6 @@
-"""Read by mypy, not run: the settings and the results of the public functions are typed.
+"""Checked by mypy, not run: the settings and the results of the public functions are typed.
 
-Each ``type: ignore`` stands where a wrong use has to be an error; mypy reports one that is not needed.
+Each ``type: ignore`` marks a wrong use that must be an error; mypy reports one that is not needed.
 """
 
 from __future__ import annotations

@@ -20,34 +20,29 @@ def test_the_table_is_complete():
 
 @pytest.mark.parametrize("name", EVERY)
 def test_against_ml_dtypes(name):
-    listed, info = FORMATS[name], ml_dtypes.finfo(SCALAR[name])
-    assert listed.name == name
-    assert listed.bits == info.bits
-    assert listed.max == float(info.max)
-    assert listed.smallest_normal == float(info.smallest_normal)
-    assert listed.smallest_subnormal == float(info.smallest_subnormal)
-    assert listed.eps == float(info.eps)
+    ours, info = FORMATS[name], ml_dtypes.finfo(SCALAR[name])
+    assert ours.name == name
+    assert ours.bits == info.bits
+    assert ours.max == float(info.max)
+    assert ours.smallest_normal == float(info.smallest_normal)
+    assert ours.smallest_subnormal == float(info.smallest_subnormal)
+    assert ours.eps == float(info.eps)
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_against_torch(name):
-    listed, info = FORMATS[name], torch.finfo(getattr(torch, name))
-    assert (listed.bits, listed.max, listed.smallest_normal, listed.eps) == (
-        info.bits,
-        info.max,
-        info.tiny,
-        info.eps,
-    )
+    ours, info = FORMATS[name], torch.finfo(getattr(torch, name))
+    assert (ours.bits, ours.max, ours.smallest_normal, ours.eps) == (info.bits, info.max, info.tiny, info.eps)
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_each_value_is_the_limit_it_is_named_for(name):
-    listed, scalar = FORMATS[name], SCALAR[name]
-    assert float(scalar(listed.max)) == listed.max
-    assert float(scalar(listed.smallest_subnormal)) == listed.smallest_subnormal
-    assert float(scalar(listed.smallest_subnormal / 2)) == 0.0
-    assert float(scalar(1.0 + listed.eps)) == 1.0 + listed.eps
-    assert float(scalar(1.0 + listed.eps / 2)) == 1.0
+    ours, scalar = FORMATS[name], SCALAR[name]
+    assert float(scalar(ours.max)) == ours.max
+    assert float(scalar(ours.smallest_subnormal)) == ours.smallest_subnormal
+    assert float(scalar(ours.smallest_subnormal / 2)) == 0.0
+    assert float(scalar(1.0 + ours.eps)) == 1.0 + ours.eps
+    assert float(scalar(1.0 + ours.eps / 2)) == 1.0
 
 
 @pytest.mark.parametrize("name", EVERY)

@@ -125,11 +125,9 @@ def test_rows_of_adagc_are_matched_by_name():
 
 
 def test_an_added_parameter_starts_from_scratch_and_a_removed_one_is_dropped():
-    with pytest.warns(
-        StatisticsNotLoadedWarning, match=r"2 of the 4 parameters here \(new, other\)"
-    ) as caught:
+    with pytest.warns(StatisticsNotLoadedWarning, match=r"2 of the 4 parameters here \(new, other\)") as seen:
         saved, here = loaded(["new", "c", "a", "other"], 4)
-    assert [w.filename for w in caught] == [__file__]  # the line that loads, not one of the reader's
+    assert [w.filename for w in seen] == [__file__]  # the line that loads, not one of the reader's
     fresh = NUMPY.init(ADAGC, 4).clip[0]
     for before, after, own in zip(saved, here, fresh, strict=True):
         assert after.tolist() == [own[0].tolist(), before[2].tolist(), before[0].tolist(), own[3].tolist()]
@@ -168,8 +166,8 @@ def test_statistics_load_into_fitting_rules_and_missing_ones_warn(before, after,
     _, state = NUMPY.run(GuardConfig(clip=before), list(stream(NUMPY, 40, 5)))
     here = NUMPY.init(GuardConfig(clip=after), 3)
     got = state_from_dict(strict_json(state_to_dict(state)), here, xp=NUMPY.xp)
-    caught = [w for w in recwarn if issubclass(w.category, StatisticsNotLoadedWarning)]
-    assert len(caught) == n_warnings == len(recwarn)
+    seen = [w for w in recwarn if issubclass(w.category, StatisticsNotLoadedWarning)]
+    assert len(seen) == n_warnings == len(recwarn)
     saved = {(type(part), np.shape(part[0])): part for part in state.clip if part}
     for own, part in zip(here.clip, got.clip, strict=True):
         if part:
@@ -184,13 +182,13 @@ def test_statistics_load_into_fitting_rules_and_missing_ones_warn(before, after,
 def test_missing_spike_or_scale_statistics_warn():
     _, state = NUMPY.run(GuardConfig(loss_scale="dynamic"), list(stream(NUMPY, 10, 6)))
     here = NUMPY.init(GuardConfig(loss_scale=LogMaxLossScale(), spike="skip"), 3)
-    with pytest.warns(StatisticsNotLoadedWarning) as caught:
+    with pytest.warns(StatisticsNotLoadedWarning) as seen:
         got = state_from_dict(state_to_dict(state), here, xp=NUMPY.xp)
-    assert sorted(str(w.message).split(":")[0] for w in caught) == [
+    assert sorted(str(w.message).split(":")[0] for w in seen) == [
         "state.loss_scale.statistics",
         "state.spike",
     ]
-    assert {w.filename for w in caught} == {__file__}
+    assert {w.filename for w in seen} == {__file__}
     assert_bit_equal(got.spike, here.spike)
     assert_bit_equal(got.loss_scale.statistics, here.loss_scale.statistics)
     assert float(got.loss_scale.scale) == float(state.loss_scale.scale)

@@ -180,9 +180,7 @@ def test_prints_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
         (lambda x: jnp.linalg.cholesky(x).sum(), -jnp.eye(2), "cholesky", "forward"),
     ],
 )
-def test_operations_have_the_names_that_users_know(
-    function: Any, x: jax.Array, operation: str, phase: str
-) -> None:
+def test_operations_have_familiar_names(function: Any, x: jax.Array, operation: str, phase: str) -> None:
     first = replay(function, x).findings[0]
     assert (first.operation, first.phase) == (operation, phase)
 

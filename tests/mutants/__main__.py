@@ -42,7 +42,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Draw, record, try, report. What an interrupted run found is kept, and the next one goes on."""
+    """Draw, record, try, report. The results of an interrupted run are kept, and the next one continues."""
     options = _arguments(argv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     packages = packages_of(ROOT)
@@ -95,7 +95,7 @@ def _run(
 
 
 def _python_files(root: Path) -> list[str]:
-    """All but this folder's own."""
+    """All Python files except those of this folder."""
     names = (path.relative_to(root).as_posix() for path in root.rglob("*.py"))
     return sorted(name for name in names if not name.startswith("tests/mutants/"))
 
@@ -126,10 +126,10 @@ def _tests(
 
 
 def _earlier(path: Path, digest: str) -> dict[tuple, Result]:
-    """What holds of the results in the file.
+    """The results in the file that are still valid.
 
-    Those of the same tree do; in another one a mutant is still killed if neither its file nor the test's has
-    changed.
+    All those of the same tree are; in another one a mutant is still killed if neither its file nor the test's
+    has changed.
     """
     known = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:

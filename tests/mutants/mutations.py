@@ -1,4 +1,4 @@
-"""Mutants of a source file: each is one small change of its text, which keeps the number of lines."""
+"""Mutants of a source file: each is one small change of its text that keeps the number of lines."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _ARITHMETIC: dict[type[ast.operator], tuple[str, str]] = {
     ast.LShift: ("<<", ">>"),
     ast.RShift: (">>", "<<"),
 }
-# Of arrays: the boolean operators.
+# The boolean operators of arrays.
 _BITWISE: dict[type[ast.operator], tuple[str, str]] = {ast.BitAnd: ("&", "|"), ast.BitOr: ("|", "&")}
 _NOT_CODE = {"__all__", "__slots__", "__version__"}
 
@@ -46,13 +46,13 @@ class Mutant:
     Attributes:
         file: path from the root of the tree.
         function: the qualified name of the function or class that it lies in, "" at the top of a module.
-        kind: what sort of change.
+        kind: the kind of change.
         start, end, new: the bytes from ``start`` to ``end`` become ``new``.
         before, after: the changed lines with blanks squeezed.
-        nth: 1, or the how-many-th with the same file, function, ``before`` and ``after``.
+        nth: its number, from 1, among those with the same file, function, ``before`` and ``after``.
         line: where it is.
         first, last: the lines that run if the mutated code does.
-        name: the constant of a module that is changed, if it is one; more than one with ``|`` between them.
+        name: the module's constant that is changed, if it is one; several are separated by ``|``.
     """
 
     file: str
@@ -71,12 +71,12 @@ class Mutant:
 
     @property
     def key(self) -> tuple[str, str, str, str, int]:
-        """What it is known by: other changes of the file do not touch it."""
+        """Its identity, which other changes of the file do not affect."""
         return (self.file, self.function, self.before, self.after, self.nth)
 
     @property
     def digest(self) -> str:
-        """The key in short. The file is not in it, but its package is: a sample outlasts a move."""
+        """A short key. It holds the package but not the file, so that a sample survives moved files."""
         parts = (self.file.split("/")[0], *map(str, self.key[1:]))
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
@@ -110,7 +110,7 @@ class _Finder(ast.NodeVisitor):
         self.source, self.file = source, file
         self.found: list[Mutant] = []
         self.names: list[str] = []
-        self.bound: list[set[str]] = []  # of each function around: names that have a value
+        self.bound: list[set[str]] = []  # for each enclosing function: the names that have a value
         self.lines, self.constant = (1, 1), ""
         self._starts = [0]
         for line in source.split(b"\n"):
@@ -166,7 +166,7 @@ class _Finder(ast.NodeVisitor):
     # --- statements ---
 
     def visit(self, node: ast.AST) -> None:
-        """Keep in mind which lines the statement has, or the head of one with a body."""
+        """Remember the lines of the statement, or of its head if it has a body."""
         if not isinstance(node, ast.stmt):
             super().visit(node)
             return
@@ -183,7 +183,7 @@ class _Finder(ast.NodeVisitor):
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         self.names.append(node.name)
-        # A default value is computed once; it matters wherever the function runs.
+        # A default value is computed once, but matters wherever the function runs.
         self.lines = (node.body[0].lineno, node.end_lineno)
         self.visit(node.args)
         arguments = ast.walk(node.args)
@@ -242,7 +242,7 @@ class _Finder(ast.NodeVisitor):
         if names & _NOT_CODE:
             return
         if not self.names:
-            # A module's constant matters wherever it is named.
+            # A module's constant matters wherever it is used.
             self.constant = "|".join(sorted(names))
         self._drop_if_it_may(node, node.targets)
         self.visit(node.value)
@@ -267,7 +267,7 @@ class _Finder(ast.NodeVisitor):
         self.visit(node.value)
 
     def _drop_if_it_may(self, node: ast.Assign | ast.AnnAssign, targets: list[ast.expr]) -> None:
-        """Without its first value a name would be missed by anything; a second one may not be."""
+        """Any test would notice that a name has no first value; a later assignment may go unnoticed."""
         if not self.bound:
             return
         names = [target.id for target in targets if isinstance(target, ast.Name)]
@@ -362,7 +362,7 @@ class _Finder(ast.NodeVisitor):
                 self.visit(keyword.value)
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        """Text, and before Python 3.12 the places of its parts are not known."""
+        """Not visited: it is text, and before Python 3.12 the positions of its parts are not known."""
 
 
 def _is_text(node: ast.expr) -> bool:

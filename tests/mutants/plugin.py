@@ -1,6 +1,6 @@
-"""The pytest plugin of the processes that are started: records what each test runs, or runs chosen tests.
+"""The pytest plugin of the subprocesses: records which lines each test runs, or runs chosen tests.
 
-What to do is in the JSON file that the environment variable ``MUTANTS_PLAN`` names.
+The plan is a JSON file that the environment variable ``MUTANTS_PLAN`` names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PLAN, TEST = "MUTANTS_PLAN", "MUTANTS_TEST"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Load the part that the plan asks for."""
+    """Load the part that the plan requests."""
     plan = json.loads(Path(os.environ[PLAN]).read_text(encoding="utf-8"))
     for package in plan["packages"]:
         found = importlib.util.find_spec(package)
@@ -37,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class _Recorder:
-    """Notes under each test's own name which lines run, here and in processes that the test starts."""
+    """Records for each test which lines run, here and in processes that the test starts."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
         import coverage
@@ -50,7 +50,7 @@ class _Recorder:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        """One test, fixtures and all."""
+        """Record one test, including its fixtures."""
         os.environ.update({TEST: item.nodeid, "COVERAGE_PROCESS_START": self.config_of_children})
         self.coverage.switch_context(item.nodeid)
         begin = time.perf_counter()
@@ -64,18 +64,18 @@ class _Recorder:
         return done
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A test that was skipped has passed nothing."""
+        """A skipped test does not count as passed."""
         if not report.passed:
             self.failed.add(report.nodeid)
 
     def pytest_sessionfinish(self) -> None:
-        """Write what was seen."""
+        """Write what was recorded."""
         self.coverage.stop()
         self.coverage.save()
 
 
 class _Chosen:
-    """Runs the plan's tests in its order, until one fails if so asked, or the processor time is spent."""
+    """Runs the plan's tests in its order until the processor time is spent or, on request, one fails."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
         self.plan = plan
@@ -83,7 +83,7 @@ class _Chosen:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self) -> None:
-        """A property test that fails is not asked for its simplest example."""
+        """A failing property test is not shrunk to its simplest example."""
         if "hypothesis" not in sys.modules:  # the tests' conftest imports it
             return
         import hypothesis
@@ -94,7 +94,7 @@ class _Chosen:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Only the plan's, in its order, each with a time limit of its own."""
+        """Keep only the plan's tests, in its order, each with its own time limit."""
         by_name = {item.nodeid: item for item in items}
         chosen = [(by_name[t], seconds) for t, seconds in self.plan["tests"] if t in by_name]
         items[:] = [item for item, _ in chosen]
@@ -107,20 +107,20 @@ class _Chosen:
             self.broken = report.nodeid or "the tests' import"
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """What failed, and why in one line."""
+        """Note what failed, and why in one line."""
         if report.failed:
             lines = str(report.longrepr).strip().splitlines() or [""]
             self.failed.setdefault(report.nodeid, lines[-1][:300])
 
     def pytest_runtest_logfinish(self) -> None:
-        """Look at the clock."""
+        """Check the time limit."""
         self.ran += 1
         if _processor_seconds() > self.plan["seconds"]:
             self.spent = True
             raise pytest.exit.Exception("the time is spent")
 
     def pytest_sessionfinish(self) -> None:
-        """Tell the process that asked."""
+        """Report to the parent process."""
         outcome = {
             "ran": self.ran,
             "failed": self.failed,
@@ -132,5 +132,5 @@ class _Chosen:
 
 
 def _processor_seconds() -> float:
-    """Of this process and those that it started and that have ended."""
+    """Processor time of this process and of its child processes that have ended."""
     return sum(os.times()[:4])

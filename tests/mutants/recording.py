@@ -18,7 +18,7 @@ from tests.mutants.plugin import PLAN, TEST
 
 __all__ = ["TestMap", "environment", "record"]
 
-# A process that a test starts measures itself, under the name of that test.
+# A process that a test starts records its own coverage under the name of that test.
 _SITE = "import coverage\ncoverage.process_startup()\n"
 _CONFIG = """
 [run]
@@ -38,17 +38,17 @@ class TestMap:
     Attributes:
         seconds: of each test.
         lines: file -> line -> tests.
-        sizes: how many lines of the library each test ran.
+        sizes: the number of lines of the library that each test ran.
     """
 
-    __test__ = False  # no test, whatever pytest makes of the name
+    __test__ = False  # not a test class, although its name begins with Test
 
     seconds: dict[str, float]
     lines: dict[str, dict[int, list[str]]]
     sizes: dict[str, int]
 
     def concerned(self, mutant: Mutant, root: Path) -> list[str]:
-        """The tests that run the mutated code, likely and cheap ones first; then others of its file."""
+        """The tests that run the mutated code, likely and cheap ones first; then others that run its file."""
         of_file = self.lines.get(mutant.file, {})
         direct = {t for line in range(mutant.first, mutant.last + 1) for t in of_file.get(line, ())}
         if mutant.name:
@@ -69,8 +69,8 @@ class TestMap:
     def _ordered(self, tests: Iterable[str], file: str) -> list[str]:
         """One case of each test function, then a second one, and so on.
 
-        Within a round the cheapest come first, where a test counts as the cheaper the more of what it runs is
-        of this file.
+        Within a round the cheapest come first; a test counts as cheaper the larger the share of its lines that
+        is in this file.
         """
         share: dict[str, int] = defaultdict(int)
         for of_line in self.lines.get(file, {}).values():
@@ -118,7 +118,7 @@ def _sizes(lines: dict[str, dict[int, list[str]]]) -> dict[str, int]:
 
 
 def environment(root: Path, plan: Path, *, site: Path | None = None) -> dict[str, str]:
-    """That of ``make test``, with the packages of ``root`` and of nowhere else."""
+    """The environment of ``make test``, with the packages of ``root`` only."""
     path = os.pathsep.join(str(folder) for folder in (site, root) if folder)
     return {
         **os.environ,
@@ -132,14 +132,14 @@ def environment(root: Path, plan: Path, *, site: Path | None = None) -> dict[str
 def record(
     root: Path, packages: Sequence[str], folder: Path, tests: Sequence[str], *, processes: int
 ) -> TestMap:
-    """Run the tests of the tree ``root`` and see what each of them runs.
+    """Run the tests of the tree ``root`` and record which lines each of them runs.
 
     Args:
         root: a copy of the tree.
         packages: the folders of the library.
-        folder: where what is recorded lies; emptied first.
-        tests: what pytest is given; all if none.
-        processes: run beside one another, if more than one.
+        folder: where the recording is stored; emptied first.
+        tests: the arguments for pytest; all tests if empty.
+        processes: the number of parallel processes.
     """
     shutil.rmtree(folder, ignore_errors=True)
     site = folder / "site"

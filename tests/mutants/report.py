@@ -1,4 +1,4 @@
-"""What came of a run, as text, and whether it is good enough."""
+"""The results of a run as text, and whether they are good enough."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STATES = (KILLED, TIMED_OUT, SURVIVED, UNSEEN, ERROR)
 
 
 def _accepted(mutants: Sequence[Mutant], results: Mapping[tuple, Result], judged: Judged) -> set[tuple]:
-    """The mutants that live and for which there is a reason."""
+    """The surviving mutants for which a reason is listed."""
     known = {survivor.key for survivor in judged.survivors}
     return {m.key for m in mutants if m.key in known and results[m.key].status in (SURVIVED, UNSEEN)}
 
@@ -37,7 +37,7 @@ def _complaints(
 
 
 def _rate(mutants: Sequence[Mutant], results: Mapping[tuple, Result], accepted: set[tuple]) -> float:
-    """Of the mutants that can be told, the part that the tests told; 1 of none."""
+    """The fraction of the detectable mutants that the tests killed; 1 if there are none."""
     judged = [results[m.key].status in (KILLED, TIMED_OUT) for m in mutants if m.key not in accepted]
     return sum(judged) / len(judged) if judged else 1.0
 
@@ -50,7 +50,7 @@ def passes(
     *,
     least: float,
 ) -> bool:
-    """Whether enough are killed and every reason is about something."""
+    """Whether enough mutants are killed and every listed reason applies."""
     accepted = _accepted(mutants, results, judged)
     enough = _rate(mutants, results, accepted) >= least
     return enough and not _complaints(mutants, results, judged, stale)

@@ -33,21 +33,21 @@ __all__ = [
 ]
 
 KILLED, SURVIVED, TIMED_OUT, UNSEEN, ERROR = "killed", "survived", "timed out", "run by no test", "error"
-# Most mutants fall to tests of a few files; to import them all takes longer than to run those.
+# Tests of a few files kill most mutants; importing all files takes longer than running those.
 _FIRST_FILES = 5
 
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a mutant.
+    """The result of trying a mutant.
 
     Attributes:
-        key: the mutant's.
+        key: the mutant's key.
         status: one of the words above.
         by: the test that failed, and how.
-        ran, concerned: how many tests ran, and how many there are that run its file.
+        ran, concerned: how many tests ran, and how many run its file.
         seconds: processor time.
-        of_tree, of_files: digests of the tree that it was found in, and of the mutated file and the test's.
+        of_tree, of_files: digests of the tree it was tried in, and of the mutated file and the test's file.
     """
 
     key: tuple[str, str, str, str, int]
@@ -72,7 +72,7 @@ class Result:
 
 
 def copy_tree(source: Path, target: Path) -> None:
-    """A copy of what git knows or would take, else of everything."""
+    """Copy the files that git tracks or would add, or all files outside a repository."""
     shutil.rmtree(target, ignore_errors=True)
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -98,14 +98,14 @@ class Tree:
         folder.mkdir(parents=True, exist_ok=True)
 
     def end(self) -> None:
-        """End the tests that run, with what they started."""
+        """End the running tests and the processes that they started."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
     def try_one(self, mutant: Mutant, tests: TestMap, *, barred: Iterable[str], seconds: float) -> Result:
-        """Put the mutant in, run tests until one fails or the processor time is spent, take it out."""
+        """Apply the mutant, run tests until one fails or the processor time is spent, restore the file."""
         barred = set(barred)
         names = [t for t in tests.concerned(mutant, self.root) if t not in barred]
         if not names:
@@ -130,13 +130,13 @@ class Tree:
 
     @staticmethod
     def _write(path: Path, text: bytes) -> None:
-        """Python takes a compiled file of the same second and size for that of the new text."""
+        """Python would reuse a compiled file if the new source has the same size and second of change."""
         path.write_bytes(text)
         for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
             compiled.unlink()
 
     def run(self, tests: Sequence[tuple[str, float]], *, seconds: float, stop: bool) -> dict:
-        """Run tests in this order; what the plugin outcome, or that it outcome nothing."""
+        """Run tests in this order; return what the plugin reported, or that it reported nothing."""
         out = self.folder / "told.json"
         out.unlink(missing_ok=True)
         plan = {"mode": "run", "packages": self.packages, "root": str(self.root), "out": str(out)}
@@ -164,7 +164,7 @@ class Tree:
                 start_new_session=True,
             )
             try:
-                # The machine may be shared: much more than the processor time.
+                # The machine may be shared, so allow much more than the processor time.
                 process.wait(300 + 6 * min(seconds, 1e5))
                 late = False
             except subprocess.TimeoutExpired:
@@ -178,7 +178,7 @@ class Tree:
 
 
 def _in_two(names: list[str]) -> list[list[str]]:
-    """The tests of the few files that come first, and the rest."""
+    """The tests of the first few files, and the rest."""
     files = dict.fromkeys(test.split("::")[0] for test in names)
     first = set(list(files)[:_FIRST_FILES])
     parts = (
@@ -189,7 +189,7 @@ def _in_two(names: list[str]) -> list[list[str]]:
 
 
 def verdict(outcome: dict) -> tuple[str, str, str]:
-    """Status, test and error of what :meth:`Tree.run` gave."""
+    """Status, test and error from what :meth:`Tree.run` returned."""
     if outcome["late"]:
         return TIMED_OUT, "", "the process did not end"
     for test, error in outcome["failed"].items():
@@ -212,10 +212,10 @@ def try_all(
     on_result: Callable[[Mutant, Result], None],
     known: Mapping[tuple, Result] = MappingProxyType({}),
 ) -> None:
-    """Try the mutants of which nothing is ``known``, one at a time in each tree.
+    """Try the mutants that are not ``known`` yet, one at a time in each tree.
 
-    A test that also fails without the mutant has outcome nothing: at the end every test that killed is run
-    in the tree as it is, and where it fails the mutant is tried again without it.
+    A test that also fails without the mutant proves nothing: at the end every test that killed a mutant is
+    run in the unchanged tree, and if it fails the mutant is tried again without it.
     """
     barred: set[str] = set()
     results = dict(known)
@@ -231,15 +231,15 @@ def try_all(
 
 
 def _failing(tree: Tree, names: Sequence[str], tests: TestMap) -> set[str]:
-    """Those of the tests that fail without a mutant."""
+    """The tests that fail without a mutant."""
     if not names:
         return set()
-    outcome = tree.run([(t, tests.seconds[t]) for t in names], seconds=float("inf"), stop=False)
-    if outcome["ran"] < len(names):
+    result = tree.run([(t, tests.seconds[t]) for t in names], seconds=float("inf"), stop=False)
+    if result["ran"] < len(names):
         raise RuntimeError(
             f"the tests that killed could not be run without a mutant: {outcome['last'][-300:]}"
         )
-    return set(outcome["failed"])
+    return set(result["failed"])
 
 
 def _spread(
@@ -268,7 +268,7 @@ def _spread(
                 failure.append(error)
                 raise
             with lock:
-                if failure:  # the tests were ended, and did not end
+                if failure:  # the tests were killed before they finished
                     return
                 found[mutant.key] = result
                 on_result(mutant, result)

@@ -1,4 +1,4 @@
-"""Which mutants are tried: a sample as dense per line in each package, and what is left out of it."""
+"""Which mutants are tried: a sample of equal density per line in each package, less the excluded code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WHYS = ("equivalent", "not on a CPU")
 class LeftOut:
     """Code that is not mutated: every function of ``package`` whose qualified name matches ``function``.
 
-    With ``text`` only those statements in it whose changed lines hold that text.
+    With ``text``, only statements whose changed lines contain that text.
     """
 
     package: str
@@ -43,7 +43,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Survivor:
-    """A mutant that the tests need not notice, and why. Found again by its text, wherever its line moves."""
+    """A mutant that the tests need not notice, and why. Identified by its text, not by its line number."""
 
     file: str
     function: str
@@ -55,19 +55,19 @@ class Survivor:
 
     @property
     def key(self) -> tuple[str, str, str, str, int]:
-        """As :attr:`Mutant.key`."""
+        """The same as :attr:`Mutant.key`."""
         return (self.file, self.function, self.before, self.after, self.nth)
 
 
 @dataclass(frozen=True)
 class Judged:
-    """What people have decided about mutants."""
+    """Decisions about mutants that were made by hand."""
 
     left_out: tuple[LeftOut, ...] = ()
     survivors: tuple[Survivor, ...] = ()
 
     def stale(self, mutants: Iterable[Mutant]) -> list[str]:
-        """The entries that no mutant of the code as it is now answers to."""
+        """The entries that match no mutant of the current code."""
         mutants = list(mutants)
         keys = {mutant.key for mutant in mutants}
         gone = [
@@ -83,7 +83,7 @@ class Judged:
 
 
 def read_judged(left_out: Path, survivors: Path) -> Judged:
-    """The two TOML files. Every entry needs its reason."""
+    """Read the two TOML files. Every entry needs a reason."""
     return Judged(
         tuple(LeftOut(**entry) for entry in _entries(left_out)),
         tuple(_survivor(entry) for entry in _entries(survivors)),
@@ -105,7 +105,7 @@ def _survivor(entry: dict[str, Any]) -> Survivor:
 
 
 def packages_of(root: Path) -> list[str]:
-    """The folders that the wheel is made of."""
+    """The folders that go into the wheel."""
     settings = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
     packages: list[str] = settings["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     return packages
@@ -117,9 +117,9 @@ def all_mutants(root: Path, packages: Iterable[str]) -> list[Mutant]:
 
 
 def sample(mutants: Iterable[Mutant], n: int, seed: int, root: Path) -> list[Mutant]:
-    """About ``n`` mutants, as many per line in each package, at most one a line.
+    """About ``n`` mutants, equally many per line in each package, at most one on a line.
 
-    Each is drawn or not by a hash of its own text and the seed: a change of the code changes little else.
+    A hash of its text and the seed decides on each: a change of the code affects few other mutants.
     """
     lines: dict[str, dict[tuple[str, int], list[Mutant]]] = defaultdict(lambda: defaultdict(list))
     for mutant in mutants:
@@ -148,7 +148,7 @@ def _first(order: list[tuple[str, Mutant]], n: int, root: Path) -> list[Mutant]:
 
 
 def _changes(mutant: Mutant, source: bytes) -> bool:
-    """Whether another program comes of it, and not the same in other brackets."""
+    """Whether the change gives a different program, not just other parentheses."""
     return _program(mutant.apply(source)) != _program_as_it_is(source)
 
 

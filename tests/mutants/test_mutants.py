@@ -1,4 +1,4 @@
-"""The run itself, on a library of one module."""
+"""The mutation run itself, on a library of one module."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_that_fails_anyway():
 
 @pytest.fixture(scope="module", autouse=True)
 def _bare():
-    """The processes need no plugin but the run's own, and begin sooner."""
+    """The subprocesses load only the run's own plugin, which makes them start faster."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
         patch.delenv("PYTEST_ADDOPTS", raising=False)
@@ -94,7 +94,7 @@ def made(tmp_path_factory) -> Path:
         "library/module.py": LIBRARY,
         "test_library.py": TESTS,
         "pyproject.toml": "[tool.pytest.ini_options]\nminversion = '8'\n",
-        # The plugin is one of this tree's own modules, as it is in a copy of the whole.
+        # The plugin is a module of this tree, as in a copy of the whole repository.
         "tests/__init__.py": "",
     }.items():
         (root / name).parent.mkdir(exist_ok=True)
@@ -105,7 +105,7 @@ def made(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def tests(made: Path, tmp_path_factory) -> TestMap:
-    """What the library's tests run."""
+    """The lines that the library's tests run."""
     folder = tmp_path_factory.mktemp("recorded") / "recording"
     return record(made, ["library"], folder, ["test_library.py"], processes=1)
 
@@ -116,7 +116,7 @@ def tree(made: Path, tmp_path) -> Tree:
 
 
 def found(made: Path, after: str, function: str | None = None):
-    """The one mutant that reads so."""
+    """The one mutant with this text."""
     mutants = mutants_of(made / "library/module.py", made)
     (mutant,) = (m for m in mutants if m.after == after and function in (None, m.function))
     return mutant
@@ -151,7 +151,7 @@ def test_which_code_is_mutated_and_which_is_not(made):
         ("constant", "n += 2"),
         ("returned value", "return None"),
     }
-    # Neither the assertion nor the text of the error.
+    # Neither the assertion nor the text of the error is mutated.
     assert {m.after for m in mutants if m.function == "unused"} == {
         "if False:",
         "if True:",
@@ -207,7 +207,7 @@ def of_this_library():
 
 
 def test_mutants_of_this_library_are_valid_programs(of_this_library):
-    """A sample of them: to compile all takes minutes."""
+    """A sample of them, because compiling all takes minutes."""
     for mutant in sample(of_this_library, 60, seed=0, root=ROOT):
         source = (ROOT / mutant.file).read_bytes()
         compile(mutant.apply(source), mutant.file, "exec")
@@ -222,7 +222,7 @@ def test_a_sample_is_equally_dense_in_each_package_and_unaffected_by_changes_els
     assert [sum(m.file.startswith(p) for m in chosen) for p in ("one", "two")] == [20, 10]
     other = sample(all_mutants(tmp_path, ["one", "two"]), 30, seed=4, root=tmp_path)
     assert {m.key for m in other} != {m.key for m in chosen}
-    # A line more above all others, in a file of another name.
+    # One more line at the top, in a file of another name.
     path = tmp_path / "one" / "a.py"
     (tmp_path / "one" / "b.py").write_text("import z\n" + path.read_text(encoding="utf-8"), encoding="utf-8")
     path.unlink()
@@ -238,7 +238,7 @@ def test_lines_are_recorded_under_the_test_that_ran_them(made, tests):
     lines = tests.lines["library/module.py"]
     at = {line.strip(): i for i, line in enumerate(text.splitlines(), 1)}
     assert lines[at["if x > top:"]] == ["test_library.py::test_clamp"]
-    # In a process of its own too. One that failed is of no use.
+    # Also in a separate process. A test that failed is not recorded.
     assert lines[at["n += 1"]] == ["test_library.py::test_count", limit]
     assert "test_library.py::test_that_fails_anyway" not in tests.seconds
     assert at['raise ValueError("x must be 1 or 2" + "3")'] not in lines
@@ -246,7 +246,7 @@ def test_lines_are_recorded_under_the_test_that_ran_them(made, tests):
 
 def test_a_planted_mutant_is_killed_by_its_test_and_survives_without_it(made, tests, tree):
     killed, lives = found(made, "n += 2"), found(made, "if x >= top:")
-    # A constant is tried by the tests that run a line with its name.
+    # A constant is tested by the tests that run a line with its name.
     constant = found(made, "LIMIT: int = 11")
     no_module = dataclasses.replace(constant, new="1 / 0", after="LIMIT: int = 1 / 0")
     before = (made / "library/module.py").read_bytes()
@@ -255,7 +255,7 @@ def test_a_planted_mutant_is_killed_by_its_test_and_survives_without_it(made, te
     what = {key[3]: (result.status, result.by) for key, result in results.items()}
     assert what == {
         "n += 2": (KILLED, "test_library.py::test_count"),
-        "if x >= top:": (SURVIVED, ""),  # both branches give the same there
+        "if x >= top:": (SURVIVED, ""),  # both branches give the same result there
         "LIMIT: int = 11": (KILLED, "test_library.py::test_limit_in_another_process"),
         "LIMIT: int = 1 / 0": (KILLED, "test_library.py"),
     }

@@ -26,7 +26,7 @@ class Outcome:
 
 
 class GuardOracle:
-    """The guard. Its rules are the oracles of this package; any may be left out."""
+    """The guard. Its rules are the oracles of this package; each is optional."""
 
     def __init__(self, *, clip: Sequence[Any] = (), scale: Any = None, spike: Any = None) -> None:
         self.clip, self.scale_rule, self.spike = clip, scale, spike
