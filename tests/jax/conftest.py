@@ -1,4 +1,4 @@
-"""Each test of a step runs under jit, and in the long run eagerly too."""
+"""Each test of a step runs under jit, and under ``make test-all`` eagerly as well."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Step = Callable[..., tuple[Any, Any]]
 def mode(request: pytest.FixtureRequest) -> str:
     """How the step is called.
 
-    Eagerly, each operation is compiled by itself, which takes longer than the test. Tests of what can differ
-    there (``tests.jax.helpers.every_mode``) always run both ways.
+    Run eagerly, each operation is compiled separately, which takes longer than the test itself. Tests of what
+    can differ there (``tests.jax.helpers.every_mode``) always run both ways.
     """
     return str(request.param)
 

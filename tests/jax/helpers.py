@@ -43,7 +43,7 @@ def spoil(grads: Any, value: float = np.nan) -> Any:
 
 
 def bits(x: Any) -> np.ndarray[Any, Any]:
-    """The array's bytes: tells -0.0 from 0.0, and compares NaN with NaN."""
+    """The array's bytes: they distinguish -0.0 from 0.0, and a NaN equals itself."""
     array = np.ascontiguousarray(np.asarray(x))
     return array.reshape(-1).view(np.uint8)
 
@@ -61,7 +61,7 @@ def assert_same_bits(actual: Any, expected: Any) -> None:
 
 
 def without_guard(opt_state: Any) -> Any:
-    """The optimizer's state with the guard's own taken out."""
+    """The optimizer's state without the guard's own."""
     is_guard = lambda node: isinstance(node, GuardOptState)  # noqa: E731
     return jax.tree.map(lambda node: None if is_guard(node) else node, opt_state, is_leaf=is_guard)
 
@@ -81,7 +81,7 @@ def reason(opt_state: Any) -> str:
 
 
 def run_on_four_devices(code: str) -> None:
-    """Run a script in a process that sees four CPU devices; it must end well."""
+    """Run a script in a process with four CPU devices; it must succeed."""
     flags = "import os; os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=4'\n"
     done = subprocess.run(
         [sys.executable, "-c", flags + code], capture_output=True, text=True, timeout=240, check=False

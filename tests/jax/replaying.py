@@ -1,4 +1,4 @@
-"""What the tests of the replay ask of a report."""
+"""Checks of a report, shared by the tests of the replay."""
 
 from __future__ import annotations
 

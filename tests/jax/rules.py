@@ -1,4 +1,4 @@
-"""Every rule as a setting, with windows short enough to fill in a test; the stream they are tried on."""
+"""Every rule as a setting, with windows short enough to fill in a test, and the stream for testing them."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ SHAPES = {"bias": (4,), "conv": (2, 3, 4, 5), "gain": (), "heads": (4, 2, 3), "w
 
 
 def injected(optimizer: Any = optax.sgd, learning_rate: float = LEARNING_RATE) -> Any:
-    """An optimizer whose state tells its learning rate, as ``ClipUpdateRMS`` asks for."""
+    """An optimizer whose state holds its learning rate, as ``ClipUpdateRMS`` requires."""
     return optax.inject_hyperparams(optimizer)(learning_rate=learning_rate)
 
 
 def start() -> dict[str, Any]:
-    """Parameters of all ranks."""
+    """Parameters of every rank."""
     rng = np.random.default_rng(5)
     return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in SHAPES.items()}
 
 
 def stream(n: int) -> list[tuple[dict[str, Any], float]]:
-    """Gradients and losses, with a NaN, an inf, zeros and two spikes in them; many elements are tiny."""
+    """Gradients and losses that include a NaN, an inf, zeros and two spikes; many elements are tiny."""
     rng, steps = np.random.default_rng(11), []
     for i in range(n):
         grads = {

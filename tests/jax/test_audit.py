@@ -1,4 +1,4 @@
-"""The audit of optax states: moments are found wherever they stand, and a repair touches what is poisoned."""
+"""The audit of optax states: moments are found wherever they are, and a repair changes only bad elements."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def by_name(report: Any) -> dict[str, Any]:
 
 
 def poison(state: Any, field: str, value: float, parameter: str = "b") -> Any:
-    """One element of a field set, wherever in the state it stands."""
+    """Set one element of a field, wherever it is in the state."""
 
     def put(path: Any, leaf: Any) -> Any:
         if f".{field}" in (shown := jax.tree_util.keystr(path)) and f"'{parameter}'" in shown:
@@ -102,7 +102,7 @@ def test_moments_are_found_in_every_wrapper_and_repaired_there(kind: str) -> Non
     assert audit(mended, params).poisoned == {}
     expected = poison(poison(state, "nu", 0.0), "mu", 0.0)
     assert _bits(mended) == _bits(expected)
-    assert _bits(bad) == _bits(poison(state, "nu", math.inf))  # the argument is left as it was
+    assert _bits(bad) == _bits(poison(state, "nu", math.inf))  # the argument is unchanged
 
 
 def _bits(tree: Any) -> list[bytes]:
@@ -219,7 +219,7 @@ def test_narrow_states(dtype: Any) -> None:
 
 
 def test_float16_and_a_zero_gradient() -> None:
-    """The audit says beforehand that the next step divides 0 by 0."""
+    """The audit reports in advance that the next step divides 0 by 0."""
     tx = optax.adam(1e-2)
     params = {"w": jnp.ones(3, jnp.float16)}
     state = tx.init(params)
@@ -343,7 +343,7 @@ def test_bad_parameters_are_reported_but_not_repaired() -> None:
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 def test_a_compensation_is_read_and_repaired(dtype: Any) -> None:
-    """An integer cannot be bad itself; it goes with its element. A step of 1e-4 stalls no weight with one."""
+    """Integers cannot be bad, but are reset with their element; with them, steps of 1e-4 do not stall."""
     params = jax.tree.map(jnp.ones_like, parameters(dtype))
     tx = optax.chain(optax.adamw(1e-4), stablenum_jax.kahan())
     state, params, _, _ = trained(tx, params, steps=3)

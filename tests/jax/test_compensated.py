@@ -1,4 +1,4 @@
-"""Kahan, stochastic rounding and master weights: small updates arrive, and skips stay skips."""
+"""Kahan, stochastic rounding and master weights: small updates are not lost, and skips change nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REMEDIES: dict[str, Make] = {
 
 
 def after(tx: Any, w: Any, n: int) -> Any:
-    """``w`` after ``n`` steps of a constant gradient, in one scan, and with what Kahan keeps."""
+    """``w`` after ``n`` steps of a constant gradient in one scan, plus Kahan's compensation."""
 
     def one(carry, _):
         w, state = carry
@@ -42,9 +42,9 @@ def after(tx: Any, w: Any, n: int) -> Any:
 
 
 def test_a_thousand_small_updates_are_not_lost() -> None:
-    """1000 x -1e-4 on a bfloat16 weight of 1.0: nothing plain, 0.1 with each remedy.
+    """1000 x -1e-4 on a bfloat16 weight of 1.0: no change without a remedy, 0.1 with each.
 
-    Of the numbers that bfloat16 has 0.8984 is the nearest to 0.9; what Kahan owes it is in the compensation.
+    In bfloat16, 0.8984 is the nearest number to 0.9; with Kahan, the compensation holds the difference.
     """
     one, many = jnp.ones(4, jnp.bfloat16), jnp.ones(10_000, jnp.bfloat16)
     sgd = optax.sgd(1e-4)
@@ -139,9 +139,9 @@ def test_kahan_compensates_for_an_update_that_nearly_cancels_the_weight() -> Non
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
 def test_the_kahan_update_gives_the_new_weight_exactly(dtype: Any) -> None:
-    """The update is a float32 difference: added to weights of all sizes it gives the new weight itself.
+    """The update is a float32 difference: added to a weight of any size it gives exactly the new weight.
 
-    So weight and compensation follow the float64 sum, whatever an update cancels or outweighs.
+    So weight and compensation follow the float64 sum, even where an update cancels or outweighs the weight.
     """
     rng, n = np.random.default_rng(11), 200_000
     least, most = (-14, 13) if dtype == jnp.float16 else (-60, 60)
@@ -154,7 +154,7 @@ def test_the_kahan_update_gives_the_new_weight_exactly(dtype: Any) -> None:
         moved, _ = jax.jit(lambda *a: kahan_add(*a, xp=jnp))(w, state.compensation, jnp.asarray(u))
         steps, state = update(jnp.asarray(u), state, w)
         w = optax.apply_updates(w, steps)
-        if dtype != jnp.float32:  # of which the last bit may go into the compensation
+        if dtype != jnp.float32:  # whose last bit may go into the compensation
             np.testing.assert_array_equal(w, moved)
         exact = before + u
         whole = np.asarray(compensated_value(w, state.compensation, xp=jnp), np.float64)

@@ -1,4 +1,4 @@
-"""What XLA makes of a guarded step: copies, aliasing, temporary memory, collectives."""
+"""The cost of a guarded step compiled by XLA: copies, aliasing, temporary memory, collectives."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _params(n: int, dtype: Any = np.float32) -> list[Any]:
 def _compile(
     made: tuple[Any, Step], n: int = 6, dtype: Any = np.float32, grad_dtype: Any = np.float32
 ) -> Any:
-    """The step compiled, parameters and state donated, the gradients kept."""
+    """The compiled step, with parameters and state donated and the gradients kept."""
     tx, step = made
     params, grads = _params(n, dtype), _params(n, grad_dtype)
     return jax.jit(step, donate_argnums=(0, 1)).lower(params, tx.init(params), grads).compile()
@@ -120,7 +120,7 @@ def test_the_copy_test_can_fail() -> None:
 
 @pytest.mark.parametrize("n", [1, 10, 60])
 def test_temporary_memory_grows_by_scalars_alone(n: int) -> None:
-    """A tensor has some scalars (each takes 64 bytes on a CPU) and its places in tuples (8 bytes each); the
+    """A tensor has some scalars (each takes 64 bytes on a CPU) and entries in tuples (8 bytes each); the
     recorder, which XLA does not shift in place, has 4 KiB."""
     more = _temp(_compile(_guarded(clip=1.0), n)) - _temp(_compile(_plain(optax.adamw(1e-3)), n))
     assert more < 6 * 1024 + 256 * n
@@ -135,7 +135,7 @@ def test_in_a_whole_step_the_wrapper_writes_updates_over_the_gradients(settings:
 
 
 def test_the_whole_step_test_can_fail() -> None:
-    """optax's own clip and skip keep gradients and updates."""
+    """optax's own clip and skip keep both gradients and updates."""
     clipped = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
     peer = optax.apply_if_finite(clipped, max_consecutive_errors=5)
     assert _temp(_compile_whole(_plain(peer))) > 2 * 6 * ONE_TENSOR - ONE_TENSOR

@@ -1,4 +1,4 @@
-"""Uses at the edge: found by reviewers, each of them once a fault."""
+"""Edge cases, each of which was once a bug."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_flags_among_the_extra_arguments_stay_flags(jit):
 
 
 def test_gradients_of_integers_are_unchanged():
-    tx = optax.chain(sj.guard(), optax.identity())  # most optimizers multiply, which float0 refuses
+    tx = optax.chain(sj.guard(), optax.identity())  # most optimizers multiply, which float0 does not support
     params = {"w": jnp.ones(2), "n": jnp.asarray([3], jnp.int32)}
     state = tx.init(params)
     grads = {"w": jnp.ones(2), "n": np.zeros((1,), jax.dtypes.float0)}
@@ -113,7 +113,7 @@ def test_the_loss_of_a_plain_update_is_a_scalar():
 
 
 def test_a_wrapped_optimizer_under_shard_map_and_on_explicit_meshes():
-    """On one device: what differs is the type of the arrays, not their number."""
+    """One device is enough: the types of the arrays differ, not their number."""
     mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,))
     tx = sj.guard(optax.adam(0.1), clip=1.0)
     spec = jax.sharding.PartitionSpec("d")
@@ -143,7 +143,7 @@ def test_a_wrapped_optimizer_under_shard_map_and_on_explicit_meshes():
     ids=["another shape", "the same", "not finite", "no numbers", "neither shape nor kind"],
 )
 def test_the_updates_of_a_skip_have_the_shape_of_the_optimizers_updates(grad):
-    """The inner optimizer may give updates that do not look like the gradients."""
+    """The inner optimizer's updates may differ from the gradients in shape and dtype."""
     (zeros,) = jax.tree.leaves(negative_zeros({"w": jnp.ones(2)}, {"w": grad}))
     assert (zeros.shape, zeros.dtype) == ((2,), jnp.float32)
     assert not zeros.any()

@@ -1,4 +1,4 @@
-"""Every wrong use: a clear exception, nothing changed."""
+"""Every wrong use raises a clear exception and changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Escalation: a bad stretch in float16 is got over, with the levels of the NumPy specification."""
+"""Escalation gets past a bad stretch in float16, with the same levels as the NumPy specification."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEPS, STRETCH = 120, slice(20, 70)
 
 
 def loss(params, batch):
-    """A line through points; a large ``boost`` overflows float16 on the way, and cancels out."""
+    """The loss of a line fitted to points; a large ``boost`` overflows float16 in between, and cancels out."""
     x, y, boost = batch
     predicted = (x * boost) @ params["w"] / boost + params["b"]
     return jnp.mean((predicted.astype(jnp.float32) - y.astype(jnp.float32)) ** 2)
@@ -30,12 +30,12 @@ def batches():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(STEPS, 16, 3)).astype(np.float32)
     boost = np.ones(STEPS, np.float32)
-    boost[STRETCH] = 1e5  # beyond float16, the same in float32
+    boost[STRETCH] = 1e5  # overflows float16, has no effect in float32
     return x, (x @ np.float32([1.0, -2.0, 0.5]) + 0.25).astype(np.float32), boost
 
 
 def train(policy, **settings):
-    """The final loss in float32, the losses, and the record."""
+    """The final loss in float32, the losses, and the guard's history."""
     tx = optax.chain(stablenum_jax.guard(**settings), optax.sgd(0.1))
     params = {"w": jnp.zeros(3), "b": jnp.zeros(())}
 

@@ -1,4 +1,4 @@
-"""The largest element and the fraction of tiny ones, for loss-scale rules that ask."""
+"""The largest element and the fraction of tiny ones, for loss-scale rules that need them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_over_a_mesh_axis_the_extremes_cover_all_shards() -> None:
     "rule", [stablenum.LogMaxLossScale(), stablenum.UnderflowAwareLossScale(init_scale=64.0, max_tiny=0.2)]
 )
 def test_inside_multisteps_a_rule_sees_the_scaled_gradients(rule: Any, stepper: Any) -> None:
-    """There the gradients come divided by the scale; the rule counts as if they did not."""
+    """There the gradients are already divided by the scale; the rule counts them as if they were not."""
     grads = {"w": jnp.asarray([2.0**-31, 2.0**-29, 1e-3, 0.0])}
     params, scales = {"w": jnp.zeros(4)}, []
     for k in (1, 2):

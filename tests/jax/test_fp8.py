@@ -1,4 +1,4 @@
-"""Products in 8 bits: exact emulation, scales by the core's rule, nothing poisoned, digits."""
+"""Products in 8 bits: exact emulation, scales by the core's rule, no lasting bad values, digits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ E4M3, E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
 
 
 def rounded(x, scale, dtype):
-    """The oracle: a saturating cast by ml_dtypes, and back, in float64."""
+    """The oracle: a saturating cast by ml_dtypes, converted back to float64."""
     top = float(ml_dtypes.finfo(dtype).max)
     y = np.clip(np.asarray(x, np.float32) * np.float32(scale), -top, top)
     return y.astype(dtype).astype(np.float64) / np.float64(np.float32(scale))
@@ -57,7 +57,7 @@ def test_products_and_scales_equal_the_oracles(native: bool, dtype) -> None:
         out, dx, dw, state = run(state, x, w, g)
         tops = ((x, 448.0), (w, 448.0), (g, 57344.0))
         largest = [float(np.abs(np.asarray(array, np.float64)).max()) for array, _ in tops]
-        if not seen[0]:  # the first use is scaled by its own
+        if not seen[0]:  # the first use is scaled by its own largest element
             scales = [top / amax for (_, top), amax in zip(tops, largest, strict=True)]
         qx, qw = rounded(x, scales[0], E4M3), rounded(w, scales[1], E4M3)
         qg = rounded(g, scales[2], E5M2)
@@ -120,7 +120,7 @@ def test_wrong_use_is_named() -> None:
 
 
 def train_digits(dot, spoil_at: int | None = None) -> tuple[float, int, dict]:
-    """The digits by an MLP whose products are ``dot(x, w, state)``, under a guard."""
+    """Train an MLP on the digits under a guard, with ``dot(x, w, state)`` for its products."""
     x, y = digits("train")
     params = mlp(seed=0)
     states = {name: init_fp8(**rules(16)) for name in params}

@@ -1,4 +1,4 @@
-"""Loss scaling: value_and_grad, scale_loss, unscaling, the scale's course."""
+"""Loss scaling: value_and_grad, scale_loss, unscaling, how the scale changes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_float32_loss_with_float16_parameters(mode: str) -> None:
         mode, lambda s, w: stablenum_jax.value_and_grad(lambda w: 1e-7 * w.astype(jnp.float32).sum(), s)(w)
     )
     w = jnp.ones(2, jnp.float16)
-    assert (jax.grad(lambda w: 1e-9 * w.astype(jnp.float32).sum())(w) == 0).all()  # why one scales
+    assert (jax.grad(lambda w: 1e-9 * w.astype(jnp.float32).sum())(w) == 0).all()  # why scaling is needed
     _, grads = run(_opt_state(2.0**16, w), w)
     np.testing.assert_allclose(np.asarray(grads, np.float32), 1e-7 * 2**16, rtol=1e-3)
 
@@ -94,7 +94,7 @@ def test_loss_scale_reads_one_without_scaling() -> None:
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 def test_scaled_and_unscaled_training_give_the_same_result(dtype: Any, stepper: Any) -> None:
-    """Powers of two cost no precision: the same bits with a scale of 1024 as with none."""
+    """Powers of two cost no precision: the bits are the same with a scale of 1024 and with none."""
     ends = []
     for scale in (None, 1024.0):
         tx = optax.chain(stablenum_jax.guard(loss_scale=scale), optax.adam(1e-2))

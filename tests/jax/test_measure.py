@@ -77,7 +77,7 @@ def test_norms_of_large_leaves_are_accurate(norms: Norms) -> None:
     x = np.random.default_rng(0).standard_normal(2**25, dtype=np.float32) + 1
     expected = np.sqrt(np.sum(np.square(x, dtype=np.float64)))
     np.testing.assert_allclose(norms([jnp.asarray(x)]), [expected], rtol=1e-6)
-    # Rescued, too: the second read sums as accurately as the first.
+    # The rescued norm too: the second read sums as accurately as the first.
     big = x * np.float32(1e20)
     np.testing.assert_allclose(norms([jnp.asarray(big)]), [expected * float(np.float32(1e20))], rtol=1e-6)
 

@@ -1,4 +1,4 @@
-"""Where a peer's rule is right, ours gives the same; where it is not, ours lives on."""
+"""Where a peer's rule is right, ours gives the same result; where it breaks, ours keeps working."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _updates_of(peer: Any, grads: Any, params: Any) -> Any:
 
 
 def _ours(clip: Any, grads: Any, params: Any, stepper: Any) -> Any:
-    """The clipped gradients: what sgd of learning rate 1 takes off zero-like parameters."""
+    """The clipped gradients: what SGD with learning rate 1 subtracts from parameters of zeros."""
     tx = sj.guard(optax.sgd(1.0), clip=clip)
     updates, _ = jax.jit(tx.update)(grads, tx.init(params), params)
     stepped, _ = stepper(optax.chain(sj.guard(clip=clip), optax.sgd(1.0)))(params, tx.init(params), grads)
@@ -31,7 +31,7 @@ def _ours(clip: Any, grads: Any, params: Any, stepper: Any) -> Any:
     return jax.tree.map(lambda u: -u, updates)
 
 
-# Every rank that optax knows, and shapes that it squeezes to vectors and scalars, or does not.
+# Every rank that optax supports, with shapes that it does or does not squeeze to vectors and scalars.
 SHAPES = [
     (),
     (1,),
@@ -56,13 +56,13 @@ SHAPES = [
 ]
 
 
-# Eagerly each shape is compiled operation by operation.
+# Eager calls compile every operation for each shape.
 @pytest.mark.parametrize("mode", [pytest.param("eager", marks=pytest.mark.slow), "jit"])
 @pytest.mark.parametrize("size", [pytest.param(1e-3, marks=pytest.mark.slow), 1.0, 1e3])
 def test_adaptive_grad_clip_equals_optaxs_for_every_shape(size: float, stepper: Any) -> None:
     rng = np.random.default_rng(2)
     params = {str(s): jnp.asarray(rng.standard_normal(s) * 0.3, jnp.float32) for s in SHAPES}
-    params["zeros"] = jnp.zeros((4, 3))  # held up by eps
+    params["zeros"] = jnp.zeros((4, 3))  # eps is the lower bound of its norm
     grads = {
         name: jnp.asarray(
             size * rng.standard_normal(p.shape) * 10 ** rng.uniform(-3, 0, p.shape), jnp.float32
@@ -112,7 +112,7 @@ def test_clip_update_rms_per_learning_rate_equals_clip_by_block_rms_before_it(st
         updates, state = peer.update(make_grads(seed), state, expected)
         expected = optax.apply_updates(expected, updates)
         after, opt_state = stepper(tx)(after, opt_state, make_grads(seed))
-    # One unit in the last place of a parameter, which lies around 1.
+    # One unit in the last place of a parameter of about 1.
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1.2e-7), after, expected)
 
 

@@ -1,6 +1,6 @@
-"""The traps that optax, flax, jmp and others fall into. One test each, in the order of the survey.
+"""The traps that optax, flax, jmp and others fall into, one test each.
 
-Where it is cheap, the test also shows that the peer, as installed, does the bad thing.
+Where it is cheap, the test also shows that the installed version of the peer fails.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def test_trap_05_a_float16_loss_times_the_scale_is_inf(stepper: Any) -> None:
     assert jnp.isinf(jmp.StaticLossScale(jnp.asarray(2.0**15, jnp.float16)).scale(x))
     fun = lambda w: w * jnp.asarray(0.5, jnp.float16)  # noqa: E731
     _, finite, _, _ = DynamicScale(fin_steps=jnp.int32(0), scale=jnp.float32(65536.0)).value_and_grad(fun)(x)
-    assert not finite  # flax refuses its first step
+    assert not finite  # flax skips its first step
 
     tx = optax.chain(stablenum_jax.guard(loss_scale=65536.0), optax.sgd(1.0))
     opt_state = tx.init(x)
@@ -283,7 +283,7 @@ def test_trap_09_a_guard_after_a_clip_sees_finite_zeros(bad: float, stepper: Any
     tx = optax.chain(optax.clip(1.0), stablenum_jax.guard(), optax.adam(1e-2))
     opt_state = tx.init(params)
     clipped, _ = optax.clip(1.0).update(spoil(make_grads(0), np.inf), optax.EmptyState())
-    assert all_finite(clipped)  # what a guard there gets to see of an inf
+    assert all_finite(clipped)  # all that a guard there sees of an inf
     with pytest.warns(GuardPlacementWarning, match="put the guard first"):
         after, state_after = stepper(tx)(params, opt_state, grads)
     assert_same_bits(after, params)
@@ -367,7 +367,7 @@ def test_a_chain_form_guard_under_plain_update_warns_that_it_does_not_skip(mode:
     update = tx.update if mode == "eager" else jax.jit(tx.update)
     with pytest.warns(NotATrueSkipWarning, match=r"stablenum_jax\.step"):
         _, opt_state = update(make_grads(0), tx.init(params), params)
-    updates, opt_state = update(spoil(make_grads(1)), opt_state, params)  # not a second time
+    updates, opt_state = update(spoil(make_grads(1)), opt_state, params)  # no second warning
     assert all_finite((updates, opt_state[1:]))  # sanitised,
-    assert np.asarray(updates["out"]).any()  # yet it moves
+    assert np.asarray(updates["out"]).any()  # but not zero: the parameters change
     assert stablenum_jax.metrics(opt_state)["skipped_total"] == 1

@@ -17,7 +17,7 @@ import stablenum
 import stablenum_jax
 import stablenum_jax.policy as ours
 
-# It pins that the floor is no leaf, which is how jmp loses it under jit: there the floor becomes 1 again.
+# It requires that the floor is not a leaf, which is why jmp loses it under jit, where it becomes 1 again.
 PINS_THE_LOST_FLOOR = "test_dynamic_loss_scale_tree"
 
 
@@ -43,7 +43,7 @@ def jmps_tests() -> list[unittest.TestCase]:
     return [test for suite in found for group in suite for test in group]
 
 
-@pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # in their own arithmetic
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # in the arithmetic of jmp's tests
 @pytest.mark.parametrize("case", jmps_tests(), ids=lambda case: str(case._testMethodName))
 def test_jmps_own_tests_pass(case: unittest.TestCase) -> None:
     result = unittest.TestResult()

@@ -1,4 +1,4 @@
-"""Casts over every kind of tree: the structure stays, floating-point arrays move, nothing else does."""
+"""Casts of every kind of tree: the structure stays, and only floating-point arrays change."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Registered:
 
 
 def weights() -> jax.Array:
-    # Numbers of float16 and bfloat16 both, so that a round trip is exact.
+    # Numbers that both float16 and bfloat16 represent, so that a round trip is exact.
     return jnp.asarray([1.0, -0.5, 3.0, 0.0])
 
 

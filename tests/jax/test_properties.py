@@ -1,4 +1,4 @@
-"""Random streams: whatever comes, nothing that is kept ever becomes non-finite."""
+"""Random streams: whatever the gradients, no state or parameter ever becomes non-finite."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
 }
 SHAPES = {"a": (2, 2), "b": (3,)}
-# Huge but such that Adam's own g^2 stays in range where nothing is clipped.
+# Huge, but Adam's g^2 stays in range even where nothing is clipped.
 HUGE = {"default": 1e15}
 
 _KINDS = st.sampled_from(["ordinary", "zero", "tiny", "huge", "nan", "inf", "-inf"])

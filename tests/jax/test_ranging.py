@@ -92,7 +92,7 @@ def test_loops_checkpoints_and_calls_are_opened(fun):
     ("name", "parameter"), [("remat", "jaxpr"), ("call", "call_jaxpr"), ("eval_jaxpr", "jaxpr")]
 )
 def test_calls_by_the_names_of_other_versions_of_jax_are_opened(name, parameter):
-    # These primitives cannot be evaluated: the report must look inside.
+    # These primitives cannot be evaluated, so the report must look inside.
     primitive = Primitive(name)
     primitive.multiple_results = True
     primitive.def_abstract_eval(
@@ -185,7 +185,7 @@ def test_linen_with_collections_randomness_and_lifted_modules():
         out, changed = net.apply(variables, x, rngs={"dropout": jax.random.key(2)}, mutable=["batch_stats"])
         return jnp.square(out).mean(), changed
 
-    loss(variables, X)  # a trace without names is in jit's cache: no matter
+    loss(variables, X)  # fills jit's cache with a trace without names, which must not matter
     report = range_report(loss, variables, X, has_aux=True)
     assert modules(report) == {"layers", "layers.d", "bn", "drop", "out", ""}
     assert modules(report, "weight") == {"layers.d", "bn", "out"}

@@ -141,7 +141,7 @@ def test_under_jit_the_guard_halts_and_metrics_raise() -> None:
     for seed in range(2):
         _, opt_state = step(params, opt_state, spoil(make_grads(seed)))
     halted = opt_state
-    after, opt_state = step(params, opt_state, make_grads(3))  # a good step, too late
+    after, opt_state = step(params, opt_state, make_grads(3))  # a good step after the halt
     assert_same_bits((after, opt_state), (params, halted))
     with pytest.raises(NonFiniteError, match=r"2 step\(s\) in a row"):
         stablenum_jax.metrics(opt_state)
@@ -197,7 +197,7 @@ def test_a_state_continues_in_numpy_with_the_same_decisions() -> None:
 
 
 def test_names_translate_recorded_parameters() -> None:
-    """torch orders parameters by module, JAX by sorted key."""
+    """Torch orders parameters by module, JAX by sorted key."""
     tx, params, opt_state = _run({})
     _, opt_state = stablenum_jax.step(tx, params, opt_state, spoil(make_grads(1)))
     plain = stablenum_jax.guard_state_dict(opt_state)

@@ -1,4 +1,4 @@
-"""Rules under optax's wrappers: what they see there, and that a refused step leaves no trace."""
+"""Rules under optax's wrappers: what they see there, and that a skipped step leaves no trace."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ CASES = {
 }
 
 
-# Outside a wrapper the guard sees what it sees without one, as in "step" and "outside MultiSteps".
+# Outside a wrapper ("step", "outside MultiSteps") the guard sees the same as without one.
 ALIKE = ("outside masked", "outside inject")
 
 
@@ -94,7 +94,7 @@ def test_bad_steps_leave_no_trace_whatever_the_nesting(case: str) -> None:
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_inside_multisteps_the_rule_sees_the_mean(form: str, rule: Any) -> None:
-    """As if the means were handed over one by one."""
+    """The result is the same as passing the means one by one."""
     guarded = sj.guard(optax.sgd(0.1), clip=rule)
     if form == "chain form":
         guarded = optax.chain(sj.guard(clip=rule), optax.sgd(0.1))
@@ -115,7 +115,7 @@ def test_inside_multisteps_the_rule_sees_the_mean(form: str, rule: Any) -> None:
 
 @pytest.mark.parametrize("form", ["chain form", "wrapper"])
 def test_noisy_micro_batches_are_not_taken_for_spikes(form: str) -> None:
-    """Each is 1000 times as long as the mean that the windows are of; a mean that stands out is refused."""
+    """Each norm is 1000 times that of their mean; a step whose mean is a spike is skipped."""
     rule = stablenum.SpikeGuard(window=8, min_samples=4)
     guarded = sj.guard(optax.sgd(0.1), spike=rule)
     if form == "chain form":
@@ -142,7 +142,7 @@ def test_noisy_micro_batches_are_not_taken_for_spikes(form: str) -> None:
 
 @pytest.mark.parametrize("form", ["chain form", "wrapper", "before another"])
 def test_inside_multisteps_the_loss_of_a_micro_batch_is_not_used_as_the_steps(form: str) -> None:
-    """A sample of several: it is neither judged nor remembered, whichever it is; a NaN is still refused."""
+    """Whichever micro-batch it is from, a loss is neither judged nor remembered; a NaN is still skipped."""
     rule = stablenum.SpikeGuard(window=8, min_samples=4)
     tx = _accumulate(
         {
@@ -191,7 +191,7 @@ def test_elsewhere_the_spike_rule_sees_the_loss(case: str) -> None:
     params = {"w": jnp.ones(3)}
     opt_state = tx.init(params)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the placement, and of plain tx.update
+        warnings.simplefilter("ignore")  # about the placement and plain tx.update
         for loss in (1.0, 1.01, 1.02, 1.0, 1.01, 100.0):
             params, opt_state = step(params, opt_state, {"w": jnp.ones(3)}, value=jnp.float32(loss))
     assert reason(opt_state) == "SPIKE_LOSS"
@@ -200,7 +200,7 @@ def test_elsewhere_the_spike_rule_sees_the_loss(case: str) -> None:
 
 
 def test_the_rule_sees_the_weights_that_a_wrapper_changed() -> None:
-    """A wrapper that hands other parameters on: the guard then measures for itself."""
+    """If a wrapper passes on other parameters, the guard measures those itself."""
     rule = stablenum.AdaptiveGradClip(clipping=0.1)
     inner = optax.chain(sj.guard(clip=rule), optax.sgd(1.0))
 

@@ -21,7 +21,7 @@ from tests.jax.rules import LEARNING_RATE, RULES, injected, start, stream
 from tests.selection import REPEATS, slow_unless
 
 STEPS = 150
-# Rules whose states together hold every kind of array. What is tested of the state alone is fast on these.
+# Rules whose states together hold every kind of array: tests of the state alone always run on these.
 HOLD_ALL = ("AutoClip", "ZClip", "UnderflowAwareLossScale", "hysteresis", "all")
 each_state = pytest.mark.parametrize(
     "rule", slow_unless(lambda rule: rule in HOLD_ALL, [(rule,) for rule in RULES])
@@ -30,7 +30,7 @@ each_state = pytest.mark.parametrize(
 
 @functools.cache
 def _reference(rule: str) -> tuple[list[Any], list[dict[str, Any]], dict[str, Any]]:
-    """The gradients that were handed over (times the loss scale), what became of each, the end."""
+    """The gradients passed in (times the loss scale), the record of each step, and the final parameters."""
     train = Guarded(start(), SGD(lr=LEARNING_RATE), **RULES[rule])
     handed, seen = [], []
     for grads, loss in stream(STEPS):
@@ -89,7 +89,7 @@ def test_the_rule_decides_as_in_the_reference(rule: str, form: str) -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_the_stream_makes_the_rule_act(rule: str) -> None:
-    """Else agreement on it would say nothing."""
+    """Otherwise agreement on it would prove nothing."""
     _, seen, end = _reference(rule)
     names = {m["reason"].name for m in seen}
     assert {"NAN_GRADIENT", "INF_GRADIENT"} <= names
@@ -233,7 +233,7 @@ class _Model(nnx.Module):
     ],
 )
 def test_an_nnx_optimizer_keeps_the_statistics(rule: str) -> None:
-    """nnx wraps each array of the state into a variable, and leaves empty tuples alone."""
+    """nnx wraps each array of the state in a variable, and leaves empty tuples unchanged."""
     model = _Model()
     optimizer = nnx.Optimizer(model, sj.guard(injected(optax.adam), **RULES[rule]), wrt=nnx.Param)
 

@@ -1,4 +1,4 @@
-"""A true skip: parameters and the whole state of the optimizer stay as they were, bit for bit."""
+"""A true skip: parameters and the whole state of the optimizer keep every bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes in comes out as it was: models of every library, keys, integers, numbers, donated buffers."""
+"""The replay leaves its arguments unchanged: models of every library, keys, integers, donated buffers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_an_nnx_model_is_unchanged(jitted: bool) -> None:
     assert not any("mean" in name for name in report.evidence.bad_gradients)
     assert _bits(nnx.state(model)) == before
     statistics, keys = _bits(nnx.state(model, nnx.BatchStat)), _bits(nnx.state(model, nnx.RngState))
-    loss(model, x)  # what the replay had to undo
+    loss(model, x)  # changes the model, which the replay must not do
     assert _bits(nnx.state(model, nnx.BatchStat)) != statistics
     assert _bits(nnx.state(model, nnx.RngState)) != keys
 
@@ -61,7 +61,7 @@ def test_values_written_in_place_are_judged() -> None:
     class Scale(nnx.Module):
         def __init__(self, at: float) -> None:
             self.w = nnx.Param(jnp.full(3, at))
-            self.bound = nnx.Variable(jnp.full(2, jnp.inf))  # not written: it is meant
+            self.bound = nnx.Variable(jnp.full(2, jnp.inf))  # not written by the step, so a deliberate bound
 
     def step(model: Scale, optimizer: nnx.Optimizer) -> None:
         optimizer.update(model, nnx.grad(lambda m: jnp.sqrt(m.w[...]).sum())(model))

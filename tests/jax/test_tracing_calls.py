@@ -1,4 +1,4 @@
-"""The replay opens calls: jit, cond, remat, custom derivatives, vmap; what cannot be opened is one step."""
+"""The replay opens calls: jit, cond, remat, custom derivatives, vmap; any other call is one step."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_two_functions_on_one_line_are_distinguished() -> None:
 
 
 def test_equal_lines_of_two_functions_are_distinguished() -> None:
-    """JAX keeps traces, and code objects of equal content are equal: the second must name itself."""
+    """JAX caches traces, and code objects of equal content are equal: the second function must be named."""
     sources = dict.fromkeys("ab", "import jax.numpy as jnp\n\ndef loss(x):\n    return jnp.log(x).sum()\n")
     for name, source in sources.items():
         space: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Loops: the iteration is named, in short loops that are opened and in long ones that run compiled."""
+"""Loops: the iteration is named, in short loops, which are opened, and in long ones, which run compiled."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_reversed_scan_counts_as_the_user_does() -> None:
 
 
 def test_a_loop_of_training_steps() -> None:
-    """The losses hold -inf of one step and NaN of the next."""
+    """The losses are -inf at one step and NaN at the next."""
 
     def train(w: jax.Array, xs: jax.Array) -> Any:
         def step(w: jax.Array, x: jax.Array) -> Any:

@@ -1,4 +1,4 @@
-"""Discrimination: what is wrong is told apart from what looks like it."""
+"""Failures are distinguished from legitimate values that look like them."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_whole_training_step() -> None:
 
 
 def _guarded_step(config: Any, loss: Any) -> Any:
-    """A whole step that returns neither the loss nor the gradients; and its optimizer."""
+    """A whole step that returns neither the loss nor the gradients, and its optimizer."""
     tx = optax.chain(stablenum_jax.guard(**config), optax.adam(1e-3))
 
     @jax.jit
@@ -287,7 +287,7 @@ def test_eps_that_is_lost_is_an_update() -> None:
 
 
 def test_update_of_a_parameter_that_the_loss_does_not_use() -> None:
-    """Its gradient is a constant 0, which no differentiated equation makes."""
+    """Its gradient is a constant 0 that comes from no differentiated equation."""
     tx = optax.adam(1e-3, eps=0.0)
     params = {"used": jnp.ones(2), "unused": jnp.ones(2)}
 

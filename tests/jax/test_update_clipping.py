@@ -44,7 +44,7 @@ def test_the_update_is_limited_to_max_rms_learning_rates(stepper: Any) -> None:
 
 
 def test_the_learning_rate_is_the_current_steps(stepper: Any) -> None:
-    """The new state's: with a schedule the old one still holds the rate of the step before."""
+    """It is read from the new state: with a schedule, the old one still holds the previous step's rate."""
     optimizer = optax.inject_hyperparams(optax.sgd)(learning_rate=lambda count: 0.1 * 0.5**count)
     tx = optax.chain(sj.guard(clip=PER_LR), optimizer)
     params, grads = {"w": jnp.zeros(4)}, {"w": jnp.full(4, 3.0)}
@@ -56,7 +56,7 @@ def test_the_learning_rate_is_the_current_steps(stepper: Any) -> None:
 
 @pytest.mark.parametrize("form", ["chain", "guard(inner)"])
 def test_where_nothing_is_clipped_nothing_changes(form: str, mode: str) -> None:
-    """Updates and state bit for bit."""
+    """Updates and state are the same bit for bit."""
     ends = []
     for clip in (None, stablenum.ClipUpdateRMS(100.0)):
         guard = functools.partial(sj.guard, clip=clip)
@@ -72,7 +72,7 @@ def test_where_nothing_is_clipped_nothing_changes(form: str, mode: str) -> None:
 
 @pytest.mark.parametrize("optimizer", [optax.adamw(1e-2), optax.sgd(0.1, momentum=0.9)])
 def test_where_nothing_is_clipped_a_step_is_the_same(optimizer: Any) -> None:
-    """Op by op bit for bit; compiled, XLA may round the product before it is added, or not."""
+    """Bit for bit when run op by op; compiled, XLA may or may not round the product before the sum."""
     for jitted in (False, True):
         ends = []
         for clip in (None, stablenum.ClipUpdateRMS(100.0, per_lr=False)):

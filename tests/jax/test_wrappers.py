@@ -77,13 +77,13 @@ AROUND_AND_INSIDE = {
 
 @functools.cache
 def _built(case: str) -> Any:
-    """The optimizer and its step, eager and compiled: built once for all tests here."""
+    """The optimizer and its step, eager and compiled, built once for all tests here."""
     tx = AROUND_AND_INSIDE[case]()
     step = functools.partial(stablenum_jax.step, tx)
     return tx, {"eager": step, "jit": jax.jit(step)}
 
 
-# An eager step runs the same code compiled by the adapter itself, so a few cases tell enough.
+# An eager step runs the same code, compiled by the adapter itself, so a few cases are enough.
 _EAGER = (
     "guard outside MultiSteps",
     "guard inside MultiSteps",

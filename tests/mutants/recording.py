@@ -69,8 +69,8 @@ class TestMap:
     def _ordered(self, tests: Iterable[str], file: str) -> list[str]:
         """One case of each test function, then a second one, and so on.
 
-        Within a round the cheapest come first; a test counts as cheaper the larger the share of its lines that
-        is in this file.
+        Within a round the cheapest come first; a test counts as cheaper the larger the share of its lines
+        that is in this file.
         """
         share: dict[str, int] = defaultdict(int)
         for of_line in self.lines.get(file, {}).values():

@@ -237,7 +237,7 @@ def _failing(tree: Tree, names: Sequence[str], tests: TestMap) -> set[str]:
     result = tree.run([(t, tests.seconds[t]) for t in names], seconds=float("inf"), stop=False)
     if result["ran"] < len(names):
         raise RuntimeError(
-            f"the tests that killed could not be run without a mutant: {outcome['last'][-300:]}"
+            f"the tests that killed could not be run without a mutant: {result['last'][-300:]}"
         )
     return set(result["failed"])
 
