@@ -1,4 +1,4 @@
-"""What ``decide`` reports of a step: whether it is applied, why, and the worst parameter."""
+"""What ``decide`` reports about a step: whether it is applied, why, and the worst parameter."""
 
 from __future__ import annotations
 

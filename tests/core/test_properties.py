@@ -1,6 +1,6 @@
 """Random streams: nothing that the guard keeps becomes non-finite, and all backends agree.
 
-NumPy and eager PyTorch always; the three that compile, or run operation by operation, in the long run.
+NumPy and eager PyTorch always run; backends that compile, and eager JAX, only under ``make test-all``.
 """
 
 from __future__ import annotations

@@ -175,7 +175,7 @@ def same_reason(actual: int, expected: str, coefficient: float) -> bool:
     return Reason(actual).name == expected
 
 
-# Tracing takes seconds per rule; the long run compiles all of them.
+# Tracing takes seconds per rule; ``make test-all`` compiles all of them.
 COMPILED = {"DynamicLossScale", "AdaptiveGradClip between norms", "SpikeGuard"}
 
 
@@ -206,7 +206,7 @@ def test_each_backend_agrees_with_the_paper(rule, name):
 
 
 def agree(rule: str, name: str, n_steps: int):
-    """Runs the rule and its oracle on the same steps and compares all that both say; what the oracle said."""
+    """Runs the rule and its oracle on the same steps, compares all results, and returns the oracle's."""
     config, make_oracle = CASES[rule]
     backend, oracle = BACKENDS[name], make_oracle()
     run, state = backend.prepare(config), backend.init(config, 3)

@@ -349,7 +349,7 @@ def test_log_max_follows_a_lasting_rise_of_1000_times_and_stops_overflowing():
 def test_an_overflow_holds_the_scale_for_a_hundred_good_steps(rule, held_for):
     config, good = GuardConfig(loss_scale=rule), 2.0**-12
     lose_half = lambda amax, scale: 0.5  # noqa: E731
-    # Gradients of zeros are no good steps, and neither is a step whose loss is bad.
+    # Neither a step with zero gradients nor one with a bad loss counts as good.
     begin, _, state = train(config, [math.inf, *[good] * 40, *[0.0] * 20], tiny=lose_half)
     bad_loss = NUMPY.observe([1.0], math.nan, amax=1.0, tiny=0.5)
     _, state = NUMPY.run(config, [bad_loss] * 20, state)

@@ -20,7 +20,7 @@ STEPS, STRETCH = 120, slice(20, 70)
 
 
 def loss(params, batch):
-    """The loss of a line fitted to points; a large ``boost`` overflows float16 in between, and cancels out."""
+    """The loss of a line fitted to points; a large ``boost`` overflows float16 in between and cancels out."""
     x, y, boost = batch
     predicted = (x * boost) @ params["w"] / boost + params["b"]
     return jnp.mean((predicted.astype(jnp.float32) - y.astype(jnp.float32)) ** 2)

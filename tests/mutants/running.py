@@ -234,12 +234,10 @@ def _failing(tree: Tree, names: Sequence[str], tests: TestMap) -> set[str]:
     """The tests that fail without a mutant."""
     if not names:
         return set()
-    result = tree.run([(t, tests.seconds[t]) for t in names], seconds=float("inf"), stop=False)
-    if result["ran"] < len(names):
-        raise RuntimeError(
-            f"the tests that killed could not be run without a mutant: {result['last'][-300:]}"
-        )
-    return set(result["failed"])
+    found = tree.run([(t, tests.seconds[t]) for t in names], seconds=float("inf"), stop=False)
+    if found["ran"] < len(names):
+        raise RuntimeError(f"the tests that killed could not be run without a mutant: {found['last'][-300:]}")
+    return set(found["failed"])
 
 
 def _spread(

@@ -173,7 +173,7 @@ def test_jax(stream: Stream) -> None:
     check(stream, [BACKENDS[name] for name in ("numpy", "jax", "jax-jit")])
 
 
-@REPEATS  # the rules below are compiled in the fast run, too
+@REPEATS  # the rules below are also compiled by ``make test``
 @hypothesis.given(stream=streams())
 @hypothesis.settings(max_examples=2)
 def test_compiled_torch(stream: Stream) -> None:

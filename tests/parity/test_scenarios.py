@@ -35,8 +35,8 @@ FRAMEWORKS = {
 }
 
 
-# The backends in common use. On the others, rules and training runs are compared in the long test run;
-# a third of the short scenarios is compared on every backend always.
+# The backends in common use. On the others, rules and training runs are compared by ``make test-all``;
+# a third of the short scenarios is always compared on every backend.
 LONG = {scenario.name for scenario in (*RULE_STREAMS, *TRAININGS)}
 MOST_USED = {"torch": ["torch"], "jax": ["jax-jit"]}
 
