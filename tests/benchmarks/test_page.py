@@ -97,7 +97,7 @@ def test_a_point_at_or_below_zero_is_left_out(costs, report, tmp_path):
     assert [cells(line)[2:] for line in bare] == [[""] * (len(cells(line)) - 2) for line in bare] != []
 
 
-def test_the_figures_are_drawings(costs, report, tmp_path):
+def test_the_figures_are_valid_svg(costs, report, tmp_path):
     written(costs, report, tmp_path)
     for name in ("cost-torch", "cost-jax"):
         assert ElementTree.parse(tmp_path / "figures" / f"{name}.svg").getroot().tag.endswith("svg")
@@ -110,7 +110,7 @@ def test_the_page_includes_them():
         assert f"(_build/generated/figures/{name}.svg)" in page
 
 
-def test_without_results_or_with_others_it_says_what_writes_them(costs, tmp_path):
+def test_missing_or_unrelated_results_name_the_command_that_writes_them(costs, tmp_path):
     with pytest.raises(FileNotFoundError, match="python -m benchmarks steps"):
         costs.write_costs(tmp_path / "none.json", tmp_path)
     (tmp_path / "other.json").write_text("{}", encoding="utf-8")

@@ -49,7 +49,7 @@ def test_two_devices_join_their_norms_in_one_collective():
 
 
 @MEASURES
-def test_a_guard_that_decides_by_its_own_shard_is_a_wrong_result(tmp_path):
+def test_a_guard_that_decides_by_its_own_shard_is_detected(tmp_path):
     """Without the process group: the norm is that of one rank. Adam's parameters do not tell."""
     program = tmp_path / "alone.py"
     program.write_text(

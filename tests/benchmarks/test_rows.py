@@ -94,7 +94,7 @@ def test_a_ratio_is_the_median_of_its_rounds_and_the_mean_of_processes():
     assert both["ratio_to_peer"] == pytest.approx((2 / 3 + 2.5 / 4) / 2, abs=1e-4)
 
 
-def test_what_is_added_over_what_the_peer_adds():
+def test_the_overhead_is_compared_with_that_of_the_peer():
     """A quotient of means, and its interval from how far each process is off it."""
     processes = [times(bare=[1] * 4, scaler=[1 + q] * 4, fold=[1 + e] * 4) for e, q in EXTRAS]
     row = replace(TORCH_ROW, variants=("bare", "scaler", "fold"))
@@ -119,13 +119,13 @@ EXTRAS = ((1.0, 2.1), (1.1, 2.0), (0.9, 1.9), (1.0, 2.0))
     ],
     ids=["costs nothing", "costs less than nothing", "not told from nothing", "ours is not known"],
 )
-def test_a_share_that_is_not_known_is_left_out(extras):
+def test_an_uncertain_share_is_left_out(extras):
     processes = [times(bare=[2] * 4, scaler=[2 + q] * 4, fold=[2 + e] * 4) for e, q in extras]
     figures = summary.figures_of(replace(TORCH_ROW, variants=("bare", "scaler", "fold")), processes)
     assert "extra_over_peers" not in figures["fold"]
 
 
-def test_the_interval_of_a_quotient_holds_it():
+def test_the_interval_of_a_quotient_contains_the_true_value():
     """In about 95 of 100 experiments, also where numerator and divisor move together."""
     draw, held = np.random.default_rng(0), 0
     for _ in range(1000):
@@ -136,7 +136,7 @@ def test_the_interval_of_a_quotient_holds_it():
     assert held == pytest.approx(950, abs=25)
 
 
-def test_each_process_has_an_order_of_its_own():
+def test_each_process_measures_in_its_own_order():
     row = replace(TORCH_ROW, variants=tuple("abcdefgh"))
     orders = [row.in_turn(turn) for turn in range(40)]
     assert orders == [row.in_turn(turn) for turn in range(40)]
@@ -147,7 +147,7 @@ def test_each_process_has_an_order_of_its_own():
 
 
 @pytest.mark.parametrize("row", [TORCH_ROW, JAX_ROW], ids=["torch", "jax"])
-def test_later_processes_make_variants_in_their_order_and_do_not_count(monkeypatch, row):
+def test_later_processes_build_variants_in_their_own_order_and_skip_the_counts(monkeypatch, row):
     made, seeds = [], []
     module = torch_variants if row.framework == "torch" else jax_variants
     makers = "BUILD" if row.framework == "torch" else "MAKE"
@@ -246,7 +246,7 @@ def test_grad_scaler_is_left_out_where_it_cannot_run():
         assert on_device(row, device) is row
 
 
-def test_rows_have_names_of_their_own_and_the_sizes_that_they_say():
+def test_rows_have_unique_names_and_the_sizes_in_them():
     assert len({row.name for row in ROWS}) == len(ROWS)
     says = {"10k": 1e4, "1M": 1e6, "38M": 38e6, "150M": 150e6}
     for row in ROWS:

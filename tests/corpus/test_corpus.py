@@ -43,7 +43,7 @@ def maker(module: ModuleType, framework: str) -> Callable[[], Program]:
 
 
 @pytest.mark.parametrize("module", FAILURES, ids=name_of)
-def test_a_case_says_what_is_wrong_and_where(module: ModuleType) -> None:
+def test_every_case_states_what_is_wrong_and_where(module: ModuleType) -> None:
     case = module.CASE
     assert module.__doc__
     there = [f for f in FRAMEWORKS if build(module, f)]
@@ -68,7 +68,7 @@ def assert_it_fails_plainly(fails: str, finite: bool, norm: bool, moved: bool) -
 
 
 @pytest.mark.parametrize(("framework", "module"), each(FAILURES))
-def test_it_fails_and_the_first_operation_the_line_and_the_cause_are_named(
+def test_a_planted_failure_is_diagnosed_with_operation_line_and_cause(
     framework: str, module: ModuleType
 ) -> None:
     assert_it_fails_plainly(module.CASE.fails, *plain(framework, maker(module, framework)()))

@@ -57,7 +57,7 @@ def test_torch_and_jax_agree_at_edges(name: str) -> None:
     "options", [{}, {"label_smoothing": 0.2}, {"label_smoothing": 0.2, "weight": "w"}, {"z_loss": 0.1}]
 )
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
-def test_the_quick_way_is_the_core(
+def test_the_fast_path_matches_the_core(
     options: dict[str, Any], dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blocks, rows with -inf, ignored rows that hold anything, upstream gradients of 0."""
@@ -113,7 +113,7 @@ def test_the_quick_way_is_the_core(
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_the_quick_binary_total_is_the_core(reduction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fast_binary_total_matches_the_core(reduction: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "_BLOCK", 4)
     for z in (Z, np.concatenate([Z, [math.inf, -math.inf]])):
         y = np.concatenate([LABELS, [1.0, 0.0]])[: len(z)]
@@ -247,7 +247,7 @@ def test_an_empty_batch_gives_0_with_gradient_0(name: str, route: str, reduction
 
 @pytest.mark.parametrize("name", [n for n in EXAMPLES if n != "info_nce"])
 @pytest.mark.parametrize("route", ["torch", "jax jit"])
-def test_masked_is_removed_whatever_it_holds(name: str, route: str) -> None:
+def test_masked_items_count_as_removed_whatever_they_hold(name: str, route: str) -> None:
     name, arrays, options, wrt = _call(name)
     masked = [a.copy() for a in arrays]
     for i in wrt:
@@ -280,7 +280,7 @@ def test_masked_classes_are_removed(route: str) -> None:
     np.testing.assert_allclose(value, alone, rtol=1e-6)
 
 
-def test_targets_out_of_range_are_nan_where_they_cannot_be_asked() -> None:
+def test_targets_out_of_range_give_nan_under_jit_and_vmap() -> None:
     x = jnp.asarray(LOGITS)
     value, grad = jax.jit(jax.value_and_grad(jax_losses.cross_entropy))(x, jnp.asarray([0, 1, 2, 3, 4, C]))
     assert np.isnan(value)
@@ -291,7 +291,7 @@ def test_targets_out_of_range_are_nan_where_they_cannot_be_asked() -> None:
     assert items.isnan().tolist() == [False] * 5 + [True]
 
 
-def test_soft_labels_as_one_hot_are_indices() -> None:
+def test_one_hot_targets_give_the_loss_of_indices() -> None:
     one_hot = np.eye(C)[INDEX]
     for options in ({}, {"label_smoothing": 0.1}, {"weight": np.linspace(0.5, 2, C)}):
         if "weight" in options:

@@ -190,7 +190,7 @@ def test_value_and_gradient(case: Case, route: str, form: str) -> None:
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_what_the_docstrings_say_of_the_edges(route: str) -> None:
+def test_edges_are_as_documented(route: str) -> None:
     inf, one = np.inf, np.asarray([1.0])
     value, (grad,) = run(
         route, "binary_cross_entropy", [np.asarray([inf, -inf, inf, -inf]), np.asarray([1.0, 0, 0, 1])]
@@ -215,7 +215,7 @@ def test_what_the_docstrings_say_of_the_edges(route: str) -> None:
 
 
 @pytest.mark.parametrize("route", ["torch", "jax jit"])
-def test_a_count_of_0_costs_nothing_but_its_probability(route: str) -> None:
+def test_the_loss_of_a_count_of_0_is_exact(route: str) -> None:
     """The Gamma functions cancel exactly: XLA used to leave 4e-10 of them."""
     value, _ = run(
         route, "negative_binomial_nll", [np.full(4, -30.0), np.zeros(4), np.asarray([0.01, 3.0, 20.0, 1e6])]
@@ -247,7 +247,7 @@ def _second(route: str, z: np.ndarray, y: float, gamma: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize("route", ["torch", "jax jit"])
-def test_a_weight_of_0_takes_a_loss_beyond_the_range_away(route: str) -> None:
+def test_a_weight_of_0_removes_an_infinite_loss(route: str) -> None:
     scores, labels = np.asarray([1e30, 1.0]), np.asarray([-1.0, -1.0])
     value, (grad,) = run(
         route, "hinge", (scores, labels), squared=True, weight=np.asarray([0.0, 1.0], np.float32)
@@ -257,7 +257,7 @@ def test_a_weight_of_0_takes_a_loss_beyond_the_range_away(route: str) -> None:
 
 
 @pytest.mark.parametrize("route", ["torch", "jax jit"])
-def test_a_cap_beyond_the_range_does_no_harm_below_it(route: str) -> None:
+def test_a_cap_beyond_the_range_changes_nothing_below_it(route: str) -> None:
     z, y = np.asarray([0.0, 5.0, -3.0, 90.0]), np.asarray([1.0, 2.0, 3.0, 4.0])
     value, (grad,) = run(route, "poisson_nll", (z, y), max_log_rate=100.0)
     np.testing.assert_allclose(value[:3], (np.exp(z) - y * z)[:3], rtol=1e-6)

@@ -184,7 +184,7 @@ def test_info_nce(route: str, form: str) -> None:
 
 
 @pytest.mark.parametrize("route", ROUTES_AT_EDGES)
-def test_what_the_docstrings_say_of_rows(route: str) -> None:
+def test_edges_of_rows_are_as_documented(route: str) -> None:
     nan = math.nan
     rows = np.asarray(
         [
@@ -248,7 +248,7 @@ def test_equal_distributions_have_a_divergence_below_0_if_the_targets_do_not_add
 
 @pytest.mark.parametrize("route", ROUTES_AT_EDGES)
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_z_loss_knows_the_logsumexp_beside_a_target_far_below(route: str, smoothing: float) -> None:
+def test_z_loss_keeps_the_logsumexp_when_the_target_logit_is_far_below(route: str, smoothing: float) -> None:
     rows, index = np.asarray([[-1e6, 0.0, 0.0], [0.0, 1.0, -1e6]]), np.asarray([0, 2])
 
     def items(z_loss: float) -> Any:
@@ -262,7 +262,7 @@ def test_z_loss_knows_the_logsumexp_beside_a_target_far_below(route: str, smooth
 
 @pytest.mark.parametrize("route", ROUTES_AT_EDGES)
 @pytest.mark.parametrize("soft", [False, True])
-def test_a_target_that_is_not_there_has_no_gradient_with_smoothing_and_z_loss(route: str, soft: bool) -> None:
+def test_a_target_of_probability_0_has_no_gradient_with_smoothing_and_z_loss(route: str, soft: bool) -> None:
     rows = np.asarray([[-math.inf, 0.0, 1.0], [0.0, 1.0, 2.0]])
     index = np.asarray([0, 1])
     targets = np.eye(3)[index] if soft else index

@@ -28,12 +28,12 @@ def arguments(name, array):
     return (array(x), *second), EXTRA.get(name, ())
 
 
-def test_both_have_the_names_of_the_core():
+def test_both_adapters_have_the_names_of_the_core():
     assert nt.__all__ == nj.__all__ == core.__all__
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_signatures_and_texts(name):
+def test_signatures_and_docstrings_are_those_of_the_core(name):
     for module, axis in ((nt, "dim"), (nj, "axis")):
         function = getattr(module, name)
         parameters = inspect.signature(function).parameters
@@ -108,7 +108,7 @@ def test_vmap_over_matrices_is_a_loop(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_integers_and_lists_are_refused(name):
+def test_integers_and_lists_raise(name):
     _, extra = arguments(name, list)
     two = name in TWO
     whole = torch.ones((2, 2), dtype=torch.int64)
@@ -137,7 +137,7 @@ def test_a_mask_must_be_of_booleans():
             getattr(nj, name)(jnp.ones(2), mask=jnp.ones(2))
 
 
-def test_rows_of_nothing():
+def test_rows_of_length_0():
     assert nt.logsumexp(torch.ones((2, 0))).tolist() == [-torch.inf, -torch.inf]
     assert nj.logsumexp(jnp.ones((2, 0))).tolist() == [-np.inf, -np.inf]
     for name in ("softmax", "log_softmax", "normalize", "rms_norm", "cumulative_logsumexp"):
@@ -160,7 +160,7 @@ def test_two_narrow_tensors_under_compile(form):
     assert torch.equal(run(x, x), nt.logaddexp(x, x))
 
 
-def test_formats_that_differ_give_the_wider():
+def test_different_formats_give_the_wider_one():
     for module, lib, array in ((nt, torch, torch.tensor), (nj, jnp, jnp.asarray)):
         x = {name: array([0.5], dtype=getattr(lib, name)) for name in ("float16", "bfloat16", "float32")}
         assert module.divide(x["float16"], x["bfloat16"]).dtype == lib.float32
@@ -170,7 +170,7 @@ def test_formats_that_differ_give_the_wider():
     assert double.dtype == torch.float64
 
 
-def test_an_axis_that_is_not_there_is_refused():
+def test_an_axis_that_does_not_exist_raises():
     for module, one in ((nt, torch.ones), (nj, jnp.ones)):
         for shape, axis in (((2, 2), 2), ((2, 2), -3), ((), -1)):
             with pytest.raises(ValueError, match="axis must be a whole number"):

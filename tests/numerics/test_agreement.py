@@ -40,7 +40,7 @@ def _compare(p, q, form, where, scale=None, allowance=0.0, flushed=4.0):
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("function", FUNCTIONS, **LABELLED)
-def test_both_give_the_same(function, form):
+def test_both_frameworks_give_the_same_at_every_edge(function, form):
     fmt = FORMATS[form]
     points = function.arguments(fmt) + [edge[0] for edge in function.edges(fmt)]
     columns = [np.asarray(column) for column in zip(*points, strict=True)]
@@ -57,7 +57,7 @@ def test_both_give_the_same(function, form):
 
 @pytest.mark.parametrize("form", ["bfloat16", "float16"])
 @pytest.mark.parametrize("function", [f for f in FUNCTIONS if len(f.slopes) == 1], **LABELLED)
-def test_both_give_the_same_for_every_narrow_number(function, form):
+def test_both_frameworks_give_the_same_for_every_number_of_a_narrow_format(function, form):
     bits = torch.arange(2**16, dtype=torch.int32).to(torch.int16)
     numbers = bits.view(getattr(torch, form)).double().numpy()
     results = []
@@ -87,7 +87,7 @@ def _with_positional(run, positional, x):
     return run(x, *positional)
 
 
-def test_the_power_of_two_is_one():
+def test_the_power_of_two_below_is_an_exact_power_of_two():
     """Dividing by it rounds nothing only if every pow gives 2^n exactly."""
     exponents = np.arange(-126, 128)
     x = np.concatenate([np.ldexp(c, exponents) for c in (1.0, 1.3, 1.9999999)]).astype(np.float32)
@@ -98,7 +98,7 @@ def test_the_power_of_two_is_one():
         assert (x[x > 1] / found[x > 1] <= 32).all()
 
 
-def test_what_xla_rewrites():
+def test_xla_removes_a_constant_that_is_added_and_taken_off():
     """Why no formula here takes a constant off again, or divides by ``x / power``: under jit it is gone."""
     tiny = np.float32(1e-9)
     assert jax.jit(lambda u: (1.0 + u) - 1.0)(tiny) == tiny  # on paper as in the compiler; 0 in floats

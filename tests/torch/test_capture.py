@@ -91,13 +91,13 @@ def test_gradients_in_several_formats_and_missing_ones_stay_on_the_device() -> N
         lambda: torch.scalar_tensor(1.0).to(CUDA),
     ],
 )
-def test_what_comes_from_the_host_is_seen(planted: Callable[[], torch.Tensor]) -> None:
+def test_host_data_is_detected(planted: Callable[[], torch.Tensor]) -> None:
     with fake_cuda(), Operations() as operations:
         planted()
     assert operations.off_the_device() != []
 
 
-def test_a_wait_is_seen() -> None:
+def test_a_wait_is_detected() -> None:
     with fake_cuda(), pytest.raises(DataDependentOutputException):
         torch.empty((), device=CUDA).item()
     with fake_cuda(), pytest.raises(AssertionError, match="indexed by"):
@@ -116,7 +116,7 @@ class CudaFlag:
         return True
 
 
-def test_an_optimizer_that_needs_the_host_is_refused_in_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_optimizer_that_needs_the_host_raises_in_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     assert waits.wait_for_bool(CudaFlag())  # type: ignore[arg-type]
     monkeypatch.setattr(waits, "capturing", lambda: True)
     with pytest.raises(RuntimeError, match=r"optimizer must be able to skip .* Use fused=True"):
@@ -246,7 +246,7 @@ def assert_as_the_specification(training: Training) -> None:
         np.testing.assert_allclose(p.detach().cpu().numpy(), q, rtol=1e-4, atol=1e-6)
 
 
-def test_steps_on_tensors_at_fixed_places_are_those_of_the_specification() -> None:
+def test_steps_on_static_tensors_match_the_specification() -> None:
     """The training that a GPU captures, without the capture."""
     training = Training("cpu")
     with on_device_path():
@@ -257,7 +257,7 @@ def test_steps_on_tensors_at_fixed_places_are_those_of_the_specification() -> No
 
 
 @pytest.mark.gpu
-def test_a_captured_step_is_replayed_as_the_specification_says() -> None:
+def test_replays_of_a_captured_step_match_the_specification() -> None:
     training = Training("cuda")
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
@@ -277,7 +277,7 @@ def test_a_captured_step_is_replayed_as_the_specification_says() -> None:
 
 
 @pytest.mark.gpu
-def test_an_optimizer_that_needs_the_host_is_refused_in_a_real_capture() -> None:
+def test_an_optimizer_that_needs_the_host_raises_in_a_real_capture() -> None:
     p = torch.nn.Parameter(torch.ones(3, device="cuda"))
     p.grad = torch.ones_like(p)
     opt = st.wrap(torch.optim.RMSprop([p], capturable=True), clip=1.0)
@@ -288,7 +288,7 @@ def test_an_optimizer_that_needs_the_host_is_refused_in_a_real_capture() -> None
 
 
 @pytest.mark.gpu
-def test_on_a_stream_of_its_own() -> None:
+def test_a_step_runs_on_the_current_stream() -> None:
     """Everything of a step is on the stream that is current, also what the host reads later."""
     aside = torch.cuda.Stream()
     training = Training("cuda")

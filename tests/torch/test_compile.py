@@ -72,7 +72,7 @@ def breaks(step) -> set[str]:
 
 
 @NOT_FUSED
-def test_no_graph_break_that_the_bare_optimizer_has_not(fused):
+def test_no_graph_breaks_beyond_those_of_the_bare_optimizer(fused):
     def make():
         params = parameters()
         set_gradients(params, 0)

@@ -94,7 +94,7 @@ def test_every_rule_decides_as_eager_operations_do(name: str, monkeypatch: pytes
     assert_same(OTHERS[name], monkeypatch)
 
 
-def test_one_function_and_two_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decision_is_one_generated_function_and_two_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """All between the norms and the optimizer is one generated function; the state keeps its memory."""
     switch(monkeypatch, True)
     params, opt = make(FOLD)
@@ -138,7 +138,7 @@ def test_compiled_once_with_a_loss_and_once_without(monkeypatch: pytest.MonkeyPa
     assert seen == [1] * 4 + [2] * 4
 
 
-def test_more_settings_than_torch_compiles_of_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_settings_than_the_recompilation_limit_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     switch(monkeypatch, True, "eager")
     torch._dynamo.utils.counters.clear()
     for i in range(12):
@@ -152,7 +152,7 @@ def test_more_settings_than_torch_compiles_of_one_function(monkeypatch: pytest.M
     assert graphs() == 12  # optimizers with the same settings share what was compiled
 
 
-def test_more_models_than_torch_compiles_of_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_models_than_the_recompilation_limit_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     switch(monkeypatch, True, "eager")
     torch._dynamo.utils.counters.clear()
     for n in range(1, 13):
@@ -167,7 +167,7 @@ def no_compiler(*_: object) -> None:
     raise RuntimeError("Cannot find a working triton installation.\nand more")
 
 
-def test_where_nothing_can_be_compiled_it_goes_on_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_training_goes_on_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     switch(monkeypatch, True, no_compiler)
     with pytest.warns(st.NotCompiledWarning, match=r"working triton.*Triton and a C compiler") as told:
         _, opt = train(FOLD)
@@ -179,7 +179,7 @@ def test_where_nothing_can_be_compiled_it_goes_on_with_one_warning(monkeypatch: 
     assert opt.last["skipped_total"] == wanted.last["skipped_total"] == 3
 
 
-def test_wrong_arguments_are_reported_as_without_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_arguments_raise_the_same_errors_as_without_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     switch(monkeypatch, True, "eager")
     params, opt = make({"clip": stablenum.AdaGC(warmup_steps=2)})
     monkeypatch.setattr(observe, "gradient_norms_without_wait", lambda *_: torch.ones(5, dtype=torch.float64))
@@ -188,7 +188,7 @@ def test_wrong_arguments_are_reported_as_without_compiling(monkeypatch: pytest.M
         opt.step()
 
 
-def test_torchs_own_switch_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchs_own_switch_disables_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     switch(monkeypatch, True, "eager")
     torch._dynamo.utils.counters.clear()
     params, opt = make(FOLD)
@@ -199,7 +199,7 @@ def test_torchs_own_switch_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None
     assert opt.last["step"] == 0
 
 
-def test_torch_knows_every_option() -> None:
+def test_torch_has_every_inductor_option_that_is_set() -> None:
     """Those that it does not know are left out, which nobody would notice."""
     assert compiled._backend() == {"options": compiled._NUMERICS}
 

@@ -127,7 +127,7 @@ def test_half_gradients_are_unscaled_in_float32(dtype, clip, path):
     assert w.detach().float().abs().tolist() == pytest.approx([exact] * 4, rel=torch.finfo(dtype).eps)
 
 
-def test_a_bound_beyond_the_format(path):
+def test_a_clipping_bound_beyond_the_range_of_the_format(path):
     w = torch.nn.Parameter(torch.zeros(2, dtype=torch.float16))
     opt = st.wrap(torch.optim.SGD([w], lr=1.0), clip=stablenum.ClipByValue(1e5), loss_scale=4.0)
     w.grad = torch.tensor([8.0, -4.0], dtype=torch.float16)
@@ -172,7 +172,7 @@ def test_a_zero_step_of_learning_rate_zero_with_a_bad_loss_is_recorded(path):
     assert opt.last["skipped_total"] == 1
 
 
-def test_compiled_step_with_a_tensor_learning_rate_breaks_no_graph_of_its_own():
+def test_compiled_step_with_a_tensor_learning_rate_adds_no_graph_break():
     torch._dynamo.reset()
     w = torch.nn.Parameter(torch.ones(2))
     opt = st.wrap(torch.optim.AdamW([w], lr=torch.tensor(0.1), fused=True), clip=1.0)
@@ -197,7 +197,7 @@ def test_zero_grad_of_an_optimizer_without_arguments():
     assert w.grad is None
 
 
-def test_made_up_names_are_not_saved():
+def test_generated_names_are_not_saved():
     params = parameters()
     assert st.wrap(torch.optim.SGD(params, lr=0.1)).guard_state_dict()["names"] is None
     named = torch.optim.SGD([("w", params[0]), ("b", params[1])], lr=0.1)
@@ -224,11 +224,11 @@ class TestShardings:
         assert _sharding_groups(self.param("strided", "shard"), None) == ["group 0", "group 1"]
         assert _sharding_groups(self.param("replicate", "shard"), None) == ["group 1"]
 
-    def test_partial_gradients_are_refused_with_the_cure(self):
+    def test_partial_gradients_raise_and_the_message_names_the_remedy(self):
         with pytest.raises(ValueError, match="redistribute"):
             local_part(self.param("partial"))
 
-    def test_a_group_is_a_group(self):
+    def test_a_process_group_of_another_type_raises(self):
         with pytest.raises(TypeError, match=r"process_group must be a .*ProcessGroup.*got str"):
             check_process_group("dp")
 

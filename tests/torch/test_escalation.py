@@ -70,7 +70,7 @@ def specification(rows: list[dict[str, Any]]) -> list[int]:
 
 
 @pytest.mark.filterwarnings("ignore:In CPU autocast, but the target dtype is not supported")
-def test_a_bad_stretch_ends_as_well_as_float32_with_the_specifications_levels() -> None:
+def test_a_bad_stretch_ends_as_accurate_as_float32_at_the_levels_of_the_specification() -> None:
     data = digits()
     wide, _, _ = train(data, "float32")
     _, refused, _ = train(data, "float16")
@@ -88,7 +88,7 @@ def test_a_bad_stretch_ends_as_well_as_float32_with_the_specifications_levels() 
         assert levels[-1] == 0
 
 
-def test_the_levels_are_the_specifications() -> None:
+def test_the_levels_match_the_specification() -> None:
     """The same gradients through the NumPy reference: the same level at every step."""
     rule = stablenum.EscalatePrecision(after=2, for_steps=3, formats=("float16", "bfloat16", "float32"))
     settings = {"escalate": rule, "loss_scale": "dynamic", "clip": 1.0}
@@ -111,7 +111,7 @@ def test_the_levels_are_the_specifications() -> None:
     assert {False, torch.float16, torch.bfloat16} <= set(dtypes)
 
 
-def test_without_escalation_autocast_is_as_it_was() -> None:
+def test_without_escalation_autocast_is_unchanged() -> None:
     params = [nn.Parameter(torch.ones(2))]
     for settings, dtype, expected in (
         ({}, None, torch.bfloat16),
@@ -132,7 +132,7 @@ def test_without_escalation_autocast_is_as_it_was() -> None:
         opt.autocast(policy=3)
 
 
-def test_eight_bit_layers_climb_the_ladder() -> None:
+def test_eight_bit_layers_follow_the_levels() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     handle = st.precision(model, stablenum.Policy.parse("p=f32,c=fp8", rules={"1": "f16"}))
     rule = stablenum.EscalatePrecision(after=1, for_steps=2, formats=("fp8", "bf16", "f32"))
@@ -152,7 +152,7 @@ def test_eight_bit_layers_climb_the_ladder() -> None:
     assert handle.compute_format(model[0]) == "float8_e4m3fn"
 
 
-def test_a_ladder_that_does_not_begin_at_the_policy_is_refused() -> None:
+def test_levels_that_do_not_begin_at_the_policy_raise() -> None:
     model = nn.Linear(2, 2)
     opt = st.wrap(torch.optim.SGD(model.parameters(), lr=0.1), escalate=stablenum.EscalatePrecision())
     with st.precision(model, "p=f32,c=bf16") as handle:
@@ -163,7 +163,7 @@ def test_a_ladder_that_does_not_begin_at_the_policy_is_refused() -> None:
         assert torch.get_autocast_dtype("cpu") == torch.float16
 
 
-def test_the_level_goes_on_where_it_was_saved() -> None:
+def test_the_level_is_saved_and_restored() -> None:
     def make() -> tuple[nn.Parameter, st.GuardedOptimizer]:
         p = nn.Parameter(torch.ones(2))
         return p, st.wrap(torch.optim.SGD([p], lr=0.1), escalate=stablenum.EscalatePrecision(after=1))

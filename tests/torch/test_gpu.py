@@ -99,7 +99,7 @@ def no_wait(device: str) -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_no_wait_stands_what_torch_says_of_its_debug_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_wait_ignores_the_prototype_warning_of_sync_debug_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     """Warnings are errors here, and torch has one at the first call."""
     modes = []
 
@@ -167,7 +167,7 @@ def launching(operations: Operations) -> Counter[str]:
     return Counter(name for name, _, _ in operations.seen if not name.startswith(VIEWS))
 
 
-def test_what_is_launched_besides_the_decision(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_launched_besides_the_decision(monkeypatch: pytest.MonkeyPatch) -> None:
     """One multi-tensor norm, one stack, two copies: however many tensors there are."""
     with fake_cuda(), torch.no_grad():
         bare = torch.optim.AdamW(small_model(CUDA), fused=True)
@@ -257,7 +257,7 @@ class Allocations(TorchDispatchMode):
         return out
 
 
-def test_a_step_makes_nothing_of_the_size_of_a_gradient() -> None:
+def test_a_step_allocates_nothing_as_large_as_a_gradient() -> None:
     with fake_cuda(), torch.no_grad():
         guarded, bare, opt = guarded_and_bare(CUDA, large_model)
         with Allocations() as theirs:

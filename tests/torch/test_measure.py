@@ -61,7 +61,7 @@ def test_large_tensors_keep_six_digits(measure, size, dtype):
     assert norm == pytest.approx(grad.double().norm().item(), rel=1e-6)
 
 
-def test_torchs_own_float32_norm_does_not():
+def test_torchs_own_float32_norm_loses_digits_of_large_tensors():
     grad = torch.randn(2**24, generator=torch.Generator().manual_seed(0))
     (norm,) = torch._foreach_norm([grad])
     assert abs(norm.item() / grad.double().norm().item() - 1) > 1e-5
@@ -118,6 +118,6 @@ def test_nan_wins_over_overflow(measure):
     assert measure([grad])[0] == math.inf
 
 
-def test_nothing_to_measure(measure):
+def test_norms_without_anything_to_measure(measure):
     assert measure([]) == []
     assert measure([None, None]) == [0.0, 0.0]

@@ -53,7 +53,7 @@ class NothingFromTheHost(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_the_watch_for_numbers_from_the_host_sees_them():
+def test_tensors_made_of_host_numbers_are_detected():
     for make in (torch.tensor, torch.as_tensor, torch.asarray):
         with pytest.raises(AssertionError, match="of list"), NothingFromTheHost():
             make([1.0])
@@ -77,7 +77,7 @@ WITH_EACH = ("default", "all", "fold", "all at once")
         itertools.product(OPTIMIZERS, CONFIGS),
     ),
 )
-def test_a_fused_step_asks_no_value(no_data, optimizer, config):
+def test_a_fused_step_reads_no_value(no_data, optimizer, config):
     params = fake_parameters()
     opt = st.wrap(OPTIMIZERS[optimizer](params), names=zip("ab", params, strict=True), **CONFIGS[config])
     stepped = []
@@ -91,7 +91,7 @@ def test_a_fused_step_asks_no_value(no_data, optimizer, config):
         opt.history()  # reading is what waits
 
 
-def test_an_optimizer_that_is_not_fused_asks_once(no_data):
+def test_an_optimizer_that_is_not_fused_reads_a_value(no_data):
     opt = st.wrap(torch.optim.Adam(fake_parameters(), foreach=True), clip=1.0)
     with pytest.raises(DataDependentOutputException):
         opt.step()

@@ -17,7 +17,7 @@ import stablenum_torch as st
 from tests.torch.conftest import parameters, set_gradients, snapshot
 
 
-def test_scale_collapse_after_200_bad_steps(path):
+def test_the_scale_does_not_collapse_after_200_bad_steps(path):
     w = torch.nn.Parameter(torch.ones(3))
     opt = st.wrap(torch.optim.SGD([w], lr=0.1, fused=True), loss_scale="dynamic")
     for _ in range(200):
@@ -29,7 +29,7 @@ def test_scale_collapse_after_200_bad_steps(path):
     torch.testing.assert_close(w.detach(), torch.full((3,), 0.9))
 
 
-def test_scale_collapse_is_what_gradscaler_does():
+def test_the_scale_of_gradscaler_collapses():
     w = torch.nn.Parameter(torch.ones(3))
     peer, scaler = torch.optim.SGD([w], lr=0.1, fused=True), torch.amp.GradScaler("cpu")
     scaler.scale(torch.ones(()))
@@ -113,7 +113,7 @@ def test_tiny_gradients_have_a_norm(path):
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_under_an_outer_gradscaler(fused):
+def test_a_guarded_step_under_an_outer_gradscaler(fused):
     ours, theirs = parameters(), parameters()
     opt = st.wrap(torch.optim.AdamW(ours, lr=0.01, fused=fused), clip=1e6)
     peer = torch.optim.AdamW(theirs, lr=0.01, fused=fused)
@@ -145,7 +145,7 @@ def test_a_positional_closure_is_guarded_like_any_step(path):
     assert w.item() == pytest.approx(0.7), "on unscaled gradients"
 
 
-def test_lbfgs_is_refused():
+def test_wrapping_lbfgs_raises():
     with pytest.raises(TypeError, match=r"LBFGS cannot be guarded.*closure"):
         st.wrap(torch.optim.LBFGS(parameters()))
 
@@ -186,7 +186,7 @@ def test_pickling_and_copying_in_the_middle_of_an_iteration(path):
         assert opt.last["step"] == 0
 
 
-def test_add_param_group_reaches_both(path):
+def test_add_param_group_reaches_the_guard_and_the_inner_optimizer(path):
     params = parameters()
     inner = torch.optim.SGD(params[:1], lr=0.1)
     opt = st.wrap(inner, clip=1.0)
@@ -232,7 +232,7 @@ def test_hooks_run_around_each_step():
 
 @pytest.mark.parametrize("loss_scale", [None, "dynamic"])
 @pytest.mark.parametrize("lr", [0.01, torch.tensor(0.01)])
-def test_distributed_checkpointing_creates_state_without_a_trace(loss_scale, lr, path):
+def test_distributed_checkpointing_creates_state_and_changes_nothing_else(loss_scale, lr, path):
     model = torch.nn.Linear(3, 2)
     opt = st.wrap(torch.optim.AdamW(model.parameters(), lr=lr, fused=True), loss_scale=loss_scale)
     peer = get_optimizer_state_dict(model, torch.optim.AdamW(model.parameters(), lr=lr, fused=True))
@@ -260,7 +260,7 @@ def test_zero_learning_rate_still_guards(path):
     assert all(torch.isfinite(s["exp_avg"]).all() for s in opt.state.values())
 
 
-def test_checkpoints_go_both_ways_between_plain_and_guarded():
+def test_plain_and_guarded_optimizers_load_one_anothers_checkpoints():
     def trained(make):
         params = parameters()
         opt = make(torch.optim.AdamW(params, lr=0.01))
@@ -326,7 +326,7 @@ def test_a_class_built_on_ours_without_init_works():
     assert made._step_supports_amp_scaling is False
 
 
-def test_schedulers_accept_it_and_can_be_held_on_a_skip():
+def test_schedulers_accept_a_guarded_optimizer_and_can_pause_on_a_skip():
     params = parameters()
     opt = st.wrap(torch.optim.SGD(params, lr=1.0, momentum=0.9))
     torch.optim.lr_scheduler.OneCycleLR(opt, max_lr=1.0, total_steps=10)

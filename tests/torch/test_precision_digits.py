@@ -42,7 +42,7 @@ def test_a_short_training() -> None:
 
 
 @pytest.mark.slow
-def test_a_long_one_of_small_steps() -> None:
+def test_a_long_training_of_small_steps() -> None:
     """Late in a training updates are small: here plain bfloat16 loses 8 of 100."""
     found = accuracies(lr=3e-4, steps=1200)
     assert found["float32"] > 0.93

@@ -184,7 +184,7 @@ def test_rules_give_modules_their_own_parameters_and_outputs() -> None:
 
 
 @pytest.mark.parametrize("how", ["casts", "autocast"])
-def test_removed_it_is_as_before(how: str) -> None:
+def test_removing_a_policy_restores_the_model(how: str) -> None:
     model = transformer()
     before, keys = model(TOKENS), list(model.state_dict())
     with st.precision(model, POLICY, how=how) as handle:
@@ -197,7 +197,7 @@ def test_removed_it_is_as_before(how: str) -> None:
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
-def test_autocast_instead_of_casts() -> None:
+def test_a_policy_with_autocast_instead_of_casts() -> None:
     model = transformer()
     st.precision(model, POLICY, how="autocast")
     seen = dtypes(model, TOKENS)
@@ -245,7 +245,7 @@ def test_parts_can_be_called_alone_and_recomputed() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: nn.LSTM(3, 4, 2), lambda: nn.GRU(3, 4, bidirectional=True)])
-def test_recurrent_layers_compute_so_too(make) -> None:
+def test_recurrent_layers_compute_in_the_format_of_the_policy(make) -> None:
     torch.manual_seed(0)
     rnn = make()
     plain = copy.deepcopy(rnn).bfloat16()
@@ -273,7 +273,7 @@ def test_a_copy_has_a_policy_of_its_own() -> None:
 # The compiler looks for gradients of what it resumes with, and hides the warning from all but strict filters.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("how", ["casts", "autocast"])
-def test_compiled_it_computes_the_same(how: str) -> None:
+def test_a_compiled_model_computes_the_same(how: str) -> None:
     torch.compiler.reset()
     model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2))
     st.precision(model, stablenum.Policy.parse("p=f32,c=bf16,o=f32", rules={"1": "float32"}), how=how)

@@ -67,7 +67,7 @@ def thousand(make, n: int) -> tuple[Tensor, torch.optim.Optimizer]:
     return w.detach().double(), opt
 
 
-def test_a_thousand_updates_that_rounding_loses() -> None:
+def test_a_thousand_updates_smaller_than_the_rounding_are_kept() -> None:
     def sgd(p):
         return torch.optim.SGD(p, lr=1.0)
 
@@ -87,7 +87,7 @@ def test_a_thousand_updates_that_rounding_loses() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_compensated_updates_are_a_float32_training(inner, dtype) -> None:
+def test_compensated_updates_match_float32_training(inner, dtype) -> None:
     """Weight and compensation stay with float32 weights to the last bits, at half the memory of masters."""
     params = narrow_parameters(dtype)
     wide = [torch.nn.Parameter(p.detach().float()) for p in params]
@@ -104,7 +104,7 @@ def test_compensated_updates_are_a_float32_training(inner, dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_masters_are_a_float32_training(inner, dtype) -> None:
+def test_master_weights_match_float32_training(inner, dtype) -> None:
     """The same gradients through the plain optimizer in float32: equal masters, rounded parameters."""
     params = narrow_parameters(dtype)
     wide = [torch.nn.Parameter(p.detach().float()) for p in params]
@@ -120,7 +120,7 @@ def test_masters_are_a_float32_training(inner, dtype) -> None:
             assert torch.equal(p, w.to(p.dtype))
 
 
-def test_it_is_an_optimizer_to_schedulers_and_others(kind, inner) -> None:
+def test_schedulers_and_other_tools_accept_it_as_an_optimizer(kind, inner) -> None:
     params = narrow_parameters()
     opt = kind([{"params": params[:2]}, {"params": params[2:], "lr": 0.5}], inner)
     assert isinstance(opt, torch.optim.Optimizer)
@@ -190,7 +190,7 @@ def test_float16_gradients_are_unscaled_in_float32(inner, path, clip) -> None:
         torch.testing.assert_close(m, w, rtol=1e-6, atol=0)
 
 
-def test_saved_and_loaded_it_goes_on_the_same(kind, inner) -> None:
+def test_a_loaded_state_continues_identically(kind, inner) -> None:
     params = narrow_parameters()
     opt = st.wrap(kind(params, inner))
     for seed in range(3):
@@ -236,7 +236,7 @@ def test_a_compensation_that_was_saved_as_a_number_is_converted(order) -> None:
     assert opt.wide_value(other).tolist() == [1 - 2.0**-10 - 2.0**-9, 300.5 - 2.0**-9]
 
 
-def test_the_step_of_a_compensated_update_compiles_whole() -> None:
+def test_a_compensated_step_compiles_without_graph_breaks() -> None:
     def run(step) -> list[bytes]:
         w = torch.nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
         opt = st.KahanUpdate([w], lambda p: torch.optim.SGD(p, lr=1.0))
@@ -289,7 +289,7 @@ def test_the_plain_optimizers_state_is_read(kind) -> None:
         assert torch.equal(opt.masters()[0], params[0].float())
 
 
-def test_copies_and_pickles_go_on_the_same(kind) -> None:
+def test_copies_and_pickles_continue_identically(kind) -> None:
     params = narrow_parameters()
     opt = kind(params, INNER["adamw"])
     set_gradients(params, 0)
@@ -320,7 +320,7 @@ def test_closures_names_and_missing_gradients(kind) -> None:
     assert bits(params[1:]) == before
 
 
-def test_no_warning_of_an_eps_that_is_not_lost() -> None:
+def test_no_warning_about_an_eps_that_is_not_lost() -> None:
     params = narrow_parameters(torch.float16)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -349,7 +349,7 @@ def test_wrong_arguments_are_named(kind) -> None:
 
 
 @pytest.mark.parametrize("kind", [st.MasterWeights, st.KahanUpdate])
-def test_distributed_checkpoints_carry_it(kind) -> None:
+def test_distributed_checkpoints_hold_the_precision_state(kind) -> None:
     """They name parameters where a state dict has numbers."""
 
     def make(seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:

@@ -53,7 +53,7 @@ def loss_of(step: int) -> float:
     slow_but_for(pairwise([*RULES], [*OPTIMIZERS], PATHS), itertools.product(RULES, OPTIMIZERS, PATHS)),
     indirect=["rule", "path"],
 )
-def test_as_the_specification(rule, optimizer, path):
+def test_every_rule_decides_as_the_specification(rule, optimizer, path):
     make, make_reference = OPTIMIZERS[optimizer]
     params = named(parameters())
     spec = reference.Guarded(
@@ -82,7 +82,7 @@ def test_as_the_specification(rule, optimizer, path):
     assert_same(spec.guard_state_dict()["state"]["spike"], opt.guard_state_dict()["state"]["spike"])
 
 
-def test_the_stream_sets_off_every_rule():
+def test_the_stream_triggers_every_rule():
     """The comparison above would prove nothing of a rule that never does anything."""
     for name, settings in RULES.items():
         params = {k: p.detach().numpy().copy() for k, p in named(parameters()).items()}
