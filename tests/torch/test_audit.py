@@ -1,4 +1,4 @@
-"""The audit of torch optimizers: updates are those that steps make, repairs touch what is poisoned."""
+"""The audit of torch optimizers: updates match those of real steps, repairs touch only poisoned elements."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.torch.conftest import parameters, set_gradients, snapshot
 NAMES = ("a", "b", "c")
 O = torch.optim  # noqa: E741
 
-# Optimizers whose law is known, with settings in which the state tells the update of the last step.
+# Optimizers with a known update rule, with settings in which the state determines the last step's update.
 KNOWN: dict[str, tuple[Any, dict[str, Any]]] = {
     "adam": (O.Adam, {}),
     "adam, foreach": (O.Adam, {"foreach": True}),
@@ -50,7 +50,7 @@ KNOWN: dict[str, tuple[Any, dict[str, Any]]] = {
     "sgd, nesterov": (O.SGD, {"momentum": 0.9, "nesterov": True}),
     "sgd, upwards": (O.SGD, {"momentum": 0.9, "nesterov": True, "maximize": True}),
 }
-# The update is not in the state: what was added is gone, or the law is not known here.
+# The state does not determine the update: a term of it is not stored, or the update rule is unknown here.
 UNKNOWN: dict[str, tuple[Any, dict[str, Any]]] = {
     "sgd, weight decay": (O.SGD, {"weight_decay": 0.1}),
     "adagrad, weight decay": (O.Adagrad, {"weight_decay": 0.1}),
@@ -74,7 +74,7 @@ def trained(make: Any, settings: dict[str, Any], steps: int = 8, dtype: torch.dt
 
 
 def by_name(report) -> dict[str, Any]:
-    """Name -> row."""
+    """The rows of the report by name."""
     return {row.name: row for row in report.rows}
 
 
@@ -156,7 +156,7 @@ def test_stalls_are_measured_in_the_format_of_the_parameter() -> None:
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_float16_state_loses_eps(fused: bool) -> None:
-    """The audit says beforehand what a step with zero gradients will do."""
+    """The audit predicts what a step with zero gradients will do."""
     optimizer, params, _ = trained(O.Adam, {"fused": fused}, steps=1, dtype=torch.float16)
     with torch.no_grad():
         params[0].grad[0, 0] = 0.0
@@ -399,11 +399,11 @@ def test_extreme_states() -> None:
 
 
 class Subclass(O.Adam):
-    """Leaves the law alone."""
+    """Keeps the update rule."""
 
 
 class OtherLaw(O.Adam):
-    """Has a step of its own."""
+    """Has its own step."""
 
     def step(self, closure: Callable[[], float] | None = None) -> None:
         """Halve the parameters."""
@@ -424,11 +424,11 @@ def test_subclasses_are_recognised_by_their_step_method() -> None:
 
 
 class HookedFirst(O.Adam):
-    """As AdamW when it is made before any Adam: torch wraps the class's step for its profiler."""
+    """Like AdamW created before any Adam: torch wraps the class's step for its profiler."""
 
     @functools.wraps(O.Adam.step)
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Wrapped once more."""
+        """Wrapped a second time."""
         return super().step(closure)
 
 
@@ -451,7 +451,7 @@ def test_the_page_shows_what_is_printed() -> None:
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
         exec(compile(code, "<documentation>", "exec"), {"__name__": "example"})
-    # The digits of a training are another's on another machine; the shape and the words are not.
+    # The digits depend on the machine; the layout and the words do not.
     words = [re.sub(r"[0-9]\S*", "#", line).split() for line in output.getvalue().splitlines()]
     assert words == [re.sub(r"[0-9]\S*", "#", line).split() for line in shown.splitlines()]
 

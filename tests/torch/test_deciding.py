@@ -1,4 +1,4 @@
-"""On a CPU the core's decide runs written out: the same decisions as the specification, to the bit."""
+"""On a CPU the core's `decide` runs as generated code: bit for bit the decisions of the specification."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MORE = [
 
 
 def on_host(seen: Observation) -> Observation:
-    """An observation as the adapter makes it: () arrays as scalars."""
+    """An observation as the adapter makes it: 0-dimensional arrays become scalars."""
     single = {name: getattr(seen, name) for name in ("loss", "amax", "tiny")}
     return seen._replace(**{name: None if v is None else as_scalar(v) for name, v in single.items()})
 
@@ -73,7 +73,7 @@ def test_unused_and_constant_operations_are_not_generated():
     x = writer.input(np.float32(3))
     _unused = writer.sqrt(x) * 5
     known = writer.sqrt(np.float32(4)) + writer.ones_like(x)
-    assert float(known) == 3.0  # computed when it was written
+    assert float(known) == 3.0  # computed when the code was generated
     function = writer.function([x * 2, known])
     assert "sqrt" not in function.__code__.co_names
     assert [float(v) for v in function(np.float32(1))] == [2.0, 3.0]
@@ -127,11 +127,11 @@ def step_with(w, opt, value):
 
 
 def test_a_state_that_was_moved_into_shared_memory_is_followed():
-    """Sent to another process, a tensor moves; its old memory is freed."""
+    """A tensor that is sent to another process moves; its old memory is freed."""
     w, opt = guarded(clip=1.0)
     step_with(w, opt, 1.0)
     count = opt.guard_state.skipped_total
-    view = count.numpy()  # keeps nothing alive: what was shared is gone from under it
+    view = count.numpy()  # keeps nothing alive: the memory is freed when the tensor moves
     count.share_memory_()
     assert view.ctypes.data != count.data_ptr()
     step_with(w, opt, float("nan"))

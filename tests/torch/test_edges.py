@@ -1,4 +1,4 @@
-"""Uses at the edge: found by reviewers, each of them once a fault."""
+"""Edge cases, each of which was once a bug."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ class TestShardings:
         return SimpleNamespace(device_mesh=mesh, placements=tuple(map(placement, kinds)))
 
     def test_strided_shards_are_joined_too(self):
-        # FSDP over tensor parallelism: torch's _StridedShard says no to is_shard().
+        # FSDP over tensor parallelism: is_shard() of torch's _StridedShard is False.
         assert _sharding_groups(self.param("strided", "shard"), None) == ["group 0", "group 1"]
         assert _sharding_groups(self.param("replicate", "shard"), None) == ["group 1"]
 
@@ -246,7 +246,7 @@ def test_a_vector_of_half_precision_losses_is_summed_in_float32(scaled, path):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_sparse_gradient_without_entries(path, dtype):
-    """Of an embedding that saw an empty batch, and nothing beside it."""
+    """The only gradient is that of an embedding that saw an empty batch."""
     table = torch.nn.Embedding(3, 2, sparse=True, dtype=dtype)
     opt = st.wrap(torch.optim.SGD(table.parameters(), lr=0.1), clip=1.0)
     before = table.weight.detach().clone()
@@ -259,7 +259,7 @@ def test_a_sparse_gradient_without_entries(path, dtype):
 
 @pytest.mark.parametrize(("loss", "seen"), [(7e4, 7e4), (1e39, FLOAT32_MAX), (10**6, 1e6), (-math.inf, None)])
 def test_a_closure_that_returns_a_plain_number(path, loss, seen):
-    """It is taken in full, whatever torch's default format and device."""
+    """It is used at full precision, whatever torch's default format and device."""
     w = torch.nn.Parameter(torch.ones(2))
     opt = st.wrap(torch.optim.AdamW([w], fused=True))
     w.grad = torch.ones(2)
@@ -275,7 +275,7 @@ def test_a_closure_that_returns_a_plain_number(path, loss, seen):
 
 
 def test_a_step_under_another_default_device(path, rule):
-    """What the guard makes lies where the parameters lie."""
+    """The guard's tensors are created on the device of the parameters."""
 
     def train(device):
         params = parameters()
@@ -283,7 +283,9 @@ def test_a_step_under_another_default_device(path, rule):
         for i in range(3):
             set_gradients(params, i)
             opt.scale(torch.tensor(1.0))
-            with torch.device(device if i else "cpu"):  # the inner optimizer makes its state in the first
+            with torch.device(
+                device if i else "cpu"
+            ):  # the inner optimizer creates its state in the first step
                 opt.step()
         return snapshot(opt)
 

@@ -1,4 +1,4 @@
-"""Bad input is named, and nothing is changed by it."""
+"""Bad input is named in the error, and changes nothing."""
 
 from __future__ import annotations
 

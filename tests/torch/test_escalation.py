@@ -1,4 +1,4 @@
-"""Escalation in torch: autocast follows the guard's level, which is the NumPy specification's."""
+"""Escalation in torch: autocast follows the guard's level, which matches the NumPy specification."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ RULE = stablenum.EscalatePrecision(after=3, for_steps=30)
 
 
 def network() -> nn.Module:
-    """A first layer whose outputs are large where the inputs are, and a norm that takes the size away."""
+    """A first layer whose outputs grow with the inputs, and a norm that removes their scale."""
     torch.manual_seed(1)
     return nn.Sequential(nn.Linear(64, 48, bias=False), nn.LayerNorm(48), nn.ReLU(), nn.Linear(48, 10))
 
 
 def train(data: Digits, how: str, steps: int = 240) -> tuple[float, list[dict[str, Any]], list[torch.dtype]]:
-    """The test accuracy, what is known of each step, and the first layer's dtypes.
+    """The test accuracy, the history of the steps, and the first layer's dtypes.
 
     The batches of ``BAD`` are so large that products overflow float16.
     """
@@ -58,7 +58,7 @@ def train(data: Digits, how: str, steps: int = 240) -> tuple[float, list[dict[st
 
 
 def specification(rows: list[dict[str, Any]]) -> list[int]:
-    """The levels by NumPy, of the norms and losses that were measured."""
+    """The levels that NumPy computes from the measured norms and losses."""
     numpy = BACKENDS["numpy"]
     config = stablenum.GuardConfig(loss_scale="dynamic", escalate=RULE)
     run, state, levels = numpy.prepare(config), numpy.init(config, 1), []
@@ -73,8 +73,8 @@ def specification(rows: list[dict[str, Any]]) -> list[int]:
 def test_a_bad_stretch_ends_as_accurate_as_float32_at_the_levels_of_the_specification() -> None:
     data = digits()
     wide, _, _ = train(data, "float32")
-    _, refused, _ = train(data, "float16")
-    assert sum(not row["applied"] for row in refused) >= len(BAD)
+    _, skipped, _ = train(data, "float16")
+    assert sum(not row["applied"] for row in skipped) >= len(BAD)
     for how in ("autocast", "policy"):
         right, rows, seen = train(data, how)
         levels = [row["precision_level"] for row in rows]

@@ -93,7 +93,7 @@ def test_scales_follow_the_gradients(path):
         w.grad = torch.full((100,), 2.0**-30) * opt.loss_scale
         opt.step()
         seen.append(opt.loss_scale)
-    # 2^-30 times 2^6 is 2^-24, still lost; one doubling later nothing is.
+    # 2^-30 times 2^6 is 2^-24, still lost; after one more doubling nothing is lost.
     assert seen[:8] == [2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 128.0]
     w.grad = torch.full((100,), math.inf)
     opt.step()

@@ -1,4 +1,4 @@
-"""8-bit products: scales and roundings against oracles, the native product, no lasting harm."""
+"""8-bit products: scales and rounding against oracles, the native product, and recovery from bad values."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_scales_and_roundings_match_the_oracle() -> None:
             ("g", "e5m2", coefficients.bfloat16()),
         ):
             amax = float(value.detach().abs().max())
-            used[name] = oracle_scale(kind, seen[name] or [amax])  # a first use by its own
+            used[name] = oracle_scale(kind, seen[name] or [amax])  # at first by its own maximum
             seen[name].append(amax)
         model.zero_grad()
         y = model(x)
@@ -125,7 +125,7 @@ def test_evaluation_uses_the_scales_without_changing_them() -> None:
 
 
 def test_the_native_product_matches_the_emulated_one() -> None:
-    """torch has it on CPUs too, in plain loops; sizes it does not take go the other way."""
+    """torch has it on CPUs too, in plain loops; sizes that it does not support are emulated."""
     for rows, size in ((32, 32), (5, 20)):
         models = [layer(size, size, native=native)[0] for native in (False, True)]
         g = torch.Generator().manual_seed(2)

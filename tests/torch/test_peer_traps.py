@@ -1,4 +1,4 @@
-"""Each case on which a peer breaks, shown on the peer where that is cheap, and survived here."""
+"""Cases in which a peer fails, shown on the peer where that is cheap, and handled by the guard."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_first_step_of_fused_sgd_with_momentum_skipped(path):
     opt = st.wrap(torch.optim.SGD(params, lr=0.1, momentum=0.9, fused=True))
     set_gradients(params, 0)
     params[0].grad[0, 0] = math.nan
-    # Freed memory full of large numbers is what an uninitialised buffer would show.
+    # An uninitialised buffer would show the large numbers of this freed memory.
     junk = [torch.full_like(p, 1e36) for p in params for _ in range(50)]
     del junk
     opt.step()
@@ -71,7 +71,7 @@ def test_found_inf_is_exactly_zero_or_one(monkeypatch, path):
     for i in range(3):
         set_gradients(params, i)
         if i == 1:
-            for p in params:  # several bad tensors still make one flag of 1.
+            for p in params:  # several bad tensors still give a flag of 1.
                 p.grad.fill_(math.inf)
         opt.step()
     wanted = {"host": [], "device": [0.0, 1.0, 0.0]}[path]
@@ -89,7 +89,7 @@ def test_large_finite_gradients_are_clipped_not_zeroed(dtype, value, path):
     assert opt.last["applied"]
     wanted = min(float(w.new_tensor(value)) * 10, torch.finfo(torch.float32).max)
     assert opt.last["grad_norm"] == pytest.approx(wanted, rel=1e-3)
-    # Beyond float32 the norm saturates: the step is then longer than asked for, never zero or inf.
+    # Beyond float32 the norm saturates: the step is then longer than the limit, never zero or inf.
     assert 0.9 < w.detach().float().norm().item() < (50 if value > 1e38 else 1.01)
 
 
@@ -153,7 +153,7 @@ def test_wrapping_lbfgs_raises():
 def test_an_inf_gradient_that_detect_anomaly_lets_pass(path):
     w = torch.nn.Parameter(torch.tensor([0.0, 4.0]))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # anomaly mode announces itself
+        warnings.simplefilter("ignore")  # anomaly mode warns that it is on
         with torch.autograd.detect_anomaly():
             w.sqrt().sum().backward()  # d sqrt(0) = inf, unnoticed
     opt = st.wrap(torch.optim.SGD([w], lr=0.1))
@@ -252,7 +252,7 @@ def test_zero_learning_rate_still_guards(path):
     opt = st.wrap(torch.optim.AdamW(params, lr=0.0, fused=True))
     set_gradients(params, 0)
     params[0].grad[0, 0] = math.nan
-    opt.step()  # as in the first step of a warm-up: NaN may not reach the moments
+    opt.step()  # as in the first step of a warm-up: NaN must not reach the moments
     assert opt.last["applied"] is False
     set_gradients(params, 1)
     opt.step()

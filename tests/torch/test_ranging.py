@@ -1,4 +1,4 @@
-"""``range_report`` in PyTorch: what it sees, and that it leaves everything as it was."""
+"""``range_report`` in PyTorch: what it measures, and that it changes nothing."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def everything(model, optimizer=None):
 
 
 class Busy(nn.Module):
-    """Writes to buffers in both ways, draws random numbers, ties a weight; raises if told to."""
+    """Writes to buffers in both ways, draws random numbers, ties a weight; raises on request."""
 
     def __init__(self, raises=False):
         super().__init__()
@@ -168,7 +168,7 @@ def test_a_checkpointed_part_is_counted_once(reentrant):
     torch.manual_seed(0)
     plain, remat, x = Model(False), Model(True), torch.randn(3, 4)
     remat.load_state_dict(plain.state_dict())
-    if reentrant:  # torch.autograd.grad is not for it
+    if reentrant:  # it does not support torch.autograd.grad
         with pytest.raises(RuntimeError, match=r"use_reentrant"):
             range_report(remat, x)
     else:

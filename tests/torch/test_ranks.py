@@ -1,4 +1,4 @@
-"""Two ranks, one of which meets a bad batch: all decide alike, by the norm of the whole.
+"""Two ranks, one of which meets a bad batch: both make the same decision, by the global norm.
 
 ShardedGradScaler with a fused optimizer lets the ranks diverge here, and torch's reduction of found_inf
 over DTensors looks at the first gradient only.
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module", params=["host", "device"])
 def ranks(request, tmp_path_factory) -> list[dict]:
-    """What each rank said; "device": by the way that accelerators go, on CPU tensors."""
+    """What each rank printed; "device": on the path of accelerators, with CPU tensors."""
     store = tmp_path_factory.mktemp("ranks") / "store"
     env = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     program = [sys.executable, "-W", "ignore", "-m", "tests.torch.ranks_program"]

@@ -1,4 +1,4 @@
-"""What rules remember of parameters: it grows with added groups, and moves with checkpoints and copies."""
+"""Statistics of parameters that rules keep: they grow with added groups, and are saved and copied."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.selection import slow_unless
 from tests.torch.conftest import PATHS, RULES, named, parameters, set_gradients, snapshot
 
 RULE = stablenum.AdaGC(warmup_steps=3)
-# The state is the same on both paths; on the device's, those rules that together hold every kind of array.
+# The state is the same on both paths; on the device path, rules that together have every kind of array.
 HOLD_ALL = ("autoclip", "adagc", "underflow scale", "all at once")
 each_rule_on_the_host = pytest.mark.parametrize(
     ("rule", "path"),

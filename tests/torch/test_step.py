@@ -1,4 +1,4 @@
-"""The guarded step: skipped whole or applied exactly as torch's own functions would."""
+"""The guarded step: skipped entirely, or applied exactly as torch's own functions would."""
 
 from __future__ import annotations
 

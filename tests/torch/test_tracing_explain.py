@@ -16,7 +16,7 @@ from stablenum.diagnosis import Cause
 
 
 def vanishing(model: nn.Module, x: Tensor) -> Tensor:
-    """Dropout makes a row vanish now and then; its norm divides 0 by 0."""
+    """Dropout sometimes zeroes a whole row; its norm divides 0 by 0."""
     h = F.dropout(model(x).abs() + 1.0, 0.5)
     return (h / h.sum(1, keepdim=True)).square().sum()
 

@@ -187,7 +187,7 @@ def test_recomputed_operations_are_placed_at_the_forward_line(how: str) -> None:
 
     def inner(x: Tensor) -> Tensor:
         runs.append(1)
-        factor = 1000.0 if len(runs) % 2 == 0 else 1.0  # another one the second time
+        factor = 1000.0 if len(runs) % 2 == 0 else 1.0  # a different line the second time
         y = torch.exp(x * factor)  # here
         return y * y
 
@@ -597,7 +597,7 @@ def test_an_update_that_overflows(options: dict[str, bool]) -> None:
 
 
 class Plain(torch.optim.Optimizer):
-    """An optimizer of the user's own."""
+    """An optimizer defined by the user."""
 
     def __init__(self, parameters: list[Tensor]) -> None:
         super().__init__(parameters, {"lr": 0.1})

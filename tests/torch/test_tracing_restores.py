@@ -1,4 +1,4 @@
-"""replay leaves no trace: everything is bit-equal before and after, also if the step raises."""
+"""replay changes nothing: everything is bit-equal before and after, even if the step raises."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Net(nn.Module):
 
 
 def bits(x: Any) -> Any:
-    """A value that is equal if every bit is."""
+    """A value that compares equal if every bit does."""
     if isinstance(x, Tensor):
         if x.is_sparse:
             return ("sparse", bits(x._indices()), bits(x._values()))
@@ -50,7 +50,7 @@ def bits(x: Any) -> Any:
 
 
 def state(model: Net, opt: torch.optim.Optimizer) -> dict[str, Any]:
-    """All that training keeps."""
+    """All state of the training."""
     hooks = (
         [len(m._forward_hooks) + len(m._forward_pre_hooks) + len(m._backward_hooks) for m in model.modules()],
         [len(p._backward_hooks or ()) for p in model.parameters()],
@@ -93,7 +93,7 @@ def made(name: str, sparse: bool = False) -> tuple[Net, torch.optim.Optimizer, T
 
 
 def train(model: Net, opt: torch.optim.Optimizer, x: Tensor, y: Tensor, factor: float = 1.0) -> Tensor:
-    """A whole step that also does what a step should not do."""
+    """A whole step that also has side effects that a step should not have."""
     opt.zero_grad()
     loss = F.cross_entropy(model(x), y) * factor + random.random() + float(np.random.rand())
     (opt.scale(loss) if isinstance(opt, st.GuardedOptimizer) else loss).backward()
@@ -140,7 +140,7 @@ def test_tensors_that_are_not_passed_as_arguments_are_restored(known: str) -> No
 
 
 class TroubleError(Exception):
-    """The user's own."""
+    """An exception defined by the user."""
 
 
 @pytest.mark.parametrize("where", ["forward", "backward", "update"])
@@ -235,7 +235,7 @@ def test_a_data_attribute_pointed_elsewhere_is_restored() -> None:
 
 
 class Holder:
-    """An object of the user's that holds another."""
+    """A user-defined object that holds another."""
 
     def __init__(self, **held: Any) -> None:
         vars(self).update(held)

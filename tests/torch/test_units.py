@@ -1,4 +1,4 @@
-"""AdaptiveGradClip in torch's layouts: against the paper's formula written out, unit by unit."""
+"""AdaptiveGradClip in torch's layouts, against the formula of the paper, unit by unit."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_excluded_empty_and_gradientless_parameters_are_not_measured(measure):
 
 
 class Reads(TorchDispatchMode):
-    """Counts how many elements of the tensors of given memory are handed to operations that compute."""
+    """Counts how many elements of the given tensors are read by operations that compute."""
 
     def __init__(self, tensors):
         super().__init__()
@@ -197,7 +197,7 @@ def test_the_rule_reads_gradients_and_weights_once(path):
         for p in net.parameters():
             p.grad = torch.ones_like(p)
         opt = st.wrap(torch.optim.SGD(net.parameters(), lr=0.1), **settings)
-        opt.scale(torch.tensor(math.nan))  # so that nothing is applied after the measuring
+        opt.scale(torch.tensor(math.nan))  # so that nothing is applied after measuring
         with Reads([p.grad for p in net.parameters()]) as gradients, Reads(list(net.parameters())) as weights:
             opt.step()
         return gradients.elements, weights.elements

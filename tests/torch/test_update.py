@@ -1,4 +1,4 @@
-"""ClipUpdateRMS: the update that the optimizer made is shortened, or left as it is bit for bit."""
+"""ClipUpdateRMS: the optimizer's update is shortened, or left unchanged bit for bit."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_other_formats(path, dtype, fused):
     opt = st.wrap(torch.optim.SGD([w], lr=1.0, fused=fused), clip=stablenum.ClipUpdateRMS(0.25))
     w.grad = torch.full((8,), 3.0, dtype=dtype)
     opt.step()
-    # Of a complex number both parts count: an RMS of 3 over one in two is 3 / sqrt(2).
+    # Both parts of a complex number count: one part of 3 and one of 0 have an RMS of 3 / sqrt(2).
     wanted = 2.0 - 0.25 * (math.sqrt(2) if dtype.is_complex else 1.0)
     tolerance = 1e-3 if dtype.itemsize == 2 else 1e-6
     torch.testing.assert_close(w.detach(), torch.full_like(w, wanted), rtol=tolerance, atol=0)
@@ -128,7 +128,7 @@ def test_updates_whose_squares_are_beyond_float32(path, size, limit):
     opt = st.wrap(torch.optim.SGD([w], lr=1.0), clip=stablenum.ClipUpdateRMS(limit))
     w.grad = torch.full((4,), -size)
     opt.step()
-    # Beyond float32 the norm saturates at half of what it is: the step is then longer than asked for.
+    # Beyond float32 the norm saturates at half of its true value: the step is then longer than the limit.
     wanted = limit * (2 if size > 1e38 else 1)
     torch.testing.assert_close(
         w.detach(), torch.full((4,), wanted), rtol=0.2 if size > 1e38 else 1e-5, atol=0
