@@ -1,4 +1,4 @@
-"""What is counted of a step: passes, operations, waits, memory, kernels of a compiled program."""
+"""What is counted in a step: passes, operations, waits, memory, kernels of a compiled program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables and figures of the page on costs say what the results say."""
+"""The tables and figures of the page on costs agree with the results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 @pytest.fixture(scope="module")
 def report():
-    """Two small rows measured for real, which say that they are the usual ones and others."""
+    """Two small rows, really measured, one labelled as the usual row and one as another."""
     of_jax = replace(JAX_ROW, variants=("bare", "apply_if_finite", "fold"))
     rows = [measured(replace(row, rounds=4)) for row in (TORCH_ROW, of_jax)]
     for row in rows:

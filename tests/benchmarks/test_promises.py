@@ -1,4 +1,4 @@
-"""The bar of the smallest row: what the guard adds stays below what its peer adds."""
+"""The promise of the smallest row: the guard adds less time than its peer."""
 
 from __future__ import annotations
 

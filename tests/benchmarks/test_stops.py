@@ -1,4 +1,4 @@
-"""A benchmark without a figure that can be stood for ends with an error and writes nothing."""
+"""A benchmark without a trustworthy figure ends with an error and writes nothing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ QUIET = Console(quiet=True)
 
 @pytest.fixture
 def results(monkeypatch, tmp_path):
-    """An empty folder in place of that of the results, and a command line that asks for the steps."""
+    """An empty folder in place of the results folder, and a command line that selects the steps."""
     monkeypatch.setattr(command, "RESULTS", tmp_path)
     monkeypatch.setattr(command, "Console", lambda: QUIET)
     monkeypatch.setattr(sys, "argv", ["benchmarks", "steps"])
@@ -44,7 +44,7 @@ def results(monkeypatch, tmp_path):
 
 
 def steps_fail(results) -> str:
-    """What the command says when it ends with an error."""
+    """The message with which the command ends in an error."""
     with pytest.raises(SystemExit) as ended:
         command.main()
     assert ended.value.code not in (0, None)
@@ -73,7 +73,7 @@ def test_all_peers_are_required():
 
 
 def wrong(monkeypatch, name, change):
-    """The error of measuring with one variant changed."""
+    """The error raised when one variant is changed."""
     build = torch_variants.BUILD[name]
 
     def changed(problem):
@@ -133,7 +133,7 @@ def test_a_guard_that_skipped_a_step_is_detected(monkeypatch):
 
 @pytest.mark.parametrize("name", ["idle", "fold", "all"])
 def test_gradients_multiplied_by_another_number_are_detected(monkeypatch, name):
-    """Neither Adam nor a clip lets it be seen in the parameters."""
+    """With Adam or a clip it does not show in the parameters."""
 
     def change(variant):
         inner = variant.step
@@ -195,7 +195,7 @@ def test_differences_between_the_sampled_elements_are_detected(monkeypatch):
     def changed(problem):
         variant = build(problem)
         with torch.no_grad():
-            variant.params[0][1:10] += 1.0  # between the sampled ones
+            variant.params[0][1:10] += 1.0  # between the sampled elements
         return variant
 
     monkeypatch.setitem(torch_variants.BUILD, "idle", changed)
@@ -218,12 +218,14 @@ def test_nan_is_not_written(monkeypatch, results):
     assert [file.read_text() for file in results.iterdir()] == ["of before"]
 
 
-# --- a figure that is not known well enough --------------------------------------------------
+# --- an uncertain figure --------------------------------------------------
 
 
 def part(*ratios):
-    """What a process returns whose rounds have these ratios to the bare step."""
-    bare = [1.0 + 0.5 * (i % 3) for i in range(len(ratios))]  # moods that both variants share
+    """The result of a process whose rounds have these ratios to the bare step."""
+    bare = [
+        1.0 + 0.5 * (i % 3) for i in range(len(ratios))
+    ]  # variations of the machine that both variants share
     clip = [ratio * mood for ratio, mood in zip(ratios, bare, strict=True)]
     return {"samples": {"bare": bare, "clip": clip}, "distances": {"bare": 0.0, "clip": 0.0}}
 
@@ -248,7 +250,7 @@ def test_the_interval_is_the_student_t_interval():
         for values in draw.normal(1.5, 0.1, (2000, n)):
             mean, known = repeats.known_within(values.tolist())
             held += abs(mean - 1.5) <= known
-        assert held == pytest.approx(1900, abs=45)  # four standard deviations and a bit
+        assert held == pytest.approx(1900, abs=45)  # a little more than four standard deviations
 
 
 def test_the_quantiles_are_those_of_the_student_t_distribution():
@@ -397,7 +399,7 @@ def test_the_sources_are_those_of_the_benchmarks_and_of_what_they_measure(monkey
     assert len(set(digests)) == 3
 
 
-# --- from process to process -----------------------------------------------------------------
+# --- exit codes and arguments of worker processes ---------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from tests.selection import REPEATS, one_in_three
 
 FAILURES = modules("failing")
 HEALTHY = modules("healthy")
-# (framework, case) -> why it is missed. Each is asserted to be one, so that none stays here by mistake.
+# (framework, case) -> why it is missed. Each is asserted to be missed, so that none stays here by mistake.
 MISSES: dict[tuple[str, str], str] = {}
 
 
@@ -63,7 +63,7 @@ def assert_it_fails_plainly(fails: str, finite: bool, norm: bool, moved: bool) -
     elif fails == "stuck":
         assert not moved
     else:
-        assert fails == "once"  # making the program has shown it
+        assert fails == "once"  # building the program has shown it
         assert finite
 
 

@@ -1,4 +1,4 @@
-"""What the benchmark reads out of the other tools' words, and the tables that are made of its figures."""
+"""What the benchmark reads from the output of other tools, and the tables made of its figures."""
 
 from __future__ import annotations
 

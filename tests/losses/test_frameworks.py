@@ -1,4 +1,4 @@
-"""Torch and JAX agree; so do the quick ways with the core, and every transformation with the plain call."""
+"""Torch and JAX agree; so do the fast paths with the core, and every transformation with the plain call."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_torch_and_jax_agree_at_edges(name: str) -> None:
 def test_the_fast_path_matches_the_core(
     options: dict[str, Any], dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Blocks, rows with -inf, ignored rows that hold anything, upstream gradients of 0."""
+    """Blocks, rows with -inf, ignored rows with any values, upstream gradients of 0."""
     monkeypatch.setattr(fused, "_BLOCK", 2 * C)
     x = np.concatenate([LOGITS, LOGITS])
     x[1, 2] = x[2, INDEX[2]] = -np.inf
@@ -128,7 +128,7 @@ def test_the_fast_binary_total_matches_the_core(reduction: str, monkeypatch: pyt
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_torch_transformations(name: str) -> None:
-    """grad, vmap of grad, jacfwd of grad, batched gradients, double backward: those of the plain call."""
+    """grad, vmap of grad, jacfwd of grad, batched gradients, double backward: as the plain call."""
     name, arrays, options, _ = _call(name)
     function = getattr(torch_losses, name)
     options = {"dim" if k == "axis" else k: v for k, v in options.items()}
@@ -172,7 +172,7 @@ def test_torch_gradcheck(name: str) -> None:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_jax_transformations(name: str) -> None:
-    """jit, vmap, grad of grad, forwards over reverse: those of the plain call."""
+    """jit, vmap, grad of grad, forward over reverse: as the plain call."""
     name, arrays, options, _ = _call(name)
     x, *rest = (jnp.asarray(a) for a in arrays)
 
@@ -210,7 +210,7 @@ def test_autocast_gives_float32_as_torch_does(name: str) -> None:
 
 
 def test_other_layouts() -> None:
-    """Classes in any dimension, one row, no rows, labels of any whole format, images."""
+    """Classes in any dimension, one row, no rows, labels of any integer format, images."""
     image = torch.tensor(np.random.default_rng(0).normal(size=(2, C, 3, 4)), requires_grad=True)
     labels = torch.randint(0, C, (2, 3, 4), generator=torch.Generator().manual_seed(0))
     ours, theirs = torch_losses.cross_entropy(image, labels), torch.nn.functional.cross_entropy(image, labels)

@@ -1,4 +1,4 @@
-"""The modules follow torch.nn; wrong input is refused with a message that names it."""
+"""The modules follow torch.nn; wrong input raises an error that names it."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ WRONG: list[tuple[Any, str]] = [
     (lambda: tl.info_nce(X, X[:, :2]), r"queries and keys must be"),
     (lambda: tl.info_nce(X, X, positives=torch.ones(2, 2)), r"positives must be of shape \(6, 6\)"),
     (lambda: tl.info_nce(X, X, temperature=0.0), r"temperature must be"),
-    # A learned one: as a number it would quietly lose its gradient. Divide the embeddings by it instead.
+    # A learned temperature: as a number it would silently lose its gradient. Divide the embeddings instead.
     (lambda: tl.info_nce(X, X, temperature=torch.tensor(0.1, requires_grad=True)), r"temperature must be"),
 ]
 

@@ -1,4 +1,4 @@
-"""What holds for any input: on NumPy, where a case costs nothing, gradients through torch."""
+"""Properties for any input: on NumPy, where a case costs little, with gradients through torch."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_the_negative_binomial_approaches_poisson(z: np.ndarray, y: int) -> None
     counts, many = np.full(_N, float(y)), np.full(_N, 1e15)
     one = losses.negative_binomial_nll(z, counts, many, full=True, reduction="none", xp=xp)
     other = losses.poisson_nll(z, counts, full=True, reduction="none", xp=xp)
-    # What cancels: the two rates and y times the logarithm of the count, 35.
+    # The terms that cancel: the two rates, and y times the logarithm of the count, 35.
     size = np.exp(z) + 40.0 * (y + 1) ** 2
     assert (np.abs(one - other) <= 1e-13 * size + 1e-15 * (np.exp(z) + y) ** 2).all()
 

@@ -1,4 +1,4 @@
-"""Losses of rows (classes, distributions, vectors) against mpmath, as the losses of items are."""
+"""Losses of rows (classes, distributions, vectors) against mpmath, like the losses of items."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ WEIGHT = np.asarray([0.5, 2.0, 1.0, 4.0])
 
 
 def _slopes(f: Callable[[list[Any]], Any], row: Sequence[float]) -> list[float]:
-    """The gradient of a row; 0 for what is -inf."""
+    """The gradient of a row; 0 for elements of -inf."""
 
     def of(i: int) -> float:
         def moved(v: Any) -> Any:
@@ -61,7 +61,7 @@ def _check(
     """Values within ulps of the row's largest logit (what cancels), gradients of that times their size."""
     value, grad = got
     finite = np.where(np.isfinite(rows), np.abs(rows), 0.0)
-    # Computed in float32 at least: what is lost there is lost before the rounding to a narrow format.
+    # Computed in float32 at least: its error comes before the rounding to a narrow format.
     inner = "float64" if form == "float64" else "float32"
     lost = finite.max(axis=-1) * FORMATS[inner].eps / FORMATS[form].eps
     values = [float(exact(i, [mpf(v) for v in row])) for i, row in enumerate(rows.tolist())]
@@ -188,8 +188,8 @@ def test_edges_of_rows_are_as_documented(route: str) -> None:
     nan = math.nan
     rows = np.asarray(
         [
-            [0.0, -INF, 0.0],  # its target is not there
-            [-INF, -INF, -INF],  # nothing is there
+            [0.0, -INF, 0.0],  # the target has probability 0
+            [-INF, -INF, -INF],  # every class has probability 0
             [nan, INF, 0.0],  # ignored
             [0.0, 1.0, nan],  # masked
             [0.0, INF, 0.0],  # an overflow

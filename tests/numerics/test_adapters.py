@@ -1,4 +1,4 @@
-"""The adapters: names, spelling, transformations, formats, what they refuse."""
+"""The adapters: names, spelling, transformations, formats, and errors."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_jax_transformations(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_vmap_over_matrices_is_a_loop(name):
-    """Along every axis, with the gradient, without a fallback that torch warns of; JAX gives the same."""
+    """Along every axis, with the gradient, without a fallback with a warning in torch; JAX gives the same."""
     rng = np.random.default_rng(1)
     rows = [rng.uniform(0.2, 0.8, (2, 3, 4)).astype(np.float32) for _ in range(1 + (name in TWO))]
     if name == "logsubexp":

@@ -15,7 +15,7 @@ INF = float("inf")
 
 
 def gradients(torch_function, jax_function, *rows):
-    """The gradient of the sum by the first argument, in both."""
+    """The gradient of the sum with respect to the first argument, in both frameworks."""
     tensors = [torch.tensor(r, requires_grad=True) for r in rows]
     torch_function(*tensors).sum().backward()
     slope = jax.grad(lambda *a: jax_function(*a).sum())(*map(jnp.asarray, rows))

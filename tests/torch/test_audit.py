@@ -50,7 +50,7 @@ KNOWN: dict[str, tuple[Any, dict[str, Any]]] = {
     "sgd, nesterov": (O.SGD, {"momentum": 0.9, "nesterov": True}),
     "sgd, upwards": (O.SGD, {"momentum": 0.9, "nesterov": True, "maximize": True}),
 }
-# The state does not determine the update: a term of it is not stored, or the update rule is unknown here.
+# The state does not determine the update: a term is not stored, or the rule is unknown.
 UNKNOWN: dict[str, tuple[Any, dict[str, Any]]] = {
     "sgd, weight decay": (O.SGD, {"weight_decay": 0.1}),
     "adagrad, weight decay": (O.Adagrad, {"weight_decay": 0.1}),

@@ -283,9 +283,7 @@ def test_a_step_under_another_default_device(path, rule):
         for i in range(3):
             set_gradients(params, i)
             opt.scale(torch.tensor(1.0))
-            with torch.device(
-                device if i else "cpu"
-            ):  # the inner optimizer creates its state in the first step
+            with torch.device(device if i else "cpu"):  # the first step creates the inner state
                 opt.step()
         return snapshot(opt)
 
