@@ -19,7 +19,7 @@ from tests.selection import REPEATS
 
 FORMAT_NAMES = ("float64", "float32", "bfloat16", "float16")
 ROUTES = ("torch", "torch compiled", "jax jit")
-# For edges, which do not change when PyTorch compiles.
+# For edges, whose results do not change when PyTorch compiles.
 ROUTES_AT_EDGES = ["torch", "jax jit", pytest.param("torch compiled", marks=REPEATS)]
 
 # The formats in which each way is tested: compiling takes a second each time, whatever the format.

@@ -37,7 +37,7 @@ def gradients(step: int, scale: float) -> dict[str, np.ndarray]:
     made = {k: (rng.normal(size=shape) * size).astype(np.float32) for k, shape in shapes.items()}
     made["b"][:3] *= np.float32(1e-9)  # magnitudes that float16 would lose
     if step < 20:
-        made["c"][:] = 0  # a tensor without gradient at first
+        made["c"][:] = 0  # a tensor whose gradients are 0 at first
     if step in (NAN, INF):
         made["b"][2] = math.nan if step == NAN else -math.inf
     return made
