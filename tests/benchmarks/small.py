@@ -1,4 +1,4 @@
-"""Rows that take a second, with bounds that a busy machine keeps."""
+"""Rows that take a second, with bounds that hold on a busy machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ JAX_ROW = replace(
 
 
 def kinds(row: Row) -> list[Row]:
-    """The row with each optimizer, kernel and dtype that is measured; in JAX with variants that differ."""
+    """The row with each optimizer, kernel and dtype that is measured; in JAX with different variants."""
     if row.framework == "jax":
         row = replace(row, variants=("bare", "apply_if_finite", "wrapper", "fold"))
     more = [replace(row, optimizer="sgd"), replace(row, dtype="bfloat16")]

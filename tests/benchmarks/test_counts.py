@@ -1,4 +1,4 @@
-"""What is counted of a step: passes, operations, waits, memory, kernels of a compiled program."""
+"""What is counted in a step: passes, operations, waits, memory, kernels of a compiled program."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def test_passes_over_the_gradients():
     assert counted(lambda a, b: torch.ones(40).sum(), grads).passes == (0.0, 0.0)
 
 
-def test_parts_of_a_gradient_count_by_their_size():
+def test_parts_of_a_gradient_are_counted_by_their_size():
     (grad,) = grads = [torch.ones(40)]
     assert counted(lambda g: [part.sum() for part in g.split(10)], grads).passes == (1.0, 0.0)
     assert counted(lambda g: g.view(4, 10)[0].sum(), grads).passes == (0.25, 0.0)
     assert grad.sum() == 40
 
 
-def test_views_are_no_operations_and_values_are_waits():
+def test_views_are_not_operations_and_reading_a_value_is_a_wait():
     grads = [torch.ones(4)]
     assert counted(lambda g: g.view(2, 2), grads).operations == 0
     found = counted(lambda g: bool(g.sum() > 0), grads)
@@ -79,7 +79,7 @@ def test_peak_memory_is_that_of_the_step_alone():
     assert 8000 <= peak_bytes(problem, variant) < 9000
 
 
-def test_a_profiler_that_tells_of_no_memory_is_no_measurement(monkeypatch):
+def test_a_profile_without_allocations_raises(monkeypatch):
     problem = TorchProblem(TORCH_ROW, "cpu")
     params = problem.parameters()
     variant = TorchVariant("one", params, torch.optim.SGD(params, lr=0.1), lambda: None)
@@ -104,7 +104,7 @@ def test_kernels_and_copies_are_launches_and_annotations_are_not():
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_graph_break_is_seen():
+def test_a_graph_break_is_counted():
     x = torch.ones(3)
 
     def whole():
@@ -135,7 +135,7 @@ def test_one_kernel_with_its_traffic():
     assert (found.kernels, found.traffic, found.read) == (1, 3 * 4 * N, 4 * N)
 
 
-def test_a_closer_look_is_not_counted_and_the_step_is():
+def test_rare_branches_are_not_counted_but_the_step_is():
     def step(params, grads):
         total = jnp.square(grads["w"]).sum()
         norm = jax.lax.cond(
@@ -173,7 +173,7 @@ def test_collectives_are_counted_where_they_are_carried_out():
     assert (found.collectives, found.sent) == (1, 32 + 6)
 
 
-def test_a_program_of_another_form_is_refused():
+def test_a_program_of_another_form_raises():
     with pytest.raises(ValueError, match="ENTRY"):
         ordinary_step("HloModule nothing", "grads[", gradient_bytes=1)
     text = jax.jit(lambda x: x + 1).lower(jnp.ones(3)).compile().as_text()
@@ -184,7 +184,7 @@ def test_a_program_of_another_form_is_refused():
 # --- the order of the variants ---------------------------------------------------------------
 
 
-def test_the_order_is_drawn_anew_each_round():
+def test_the_order_is_drawn_again_each_round():
     order: list[str] = []
     variants = {name: (lambda name=name: order.append(name)) for name in "abcd"}
     interleaved(variants, rounds=39, warmup=1, timer=lambda step: (step(), 1.0)[1], seed=3)

@@ -1,4 +1,4 @@
-"""The tables and figures of the page on costs say what the results say."""
+"""The tables and figures of the page on costs agree with the results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 @pytest.fixture(scope="module")
 def report():
-    """Two small rows measured for real, which say that they are the usual ones and others."""
+    """Two small rows, really measured, one labelled as the usual row and one as another."""
     of_jax = replace(JAX_ROW, variants=("bare", "apply_if_finite", "fold"))
     rows = [measured(replace(row, rounds=4)) for row in (TORCH_ROW, of_jax)]
     for row in rows:
@@ -97,7 +97,7 @@ def test_a_point_at_or_below_zero_is_left_out(costs, report, tmp_path):
     assert [cells(line)[2:] for line in bare] == [[""] * (len(cells(line)) - 2) for line in bare] != []
 
 
-def test_the_figures_are_drawings(costs, report, tmp_path):
+def test_the_figures_are_valid_svg(costs, report, tmp_path):
     written(costs, report, tmp_path)
     for name in ("cost-torch", "cost-jax"):
         assert ElementTree.parse(tmp_path / "figures" / f"{name}.svg").getroot().tag.endswith("svg")
@@ -110,7 +110,7 @@ def test_the_page_includes_them():
         assert f"(_build/generated/figures/{name}.svg)" in page
 
 
-def test_without_results_or_with_others_it_says_what_writes_them(costs, tmp_path):
+def test_missing_or_unrelated_results_name_the_command_that_writes_them(costs, tmp_path):
     with pytest.raises(FileNotFoundError, match="python -m benchmarks steps"):
         costs.write_costs(tmp_path / "none.json", tmp_path)
     (tmp_path / "other.json").write_text("{}", encoding="utf-8")

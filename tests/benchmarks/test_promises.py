@@ -1,4 +1,4 @@
-"""The bar of the smallest row: what the guard adds stays below what its peer adds."""
+"""The promise of the smallest row: the guard adds less time than its peer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_guard_that_costs_less_than_its_peer_keeps_the_promise() -> None:
 
 @pytest.mark.parametrize("name", ["idle", "fold"])
 @pytest.mark.parametrize("extra", [0.3, 0.31, float("nan")])
-def test_a_guard_that_costs_as_much_breaks_it(name: str, extra: float) -> None:
+def test_a_guard_that_costs_as_much_as_its_peer_breaks_the_promise(name: str, extra: float) -> None:
     (said,) = broken_promises([small_row(**{name: extra})])
     assert SMALL in said
     assert LABELS[name] in said

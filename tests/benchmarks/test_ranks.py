@@ -1,4 +1,4 @@
-"""The benchmark of ranks, in small: one collective a step, of eight bytes a parameter tensor."""
+"""The benchmark of ranks at a small size: one collective a step, of eight bytes a parameter tensor."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def two_processes(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
 
 
-# Real measurements, of the benchmark and not of the library: tests/torch/test_ranks.py has that.
+# Real measurements that test the benchmark; tests/torch/test_ranks.py tests the library.
 MEASURES = pytest.mark.slow(reason="starts processes of several ranks")
 
 
@@ -49,8 +49,8 @@ def test_two_devices_join_their_norms_in_one_collective():
 
 
 @MEASURES
-def test_a_guard_that_decides_by_its_own_shard_is_a_wrong_result(tmp_path):
-    """Without the process group: the norm is that of one rank. Adam's parameters do not tell."""
+def test_a_guard_that_decides_by_its_own_shard_is_detected(tmp_path):
+    """Without the process group: the norm is that of one rank, which does not show in Adam's parameters."""
     program = tmp_path / "alone.py"
     program.write_text(
         "import sys, stablenum_torch\n"

@@ -1,4 +1,4 @@
-"""Rows measured for real, small: what the code of every device, framework and variant does."""
+"""Small rows, really measured: the code of every device, framework and variant runs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_torch_row_has_a_figure_for_everything(torch_row):
     assert json.loads(json.dumps(torch_row)) == torch_row
     assert list(torch_row["variants"]) == list(TORCH_ROW.variants)
     counts = {name: (v["gradient_reads"], v["gradient_writes"]) for name, v in torch_row["variants"].items()}
-    # The peers' are the table of the documentation; ours is the design.
+    # The peers' counts are those of the documentation's table; ours are those of the design.
     assert counts["bare"] == (1, 0)
     assert counts["clip"] == (3, 1)
     assert counts["scaler"] == (4, 2)
@@ -67,7 +67,7 @@ def test_a_jax_row_has_a_figure_for_everything(jax_row):
 
 @pytest.mark.parametrize("row", kinds(TORCH_ROW) + kinds(JAX_ROW), ids=lambda row: row.name)
 def test_every_kind_of_row_agrees_with_the_reference(row):
-    """Measuring raises where a variant does not."""
+    """Measuring raises if a variant does not agree."""
     found = measured(replace(row, rounds=4))
     assert set(found["variants"]) == set(row.variants)
 
@@ -88,14 +88,14 @@ def test_a_ratio_is_the_median_of_its_rounds_and_the_mean_of_processes():
     both = summary.figures_of(row, [one, other])["fold"]
     assert both["ratio_to_bare"] == 2.25
     assert both["extra_ms"] == 1.25
-    # Two values apart by 0.5: t = 12.706, s / sqrt(2) is half their distance.
+    # Two values 0.5 apart: t = 12.706, and s / sqrt(2) is half their distance.
     assert both["uncertainty"] == pytest.approx(12.706 * 0.25 / 2.25, abs=1e-4)
     assert both["median_ms"] == 2.5
     assert both["ratio_to_peer"] == pytest.approx((2 / 3 + 2.5 / 4) / 2, abs=1e-4)
 
 
-def test_what_is_added_over_what_the_peer_adds():
-    """A quotient of means, and its interval from how far each process is off it."""
+def test_the_overhead_is_compared_with_that_of_the_peer():
+    """A quotient of means, and its interval from the deviation of each process."""
     processes = [times(bare=[1] * 4, scaler=[1 + q] * 4, fold=[1 + e] * 4) for e, q in EXTRAS]
     row = replace(TORCH_ROW, variants=("bare", "scaler", "fold"))
     figures = summary.figures_of(row, processes)
@@ -119,14 +119,14 @@ EXTRAS = ((1.0, 2.1), (1.1, 2.0), (0.9, 1.9), (1.0, 2.0))
     ],
     ids=["costs nothing", "costs less than nothing", "not told from nothing", "ours is not known"],
 )
-def test_a_share_that_is_not_known_is_left_out(extras):
+def test_an_uncertain_share_is_left_out(extras):
     processes = [times(bare=[2] * 4, scaler=[2 + q] * 4, fold=[2 + e] * 4) for e, q in extras]
     figures = summary.figures_of(replace(TORCH_ROW, variants=("bare", "scaler", "fold")), processes)
     assert "extra_over_peers" not in figures["fold"]
 
 
-def test_the_interval_of_a_quotient_holds_it():
-    """In about 95 of 100 experiments, also where numerator and divisor move together."""
+def test_the_interval_of_a_quotient_contains_the_true_value():
+    """In about 95 of 100 experiments, also if numerator and denominator are correlated."""
     draw, held = np.random.default_rng(0), 0
     for _ in range(1000):
         below = draw.normal(1.0, 0.15, 6)
@@ -136,7 +136,7 @@ def test_the_interval_of_a_quotient_holds_it():
     assert held == pytest.approx(950, abs=25)
 
 
-def test_each_process_has_an_order_of_its_own():
+def test_each_process_measures_in_its_own_order():
     row = replace(TORCH_ROW, variants=tuple("abcdefgh"))
     orders = [row.in_turn(turn) for turn in range(40)]
     assert orders == [row.in_turn(turn) for turn in range(40)]
@@ -147,7 +147,7 @@ def test_each_process_has_an_order_of_its_own():
 
 
 @pytest.mark.parametrize("row", [TORCH_ROW, JAX_ROW], ids=["torch", "jax"])
-def test_later_processes_make_variants_in_their_order_and_do_not_count(monkeypatch, row):
+def test_later_processes_build_variants_in_their_own_order_and_skip_the_counts(monkeypatch, row):
     made, seeds = [], []
     module = torch_variants if row.framework == "torch" else jax_variants
     makers = "BUILD" if row.framework == "torch" else "MAKE"
@@ -246,7 +246,7 @@ def test_grad_scaler_is_left_out_where_it_cannot_run():
         assert on_device(row, device) is row
 
 
-def test_rows_have_names_of_their_own_and_the_sizes_that_they_say():
+def test_rows_have_unique_names_and_the_sizes_in_them():
     assert len({row.name for row in ROWS}) == len(ROWS)
     says = {"10k": 1e4, "1M": 1e6, "38M": 38e6, "150M": 150e6}
     for row in ROWS:

@@ -1,4 +1,4 @@
-"""A benchmark without a figure that can be stood for ends with an error and writes nothing."""
+"""A benchmark without a trustworthy figure ends with an error and writes nothing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ QUIET = Console(quiet=True)
 
 @pytest.fixture
 def results(monkeypatch, tmp_path):
-    """An empty folder in place of that of the results, and a command line that asks for the steps."""
+    """An empty folder in place of the results folder, and a command line that selects the steps."""
     monkeypatch.setattr(command, "RESULTS", tmp_path)
     monkeypatch.setattr(command, "Console", lambda: QUIET)
     monkeypatch.setattr(sys, "argv", ["benchmarks", "steps"])
@@ -44,7 +44,7 @@ def results(monkeypatch, tmp_path):
 
 
 def steps_fail(results) -> str:
-    """What the command says when it ends with an error."""
+    """The message with which the command ends in an error."""
     with pytest.raises(SystemExit) as ended:
         command.main()
     assert ended.value.code not in (0, None)
@@ -73,7 +73,7 @@ def test_all_peers_are_required():
 
 
 def wrong(monkeypatch, name, change):
-    """The error of measuring with one variant changed."""
+    """The error raised when one variant is changed."""
     build = torch_variants.BUILD[name]
 
     def changed(problem):
@@ -88,7 +88,7 @@ def wrong(monkeypatch, name, change):
 
 
 @pytest.mark.parametrize("name", ["clip", "idle"])
-def test_parameters_off_the_reference(monkeypatch, name):
+def test_parameters_that_differ_from_the_reference_are_detected(monkeypatch, name):
     def change(variant):
         inner = variant.step
 
@@ -103,21 +103,21 @@ def test_parameters_off_the_reference(monkeypatch, name):
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_a_clip_that_does_not_clip_is_seen(monkeypatch, optimizer):
+def test_a_clip_that_does_not_clip_is_detected(monkeypatch, optimizer):
     monkeypatch.setitem(torch_variants.BUILD, "clip", torch_variants.BUILD["bare"])
     row = replace(TORCH_ROW, optimizer=optimizer)
     with pytest.raises(errors.WrongResultError, match=r"'clip' differ from the"):
         measure.measure(row)
 
 
-def test_a_step_that_ought_to_be_skipped(monkeypatch):
+def test_a_bad_step_that_is_not_skipped_is_detected(monkeypatch):
     def change(variant):
         variant.skips = True
 
     assert "did not skip" in wrong(monkeypatch, "clip", change)
 
 
-def test_a_guard_that_refused_a_step(monkeypatch):
+def test_a_guard_that_skipped_a_step_is_detected(monkeypatch):
     def change(variant):
         inner = variant.step
 
@@ -132,8 +132,8 @@ def test_a_guard_that_refused_a_step(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["idle", "fold", "all"])
-def test_gradients_that_come_multiplied_by_another_number(monkeypatch, name):
-    """Neither Adam nor a clip lets it be seen in the parameters."""
+def test_gradients_multiplied_by_another_number_are_detected(monkeypatch, name):
+    """With Adam or a clip it does not show in the parameters."""
 
     def change(variant):
         inner = variant.step
@@ -148,7 +148,7 @@ def test_gradients_that_come_multiplied_by_another_number(monkeypatch, name):
     assert "expected all" in wrong(monkeypatch, name, change)
 
 
-def test_a_state_that_is_written_back_once_only(monkeypatch):
+def test_a_state_that_is_written_back_only_once_is_detected(monkeypatch):
     write, written = HostGuard.write, []
 
     def once(self, *given, **more):
@@ -163,7 +163,7 @@ def test_a_state_that_is_written_back_once_only(monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "factor"), [("idle", 2.0), ("wrapper", 2.0), ("fold", 0.5)])
-def test_the_same_of_jax(monkeypatch, name, factor):
+def test_gradients_multiplied_by_another_number_are_detected_in_jax(monkeypatch, name, factor):
     make = jax_variants.MAKE[name]
 
     def changed(problem):
@@ -177,7 +177,7 @@ def test_the_same_of_jax(monkeypatch, name, factor):
         measure.measure(replace(JAX_ROW, variants=("bare", name)))
 
 
-def test_a_skip_that_leaves_infinite_moments(monkeypatch):
+def test_a_skip_that_leaves_infinite_moments_is_detected(monkeypatch):
     """A peer that chooses between old and new parameters, and forgets the optimizer's state."""
     import jmp
 
@@ -187,7 +187,7 @@ def test_a_skip_that_leaves_infinite_moments(monkeypatch):
         measure.measure(replace(JAX_ROW, variants=("bare", "jmp")))
 
 
-def test_elements_that_the_reference_does_not_sample(monkeypatch):
+def test_differences_between_the_sampled_elements_are_detected(monkeypatch):
     """All elements are compared between the variants."""
     row = replace(TORCH_ROW, tensors=1, shape=(1000,), variants=("bare", "idle"))
     build = torch_variants.BUILD["idle"]
@@ -195,7 +195,7 @@ def test_elements_that_the_reference_does_not_sample(monkeypatch):
     def changed(problem):
         variant = build(problem)
         with torch.no_grad():
-            variant.params[0][1:10] += 1.0  # between the sampled ones
+            variant.params[0][1:10] += 1.0  # between the sampled elements
         return variant
 
     monkeypatch.setitem(torch_variants.BUILD, "idle", changed)
@@ -211,24 +211,26 @@ def test_a_wrong_result_stops_the_command(monkeypatch, results):
     assert "is wrong" in steps_fail(results)
 
 
-def test_what_is_no_number_is_not_written(monkeypatch, results):
+def test_nan_is_not_written(monkeypatch, results):
     (results / "cpu.json").write_text("of before")
     with pytest.raises(ValueError, match="JSON compliant"):
         command._save(QUIET, "cpu.json", {"median_ms": float("nan")})
     assert [file.read_text() for file in results.iterdir()] == ["of before"]
 
 
-# --- a figure that is not known well enough --------------------------------------------------
+# --- an uncertain figure --------------------------------------------------
 
 
 def part(*ratios):
-    """What a process returns whose rounds have these ratios to the bare step."""
-    bare = [1.0 + 0.5 * (i % 3) for i in range(len(ratios))]  # moods that both variants share
+    """The result of a process whose rounds have these ratios to the bare step."""
+    bare = [
+        1.0 + 0.5 * (i % 3) for i in range(len(ratios))
+    ]  # variations of the machine that both variants share
     clip = [ratio * mood for ratio, mood in zip(ratios, bare, strict=True)]
     return {"samples": {"bare": bare, "clip": clip}, "distances": {"bare": 0.0, "clip": 0.0}}
 
 
-def test_the_uncertainty_is_held_against_the_bound():
+def test_the_uncertainty_is_compared_with_the_bound():
 
     def said(*parts):
         return repeats.restless("a row", repeats.timed(parts), 0.05)
@@ -240,7 +242,7 @@ def test_the_uncertainty_is_held_against_the_bound():
     assert said(*close, part(math.nan, math.nan))
 
 
-def test_the_interval_is_students():
+def test_the_interval_is_the_student_t_interval():
     """In 95 of 100 experiments it holds the true mean, however few processes there are."""
     draw = np.random.default_rng(4)
     for n in (2, 3, 5, 12):
@@ -248,10 +250,10 @@ def test_the_interval_is_students():
         for values in draw.normal(1.5, 0.1, (2000, n)):
             mean, known = repeats.known_within(values.tolist())
             held += abs(mean - 1.5) <= known
-        assert held == pytest.approx(1900, abs=45)  # four standard deviations and a bit
+        assert held == pytest.approx(1900, abs=45)  # a little more than four standard deviations
 
 
-def test_the_quantiles_are_those_of_students_distribution():
+def test_the_quantiles_are_those_of_the_student_t_distribution():
     import mpmath
 
     for freedom, t in enumerate(repeats._T, start=1):
@@ -269,7 +271,7 @@ def test_processes_are_added_until_the_figure_is_known(monkeypatch):
     assert run.measure_row(QUIET, TORCH_ROW, "cpu") == [0, 1, 2, 3, 4, 5, 6]
 
 
-def test_a_row_that_stays_restless_stops_the_command(monkeypatch, results):
+def test_a_row_that_stays_noisy_stops_the_command(monkeypatch, results):
     turns = []
 
     def measured(name, *, turn, **_):
@@ -283,7 +285,7 @@ def test_a_row_that_stays_restless_stops_the_command(monkeypatch, results):
     assert turns == [0, 0, *range(repeats.MOST)], "two other parts, and the first row again and again"
 
 
-def test_noise_in_other_parts_is_given_more_chances(monkeypatch, results):
+def test_noisy_parts_are_retried(monkeypatch, results):
     turns = []
 
     def measured(name, *, turn, **_):
@@ -334,7 +336,7 @@ def interrupted(monkeypatch, results, after):
     return list(dict.fromkeys(names))
 
 
-def test_an_interrupted_run_goes_on_where_it_was(monkeypatch, results):
+def test_an_interrupted_run_resumes(monkeypatch, results):
     first = interrupted(monkeypatch, results, after=4)
     assert first[:2] == ["bandwidth", "compiling"]
     again = interrupted(monkeypatch, results, after=3)
@@ -350,7 +352,7 @@ def test_an_interrupted_run_goes_on_where_it_was(monkeypatch, results):
 
 
 @pytest.mark.parametrize("changed", ["versions", "sources", "threads", "file"])
-def test_what_was_measured_in_other_circumstances_is_not_kept(monkeypatch, results, changed):
+def test_results_from_other_circumstances_are_discarded(monkeypatch, results, changed):
     interrupted(monkeypatch, results, after=4)
     if changed == "file":
         (results / "unfinished" / "cpu.json").write_text('{"parts": ')
@@ -365,7 +367,7 @@ def test_what_was_measured_in_other_circumstances_is_not_kept(monkeypatch, resul
     assert interrupted(monkeypatch, results, after=1)[0] == "bandwidth"
 
 
-def test_what_changes_while_it_is_measured_is_not_kept(monkeypatch, results):
+def test_results_whose_sources_change_during_the_run_are_discarded(monkeypatch, results):
     versions = iter(["one", "one", "two"])
     monkeypatch.setattr(command, "sources_digest", lambda: next(versions))
     monkeypatch.setattr(run, "in_own_process", lambda name, **_: {"of": name})
@@ -374,7 +376,7 @@ def test_what_changes_while_it_is_measured_is_not_kept(monkeypatch, results):
     assert list(kept["parts"]) == ["bandwidth"]
 
 
-def test_a_part_that_cannot_be_written_is_not_kept_by_half(monkeypatch, tmp_path):
+def test_a_part_that_cannot_be_written_is_not_saved(monkeypatch, tmp_path):
     kept = keeping.Kept(tmp_path / "cpu.json", dict, say=lambda _: None)
     kept.part("one", lambda: 1.5)
     with pytest.raises(ValueError, match="JSON compliant"):
@@ -397,13 +399,13 @@ def test_the_sources_are_those_of_the_benchmarks_and_of_what_they_measure(monkey
     assert len(set(digests)) == 3
 
 
-# --- from process to process -----------------------------------------------------------------
+# --- exit codes and arguments of worker processes ---------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("error", "code"), [(errors.NoisyError, 3), (errors.WrongResultError, 1), (errors.MissingPeerError, 1)]
 )
-def test_a_worker_says_by_its_exit_code_why_it_has_no_result(monkeypatch, tmp_path, capsys, error, code):
+def test_the_exit_code_of_a_worker_distinguishes_its_errors(monkeypatch, tmp_path, capsys, error, code):
     def fail(*_, **__):
         raise error("the reason")
 
@@ -419,7 +421,7 @@ def test_a_worker_says_by_its_exit_code_why_it_has_no_result(monkeypatch, tmp_pa
 @pytest.mark.parametrize(
     ("code", "error"), [(3, errors.NoisyError), (1, errors.BenchmarkError), (-9, errors.BenchmarkError)]
 )
-def test_the_exit_code_becomes_the_error_again(monkeypatch, code, error):
+def test_the_exit_code_is_turned_back_into_the_error(monkeypatch, code, error):
     def ended(*_, **__):
         return run.subprocess.CompletedProcess([], code, "", "a warning\nthe reason")
 
@@ -429,7 +431,7 @@ def test_the_exit_code_becomes_the_error_again(monkeypatch, code, error):
     assert isinstance(found.value, errors.NoisyError) == (code == 3)
 
 
-def test_the_process_is_told_what_to_measure(monkeypatch):
+def test_the_process_is_started_with_the_name_device_and_turn(monkeypatch):
     seen = {}
 
     def ended(command, *, env, **_):
@@ -445,7 +447,7 @@ def test_the_process_is_told_what_to_measure(monkeypatch):
     assert (seen["env"]["OMP_NUM_THREADS"], seen["env"]["JAX_PLATFORMS"]) == ("3", "cuda")
 
 
-def test_the_worker_measures_what_it_is_told(monkeypatch, tmp_path):
+def test_the_worker_measures_the_row_in_its_arguments(monkeypatch, tmp_path):
     monkeypatch.setattr(measure, "measure", lambda row, **given: [row.name, given])
     name = "torch adamw fused 10k/10 float32"
     worker.main([name, str(tmp_path / "out.json"), "--device", "cuda", "--turn", "4"])
@@ -462,19 +464,19 @@ def test_a_process_that_does_not_end_is_an_error(monkeypatch):
         run.in_own_process("bandwidth", device="cpu", turn=1)
 
 
-def test_a_result_comes_back_from_its_process(monkeypatch, tmp_path):
+def test_the_worker_writes_its_result(monkeypatch, tmp_path):
     monkeypatch.setattr(bandwidth, "bandwidth", lambda **given: {"device": given["device"]})
     out = tmp_path / "out.json"
     worker.main(["bandwidth", str(out)])
     assert json.loads(out.read_text(encoding="utf-8")) == {"device": "cpu"}
 
 
-def test_the_rows_asked_for_have_to_exist():
+def test_a_row_that_does_not_exist_raises():
     with pytest.raises(SystemExit, match="--only must be part of a row's name"):
         run.main(["--only", "no such row"])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_without_a_cuda_device_the_gpu_part_says_so(monkeypatch, results):
+def test_the_gpu_part_without_a_cuda_device_ends_with_an_error(monkeypatch, results):
     monkeypatch.setattr(sys, "argv", ["benchmarks", "gpu"])
     assert "no CUDA device" in steps_fail(results)

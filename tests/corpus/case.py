@@ -1,8 +1,8 @@
-"""What a planted failure says of itself, and how it is run.
+"""The description of a planted failure, and how it is run.
 
 Each file of ``failing`` plants one failure. ``in_torch`` and ``in_jax`` build the same program in both
 frameworks and return it with its arguments; the guilty line ends with ``# BAD``. ``CASE`` says what a
-diagnosis should answer. Everything is made anew by each call, so that one run cannot spoil the next.
+diagnosis should answer. Each call builds everything again, so that one run cannot affect the next.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _accepted(value: Accepted, framework: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Program:
-    """A step, its arguments, and what else ``replay`` is told."""
+    """A step, its arguments, and the options of ``replay``."""
 
     step: Callable[..., Any]
     args: tuple[Any, ...] = ()
@@ -92,7 +92,7 @@ def modules(kind: str) -> list[ModuleType]:
 
 
 def build(module: ModuleType, framework: str) -> Callable[[], Program] | None:
-    """What makes the program, None if this framework cannot express it."""
+    """The function that builds the program, None if this framework cannot express it."""
     return getattr(module, f"in_{framework}", None)
 
 

@@ -1,4 +1,4 @@
-"""``replay`` on a planted failure, and what of its answer is right."""
+"""``replay`` on a planted failure, and which parts of its answer are right."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ PLACE = re.compile(r"([^\s:]+\.py):(\d+)")
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a diagnosis said, and whether it is right.
+    """What a diagnosis reported, and whether it is right.
 
-    ``operation`` and ``line`` are True also where the case has no operation to be named and none was.
+    ``operation`` and ``line`` are also True if the case has no operation to name and none was named.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Outcome:
 def replay(framework: str, program: Program) -> Any:
     """The report of this framework's ``replay``."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns of the standard deviation of one item, and so on
+        warnings.simplefilter("ignore")  # torch warns about the standard deviation of one item, for example
         adapter = importlib.import_module(f"stablenum_{framework}")
         return adapter.replay(program.step, *program.args, **program.options)
 
@@ -75,5 +75,5 @@ def compare(module: ModuleType, framework: str, report: Any) -> Outcome:
 
 
 def _right_where(said: str, wanted: str) -> bool:
-    """Nothing is said where nothing is to be said: a loop in Python has no iterations to count."""
+    """Nothing is reported if nothing is expected: a loop in Python has no iterations to count."""
     return wanted in said if wanted else not said

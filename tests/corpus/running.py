@@ -38,7 +38,7 @@ def run_torch(program: Program) -> tuple[bool, bool, bool]:
 
 
 def _tensors(program: Program) -> Iterator[torch.Tensor]:
-    """The leaves that require gradients, wherever a step can get them from."""
+    """The leaves that require gradients, from everywhere that a step can reach."""
     todo: list[Any] = [program.args, program.options.get("model"), program.options.get("optimizer")]
     todo += [program.step]
     while todo:
@@ -59,7 +59,7 @@ def _tensors(program: Program) -> Iterator[torch.Tensor]:
 
 
 def run_jax(program: Program) -> tuple[bool, bool, bool]:
-    """One step; the results are the loss and its gradient, or all that a whole training step returns."""
+    """One step; the results are the loss and its gradient, or all results of a whole training step."""
     options = program.options
     scale, aux = options.get("loss_scale", 1.0), options.get("has_aux", False)
     # One compilation instead of one for every operation.

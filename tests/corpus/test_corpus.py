@@ -17,7 +17,7 @@ from tests.selection import REPEATS, one_in_three
 
 FAILURES = modules("failing")
 HEALTHY = modules("healthy")
-# (framework, case) -> why it is missed. Each is asserted to be one, so that none stays here by mistake.
+# (framework, case) -> why it is missed. Each is asserted to be missed, so that none stays here by mistake.
 MISSES: dict[tuple[str, str], str] = {}
 
 
@@ -43,7 +43,7 @@ def maker(module: ModuleType, framework: str) -> Callable[[], Program]:
 
 
 @pytest.mark.parametrize("module", FAILURES, ids=name_of)
-def test_a_case_says_what_is_wrong_and_where(module: ModuleType) -> None:
+def test_every_case_states_what_is_wrong_and_where(module: ModuleType) -> None:
     case = module.CASE
     assert module.__doc__
     there = [f for f in FRAMEWORKS if build(module, f)]
@@ -63,12 +63,12 @@ def assert_it_fails_plainly(fails: str, finite: bool, norm: bool, moved: bool) -
     elif fails == "stuck":
         assert not moved
     else:
-        assert fails == "once"  # making the program has shown it
+        assert fails == "once"  # building the program has shown it
         assert finite
 
 
 @pytest.mark.parametrize(("framework", "module"), each(FAILURES))
-def test_it_fails_and_the_first_operation_the_line_and_the_cause_are_named(
+def test_a_planted_failure_is_diagnosed_with_operation_line_and_cause(
     framework: str, module: ModuleType
 ) -> None:
     assert_it_fails_plainly(module.CASE.fails, *plain(framework, maker(module, framework)()))

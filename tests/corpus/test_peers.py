@@ -1,4 +1,4 @@
-"""What the benchmark reads out of the other tools' words, and the tables that are made of its figures."""
+"""What the benchmark reads from the output of other tools, and the tables made of its figures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WORDS = [
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
 @pytest.mark.parametrize(("framework", "tool", "name", "line", "operation"), WORDS)
-def test_the_words_of_a_tool_are_read(
+def test_the_output_of_a_tool_is_parsed(
     framework: str, tool: str, name: str, line: bool, operation: str
 ) -> None:
     heard, module = said(framework, tool, "failing", name)
@@ -44,7 +44,7 @@ def test_the_words_of_a_tool_are_read(
 
 
 @pytest.mark.parametrize("tool", PEERS["jax"])
-def test_a_tool_that_says_nothing_found_nothing(tool: str) -> None:
+def test_a_tool_without_output_found_nothing(tool: str) -> None:
     assert said("jax", tool, "healthy", "double_where")[0] == Said()
 
 
@@ -52,7 +52,7 @@ def test_anomaly_detection_does_not_see_an_infinite_loss() -> None:
     assert said("torch", "torch.autograd.detect_anomaly", "failing", "log_of_zero")[0] == Said()
 
 
-def test_the_figures_pass_what_is_promised() -> None:
+def test_the_figures_keep_the_documented_promises() -> None:
     report = json.loads(RESULTS.read_text(encoding="utf-8"))
     for framework in FRAMEWORKS:
         corpus = report["corpus"][framework]
@@ -68,7 +68,7 @@ def test_the_figures_pass_what_is_promised() -> None:
         assert with_it[count] == without[count]
 
 
-def test_the_tables_have_a_row_a_tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_tables_have_one_row_per_tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.syspath_prepend(str(RESULTS.parents[2] / "docs"))
     tables = importlib.import_module("tables")
     tables.write_diagnosis(RESULTS, tmp_path)

@@ -33,7 +33,7 @@ KEYS = FORMATS["bfloat16"].round(np.random.default_rng(60).normal(size=(6, 5))) 
 
 
 def nothing(*_: Any) -> Any:
-    """No cancellation, no allowance."""
+    """No cancellation and no allowance."""
     return 0
 
 
@@ -44,9 +44,9 @@ class Loss:
     Attributes:
         label: its row in the table; the first word is the function.
         exact: the loss of one item, from its arguments: numbers, or lists of them for rows.
-        columns: the arguments in a format, one item a row; whole numbers stay what they are.
+        columns: the arguments in a format, one item a row; whole numbers are unchanged.
         options: of our function, in the core's spelling.
-        wrt: the arguments to differentiate by.
+        wrt: the arguments with respect to which to differentiate.
         value_scale: of what cancels in an item's value.
         slope_scale: item, position of the argument, class -> of what cancels in the gradient.
         allowance: item, class -> ulp that the rounding of differences of logits costs.
@@ -68,13 +68,13 @@ class Loss:
 
 
 def rounded(form: Binary, columns: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Floating columns as the format holds them."""
+    """Floating-point columns, rounded to the format."""
     return [form.round(c) if np.asarray(c).dtype.kind == "f" else np.asarray(c) for c in columns]
 
 
 @functools.cache
 def expected(loss_label: str, form: Binary) -> list[tuple[Item, Any, dict[int, list[Any]]]]:
-    """Of every item its arguments, its value, its gradient by the arguments asked for."""
+    """The arguments, value and gradient of every item."""
     loss = LOSSES[loss_label]
     found = []
     for row in zip(*rounded(form, loss.columns(form)), strict=True):
@@ -92,7 +92,7 @@ def _exactly(value: Any) -> Any:
 
 
 def _gradient(f: Callable[..., Any], item: Item, i: int) -> list[Any]:
-    """Central differences: with 200 digits and steps of 1e-45 what they leave out is far below any ulp."""
+    """Central differences: with 200 digits and steps of 1e-45 their error is far below any ulp."""
     row = isinstance(item[i], list)
     point = item[i] if row else [item[i]]
     slopes = []
@@ -192,7 +192,7 @@ def _labels(form: Binary) -> np.ndarray:
 
 
 def _shares(form: Binary) -> np.ndarray:
-    """Probabilities that every format holds, some of them 0."""
+    """Probabilities that are exact in every format, some of them 0."""
     row = np.asarray([0.25, 0.0, 0.125, 0.5, 0.0, 0.0625, 0.0625])
     return np.stack([np.roll(row, i) for i in range(len(_logits(form)))])
 
@@ -204,11 +204,11 @@ def _vectors(form: Binary, seed: int) -> np.ndarray:
     return np.ldexp(rng.normal(size=(30, 5)), exponents)
 
 
-# --- what cancels ------------------------------------------------------------------------------------------
+# --- cancellation ------------------------------------------------------------------------------------------
 
 
 def _one(*_: Any) -> Any:
-    """Logarithms of sums, of numbers from 1 up."""
+    """Logarithms of sums of numbers from 1 up."""
     return mpf(1)
 
 
@@ -235,7 +235,7 @@ def _margin(row: Sequence[Any], target: int) -> Any:
 
 
 def _focal_slope(gamma: float, order: int) -> Callable[..., Any]:
-    """The margin of two logits is rounded as they are: what that does to a function of it."""
+    """The margin of two logits is rounded as they are: the effect on a function of it."""
 
     def steepness(row: Sequence[Any], target: int) -> Any:
         z = _margin(row, target)
@@ -286,7 +286,7 @@ def _counted(z: Any, y: Any) -> Any:
 
 
 def _rising_terms(z: Any, y: Any, r: Any) -> Any:
-    """The logarithms of Gamma are taken 10 places further up and brought back."""
+    """The logarithms of Gamma are computed for arguments larger by 10 and shifted back."""
     odds = z - mpmath.log(r)
     a = r + (10 if r < 10 else 0)
     return max(

@@ -1,4 +1,4 @@
-"""One ordinary call of every loss: arrays, options, and which arrays to differentiate by."""
+"""One ordinary call of every loss: arrays, options, and the arrays to differentiate."""
 
 from __future__ import annotations
 

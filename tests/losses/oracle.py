@@ -1,4 +1,4 @@
-"""The losses again, in mpmath at 50 digits, from their definitions; no code is shared with the library."""
+"""The losses in mpmath with 50 digits, from their definitions; no code is shared with the library."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INF = mpmath.inf
 
 
 def derivative(f: Callable[..., Number], at: Sequence[float], i: int) -> float:
-    """The partial derivative of f at a point by its i-th argument: a central difference at 120 digits."""
+    """The partial derivative of f at a point in its i-th argument: a central difference with 120 digits."""
     point = [mpf(a) for a in at]
     step = mpf(10) ** -30 * abs(point[i]) if abs(point[i]) > 1 else mpf(10) ** -40
     with mpmath.workdps(120):
@@ -88,7 +88,7 @@ def cross_entropy(
     smoothing: float = 0.0,
     z_loss: float = 0.0,
 ) -> Number:
-    """One row; without its masked classes."""
+    """One row, without its masked classes."""
     here = [c for c, v in enumerate(x) if v != -INF]
     lse, s = logsumexp(x), mpf(smoothing)
     w = [mpf(1)] * len(x) if weight is None else [mpf(v) for v in weight]

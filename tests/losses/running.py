@@ -1,4 +1,4 @@
-"""One loss, run in every way: value of each item, and the gradient of their sum."""
+"""One loss, run in every way: the value of each item, and the gradient of their sum."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.selection import REPEATS
 
 FORMAT_NAMES = ("float64", "float32", "bfloat16", "float16")
 ROUTES = ("torch", "torch compiled", "jax jit")
-# For edges, which compiling by PyTorch leaves as they are.
+# For edges, whose results do not change when PyTorch compiles.
 ROUTES_AT_EDGES = ["torch", "jax jit", pytest.param("torch compiled", marks=REPEATS)]
 
-# Which formats each way is tried in: compiling takes a second each time, and changes nothing with the format.
+# The formats in which each way is tested: compiling takes a second each time, whatever the format.
 # (JAX without jit compiles every operation by itself; one test does that.)
-# What is slow there and adds least is left to `make test-all`.
+# The slow cases that add least are left to `make test-all`.
 RUNS: list[Any] = [("torch", f) for f in FORMAT_NAMES]
 RUNS += [("jax jit", "float32"), ("jax jit", "bfloat16"), ("torch compiled", "float32")]
 RUNS += [pytest.param("jax jit", f, marks=pytest.mark.slow) for f in ("float64", "float16")]
@@ -33,7 +33,7 @@ _DIM = {"axis": "dim"}
 
 
 def rounded(values: Any, form: str) -> np.ndarray:
-    """The numbers as the format holds them, in float64."""
+    """The numbers rounded to the format, in float64."""
     exact = np.asarray(values, np.float64)
     with np.errstate(over="ignore"):
         return exact.astype(jnp.dtype(form)).astype(np.float64)
@@ -48,7 +48,7 @@ def run(
     wrt: Sequence[int] = (0,),
     **options: Any,
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """The loss ``name`` of ``arrays`` (floating ones in ``form``), and the gradients by those in ``wrt``."""
+    """The loss ``name`` of ``arrays`` (floating ones in ``form``), and the gradients of those in ``wrt``."""
     options.setdefault("reduction", "none")
     if name == "cosine_similarity":
         options.pop("reduction")
@@ -111,7 +111,7 @@ def close(got: Any, exact: Any, form: str, *, ulps: float, scale: Any = 0.0, wha
     """Assert that each number is within ``ulps`` of the exact one; the worst distance.
 
     An ulp is that of the exact number, or of ``scale`` where it is larger: the size of what cancels in it.
-    Numbers beyond the format's range must be infinite, and below its normal range a whole step may be lost.
+    Numbers beyond the format's range must be infinite, and below its normal range one step may be lost.
     """
     facts = FORMATS[form]
     got, exact = np.asarray(got, np.float64), np.asarray(exact, np.float64)

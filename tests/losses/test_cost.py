@@ -1,4 +1,4 @@
-"""The benchmark runs at a small size; what it says of memory is exact and does not need a quiet machine."""
+"""The benchmark runs at a small size; its figures for memory are exact and do not need a quiet machine."""
 
 from __future__ import annotations
 

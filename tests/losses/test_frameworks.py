@@ -1,4 +1,4 @@
-"""Torch and JAX agree; so do the quick ways with the core, and every transformation with the plain call."""
+"""Torch and JAX agree; so do the fast paths with the core, and every transformation with the plain call."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def test_torch_and_jax_agree_at_edges(name: str) -> None:
     "options", [{}, {"label_smoothing": 0.2}, {"label_smoothing": 0.2, "weight": "w"}, {"z_loss": 0.1}]
 )
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
-def test_the_quick_way_is_the_core(
+def test_the_fast_path_matches_the_core(
     options: dict[str, Any], dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Blocks, rows with -inf, ignored rows that hold anything, upstream gradients of 0."""
+    """Blocks, rows with -inf, ignored rows with any values, upstream gradients of 0."""
     monkeypatch.setattr(fused, "_BLOCK", 2 * C)
     x = np.concatenate([LOGITS, LOGITS])
     x[1, 2] = x[2, INDEX[2]] = -np.inf
@@ -113,7 +113,7 @@ def test_the_quick_way_is_the_core(
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_the_quick_binary_total_is_the_core(reduction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fast_binary_total_matches_the_core(reduction: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "_BLOCK", 4)
     for z in (Z, np.concatenate([Z, [math.inf, -math.inf]])):
         y = np.concatenate([LABELS, [1.0, 0.0]])[: len(z)]
@@ -128,7 +128,7 @@ def test_the_quick_binary_total_is_the_core(reduction: str, monkeypatch: pytest.
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_torch_transformations(name: str) -> None:
-    """grad, vmap of grad, jacfwd of grad, batched gradients, double backward: those of the plain call."""
+    """grad, vmap of grad, jacfwd of grad, batched gradients, double backward: as the plain call."""
     name, arrays, options, _ = _call(name)
     function = getattr(torch_losses, name)
     options = {"dim" if k == "axis" else k: v for k, v in options.items()}
@@ -172,7 +172,7 @@ def test_torch_gradcheck(name: str) -> None:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_jax_transformations(name: str) -> None:
-    """jit, vmap, grad of grad, forwards over reverse: those of the plain call."""
+    """jit, vmap, grad of grad, forward over reverse: as the plain call."""
     name, arrays, options, _ = _call(name)
     x, *rest = (jnp.asarray(a) for a in arrays)
 
@@ -210,7 +210,7 @@ def test_autocast_gives_float32_as_torch_does(name: str) -> None:
 
 
 def test_other_layouts() -> None:
-    """Classes in any dimension, one row, no rows, labels of any whole format, images."""
+    """Classes in any dimension, one row, no rows, labels of any integer format, images."""
     image = torch.tensor(np.random.default_rng(0).normal(size=(2, C, 3, 4)), requires_grad=True)
     labels = torch.randint(0, C, (2, 3, 4), generator=torch.Generator().manual_seed(0))
     ours, theirs = torch_losses.cross_entropy(image, labels), torch.nn.functional.cross_entropy(image, labels)
@@ -247,7 +247,7 @@ def test_an_empty_batch_gives_0_with_gradient_0(name: str, route: str, reduction
 
 @pytest.mark.parametrize("name", [n for n in EXAMPLES if n != "info_nce"])
 @pytest.mark.parametrize("route", ["torch", "jax jit"])
-def test_masked_is_removed_whatever_it_holds(name: str, route: str) -> None:
+def test_masked_items_count_as_removed_whatever_they_hold(name: str, route: str) -> None:
     name, arrays, options, wrt = _call(name)
     masked = [a.copy() for a in arrays]
     for i in wrt:
@@ -280,7 +280,7 @@ def test_masked_classes_are_removed(route: str) -> None:
     np.testing.assert_allclose(value, alone, rtol=1e-6)
 
 
-def test_targets_out_of_range_are_nan_where_they_cannot_be_asked() -> None:
+def test_targets_out_of_range_give_nan_under_jit_and_vmap() -> None:
     x = jnp.asarray(LOGITS)
     value, grad = jax.jit(jax.value_and_grad(jax_losses.cross_entropy))(x, jnp.asarray([0, 1, 2, 3, 4, C]))
     assert np.isnan(value)
@@ -291,7 +291,7 @@ def test_targets_out_of_range_are_nan_where_they_cannot_be_asked() -> None:
     assert items.isnan().tolist() == [False] * 5 + [True]
 
 
-def test_soft_labels_as_one_hot_are_indices() -> None:
+def test_one_hot_targets_give_the_loss_of_indices() -> None:
     one_hot = np.eye(C)[INDEX]
     for options in ({}, {"label_smoothing": 0.1}, {"weight": np.linspace(0.5, 2, C)}):
         if "weight" in options:

@@ -66,7 +66,7 @@ class Case:
     arguments: Callable[[str], tuple[np.ndarray, ...]]
     options: dict[str, Any] = field(default_factory=dict)
     wrt: tuple[int, ...] = (0,)
-    # How much cancels in value and gradient, as a function of the arguments; 0: nothing.
+    # The size of what cancels in value and gradient, as a function of the arguments; 0: nothing.
     scale: Callable[..., float] = lambda *a: 0.0
     grad_scale: Callable[..., float] = lambda *a: 0.0
     ulps: float = 4.0
@@ -170,7 +170,7 @@ CAP = 9.5
 
 @functools.cache
 def exactly(case: Case, form: str) -> tuple[list[tuple[float, ...]], list[float], list[list[float]]]:
-    """For all routes: the arguments of each item, its value, its derivatives by those in ``case.wrt``."""
+    """For all routes: the arguments of each item, its value, its derivatives in those of ``case.wrt``."""
     rows = list(zip(*(rounded(a, form).tolist() for a in case.arguments(form)), strict=True))
     exact = [float(case.exact(*map(mpf, row))) for row in rows]
     return rows, exact, [[oracle.derivative(case.exact, row, i) for row in rows] for i in case.wrt]
@@ -190,22 +190,22 @@ def test_value_and_gradient(case: Case, route: str, form: str) -> None:
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_what_the_docstrings_say_of_the_edges(route: str) -> None:
+def test_edges_are_as_documented(route: str) -> None:
     inf, one = np.inf, np.asarray([1.0])
     value, (grad,) = run(
         route, "binary_cross_entropy", [np.asarray([inf, -inf, inf, -inf]), np.asarray([1.0, 0, 0, 1])]
     )
     assert value.tolist() == [0, 0, inf, inf]
     assert grad.tolist() == [0, 0, 1, -1]
-    # The corner of the hinge belongs to its flat side.
+    # At the corner of the hinge the gradient is that of its flat side.
     value, (grad,) = run(route, "hinge", [one, one])
     assert (value.tolist(), grad.tolist()) == ([0.0], [0.0])
-    # Below the floor: value and gradient of the floor, so it can come back.
+    # Below the floor: value and gradient at the floor, so that the variance can recover.
     at = [np.zeros(4), np.full(4, 1e-2), np.asarray([1e-6, 1e-8, 0.0, -3.0])]
     value, (_, grad) = run(route, "gaussian_nll", at, wrt=(0, 2))
     close(value, [float(oracle.gaussian_nll(mpf(0), mpf(1e-2), mpf(1e-6)))] * 4, "float32", ulps=16)
     close(grad, [0.5 * (1e6 - 1e-4 * 1e12)] * 4, "float32", ulps=16)
-    # A rate that overflows goes on along its tangent.
+    # A rate that overflows is continued along its tangent.
     value, (grad,) = run(route, "poisson_nll", [np.asarray([1e3]), np.zeros(1)])
     assert np.isfinite(value).all()
     assert grad[0] == pytest.approx(np.exp(0.9 * np.log(FORMATS["float32"].max)), rel=1e-5)
@@ -215,7 +215,7 @@ def test_what_the_docstrings_say_of_the_edges(route: str) -> None:
 
 
 @pytest.mark.parametrize("route", ["torch", "jax jit"])
-def test_a_count_of_0_costs_nothing_but_its_probability(route: str) -> None:
+def test_the_loss_of_a_count_of_0_is_exact(route: str) -> None:
     """The Gamma functions cancel exactly: XLA used to leave 4e-10 of them."""
     value, _ = run(
         route, "negative_binomial_nll", [np.full(4, -30.0), np.zeros(4), np.asarray([0.01, 3.0, 20.0, 1e6])]
@@ -247,7 +247,7 @@ def _second(route: str, z: np.ndarray, y: float, gamma: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize("route", ["torch", "jax jit"])
-def test_a_weight_of_0_takes_a_loss_beyond_the_range_away(route: str) -> None:
+def test_a_weight_of_0_removes_an_infinite_loss(route: str) -> None:
     scores, labels = np.asarray([1e30, 1.0]), np.asarray([-1.0, -1.0])
     value, (grad,) = run(
         route, "hinge", (scores, labels), squared=True, weight=np.asarray([0.0, 1.0], np.float32)
@@ -257,7 +257,7 @@ def test_a_weight_of_0_takes_a_loss_beyond_the_range_away(route: str) -> None:
 
 
 @pytest.mark.parametrize("route", ["torch", "jax jit"])
-def test_a_cap_beyond_the_range_does_no_harm_below_it(route: str) -> None:
+def test_a_cap_beyond_the_range_changes_nothing_below_it(route: str) -> None:
     z, y = np.asarray([0.0, 5.0, -3.0, 90.0]), np.asarray([1.0, 2.0, 3.0, 4.0])
     value, (grad,) = run(route, "poisson_nll", (z, y), max_log_rate=100.0)
     np.testing.assert_allclose(value[:3], (np.exp(z) - y * z)[:3], rtol=1e-6)

@@ -1,4 +1,4 @@
-"""The modules follow torch.nn; wrong input is refused with a message that names it."""
+"""The modules follow torch.nn; wrong input raises an error that names it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SAME_AS_TORCH_NN: dict[str, tuple[dict[str, Any], list[np.ndarray]]] = {
 
 
 @pytest.mark.parametrize("name", SAME_AS_TORCH_NN)
-def test_the_arguments_and_the_result_are_those_of_torch_nn(name: str) -> None:
+def test_modules_have_the_arguments_and_results_of_torch_nn(name: str) -> None:
     options, arrays = SAME_AS_TORCH_NN[name]
     ours, theirs = getattr(tl, name)(**options), getattr(torch.nn, name)(**options)
     torch.testing.assert_close(ours(*_t(*arrays)), theirs(*_t(*arrays)), rtol=1e-6, atol=1e-6)
@@ -97,7 +97,7 @@ MODULES: dict[str, tuple[dict[str, Any], list[np.ndarray], str]] = {
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_modules_copy_pickle_and_show_themselves(name: str) -> None:
+def test_modules_can_be_copied_pickled_and_printed(name: str) -> None:
     options, arrays, shown = MODULES[name]
     module = getattr(tl, name)(**options)
     assert repr(module) == shown
@@ -110,7 +110,7 @@ def test_modules_copy_pickle_and_show_themselves(name: str) -> None:
         getattr(tl, name)(**options, reduction="average")
 
 
-def test_every_loss_has_a_module_and_every_module_is_tried() -> None:
+def test_every_loss_has_a_module_and_every_module_is_tested() -> None:
     assert {n for n in tl.__all__ if n[0].isupper()} == set(MODULES)
     assert set(core.__all__) == {n for n in tl.__all__ if n[0].islower()} == set(jl.__all__)
     assert {n.split()[0] for n in EXAMPLES} | {"cosine_similarity"} == set(core.__all__)
@@ -200,19 +200,19 @@ WRONG: list[tuple[Any, str]] = [
     (lambda: tl.info_nce(X, X[:, :2]), r"queries and keys must be"),
     (lambda: tl.info_nce(X, X, positives=torch.ones(2, 2)), r"positives must be of shape \(6, 6\)"),
     (lambda: tl.info_nce(X, X, temperature=0.0), r"temperature must be"),
-    # A learned one: as a number it would quietly lose its gradient. Divide the embeddings by it instead.
+    # A learned temperature: as a number it would silently lose its gradient. Divide the embeddings instead.
     (lambda: tl.info_nce(X, X, temperature=torch.tensor(0.1, requires_grad=True)), r"temperature must be"),
 ]
 
 
 @pytest.mark.parametrize("case", range(len(WRONG)))
-def test_wrong_input_is_refused(case: int) -> None:
+def test_wrong_input_raises(case: int) -> None:
     call, message = WRONG[case]
     with pytest.raises(ValueError, match=message):
         call()
 
 
-def test_what_is_no_tensor_or_of_no_float_format_is_refused() -> None:
+def test_input_that_is_not_a_floating_tensor_raises() -> None:
     with pytest.raises(TypeError, match="a loss takes tensors"):
         tl.huber([1.0], X)
     with pytest.raises(TypeError, match="a loss takes tensors"):
@@ -225,7 +225,7 @@ def test_what_is_no_tensor_or_of_no_float_format_is_refused() -> None:
         jl.huber(jnp.arange(3), jnp.arange(3))
 
 
-def test_symmetric_contrast_is_the_mean_of_both_ways_and_padding_takes_no_part() -> None:
+def test_symmetric_info_nce_is_the_mean_of_both_directions_without_padding() -> None:
     x, y = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0))
     both = tl.info_nce(x, y, symmetric=True)
     torch.testing.assert_close(both, (tl.info_nce(x, y) + tl.info_nce(y, x)) / 2)

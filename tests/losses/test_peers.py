@@ -1,6 +1,6 @@
-"""What the frameworks' own losses give at the edges, ours beside it; and that all agree on ordinary input.
+"""The frameworks' own losses and ours at the edges; on ordinary input all agree.
 
-If one of the failures shown here is gone in a later release, the test that shows it fails: then drop it.
+If a later release fixes one of the failures shown here, its test fails: then remove the test.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def test_gaussian_nll_below_the_floor_can_come_back() -> None:
     torch.testing.assert_close(ours, peer)
     clamped = torch.zeros(1, requires_grad=True)
     loss = (clamped.clamp(min=1e-6).log() + 1 / clamped.clamp(min=1e-6)).sum()
-    # The one-liner: at a var below the floor nothing is left to learn from.
+    # The naive clamp: a variance below the floor has no gradient.
     below = torch.full((1,), -1.0, requires_grad=True)
     assert torch.autograd.grad((below.clamp(min=1e-6).log() + 1 / below.clamp(min=1e-6)).sum(), below)[0] == 0
     assert torch.isfinite(loss)

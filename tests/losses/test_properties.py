@@ -1,4 +1,4 @@
-"""What holds for any input: on NumPy, where a case costs nothing, gradients through torch."""
+"""Properties for any input: on NumPy, where a case costs little, with gradients through torch."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_masked_equals_removed_and_ignored(x: np.ndarray, t: np.ndarray, mask: n
 
 @common
 @given(x=MODERATE_ROWS, t=LABELS, s=st.floats(0, 0.9))
-def test_smoothing_soft_and_hard_targets_are_one_law(x: np.ndarray, t: np.ndarray, s: float) -> None:
+def test_smoothed_soft_and_hard_targets_agree(x: np.ndarray, t: np.ndarray, s: float) -> None:
     t = np.maximum(t, 0)
     one_hot = np.eye(_C, dtype=np.float32)[t]
     hard = losses.cross_entropy(x, t, label_smoothing=s, xp=xp)
@@ -153,18 +153,18 @@ def test_divergences(x: np.ndarray, y: np.ndarray, shift: float) -> None:
 
 @common
 @given(z=hnp.arrays(np.float64, _N, elements=st.floats(-20, 20)), y=st.integers(0, 40))
-def test_the_negative_binomial_becomes_poisson(z: np.ndarray, y: int) -> None:
+def test_the_negative_binomial_approaches_poisson(z: np.ndarray, y: int) -> None:
     counts, many = np.full(_N, float(y)), np.full(_N, 1e15)
     one = losses.negative_binomial_nll(z, counts, many, full=True, reduction="none", xp=xp)
     other = losses.poisson_nll(z, counts, full=True, reduction="none", xp=xp)
-    # What cancels: the two rates and y times the logarithm of the count, 35.
+    # The terms that cancel: the two rates, and y times the logarithm of the count, 35.
     size = np.exp(z) + 40.0 * (y + 1) ** 2
     assert (np.abs(one - other) <= 1e-13 * size + 1e-15 * (np.exp(z) + y) ** 2).all()
 
 
 @common
 @given(z=hnp.arrays(np.float32, _N, elements=MODERATE), y=YES_NO, mask=MASKS)
-def test_reductions_are_one_law(z: np.ndarray, y: np.ndarray, mask: np.ndarray) -> None:
+def test_reductions_agree_with_one_another(z: np.ndarray, y: np.ndarray, mask: np.ndarray) -> None:
     for name in ("binary_cross_entropy", "binary_focal", "huber", "log_cosh", "hinge"):
         function = getattr(losses, name)
         items = function(z, y, mask=mask, reduction="none", xp=xp)

@@ -1,4 +1,4 @@
-"""Losses of rows (classes, distributions, vectors) against mpmath, as the losses of items are."""
+"""Losses of rows (classes, distributions, vectors) against mpmath, like the losses of items."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ WEIGHT = np.asarray([0.5, 2.0, 1.0, 4.0])
 
 
 def _slopes(f: Callable[[list[Any]], Any], row: Sequence[float]) -> list[float]:
-    """The gradient of a row; 0 for what is -inf."""
+    """The gradient of a row; 0 for elements of -inf."""
 
     def of(i: int) -> float:
         def moved(v: Any) -> Any:
@@ -61,7 +61,7 @@ def _check(
     """Values within ulps of the row's largest logit (what cancels), gradients of that times their size."""
     value, grad = got
     finite = np.where(np.isfinite(rows), np.abs(rows), 0.0)
-    # Computed in float32 at least: what is lost there is lost before the rounding to a narrow format.
+    # Computed in float32 at least: its error comes before the rounding to a narrow format.
     inner = "float64" if form == "float64" else "float32"
     lost = finite.max(axis=-1) * FORMATS[inner].eps / FORMATS[form].eps
     values = [float(exact(i, [mpf(v) for v in row])) for i, row in enumerate(rows.tolist())]
@@ -184,12 +184,12 @@ def test_info_nce(route: str, form: str) -> None:
 
 
 @pytest.mark.parametrize("route", ROUTES_AT_EDGES)
-def test_what_the_docstrings_say_of_rows(route: str) -> None:
+def test_edges_of_rows_are_as_documented(route: str) -> None:
     nan = math.nan
     rows = np.asarray(
         [
-            [0.0, -INF, 0.0],  # its target is not there
-            [-INF, -INF, -INF],  # nothing is there
+            [0.0, -INF, 0.0],  # the target has probability 0
+            [-INF, -INF, -INF],  # every class has probability 0
             [nan, INF, 0.0],  # ignored
             [0.0, 1.0, nan],  # masked
             [0.0, INF, 0.0],  # an overflow
@@ -248,7 +248,7 @@ def test_equal_distributions_have_a_divergence_below_0_if_the_targets_do_not_add
 
 @pytest.mark.parametrize("route", ROUTES_AT_EDGES)
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_z_loss_knows_the_logsumexp_beside_a_target_far_below(route: str, smoothing: float) -> None:
+def test_z_loss_keeps_the_logsumexp_when_the_target_logit_is_far_below(route: str, smoothing: float) -> None:
     rows, index = np.asarray([[-1e6, 0.0, 0.0], [0.0, 1.0, -1e6]]), np.asarray([0, 2])
 
     def items(z_loss: float) -> Any:
@@ -262,7 +262,7 @@ def test_z_loss_knows_the_logsumexp_beside_a_target_far_below(route: str, smooth
 
 @pytest.mark.parametrize("route", ROUTES_AT_EDGES)
 @pytest.mark.parametrize("soft", [False, True])
-def test_a_target_that_is_not_there_has_no_gradient_with_smoothing_and_z_loss(route: str, soft: bool) -> None:
+def test_a_target_of_probability_0_has_no_gradient_with_smoothing_and_z_loss(route: str, soft: bool) -> None:
     rows = np.asarray([[-math.inf, 0.0, 1.0], [0.0, 1.0, 2.0]])
     index = np.asarray([0, 1])
     targets = np.eye(3)[index] if soft else index

@@ -92,5 +92,5 @@ def worst_rows(function: RowFunction, form: Binary, backend: str, run: Callable[
 
 
 def _many(function: RowFunction) -> bool:
-    """Whether the function gives one number for each of the row."""
+    """Whether the function gives one number for each element of the row."""
     return function.name not in ("logsumexp", "norm", "variance", "std")

@@ -48,7 +48,7 @@ class Binary:
 
     @property
     def wide(self) -> Binary:
-        """The format that is computed in."""
+        """The format in which the library computes."""
         return self if self.digits >= 24 else FORMATS["float32"]
 
     def round(self, values: Sequence[float]) -> np.ndarray:
@@ -63,7 +63,7 @@ class Binary:
         return mp.ldexp(mpf(1), exponent - self.digits + 1)
 
     def regular(self, exact: Any) -> bool:
-        """Whether the number is 0 or normal, in the range of the format and 2 powers off that computed in."""
+        """Whether the number is 0 or normal, in range, and 4 times off the limits of the computing format."""
         return exact == 0 or self.wide.tiny * 4 <= abs(exact) <= min(self.max, self.wide.max / 4)
 
     def error(self, got: float, exact: Any, scale: Any = 0) -> float:
@@ -93,7 +93,7 @@ def spread(form: Binary, low: int, high: int, seed: int, n: int = 48) -> list[fl
 
 
 def beside(*points: float) -> Callable[[Binary], list[float]]:
-    """The points and the numbers next to them in the format."""
+    """The points and their neighbours in the format."""
 
     def near(form: Binary) -> list[float]:
         found = []
@@ -121,7 +121,7 @@ class Function:
         edges: what the docstring states: arguments, value, slopes (None: not stated).
         scale: what the value's ulp is taken of if it is larger than the value: where the function crosses 0
             between numbers that are not, no more than the arguments' own digits can be had.
-        slope_allowance: ulp more for the slopes, by the arguments: what rounding the
+        slope_allowance: further ulp for the slopes, as a function of the arguments: what rounding the
             difference or quotient of two of them does to its exponential.
         positional: further arguments, plain numbers.
     """
@@ -140,7 +140,7 @@ class Function:
         return self.name + "".join(f" {p:g}" for p in self.positional)
 
     def arguments(self, form: Binary) -> list[tuple[float, ...]]:
-        """The regular arguments, rounded to the format, each once."""
+        """The regular arguments, rounded to the format, without repetition."""
         rounded = {tuple(float(v) for v in form.round(point)) for point in self.points(form)}
         return sorted(point for point in rounded if all(map(math.isfinite, point)))
 
@@ -169,7 +169,7 @@ def _softplus(x: Any) -> Any:
 
 
 def _line(form: Binary) -> list[tuple[float, ...]]:
-    """The real line as an exponential sees it."""
+    """Numbers over the range of exponents in which an exponential changes."""
     overflow = math.log(2) * (form.most + 1)
     return ones(
         signed(spread(form, -30, 10, 3)),
@@ -470,8 +470,8 @@ class RowFunction:
         pulled: row, weights of the results -> the gradient of their weighted sum.
         value_scale, slope_scale: what the ulp are taken of where that is larger than the result itself: norms
             of the row, where elements of it cancel.
-        exponential: it takes exponentials of differences: as ``slope_allowance`` of :class:`Function`.
-        offset: it takes the mean off first.
+        exponential: it takes exponentials of differences; see ``slope_allowance`` of :class:`Function`.
+        offset: it subtracts the mean first.
     """
 
     name: str
@@ -487,7 +487,7 @@ class RowFunction:
         return self.name
 
     def rows(self, form: Binary) -> list[list[float]]:
-        """Regular rows: exponentials of them or squares of them, by what the function does."""
+        """Regular rows, within the range of exponentials or of squares, whichever the function takes."""
         rng = np.random.default_rng(40)
         lengths = (1, 7, 33) if form.wide is form else (7,)  # narrow formats are computed as float32 is
         if self.exponential:

@@ -17,7 +17,7 @@ ANY = None  # nothing is promised
 
 @dataclass(frozen=True)
 class Edge:
-    """A row, what comes of it, and the gradient by it; with the mask of the row, if it has one."""
+    """A row, its results and the gradient with respect to it; with the mask of the row, if it has one."""
 
     row: Row
     value: Row
@@ -102,7 +102,7 @@ def _log_softmax(form: Binary) -> list[Edge]:
     log4, log2 = math.log(4.0), math.log(2.0)
     junk = (NAN, INF, 2.0, big)
     even = tuple(w - 2.75 / 4 for w in W)
-    # What is -inf takes no part: its weight neither.
+    # Elements of -inf are left out, and so are their weights.
     half = (0, (W[1] - W[2]) / 2, (W[2] - W[1]) / 2, 0)
     far = -INF if form.most == form.wide.most or form.name == "float16" else -2 * big
     return [

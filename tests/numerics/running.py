@@ -26,7 +26,7 @@ def call(
     dtype: str,
     weights: np.ndarray | None = None,
 ) -> Results:
-    """``function`` of the arrays, and the gradient of its sum (with ``weights``) by each of them."""
+    """``function`` of the arrays, and the gradient of its sum (with ``weights``) in each of them."""
     run = _torch if backend.startswith("torch") else _jax
     return run(function, arrays, dtype, weights, compiled=backend in ("torch-compiled", "jax-jit"))
 
@@ -75,7 +75,7 @@ def _jax(function: Any, arrays: Any, dtype: str, weights: Any, *, compiled: bool
 def curvatures(
     backend: str, function: Callable[..., Any], arrays: Sequence[np.ndarray], dtype: str
 ) -> list[np.ndarray]:
-    """All second derivatives: of each gradient's sum the gradient by every array."""
+    """All second derivatives: the gradient of each gradient's sum with respect to every array."""
     if backend == "torch":
         tensors = [torch.from_numpy(np.array(a)).to(getattr(torch, dtype)).requires_grad_() for a in arrays]
         slopes = torch.autograd.grad(function(*tensors).sum(), tensors, create_graph=True)

@@ -1,4 +1,4 @@
-"""The adapters: names, spelling, transformations, formats, what they refuse."""
+"""The adapters: names, spelling, transformations, formats, and errors."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def arguments(name, array):
     return (array(x), *second), EXTRA.get(name, ())
 
 
-def test_both_have_the_names_of_the_core():
+def test_both_adapters_have_the_names_of_the_core():
     assert nt.__all__ == nj.__all__ == core.__all__
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_signatures_and_texts(name):
+def test_signatures_and_docstrings_are_those_of_the_core(name):
     for module, axis in ((nt, "dim"), (nj, "axis")):
         function = getattr(module, name)
         parameters = inspect.signature(function).parameters
@@ -84,7 +84,7 @@ def test_jax_transformations(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_vmap_over_matrices_is_a_loop(name):
-    """Along every axis, with the gradient, without a fallback that torch warns of; JAX gives the same."""
+    """Along every axis, with the gradient, without a fallback with a warning in torch; JAX gives the same."""
     rng = np.random.default_rng(1)
     rows = [rng.uniform(0.2, 0.8, (2, 3, 4)).astype(np.float32) for _ in range(1 + (name in TWO))]
     if name == "logsubexp":
@@ -108,7 +108,7 @@ def test_vmap_over_matrices_is_a_loop(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_integers_and_lists_are_refused(name):
+def test_integers_and_lists_raise(name):
     _, extra = arguments(name, list)
     two = name in TWO
     whole = torch.ones((2, 2), dtype=torch.int64)
@@ -137,7 +137,7 @@ def test_a_mask_must_be_of_booleans():
             getattr(nj, name)(jnp.ones(2), mask=jnp.ones(2))
 
 
-def test_rows_of_nothing():
+def test_rows_of_length_0():
     assert nt.logsumexp(torch.ones((2, 0))).tolist() == [-torch.inf, -torch.inf]
     assert nj.logsumexp(jnp.ones((2, 0))).tolist() == [-np.inf, -np.inf]
     for name in ("softmax", "log_softmax", "normalize", "rms_norm", "cumulative_logsumexp"):
@@ -160,7 +160,7 @@ def test_two_narrow_tensors_under_compile(form):
     assert torch.equal(run(x, x), nt.logaddexp(x, x))
 
 
-def test_formats_that_differ_give_the_wider():
+def test_different_formats_give_the_wider_one():
     for module, lib, array in ((nt, torch, torch.tensor), (nj, jnp, jnp.asarray)):
         x = {name: array([0.5], dtype=getattr(lib, name)) for name in ("float16", "bfloat16", "float32")}
         assert module.divide(x["float16"], x["bfloat16"]).dtype == lib.float32
@@ -170,7 +170,7 @@ def test_formats_that_differ_give_the_wider():
     assert double.dtype == torch.float64
 
 
-def test_an_axis_that_is_not_there_is_refused():
+def test_an_axis_that_does_not_exist_raises():
     for module, one in ((nt, torch.ones), (nj, jnp.ones)):
         for shape, axis in (((2, 2), 2), ((2, 2), -3), ((), -1)):
             with pytest.raises(ValueError, match="axis must be a whole number"):

@@ -1,4 +1,4 @@
-"""PyTorch and JAX beside one another: the same numbers at every edge, for every number of a narrow format."""
+"""PyTorch against JAX: the same results at every edge and for every number of a narrow format."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from tests.numerics.running import call, ours
 LABELLED = {"ids": lambda f: f.label}
 # The frameworks' pow, tanh and log differ by this much in ulp.
 APART = 8.0
-# XLA flushes what is below the smallest normal number to 0; in units of that, what is lost by it.
+# XLA flushes what is below the smallest normal number to 0; the loss is counted in units of that number.
 FLUSHED = {"soft_cap": 64.0, "power": 16.0}  # x / cap times the cap, x ** (n - 1) times n
 
 
 def _compare(p, q, form, where, scale=None, allowance=0.0, flushed=4.0):
-    """Equal NaN and inf, within some ulp of one another; a subnormal number may be flushed to 0."""
+    """Equal NaN and inf, other numbers within some ulp; a subnormal number may be flushed to 0."""
     size = np.maximum(np.abs(p), np.abs(q))
     size = size if scale is None else np.maximum(size, scale)
     finite = np.isfinite(p) & np.isfinite(q)
-    # Beside the largest number one may have rounded up to inf.
+    # Near the largest number one of them may have been rounded up to inf.
     verge = (size >= form.max / 2) | (np.minimum(np.abs(p), np.abs(q)) >= form.max * (1 - 8 * form.eps))
     same = (p == q) | (np.isnan(p) & np.isnan(q)) | (~finite & verge & (np.sign(p) == np.sign(q)))
     with np.errstate(invalid="ignore", over="ignore"):
@@ -40,7 +40,7 @@ def _compare(p, q, form, where, scale=None, allowance=0.0, flushed=4.0):
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("function", FUNCTIONS, **LABELLED)
-def test_both_give_the_same(function, form):
+def test_both_frameworks_give_the_same_at_every_edge(function, form):
     fmt = FORMATS[form]
     points = function.arguments(fmt) + [edge[0] for edge in function.edges(fmt)]
     columns = [np.asarray(column) for column in zip(*points, strict=True)]
@@ -57,7 +57,7 @@ def test_both_give_the_same(function, form):
 
 @pytest.mark.parametrize("form", ["bfloat16", "float16"])
 @pytest.mark.parametrize("function", [f for f in FUNCTIONS if len(f.slopes) == 1], **LABELLED)
-def test_both_give_the_same_for_every_narrow_number(function, form):
+def test_both_frameworks_give_the_same_for_every_number_of_a_narrow_format(function, form):
     bits = torch.arange(2**16, dtype=torch.int32).to(torch.int16)
     numbers = bits.view(getattr(torch, form)).double().numpy()
     results = []
@@ -87,8 +87,8 @@ def _with_positional(run, positional, x):
     return run(x, *positional)
 
 
-def test_the_power_of_two_is_one():
-    """Dividing by it rounds nothing only if every pow gives 2^n exactly."""
+def test_the_power_of_two_below_is_an_exact_power_of_two():
+    """Division by it is exact only if every pow gives 2^n exactly."""
     exponents = np.arange(-126, 128)
     x = np.concatenate([np.ldexp(c, exponents) for c in (1.0, 1.3, 1.9999999)]).astype(np.float32)
     eager = power_of_two_below(torch.from_numpy(x), xp=torch_xp).numpy()
@@ -98,8 +98,10 @@ def test_the_power_of_two_is_one():
         assert (x[x > 1] / found[x > 1] <= 32).all()
 
 
-def test_what_xla_rewrites():
-    """Why no formula here takes a constant off again, or divides by ``x / power``: under jit it is gone."""
+def test_xla_removes_a_constant_that_is_added_and_taken_off():
+    """Why no formula adds and subtracts a constant or divides by ``x / power``: jit simplifies it."""
     tiny = np.float32(1e-9)
-    assert jax.jit(lambda u: (1.0 + u) - 1.0)(tiny) == tiny  # on paper as in the compiler; 0 in floats
+    assert (
+        jax.jit(lambda u: (1.0 + u) - 1.0)(tiny) == tiny
+    )  # the compiler computes as on paper; in floating point it is 0
     assert (jnp.float32(1.0) + tiny) - 1.0 == 0.0

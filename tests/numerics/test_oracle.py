@@ -12,7 +12,7 @@ from tests.numerics.oracle import FORMATS, FUNCTIONS, ROWS
 from tests.numerics.running import BACKENDS, ours
 from tests.selection import REPEATS
 
-# In ulp. What is more than 4 has its reason here.
+# In ulp. Each bound above 4 has its reason here.
 BOUND = 4.0
 SLOPE_BOUNDS = {
     "cumulative_logsumexp": 6.0,  # a product of one weight for each of the log2(n) doublings, here 6
@@ -23,7 +23,7 @@ def is_fast(backend: str, form: str) -> bool:
     return backend == "torch" or (backend == "jax-jit" and form in ("float32", "float16"))
 
 
-# JAX without jit compiles each operation for itself: slow, and the same kernels as under jit. What
+# JAX without jit compiles each operation by itself: slow, and the same kernels as under jit. What
 # torch.compile adds, eager backend, is tracing. Under jit a wide and a narrow format stand for the others.
 CASES = [
     pytest.param(b, f, id=f"{b}-{f}", marks=[] if is_fast(b, f) else [REPEATS])
@@ -55,7 +55,7 @@ def test_the_edges(function, backend, form):
     for i, (point, value, wanted) in enumerate(edges):
         assert _same(values[i], value, fmt), (point, values[i], value)
         for got, want in zip(slopes, wanted, strict=True):
-            if not math.isnan(want):  # of a NaN, and of x^n at -inf, nothing is promised
+            if not math.isnan(want):  # nothing is promised for NaN, nor for x^n at -inf
                 assert _same(got[i], want, fmt), (point, got[i], want)
 
 

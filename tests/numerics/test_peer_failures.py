@@ -15,7 +15,7 @@ INF = float("inf")
 
 
 def gradients(torch_function, jax_function, *rows):
-    """The gradient of the sum by the first argument, in both."""
+    """The gradient of the sum with respect to the first argument, in both frameworks."""
     tensors = [torch.tensor(r, requires_grad=True) for r in rows]
     torch_function(*tensors).sum().backward()
     slope = jax.grad(lambda *a: jax_function(*a).sum())(*map(jnp.asarray, rows))
@@ -123,7 +123,7 @@ def test_ours_is_right_where_theirs_is_not(case):
         assert np.allclose(got, right, rtol=1e-5, atol=0) != fail, got
 
 
-def test_a_dominated_row_has_no_probability_above_one_and_a_logsumexp_of_one_is_that_one():
+def test_no_probability_exceeds_one_and_logsumexp_of_one_element_is_that_element():
     for value in (0.7, -1e-5, 3.7):
         x = torch.tensor([value, value - 100.0])
         assert nt.log_softmax(x).max() <= 0

@@ -1,4 +1,4 @@
-"""Laws that hold for all numbers: no NaN, and what is equal on paper is equal."""
+"""Laws that hold for all numbers: no NaN, and the identities of the functions."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_no_finite_number_gives_nan_in_jax(name):
 
 
 @given(row=st.lists(ANY_LOGIT, min_size=1, max_size=9), data=st.data())
-def test_masked_is_removed(row, data):
+def test_masked_elements_count_as_removed(row, data):
     mask = data.draw(st.lists(st.booleans(), min_size=len(row), max_size=len(row)))
     junk = torch.tensor([v if m else math.nan for v, m in zip(row, mask, strict=True)], requires_grad=True)
     kept = torch.tensor([v for v, m in zip(row, mask, strict=True) if m])
@@ -68,7 +68,7 @@ def test_masked_is_removed(row, data):
 
 
 @given(row=st.lists(st.integers(-50, 50), min_size=1, max_size=9), shift=st.integers(-1000, 1000))
-def test_log_softmax_does_not_see_a_shift(row, shift):
+def test_log_softmax_is_invariant_under_a_shift(row, shift):
     x = torch.tensor(row, dtype=torch.float32)
     assert torch.equal(nt.log_softmax(x), nt.log_softmax(x + shift))
 
@@ -91,7 +91,7 @@ def test_monotonicity(values):
 
 
 @given(row=st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=12))
-def test_cumulative_logsumexp_is_that_of_the_prefixes(row):
+def test_cumulative_logsumexp_matches_the_logsumexp_of_each_prefix(row):
     x = torch.tensor(row)
     want = torch.stack([nt.logsumexp(x[: i + 1]) for i in range(len(row))])
     torch.testing.assert_close(nt.cumulative_logsumexp(x), want, rtol=1e-6, atol=1e-5)

@@ -45,7 +45,7 @@ def test_the_edges_of_rows(name, backend, form):
 
 
 def _compare(got, want, fmt, shown, scale=0.0):
-    """Equal, or within 4 ulp; what is below the smallest normal number may be 0."""
+    """Equal, or within 4 ulp; subnormal numbers may be 0."""
     assert len(got) == len(want)
     for g, w in zip(got, want, strict=True):
         if math.isfinite(w) and math.isfinite(g):

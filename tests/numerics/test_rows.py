@@ -1,4 +1,4 @@
-"""Functions of rows: second derivatives at the edges, gradients by weight and bias, rows of nothing."""
+"""Functions of rows: second derivatives at the edges, gradients of weight and bias, empty rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SINGLE = ("logsumexp", "norm", "variance", "std")
 
 
 def _edges(name, fmt):
-    """Those of rows of numbers, of -inf, and of what is masked; and a few huge and tiny ones of two sizes."""
+    """Rows of numbers, of -inf and with masked elements, and a few huge and tiny ones of two sizes."""
     groups = defaultdict(list)
     for edge in ROW_EDGES[name](fmt):
         there = [v for i, v in enumerate(edge.row) if edge.mask is None or edge.mask[i]]
@@ -47,7 +47,7 @@ def test_second_derivatives_at_the_edges_of_rows(name, backend, form):
         options = {"axis": -1} | ({"mask": np.asarray([mask for _, mask in edges])} if masked else {})
         weights = np.asarray(weights_for(rows.shape[1]))
         found = _curved(backend, ours(backend, name, **options), rows, weights, form, name in SINGLE)
-        # What divides the second derivatives of x / |x| is the square of the norm.
+        # The second derivatives of x / |x| are divided by the square of the norm.
         size = np.max(np.abs(rows), axis=1)
         fits = (name != "normalize") | (size == 0) | (size > 10 * math.sqrt(fmt.tiny))
         assert np.isfinite(found[fits]).all(), rows[fits][~np.isfinite(found[fits]).all(axis=1)]
@@ -82,7 +82,7 @@ def _curved(backend, run, rows, weights, form, single):
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
 def test_the_gradients_by_weight_and_bias(name, form, backend):
-    """Those by the weight are sums of the normalised rows, those by the bias of the upstream gradients."""
+    """Those of the weight are sums of the normalised rows, those of the bias of the upstream gradients."""
     fmt = FORMATS[form]
     rng = np.random.default_rng(3)
     size = np.asarray([fmt.wide.tiny**0.25, 1.0, 1e4, 0.0])[:, None]
@@ -95,7 +95,7 @@ def test_the_gradients_by_weight_and_bias(name, form, backend):
     eps = mpf(1e-5 if name == "layer_norm" else 1e-6)
     away = [[v - m for v in r] for r, m in zip(rows, mean, strict=True)]
     units = [[v / mp.sqrt(mp.fsum(u * u for u in r) / 6 + eps) for v in r] for r in away]
-    # A number near the mean of its row has the digits of the others.
+    # A number near the mean of its row has only the accuracy of the largest ones.
     sizes = [max(map(abs, r)) for r in units]
     for j in range(6):
         terms = [mpf(upstream[i, j]) * units[i][j] for i in range(4)]
@@ -113,7 +113,7 @@ def test_the_gradients_by_weight_and_bias(name, form, backend):
 @pytest.mark.parametrize("backend", ["torch", "jax"])
 @pytest.mark.parametrize("name", ROW_EDGES)
 def test_empty_rows_and_empty_batches(name, backend):
-    """No rows: no results. Rows of nothing: their norm is 0, their logsumexp -inf, and nothing is divided."""
+    """No rows: no results. Rows of length 0: a norm of 0, a logsumexp of -inf, no division."""
     run = ours(backend, name, axis=-1)
     shape = (0,) if name in SINGLE else (0, 3)
     value, (slope,) = call(backend, run, [np.zeros((0, 3))], "float32")

@@ -52,7 +52,7 @@ def test_second_derivatives(function, backend, form):
             fits = abs(true) < fmt.wide.max / 64 and abs(true) < fmt.max and abs(value) < fmt.max
             assert math.isfinite(found) or not fits, (point, found, true)
             if fits and len(point) == 1 and fmt.wide is fmt:
-                # What cancels in it is at most about 1.
+                # The terms that cancel in it are at most about 1.
                 assert abs(found - true) <= 1e-4 * abs(true) + 4 * fmt.eps, (point, found, true)
         for point, found in zip(edges, derivative[len(regular) :], strict=True):
             assert math.isfinite(found) or any(map(math.isinf, point)) or max(map(abs, point)) < 1e-30, point

@@ -23,7 +23,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "rmsprop": lambda ps: torch.optim.RMSprop(ps, lr=1e-2, momentum=0.9),
 }
 
-# Every rule with windows so short that a test outlasts them. The names are those of `parameters`.
+# Every rule with windows so short that a test runs past them. The names are those of `parameters`.
 RULES: dict[str, dict[str, Any]] = {
     "by value": {"clip": (1.0, stablenum.ClipByValue(0.3))},
     "each tensor": {"clip": (stablenum.ClipByNorm(2.0), 3.0)},
@@ -84,7 +84,7 @@ def rule(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 @pytest.fixture(params=PATHS)
 def path(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The host path, as on a CPU, and the path of accelerators, run here on CPU tensors."""
+    """The host path, as on a CPU, and the device path of accelerators, run here on CPU tensors."""
     with on_device_path() if request.param == "device" else nullcontext():
         yield str(request.param)
 
@@ -115,5 +115,5 @@ def snapshot(optimizer: torch.optim.Optimizer) -> list[bytes]:
 
 
 def named(params: list[torch.nn.Parameter]) -> dict[str, torch.nn.Parameter]:
-    """The parameters with the names that ``RULES`` knows them by."""
+    """The parameters by the names that ``RULES`` uses."""
     return dict(zip("abc", params, strict=True))

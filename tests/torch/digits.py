@@ -32,7 +32,7 @@ def digits() -> Digits:
 
 
 def network(width: int = 64) -> nn.Module:
-    """Two layers and one to tell the ten digits."""
+    """Two hidden layers and an output layer for the ten digits."""
     torch.manual_seed(1)
     return nn.Sequential(
         nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)
@@ -71,6 +71,6 @@ def train(
 
 @torch.no_grad()
 def accuracy(model: nn.Module, data: Digits) -> float:
-    """The fraction of test images told right."""
+    """The fraction of test images classified correctly."""
     dtype = next(model.parameters()).dtype
     return float((model(data.test_x.to(dtype)).argmax(1) == data.test_y).float().mean())

@@ -1,4 +1,4 @@
-"""Tensors that say they lie on a GPU and have no data: what a step would do there, told without one."""
+"""Tensors that claim to be on a GPU and have no data: they show what a step would do there without a GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def fake_cuda() -> Iterator[None]:
 
 
 class _FusedSGD(TorchDispatchMode):
-    """torch knows no outcome of this one without data; it writes in place and returns nothing."""
+    """torch has no fake implementation of this operation; it writes in place and returns nothing."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         fused_sgd = torch.ops.aten._fused_sgd_
@@ -78,5 +78,5 @@ class Operations(TorchDispatchMode):
         return out
 
     def off_the_device(self) -> list[str]:
-        """Operations with a tensor on the host: copies to or from it, which a CUDA graph cannot hold."""
+        """Operations with a tensor on the host: copies to or from it, which a CUDA graph cannot contain."""
         return [name for name, devices, pinned in self.seen if pinned or devices - {"cuda"}]

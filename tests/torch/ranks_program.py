@@ -55,13 +55,13 @@ def plain_shards() -> dict:
     w.grad = torch.full((2,), math.nan if dist.get_rank() == 1 else 1.0)
     opt.step()
     first |= {"applied": opt.last["applied"], "unchanged": w.tolist() == first["w"]}
-    w.grad = None if dist.get_rank() == 1 else torch.tensor([6.0, 8.0])  # one rank has nothing to add
+    w.grad = None if dist.get_rank() == 1 else torch.tensor([6.0, 8.0])  # one rank contributes nothing
     opt.step()
     return first | {"alone": opt.last["grad_norm"]}
 
 
 def rules(net: torch.nn.Module, **settings) -> dict:
-    """What rules beyond norms see and do, on shards as on whole parameters."""
+    """What rules that need more than norms measure and do, on shards and on whole parameters."""
     opt = st.wrap(torch.optim.SGD(net.parameters(), lr=1.0), **settings)
     moved = []
     for step in (0, 1, 3, 4):
@@ -89,7 +89,7 @@ def refused(net: torch.nn.Module, **settings) -> str:
 
 
 def replicated(mesh) -> dict:
-    """A DTensor that every rank holds whole is no shard: its units can be measured."""
+    """A DTensor that every rank holds in full is not a shard: its units can be measured."""
     w = torch.nn.Parameter(distribute_tensor(torch.ones(2, 2), mesh, [Replicate()]))
     clip = (stablenum.AdaptiveGradClip(clipping=0.1), stablenum.ClipUpdateRMS(0.5))
     opt = st.wrap(torch.optim.SGD([w], lr=1.0), clip=clip)
@@ -118,7 +118,7 @@ def shards_of_updates() -> dict:
 
 
 def narrow_weights(mesh) -> dict:
-    """Sharded bfloat16 weights beside whole ones: the same bits, and a checkpoint carries them."""
+    """Sharded bfloat16 weights beside whole ones: the same bits, which a checkpoint preserves."""
 
     def make(kind: type, net: torch.nn.Module) -> torch.optim.Optimizer:
         return kind(net.parameters(), lambda p: torch.optim.AdamW(p, lr=0.01))
@@ -139,7 +139,7 @@ def narrow_weights(mesh) -> dict:
                 net(batch(step % 2, 0).bfloat16()).float().square().mean().backward()
                 opt.step()
         weights = [gathered(net.parameters()) for net in nets]
-        if kind is st.StochasticRounding:  # other random bits, so only near each other
+        if kind is st.StochasticRounding:  # other random bits, so they agree only approximately
             found[kind.__name__] = all(torch.allclose(a, b, atol=0.02) for a, b in zip(*weights, strict=True))
             continue
         options = checkpoint.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
@@ -150,7 +150,7 @@ def narrow_weights(mesh) -> dict:
         )
         whole, *sharded = kept(opts[0]), kept(opts[1]), kept(again)
         assert any(c.any() for c in whole)
-        # A kernel of the inner optimizer may end differently on half a tensor, by the last bit.
+        # On half a tensor a kernel of the inner optimizer may differ in the last bit.
         same = all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
         last_bit = {"rtol": 1e-6, "atol": float(kind is st.KahanUpdate)}
         found[kind.__name__] = same and all(
@@ -195,7 +195,7 @@ def main(rank: int, store: str) -> None:
     sys.stdout.write("RESULT " + json.dumps(result))
     sys.stdout.flush()
     dist.barrier()
-    # Gloo's threads sometimes outlive their group and abort the interpreter's exit; all is said by now.
+    # Gloo's threads sometimes outlive their group and abort the interpreter at exit; the output is written.
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""The audit of torch optimizers: updates are those that steps make, repairs touch what is poisoned."""
+"""The audit of torch optimizers: updates match those of real steps, repairs touch only poisoned elements."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.torch.conftest import parameters, set_gradients, snapshot
 NAMES = ("a", "b", "c")
 O = torch.optim  # noqa: E741
 
-# Optimizers whose law is known, with settings in which the state tells the update of the last step.
+# Optimizers with a known update rule, with settings in which the state determines the last step's update.
 KNOWN: dict[str, tuple[Any, dict[str, Any]]] = {
     "adam": (O.Adam, {}),
     "adam, foreach": (O.Adam, {"foreach": True}),
@@ -50,7 +50,7 @@ KNOWN: dict[str, tuple[Any, dict[str, Any]]] = {
     "sgd, nesterov": (O.SGD, {"momentum": 0.9, "nesterov": True}),
     "sgd, upwards": (O.SGD, {"momentum": 0.9, "nesterov": True, "maximize": True}),
 }
-# The update is not in the state: what was added is gone, or the law is not known here.
+# The state does not determine the update: a term is not stored, or the rule is unknown.
 UNKNOWN: dict[str, tuple[Any, dict[str, Any]]] = {
     "sgd, weight decay": (O.SGD, {"weight_decay": 0.1}),
     "adagrad, weight decay": (O.Adagrad, {"weight_decay": 0.1}),
@@ -74,7 +74,7 @@ def trained(make: Any, settings: dict[str, Any], steps: int = 8, dtype: torch.dt
 
 
 def by_name(report) -> dict[str, Any]:
-    """Name -> row."""
+    """The rows of the report by name."""
     return {row.name: row for row in report.rows}
 
 
@@ -100,7 +100,7 @@ def test_decoupled_weight_decay_is_not_part_of_the_update() -> None:
 
 
 @pytest.mark.parametrize("kind", list(UNKNOWN))
-def test_what_is_not_known_is_not_guessed(kind: str) -> None:
+def test_updates_that_the_state_does_not_hold_are_not_guessed(kind: str) -> None:
     report = audit(trained(*UNKNOWN[kind])[0])
     assert all(row.update_rms is None and row.stalled is None for row in report.rows)
     assert report.ok
@@ -140,7 +140,7 @@ def test_an_audit_changes_nothing(guarded: bool) -> None:
     assert untouched not in {p for p, state in optimizer.state.items() if state}
 
 
-def test_the_stall_is_that_of_the_parameter_s_format() -> None:
+def test_stalls_are_measured_in_the_format_of_the_parameter() -> None:
     optimizer, params, _ = trained(O.Adam, {"lr": 1e-4, "betas": (0.9, 0.99)}, dtype=torch.bfloat16)
     for name, p in zip(NAMES, params, strict=True):
         row = by_name(audit(optimizer))[name]
@@ -156,7 +156,7 @@ def test_the_stall_is_that_of_the_parameter_s_format() -> None:
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_float16_state_loses_eps(fused: bool) -> None:
-    """The audit says beforehand what a step with zero gradients will do."""
+    """The audit predicts what a step with zero gradients will do."""
     optimizer, params, _ = trained(O.Adam, {"fused": fused}, steps=1, dtype=torch.float16)
     with torch.no_grad():
         params[0].grad[0, 0] = 0.0
@@ -207,9 +207,7 @@ POISON = {
 @pytest.mark.parametrize("kind", list(POISON))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.complex64], ids=str)
 @pytest.mark.parametrize("guarded", [False, True])
-def test_a_repair_resets_the_poisoned_elements_and_no_other(
-    kind: str, dtype: torch.dtype, guarded: bool
-) -> None:
+def test_a_repair_resets_only_the_poisoned_elements(kind: str, dtype: torch.dtype, guarded: bool) -> None:
     optimizer, params, _ = trained(O.Adam, {"amsgrad": True, "eps": 1e-3}, dtype=dtype)
     key, value = POISON[kind]
     audited = stablenum_torch.wrap(optimizer) if guarded else optimizer
@@ -244,7 +242,7 @@ def test_a_repair_resets_the_poisoned_elements_and_no_other(
 @pytest.mark.parametrize(
     "make", [stablenum_torch.MasterWeights, stablenum_torch.KahanUpdate, stablenum_torch.StochasticRounding]
 )
-def test_narrow_parameters_are_judged_by_what_they_stand_for(make: Any) -> None:
+def test_narrow_parameters_are_audited_by_the_weights_they_represent(make: Any) -> None:
     """A step of 1e-4 stalls a bfloat16 weight of 1, but none of these."""
     p = torch.nn.Parameter(torch.ones(6, dtype=torch.bfloat16))
     optimizer = make([("w", p)], lambda params: O.AdamW(params, lr=1e-4))
@@ -296,7 +294,7 @@ def test_the_first_update_after_a_late_repair_is_three_learning_rates() -> None:
     assert (old - p.detach()).tolist()[1] == pytest.approx(0.01 / math.sqrt(1 - 0.999**302), rel=1e-2)
 
 
-def test_a_tensor_that_is_poisoned_whole_keeps_its_step_count() -> None:
+def test_a_fully_poisoned_tensor_keeps_its_step_count() -> None:
     optimizer, params, _ = trained(O.AdamW, {})
     state = optimizer.state[params[0]]
     state["exp_avg"].fill_(math.nan)
@@ -310,7 +308,7 @@ def test_a_tensor_that_is_poisoned_whole_keeps_its_step_count() -> None:
     assert torch.isfinite(params[0]).all()
 
 
-def test_parameters_are_reported_and_never_invented() -> None:
+def test_bad_parameters_are_reported_but_not_replaced() -> None:
     optimizer, params, _ = trained(O.Adam, {})
     with torch.no_grad():
         params[1][0] = math.nan
@@ -338,7 +336,7 @@ def test_repair_of_other_optimizers(kind: str) -> None:
     assert torch.isfinite(params[0]).all()
 
 
-def test_unknown_state_is_reported_and_left() -> None:
+def test_unknown_state_is_reported_but_not_repaired() -> None:
     optimizer, params, _ = trained(O.Rprop, {})
     optimizer.state[params[0]]["prev"][0, 0] = math.nan
     report = audit(optimizer)
@@ -351,7 +349,7 @@ def test_unknown_state_is_reported_and_left() -> None:
 # --- odd tensors, odd optimizers ---------------------------------------------------------------
 
 
-def test_empty_and_single_elements_and_no_state() -> None:
+def test_empty_tensors_single_elements_and_missing_state() -> None:
     params = {"none": torch.zeros(0, 3), "one": torch.tensor(2.0), "frozen": torch.ones(2)}
     params = {name: torch.nn.Parameter(p) for name, p in params.items()}
     optimizer = O.Adam(params.items(), lr=0.1)
@@ -401,11 +399,11 @@ def test_extreme_states() -> None:
 
 
 class Subclass(O.Adam):
-    """Leaves the law alone."""
+    """Keeps the update rule."""
 
 
 class OtherLaw(O.Adam):
-    """Has a step of its own."""
+    """Has its own step."""
 
     def step(self, closure: Callable[[], float] | None = None) -> None:
         """Halve the parameters."""
@@ -415,7 +413,7 @@ class OtherLaw(O.Adam):
                 self.state[p]["exp_avg_sq"] = torch.ones_like(p)
 
 
-def test_subclasses_are_known_by_their_step() -> None:
+def test_subclasses_are_recognised_by_their_step_method() -> None:
     report = audit(trained(Subclass, {})[0])
     assert report.rows[0].update_rms is not None
     assert report.optimizer == "Subclass"
@@ -426,20 +424,20 @@ def test_subclasses_are_known_by_their_step() -> None:
 
 
 class HookedFirst(O.Adam):
-    """As AdamW when it is made before any Adam: torch wraps the class's step for its profiler."""
+    """Like AdamW created before any Adam: torch wraps the class's step for its profiler."""
 
     @functools.wraps(O.Adam.step)
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Wrapped once more."""
+        """Wrapped a second time."""
         return super().step(closure)
 
 
-def test_the_profiler_s_hook_does_not_hide_the_law() -> None:
+def test_the_update_rule_is_recognised_behind_the_profiler_hook() -> None:
     assert HookedFirst.step is not O.Adam.step
     assert audit(trained(HookedFirst, {})[0]).rows[0].update_rms is not None
 
 
-def test_an_unknown_law_has_no_ratio() -> None:
+def test_an_unknown_update_rule_has_no_gradient_ratio() -> None:
     row = audit(trained(OtherLaw, {})[0]).rows[0]
     assert row.measured.gradient_ratio is None
     assert row.eps_lost is None
@@ -453,12 +451,12 @@ def test_the_page_shows_what_is_printed() -> None:
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
         exec(compile(code, "<documentation>", "exec"), {"__name__": "example"})
-    # The digits of a training are another's on another machine; the shape and the words are not.
+    # The digits depend on the machine; the layout and the words do not.
     words = [re.sub(r"[0-9]\S*", "#", line).split() for line in output.getvalue().splitlines()]
     assert words == [re.sub(r"[0-9]\S*", "#", line).split() for line in shown.splitlines()]
 
 
-def test_a_scheduler_does_not_hide_the_law() -> None:
+def test_the_update_rule_is_recognised_behind_a_scheduler() -> None:
     optimizer = trained(O.Adam, {})[0]
     schedule = O.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
     whole = by_name(audit(optimizer))["a"].update_rms
@@ -468,7 +466,7 @@ def test_a_scheduler_does_not_hide_the_law() -> None:
     assert by_name(audit(optimizer))["a"].update_rms < 0.8 * whole
 
 
-def test_names_from_everywhere() -> None:
+def test_parameter_names_from_every_source() -> None:
     model = torch.nn.Linear(2, 2)
     optimizer = O.SGD(model.parameters(), lr=0.1)
     assert {r.name for r in audit(optimizer).rows} == {
@@ -496,7 +494,7 @@ def test_a_loss_scale_keeps_gradients_out() -> None:
     assert by_name(report)["b"].measured.gradient_ratio is not None
 
 
-def test_bad_gradients_are_noted_and_not_blamed_on_the_state() -> None:
+def test_bad_gradients_are_noted_but_not_attributed_to_the_state() -> None:
     optimizer, params, _ = trained(O.Adam, {})
     params[0].grad[0, 0] = math.nan
     report = audit(optimizer)
@@ -538,7 +536,7 @@ def test_wrong_optimizer_and_names() -> None:
         state_problems(None)
 
 
-def test_one_block_or_many_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_block_and_many_blocks_give_the_same_audit(monkeypatch: pytest.MonkeyPatch) -> None:
     optimizer, _, _ = trained(O.Adam, {})
     whole = audit(optimizer).to_dict()
     monkeypatch.setattr("stablenum_torch._diagnosis.audit._ON_HOST", 5)
@@ -547,7 +545,7 @@ def test_one_block_or_many_give_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
             assert many[key] == (pytest.approx(value, rel=1e-12) if isinstance(value, float) else value), key
 
 
-def test_a_repair_needs_the_audit_of_the_optimizer_as_it_is() -> None:
+def test_a_repair_needs_an_up_to_date_audit() -> None:
     optimizer, params, _ = trained(O.Adam, {})
     with pytest.raises(TypeError, match=r"audit must be what stablenum_torch\.audit"):
         repair(optimizer, None)

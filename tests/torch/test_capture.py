@@ -1,4 +1,4 @@
-"""CUDA graphs: a guarded step holds nothing that a capture forbids, and its replays are steps."""
+"""CUDA graphs: a guarded step contains nothing that a capture forbids, and its replays act as steps."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ CONFIGS = {
 }
 
 
-# --------------------------------------------------------------- on tensors that are on no device
+# --------------------------------------------------------------- on fake CUDA tensors
 
 
 def fake_step(make: Callable[[Any], torch.optim.Optimizer], settings: dict[str, Any]) -> Operations:
-    """The operations of a third step on a GPU that is not there, its loss scaled."""
+    """The operations of a third step on fake GPU tensors, with a scaled loss."""
     params = [torch.nn.Parameter(torch.empty(shape, device=CUDA)) for shape in ((3, 4), (5,), (2, 2))]
     for p in params:
         p.grad = torch.empty_like(p)
     opt = st.wrap(make(params), names=named(params), **settings)
     loss = torch.empty((), device=CUDA)
-    for _ in range(2):  # what is made at the first step is made before a capture
+    for _ in range(2):  # what the first step allocates is allocated before a capture
         opt.scale(loss)
         opt.step()
     with Operations() as operations:
@@ -51,7 +51,7 @@ def fake_step(make: Callable[[Any], torch.optim.Optimizer], settings: dict[str, 
     return operations
 
 
-# What a rule does differs little with the optimizer.
+# What a rule does depends little on the optimizer.
 PAIRS = [("adamw", config) for config in CONFIGS] + [
     (optimizer, config) for optimizer in ("adam", "sgd") for config in ("fold", "by value", "update")
 ]
@@ -91,24 +91,24 @@ def test_gradients_in_several_formats_and_missing_ones_stay_on_the_device() -> N
         lambda: torch.scalar_tensor(1.0).to(CUDA),
     ],
 )
-def test_what_comes_from_the_host_is_seen(planted: Callable[[], torch.Tensor]) -> None:
+def test_host_data_is_detected(planted: Callable[[], torch.Tensor]) -> None:
     with fake_cuda(), Operations() as operations:
         planted()
     assert operations.off_the_device() != []
 
 
-def test_a_wait_is_seen() -> None:
+def test_a_wait_is_detected() -> None:
     with fake_cuda(), pytest.raises(DataDependentOutputException):
         torch.empty((), device=CUDA).item()
     with fake_cuda(), pytest.raises(AssertionError, match="indexed by"):
         torch.empty(3, device=CUDA)[[0, 1]]
 
 
-# --------------------------------------------------------------------- what Python does meanwhile
+# --------------------------------------------------------------------- what Python does during a capture
 
 
 class CudaFlag:
-    """A flag that says that it is on a GPU."""
+    """A flag that claims to be on a GPU."""
 
     is_cuda = True
 
@@ -116,7 +116,7 @@ class CudaFlag:
         return True
 
 
-def test_an_optimizer_that_needs_the_host_is_refused_in_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_optimizer_that_needs_the_host_raises_in_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     assert waits.wait_for_bool(CudaFlag())  # type: ignore[arg-type]
     monkeypatch.setattr(waits, "capturing", lambda: True)
     with pytest.raises(RuntimeError, match=r"optimizer must be able to skip .* Use fused=True"):
@@ -124,7 +124,7 @@ def test_an_optimizer_that_needs_the_host_is_refused_in_a_capture(monkeypatch: p
 
 
 class FakeEvent:
-    """An event that is over when a test says so."""
+    """An event that completes when a test sets it."""
 
     arrived = False
 
@@ -137,7 +137,7 @@ class FakeEvent:
 
 @pytest.fixture
 def asked_devices(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
-    """Background reads without a GPU; returns the devices whose streams were asked for."""
+    """Background reads without a GPU; returns the devices whose streams were requested."""
     asked: list[torch.device] = []
     honest = torch.empty_like
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
@@ -181,7 +181,7 @@ def test_nothing_is_read_in_the_background_in_a_capture(
     assert read.result() == 3
 
 
-# --------------------------------------------------------------------------- a capture, for real
+# --------------------------------------------------------------------------- a real capture
 
 STEPS, WARM_UP = 23, 3
 POISON = {5: math.nan, 6: math.inf, 11: -math.inf, 12: math.nan, 20: math.inf}
@@ -203,7 +203,7 @@ def gradients_at(step: int) -> list[np.ndarray]:
 
 
 class Training:
-    """Tensors at fixed places and a step that reads only them: what a graph is captured of."""
+    """Tensors at fixed addresses and a step that reads only them, for capture in a graph."""
 
     def __init__(self, device: str) -> None:
         self.params = [torch.nn.Parameter(p.detach().to(device)) for p in parameters()]
@@ -221,7 +221,7 @@ class Training:
         self.loss.fill_(1.0 + 0.01 * step)
 
     def step(self) -> None:
-        """Scales and steps; writes to its own tensors alone."""
+        """Scales and steps; writes only to its own tensors."""
         factor = self.opt.scale(self.loss) / self.loss
         for p, raw in zip(self.params, self.raw, strict=True):
             torch.mul(raw, factor, out=p.grad)
@@ -246,8 +246,8 @@ def assert_as_the_specification(training: Training) -> None:
         np.testing.assert_allclose(p.detach().cpu().numpy(), q, rtol=1e-4, atol=1e-6)
 
 
-def test_steps_on_tensors_at_fixed_places_are_those_of_the_specification() -> None:
-    """The training that a GPU captures, without the capture."""
+def test_steps_on_static_tensors_match_the_specification() -> None:
+    """The same training as in the capture test, without a capture."""
     training = Training("cpu")
     with on_device_path():
         for step in range(STEPS):
@@ -257,7 +257,7 @@ def test_steps_on_tensors_at_fixed_places_are_those_of_the_specification() -> No
 
 
 @pytest.mark.gpu
-def test_a_captured_step_is_replayed_as_the_specification_says() -> None:
+def test_replays_of_a_captured_step_match_the_specification() -> None:
     training = Training("cuda")
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
@@ -277,7 +277,7 @@ def test_a_captured_step_is_replayed_as_the_specification_says() -> None:
 
 
 @pytest.mark.gpu
-def test_an_optimizer_that_needs_the_host_is_refused_in_a_real_capture() -> None:
+def test_an_optimizer_that_needs_the_host_raises_in_a_real_capture() -> None:
     p = torch.nn.Parameter(torch.ones(3, device="cuda"))
     p.grad = torch.ones_like(p)
     opt = st.wrap(torch.optim.RMSprop([p], capturable=True), clip=1.0)
@@ -288,15 +288,15 @@ def test_an_optimizer_that_needs_the_host_is_refused_in_a_real_capture() -> None
 
 
 @pytest.mark.gpu
-def test_on_a_stream_of_its_own() -> None:
-    """Everything of a step is on the stream that is current, also what the host reads later."""
+def test_a_step_runs_on_the_current_stream() -> None:
+    """A step runs entirely on the current stream, including what the host reads later."""
     aside = torch.cuda.Stream()
     training = Training("cuda")
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):
         for step in range(STEPS):
             training.fill(step)
-            torch.cuda._sleep(1_000_000)  # a step on another stream would be over before
+            torch.cuda._sleep(1_000_000)  # a step on another stream would finish earlier
             training.step()
     torch.cuda.current_stream().wait_stream(aside)
     assert_as_the_specification(training)

@@ -1,4 +1,4 @@
-"""``torch.compile`` of a guarded step: the same decisions, and no graph break but torch's own."""
+"""``torch.compile`` of a guarded step: the same decisions, and no graph breaks except torch's own."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run(compiled: bool, fused: bool, backend: str = "aot_eager"):
     return params, opt
 
 
-# What a fused optimizer adds is in "all at once", below.
+# What a fused optimizer adds is covered by "all at once", below.
 NOT_FUSED = pytest.mark.parametrize("fused", [pytest.param(True, marks=REPEATS), False])
 
 
@@ -72,18 +72,18 @@ def breaks(step) -> set[str]:
 
 
 @NOT_FUSED
-def test_no_graph_break_that_the_bare_optimizer_has_not(fused):
+def test_no_graph_breaks_beyond_those_of_the_bare_optimizer(fused):
     def make():
         params = parameters()
         set_gradients(params, 0)
         return torch.optim.AdamW(params, fused=fused, foreach=None if fused else True)
 
     extra = breaks(st.wrap(make(), clip=1.0, loss_scale=4.0).step) - breaks(make().step)
-    # An optimizer that cannot skip by itself needs the host to look, once.
+    # An optimizer that cannot skip by itself needs one read by the host.
     assert extra == (set() if fused else {"Unsupported Tensor.item() call with capture_scalar_outputs=False"})
 
 
-# "all at once" has most of the code of all; a graph of one rule takes seconds to make.
+# "all at once" covers most of the code of all rules; a graph for one rule takes seconds to build.
 QUICK = ("all at once",)
 EACH_RULE = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in RULES]
 

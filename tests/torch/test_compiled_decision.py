@@ -35,7 +35,7 @@ def on_the_device_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     compiled._compiled.cache_clear()
     torch._dynamo.reset()
     with on_device_path(), warnings.catch_warnings():
-        # What compilers say of themselves is not for us; what the guard says is.
+        # Warnings of the compilers are ignored, those of the guard are not.
         warnings.simplefilter("ignore")
         warnings.simplefilter("error", compiled.NotCompiledWarning)
         yield
@@ -54,7 +54,7 @@ def make(settings: dict[str, Any]) -> tuple[list[torch.nn.Parameter], st.Guarded
 
 
 def train(settings: dict[str, Any], steps: int = 30) -> tuple[list[torch.nn.Parameter], st.GuardedOptimizer]:
-    """A run with everything in it that a decision can meet."""
+    """A run with every situation that a decision can meet."""
     params, opt = make(settings)
     for i in range(steps):
         set_gradients(params, i, {10: 1e-30, 11: 1e30, 25: 300.0}.get(i, 8.0))
@@ -94,8 +94,8 @@ def test_every_rule_decides_as_eager_operations_do(name: str, monkeypatch: pytes
     assert_same(OTHERS[name], monkeypatch)
 
 
-def test_one_function_and_two_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All between the norms and the optimizer is one generated function; the state keeps its memory."""
+def test_a_decision_is_one_generated_function_and_two_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the norms and the optimizer there is one generated function; the state keeps its memory."""
     switch(monkeypatch, True)
     params, opt = make(FOLD)
     memory = [leaf.data_ptr() for leaf in leaves(opt.guard_state)]
@@ -104,7 +104,7 @@ def test_one_function_and_two_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     _, code = run_and_get_code(opt.step)
     assert len(code) == 1
     body = code[0].split("def call(")[1]
-    # In C++ one call holds all loops; whatever inductor has no code for would be a call of aten.
+    # In C++ one call contains all loops; an operation that inductor cannot generate would be a call to aten.
     assert body.count("cpp_fused_") == 1
     assert "torch.ops.aten" not in body
     assert "extern_kernels" not in body
@@ -138,7 +138,7 @@ def test_compiled_once_with_a_loss_and_once_without(monkeypatch: pytest.MonkeyPa
     assert seen == [1] * 4 + [2] * 4
 
 
-def test_more_settings_than_torch_compiles_of_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_settings_than_the_recompilation_limit_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     switch(monkeypatch, True, "eager")
     torch._dynamo.utils.counters.clear()
     for i in range(12):
@@ -152,14 +152,14 @@ def test_more_settings_than_torch_compiles_of_one_function(monkeypatch: pytest.M
     assert graphs() == 12  # optimizers with the same settings share what was compiled
 
 
-def test_more_models_than_torch_compiles_of_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_models_than_the_recompilation_limit_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     switch(monkeypatch, True, "eager")
     torch._dynamo.utils.counters.clear()
     for n in range(1, 13):
         params = [torch.nn.Parameter(torch.ones(2)) for _ in range(n)]
         opt = st.wrap(torch.optim.AdamW(params, fused=True), clip=1.0)
         set_gradients(params, 0)
-        opt.step()  # that it could not be compiled would be an error here
+        opt.step()  # a warning that it could not be compiled would be an error here
     assert graphs() == 12
 
 
@@ -167,11 +167,11 @@ def no_compiler(*_: object) -> None:
     raise RuntimeError("Cannot find a working triton installation.\nand more")
 
 
-def test_where_nothing_can_be_compiled_it_goes_on_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_training_goes_on_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     switch(monkeypatch, True, no_compiler)
-    with pytest.warns(st.NotCompiledWarning, match=r"working triton.*Triton and a C compiler") as told:
+    with pytest.warns(st.NotCompiledWarning, match=r"working triton.*Triton and a C compiler") as messages:
         _, opt = train(FOLD)
-    assert len(told) == 1
+    assert len(messages) == 1
     train({"clip": 2.0})  # a second warning would be an error here
     switch(monkeypatch, False)
     _, wanted = train(FOLD)
@@ -179,7 +179,7 @@ def test_where_nothing_can_be_compiled_it_goes_on_with_one_warning(monkeypatch: 
     assert opt.last["skipped_total"] == wanted.last["skipped_total"] == 3
 
 
-def test_wrong_arguments_are_reported_as_without_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_arguments_raise_the_same_errors_as_without_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     switch(monkeypatch, True, "eager")
     params, opt = make({"clip": stablenum.AdaGC(warmup_steps=2)})
     monkeypatch.setattr(observe, "gradient_norms_without_wait", lambda *_: torch.ones(5, dtype=torch.float64))
@@ -188,7 +188,7 @@ def test_wrong_arguments_are_reported_as_without_compiling(monkeypatch: pytest.M
         opt.step()
 
 
-def test_torchs_own_switch_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchs_own_switch_disables_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     switch(monkeypatch, True, "eager")
     torch._dynamo.utils.counters.clear()
     params, opt = make(FOLD)
@@ -199,8 +199,8 @@ def test_torchs_own_switch_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None
     assert opt.last["step"] == 0
 
 
-def test_torch_knows_every_option() -> None:
-    """Those that it does not know are left out, which nobody would notice."""
+def test_torch_has_every_inductor_option_that_is_set() -> None:
+    """Options unknown to torch are left out silently."""
     assert compiled._backend() == {"options": compiled._NUMERICS}
 
 

@@ -1,4 +1,4 @@
-"""On a CPU the core's decide runs written out: the same decisions as the specification, to the bit."""
+"""On a CPU the core's `decide` runs as generated code: bit for bit the decisions of the specification."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ MORE = [
 
 
 def on_host(seen: Observation) -> Observation:
-    """An observation as the adapter makes it: () arrays as scalars."""
+    """An observation as the adapter makes it: 0-dimensional arrays become scalars."""
     single = {name: getattr(seen, name) for name in ("loss", "amax", "tiny")}
     return seen._replace(**{name: None if v is None else as_scalar(v) for name, v in single.items()})
 
 
 @pytest.mark.parametrize("config", [*CONFIGS, *MORE], ids=describe)
-def test_a_written_out_decision_is_the_specification_s(config):
+def test_generated_decisions_match_the_specification(config):
     state = NUMPY.init(config, 3)
     host = HostGuard(config, init_guard(config, 3, xp=torch_namespace))
     for i, (norms, loss, amax) in enumerate(random_stream(11, 120)):
@@ -49,7 +49,7 @@ def test_a_written_out_decision_is_the_specification_s(config):
             assert_bit_equal(np.asarray(mine), specified)
 
 
-def test_it_is_written_once_for_each_kind_of_observation():
+def test_code_is_generated_once_for_each_kind_of_observation():
     config = GuardConfig(clip=1.0)
     host = HostGuard(config, init_guard(config, 2, xp=torch_namespace))
     norms = np.ones(2, np.float32)
@@ -58,7 +58,7 @@ def test_it_is_written_once_for_each_kind_of_observation():
     assert len(host._written) == 2
 
 
-def test_a_missing_measurement_is_refused_every_time():
+def test_a_missing_measurement_raises_every_time():
     from stablenum import LogMaxLossScale
 
     config = GuardConfig(loss_scale=LogMaxLossScale())
@@ -68,25 +68,25 @@ def test_a_missing_measurement_is_refused_every_time():
             host.decide(Observation(norms=np.ones(1, np.float32)))
 
 
-def test_what_nobody_asks_for_and_what_is_known_is_not_written():
+def test_unused_and_constant_operations_are_not_generated():
     writer = Writer()
     x = writer.input(np.float32(3))
     _unused = writer.sqrt(x) * 5
     known = writer.sqrt(np.float32(4)) + writer.ones_like(x)
-    assert float(known) == 3.0  # computed when it was written
+    assert float(known) == 3.0  # computed when the code was generated
     function = writer.function([x * 2, known])
     assert "sqrt" not in function.__code__.co_names
     assert [float(v) for v in function(np.float32(1))] == [2.0, 3.0]
 
 
-def test_a_fill_that_is_measured_is_no_constant():
+def test_a_fill_with_a_measured_value_is_not_a_constant():
     writer = Writer()
     x = writer.input(np.float32(3))
     function = writer.function([writer.full_like(np.zeros(2, np.float32), x)])
     assert function(np.float32(5))[0].tolist() == [5, 5]
 
 
-def test_a_branch_on_a_measured_value_is_refused():
+def test_a_branch_on_a_measured_value_raises():
     writer = Writer()
     x = writer.input(np.float32(3))
     with pytest.raises(TypeError, match=r"use xp\.where"):
@@ -97,7 +97,7 @@ NUMBERS = [np.float32(v) for v in (-np.inf, -1.5, -0.0, 0.0, 2.0**-149, 1.0, 3.4
 
 
 @pytest.mark.parametrize("name", ["minimum", "maximum"])
-def test_of_two_scalars_as_numpy(name):
+def test_functions_of_two_scalars_match_numpy(name):
     for a in NUMBERS:
         for b in NUMBERS:
             mine, theirs = getattr(scalars, name)(a, b), getattr(np, name)(a, b)
@@ -106,7 +106,7 @@ def test_of_two_scalars_as_numpy(name):
 
 
 @pytest.mark.parametrize("name", ["isfinite", "isnan", "logical_not", "zeros_like", "ones_like", "abs"])
-def test_of_one_scalar_as_numpy(name):
+def test_functions_of_one_scalar_match_numpy(name):
     for x in NUMBERS:
         assert np.array_equal(getattr(scalars, name)(x), getattr(np, name)(x), equal_nan=True)
 
@@ -127,11 +127,11 @@ def step_with(w, opt, value):
 
 
 def test_a_state_that_was_moved_into_shared_memory_is_followed():
-    """Sent to another process, a tensor moves; its old memory is freed."""
+    """A tensor that is sent to another process moves; its old memory is freed."""
     w, opt = guarded(clip=1.0)
     step_with(w, opt, 1.0)
     count = opt.guard_state.skipped_total
-    view = count.numpy()  # keeps nothing alive: what was shared is gone from under it
+    view = count.numpy()  # keeps nothing alive: the memory is freed when the tensor moves
     count.share_memory_()
     assert view.ctypes.data != count.data_ptr()
     step_with(w, opt, float("nan"))
@@ -146,7 +146,7 @@ def test_a_state_with_other_data_is_followed():
     assert opt.last["skipped_total"] == 6
 
 
-def test_what_is_pickled_of_a_guarded_optimizer_keeps_its_form():
+def test_the_pickled_form_of_a_guarded_optimizer_is_unchanged():
     """Files written by earlier versions have these entries, and no others."""
     w, opt = guarded(clip=1.0, loss_scale=8.0)
     step_with(w, opt, float("nan"))

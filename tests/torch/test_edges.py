@@ -1,4 +1,4 @@
-"""Uses at the edge: found by reviewers, each of them once a fault."""
+"""Edge cases, each of which was once a bug."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_half_gradients_are_unscaled_in_float32(dtype, clip, path):
     assert w.detach().float().abs().tolist() == pytest.approx([exact] * 4, rel=torch.finfo(dtype).eps)
 
 
-def test_a_bound_beyond_the_format(path):
+def test_a_clipping_bound_beyond_the_range_of_the_format(path):
     w = torch.nn.Parameter(torch.zeros(2, dtype=torch.float16))
     opt = st.wrap(torch.optim.SGD([w], lr=1.0), clip=stablenum.ClipByValue(1e5), loss_scale=4.0)
     w.grad = torch.tensor([8.0, -4.0], dtype=torch.float16)
@@ -172,7 +172,7 @@ def test_a_zero_step_of_learning_rate_zero_with_a_bad_loss_is_recorded(path):
     assert opt.last["skipped_total"] == 1
 
 
-def test_compiled_step_with_a_tensor_learning_rate_breaks_no_graph_of_its_own():
+def test_compiled_step_with_a_tensor_learning_rate_adds_no_graph_break():
     torch._dynamo.reset()
     w = torch.nn.Parameter(torch.ones(2))
     opt = st.wrap(torch.optim.AdamW([w], lr=torch.tensor(0.1), fused=True), clip=1.0)
@@ -197,7 +197,7 @@ def test_zero_grad_of_an_optimizer_without_arguments():
     assert w.grad is None
 
 
-def test_made_up_names_are_not_saved():
+def test_generated_names_are_not_saved():
     params = parameters()
     assert st.wrap(torch.optim.SGD(params, lr=0.1)).guard_state_dict()["names"] is None
     named = torch.optim.SGD([("w", params[0]), ("b", params[1])], lr=0.1)
@@ -220,15 +220,15 @@ class TestShardings:
         return SimpleNamespace(device_mesh=mesh, placements=tuple(map(placement, kinds)))
 
     def test_strided_shards_are_joined_too(self):
-        # FSDP over tensor parallelism: torch's _StridedShard says no to is_shard().
+        # FSDP over tensor parallelism: is_shard() of torch's _StridedShard is False.
         assert _sharding_groups(self.param("strided", "shard"), None) == ["group 0", "group 1"]
         assert _sharding_groups(self.param("replicate", "shard"), None) == ["group 1"]
 
-    def test_partial_gradients_are_refused_with_the_cure(self):
+    def test_partial_gradients_raise_and_the_message_names_the_remedy(self):
         with pytest.raises(ValueError, match="redistribute"):
             local_part(self.param("partial"))
 
-    def test_a_group_is_a_group(self):
+    def test_a_process_group_of_another_type_raises(self):
         with pytest.raises(TypeError, match=r"process_group must be a .*ProcessGroup.*got str"):
             check_process_group("dp")
 
@@ -246,7 +246,7 @@ def test_a_vector_of_half_precision_losses_is_summed_in_float32(scaled, path):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_sparse_gradient_without_entries(path, dtype):
-    """Of an embedding that saw an empty batch, and nothing beside it."""
+    """The only gradient is that of an embedding that saw an empty batch."""
     table = torch.nn.Embedding(3, 2, sparse=True, dtype=dtype)
     opt = st.wrap(torch.optim.SGD(table.parameters(), lr=0.1), clip=1.0)
     before = table.weight.detach().clone()
@@ -259,7 +259,7 @@ def test_a_sparse_gradient_without_entries(path, dtype):
 
 @pytest.mark.parametrize(("loss", "seen"), [(7e4, 7e4), (1e39, FLOAT32_MAX), (10**6, 1e6), (-math.inf, None)])
 def test_a_closure_that_returns_a_plain_number(path, loss, seen):
-    """It is taken in full, whatever torch's default format and device."""
+    """It is used at full precision, whatever torch's default format and device."""
     w = torch.nn.Parameter(torch.ones(2))
     opt = st.wrap(torch.optim.AdamW([w], fused=True))
     w.grad = torch.ones(2)
@@ -275,7 +275,7 @@ def test_a_closure_that_returns_a_plain_number(path, loss, seen):
 
 
 def test_a_step_under_another_default_device(path, rule):
-    """What the guard makes lies where the parameters lie."""
+    """The guard's tensors are created on the device of the parameters."""
 
     def train(device):
         params = parameters()
@@ -283,7 +283,7 @@ def test_a_step_under_another_default_device(path, rule):
         for i in range(3):
             set_gradients(params, i)
             opt.scale(torch.tensor(1.0))
-            with torch.device(device if i else "cpu"):  # the inner optimizer makes its state in the first
+            with torch.device(device if i else "cpu"):  # the first step creates the inner state
                 opt.step()
         return snapshot(opt)
 

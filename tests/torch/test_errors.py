@@ -1,4 +1,4 @@
-"""Bad input is named, and nothing is changed by it."""
+"""Bad input is named in the error, and changes nothing."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from tests.torch.conftest import parameters, set_gradients
 
 
 @pytest.mark.parametrize("thing", [None, 3, torch.nn.Linear(2, 2), torch.optim.AdamW, "adam"])
-def test_not_an_optimizer(thing):
+def test_wrapping_something_else_than_an_optimizer_raises(thing):
     with pytest.raises(TypeError, match=r"optimizer must be a torch\.optim\.Optimizer; got"):
         st.wrap(thing)
 
 
-def test_an_optimizer_without_parameters():
+def test_wrapping_an_optimizer_without_parameters():
     inner = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     inner.param_groups[0]["params"].clear()
     with pytest.raises(ValueError, match="optimizer must hold at least one parameter"):
         st.wrap(inner)
 
 
-def test_guarded_twice():
+def test_wrapping_a_guarded_optimizer_again():
     with pytest.raises(TypeError, match="already guarded"):
         st.wrap(st.wrap(torch.optim.SGD(parameters(), lr=0.1)))
 
@@ -53,7 +53,7 @@ def test_wrong_settings(settings, error, message):
 
 
 @pytest.mark.parametrize("loss", [1.0, None, torch.tensor(3)])
-def test_scale_of_something_else(loss):
+def test_scale_of_something_that_is_not_a_loss(loss):
     opt = st.wrap(torch.optim.SGD(parameters(), lr=0.1))
     with pytest.raises(TypeError, match="loss must be a floating-point tensor; got"):
         opt.scale(loss)
@@ -96,14 +96,14 @@ def test_a_state_of_another_shape_changes_nothing():
     assert opt.guard_state_dict() == before
 
 
-def test_unknown_attributes_stay_unknown():
+def test_unknown_attributes_raise():
     opt = st.wrap(torch.optim.SGD(parameters(), lr=0.1))
     with pytest.raises(AttributeError, match="trian"):
         opt.trian()
     assert not hasattr(opt, "_private_of_nobody")
 
 
-def test_public_extras_of_the_inner_optimizer_are_reached():
+def test_other_public_attributes_of_the_inner_optimizer_are_reached():
     class ScheduleFree(torch.optim.SGD):
         def train(self):
             return "training"

@@ -1,4 +1,4 @@
-"""Escalation in torch: autocast follows the guard's level, which is the NumPy specification's."""
+"""Escalation in torch: autocast follows the guard's level, which matches the NumPy specification."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ RULE = stablenum.EscalatePrecision(after=3, for_steps=30)
 
 
 def network() -> nn.Module:
-    """A first layer whose outputs are large where the inputs are, and a norm that takes the size away."""
+    """A first layer whose outputs grow with the inputs, and a norm that removes their scale."""
     torch.manual_seed(1)
     return nn.Sequential(nn.Linear(64, 48, bias=False), nn.LayerNorm(48), nn.ReLU(), nn.Linear(48, 10))
 
 
 def train(data: Digits, how: str, steps: int = 240) -> tuple[float, list[dict[str, Any]], list[torch.dtype]]:
-    """The test accuracy, what is known of each step, and the first layer's dtypes.
+    """The test accuracy, the history of the steps, and the first layer's dtypes.
 
     The batches of ``BAD`` are so large that products overflow float16.
     """
@@ -58,7 +58,7 @@ def train(data: Digits, how: str, steps: int = 240) -> tuple[float, list[dict[st
 
 
 def specification(rows: list[dict[str, Any]]) -> list[int]:
-    """The levels by NumPy, of the norms and losses that were measured."""
+    """The levels that NumPy computes from the measured norms and losses."""
     numpy = BACKENDS["numpy"]
     config = stablenum.GuardConfig(loss_scale="dynamic", escalate=RULE)
     run, state, levels = numpy.prepare(config), numpy.init(config, 1), []
@@ -70,11 +70,11 @@ def specification(rows: list[dict[str, Any]]) -> list[int]:
 
 
 @pytest.mark.filterwarnings("ignore:In CPU autocast, but the target dtype is not supported")
-def test_a_bad_stretch_ends_as_well_as_float32_with_the_specifications_levels() -> None:
+def test_a_bad_stretch_ends_as_accurate_as_float32_at_the_levels_of_the_specification() -> None:
     data = digits()
     wide, _, _ = train(data, "float32")
-    _, refused, _ = train(data, "float16")
-    assert sum(not row["applied"] for row in refused) >= len(BAD)
+    _, skipped, _ = train(data, "float16")
+    assert sum(not row["applied"] for row in skipped) >= len(BAD)
     for how in ("autocast", "policy"):
         right, rows, seen = train(data, how)
         levels = [row["precision_level"] for row in rows]
@@ -88,7 +88,7 @@ def test_a_bad_stretch_ends_as_well_as_float32_with_the_specifications_levels() 
         assert levels[-1] == 0
 
 
-def test_the_levels_are_the_specifications() -> None:
+def test_the_levels_match_the_specification() -> None:
     """The same gradients through the NumPy reference: the same level at every step."""
     rule = stablenum.EscalatePrecision(after=2, for_steps=3, formats=("float16", "bfloat16", "float32"))
     settings = {"escalate": rule, "loss_scale": "dynamic", "clip": 1.0}
@@ -111,7 +111,7 @@ def test_the_levels_are_the_specifications() -> None:
     assert {False, torch.float16, torch.bfloat16} <= set(dtypes)
 
 
-def test_without_escalation_autocast_is_as_it_was() -> None:
+def test_without_escalation_autocast_is_unchanged() -> None:
     params = [nn.Parameter(torch.ones(2))]
     for settings, dtype, expected in (
         ({}, None, torch.bfloat16),
@@ -132,7 +132,7 @@ def test_without_escalation_autocast_is_as_it_was() -> None:
         opt.autocast(policy=3)
 
 
-def test_eight_bit_layers_climb_the_ladder() -> None:
+def test_eight_bit_layers_follow_the_levels() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     handle = st.precision(model, stablenum.Policy.parse("p=f32,c=fp8", rules={"1": "f16"}))
     rule = stablenum.EscalatePrecision(after=1, for_steps=2, formats=("fp8", "bf16", "f32"))
@@ -152,7 +152,7 @@ def test_eight_bit_layers_climb_the_ladder() -> None:
     assert handle.compute_format(model[0]) == "float8_e4m3fn"
 
 
-def test_a_ladder_that_does_not_begin_at_the_policy_is_refused() -> None:
+def test_levels_that_do_not_begin_at_the_policy_raise() -> None:
     model = nn.Linear(2, 2)
     opt = st.wrap(torch.optim.SGD(model.parameters(), lr=0.1), escalate=stablenum.EscalatePrecision())
     with st.precision(model, "p=f32,c=bf16") as handle:
@@ -163,7 +163,7 @@ def test_a_ladder_that_does_not_begin_at_the_policy_is_refused() -> None:
         assert torch.get_autocast_dtype("cpu") == torch.float16
 
 
-def test_the_level_goes_on_where_it_was_saved() -> None:
+def test_the_level_is_saved_and_restored() -> None:
     def make() -> tuple[nn.Parameter, st.GuardedOptimizer]:
         p = nn.Parameter(torch.ones(2))
         return p, st.wrap(torch.optim.SGD([p], lr=0.1), escalate=stablenum.EscalatePrecision(after=1))

@@ -31,7 +31,7 @@ def measure(request):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_counted_one_by_one(measure, dtype):
+def test_extremes_match_a_count_element_by_element(measure, dtype):
     g = torch.Generator().manual_seed(0)
     grads = [(torch.randn(shape, generator=g) * 1e-6).to(dtype) for shape in ((70_000,), (3, 5), (4, 4))]
     grads[1][0, 0] = 0.0
@@ -51,7 +51,7 @@ def test_counted_one_by_one(measure, dtype):
 
 
 @pytest.mark.parametrize("grads", [[None], [torch.zeros(3)], [torch.zeros(0)], [None, torch.zeros(2, 2)]])
-def test_nothing_to_count(measure, grads):
+def test_extremes_without_anything_to_count(measure, grads):
     amax, tiny = measure(grads)
     assert (amax.item(), tiny.item()) == (0.0, 0.0)
 
@@ -93,7 +93,7 @@ def test_scales_follow_the_gradients(path):
         w.grad = torch.full((100,), 2.0**-30) * opt.loss_scale
         opt.step()
         seen.append(opt.loss_scale)
-    # 2^-30 times 2^6 is 2^-24, still lost; one doubling later nothing is.
+    # 2^-30 times 2^6 is 2^-24, still lost; after one more doubling nothing is lost.
     assert seen[:8] == [2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 128.0]
     w.grad = torch.full((100,), math.inf)
     opt.step()

@@ -1,4 +1,4 @@
-"""8-bit products: scales and roundings against oracles, the native product, no lasting harm."""
+"""8-bit products: scales and rounding against oracles, the native product, and recovery from bad values."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def layer(n_in: int = 16, n_out: int = 32, **kwargs) -> tuple[nn.Sequential, nn.
     return model, model[0].fp8
 
 
-def test_scales_and_roundings_are_the_oracles() -> None:
+def test_scales_and_roundings_match_the_oracle() -> None:
     model, state = layer()
     g = torch.Generator().manual_seed(1)
     seen = {"x": [], "w": [], "g": []}
@@ -58,7 +58,7 @@ def test_scales_and_roundings_are_the_oracles() -> None:
             ("g", "e5m2", coefficients.bfloat16()),
         ):
             amax = float(value.detach().abs().max())
-            used[name] = oracle_scale(kind, seen[name] or [amax])  # a first use by its own
+            used[name] = oracle_scale(kind, seen[name] or [amax])  # at first by its own maximum
             seen[name].append(amax)
         model.zero_grad()
         y = model(x)
@@ -79,7 +79,7 @@ def test_scales_and_roundings_are_the_oracles() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("native", [False, True])
-def test_what_is_not_finite_is_seen_and_forgotten(bad: float, native: bool) -> None:
+def test_non_finite_values_pass_through_and_leave_the_scales_unchanged(bad: float, native: bool) -> None:
     model, state = layer(native=native)
     x = torch.randn(16, 16, generator=torch.Generator().manual_seed(0))
     model(x).sum().backward()
@@ -112,7 +112,7 @@ def test_a_value_beyond_the_scale_saturates_once() -> None:
     assert abs(second - 1000) <= 1000 / 16
 
 
-def test_evaluation_reads_the_scales_and_leaves_them() -> None:
+def test_evaluation_uses_the_scales_without_changing_them() -> None:
     model, state = layer()
     model(torch.ones(16, 16))
     before = copy.deepcopy(state.state_dict())
@@ -124,8 +124,8 @@ def test_evaluation_reads_the_scales_and_leaves_them() -> None:
     assert all(torch.equal(state.state_dict()[key], value) for key, value in before.items())
 
 
-def test_the_native_product_is_the_same() -> None:
-    """torch has it on CPUs too, in plain loops; sizes it does not take go the other way."""
+def test_the_native_product_matches_the_emulated_one() -> None:
+    """torch has it on CPUs too, in plain loops; sizes that it does not support are emulated."""
     for rows, size in ((32, 32), (5, 20)):
         models = [layer(size, size, native=native)[0] for native in (False, True)]
         g = torch.Generator().manual_seed(2)
@@ -183,7 +183,7 @@ def test_statistics_are_saved_with_the_model_and_removed_with_the_policy() -> No
     assert "forward" not in model[0].__dict__
 
 
-def test_rules_keep_layers_out_and_autocast_goes_along() -> None:
+def test_rules_exclude_layers_and_autocast_can_be_combined() -> None:
     for how in ("casts", "autocast"):
         model = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.Linear(16, 16))
         st.precision(model, stablenum.Policy.parse(POLICY, rules={"1": "float32", "2": "bf16"}), how=how)

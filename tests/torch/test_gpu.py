@@ -1,4 +1,4 @@
-"""What a guarded step does on a GPU; each body also runs on a CPU, or on a GPU that is not there."""
+"""What a guarded step does on a GPU; each body also runs on a CPU or on fake GPU tensors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def as_on_a_gpu() -> Iterator[None]:
 
 
 def train_in_half_precision(device: str, dtype: torch.dtype, settings: dict[str, Any]) -> st.GuardedOptimizer:
-    """Learn a small function under autocast, everything on, and check that it was learnt."""
+    """Learn a small function under autocast with every feature on, and check that it was learnt."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 1))
     x = torch.randn(256, 16)
@@ -66,7 +66,7 @@ def train_in_half_precision(device: str, dtype: torch.dtype, settings: dict[str,
     return opt
 
 
-HALVES = [(torch.float16, 4), (torch.bfloat16, 0)]  # with the overflows to expect at the least
+HALVES = [(torch.float16, 4), (torch.bfloat16, 0)]  # with the least number of overflows to expect
 
 
 @pytest.mark.parametrize(("dtype", "overflows"), HALVES)
@@ -99,8 +99,8 @@ def no_wait(device: str) -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_no_wait_stands_what_torch_says_of_its_debug_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Warnings are errors here, and torch has one at the first call."""
+def test_no_wait_ignores_the_prototype_warning_of_sync_debug_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Warnings are errors here, and torch emits one at the first call."""
     modes = []
 
     def set_sync_debug_mode(mode: str) -> None:
@@ -167,7 +167,7 @@ def launching(operations: Operations) -> Counter[str]:
     return Counter(name for name, _, _ in operations.seen if not name.startswith(VIEWS))
 
 
-def test_what_is_launched_besides_the_decision(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_launched_besides_the_decision(monkeypatch: pytest.MonkeyPatch) -> None:
     """One multi-tensor norm, one stack, two copies: however many tensors there are."""
     with fake_cuda(), torch.no_grad():
         bare = torch.optim.AdamW(small_model(CUDA), fused=True)
@@ -187,7 +187,7 @@ def test_what_is_launched_besides_the_decision(monkeypatch: pytest.MonkeyPatch) 
         with Operations() as ours:
             opt.step()
     extra = launching(ours) - launching(theirs)
-    # torch takes a skipped step off the step counters.
+    # torch subtracts a skipped step from the step counters.
     assert extra.pop("aten._foreach_sub_.List") == 1
     assert extra == {
         "aten._foreach_norm.Scalar": 1,
@@ -207,7 +207,7 @@ def launches(step: Any) -> int:
 
 
 def guarded_and_bare(device: Any, make: Any) -> tuple[Any, Any, st.GuardedOptimizer]:
-    """A guarded step, loss and all, and a bare one."""
+    """A guarded step, including the loss, and a bare one."""
     bare = torch.optim.AdamW(make(device), fused=True)
     opt = st.wrap(torch.optim.AdamW(make(device), fused=True), **FOLD)
     loss = torch.ones((), device=device)
@@ -257,7 +257,7 @@ class Allocations(TorchDispatchMode):
         return out
 
 
-def test_a_step_makes_nothing_of_the_size_of_a_gradient() -> None:
+def test_a_step_allocates_nothing_as_large_as_a_gradient() -> None:
     with fake_cuda(), torch.no_grad():
         guarded, bare, opt = guarded_and_bare(CUDA, large_model)
         with Allocations() as theirs:
@@ -272,7 +272,7 @@ def test_a_step_makes_nothing_of_the_size_of_a_gradient() -> None:
 
 
 def peak_bytes(step: Any) -> int:
-    """The most memory that a step holds beyond what is held before it."""
+    """The peak memory of a step beyond what is allocated before it."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -284,6 +284,6 @@ def peak_bytes(step: Any) -> int:
 @pytest.mark.gpu
 def test_peak_memory_on_a_gpu() -> None:
     guarded, bare, opt = guarded_and_bare("cuda", large_model)
-    # torch allocates in pieces of 512 bytes: each of the 16 norms is one, and each number decided.
+    # torch allocates in blocks of 512 bytes: one for each of the 16 norms and for each decided number.
     small = 512 * 200 + 2 * bytes_of(opt.guard_state)
     assert peak_bytes(guarded) <= peak_bytes(bare) + small

@@ -1,4 +1,4 @@
-"""Norms against exact sums in rational arithmetic, on the host's and the device's path."""
+"""Norms against exact sums in rational arithmetic, on the host path and the device path."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def measure(request):
 
 
 def exact(values: list[float]) -> float:
-    """The norm with no rounding but the last: an exact sum of exact squares."""
+    """The norm, rounded only at the end: an exact sum of exact squares."""
     from fractions import Fraction
 
     total = sum(Fraction(v) ** 2 for v in values)
@@ -61,7 +61,7 @@ def test_large_tensors_keep_six_digits(measure, size, dtype):
     assert norm == pytest.approx(grad.double().norm().item(), rel=1e-6)
 
 
-def test_torchs_own_float32_norm_does_not():
+def test_torchs_own_float32_norm_loses_digits_of_large_tensors():
     grad = torch.randn(2**24, generator=torch.Generator().manual_seed(0))
     (norm,) = torch._foreach_norm([grad])
     assert abs(norm.item() / grad.double().norm().item() - 1) > 1e-5
@@ -70,7 +70,7 @@ def test_torchs_own_float32_norm_does_not():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_each_of_several_large_tensors_has_its_own_norm(measure, dtype):
     g = torch.Generator().manual_seed(0)
-    # One piece, two, one, and four; a small one lies between them.
+    # In one, two, one and four pieces, with a small tensor among them.
     sizes = (2**16 + 1, 2**19, 70_000, 5, 2**20 + 3)
     grads = [(i + 1) * torch.randn(size, generator=g).to(dtype) for i, size in enumerate(sizes)]
     wanted = [grad.double().norm().item() for grad in grads]
@@ -118,6 +118,6 @@ def test_nan_wins_over_overflow(measure):
     assert measure([grad])[0] == math.inf
 
 
-def test_nothing_to_measure(measure):
+def test_norms_without_anything_to_measure(measure):
     assert measure([]) == []
     assert measure([None, None]) == [0.0, 0.0]

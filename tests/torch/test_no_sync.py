@@ -1,4 +1,4 @@
-"""The host never waits on the fused path: proved on tensors that have no data to wait for."""
+"""The host never waits on the fused path: shown on tensors that have no data to wait for."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CONFIGS = {
 def no_data():
     """Fake tensors: they have a shape and a dtype, and raise if the host asks for a value.
 
-    They are fake CPU tensors sent down the path of accelerators, since a CPU build of torch cannot
+    They are fake CPU tensors on the path of accelerators, since a CPU build of torch cannot
     index fake CUDA tensors.
     """
     with on_device_path(), FakeTensorMode(), torch.no_grad():
@@ -44,7 +44,7 @@ def no_data():
 
 
 class NothingFromTheHost(TorchFunctionMode):
-    """Refuses what makes a tensor of the host's numbers: on an accelerator it is a copy that waits."""
+    """Raises when a tensor is made of numbers of the host: on an accelerator that is a copy that waits."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         makers = (torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, torch.Tensor.new_tensor)
@@ -53,7 +53,7 @@ class NothingFromTheHost(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_the_watch_for_numbers_from_the_host_sees_them():
+def test_tensors_made_of_host_numbers_are_detected():
     for make in (torch.tensor, torch.as_tensor, torch.asarray):
         with pytest.raises(AssertionError, match="of list"), NothingFromTheHost():
             make([1.0])
@@ -66,7 +66,7 @@ def fake_parameters() -> list[torch.nn.Parameter]:
     return params
 
 
-# The optimizers differ in what they are handed, not in the rule: each with the ways of handing it over.
+# Optimizers differ in how a decision is passed to them, not in the rules: these settings cover every way.
 WITH_EACH = ("default", "all", "fold", "all at once")
 
 
@@ -77,7 +77,7 @@ WITH_EACH = ("default", "all", "fold", "all at once")
         itertools.product(OPTIMIZERS, CONFIGS),
     ),
 )
-def test_a_fused_step_asks_no_value(no_data, optimizer, config):
+def test_a_fused_step_reads_no_value(no_data, optimizer, config):
     params = fake_parameters()
     opt = st.wrap(OPTIMIZERS[optimizer](params), names=zip("ab", params, strict=True), **CONFIGS[config])
     stepped = []
@@ -91,7 +91,7 @@ def test_a_fused_step_asks_no_value(no_data, optimizer, config):
         opt.history()  # reading is what waits
 
 
-def test_an_optimizer_that_is_not_fused_asks_once(no_data):
+def test_an_optimizer_that_is_not_fused_reads_a_value(no_data):
     opt = st.wrap(torch.optim.Adam(fake_parameters(), foreach=True), clip=1.0)
     with pytest.raises(DataDependentOutputException):
         opt.step()

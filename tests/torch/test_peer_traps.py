@@ -1,4 +1,4 @@
-"""Each case on which a peer breaks, shown on the peer where that is cheap, and survived here."""
+"""Cases in which a peer fails, shown on the peer where that is cheap, and handled by the guard."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import stablenum_torch as st
 from tests.torch.conftest import parameters, set_gradients, snapshot
 
 
-def test_scale_collapse_after_200_bad_steps(path):
+def test_the_scale_does_not_collapse_after_200_bad_steps(path):
     w = torch.nn.Parameter(torch.ones(3))
     opt = st.wrap(torch.optim.SGD([w], lr=0.1, fused=True), loss_scale="dynamic")
     for _ in range(200):
@@ -29,7 +29,7 @@ def test_scale_collapse_after_200_bad_steps(path):
     torch.testing.assert_close(w.detach(), torch.full((3,), 0.9))
 
 
-def test_scale_collapse_is_what_gradscaler_does():
+def test_the_scale_of_gradscaler_collapses():
     w = torch.nn.Parameter(torch.ones(3))
     peer, scaler = torch.optim.SGD([w], lr=0.1, fused=True), torch.amp.GradScaler("cpu")
     scaler.scale(torch.ones(()))
@@ -45,7 +45,7 @@ def test_first_step_of_fused_sgd_with_momentum_skipped(path):
     opt = st.wrap(torch.optim.SGD(params, lr=0.1, momentum=0.9, fused=True))
     set_gradients(params, 0)
     params[0].grad[0, 0] = math.nan
-    # Freed memory full of large numbers is what an uninitialised buffer would show.
+    # An uninitialised buffer would show the large numbers of this freed memory.
     junk = [torch.full_like(p, 1e36) for p in params for _ in range(50)]
     del junk
     opt.step()
@@ -71,7 +71,7 @@ def test_found_inf_is_exactly_zero_or_one(monkeypatch, path):
     for i in range(3):
         set_gradients(params, i)
         if i == 1:
-            for p in params:  # several bad tensors still make one flag of 1.
+            for p in params:  # several bad tensors still give a flag of 1.
                 p.grad.fill_(math.inf)
         opt.step()
     wanted = {"host": [], "device": [0.0, 1.0, 0.0]}[path]
@@ -89,7 +89,7 @@ def test_large_finite_gradients_are_clipped_not_zeroed(dtype, value, path):
     assert opt.last["applied"]
     wanted = min(float(w.new_tensor(value)) * 10, torch.finfo(torch.float32).max)
     assert opt.last["grad_norm"] == pytest.approx(wanted, rel=1e-3)
-    # Beyond float32 the norm saturates: the step is then longer than asked for, never zero or inf.
+    # Beyond float32 the norm saturates: the step is then longer than the limit, never zero or inf.
     assert 0.9 < w.detach().float().norm().item() < (50 if value > 1e38 else 1.01)
 
 
@@ -113,7 +113,7 @@ def test_tiny_gradients_have_a_norm(path):
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_under_an_outer_gradscaler(fused):
+def test_a_guarded_step_under_an_outer_gradscaler(fused):
     ours, theirs = parameters(), parameters()
     opt = st.wrap(torch.optim.AdamW(ours, lr=0.01, fused=fused), clip=1e6)
     peer = torch.optim.AdamW(theirs, lr=0.01, fused=fused)
@@ -145,7 +145,7 @@ def test_a_positional_closure_is_guarded_like_any_step(path):
     assert w.item() == pytest.approx(0.7), "on unscaled gradients"
 
 
-def test_lbfgs_is_refused():
+def test_wrapping_lbfgs_raises():
     with pytest.raises(TypeError, match=r"LBFGS cannot be guarded.*closure"):
         st.wrap(torch.optim.LBFGS(parameters()))
 
@@ -153,7 +153,7 @@ def test_lbfgs_is_refused():
 def test_an_inf_gradient_that_detect_anomaly_lets_pass(path):
     w = torch.nn.Parameter(torch.tensor([0.0, 4.0]))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # anomaly mode announces itself
+        warnings.simplefilter("ignore")  # anomaly mode warns that it is on
         with torch.autograd.detect_anomaly():
             w.sqrt().sum().backward()  # d sqrt(0) = inf, unnoticed
     opt = st.wrap(torch.optim.SGD([w], lr=0.1))
@@ -186,7 +186,7 @@ def test_pickling_and_copying_in_the_middle_of_an_iteration(path):
         assert opt.last["step"] == 0
 
 
-def test_add_param_group_reaches_both(path):
+def test_add_param_group_reaches_the_guard_and_the_inner_optimizer(path):
     params = parameters()
     inner = torch.optim.SGD(params[:1], lr=0.1)
     opt = st.wrap(inner, clip=1.0)
@@ -232,7 +232,7 @@ def test_hooks_run_around_each_step():
 
 @pytest.mark.parametrize("loss_scale", [None, "dynamic"])
 @pytest.mark.parametrize("lr", [0.01, torch.tensor(0.01)])
-def test_distributed_checkpointing_creates_state_without_a_trace(loss_scale, lr, path):
+def test_distributed_checkpointing_creates_state_and_changes_nothing_else(loss_scale, lr, path):
     model = torch.nn.Linear(3, 2)
     opt = st.wrap(torch.optim.AdamW(model.parameters(), lr=lr, fused=True), loss_scale=loss_scale)
     peer = get_optimizer_state_dict(model, torch.optim.AdamW(model.parameters(), lr=lr, fused=True))
@@ -252,7 +252,7 @@ def test_zero_learning_rate_still_guards(path):
     opt = st.wrap(torch.optim.AdamW(params, lr=0.0, fused=True))
     set_gradients(params, 0)
     params[0].grad[0, 0] = math.nan
-    opt.step()  # as in the first step of a warm-up: NaN may not reach the moments
+    opt.step()  # as in the first step of a warm-up: NaN must not reach the moments
     assert opt.last["applied"] is False
     set_gradients(params, 1)
     opt.step()
@@ -260,7 +260,7 @@ def test_zero_learning_rate_still_guards(path):
     assert all(torch.isfinite(s["exp_avg"]).all() for s in opt.state.values())
 
 
-def test_checkpoints_go_both_ways_between_plain_and_guarded():
+def test_plain_and_guarded_optimizers_load_one_anothers_checkpoints():
     def trained(make):
         params = parameters()
         opt = make(torch.optim.AdamW(params, lr=0.01))
@@ -326,7 +326,7 @@ def test_a_class_built_on_ours_without_init_works():
     assert made._step_supports_amp_scaling is False
 
 
-def test_schedulers_accept_it_and_can_be_held_on_a_skip():
+def test_schedulers_accept_a_guarded_optimizer_and_can_pause_on_a_skip():
     params = parameters()
     opt = st.wrap(torch.optim.SGD(params, lr=1.0, momentum=0.9))
     torch.optim.lr_scheduler.OneCycleLR(opt, max_lr=1.0, total_steps=10)

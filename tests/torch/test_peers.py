@@ -1,4 +1,4 @@
-"""Where torch's own clipping and scaling are right, ours are the same."""
+"""Where torch's own clipping and scaling are right, ours give the same."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.torch.conftest import parameters, set_gradients
 
 
 @pytest.mark.parametrize("max_norm", [0.1, 1.0, 4.0, 1e6])
-def test_clip_grad_norm_to_the_sixth_digit(make_optimizer, path, max_norm):
+def test_clipping_matches_clip_grad_norm_to_six_digits(make_optimizer, path, max_norm):
     ours, theirs = parameters(), parameters()
     opt = st.wrap(make_optimizer(ours), clip=max_norm)
     for i in range(10):
@@ -22,13 +22,13 @@ def test_clip_grad_norm_to_the_sixth_digit(make_optimizer, path, max_norm):
         opt.step()
         norm = torch.nn.utils.clip_grad_norm_(theirs, max_norm)
         assert opt.last["grad_norm"] == pytest.approx(norm.item(), rel=1e-6)
-        # Fused kernels write back what they stepped with.
+        # Fused kernels write back the gradients that they used.
         for a, b in zip(ours, theirs, strict=True):
             torch.testing.assert_close(a.grad, b.grad, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("bound", [0.05, 0.5, 1e3])
-def test_clip_grad_value_to_the_sixth_digit(make_optimizer, path, bound):
+def test_clipping_matches_clip_grad_value_to_six_digits(make_optimizer, path, bound):
     ours, theirs = parameters(), parameters()
     opt = st.wrap(make_optimizer(ours), clip=stablenum.ClipByValue(bound))
     for i in range(5):
@@ -51,10 +51,10 @@ def test_clip_grad_value_to_the_sixth_digit(make_optimizer, path, bound):
     ],
 )
 @pytest.mark.parametrize("fused", [True, False])
-def test_the_scale_of_gradscaler_over_random_overflows(
+def test_the_scale_matches_gradscaler_over_random_overflows(
     path, fused, rate, growth_interval, growth_factor, backoff_factor
 ):
-    # Factors that are float32 numbers: GradScaler multiplies by a double and rounds, we by a float32.
+    # The factors are float32 numbers: GradScaler multiplies by a double and rounds, the guard by a float32.
     generator = torch.Generator().manual_seed(growth_interval)
     law = {
         "init_scale": 2.0**16,

@@ -1,4 +1,4 @@
-"""Policies on modules: formats at every place, structure kept, everything taken back."""
+"""Policies on modules: formats in every module, unchanged structure, complete removal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
 
 class Block(nn.Module):
-    """A block of a transformer, with attention that uses a part's weights without calling it."""
+    """A transformer block with attention that uses a submodule's weights without calling it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,12 +59,12 @@ def transformer() -> Transformer:
 
 
 TOKENS = torch.arange(10).reshape(2, 5)
-# The last norm hands over to a product that is no module's.
+# The output of the last norm goes to a product outside of any module.
 POLICY = stablenum.Policy.parse("p=f32,c=bf16,o=f32", rules={"*norm*": "float32", "norm": "o=bf16"})
 
 
 def dtypes(model: nn.Module, x) -> dict[str, tuple[torch.dtype, torch.dtype]]:
-    """What each module is really given and gives."""
+    """The dtypes that each module really receives and returns."""
     seen, handles = {}, []
     for path, module in model.named_modules():
 
@@ -184,7 +184,7 @@ def test_rules_give_modules_their_own_parameters_and_outputs() -> None:
 
 
 @pytest.mark.parametrize("how", ["casts", "autocast"])
-def test_removed_it_is_as_before(how: str) -> None:
+def test_removing_a_policy_restores_the_model(how: str) -> None:
     model = transformer()
     before, keys = model(TOKENS), list(model.state_dict())
     with st.precision(model, POLICY, how=how) as handle:
@@ -192,12 +192,12 @@ def test_removed_it_is_as_before(how: str) -> None:
         assert not torch.equal(model(TOKENS), before)
         with pytest.raises(ValueError, match="model must not have a policy yet"):
             st.precision(model, POLICY)
-    handle.remove()  # twice is no harm
+    handle.remove()  # removing twice is harmless
     assert torch.equal(model(TOKENS), before)
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
-def test_autocast_instead_of_casts() -> None:
+def test_a_policy_with_autocast_instead_of_casts() -> None:
     model = transformer()
     st.precision(model, POLICY, how="autocast")
     seen = dtypes(model, TOKENS)
@@ -245,7 +245,7 @@ def test_parts_can_be_called_alone_and_recomputed() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: nn.LSTM(3, 4, 2), lambda: nn.GRU(3, 4, bidirectional=True)])
-def test_recurrent_layers_compute_so_too(make) -> None:
+def test_recurrent_layers_compute_in_the_format_of_the_policy(make) -> None:
     torch.manual_seed(0)
     rnn = make()
     plain = copy.deepcopy(rnn).bfloat16()
@@ -270,10 +270,10 @@ def test_a_copy_has_a_policy_of_its_own() -> None:
     assert twin.position.grad is not None
 
 
-# The compiler looks for gradients of what it resumes with, and hides the warning from all but strict filters.
+# After a graph break the compiler reads `.grad` of its inputs; only strict filters show the warning.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("how", ["casts", "autocast"])
-def test_compiled_it_computes_the_same(how: str) -> None:
+def test_a_compiled_model_computes_the_same(how: str) -> None:
     torch.compiler.reset()
     model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2))
     st.precision(model, stablenum.Policy.parse("p=f32,c=bf16,o=f32", rules={"1": "float32"}), how=how)

@@ -1,4 +1,4 @@
-"""Master weights, compensated and stochastically rounded updates: what moves, what is kept, true skips."""
+"""Master weights, compensated and stochastically rounded updates: accuracy, saved state, true skips."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ INNER = {
 
 
 def narrow_parameters(dtype: torch.dtype = torch.bfloat16) -> list[torch.nn.Parameter]:
-    """Two narrow ones and one of float32."""
+    """Two narrow parameters and one of float32."""
     params = parameters()
     for p in params[:2]:
         p.data = p.data.to(dtype)
@@ -37,7 +37,7 @@ def narrow_parameters(dtype: torch.dtype = torch.bfloat16) -> list[torch.nn.Para
 
 
 def bits(tree) -> list[bytes]:
-    """Every bit of all tensors in nested dicts, lists and tuples, and all other values."""
+    """All tensors, bit by bit, and all other values in nested dicts, lists and tuples."""
     if isinstance(tree, Tensor):
         flat = tree.detach().contiguous().reshape(-1)
         return [flat.view(torch.uint8).numpy().tobytes()]
@@ -67,7 +67,7 @@ def thousand(make, n: int) -> tuple[Tensor, torch.optim.Optimizer]:
     return w.detach().double(), opt
 
 
-def test_a_thousand_updates_that_rounding_loses() -> None:
+def test_a_thousand_updates_smaller_than_the_rounding_are_kept() -> None:
     def sgd(p):
         return torch.optim.SGD(p, lr=1.0)
 
@@ -87,8 +87,8 @@ def test_a_thousand_updates_that_rounding_loses() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_compensated_updates_are_a_float32_training(inner, dtype) -> None:
-    """Weight and compensation stay with float32 weights to the last bits, at half the memory of masters."""
+def test_compensated_updates_match_float32_training(inner, dtype) -> None:
+    """Weight and compensation follow float32 weights to the last bits, in half the memory of masters."""
     params = narrow_parameters(dtype)
     wide = [torch.nn.Parameter(p.detach().float()) for p in params]
     opt, other = st.KahanUpdate(params, inner), inner(wide)
@@ -104,8 +104,8 @@ def test_compensated_updates_are_a_float32_training(inner, dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_masters_are_a_float32_training(inner, dtype) -> None:
-    """The same gradients through the plain optimizer in float32: equal masters, rounded parameters."""
+def test_master_weights_match_float32_training(inner, dtype) -> None:
+    """The plain optimizer in float32 with the same gradients: equal master weights, rounded parameters."""
     params = narrow_parameters(dtype)
     wide = [torch.nn.Parameter(p.detach().float()) for p in params]
     opt, other = st.MasterWeights(params, inner), inner(wide)
@@ -120,7 +120,7 @@ def test_masters_are_a_float32_training(inner, dtype) -> None:
             assert torch.equal(p, w.to(p.dtype))
 
 
-def test_it_is_an_optimizer_to_schedulers_and_others(kind, inner) -> None:
+def test_schedulers_and_other_tools_accept_it_as_an_optimizer(kind, inner) -> None:
     params = narrow_parameters()
     opt = kind([{"params": params[:2]}, {"params": params[2:], "lr": 0.5}], inner)
     assert isinstance(opt, torch.optim.Optimizer)
@@ -154,7 +154,7 @@ def test_a_skipped_step_changes_no_bit(kind, inner, path, settings) -> None:
         opt.step()
         assert opt.last["applied"] is not bad
         assert (bits(params) == before) is bad
-        if step > 0:  # a fused optimizer makes its state, of zeros, in a first step that it skips
+        if step > 0:  # a fused optimizer creates its state, of zeros, even in a first step that it skips
             assert (bits(opt.inner.state_dict()) == state) is bad
     assert all(torch.isfinite(p).all() for p in params)
 
@@ -190,7 +190,7 @@ def test_float16_gradients_are_unscaled_in_float32(inner, path, clip) -> None:
         torch.testing.assert_close(m, w, rtol=1e-6, atol=0)
 
 
-def test_saved_and_loaded_it_goes_on_the_same(kind, inner) -> None:
+def test_a_loaded_state_continues_identically(kind, inner) -> None:
     params = narrow_parameters()
     opt = st.wrap(kind(params, inner))
     for seed in range(3):
@@ -217,7 +217,7 @@ def test_saved_and_loaded_it_goes_on_the_same(kind, inner) -> None:
 
 @pytest.mark.parametrize("order", ["weights first", "weights last"])
 def test_a_compensation_that_was_saved_as_a_number_is_converted(order) -> None:
-    """Older state dicts have it in the parameter's own format; the weights may be loaded after it."""
+    """Older state dicts hold it in the parameter's format; the weights may be loaded after it."""
     w = torch.nn.Parameter(torch.tensor([1.0, 300.0], dtype=torch.bfloat16))
     opt = st.KahanUpdate([w], lambda p: torch.optim.SGD(p, lr=1.0))
     saved = opt.state_dict()
@@ -236,7 +236,7 @@ def test_a_compensation_that_was_saved_as_a_number_is_converted(order) -> None:
     assert opt.wide_value(other).tolist() == [1 - 2.0**-10 - 2.0**-9, 300.5 - 2.0**-9]
 
 
-def test_the_step_of_a_compensated_update_compiles_whole() -> None:
+def test_a_compensated_step_compiles_without_graph_breaks() -> None:
     def run(step) -> list[bytes]:
         w = torch.nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
         opt = st.KahanUpdate([w], lambda p: torch.optim.SGD(p, lr=1.0))
@@ -265,10 +265,10 @@ def test_masters_and_parameters_stay_in_step() -> None:
     for seed in (1, 2):
         set_gradients(params, seed)
         opt.step()
-    opt.load_state_dict(saved)  # parameters follow the masters
+    opt.load_state_dict(saved)  # parameters follow the master weights
     assert in_step()
     with torch.no_grad():
-        params[0].fill_(7.0)  # and masters a parameter that was changed outside
+        params[0].fill_(7.0)  # and master weights a parameter that was changed elsewhere
     set_gradients(params, 3)
     opt.step()
     assert in_step()
@@ -289,7 +289,7 @@ def test_the_plain_optimizers_state_is_read(kind) -> None:
         assert torch.equal(opt.masters()[0], params[0].float())
 
 
-def test_copies_and_pickles_go_on_the_same(kind) -> None:
+def test_copies_and_pickles_continue_identically(kind) -> None:
     params = narrow_parameters()
     opt = kind(params, INNER["adamw"])
     set_gradients(params, 0)
@@ -320,7 +320,7 @@ def test_closures_names_and_missing_gradients(kind) -> None:
     assert bits(params[1:]) == before
 
 
-def test_no_warning_of_an_eps_that_is_not_lost() -> None:
+def test_no_warning_about_an_eps_that_is_not_lost() -> None:
     params = narrow_parameters(torch.float16)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -349,7 +349,7 @@ def test_wrong_arguments_are_named(kind) -> None:
 
 
 @pytest.mark.parametrize("kind", [st.MasterWeights, st.KahanUpdate])
-def test_distributed_checkpoints_carry_it(kind) -> None:
+def test_distributed_checkpoints_hold_the_precision_state(kind) -> None:
     """They name parameters where a state dict has numbers."""
 
     def make(seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:

@@ -41,7 +41,7 @@ CONFIGS = some.fixed_dictionaries(
                 stablenum.UnderflowAwareLossScale(),
             ]
         ),
-        # Too few steps to refuse one; what it keeps has to stay finite all the same.
+        # Too few steps for it to skip one; its statistics have to stay finite all the same.
         "spike": some.sampled_from(["skip", stablenum.SpikeGuard(window=4, min_samples=2, action="clip")]),
     },
 )
@@ -73,6 +73,6 @@ def test_nothing_kept_becomes_non_finite(steps, config, kind):
         assert opt.loss_scale > 0
         assert math.isfinite(opt.last["clip_coefficient"])
         statistics = leaves((opt.guard_state.clip, opt.guard_state.loss_scale, opt.guard_state.spike))
-        # In a window inf means that nothing has come yet.
+        # In a window inf means that nothing has been recorded yet.
         assert not any(torch.isnan(leaf).any() or (leaf == -math.inf).any() for leaf in statistics)
     assert opt.last["skipped_total"] == skipped

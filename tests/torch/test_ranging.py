@@ -1,4 +1,4 @@
-"""``range_report`` in PyTorch: what it sees, and that it leaves everything as it was."""
+"""``range_report`` in PyTorch: what it measures, and that it changes nothing."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def everything(model, optimizer=None):
 
 
 class Busy(nn.Module):
-    """Writes to buffers in both ways, draws random numbers, ties a weight; raises if told to."""
+    """Writes to buffers in both ways, draws random numbers, ties a weight; raises on request."""
 
     def __init__(self, raises=False):
         super().__init__()
@@ -89,7 +89,7 @@ def test_everything_is_left_as_it_was(raises, dtype, trained):
     assert bits(x) == input_before
 
 
-def test_a_graph_from_before_can_still_be_walked():
+def test_a_graph_built_before_the_report_can_still_be_differentiated():
     model = Busy().eval()
     loss = model(torch.ones(2, 6))
     range_report(model, torch.ones(2, 6))
@@ -117,7 +117,7 @@ def test_the_update_is_that_of_the_optimizer():
 
 
 @pytest.mark.parametrize("clip", [None, 1e-6])
-def test_of_a_guarded_optimizer_it_is_the_inner_ones(clip):
+def test_the_update_of_a_guarded_optimizer_is_the_inner_ones(clip):
     net = torch_net()
     plain = torch.optim.SGD(net.parameters(), lr=0.1)
     guarded = stablenum_torch.wrap(torch.optim.SGD(net.parameters(), lr=0.1), loss_scale="dynamic", clip=clip)
@@ -168,7 +168,7 @@ def test_a_checkpointed_part_is_counted_once(reentrant):
     torch.manual_seed(0)
     plain, remat, x = Model(False), Model(True), torch.randn(3, 4)
     remat.load_state_dict(plain.state_dict())
-    if reentrant:  # torch.autograd.grad is not for it
+    if reentrant:  # it does not support torch.autograd.grad
         with pytest.raises(RuntimeError, match=r"use_reentrant"):
             range_report(remat, x)
     else:
@@ -225,7 +225,7 @@ def test_without_a_loss_the_forward_pass_is_measured():
     assert report.notes == ("No gradients: the loss depends on no parameter that requires one.",)
 
 
-def test_what_is_nan_in_float32_is_told_before_any_format() -> None:
+def test_values_that_are_nan_in_float32_are_reported_for_every_format() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
     with torch.no_grad():
         model[0].weight.fill_(torch.nan)
@@ -247,14 +247,14 @@ def test_unused_parameters_and_a_loss_that_is_not_finite_are_noted():
     assert rows(report)["gradient", "used"].inf == 3
 
 
-def test_autocast_outside_changes_nothing():
+def test_a_surrounding_autocast_changes_nothing():
     net = torch_net()
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
         inside = range_report(net, batch(), loss_fn=torch_loss)
     assert rows(inside) == rows(range_report(net, batch(), loss_fn=torch_loss))
 
 
-def test_what_is_no_scalar_is_no_loss():
+def test_a_loss_that_is_not_a_scalar_raises():
     with pytest.raises(
         ValueError, match=r"loss_fn must be a function that returns a tensor with one element"
     ):
@@ -264,7 +264,7 @@ def test_what_is_no_scalar_is_no_loss():
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_as_on_a_cpu():
+def test_a_report_on_a_gpu_matches_one_on_a_cpu():
     on_cpu = rows(range_report(torch_net(), batch(), loss_fn=torch_loss))
 
     def loss(net, xy):

@@ -1,4 +1,4 @@
-"""Two ranks, one of which meets a bad batch: all decide alike, by the norm of the whole.
+"""Two ranks, one of which meets a bad batch: both make the same decision, by the global norm.
 
 ShardedGradScaler with a fused optimizer lets the ranks diverge here, and torch's reduction of found_inf
 over DTensors looks at the first gradient only.
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module", params=["host", "device"])
 def ranks(request, tmp_path_factory) -> list[dict]:
-    """What each rank said; "device": by the way that accelerators go, on CPU tensors."""
+    """What each rank printed; "device": on the path of accelerators, with CPU tensors."""
     store = tmp_path_factory.mktemp("ranks") / "store"
     env = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     program = [sys.executable, "-W", "ignore", "-m", "tests.torch.ranks_program"]
@@ -105,7 +105,7 @@ def test_plain_shards_share_one_rms_and_one_fraction(ranks):
     assert b == {"w": [0.5], "kept": 1.0, "raised": 2.0}
 
 
-def test_clipping_by_unit_is_refused_on_shards(ranks):
+def test_clipping_by_unit_raises_on_shards(ranks):
     fsdp2, group, plain = ranks[0]["refused"]
     assert "must not contain AdaptiveGradClip if gradients are sharded" in fsdp2
     assert group == fsdp2
@@ -121,7 +121,7 @@ def test_units_of_replicated_parameters_are_clipped(ranks):
         assert second == [1.0, 1.0]
 
 
-def test_sharded_weights_of_16_bits_are_updated_as_whole_ones(ranks):
+def test_sharded_16_bit_weights_are_updated_like_whole_ones(ranks):
     """Shifts of a DTensor do nothing in torch 2.13, and neither NCCL nor gloo carries int16."""
     for rank in ranks:
         assert rank["narrow"] == {"MasterWeights": True, "KahanUpdate": True, "StochasticRounding": True}

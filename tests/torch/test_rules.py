@@ -1,4 +1,4 @@
-"""Every rule through ``wrap`` decides and moves as the specification in NumPy does."""
+"""Every rule through ``wrap`` gives the decisions and parameters of the specification in NumPy."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def gradients(step: int, scale: float) -> dict[str, np.ndarray]:
     size = {ZERO: 0.0, SPIKE: 100.0, ABSURD: 1e4}.get(step, 1.0) * scale
     shapes = {"a": (4, 3), "b": (7,), "c": (2, 2, 2)}
     made = {k: (rng.normal(size=shape) * size).astype(np.float32) for k, shape in shapes.items()}
-    made["b"][:3] *= np.float32(1e-9)  # what float16 would lose
+    made["b"][:3] *= np.float32(1e-9)  # magnitudes that float16 would lose
     if step < 20:
-        made["c"][:] = 0  # a tensor that starts late
+        made["c"][:] = 0  # a tensor whose gradients are 0 at first
     if step in (NAN, INF):
         made["b"][2] = math.nan if step == NAN else -math.inf
     return made
@@ -53,7 +53,7 @@ def loss_of(step: int) -> float:
     slow_but_for(pairwise([*RULES], [*OPTIMIZERS], PATHS), itertools.product(RULES, OPTIMIZERS, PATHS)),
     indirect=["rule", "path"],
 )
-def test_as_the_specification(rule, optimizer, path):
+def test_every_rule_decides_as_the_specification(rule, optimizer, path):
     make, make_reference = OPTIMIZERS[optimizer]
     params = named(parameters())
     spec = reference.Guarded(
@@ -82,8 +82,8 @@ def test_as_the_specification(rule, optimizer, path):
     assert_same(spec.guard_state_dict()["state"]["spike"], opt.guard_state_dict()["state"]["spike"])
 
 
-def test_the_stream_sets_off_every_rule():
-    """The comparison above would prove nothing of a rule that never does anything."""
+def test_the_stream_triggers_every_rule():
+    """The comparison above would prove nothing about a rule that never acts."""
     for name, settings in RULES.items():
         params = {k: p.detach().numpy().copy() for k, p in named(parameters()).items()}
         spec = reference.Guarded(params, reference.SGD(lr=1e-2), **settings)
@@ -106,7 +106,7 @@ def test_the_stream_sets_off_every_rule():
 
 
 def assert_same(wanted, got) -> None:
-    """The statistics of both agree, inf standing where inf does."""
+    """The statistics of both agree, including infinities."""
     if isinstance(wanted, dict):
         assert wanted.keys() == got.keys()
         for key in wanted:

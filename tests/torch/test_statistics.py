@@ -1,4 +1,4 @@
-"""What rules remember of parameters: it grows with added groups, and moves with checkpoints and copies."""
+"""Statistics of parameters that rules keep: they grow with added groups, and are saved and copied."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.selection import slow_unless
 from tests.torch.conftest import PATHS, RULES, named, parameters, set_gradients, snapshot
 
 RULE = stablenum.AdaGC(warmup_steps=3)
-# The state is the same on both paths; on the device's, those rules that together hold every kind of array.
+# The state is the same on both paths; on the device path, rules that together have every kind of array.
 HOLD_ALL = ("autoclip", "adagc", "underflow scale", "all at once")
 each_rule_on_the_host = pytest.mark.parametrize(
     ("rule", "path"),
@@ -37,7 +37,7 @@ def trained(params: list[torch.nn.Parameter], steps: int = 5, **settings) -> st.
 
 
 @pytest.mark.parametrize("through", ["guard", "inner"])
-def test_added_groups_learn_from_when_they_came(path, through):
+def test_statistics_of_added_groups_start_when_they_are_added(path, through):
     params = parameters()
     opt = trained(params[:2])
     known = gammas(opt)
@@ -73,7 +73,7 @@ def test_added_groups_are_seen_by_the_rule_for_units(path):
     assert after[2] < 0.1 * before[2]
 
 
-def test_a_group_without_rate_is_refused_when_the_guard_learns_of_it():
+def test_an_added_group_without_a_learning_rate_raises_at_the_next_step():
     params = parameters()
     inner = torch.optim.SGD(params[:1], lr=1.0)
     opt = st.wrap(inner, clip=stablenum.ClipUpdateRMS(1.0))
@@ -104,7 +104,7 @@ def test_copies_carry_every_statistic(rule, path):
 
 
 @each_rule_on_the_host
-def test_a_checkpoint_goes_on_as_if_nothing_had_been(rule, path):
+def test_training_from_a_checkpoint_continues_identically(rule, path):
     def go_on(opt, first, last):
         params = opt.param_groups[0]["params"]
         for i in range(first, last):
@@ -141,7 +141,7 @@ def test_statistics_follow_the_names_into_another_order():
     assert other.last["worst"].name == opt.last["worst"].name
 
 
-def test_a_rule_that_was_added_since_learns_anew_and_says_so():
+def test_statistics_of_a_rule_added_since_the_checkpoint_start_again_with_a_warning():
     params = parameters()
     plain = trained(params, clip=1.0)
     other = st.wrap(torch.optim.AdamW(params), clip=(1.0, RULE), spike="skip")
@@ -152,7 +152,7 @@ def test_a_rule_that_was_added_since_learns_anew_and_says_so():
     assert other.guard_state.step.item() == 5
 
 
-def test_statistics_stay_with_parameters_that_moved_or_left():
+def test_statistics_follow_parameters_that_are_moved_or_removed():
     params = parameters()
     opt = trained(params)
     first, second, third = gammas(opt)
@@ -166,7 +166,7 @@ def test_statistics_stay_with_parameters_that_moved_or_left():
     assert opt.last["applied"]
 
 
-def test_without_names_statistics_go_by_place():
+def test_without_names_statistics_are_loaded_by_position():
     opt = trained(parameters())
     named_ones = parameters()
     saved = trained(named_ones, names=named(named_ones)).guard_state_dict()
@@ -176,7 +176,7 @@ def test_without_names_statistics_go_by_place():
         assert gammas(fresh) == gammas(opt)
 
 
-def test_other_names_are_told_and_not_taken_for_known_ones():
+def test_unknown_names_warn_and_are_not_matched_to_known_ones():
     params = parameters()
     saved = trained(params, names={f"module.{name}": p for name, p in named(params).items()})
     others = parameters()

@@ -1,4 +1,4 @@
-"""The guarded step: skipped whole or applied exactly as torch's own functions would."""
+"""The guarded step: skipped entirely, or applied exactly as torch's own functions would."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_skipped_step_changes_no_bit(make_optimizer, path, bad):
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-def test_a_run_with_bad_steps_ends_as_the_run_without_them(make_optimizer, path, scaled):
+def test_bad_steps_leave_no_mark_on_the_result_of_a_run(make_optimizer, path, scaled):
     bad_steps = {0, 3, 4, 7}
 
     def run(with_bad: bool) -> list[bytes]:
@@ -269,7 +269,7 @@ def test_closure_runs_once_with_gradients_and_its_loss_is_seen(path):
     assert opt.last["reason"] is stablenum.Reason.NONFINITE_LOSS
 
 
-def test_gradients_are_linear_in_what_the_step_saw_after_channels_last(path):
+def test_channels_last_gradients_are_measured_exactly(path):
     conv = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
     opt = st.wrap(torch.optim.AdamW(conv.parameters(), fused=True), clip=1e-3)
     conv(torch.ones(2, 3, 8, 8).to(memory_format=torch.channels_last)).square().sum().backward()
@@ -321,7 +321,7 @@ def test_on_nonfinite_raise(path):
     assert caught.value.metrics["reason"] is stablenum.Reason.NAN_GRADIENT
 
 
-def test_an_error_in_the_inner_step_leaves_the_guard_as_it_was(path):
+def test_an_error_in_the_inner_step_leaves_the_guard_unchanged(path):
     params = parameters()
     inner = torch.optim.AdamW(params, fused=True)
     opt = st.wrap(inner, loss_scale="dynamic")

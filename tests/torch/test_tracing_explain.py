@@ -16,13 +16,13 @@ from stablenum.diagnosis import Cause
 
 
 def vanishing(model: nn.Module, x: Tensor) -> Tensor:
-    """Dropout makes a row vanish now and then; its norm divides 0 by 0."""
+    """Dropout sometimes zeroes a whole row; its norm divides 0 by 0."""
     h = F.dropout(model(x).abs() + 1.0, 0.5)
     return (h / h.sum(1, keepdim=True)).square().sum()
 
 
 @pytest.mark.parametrize("cleared", ["before", "after"])
-def test_a_failure_of_one_seed(cleared: str) -> None:
+def test_a_failure_that_depends_on_the_seed_is_reproduced(cleared: str) -> None:
     torch.manual_seed(0)
     model, x = nn.Linear(3, 3), torch.ones(1, 3)
     opt = st.wrap(torch.optim.SGD(model.parameters(), lr=1e-3), names=model)
@@ -65,7 +65,7 @@ def test_a_step_that_was_applied_is_healthy() -> None:
 
 
 @pytest.mark.parametrize("own_backward", [False, True])
-def test_the_scale_of_the_failed_step(own_backward: bool) -> None:
+def test_the_failed_step_is_replayed_with_its_scale(own_backward: bool) -> None:
     w = nn.Parameter(torch.ones(2, dtype=torch.float16))
     opt = st.wrap(torch.optim.SGD([w], lr=0.1), loss_scale=stablenum.DynamicLossScale(init_scale=2.0**16))
 
@@ -96,7 +96,7 @@ def test_with_several_ranks_a_clean_replay_points_to_another(monkeypatch: pytest
     assert opt.explain(lambda: (w - 1).log().sum()).verdict.cause is Cause.DOMAIN
 
 
-def test_a_bad_micro_batch_before_the_replayed_one_is_told() -> None:
+def test_a_bad_micro_batch_before_the_replayed_one_is_noted() -> None:
     w = nn.Parameter(torch.ones(2))
     opt = st.wrap(torch.optim.SGD([w], lr=0.1))
     for batch in (torch.zeros(2), torch.ones(2)):
@@ -107,7 +107,7 @@ def test_a_bad_micro_batch_before_the_replayed_one_is_told() -> None:
     assert opt.explain(lambda: (w * torch.zeros(2)).log().sum()).notes == ()
 
 
-def test_a_copy_knows_nothing_of_the_past_and_works() -> None:
+def test_explain_works_on_a_copy_without_history() -> None:
     w = nn.Parameter(torch.ones(2))
     opt = copy.deepcopy(st.wrap(torch.optim.SGD([w], lr=0.1)))
     assert opt.explain(lambda: (opt.param_groups[0]["params"][0] - 1.0).log().sum()).findings

@@ -93,7 +93,7 @@ def test_a_step_that_runs_its_own_backward_passes() -> None:
     assert w.grad is None
 
 
-def test_gradients_that_are_asked_for() -> None:
+def test_gradients_computed_by_autograd_grad() -> None:
     w = leaf(*ZERO_ONE)
 
     def step() -> Tensor:
@@ -142,7 +142,7 @@ class Bad(torch.autograd.Function):
         return grad * slope
 
 
-def test_a_backward_that_the_user_wrote() -> None:
+def test_a_custom_backward_function() -> None:
     w = leaf(*ZERO_ONE)
     report = st.replay(lambda: Bad.apply(w).sum())
     assert first(report) == ("div", "backward", "nan", line_of(Bad, "here"))
@@ -181,13 +181,13 @@ def test_modules_and_checkpointing(how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["reentrant", "not reentrant"])
-def test_what_is_computed_again_belongs_to_the_forward_line(how: str) -> None:
+def test_recomputed_operations_are_placed_at_the_forward_line(how: str) -> None:
     w = leaf(1.0, 2.0)
     runs: list[int] = []
 
     def inner(x: Tensor) -> Tensor:
         runs.append(1)
-        factor = 1000.0 if len(runs) % 2 == 0 else 1.0  # another one the second time
+        factor = 1000.0 if len(runs) % 2 == 0 else 1.0  # a different line the second time
         y = torch.exp(x * factor)  # here
         return y * y
 
@@ -199,7 +199,7 @@ def test_what_is_computed_again_belongs_to_the_forward_line(how: str) -> None:
     assert report.evidence.loss_finite is True
 
 
-def test_modules_of_torch_run_again_without_a_line_of_the_users() -> None:
+def test_recomputed_torch_modules_without_a_line_of_user_code() -> None:
     lin = nn.Sequential(nn.Linear(2, 2), nn.Softplus())
     with torch.no_grad():
         lin[0].weight.fill_(1e30)
@@ -247,7 +247,7 @@ def test_a_cast_that_overflows() -> None:
     assert report.verdict.cause is Cause.LOW_PRECISION_OVERFLOW
 
 
-def test_a_write_in_low_precision_is_tried_in_float32_on_what_was_there() -> None:
+def test_an_in_place_operation_is_retried_in_float32_on_its_original_input() -> None:
     w = leaf(300.0, 1.0, dtype=torch.float16)
 
     def step() -> Tensor:
@@ -306,7 +306,7 @@ def test_a_write_is_a_new_value() -> None:
     assert first(report)[3] == line_of(step, "later")
 
 
-def test_the_input_of_a_write_is_described_as_it_was() -> None:
+def test_the_input_of_an_in_place_write_is_described_before_the_write() -> None:
     w = leaf(*ZERO_ONE)
 
     def step() -> Tensor:
@@ -319,7 +319,7 @@ def test_the_input_of_a_write_is_described_as_it_was() -> None:
     assert (report.findings[0].inputs[0].min, report.findings[0].inputs[0].zero) == (0.0, 1)
 
 
-def test_what_is_written_through_another_view_is_seen() -> None:
+def test_a_write_through_another_view_is_detected() -> None:
     w = leaf(-1.0, 1.0)
 
     def step() -> Tensor:
@@ -331,7 +331,7 @@ def test_what_is_written_through_another_view_is_seen() -> None:
     assert first(st.replay(step)) == ("sqrt", "forward", "nan", line_of(step, "here"))
 
 
-def test_what_is_overwritten_is_forgotten() -> None:
+def test_bad_values_that_are_overwritten_are_not_reported() -> None:
     w = leaf(1.0, 2.0)
 
     def step() -> Tensor:
@@ -478,7 +478,7 @@ def test_no_valid_label() -> None:
     assert report.findings[0].operation == "cross_entropy"
 
 
-def test_an_operation_that_refuses_nan_is_traced_back() -> None:
+def test_an_operation_that_raises_on_nan_is_traced_to_its_source() -> None:
     w = leaf(-1.0, 2.0)
 
     def step() -> Tensor:
@@ -491,7 +491,7 @@ def test_an_operation_that_refuses_nan_is_traced_back() -> None:
 
 
 @pytest.mark.parametrize("value", [-1.0, math.nan])
-def test_a_factorization_that_is_refused(value: float) -> None:
+def test_a_factorization_that_raises(value: float) -> None:
     w = leaf(4.0, value)
 
     def step() -> Tensor:
@@ -509,7 +509,7 @@ def test_a_factorization_that_is_refused(value: float) -> None:
     assert "LinAlgError" in report.notes[0]
 
 
-def test_a_probability_that_is_refused() -> None:
+def test_a_probability_that_raises() -> None:
     w = leaf(0.5, 2.0)
 
     def step() -> Tensor:
@@ -597,7 +597,7 @@ def test_an_update_that_overflows(options: dict[str, bool]) -> None:
 
 
 class Plain(torch.optim.Optimizer):
-    """An optimizer of the user's own."""
+    """An optimizer defined by the user."""
 
     def __init__(self, parameters: list[Tensor]) -> None:
         super().__init__(parameters, {"lr": 0.1})
@@ -611,7 +611,7 @@ class Plain(torch.optim.Optimizer):
             p.sub_(p.grad / p.grad.abs())  # here
 
 
-def test_an_optimizer_of_the_users_own() -> None:
+def test_a_custom_optimizer() -> None:
     w = leaf(0.0, 1.0)
     opt = Plain([w])
 

@@ -1,4 +1,4 @@
-"""replay leaves no trace: everything is bit-equal before and after, also if the step raises."""
+"""replay changes nothing: everything is bit-equal before and after, even if the step raises."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Net(nn.Module):
 
 
 def bits(x: Any) -> Any:
-    """A value that is equal if every bit is."""
+    """A value that compares equal if every bit does."""
     if isinstance(x, Tensor):
         if x.is_sparse:
             return ("sparse", bits(x._indices()), bits(x._values()))
@@ -50,7 +50,7 @@ def bits(x: Any) -> Any:
 
 
 def state(model: Net, opt: torch.optim.Optimizer) -> dict[str, Any]:
-    """All that training keeps."""
+    """All state of the training."""
     hooks = (
         [len(m._forward_hooks) + len(m._forward_pre_hooks) + len(m._backward_hooks) for m in model.modules()],
         [len(p._backward_hooks or ()) for p in model.parameters()],
@@ -93,7 +93,7 @@ def made(name: str, sparse: bool = False) -> tuple[Net, torch.optim.Optimizer, T
 
 
 def train(model: Net, opt: torch.optim.Optimizer, x: Tensor, y: Tensor, factor: float = 1.0) -> Tensor:
-    """A whole step that also does what a step should not do."""
+    """A whole step that also has side effects that a step should not have."""
     opt.zero_grad()
     loss = F.cross_entropy(model(x), y) * factor + random.random() + float(np.random.rand())
     (opt.scale(loss) if isinstance(opt, st.GuardedOptimizer) else loss).backward()
@@ -123,7 +123,7 @@ def test_a_whole_training_step(name: str, steps_before: int, factor: float) -> N
 
 
 @pytest.mark.parametrize("known", ["model", "optimizer", "nothing"])
-def test_what_is_not_named_is_found(known: str) -> None:
+def test_tensors_that_are_not_passed_as_arguments_are_restored(known: str) -> None:
     model, opt, x, y = made("adamw, fused")
     weights = list(model.parameters())
 
@@ -140,7 +140,7 @@ def test_what_is_not_named_is_found(known: str) -> None:
 
 
 class TroubleError(Exception):
-    """The user's own."""
+    """An exception defined by the user."""
 
 
 @pytest.mark.parametrize("where", ["forward", "backward", "update"])
@@ -191,7 +191,7 @@ def test_sparse_gradients() -> None:
     assert state(model, opt) == before
 
 
-def test_a_generator_of_the_users_own() -> None:
+def test_a_custom_random_generator() -> None:
     generator = torch.Generator().manual_seed(3)
     w = torch.ones(4, requires_grad=True)
     before = generator.get_state()
@@ -208,7 +208,7 @@ def test_a_generator_of_the_users_own() -> None:
     assert torch.equal(seen[0], seen[1])
 
 
-def test_the_batch_is_put_back() -> None:
+def test_the_batch_is_restored() -> None:
     w, x = torch.ones(4, requires_grad=True), torch.ones(4)
 
     def step(batch: Tensor) -> Tensor:
@@ -219,7 +219,7 @@ def test_the_batch_is_put_back() -> None:
     assert torch.equal(x, torch.ones(4))
 
 
-def test_data_that_points_elsewhere_is_put_back() -> None:
+def test_a_data_attribute_pointed_elsewhere_is_restored() -> None:
     lin = nn.Linear(2, 2)
     address, weight = lin.weight.data_ptr(), lin.weight.detach().clone()
 
@@ -235,13 +235,13 @@ def test_data_that_points_elsewhere_is_put_back() -> None:
 
 
 class Holder:
-    """An object of the user's that holds another."""
+    """A user-defined object that holds another."""
 
     def __init__(self, **held: Any) -> None:
         vars(self).update(held)
 
 
-def test_what_objects_hold_inside_one_another_is_put_back() -> None:
+def test_state_of_nested_objects_is_restored() -> None:
     model, opt, x, y = made("adam, foreach")
     trainer = Holder(engine=Holder(parts=Holder(model=model, optimizer=opt)))
 
@@ -275,6 +275,6 @@ def test_parameters_made_in_inference_mode() -> None:
     assert torch.equal(lin.weight, weight)
 
 
-def test_what_is_called_must_be_a_function() -> None:
+def test_replaying_something_that_is_not_callable_raises() -> None:
     with pytest.raises(TypeError, match="step_fn must be a function"):
         st.replay(torch.ones(1))

@@ -1,4 +1,4 @@
-"""AdaptiveGradClip in torch's layouts: against the paper's formula written out, unit by unit."""
+"""AdaptiveGradClip in torch's layouts, against the formula of the paper, unit by unit."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_torch_layers_are_clipped_by_the_formula(path, fused):
     assert opt.last["grad_norm"] > unclipped
 
 
-def test_what_is_within_its_limit_keeps_every_bit(path):
+def test_gradients_within_their_limit_keep_every_bit(path):
     net = model()
     grads = [p.grad.clone() for p in net.parameters()]
     opt = st.wrap(
@@ -161,7 +161,7 @@ def test_float64_units_beyond_float32_saturate(measure):
     assert norm == pytest.approx(FLOAT32_MAX)
 
 
-def test_nothing_is_measured_of_what_is_left_out_empty_or_without_gradient(measure):
+def test_excluded_empty_and_gradientless_parameters_are_not_measured(measure):
     params = [
         parameter(torch.ones(2, 2), torch.ones(2, 2)),
         parameter(torch.ones(2, 2), None),
@@ -174,7 +174,7 @@ def test_nothing_is_measured_of_what_is_left_out_empty_or_without_gradient(measu
 
 
 class Reads(TorchDispatchMode):
-    """Counts how many elements of the tensors of given memory are handed to operations that compute."""
+    """Counts how many elements of the given tensors are read by operations that compute."""
 
     def __init__(self, tensors):
         super().__init__()
@@ -197,7 +197,7 @@ def test_the_rule_reads_gradients_and_weights_once(path):
         for p in net.parameters():
             p.grad = torch.ones_like(p)
         opt = st.wrap(torch.optim.SGD(net.parameters(), lr=0.1), **settings)
-        opt.scale(torch.tensor(math.nan))  # so that nothing is applied after the measuring
+        opt.scale(torch.tensor(math.nan))  # so that nothing is applied after measuring
         with Reads([p.grad for p in net.parameters()]) as gradients, Reads(list(net.parameters())) as weights:
             opt.step()
         return gradients.elements, weights.elements
@@ -248,7 +248,7 @@ def test_half_gradients_are_multiplied_in_float32(path, dtype):
     torch.testing.assert_close(w.grad, torch.full((2, 4), wanted.item(), dtype=dtype), rtol=1e-2, atol=6e-8)
 
 
-def test_a_pattern_that_matches_nothing_is_refused_when_wrapped():
+def test_a_pattern_that_matches_nothing_raises_in_wrap():
     net = model()
     inner = torch.optim.SGD(net.parameters(), lr=1.0)
     rule = stablenum.AdaptiveGradClip(exclude="classifier.*")
@@ -260,7 +260,7 @@ def test_a_pattern_that_matches_nothing_is_refused_when_wrapped():
     assert st.wrap(named, clip=stablenum.AdaptiveGradClip(exclude="head.*")).config.unit_rule is not None
 
 
-def test_weights_that_are_not_finite_leave_the_gradient_alone(path):
+def test_non_finite_weights_leave_the_gradient_unchanged(path):
     w = parameter(torch.tensor([[1.0, math.nan], [1.0, 0.0]]), torch.ones(2, 2))
     opt = st.wrap(torch.optim.SGD([w], lr=0.0), clip=stablenum.AdaptiveGradClip(clipping=0.1))
     opt.step()

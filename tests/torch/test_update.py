@@ -1,4 +1,4 @@
-"""ClipUpdateRMS: the update that the optimizer made is shortened, or left as it is bit for bit."""
+"""ClipUpdateRMS: the optimizer's update is shortened, or left unchanged bit for bit."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_update_is_that_of_the_plain_optimizer_made_shorter(make_optimizer, 
 
 
 @pytest.mark.parametrize("at_a_time", [1, 13, 19, 20])
-def test_updates_measured_some_at_a_time_are_clipped_alike(path, monkeypatch, at_a_time):
+def test_updates_measured_in_pieces_are_clipped_the_same(path, monkeypatch, at_a_time):
     """The parameters have 12, 7 and 8 elements: each by itself, the first two together, or the last two."""
 
     def after_a_step():
@@ -105,7 +105,7 @@ def test_other_formats(path, dtype, fused):
     opt = st.wrap(torch.optim.SGD([w], lr=1.0, fused=fused), clip=stablenum.ClipUpdateRMS(0.25))
     w.grad = torch.full((8,), 3.0, dtype=dtype)
     opt.step()
-    # Of a complex number both parts count: an RMS of 3 over one in two is 3 / sqrt(2).
+    # Both parts of a complex number count: one part of 3 and one of 0 have an RMS of 3 / sqrt(2).
     wanted = 2.0 - 0.25 * (math.sqrt(2) if dtype.is_complex else 1.0)
     tolerance = 1e-3 if dtype.itemsize == 2 else 1e-6
     torch.testing.assert_close(w.detach(), torch.full_like(w, wanted), rtol=tolerance, atol=0)
@@ -123,19 +123,19 @@ def test_sparse_gradients(path):
 
 
 @pytest.mark.parametrize(("size", "limit"), [(1e25, 1e-3), (4e-24, 1e-24), (3e38, 10.0)])
-def test_updates_whose_squares_leave_float32(path, size, limit):
+def test_updates_whose_squares_are_beyond_float32(path, size, limit):
     w = torch.nn.Parameter(torch.zeros(4))
     opt = st.wrap(torch.optim.SGD([w], lr=1.0), clip=stablenum.ClipUpdateRMS(limit))
     w.grad = torch.full((4,), -size)
     opt.step()
-    # Beyond float32 the norm saturates at half of what it is: the step is then longer than asked for.
+    # Beyond float32 the norm saturates at half of its true value: the step is then longer than the limit.
     wanted = limit * (2 if size > 1e38 else 1)
     torch.testing.assert_close(
         w.detach(), torch.full((4,), wanted), rtol=0.2 if size > 1e38 else 1e-5, atol=0
     )
 
 
-def test_an_update_that_is_not_finite_is_left_as_it_is(path):
+def test_a_non_finite_update_is_left_unchanged(path):
     class Breaks(torch.optim.SGD):
         def step(self, closure=None):
             for group in self.param_groups:
@@ -162,7 +162,7 @@ def test_gradients_dropped_by_a_hook_of_the_inner_step(path):
         assert rms(p.detach() - start) == pytest.approx(0.5, rel=1e-5)
 
 
-def test_an_optimizer_without_a_learning_rate_is_refused():
+def test_an_optimizer_without_a_learning_rate_raises():
     class NoRate(torch.optim.Optimizer):
         def __init__(self, params):
             super().__init__(params, {})

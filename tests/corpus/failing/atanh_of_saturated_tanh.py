@@ -1,4 +1,4 @@
-"""A squashed action taken back by atanh: tanh(20) is 1, and atanh(1) is inf."""
+"""A squashed action inverted by atanh: tanh(20) is 1, and atanh(1) is inf."""
 
 import jax.numpy as jnp
 import torch

@@ -1,4 +1,4 @@
-"""float32 parameters under float16 autocast; in JAX the same by casting."""
+"""float32 parameters under float16 autocast; in JAX they are cast by hand."""
 
 import jax.numpy as jnp
 import torch

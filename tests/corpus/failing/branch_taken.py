@@ -1,4 +1,4 @@
-"""Only the branch that is taken goes wrong."""
+"""Only the branch that is taken fails."""
 
 import jax
 import jax.numpy as jnp

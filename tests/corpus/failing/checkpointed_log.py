@@ -1,4 +1,4 @@
-"""A logarithm of 0 in the forward pass of such a block."""
+"""A logarithm of 0 in the forward pass of a block that is recomputed in the backward pass."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""The smallest float32 as a mask, cast to float16, is -inf; a row that is masked altogether is NaN."""
+"""The smallest float32 as a mask, cast to float16, is -inf; a row that is fully masked is NaN."""
 
 import jax
 import jax.numpy as jnp

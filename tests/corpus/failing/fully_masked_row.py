@@ -1,4 +1,4 @@
-"""softmax of a row that is masked altogether: NaN."""
+"""softmax of a row that is fully masked: NaN."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""A sum that is accumulated in place leaves float16 in the third round."""
+"""A sum that is accumulated in place exceeds float16 in the third iteration."""
 
 import jax.numpy as jnp
 import torch

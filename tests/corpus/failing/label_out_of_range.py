@@ -1,4 +1,4 @@
-"""A label is not below the number of classes: JAX reads NaN there."""
+"""A label beyond the number of classes: JAX reads NaN there."""
 
 import jax.numpy as jnp
 import optax

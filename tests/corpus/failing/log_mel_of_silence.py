@@ -1,4 +1,4 @@
-"""Silence has the logarithm -inf before it comes to the model; its mean is taken away: -inf - -inf."""
+"""The logarithm of silence is -inf before the model sees it; subtracting its mean gives -inf - -inf."""
 
 import jax.numpy as jnp
 import torch

@@ -1,4 +1,4 @@
-"""log(sum(exp(x))) without taking the maximum out."""
+"""log(sum(exp(x))) without subtracting the maximum."""
 
 import jax.numpy as jnp
 import torch

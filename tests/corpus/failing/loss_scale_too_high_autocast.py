@@ -1,4 +1,4 @@
-"""The same under autocast: the gradient of a layer's weight is summed over the batch in float16."""
+"""Too high a loss scale under autocast: the gradient of a weight is summed over the batch in float16."""
 
 import jax.numpy as jnp
 import torch

@@ -1,4 +1,4 @@
-"""Multiplying with a mask does not take an infinity away: inf * 0 is NaN."""
+"""Multiplying by a mask does not remove an infinity: inf * 0 is NaN."""
 
 import jax.numpy as jnp
 import torch

@@ -1,4 +1,4 @@
-"""The mean loss of the items above a threshold, when there is none."""
+"""The mean loss of the items above a threshold, when there are none."""
 
 import jax.numpy as jnp
 import torch

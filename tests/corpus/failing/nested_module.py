@@ -1,4 +1,4 @@
-"""The trouble is two modules deep; the path to it is part of the answer."""
+"""The failure is two modules deep; the path to it is part of the answer."""
 
 import jax
 import jax.numpy as jnp

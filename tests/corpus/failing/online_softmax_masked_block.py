@@ -1,4 +1,4 @@
-"""An online softmax whose first block is masked altogether: -inf - -inf."""
+"""An online softmax whose first block is fully masked: -inf - -inf."""
 
 import jax
 import jax.numpy as jnp

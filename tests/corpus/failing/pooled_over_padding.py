@@ -1,4 +1,4 @@
-"""A masked max pooling over time: one item of the batch is padding alone."""
+"""A masked max pooling over time: one item of the batch is only padding."""
 
 import jax.numpy as jnp
 import torch

@@ -1,4 +1,4 @@
-"""A loop that squares: beyond float32 in the sixth round."""
+"""A loop that squares: beyond float32 in the sixth iteration."""
 
 import jax
 import jax.numpy as jnp

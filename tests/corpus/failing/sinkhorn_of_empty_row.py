@@ -1,4 +1,4 @@
-"""A Sinkhorn step in the log domain: one row of costs is inf altogether."""
+"""A Sinkhorn step in the log domain: one row of costs is entirely inf."""
 
 import jax
 import jax.numpy as jnp

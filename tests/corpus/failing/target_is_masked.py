@@ -1,4 +1,4 @@
-"""The class that is the target is masked away: its log-probability is -inf, the loss inf."""
+"""The target class is masked: its log-probability is -inf, the loss inf."""
 
 import jax.numpy as jnp
 import optax

@@ -1,4 +1,4 @@
-"""A learned temperature, kept as its logarithm, that has run away."""
+"""A learned temperature, stored as its logarithm, that has diverged."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""where(p > 0, log(p), 0): the logarithm is taken at 0 all the same."""
+"""where(p > 0, log(p), 0): the logarithm is still computed at 0."""
 
 import jax.numpy as jnp
 import torch

@@ -1,4 +1,4 @@
-"""The same with a number below 0: the logarithm that is thrown away is NaN."""
+"""where(p > 0, log(p), 0) with p below 0: the logarithm that is not selected is NaN."""
 
 import jax.numpy as jnp
 import torch

@@ -1,4 +1,4 @@
-"""Limits of -inf and inf, kept with the model, mean that there is none."""
+"""Limits of -inf and inf in the model's buffers mean that there is no limit."""
 
 import jax.numpy as jnp
 import torch

@@ -1,4 +1,4 @@
-"""An overflow in a quantity that is clamped right after, outside the gradient."""
+"""An overflow in a quantity that is clamped right afterwards, outside the gradient."""
 
 import jax.numpy as jnp
 import torch

@@ -1,4 +1,4 @@
-"""Ratios that are not finite are found and left out, outside the gradient."""
+"""Non-finite ratios are detected and left out, outside the gradient."""
 
 import jax.numpy as jnp
 import torch

@@ -1,4 +1,4 @@
-"""The library's attention, told that it is causal."""
+"""The library's attention with `is_causal=True`."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""log(0) is -inf where nothing is differentiated, and is selected away."""
+"""log(0) is -inf, but is not differentiated and not selected."""
 
 import jax.numpy as jnp
 import torch

@@ -1,4 +1,4 @@
-"""A softmax per group: the maximum of each group starts at -inf, empty groups stay there and are not read."""
+"""A softmax per group: the maximum of each group starts at -inf, empty groups keep it and are not read."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Distances start at inf and are relaxed; what cannot be reached stays there, and is left out."""
+"""Distances start at inf and are relaxed; nodes that cannot be reached stay at inf and are left out."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Sampling from the k best: the others are set to -inf before the softmax."""
+"""Sampling from the k best classes: the others are set to -inf before the softmax."""
 
 import jax
 import jax.numpy as jnp

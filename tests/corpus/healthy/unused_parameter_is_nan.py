@@ -1,4 +1,4 @@
-"""A head that this step does not use was never made finite; loss and gradients do not know of it."""
+"""A head that this step does not use is NaN; loss and gradients do not depend on it."""
 
 import jax.numpy as jnp
 import torch
