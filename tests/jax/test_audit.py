@@ -332,7 +332,7 @@ def test_complex_parameters_count_as_one() -> None:
     assert _bits(mended[0].mu["w"][1:]) == _bits(state[0].mu["w"][1:])
 
 
-def test_bad_parameters_are_reported_but_not_repaired() -> None:
+def test_bad_parameters_are_reported_but_not_replaced() -> None:
     state, params, _, _ = trained(optax.adam(1e-2))
     params["b"] = params["b"].at[0].set(jnp.inf)
     report = audit(state, params)
@@ -393,7 +393,7 @@ def test_wrong_arguments() -> None:
         repair(state, report)
 
 
-def test_one_block_and_many_give_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_block_and_many_blocks_give_the_same_audit(monkeypatch: pytest.MonkeyPatch) -> None:
     state, params, grads, updates = trained(optax.adam(1e-2))
     whole = audit(state, params, grads, updates, **NUMBERS).to_dict()
     monkeypatch.setattr("stablenum_jax._diagnosis.audit._AT_A_TIME", 5)

@@ -76,7 +76,7 @@ def test_products_and_scales_equal_the_oracles(native: bool, dtype) -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_a_nonfinite_value_is_passed_on_and_leaves_the_scales_unchanged(bad: float, place: int) -> None:
+def test_non_finite_values_pass_through_and_leave_the_scales_unchanged(bad: float, place: int) -> None:
     scaling = rules(4)
     good = [jnp.full((2, 3), 2.0), jnp.full((3, 2), 2.0), jnp.full((2, 2), 2.0)]
     *_, state = use(init_fp8(**scaling), *good, **scaling)
