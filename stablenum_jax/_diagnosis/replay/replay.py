@@ -159,7 +159,7 @@ def _replayed(program: Program, call: Call, scale: float, known_bad: bool) -> _O
 def _under_jit(program: Program, leaves: Sequence[Leaf], scale: float, notes: list[str]) -> Run:
     run = run_instrumented(program, leaves, scale)
     notes.append(
-        "one equation at a time the step is finite, but compiled it is not (fused or reordered arithmetic)"
+        "one equation at a time the step is finite, but compiled by XLA it is not (fused or reordered)"
         + (
             "; the finding comes from the compiled program, with a flag for every equation"
             if run.bad
