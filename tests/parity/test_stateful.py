@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 import torch
 from hypothesis import settings
 from hypothesis import strategies as some
@@ -244,6 +245,8 @@ class OneLifeInThreeFrameworks(RuleBasedStateMachine):
                 np.testing.assert_allclose(p, self.sides["numpy"].params()[name], rtol=1e-5, atol=1e-6)
 
 
-# An example compiles for several seconds; `HYPOTHESIS_PROFILE=thorough` does not change this number.
 OneLifeInThreeFrameworks.TestCase.settings = settings(max_examples=8, stateful_step_count=20)
-TestOneLife = OneLifeInThreeFrameworks.TestCase
+# Each example compiles for the shapes that it meets, minutes in all.
+TestOneLife = pytest.mark.slow(reason="compiles anew in each example")(
+    pytest.mark.timeout(1800)(OneLifeInThreeFrameworks.TestCase)
+)
