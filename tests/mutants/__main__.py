@@ -32,7 +32,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--work", type=Path, default=ROOT / ".mutants", help="folder for copies and results")
     parser.add_argument("--list", action="store_true", help="print the sample and end")
     parser.add_argument(
-        "--again", action="store_true", help="forget earlier results, and record the tests anew"
+        "--again", action="store_true", help="forget earlier results, and record the tests again"
     )
     parser.add_argument(
         "--only", nargs="*", default=[""], help="only mutants whose file:line begins with one"
