@@ -237,6 +237,18 @@ def test_the_largest_norms_do_not_disable_the_rule_after_agc(backend, after):
         assert float(decisions[-1].clip_coefficient) < 1e-37
 
 
+@pytest.mark.parametrize("size", [1e4, 1e19, 1e25, 1e34])
+def test_the_rule_after_agc_gets_the_norm_that_is_left_of_a_huge_spike(every_backend, size):
+    """Each of the two units keeps a norm of 0.1 of its weights' 1, however large it was."""
+    config = GuardConfig(clip=(AdaptiveGradClip(clipping=0.1), ClipByGlobalNorm(0.01)))
+    units = ([[size, size]], [[1.0, 1.0]])
+    (decision,), _ = every_backend.run(
+        config, [every_backend.observe([size * math.sqrt(2.0)], 1.0, units=units)]
+    )
+    left = 0.01 / math.hypot(0.1, 0.1)
+    np.testing.assert_allclose(to_numpy(decision.clip_coefficient), left * 0.1 / size, rtol=1e-5)
+
+
 def test_bad_steps_between_spikes_do_not_reset_the_count_in_a_row():
     config = GuardConfig(spike=SpikeGuard(window=16, min_samples=4, max_in_a_row=2))
     decisions, _ = run(config, [[x] for x in (1, 1, 1, 1, 50, math.nan, 50, math.inf, 50)])

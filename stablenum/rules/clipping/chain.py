@@ -130,11 +130,12 @@ def _left_of_units(norms: Array, units: FlatUnits, shrink: Array, *, xp: Namespa
     """Return (n,) float32, the norms of the gradients after their units were shrunk."""
     if not units.sizes:
         return norms
-    # Computed relative to the tensor's own norm, so that no square overflows or flushes.
+    # Computed relative to the tensor's own norm, so that no square overflows; after a strong clip a plain
+    # square of a share would be flushed to zero.
     whole = units.spread(norms, xp=xp)
     share = xp.where(whole > 0, units.norms / whole, xp.zeros_like(whole)) * shrink
     kept = [
-        norms[i] * xp.sqrt(xp.sum(part)) if part.shape[0] else norms[i]
-        for i, part in enumerate(units.split(share * share))
+        norms[i] * combine_norms(part, xp=xp) if part.shape[0] else norms[i]
+        for i, part in enumerate(units.split(share))
     ]
     return at_most(xp.stack(kept), FLOAT32_MAX, xp=xp)
