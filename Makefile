@@ -9,9 +9,10 @@ BIN    := $(VENV)/bin
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
 	$$p -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$p; break; }; done)
 
-# xdist workers share the cores; each keeps to one thread.
+# xdist workers share the cores; each keeps to one thread. The tests of a file compile much the same, so they
+# run in one worker.
 export OMP_NUM_THREADS ?= 1
-PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help demo check test test-all test-gpu mutants lint docs wheel-test bench bench-gpu bench-all clean
@@ -51,7 +52,7 @@ docs: $(STAMP) ## Build the documentation into docs/_build/html
 
 # The tests that are left out, because they read pages, benchmarks or sources of the repository, are named in the script.
 wheel-test: $(STAMP) ## Build the sdist and the wheel, and run the tests on the installed wheel without the source tree
-	JAX_PLATFORMS=cpu $(BIN)/python .ci/wheel_test.py -n auto --maxprocesses 4 --dist worksteal tests
+	JAX_PLATFORMS=cpu $(BIN)/python .ci/wheel_test.py -n auto --maxprocesses 4 --dist loadfile tests
 
 bench: $(STAMP) ## Measure what a guarded step costs beside the usual tools (about an hour, on a quiet machine)
 	$(BIN)/python -m benchmarks steps

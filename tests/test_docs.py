@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -12,10 +11,11 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import stablenum.losses
 import stablenum.numerics
-from stablenum import GuardConfig
+from stablenum import GuardConfig, cli
 from stablenum.diagnosis import Cause
 from stablenum.rules.clipping import CLIP_RULES
 from stablenum.rules.loss_scale import LOSS_SCALES
@@ -70,9 +70,8 @@ def test_the_scenario_files_on_the_page_run(tmp_path, backends):
     assert names == ["mine", "ruled", "spiky"]
     asked = [part for name in names for part in ("--scenario", name)]
     options = ["--config", str(file), *asked, *(part for name in backends for part in ("--backend", name))]
-    command = [sys.executable, "-m", "stablenum", "compare", *options]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stdout + result.stderr
+    result = CliRunner().invoke(cli.app("compare", "explain"), ["compare", *options])
+    assert result.exit_code == 0, result.output
 
 
 @pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS)

@@ -20,6 +20,7 @@ from benchmarks.steps.rows import LABELS, OURS, ROWS, on_device, row_named
 from benchmarks.steps.transformer import Sizes, transformer
 from benchmarks.timing import Times, interleaved
 from tests.benchmarks.small import JAX_ROW, TORCH_ROW, kinds, measured
+from tests.selection import REPEATS
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +66,7 @@ def test_a_jax_row_has_a_figure_for_everything(jax_row):
     assert jax_row["variants"]["apply_if_finite"]["ratio_to_peer"] == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", kinds(TORCH_ROW) + kinds(JAX_ROW), ids=lambda row: row.name)
 def test_every_kind_of_row_agrees_with_the_reference(row):
     """Measuring raises if a variant does not agree."""
@@ -146,7 +148,9 @@ def test_each_process_measures_in_its_own_order():
         assert len(places) >= 7, "each variant is early in some and late in others"
 
 
-@pytest.mark.parametrize("row", [TORCH_ROW, JAX_ROW], ids=["torch", "jax"])
+@pytest.mark.parametrize(
+    "row", [pytest.param(TORCH_ROW, id="torch"), pytest.param(JAX_ROW, id="jax", marks=REPEATS)]
+)
 def test_later_processes_build_variants_in_their_own_order_and_skip_the_counts(monkeypatch, row):
     made, seeds = [], []
     module = torch_variants if row.framework == "torch" else jax_variants

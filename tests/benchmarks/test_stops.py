@@ -28,6 +28,7 @@ from benchmarks.steps import (
 )
 from stablenum_torch._devices.host_decide import HostGuard
 from tests.benchmarks.small import JAX_ROW, TORCH_ROW
+from tests.selection import REPEATS, slow_unless
 
 QUIET = Console(quiet=True)
 
@@ -87,7 +88,7 @@ def wrong(monkeypatch, name, change):
     return str(found.value)
 
 
-@pytest.mark.parametrize("name", ["clip", "idle"])
+@pytest.mark.parametrize("name", ["idle", pytest.param("clip", marks=REPEATS)])
 def test_parameters_that_differ_from_the_reference_are_detected(monkeypatch, name):
     def change(variant):
         inner = variant.step
@@ -102,7 +103,7 @@ def test_parameters_that_differ_from_the_reference_are_detected(monkeypatch, nam
     assert "float64 reference" in wrong(monkeypatch, name, change)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=REPEATS)])
 def test_a_clip_that_does_not_clip_is_detected(monkeypatch, optimizer):
     monkeypatch.setitem(torch_variants.BUILD, "clip", torch_variants.BUILD["bare"])
     row = replace(TORCH_ROW, optimizer=optimizer)
@@ -131,7 +132,7 @@ def test_a_guard_that_skipped_a_step_is_detected(monkeypatch):
     assert "expected all" in wrong(monkeypatch, "fold", change)
 
 
-@pytest.mark.parametrize("name", ["idle", "fold", "all"])
+@pytest.mark.parametrize("name", ["fold", *(pytest.param(n, marks=REPEATS) for n in ("idle", "all"))])
 def test_gradients_multiplied_by_another_number_are_detected(monkeypatch, name):
     """With Adam or a clip it does not show in the parameters."""
 
@@ -162,7 +163,10 @@ def test_a_state_that_is_written_back_only_once_is_detected(monkeypatch):
         measure.measure(row)
 
 
-@pytest.mark.parametrize(("name", "factor"), [("idle", 2.0), ("wrapper", 2.0), ("fold", 0.5)])
+@pytest.mark.parametrize(
+    ("name", "factor"),
+    slow_unless(lambda name, _: name == "fold", [("idle", 2.0), ("wrapper", 2.0), ("fold", 0.5)]),
+)
 def test_gradients_multiplied_by_another_number_are_detected_in_jax(monkeypatch, name, factor):
     make = jax_variants.MAKE[name]
 

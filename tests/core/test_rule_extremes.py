@@ -30,6 +30,7 @@ from stablenum import (
 )
 from tests.backends import BACKENDS, leaves, to_numpy
 from tests.oracles import FLOAT32_MAX, global_norm
+from tests.selection import REPEATS, one_in_three
 
 # The limits of float32, subnormals (which some hardware flushes to zero) and ordinary numbers.
 EXTREMES = (0.0, 1e-45, 1e-40, 2e-38, 1e-30, 1e-10, 1.0, 3.0, 1e10, 1e30, 1e38, FLOAT32_MAX)
@@ -114,8 +115,15 @@ def random_stream(seed: int, n: int):
         yield norms, loss, draw.choice([global_norm(norms), *norms])
 
 
-@pytest.mark.parametrize("name", ["numpy", "torch", "jax-jit"])
-@pytest.mark.parametrize("config", CONFIGS, ids=describe)
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        pytest.param(config, name, id=f"{describe(config)}-{name}", marks=[] if fast else REPEATS)
+        for config in CONFIGS
+        for name in ("numpy", "torch", "jax-jit")
+        for fast in [name == "numpy" or one_in_three(f"{describe(config)}-{name}")]
+    ],
+)
 def test_extreme_norms_leave_every_state_finite(name, config):
     backend = BACKENDS[name]
     run, state = backend.prepare(config), backend.init(config, 3)

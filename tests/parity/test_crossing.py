@@ -20,6 +20,7 @@ from stablenum.commands.compare.scenarios import Stream
 from stablenum.commands.compare.scenarios.stream_data import scaled_gradients, stream_params, stream_step
 from stablenum.reference.guarded import SGD, Guarded
 from stablenum.rules.clipping import AdaGC
+from tests.selection import slow_unless
 
 CROSSINGS = [
     ("growth-boundary", ("torch", "jax-jit", "numpy")),
@@ -52,7 +53,9 @@ def run(stream: Stream, training: Any, steps: range) -> list[dict[str, Any]]:
     return seen
 
 
-@pytest.mark.parametrize(("name", "order"), CROSSINGS)
+@pytest.mark.parametrize(
+    ("name", "order"), slow_unless(lambda _, order: "torch-compiled" not in order, CROSSINGS)
+)
 def test_a_state_loaded_by_two_frameworks_in_turn_continues_the_same(
     name: str, order: tuple[str, ...]
 ) -> None:
@@ -150,7 +153,9 @@ def test_rows_of_a_rule_follow_their_parameters() -> None:
     assert last["weight"]["gamma"] < last["bias"]["gamma"] < last["kernel"]["gamma"]
 
 
-@pytest.mark.parametrize("backend", list(BACKENDS))
+@pytest.mark.parametrize(
+    "backend", slow_unless(lambda backend: backend != "torch-compiled", [(b,) for b in BACKENDS])
+)
 def test_a_state_of_another_config_is_rejected_and_nothing_changes(backend: str) -> None:
     stream = SCENARIOS["single-nan"]
     assert isinstance(stream, Stream)

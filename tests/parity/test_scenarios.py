@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator
@@ -17,7 +16,6 @@ from stablenum.commands.compare import BACKENDS, SCENARIOS, find_backends, run_s
 from stablenum.commands.compare.agreement import Disagreement, Trace, compare_traces
 from stablenum.commands.compare.backends import numpy_run
 from stablenum.commands.compare.builtin.rule_streams import RULE_STREAMS
-from stablenum.commands.compare.builtin.trainings import TRAININGS
 from stablenum.commands.compare.runner import outcome_of, run_guarded
 from stablenum.commands.compare.scenarios import Expected, Fault, Goal, Outcome, Stream
 from stablenum.guard.config import GuardConfig
@@ -27,7 +25,7 @@ from stablenum.rules.clipping import CLIP_RULES
 from stablenum.rules.escalation import EscalatePrecision
 from stablenum.rules.loss_scale import LOSS_SCALES
 from stablenum.rules.spikes import MeanStdSpikeGuard, SpikeGuard
-from tests.selection import one_in_three, slow_unless
+from tests.selection import REPEATS, slow_unless
 
 FRAMEWORKS = {
     framework: [b.name for b in BACKENDS.values() if b.framework == framework]
@@ -35,31 +33,29 @@ FRAMEWORKS = {
 }
 
 
-# The backends in common use. On the others, rules and training runs are compared by ``make test-all``;
-# a third of the short scenarios is always compared on every backend.
-LONG = {scenario.name for scenario in (*RULE_STREAMS, *TRAININGS)}
-MOST_USED = {"torch": ["torch"], "jax": ["jax-jit"]}
+# The backends in common use. The others trace each guard for seconds or run it operation by operation:
+# every run compares them on two scenarios, ``make test-all`` on all.
+MOST_USED = ["torch", "jax-jit"]
+ON_EVERY_BACKEND = ("clip-rules", "single-nan")
+OTHERS = [name for name in BACKENDS if name not in ("numpy", *MOST_USED)]
 
 
 @pytest.mark.parametrize(
-    ("name", "framework"),
-    # The convolution takes 20 s per framework, and is trained and guarded as the other networks are.
-    slow_unless(lambda name, _: name != "digits-conv", itertools.product(SCENARIOS, FRAMEWORKS)),
+    "name",
+    # The convolution takes 40 s, and is trained and guarded as the other networks are.
+    slow_unless(lambda name: name != "digits-conv", [(name,) for name in SCENARIOS]),
 )
-def test_scenario(name: str, framework: str) -> None:
-    """NumPy and the backends of a framework, eager and compiled."""
-    _run(name, (FRAMEWORKS if on_every_backend(name) else MOST_USED)[framework])
+def test_scenario(name: str) -> None:
+    """NumPy and the backends in common use."""
+    _run(name, MOST_USED)
 
 
-def on_every_backend(name: str) -> bool:
-    return name not in LONG and one_in_three(name)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-@pytest.mark.parametrize("name", [name for name in sorted(SCENARIOS) if not on_every_backend(name)])
+@pytest.mark.parametrize(
+    "name", slow_unless(lambda name: name in ON_EVERY_BACKEND, [(name,) for name in SCENARIOS])
+)
 def test_a_scenario_on_every_other_backend(name: str, framework: str) -> None:
-    _run(name, [b for b in FRAMEWORKS[framework] if b not in MOST_USED[framework]])
+    _run(name, [b for b in FRAMEWORKS[framework] if b in OTHERS])
 
 
 def _run(name: str, backends: list[str]) -> None:
@@ -247,7 +243,13 @@ def test_rules_skipped_under_compile_are_compiled_in_another_stream() -> None:
 @pytest.mark.parametrize(
     ("stream", "guard"),
     [
-        pytest.param(stream, guard, id=f"{stream.name} without {part}")
+        # With all rules at once, each run takes a second; the other streams have the same rules.
+        pytest.param(
+            stream,
+            guard,
+            id=f"{stream.name} without {part}",
+            marks=REPEATS if stream.name == "all-rules" else [],
+        )
         for stream in RULE_STREAMS
         for part, guard in without_one_part(stream)
     ],

@@ -37,13 +37,41 @@ def run(compiled: bool, fused: bool, backend: str = "aot_eager"):
     return params, opt
 
 
+def breaks(step) -> set[str]:
+    """The distinct reasons for which compiling broke the graph."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compiled = torch.compile(step, backend="aot_eager")
+    for _ in range(3):
+        compiled()
+    return seen_breaks()
+
+
+def breaks_of_the_bare_optimizer(fused: bool) -> set[str]:
+    params = parameters()
+    set_gradients(params, 0)
+    found = breaks(torch.optim.AdamW(params, fused=fused, foreach=None if fused else True).step)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    return found
+
+
+def seen_breaks() -> set[str]:
+    return {reason.splitlines()[0] for reason in torch._dynamo.utils.counters["graph_break"]}
+
+
+# An optimizer that cannot skip by itself needs one read by the host.
+READ = {"Unsupported Tensor.item() call with capture_scalar_outputs=False"}
+
 # What a fused optimizer adds is covered by "all at once", below.
 NOT_FUSED = pytest.mark.parametrize("fused", [pytest.param(True, marks=REPEATS), False])
 
 
 @NOT_FUSED
-def test_compiled_step_decides_as_the_eager_one(fused):
+def test_compiled_step_decides_as_the_eager_one_and_adds_no_graph_break(fused):
+    bare = breaks_of_the_bare_optimizer(fused)
     params, opt = run(True, fused)
+    assert seen_breaks() - bare == (set() if fused else READ)
     wanted_params, wanted = run(False, fused)
     for row, other in zip(opt.history(), wanted.history(), strict=True):
         for key in ("step", "reason", "loss_scale", "worst"):
@@ -61,44 +89,22 @@ def test_inductor_decides_as_eager_does():
     assert [r["loss_scale"] for r in opt.history()] == [r["loss_scale"] for r in wanted.history()]
 
 
-def breaks(step) -> set[str]:
-    """The distinct reasons for which compiling broke the graph."""
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    compiled = torch.compile(step, backend="aot_eager")
-    for _ in range(3):
-        compiled()
-    return {reason.splitlines()[0] for reason in torch._dynamo.utils.counters["graph_break"]}
-
-
-@NOT_FUSED
-def test_no_graph_breaks_beyond_those_of_the_bare_optimizer(fused):
-    def make():
-        params = parameters()
-        set_gradients(params, 0)
-        return torch.optim.AdamW(params, fused=fused, foreach=None if fused else True)
-
-    extra = breaks(st.wrap(make(), clip=1.0, loss_scale=4.0).step) - breaks(make().step)
-    # An optimizer that cannot skip by itself needs one read by the host.
-    assert extra == (set() if fused else {"Unsupported Tensor.item() call with capture_scalar_outputs=False"})
-
-
 # "all at once" covers most of the code of all rules; a graph for one rule takes seconds to build.
 QUICK = ("all at once",)
 EACH_RULE = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in RULES]
 
 
-@pytest.mark.parametrize("fused", [True, pytest.param(False, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", EACH_RULE)
+@pytest.mark.slow
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("name", RULES)
 def test_no_rule_adds_a_graph_break(name, fused):
-    def make():
-        params = parameters()
-        set_gradients(params, 0)
-        return params, torch.optim.AdamW(params, fused=fused, foreach=None if fused else True)
-
-    params, inner = make()
-    extra = breaks(st.wrap(inner, names=named(params), **RULES[name]).step) - breaks(make()[1].step)
-    assert extra == (set() if fused else {"Unsupported Tensor.item() call with capture_scalar_outputs=False"})
+    params = parameters()
+    set_gradients(params, 0)
+    inner = torch.optim.AdamW(params, fused=fused, foreach=None if fused else True)
+    extra = breaks(st.wrap(inner, names=named(params), **RULES[name]).step) - breaks_of_the_bare_optimizer(
+        fused
+    )
+    assert extra == (set() if fused else READ)
 
 
 @pytest.mark.parametrize("name", EACH_RULE)
@@ -114,7 +120,9 @@ def test_each_rule_compiled_decides_as_the_eager_one(name):
             step()
         return params, opt
 
+    bare = breaks_of_the_bare_optimizer(fused=True)
     params, opt = train(True)
+    assert seen_breaks() <= bare
     wanted_params, wanted = train(False)
     for row, other in zip(opt.history(), wanted.history(), strict=True):
         for key in ("step", "reason", "loss_scale", "worst"):
