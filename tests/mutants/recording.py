@@ -161,7 +161,7 @@ def record(
         "config_of_children": str(config_of_children),
     }
     (folder / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
-    many = ["-n", str(processes), "--dist", "worksteal"] if processes > 1 else []
+    many = ["-n", str(processes), "--dist", "loadfile"] if processes > 1 else []
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.mutants.plugin", "-p", "no:cacheprovider"]
     started = environment(root, folder / "plan.json", site=site)
     subprocess.run([*command, *many, "--tb=line", *tests], cwd=root, env=started, check=False)
