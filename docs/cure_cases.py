@@ -1,4 +1,4 @@
-"""The failing one-liners of the page "The NaN and its cure", as data.
+"""The failing one-liners of the page "NaN-safe functions and losses", as data.
 
 ``cures`` evaluates them in both frameworks. In the expressions for torch, ``F`` is ``torch.nn.functional``.
 In those for stablenum, ``numerics`` and ``losses`` are the modules of the respective framework.
