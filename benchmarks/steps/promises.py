@@ -7,8 +7,8 @@ from typing import Any
 
 __all__ = ["SMALL", "broken_promises"]
 
-# On 10 k parameters only the fixed cost of a step shows. There the guard adds less to the bare step than
-# GradScaler and clipping do, which is the reason for `stablenum_torch/_devices/straight_line.py`.
+# On 10 k parameters only the fixed cost of a step shows. There the guard has to add less to the bare step
+# than GradScaler and clipping do; `stablenum_torch/_devices/generated_decide.py` exists for that.
 SMALL = "torch adamw fused 10k/10 float32"
 _CHEAPER_THAN_PEER = {SMALL: ("idle", "fold")}
 

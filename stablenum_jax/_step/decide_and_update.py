@@ -33,7 +33,7 @@ from stablenum_jax._step.apply import (
     negative_zeros_unless,
 )
 from stablenum_jax._step.clip_update import clip_updates
-from stablenum_jax._step.handshake import Capture, Deferred, Direct, GuardReached, current_mode, in_mode
+from stablenum_jax._step.driver_mode import Capture, Deferred, Direct, GuardReached, current_mode, in_mode
 from stablenum_jax._step.measure import AxisName
 from stablenum_jax._step.observe import Watched, judge, judge_finiteness
 from stablenum_jax._step.warnings import GuardPlacementWarning

@@ -12,8 +12,8 @@ import optax
 import stablenum
 from stablenum.guard.config import Settings, make_config
 from stablenum_jax._step.apply import apply_multiplier, zeros_unless
+from stablenum_jax._step.driver_mode import Capture, Deferred, Direct, GuardReached, current_mode
 from stablenum_jax._step.eager import guarded_update
-from stablenum_jax._step.handshake import Capture, Deferred, Direct, GuardReached, current_mode
 from stablenum_jax._step.measure import AxisName, scalar_loss
 from stablenum_jax._step.observe import Watched, judge
 from stablenum_jax._step.warnings import NotATrueSkipWarning

@@ -27,7 +27,7 @@ from stablenum.diagnosis.audit import (
 )
 from stablenum_torch._devices.fused_optimizers import is_fused
 from stablenum_torch._devices.ranks import is_sharded, local_part
-from stablenum_torch._precision.float32_twins import TwinOptimizer
+from stablenum_torch._precision.float32_copies import Float32CopyOptimizer
 from stablenum_torch._step.checks import given_names
 from stablenum_torch._step.parameters import names_of
 
@@ -147,7 +147,7 @@ def state_problems(optimizer: Optimizer) -> tuple[str, ...]:
 def _unwrapped(optimizer: Optimizer) -> Optimizer:
     """Return the optimizer that has the state: inside a guard, Accelerate's wrapper, and the like."""
     seen = {id(optimizer)}
-    while not isinstance(optimizer, TwinOptimizer):
+    while not isinstance(optimizer, Float32CopyOptimizer):
         inner = getattr(optimizer, "inner", None) or getattr(optimizer, "optimizer", None)
         if not isinstance(inner, Optimizer) or id(inner) in seen:
             return optimizer
@@ -158,12 +158,12 @@ def _unwrapped(optimizer: Optimizer) -> Optimizer:
 
 def _law_giver(optimizer: Optimizer) -> Optimizer:
     """Return the optimizer whose update law applies: inside one that runs it in float32."""
-    return optimizer.inner if isinstance(optimizer, TwinOptimizer) else optimizer
+    return optimizer.inner if isinstance(optimizer, Float32CopyOptimizer) else optimizer
 
 
 def _value(optimizer: Optimizer, p: Tensor) -> Tensor:
     """Return what the update law applies to: the parameter, or its value in float32."""
-    return optimizer.wide_value(p) if isinstance(optimizer, TwinOptimizer) else p
+    return optimizer.wide_value(p) if isinstance(optimizer, Float32CopyOptimizer) else p
 
 
 def _names(optimizer: Optimizer, given: Mapping[Tensor, str]) -> list[str]:

@@ -231,20 +231,20 @@ def _update(
         optimizer = optimizer.inner
         seen.note("The update is the inner optimizer's: without clipping.")
     held = [p for group in optimizer.param_groups for p in group["params"]]
-    twins = {p: nn.Parameter(p.detach().clone(), requires_grad=p.requires_grad) for p in held}
+    copies = {p: nn.Parameter(p.detach().clone(), requires_grad=p.requires_grad) for p in held}
     # copy.deepcopy finds each parameter already copied; hooks and schedulers are not part of the copy.
-    twin = copy.deepcopy(optimizer, {id(p): other for p, other in twins.items()})
-    for p, state in twin.state.items():
+    copied = copy.deepcopy(optimizer, {id(p): other for p, other in copies.items()})
+    for p, state in copied.state.items():
         for key, value in state.items():
             if isinstance(value, Tensor) and _narrow(value):
-                twin.state[p][key] = value.float()
-    for p, other in twins.items():
+                copied.state[p][key] = value.float()
+    for p, other in copies.items():
         other.grad = None if grads.get(p) is None else grads[p].clone()  # type: ignore[union-attr]
-    twin.step()
+    copied.step()
     foreign = sum(p not in names for p in held)
     if foreign:
         seen.note(f"{foreign} parameters of the optimizer are not the model's.")
-    for p, other in twins.items():
+    for p, other in copies.items():
         if p in names and other.grad is not None:
             seen.add_update(_module_of(names[p]), _plain(p), _plain(other) - _plain(p))
 
