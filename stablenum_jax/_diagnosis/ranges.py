@@ -107,7 +107,7 @@ def range_report(
     if pass_.closed:
         seen.note(f"Modules inside {', '.join(pass_.closed)} were not looked at one by one.")
     if len(outs) != 1 or jnp.size(outs[0]) != 1 or not jnp.issubdtype(outs[0].dtype, jnp.floating):
-        seen.note("No gradients: the function gives no scalar loss.")
+        seen.note("No gradients: the function returns no scalar loss.")
         return RangeReport(seen.rows, seen.formats, seen.notes)
 
     grads, of_values = pass_.backward(leaves, {n: jnp.zeros_like(array) for n, array in arrays.items()})

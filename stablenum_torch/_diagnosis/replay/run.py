@@ -84,7 +84,7 @@ def run(call: Call, *, loss_scale: float | None, rng: RngState | Tensor | None) 
         rng: the generators' states at the start; None for the present ones.
 
     Raises:
-        Exception: what the step raised, unless it is about numbers or labels.
+        Exception: what the step raised, unless the error is about numbers or labels.
     """
     snapshot = Snapshot(call.around.objects)
     try:
@@ -110,7 +110,7 @@ def _run(call: Call, snapshot: Snapshot, loss_scale: float | None, rng: RngState
     result.bad_parameters = [name for name in around.parameters if not before[name].finite]
     loss, error = None, None
     with warnings.catch_warnings(), eager(), torch.enable_grad(), recorder, PublicFunctions(recorder):
-        warnings.simplefilter("ignore")  # warnings were shown when the step ran first
+        warnings.simplefilter("ignore")  # warnings were shown when the step first ran
         try:
             loss = loss_in(_call_user(call.step_fn, call.args, call.kwargs))
             done = recorder.accumulated or recorder.roots or recorder.gradients
@@ -167,7 +167,7 @@ def eager() -> Iterator[None]:
 
 
 def _set_scales(around: Surroundings, snapshot: Snapshot, loss_scale: float | None) -> None:
-    """Give guards and scalers the loss scale of the step that failed. The snapshot restores theirs."""
+    """Give guards and scalers the loss scale of the step that failed; the snapshot restores their own."""
     if loss_scale is None:
         return
     for scaler in around.scalers:
@@ -254,7 +254,7 @@ class _Judge:
         """Turn an error about labels, or about non-finite or invalid numbers, into a finding.
 
         Raises:
-            Exception: any other.
+            Exception: the error, if it is about something else.
         """
         failure = self.recorder.failure
         if failure is None or failure.error is not error:

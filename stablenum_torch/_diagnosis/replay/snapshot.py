@@ -34,7 +34,7 @@ class Snapshot:
         self._tensors: dict[int, _TensorState] = {}
         self._memory: list[tuple[Tensor, Tensor]] = []
         self._generators: list[tuple[torch.Generator, Tensor]] = []
-        # The guard writes its state through NumPy, which no mode sees.
+        # The guard writes its state through NumPy, which no dispatch mode sees.
         for state in (x for o in self._objects for x in o.values.values() if isinstance(x, GuardState)):
             for leaf in leaves(state):
                 self.keep_memory(leaf)

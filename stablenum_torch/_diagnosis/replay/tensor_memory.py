@@ -25,7 +25,7 @@ class Storage:
 
     Attributes:
         reference: keeps the address unique.
-        outside: it existed before the replay.
+        outside: whether it existed before the replay.
         epoch: how many operations have written to it.
         views: for each place the value last seen there, and the epoch at that time.
         writes: (epoch, value) of each write.
@@ -40,7 +40,7 @@ class Storage:
     unwritten: int | None = None
 
     def current(self, view: View) -> int | None:
-        """Return the value at a place; None if the storage was written since, or the place was never read."""
+        """Return the value at a place; None if the storage has changed since, or the place was never read."""
         seen = self.views.get(view)
         return seen[0] if seen is not None and seen[1] == self.epoch else None
 
