@@ -154,7 +154,7 @@ def _checked(targets: Array, logits: Array, axis: int, ignore_index: int, mask: 
 
 _CLASSES = """\
 Outside ``jit`` and ``vmap``, on a CPU, a target that is not a class raises a ValueError; elsewhere targets
-are not known in time, and such an item is NaN."""
+are not known in time, so the loss of such an item is NaN instead."""
 
 
 @_spelled(

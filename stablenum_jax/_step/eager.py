@@ -25,7 +25,7 @@ PyTree: TypeAlias = Any
 class _Compiled:
     """An eager caller's update, compiled once per transformation.
 
-    Run operation by operation, each ``lax.cond`` would be compiled again at every step.
+    If the update ran operation by operation, each ``lax.cond`` would be compiled again at every step.
     """
 
     def __init__(self, tx: optax.GradientTransformation, add: Add, static: dict[str, Any]) -> None:
@@ -84,9 +84,9 @@ def guarded_update(
         params: the parameters; may be None if ``add`` is None.
         opt_state: the state, from ``tx.init``.
         grads: the gradients.
-        extra: extra arguments of ``tx.update``; ``value``, if there, is the unscaled loss.
-        add: makes the new parameters from the old ones and the updates, a module-level function; None
-            returns the updates, which are -0.0 on a skip.
+        extra: extra arguments of ``tx.update``; ``value``, if given, is the unscaled loss.
+        add: a module-level function that makes the new parameters from the old ones and the updates. If it
+            is None, the updates are returned, which are -0.0 on a skip.
 
     Raises:
         NonFiniteError: called eagerly, and the guard has halted the training.

@@ -99,8 +99,8 @@ def _observe(
     scale: Array | None,
     measure_extremes: bool = True,
 ) -> stablenum.Observation:
-    """Measure everything that the config's rules need. ``scale``: what the gradients have been divided by
-    already.
+    """Measure everything that the config's rules need. ``scale`` is what the gradients have already been
+    divided by.
 
     Without ``measure_extremes`` the extremes are 0, which is enough for a step that is skipped.
     """

@@ -134,7 +134,7 @@ def raise_if_halted(opt_state: PyTree, config: stablenum.GuardConfig) -> None:
 def resume(opt_state: PyTree) -> PyTree:
     """Return ``opt_state`` with a guard that continues after it has halted the training.
 
-    It clears the halt and the counts of skips in a row; everything else stays. It works under jit too.
+    The halt and the counts of skips in a row are cleared; everything else stays. This works under jit too.
 
     Raises:
         ValueError: no guard, or more than one.

@@ -46,7 +46,7 @@ def scaled_value_and_grad(
 
 
 def _scale_on_loss(scale: jax.Array, dtype: Any) -> jax.Array:
-    """Return the part of the scale that is multiplied with the loss.
+    """Return the part of the scale by which the loss is multiplied.
 
     The cotangent of a float16 loss is float16, where 65536 is inf. The gradients are multiplied by the
     rest of the scale.
@@ -77,7 +77,7 @@ def scale_loss(loss: Any, opt_state: PyTree) -> jax.Array:
 
 
 def scaled_in_range(loss: jax.Array, scale: jax.Array) -> jax.Array:
-    """Return the loss times as much of the scale as its cotangent can represent, in at least float32."""
+    """Return the loss times as much of the scale as its cotangent can represent, in float32 or wider."""
     return _scaled(loss, _scale_on_loss(scale, loss.dtype))
 
 

@@ -77,8 +77,8 @@ def guard(
     Raises:
         TypeError: ``inner`` is not an optax transformation, ``config`` is not a GuardConfig, or an
             override is unknown or a traced array.
-        ValueError: a setting has a wrong value; ``axis_name`` is given with ``AdaptiveGradClip``. From
-            ``init``: one of its patterns matches no parameter.
+        ValueError: a setting has a wrong value; ``axis_name`` is given with ``AdaptiveGradClip``. `init`
+            raises it too, if a pattern in `exclude` matches no parameter.
 
     Example:
         >>> params = {"w": jnp.ones(2)}
@@ -109,7 +109,7 @@ def guard(
 
 
 class _Guard:
-    """The chain form, which follows the driver around it; without one it does what it can."""
+    """The chain form, which does what the driver around it says; without a driver it does what it can."""
 
     def __init__(self, config: stablenum.GuardConfig, axis_name: AxisName | None) -> None:
         self.config, self.axis_name = config, axis_name
@@ -180,9 +180,10 @@ class _Guard:
 def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """Chain transformations as ``optax.chain`` does, with a true skip: in a skipped step none of them runs.
 
-    It is for callers of plain ``tx.update``. On a skip the updates are -0.0, which leaves every parameter bit
-    for bit as it was, and so is the state of all transformations. If you call the update yourself, prefer
-    :func:`stablenum_jax.step`, which is faster: it adds the updates inside the branch that a skip leaves out.
+    The chain is for callers of plain ``tx.update``. On a skip the updates are -0.0, which leaves every
+    parameter bit for bit as it was; the state of all transformations is unchanged too. If you call the update
+    yourself, prefer :func:`stablenum_jax.step`, which is faster: it adds the updates inside the branch that a
+    skip leaves out.
     Jit the whole training step, not ``update`` alone: updates are then written over the gradients and take no
     memory.
 
@@ -204,7 +205,7 @@ def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransforma
         Array([-0.06, -0.08], dtype=float32)
     """
     if not transforms:
-        raise ValueError("chain must get at least one transformation, the guard; got none.")
+        raise ValueError("chain needs at least one transformation, the guard; got none.")
     for i, transform in enumerate(transforms):
         _check_transformation(f"transforms[{i}]", transform)
     inner = optax.chain(*transforms)
