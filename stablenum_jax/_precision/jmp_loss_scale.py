@@ -1,7 +1,7 @@
 """Loss scales as pytrees, with jmp's names and the core's rules.
 
-They are for training loops that scale and unscale themselves, as with jmp. The guard does all of this itself,
-and accepts these objects for its setting ``loss_scale``.
+These classes are for training loops that scale and unscale themselves, as with jmp. The guard does all of
+this on its own, and accepts these objects for its setting ``loss_scale``.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ class StaticLossScale:
     loss_scale: Any
 
     def scale(self, tree: Tree) -> Tree:
-        """Multiply losses or gradients by the factor, in float32 at least; other leaves are unchanged."""
+        """Multiply losses or gradients by the factor, in float32 or wider; other leaves are unchanged."""
         return _scaled(tree, self.loss_scale)
 
     def unscale(self, tree: Tree) -> Tree:
-        """Divide losses or gradients by the factor, in float32 at least."""
+        """Divide losses or gradients by the factor, in float32 or wider."""
         return _unscaled(tree, self.loss_scale)
 
     def adjust(self, grads_finite: Any) -> StaticLossScale:
@@ -137,11 +137,11 @@ class DynamicLossScale:
         _warn_if_not_floating(self.min_loss_scale, "min_loss_scale")
 
     def scale(self, tree: Tree) -> Tree:
-        """Multiply losses or gradients by the factor, in float32 at least; other leaves are unchanged."""
+        """Multiply losses or gradients by the factor, in float32 or wider; other leaves are unchanged."""
         return _scaled(tree, self.loss_scale)
 
     def unscale(self, tree: Tree) -> Tree:
-        """Divide losses or gradients by the factor, in float32 at least."""
+        """Divide losses or gradients by the factor, in float32 or wider."""
         return _unscaled(tree, self.loss_scale)
 
     def adjust(self, grads_finite: Any) -> DynamicLossScale:
@@ -163,7 +163,7 @@ class DynamicLossScale:
             min_scale=SMALLEST_SCALE,
             max_scale=_largest(dtype),
         )
-        # A scale that is inf or NaN would stay so permanently.
+        # A scale that is inf or NaN would stay inf or NaN permanently.
         scale = jnp.nan_to_num(
             jnp.asarray(self.loss_scale, jnp.float32), nan=1.0, posinf=rule.max_scale, neginf=1.0
         )
@@ -241,7 +241,7 @@ def _unscaled(tree: Tree, factor: Any) -> Tree:
 
 
 def _change(tree: Tree, change: Callable[[Array], Array]) -> Tree:
-    """Apply ``change`` to the floating-point leaves, in float32 at least: float16 ends at 65504."""
+    """Apply ``change`` to the floating-point leaves, in float32 or wider, because float16 ends at 65504."""
 
     def wide(path: Path, leaf: Any) -> Any:
         if not is_measurable(path, leaf):

@@ -28,7 +28,7 @@ class LinenCall:
 
     Attributes:
         model: the module.
-        policy: its formats.
+        policy: the formats in which the module runs.
     """
 
     def __init__(self, model: nn.Module, policy: Policy) -> None:

@@ -18,7 +18,7 @@ __all__ = ["precision"]
 
 
 def precision(model: Any, policy: Any) -> Callable[..., Any]:
-    """Return a function that calls a model in the formats of a policy, those of
+    """Return a function that calls a model in the formats of a policy, with the same formats as
     ``stablenum_torch.precision``.
 
     - While a module computes, its parameters are in its compute format, and the arguments of a module with
@@ -49,8 +49,8 @@ def precision(model: Any, policy: Any) -> Callable[..., Any]:
     Args:
         model: a flax linen or nnx module, an equinox module, or a function.
         policy: words, a :class:`stablenum_jax.policy.Policy`, a ``stablenum.Policy`` or jmp's. Inside
-            :func:`stablenum_jax.value_and_grad` with an escalation no module computes narrower than the
-            level.
+            :func:`stablenum_jax.value_and_grad` with an escalation, no module computes in a format narrower
+            than the level's.
 
     Raises:
         TypeError: ``model`` is not callable; ``policy`` is none of the above.
