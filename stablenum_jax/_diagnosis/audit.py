@@ -56,7 +56,7 @@ def audit(
     """Report on the state of an optax optimizer, parameter by parameter, sorted by risk.
 
     Finds the moments inside ``chain``, ``masked``, ``partition``, ``MultiSteps``, ``inject_hyperparams``, a
-    flax ``TrainState`` and an ``nnx.Optimizer``. Measured per parameter: the RMS of the update,
+    flax ``TrainState`` and an ``nnx.Optimizer``. Per parameter, the report has the RMS of the update,
     max abs(dw)/abs(w), frac(v == 0 and m != 0), the counts of inf and negative second moments and of NaN,
     sqrt(v) compared with eps, RMS(g^2/v), and frac(w + dw == w). An optax state does not contain the
     hyperparameters of its optimizer. A hyperparameter that neither the arguments nor ``inject_hyperparams``
@@ -65,13 +65,13 @@ def audit(
     Args:
         opt_state: what ``tx.init`` or ``tx.update`` returned.
         params: the parameters that the optimizer trains.
-        grads: unscaled gradients, a tree like ``params``: for RMS(g^2/v).
+        grads: unscaled gradients, a tree like ``params``, from which RMS(g^2/v) is computed.
         updates: what ``tx.update`` returned, a tree like ``params``.
-        learning_rate: means that the moments are those of Adam or AdamW: their update is then computed,
-            with ``b1``, ``b2`` and ``eps``. Leave it out for NAdam, RAdam, Adamax and Yogi, for which optax
-            uses the same state, and give ``updates``.
-        b1, b2, eps: those of the optimizer. Leave them out for Adamax, whose state contains a norm where
-            Adam's contains a second moment.
+        learning_rate: says that the moments are those of Adam or AdamW, whose update is then computed with
+            ``b1``, ``b2`` and ``eps``. For NAdam, RAdam, Adamax and Yogi, for which optax uses the same
+            state, leave it out and give ``updates``.
+        b1, b2, eps: the optimizer's hyperparameters. Leave them out for Adamax, whose state contains a norm
+            where Adam's contains a second moment.
 
     Raises:
         TypeError: called under ``jit``.
@@ -112,7 +112,7 @@ def audit(
 
 
 def state_problems(opt_state: PyTree, params: PyTree) -> tuple[str, ...]:
-    """List what in an optimizer's state can make the next update wrong, in words, the worst first.
+    """Describe each problem in an optimizer's state that can make the next update wrong, the worst first.
 
     Parameters are not judged, and warnings are left out: see :func:`audit`.
     """
@@ -120,20 +120,20 @@ def state_problems(opt_state: PyTree, params: PyTree) -> tuple[str, ...]:
 
 
 def repair(opt_state: PyTree, audit: Audit) -> PyTree:
-    """Return ``opt_state`` with the poisoned elements of its moments set to 0; all other values keep every
+    """Return ``opt_state`` with the poisoned elements of its moments set to 0; all other values stay bit for
     bit.
 
     An element is poisoned if one of its moments is not finite, or a second moment is negative. All its
     moments are reset. Step counts stay, so bias correction is that of a late step: the first update of such
-    an element is lr (1 - b1) / sqrt(1 - b2), 3.2 lr with Adam's defaults, then it settles. Parameters are
-    not changed: one that is not finite stays so.
+    an element is lr (1 - b1) / sqrt(1 - b2), which is 3.2 lr with Adam's defaults, and later updates settle.
+    Parameters are not changed, even if they are not finite.
 
     Args:
         opt_state: the audited state.
         audit: the result of :func:`audit` for it.
 
     Raises:
-        TypeError: ``audit`` is not an audit; under ``jit``.
+        TypeError: ``audit`` is not an audit, or the call is under ``jit``.
         ValueError: the audit names a parameter for which the state contains no poisoned moments, so it is
             the audit of another state.
     """
@@ -166,7 +166,7 @@ def repair(opt_state: PyTree, audit: Audit) -> PyTree:
     missing = sorted(set(shapes) - found)
     if missing:
         raise ValueError(
-            f"audit must be of this opt_state; it names {missing[0]!r}, which has no poisoned moment in it. "
+            f"audit must be of this opt_state; it names {missing[0]!r}, which has no poisoned moment here. "
             "Audit the state that you want to repair."
         )
     return jax.tree.unflatten(structure, leaves)
@@ -188,7 +188,7 @@ def _as_params(tree: PyTree | None, leaves: Mapping[str, Any], what: str) -> dic
     found = {name: leaf for name, leaf in found.items() if _is_inexact(leaf)}
     for name, leaf in found.items():
         if name not in leaves:
-            raise ValueError(f"{what} must be a tree like params; it has {name!r}, which params lack.")
+            raise ValueError(f"{what} must be a tree like params; it has {name!r}, which is not in params.")
         if jnp.shape(leaf) != jnp.shape(leaves[name]):
             raise ValueError(
                 f"{what} must have the shapes of params; {name!r} has {jnp.shape(leaf)}, "
@@ -225,7 +225,7 @@ def _check_fit(groups: Mapping[str, Any], leaves: Mapping[str, Any]) -> None:
     """
     if groups and not set(groups) & set(leaves):
         raise ValueError(
-            f"params must be the parameters of opt_state; it has moments of {next(iter(groups))!r}, "
+            f"params must be the parameters of opt_state, which has moments of {next(iter(groups))!r}, "
             f"but params have {next(iter(leaves), 'no leaf')!r}."
         )
 
@@ -323,7 +323,7 @@ def _host(leaf: Any) -> np.ndarray:
     """
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         raise ValueError(
-            "an audit reads whole arrays, and one is spread over several processes; gather it first with "
+            "an audit reads whole arrays, but one is spread over several processes; gather it first with "
             "jax.experimental.multihost_utils.process_allgather(tree, tiled=True)."
         )
     return np.asarray(leaf)

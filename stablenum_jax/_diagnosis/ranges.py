@@ -43,7 +43,7 @@ def range_report(
     Modules are those of flax linen, flax.nnx and Equinox, and the scopes of ``jax.named_scope`` in any
     function; those of flax.nnx and Equinox are named by their paths in the tree. A module that returns its
     argument does not appear, and a plain scope that is entered twice in a row counts as one. Loops are
-    unrolled; of a ``cond`` the branch that is taken is opened (the passes then run operation by operation).
+    unrolled; of a ``cond``, the branch that is taken is opened (the passes then run operation by operation).
     What could not be opened is listed in the report's ``notes``.
 
     Nothing is changed: a flax.nnx module is copied, and ``fun`` is traced without ``jax.jit``.
@@ -51,15 +51,15 @@ def range_report(
     Args:
         fun: ``fun(params, *args, **kwargs)`` returns the scalar loss, or ``(loss, aux)`` with ``has_aux``.
             There is no backward pass if the loss is not a floating-point scalar.
-        params: a pytree; also linen's whole dict of collections (of which ``"params"`` is trained), a
-            flax.nnx module or state (of which ``nnx.Param`` is trained), or an Equinox module.
+        params: a pytree, linen's whole dict of collections (of which ``"params"`` is trained), a flax.nnx
+            module or state (of which ``nnx.Param`` is trained), or an Equinox module.
         *args: further arguments. Floating-point arrays narrower than float32 become float32 here and in
             ``params``.
         has_aux: as in ``jax.value_and_grad``.
         optimizer: an optax transformation, whose update is measured too. With a guard inside, the gradients
             are first multiplied by its loss scale, and the update is that of :func:`stablenum_jax.step`.
         opt_state: its state; by default ``optimizer.init(params)``.
-        formats: names of formats, also short ones such as ``"bf16"``.
+        formats: names of formats, or short names such as ``"bf16"``.
         **kwargs: further arguments.
 
     Returns:
@@ -68,7 +68,7 @@ def range_report(
         separately.
 
     Raises:
-        ValueError: ``formats`` is empty or has an unknown format.
+        ValueError: ``formats`` is empty or contains an unknown format.
 
     Example:
         >>> import stablenum_jax
@@ -145,7 +145,7 @@ class _Pass:
         try:
             return jax.jit(self._forward)(leaves)
         except (jax.errors.ConcretizationTypeError, jax.errors.TracerIntegerConversionError):
-            # A cond: its index must be a concrete number, so run operation by operation.
+            # There is a cond, whose index must be a concrete number: run the passes operation by operation.
             self._compiled = _as_it_is
             return self._forward(leaves)
 

@@ -332,7 +332,7 @@ def test_inside_a_transformation() -> None:
 def test_wrong_arguments() -> None:
     with pytest.raises(ValueError, match="argnums must name positional arguments"):
         replay(lambda w: w.sum(), jnp.ones(3), argnums=1)
-    with pytest.raises(TypeError, match="floating scalar"):
+    with pytest.raises(TypeError, match="floating-point scalar"):
         replay(lambda w: w, jnp.ones(3), gradients=True)
 
 

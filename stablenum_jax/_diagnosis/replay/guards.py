@@ -27,7 +27,7 @@ def seen_by_guards(trace: Trace, written: Sequence[Written], own: frozenset[int]
 
     Args:
         trace: the replay.
-        written: one per step of the trace.
+        written: how each step appears in the source, one entry per step of the trace.
         own: the guards' states, whose statistics contain intended infinities.
     """
     inside = {

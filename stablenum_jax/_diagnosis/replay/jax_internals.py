@@ -105,7 +105,8 @@ def quiet() -> Iterator[None]:
 def own_lines_in_backward() -> Iterator[None]:
     """While tracing, keep the user's lines for the equations in a ``custom_vjp``'s backward function.
 
-    JAX replaces them by the line of the forward call. Without the private names this has no effect.
+    JAX replaces them by the line of the forward call. If JAX lacks the private names used here, this has no
+    effect.
     """
     try:
         from jax._src import source_info_util as info

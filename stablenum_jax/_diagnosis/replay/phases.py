@@ -12,7 +12,7 @@ from stablenum_jax._diagnosis.replay.naming import function_name
 
 __all__ = ["assign_phases"]
 
-# What a loop does with its rows; not a derivative of anything.
+# What a loop does with its rows, which is not a derivative of anything.
 _LOOP_PARTS = ("index", "stack")
 # Iteration (None for any) -> function -> its last step.
 _Last: TypeAlias = dict[str | None, dict[str, Step]]
@@ -29,7 +29,7 @@ def assign_phases(trace: Trace, written: list[Written], loss: Iterable[int], out
 
     Args:
         trace: the replay; its steps are changed.
-        written: one per step.
+        written: how each step appears in the source, one entry per step.
         loss: the loss, if the program has one.
         outputs: all results.
     """

@@ -68,9 +68,12 @@ def _is_array(x: Any) -> bool:
 def _why_no_gradient(loss: Any, call: Call) -> str:
     if loss is None or loss.shape != () or not jnp.issubdtype(loss.dtype, jnp.floating):
         got = "something else" if loss is None else f"{loss.dtype}{list(loss.shape)}"
-        return f"fun must return a floating scalar (or, with has_aux, a pair that begins with one); got {got}"
+        return (
+            "fun must return a floating-point scalar (or, with has_aux, a pair that begins with one); "
+            f"got {got}"
+        )
     if not any(leaf.differentiated for leaf in call.leaves):
-        return "no argument among argnums holds a floating array"
+        return "no argument among argnums holds a floating-point array"
     return ""
 
 
