@@ -17,7 +17,7 @@ def broken_promises(rows: Sequence[dict[str, Any]]) -> list[str]:
     """A sentence for each variant that adds as much to the bare step as the peer does, or more.
 
     Args:
-        rows: as ``summary.result_of`` gives them.
+        rows: the rows as ``summary.result_of`` gives them.
     """
     found = []
     for row in rows:
@@ -26,6 +26,6 @@ def broken_promises(rows: Sequence[dict[str, Any]]) -> list[str]:
             if not ours["extra_ms"] < peer["extra_ms"]:
                 found.append(
                     f"{row['name']}: promise broken: {ours['label']!r} adds {ours['extra_ms']:.3f} ms to a "
-                    f"bare step, and {peer['label']!r} only {peer['extra_ms']:.3f} ms."
+                    f"bare step, but {peer['label']!r} adds only {peer['extra_ms']:.3f} ms."
                 )
     return found
