@@ -58,7 +58,7 @@ def range_report(
         has_aux: as in ``jax.value_and_grad``.
         optimizer: an optax transformation, whose update is measured too. With a guard inside, the gradients
             are first multiplied by its loss scale, and the update is that of :func:`stablenum_jax.step`.
-        opt_state: its state; by default ``optimizer.init(params)``.
+        opt_state: the optimizer's state; by default ``optimizer.init(params)``.
         formats: names of formats, or short names such as ``"bf16"``.
         **kwargs: further arguments.
 

@@ -112,7 +112,7 @@ def _injected(opt_state: PyTree, *, partial: bool = False) -> list[tuple[Any, bo
 def _rms(update: Array) -> Array:
     """Return the root mean square, () float32: not finite if and only if an element is not.
 
-    One reduction of two operands sums the squares twice: of the elements themselves, and of the elements
+    One reduction of two operands computes two sums of squares: that of the elements, and that of the elements
     shrunk by a power of two, in case the first sum overflows. Squares that flush to zero belong to
     elements far below any limit.
     """

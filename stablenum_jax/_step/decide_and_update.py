@@ -1,7 +1,7 @@
 """One guarded update of an optax transformation with a guard somewhere inside.
 
 An optax transformation is opaque, and the decision must be known *before* its update runs, so
-that a skipped step runs none of it. Hence there are two passes over the same ``tx.update``:
+that a skipped step runs none of it. There are therefore two passes over the same ``tx.update``:
 
 1. *capture*: an abstract run that ends where control reaches the guard. It yields the guard's
    config, and whether the guard receives the very gradients that the caller passed.
@@ -284,7 +284,7 @@ def _like(what: str, before: PyTree, after: PyTree) -> PyTree:
     """Return ``after`` in the dtypes of ``before``, so that the step can be a scan's carry.
 
     Raises:
-        ValueError: its structure or a shape differs.
+        ValueError: the structure or a shape differs.
     """
     if jax.tree.structure(before) != jax.tree.structure(after):
         raise ValueError(

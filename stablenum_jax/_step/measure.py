@@ -54,7 +54,7 @@ def leaf_norms(leaves: Sequence[Any]) -> Array:
         (n,) float32. Finite if and only if every element of the leaf is finite (a norm beyond
         float32's range saturates there); NaN if the leaf holds NaN, else inf if it holds inf;
         0 for None and for a leaf without elements. The norm of a leaf below 1e-23 may be 0 if others
-        are of ordinary size: it changes neither the joint norm nor a decision.
+        are of ordinary size; this changes neither the joint norm nor a decision.
 
     Example:
         >>> leaf_norms([jnp.asarray([3e30, 4e30]), None])

@@ -192,7 +192,7 @@ def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransforma
 
     Raises:
         TypeError: an argument is not an optax transformation.
-        ValueError: from ``init``: the one guard is not in the first transformation. From
+        ValueError: from ``init``: not exactly one guard, or not in the first transformation. From
             ``update``: the optimizer changes the structure of its state; ``params`` is missing for
             ``AdaptiveGradClip``, or the learning rate for ``ClipUpdateRMS``.
         NonFiniteError: from ``update`` called eagerly: the guard has halted the training.

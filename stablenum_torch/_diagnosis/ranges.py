@@ -45,8 +45,8 @@ def range_report(
     second copy of the model and, if given, of the optimizer's state.
 
     Args:
-        model: in the mode (train or eval) to be measured. DistributedDataParallel is unwrapped; a compiled
-            model runs eagerly.
+        model: the model, in the mode (train or eval) to be measured. DistributedDataParallel is unwrapped; a
+            compiled model runs eagerly.
         batch: the model's input: a tensor, a tuple of positional arguments or a mapping of named ones; with
             ``loss_fn``, whatever that function takes. Half-precision tensors become float32.
         loss_fn: ``loss_fn(model, batch)`` returns the scalar loss. By default the model's output is the loss,

@@ -318,10 +318,10 @@ class GuardedOptimizer(Optimizer):
         Args:
             closure: ``closure(*args, **kwargs)`` runs the forward pass on the batch that failed and returns
                 the unscaled loss, or runs the backward pass itself. It need not step the optimizer.
-            *args: for ``closure``.
+            *args: arguments of ``closure``.
             model: gives modules their names; by default the model that the closure refers to.
             rng_state: the generators' state at the beginning of the step, if you have kept it.
-            **kwargs: for ``closure``.
+            **kwargs: arguments of ``closure``.
 
         Returns:
             A report, as :func:`stablenum_torch.replay` returns it.

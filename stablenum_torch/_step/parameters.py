@@ -34,7 +34,7 @@ class TrackedParameters:
 
     Attributes:
         given: the names that the user gave.
-        included: for each parameter whether the rule for units, if there is one, applies to it.
+        included: for each parameter, whether the rule for units, if there is one, applies to it.
     """
 
     included: tuple[bool, ...]

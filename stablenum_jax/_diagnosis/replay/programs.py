@@ -25,9 +25,9 @@ class Program:
 
     Attributes:
         closed: takes the arrays, after the loss scale if ``scaled``.
-        names: of the results that are judged.
+        names: the names of the results that are judged.
         judged: their positions among the outputs.
-        loss: positions of the loss and of the scaled loss.
+        loss: the positions of the loss and of the scaled loss.
         gradients: whether the judged results after the loss are gradients.
         scaled: whether the loss scale is an argument.
     """

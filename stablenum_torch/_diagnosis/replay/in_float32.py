@@ -27,7 +27,7 @@ def finite_in_float32(
 
     Args:
         func: an aten operation.
-        call: its arguments.
+        call: the operation's arguments.
         before: id of an argument that the call has written -> its previous contents.
         written: ids of all arguments that the call writes.
     """

@@ -30,10 +30,10 @@ class Surroundings:
 
     Attributes:
         model: the only module; None if there are several or none.
-        modules: by name.
-        optimizers: in the order in which they were found.
+        modules: the modules by name.
+        optimizers: the optimizers, in the order in which they were found.
         others: schedulers and scalers, whose attributes a step changes.
-        parameters, buffers: by name.
+        parameters, buffers: the parameters and the buffers by name.
         names: id of a tensor -> (role, name).
         held: tensors that are kept alive, so that those ids stay valid.
     """

@@ -67,7 +67,7 @@ class Recorder(TorchDispatchMode):
     Args:
         snapshot: keeps everything that is about to be written.
         names: id of a tensor -> (role, name).
-        paths: of modules.
+        paths: finds the paths of modules.
         stop: the code object of the function that calls the user's function; the stack is read up to it.
 
     Attributes:

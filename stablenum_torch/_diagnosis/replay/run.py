@@ -46,10 +46,10 @@ class Run:
     Attributes:
         trace: all operations.
         bad: values that should be finite and are not.
-        findings: their first causes.
-        loss_finite: None if no loss is known.
-        bad_parameters: those that were not finite before the step.
-        bad_gradients, bad_updates: those of this step.
+        findings: the first causes of these values.
+        loss_finite: whether the loss is finite; None if no loss is known.
+        bad_parameters: the parameters that were not finite before the step.
+        bad_gradients, bad_updates: the gradients and updates of this step that are not finite.
         labels: what is wrong with the labels.
         norm: the norm of all gradients, in float64.
         backward: whether any gradient was computed.
@@ -79,8 +79,8 @@ def run(call: Call, *, loss_scale: float | None, rng: RngState | Tensor | None) 
 
     Args:
         call: the step.
-        loss_scale: for a backward pass that is run here, and for guards with a loss scale; None changes
-            neither.
+        loss_scale: the loss scale for a backward pass that is run here, and for guards with a loss scale;
+            None changes neither.
         rng: the generators' states at the start; None for the present ones.
 
     Raises:

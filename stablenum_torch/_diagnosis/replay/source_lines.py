@@ -46,14 +46,14 @@ class Survey:
     """What the stack shows about the running operation.
 
     Attributes:
-        frames: of the user's code, outermost first; those inside the backward pass if ``engine`` is True.
+        frames: the user's frames, outermost first; only those inside the backward pass if ``engine`` is True.
         outer: the user's frames that called the backward pass.
-        modules: outermost first.
+        modules: the running modules, outermost first.
         public: a public function of torch that calls the operation.
-        engine: the operation runs in the autograd engine.
-        checkpoint: activation checkpointing runs the forward pass again.
-        function: a custom ``autograd.Function`` is running.
-        update: an optimizer is stepping.
+        engine: whether the operation runs in the autograd engine.
+        checkpoint: whether activation checkpointing runs the forward pass again.
+        function: whether a custom ``autograd.Function`` is running.
+        update: whether an optimizer is stepping.
     """
 
     frames: tuple[Place, ...] = ()

@@ -27,7 +27,7 @@ class Storage:
         reference: keeps the address unique.
         outside: whether it existed before the replay.
         epoch: how many operations have written to it.
-        views: for each place the value last seen there, and the epoch at that time.
+        views: for each place, the value last seen there and the epoch at that time.
         writes: (epoch, value) of each write.
         unwritten: the value of the memory while it is uninitialised.
     """
