@@ -161,7 +161,7 @@ RECORDINGS = {
 
 
 def record(name: str, recording: Recording) -> dict[str, Any]:
-    """Train for :data:`STEPS` steps; the content of the file."""
+    """Train for :data:`STEPS` steps, and return the content of the file."""
     torch.manual_seed(recording.seed)
     model = recording.model()
     optimizer = recording.optimizer(model.parameters())

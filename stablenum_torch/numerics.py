@@ -1,9 +1,9 @@
 """Safe functions: the right value and the right gradient at every edge, in every float format.
 
-Formats narrower than float32 are computed in float32 and rounded once; the result has the input's format,
-even under autocast. NaN stays NaN. Finite inputs and masked elements never give NaN in the value or in the
-gradient. The functions work under ``torch.compile(fullgraph=True)``, ``torch.func.vmap`` and ``grad``, are
-twice differentiable, and never make the host wait for the device.
+Inputs narrower than float32 are widened to float32, and the result is rounded once to the input's format,
+even under autocast. NaN stays NaN. Finite inputs and masked elements never give NaN in the value or
+in the gradient. The functions work under ``torch.compile(fullgraph=True)``, ``torch.func.vmap`` and ``grad``,
+are twice differentiable, and never make the host wait for the device.
 
 Integer tensors raise an error: convert them first. Either of two tensors may be a plain number.
 

@@ -25,7 +25,7 @@ class Bench(Protocol):
         device: the name of the device in the results.
         norm: the norm of all gradients at factor 1, float64.
         raw: the gradients at factor 1.
-        variants: the variants by name; ``measure`` uses their ``step()``, ``check()``, ``steps`` and ``skips``.
+        variants: the variants by name, with ``step()``, ``check()``, ``steps`` and ``skips``.
         timer: runs a step and returns its milliseconds.
     """
 

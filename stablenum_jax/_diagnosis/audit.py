@@ -34,8 +34,8 @@ __all__ = ["audit", "repair", "state_problems"]
 PyTree: TypeAlias = Any
 
 _CORRECTED = ("adam", "amsgrad", "adabelief", "novograd")
-# In optax AMSGrad's maximum is taken of corrected moments, and the denominators of Novograd, Adan and SM3 are
-# other sums: their eps cannot be compared with sqrt(v).
+# In optax, AMSGrad's maximum is that of corrected moments, and the denominators of Novograd, Adan and SM3 are
+# other sums, so the eps of these optimizers cannot be compared with sqrt(v).
 _DENOMINATORS = ("adam", "adabelief", "rmsprop", "adagrad", "adadelta")
 _AVERAGES = ("adam", "amsgrad", "adabelief", "novograd", "adan", "rmsprop", "adadelta")
 _SQUARED_GRADIENTS = ("adam", "rmsprop", "adagrad", "adadelta")
@@ -55,12 +55,12 @@ def audit(
 ) -> Audit:
     """Report on the state of an optax optimizer, parameter by parameter, sorted by risk.
 
-    Finds the moments inside ``chain``, ``masked``, ``partition``, ``MultiSteps``, ``inject_hyperparams``, a
-    flax ``TrainState`` and an ``nnx.Optimizer``. Per parameter, the report has the RMS of the update,
-    max abs(dw)/abs(w), frac(v == 0 and m != 0), the counts of inf and negative second moments and of NaN,
-    sqrt(v) compared with eps, RMS(g^2/v), and frac(w + dw == w). An optax state does not contain the
-    hyperparameters of its optimizer. A hyperparameter that neither the arguments nor ``inject_hyperparams``
-    provide is unknown, and values that depend on it are None ("-" in the table).
+    The audit finds the moments inside ``chain``, ``masked``, ``partition``, ``MultiSteps``,
+    ``inject_hyperparams``, a flax ``TrainState`` and an ``nnx.Optimizer``. Per parameter, the report has the
+    RMS of the update, max abs(dw)/abs(w), frac(v == 0 and m != 0), the counts of inf and negative second
+    moments and of NaN, sqrt(v) compared with eps, RMS(g^2/v), and frac(w + dw == w). An optax state does not
+    contain the hyperparameters of its optimizer. A hyperparameter that neither the arguments nor
+    ``inject_hyperparams`` provide is unknown, and values that depend on it are None ("-" in the table).
 
     Args:
         opt_state: what ``tx.init`` or ``tx.update`` returned.
@@ -319,7 +319,7 @@ def _host(leaf: Any) -> np.ndarray:
     """Return the array on the host.
 
     Raises:
-        ValueError: parts of it belong to other processes.
+        ValueError: parts of the array belong to other processes.
     """
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         raise ValueError(
@@ -346,7 +346,8 @@ def _bad_elements(parts: Sequence[Part]) -> dict[str, int]:
 
 
 def _is_elementwise(part: Part, shape: tuple[int, ...]) -> bool:
-    """Return whether a leaf has a known role, and one element per element of a parameter of this shape."""
+    """Return whether a leaf has a known role, and an element for each element of a parameter of this
+    shape."""
     return part.role is not Role.OTHER and _is_looked_at(part) and part.leaf.shape == tuple(shape)
 
 

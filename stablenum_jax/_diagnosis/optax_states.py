@@ -1,7 +1,7 @@
 """Find the moments in an optimizer's state, by the names that optax gives them.
 
-The leaves of the state may be anything: ``repair`` replaces each leaf by its number, so that it knows where
-to write the repaired leaf.
+The leaves of the state may be anything: ``repair`` replaces each leaf by its number, which tells it where to
+write the repaired leaf.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Part(NamedTuple):
     """One leaf of the state.
 
     Attributes:
-        entry: the field that holds it: "nu".
+        entry: the field that contains the leaf, such as "nu".
         role: the role that the leaf has in the optimizer.
         leaf: the array, or what the caller put in its place.
     """
@@ -136,7 +136,7 @@ def _owner(path: str, names: frozenset[str]) -> str:
 
 
 def _named(path: str, names: frozenset[str]) -> str:
-    """Return the parameter whose name the path ends with, the longest such; "" if there is none."""
+    """Return the parameter with the longest name that the path ends with; "" if there is none."""
     for i, character in enumerate(path):
         if character == "." and path[i + 1 :] in names:
             return path[i + 1 :]

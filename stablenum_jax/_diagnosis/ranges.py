@@ -205,7 +205,7 @@ class _Rebuild:
 
 
 def _trained(params: PyTree) -> tuple[list[Array], list[str], _Rebuild]:
-    """Return the floating-point parameters in float32, their names, and the way back."""
+    """Return the floating-point parameters in float32, their names, and a function that rebuilds the tree."""
 
     def unchanged(tree: PyTree) -> PyTree:
         return tree
@@ -216,7 +216,7 @@ def _trained(params: PyTree) -> tuple[list[Array], list[str], _Rebuild]:
         graph, params, rest = nnx.split(params, nnx.Param, ...)
 
         def merged(tree: PyTree) -> PyTree:
-            # New variables in each trace, because a BatchNorm writes to its own.
+            # Each trace gets new variables, because a BatchNorm writes to its variables.
             return nnx.merge(graph, tree, jax.tree.map(lambda leaf: leaf, rest))
 
         wrap = merged
@@ -245,7 +245,7 @@ def _widened(leaf: Any) -> Any:
 
 
 def _plain(x: Array) -> np.ndarray:
-    """Return the array on the host: XLA on a CPU would flush subnormals to zero."""
+    """Return the array on the host, because XLA on a CPU would flush subnormals to zero."""
     array = np.asarray(x)
     return array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
 

@@ -1,6 +1,6 @@
 """Keep updates that are too small for a 16-bit parameter, as the last transformation of an optax chain.
 
-1 - 1e-3 is 1 in bfloat16, so a thousand such steps leave the weight where it was. Three remedies:
+1 - 1e-3 is 1 in bfloat16, so a thousand such steps leave the weight where it was. There are three remedies:
 :func:`kahan` keeps what rounding lost, :func:`stochastic_rounding` rounds up or down at random, and
 :func:`master_weights` runs the optimizer on float32 copies. All return float32 updates, which
 ``optax.apply_updates`` (it then adds in float32) and :func:`stablenum_jax.step` turn into the new
@@ -37,7 +37,7 @@ _NARROW = ("bfloat16", "float16")
 
 
 class KahanState(NamedTuple):
-    """What rounding has lost so far, in each parameter's shape; nothing for parameters of other dtypes.
+    """What rounding has lost so far, in each parameter's shape; empty for parameters of other dtypes.
 
     The compensation of a 16-bit parameter is int16, in units of 2^-16 of the parameter's spacing;
     :func:`stablenum.precision.compensated_value` adds it to the parameter. That of a float32 parameter is
@@ -48,7 +48,7 @@ class KahanState(NamedTuple):
 
 
 class StochasticRoundingState(NamedTuple):
-    """() int32: the number of updates so far, which with the seed determines the random bits."""
+    """The number of updates so far, () int32, which determines the random bits together with the seed."""
 
     count: Array
 
@@ -63,10 +63,10 @@ class MasterWeightsState(NamedTuple):
 def kahan() -> optax.GradientTransformation:
     """Compensate updates: add what rounding a parameter lost to its next update.
 
-    ``y = c + u; w' = round(w + y); c = y - (w' - w)``, computed by
-    :func:`stablenum.precision.kahan_add`. It applies to bfloat16, float16 and float32 parameters; others pass
-    through. It needs as much memory as the parameters, and makes 16-bit ones as exact as float32. Put it last
-    in the chain.
+    The update is ``y = c + u; w' = round(w + y); c = y - (w' - w)``, computed by
+    :func:`stablenum.precision.kahan_add` for bfloat16, float16 and float32 parameters; others pass through.
+    The compensation needs as much memory as the parameters, and makes 16-bit parameters as exact as float32.
+    Put the transformation last in the chain.
 
     NaN and inf in an update pass through to the parameter and do not enter the compensation.
 
@@ -121,8 +121,8 @@ def stochastic_rounding(seed: int = 0) -> optax.GradientTransformation:
         seed: the seed of the random bits, a whole number of 0 or more.
 
     Raises:
-        ValueError: ``seed`` is not such a number. From ``init``: a parameter is float16. From ``update``:
-            ``params`` is missing.
+        ValueError: ``seed`` is not a whole number of 0 or more. From ``init``: a parameter is float16. From
+            ``update``: ``params`` is missing.
 
     Example:
         >>> tx = optax.chain(optax.sgd(1e-3), stochastic_rounding(0))

@@ -107,9 +107,9 @@ class DynamicLossScale:
 
     Args:
         loss_scale: () float, the factor; float16 and bfloat16 scales work.
-        counter: () int32, finite steps since the factor last changed.
-        period: finite steps before it grows.
-        factor: what it is multiplied or divided by.
+        counter: () int32, the number of finite steps since ``loss_scale`` last changed.
+        period: the number of finite steps before ``loss_scale`` grows.
+        factor: the number that ``loss_scale`` is multiplied or divided by.
         min_loss_scale: () float, the floor.
 
     Raises:
@@ -148,7 +148,7 @@ class DynamicLossScale:
         """Return the scale for the next step.
 
         Args:
-            grads_finite: () bool, whether the gradients of this one were finite.
+            grads_finite: () bool, whether the gradients of this step were finite.
         """
         finite = jnp.asarray(grads_finite, bool)
         if finite.ndim:
@@ -194,7 +194,7 @@ LossScale: TypeAlias = NoOpLossScale | StaticLossScale | DynamicLossScale
 
 
 def all_finite(tree: Any) -> Array:
-    """Return () bool: whether every element of every array is finite. True for an empty tree.
+    """Return () bool: whether every element of every array is finite. The result is True for an empty tree.
 
     PRNG keys, float0 and leaves that are not numbers are ignored.
 

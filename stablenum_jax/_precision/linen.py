@@ -1,4 +1,4 @@
-"""Apply a policy to a flax linen model with an interceptor. Imported only for such a model."""
+"""Apply a policy to a flax linen model with an interceptor. This module is imported only for such a model."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def value_and_grad(
         policy, they are exactly those of ``jax.value_and_grad(fun)``.
 
     Raises:
-        ValueError: no guard in ``opt_state``, or more than one; ``policy`` is not a policy, or does not
+        ValueError: ``opt_state`` has no guard, or more than one; ``policy`` is not a policy, or does not
             compute in the first of ``formats``; the guard has an ``EscalatePrecision``, which widens a
             policy's formats, and ``policy`` is None.
 

@@ -64,7 +64,7 @@ def in_mode(mode: Mode) -> Iterator[None]:
 
 
 class GuardReached(BaseException):
-    """Ends the capture. A BaseException, so that no transformation in between swallows it."""
+    """Ends the capture. It is a BaseException, so that no transformation in between swallows it."""
 
     def __init__(self, config: stablenum.GuardConfig, axis_name: AxisName | None, watched: Watched) -> None:
         super().__init__()

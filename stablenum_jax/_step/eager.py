@@ -60,7 +60,7 @@ def _is_hashable(value: object) -> bool:
 
 
 def _is_arrays(value: Any) -> bool:
-    """Return whether a value may be traced. A bool may not: transformations branch on their flags."""
+    """Return whether a value may be traced. A bool may not, because transformations branch on their flags."""
     return all(
         isinstance(leaf, (int, float, complex, np.ndarray, np.generic, jax.Array))
         and not isinstance(leaf, bool)

@@ -51,7 +51,7 @@ def leaf_norms(leaves: Sequence[Any]) -> Array:
         leaves: floating-point arrays of any shape, or None for a missing gradient.
 
     Returns:
-        (n,) float32. Finite if and only if every element of the leaf is finite (a norm beyond
+        (n,) float32. A norm is finite if and only if every element of the leaf is finite (a norm beyond
         float32's range saturates there); NaN if the leaf holds NaN, else inf if it holds inf;
         0 for None and for a leaf without elements. The norm of a leaf below 1e-23 may be 0 if others
         are of ordinary size; this changes neither the joint norm nor a decision.
@@ -132,10 +132,11 @@ def _sum_of_squares(leaf: Array, factor: Array | None = None) -> Array:
 def _rescued_norms(leaves: list[Array], squares: list[Array]) -> Array:
     """Return the norms of all leaves, where a sum of squares may have overflowed or flushed to zero.
 
-    Each leaf is multiplied by one power of two, chosen by its own sum of squares, so it is read once more,
-    and XLA compiles one kernel for all leaves of a shape. A sum is enough: it is NaN if and only if an
-    element is, and inf if and only if one is. A maximum is not: over a sharded leaf it is an all-reduce,
-    which may drop a NaN.
+    Each leaf is multiplied by one power of two, chosen by the leaf's own sum of squares, so the leaf is read
+    once more, and XLA compiles one kernel for all leaves of a shape. A sum is enough: it is NaN if and only
+        if
+    an element is, and inf if and only if one is. A maximum would not be enough: over a sharded leaf it is an
+    all-reduce, which may drop a NaN.
     """
     factors = [_FACTORS[square.dtype == jnp.float64] for square in squares]
     again = jnp.stack(
@@ -155,7 +156,7 @@ def _rescued_norms(leaves: list[Array], squares: list[Array]) -> Array:
 
 
 def power_of_two(x: Array) -> tuple[Array, Array]:
-    """Return the power of two at or below ``x``, and its inverse; both normal numbers for any finite x >= 0.
+    """Return the power of two at or below ``x``, and its inverse. Both are normal for any finite x >= 0.
 
     The power is taken from the exponent's bits, because log2 and exp2 would fail at 0 and inf and are not
     exact.

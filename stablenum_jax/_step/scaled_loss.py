@@ -57,7 +57,7 @@ def _scale_on_loss(scale: jax.Array, dtype: Any) -> jax.Array:
 def scale_loss(loss: Any, opt_state: PyTree) -> jax.Array:
     """Return the loss times the guard's loss scale, in float32 (float64 for a float64 loss).
 
-    Use it for gradients that you compute yourself; :func:`stablenum_jax.value_and_grad` does it for you.
+    Use this for gradients that you compute yourself; :func:`stablenum_jax.value_and_grad` scales for you.
     Compute the loss in float32: the derivative of a float16 loss cannot hold a scale of 65536.
 
     Args:
@@ -65,7 +65,7 @@ def scale_loss(loss: Any, opt_state: PyTree) -> jax.Array:
         opt_state: a pytree with one guard's state in it.
 
     Raises:
-        ValueError: no guard in ``opt_state``, or more than one.
+        ValueError: ``opt_state`` has no guard, or more than one.
 
     Example:
         >>> import optax, stablenum_jax

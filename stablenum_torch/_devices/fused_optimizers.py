@@ -45,7 +45,7 @@ def step_folded(optimizer: Optimizer, *, divisor: Tensor | None, found_inf: Tens
 
 
 def can_skip_on_device(optimizer: Optimizer) -> bool:
-    """Return whether a fused step may be skipped by the flag alone; prepares fused SGD for it.
+    """Return whether a fused step may be skipped by the flag alone, after preparing fused SGD for that.
 
     torch's fused SGD allocates its momentum buffer uninitialised, and the kernel of the first step fills it.
     If that step is skipped, the buffer keeps whatever was in memory. Without dampening a zero buffer gives

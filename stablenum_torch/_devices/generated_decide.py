@@ -24,7 +24,7 @@ from stablenum_torch._devices.scalar_namespace import scalars
 
 __all__ = ["Value", "Writer"]
 
-# Functions of whose first argument only the kind and shape matter.
+# Functions that use only the kind and shape of their first argument.
 _OF_KIND = frozenset(("zeros_like", "ones_like", "full_like"))
 
 
@@ -109,7 +109,7 @@ class Writer:
         return Value(self, name, sample)
 
     def function(self, results: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
-        """Return the function of all inputs that returns ``results`` (values and constants) as a tuple."""
+        """Return a function of all inputs that returns ``results`` (values and constants) as a tuple."""
         names = [self._name(result) for result in results]
         wanted, waiting = set(), list(names)
         while waiting:

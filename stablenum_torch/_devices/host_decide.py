@@ -1,4 +1,4 @@
-"""Decide on the host: the guard's state in CPU memory, and the core's ``decide`` without its overhead."""
+"""Decide on the host, on a guard's state in CPU memory, with the core's ``decide`` but not its overhead."""
 
 from __future__ import annotations
 

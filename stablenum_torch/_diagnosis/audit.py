@@ -280,7 +280,7 @@ def _row(
 
 
 def _entries(p: Tensor, state: Mapping[str, Any], kind: str) -> tuple[Entries, dict[str, Tensor]]:
-    """Return the entries of known meaning in the parameter's shape, and the other floating-point tensors."""
+    """Return the entries of known meaning, in the parameter's shape, and the other floating-point tensors."""
     known: Entries = {}
     others: dict[str, Tensor] = {}
     for key, value in state.items():

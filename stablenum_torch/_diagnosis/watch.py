@@ -170,7 +170,7 @@ class _Watcher:
             self.outcome.report = None if report is None else report.to_dict()
 
     def fail(self, what: str, parameters: Sequence[torch.Tensor], bad: Sequence[Any]) -> None:
-        """End the script; with an explanation if the step was recorded."""
+        """End the script, with an explanation if the step was recorded."""
         names = names_in_modules(parameters)
         failure = Failure(step=self.step, what=what, names=names)
         if self.window is None:

@@ -38,7 +38,7 @@ class _Passing(Float32CopyOptimizer):
 class KahanUpdate(_Passing):
     """Compensated updates: the part of an update that rounding to 16 bits loses is added to the next one.
 
-    ``y = c + u; w' = round(w + y); c' = round(y - (w' - w))``, see
+    The update is ``y = c + u; w' = round(w + y); c' = round(y - (w' - w))``, see
     :func:`stablenum.precision.kahan_add`. During a step the inner optimizer runs in float32 on
     ``w + c``. ``c`` takes 2 bytes per parameter, as int16, in units of 2^-16 of the parameter's spacing. It
     is saved as ``"compensation"`` (int32 if sharded, because collectives do not support int16). The parameter
@@ -118,10 +118,10 @@ class KahanUpdate(_Passing):
 class StochasticRounding(_Passing):
     """Updates of bfloat16 parameters rounded up or down at random, so that on average nothing is lost.
 
-    ``w' = round_stochastically(w + u)``, see :func:`stablenum.precision.round_stochastically`. The
-    inner optimizer runs in float32 during a step; nothing is stored per parameter. The generator's state is
-    saved under ``"rounding"`` (torch.distributed.checkpoint leaves it out, so it does not restore the random
-    stream).
+    The update is ``w' = round_stochastically(w + u)``, see :func:`stablenum.precision.round_stochastically`.
+    The inner optimizer runs in float32 during a step; nothing is stored per parameter. The generator's state
+    is saved under ``"rounding"`` (torch.distributed.checkpoint leaves it out, so it does not restore the
+    random stream).
 
     NaN and inf pass through, finite values saturate. Under ``wrap`` a skipped step leaves parameters and
     generator unchanged; on an accelerator the host waits once per step for the decision.

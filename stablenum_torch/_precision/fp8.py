@@ -1,8 +1,8 @@
 """8-bit products: a linear layer whose factors and gradient are rounded to 8 bits with delayed scaling.
 
-Micikevicius et al. 2022 (arXiv 2209.05433): e4m3 in the forward pass, e5m2 for gradients. By default the
-rounded values are multiplied in 16 bits (quantise, dequantise), which works on any hardware; the native
-product multiplies the 8-bit numbers where the device can.
+The formats are e4m3 in the forward pass and e5m2 for gradients (Micikevicius et al. 2022, arXiv 2209.05433).
+By default the rounded values are multiplied in 16 bits (quantise, dequantise), which works on any hardware;
+the native product multiplies the 8-bit numbers where the device can.
 """
 
 from __future__ import annotations

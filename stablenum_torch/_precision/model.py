@@ -1,4 +1,4 @@
-"""``precision``: a policy applied to a model by hooks, with modules in other formats."""
+"""``precision``: apply a policy to a model by hooks, with other formats for some modules."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def precision(
       the optimizer afterwards. Buffers get the wider of their module's formats for parameters and computing.
       Running statistics of norms are not narrowed, nor are the weights of such a norm while it computes.
     - While a module computes, its parameters appear in its compute format (as with jmp's
-      ``cast_to_compute``), and the inputs of a module with parameters are cast to it. Gradients arrive in the
-      parameters' own format.
+      ``cast_to_compute``), and the inputs of a module with parameters are cast to that format. Gradients
+      arrive in the parameters' own format.
     - The policy's output format applies to the whole model, that of a rule to the modules it matches. Values
       between modules stay in the compute format.
     - Integers, bools, complex numbers and objects that are not tensors stay as they are; nested tuples,
@@ -72,8 +72,8 @@ def precision(
             in 16 bits. By default the product is native where the model's device supports it.
 
     Returns:
-        A handle. Its ``remove()`` undoes everything except the parameters' format; so does leaving it as a
-        context manager.
+        A handle. Its ``remove()`` undoes everything except the parameters' format, and so does leaving the
+        handle as a context manager.
 
     Raises:
         TypeError: ``model`` is not a module, or ``policy`` is none of the above.

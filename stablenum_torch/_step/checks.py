@@ -48,8 +48,8 @@ def check_rules(config: GuardConfig, optimizer: Optimizer, process_group: object
     """Check that every rule can work with this optimizer.
 
     Raises:
-        ValueError: ``AdaptiveGradClip`` on sharded gradients; ``ClipUpdateRMS`` relative to learning rates
-            that the groups do not have.
+        ValueError: ``AdaptiveGradClip`` would get sharded gradients; or ``ClipUpdateRMS`` is relative to
+            learning rates that the groups do not have.
     """
     if config.unit_rule is not None and (
         process_group is not None or any(is_sharded(p) for g in optimizer.param_groups for p in g["params"])

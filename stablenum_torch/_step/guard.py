@@ -44,7 +44,7 @@ class Guard:
 
     Attributes:
         parameters: the optimizer's parameters.
-        on_host: whether steps are decided on the host; None: they are if the tensors are there.
+        on_host: whether steps are decided on the host; None means that they are if the tensors are there.
     """
 
     on_host: bool | None = None
@@ -84,8 +84,8 @@ class Guard:
             return
         if self.state.step.device != params[0].device:  # the model was moved after it was wrapped
             self.state = moved_to(self.state, params[0].device)
-        # Each rank has its own loss, and only the gradients are the same on all: one bad loss would make the
-        # ranks disagree.
+        # Each rank has its own loss, and only the gradients are the same on all ranks, so one bad loss would
+        # make the ranks disagree.
         seen = None if ranks else loss
         arguments = params, seen, self.process_group, self.parameters.included
         if self._in_host_memory(params) if self.on_host is None else self.on_host:

@@ -45,7 +45,7 @@ _SMALL = 2**16
 # Elements whose squares are summed in one float32 sum. A larger block is faster and less accurate (relative
 # error of the norm at 2**18: 4e-7 for random values, up to 4e-5 for equal ones, at any length from 2**16 on;
 # at 3 * 2**17: 9e-7). Squares of 16-bit values have few distinct significands, so their rounding errors do
-# not cancel: their sums have to be shorter.
+# not cancel, and their sums have to be shorter.
 BLOCK, NARROW_BLOCK = 2**18, 2**13
 _NARROW_ROW = 2**10
 # Below this joint norm the squares of elements that matter may have flushed to zero.
@@ -108,7 +108,7 @@ def _norms_of_small(values: list[Tensor]) -> np.ndarray | None:
 
 
 def _norms_of_any(values: list[Tensor]) -> np.ndarray:
-    """Return (n,) float32 norms, computed again in float64 where a square may have overflowed or flushed."""
+    """Return (n,) float32 norms, measured again in float64 where a square may have overflowed or flushed."""
     norms = np.sqrt(_sums_of_squares(values))
     total = float(norms @ norms)
     doubtful = np.ones(len(norms), np.bool_) if total < SUSPICIOUSLY_SMALL**2 else norms == math.inf

@@ -380,7 +380,7 @@ def test_wrong_arguments() -> None:
     state, params, grads, _ = trained(optax.adam(1e-2))
     with pytest.raises(TypeError, match="call it outside jit"):
         jax.jit(lambda s, p: audit(s, p) and p)(state, params)
-    with pytest.raises(ValueError, match="it has moments of 'a', but params have 'x'"):
+    with pytest.raises(ValueError, match="which has moments of 'a', but params have 'x'"):
         audit(state, {"x": jnp.ones(3)})
     with pytest.raises(ValueError, match="grads must be a tree like params; it has 'x'"):
         audit(state, params, {"x": jnp.ones(3)})

@@ -1,4 +1,4 @@
-"""Evaluate a jaxpr equation by equation, and record it."""
+"""Evaluate a jaxpr equation by equation, and record each equation."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Kept:
 
 @dataclass
 class Interpreter:
-    """Evaluates equations and records each as a step.
+    """Evaluates equations, and records each as a step.
 
     Attributes:
         symbolic: whether the interpreter runs under jit, where loops are single steps.

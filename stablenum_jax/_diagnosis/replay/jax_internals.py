@@ -33,7 +33,7 @@ _CALLS = {
     "remat2": "jaxpr",
     "checkpoint": "jaxpr",
 }
-# Calls of functions with a derivative of their own. Opened, they would be differentiated without it.
+# Calls of functions with a derivative of their own. If they were opened, that derivative would not be used.
 _DIFFERENTIATED = {
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",

@@ -24,7 +24,7 @@ class Program:
     """A closed jaxpr of the call's arrays, and the meaning of its results.
 
     Attributes:
-        closed: takes the arrays, after the loss scale if ``scaled``.
+        closed: the jaxpr, which takes the arrays, preceded by the loss scale if ``scaled``.
         names: the names of the results that are judged.
         judged: their positions among the outputs.
         loss: the positions of the loss and of the scaled loss.
@@ -109,7 +109,7 @@ def _with_gradients(call: Call, data: list[Any], has_aux: bool, scaled: bool) ->
 
 
 def _arrays(title: str, tree: Any) -> list[tuple[str, Any]]:
-    """Return the arrays of a tree, with names, without guards, whose statistics contain intended
+    """Return the named arrays of a tree, except those of guards, whose statistics contain intended
     infinities."""
     paths, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_guard)
     names = [title + jax.tree_util.keystr(path).removesuffix(".value") for path, _ in paths]

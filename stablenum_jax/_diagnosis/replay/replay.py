@@ -41,15 +41,15 @@ def replay(
 ) -> Report:
     """Run one step again, equation by equation, and report what went wrong first, where and why.
 
-    Call it eagerly with the arguments of the failed step: after a true skip the parameters and the state are
-    still those from before the step. The loss and its gradients are judged. None of the caller's objects is
-    changed, and no buffer is donated.
+    Call this function eagerly with the arguments of the failed step: after a true skip, the parameters and
+    the state are still those from before the step. The loss and its gradients are judged. None of the
+    caller's objects is changed, and no buffer is donated.
 
     Args:
         fun: as for ``jax.value_and_grad``: returns a floating-point scalar, or ``(scalar, aux)``. Any other
             function, such as a whole training step, is replayed without differentiation, and all its
             floating-point results are judged. The function may be jitted.
-        *args: pytrees of arrays; models of flax.linen, flax.nnx and equinox too.
+        *args: pytrees of arrays, or models of flax.linen, flax.nnx or equinox.
         argnums: which arguments are the parameters.
         has_aux: as in JAX.
         gradients: False replays only the forward pass; None adds the gradients if the result is a scalar.
@@ -59,7 +59,8 @@ def replay(
         **kwargs: arguments of ``fun``.
 
     Returns:
-        A report with ``ok``, ``findings`` (the first cause first) and ``verdict``; as text, JSON or HTML.
+        A report with ``ok``, ``findings`` (the first cause first) and ``verdict``, available as text, JSON or
+        HTML.
 
     Raises:
         TypeError: called inside jit, grad or vmap; with ``gradients=True``, the result is not a

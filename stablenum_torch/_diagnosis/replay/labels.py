@@ -1,4 +1,4 @@
-"""Check integer targets: whether they are valid classes, and whether any is not ignored."""
+"""Check whether integer targets are valid classes, and whether there is any that is not ignored."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _READ_INDICES = (
 
 
 class BadLabelsError(IndexError):
-    """An index is out of range; raised before the device reads the index and aborts."""
+    """An index is out of range. This is raised before the device reads the index and aborts."""
 
 
 def check_labels(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

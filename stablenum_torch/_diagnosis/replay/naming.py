@@ -112,8 +112,8 @@ PUBLIC: Mapping[str, str] = _table(
 def operation_name(aten: str, public: str = "") -> str:
     """Return the name by which a user knows this operation.
 
-    Operations that only move or select values keep their own name inside public functions: the mask of an
-    attention is reported as a mask.
+    Operations that only move or select values keep their own name inside public functions, so that a mask in
+    an attention is reported as a mask.
 
     Args:
         aten: the name without namespace and overload: ``_softmax``, ``add_``.

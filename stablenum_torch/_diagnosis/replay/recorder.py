@@ -355,7 +355,7 @@ class Recorder(TorchDispatchMode):
         call: tuple[tuple[Any, ...], dict[str, Any]],
         outputs: Sequence[Tensor],
     ) -> None:
-        """Keep statistics of a step at which bad values first appear: now, while its inputs still exist."""
+        """Keep statistics of a step at which bad values first appear, while its inputs still exist."""
         if not self._is_origin(step):
             return
         read = [] if operation.shapes_only else list(tensors_in(call))

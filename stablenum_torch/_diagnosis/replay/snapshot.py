@@ -40,7 +40,7 @@ class Snapshot:
                 self.keep_memory(leaf)
 
     def keep_tensor(self, tensor: Tensor) -> None:
-        """Keep a parameter's gradient and the memory it points to, and clear the gradient."""
+        """Keep a tensor's gradient and the memory that the tensor points to, and clear the gradient."""
         if id(tensor) not in self._tensors:
             self._tensors[id(tensor)] = _TensorState(tensor)
             if tensor.is_leaf:

@@ -45,7 +45,7 @@ class Storage:
         return seen[0] if seen is not None and seen[1] == self.epoch else None
 
     def sources(self, view: View) -> list[int]:
-        """Return the values that make up the present one at a place: the last one seen there and later
+        """Return the values that make up the present value at a place: the last value seen there, and later
         writes."""
         seen = self.views.get(view)
         if seen is None:
@@ -83,7 +83,7 @@ def view_key(tensor: Tensor) -> View:
 
 
 def _dense(tensor: Tensor) -> Tensor:
-    """Return the tensor; for a sparse one the tensor of its values."""
+    """Return the tensor, or for a sparse tensor the tensor of its values."""
     if tensor.is_sparse:
         return tensor._values()
     return tensor.values() if str(tensor.layout).startswith("torch.sparse") else tensor
