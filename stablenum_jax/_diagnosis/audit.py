@@ -177,7 +177,9 @@ def repair(opt_state: PyTree, audit: Audit) -> PyTree:
 
 def _check_concrete(*trees: PyTree) -> None:
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(trees)):
-        raise TypeError("an audit reads values on the host: call it outside jit, grad, vmap and scan.")
+        raise TypeError(
+            "audit and repair read values on the host: call them outside jit, grad, vmap and scan."
+        )
 
 
 def _as_params(tree: PyTree | None, leaves: Mapping[str, Any], what: str) -> dict[str, Any]:
@@ -191,8 +193,8 @@ def _as_params(tree: PyTree | None, leaves: Mapping[str, Any], what: str) -> dic
             raise ValueError(f"{what} must be a tree like params; it has {name!r}, which is not in params.")
         if jnp.shape(leaf) != jnp.shape(leaves[name]):
             raise ValueError(
-                f"{what} must have the shapes of params; {name!r} has {jnp.shape(leaf)}, "
-                f"the parameter {jnp.shape(leaves[name])}."
+                f"{what} must have the shapes of params; {name!r} has shape {jnp.shape(leaf)}, "
+                f"but the parameter has {jnp.shape(leaves[name])}."
             )
     return found
 

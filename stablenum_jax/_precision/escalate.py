@@ -91,8 +91,8 @@ def check_not_escalating(opt_state: PyTree) -> None:
             "given if the guard has an EscalatePrecision",
             None,
             hint="The guard's level widens a policy's formats, and has no effect without one: write "
-            "value_and_grad(fun, opt_state, policy='p=f32,c=f16'), with the policy of a model in "
-            "stablenum_jax.precision(model, policy) too, or leave escalate out.",
+            "value_and_grad(fun, opt_state, policy='p=f32,c=f16'), and give a model's policy to "
+            "stablenum_jax.precision(model, policy) too; or leave escalate out.",
         )
 
 

@@ -130,7 +130,7 @@ def fp8_dot(
     """
     if jnp.ndim(x) < 1 or jnp.ndim(w) != 2 or jnp.shape(x)[-1] != jnp.shape(w)[0]:
         raise ValueError(
-            f"x and w must be of shapes (..., k) and (k, n); got {jnp.shape(x)} and {jnp.shape(w)}."
+            f"x and w must have shapes (..., k) and (k, n); got {jnp.shape(x)} and {jnp.shape(w)}."
         )
     how = _how(forward_scaling, backward_scaling, native=native)
     wanted = (2, how.forward.history), (1, how.backward.history)

@@ -134,9 +134,8 @@ def _rescued_norms(leaves: list[Array], squares: list[Array]) -> Array:
 
     Each leaf is multiplied by one power of two, chosen by the leaf's own sum of squares, so the leaf is read
     once more, and XLA compiles one kernel for all leaves of a shape. A sum is enough: it is NaN if and only
-        if
-    an element is, and inf if and only if one is. A maximum would not be enough: over a sharded leaf it is an
-    all-reduce, which may drop a NaN.
+    if an element is, and inf if and only if one is. A maximum would not be enough: over a sharded leaf it is
+    an all-reduce, which may drop a NaN.
     """
     factors = [_FACTORS[square.dtype == jnp.float64] for square in squares]
     again = jnp.stack(

@@ -36,7 +36,7 @@ def _read(opt_state: PyTree) -> tuple[stablenum.GuardState, tuple[str, ...] | No
         )
     if isinstance(found.names_id, jax.core.Tracer):
         raise ValueError(
-            "opt_state must hold concrete arrays; got traced ones. Read it outside of jit; inside, "
+            "opt_state must hold concrete arrays; got traced ones. Read it outside jit; inside jit, "
             "metrics(opt_state) gives arrays."
         )
     return found.guard, known_names(int(found.names_id))

@@ -102,8 +102,8 @@ def guard(
     if made.unit_rule is not None and axis_name is not None:
         raise ValueError(
             f"axis_name must be None with AdaptiveGradClip; got {axis_name!r}. A unit of a weight may lie on "
-            "several shards, and its norm is that of the whole. Under jit with sharded arrays leave "
-            "axis_name out: norms are global there."
+            "several shards, but the rule needs the norm of the whole unit. With sharded arrays under jit, "
+            "leave axis_name out: norms are global there."
         )
     return _Guard(made, axis_name).as_transformation()
 

@@ -57,7 +57,7 @@ def find_guard(opt_state: PyTree) -> GuardOptState:
         raise ValueError(
             f"opt_state must hold exactly one guard's state; got {len(found) or 'none'}. "
             "Put one guard into the optimizer, as in optax.chain(stablenum_jax.guard(), optax.adamw(1e-3)), "
-            "and make opt_state with its init."
+            "and make opt_state with that optimizer's init."
         )
     return _plain(found[0])
 

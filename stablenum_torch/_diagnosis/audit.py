@@ -194,7 +194,8 @@ def _gradients(
         if unknown:
             raise ValueError(
                 f"grads must be named as the parameters are; got {unknown[0]!r}; the parameters' names are "
-                f"{', '.join(names[:4])}{'...' if len(names) > 4 else ''}. Pass names=model to set them."
+                f"{', '.join(names[:4])}{'...' if len(names) > 4 else ''}. To use the model's names, pass "
+                "names=model."
             )
         found = [grads.get(name) for name in names]
     elif isinstance(grads, Sequence):

@@ -247,7 +247,7 @@ def _update(
     copied.step()
     foreign = sum(p not in names for p in held)
     if foreign:
-        seen.note(f"{foreign} parameters of the optimizer are not the model's.")
+        seen.note(f"{foreign} parameters of the optimizer do not belong to the model.")
     for p, other in copies.items():
         if p in names and other.grad is not None:
             seen.add_update(_module_of(names[p]), _plain(p), _plain(other) - _plain(p))

@@ -98,7 +98,7 @@ class Float32CopyOptimizer(Optimizer):
                 self.param_groups.pop()
                 allowed = " or ".join(str(d).removeprefix("torch.") for d in self._allowed)
                 raise ValueError(
-                    f"params must be {allowed} for {type(self).__name__} (or float32, which are updated as "
+                    f"params must be {allowed} for {type(self).__name__} (or float32, which is updated as "
                     f"usual); got {p.dtype}."
                 )
         for p in group["params"]:

@@ -378,7 +378,7 @@ def test_two_optimizers_of_one_parameter() -> None:
 
 def test_wrong_arguments() -> None:
     state, params, grads, _ = trained(optax.adam(1e-2))
-    with pytest.raises(TypeError, match="call it outside jit"):
+    with pytest.raises(TypeError, match="call them outside jit"):
         jax.jit(lambda s, p: audit(s, p) and p)(state, params)
     with pytest.raises(ValueError, match="which has moments of 'a', but params have 'x'"):
         audit(state, {"x": jnp.ones(3)})
