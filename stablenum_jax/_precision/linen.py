@@ -106,8 +106,8 @@ def _check_first_use(path: str, multiplied: set[str]) -> None:
     """Raise if a module multiplies twice: its next state is a gradient, and gradients would be summed."""
     if path in multiplied:
         raise ValueError(
-            f"each module may compute only one 8-bit product in a call; {path} computes two. Let it compute in "
-            f"16 bits with a rule: {{{path!r}: 'bf16'}}."
+            f"each module may compute only one 8-bit product in a call; {path} computes two. Let it compute "
+            f"in 16 bits with a rule: {{{path!r}: 'bf16'}}."
         )
     multiplied.add(path)
 
