@@ -384,7 +384,7 @@ def test_wrong_arguments() -> None:
         audit(state, {"x": jnp.ones(3)})
     with pytest.raises(ValueError, match="grads must be a tree like params; it has 'x'"):
         audit(state, params, {"x": jnp.ones(3)})
-    with pytest.raises(ValueError, match=r"updates must have the shapes of params; 'b' has \(2,\)"):
+    with pytest.raises(ValueError, match=r"updates must have the shapes of params; 'b' has shape \(2,\)"):
         audit(state, params, grads, {**grads, "b": jnp.ones(2)})
     with pytest.raises(TypeError, match="audit must be what"):
         repair(state, state)
