@@ -1,1 +1,1 @@
-"""Benchmarks: ratios to the peers, measured in interleaved runs."""
+"""Benchmarks: the library's cost relative to that of its peers, measured in interleaved runs."""

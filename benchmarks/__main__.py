@@ -1,12 +1,12 @@
 """``python -m benchmarks``: run everything, print tables, write ``benchmarks/results/*.json``.
 
-``cpu.json`` has the cost of a guarded step compared with the peers' (``gpu.json`` the same on a CUDA device,
-measured only on request: ``python -m benchmarks gpu``), ``rules.json`` the cost of each rule's decision
-and how well the spike rules find spikes, ``diagnosis.json`` how often a diagnosis is right. ``python -m
-benchmarks rules`` measures one part alone.
+``cpu.json`` has the cost of a guarded step compared with that of the peers' steps; ``gpu.json`` has the same
+on a CUDA device, measured only on request (``python -m benchmarks gpu``). ``rules.json`` has the cost of each
+rule's decision and how well the spike rules find spikes, ``diagnosis.json`` how often a diagnosis is right.
+``python -m benchmarks rules`` measures one part alone.
 
-Exits with an error if a peer is missing or a result differs from the peer's: only measured figures are
-printed.
+The command exits with an error if a peer is missing or a result differs from the peer's, so that only
+measured figures are printed.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _save(console: Console, name: str, report: dict[str, Any]) -> None:
 def _save_steps(
     console: Console, name: str, facts: dict[str, Any], device: str, parts: tuple[str, ...]
 ) -> list[dict[str, Any]]:
-    """Measure the steps, and return the rows; if the run is interrupted, the next one continues it."""
+    """Measure the steps and return the rows; if the run is interrupted, the next run continues it."""
 
     def circumstances() -> dict[str, Any]:
         return {"facts": facts, "threads": threads(), "sources": sources_digest()}

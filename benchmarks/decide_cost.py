@@ -1,8 +1,8 @@
 """What each rule adds to ``decide``, called eagerly: microseconds per step for 108 parameters.
 
 On a CPU the PyTorch adapter decides in NumPy. On an accelerator it uses eager torch, whose cost here is that
-of launching: the number of small operations is the same on every device. Under ``torch.compile`` and in JAX
-the rules are compiled with the step.
+of launching kernels, because the number of small operations is the same on every device. Under
+``torch.compile`` and in JAX the rules are compiled with the step.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ CONFIGS = {
 
 
 def run(rounds: int = 200) -> dict[str, dict[str, float]]:
-    """For each rule the median microseconds of ``decide`` in NumPy and in eager torch, with their spreads."""
+    """For each rule, the median microseconds of ``decide`` in NumPy and in eager torch, with their
+    spreads."""
     report: dict[str, dict[str, float]] = {name: {} for name in CONFIGS}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -3,8 +3,8 @@
 Each tool runs the same program once, and its output or exception is evaluated: whether it reports anything,
 whether the innermost line of the program's file in its message or traceback is the faulty one, and whether it
 names the operation. On the programs of ``tests/corpus/healthy`` any report is a false alarm. None of the
-peers names a cause. Also measured: the cost of keeping an explanation available while nothing fails, and the
-time that an explanation takes.
+peers names a cause. The cost of keeping an explanation available while nothing fails, and the time that an
+explanation takes, are measured too.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ COLUMNS = ("detects", "line", "operation", "line and operation", "cause")
 
 @dataclass(frozen=True)
 class Said:
-    """A tool's report: the exception or message, the line it names in the program's file, the operation."""
+    """A tool's report: its exception or message, and the line in the program's file and operation it
+    names."""
 
     text: str = ""
     line: int = 0
@@ -100,7 +101,7 @@ def jax_debug_nans_infs(program: Program, file: str) -> Said:
 
 def _raised(program: Program, file: str) -> Said:
     try:
-        with contextlib.redirect_stdout(io.StringIO()):  # it prints a line each time it runs the step again
+        with contextlib.redirect_stdout(io.StringIO()):  # JAX prints a line each time it runs the step again
             jax.block_until_ready(jax.jit(_differentiated(program))(*program.args))
     except (FloatingPointError, InternalFloatingPointError) as error:
         found = re.search(r"encountered in (\w+)", str(error))
@@ -291,7 +292,8 @@ WIDTH, LAYERS, TOKENS, BATCH, CLASSES = 256, 4, 64, 8, 512
 
 
 def _transformer_torch() -> Any:
-    """Replay a step of a causal transformer; in its third layer masked attention's entropy is 0 * -inf."""
+    """Replay a step of a causal transformer in whose third layer the entropy of masked attention is 0 *
+    -inf."""
     torch.manual_seed(0)
 
     class Layer(torch.nn.Module):
@@ -341,7 +343,7 @@ def _transformer_torch() -> Any:
 
 
 def _transformer_jax() -> Any:
-    """The same in JAX, jitted."""
+    """Replay the same step in JAX, jitted."""
     import jax.numpy as jnp
 
     import stablenum_jax
@@ -393,7 +395,7 @@ def _transformer_jax() -> Any:
 
 
 def _explanation(framework: str) -> dict[str, Any]:
-    """Measured in a process of its own, where nothing is compiled yet."""
+    """The time of one explanation, measured in a process of its own, where nothing is compiled yet."""
     command = [sys.executable, "-m", "benchmarks.diagnosis", framework]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return dict(json.loads(done.stdout.splitlines()[-1]))

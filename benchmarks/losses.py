@@ -1,9 +1,9 @@
 """The two big losses, forward and backward, compared with the framework's own: CPU time and peak memory.
 
-Cross-entropy of (8192, 32000) float32 logits with integer targets, and binary cross-entropy of 4 million
-logits. For each figure it is checked that value and gradient agree. Peak memory is, in torch, the most that
-the profiler counts as allocated at one time by the step; in JAX, the compiled program's temporaries and
-output.
+The losses are the cross-entropy of (8192, 32000) float32 logits with integer targets, and the binary
+cross-entropy of 4 million logits. Before each measurement, value and gradient are checked against the peer's.
+Peak memory in torch is the largest number of bytes that the step has allocated at one time, according to the
+profiler; in JAX it is the size of the compiled program's temporaries and output.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def run(*, rows: int = ROWS, classes: int = CLASSES, items: int = ITEMS, rounds:
     y = (rng.random(items) > 0.5).astype(np.float32)
     many = 5 * rounds
     report = {}
-    # The small ones first: after arrays of a gigabyte the allocator behaves differently.
+    # The small losses come first, because after arrays of a gigabyte the allocator behaves differently.
     report["torch binary_cross_entropy"] = _torch(
         torch.from_numpy(z),
         torch.from_numpy(y),

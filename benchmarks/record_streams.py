@@ -1,9 +1,9 @@
 """``python -m benchmarks.record_streams [name ...]``: train, and write losses and gradient norms.
 
-Four small, seeded training runs on the handwritten digits of scikit-learn, on the CPU, in about a
-minute: the streams in ``benchmarks/recorded`` on which spike and clip rules are compared. Another
-version of PyTorch gives other last digits and, after some hundred steps, another stream of the same
-kind, so the files are kept and the benchmarks do not record them again.
+Four small, seeded training runs on the handwritten digits of scikit-learn take about a minute on the CPU.
+They give the streams in ``benchmarks/recorded``, on which spike and clip rules are compared. Another version
+of PyTorch gives different last digits and, after a few hundred steps, a different stream of the same kind, so
+the files are kept and the benchmarks do not record them again.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ RECORDINGS = {
 
 
 def record(name: str, recording: Recording) -> dict[str, Any]:
-    """Train for :data:`STEPS` steps; the content of the file."""
+    """Train for :data:`STEPS` steps, and return the content of the file."""
     torch.manual_seed(recording.seed)
     model = recording.model()
     optimizer = recording.optimizer(model.parameters())
@@ -221,7 +221,7 @@ def _write(path: Path, document: dict[str, Any]) -> None:
 
 def main(names: list[str]) -> None:
     """Record the named streams, or all of them."""
-    torch.set_num_threads(1)  # the order of the sums, and with it the stream, depends on it
+    torch.set_num_threads(1)  # the order of the sums, and with it the stream, depends on this number
     for name in names or RECORDINGS:
         start = time.perf_counter()
         document = record(name, RECORDINGS[name])

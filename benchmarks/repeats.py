@@ -1,7 +1,7 @@
 """A figure measured in several processes: its mean, its uncertainty, and when there are enough processes.
 
-Rounds within one process say little about the uncertainty of a ratio: where each array is placed in memory is
-decided when the process starts and changes the ratio by several per cent, in the same way in every round.
+Rounds within one process say little about the uncertainty of a ratio. The place of each array in memory is
+decided when the process starts, and it changes the ratio by several per cent, in the same way in every round.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ Part = TypeVar("Part")
 # One process's times, by variant.
 Timed: TypeAlias = Mapping[str, Times]
 
-# Processes at first (with fewer, the interval is too often narrow by chance) and at most, and the seconds to
-# wait before each further one, so that whatever disturbed the machine can end.
+# The number of processes at first (with fewer, the interval is too often narrow by chance), their largest
+# number, and the seconds to wait before each further process, so that whatever disturbed the machine can end.
 LEAST, MOST, PAUSE_S = 5, 16, 3.0
 # Student's t, 97.5 %, by degrees of freedom from 1 on.
 _T = (
@@ -63,8 +63,8 @@ def known_within(values: Sequence[float]) -> tuple[float, float]:
 def quotient_within(above: Sequence[float], below: Sequence[float]) -> tuple[float, float] | None:
     """The quotient of two means over the same processes, and half its interval, to first order.
 
-    Not the mean of quotients: a process in which the divisor happens to be small would outweigh the others.
-    None if the divisor's interval contains 0.
+    This is not the mean of quotients, in which a process with a divisor that happens to be small would
+    outweigh the others. It is None if the divisor's interval contains 0.
 
     Example:
         >>> quotient_within([1.0, 2.0], [2.0, 4.0])

@@ -37,7 +37,7 @@ from stablenum import (
 
 __all__ = ["run"]
 
-# Warm-up steps of rules that have a warm-up; they are over when the timing begins.
+# The warm-up steps of rules that have a warm-up, which is over when the timing begins.
 WARM = 4
 PASSING = {
     "no rule": GuardConfig(),
@@ -49,7 +49,7 @@ PASSING = {
     "AdaGC": GuardConfig(clip=AdaGC(max_norm=1e3, warmup_steps=WARM)),
     "ClipUpdateRMS": GuardConfig(clip=ClipUpdateRMS(1e3)),
     "SpikeGuard": GuardConfig(spike=SpikeGuard()),
-    # Fixed at 1: the gradients come scaled from the backward pass, which is not timed here.
+    # The scale is fixed at 1, because gradients are scaled in the backward pass, which is not timed here.
     "LogMaxLossScale": GuardConfig(loss_scale=LogMaxLossScale(init_scale=1.0, max_scale=1.0)),
     "UnderflowAwareLossScale": GuardConfig(loss_scale=UnderflowAwareLossScale(init_scale=1.0, max_scale=1.0)),
 }
@@ -68,7 +68,7 @@ WARMUP = WARM + 4  # steps that are not timed
 
 
 def run(rounds: int = 15) -> dict[str, dict[str, Any]]:
-    """For each framework the size, the milliseconds of each variant, and its ratio to the bare step."""
+    """For each framework, the size, the milliseconds of each variant, and their ratio to the bare step."""
     return {"PyTorch, fused AdamW": _torch(rounds), "JAX, step, adamw": _jax(rounds)}
 
 
@@ -101,7 +101,7 @@ def _torch(rounds: int) -> dict[str, Any]:
     loss = torch.tensor(2.0)
 
     def prepare(name: str) -> None:
-        """Restore the gradients of the next variant only: restoring all each time would take too long."""
+        """Restore only the next variant's gradients, because restoring all of them would take too long."""
         if name == "bare":
             bare.put_gradients(1.0)
         else:

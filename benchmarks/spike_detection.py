@@ -1,7 +1,7 @@
 """How many planted spikes each spike rule finds, and how many ordinary steps it skips.
 
-Streams: recorded training runs with labelled spikes planted into them, pairs of spikes of which the first
-hides the second, and streams that are constant except for the last digits. The rules run through
+The streams are recorded training runs with labelled spikes planted into them, including pairs of which the
+first spike hides the second, and streams that are constant except for the last digits. The rules run through
 ``stablenum.decide``; the peer's rule is written here in plain float64, as in its source.
 """
 
@@ -27,7 +27,7 @@ PEER = "OLMo-core's law"
 
 
 def run() -> dict[str, dict[str, dict[str, int]]]:
-    """For each stream and rule: spikes planted and detected, also of masked ones; ordinary and skipped steps.
+    """For each stream and rule, the counts of spikes planted and detected, and of ordinary and skipped steps.
 
     Non-finite steps are left out, because every rule skips them.
     """

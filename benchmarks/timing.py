@@ -20,7 +20,7 @@ class Times:
         quarters = statistics.quantiles(samples, n=4)
         self.spread = (quarters[2] - quarters[0]) / self.median
 
-    # Both compare within each round, so that a change of the machine that lasts several rounds cancels.
+    # Both methods compare within each round, so that a change of the machine over several rounds cancels.
 
     def median_ratio_to(self, other: Times) -> float:
         """The median over rounds of the time relative to ``other``'s."""
@@ -31,7 +31,7 @@ class Times:
         return statistics.median(a - b for a, b in zip(self.samples, other.samples, strict=True))
 
     def as_dict(self) -> dict[str, float]:
-        """Median and relative interquartile range."""
+        """The median and the relative interquartile range."""
         return {"median_ms": round(self.median, 4), "spread": round(self.spread, 4)}
 
 
@@ -53,8 +53,8 @@ def interleaved(
 ) -> dict[str, Times]:
     """Time every variant once in each round.
 
-    The order is drawn again for each round, because the caches hold the data of the step before. The garbage
-    collector does not run during a step.
+    The order is drawn at random for each round, because the caches hold the data of the step before. The
+    garbage collector does not run during a step.
 
     Args:
         variants: one step per name; it returns only when its work is done, unless ``timer`` waits for it.

@@ -1,8 +1,9 @@
 """``python -m benchmarks.ulp``: the worst error of value and gradient of each function and loss, in ulp.
 
-Over the regular grids of ``tests/numerics/oracle.py`` and ``tests/losses/accuracy.py``, relative to values of
-50 digits, next to the functions of the same name in PyTorch, JAX and optax. Writes
-``benchmarks/results/ulp.json``: function -> format -> library -> [value, gradient].
+The errors are measured on the regular grids of ``tests/numerics/oracle.py`` and ``tests/losses/accuracy.py``,
+relative to values of 50 digits, for this library and for the functions of the same name in PyTorch, JAX and
+optax. They are written to ``benchmarks/results/ulp.json``: function -> format -> library -> [value,
+gradient].
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ PEERS: dict[str, tuple[Callable[..., Any] | None, Callable[..., Any] | None]] = 
     ),
 }
 
-# Not optax.safe_root_mean_squares, which is another function: it has a floor where rms_norm adds eps.
+# optax.safe_root_mean_squares is left out: it is another function, with a floor where rms_norm adds eps.
 OPTAX: dict[str, Callable[..., Any]] = {
     "norm": lambda x: optax.safe_norm(x, 0.0, axis=-1),
     "normalize": lambda x: x / optax.safe_norm(x, 0.0, axis=-1, keepdims=True),
@@ -147,7 +148,7 @@ Row = dict[str, list[float | None]]
 
 
 def run() -> dict[str, dict[str, Row]]:
-    """For each function, format and library the worst error of value and gradient; None if not finite."""
+    """For each function, format and library, the worst error of value and gradient; None if not finite."""
     return {f.label: {n: _function(f, form) for n, form in FORMATS.items()} for f in [*FUNCTIONS, *ROWS]}
 
 

@@ -68,7 +68,7 @@ _RENAMED = {
     "stablenum_torch.narrow.eight_bits": "stablenum_torch._precision.fp8",
     "stablenum_torch.narrow.islands": "stablenum_torch._precision.model",
     "stablenum_torch.narrow.masters": "stablenum_torch._precision.master_weights",
-    "stablenum_torch.narrow.twins": "stablenum_torch._precision.float32_twins",
+    "stablenum_torch.narrow.twins": "stablenum_torch._precision.float32_copies",
     "stablenum_torch.optimizer": "stablenum_torch._step.optimizer",
 }
 # Classes that have another name since.

@@ -1,8 +1,8 @@
 """Losses with the right value and the right gradient at every edge, in every float format.
 
-Formats narrower than float32 are computed in float32; the result has the format of the first argument, or
-``dtype``. A batch without a valid item gives 0 with gradient 0. All losses work under ``jax.jit``, ``vmap``
-and ``grad`` of ``grad``, in forward and reverse mode.
+Losses of inputs narrower than float32 are computed in float32; the result has the format of the first
+argument, or ``dtype``. A batch without a valid item gives 0 with gradient 0. All losses work under
+``jax.jit``, ``vmap`` and ``grad`` of ``grad``, in forward and reverse mode.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def _checked(targets: Array, logits: Array, axis: int, ignore_index: int, mask: 
 
 _CLASSES = """\
 Outside ``jit`` and ``vmap``, on a CPU, a target that is not a class raises a ValueError; elsewhere targets
-are not known in time, and such an item is NaN."""
+are not known in time, so the loss of such an item is NaN instead."""
 
 
 @_spelled(

@@ -1,8 +1,8 @@
 """Safe functions: the right value and the right gradient at every edge, in every float format.
 
-Formats narrower than float32 are computed in float32 and rounded once; the result has the input's format.
-NaN stays NaN. Finite inputs and masked elements never give NaN in the value or in the gradient. The functions
-work under ``jax.jit``, ``vmap`` and ``grad``, including gradients of gradients.
+Inputs narrower than float32 are widened to float32, and the result is rounded once to the input's format.
+NaN stays NaN. Finite inputs and masked elements never give NaN in the value or in the gradient. The
+functions work under ``jax.jit``, ``vmap`` and ``grad``, including gradients of gradients.
 
 Integer arrays raise an error: convert them first. Either of two array arguments may be a number.
 

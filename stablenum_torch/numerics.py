@@ -1,9 +1,9 @@
 """Safe functions: the right value and the right gradient at every edge, in every float format.
 
-Formats narrower than float32 are computed in float32 and rounded once; the result has the input's format,
-also under autocast. NaN stays NaN. Finite inputs and masked elements never give NaN in the value or in the
-gradient. The functions work under ``torch.compile(fullgraph=True)``, ``torch.func.vmap`` and ``grad``, are
-twice differentiable, and never make the host wait for the device.
+Inputs narrower than float32 are widened to float32, and the result is rounded once to the input's format,
+even under autocast. NaN stays NaN. Finite inputs and masked elements never give NaN in the value or
+in the gradient. The functions work under ``torch.compile(fullgraph=True)``, ``torch.func.vmap`` and ``grad``,
+are twice differentiable, and never make the host wait for the device.
 
 Integer tensors raise an error: convert them first. Either of two tensors may be a plain number.
 
@@ -87,7 +87,7 @@ def _tensors(**values: Any) -> tuple[Any, ...]:
     """Return the arguments, checked.
 
     Raises:
-        TypeError: one is not a tensor, a number or None; the message names it.
+        TypeError: an argument is not a tensor, a number or None; the message names it.
     """
     for name, value in values.items():
         if value is not None and not isinstance(value, (Tensor, float, int)):

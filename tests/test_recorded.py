@@ -111,7 +111,7 @@ def test_a_constant_stream_has_no_spread_and_zero_spikes_change_nothing():
 def test_wrong_arguments_are_named():
     with pytest.raises(ValueError, match="name must be one of mlp-edge"):
         load("nonesuch")
-    with pytest.raises(ValueError, match="the stream has 300 in all"):
+    with pytest.raises(ValueError, match="the stream has only 300 in all"):
         with_spikes(constant(steps=300), seed=0)
     for on in ((), ("norms",)):
         with pytest.raises(ValueError, match="on must be some of"):

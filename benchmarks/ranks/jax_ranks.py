@@ -1,6 +1,6 @@
 """JAX: ranks are devices of one process, over which XLA shards.
 
-The peer is optax's ``apply_if_finite`` around ``clip_by_global_norm``; XLA partitions it as it does ours.
+The peer is optax's ``apply_if_finite`` around ``clip_by_global_norm``; XLA partitions both steps alike.
 """
 
 from __future__ import annotations

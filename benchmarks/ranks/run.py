@@ -1,4 +1,4 @@
-"""Measures all numbers of ranks in both frameworks, each in as many processes as its uncertainty needs."""
+"""Measure each number of ranks in both frameworks, in as many processes as its uncertainty needs."""
 
 from __future__ import annotations
 

@@ -130,10 +130,10 @@ def with_spikes(
         factors: the range of the factors of single spikes.
         on: which signals have spikes; one of these is drawn for each spike or pair.
         start: no spike is before this step, so that a rule's window is full.
-        apart: the minimum number of ordinary steps after each single spike, pair and non-finite step.
+        apart: the smallest number of ordinary steps after each single spike, pair and non-finite step.
 
     Raises:
-        ValueError: the spikes do not fit into the stream, or ``on`` is empty or has an unknown word.
+        ValueError: the spikes do not fit into the stream, or ``on`` is empty or contains an unknown word.
     """
     if not on or not set(on) <= {"norm", "loss", "both"}:
         raise ValueError(f"on must be some of 'norm', 'loss' and 'both'; got {on!r}.")
@@ -159,8 +159,8 @@ def _places(rng: np.random.Generator, kinds: Sequence[str], start: int, steps: i
     spare = steps - start - int(lengths.sum())
     if spare < 0:
         raise ValueError(
-            f"the spikes need {int(lengths.sum())} steps after step {start}, the stream has {steps} in all; "
-            "plant fewer, or reduce `apart`."
+            f"the spikes need {int(lengths.sum())} steps after step {start}, but the stream has only {steps} "
+            "in all; plant fewer, or reduce `apart`."
         )
     before = np.cumsum(lengths) - lengths
     return (start + before + np.sort(rng.integers(spare + 1, size=len(kinds)))).tolist()

@@ -9,8 +9,8 @@ from benchmarks.steps.rows import TORCH_ROWS, Row
 
 __all__ = ["compiling"]
 
-# These compile entirely or nearly so; the compile time of a step that keeps falling back to eager code is
-# meaningless.
+# The variants that compile entirely or nearly so; the compile time of a step that keeps falling back to eager
+# code is meaningless.
 _COMPILED = ("bare", "clip", "idle", "fold")
 
 

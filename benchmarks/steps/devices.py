@@ -12,7 +12,7 @@ __all__ = ["cuda_timer", "timer_of"]
 
 
 def cuda_timer(step: Callable[[], object]) -> float:
-    """Milliseconds between two CUDA events around the step; the device is idle when it begins."""
+    """Milliseconds between two CUDA events around the step; the device is idle when the step begins."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
     begin.record()

@@ -1,9 +1,10 @@
-"""Reads from a compiled XLA program which kernels run in an ordinary step, and how much memory they touch.
+"""Read from a compiled XLA program which kernels run in an ordinary step, and how much memory they touch.
 
 XLA's own cost analysis counts the most expensive branch of every conditional. A guarded step has a branch
-that is hardly ever taken: it measures norms again that are beyond float32's range. So conditionals are
-distinguished here: one that returns at least as many bytes as all gradients is the step itself, and its most
-expensive branch is counted; one that returns less is such a measurement, and its cheapest branch is counted.
+that is hardly ever taken: it measures again those norms that are beyond float32's range. Conditionals are
+therefore distinguished here: one that returns at least as many bytes as all gradients is the step itself, and
+its most expensive branch is counted; one that returns less is such a measurement, and its cheapest branch is
+counted.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
 _SHAPE = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
 _NAME = re.compile(r"%([\w.\-]+)")
-# These name, pass or slice arrays and have no kernel of their own.
+# Instructions that name, pass or slice arrays and have no kernel of their own.
 _FREE = {
     "parameter",
     "constant",
@@ -143,7 +144,7 @@ def _walk(
 ) -> tuple[Any, Work]:
     """Whether a computation's result is a watched argument (a bool, or a list for a tuple), and its work.
 
-    ``given``: the same for each parameter; None for the entry, where those in ``marked`` are watched.
+    ``given`` says for each parameter whether it is watched; None for the entry, where ``marked`` says it.
     """
     watch: dict[str, Any] = {}
     sizes: dict[str, int] = {}
@@ -181,7 +182,7 @@ def _walk(
 def _called(
     computations: dict[str, _Computation], i: _Instruction, of: list[Any], large: int
 ) -> tuple[Any, Work]:
-    """The same for a call, a loop (one iteration) or a conditional."""
+    """The same two results for a call, a loop (one iteration) or a conditional."""
     if i.kind == "call":
         return _walk(computations, _attribute(i, "to_apply")[0], of, set(), large)
     if i.kind == "while":

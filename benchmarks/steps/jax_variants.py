@@ -1,6 +1,7 @@
 """JAX: the bare step, the peers as their documentation uses them, and ours.
 
-Each is one jitted function of (parameters, states), gradients and loss, with parameters and states donated.
+Each variant is one jitted function of (parameters, states), gradients and loss, with parameters and states
+donated.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class JaxProblem:
 
     Attributes:
         raw: the gradients at factor 1, never changed.
-        grads: what the optimizers get, in the same memory for all.
+        grads: the gradients that the optimizers get, in the same memory for all of them.
         start: the parameters before the first step.
         norm: the norm of ``raw``, computed in float64.
         loss: () the loss that belongs to the gradients.
@@ -72,7 +73,7 @@ class JaxProblem:
         self.grads = jax.block_until_ready(multiplied(self.grads, self.raw, factor))
 
     def parameters(self) -> Tree:
-        """The same each time."""
+        """The parameters before the first step, the same each time."""
         return jax.tree.map(jnp.copy, self.start)
 
 
@@ -188,7 +189,8 @@ def _clipped(problem: JaxProblem) -> optax.GradientTransformation:
 
 @jax.custom_vjp
 def _loss_of(params: Tree, grads: Tree, loss: Any) -> Any:
-    """A loss with known gradients: flax's ``value_and_grad`` computes them, the other variants get them."""
+    """A loss with known gradients: flax's ``value_and_grad`` computes them, and the other variants get
+    them."""
     return loss
 
 
@@ -196,7 +198,7 @@ _loss_of.defvjp(lambda _params, grads, loss: (loss, grads), lambda grads, _: (gr
 
 
 def _dynamic_scale(problem: JaxProblem) -> JaxVariant:
-    """As in flax's examples: choose between old and new by ``jnp.where``."""
+    """The step of flax's examples, which chooses between old and new by ``jnp.where``."""
     from flax.training.dynamic_scale import DynamicScale
 
     tx = _clipped(problem)
@@ -221,7 +223,7 @@ def _dynamic_scale(problem: JaxProblem) -> JaxVariant:
 
 
 def _jmp(problem: JaxProblem) -> JaxVariant:
-    """As in jmp's README, with the optimizer's state selected too."""
+    """The step of jmp's README, with the optimizer's state selected too."""
     import jmp
 
     tx = _clipped(problem)

@@ -1,4 +1,4 @@
-"""Keeps the results of an interrupted run, so that the next run continues it."""
+"""Keep the results of an interrupted run, so that the next run continues it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class Kept:
     """The measured parts by name, in a file that exists only until the run is complete.
 
     Args:
-        file: the path. A file of other circumstances, or one that cannot be read, is ignored and replaced.
+        file: the path. A file that was written under other circumstances, or that cannot be read, is ignored
+            and replaced.
         circumstances: returns all that the figures depend on: versions, machine, threads, sources.
         say: called with a message about each part.
     """
@@ -55,7 +56,7 @@ class Kept:
         return {}
 
     def part(self, name: str, measure: Callable[[], Any]) -> Any:
-        """The result of a part, measured now if the file does not have it.
+        """The result of a part, measured now if it is not in the file.
 
         Raises:
             BenchmarkError: the circumstances changed during the measurement.

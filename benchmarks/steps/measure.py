@@ -1,4 +1,4 @@
-"""Measures a row in one process: times all variants in turn, checks their results, counts their work."""
+"""Measure a row in one process: time all variants in turn, check their results, and count their work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.timing import interleaved
 
 __all__ = ["Bench", "measure"]
 
-_TENSORS, _ELEMENTS = 40, 64  # compared with the reference
+_TENSORS, _ELEMENTS = 40, 64  # how many are compared with the reference
 
 
 class Bench(Protocol):
@@ -25,7 +25,7 @@ class Bench(Protocol):
         device: the name of the device in the results.
         norm: the norm of all gradients at factor 1, float64.
         raw: the gradients at factor 1.
-        variants: by name; ``measure`` uses ``step()``, ``check()``, ``steps`` and ``skips`` of each.
+        variants: the variants by name, with ``step()``, ``check()``, ``steps`` and ``skips``.
         timer: runs a step and returns its milliseconds.
     """
 

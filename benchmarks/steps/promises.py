@@ -7,8 +7,8 @@ from typing import Any
 
 __all__ = ["SMALL", "broken_promises"]
 
-# On 10 k parameters only the fixed cost of a step shows. There the guard adds less to the bare step than
-# GradScaler and clipping do, which is the reason for `stablenum_torch/_devices/straight_line.py`.
+# On 10 k parameters only the fixed cost of a step shows. There the guard has to add less to the bare step
+# than GradScaler and clipping do; `stablenum_torch/_devices/generated_decide.py` exists for that.
 SMALL = "torch adamw fused 10k/10 float32"
 _CHEAPER_THAN_PEER = {SMALL: ("idle", "fold")}
 
@@ -17,7 +17,7 @@ def broken_promises(rows: Sequence[dict[str, Any]]) -> list[str]:
     """A sentence for each variant that adds as much to the bare step as the peer does, or more.
 
     Args:
-        rows: as ``summary.result_of`` gives them.
+        rows: the rows as ``summary.result_of`` gives them.
     """
     found = []
     for row in rows:
@@ -26,6 +26,6 @@ def broken_promises(rows: Sequence[dict[str, Any]]) -> list[str]:
             if not ours["extra_ms"] < peer["extra_ms"]:
                 found.append(
                     f"{row['name']}: promise broken: {ours['label']!r} adds {ours['extra_ms']:.3f} ms to a "
-                    f"bare step, and {peer['label']!r} only {peer['extra_ms']:.3f} ms."
+                    f"bare step, but {peer['label']!r} adds only {peer['extra_ms']:.3f} ms."
                 )
     return found

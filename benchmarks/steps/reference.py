@@ -37,7 +37,7 @@ CLIP_AT = 0.1  # the norm to clip to, as a fraction of the norm at factor 1: eve
 LEARNING_RATE = {"adamw": 1e-2, "sgd": 1.0}
 WEIGHT_DECAY = 1e-2
 MOMENTUM = 0.9
-# Largest distance from the reference, relative to how far the parameters moved. bfloat16 has 8 bits of
+# The largest distance from the reference, relative to how far the parameters moved. bfloat16 has 8 bits of
 # precision, to which each step rounds parameters and moments.
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
 
@@ -51,7 +51,7 @@ def expected(
     SGD with heavy-ball momentum as torch and optax write it.
 
     Args:
-        row: gives the optimizer.
+        row: says which optimizer.
         start, gradient: some elements of parameters and of gradients at factor 1, float64.
         norm: the norm of all gradients at factor 1.
         steps: the number of steps.

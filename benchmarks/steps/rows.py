@@ -42,7 +42,7 @@ LABELS = {
     "all": "ours, everything",
 }
 OURS = ("idle", "wrapper", "fold", "all")
-# The variants that leave the gradients unchanged, and those that clip: the final parameters depend on it.
+# The variants that leave the gradients unchanged, and those that clip; their final parameters differ.
 UNCLIPPED = ("bare", "idle")
 CLIPPED = tuple(name for name in dict.fromkeys(TORCH + JAX) if name not in UNCLIPPED)
 
@@ -75,7 +75,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        """For example ``torch adamw fused 38M/108 float32``: unique; `--only` selects by it."""
+        """A unique name, such as ``torch adamw fused 38M/108 float32``, by which `--only` selects."""
         return f"{self.framework} {self.optimizer} {self.kernel} {self.size}/{self.tensors} {self.dtype}"
 
     def in_turn(self, turn: int) -> tuple[str, ...]:
@@ -92,7 +92,7 @@ class Row:
 
     @property
     def gradient_bytes(self) -> int:
-        """Of all gradients."""
+        """The number of bytes of all gradients."""
         return self.parameters * (4 if self.dtype == "float32" else 2)
 
 

@@ -29,8 +29,8 @@ from benchmarks.steps.show import row_table
 __all__ = ["PEERS", "in_own_process", "main", "measure_all", "measure_row", "threads"]
 
 PEERS = ("torch", "jax", "optax", "accelerate", "flax", "jmp")
-# Parts that are not rows are measured in one process. If the machine is too busy they are tried again, after
-# a pause so that whatever disturbed the machine can end.
+# Parts that are not rows are measured in one process. If the machine is too busy, they are measured again
+# after a pause, so that whatever disturbed the machine can end.
 ATTEMPTS, PAUSE_S = 5, 20.0
 PATIENCE_S = 1800  # for one process
 ROOT = Path(__file__).parents[2]

@@ -1,4 +1,4 @@
-"""Computes a row's figures from the measurements of several processes."""
+"""Compute a row's figures from the measurements of several processes."""
 
 from __future__ import annotations
 

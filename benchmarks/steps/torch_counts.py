@@ -31,13 +31,13 @@ _FILLS = ("aten::copy_", "aten::fill_", "aten::zero_", "aten::normal_")
 class Counter(TorchDispatchMode):
     """Counts operations, and the elements of the watched tensors that they read and write.
 
-    torch's fused optimizers are declared as writing the gradients but do so only with a ``grad_scale``, which
-    is taken into account.
+    torch's fused optimizers are declared as writing the gradients. They do so only with a ``grad_scale``; the
+    count takes this into account.
 
     Args:
         watched: the gradients.
-        host_tensors: tensors that are on the host whatever the device (Adam's step counts), so reading them
-            does not wait.
+        host_tensors: tensors that are on the host whatever the device is (Adam's step counts), so that
+            reading them does not wait.
     """
 
     def __init__(self, watched: list[torch.Tensor], host_tensors: list[torch.Tensor]) -> None:
@@ -101,8 +101,8 @@ class _Reads(TorchFunctionMode):
 
 
 def count(problem: TorchProblem, variant: TorchVariant) -> dict[str, Any]:
-    """Reads and writes of the gradients and operations in a step as it is timed, and how often the host
-    would wait for an accelerator.
+    """The reads and writes of the gradients and the operations in a step as it is timed, and how often the
+    host would wait for an accelerator.
     """
 
     def one_step(reads: _Reads) -> Counter:

@@ -1,7 +1,7 @@
 """PyTorch: the bare step, the peers as they are commonly used, and ours.
 
-All variants of a row use the same gradient tensors, which are written again before each step, as a backward
-pass would do. Each variant has its own parameters and moments.
+All variants of a row use the same gradient tensors, which are written again before each step, as by a
+backward pass. Each variant has its own parameters and moments.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TorchProblem:
 
     Attributes:
         raw: the gradients at factor 1, never changed.
-        grads: what the optimizers see.
+        grads: the gradients that the optimizers get.
         norm: the norm of ``raw``, computed in float64.
         loss: () the loss that belongs to the gradients.
     """
@@ -75,13 +75,13 @@ class TorchVariant:
 
     Attributes:
         name: as in ``rows``.
-        params: its own parameters.
+        params: the variant's own parameters.
         optimizer: the unguarded optimizer.
         step: runs a whole step, starting from the gradients.
         scale: the loss scale that the gradients are multiplied by.
         skips: whether a non-finite gradient leaves parameters and state unchanged.
-        checked: called with the number of steps, raises ``WrongResultError`` if a result is not what the
-            name says.
+        checked: is called with the number of steps, and raises ``WrongResultError`` if a result is not what
+            the name says.
         steps: the number of steps so far.
     """
 
@@ -154,7 +154,8 @@ def _isfinite(problem: TorchProblem) -> TorchVariant:
 
 
 def _accelerate(problem: TorchProblem) -> TorchVariant:
-    """Accelerate scales on a CUDA device only ("fp16"); on a CPU it rejects that, so it only clips."""
+    """Accelerate with a loss scale ("fp16") on a CUDA device; on a CPU it rejects "fp16", so it only
+    clips."""
     import accelerate
 
     scales = problem.device.type == "cuda" and problem.dtype == torch.float32

@@ -1,8 +1,9 @@
-"""``python -m benchmarks.steps.worker PART OUT``: measure one part in this process, write it as JSON.
+"""``python -m benchmarks.steps.worker PART OUT``: measure one part in this process and write it as JSON.
 
 PART is a row's name, ``bandwidth``, ``compiling`` or ``transformer``; ``--turn`` is the number of processes
-that have measured it before. A process of its own has clean memory and its own thread pool. Exits with 1 if
-there is no trustworthy result and with 3 if the timings are too noisy; nothing is written then.
+that have measured the part before. A process of its own has clean memory and its own thread pool. It exits
+with 1 if there is no trustworthy result and with 3 if the timings are too noisy; in both cases nothing is
+written.
 """
 
 from __future__ import annotations

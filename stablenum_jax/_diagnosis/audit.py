@@ -34,8 +34,8 @@ __all__ = ["audit", "repair", "state_problems"]
 PyTree: TypeAlias = Any
 
 _CORRECTED = ("adam", "amsgrad", "adabelief", "novograd")
-# In optax AMSGrad's maximum is taken of corrected moments, and the denominators of Novograd, Adan and SM3 are
-# other sums: their eps cannot be compared with sqrt(v).
+# In optax, AMSGrad's maximum is that of corrected moments, and the denominators of Novograd, Adan and SM3 are
+# other sums, so the eps of these optimizers cannot be compared with sqrt(v).
 _DENOMINATORS = ("adam", "adabelief", "rmsprop", "adagrad", "adadelta")
 _AVERAGES = ("adam", "amsgrad", "adabelief", "novograd", "adan", "rmsprop", "adadelta")
 _SQUARED_GRADIENTS = ("adam", "rmsprop", "adagrad", "adadelta")
@@ -55,23 +55,23 @@ def audit(
 ) -> Audit:
     """Report on the state of an optax optimizer, parameter by parameter, sorted by risk.
 
-    Finds the moments inside ``chain``, ``masked``, ``partition``, ``MultiSteps``, ``inject_hyperparams``, a
-    flax ``TrainState`` and an ``nnx.Optimizer``. Measured per parameter: the RMS of the update,
-    max abs(dw)/abs(w), frac(v == 0 and m != 0), the counts of inf and negative second moments and of NaN,
-    sqrt(v) compared with eps, RMS(g^2/v), and frac(w + dw == w). An optax state does not contain the
-    hyperparameters of its optimizer. A hyperparameter that neither the arguments nor ``inject_hyperparams``
-    provide is unknown, and values that depend on it are None ("-" in the table).
+    The audit finds the moments inside ``chain``, ``masked``, ``partition``, ``MultiSteps``,
+    ``inject_hyperparams``, a flax ``TrainState`` and an ``nnx.Optimizer``. Per parameter, the report has the
+    RMS of the update, max abs(dw)/abs(w), frac(v == 0 and m != 0), the counts of inf and negative second
+    moments and of NaN, sqrt(v) compared with eps, RMS(g^2/v), and frac(w + dw == w). An optax state does not
+    contain the hyperparameters of its optimizer. A hyperparameter that neither the arguments nor
+    ``inject_hyperparams`` provide is unknown, and values that depend on it are None ("-" in the table).
 
     Args:
         opt_state: what ``tx.init`` or ``tx.update`` returned.
         params: the parameters that the optimizer trains.
-        grads: unscaled gradients, a tree like ``params``: for RMS(g^2/v).
+        grads: unscaled gradients, a tree like ``params``, from which RMS(g^2/v) is computed.
         updates: what ``tx.update`` returned, a tree like ``params``.
-        learning_rate: means that the moments are those of Adam or AdamW: their update is then computed,
-            with ``b1``, ``b2`` and ``eps``. Leave it out for NAdam, RAdam, Adamax and Yogi, for which optax
-            uses the same state, and give ``updates``.
-        b1, b2, eps: those of the optimizer. Leave them out for Adamax, whose state contains a norm where
-            Adam's contains a second moment.
+        learning_rate: says that the moments are those of Adam or AdamW, whose update is then computed with
+            ``b1``, ``b2`` and ``eps``. For NAdam, RAdam, Adamax and Yogi, for which optax uses the same
+            state, leave it out and give ``updates``.
+        b1, b2, eps: the optimizer's hyperparameters. Leave them out for Adamax, whose state contains a norm
+            where Adam's contains a second moment.
 
     Raises:
         TypeError: called under ``jit``.
@@ -112,7 +112,7 @@ def audit(
 
 
 def state_problems(opt_state: PyTree, params: PyTree) -> tuple[str, ...]:
-    """List what in an optimizer's state can make the next update wrong, in words, the worst first.
+    """Describe each problem in an optimizer's state that can make the next update wrong, the worst first.
 
     Parameters are not judged, and warnings are left out: see :func:`audit`.
     """
@@ -120,20 +120,20 @@ def state_problems(opt_state: PyTree, params: PyTree) -> tuple[str, ...]:
 
 
 def repair(opt_state: PyTree, audit: Audit) -> PyTree:
-    """Return ``opt_state`` with the poisoned elements of its moments set to 0; all other values keep every
+    """Return ``opt_state`` with the poisoned elements of its moments set to 0; all other values stay bit for
     bit.
 
     An element is poisoned if one of its moments is not finite, or a second moment is negative. All its
     moments are reset. Step counts stay, so bias correction is that of a late step: the first update of such
-    an element is lr (1 - b1) / sqrt(1 - b2), 3.2 lr with Adam's defaults, then it settles. Parameters are
-    not changed: one that is not finite stays so.
+    an element is lr (1 - b1) / sqrt(1 - b2), which is 3.2 lr with Adam's defaults, and later updates settle.
+    Parameters are not changed, even if they are not finite.
 
     Args:
         opt_state: the audited state.
         audit: the result of :func:`audit` for it.
 
     Raises:
-        TypeError: ``audit`` is not an audit; under ``jit``.
+        TypeError: ``audit`` is not an audit, or the call is under ``jit``.
         ValueError: the audit names a parameter for which the state contains no poisoned moments, so it is
             the audit of another state.
     """
@@ -166,7 +166,7 @@ def repair(opt_state: PyTree, audit: Audit) -> PyTree:
     missing = sorted(set(shapes) - found)
     if missing:
         raise ValueError(
-            f"audit must be of this opt_state; it names {missing[0]!r}, which has no poisoned moment in it. "
+            f"audit must be of this opt_state; it names {missing[0]!r}, which has no poisoned moment here. "
             "Audit the state that you want to repair."
         )
     return jax.tree.unflatten(structure, leaves)
@@ -177,7 +177,9 @@ def repair(opt_state: PyTree, audit: Audit) -> PyTree:
 
 def _check_concrete(*trees: PyTree) -> None:
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(trees)):
-        raise TypeError("an audit reads values on the host: call it outside jit, grad, vmap and scan.")
+        raise TypeError(
+            "audit and repair read values on the host: call them outside jit, grad, vmap and scan."
+        )
 
 
 def _as_params(tree: PyTree | None, leaves: Mapping[str, Any], what: str) -> dict[str, Any]:
@@ -188,11 +190,11 @@ def _as_params(tree: PyTree | None, leaves: Mapping[str, Any], what: str) -> dic
     found = {name: leaf for name, leaf in found.items() if _is_inexact(leaf)}
     for name, leaf in found.items():
         if name not in leaves:
-            raise ValueError(f"{what} must be a tree like params; it has {name!r}, which params lack.")
+            raise ValueError(f"{what} must be a tree like params; it has {name!r}, which is not in params.")
         if jnp.shape(leaf) != jnp.shape(leaves[name]):
             raise ValueError(
-                f"{what} must have the shapes of params; {name!r} has {jnp.shape(leaf)}, "
-                f"the parameter {jnp.shape(leaves[name])}."
+                f"{what} must have the shapes of params; {name!r} has shape {jnp.shape(leaf)}, "
+                f"but the parameter has {jnp.shape(leaves[name])}."
             )
     return found
 
@@ -225,7 +227,7 @@ def _check_fit(groups: Mapping[str, Any], leaves: Mapping[str, Any]) -> None:
     """
     if groups and not set(groups) & set(leaves):
         raise ValueError(
-            f"params must be the parameters of opt_state; it has moments of {next(iter(groups))!r}, "
+            f"params must be the parameters of opt_state, which has moments of {next(iter(groups))!r}, "
             f"but params have {next(iter(leaves), 'no leaf')!r}."
         )
 
@@ -319,11 +321,11 @@ def _host(leaf: Any) -> np.ndarray:
     """Return the array on the host.
 
     Raises:
-        ValueError: parts of it belong to other processes.
+        ValueError: parts of the array belong to other processes.
     """
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         raise ValueError(
-            "an audit reads whole arrays, and one is spread over several processes; gather it first with "
+            "an audit reads whole arrays, but one is spread over several processes; gather it first with "
             "jax.experimental.multihost_utils.process_allgather(tree, tiled=True)."
         )
     return np.asarray(leaf)
@@ -346,7 +348,8 @@ def _bad_elements(parts: Sequence[Part]) -> dict[str, int]:
 
 
 def _is_elementwise(part: Part, shape: tuple[int, ...]) -> bool:
-    """Return whether a leaf has a known role, and one element per element of a parameter of this shape."""
+    """Return whether a leaf has a known role, and an element for each element of a parameter of this
+    shape."""
     return part.role is not Role.OTHER and _is_looked_at(part) and part.leaf.shape == tuple(shape)
 
 

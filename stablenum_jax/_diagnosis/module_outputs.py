@@ -42,8 +42,8 @@ class Walk:
 
     Args:
         roots: names of outermost linen modules.
-        added: number of a value -> what is added to it; derivatives with respect to this are those with
-            respect to the value.
+        added: number of a value -> an array that is added to the value. Derivatives with respect to the array
+            are derivatives with respect to the value.
 
     Attributes:
         leaving: number of a value -> the value and its modules. Runs that take the same branches give

@@ -101,7 +101,7 @@ def _note_call(
 
 def _nnx_paths(root: Any) -> dict[int, str]:
     nnx = sys.modules["flax.nnx"]
-    # Outermost last, so that a shared module has its first and shortest path.
+    # The outermost path comes last, so that a shared module has its first and shortest path.
     found = {id(module): ".".join(map(str, path)) for path, module in nnx.iter_modules(root)}
     return {**found, id(root): ""}
 

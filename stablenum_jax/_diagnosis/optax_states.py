@@ -1,7 +1,7 @@
 """Find the moments in an optimizer's state, by the names that optax gives them.
 
-The leaves of the state may be anything: ``repair`` replaces each leaf by its number, so that it knows where
-to write the repaired leaf.
+The leaves of the state may be anything: ``repair`` replaces each leaf by its number, which tells it where to
+write the repaired leaf.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Part(NamedTuple):
     """One leaf of the state.
 
     Attributes:
-        entry: the field that holds it: "nu".
-        role: what it is.
+        entry: the field that contains the leaf, such as "nu".
+        role: the role that the leaf has in the optimizer.
         leaf: the array, or what the caller put in its place.
     """
 
@@ -62,11 +62,11 @@ class Group(NamedTuple):
     """What one transformation keeps for one parameter.
 
     Attributes:
-        parameter: its name.
-        kind: of the optimizer; "" for an unknown state.
+        parameter: the parameter's name.
+        kind: the kind of the optimizer; "" for an unknown state.
         parts: the leaves.
         count: the leaf that counts steps, None if there is none.
-        hyperparams: those of an ``optax.inject_hyperparams`` around it: name -> leaf.
+        hyperparams: name -> leaf, of an ``optax.inject_hyperparams`` around the transformation.
     """
 
     parameter: str
@@ -91,7 +91,7 @@ def find_groups(opt_state: PyTree, names: frozenset[str]) -> list[Group]:
 def _walk(tree: PyTree, names: frozenset[str], hyperparams: Mapping[str, Any]) -> Iterator[Group]:
     for path, node in jax.tree_util.tree_leaves_with_path(tree, is_leaf=_is_known):
         if isinstance(node, GuardOptState):
-            continue  # its history may contain infinities, and is not a moment
+            continue  # the guard's history may contain infinities, and has no moments
         if injects_hyperparams(node):
             # The values are read as leaves, because flax.nnx wraps each array in a node.
             found = {
@@ -129,14 +129,14 @@ def _of_node(node: Any, names: frozenset[str], hyperparams: Mapping[str, Any]) -
 
 
 def _owner(path: str, names: frozenset[str]) -> str:
-    """Return the parameter of a path in a tree of moments; the path may go on below it (SM3 keeps lists)."""
+    """Return the parameter that a path in a tree of moments leads to or through (SM3 keeps lists)."""
     parts = path.split(".")
     starts = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
     return next((start for start in starts if start in names), path)
 
 
 def _named(path: str, names: frozenset[str]) -> str:
-    """Return the parameter whose name the path ends with, the longest such; "" if there is none."""
+    """Return the parameter with the longest name that the path ends with; "" if there is none."""
     for i, character in enumerate(path):
         if character == "." and path[i + 1 :] in names:
             return path[i + 1 :]

@@ -43,7 +43,7 @@ def range_report(
     Modules are those of flax linen, flax.nnx and Equinox, and the scopes of ``jax.named_scope`` in any
     function; those of flax.nnx and Equinox are named by their paths in the tree. A module that returns its
     argument does not appear, and a plain scope that is entered twice in a row counts as one. Loops are
-    unrolled; of a ``cond`` the branch that is taken is opened (the passes then run operation by operation).
+    unrolled; of a ``cond``, the branch that is taken is opened (the passes then run operation by operation).
     What could not be opened is listed in the report's ``notes``.
 
     Nothing is changed: a flax.nnx module is copied, and ``fun`` is traced without ``jax.jit``.
@@ -51,15 +51,15 @@ def range_report(
     Args:
         fun: ``fun(params, *args, **kwargs)`` returns the scalar loss, or ``(loss, aux)`` with ``has_aux``.
             There is no backward pass if the loss is not a floating-point scalar.
-        params: a pytree; also linen's whole dict of collections (of which ``"params"`` is trained), a
-            flax.nnx module or state (of which ``nnx.Param`` is trained), or an Equinox module.
+        params: a pytree, linen's whole dict of collections (of which ``"params"`` is trained), a flax.nnx
+            module or state (of which ``nnx.Param`` is trained), or an Equinox module.
         *args: further arguments. Floating-point arrays narrower than float32 become float32 here and in
             ``params``.
         has_aux: as in ``jax.value_and_grad``.
         optimizer: an optax transformation, whose update is measured too. With a guard inside, the gradients
             are first multiplied by its loss scale, and the update is that of :func:`stablenum_jax.step`.
-        opt_state: its state; by default ``optimizer.init(params)``.
-        formats: names of formats, also short ones such as ``"bf16"``.
+        opt_state: the optimizer's state; by default ``optimizer.init(params)``.
+        formats: names of formats, or short names such as ``"bf16"``.
         **kwargs: further arguments.
 
     Returns:
@@ -68,7 +68,7 @@ def range_report(
         separately.
 
     Raises:
-        ValueError: ``formats`` is empty or has an unknown format.
+        ValueError: ``formats`` is empty or contains an unknown format.
 
     Example:
         >>> import stablenum_jax
@@ -107,7 +107,7 @@ def range_report(
     if pass_.closed:
         seen.note(f"Modules inside {', '.join(pass_.closed)} were not looked at one by one.")
     if len(outs) != 1 or jnp.size(outs[0]) != 1 or not jnp.issubdtype(outs[0].dtype, jnp.floating):
-        seen.note("No gradients: the function gives no scalar loss.")
+        seen.note("No gradients: the function returns no scalar loss.")
         return RangeReport(seen.rows, seen.formats, seen.notes)
 
     grads, of_values = pass_.backward(leaves, {n: jnp.zeros_like(array) for n, array in arrays.items()})
@@ -145,7 +145,7 @@ class _Pass:
         try:
             return jax.jit(self._forward)(leaves)
         except (jax.errors.ConcretizationTypeError, jax.errors.TracerIntegerConversionError):
-            # A cond: its index must be a concrete number, so run operation by operation.
+            # There is a cond, whose index must be a concrete number: run the passes operation by operation.
             self._compiled = _as_it_is
             return self._forward(leaves)
 
@@ -205,7 +205,7 @@ class _Rebuild:
 
 
 def _trained(params: PyTree) -> tuple[list[Array], list[str], _Rebuild]:
-    """Return the floating-point parameters in float32, their names, and the way back."""
+    """Return the floating-point parameters in float32, their names, and a function that rebuilds the tree."""
 
     def unchanged(tree: PyTree) -> PyTree:
         return tree
@@ -216,7 +216,7 @@ def _trained(params: PyTree) -> tuple[list[Array], list[str], _Rebuild]:
         graph, params, rest = nnx.split(params, nnx.Param, ...)
 
         def merged(tree: PyTree) -> PyTree:
-            # New variables in each trace, because a BatchNorm writes to its own.
+            # Each trace gets new variables, because a BatchNorm writes to its variables.
             return nnx.merge(graph, tree, jax.tree.map(lambda leaf: leaf, rest))
 
         wrap = merged
@@ -245,7 +245,7 @@ def _widened(leaf: Any) -> Any:
 
 
 def _plain(x: Array) -> np.ndarray:
-    """Return the array on the host: XLA on a CPU would flush subnormals to zero."""
+    """Return the array on the host, because XLA on a CPU would flush subnormals to zero."""
     array = np.asarray(x)
     return array if array.dtype in (np.float32, np.float64) else array.astype(np.float32)
 

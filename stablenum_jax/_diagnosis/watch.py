@@ -28,7 +28,7 @@ __all__ = ["watch"]
 
 _jit, _grad, _value_and_grad = jax.jit, jax.grad, jax.value_and_grad
 
-# Replays of one function that find nothing wrong, after which it is no longer replayed.
+# After so many replays that found nothing wrong, a function is no longer replayed.
 PATIENCE = 2
 
 
@@ -38,8 +38,8 @@ def watch(session: Session) -> None:
     jax.jit = watcher.jit
     jax.grad = watcher.derivative(_grad, value=False)
     jax.value_and_grad = watcher.derivative(_value_and_grad, value=True)
-    # A property of the class. Transformations inside optax.chain are unpacked as tuples, which does not read
-    # it, so they are not watched one by one.
+    # A property of the class. optax.chain unpacks its transformations as tuples, which does not read the
+    # property, so they are not watched one by one.
     optax.GradientTransformation.update = property(watcher.update)
 
 
@@ -51,7 +51,7 @@ class _Watcher:
         self.looking = False
 
     def jit(self, fun: Any = None, /, **options: Any) -> Any:
-        """Work like ``jax.jit``, watched and without donation."""
+        """Do what ``jax.jit`` does, but watch the function and donate no buffers."""
         if fun is None:
             return functools.partial(self.jit, **options)
         for name in ("donate_argnums", "donate_argnames"):
@@ -59,7 +59,7 @@ class _Watcher:
         return _Jitted(self, fun, options)
 
     def derivative(self, transform: Callable[..., Any], *, value: bool) -> Callable[..., Any]:
-        """Work like ``jax.grad`` or ``jax.value_and_grad``, watched unless called in a trace."""
+        """Do what ``jax.grad`` or ``jax.value_and_grad`` does, and watch each call outside a trace."""
 
         @functools.wraps(transform)
         def outer(fun: Any, argnums: Any = 0, has_aux: bool = False, **options: Any) -> Any:
@@ -79,7 +79,7 @@ class _Watcher:
         return outer
 
     def update(self, transformation: Any) -> Callable[..., Any]:
-        """Work like ``tx.update``, watched unless called in a trace."""
+        """Do what ``tx.update`` does, and watch each call outside a trace."""
         inner = transformation[1]
 
         @functools.wraps(inner)
@@ -123,7 +123,7 @@ class _Watcher:
         return result
 
     def replay(self, replay: Callable[..., Report], name: str, *, known_bad: bool) -> None:
-        """Explain a call; ends the script unless the replay finds nothing wrong."""
+        """Explain a call, and end the script unless the replay finds nothing wrong."""
         self.looking = True
         try:
             report = replay(known_bad=known_bad)

@@ -1,6 +1,6 @@
 """Keep updates that are too small for a 16-bit parameter, as the last transformation of an optax chain.
 
-1 - 1e-3 is 1 in bfloat16, so a thousand such steps leave the weight where it was. Three remedies:
+1 - 1e-3 is 1 in bfloat16, so a thousand such steps leave the weight where it was. There are three remedies:
 :func:`kahan` keeps what rounding lost, :func:`stochastic_rounding` rounds up or down at random, and
 :func:`master_weights` runs the optimizer on float32 copies. All return float32 updates, which
 ``optax.apply_updates`` (it then adds in float32) and :func:`stablenum_jax.step` turn into the new
@@ -37,17 +37,18 @@ _NARROW = ("bfloat16", "float16")
 
 
 class KahanState(NamedTuple):
-    """What rounding has lost so far, in each parameter's shape; nothing for parameters of other dtypes.
+    """What rounding has lost so far, in each parameter's shape; empty for parameters of other dtypes.
 
-    int16 for 16-bit parameters, in units of 2^-16 of their spacing, which
-    :func:`stablenum.precision.compensated_value` adds to them; float32 for float32 ones.
+    The compensation of a 16-bit parameter is int16, in units of 2^-16 of the parameter's spacing;
+    :func:`stablenum.precision.compensated_value` adds it to the parameter. That of a float32 parameter is
+    float32.
     """
 
     compensation: PyTree
 
 
 class StochasticRoundingState(NamedTuple):
-    """() int32: the number of updates so far, which with the seed determines the random bits."""
+    """The number of updates so far, () int32, which determines the random bits together with the seed."""
 
     count: Array
 
@@ -62,10 +63,10 @@ class MasterWeightsState(NamedTuple):
 def kahan() -> optax.GradientTransformation:
     """Compensate updates: add what rounding a parameter lost to its next update.
 
-    ``y = c + u; w' = round(w + y); c = y - (w' - w)``, computed by
-    :func:`stablenum.precision.kahan_add`. It applies to bfloat16, float16 and float32 parameters; others pass
-    through. It needs as much memory as the parameters, and makes 16-bit ones as exact as float32. Put it last
-    in the chain.
+    The update is ``y = c + u; w' = round(w + y); c = y - (w' - w)``, computed by
+    :func:`stablenum.precision.kahan_add` for bfloat16, float16 and float32 parameters; others pass through.
+    The compensation needs as much memory as the parameters, and makes 16-bit parameters as exact as float32.
+    Put the transformation last in the chain.
 
     NaN and inf in an update pass through to the parameter and do not enter the compensation.
 
@@ -109,19 +110,19 @@ def kahan() -> optax.GradientTransformation:
 def stochastic_rounding(seed: int = 0) -> optax.GradientTransformation:
     """Round bfloat16 parameters up or down at random, so that an update is exact on average.
 
-    Computed by :func:`stablenum.precision.round_stochastically`. Parameters of 32 and 64 bits pass
-    through. It needs no memory. Put it last in the chain. The same seed gives the same run; a skipped step
-    draws no random numbers.
+    The rounding is that of :func:`stablenum.precision.round_stochastically`. Parameters of 32 and 64 bits
+    pass through. No memory is needed. Put the transformation last in the chain. The same seed gives the same
+    run; a skipped step draws no random numbers.
 
     NaN and inf in an update pass through to the parameter; finite values saturate at bfloat16's largest
     number.
 
     Args:
-        seed: of the random bits, a whole number of 0 or more.
+        seed: the seed of the random bits, a whole number of 0 or more.
 
     Raises:
-        ValueError: ``seed`` is not such a number. From ``init``: a parameter is float16. From ``update``:
-            ``params`` is missing.
+        ValueError: ``seed`` is not a whole number of 0 or more. From ``init``: a parameter is float16. From
+            ``update``: ``params`` is missing.
 
     Example:
         >>> tx = optax.chain(optax.sgd(1e-3), stochastic_rounding(0))
@@ -165,11 +166,11 @@ def stochastic_rounding(seed: int = 0) -> optax.GradientTransformation:
 
 
 def master_weights(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Run an optimizer on float32 copies of 16-bit parameters, which are the copies rounded to nearest.
+    """Run an optimizer on float32 copies of 16-bit parameters; each parameter is its copy rounded to nearest.
 
     Micikevicius et al. 2018 (arXiv 1710.03740). ``inner`` sees float32 gradients and parameters and keeps
-    its state in float32. Where something else has changed a parameter (a checkpoint was loaded), so that it
-    is no longer its rounded copy, the element is copied again. Put the guard before it, as in
+    its state in float32. Elements of a parameter that something else has changed (loading a checkpoint), so
+    that they are no longer the rounded copy, are copied again. Put the guard first, as in
     ``optax.chain(stablenum_jax.guard(), master_weights(optax.adamw(1e-3)))``.
 
     NaN and inf pass through to the copy and the parameter.
@@ -250,7 +251,8 @@ def _no_compensation(w: Array) -> Array:
 
 def _need(params: PyTree, name: str) -> None:
     if params is None:
-        raise bad_field("params", f"given to the update of {name}", params, hint="It depends on them.")
+        hint = "The update depends on the parameters."
+        raise bad_field("params", f"given to the update of {name}", params, hint=hint)
 
 
 def _master_or_own(param: Any, master: Any) -> Any:
@@ -273,7 +275,7 @@ def _in_step(param: Any, master: Any) -> Any:
 def _difference(moved: Array, w: Array, u: Array) -> Array:
     """Return the float32 update that takes ``w`` to ``moved``; ``u`` itself where one of them is not finite.
 
-    The way from one end of bfloat16's range to the other exceeds float32, and is shortened to its range.
+    The distance from one end of bfloat16's range to the other exceeds float32's range and is clipped to it.
     """
     new, old = moved.astype(jnp.float32), w.astype(jnp.float32)
     step = jnp.clip(new - old, -FLOAT32_MAX, FLOAT32_MAX)

@@ -51,7 +51,7 @@ def raised_format() -> str | None:
 def current_policy(policy: Policy) -> Policy:
     """Return ``policy`` or, inside an escalated computation, that policy with the level's format.
 
-    Modules for which a rule has a wider format than the level's keep it.
+    A module for which a rule has a format wider than the level's keeps the rule's format.
     """
     name = _FORMAT.get()
     if name is None:
@@ -60,10 +60,10 @@ def current_policy(policy: Policy) -> Policy:
 
 
 def ladder_of(policy: Policy, formats: Sequence[Any] | None) -> tuple[str, ...]:
-    """Return the formats of the levels: those given, or those from the policy's upwards.
+    """Return the formats of the levels: the given ones, or those from the policy's format upwards.
 
     Raises:
-        ValueError: ``formats`` does not begin with the policy's, or is not increasing.
+        ValueError: ``formats`` does not begin with the policy's format, or is not increasing.
     """
     compute = policy.core.compute
     if formats is None:
@@ -80,7 +80,7 @@ def _escalation(opt_state: PyTree) -> EscalationState | None:
 
 
 def check_not_escalating(opt_state: PyTree) -> None:
-    """Raise if the guard would widen the formats of a policy, for a caller without one.
+    """Raise if the guard would widen the formats of a policy, for a caller without a policy.
 
     Raises:
         ValueError: the guard has an escalation.
@@ -88,11 +88,11 @@ def check_not_escalating(opt_state: PyTree) -> None:
     if _escalation(opt_state) is not None:
         raise bad_field(
             "policy",
-            "given where the guard has an EscalatePrecision",
+            "given if the guard has an EscalatePrecision",
             None,
             hint="The guard's level widens a policy's formats, and has no effect without one: write "
-            "value_and_grad(fun, opt_state, policy='p=f32,c=f16'), with the policy of a model in "
-            "stablenum_jax.precision(model, policy) too, or leave escalate out.",
+            "value_and_grad(fun, opt_state, policy='p=f32,c=f16'), and give a model's policy to "
+            "stablenum_jax.precision(model, policy) too; or leave escalate out.",
         )
 
 
@@ -105,7 +105,7 @@ def in_level_format(
 
     Args:
         call: computes with the policy that it is given.
-        policy: that of level 0.
+        policy: the policy of level 0.
         opt_state: contains the guard's state.
         formats: see :func:`ladder_of`.
     """

@@ -1,7 +1,7 @@
 """Matrix products in 8 bits with delayed scaling: e4m3 forward, e5m2 backward.
 
 The state is an argument, and the "gradient" with respect to it is the state after the step, because the
-largest element of the incoming gradient is known in the backward pass only. flax's 8-bit layers do the same
+largest element of the incoming gradient is known only in the backward pass. flax's 8-bit layers do the same
 with their collection ``_overwrite_with_gradient``. States under that name are replaced by
 :func:`stablenum_jax.step` instead of being added to, and stay as they are in a skipped step::
 
@@ -33,8 +33,8 @@ class Fp8State(NamedTuple):
     """The scales of one product.
 
     Attributes:
-        forward: the scales of its two factors.
-        backward: the scale of the gradient of its result.
+        forward: the scales of the product's two factors.
+        backward: the scale of the gradient of the product.
     """
 
     forward: DelayedScalingState
@@ -48,7 +48,7 @@ _BACKWARD = DelayedScaling(format="float8_e5m2", power_of_two=True)
 
 
 class _How(NamedTuple):
-    """How one product is computed: the rule of its factors, that of its gradient, and on which hardware."""
+    """How one product is computed: the rules for its factors and its gradient, and whether it is native."""
 
     forward: DelayedScaling
     backward: DelayedScaling
@@ -64,7 +64,7 @@ def init_fp8(
         forward_scaling, backward_scaling: as in :func:`stablenum_jax.fp8_dot`.
 
     Raises:
-        ValueError: a rule of another format.
+        ValueError: a rule has another format.
 
     Example:
         >>> init_fp8(forward_scaling=DelayedScaling(history=16)).forward.history.shape
@@ -95,32 +95,31 @@ def fp8_dot(
 ) -> Array:
     """Return ``x @ w`` with both factors in e4m3 and, in the backward pass, the gradient in e5m2.
 
-    ``(q(x s_x) @ q(w s_w)) / (s_x s_w)``, summed in float32, where q rounds to 8 bits and saturates, and the
-    scales come from earlier uses, the first from its own (:class:`stablenum.DelayedScaling`; Micikevicius
-    et al. 2022, arXiv 2209.05433).
+    ``(q(x s_x) @ q(w s_w)) / (s_x s_w)``, summed in float32, where q rounds to 8 bits and saturates. The
+    scales come from earlier uses, and at the first use from the values themselves
+    (:class:`stablenum.DelayedScaling`; Micikevicius et al. 2022, arXiv 2209.05433).
 
     NaN and inf in a factor or a gradient come out as NaN or inf, so the guard sees them; they never enter the
-    scales. An empty result is that of ``x @ w``. At a level above 8 bits of an escalation (see
+    scales. An empty result is that of ``x @ w``. At an escalation level above 8 bits (see
     :func:`stablenum_jax.value_and_grad`) the result is ``x @ w``, and the state is unchanged.
 
     Args:
         x: (..., k), any floating-point dtype.
         w: (k, n), any floating-point dtype.
-        state: of this product only. The next states of a state that is used twice would be summed; for the
-            same reason one state for all examples of a ``jax.vmap`` is an error. Pass the whole batch to such
-            a product.
+        state: the state of this product only. If a state is used twice, its next states would be summed; for
+            the same reason, one state for all examples of a ``jax.vmap`` is an error. Pass the whole batch
+            to such a product.
         forward_scaling: the rule for both factors, the same in every step.
         backward_scaling: the rule for the gradient, the same in every step.
         native: multiply the 8-bit arrays themselves, on hardware that can (NVIDIA from Ada and Hopper on);
-            otherwise their values in float32. The results differ only by the order of the sum.
+            otherwise their values are multiplied in float32. The results differ only by the order of the sum.
 
     Returns:
         (..., n), in the dtype of ``x @ w``. Its gradient with respect to ``state`` is the next state.
 
     Raises:
-        ValueError: the shapes do not fit, the state is one of other rules, a rule has another
-            format, or a gradient is taken under
-            ``jax.vmap`` over ``x`` or ``w`` but not over ``state``.
+        ValueError: the shapes do not fit, the state belongs to other rules, a rule has another format, or a
+            gradient is taken under ``jax.vmap`` over ``x`` or ``w`` but not over ``state``.
 
     Example:
         >>> x, w = jnp.ones((2, 3)), jnp.full((3, 4), 0.5)
@@ -131,14 +130,14 @@ def fp8_dot(
     """
     if jnp.ndim(x) < 1 or jnp.ndim(w) != 2 or jnp.shape(x)[-1] != jnp.shape(w)[0]:
         raise ValueError(
-            f"x and w must be of shapes (..., k) and (k, n); got {jnp.shape(x)} and {jnp.shape(w)}."
+            f"x and w must have shapes (..., k) and (k, n); got {jnp.shape(x)} and {jnp.shape(w)}."
         )
     how = _how(forward_scaling, backward_scaling, native=native)
     wanted = (2, how.forward.history), (1, how.backward.history)
     got = state.forward.history.shape, state.backward.history.shape
     if got != wanted:
         raise ValueError(
-            "state must be one of init_fp8 with the same forward_scaling and backward_scaling, "
+            "state must come from init_fp8 with the same forward_scaling and backward_scaling, "
             f"with histories of shapes {wanted[0]} and {wanted[1]}; got {got[0]} and {got[1]}."
         )
     if raised_format() is not None:
@@ -157,7 +156,7 @@ def _check_not_shared(size: int, batched: Any, factors: Any, state: Fp8State) ->
     of_factors, of_state = batched
     if any(of_factors) and not all(jax.tree.leaves(of_state)):
         raise ValueError(
-            "state must be one per product; under jax.vmap the gradients of one state for all "
+            "each product must have its own state; under jax.vmap the gradients of one state for all "
             f"{size} examples would be summed, and the sum is not a state. Pass the whole batch to fp8_dot "
             "(x may have any number of leading axes), or map over as many states (in_axes=0)."
         )
@@ -178,8 +177,8 @@ def quantize(x: Array, scale: Array, name: str) -> Array:
     """
     wide = x.astype(jnp.float32)
     top = FORMATS[name].max
-    # Finite values are clipped, because the cast makes NaN of too large numbers; inf is not, so that it stays
-    # visible.
+    # Finite values are clipped, because the cast turns numbers that are too large into NaN; inf is not
+    # clipped, so that it stays visible.
     return jnp.where(jnp.isfinite(wide), jnp.clip(wide * scale, -top, top), wide).astype(name)
 
 

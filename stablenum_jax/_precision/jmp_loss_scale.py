@@ -1,7 +1,7 @@
 """Loss scales as pytrees, with jmp's names and the core's rules.
 
-They are for training loops that scale and unscale themselves, as with jmp. The guard does all of this itself,
-and accepts these objects for its setting ``loss_scale``.
+These classes are for training loops that scale and unscale themselves, as with jmp. The guard does all of
+this on its own, and accepts these objects for its setting ``loss_scale``.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ class StaticLossScale:
     loss_scale: Any
 
     def scale(self, tree: Tree) -> Tree:
-        """Multiply losses or gradients by the factor, in float32 at least; other leaves are unchanged."""
+        """Multiply losses or gradients by the factor, in float32 or wider; other leaves are unchanged."""
         return _scaled(tree, self.loss_scale)
 
     def unscale(self, tree: Tree) -> Tree:
-        """Divide losses or gradients by the factor, in float32 at least."""
+        """Divide losses or gradients by the factor, in float32 or wider."""
         return _unscaled(tree, self.loss_scale)
 
     def adjust(self, grads_finite: Any) -> StaticLossScale:
@@ -107,9 +107,9 @@ class DynamicLossScale:
 
     Args:
         loss_scale: () float, the factor; float16 and bfloat16 scales work.
-        counter: () int32, finite steps since the factor last changed.
-        period: finite steps before it grows.
-        factor: what it is multiplied or divided by.
+        counter: () int32, the number of finite steps since ``loss_scale`` last changed.
+        period: the number of finite steps before ``loss_scale`` grows.
+        factor: the number that ``loss_scale`` is multiplied or divided by.
         min_loss_scale: () float, the floor.
 
     Raises:
@@ -137,18 +137,18 @@ class DynamicLossScale:
         _warn_if_not_floating(self.min_loss_scale, "min_loss_scale")
 
     def scale(self, tree: Tree) -> Tree:
-        """Multiply losses or gradients by the factor, in float32 at least; other leaves are unchanged."""
+        """Multiply losses or gradients by the factor, in float32 or wider; other leaves are unchanged."""
         return _scaled(tree, self.loss_scale)
 
     def unscale(self, tree: Tree) -> Tree:
-        """Divide losses or gradients by the factor, in float32 at least."""
+        """Divide losses or gradients by the factor, in float32 or wider."""
         return _unscaled(tree, self.loss_scale)
 
     def adjust(self, grads_finite: Any) -> DynamicLossScale:
         """Return the scale for the next step.
 
         Args:
-            grads_finite: () bool, whether the gradients of this one were finite.
+            grads_finite: () bool, whether the gradients of this step were finite.
         """
         finite = jnp.asarray(grads_finite, bool)
         if finite.ndim:
@@ -163,7 +163,7 @@ class DynamicLossScale:
             min_scale=SMALLEST_SCALE,
             max_scale=_largest(dtype),
         )
-        # A scale that is inf or NaN would stay so permanently.
+        # A scale that is inf or NaN would stay inf or NaN permanently.
         scale = jnp.nan_to_num(
             jnp.asarray(self.loss_scale, jnp.float32), nan=1.0, posinf=rule.max_scale, neginf=1.0
         )
@@ -194,7 +194,7 @@ LossScale: TypeAlias = NoOpLossScale | StaticLossScale | DynamicLossScale
 
 
 def all_finite(tree: Any) -> Array:
-    """Return () bool: whether every element of every array is finite. True for an empty tree.
+    """Return () bool: whether every element of every array is finite. The result is True for an empty tree.
 
     PRNG keys, float0 and leaves that are not numbers are ignored.
 
@@ -241,7 +241,7 @@ def _unscaled(tree: Tree, factor: Any) -> Tree:
 
 
 def _change(tree: Tree, change: Callable[[Array], Array]) -> Tree:
-    """Apply ``change`` to the floating-point leaves, in float32 at least: float16 ends at 65504."""
+    """Apply ``change`` to the floating-point leaves, in float32 or wider, because float16 ends at 65504."""
 
     def wide(path: Path, leaf: Any) -> Any:
         if not is_measurable(path, leaf):

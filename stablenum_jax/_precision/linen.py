@@ -1,4 +1,4 @@
-"""Apply a policy to a flax linen model with an interceptor. Imported only for such a model."""
+"""Apply a policy to a flax linen model with an interceptor. This module is imported only for such a model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LinenCall:
 
     Attributes:
         model: the module.
-        policy: its formats.
+        policy: the formats in which the module runs.
     """
 
     def __init__(self, model: nn.Module, policy: Policy) -> None:
@@ -93,8 +93,8 @@ class LinenCall:
             raise ValueError(
                 f"variables must contain the states of 8-bit products, under {FP8_STATISTICS!r}; there is "
                 f"none for {'.'.join(module.path)}. Make variables with precision(model, policy).init(...); "
-                "a module inside nn.RNN or nn.scan, which see only their own collections, needs a rule for "
-                "16 bits."
+                "a module inside nn.RNN or nn.scan, which see only their own collections, needs a rule "
+                "that makes it compute in 16 bits."
             )
         kernel = module.get_variable("params", "kernel")
         state = module.get_variable(FP8_STATISTICS, _STATE)
@@ -106,8 +106,8 @@ def _check_first_use(path: str, multiplied: set[str]) -> None:
     """Raise if a module multiplies twice: its next state is a gradient, and gradients would be summed."""
     if path in multiplied:
         raise ValueError(
-            f"each module may compute one 8-bit product in a call; {path} computes two. Keep it out of 8 "
-            f"bits with a rule: {{{path!r}: 'bf16'}}."
+            f"each module may compute only one 8-bit product in a call; {path} computes two. Let it compute "
+            f"in 16 bits with a rule: {{{path!r}: 'bf16'}}."
         )
     multiplied.add(path)
 

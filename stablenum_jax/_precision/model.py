@@ -18,8 +18,7 @@ __all__ = ["precision"]
 
 
 def precision(model: Any, policy: Any) -> Callable[..., Any]:
-    """Return a function that calls a model in the formats of a policy, those of
-    ``stablenum_torch.precision``.
+    """Return a function that calls a model in the formats of a policy, as ``stablenum_torch.precision`` does.
 
     - While a module computes, its parameters are in its compute format, and the arguments of a module with
       parameters of its own are cast to that format. Gradients have the formats in which the parameters are
@@ -49,13 +48,13 @@ def precision(model: Any, policy: Any) -> Callable[..., Any]:
     Args:
         model: a flax linen or nnx module, an equinox module, or a function.
         policy: words, a :class:`stablenum_jax.policy.Policy`, a ``stablenum.Policy`` or jmp's. Inside
-            :func:`stablenum_jax.value_and_grad` with an escalation no module computes narrower than the
-            level.
+            :func:`stablenum_jax.value_and_grad` with an escalation, no module computes in a format narrower
+            than the level's.
 
     Raises:
         TypeError: ``model`` is not callable; ``policy`` is none of the above.
-        ValueError: when called: a rule's pattern matches no module, or no path in a function's arguments;
-            the policy computes in 8 bits in nnx or equinox.
+        ValueError: when the result is called: a rule's pattern matches no module, or no path in a function's
+            arguments; or the policy computes in 8 bits in nnx or equinox.
 
     Example:
         >>> import jax.numpy as jnp

@@ -16,10 +16,10 @@ PyTree: TypeAlias = Any
 
 
 class Place(NamedTuple):
-    """What a policy means for one module. Plain values, so it may be part of a tree's structure.
+    """What a policy means for one module. Its values are plain, so it may be part of a tree's structure.
 
     Attributes:
-        compute: the dtype that arrays have while it computes.
+        compute: the dtype that arrays have while the module computes.
         eight_bits: whether its products are computed in 8 bits.
         output: the dtype that its results are cast to; None if they are not cast.
         hooked: whether its arguments are cast to ``compute``.
@@ -35,8 +35,8 @@ def place_of(policy: Policy, path: str, *, owns: bool) -> Place:
     """Return what the policy means for the module at ``path``.
 
     Args:
-        policy: with its rules.
-        path: parts joined by dots, "" for the model.
+        policy: the policy, with its rules.
+        path: the module's path, its parts joined by dots; "" for the model.
         owns: whether the module has parameters of its own.
     """
     core = policy.core

@@ -38,7 +38,7 @@ _SHORT = {jnp.dtype(dtype): names[0] for dtype, names in dtype_to_names.items()}
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """The dtypes of stored parameters, of the computation and of its results, as jmp's ``Policy``.
+    """The dtypes of stored parameters, of the computation and of its results, as in jmp's ``Policy``.
 
     The casts accept any pytree and change only its floating-point arrays (see ``cast_floating``). If a rule
     matches the module of a leaf (the path of dict keys, attributes and indices to it, without a leading
@@ -46,11 +46,11 @@ class Policy:
     :class:`stablenum.Policy`.
 
     Args:
-        param_dtype: of stored parameters.
-        compute_dtype: of the computation; an 8-bit one means quantized products (see
-            :mod:`stablenum_jax._precision.fp8`), and arrays are cast to bfloat16 for it.
-        output_dtype: of results.
-        rules: as in :class:`stablenum.Policy`: ``{"*norm*": "float32"}``.
+        param_dtype: the dtype of stored parameters.
+        compute_dtype: the dtype of the computation. An 8-bit dtype means quantized products (see
+            :mod:`stablenum_jax._precision.fp8`), for which arrays are cast to bfloat16.
+        output_dtype: the dtype of results.
+        rules: as in :class:`stablenum.Policy`, such as ``{"*norm*": "float32"}``.
 
     Raises:
         ValueError: a dtype is not a floating-point format, or has 8 bits for parameters or outputs.
@@ -115,14 +115,14 @@ class Policy:
 
 
 def get_policy(policy_name: str, *, rules: Any = ()) -> Policy:
-    """Return a policy in words: ``"params=float32,compute=half,output=float32"``, ``"c=bf16"``, ``"half"``.
+    """Return a policy from words: ``"params=float32,compute=half,output=float32"``, ``"c=bf16"``, ``"half"``.
 
     Args:
         policy_name: jmp's grammar, see :meth:`stablenum.Policy.parse`.
-        rules: for modules by path, as in :class:`stablenum.Policy`.
+        rules: rules for modules by path, as in :class:`stablenum.Policy`.
 
     Raises:
-        ValueError: an unknown dtype or part.
+        ValueError: a dtype or part is unknown.
 
     Example:
         >>> str(get_policy("c=bf16,o=full"))
@@ -139,8 +139,8 @@ def as_policy(policy: Any) -> Policy:
     """Return a :class:`Policy` from a policy of this package, of the core or of jmp, or from words.
 
     Raises:
-        TypeError: it is none of them.
-        ValueError: the words are wrong.
+        TypeError: ``policy`` is none of these.
+        ValueError: ``policy`` is a text that describes no policy.
 
     Example:
         >>> as_policy(stablenum.Policy(compute="bfloat16")).compute_dtype is jnp.bfloat16

@@ -25,7 +25,7 @@ def value_and_grad(
     policy: Any = None,
     formats: Sequence[Any] | None = None,
 ) -> Callable[..., tuple[Any, Any]]:
-    """``jax.value_and_grad`` with the guard's loss scale: small gradients survive half precision.
+    """Return ``jax.value_and_grad(fun)`` with the guard's loss scale: small gradients survive half precision.
 
     The loss is multiplied by the scale in float32, so a float16 loss does not overflow; the value is
     returned unscaled and in its own dtype. The gradients are returned *scaled*: the guard inspects them and
@@ -47,11 +47,11 @@ def value_and_grad(
             upwards (float8, bfloat16, float32; or float16, float32).
 
     Returns:
-        A function that returns ``(loss, grads)`` or ``((loss, aux), grads)``, without loss scaling and
-        policy exactly those of ``jax.value_and_grad(fun)``.
+        A function that returns ``(loss, grads)`` or ``((loss, aux), grads)``; without a loss scale and a
+        policy, they are exactly those of ``jax.value_and_grad(fun)``.
 
     Raises:
-        ValueError: no guard in ``opt_state``, or more than one; ``policy`` is not a policy, or does not
+        ValueError: ``opt_state`` has no guard, or more than one; ``policy`` is not a policy, or does not
             compute in the first of ``formats``; the guard has an ``EscalatePrecision``, which widens a
             policy's formats, and ``policy`` is None.
 

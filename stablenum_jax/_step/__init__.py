@@ -1,8 +1,8 @@
 """The guarded step: measure the gradients, decide in the core, apply or skip.
 
 ``transform`` has ``guard`` and ``chain``, ``training`` has ``step``. ``eager`` compiles an eager caller's
-step; ``decide_and_update`` decides and runs the update inside one ``lax.cond``, and by ``handshake`` says to
-the guard inside the optimizer what remains to do. Measuring is in ``observe`` (with ``measure``,
+step; ``decide_and_update`` decides and runs the update inside one ``lax.cond``, and tells the guard inside
+the optimizer through ``driver_mode`` what remains to be done. Measuring is in ``observe`` (with ``measure``,
 ``measure_units`` and ``measure_elements``), changing gradients and updates in ``apply`` and ``clip_update``.
 ``scaled_loss`` multiplies the loss by the scale, ``readout`` reads the state on the host.
 """

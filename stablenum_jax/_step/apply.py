@@ -31,14 +31,14 @@ def apply_multiplier(
 ) -> PyTree:
     """Return the gradients that the optimizer receives in an applied step.
 
-    Computed in float32 at least. A leaf keeps its dtype, except under loss scaling, where float16
+    The computation is in float32 or wider. A leaf keeps its dtype, except under loss scaling, where float16
     and other narrow gradients become float32: unscaled, they would flush to zero in float16.
 
     Args:
         config: the guard's settings.
         updates: the gradients; returned unchanged if no setting changes gradients.
-        paths: those of the watched gradients, in the order of their norms.
-        decision: holds the multiplier, and those of the units if a rule clips units.
+        paths: the paths of the watched gradients, in the order of their norms.
+        decision: contains the multiplier, and the units' multipliers if a rule clips units.
     """
     if not config.changes_gradients:
         return updates
@@ -60,7 +60,7 @@ def apply_multiplier(
 def _factor(
     config: stablenum.GuardConfig, decision: stablenum.Decision, i: int, shape: tuple[int, ...]
 ) -> Array:
-    """Return the factor on the i-th gradient: per unit, per tensor, or one for all."""
+    """Return the factor on the i-th gradient: one per unit, one per tensor, or one for all gradients."""
     of_units = decision.unit_multipliers[i] if decision.unit_multipliers else None
     if config.unit_rule is not None and of_units is not None and of_units.shape[0]:
         axes = config.unit_rule.unit_axes(shape, default="last")
@@ -70,7 +70,8 @@ def _factor(
 
 
 def multiply_leaves(grads: PyTree, factor: Array, *, widen: bool = False) -> PyTree:
-    """Multiply all gradients by a () float32, in float32 at least; ``widen`` keeps that dtype."""
+    """Multiply all gradients by a () float32, in float32 or wider; with ``widen`` the results keep that
+    dtype."""
 
     def change(path: Path, leaf: Any) -> Any:
         if not is_measurable(path, leaf):
@@ -83,7 +84,7 @@ def multiply_leaves(grads: PyTree, factor: Array, *, widen: bool = False) -> PyT
 
 
 def zeros_unless(condition: Array, updates: PyTree) -> PyTree:
-    """Return ``updates`` where the () bool ``condition`` holds, else zeros, by selection."""
+    """Return ``updates`` where the () bool ``condition`` holds, else zeros, selected and not multiplied."""
 
     def change(path: Path, leaf: Any) -> Any:
         return jnp.where(condition, leaf, jnp.zeros_like(leaf)) if is_measurable(path, leaf) else leaf
@@ -95,7 +96,7 @@ def negative_zeros(updates: PyTree, grads: PyTree) -> PyTree:
     """Return updates that change nothing when added: ``x + -0.0`` is x bit for bit, ``-0.0 + 0.0`` is not.
 
     Args:
-        updates: shapes and dtypes of the updates.
+        updates: the shapes and dtypes of the updates.
         grads: the gradients; where one has the update's shape, the zeros are on the same devices and
             vary over the same mesh axes, unlike a bare constant.
     """
@@ -114,10 +115,10 @@ def negative_zeros(updates: PyTree, grads: PyTree) -> PyTree:
 
 
 def grads_or_negative_zeros(updates: PyTree, grads: PyTree) -> PyTree:
-    """Work like :func:`negative_zeros`, but return gradients of an update's shape and dtype themselves.
+    """Return :func:`negative_zeros`, but the gradient itself where it has the update's shape and dtype.
 
-    For the branch of a skip: XLA then writes the other branch's updates over the gradients and needs no
-    memory for them. The caller has to apply :func:`negative_zeros_unless` afterwards.
+    This is for the branch of a skip: XLA then writes the other branch's updates over the gradients and needs
+    no memory for them. The caller has to apply :func:`negative_zeros_unless` afterwards.
     """
     zeros = negative_zeros(updates, grads)
     if jax.tree.structure(zeros) != jax.tree.structure(grads):
@@ -131,8 +132,8 @@ def grads_or_negative_zeros(updates: PyTree, grads: PyTree) -> PyTree:
 
 
 def negative_zeros_unless(condition: Array, updates: PyTree) -> PyTree:
-    """Return ``updates`` where the () bool ``condition`` holds, else -0.0, by selection; integers are
-    unchanged."""
+    """Return ``updates`` where the () bool ``condition`` holds, else -0.0, selected and not multiplied;
+    integers are unchanged."""
 
     def change(update: Any) -> Any:
         if not is_measurable((), update):
@@ -144,7 +145,7 @@ def negative_zeros_unless(condition: Array, updates: PyTree) -> PyTree:
 
 
 def times(leaf: Array, factor: Array) -> Array:
-    """Return the product in float32 at least."""
+    """Return the product, computed in float32 or wider."""
     wide = jnp.promote_types(leaf.dtype, jnp.float32)
     return leaf.astype(wide) * factor.astype(wide)
 

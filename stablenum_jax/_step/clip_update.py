@@ -32,13 +32,13 @@ def clip_updates(
     Args:
         rule: the rule.
         updates: what ``tx.update`` returned.
-        opt_state: the state that it returned, which contains the learning rate that it used.
+        opt_state: the state that ``tx.update`` returned, with the learning rate of this update in it.
         axis_name: mesh axes along which updates are sharded; the factors are then those of the whole
             tensors.
 
     Raises:
-        ValueError: the rule's limit is in learning rates, and ``opt_state`` does not contain exactly one
-            learning rate for all parameters.
+        ValueError: the rule's limit is relative to the learning rate, and ``opt_state`` does not contain
+            exactly one learning rate for all parameters.
     """
     rate = injected_learning_rate(opt_state) if rule.per_lr else 1.0
     leaves = {
@@ -69,7 +69,7 @@ def injected_learning_rate(opt_state: PyTree) -> Array:
     """Return the learning rate that ``optax.inject_hyperparams`` keeps in the state: () float32.
 
     Raises:
-        ValueError: there is none, or more than one, or it applies to some parameters only.
+        ValueError: there is none, or more than one, or the only one applies to some parameters only.
     """
     found = _injected(opt_state)
     shapes = {jnp.shape(rate) for rate, _ in found}
@@ -83,9 +83,9 @@ def injected_learning_rate(opt_state: PyTree) -> Array:
         return jnp.asarray(found[0][0], jnp.float32)
     raise ValueError(
         "ClipUpdateRMS with per_lr=True must find exactly one learning_rate of optax.inject_hyperparams "
-        f"in opt_state, for all parameters; got {seen}. Put it around the whole optimizer, as in "
-        "optax.inject_hyperparams(optax.adamw)(learning_rate=1e-3), or give the limit on the whole "
-        "update: ClipUpdateRMS(max_rms, per_lr=False)."
+        f"in opt_state, for all parameters; got {seen}. Put inject_hyperparams around the whole optimizer, "
+        "as in optax.inject_hyperparams(optax.adamw)(learning_rate=1e-3), or limit the update itself: "
+        "ClipUpdateRMS(max_rms, per_lr=False)."
     )
 
 
@@ -112,8 +112,8 @@ def _injected(opt_state: PyTree, *, partial: bool = False) -> list[tuple[Any, bo
 def _rms(update: Array) -> Array:
     """Return the root mean square, () float32: not finite if and only if an element is not.
 
-    One reduction of two operands sums the squares twice: of the elements themselves, and of the elements
-    shrunk by a power of two, for the case that the first sum overflows. Squares that flush to zero belong to
+    One reduction of two operands computes two sums of squares: that of the elements, and that of the elements
+    shrunk by a power of two, in case the first sum overflows. Squares that flush to zero belong to
     elements far below any limit.
     """
     parts = real_parts(update)

@@ -1,7 +1,7 @@
 """One guarded update of an optax transformation with a guard somewhere inside.
 
 An optax transformation is opaque, and the decision must be known *before* its update runs, so
-that a skipped step runs none of it. Hence two passes over the same ``tx.update``:
+that a skipped step runs none of it. There are therefore two passes over the same ``tx.update``:
 
 1. *capture*: an abstract run that ends where control reaches the guard. It yields the guard's
    config, and whether the guard receives the very gradients that the caller passed.
@@ -33,7 +33,7 @@ from stablenum_jax._step.apply import (
     negative_zeros_unless,
 )
 from stablenum_jax._step.clip_update import clip_updates
-from stablenum_jax._step.handshake import Capture, Deferred, Direct, GuardReached, current_mode, in_mode
+from stablenum_jax._step.driver_mode import Capture, Deferred, Direct, GuardReached, current_mode, in_mode
 from stablenum_jax._step.measure import AxisName
 from stablenum_jax._step.observe import Watched, judge, judge_finiteness
 from stablenum_jax._step.warnings import GuardPlacementWarning
@@ -57,8 +57,8 @@ class Captured(NamedTuple):
         paths: the paths of the parameters that the guard watches, as the guard sees them.
         source: for each of them the index of its gradient among the caller's leaves, -1 if it has
             no gradient; None if the guard sees other arrays than the caller's.
-        weights: the parameters of these paths, () if no rule looks at them; None if the guard sees
-            others than the caller's.
+        weights: the parameters at these paths; () if no rule looks at them, None if the guard sees
+            other parameters than the caller's.
     """
 
     config: stablenum.GuardConfig
@@ -117,8 +117,8 @@ def decide_and_update(
 ) -> tuple[PyTree, PyTree, stablenum.GuardConfig]:
     """Decide the step, run it or not, and return parameters or updates, the next state and the config.
 
-    ``reuse_grads``: updates may be written over the gradients, which saves memory where these are
-    intermediates of the program that this is part of.
+    With ``reuse_grads``, updates may be written over the gradients, which saves memory where the gradients
+    are intermediate results of the program that this is part of.
     """
     call = _Call(optax.with_extra_args_support(tx).update, grads, extra, add)
     plan = _plan(call, params, opt_state, loss, reuse_grads=reuse_grads)
@@ -197,7 +197,7 @@ def _skip(
 ) -> tuple[PyTree, PyTree]:
     """Run the branch of a skipped step: everything stays as it was except the guard's state.
 
-    ``updates``: shapes and dtypes of the updates, for a caller who wants updates.
+    ``updates`` contains the shapes and dtypes of the updates, for a caller who wants updates.
     """
     if call.add is not None:
         target = params
@@ -236,7 +236,7 @@ def _capture(call: _Call, params: PyTree, opt_state: PyTree) -> Captured:
                 call.update(jax.tree.unflatten(structure, everything), opt_state, params, **call.extra)
         except GuardReached as reached:
             seen = reached.watched
-            # The tracers are the very same: a transformation before the guard would have made new ones.
+            # The tracers must be the same objects: a transformation before the guard makes new ones.
             same = all(leaf is None or id(leaf) in place for leaf in seen.gradients)
             source = (
                 tuple(-1 if leaf is None else place[id(leaf)] for leaf in seen.gradients) if same else None
@@ -248,7 +248,7 @@ def _capture(call: _Call, params: PyTree, opt_state: PyTree) -> Captured:
     if not found:
         raise ValueError(
             "tx never calls the guard whose state is in opt_state: either opt_state is that of another "
-            "optimizer (make it with the init of the same tx), or tx.update is jitted already (jit the "
+            "optimizer (make it with the init of the same tx), or tx.update is already jitted (jit the "
             "training step instead)."
         )
     return found[0]
@@ -258,7 +258,7 @@ def _check_none_bypasses(config: stablenum.GuardConfig, watched: Watched) -> Non
     if config.loss_scale is not None and watched.others:
         raise ValueError(
             f"loss_scale needs a guard that sees all gradients; {len(watched.others)} of them bypass it "
-            "and would stay multiplied by the scale. Put the guard outside of masked and partition: "
+            "and would stay multiplied by the scale. Put the guard outside masked and partition: "
             "optax.chain(stablenum_jax.guard(...), optax.partition(...))."
         )
 
@@ -284,13 +284,13 @@ def _like(what: str, before: PyTree, after: PyTree) -> PyTree:
     """Return ``after`` in the dtypes of ``before``, so that the step can be a scan's carry.
 
     Raises:
-        ValueError: its structure or a shape differs.
+        ValueError: the structure or a shape differs.
     """
     if jax.tree.structure(before) != jax.tree.structure(after):
         raise ValueError(
             f"tx.update must keep the structure of {what}; it got {jax.tree.structure(before)} and returned "
             f"{jax.tree.structure(after)}. Transformations that grow their state at the first update "
-            "(optax.monitor does) can neither be skipped nor carried through a scan: leave them out of tx."
+            "(as optax.monitor does) can neither be skipped nor carried through a scan: leave them out of tx."
         )
 
     def cast(path: Path, old: Any, new: Any) -> Array:
@@ -307,7 +307,8 @@ def _like(what: str, before: PyTree, after: PyTree) -> PyTree:
 
 
 def _undo_if_skipped(own: GuardOptState, new: PyTree, old: PyTree) -> PyTree:
-    """Return target and state of a deferred step; the old ones where the guard inside skipped it."""
+    """Return the target and the state after a deferred step, or the old ones if the guard inside skipped
+    it."""
     guard = find_guard(new[1])
     skipped = guard.guard.skipped_total != own.guard.skipped_total
     target, opt_state = jax.tree.map(lambda a, b: jnp.where(skipped, a, b), old, new)
@@ -342,7 +343,7 @@ def _accumulates(opt_state: PyTree) -> bool:
 
 
 def _warn_of_placement(opt_state: PyTree) -> None:
-    """Warn unless the guard got other gradients because ``MultiSteps`` accumulates them."""
+    """Warn unless the guard got other gradients only because ``MultiSteps`` accumulates them."""
     if not _accumulates(opt_state):
         warnings.warn(
             "The guard does not receive the gradients themselves: a transformation before it, or a jit "

@@ -11,7 +11,7 @@ import optax
 
 import stablenum
 from stablenum_jax._step.decide_and_update import Add, decide_and_update
-from stablenum_jax._step.handshake import current_mode
+from stablenum_jax._step.driver_mode import current_mode
 from stablenum_jax._step.measure import scalar_loss
 from stablenum_jax._step.readout import raise_if_halted
 from stablenum_jax._trees.state import find_guard
@@ -25,7 +25,7 @@ PyTree: TypeAlias = Any
 class _Compiled:
     """An eager caller's update, compiled once per transformation.
 
-    Run operation by operation, each ``lax.cond`` would be compiled again at every step.
+    If the update ran operation by operation, each ``lax.cond`` would be compiled again at every step.
     """
 
     def __init__(self, tx: optax.GradientTransformation, add: Add, static: dict[str, Any]) -> None:
@@ -60,7 +60,7 @@ def _is_hashable(value: object) -> bool:
 
 
 def _is_arrays(value: Any) -> bool:
-    """Return whether a value may be traced. A bool may not: transformations branch on their flags."""
+    """Return whether a value may be traced. A bool may not, because transformations branch on their flags."""
     return all(
         isinstance(leaf, (int, float, complex, np.ndarray, np.generic, jax.Array))
         and not isinstance(leaf, bool)
@@ -84,9 +84,9 @@ def guarded_update(
         params: the parameters; may be None if ``add`` is None.
         opt_state: the state, from ``tx.init``.
         grads: the gradients.
-        extra: extra arguments of ``tx.update``; ``value``, if there, is the unscaled loss.
-        add: makes the new parameters from the old ones and the updates, a module-level function; None
-            returns the updates, which are -0.0 on a skip.
+        extra: extra arguments of ``tx.update``; ``value``, if given, is the unscaled loss.
+        add: a module-level function that makes the new parameters from the old ones and the updates. If it
+            is None, the updates are returned, which are -0.0 on a skip.
 
     Raises:
         NonFiniteError: called eagerly, and the guard has halted the training.

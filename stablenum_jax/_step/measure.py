@@ -33,9 +33,9 @@ AxisName: TypeAlias = Hashable | tuple[Hashable, ...]
 # squares are below float32's smallest normal number) have a norm of 2**-47.
 SMALL = 2.0**-32
 
-# What elements are multiplied by where their sum of squares is above 1 (float32's largest number becomes
-# 2**32) and where it is not (the smallest normal number becomes 2**-31), by whether they are float64. A
-# float64 sum of squares flushes only where the norm is 0 in float32 anyway.
+# Whether a leaf is float64 -> two factors for its elements: one if their sum of squares is above 1 (float32's
+# largest number becomes 2**32), one if it is not (the smallest normal number becomes 2**-31). A float64 sum
+# of squares flushes only where the norm is 0 in float32 anyway.
 _FACTORS = {False: (2.0**-96, 2.0**95), True: (2.0**-600, 1.0)}
 
 
@@ -51,10 +51,10 @@ def leaf_norms(leaves: Sequence[Any]) -> Array:
         leaves: floating-point arrays of any shape, or None for a missing gradient.
 
     Returns:
-        (n,) float32. Finite if and only if every element of the leaf is finite (a norm beyond
+        (n,) float32. A norm is finite if and only if every element of the leaf is finite (a norm beyond
         float32's range saturates there); NaN if the leaf holds NaN, else inf if it holds inf;
         0 for None and for a leaf without elements. The norm of a leaf below 1e-23 may be 0 if others
-        are of ordinary size: it changes neither the joint norm nor a decision.
+        are of ordinary size; this changes neither the joint norm nor a decision.
 
     Example:
         >>> leaf_norms([jnp.asarray([3e30, 4e30]), None])
@@ -65,7 +65,7 @@ def leaf_norms(leaves: Sequence[Any]) -> Array:
         return jnp.zeros((len(leaves),), jnp.float32)
     present = [jnp.asarray(leaves[i]) for i in index]
     squares = [_sum_of_squares(leaf) for leaf in present]
-    # With a float64 leaf the stack, and so all of it, is float64.
+    # With a float64 leaf, the whole stack is float64.
     naive = jnp.sqrt(jnp.stack(squares)).astype(jnp.float32)
     largest = jnp.max(naive)  # NaN if a norm is NaN, and then no comparison holds
     ordinary = (largest >= SMALL) & (largest <= FLOAT32_MAX)
@@ -80,10 +80,10 @@ def leaf_norms(leaves: Sequence[Any]) -> Array:
 def norms_over_axis(norms: Array, axis_name: AxisName) -> Array:
     """Return the norms of leaves whose shards lie along a mesh axis, from the norms of the shards.
 
-    They are scaled by the largest shard's norm, so nothing overflows or flushes on the way.
+    The norms are scaled by the largest shard's norm, so nothing overflows or flushes on the way.
 
     Args:
-        norms: (n,) float32, this shard's.
+        norms: (n,) float32, the norms of this shard.
         axis_name: the axis or axes of ``shard_map`` or ``pmap``.
 
     Returns:
@@ -92,8 +92,8 @@ def norms_over_axis(norms: Array, axis_name: AxisName) -> Array:
     finite = jnp.where(jnp.isfinite(norms), norms, 0.0)
     infinite = lax.pmax(jnp.isinf(norms).astype(jnp.int32), axis_name) > 0
     missing = lax.pmax(jnp.isnan(norms).astype(jnp.int32), axis_name) > 0
-    # The values are multiplied by a power of two and not divided by the largest: XLA divides by an array by
-    # multiplying with its reciprocal, which is flushed to zero from 8.5e37 on.
+    # The values are multiplied by a power of two, not divided by the largest: to divide by an array, XLA
+    # multiplies by its reciprocal, which is flushed to zero from 8.5e37 on.
     scale, inverse = power_of_two(lax.pmax(finite, axis_name))
     total = scale * jnp.sqrt(lax.psum((finite * inverse) ** 2, axis_name))
     total = jnp.minimum(total, FLOAT32_MAX)
@@ -112,7 +112,7 @@ def scalar_loss(value: Any) -> Array | None:
     """Return the loss as () float32, or None.
 
     Raises:
-        ValueError: it is not a scalar.
+        ValueError: ``value`` is not a scalar.
     """
     if value is None:
         return None
@@ -132,10 +132,10 @@ def _sum_of_squares(leaf: Array, factor: Array | None = None) -> Array:
 def _rescued_norms(leaves: list[Array], squares: list[Array]) -> Array:
     """Return the norms of all leaves, where a sum of squares may have overflowed or flushed to zero.
 
-    Each leaf is multiplied by one power of two, chosen by its own sum of squares, so it is read once more,
-    and XLA compiles one kernel for all leaves of a shape. A sum is enough: it is NaN if and only if an
-    element is, and inf if and only if one is. A maximum is not: over a sharded leaf it is an all-reduce,
-    which may drop a NaN.
+    Each leaf is multiplied by one power of two, chosen by the leaf's own sum of squares, so the leaf is read
+    once more, and XLA compiles one kernel for all leaves of a shape. A sum is enough: it is NaN if and only
+    if an element is, and inf if and only if one is. A maximum would not be enough: over a sharded leaf it is
+    an all-reduce, which may drop a NaN.
     """
     factors = [_FACTORS[square.dtype == jnp.float64] for square in squares]
     again = jnp.stack(
@@ -155,9 +155,10 @@ def _rescued_norms(leaves: list[Array], squares: list[Array]) -> Array:
 
 
 def power_of_two(x: Array) -> tuple[Array, Array]:
-    """Return the power of two at or below ``x``, and its inverse; both normal numbers for any finite x >= 0.
+    """Return the power of two at or below ``x``, and its inverse. Both are normal for any finite x >= 0.
 
-    It is taken from the exponent's bits: log2 and exp2 would fail at 0 and inf and are not exact.
+    The power is taken from the exponent's bits, because log2 and exp2 would fail at 0 and inf and are not
+    exact.
     """
     wide = x.dtype == jnp.float64
     stored, bias, integer = (52, 1023, jnp.int64) if wide else (23, 127, jnp.int32)

@@ -19,15 +19,15 @@ Array: TypeAlias = jax.Array
 
 
 def largest_element(leaves: Sequence[Any], *, axis_name: AxisName | None = None) -> Array:
-    """Return the largest magnitude of an element: () float32; of complex numbers that of either part.
+    """Return the largest magnitude of an element: () float32; for complex numbers, of either part.
 
     Args:
         leaves: floating-point arrays, or None for a missing gradient.
         axis_name: mesh axes along which the leaves are sharded.
 
     Returns:
-        0 for no elements; a finite value beyond float32's range saturates there. Undefined for leaves that
-        are not finite.
+        0 if there are no elements; a finite value beyond float32's range saturates there. The result is
+        undefined for leaves that are not finite.
 
     Example:
         >>> largest_element([jnp.asarray([1.0, -4.0]), None])
@@ -66,9 +66,10 @@ def extremes(
 
 
 def _read_once(part: Array, bound: Array | float) -> tuple[Array, Array, Array]:
-    """Return the largest magnitude, and how many are not 0, and how many of those at most ``bound``.
+    """Return the largest magnitude, how many elements are not 0, and how many of those are at most ``bound``.
 
-    One reduction of three operands: for three reductions XLA would write each operand to memory first.
+    This is one reduction of three operands: for three reductions XLA would write each operand to memory
+        first.
     """
     # Counts are exact as integers; where they do not fit in int32, float32's seven digits are enough.
     dtype = jnp.int32 if part.size < 2**31 else jnp.float32

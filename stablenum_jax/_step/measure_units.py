@@ -1,6 +1,6 @@
 """Measure the units of weights, in the one read of the gradients that gives the tensors' norms too.
 
-For :class:`stablenum.AdaptiveGradClip`. Nothing is decided here.
+This is for :class:`stablenum.AdaptiveGradClip`. Nothing is decided here.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ def leaf_and_unit_norms(
         axes: for each leaf the axes that a unit extends over, None if it has no units.
 
     Returns:
-        (n,) float32, and the units' norms: (0,) where there are none. Finite if and only if all elements
-        are; NaN if one is, else inf. A unit below 1e-23 may read 0 if a tensor is of ordinary size.
+        (n,) float32, and the units' norms: (0,) where there are none. A norm is finite if and only if all
+        elements are; it is NaN if one is, else inf. The norm of a unit may be 0 if it is below 1e-23 and a
+        tensor is of ordinary size.
 
     Example:
         >>> norms, units = leaf_and_unit_norms([jnp.asarray([[3.0], [4.0]])], [jnp.zeros((2, 1))], [(0,)])

@@ -56,8 +56,8 @@ def judge(
         watched: the gradients.
         loss: the unscaled loss or None; with ``axis_name``, that of this shard, which is averaged.
         axis_name: mesh axes along which gradients are sharded.
-        unscaled: the gradients have been divided by the loss scale already; the multipliers then
-            contain clipping only.
+        unscaled: whether the gradients have already been divided by the loss scale, so that the
+            multipliers contain only clipping.
     """
     scale = state.loss_scale.scale if unscaled else None
     seen = _observe(config, watched, loss=loss, axis_name=axis_name, scale=scale)
@@ -78,7 +78,7 @@ def judge_finiteness(
     loss: Array | None,
     axis_name: AxisName | None = None,
 ) -> tuple[stablenum.Decision, stablenum.GuardState]:
-    """Judge only whether gradients are finite, where the guard will get other gradients than these.
+    """Judge only whether gradients are finite, because the guard will get other gradients than these.
 
     The micro-batches of a ``MultiSteps`` around the guard are noisier than their mean, so rules fitted to the
     mean do not apply to them. The next state is used only if the step is skipped.
@@ -99,8 +99,8 @@ def _observe(
     scale: Array | None,
     measure_extremes: bool = True,
 ) -> stablenum.Observation:
-    """Measure everything that the config's rules need. ``scale``: what the gradients have been divided by
-    already.
+    """Measure everything that the config's rules need. ``scale`` is what the gradients have already been
+    divided by.
 
     Without ``measure_extremes`` the extremes are 0, which is enough for a step that is skipped.
     """

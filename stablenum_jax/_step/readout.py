@@ -36,7 +36,7 @@ def _read(opt_state: PyTree) -> tuple[stablenum.GuardState, tuple[str, ...] | No
         )
     if isinstance(found.names_id, jax.core.Tracer):
         raise ValueError(
-            "opt_state must hold concrete arrays; got traced ones. Read it outside of jit; inside, "
+            "opt_state must hold concrete arrays; got traced ones. Read it outside jit; inside jit, "
             "metrics(opt_state) gives arrays."
         )
     return found.guard, known_names(int(found.names_id))
@@ -61,7 +61,7 @@ def metrics(opt_state: PyTree, *, raise_if_halted: bool = True) -> stablenum.Met
     Raises:
         NonFiniteError: the guard has halted the training (``on_nonfinite="raise"`` or
             ``max_skips_in_a_row``).
-        ValueError: no guard, more than one, or a stacked state.
+        ValueError: ``opt_state`` has no guard or more than one, or is stacked.
 
     Example:
         >>> import optax, stablenum_jax
@@ -102,12 +102,12 @@ def _traced_metrics(state: stablenum.GuardState) -> dict[str, jax.Array]:
 
 
 def history(opt_state: PyTree) -> list[stablenum.StepRecord]:
-    """Return the last 128 steps, oldest first, as dicts of plain values; never raises for a halt.
+    """Return the last 128 steps, oldest first, as dicts of plain values. A halt does not raise here.
 
     Keys: step, loss, grad_norm, loss_scale, clip_coefficient, reason, applied, worst, precision_level.
 
     Raises:
-        ValueError: no guard, more than one, or a stacked or traced state.
+        ValueError: ``opt_state`` has no guard or more than one, or is stacked or traced.
 
     Example:
         >>> import optax, stablenum_jax
@@ -134,10 +134,10 @@ def raise_if_halted(opt_state: PyTree, config: stablenum.GuardConfig) -> None:
 def resume(opt_state: PyTree) -> PyTree:
     """Return ``opt_state`` with a guard that continues after it has halted the training.
 
-    It clears the halt and the counts of skips in a row; everything else stays. It works under jit too.
+    The halt and the counts of skips in a row are cleared; everything else stays. This works under jit too.
 
     Raises:
-        ValueError: no guard, or more than one.
+        ValueError: ``opt_state`` has no guard, or more than one.
 
     Example:
         >>> import optax, stablenum_jax
@@ -159,7 +159,7 @@ def guard_state_dict(opt_state: PyTree) -> dict[str, Any]:
     """Return the guard's state as plain JSON values, the same as PyTorch's ``guard_state_dict()``.
 
     Raises:
-        ValueError: no guard, more than one, or a stacked or traced state.
+        ValueError: ``opt_state`` has no guard or more than one, or is stacked or traced.
 
     Example:
         >>> import json, optax, stablenum_jax

@@ -46,7 +46,7 @@ def scaled_value_and_grad(
 
 
 def _scale_on_loss(scale: jax.Array, dtype: Any) -> jax.Array:
-    """Return the part of the scale that is multiplied with the loss.
+    """Return the part of the scale by which the loss is multiplied.
 
     The cotangent of a float16 loss is float16, where 65536 is inf. The gradients are multiplied by the
     rest of the scale.
@@ -57,7 +57,7 @@ def _scale_on_loss(scale: jax.Array, dtype: Any) -> jax.Array:
 def scale_loss(loss: Any, opt_state: PyTree) -> jax.Array:
     """Return the loss times the guard's loss scale, in float32 (float64 for a float64 loss).
 
-    Use it for gradients that you compute yourself; :func:`stablenum_jax.value_and_grad` does it for you.
+    Use this for gradients that you compute yourself; :func:`stablenum_jax.value_and_grad` scales for you.
     Compute the loss in float32: the derivative of a float16 loss cannot hold a scale of 65536.
 
     Args:
@@ -65,7 +65,7 @@ def scale_loss(loss: Any, opt_state: PyTree) -> jax.Array:
         opt_state: a pytree with one guard's state in it.
 
     Raises:
-        ValueError: no guard in ``opt_state``, or more than one.
+        ValueError: ``opt_state`` has no guard, or more than one.
 
     Example:
         >>> import optax, stablenum_jax
@@ -77,7 +77,7 @@ def scale_loss(loss: Any, opt_state: PyTree) -> jax.Array:
 
 
 def scaled_in_range(loss: jax.Array, scale: jax.Array) -> jax.Array:
-    """Return the loss times as much of the scale as its cotangent can represent, in at least float32."""
+    """Return the loss times as much of the scale as its cotangent can represent, in float32 or wider."""
     return _scaled(loss, _scale_on_loss(scale, loss.dtype))
 
 

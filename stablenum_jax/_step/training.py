@@ -37,10 +37,11 @@ def step(
         tx: an optax transformation with one guard inside, first in its chain.
         params: the parameters.
         opt_state: the state, from ``tx.init(params)``.
-        grads: their gradients, multiplied by :func:`stablenum_jax.loss_scale` if there is one (as those
-            from :func:`stablenum_jax.value_and_grad` are). A leaf that is None is a missing gradient.
+        grads: the gradients of the parameters, multiplied by :func:`stablenum_jax.loss_scale` if there is one
+            (as those from :func:`stablenum_jax.value_and_grad` are). A leaf that is None is a missing
+            gradient.
         value: the unscaled loss, a scalar; a step whose loss is not finite is skipped. The loss is passed to
-        ``tx`` if ``tx`` accepts it.
+            ``tx`` if ``tx`` accepts it.
         **extra: further arguments for ``tx.update``, if it takes them.
 
     Returns:
@@ -96,7 +97,7 @@ def _with_statistics(tx: optax.GradientTransformation) -> optax.GradientTransfor
 
 
 def _add_and_overwrite(params: Any, updates: Any) -> Any:
-    """Work like flax's ``TrainState.apply_gradients``: replace each statistic by its "gradient"."""
+    """Do what flax's ``TrainState.apply_gradients`` does: replace each statistic by its "gradient"."""
     added = {
         "params": _add(params["params"], updates["params"]),
         FP8_STATISTICS: updates[FP8_STATISTICS],

@@ -12,8 +12,8 @@ import optax
 import stablenum
 from stablenum.guard.config import Settings, make_config
 from stablenum_jax._step.apply import apply_multiplier, zeros_unless
+from stablenum_jax._step.driver_mode import Capture, Deferred, Direct, GuardReached, current_mode
 from stablenum_jax._step.eager import guarded_update
-from stablenum_jax._step.handshake import Capture, Deferred, Direct, GuardReached, current_mode
 from stablenum_jax._step.measure import AxisName, scalar_loss
 from stablenum_jax._step.observe import Watched, judge
 from stablenum_jax._step.warnings import NotATrueSkipWarning
@@ -69,16 +69,16 @@ def guard(
             ``chain(guard(), inner)``.
         config: the settings; the default skips and records, and changes nothing else.
         axis_name: under ``shard_map`` or ``pmap``, the axis (or axes) along which each gradient is
-            *sharded*: norms are then those of the whole, and all shards make the same decision. Leave it
-            out if gradients have been averaged over the axis, and under jit with sharded arrays.
+            *sharded*: norms are then those of the whole gradients, and all shards make the same decision.
+            Leave it out if gradients have been averaged over the axis, and under jit with sharded arrays.
         **overrides: fields of :class:`stablenum.GuardConfig`, such as ``clip=1.0`` or
             ``loss_scale="dynamic"``.
 
     Raises:
         TypeError: ``inner`` is not an optax transformation, ``config`` is not a GuardConfig, or an
             override is unknown or a traced array.
-        ValueError: a setting has a wrong value; ``axis_name`` is given with ``AdaptiveGradClip``. From
-            ``init``: one of its patterns matches no parameter.
+        ValueError: a setting has a wrong value; ``axis_name`` is given with ``AdaptiveGradClip``. `init`
+            raises it too, if a pattern in `exclude` matches no parameter.
 
     Example:
         >>> params = {"w": jnp.ones(2)}
@@ -102,14 +102,14 @@ def guard(
     if made.unit_rule is not None and axis_name is not None:
         raise ValueError(
             f"axis_name must be None with AdaptiveGradClip; got {axis_name!r}. A unit of a weight may lie on "
-            "several shards, and its norm is that of the whole. Under jit with sharded arrays leave "
-            "axis_name out: norms are global there."
+            "several shards, but the rule needs the norm of the whole unit. With sharded arrays under jit, "
+            "leave axis_name out: norms are global there."
         )
     return _Guard(made, axis_name).as_transformation()
 
 
 class _Guard:
-    """The chain form, which follows the driver around it; without one it does what it can."""
+    """The chain form, which does what the driver around it says; without a driver it does what it can."""
 
     def __init__(self, config: stablenum.GuardConfig, axis_name: AxisName | None) -> None:
         self.config, self.axis_name = config, axis_name
@@ -180,9 +180,10 @@ class _Guard:
 def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """Chain transformations as ``optax.chain`` does, with a true skip: in a skipped step none of them runs.
 
-    It is for callers of plain ``tx.update``. On a skip the updates are -0.0, which leaves every parameter bit
-    for bit as it was, and so is the state of all transformations. If you call the update yourself, prefer
-    :func:`stablenum_jax.step`, which is faster: it adds the updates inside the branch that a skip leaves out.
+    The chain is for callers of plain ``tx.update``. On a skip the updates are -0.0, which leaves every
+    parameter bit for bit as it was; the state of all transformations is unchanged too. If you call the update
+    yourself, prefer :func:`stablenum_jax.step`, which is faster: it adds the updates inside the branch that a
+    skip leaves out.
     Jit the whole training step, not ``update`` alone: updates are then written over the gradients and take no
     memory.
 
@@ -191,7 +192,7 @@ def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransforma
 
     Raises:
         TypeError: an argument is not an optax transformation.
-        ValueError: from ``init``: the one guard is not in the first transformation. From
+        ValueError: from ``init``: not exactly one guard, or not in the first transformation. From
             ``update``: the optimizer changes the structure of its state; ``params`` is missing for
             ``AdaptiveGradClip``, or the learning rate for ``ClipUpdateRMS``.
         NonFiniteError: from ``update`` called eagerly: the guard has halted the training.
@@ -204,7 +205,7 @@ def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransforma
         Array([-0.06, -0.08], dtype=float32)
     """
     if not transforms:
-        raise ValueError("chain must get at least one transformation, the guard; got none.")
+        raise ValueError("chain needs at least one transformation, the guard; got none.")
     for i, transform in enumerate(transforms):
         _check_transformation(f"transforms[{i}]", transform)
     inner = optax.chain(*transforms)

@@ -1,2 +1,2 @@
-"""Basics that all other parts use: leaves of pytrees, their names, and the guard's state in an
-optimizer's."""
+"""Basics that all other parts use: the leaves of pytrees, their names, and the guard's state within an
+optimizer's state."""

@@ -45,7 +45,7 @@ def is_floating(x: Any) -> bool:
 
 
 def guarded_leaves(updates: Any, params: Any) -> dict[Path, Any]:
-    """Return the gradients that a guard watches, by path; None for a parameter without gradient.
+    """Return the gradients that a guard watches, by path; None for a parameter without a gradient.
 
     With ``params`` there is an entry for each parameter, whether or not it has a gradient, so that
     the n-th norm is always that of the n-th parameter.
@@ -62,7 +62,7 @@ def guarded_leaves(updates: Any, params: Any) -> dict[Path, Any]:
 
 
 def guarded_weights(leaves: Mapping[Path, Any], params: Any) -> tuple[Any, ...]:
-    """Return the parameters of the gradients ``leaves``, for a rule that compares the two.
+    """Return the parameters that the gradients ``leaves`` belong to, for a rule that compares the two.
 
     Raises:
         ValueError: ``params`` is None, or has another structure or other shapes.

@@ -23,7 +23,7 @@ __all__ = ["Path", "known_names", "path_name", "register_names"]
 
 Path: TypeAlias = tuple[Any, ...]
 
-# None under a number that two different trees share.
+# The value is None for a number that two different trees share.
 _NAMES: dict[int, tuple[str, ...] | None] = {}
 
 
@@ -41,7 +41,7 @@ def path_name(path: Path) -> str:
 
 
 def register_names(names: Sequence[str]) -> int:
-    """Remember ``names``; returns the number under which :func:`known_names` finds them.
+    """Remember ``names``, and return the number under which :func:`known_names` finds them.
 
     Warns if another tree has the same number: the names of both are then unknown.
     """
@@ -51,9 +51,9 @@ def register_names(names: Sequence[str]) -> int:
         _NAMES[number] = None
         first, second = (next(iter(tree), "no name") for tree in (known, names))
         warnings.warn(
-            f"Two parameter trees share the checksum {number} of their names, so reports show the indices of "
-            f"their parameters only. One begins with {first}, the other with {second}; rename a parameter in "
-            "one of them.",
+            f"Two parameter trees share the checksum {number} of their names, so reports show only the "
+            f"indices of their parameters. One begins with {first}, the other with {second}; rename a "
+            "parameter in one of them.",
             stacklevel=2,
         )
     return number

@@ -57,7 +57,7 @@ def find_guard(opt_state: PyTree) -> GuardOptState:
         raise ValueError(
             f"opt_state must hold exactly one guard's state; got {len(found) or 'none'}. "
             "Put one guard into the optimizer, as in optax.chain(stablenum_jax.guard(), optax.adamw(1e-3)), "
-            "and make opt_state with its init."
+            "and make opt_state with that optimizer's init."
         )
     return _plain(found[0])
 
@@ -91,11 +91,11 @@ def _plain(node: Any) -> Any:
 def guard_state(opt_state: PyTree) -> stablenum.GuardState:
     """Return the guard's state, wherever it is in ``opt_state``.
 
-    It looks through optax chains and wrappers (``MultiSteps``, ``masked``, ``inject_hyperparams``,
+    The search looks through optax chains and wrappers (``MultiSteps``, ``masked``, ``inject_hyperparams``,
     ``partition``...), a whole flax ``TrainState`` and a whole ``nnx.Optimizer``.
 
     Raises:
-        ValueError: there is no guard in it, or more than one.
+        ValueError: there is no guard in ``opt_state``, or more than one.
 
     Example:
         >>> import jax.numpy as jnp, optax, stablenum_jax

@@ -1,9 +1,9 @@
-"""Compile the decision into a few kernels instead of one launch per operation.
+"""Compile the decision into a few kernels instead of launching a kernel for each operation.
 
-A decision takes about a hundred operations on a few numbers. One by one they cost up to a millisecond of
-launches on a GPU; inductor turns them into about five kernels. Each function is compiled at its first call,
-which takes some seconds; later runs load it from torch's cache on disk. Where compiling is impossible (no
-Triton, no C compiler) the operations run one by one, with a warning.
+A decision takes about a hundred operations on a few numbers. Launching them one by one on a GPU takes up to a
+millisecond; inductor turns them into about five kernels. Each function is compiled at its first call, which
+takes a few seconds; later runs load the compiled code from torch's cache on disk. Where compiling is
+impossible (no Triton, no C compiler), the operations run one by one, with a warning.
 
 torch's own switches apply: ``torch.compiler.set_stance("force_eager")`` and ``TORCHDYNAMO_DISABLE=1``.
 """
@@ -44,17 +44,17 @@ class NotCompiledWarning(UserWarning):
 def fewer_kernels(
     function: Callable[..., T], *settings: Hashable, on: Tensor, shape: Hashable = None
 ) -> Callable[..., T]:
-    """Return ``function(*settings, ...)``, compiled if the tensor ``on`` lies on a GPU; without side effects.
+    """Return ``function`` with ``settings`` bound to it, compiled if the tensor ``on`` is on a GPU.
 
     Args:
-        function: a pure function of the settings, then of tuples of tensors.
+        function: a pure function, which takes the settings, then tuples of tensors.
         settings: arguments that do not change from step to step.
         on: a tensor on the device in question.
-        shape: distinguishes shapes of the arguments. Each is compiled separately, because torch compiles
-            only a few variants of one piece of code.
+        shape: identifies the shapes of the arguments. Each ``shape`` is compiled separately, because torch
+            compiles only a few variants of one code object.
     """
-    # A step that is itself being compiled absorbs the operations into its own graph. Tensors without data
-    # (torch's fake tensors) gain nothing.
+    # A step that is itself being compiled absorbs the operations into its own graph. For tensors without
+    # data (torch's fake tensors) there is nothing to gain.
     if torch.compiler.is_compiling() or not _pays_off(on):
         return functools.partial(function, *settings)
     return _compiled((on.device, shape), function, *settings)
@@ -96,7 +96,7 @@ class _Compiled:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # noqa: BLE001  (compilers fail in many ways)
-            result = self._eager(*args)  # or raises an error about the arguments
+            result = self._eager(*args)  # raises if the arguments are wrong
             self._failed = True
             _warn(error)
         self._tried = True
@@ -104,8 +104,8 @@ class _Compiled:
 
 
 def _with_separate_code(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function behind a code object that no other shares: torch limits the variants compiled per
-    code."""
+    """Return the function with a code object of its own, because torch limits the variants compiled per code
+    object."""
 
     def call(*args: Any) -> Any:
         return function(*args)

@@ -1,8 +1,8 @@
 """Fused optimizers, which divide gradients and skip a step in their own kernel.
 
 torch's fused Adam, AdamW, SGD and Adagrad read the attributes ``grad_scale`` and ``found_inf`` of the
-optimizer in ``step()``. The kernel divides each gradient by the first, and returns early if the second is
-exactly 1: the host need not know whether the step is skipped.
+optimizer in ``step()``. The kernel divides each gradient by ``grad_scale``, and returns early if
+``found_inf`` is exactly 1, so the host need not know whether the step is skipped.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ def is_fused(optimizer: Optimizer) -> bool:
     if not getattr(optimizer, "_step_supports_amp_scaling", False):
         return False
     # The attribute reflects the constructor's arguments. A step follows the groups, which may have changed
-    # since, when a state dict was loaded or a group added.
+    # since then, because a state dict was loaded or a group was added.
     return all(group.get("fused") for group in optimizer.param_groups)
 
 
 def step_folded(optimizer: Optimizer, *, divisor: Tensor | None, found_inf: Tensor | None) -> None:
-    """Call ``optimizer.step()``, which divides gradients by ``divisor`` and skips if ``found_inf`` is 1.
+    """Call ``optimizer.step()``, which divides gradients by ``divisor``, or does nothing if ``found_inf`` is
+    1.
 
-    Both are () float32 or None. The attributes are removed afterwards, also when the step raises: a
-    left-over ``found_inf`` would skip every later step.
+    Both are () float32 or None. The attributes are removed afterwards, even if the step raises, because a
+    leftover ``found_inf`` would skip every later step.
     """
     # This is not a context manager, because torch.compile would break the graph around one.
     try:
@@ -44,7 +45,7 @@ def step_folded(optimizer: Optimizer, *, divisor: Tensor | None, found_inf: Tens
 
 
 def can_skip_on_device(optimizer: Optimizer) -> bool:
-    """Return whether a fused step may be skipped by the flag alone; prepares fused SGD for it.
+    """Return whether a fused step may be skipped by the flag alone, after preparing fused SGD for that.
 
     torch's fused SGD allocates its momentum buffer uninitialised, and the kernel of the first step fills it.
     If that step is skipped, the buffer keeps whatever was in memory. Without dampening a zero buffer gives
@@ -68,8 +69,8 @@ def can_skip_on_device(optimizer: Optimizer) -> bool:
 def moves_nothing(optimizer: Optimizer) -> bool:
     """Return whether every learning rate is 0, as far as the host knows without asking a device.
 
-    torch's checkpointing takes such a step on zero gradients, to create the optimizer's state. Such a step is
-    no evidence that the loss scale may grow.
+    torch's checkpointing takes such a step on zero gradients to create the optimizer's state. It is no
+    evidence that the loss scale may grow.
     """
     if torch.compiler.is_compiling():
         return False  # a tensor's value is not known while tracing

@@ -14,7 +14,7 @@ __all__ = ["RngState", "rng_state", "set_rng_state"]
 
 
 class RngState(NamedTuple):
-    """The generators' states; None for one that was not read."""
+    """The generators' states; None for a generator that was not read."""
 
     cpu: Tensor
     cuda: Mapping[int, Tensor] | None = None
@@ -25,10 +25,10 @@ class RngState(NamedTuple):
 def rng_state(*, torch_only: bool = False) -> RngState:
     """Read the default generators of torch on the CPU and all GPUs, of NumPy and of Python.
 
-    Never waits for a device: a CUDA generator's seed and offset lie on the host.
+    This never waits for a device, because a CUDA generator's seed and offset are kept on the host.
 
     Args:
-        torch_only: read only torch's generators of the CPU and the current GPU, which is cheap.
+        torch_only: read only torch's generators for the CPU and the current GPU, which is cheap.
     """
     cuda = None
     if torch.cuda.is_initialized():

@@ -1,4 +1,4 @@
-"""Decide on the host: the guard's state in CPU memory, and the core's ``decide`` without its overhead."""
+"""Decide on the host, on a guard's state in CPU memory, with the core's ``decide`` but not its overhead."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torch import Tensor
 from stablenum.arrays import leaves, map_leaves
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import Decision, GuardState, Observation, decide
+from stablenum_torch._devices.generated_decide import Writer
 from stablenum_torch._devices.scalar_namespace import scalars
-from stablenum_torch._devices.straight_line import Writer
 
 __all__ = ["HostGuard"]
 
-# The measurements that are single numbers or arrays, in the order of a written function's arguments.
+# The measurements that are single numbers or arrays, in the order of a generated function's arguments.
 _MEASURED = ("norms", "loss", "found_inf", "amax", "tiny")
 
 
 class HostGuard:
-    """Decides on a state in CPU tensors through NumPy views, which avoids the dispatch of tensor operations.
+    """Decides in NumPy, on views of a state in CPU tensors, to avoid the dispatch of tensor operations.
 
     Args:
         config: the guard's settings.
@@ -47,9 +47,9 @@ class HostGuard:
         self._written: dict[tuple[Any, ...], Callable[..., tuple[Any, ...]]] = {}
 
     def is_for(self, config: GuardConfig, state: GuardState) -> bool:
-        """Return whether this decides by ``config`` on ``state``, in the memory that its tensors have now.
+        """Return whether this object was made for ``config`` and ``state`` in its present memory.
 
-        A tensor can move in place: sharing it with another process moves it there and frees the old memory.
+        The memory of a tensor can change: sharing it with another process copies it and frees the old memory.
         """
         same = config is self.config and state is self.state
         return same and self._memory == [tensor.data_ptr() for tensor in self._tensors]
@@ -64,7 +64,7 @@ class HostGuard:
             view[...] = value
 
     def divisor(self, multiplier: np.float32) -> Tensor:
-        """Return () float32 ``1 / multiplier``, as fused kernels take it; the next call overwrites it."""
+        """Return ``1 / multiplier``, () float32, as fused kernels take it; the next call overwrites it."""
         self._divisor_view[()] = 1 / multiplier
         return self._divisor
 
@@ -82,7 +82,7 @@ class HostGuard:
         return Decision(*found[:_FIELDS]), list(found[_FIELDS:])
 
     def _write_out(self, seen: Observation) -> Callable[..., tuple[Any, ...]]:
-        """Return ``decide`` for observations like ``seen``, as a function of their parts and the state's
+        """Generate ``decide`` for observations like ``seen``: a function of their parts and of the state's
         leaves."""
         writer = Writer()
         parts = {name: getattr(seen, name) for name in _MEASURED}

@@ -1,7 +1,7 @@
 """Sharded gradients: the norms of all ranks are joined before anything is decided.
 
-Every rank ends up with the same norms, so all ranks decide alike. One collective per mesh carries norm and
-finiteness together: a sum of squares is NaN or inf if one of its terms is.
+Every rank ends up with the same norms, so all ranks decide alike. One collective per mesh carries both the
+norms and their finiteness, because a sum of squares is NaN or inf if one of its terms is.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def several_ranks() -> bool:
 
 
 def joins_ranks(params: Sequence[Tensor], process_group: dist.ProcessGroup | None) -> bool:
-    """Return whether norms have to be joined over ranks: for plain shards of a group, and for DTensors."""
+    """Return whether norms have to be joined over ranks: they do for plain shards and for DTensors."""
     return process_group is not None or (_initialized() and any(map(_is_dtensor, params)))
 
 
@@ -38,7 +38,7 @@ def check_process_group(process_group: object) -> None:
     """Check the argument ``process_group``.
 
     Raises:
-        TypeError: it is neither a group nor None.
+        TypeError: ``process_group`` is neither a group nor None.
     """
     allowed = (dist.ProcessGroup, type(None)) if dist.is_available() else type(None)
     if not isinstance(process_group, allowed):
@@ -67,14 +67,15 @@ def local_part(grad: Any) -> Tensor:
 
 
 def join_norms(norms: Tensor, params: Sequence[Any], process_group: dist.ProcessGroup | None) -> Tensor:
-    """Return (n,) float64 norms of whole gradients, computed from those of this rank's parts.
+    """Return the norms of whole gradients, (n,) float64, computed from the norms of this rank's parts.
 
     Args:
-        norms: (n,) float64, of the local parts; 0 where a rank has no gradient: it takes part all the same.
+        norms: (n,) float64, the norms of the local parts; 0 where this rank has no gradient, because the rank
+            takes part in the collective anyway.
         params: the parameters; a DTensor's norm is joined over the mesh dimensions that shard it.
-        process_group: ranks over which plain parameters are shards, or None if they are whole.
+        process_group: the ranks over which plain parameters are sharded, or None if they are whole.
     """
-    # Only float64 gradients have finite norms that float64 cannot square; these saturate anyway.
+    # Only float64 gradients can have finite norms whose squares overflow float64; such norms saturate anyway.
     squares = torch.where(torch.isfinite(norms), norms.clamp(max=1e150), norms).square()
     return join_over_ranks(squares, params, process_group).sqrt()
 
@@ -86,12 +87,12 @@ def join_over_ranks(
     *,
     maximum: bool = False,
 ) -> Tensor:
-    """Sum each parameter's parts over all ranks, (n,); take the largest part if ``maximum``.
+    """Return the sum over ranks of each parameter's values, or their maximum; shape (n,).
 
     Args:
-        values: (n,) of this rank's parts; changed in place.
+        values: (n,), the values of this rank's parts; changed in place.
         params, process_group: as in :func:`join_norms`.
-        maximum: take the largest instead of the sum.
+        maximum: return the maximum instead of the sum.
     """
     operation = dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM
     groups: dict[dist.ProcessGroup, list[int]] = {}

@@ -1,9 +1,9 @@
 """The array namespace in which the host decides: NumPy, with scalars in place of () arrays.
 
-The core's ``decide`` takes about a hundred operations on single numbers. On () arrays each operation costs a
-microsecond of dispatch; on NumPy's scalars, whose arithmetic is bit for bit the same, a tenth of that, and
-``where`` on a scalar condition is a branch. The difference shows in models so small that a whole step takes
-some hundred microseconds.
+The core's ``decide`` takes about a hundred operations on single numbers. On () arrays, each operation costs a
+microsecond of dispatch. On NumPy's scalars, whose arithmetic is bit for bit the same, it costs a tenth of
+that, and ``where`` on a scalar condition is a branch. The difference shows in models so small that a whole
+step takes a few hundred microseconds.
 
 Only the hot functions are overridden; the rest falls through to array_api_compat's NumPy.
 """
@@ -24,7 +24,7 @@ _Array = np.ndarray
 
 
 def as_scalar(array: Any) -> Any:
-    """Return a () array as a scalar; any other array unchanged."""
+    """Return a () array as a scalar, and any other array unchanged."""
     return array[()]
 
 

@@ -14,7 +14,7 @@ __all__ = ["copy_into", "moved_to", "to_device"]
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Return the tensor on ``device``. Only copies from the host to a device run in the background.
 
-    A copy to the host would be read before it is complete.
+    A copy to the host in the background might be read before it is complete.
     """
     if tensor.device == device:
         return tensor

@@ -1,4 +1,4 @@
-"""The waits of a training step for the device; reading ``loss_scale``, ``last`` or ``history`` waits, too."""
+"""Where a training step waits for the device. Reading ``loss_scale``, ``last`` or ``history`` waits, too."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ __all__ = ["BackgroundRead", "HaltWatch", "LevelWatch", "capturing", "wait_for_b
 
 
 def capturing() -> bool:
-    """Return whether a CUDA graph is being captured: then nothing may wait, and replays run no Python
-    code."""
+    """Return whether a CUDA graph is being captured. During a capture nothing may wait, and a replay of the
+    graph runs no Python code."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
@@ -36,10 +36,10 @@ def wait_for_bool(flag: Tensor) -> bool:
 
 
 class BackgroundRead:
-    """Reads a small tensor without waiting: copied in the background, available when the copy is complete.
+    """Reads a small tensor without waiting, by a copy in the background.
 
-    The copy runs on the tensor's own device, on the stream that is current there: that stream has written
-    the tensor, or waits for the one that has.
+    The copy runs on the tensor's own device, on the stream that is current there. That stream has written
+    the tensor itself, or waits for the stream that has.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class BackgroundRead:
         stream = torch.cuda.current_stream(tensor.device)
         self._copy = torch.empty_like(tensor, device="cpu", pin_memory=True)
         self._copy.copy_(tensor, non_blocking=True)
-        # The guard may drop its tensors before the copy (the model was moved, a parameter was added).
+        # The guard may drop the tensor before the copy runs (if the model is moved or a parameter is added).
         tensor.record_stream(stream)
         self._done = torch.cuda.Event()
         self._done.record(stream)
@@ -70,8 +70,8 @@ class BackgroundRead:
 class LevelWatch:
     """Reads the escalation level that the guard has decided on, without waiting for CUDA.
 
-    On CUDA the level is copied in the background, and usually known before the next step begins. A host far
-    ahead of its device follows some steps late, and a captured graph keeps its level.
+    On CUDA the level is copied in the background, and is usually known before the next step begins. A host
+    that is far ahead of its device sees a new level some steps late, and a captured graph keeps its level.
     """
 
     def __init__(self) -> None:
@@ -93,16 +93,16 @@ class HaltWatch:
     """Notices that the guard has halted the training, without waiting in any step.
 
     On a CPU the flag is read at once. On an accelerator it is copied in the background and read in the next
-    step, which the device skips anyway: a halted guard applies nothing. Replays of a captured graph do not
-    read it, because no Python code runs in them.
+    step, which the device skips anyway, because a halted guard applies nothing. Replays of a captured graph
+    do not read the flag, because they run no Python code.
     """
 
     def __init__(self) -> None:
         self._read = BackgroundRead()
 
     def after_step(self, state: GuardState, names: Callable[[], Sequence[str]], config: GuardConfig) -> None:
-        """Raise if the flag is known to be set. The flag is cleared, so a caller who catches the error can go
-        on.
+        """Raise if the flag is known to be set. The flag is cleared, so that a caller who catches the error
+        can continue.
 
         Raises:
             NonFiniteError: the guard has halted.

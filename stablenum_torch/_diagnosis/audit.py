@@ -27,7 +27,7 @@ from stablenum.diagnosis.audit import (
 )
 from stablenum_torch._devices.fused_optimizers import is_fused
 from stablenum_torch._devices.ranks import is_sharded, local_part
-from stablenum_torch._precision.float32_twins import TwinOptimizer
+from stablenum_torch._precision.float32_copies import Float32CopyOptimizer
 from stablenum_torch._step.checks import given_names
 from stablenum_torch._step.parameters import names_of
 
@@ -61,7 +61,7 @@ _LAWS: dict[type[Optimizer], str] = {
     torch.optim.Adadelta: "adadelta",
 }
 _CORRECTED = ("adam", "nadam", "radam", "adamax", "sparse adam")
-# Elements per block: a block and what is computed from it stay in the cache, or in a part of GPU memory.
+# Elements per block: a block and what is computed from it fit in the cache, or in a part of GPU memory.
 _ON_HOST, _ON_DEVICE = 2**15, 2**23
 
 
@@ -73,16 +73,16 @@ def audit(
 ) -> Audit:
     """Report on the state of an optimizer, parameter by parameter, sorted by risk.
 
-    For each parameter it reports the RMS of the update that the moments give at the present learning rate,
+    Per parameter, the report has the RMS of the update that the moments give at the present learning rate,
     max abs(dw)/abs(w), frac(v == 0 and m != 0), the numbers of inf and of negative second moments and of
     NaN, sqrt(v) compared with eps, RMS(g^2/v), and frac(w + dw == w). Values that the optimizer's state does
     not contain are None ("-" in the table). Decoupled weight decay is not part of the update. Counts are
-    numbers of elements: of the real and imaginary parts of a complex parameter, of this rank's part of a
-    sharded one.
+    numbers of elements; the real and imaginary parts of a complex parameter count separately, and of a
+    sharded parameter only this rank's part counts.
 
     Args:
-        optimizer: any ``torch.optim.Optimizer``, also a guarded one.
-        grads: unscaled gradients, by name, or one per parameter in the order of the groups. By default
+        optimizer: any ``torch.optim.Optimizer``, guarded or not.
+        grads: unscaled gradients, by name, or one per parameter in the order of the groups; by default
             ``p.grad``, unless it may still contain the guard's loss scale.
         names: the model, or names and parameters, as for :func:`stablenum_torch.wrap`.
 
@@ -122,7 +122,7 @@ def audit(
         if row.measured.gradient_bad:
             bad_gradients.append(name)
     if any(is_sharded(p) for group in inner.param_groups for p in group["params"]):
-        notes.append("parameters are sharded: counts are of the part on this rank")
+        notes.append("parameters are sharded: counts cover only the part on this rank")
     if bad_gradients:
         notes.append(f"gradients are not finite: {', '.join(bad_gradients[:4])}; replay the step to see why")
     if not kind:
@@ -131,7 +131,7 @@ def audit(
 
 
 def state_problems(optimizer: Optimizer) -> tuple[str, ...]:
-    """List what in an optimizer's state can make the next update wrong, in words, the worst first.
+    """Describe each problem in an optimizer's state that can make the next update wrong, the worst first.
 
     Parameters and gradients are not judged, and warnings are left out: see :func:`audit`.
 
@@ -145,9 +145,9 @@ def state_problems(optimizer: Optimizer) -> tuple[str, ...]:
 
 
 def _unwrapped(optimizer: Optimizer) -> Optimizer:
-    """Return the optimizer that has the state: inside a guard, Accelerate's wrapper, and the like."""
+    """Return the optimizer that holds the state, from inside a guard, Accelerate's wrapper, and the like."""
     seen = {id(optimizer)}
-    while not isinstance(optimizer, TwinOptimizer):
+    while not isinstance(optimizer, Float32CopyOptimizer):
         inner = getattr(optimizer, "inner", None) or getattr(optimizer, "optimizer", None)
         if not isinstance(inner, Optimizer) or id(inner) in seen:
             return optimizer
@@ -158,12 +158,12 @@ def _unwrapped(optimizer: Optimizer) -> Optimizer:
 
 def _law_giver(optimizer: Optimizer) -> Optimizer:
     """Return the optimizer whose update law applies: inside one that runs it in float32."""
-    return optimizer.inner if isinstance(optimizer, TwinOptimizer) else optimizer
+    return optimizer.inner if isinstance(optimizer, Float32CopyOptimizer) else optimizer
 
 
 def _value(optimizer: Optimizer, p: Tensor) -> Tensor:
     """Return what the update law applies to: the parameter, or its value in float32."""
-    return optimizer.wide_value(p) if isinstance(optimizer, TwinOptimizer) else p
+    return optimizer.wide_value(p) if isinstance(optimizer, Float32CopyOptimizer) else p
 
 
 def _names(optimizer: Optimizer, given: Mapping[Tensor, str]) -> list[str]:
@@ -193,8 +193,9 @@ def _gradients(
         unknown = [name for name in grads if name not in set(names)]
         if unknown:
             raise ValueError(
-                f"grads must be named as the parameters are; got {unknown[0]!r}; the known names are "
-                f"{', '.join(names[:4])}{'...' if len(names) > 4 else ''}. Name them with names=model."
+                f"grads must be named as the parameters are; got {unknown[0]!r}; the parameters' names are "
+                f"{', '.join(names[:4])}{'...' if len(names) > 4 else ''}. To use the model's names, pass "
+                "names=model."
             )
         found = [grads.get(name) for name in names]
     elif isinstance(grads, Sequence):
@@ -217,8 +218,8 @@ def _gradients(
 
 
 def _kind(optimizer: Optimizer) -> str:
-    # The attribute of the class, because schedulers patch the instance's; unwrapped, because torch wraps that
-    # of the class for its profiler when the first instance is made.
+    # The class's `step`, because schedulers patch the instance's; unwrapped, because torch wraps the class's
+    # for its profiler when the first instance is made.
     step = inspect.unwrap(type(optimizer).step)
     for base, kind in _LAWS.items():
         if isinstance(optimizer, base) and step is inspect.unwrap(base.step):
@@ -280,12 +281,12 @@ def _row(
 
 
 def _entries(p: Tensor, state: Mapping[str, Any], kind: str) -> tuple[Entries, dict[str, Tensor]]:
-    """Return the entries of known meaning in the parameter's shape, and the other floating-point tensors."""
+    """Return the entries of known meaning, in the parameter's shape, and the other floating-point tensors."""
     known: Entries = {}
     others: dict[str, Tensor] = {}
     for key, value in state.items():
         role = _ROLES.get(key, Role.SECOND if key == "sum" and kind == "adagrad" else None)
-        # A compensation is a whole number of units; only its parameter can be wrong.
+        # A compensation is an integer, so it is always finite; only its parameter can be poisoned.
         if not isinstance(value, Tensor) or not (
             value.is_floating_point() or value.is_complex() or role is Role.COMPENSATION
         ):
@@ -335,8 +336,8 @@ def _rounding(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """Return (n,) real values in logical order: both parts of complex numbers, and the zeros of a sparse
-    tensor."""
+    """Return (n,) real values in logical order, including both parts of complex numbers and the zeros of a
+    sparse tensor."""
     values = local_part(tensor).detach()
     if values.layout != torch.strided:
         values = values.to_dense()
@@ -365,24 +366,25 @@ def _dtype(tensor: Tensor) -> str:
 
 @torch.no_grad()
 def repair(optimizer: Optimizer, audit: Audit) -> int:
-    """Set the poisoned elements of an optimizer's state to 0, in place; all other values keep every bit.
+    """Set the poisoned elements of an optimizer's state to 0, in place; all other values stay bit for bit.
 
     An element is poisoned if an entry of its state is not finite, or a second moment is negative. All its
     entries of known meaning are reset, including AMSGrad's maximum. Step counts stay, so bias correction is
-    that of a late step: the first update of such an element is lr (1 - beta1) / sqrt(1 - beta2), 3.2 lr with
-    Adam's defaults, and later ones settle. Parameters are not changed: one that is not finite stays so.
+    that of a late step: the first update of such an element is lr (1 - beta1) / sqrt(1 - beta2), which is
+    3.2 lr with Adam's defaults, and later updates settle. Parameters are not changed, even if they are not
+    finite.
 
     Args:
         optimizer: the audited optimizer, guarded or not.
         audit: the result of :func:`stablenum_torch.audit` for it.
 
     Returns:
-        How many elements were reset; of sharded parameters, those on this rank.
+        The number of elements that were reset; of sharded parameters, only those on this rank count.
 
     Raises:
         TypeError: ``optimizer`` is not an optimizer, or ``audit`` is not an audit.
-        ValueError: the audit has another number of poisoned elements than the optimizer's state, so it is the
-            audit of another optimizer, or of an earlier state. Nothing is changed.
+        ValueError: the audit does not have the same number of poisoned elements as the optimizer's state, so
+            it is the audit of another optimizer or of an earlier state. Nothing is changed.
     """
     _check_optimizer(optimizer)
     if not isinstance(audit, Audit):
@@ -402,7 +404,7 @@ def repair(optimizer: Optimizer, audit: Audit) -> int:
     if total != sum(audit.poisoned.values()):
         raise ValueError(
             f"audit must be of this optimizer as it is now; it names {sum(audit.poisoned.values())} poisoned "
-            f"elements, and the optimizer's state has {total}. Audit the optimizer that you want to repair."
+            f"elements, but the optimizer's state has {total}. Audit the optimizer that you want to repair."
         )
     for entries_of_one, mask in found:
         for values in entries_of_one:

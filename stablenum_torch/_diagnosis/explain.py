@@ -1,4 +1,4 @@
-"""Explain the step that an optimizer has just skipped: a replay with what the guard knows about it."""
+"""Explain the step that an optimizer has just skipped, by a replay and by what the guard knows about it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from stablenum_torch._diagnosis.replay.replay import replay
 __all__ = ["explain_step"]
 
 _OTHER_BACKWARD_PASSES = (
-    "the gradients that the parameters hold are not finite, those of this closure are: if several backward "
-    "passes add up to one step, replay the others too"
+    "the gradients that the parameters hold are not finite, but those of this closure are: if several "
+    "backward passes add up to one step, replay the others too"
 )
 
 
@@ -44,7 +44,7 @@ def explain_step(
 
     Args:
         optimizer: the optimizer that skipped the step.
-        beginnings: the generators' states that the step may have begun with, the likeliest first.
+        beginnings: the states that the generators may have had when the step began, the likeliest first.
         closure: runs the step's forward pass.
         model: gives modules their names.
     """

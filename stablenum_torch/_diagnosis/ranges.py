@@ -34,25 +34,26 @@ def range_report(
 ) -> RangeReport:
     """Report what each number format would do to the values of one training step, module by module.
 
-    Runs one forward and one backward pass in float32, without autocast. It counts the outputs of every module
-    and their gradients, the weights and their gradients and, with an optimizer, the updates. Values inside a
-    module's own ``forward`` (attention scores) are seen only in what the module returns.
+    One forward and one backward pass run in float32, without autocast. The report covers the outputs of every
+    module and their gradients, the weights and their gradients and, with an optimizer, the updates. It does
+    not cover values inside a module's own ``forward`` (such as attention scores) that the module does not
+    return.
 
     Afterwards parameters, buffers, gradients, the optimizer, hooks and the random states of torch, NumPy and
-    Python are what they were, bit for bit, even if the model raises: the step runs on copies of the values.
+    Python are as before, bit for bit, even if the model raises: the step runs on copies of the values.
     What a ``forward`` writes to other attributes of its module is not undone. The report needs memory for a
     second copy of the model and, if given, of the optimizer's state.
 
     Args:
-        model: in the mode (train or eval) to be measured. DistributedDataParallel is unwrapped; a compiled
-            model runs eagerly.
-        batch: the model's input: a tensor, a tuple of positional or a mapping of named arguments; with
-            ``loss_fn``, whatever it takes. Tensors in half precision become float32.
+        model: the model, in the mode (train or eval) to be measured. DistributedDataParallel is unwrapped; a
+            compiled model runs eagerly.
+        batch: the model's input: a tensor, a tuple of positional arguments or a mapping of named ones; with
+            ``loss_fn``, whatever that function takes. Half-precision tensors become float32.
         loss_fn: ``loss_fn(model, batch)`` returns the scalar loss. By default the model's output is the loss,
             if it is a scalar or has a scalar ``loss``; if not, there is no backward pass.
-        optimizer: of these parameters; a copy of it takes one step. For a guarded optimizer this is the inner
-            one: unscaled gradients, no clipping.
-        formats: names of formats, also short ones such as ``"bf16"``.
+        optimizer: an optimizer of these parameters; a copy of it takes one step. Of a guarded optimizer, the
+            inner one takes the step, with unscaled gradients and without clipping.
+        formats: names of formats, or short names such as ``"bf16"``.
 
     Returns:
         A :class:`stablenum.diagnosis.RangeReport`: ``verdict``, ``loss_scale("float16")``,
@@ -60,7 +61,7 @@ def range_report(
         separately.
 
     Raises:
-        ValueError: an unknown format; a loss that is not a scalar; parameters not yet initialised.
+        ValueError: a format is unknown, the loss is not a scalar, or a parameter is not initialised yet.
 
     Example:
         >>> import stablenum_torch
@@ -76,7 +77,10 @@ def range_report(
     model = getattr(model, "_orig_mod", model)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if nn.parameter.is_lazy(tensor):
-            raise bad_field("model", "initialised", name, hint="Run it once on a batch before.")
+            raise ValueError(
+                f"model must be initialised; parameter {name!r} is still lazy. Run the model once on a batch "
+                "first."
+            )
 
     seen = RangeCollector(formats, xp=torch_namespace, cast=_cast)
     names = {p: name for name, p in model.named_parameters()}
@@ -89,9 +93,9 @@ def range_report(
         loss = _loss(model, _floats(batch), loss_fn)
         watch.forward_done = True
         if loss is None:
-            seen.note("No gradients: the model gives no scalar loss, and no loss_fn was given.")
+            seen.note("No gradients: the model returns no scalar loss, and no loss_fn was given.")
         elif not loss.requires_grad:
-            seen.note("No gradients: the loss depends on no parameter that requires one.")
+            seen.note("No gradients: the loss depends on no parameter that requires a gradient.")
         else:
             _backward(loss, names, optimizer, seen)
     return RangeReport(seen.rows, seen.formats, seen.notes)
@@ -102,9 +106,9 @@ def range_report(
 
 @contextlib.contextmanager
 def _on_copies(model: nn.Module) -> Iterator[None]:
-    """Within the context, give parameters and buffers float32 copies of their values, and no gradients.
+    """Within the context, give parameters and buffers float32 copies of their values, and clear gradients.
 
-    The tensors stay the same objects, so that references to them (flat weights of an RNN, ties) stay valid.
+    The tensors stay the same objects, so references to them (an RNN's flat weights, tied weights) stay valid.
     """
     tensors = dict.fromkeys([*model.parameters(), *model.buffers()])
     kept = [(t, t.data, t.grad) for t in tensors]
@@ -153,7 +157,7 @@ def _float32_only(model: nn.Module) -> Iterator[None]:
 
 
 class _Watch:
-    """Hooks on every module that count its outputs and the gradients of these."""
+    """Hooks on every module, which count the values in the module's outputs and in the outputs' gradients."""
 
     def __init__(self, seen: RangeCollector) -> None:
         self.forward_done = False
@@ -174,10 +178,10 @@ class _Watch:
 
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             for tensor in _tensors(output):
-                # In the backward pass activation checkpointing runs a part of the forward pass again.
+                # In the backward pass, activation checkpointing runs a part of the forward pass again.
                 if not self.forward_done:
                     self._seen.add(ACTIVATION, path, _plain(tensor))
-                # Registered now, because after a later change in place the tensor has another gradient.
+                # Registered now, because a later change in place would give the tensor another gradient.
                 if tensor.requires_grad:
                     self._handles.append(tensor.register_hook(count))
 
@@ -229,22 +233,22 @@ def _update(
     """Take a step with a copy of the optimizer, on copies of its parameters."""
     if isinstance(optimizer, GuardedOptimizer):
         optimizer = optimizer.inner
-        seen.note("The update is the inner optimizer's: without clipping.")
+        seen.note("The update is that of the inner optimizer, without clipping.")
     held = [p for group in optimizer.param_groups for p in group["params"]]
-    twins = {p: nn.Parameter(p.detach().clone(), requires_grad=p.requires_grad) for p in held}
+    copies = {p: nn.Parameter(p.detach().clone(), requires_grad=p.requires_grad) for p in held}
     # copy.deepcopy finds each parameter already copied; hooks and schedulers are not part of the copy.
-    twin = copy.deepcopy(optimizer, {id(p): other for p, other in twins.items()})
-    for p, state in twin.state.items():
+    copied = copy.deepcopy(optimizer, {id(p): other for p, other in copies.items()})
+    for p, state in copied.state.items():
         for key, value in state.items():
             if isinstance(value, Tensor) and _narrow(value):
-                twin.state[p][key] = value.float()
-    for p, other in twins.items():
+                copied.state[p][key] = value.float()
+    for p, other in copies.items():
         other.grad = None if grads.get(p) is None else grads[p].clone()  # type: ignore[union-attr]
-    twin.step()
+    copied.step()
     foreign = sum(p not in names for p in held)
     if foreign:
-        seen.note(f"{foreign} parameters of the optimizer are not the model's.")
-    for p, other in twins.items():
+        seen.note(f"{foreign} parameters of the optimizer do not belong to the model.")
+    for p, other in copies.items():
         if p in names and other.grad is not None:
             seen.add_update(_module_of(names[p]), _plain(p), _plain(other) - _plain(p))
 
@@ -261,7 +265,7 @@ def _narrow(x: Tensor) -> bool:
 
 
 def _plain(x: Tensor) -> Tensor:
-    """Return the tensor dense, detached and at least in float32."""
+    """Return the tensor, made dense and detached, in float32 or wider."""
     x = dense_values(x.detach())
     return x.float() if _narrow(x) else x
 

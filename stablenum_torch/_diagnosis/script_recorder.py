@@ -1,6 +1,6 @@
 """Record a running script, from the end of one optimizer step to the end of a later one.
 
-Unlike a replay it restores nothing: the script continues.
+Unlike a replay, this restores nothing, because the script continues.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Window:
         torch.compiler.set_stance("default")
 
     def report(self, bad: Sequence[Tensor], **evidence: Any) -> Report:
-        """Return a report on where these values, which are not finite, come from."""
+        """Return a report on where the values in ``bad``, which are not finite, come from."""
         return self._report([self._recorder.value_of(t) for t in bad], evidence)
 
     def report_of_last(self, **evidence: Any) -> Report | None:

@@ -56,7 +56,7 @@ class _Watcher:
         self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self.looking = False
         self.window: Window | None = None
-        self.opened = 0  # the number of steps completed when it was opened
+        self.opened = 0  # the number of steps completed when the window was opened
         self.state: tuple[str, ...] = ()  # what is wrong with the optimizer's state
         self.reproduced = True if session.plan.again else None
         self.scaled = False  # losses are scaled, and steps that overflow are skipped
@@ -80,7 +80,7 @@ class _Watcher:
                 self.window = None
 
     def wrap(self, owner: Any, name: str, before: Any) -> None:
-        """Call ``before`` with the arguments of a function first, except within :meth:`look`."""
+        """Replace a function by one that first passes its arguments to ``before``, except in :meth:`look`."""
         inner = getattr(owner, name)
 
         @functools.wraps(inner)
@@ -126,7 +126,7 @@ class _Watcher:
             if bad:
                 self.fail("parameter", bad, bad)
         self.outcome.steps += 1
-        # With several optimizers a step's gradients may be older than the previous step.
+        # With several optimizers, a step's gradients may be older than the previous step.
         if self.window is not None and self.outcome.steps - self.opened >= len(self.optimizers):
             self.window.close()
             self.window = None
@@ -150,14 +150,14 @@ class _Watcher:
             self.fail("loss", [], bad)
 
     def before_look(self, tensor: Any) -> None:
-        """Check only what a training minimises: a single number with a gradient."""
+        """Check a tensor only if training could minimise it: a single number with a gradient."""
         if not isinstance(tensor, torch.Tensor) or tensor.numel() != 1 or tensor.grad_fn is None:
             return
         if not _finite(tensor):
             self.fail("loss", [], [tensor])
 
     def on_error(self, error: BaseException) -> None:
-        """Handle a script that fails with a message about NaN or inf, because a library checked first."""
+        """Handle a script that fails with a message about NaN or inf, from a library's own check."""
         if not re.search(
             r"\b(nan|inf|infinite|infinity)\b|non-?finite|not finite", str(error), re.IGNORECASE
         ):
@@ -170,7 +170,7 @@ class _Watcher:
             self.outcome.report = None if report is None else report.to_dict()
 
     def fail(self, what: str, parameters: Sequence[torch.Tensor], bad: Sequence[Any]) -> None:
-        """End the script; with an explanation if the step was recorded."""
+        """End the script, with an explanation if the step was recorded."""
         names = names_in_modules(parameters)
         failure = Failure(step=self.step, what=what, names=names)
         if self.window is None:
@@ -192,8 +192,8 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
 
 
 def _will_skip(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether a step with bad gradients is expected and will be skipped: a loss scale is being
-    searched."""
+    """Return whether a step with bad gradients is expected and will be skipped, because a loss scale is still
+    being sought."""
     found = getattr(optimizer, "found_inf", None)
     if found is not None and bool(found):
         return True

@@ -28,9 +28,9 @@ def cast_floating(value: Value, dtype: torch.dtype) -> Value:
     """Return the value with its floating-point tensors in ``dtype``; the rest, and the structure, are
     unchanged.
 
-    It descends into tuples, named tuples, lists, mappings and dataclasses. Integer, bool, complex and 8-bit
-    tensors, numbers and other objects stay as they are; a container without anything to cast is returned
-    itself. Gradients flow through. Values beyond the format's range become inf, as in any cast.
+    The cast descends into tuples, named tuples, lists, mappings and dataclasses. Integer, bool, complex and
+    8-bit tensors, numbers and other objects stay as they are; a container with nothing to cast is returned
+    unchanged. Gradients flow through. Values beyond the format's range become inf, as in any cast.
 
     Example:
         >>> x = cast_floating({"x": torch.ones(2), "n": torch.arange(2)}, torch.bfloat16)

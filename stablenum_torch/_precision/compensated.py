@@ -1,7 +1,7 @@
 """Pure 16-bit training without master weights: compensated and stochastically rounded updates.
 
-Of a sharded parameter each rank updates its local part, a plain tensor: bit shifts of a DTensor silently do
-nothing in torch 2.13.
+For a sharded parameter, each rank updates its local part, which is a plain tensor, because bit shifts of a
+DTensor silently do nothing in torch 2.13.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from torch.optim import Optimizer
 from stablenum.errors import check_int
 from stablenum.precision.rounding import compensated_value, compensation_of, kahan_add, round_stochastically
 from stablenum_torch._devices.ranks import is_sharded, local_part
-from stablenum_torch._precision.float32_twins import TwinOptimizer, is_narrow
+from stablenum_torch._precision.float32_copies import Float32CopyOptimizer, is_narrow
 
 __all__ = ["KahanUpdate", "StochasticRounding"]
 
 
-class _Passing(TwinOptimizer):
-    """Twins hold values only during a step."""
+class _Passing(Float32CopyOptimizer):
+    """Keeps values in the float32 copies only during a step."""
 
     def _release(self, params: Sequence[Tensor]) -> None:
         for p in params:
             if is_narrow(p):
-                self._twins[p].data = torch.empty(0, device=p.device)
+                self._copies[p].data = torch.empty(0, device=p.device)
 
     def wide_value(self, p: Tensor) -> Tensor:
-        """Return the parameter in float32, where the next step starts."""
+        """Return the parameter in float32: the value from which the next step starts."""
         return p.detach().float()
 
 
 class KahanUpdate(_Passing):
     """Compensated updates: the part of an update that rounding to 16 bits loses is added to the next one.
 
-    ``y = c + u; w' = round(w + y); c' = round(y - (w' - w))``, see
+    The update is ``y = c + u; w' = round(w + y); c' = round(y - (w' - w))``, see
     :func:`stablenum.precision.kahan_add`. During a step the inner optimizer runs in float32 on
     ``w + c``. ``c`` takes 2 bytes per parameter, as int16, in units of 2^-16 of the parameter's spacing. It
-    is saved as ``"compensation"`` (int32 if sharded, because collectives do not support int16). Both together
-    are as exact as a float32 master weight; :meth:`wide_value` adds them up, as
+    is saved as ``"compensation"`` (int32 if sharded, because collectives do not support int16). The parameter
+    and its compensation together are as exact as a float32 master weight; :meth:`wide_value` adds the two, as
     :func:`stablenum.precision.compensated_value` does.
 
     NaN and inf pass through, finite values saturate. Under ``wrap`` a skipped step leaves parameters and
@@ -51,10 +51,10 @@ class KahanUpdate(_Passing):
     Args:
         params: parameters, (name, parameter) pairs or groups; bfloat16 or float16. Float32 parameters are
             updated as usual.
-        make: makes the optimizer from groups, ``lambda p: torch.optim.AdamW(p, lr=1e-3)``.
+        make: makes the inner optimizer from groups, such as ``lambda p: torch.optim.AdamW(p, lr=1e-3)``.
 
     Raises:
-        TypeError: ``make`` is not a function, or makes no optimizer.
+        TypeError: ``make`` is not a function, or does not return an optimizer.
 
     Example:
         >>> import torch
@@ -72,11 +72,11 @@ class KahanUpdate(_Passing):
     def _new_kept(self, p: Tensor) -> Tensor:
         return torch.zeros_like(p.detach(), dtype=torch.int16)
 
-    def _fill(self, p: Tensor, twin: Tensor) -> None:
-        twin.data = self.wide_value(p)
+    def _fill(self, p: Tensor, wide: Tensor) -> None:
+        wide.data = self.wide_value(p)
 
-    def _write_back(self, p: Tensor, twin: Tensor) -> None:
-        w, c, whole = (local_part(part) for part in (p.detach(), self._compensation(p), twin))
+    def _write_back(self, p: Tensor, wide: Tensor) -> None:
+        w, c, whole = (local_part(part) for part in (p.detach(), self._compensation(p), wide))
         start = compensated_value(w, c, xp=torch_namespace)
         update = torch.where(torch.isfinite(start), whole - start, whole)  # inf - inf is NaN
         moved, rest = kahan_add(w, c, update, xp=torch_namespace)
@@ -85,7 +85,7 @@ class KahanUpdate(_Passing):
 
     @torch.no_grad()
     def wide_value(self, p: Tensor) -> Tensor:
-        """Return the parameter with its compensation in float32, where the next step starts."""
+        """Return the parameter plus its compensation in float32, from which the next step starts."""
         found = super().wide_value(p)
         if is_narrow(p):
             parts = (local_part(part) for part in (p.detach(), self._compensation(p)))
@@ -99,8 +99,8 @@ class KahanUpdate(_Passing):
 
     def _load_kept(self, p: Tensor, found: Tensor | None) -> None:
         if found is not None and found.is_floating_point():
-            # An earlier version saved it as a float. Its conversion needs the parameter, which may be loaded
-            # later, so it is converted at the first use.
+            # An earlier version saved the compensation as a float. Its conversion needs the parameter, which
+            # may be loaded later, so the compensation is converted when it is first used.
             self._kept[p] = found.to(device=p.device, copy=True)
         else:
             super()._load_kept(p, found)
@@ -118,10 +118,10 @@ class KahanUpdate(_Passing):
 class StochasticRounding(_Passing):
     """Updates of bfloat16 parameters rounded up or down at random, so that on average nothing is lost.
 
-    ``w' = round_stochastically(w + u)``, see :func:`stablenum.precision.round_stochastically`. The
-    inner optimizer runs in float32 during a step; nothing is stored per parameter. The generator's state is
-    saved under ``"rounding"`` (torch.distributed.checkpoint leaves it out: the random stream then goes on
-    unrestored).
+    The update is ``w' = round_stochastically(w + u)``, see :func:`stablenum.precision.round_stochastically`.
+    The inner optimizer runs in float32 during a step; nothing is stored per parameter. The generator's state
+    is saved under ``"rounding"`` (torch.distributed.checkpoint leaves it out, so it does not restore the
+    random stream).
 
     NaN and inf pass through, finite values saturate. Under ``wrap`` a skipped step leaves parameters and
     generator unchanged; on an accelerator the host waits once per step for the decision.
@@ -129,12 +129,13 @@ class StochasticRounding(_Passing):
     Args:
         params: parameters, (name, parameter) pairs or groups; bfloat16. Float32 parameters are updated as
             usual.
-        make: makes the optimizer from groups, ``lambda p: torch.optim.AdamW(p, lr=1e-3)``.
-        seed: of the random bits, one stream per device. Ranks with the same parameters need the same seed.
+        make: makes the inner optimizer from groups, such as ``lambda p: torch.optim.AdamW(p, lr=1e-3)``.
+        seed: the seed of the random bits; each device has its own stream. Ranks with the same parameters
+            need the same seed.
 
     Raises:
-        TypeError: ``make`` is not a function, or makes no optimizer.
-        ValueError: a float16 parameter; ``seed`` is not a whole number of 0 or more.
+        TypeError: ``make`` is not a function, or does not return an optimizer.
+        ValueError: a parameter is float16, or ``seed`` is not a whole number of 0 or more.
 
     Example:
         >>> import torch
@@ -160,11 +161,11 @@ class StochasticRounding(_Passing):
         self._generators: dict[str, torch.Generator] = {}
         super().__init__(params, make)
 
-    def _fill(self, p: Tensor, twin: Tensor) -> None:
-        twin.data = self.wide_value(p)
+    def _fill(self, p: Tensor, wide: Tensor) -> None:
+        wide.data = self.wide_value(p)
 
-    def _write_back(self, p: Tensor, twin: Tensor) -> None:
-        w, whole = local_part(p.detach()), local_part(twin)
+    def _write_back(self, p: Tensor, wide: Tensor) -> None:
+        w, whole = local_part(p.detach()), local_part(wide)
         bits = torch.randint(
             2**16, w.shape, dtype=torch.int32, device=w.device, generator=self._generator(w.device)
         )

@@ -1,8 +1,8 @@
 """8-bit products: a linear layer whose factors and gradient are rounded to 8 bits with delayed scaling.
 
-Micikevicius et al. 2022 (arXiv 2209.05433): e4m3 in the forward pass, e5m2 for gradients. By default the
-rounded values are multiplied in 16 bits (quantise, dequantise), which works on any hardware; the native
-product multiplies the 8-bit numbers where the device can.
+The formats are e4m3 in the forward pass and e5m2 for gradients (Micikevicius et al. 2022, arXiv 2209.05433).
+By default the rounded values are multiplied in 16 bits (quantise, dequantise), which works on any hardware;
+the native product multiplies the 8-bit numbers where the device can.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ def offers_native_products(device: torch.device) -> bool:
 class EightBitProducts(torch.nn.Module):
     """The 8-bit product of one linear layer, with its statistics of input, weight and gradient.
 
-    In training mode with gradients enabled a call updates the statistics; otherwise it only reads the
-    scales. The first call is scaled by its own largest magnitude. NaN and inf stay as they are (NaN in the
-    native product) and do not enter the statistics.
+    In training mode with gradients enabled, a call updates the statistics; otherwise it only reads the
+    scales. The first call is scaled by its own largest magnitude. NaN and inf stay as they are (both are NaN
+    in the native product) and do not enter the statistics.
 
     Args:
-        forward_rule: for the input and the weight.
-        backward_rule: for the gradient of the output.
-        native: multiply by ``torch._scaled_mm`` where all sizes are multiples of 16.
-        device: where the statistics live.
+        forward_rule: the rule for the input and the weight.
+        backward_rule: the rule for the gradient of the output.
+        native: multiply with ``torch._scaled_mm`` where all sizes are multiples of 16.
+        device: the device of the statistics.
     """
 
     history: Tensor
@@ -64,7 +64,7 @@ class EightBitProducts(torch.nn.Module):
         self.register_buffer("gradient_scale", back.scale)
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return ``x @ weight.T + bias`` of factors in 8 bits, in ``x``'s dtype.
+        """Return ``x @ weight.T + bias`` in ``x``'s dtype, with both factors rounded to 8 bits.
 
         Args:
             x: (..., k), bfloat16, float16 or float32.
@@ -86,7 +86,7 @@ class EightBitProducts(torch.nn.Module):
         return y if bias is None else y + bias
 
     def gradients_scale(self, grad: Tensor) -> Tensor:
-        """Return () float32: the scale for this gradient, which enters the statistics."""
+        """Return the scale for this gradient, () float32, and add the gradient to the statistics."""
         state = DelayedScalingState(self.gradient_history, self.gradient_scale)
         scale, after = self.backward_rule.use(state, _amax(grad)[None], xp=torch_namespace)
         self.gradient_history.copy_(after.history)
@@ -108,7 +108,7 @@ class EightBitProducts(torch.nn.Module):
 
 
 def _amax(x: Tensor) -> Tensor:
-    """Return () float32, the largest magnitude: NaN if there is a NaN, 0 for an empty tensor."""
+    """Return the largest magnitude, () float32: NaN if there is a NaN, 0 for an empty tensor."""
     if not x.numel():
         return torch.zeros((), device=x.device)
     return x.detach().abs().amax().float()
@@ -123,13 +123,13 @@ def _quantised(x: Tensor, scale: Tensor, name: str) -> Tensor:
 
 
 def _requantised(x: Tensor, scale: Tensor, name: str) -> Tensor:
-    """Round ``x`` to 8 bits, in ``x``'s dtype; NaN and inf stay."""
+    """Return ``x`` rounded to 8 bits, in its own dtype; NaN and inf stay."""
     read = _quantised(x, scale, name).float() / scale
     return torch.where(torch.isfinite(x), read.to(x.dtype), x)
 
 
 class _Rounded(torch.autograd.Function):
-    """Rounded forward; the gradient passes straight through."""
+    """Rounds in the forward pass, and passes the gradient through unchanged."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor, name: str) -> Tensor:
@@ -141,7 +141,7 @@ class _Rounded(torch.autograd.Function):
 
 
 class _RoundedGradient(torch.autograd.Function):
-    """The value passes through unchanged; its gradient is rounded."""
+    """Passes the value through unchanged, and rounds its gradient."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, products: EightBitProducts) -> Tensor:

@@ -12,33 +12,34 @@ from torch.optim import Optimizer
 from stablenum_torch._devices.fused_optimizers import can_skip_on_device, is_fused, step_folded
 from stablenum_torch._devices.waits import wait_for_bool
 from stablenum_torch._precision.casts import narrowed
-from stablenum_torch._precision.float32_twins import TwinOptimizer
+from stablenum_torch._precision.float32_copies import Float32CopyOptimizer
 
 __all__ = ["MasterWeights"]
 
 
-class MasterWeights(TwinOptimizer):
+class MasterWeights(Float32CopyOptimizer):
     """Keeps a float32 master of each bfloat16 or float16 parameter, and steps on the masters.
 
     After a step each parameter is its master rounded to nearest, saturating (Micikevicius et al. 2018, arXiv
-    1710.03740). It takes 4 bytes per parameter more than the narrow parameters alone; widened gradients exist
-    only during a step.
+    1710.03740). The masters take 4 bytes per parameter in addition to the narrow parameters; the widened
+    gradients exist only during a step.
 
-    It is an optimizer of the model's own parameters: schedulers, :func:`stablenum_torch.wrap` and checkpoints
-    work as with any other. The masters are saved next to the moments, as ``"master"``. The state dict of a
-    plain optimizer can be loaded too: the masters then start from the parameters. If a parameter is changed
-    from outside (a loaded model), its master follows.
+    This is an optimizer of the model's own parameters, so schedulers, :func:`stablenum_torch.wrap` and
+    checkpoints work as with any other optimizer. The masters are saved next to the moments, as ``"master"``.
+    The state dict of a plain optimizer can be loaded too: the masters then start from the parameters. If a
+    parameter is changed from outside (by loading a model), its master takes the new value.
 
     A factor on the gradients, such as the inverse of a loss scale, is applied in float32. NaN and inf in a
-    step pass through to the parameters, unless ``wrap`` skips it: a skipped step leaves masters and
+    step pass through to the parameters, unless ``wrap`` skips the step: a skipped step leaves masters and
     parameters unchanged, bit for bit.
 
     Args:
         params: parameters, (name, parameter) pairs or groups. Float32 parameters are updated as usual.
-        make: makes the optimizer from groups, ``lambda p: torch.optim.AdamW(p, lr=1e-3, fused=True)``.
+        make: makes the inner optimizer from groups, such as
+            ``lambda p: torch.optim.AdamW(p, lr=1e-3, fused=True)``.
 
     Raises:
-        TypeError: ``make`` is not a function, or makes no optimizer.
+        TypeError: ``make`` is not a function, or does not return an optimizer.
 
     Example:
         >>> import torch
@@ -64,24 +65,24 @@ class MasterWeights(TwinOptimizer):
         return "inner" in self.__dict__ and is_fused(self.inner)
 
     def masters(self) -> list[Tensor]:
-        """Return the float32 tensors that are optimized, in the order of the parameters: for EMAs and
+        """Return the float32 tensors that are optimized, in the order of the parameters, for EMAs and
         exports."""
-        return [self._twins[p] for group in self.param_groups for p in group["params"]]
+        return [self._copies[p] for group in self.param_groups for p in group["params"]]
 
     def _new_kept(self, p: Tensor) -> Tensor:
-        return self._twins[p]
+        return self._copies[p]
 
-    def _fill(self, p: Tensor, twin: Tensor) -> None:
-        # A parameter that differs from its rounded master was changed from outside: the change counts.
-        twin.copy_(torch.where(p == narrowed(twin, p.dtype), twin, p.float()))
+    def _fill(self, p: Tensor, wide: Tensor) -> None:
+        # A parameter that differs from its rounded master was changed from outside; its new value is used.
+        wide.copy_(torch.where(p == narrowed(wide, p.dtype), wide, p.float()))
 
-    def _write_back(self, p: Tensor, twin: Tensor) -> None:
-        p.copy_(narrowed(twin, p.dtype))
+    def _write_back(self, p: Tensor, wide: Tensor) -> None:
+        p.copy_(narrowed(wide, p.dtype))
 
     def _load_kept(self, p: Tensor, found: Tensor | None) -> None:
-        twin = self._twins[p]
-        twin.copy_(p if found is None else found)
-        p.copy_(narrowed(twin, p.dtype))
+        wide = self._copies[p]
+        wide.copy_(p if found is None else found)
+        p.copy_(narrowed(wide, p.dtype))
 
     def _step_inner(self) -> None:
         divisor, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)

@@ -1,4 +1,4 @@
-"""``precision``: a policy applied to a model by hooks, with modules in other formats."""
+"""``precision``: apply a policy to a model by hooks, with other formats for some modules."""
 
 from __future__ import annotations
 
@@ -42,41 +42,43 @@ def precision(
 
     - Parameters are cast in place to ``policy.params``, module by module; they stay the same objects. Make
       the optimizer afterwards. Buffers get the wider of their module's formats for parameters and computing.
-      Running statistics of norms are not narrowed, nor are the norms' weights while they compute.
+      Running statistics of norms are not narrowed, nor are the weights of such a norm while it computes.
     - While a module computes, its parameters appear in its compute format (as with jmp's
-      ``cast_to_compute``), and the inputs of a module with parameters are cast to it. Gradients arrive in the
-      parameters' own format.
+      ``cast_to_compute``), and the inputs of a module with parameters are cast to that format. Gradients
+      arrive in the parameters' own format.
     - The policy's output format applies to the whole model, that of a rule to the modules it matches. Values
       between modules stay in the compute format.
     - Integers, bools, complex numbers and objects that are not tensors stay as they are; nested tuples,
       mappings and dataclasses keep their structure.
     - With an 8-bit compute format, ``nn.Linear`` multiplies 8-bit numbers with delayed scaling (see
       :class:`stablenum.DelayedScaling`); everything else computes in bfloat16. The statistics of the scales
-      are buffers under ``<layer>.fp8`` in the state dict; its other keys stay the same.
+      are buffers under ``<layer>.fp8`` in the state dict; the other keys stay the same.
 
     Functions called between modules (a softmax) compute in the format of their inputs, as in JAX. In torch
     the product of two formats is an error: if a float32 module feeds a function that also reads bfloat16,
-    name the output in its rule too (``"compute=float32,output=bfloat16"``). With ``how="autocast"`` torch
-    chooses by function instead: products in the compute format, softmax and norms in float32.
+    give its output format in the module's rule too (``"compute=float32,output=bfloat16"``). With
+    ``how="autocast"`` torch chooses by function instead: products in the compute format, softmax and norms in
+    float32.
 
     Args:
         model: any module.
         policy: a :class:`stablenum.Policy`, its text form, or an object with jmp's three attributes.
-        how: ``"casts"``, which does the same as the JAX adapter; or ``"autocast"``: parameters are cast by
+        how: ``"casts"`` does what the JAX adapter does; with ``"autocast"``, parameters are cast by
             ``torch.autocast``, which is on in modules that compute in 16 bits and off in the others.
-        forward_scaling: for inputs and weights of 8-bit products, by default
+        forward_scaling: the rule for inputs and weights of 8-bit products, by default
             ``DelayedScaling(power_of_two=True)``.
-        backward_scaling: for their gradients, by default the same for ``"float8_e5m2"``.
-        native: True multiplies 8-bit numbers with ``torch._scaled_mm``, False rounds them and multiplies in
-            16 bits. By default the product is native where the model's device supports it.
+        backward_scaling: the rule for their gradients, by default the same for ``"float8_e5m2"``.
+        native: True multiplies 8-bit numbers with ``torch._scaled_mm``; False rounds to 8 bits and multiplies
+            in 16 bits. By default the product is native where the model's device supports it.
 
     Returns:
-        A handle. Its ``remove()`` undoes everything except the parameters' format; so does leaving it as a
-        context manager.
+        A handle. Its ``remove()`` undoes everything except the parameters' format, and so does leaving the
+        handle as a context manager.
 
     Raises:
-        TypeError: ``model`` is not a module, or ``policy`` none of the above.
-        ValueError: an unknown format; a rule's pattern matches no module; the model has a policy already.
+        TypeError: ``model`` is not a module, or ``policy`` is none of the above.
+        ValueError: a format is unknown, a rule's pattern matches no module, or the model already has a
+            policy.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2))
@@ -113,7 +115,7 @@ class _Place:
     """The policy for one module.
 
     Attributes:
-        compute: the format in which it computes.
+        compute: the format in which the module computes.
         output: the format of its results; None leaves them as they are.
         hooked: whether its inputs are cast.
     """
@@ -128,7 +130,7 @@ class PolicyHandle:
 
     Attributes:
         model: the module.
-        policy: the policy that it follows.
+        policy: the policy that the module follows.
     """
 
     def __init__(
@@ -145,7 +147,7 @@ class PolicyHandle:
         self._autocasts = how == "autocast"
         self._floor: str | None = None
         self._handles: list[Any] = []
-        # For each hooked module that is running: what to undo when it is done.
+        # What to undo when a hooked module is done, for each one that is running.
         self._running: list[contextlib.ExitStack] = []
         self._reading: set[nn.Module] = set()
         cast_module(model, policy)
@@ -254,16 +256,16 @@ class PolicyHandle:
     _end_uncompiled = torch.compiler.disable(_end)
 
     def _left_to_autocast(self, module: nn.Module) -> bool:
-        """Return whether torch's autocast casts the module's parameters: in 16 bits, except for batch
+        """Return whether torch's autocast casts the module's parameters. It does in 16 bits, except for batch
         norms."""
         narrow = self._compute_dtype(module) in (torch.bfloat16, torch.float16)
         return self._autocasts and narrow and running_statistics(module) is None
 
     def _read_in_compute_format(self, module: nn.Module, undo: contextlib.ExitStack) -> None:
-        """Replace the parameters of ``module`` and its submodules by casts, until ``undo``.
+        """Replace the parameters of ``module`` and its submodules by casts, until ``undo`` is closed.
 
-        Parameters of submodules are replaced too, because a module may use a parameter of another without
-        calling it, as attention and tied embeddings do.
+        Parameters of submodules are replaced too, because a module may use a parameter of another module
+        without calling that module, as attention and tied embeddings do.
         """
         parts = [
             part
@@ -273,7 +275,7 @@ class PolicyHandle:
         self._reading.update(parts)
         undo.callback(self._reading.difference_update, parts)
         for part in parts:
-            # A norm with running statistics takes narrow inputs, but its weights in the statistics' format.
+            # A norm with running statistics accepts narrow inputs, but not weights narrower than these.
             statistics = running_statistics(part)
             dtype = self._compute_dtype(part) if statistics is None else statistics.dtype
             own = dict(part._parameters)
@@ -303,7 +305,7 @@ def _places(model: nn.Module, policy: Policy) -> list[tuple[nn.Module, _Place]]:
     """Return each module with its policy.
 
     Raises:
-        ValueError: a rule matches no module; the model has a policy already.
+        ValueError: a rule matches no module, or the model already has a policy.
     """
     found, met = [], set()
     for path, module in model.named_modules():
@@ -312,7 +314,7 @@ def _places(model: nn.Module, policy: Policy) -> list[tuple[nn.Module, _Place]]:
             for hook in module._forward_hooks.values()
         ):
             raise ValueError(
-                f"model must not have a policy yet; {path or 'it'} has one. Call remove() of its handle."
+                f"model must not have a policy yet; {path or 'it'} has one. Call remove() on its handle."
             )
         here = policy.at(path)
         met.update([rule for rule in policy.rules if rule.matches(path)])

@@ -19,8 +19,8 @@ __all__ = ["gradients_to_change", "transform", "transform_gradients"]
 def gradients_to_change(optimizer: Optimizer, params: Sequence[Tensor]) -> list[Tensor | None]:
     """Return the gradients that ``optimizer`` uses: those of the parameters, or float32 copies that it keeps.
 
-    An optimizer that widens the gradients of narrow parameters has a method ``wide_gradients``: divided by
-    a loss scale in 16 bits, small gradients would flush to zero.
+    An optimizer that widens the gradients of narrow parameters has a method ``wide_gradients``. In 16 bits,
+    small gradients divided by a loss scale would flush to zero.
     """
     widened = getattr(optimizer, "wide_gradients", None)
     return [p.grad for p in params] if widened is None else widened(params)
@@ -33,12 +33,12 @@ def transform_gradients(
 
     Args:
         grads: dense, sparse, complex or sharded; not None.
-        multipliers: float32, one per gradient, () or of a shape that broadcasts over it; the same tensor
-            object for all gradients if one factor serves them all.
+        multipliers: float32, one per gradient, () or of a shape that broadcasts over the gradient; the same
+            tensor object for all gradients if they have one factor.
         max_value: the bound, or None for none. Real and imaginary parts are clamped separately.
     """
     if not grads:
-        return  # other ranks hold them all
+        return  # all gradients are on other ranks
     grads = [_plain(local_part(g)) for g in grads]
     shared = all(factor is multipliers[0] for factor in multipliers)
     by_device: dict[torch.device, tuple[list[Tensor], list[Tensor]]] = {}
@@ -65,7 +65,8 @@ def transform_gradients(
 
 
 def _plain(grad: Tensor) -> Tensor:
-    """Return the gradient; if it is lazily conjugated, the memory below: factors and bounds are real."""
+    """Return the gradient or, if it is lazily conjugated, the underlying tensor: real factors and bounds act
+    on both alike."""
     return grad.conj() if grad.is_complex() and grad.is_conj() else grad
 
 
@@ -81,7 +82,7 @@ def _for_stored(factor: Tensor, grad: Tensor) -> Tensor:
 def _stored_values(grad: Tensor) -> Tensor:
     """Return the real values that a gradient stores; writing to them writes to the gradient."""
     if grad.layout != torch.strided:
-        grad.copy_(grad.coalesce())  # entries of one element are summed first
+        grad.copy_(grad.coalesce())  # several entries for one element are summed first
     return dense_values(grad)
 
 
@@ -101,7 +102,7 @@ def transform(
         config: the settings.
         params: all its parameters.
         multiplier: () or (n,), as in :class:`stablenum.Decision`.
-        of_units: factors of units, as ``unit_multipliers`` there.
+        of_units: the factors of units, as ``unit_multipliers`` in that class.
         unchanged: which gradients are known to have a factor of 1.
     """
     # Unbound rather than indexed, because an index made on the host would have to be copied to the device.

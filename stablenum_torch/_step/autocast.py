@@ -35,7 +35,7 @@ def autocast(
     """See :meth:`stablenum_torch.GuardedOptimizer.autocast`.
 
     Args:
-        config: the guard's.
+        config: the guard's settings.
         level: reads how many formats wider than the first the guard has decided on.
         device: the type of the device.
         dtype, policy: as given by the user.

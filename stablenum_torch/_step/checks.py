@@ -26,8 +26,8 @@ def check_optimizer(optimizer: object) -> None:
     """Check that ``optimizer`` can be guarded.
 
     Raises:
-        TypeError: not an optimizer, or one whose ``step`` needs a closure.
-        ValueError: it holds no parameters.
+        TypeError: ``optimizer`` is not an optimizer, or its ``step`` needs a closure.
+        ValueError: ``optimizer`` has no parameters.
     """
     if not isinstance(optimizer, Optimizer):
         raise TypeError(
@@ -48,8 +48,8 @@ def check_rules(config: GuardConfig, optimizer: Optimizer, process_group: object
     """Check that every rule can work with this optimizer.
 
     Raises:
-        ValueError: ``AdaptiveGradClip`` on sharded gradients; ``ClipUpdateRMS`` relative to learning rates
-            that the groups do not have.
+        ValueError: ``AdaptiveGradClip`` would get sharded gradients; or ``ClipUpdateRMS`` is relative to
+            learning rates that the groups do not have.
     """
     if config.unit_rule is not None and (
         process_group is not None or any(is_sharded(p) for g in optimizer.param_groups for p in g["params"])
@@ -96,7 +96,8 @@ def given_names(
 
 
 def warn_of_lost_eps(optimizer: Optimizer) -> None:
-    """Warn if ``x / (sqrt(v) + eps)`` will be computed with an eps of 0: NaN where a gradient is zero."""
+    """Warn if ``x / (sqrt(v) + eps)`` will be computed with an eps of 0, so that a zero gradient gives
+    NaN."""
     if hasattr(optimizer, "wide_gradients"):
         return  # computes in float32, whatever the format of its parameters
     for group in optimizer.param_groups:
@@ -111,7 +112,7 @@ def warn_of_lost_eps(optimizer: Optimizer) -> None:
             if eps <= get_format(name).smallest_subnormal / 2:
                 warnings.warn(
                     f"eps={eps:g} is 0 in {name}: the optimizer divides 0 by 0 where a gradient is zero, and "
-                    f"the parameter becomes NaN although no gradient was. Use float32 parameters, "
+                    f"the parameter becomes NaN although no gradient is. Use float32 parameters, "
                     f"fused=True, or eps >= {get_format(name).smallest_subnormal:g}.",
                     EpsTooSmallWarning,
                     stacklevel=3,

@@ -36,8 +36,8 @@ class Before(NamedTuple):
     Attributes:
         params: the parameters that the step may move: those with a gradient, in the order of the groups.
         values: copies of this rank's part of their values; complex numbers as two real ones.
-        rates: for each group the positions of its parameters in ``params``, and its learning rate; 1 if the
-            rule does not need it.
+        rates: for each group, the positions of its parameters in ``params``, and its learning rate, or 1 if
+            the rule does not need it.
     """
 
     params: list[Tensor]
@@ -79,7 +79,7 @@ def clip_update_on_host(rule: ClipUpdateRMS, before: Before) -> None:
 def clip_update_without_wait(
     rule: ClipUpdateRMS, before: Before, device: torch.device, process_group: dist.ProcessGroup | None
 ) -> None:
-    """Work like :func:`clip_update_on_host`, on any device; for a shard the RMS of the whole parameter
+    """Do what :func:`clip_update_on_host` does, on any device; for a shard, the RMS of the whole parameter
     counts."""
     after, params = _values(before.params), before.params
     parts = [norms_without_wait(updates, device) for updates in _updates(after, before.values)]
@@ -105,7 +105,7 @@ def _values(params: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _updates(after: Sequence[Tensor], before: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield the update of each parameter, for some at a time: all together would take too much
+    """Yield the updates of a few parameters at a time, because all of them together would take too much
     memory."""
     first, size = 0, 0
     for i, values in enumerate(after):
@@ -119,7 +119,7 @@ def _updates(after: Sequence[Tensor], before: Sequence[Tensor]) -> Iterator[list
 
 
 def _shortened(after: Tensor, before: Tensor, factor: float | Tensor) -> Tensor:
-    """Return ``before + factor * (after - before)``, at least in float32."""
+    """Return ``before + factor * (after - before)``, computed in float32 or wider."""
     start = _wide(before)
     return (_wide(after) - start).mul_(factor).add_(start)
 

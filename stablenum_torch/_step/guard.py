@@ -38,13 +38,13 @@ class Guard:
     Args:
         optimizer: the inner optimizer.
         config: the settings.
-        names: names of parameters, as far as the user gave any.
-        process_group: ranks over which plain gradients are sharded.
+        names: the names of parameters that the user gave.
+        process_group: the ranks over which plain gradients are sharded.
         state: the guard's tensors; by default a fresh state.
 
     Attributes:
-        parameters: those of the optimizer.
-        on_host: whether steps take the path of the host; None decides by where the tensors are.
+        parameters: the optimizer's parameters.
+        on_host: whether steps are decided on the host; None means that they are if the tensors are there.
     """
 
     on_host: bool | None = None
@@ -69,8 +69,8 @@ class Guard:
     def step(self, loss: Tensor | None) -> None:
         """Step the optimizer as the core decides, and bring the state up to date.
 
-        The state is written last: an error in the inner step leaves it as it was. Without any gradient
-        nothing happens.
+        The state is written last, so an error in the inner step leaves it as it was. If there is no gradient
+        at all, nothing happens.
 
         Args:
             loss: () the unscaled loss, if known.
@@ -79,13 +79,13 @@ class Guard:
             NonFiniteError: the configured number of steps in a row could not be applied.
         """
         params, ranks = self.fit(), several_ranks()
-        # A rank without gradients has to contribute its part of the joint norm all the same.
+        # Even a rank without gradients has to take part in computing the joint norm.
         if not (ranks and self.process_group is not None) and all(p.grad is None for p in params):
             return
         if self.state.step.device != params[0].device:  # the model was moved after it was wrapped
             self.state = moved_to(self.state, params[0].device)
-        # Each rank has its own loss, and only the gradients are the same on all: one bad loss would make the
-        # ranks disagree.
+        # Each rank has its own loss, and only the gradients are the same on all ranks, so one bad loss would
+        # make the ranks disagree.
         seen = None if ranks else loss
         arguments = params, seen, self.process_group, self.parameters.included
         if self._in_host_memory(params) if self.on_host is None else self.on_host:
@@ -111,16 +111,16 @@ class Guard:
         self._halted.after_step(self.state, self.parameters.names, self.config)
 
     def level(self) -> int:
-        """Return how many formats wider than the first the next step computes in, as far as the host
-        knows."""
+        """Return the level of the next step, as far as the host knows: how many formats wider than the first
+        it computes in."""
         return self._level.read(self.state.escalation.level)
 
     # --- the parameters --------------------------------------------------------------------------
 
     def fit(self) -> list[Tensor]:
-        """Return all parameters, after the state has grown with those that were added since.
+        """Return all parameters, after extending the state by those that were added since the last call.
 
-        They may have been added to the inner optimizer directly.
+        Parameters may have been added to the inner optimizer directly.
         """
         params = self.parameters.now()
         if not self.parameters.are(params):
@@ -150,15 +150,15 @@ class Guard:
         return state_from_dict(saved, self.state, xp=torch_namespace, names=names, device=device)
 
     def load(self, state: GuardState) -> None:
-        """Continue from ``state``, in the memory of the present state."""
+        """Continue from ``state``, copied into the memory of the present state."""
         copy_into(self.state, state)
 
 
 @contextlib.contextmanager
 def on_device_path() -> Iterator[None]:
-    """While the context lasts, every guard takes the path of accelerators, also for CPU tensors.
+    """While the context lasts, every guard takes the path of accelerators, even for CPU tensors.
 
-    For tests and for counting operations.
+    This is for tests and for counting operations.
     """
     before, Guard.on_host = Guard.on_host, False
     try:

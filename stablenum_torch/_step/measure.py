@@ -3,7 +3,8 @@
 The float32 sum of squares in torch's own norms overflows from 1.8e19 on, flushes below 2.6e-23, and loses
 accuracy with size on a CPU (a relative error of 2e-3 at 2**25 elements). Here squares are summed in blocks.
 On a CPU the host checks the result, and computes it again in float64 in the rare case that it may be wrong.
-On an accelerator everything is in float64, which costs nothing: the reduction is bound by memory.
+On an accelerator everything is in float64, which costs no time, because the reduction is bound by memory
+bandwidth.
 
 Functions ``*_on_host`` read values of CPU tensors. Functions ``*_without_wait`` read no values and work on
 any device.
@@ -38,13 +39,13 @@ __all__ = [
     "wide_norms_without_wait",
 ]
 
-# Up to this size one multi-tensor call takes the norms of all tensors; above it a dot product is faster and
-# more accurate.
+# Up to this size, one multi-tensor call computes the norms of all tensors; above it, a dot product is faster
+# and more accurate.
 _SMALL = 2**16
 # Elements whose squares are summed in one float32 sum. A larger block is faster and less accurate (relative
 # error of the norm at 2**18: 4e-7 for random values, up to 4e-5 for equal ones, at any length from 2**16 on;
 # at 3 * 2**17: 9e-7). Squares of 16-bit values have few distinct significands, so their rounding errors do
-# not cancel: their sums have to be shorter.
+# not cancel, and their sums have to be shorter.
 BLOCK, NARROW_BLOCK = 2**18, 2**13
 _NARROW_ROW = 2**10
 # Below this joint norm the squares of elements that matter may have flushed to zero.
@@ -58,7 +59,7 @@ def dense_values(grad: Tensor) -> Tensor:
         grad = grad.coalesce().values()
     if not grad.dtype.is_complex:
         return grad
-    # The conjugation of a lazily conjugated gradient is ignored: magnitudes are the same.
+    # The conjugation of a lazily conjugated gradient is ignored, because it does not change magnitudes.
     return torch.view_as_real(grad.conj() if grad.is_conj() else grad)
 
 
@@ -68,7 +69,8 @@ def dense_values(grad: Tensor) -> Tensor:
 def gradient_norms_on_host(
     params: Sequence[Tensor], process_group: dist.ProcessGroup | None = None
 ) -> np.ndarray:
-    """Return (n,) float32 norms of the gradients, as :func:`norms_on_host`; those of shards are joined."""
+    """Return (n,) float32 norms of the gradients, as :func:`norms_on_host` does; those of shards are
+    joined."""
     if not joins_ranks(params, process_group):
         return norms_on_host([p.grad for p in params])
     norms = norms_on_host([None if p.grad is None else local_part(p.grad) for p in params])
@@ -95,7 +97,7 @@ def norms_on_host(grads: Sequence[Tensor | None]) -> np.ndarray:
 
 
 def _norms_of_small(values: list[Tensor]) -> np.ndarray | None:
-    """Return (n,) float32 norms if one call is enough: all tensors small, no square overflowed or flushed."""
+    """Return (n,) float32 norms if all tensors are small and no square overflowed or flushed; else None."""
     for v in values:
         if v.dtype != torch.float32 or v.numel() > _SMALL:
             return None
@@ -106,13 +108,13 @@ def _norms_of_small(values: list[Tensor]) -> np.ndarray | None:
 
 
 def _norms_of_any(values: list[Tensor]) -> np.ndarray:
-    """Return (n,) float32 norms, computed with care where a square may have overflowed or flushed."""
+    """Return (n,) float32 norms, measured again in float64 where a square may have overflowed or flushed."""
     norms = np.sqrt(_sums_of_squares(values))
     total = float(norms @ norms)
     doubtful = np.ones(len(norms), np.bool_) if total < SUSPICIOUSLY_SMALL**2 else norms == math.inf
     for i in np.flatnonzero(doubtful).tolist():
         norms[i] = _careful_norm(values[i])
-    # Rounding to float32 may not turn a finite norm into inf.
+    # Rounding to float32 must not turn a finite norm into inf.
     norms = np.where(np.isfinite(norms), np.minimum(norms, FLOAT32_MAX), norms)
     return norms.astype(np.float32)
 
@@ -138,8 +140,8 @@ def _sums_of_squares(values: list[Tensor]) -> np.ndarray:
     if narrow:
         sums[narrow] = torch.stack([_square_by_rows(values[i].reshape(-1)) for i in narrow]).numpy()
     if large:
-        # From the last to the first, so that the first are still in the cache when the optimizer starts with
-        # them.
+        # From the last to the first, so that the first are still in the cache when the optimizer, which
+        # starts with the first, runs.
         dots = [_dots(values[i].reshape(-1)) for i in reversed(large)][::-1]
         parts = torch.stack([part for parts in dots for part in parts]).double().numpy()
         sums[large] = np.add.reduceat(parts, np.cumsum([0] + [len(parts) for parts in dots[:-1]]))
@@ -148,7 +150,7 @@ def _sums_of_squares(values: list[Tensor]) -> np.ndarray:
 
 def _dots(flat: Tensor) -> list[Tensor]:
     """Return () float32 sums of squares of the pieces of a 1-d float32 tensor."""
-    # The pieces are equal, because a short one at the end would cost as much as half a long one.
+    # The pieces are of equal length, because a short one at the end would cost as much as half a long one.
     pieces = round(len(flat) / BLOCK)
     if pieces < 2:
         return [torch.dot(flat, flat)]
@@ -172,8 +174,8 @@ def sums_of_pieces(flat: Tensor) -> Tensor:
 
 
 def _careful_norm(value: Tensor) -> float:
-    """Return the norm in float64. If even that overflows, the largest magnitude shows whether all is
-    finite."""
+    """Return the norm in float64. If even that overflows, the largest magnitude shows whether all elements
+    are finite."""
     if not value.numel():  # a sparse gradient without entries
         return 0.0
     largest = float(value.abs().max())
@@ -189,7 +191,7 @@ def _careful_norm(value: Tensor) -> float:
 def gradient_norms_without_wait(
     params: Sequence[Tensor], device: torch.device, process_group: dist.ProcessGroup | None = None
 ) -> Tensor:
-    """Return (n,) float64 norms of the parameters' gradients, see :func:`wide_norms_without_wait`."""
+    """Return (n,) float64 norms of the parameters' gradients, as :func:`wide_norms_without_wait` does."""
     grads = [p.grad for p in params]
     return wide_norms_without_wait(grads, device, shards_of=params, process_group=process_group)
 
@@ -205,10 +207,10 @@ def norms_without_wait(
 
     Args:
         grads: the tensors to measure.
-        device: where the result lies.
-        shards_of: the parameters they belong to. The norm of a DTensor is joined over the ranks that
-            share it.
-        process_group: ranks over which plain tensors are sharded.
+        device: the device of the result.
+        shards_of: the parameters that the tensors belong to. The norm of a DTensor is joined over the ranks
+            that share it.
+        process_group: the ranks over which plain tensors are sharded.
     """
     return saturated(wide_norms_without_wait(grads, device, shards_of=shards_of, process_group=process_group))
 
@@ -220,9 +222,9 @@ def wide_norms_without_wait(
     shards_of: Sequence[Tensor] = (),
     process_group: dist.ProcessGroup | None = None,
 ) -> Tensor:
-    """Return (n,) as :func:`norms_without_wait`, but in float64: a finite norm may still lie beyond float32.
+    """Return the norms of :func:`norms_without_wait` in float64, where a finite norm may exceed float32.
 
-    It takes few launches: one multi-tensor norm per dtype, and one to stack the results.
+    This takes few launches: one multi-tensor norm per dtype, and one to stack the results.
     """
     if not grads:
         return torch.zeros(0, dtype=torch.float64, device=device)
@@ -260,13 +262,13 @@ def _norms_of_one_kind(tensors: list[Tensor], dtype: torch.dtype) -> Sequence[Te
     found = torch._foreach_norm(tensors, 2, dtype=torch.float64)
     if dtype != torch.float64:
         return found
-    # Squares of a float64 may overflow even here; the largest magnitude shows whether it is finite.
+    # Squares of float64 numbers may overflow even here; the largest magnitude shows whether all are finite.
     norms, largest = torch.stack(found), torch.stack(torch._foreach_norm(tensors, math.inf))
     return torch.where(torch.isinf(norms), largest, norms).unbind()
 
 
 def stacked(values: Sequence[Tensor | None], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return (n,) the () values, 0 where there is none; one launch more only if one is missing."""
+    """Stack () values to (n,), with 0 for None; this takes one more launch only if a value is None."""
     present = [value for value in values if value is not None]
     if len(present) < len(values):
         zero = torch.zeros((), dtype=dtype, device=device)

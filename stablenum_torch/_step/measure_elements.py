@@ -1,7 +1,7 @@
 """Measure elements: the largest gradient element, and the fraction that float16 would lose.
 
-Some loss-scale rules need them (``GuardConfig.needs``). Both are for all gradients together, so ranks join
-each with one collective.
+Some loss-scale rules need them (``GuardConfig.needs``). Both measurements are for all gradients together, so
+the ranks join each of them with one collective.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def extremes_on_host(
     magnitudes, mask = np.empty(_BLOCK, np.float32), np.empty(_BLOCK, np.bool_)
     for block in (block for v in values for block in v.reshape(-1).split(_BLOCK)):
         n = len(block)
-        # float64 stays wide: elements that float32 flushes would not be counted.
+        # float64 stays float64: otherwise elements that float32 flushes would not be counted.
         wide = block if block.dtype == torch.float64 else block.float()
         size = np.abs(wide.numpy(), out=None if wide.dtype == torch.float64 else magnitudes[:n])
         nonzero += int(np.count_nonzero(np.greater(size, 0, out=mask[:n])))
@@ -88,7 +88,7 @@ def extremes_without_wait(
     needs: frozenset[str],
     process_group: dist.ProcessGroup | None = None,
 ) -> Extremes:
-    """Measure as :func:`extremes_on_host`, for gradients on any device, also sharded; the result is on
+    """Measure as :func:`extremes_on_host` does, for gradients on any device, sharded or not; the result is on
     ``device``."""
     parts = [None if p.grad is None else dense_values(local_part(p.grad)) for p in params]
     present = [(i, v) for i, v in enumerate(parts) if v is not None and v.numel()]
@@ -96,7 +96,7 @@ def extremes_without_wait(
     joint = joins_ranks(params, process_group)
 
     def all_of(found: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-        """Return (n,) the measurement of each gradient over all ranks, 0 where there is none."""
+        """Return the measurement of each gradient over all ranks, (n,), 0 where there is no gradient."""
         each: list[Tensor | None] = [None] * len(parts)
         for (i, _), value in zip(present, found, strict=True):
             each[i] = to_device(value.to(dtype), device)

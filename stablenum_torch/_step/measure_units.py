@@ -1,7 +1,7 @@
 """Measure units: for each output of a layer the norm of its gradient and of its weights (AdaptiveGradClip).
 
-The norm of a tensor with several units is combined from the norms of the units, so its gradient is read
-once, as without the rule. Its weights are read once too.
+The norm of a tensor with several units is combined from the norms of the units, so each gradient is read
+once, as it is without the rule. The weights are read once too.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def _unit_axes(rule: AdaptiveGradClip, params: Sequence[Tensor], included: Seque
 
 
 def _whole(axes: Axes, tensor: Tensor) -> bool:
-    """Return whether the tensor is a single unit: then its norm is the unit's, as the common code measures
-    it."""
+    """Return whether the tensor is a single unit, so that its norm, which the common code measures anyway, is
+    the unit's norm."""
     return axes is not None and len(axes) == tensor.ndim
 
 
@@ -88,7 +88,7 @@ def units_on_host(
 def _norms_and_units(
     tensors: Sequence[Tensor | None], axes: Sequence[Axes]
 ) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
-    """Return (n,) norms of tensors and the (u_i,) norms of their units, (0,) where the axes are None."""
+    """Return (n,) norms of tensors, and (u_i,) norms of the units of each, (0,) where the axes are None."""
     several = [
         t is not None and a is not None and not _whole(a, t) for t, a in zip(tensors, axes, strict=True)
     ]
@@ -110,7 +110,7 @@ def _norms_and_units(
 def _as_rows(values: Tensor, axes: tuple[int, ...]) -> Tensor:
     """Return (u, k), one unit per row; a view wherever the strides allow it."""
     kept = [axis for axis in range(values.ndim) if axis not in axes]
-    # Any order within a unit will do. The memory's order keeps channels-last weights a view, too.
+    # Any order within a unit will do. In the order of memory, channels-last weights are a view, too.
     order = [*kept, *sorted(axes, key=values.stride, reverse=True)]
     return values.permute(order).reshape(math.prod(values.shape[axis] for axis in kept), -1)
 
@@ -128,10 +128,11 @@ def _row_norms(rows: Tensor) -> np.ndarray:
 
 
 def _plain_row_norms(rows: Tensor) -> Tensor:
-    """Return (u,) norms in float32, or float64 for such rows; wrong where a square overflowed or flushed."""
+    """Return (u,) norms in float32, or in float64 for float64 rows; wrong where a square overflowed or
+    flushed."""
     wide = rows.dtype in (torch.float32, torch.float64)
     length = rows.shape[1]
-    if rows.stride(1) > rows.stride(0):  # a unit is strided across the memory
+    if rows.stride(1) > rows.stride(0):  # the elements of a unit are far apart in memory
         return _column_norms(rows.t())
     if length > (_LONGEST_ROW if wide else NARROW_BLOCK) and rows.dtype != torch.float64:
         return torch.stack([sums_of_pieces(row).sqrt() for row in rows])
@@ -151,8 +152,8 @@ def _column_norms(matrix: Tensor) -> Tensor:
 
 
 def _careful_row_norms(rows: Tensor) -> np.ndarray:
-    """Return the norms in float64. If even that overflows, the largest magnitude shows whether all is
-    finite."""
+    """Return the norms in float64. If even that overflows, the largest magnitude shows whether all elements
+    are finite."""
     largest = rows.abs().amax(1).double()
     norms = torch.linalg.vector_norm(rows.double(), dim=1)
     norms = torch.where(torch.isfinite(norms), norms, torch.full_like(norms, FLOAT32_MAX))
@@ -165,7 +166,7 @@ def _careful_row_norms(rows: Tensor) -> np.ndarray:
 def units_without_wait(
     rule: AdaptiveGradClip, params: Sequence[Tensor], included: Sequence[bool], device: torch.device
 ) -> tuple[Tensor, Units]:
-    """Measure as :func:`units_on_host`, for gradients on any device that are not sharded; results on
+    """Measure as :func:`units_on_host` does, for unsharded gradients on any device; the results are on
     ``device``."""
     axes = _unit_axes(rule, params, included)
     grads = [p.grad for p in params]
@@ -178,7 +179,7 @@ def units_without_wait(
         _unit_norms(p, a, device) if a is not None and s else None
         for p, a, s in zip(params, axes, split, strict=True)
     ]
-    # A gradient's norm is that of its units' norms, so these are measured in its place.
+    # A gradient's norm is the norm of its units' norms, so the units' norms are measured in its place.
     norms = norms_without_wait(
         [g if u is None else u for g, u in zip(grads, of_gradients, strict=True)], device
     )
@@ -194,14 +195,15 @@ def _unit_norms(tensor: Tensor, axes: tuple[int, ...], device: torch.device) -> 
     values, over = _real(local_part(tensor), axes)
     norms = torch.linalg.vector_norm(values, dim=over, dtype=torch.float64)
     if values.dtype == torch.float64:
-        # Squares of a float64 may overflow even here; the largest magnitude shows whether it is finite.
+        # Squares of float64 numbers may overflow even here; the largest magnitude shows if all are finite.
         largest = torch.linalg.vector_norm(values, ord=math.inf, dim=over)
         norms = torch.where(torch.isinf(norms), largest, norms)
     return to_device(norms.reshape(-1), device)
 
 
 def _as_units(found: Sequence[Tensor | None], norms: Tensor, axes: Sequence[Axes]) -> tuple[Tensor, ...]:
-    """Return (u_i,) float32 per tensor: the norms found, that of a tensor that is one unit, or none."""
+    """Return (u_i,) float32 per tensor: the norms found, the norm of a tensor that is one unit, or
+    nothing."""
     several = [u for u in found if u is not None]
     parts = iter(saturated(torch.cat(several)).split([len(u) for u in several]) if several else ())
     return tuple(

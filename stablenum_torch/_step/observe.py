@@ -64,7 +64,7 @@ class Measured(NamedTuple):
 
     Attributes:
         norms: (n,) float64, see ``wide_norms_without_wait``; float32 with units.
-        loss: () the loss in its own format, or None.
+        loss: the loss, () in its own format, or None.
         units: as in ``Observation``.
         extremes: what the loss-scale rule asks for.
     """
@@ -89,8 +89,8 @@ def measured_without_wait(
         config: says what is needed.
         params: the parameters; a missing gradient counts as zero.
         loss: () the unscaled loss, if known.
-        device: where the results lie.
-        process_group: ranks over which plain gradients are sharded.
+        device: the device of the results.
+        process_group: the ranks over which plain gradients are sharded.
         included: whether the rule for units, if there is one, applies to each parameter.
     """
     units = None
@@ -119,7 +119,7 @@ def observation(measured: Measured) -> Observation:
 
 
 def in_float32(loss: Tensor) -> Tensor:
-    """Return the loss in float32. A finite float64 beyond its range saturates: it is not an inf."""
+    """Return the loss in float32. A finite float64 loss beyond float32's range saturates: it is not inf."""
     if loss.dtype == torch.float64:
         loss = torch.where(torch.isfinite(loss), loss.clamp(-FLOAT32_MAX, FLOAT32_MAX), loss)
     return loss.float()

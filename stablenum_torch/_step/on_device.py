@@ -1,4 +1,4 @@
-"""One guarded step on an accelerator: measured, decided and applied there, nothing is read on the host.
+"""One guarded step on an accelerator: measured, decided and applied there, with nothing read on the host.
 
 The host waits only if the optimizer itself cannot skip a step on the device.
 """
@@ -70,11 +70,11 @@ def decided_without_wait(
 ) -> tuple[Decision, GuardState, Tensor, Tensor]:
     """Return the decision, the next state, and two () float32 for fused kernels: a divisor and the skip flag.
 
-    Everything between the measurement and the optimizer's step, so that it can be compiled as one function.
+    This is everything between the measurement and the optimizer's step, so that it compiles as one function.
 
     Args:
         config: the settings.
-        still: the step moves nothing, see ``moves_nothing``.
+        still: whether the step moves nothing, see ``moves_nothing``.
         state: the guard's tensors.
         measured: what was measured.
     """

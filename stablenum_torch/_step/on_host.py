@@ -66,8 +66,8 @@ def step_on_host(
 
 
 def _unchanged(decision: Decision, n: int) -> list[bool]:
-    """Return, for each parameter, whether its gradient stays unchanged, so that a pass over it can be
-    saved."""
+    """Return, for each parameter, whether its gradient stays unchanged, which saves a pass over the
+    gradient."""
     same = decision.multiplier == 1
     whole = same.tolist() if np.ndim(same) else [bool(same)] * n
     if not decision.unit_multipliers:

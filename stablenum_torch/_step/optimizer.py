@@ -53,8 +53,8 @@ def wrap(
             (``AdaptiveGradClip(exclude="head.*")``). By default the ``param_names`` of the groups are used,
             which optimizers made from ``named_parameters()`` have.
         process_group: the ranks over which gradients that are plain tensors are sharded (ZeRO, FSDP1), so
-            that all ranks decide on the norm of the whole. Not needed for gradients that are equal on all
-            ranks (DDP), nor for DTensors (FSDP2), which have their own mesh.
+            that all ranks decide on the norm of the whole gradient. Not needed for gradients that are equal
+            on all ranks (DDP), nor for DTensors (FSDP2), which have their own mesh.
         **overrides: fields of ``GuardConfig``: ``clip=1.0``, ``loss_scale="dynamic"``, ``spike="skip"``...
             ``ClipUpdateRMS`` needs memory for a copy of the parameters during a step.
 
@@ -62,8 +62,8 @@ def wrap(
         TypeError: ``optimizer`` is not an optimizer, needs a closure (LBFGS) or is already guarded; a setting
             is unknown; ``names`` or ``process_group`` has a wrong type.
         ValueError: a setting has a wrong value; the optimizer has no parameters; or a rule cannot work with
-            it: a pattern of ``AdaptiveGradClip.exclude`` matches no parameter, gradients for that rule are
-            sharded, or a group lacks the learning rate that ``ClipUpdateRMS`` needs.
+            this optimizer: a pattern of ``AdaptiveGradClip.exclude`` matches no parameter, gradients for that
+            rule are sharded, or a group lacks the learning rate that ``ClipUpdateRMS`` needs.
 
     Example:
         >>> import torch
@@ -110,7 +110,7 @@ class GuardedOptimizer(Optimizer):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        # The keys are a file format: pickles written by earlier versions have the same.
+        # The keys are a file format: pickles written by earlier versions have the same keys.
         guard = self._guard
         return {
             "inner": self.inner,
@@ -126,8 +126,9 @@ class GuardedOptimizer(Optimizer):
             self.inner, state["config"], state["_names"], state["_process_group"], state.get("_state")
         )
         self._loss: Tensor | None = None
-        # For `explain`: the random generators at the beginning of the last step. That is where the gradients
-        # were cleared, or where the step before ended: the training loop decides which comes last.
+        # For `explain`: the states of the random generators at the beginning of the last step. A step begins
+        # when the gradients are cleared or when the step before ends; which of the two comes last depends on
+        # the training loop.
         self._cleared: RngState | None = None
         self._ended: RngState | None = _generators()
         self._began: tuple[RngState, ...] = ()
@@ -201,7 +202,7 @@ class GuardedOptimizer(Optimizer):
     def scale(self, loss: Tensor) -> Tensor:
         """Return the loss times the loss scale, in float32: call ``backward()`` on the result.
 
-        It also notes the loss for this step's record and finiteness check; several calls before one
+        The loss is noted for this step's record and finiteness check; the losses of several calls before one
         ``step()`` (gradient accumulation) add up. Without a loss scale the loss itself is returned.
 
         A loss for the parameters of two guarded optimizers is scaled by only one of them: give both the same
@@ -209,7 +210,7 @@ class GuardedOptimizer(Optimizer):
         its own loss, so losses are neither checked nor recorded.
 
         Args:
-            loss: () tensor, or one whose sum is the loss.
+            loss: a () tensor, or a tensor whose sum is the loss.
 
         Raises:
             TypeError: ``loss`` is not a floating-point tensor.
@@ -233,16 +234,17 @@ class GuardedOptimizer(Optimizer):
     ) -> AbstractContextManager[Any]:
         """Return ``torch.autocast`` for the parameters' device, in the format that the guard has decided on.
 
-        With ``escalate`` in the settings, the guard's level selects one of its formats: after repeated
-        non-finite steps a wider one, for a while. Float32 means that autocast is off. On CUDA the level is
-        read without a wait, so the host may follow a step late.
+        With ``escalate`` in the settings, the guard's level selects one of its formats: a wider one, for a
+        while, after repeated non-finite steps. Float32 means that autocast is off. On CUDA the level is read
+        without a wait, so the format may change a step late.
 
         Args:
             dtype: the compute format at level 0. By default that of ``policy``, the first of ``escalate``,
                 float16 with a loss scale, or bfloat16, in this order.
             policy: a policy, of which only the compute format is used (rules for modules need
-                :func:`stablenum_torch.precision`); or the handle which that function returned: then its
-                modules compute at least in the guard's format, and torch's autocast is not used.
+                :func:`stablenum_torch.precision`); or the handle that :func:`stablenum_torch.precision`
+                returned: its modules then compute in the guard's format or wider, and torch's autocast is
+                not used.
 
         Raises:
             TypeError: ``policy`` is not a policy.
@@ -255,8 +257,8 @@ class GuardedOptimizer(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Measure the gradients, decide, and apply the step or skip it entirely.
 
-        Afterwards the gradients may be unscaled and clipped, as with GradScaler: not if a fused kernel did so
-        on the way. Without any gradients nothing happens.
+        Afterwards the gradients are unscaled and clipped, as with GradScaler, unless a fused kernel did this
+        on the way. If there is no gradient at all, nothing happens.
 
         Args:
             closure: re-evaluates the model and returns the loss; called once, before the decision, with
@@ -278,7 +280,7 @@ class GuardedOptimizer(Optimizer):
             self._remember_generators()
 
     def _remember_generators(self) -> None:
-        """Keep the generators' states at the beginning of this step, for `explain`, and of the next."""
+        """Keep the generators' states at the beginning of this step, for `explain`, and of the next step."""
         now = _generators()
         if now is not None:
             self._began = tuple(s for s in (self._cleared, self._ended) if s is not None)
@@ -316,10 +318,10 @@ class GuardedOptimizer(Optimizer):
         Args:
             closure: ``closure(*args, **kwargs)`` runs the forward pass on the batch that failed and returns
                 the unscaled loss, or runs the backward pass itself. It need not step the optimizer.
-            *args: for ``closure``.
+            *args: arguments of ``closure``.
             model: gives modules their names; by default the model that the closure refers to.
             rng_state: the generators' state at the beginning of the step, if you have kept it.
-            **kwargs: for ``closure``.
+            **kwargs: arguments of ``closure``.
 
         Returns:
             A report, as :func:`stablenum_torch.replay` returns it.
@@ -354,7 +356,7 @@ class GuardedOptimizer(Optimizer):
         return metrics(self._guard.state, self.parameter_names())
 
     def history(self) -> list[StepRecord]:
-        """Return the last 128 steps, oldest first, each as in :attr:`last` less the counters."""
+        """Return the last 128 steps, oldest first, each as in :attr:`last` without the counters."""
         return history(self._guard.state, self.parameter_names())
 
     @property
@@ -385,7 +387,7 @@ class GuardedOptimizer(Optimizer):
             ValueError: ``state`` is not a guard's state, or has another shape; nothing is changed.
 
         Warns:
-            StatisticsNotLoadedWarning: ``state`` has no statistics that fit a rule, which keeps its own.
+            StatisticsNotLoadedWarning: ``state`` has no statistics that fit a rule; the rule keeps its own.
         """
         self._guard.load(self._guard.parsed(state))
 

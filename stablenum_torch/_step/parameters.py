@@ -34,7 +34,7 @@ class TrackedParameters:
 
     Attributes:
         given: the names that the user gave.
-        included: for each parameter whether the rule for units, if there is one, applies to it.
+        included: for each parameter, whether the rule for units, if there is one, applies to it.
     """
 
     included: tuple[bool, ...]
@@ -54,9 +54,9 @@ class TrackedParameters:
         return len(known) == len(params) and not any(map(operator.is_not, known, params))
 
     def follow(self, params: list[Tensor], state: GuardState) -> GuardState:
-        """Track ``params`` from now on. Returns the state for them, with the statistics known so far.
+        """Track ``params`` from now on, and return the state for them, with the statistics known so far.
 
-        Waits for the device, but is called rarely.
+        This waits for the device, but is called rarely.
         """
         included, device = self._inclusion(), state.step.device
         fresh = init_guard(self._config, len(params), xp=torch_namespace, device=device)
@@ -73,7 +73,7 @@ class TrackedParameters:
         return names_of(self._optimizer, self.given)
 
     def names_if_known(self) -> list[str] | None:
-        """Return the names; None if no parameter was named: then statistics are matched by position."""
+        """Return the names; None if no parameter was named, so that statistics are matched by position."""
         of_groups = any(group.get("param_names") for group in self._optimizer.param_groups)
         return self.names() if self.given or of_groups else None
 

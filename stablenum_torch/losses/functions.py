@@ -62,7 +62,7 @@ def _spelled(function: Callable[..., Any], example: str, note: str = "") -> Call
 
 
 def _called(implementation: Loss, first: Any, tensors: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
-    """Call with the core's names, and without autocast: lower formats would undo what the core does."""
+    """Call with the core's names and without autocast, whose narrower formats would undo the core's work."""
     if not isinstance(first, Tensor):
         raise TypeError(f"a loss takes tensors; got {type(first).__name__}.")
     if "dim" in options:
@@ -83,7 +83,7 @@ def _plain(function: Callable[..., Any], example: str) -> Loss:
 _CLASSES = """\
 With ``dim`` None the classes are where torch has them: dimension 1, or 0 for a single row. On a CPU, outside
 ``torch.compile`` and ``torch.func``, a target that is not a class raises a ValueError. Elsewhere the check
-would make the host wait, and such an item is NaN."""
+would make the host wait, so the loss of such an item is NaN instead."""
 
 
 @_spelled(

@@ -67,7 +67,8 @@ def fused_class_sums(
     smoothing: bool = False,
     xp: Any = xp,
 ) -> ClassSums:
-    """Work like :func:`stablenum.losses.classes.class_sums`."""
+    """Return what :func:`stablenum.losses.classes.class_sums` returns, with torch's fused kernel where it
+    applies."""
     if not can_fuse(x, index, keep, weight) or (weight is not None and weight.requires_grad):
         return class_sums(x, index, keep, weight=weight, smoothing=smoothing, xp=xp)
     shape = index.shape
@@ -144,7 +145,7 @@ def _block_grad(
     g_smooth: Tensor | None,
     weight: Tensor | None,
 ) -> None:
-    """Write ``p (g_nll + g_lse) - onehot g_nll``, and the part of label smoothing, into ``out``."""
+    """Write ``p (g_nll + g_lse) - onehot g_nll``, plus the part for label smoothing, into ``out``."""
     direct = out.dtype == g_nll.dtype
     p = torch.softmax(x, 1, out=out) if direct else torch.softmax(x, 1, dtype=g_nll.dtype)
     there = x.gather(1, index[:, None])[:, 0] != -torch.inf
@@ -185,14 +186,15 @@ def _by_the_core(
 
 
 def binary_items(z: Tensor, y: Tensor, pos_weight: Tensor | None = None, *, xp: Any = xp) -> Tensor:
-    """Work like :func:`stablenum.losses.binary.entropy_items`."""
+    """Return what :func:`stablenum.losses.binary.entropy_items` returns, with torch's fused kernel where it
+    applies."""
     if pos_weight is not None or y.requires_grad or not can_fuse(z, y):
         return entropy_items(z, y, pos_weight, xp=xp)
     return _BinaryItems.apply(z, y, False)
 
 
 def binary_total(z: Tensor, y: Tensor) -> Tensor | None:
-    """Return the sum of all items, at least in float32; None if the fused path does not apply."""
+    """Return the sum of all items, in float32 or wider; None if the fused path does not apply."""
     if y.requires_grad or not can_fuse(z, y):
         return None
     return _BinaryItems.apply(z, y, True)
@@ -234,8 +236,7 @@ class _BinaryItems(torch.autograd.Function):
 
 
 def _log_likelihood(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor, bool]:
-    """Return, for a block, minus the items, their sum, and whether all labels are 0 or 1. The core handles
-    inf."""
+    """Return a block's negated items, their sum, and whether all labels are 0 or 1. The core handles inf."""
     if z.device.type == "cpu":
         hard = _are_hard(y)
         if hard:

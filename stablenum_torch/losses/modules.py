@@ -168,8 +168,9 @@ class BinaryFocalLoss(_TargetLoss):
 class KLDivLoss(_TargetLoss):
     """:func:`kl_divergence` as ``torch.nn.KLDivLoss``: of log-probabilities (or logits) and probabilities.
 
-    "mean" is over rows: what torch calls "batchmean", which is taken here too. Its own "mean" divides by the
-    number of classes as well, and its "none" gives one number for each class, not for each row.
+    "mean" is the mean over rows, which torch calls "batchmean"; that name works here too. torch's "mean"
+    divides by the number of classes as well, and its "none" gives one number for each class, not for each
+    row.
 
     Example:
         >>> import torch
@@ -220,7 +221,7 @@ class GaussianNLLLoss(_Loss):
     ) -> Tensor:
         """Return the loss of the mean ``input`` and the variance ``var`` for ``target``.
 
-        As in torch, ``var`` may lack the last dimension: then it is the same along it.
+        As in torch, ``var`` may lack the last dimension, if the variance is the same along it.
         """
         if isinstance(var, Tensor) and var.shape != input.shape and var.shape == input.shape[:-1]:
             var = var.unsqueeze(-1)
@@ -325,7 +326,7 @@ class HingeLoss(_TargetLoss):
 
 
 class CosineEmbeddingLoss(_Loss):
-    """:func:`cosine_embedding` as ``torch.nn.CosineEmbeddingLoss``; without a target the cosine distance.
+    """:func:`cosine_embedding` as ``torch.nn.CosineEmbeddingLoss``; the cosine distance without a target.
 
     Example:
         >>> import torch

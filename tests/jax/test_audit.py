@@ -378,13 +378,13 @@ def test_two_optimizers_of_one_parameter() -> None:
 
 def test_wrong_arguments() -> None:
     state, params, grads, _ = trained(optax.adam(1e-2))
-    with pytest.raises(TypeError, match="call it outside jit"):
+    with pytest.raises(TypeError, match="call them outside jit"):
         jax.jit(lambda s, p: audit(s, p) and p)(state, params)
-    with pytest.raises(ValueError, match="it has moments of 'a', but params have 'x'"):
+    with pytest.raises(ValueError, match="which has moments of 'a', but params have 'x'"):
         audit(state, {"x": jnp.ones(3)})
     with pytest.raises(ValueError, match="grads must be a tree like params; it has 'x'"):
         audit(state, params, {"x": jnp.ones(3)})
-    with pytest.raises(ValueError, match=r"updates must have the shapes of params; 'b' has \(2,\)"):
+    with pytest.raises(ValueError, match=r"updates must have the shapes of params; 'b' has shape \(2,\)"):
         audit(state, params, grads, {**grads, "b": jnp.ones(2)})
     with pytest.raises(TypeError, match="audit must be what"):
         repair(state, state)

@@ -111,7 +111,7 @@ def test_levels_by_policy() -> None:
 def test_an_escalation_without_a_policy_to_widen_is_rejected() -> None:
     tx = optax.chain(stablenum_jax.guard(escalate=EscalatePrecision()), optax.sgd(0.1))
     opt_state = tx.init(jnp.ones(2))
-    with pytest.raises(ValueError, match="policy must be given where the guard has an EscalatePrecision"):
+    with pytest.raises(ValueError, match="policy must be given if the guard has an EscalatePrecision"):
         stablenum_jax.value_and_grad(jnp.sum, opt_state)
     value, _ = stablenum_jax.value_and_grad(jnp.sum, opt_state, policy="p=f32,c=f16")(jnp.ones(2))
     assert value == 2

@@ -109,9 +109,9 @@ def test_no_elements() -> None:
 
 
 def test_wrong_use_is_named() -> None:
-    with pytest.raises(ValueError, match="x and w must be of shapes"):
+    with pytest.raises(ValueError, match="x and w must have shapes"):
         fp8_dot(jnp.ones((2, 3)), jnp.ones((2, 3)), init_fp8())
-    with pytest.raises(ValueError, match="state must be one of init_fp8 with the same forward_scaling"):
+    with pytest.raises(ValueError, match="state must come from init_fp8 with the same forward_scaling"):
         fp8_dot(jnp.ones((2, 3)), jnp.ones((3, 3)), init_fp8(), **rules(2))
     with pytest.raises(ValueError, match="backward_scaling must be a DelayedScaling"):
         init_fp8(backward_scaling=rules(2)["forward_scaling"])

@@ -293,7 +293,7 @@ def test_trap_09_a_guard_after_a_clip_sees_finite_zeros(bad: float, stepper: Any
         stablenum_jax.chain(optax.clip(1.0), stablenum_jax.guard(), optax.adam(1e-2)).init(params)
 
 
-def test_trap_10_optax_monitor_changes_its_structure(stepper: Any, updater: Any) -> None:
+def test_trap_10_a_chain_with_optax_monitor_is_rejected(stepper: Any, updater: Any) -> None:
     params, grads = make_params(), make_grads(0)
     monitor = optax.monitor({"norm": optax.tree.norm})
     state = monitor.init(params)

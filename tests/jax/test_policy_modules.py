@@ -165,7 +165,7 @@ def test_one_layer_in_two_8_bit_products_is_rejected() -> None:
     x = jnp.ones((2, 4))
     call = precision(Twice(), "c=fp8")
     variables = call.init(jax.random.key(0), x)
-    with pytest.raises(ValueError, match=r"one 8-bit product in a call; dense computes two"):
+    with pytest.raises(ValueError, match=r"only one 8-bit product in a call; dense computes two"):
         call(variables, x)
     call = precision(Twice(), stablenum_jax.policy.get_policy("c=fp8", rules={"dense": "bf16"}))
     assert call(call.init(jax.random.key(0), x), x).dtype == jnp.bfloat16

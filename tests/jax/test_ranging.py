@@ -286,7 +286,7 @@ def test_without_a_scalar_there_is_no_backward_pass():
             return {"out": x @ w, "n": 3}
 
     report = range_report(forward, jnp.eye(4), X)
-    assert report.notes == ("No gradients: the function gives no scalar loss.",)
+    assert report.notes == ("No gradients: the function returns no scalar loss.",)
     assert [(row.kind, row.module) for row in report.rows] == [("activation", "a"), ("weight", "")]
 
 

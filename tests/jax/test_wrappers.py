@@ -95,7 +95,7 @@ _CASES = [(case, "jit") for case in AROUND_AND_INSIDE] + [(case, "eager") for ca
 
 
 @pytest.mark.parametrize(("case", "how"), _CASES)
-def test_bad_steps_leave_no_trace(case: str, how: str) -> None:
+def test_bad_steps_change_nothing(case: str, how: str) -> None:
     """A run with bad steps ends bit for bit as the run without them, whatever the nesting."""
     ends = []
     tx, steps = _built(case)

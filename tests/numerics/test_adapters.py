@@ -160,7 +160,7 @@ def test_two_narrow_tensors_under_compile(form):
     assert torch.equal(run(x, x), nt.logaddexp(x, x))
 
 
-def test_different_formats_give_the_wider_one():
+def test_mixed_formats_give_the_promoted_format():
     for module, lib, array in ((nt, torch, torch.tensor), (nj, jnp, jnp.asarray)):
         x = {name: array([0.5], dtype=getattr(lib, name)) for name in ("float16", "bfloat16", "float32")}
         assert module.divide(x["float16"], x["bfloat16"]).dtype == lib.float32

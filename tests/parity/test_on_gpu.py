@@ -49,7 +49,7 @@ def test_the_gpu_path_run_on_a_cpu_trains_as_expected() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", STREAMS)
-def test_torch_decides_as_the_specification(name: str) -> None:
+def test_torch_decides_as_the_reference_does(name: str) -> None:
     assert_streams_agree(name, placed("cuda"))
 
 
@@ -70,7 +70,7 @@ def jax_backends() -> list[Backend]:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", STREAMS)
-def test_jax_decides_as_the_specification(name: str) -> None:
+def test_jax_decides_as_the_reference_does(name: str) -> None:
     assert_streams_agree(name, jax_backends())
 
 

@@ -516,7 +516,7 @@ def test_an_optimizer_inside_accelerate() -> None:
     ("grads", "error", "message"),
     [
         ([torch.ones(4, 3)], ValueError, "one gradient per parameter, 3; got 1"),
-        ({"x": torch.ones(3)}, ValueError, "got 'x'; the known names are a, b, c"),
+        ({"x": torch.ones(3)}, ValueError, "got 'x'; the parameters' names are a, b, c"),
         ([torch.ones(4), None, None], ValueError, r"grads\['a'\] must have the parameter's shape \(4, 3\)"),
         ([1.0, None, None], TypeError, r"grads\['a'\] must be a tensor or None; got float"),
         (3, TypeError, "a mapping of name to tensor, a sequence of tensors, or None; got int"),
@@ -554,5 +554,5 @@ def test_a_repair_needs_an_up_to_date_audit() -> None:
     optimizer.state[params[0]]["exp_avg_sq"][0, 0] = math.inf
     report = audit(optimizer)
     assert repair(optimizer, report) == 1
-    with pytest.raises(ValueError, match="it names 1 poisoned elements, and the optimizer's state has 0"):
+    with pytest.raises(ValueError, match="it names 1 poisoned elements, but the optimizer's state has 0"):
         repair(optimizer, report)

@@ -123,7 +123,7 @@ def test_the_update_of_a_guarded_optimizer_is_the_inner_ones(clip):
     guarded = stablenum_torch.wrap(torch.optim.SGD(net.parameters(), lr=0.1), loss_scale="dynamic", clip=clip)
     reports = [range_report(net, batch(), loss_fn=torch_loss, optimizer=o) for o in (plain, guarded)]
     assert rows(reports[0]) == rows(reports[1])
-    assert reports[1].notes == ("The update is the inner optimizer's: without clipping.",)
+    assert reports[1].notes == ("The update is that of the inner optimizer, without clipping.",)
 
 
 def test_lost_updates_are_those_of_bfloat16_training():
@@ -219,10 +219,10 @@ def test_batches_are_spread_over_the_arguments():
 def test_without_a_loss_the_forward_pass_is_measured():
     report = range_report(nn.Linear(2, 2), torch.ones(3, 2))
     assert {row.kind for row in report.rows} == {"activation", "weight"}
-    assert report.notes == ("No gradients: the model gives no scalar loss, and no loss_fn was given.",)
+    assert report.notes == ("No gradients: the model returns no scalar loss, and no loss_fn was given.",)
     frozen = nn.Linear(2, 1).requires_grad_(False)
     report = range_report(frozen, torch.ones(1, 2))
-    assert report.notes == ("No gradients: the loss depends on no parameter that requires one.",)
+    assert report.notes == ("No gradients: the loss depends on no parameter that requires a gradient.",)
 
 
 def test_values_that_are_nan_in_float32_are_reported_for_every_format() -> None:
@@ -259,7 +259,7 @@ def test_a_loss_that_is_not_a_scalar_raises():
         ValueError, match=r"loss_fn must be a function that returns a tensor with one element"
     ):
         range_report(nn.Linear(2, 2), torch.ones(3, 2), loss_fn=lambda m, x: m(x))
-    with pytest.raises(ValueError, match="model must be initialised; got 'weight'"):
+    with pytest.raises(ValueError, match="model must be initialised; parameter 'weight' is still lazy"):
         range_report(nn.LazyLinear(2), torch.ones(3, 2))
 
 

@@ -63,7 +63,7 @@ def cond(run: Evaluator, eqn: Any, inputs: list[Cell], ctx: Context) -> list[Cel
 
 
 def scan(run: Evaluator, eqn: Any, inputs: list[Cell], ctx: Context) -> list[Cell]:
-    """Evaluate a scan by iterations, numbered by position in the inputs, in a reverse scan too."""
+    """Evaluate a scan iteration by iteration, numbered by position in the inputs even in a reverse scan."""
     p = eqn.params
     length = p["length"]
     n_consts, n_carry = scan_counts(p, len(inputs))
@@ -80,7 +80,7 @@ def scan(run: Evaluator, eqn: Any, inputs: list[Cell], ctx: Context) -> list[Cel
 
 
 def while_loop(run: Evaluator, eqn: Any, inputs: list[Cell], ctx: Context) -> list[Cell]:
-    """Evaluate a while loop by iterations, until its condition ends it."""
+    """Evaluate a while loop iteration by iteration, until its condition is false."""
     p = eqn.params
     n_cond, n_body = p["cond_nconsts"], p["body_nconsts"]
     cond_consts, consts = inputs[:n_cond], inputs[n_cond : n_cond + n_body]
@@ -145,7 +145,7 @@ class _Body:
         if any(not v.finite for v in made):
             # Only arrays that are not finite are searched row by row.
             bad_rows = [flags_of(row) for x, row in xs if not values[x.id].finite]
-            # A NaN begins here if nothing that went into the iteration has one.
+            # A NaN first appears here if nothing that went into the iteration has one.
             begins = any(v.nan for v in made) and not (
                 any(values[c.id].nan for c in given) or any(f[0] for f in bad_rows)
             )

@@ -22,7 +22,7 @@ _EXPONENTS = {"float16": 0x7C00, "bfloat16": 0x7F80}
 
 
 def flags_of(x: Any) -> Flags:
-    """Return whether a concrete array holds any NaN, any inf and any -inf. It takes one pass, without a copy
+    """Return whether a concrete array holds any NaN, any inf and any -inf. This takes one pass, and no copy
     if the array is in host memory."""
     if not is_floating(x):
         return CLEAN

@@ -27,7 +27,7 @@ def seen_by_guards(trace: Trace, written: Sequence[Written], own: frozenset[int]
 
     Args:
         trace: the replay.
-        written: one per step of the trace.
+        written: how each step appears in the source, one entry per step of the trace.
         own: the guards' states, whose statistics contain intended infinities.
     """
     inside = {
@@ -47,7 +47,7 @@ def scale_of(leaves: Sequence[Leaf]) -> float:
 
 
 def unscaled(leaves: Sequence[Leaf]) -> list[Leaf]:
-    """Return the same arguments, with 1 for the guards' loss scales."""
+    """Return the same arguments, with every guard's loss scale set to 1."""
     return [
         replace(leaf, data=jnp.ones_like(leaf.data)) if leaf.guard == "scale" else leaf for leaf in leaves
     ]

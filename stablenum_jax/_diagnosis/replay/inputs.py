@@ -22,7 +22,8 @@ class Leaf:
     """One array among the arguments.
 
     Attributes:
-        guard: for an array in a guard's state "scale" (the loss scale) or "statistic", else "".
+        guard: "scale" for the loss scale in a guard's state, "statistic" for any other array in such a state,
+            "" for all other arrays.
     """
 
     data: Any

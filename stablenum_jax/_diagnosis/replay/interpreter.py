@@ -1,4 +1,4 @@
-"""Evaluate a jaxpr equation by equation, and record it."""
+"""Evaluate a jaxpr equation by equation, and record each equation."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ class Kept:
 
 @dataclass
 class Interpreter:
-    """Evaluates and records.
+    """Evaluates equations, and records each as a step.
 
     Attributes:
-        symbolic: whether it runs under jit; loops are then single steps.
+        symbolic: whether the interpreter runs under jit, where loops are single steps.
         trace: the record.
-        written: one per step of the trace.
+        written: how each step appears in the source, one entry per step of the trace.
         kept: index of a step -> its data.
-        flags: if symbolic, one traced vector of flags per value, None for other dtypes.
+        flags: if symbolic, one traced vector of flags per value; None for a value that is not floating-point.
         skipped: names of primitives that were left out.
     """
 
@@ -77,7 +77,7 @@ class Interpreter:
     # --- values ---
 
     def measure(self, data: Any) -> Flags:
-        """Return the flags of a value; if symbolic, they are traced, and read later."""
+        """Return the flags of a value; if symbolic, they are traced and are read later."""
         if self.symbolic:
             self.flags.append(flags_in(data) if is_floating(data) else None)
             return CLEAN
@@ -88,7 +88,7 @@ class Interpreter:
         return Cell(data, self.trace.add_value(flags=self.measure(data), role=role, name=name))
 
     def constant(self, data: Any) -> Cell:
-        """Record a captured array: with NaN it must be data; with infinities it may be a mask or a bound."""
+        """Record a captured array. If it has NaN it must be data; an infinity may be a mask or a bound."""
         flags = CLEAN if self.symbolic else flags_of(data)
         name = f"captured {getattr(data, 'dtype', type(data).__name__)}{list(np.shape(data))}"
         return self.outside(data, "input" if flags[0] and np.ndim(data) else "constant", name)
@@ -151,8 +151,7 @@ class Interpreter:
     # --- evaluation ---
 
     def run(self, jaxpr: Any, consts: Sequence[Cell], args: Sequence[Cell], ctx: Context) -> list[Cell]:
-        """Evaluate a jaxpr. Evaluate all equations; values are dropped after they are read for the last
-        time."""
+        """Evaluate all equations of a jaxpr; values are dropped after they are read for the last time."""
         env: dict[Any, Cell] = dict(zip(jaxpr.constvars, consts, strict=True))
         env.update(zip(jaxpr.invars, args, strict=True))
         last = _last_uses(jaxpr)
@@ -237,6 +236,6 @@ _TRANSFORMATIONS = re.compile(r"\b(transpose|jvp|vmap|checkpoint|remat|linearize
 
 @lru_cache(maxsize=4096)
 def _module(stack: str) -> str:
-    """Return the name stack without transformations: only named scopes and flax modules."""
+    """Return the name stack without transformations, so that only named scopes and flax modules are left."""
     parts = _TRANSFORMATIONS.sub("", stack).split("/")
     return "/".join(p for p in parts if p and p not in ("rematted_computation", "checkpoint"))

@@ -33,7 +33,7 @@ _CALLS = {
     "remat2": "jaxpr",
     "checkpoint": "jaxpr",
 }
-# Calls of functions with a derivative of their own. Opened, they would be differentiated without it.
+# Calls of functions with a derivative of their own. If they were opened, that derivative would not be used.
 _DIFFERENTIATED = {
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
@@ -105,7 +105,8 @@ def quiet() -> Iterator[None]:
 def own_lines_in_backward() -> Iterator[None]:
     """While tracing, keep the user's lines for the equations in a ``custom_vjp``'s backward function.
 
-    JAX replaces them by the line of the forward call. Without the private names this has no effect.
+    JAX replaces them by the line of the forward call. If JAX lacks the private names used here, this has no
+    effect.
     """
     try:
         from jax._src import source_info_util as info

@@ -25,7 +25,7 @@ def outside_indices(kept: Kept | None) -> str:
         if outside.size:
             return (
                 f"{outside.size} of {values.size} indices are outside 0..{last}, "
-                f"the first is {int(outside.flat[0])}; "
-                "JAX fills in NaN for them"
+                f"the first of them is {int(outside.flat[0])}; "
+                "JAX fills in NaN for each of them"
             )
     return ""

@@ -22,7 +22,7 @@ _MOST_ELEMENTS = 2_000_000
 
 
 def numpy_answer(primitive: str, inputs: Sequence[Any], params: dict[str, Any], aval: Any) -> Any:
-    """Return the equation's one output; None if XLA has to compute it."""
+    """Return the equation's only output; None if XLA has to compute it."""
     rule = _MOVING.get(primitive) or _ARITHMETIC.get(primitive)
     if rule is None or params.get("sharding") is not None or aval.size > _MOST_ELEMENTS:
         return None

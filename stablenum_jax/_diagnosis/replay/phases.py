@@ -12,7 +12,7 @@ from stablenum_jax._diagnosis.replay.naming import function_name
 
 __all__ = ["assign_phases"]
 
-# What a loop does with its rows; not a derivative of anything.
+# What a loop does with its rows, which is not a derivative of anything.
 _LOOP_PARTS = ("index", "stack")
 # Iteration (None for any) -> function -> its last step.
 _Last: TypeAlias = dict[str | None, dict[str, Step]]
@@ -24,12 +24,12 @@ def assign_phases(trace: Trace, written: list[Written], loss: Iterable[int], out
 
     Steps from which the loss is computed are forward. Of the others, those that differentiation created are
     backward, including factors computed during the forward pass (1 / (2 sqrt x) next to sqrt x). Without a
-    loss, steps are forward unless they are transposed or used by transposed steps only; the optimizer's
-    arithmetic is the update, even where it reads no gradient (that of an unused parameter is a constant 0).
+    loss, steps are forward unless they are transposed or used only by transposed steps; the optimizer's
+    arithmetic is the update, even where it reads no gradient (an unused parameter's is a constant 0).
 
     Args:
         trace: the replay; its steps are changed.
-        written: one per step.
+        written: how each step appears in the source, one entry per step.
         loss: the loss, if the program has one.
         outputs: all results.
     """
@@ -119,8 +119,7 @@ def _keys(how: Written) -> tuple[Any, Any, Any]:
 
 
 def _best(step: Step, how: Written, last: _Last) -> Step:
-    """Return the step that computes rather than moves values, of the same iteration and function; the last
-    such."""
+    """Return the last step of the same iteration and function that computes rather than moves values."""
     name = function_name(how.source.functions)
 
     def rank(c: Step) -> tuple[bool, bool, bool, int]:

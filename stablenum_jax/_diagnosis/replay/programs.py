@@ -24,10 +24,10 @@ class Program:
     """A closed jaxpr of the call's arrays, and the meaning of its results.
 
     Attributes:
-        closed: takes the arrays, after the loss scale if ``scaled``.
-        names: of the results that are judged.
+        closed: the jaxpr, which takes the arrays, preceded by the loss scale if ``scaled``.
+        names: the names of the results that are judged.
         judged: their positions among the outputs.
-        loss: positions of the loss and of the scaled loss.
+        loss: the positions of the loss and of the scaled loss.
         gradients: whether the judged results after the loss are gradients.
         scaled: whether the loss scale is an argument.
     """
@@ -68,9 +68,12 @@ def _is_array(x: Any) -> bool:
 def _why_no_gradient(loss: Any, call: Call) -> str:
     if loss is None or loss.shape != () or not jnp.issubdtype(loss.dtype, jnp.floating):
         got = "something else" if loss is None else f"{loss.dtype}{list(loss.shape)}"
-        return f"fun must return a floating scalar (or, with has_aux, a pair that begins with one); got {got}"
+        return (
+            "fun must return a floating-point scalar (or, with has_aux, a pair that begins with one); "
+            f"got {got}"
+        )
     if not any(leaf.differentiated for leaf in call.leaves):
-        return "no argument among argnums holds a floating array"
+        return "no argument among argnums holds a floating-point array"
     return ""
 
 
@@ -106,7 +109,7 @@ def _with_gradients(call: Call, data: list[Any], has_aux: bool, scaled: bool) ->
 
 
 def _arrays(title: str, tree: Any) -> list[tuple[str, Any]]:
-    """Return the arrays of a tree, with names, without guards, whose statistics contain intended
+    """Return the named arrays of a tree, except those of guards, whose statistics contain intended
     infinities."""
     paths, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_guard)
     names = [title + jax.tree_util.keystr(path).removesuffix(".value") for path, _ in paths]

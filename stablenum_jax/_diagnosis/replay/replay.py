@@ -41,29 +41,30 @@ def replay(
 ) -> Report:
     """Run one step again, equation by equation, and report what went wrong first, where and why.
 
-    Call it eagerly with the arguments of the failed step: after a true skip the parameters and the state are
-    still those from before the step. The loss and its gradients are judged. Nothing of the caller's is
-    changed, and no buffer is donated.
+    Call this function eagerly with the arguments of the failed step: after a true skip, the parameters and
+    the state are still those from before the step. The loss and its gradients are judged. None of the
+    caller's objects is changed, and no buffer is donated.
 
     Args:
-        fun: as for ``jax.value_and_grad``: returns a floating scalar, or ``(scalar, aux)``. Any other
-            function, such as a whole training step, is replayed without differentiation, and all its floating
-            results are judged. It may be jitted.
-        *args: pytrees of arrays; models of flax.linen, flax.nnx and equinox too.
+        fun: as for ``jax.value_and_grad``: returns a floating-point scalar, or ``(scalar, aux)``. Any other
+            function, such as a whole training step, is replayed without differentiation, and all its
+            floating-point results are judged. The function may be jitted.
+        *args: pytrees of arrays, or models of flax.linen, flax.nnx or equinox.
         argnums: which arguments are the parameters.
         has_aux: as in JAX.
         gradients: False replays only the forward pass; None adds the gradients if the result is a scalar.
-        loss_scale: the factor on the loss; by default the guard's in ``opt_state``, or 1.
+        loss_scale: the factor on the loss; by default that of the guard in ``opt_state``, or 1.
         opt_state: the optimizer's state before the step, which is searched for problems.
         known_bad: the step is known to have failed; if it does not fail again, the report says so.
         **kwargs: arguments of ``fun``.
 
     Returns:
-        A report with ``ok``, ``findings`` (the first cause first) and ``verdict``; as text, JSON or HTML.
+        A report with ``ok``, ``findings`` (the first cause first) and ``verdict``, available as text, JSON or
+        HTML.
 
     Raises:
-        TypeError: called inside jit, grad or vmap; with ``gradients=True``, the result is not a floating
-            scalar.
+        TypeError: called inside jit, grad or vmap; with ``gradients=True``, the result is not a
+            floating-point scalar.
         ValueError: ``argnums`` names no argument.
 
     Example:
@@ -142,7 +143,7 @@ def _replayed(program: Program, call: Call, scale: float, known_bad: bool) -> _O
     if run.measured and not run.bad:
         notes.append("a guard skipped the step; what it measured is judged in place of the results")
     if not program.judged:
-        notes.append("the function returns no floating array: there was nothing to judge")
+        notes.append("the function returns no floating-point array, so there was nothing to judge")
     if run.interpreter.skipped:
         notes.append(f"left out of the replay: {', '.join(sorted(run.interpreter.skipped))}")
     return _Outcome(
@@ -159,11 +160,11 @@ def _replayed(program: Program, call: Call, scale: float, known_bad: bool) -> _O
 def _under_jit(program: Program, leaves: Sequence[Leaf], scale: float, notes: list[str]) -> Run:
     run = run_instrumented(program, leaves, scale)
     notes.append(
-        "one equation at a time the step is finite, but compiled by XLA it is not (fused or reordered)"
+        "run one equation at a time, the step is finite; compiled by XLA, which fuses and reorders, it is not"
         + (
             "; the finding comes from the compiled program, with a flag for every equation"
             if run.bad
-            else "; with a flag for every equation it is finite again, so that no operation can be named"
+            else "; compiled with a flag for every equation it is finite again, so no operation can be named"
         )
     )
     return run

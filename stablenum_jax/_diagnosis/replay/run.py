@@ -115,7 +115,7 @@ def result_flags(program: Program, outputs: Sequence[Any]) -> tuple[int, ...]:
 
 
 def run_instrumented(program: Program, leaves: Sequence[Leaf], scale: float) -> Run:
-    """Return the program under one jit, extended to return the flags of every value too."""
+    """Run the program under one jit, extended to return the flags of every value too."""
     interpreter = Interpreter(symbolic=True)
     cells: list[Any] = []
 

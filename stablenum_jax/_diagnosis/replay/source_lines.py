@@ -92,7 +92,7 @@ def source_of(traceback: Any) -> Source:
 
 
 def _calls(below: list[tuple[CodeType, int]]) -> list[tuple[CodeType, int]]:
-    """Return the library's frames, without JAX's own, up to the first of a differentiation."""
+    """Return the library's frames, without JAX's own, up to the first frame of a differentiation."""
     calls = []
     for code, offset in below:
         name = code.co_filename

@@ -2,8 +2,8 @@
 
 In the order of the work:
 
-- ``inputs`` finds what the step reads; ``snapshot`` keeps it and puts it back, with ``tensor_memory`` to know
-  which tensors share memory.
+- ``inputs`` finds what the step reads; ``snapshot`` keeps it and restores it; ``tensor_memory`` tells which
+  tensors share memory.
 - ``recorder`` records every operation below autograd and autocast; ``public_calls`` records calls of
   functions that hide their operations. ``flags`` finds NaN and inf, ``schemas`` what an operation writes, and
   ``in_float32`` repeats a half-precision operation in float32.

@@ -16,11 +16,11 @@ CLEAN: Flags = (False, False, False)
 
 
 def flags_of(tensor: Tensor) -> Flags:
-    """Return whether any element is NaN, inf, -inf: a single reduction if there is none."""
+    """Return whether any element is NaN, inf or -inf. If none is, a single reduction is enough."""
     x = _plain(tensor)
     if x is None:
         return CLEAN
-    # The cheapest reduction first. A finite sum has finite terms; a sum that is not may have overflowed.
+    # The cheapest reduction first. A finite sum has finite terms; a non-finite sum may have overflowed.
     total = x.sum(dtype=torch.float32 if x.element_size() < 4 else None)
     if math.isfinite(float(total)):
         return CLEAN
@@ -36,7 +36,7 @@ def stats_of(tensor: Tensor, *, name: str = "", at: Tensor | None = None) -> Ten
 
     Args:
         tensor: any tensor.
-        name: of the tensor, shown with the statistics.
+        name: the tensor's name, shown with the statistics.
         at: (n, ndim) positions of elements whose values are kept, at most four of them.
     """
     dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)

@@ -23,13 +23,13 @@ def finite_in_float32(
     before: Mapping[int, Tensor],
     written: Set[int],
 ) -> bool | None:
-    """Return whether an operation on the same numbers is finite in float32; None if it cannot run in float32.
+    """Return whether an operation has a finite result in float32; None if it cannot run in float32.
 
     Args:
         func: an aten operation.
-        call: its arguments.
+        call: the operation's arguments.
         before: id of an argument that the call has written -> its previous contents.
-        written: ids of all arguments that it writes.
+        written: ids of all arguments that the call writes.
     """
     if any(id(t) in written and id(t) not in before and t.dtype not in _LOW for t in tensors_in(call)):
         return None  # the memory would be written a second time

@@ -30,10 +30,10 @@ class Surroundings:
 
     Attributes:
         model: the only module; None if there are several or none.
-        modules: by name.
-        optimizers: in the order in which they were found.
+        modules: the modules by name.
+        optimizers: the optimizers, in the order in which they were found.
         others: schedulers and scalers, whose attributes a step changes.
-        parameters, buffers: by name.
+        parameters, buffers: the parameters and the buffers by name.
         names: id of a tensor -> (role, name).
         held: tensors that are kept alive, so that those ids stay valid.
     """
@@ -136,7 +136,7 @@ def _parameters_of(optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
 def _reachable(
     step_fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any]]:
-    """Return all reachable objects, breadth first: near ones are found and named first."""
+    """Return all reachable objects, breadth first, so that near ones are found and named first."""
     seen: set[int] = set()
     todo = deque((name, obj, 0) for name, obj in [*_arguments(step_fn, args, kwargs), ("", step_fn)])
     while todo and len(seen) < _MOST_OBJECTS:
@@ -161,7 +161,7 @@ def _arguments(
 
 
 def _inside(name: str, obj: Any) -> Iterator[tuple[str, Any]]:
-    """Return the contents of an object. Other kinds of mappings are not searched: they may read files."""
+    """Return the contents of an object. The only mappings searched are dicts: others may read files."""
     if isinstance(obj, functools.partial):
         yield from ((name, part) for part in (obj.func, obj.args, obj.keywords))
     elif isinstance(obj, MethodType):

@@ -1,4 +1,4 @@
-"""Check integer targets: whether they are valid classes, and whether any is not ignored."""
+"""Check whether integer targets are valid classes, and whether there is any that is not ignored."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _READ_INDICES = (
 
 
 class BadLabelsError(IndexError):
-    """An index out of range. Raised before a device would abort on it."""
+    """An index is out of range. This is raised before the device reads the index and aborts."""
 
 
 def check_labels(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -54,7 +54,7 @@ def _indices(
 
 
 def is_index_error(name: str, error: Exception) -> bool:
-    """Return whether an operation that reads class or table indices failed on one."""
+    """Return whether an operation that reads class or table indices failed because of an index."""
     if isinstance(error, BadLabelsError):
         return True
     if not name.strip("_").startswith(_READ_INDICES):
@@ -70,7 +70,7 @@ def without_valid_target(name: str, args: tuple[Any, ...]) -> str:
         return ""
     target, ignored = args[1], args[4]
     if not target.numel():
-        return "there are no targets: their mean is 0/0"
+        return "there are no targets, so their mean is 0/0"
     if bool((target == ignored).all()):
-        return f"every target is ignored ({ignored}): the mean over the others is 0/0"
+        return f"every target is ignored ({ignored}), so the mean over the others is 0/0"
     return ""

@@ -1,4 +1,4 @@
-"""From the names of aten operations and public functions to the names in a diagnosis."""
+"""Map the names of aten operations and public functions to the names that a diagnosis uses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def _table(**groups: str) -> Mapping[str, str]:
     return {name: operation.rstrip("_") for operation, names in groups.items() for name in names.split()}
 
 
-# aten's name without leading and trailing underscores -> operation. Others keep their names.
+# operation -> aten's names for it, without leading and trailing underscores. Others keep aten's names.
 _ATEN: Mapping[str, str] = _table(
     add="add_relu foreach_add_scalar_list",
     arctanh="atanh",
@@ -83,7 +83,7 @@ _ATEN: Mapping[str, str] = _table(
     xlogy="special_xlogy",
 )  # fmt: skip
 
-# Public functions that consist of several aten operations: a failure inside is reported under their name.
+# Public functions that consist of several aten operations. A failure inside is reported under their names.
 PUBLIC: Mapping[str, str] = _table(
     attention="scaled_dot_product_attention",
     batch_norm="batch_norm instance_norm",
@@ -112,8 +112,8 @@ PUBLIC: Mapping[str, str] = _table(
 def operation_name(aten: str, public: str = "") -> str:
     """Return the name by which a user knows this operation.
 
-    Operations that only move or select values keep their own name inside public functions: the mask of an
-    attention is reported as a mask.
+    Operations that only move or select values keep their own name inside public functions, so that a mask in
+    an attention is reported as a mask.
 
     Args:
         aten: the name without namespace and overload: ``_softmax``, ``add_``.

@@ -1,8 +1,8 @@
 """Find the forward operation that a backward node differentiates.
 
-Autograd numbers its nodes. A number is taken just before the operation runs, so the recorder that sees the
-operation knows the number of its node. Each thread counts separately. Passes on different threads (CUDA) may
-therefore have nodes of the same number; the node's name distinguishes them.
+Autograd numbers its nodes. A node gets its number just before the operation runs, so the recorder that sees
+the operation knows the number of its node. Each thread counts separately. Passes on different threads (CUDA)
+may therefore have nodes with the same number, which are told apart by their names.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class NodeMap:
         self._perhaps: dict[int, tuple[int, str]] = {}
 
     def record(self, step: int, aten: str, *, sure: bool = True) -> None:
-        """Note that the running operation makes a node. If it makes none, its number is already taken.
+        """Note that the running operation makes a node. If it makes none, the number is already taken.
 
         Args:
             step: index of the step that records the operation.
             aten: the operation's name.
-            sure: whether its arguments require gradients. If not, those of an outer level of torch.func may.
+            sure: whether its arguments require gradients. If not, they may in an outer level of torch.func.
         """
         thread, number = threading.get_ident(), torch.autograd._get_sequence_nr() - 1
         if not sure:
@@ -45,7 +45,7 @@ class NodeMap:
             bisect.insort(self._numbers.setdefault(thread, []), number)
 
     def step_of(self, node: Any) -> int | None:
-        """Return the step that made a node; None for a node from before the replay, or an accumulation."""
+        """Return the step that made a node; None if the node is older than the replay or accumulates."""
         number = node._sequence_nr()
         if number >= _NO_NUMBER:
             return None

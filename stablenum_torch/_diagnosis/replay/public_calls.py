@@ -1,4 +1,4 @@
-"""Public functions that are compiled, and so have no frame; and the beginnings of backward passes."""
+"""Note calls of public functions that are compiled and so have no frame, and starts of backward passes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["PublicFunctions"]
 
 
 class PublicFunctions(TorchFunctionMode):
-    """Notes in a recorder which public function is running, and from what the backward pass starts."""
+    """Notes in a recorder which public function is running, and from which tensors a backward pass starts."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()

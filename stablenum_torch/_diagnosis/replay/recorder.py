@@ -26,14 +26,14 @@ from stablenum_torch._diagnosis.replay.tensor_memory import Memory, Storage, vie
 
 __all__ = ["Failure", "Recorder"]
 
-# Clones of overwritten tensors serve only for description; for more elements than this they cost too much.
+# Overwritten tensors are cloned only to be described; cloning more elements than this costs too much.
 _MOST_CLONED = 2**24
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
 
 
 @dataclass(slots=True)
 class _Context:
-    """Where, and for which phase, an operation runs."""
+    """Where, and in which phase, an operation runs."""
 
     phase: str
     place: Place | None
@@ -67,8 +67,8 @@ class Recorder(TorchDispatchMode):
     Args:
         snapshot: keeps everything that is about to be written.
         names: id of a tensor -> (role, name).
-        paths: of modules.
-        stop: the code object of the function that calls the user's; the stack is read up to it.
+        paths: finds the paths of modules.
+        stop: the code object of the function that calls the user's function; the stack is read up to it.
 
     Attributes:
         trace: what is recorded.
@@ -147,7 +147,7 @@ class Recorder(TorchDispatchMode):
         if current is not None:
             self._note_leaf(tensor)
             return self.trace.values[current]
-        # Never written in this replay: another view of memory that existed before.
+        # The memory existed before the replay, which has not written to it: the tensor is another view of it.
         if storage.outside and not storage.epoch:
             return self._from_outside(tensor, storage)
         return self._reread(tensor, storage)
@@ -166,8 +166,8 @@ class Recorder(TorchDispatchMode):
         return value
 
     def _note_leaf(self, tensor: Tensor) -> None:
-        """Note a parameter that was not known: its gradient is kept like those of the others."""
-        # A view of a parameter made without grad mode looks like a leaf, too.
+        """Note a parameter that was not known, so that its gradient is kept like those of the others."""
+        # A view of a parameter that was made in no-grad mode looks like a leaf, too.
         if id(tensor) in self.leaves or not tensor.requires_grad or tensor._is_view():
             return
         if tensor.is_leaf:
@@ -184,8 +184,9 @@ class Recorder(TorchDispatchMode):
         key, flags = view_key(tensor), flags_of(tensor)
         sources = storage.sources(key)
         read = [self.trace.values[i] for i in sources]
-        # Bad, but made of good values only: the rest of the memory was never initialised. That value was
-        # recorded as finite, because a read of garbage that is never used is harmless. Here it is used.
+        # The value is bad, but only good values were written: the rest of the memory was never initialised.
+        # Uninitialised memory was recorded as finite, because reading it is harmless unless it is used. Here
+        # it is used.
         if any(flags) and storage.unwritten is not None and all(v.finite for v in read):
             unwritten = self.trace.values[storage.unwritten]
             unwritten.nan, unwritten.posinf, unwritten.neginf = flags
@@ -208,7 +209,7 @@ class Recorder(TorchDispatchMode):
         return self.trace.values[value]
 
     def begin_backward(self, roots: Sequence[Tensor]) -> None:
-        """Note the parameters that a backward pass reaches: a graph from before the replay has read them."""
+        """Note the parameters that a backward pass reaches, even through a graph older than the replay."""
         self.roots += [t.detach() for t in roots]
         todo, seen = [t.grad_fn for t in roots], set()
         while todo:
@@ -354,7 +355,7 @@ class Recorder(TorchDispatchMode):
         call: tuple[tuple[Any, ...], dict[str, Any]],
         outputs: Sequence[Tensor],
     ) -> None:
-        """Keep statistics of a step at which bad values first appear: now, while its inputs still exist."""
+        """Keep statistics of a step at which bad values first appear, while its inputs still exist."""
         if not self._is_origin(step):
             return
         read = [] if operation.shapes_only else list(tensors_in(call))
@@ -456,7 +457,8 @@ class Recorder(TorchDispatchMode):
         self.accumulated = self.accumulated or "AccumulateGrad" in node.name()
         place = _last(seen.frames)
         if seen.checkpoint:
-            # The forward pass runs again. Without a frame of the user's code, take the line of the first run.
+            # The forward pass is running again. If the stack has no frame of the user's code, the line is
+            # that of the first run.
             frames = seen.frames
             if place is None:
                 place, frames = self._lines.get((module, operation.name), (None, ()))

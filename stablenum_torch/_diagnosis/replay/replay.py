@@ -35,30 +35,31 @@ def replay(
 
     Every operation of the forward and the backward pass is recorded below autograd and autocast, with one
     reduction per result. A loss, gradient or updated parameter that is not finite is traced back to the first
-    operation at fault. A step that fails is run a second time, and with a loss scale a third time without it.
+    operation at fault. A step that fails is run a second time and, if it has a loss scale, a third time
+    without the scale.
     Afterwards parameters, buffers, gradients, optimizer state, random generators, modes and hooks are what
     they were, bit for bit, even if ``step_fn`` raises. Compiled modules run eagerly.
 
     What is written without torch (memory shared with NumPy) or stored in objects of your own (a list of
     losses, a counter) is not restored. If ``step_fn`` draws its batch from an iterator, it gets a different
-    batch each time: pass the batch as an argument.
+    batch each time; pass the batch as an argument instead.
 
     Args:
         step_fn: ``step_fn(*args, **kwargs)`` runs the forward pass and returns the loss (a tensor, or a tuple
             or dict that contains it), or runs the backward pass itself. It may also step an optimizer.
-        *args: for ``step_fn``.
+        *args: arguments of ``step_fn``.
         model: gives modules and parameters their names; by default the modules that the function refers to.
         optimizer: the optimizer whose parameters and state are examined; by default those that the function
             refers to.
-        loss_scale: for the backward pass that is run here. A GradScaler that the function refers to keeps
-            its own.
-        rng_state: of the generators at the beginning of the step that failed, as ``torch.get_rng_state()``
-            returns it. By default the present state.
-        known_bad: this step has failed before; then the report says so if the replay is finite.
-        **kwargs: for ``step_fn``.
+        loss_scale: the loss scale of the backward pass that is run here. A GradScaler that the function
+            refers to keeps its own scale.
+        rng_state: the state of the generators at the beginning of the step that failed, as
+            ``torch.get_rng_state()`` returns it; by default the current state.
+        known_bad: whether the step is known to have failed; if the replay is finite, the report says so.
+        **kwargs: arguments of ``step_fn``.
 
     Returns:
-        A report: ``ok``, ``findings`` (first cause first), ``verdict``, and a text.
+        A report with ``ok``, ``findings`` (the first cause first) and ``verdict``; ``str`` gives its text.
 
     Raises:
         TypeError: ``step_fn`` is not callable.

@@ -46,10 +46,10 @@ class Run:
     Attributes:
         trace: all operations.
         bad: values that should be finite and are not.
-        findings: their first causes.
-        loss_finite: None if no loss is known.
-        bad_parameters: those that were not finite before the step.
-        bad_gradients, bad_updates: those of this step.
+        findings: the first causes of these values.
+        loss_finite: whether the loss is finite; None if no loss is known.
+        bad_parameters: the parameters that were not finite before the step.
+        bad_gradients, bad_updates: the gradients and updates of this step that are not finite.
         labels: what is wrong with the labels.
         norm: the norm of all gradients, in float64.
         backward: whether any gradient was computed.
@@ -79,12 +79,12 @@ def run(call: Call, *, loss_scale: float | None, rng: RngState | Tensor | None) 
 
     Args:
         call: the step.
-        loss_scale: for a backward pass that is run here, and for guards with a loss scale; None changes
-            neither.
+        loss_scale: the loss scale for a backward pass that is run here, and for guards with a loss scale;
+            None changes neither.
         rng: the generators' states at the start; None for the present ones.
 
     Raises:
-        Exception: what the step raised, unless it is about numbers or labels.
+        Exception: what the step raised, unless the error is about numbers or labels.
     """
     snapshot = Snapshot(call.around.objects)
     try:
@@ -110,7 +110,7 @@ def _run(call: Call, snapshot: Snapshot, loss_scale: float | None, rng: RngState
     result.bad_parameters = [name for name in around.parameters if not before[name].finite]
     loss, error = None, None
     with warnings.catch_warnings(), eager(), torch.enable_grad(), recorder, PublicFunctions(recorder):
-        warnings.simplefilter("ignore")  # warnings were shown when the step ran first
+        warnings.simplefilter("ignore")  # warnings were shown when the step first ran
         try:
             loss = loss_in(_call_user(call.step_fn, call.args, call.kwargs))
             done = recorder.accumulated or recorder.roots or recorder.gradients
@@ -167,7 +167,7 @@ def eager() -> Iterator[None]:
 
 
 def _set_scales(around: Surroundings, snapshot: Snapshot, loss_scale: float | None) -> None:
-    """Give guards and scalers the loss scale of the step that failed. The snapshot restores theirs."""
+    """Give guards and scalers the loss scale of the step that failed; the snapshot restores their own."""
     if loss_scale is None:
         return
     for scaler in around.scalers:
@@ -254,7 +254,7 @@ class _Judge:
         """Turn an error about labels, or about non-finite or invalid numbers, into a finding.
 
         Raises:
-            Exception: any other.
+            Exception: the error, if it is about something else.
         """
         failure = self.recorder.failure
         if failure is None or failure.error is not error:

@@ -10,19 +10,19 @@ from torch import Tensor
 
 __all__ = ["Operation", "describe", "numbers_in", "tensors_in", "written_by"]
 
-# They overwrite their target without reading it.
+# Operations that overwrite their target without reading it.
 _OVERWRITES = frozenset({
     "bernoulli_", "cauchy_", "copy_", "exponential_", "fill_", "geometric_", "log_normal_", "normal_",
     "random_", "resize_", "set_", "uniform_", "zero_",
 })  # fmt: skip
 
-# They read only shapes and dtypes.
+# Operations that read only shapes and dtypes.
 _SHAPES_ONLY = frozenset({
     "empty_like", "full_like", "new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros",
     "ones_like", "rand_like", "randint_like", "randn_like", "zeros_like",
 })  # fmt: skip
 
-# They write running statistics, which their schema does not declare.
+# Operations that write running statistics, which their schemas do not declare.
 _SILENT = frozenset({"cudnn_batch_norm", "miopen_batch_norm", "native_batch_norm"})
 
 
@@ -31,14 +31,14 @@ class Operation:
     """An aten operation.
 
     Attributes:
-        name: without namespace and overload.
-        full: "aten.add.Tensor".
-        written: positions and names of the arguments that it writes.
-        overwrites: it does not read what it writes.
-        shapes_only: it reads no element of its arguments.
-        view: its results share memory with its first argument.
-        empty: its result is uninitialised memory.
-        each: it does the same to every tensor of a list.
+        name: the name without namespace and overload.
+        full: the full name, such as "aten.add.Tensor".
+        written: positions and names of the arguments that the operation writes.
+        overwrites: whether it writes without reading what was there.
+        shapes_only: whether it reads no element of its arguments.
+        view: whether its results share memory with its first argument.
+        empty: whether its result is uninitialised memory.
+        each: whether it does the same to every tensor of a list.
     """
 
     name: str

@@ -34,13 +34,13 @@ class Snapshot:
         self._tensors: dict[int, _TensorState] = {}
         self._memory: list[tuple[Tensor, Tensor]] = []
         self._generators: list[tuple[torch.Generator, Tensor]] = []
-        # The guard writes its state through NumPy, which no mode sees.
+        # The guard writes its state through NumPy, which no dispatch mode sees.
         for state in (x for o in self._objects for x in o.values.values() if isinstance(x, GuardState)):
             for leaf in leaves(state):
                 self.keep_memory(leaf)
 
     def keep_tensor(self, tensor: Tensor) -> None:
-        """Keep a parameter's gradient and the memory it points to, and clear the gradient."""
+        """Keep a tensor's gradient and the memory that the tensor points to, and clear the gradient."""
         if id(tensor) not in self._tensors:
             self._tensors[id(tensor)] = _TensorState(tensor)
             if tensor.is_leaf:

@@ -1,7 +1,7 @@
 """Find where in the user's source an operation was called, from Python's stack.
 
 The stack also shows the running modules, the public function, whether an optimizer is stepping, and whether
-activation checkpointing is running the forward pass again: no hooks are needed.
+activation checkpointing is running the forward pass again, so no hooks are needed.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class Survey:
     """What the stack shows about the running operation.
 
     Attributes:
-        frames: of the user's code, outermost first; those inside the backward pass if ``engine`` is True.
+        frames: the user's frames, outermost first; only those inside the backward pass if ``engine`` is True.
         outer: the user's frames that called the backward pass.
-        modules: outermost first.
+        modules: the running modules, outermost first.
         public: a public function of torch that calls the operation.
-        engine: the operation runs in the autograd engine.
-        checkpoint: activation checkpointing runs the forward pass again.
-        function: a custom ``autograd.Function`` is running.
-        update: an optimizer is stepping.
+        engine: whether the operation runs in the autograd engine.
+        checkpoint: whether activation checkpointing runs the forward pass again.
+        function: whether a custom ``autograd.Function`` is running.
+        update: whether an optimizer is stepping.
     """
 
     frames: tuple[Place, ...] = ()
@@ -131,7 +131,7 @@ def _classified(code: CodeType) -> _Kind:
 
 
 def is_user_file(file: str) -> bool:
-    """Return whether a file is neither of a framework nor of the standard library."""
+    """Return whether a file belongs neither to a framework nor to the standard library."""
     if file.startswith(("<frozen", "<eval_with_key", "<__", "<string>")):
         return False
     folders, third_party = _folders()
@@ -166,6 +166,6 @@ def _place(code: CodeType, line: int) -> Place:
 def _public(code: CodeType, line: int) -> str:
     if code.co_name != "multi_head_attention_forward":
         return code.co_name
-    # The attention is a compiled function, which has no frame.
+    # torch's attention function is compiled and has no Python frame.
     called = linecache.getline(code.co_filename, line)
     return "scaled_dot_product_attention" if "scaled_dot_product_attention(" in called else ""

@@ -25,9 +25,9 @@ class Storage:
 
     Attributes:
         reference: keeps the address unique.
-        outside: it existed before the replay.
+        outside: whether it existed before the replay.
         epoch: how many operations have written to it.
-        views: for each place the value last seen there, and the epoch at that time.
+        views: for each place, the value last seen there and the epoch at that time.
         writes: (epoch, value) of each write.
         unwritten: the value of the memory while it is uninitialised.
     """
@@ -40,12 +40,12 @@ class Storage:
     unwritten: int | None = None
 
     def current(self, view: View) -> int | None:
-        """Return the value at a place; None if the storage was written since, or the place was never read."""
+        """Return the value at a place; None if the storage has changed since, or the place was never read."""
         seen = self.views.get(view)
         return seen[0] if seen is not None and seen[1] == self.epoch else None
 
     def sources(self, view: View) -> list[int]:
-        """Return the values that make up the present one at a place: the last one seen there and later
+        """Return the values that make up the present value at a place: the last value seen there, and later
         writes."""
         seen = self.views.get(view)
         if seen is None:
@@ -83,7 +83,7 @@ def view_key(tensor: Tensor) -> View:
 
 
 def _dense(tensor: Tensor) -> Tensor:
-    """Return the tensor; for a sparse one the tensor of its values."""
+    """Return the tensor, or for a sparse tensor the tensor of its values."""
     if tensor.is_sparse:
         return tensor._values()
     return tensor.values() if str(tensor.layout).startswith("torch.sparse") else tensor

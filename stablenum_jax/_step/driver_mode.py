@@ -1,7 +1,7 @@
-"""How the code around an optax transformation instructs the guard inside it.
+"""The mode in which a driver, the code around an optax transformation, runs the guard inside it.
 
-The transformations between the two are opaque to both, so the instruction is a context variable. The code
-around them, :mod:`stablenum_jax._step.decide_and_update`, is called the driver here.
+The driver is :mod:`stablenum_jax._step.decide_and_update`. The transformations between the driver and the
+guard are opaque to both, so the mode is passed in a context variable.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ Array: TypeAlias = jax.Array
 
 
 class Capture(NamedTuple):
-    """Raise :class:`GuardReached` instead of doing anything."""
+    """The guard does nothing but raise :class:`GuardReached`."""
 
 
 class Direct(NamedTuple):
-    """Multiply only: the driver has decided."""
+    """The guard only multiplies, because the driver has decided."""
 
     decision: stablenum.Decision
 
 
 class Deferred(NamedTuple):
-    """Measure and decide; the driver undoes a step that the guard skips.
+    """The guard measures and decides; the driver undoes a step that the guard skips.
 
     Attributes:
         unscaled: the driver has already divided the gradients by the loss scale.
@@ -64,7 +64,7 @@ def in_mode(mode: Mode) -> Iterator[None]:
 
 
 class GuardReached(BaseException):
-    """Ends the capture. A BaseException, so that no transformation in between swallows it."""
+    """Ends the capture. It is a BaseException, so that no transformation in between swallows it."""
 
     def __init__(self, config: stablenum.GuardConfig, axis_name: AxisName | None, watched: Watched) -> None:
         super().__init__()

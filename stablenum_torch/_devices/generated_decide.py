@@ -1,14 +1,14 @@
-"""A function of the core for one configuration, as straight-line Python: ``decide`` without its calls.
+"""Generate ``decide`` for one configuration: a Python function without the calls inside ``decide``.
 
-The promise: on a model of 10 k parameters on a CPU, the guard adds less to a step than ``GradScaler`` and
-clipping do. ``make bench`` measures this in the row ``torch adamw fused 10k/10 float32`` and fails when the
-promise is broken (``benchmarks/steps/promises.py``).
+The promise is that, on a model of 10 k parameters on a CPU, the guard adds less to a step than ``GradScaler``
+and clipping do. ``make bench`` measures this in the row ``torch adamw fused 10k/10 float32`` and fails when
+the promise is broken (``benchmarks/steps/promises.py``).
 
 ``decide`` consists of about a hundred calls of small functions, which take most of its time on a CPU. The
 core never branches on a measured value, because ``jax.jit`` and ``torch.compile`` must be able to trace it.
-One run on recording values therefore records every operation, and the recorded operations are the function.
-What does not depend on an input is computed while recording, unused results are dropped, and ``where`` on a
-single number becomes a branch.
+One run on values that record what is done to them therefore records every operation, and the generated
+function consists of the recorded operations. What does not depend on an input is computed while recording,
+unused results are dropped, and ``where`` on a single number becomes a branch.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from stablenum_torch._devices.scalar_namespace import scalars
 
 __all__ = ["Value", "Writer"]
 
-# Only the kind and shape of their first argument matter.
+# Functions that use only the kind and shape of their first argument.
 _OF_KIND = frozenset(("zeros_like", "ones_like", "full_like"))
 
 
 class Value:
-    """Stands for a number or array that is known only in a call of the function; ``sample`` is an example."""
+    """Stands for a number or array that is not known until the function is called; ``sample`` is an
+    example."""
 
     __slots__ = ("name", "sample", "writer")
     __array_ufunc__ = None  # the Value's operators also handle a NumPy number on the left
@@ -102,13 +103,13 @@ class Writer:
         self._lines: dict[str, tuple[str, list[str]]] = {}  # name -> expression and the names in it
 
     def input(self, sample: Any) -> Value:
-        """Return an argument of the function; arguments are in the order of these calls."""
+        """Add an argument to the function and return it; the arguments are in the order of these calls."""
         name = f"i{len(self._inputs)}"
         self._inputs.append(name)
         return Value(self, name, sample)
 
     def function(self, results: Sequence[Any]) -> Callable[..., tuple[Any, ...]]:
-        """Return the function of all inputs that returns ``results`` (values and constants) as a tuple."""
+        """Return a function of all inputs that returns ``results`` (values and constants) as a tuple."""
         names = [self._name(result) for result in results]
         wanted, waiting = set(), list(names)
         while waiting:
@@ -175,7 +176,7 @@ class Writer:
         return self.add(template, function, *args, **kwargs)
 
 
-# The Python for an operation on single numbers; the same as in `scalars`.
+# The Python expression for each operation on single numbers; it gives the same result as in `scalars`.
 _OF_SCALARS = {
     "where": "{1} if {0} else {2}",
     "minimum": "{0} if {0} <= {1} or {0} != {0} else {1}",

@@ -1,6 +1,6 @@
-"""An optimizer that runs another one on float32 copies ("twins") of narrow parameters.
+"""An optimizer that runs another one on float32 copies of narrow parameters.
 
-To the outside it is an ordinary optimizer of the model's own parameters. The inner optimizer never sees a
+From the outside it is an ordinary optimizer of the model's own parameters. The inner optimizer never sees a
 narrow number: gradients are widened for it, its state is float32, and a factor on the gradients (of a loss
 scale or a clip rule) is applied to the widened gradients, where it cannot flush them to zero.
 """
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-__all__ = ["TwinOptimizer", "is_narrow"]
+__all__ = ["Float32CopyOptimizer", "is_narrow"]
 
 NARROW = (torch.bfloat16, torch.float16)
 
@@ -24,23 +24,24 @@ def is_narrow(p: Tensor) -> bool:
     return p.dtype in NARROW
 
 
-class TwinOptimizer(Optimizer):
+class Float32CopyOptimizer(Optimizer):
     """The common part of :class:`MasterWeights`, :class:`KahanUpdate` and :class:`StochasticRounding`.
 
-    Subclasses define what a twin holds before a step (:meth:`_fill`) and how the parameter follows it
-    afterwards (:meth:`_write_back`). A parameter that is not narrow is its own twin.
+    Subclasses define which value a float32 copy has before a step (:meth:`_fill`), and how the parameter is
+    updated from the copy afterwards (:meth:`_write_back`). A parameter that is not narrow has no copy: the
+    inner optimizer updates the parameter itself.
 
     Args:
         params: what any optimizer takes: parameters, (name, parameter) pairs, or groups.
-        make: makes the inner optimizer from groups, ``lambda p: torch.optim.AdamW(p, lr=1e-3)``.
+        make: makes the inner optimizer from groups, such as ``lambda p: torch.optim.AdamW(p, lr=1e-3)``.
     """
 
     inner: Optimizer
-    _twins: dict[Tensor, Tensor]
+    _copies: dict[Tensor, Tensor]
     _kept: dict[Tensor, Tensor | None]
 
     _allowed: tuple[torch.dtype, ...] = NARROW
-    # The name, in a state dict, of what is stored per narrow parameter.
+    # The name in a state dict of what is stored for each narrow parameter.
     _kept_name: str | None = None
 
     def __init__(
@@ -51,15 +52,15 @@ class TwinOptimizer(Optimizer):
                 f"make must be a function that makes an optimizer from groups; got {type(make).__name__}. "
                 f"Example: {type(self).__name__}(model.parameters(), lambda p: torch.optim.AdamW(p))."
             )
-        self._twins, self._kept = {}, {}
+        self._copies, self._kept = {}, {}
         super().__init__(list(params.items()) if isinstance(params, Mapping) else params, {})
-        inner = make([self._twin_group(group) for group in self.param_groups])
-        if not isinstance(inner, Optimizer) or isinstance(inner, TwinOptimizer):
+        inner = make([self._copied_group(group) for group in self.param_groups])
+        if not isinstance(inner, Optimizer) or isinstance(inner, Float32CopyOptimizer):
             raise TypeError(f"make must return a torch.optim.Optimizer; got {type(inner).__name__}.")
         self.inner = inner
         self.defaults = inner.defaults
         self._pull_settings()
-        self._release(list(self._twins))
+        self._release(list(self._copies))
 
     # --- the subclass's part -------------------------------------------------------------------
 
@@ -67,25 +68,25 @@ class TwinOptimizer(Optimizer):
         """Return the initial value of what is stored for a parameter, if anything."""
         return None
 
-    def _fill(self, p: Tensor, twin: Tensor) -> None:
-        """Write into ``twin`` the float32 value from which the inner optimizer starts."""
+    def _fill(self, p: Tensor, wide: Tensor) -> None:
+        """Write into ``wide``, the copy of ``p``, the value from which the inner optimizer starts."""
         raise NotImplementedError  # pragma: no cover
 
-    def _write_back(self, p: Tensor, twin: Tensor) -> None:
-        """Update ``p`` from ``twin``, which the inner optimizer has moved."""
+    def _write_back(self, p: Tensor, wide: Tensor) -> None:
+        """Update ``p`` from ``wide``, its copy, which the inner optimizer has moved."""
         raise NotImplementedError  # pragma: no cover
 
     def _release(self, params: Sequence[Tensor]) -> None:
-        """Free the memory of twins that is not needed until the next step."""
+        """Free the memory of the copies of ``params`` if it is not needed until the next step."""
 
     def wide_value(self, p: Tensor) -> Tensor:
         """Return the parameter's value in float32, as exactly as it is known."""
-        return self._twins[p].detach()
+        return self._copies[p].detach()
 
     # --- groups --------------------------------------------------------------------------------
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, here and to the inner optimizer.
+        """Add a group to this optimizer and to the inner one.
 
         Raises:
             ValueError: a parameter has a format that this optimizer does not support.
@@ -97,24 +98,24 @@ class TwinOptimizer(Optimizer):
                 self.param_groups.pop()
                 allowed = " or ".join(str(d).removeprefix("torch.") for d in self._allowed)
                 raise ValueError(
-                    f"params must be {allowed} for {type(self).__name__} (or float32, which are updated as "
+                    f"params must be {allowed} for {type(self).__name__} (or float32, which is updated as "
                     f"usual); got {p.dtype}."
                 )
         for p in group["params"]:
-            # The twin holds values at first, because some optimizers create their state from it at once.
-            self._twins[p] = p.detach().float() if is_narrow(p) else p
+            # The copy has values from the start, because some optimizers create their state from it at once.
+            self._copies[p] = p.detach().float() if is_narrow(p) else p
             if is_narrow(p):
                 self._kept[p] = self._new_kept(p)
         if "inner" in self.__dict__:
-            self.inner.add_param_group(self._twin_group(group))
+            self.inner.add_param_group(self._copied_group(group))
             self._pull_settings()
             self._release(group["params"])
 
-    def _twin_group(self, group: Mapping[str, Any]) -> dict[str, Any]:
+    def _copied_group(self, group: Mapping[str, Any]) -> dict[str, Any]:
         made = {key: value for key, value in group.items() if key not in ("params", "param_names")}
-        twins = [self._twins[p] for p in group["params"]]
+        copies = [self._copies[p] for p in group["params"]]
         names = group.get("param_names")
-        return made | {"params": list(zip(names, twins, strict=True)) if names else twins}
+        return made | {"params": list(zip(names, copies, strict=True)) if names else copies}
 
     def _push_settings(self) -> None:
         """Pass on what schedulers have set here, such as learning rates."""
@@ -133,20 +134,20 @@ class TwinOptimizer(Optimizer):
 
     @torch.no_grad()
     def wide_gradients(self, params: Sequence[Tensor]) -> list[Tensor | None]:
-        """Return the gradients of the next step, to be changed in place; float32 for narrow parameters."""
+        """Return the gradients of the next step, which may be changed in place; float32 if widened."""
         found: list[Tensor | None] = []
         for p in params:
-            twin = self._twins[p]
-            if twin is not p and p.grad is not None:
-                if twin.shape != p.shape:
-                    twin.data = torch.empty_like(p, dtype=torch.float32)
-                twin.grad = p.grad.float()
-            found.append(twin.grad)
+            wide = self._copies[p]
+            if wide is not p and p.grad is not None:
+                if wide.shape != p.shape:
+                    wide.data = torch.empty_like(p, dtype=torch.float32)
+                wide.grad = p.grad.float()
+            found.append(wide.grad)
         return found
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step the inner optimizer on the twins, then update the parameters from them.
+        """Step the inner optimizer on the copies, then update the parameters from them.
 
         Args:
             closure: re-evaluates the model and returns the loss; called once, with gradients enabled.
@@ -159,15 +160,15 @@ class TwinOptimizer(Optimizer):
         self._push_settings()
         try:
             for p in moving:
-                if self._twins[p].grad is None:
+                if self._copies[p].grad is None:
                     self.wide_gradients([p])
-                self._fill(p, self._twins[p])
+                self._fill(p, self._copies[p])
             self._step_inner()
             for p in moving:
-                self._write_back(p, self._twins[p])
+                self._write_back(p, self._copies[p])
         finally:
             for p in moving:
-                self._twins[p].grad = None
+                self._copies[p].grad = None
             self._release(moving)
         self._pull_settings()
         return result
@@ -175,9 +176,9 @@ class TwinOptimizer(Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, including the widened ones."""
         super().zero_grad(set_to_none=set_to_none)
-        for p, twin in self._twins.items():
-            if twin is not p:
-                twin.grad = None
+        for p, wide in self._copies.items():
+            if wide is not p:
+                wide.grad = None
 
     def _step_inner(self) -> None:
         self.inner.step()
@@ -186,14 +187,14 @@ class TwinOptimizer(Optimizer):
 
     @property
     def state(self) -> Any:
-        """The inner optimizer's state per parameter, with what is stored here; a copy, made when read."""
+        """The inner optimizer's state per parameter, and what is stored here; a new dict for each read."""
         if "inner" not in self.__dict__:
             return self.__dict__.setdefault("_no_state", {})
         found = {}
-        for p, twin in self._twins.items():
+        for p, wide in self._copies.items():
             kept = self._kept.get(p)
             more = {} if kept is None or self._kept_name is None else {self._kept_name: kept}
-            found[p] = {**self.inner.state.get(twin, {}), **more}
+            found[p] = {**self.inner.state.get(wide, {}), **more}
         return found
 
     @state.setter
@@ -203,7 +204,7 @@ class TwinOptimizer(Optimizer):
 
     @torch._disable_dynamo
     def state_dict(self) -> dict[str, Any]:
-        """Return a state dict like any optimizer's; data of a narrow parameter is next to its moments."""
+        """Return a state dict like any optimizer's, which also has what is stored per narrow parameter."""
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
             pre_hook(self)
         self._push_settings()
@@ -221,10 +222,10 @@ class TwinOptimizer(Optimizer):
     @torch._disable_dynamo
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load what :meth:`state_dict` wrote, or the state dict of a plain optimizer of the inner one's kind.
+        """Load what :meth:`state_dict` wrote, or the state dict of a plain optimizer like the inner one.
 
         Raises:
-            ValueError: the groups, or what is stored for a parameter, have another shape.
+            ValueError: the number of parameters differs, or the shape of what is stored for one of them.
         """
         state = dict(state_dict)
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
@@ -234,9 +235,9 @@ class TwinOptimizer(Optimizer):
         kept: dict[Tensor, Tensor | None] = {}
         # Matched by order, as in torch, because distributed checkpoints have names where others have numbers.
         indices = [index for group in state["param_groups"] for index in group["params"]]
-        if len(indices) != len(self._twins):
+        if len(indices) != len(self._copies):
             raise ValueError(
-                f"state_dict must have {len(self._twins)} parameters, "
+                f"state_dict must have {len(self._copies)} parameters, "
                 f"as many as this optimizer; got {len(indices)}."
             )
         for index, (_, p) in zip(indices, self._numbered(), strict=True):
@@ -261,7 +262,7 @@ class TwinOptimizer(Optimizer):
         return self._kept[p]
 
     def _load_kept(self, p: Tensor, found: Tensor | None) -> None:
-        """Continue with what was saved for ``p``; None starts afresh."""
+        """Continue with ``found``, which was saved for ``p``; if it is None, start afresh."""
         fresh = self._new_kept(p)
         if fresh is not None and found is not None:
             fresh.copy_(found)
@@ -278,11 +279,13 @@ class TwinOptimizer(Optimizer):
         return list(enumerate(p for group in self.param_groups for p in group["params"]))
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("inner", "defaults", "param_groups", "_twins", "_kept")
-        return {name: self.__dict__[name] for name in names}
+        # The keys are a file format: pickles written by earlier versions have the same keys.
+        names = ("inner", "defaults", "param_groups", "_kept")
+        return {name: self.__dict__[name] for name in names} | {"_twins": self._copies}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._copies = self.__dict__.pop("_twins")
         super().__setstate__({})
 
     def __repr__(self) -> str:
