@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, SupportsFloat, TypedDict, cast
 
-from stablenum.errors import bad_field, check_choice, check_int, check_number
+from stablenum.errors import bad_field
 from stablenum.rules.clipping import (
     CLIP_RULES,
     AdaptiveGradClip,
@@ -28,6 +28,7 @@ from stablenum.rules.loss_scale import (
     StaticLossScale,
 )
 from stablenum.rules.spikes import MeanStdSpikeGuard, SpikeGuard, SpikeRule, as_spike_rule
+from stablenum.settings_checks import check_choice, check_int, check_number
 
 __all__ = ["GuardConfig", "Settings", "make_config"]
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from stablenum.arrays import at_least, at_most, combine_norms, map_leaves
-from stablenum.errors import check_int
 from stablenum.formats import FLOAT32_MAX, FLOAT32_TINY
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.finiteness import finiteness, reason_code, worst_index
@@ -22,6 +21,7 @@ from stablenum.guard.recorder import Recorder, init_recorder, record
 from stablenum.rules.clipping import PER_TENSOR_STATES, Clipped, FlatUnits, Units, clip_in_order
 from stablenum.rules.loss_scale import LossScaleState, StaticLossScale
 from stablenum.rules.spikes import Verdict
+from stablenum.settings_checks import check_int
 
 __all__ = ["Decision", "GuardState", "Observation", "decide", "init_guard", "select"]
 

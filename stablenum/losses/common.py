@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any, TypeAlias
 
-from stablenum.errors import bad_field, check_number
+from stablenum.errors import bad_field
 from stablenum.formats import get_format
 from stablenum.numerics.common import check_axis, widened
+from stablenum.settings_checks import check_number
 
 __all__ = [
     "REDUCTIONS",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, TypeAlias
 
-from stablenum.errors import bad_field, check_number
+from stablenum.errors import bad_field
 from stablenum.losses.common import (
     check_axis,
     check_fits,
@@ -16,6 +16,7 @@ from stablenum.losses.common import (
 )
 from stablenum.numerics import log_softmax, normalize
 from stablenum.numerics.common import widened
+from stablenum.settings_checks import check_number
 
 __all__ = ["cosine_embedding", "cosine_similarity", "info_nce"]
 

@@ -18,7 +18,7 @@ from stablenum.numerics.elementary import (
     soft_cap,
     sqrt,
 )
-from stablenum.numerics.logs import (
+from stablenum.numerics.logarithms import (
     cumulative_logsumexp,
     log,
     log1mexp,

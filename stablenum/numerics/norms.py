@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any, TypeAlias
 
-from stablenum.errors import check_int, check_number
 from stablenum.formats import get_format
 from stablenum.numerics.common import power_of_two_below, smallest_normal, widened, without_gradient
+from stablenum.settings_checks import check_int, check_number
 
 __all__ = ["layer_norm", "norm", "normalize", "rms_norm", "std", "variance"]
 

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from stablenum.arrays import at_least, at_most
-from stablenum.errors import check_choice
-from stablenum.fields import check_field
 from stablenum.formats import FLOAT32_TINY, FORMATS
+from stablenum.settings_checks import check_choice, check_field
 
 __all__ = ["DelayedScaling", "DelayedScalingState"]
 

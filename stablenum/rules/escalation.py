@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from stablenum.arrays import at_least
 from stablenum.errors import bad_field
-from stablenum.fields import check_field
 from stablenum.precision.policy import parse_format, wider
+from stablenum.settings_checks import check_field
 
 __all__ = ["EscalatePrecision", "EscalationState"]
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from stablenum.arrays import at_least
-from stablenum.errors import bad_field, check_choice
-from stablenum.fields import check_field
+from stablenum.errors import bad_field
 from stablenum.rules.clipping.common import shortening
 from stablenum.rules.windows import (
     count,
@@ -23,6 +22,7 @@ from stablenum.rules.windows import (
     median_and_mad,
     push,
 )
+from stablenum.settings_checks import check_choice, check_field
 
 __all__ = [
     "SIGNALS",

@@ -24,7 +24,8 @@ from stablenum import (
     UnderflowAwareLossScale,
     ZClip,
 )
-from stablenum.guard.readout import check_halted, metrics
+from stablenum.guard.halting import check_halted
+from stablenum.guard.readout import metrics
 from tests.backends import BACKENDS, Backend, assert_bit_equal, to_numpy
 
 NUMPY = BACKENDS["numpy"]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from stablenum.errors import bad_field, check_number
+from stablenum.errors import bad_field
 from stablenum.rules.clipping.adagc import AdaGC, AdaGCState
 from stablenum.rules.clipping.adaptive import AdaptiveGradClip, OutputAxis
 from stablenum.rules.clipping.autoclip import AutoClip
@@ -21,6 +21,7 @@ from stablenum.rules.clipping.by_value import ClipByValue
 from stablenum.rules.clipping.chain import Clipped, FlatUnits, Units, clip_in_order
 from stablenum.rules.clipping.update_rms import ClipUpdateRMS
 from stablenum.rules.clipping.zclip import ZClip
+from stablenum.settings_checks import check_number
 
 __all__ = [
     "CLIP_RULES",

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from stablenum.arrays import at_most
-from stablenum.fields import check_field
 from stablenum.formats import FLOAT32_MAX
 from stablenum.rules.clipping.common import coefficient, shortening
 from stablenum.rules.windows import OUTLIER_RATIO, is_informative
+from stablenum.settings_checks import check_field
 
 __all__ = ["AdaGC", "AdaGCState"]
 

@@ -8,9 +8,9 @@ from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from stablenum.arrays import at_least
-from stablenum.errors import bad_field, check_choice
-from stablenum.fields import check_field
+from stablenum.errors import bad_field
 from stablenum.rules.clipping.common import Stateless
+from stablenum.settings_checks import check_choice, check_field
 
 __all__ = ["AdaptiveGradClip", "OutputAxis"]
 

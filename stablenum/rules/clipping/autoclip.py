@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
-from stablenum.fields import check_field
 from stablenum.rules.clipping.common import shortening
 from stablenum.rules.windows import empty_window, is_informative, push, quantile
+from stablenum.settings_checks import check_field
 
 __all__ = ["AutoClip", "AutoClipState"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
-from stablenum.fields import check_field
 from stablenum.rules.clipping.common import Stateless, coefficient
+from stablenum.settings_checks import check_field
 
 __all__ = ["ClipByGlobalNorm", "ClipByNorm"]
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 from stablenum.errors import bad_field
-from stablenum.fields import check_field
 from stablenum.rules.clipping.common import Stateless
+from stablenum.settings_checks import check_field
 
 __all__ = ["ClipUpdateRMS"]
 

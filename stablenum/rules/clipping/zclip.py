@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from stablenum.arrays import at_most, combine_norms
-from stablenum.fields import check_field
 from stablenum.formats import FLOAT32_MAX
 from stablenum.rules.clipping.common import shortening
 from stablenum.rules.windows import empty_window, is_informative, mean_and_std, push, without_outliers
+from stablenum.settings_checks import check_field
 
 __all__ = ["ZClip", "ZClipState"]
 

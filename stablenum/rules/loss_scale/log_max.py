@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from stablenum.arrays import at_least, at_most
-from stablenum.fields import check_field
 from stablenum.formats import FLOAT32_TINY
 from stablenum.rules.loss_scale.state import LossScaleState, check_scale_range, next_hold, scale_state
+from stablenum.settings_checks import check_field
 
 __all__ = ["LogMaxLossScale", "LogMaxStatistics"]
 

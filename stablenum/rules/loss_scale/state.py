@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, TypeAlias
 
 from stablenum.arrays import at_least
-from stablenum.fields import check_field
+from stablenum.settings_checks import check_field
 
 __all__ = [
     "FIXED",

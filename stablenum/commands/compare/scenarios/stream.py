@@ -14,9 +14,10 @@ from stablenum.commands.compare.scenarios.shared import (
     check_guard_names,
     check_name,
 )
-from stablenum.errors import bad_field, check_int, check_number
+from stablenum.errors import bad_field
 from stablenum.formats import get_format
 from stablenum.guard.config import GuardConfig
+from stablenum.settings_checks import check_int, check_number
 
 __all__ = ["Event", "Stream", "TensorSpec"]
 
