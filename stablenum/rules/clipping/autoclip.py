@@ -29,9 +29,10 @@ class AutoClipState(NamedTuple):
 class AutoClip:
     """Clip the joint norm at a quantile of the joint norms of the last steps, this one included.
 
-    ``c = min(1, q / norm)`` with q the ``quantile`` (linear between ranks) of the last ``window``
-    norms before clipping. Seetharaman et al. 2020 (arXiv 2007.14469) use the tenth percentile of all
-    norms so far: nine steps in ten are clipped, and the length of the update hardly varies.
+    The factor is ``c = min(1, q / norm)``, where q is the ``quantile`` (linear between ranks) of the
+    last ``window`` norms before clipping. Seetharaman et al. 2020 (arXiv 2007.14469) use the tenth
+    percentile of all norms so far: nine steps in ten are clipped, and the length of the update hardly
+    varies.
 
     Only applied steps with a non-zero gradient enter the window, so skipped steps do not change the
     threshold; a norm of 1e30 counts as one large norm among many.

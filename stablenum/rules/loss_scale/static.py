@@ -16,7 +16,7 @@ Namespace: TypeAlias = Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticLossScale:
-    """A constant loss scale: the loss is multiplied by S, the gradients are divided by S (arXiv 1710.03740).
+    """Multiply the loss by a constant S and divide the gradients by S (arXiv 1710.03740).
 
     A step that overflows is skipped and does not change the scale.
 
