@@ -27,7 +27,7 @@ def check_halted(
         return
     last, rows = metrics(state, names), history(state, names)
     skipped = state.nonfinite_in_a_row.tolist()
-    finite = (Reason.SPIKE_LOSS, Reason.SPIKE_GRAD_NORM)  # skipped too, but not why training stops
+    finite = (Reason.SPIKE_LOSS, Reason.SPIKE_GRAD_NORM)  # also skipped, but not the reason for stopping
     streak = [row for row in rows[-last["skipped_in_a_row"] :] if row["reason"] not in finite] or [last]
     first = streak[0]
     scales = [f"{row['loss_scale']:g}" for row in streak[-8:]]
@@ -46,8 +46,8 @@ def check_halted(
 
 
 def _culprit(row: StepRecord) -> str:
-    """Return the gradient norm and loss of a skipped step, and its first bad parameter if a gradient was
-    bad."""
+    """Return text with the gradient norm and the loss of a skipped step, and its first bad parameter if a
+    gradient was bad."""
     known = not math.isnan(row["loss"]) or row["reason"] is Reason.NONFINITE_LOSS
     numbers = f"gradient norm {row['grad_norm']:g}" + (f", loss {row['loss']:g}" if known else "")
     if math.isfinite(row["grad_norm"]):

@@ -1,6 +1,6 @@
-"""Reading a guard's state on the host, which waits for the device.
+"""Reading a guard's state on the host, which makes the host wait for the device.
 
-This works for every framework, because the only method of a leaf that it calls is ``.tolist()``.
+The functions work for every framework, because ``.tolist()`` is the only method of an array that they call.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Metrics", "StepRecord", "Worst", "history", "metrics"]
 class Worst(NamedTuple):
     """The first parameter with a non-finite gradient norm, otherwise the one with the largest norm.
 
-    ``index`` is -1 and ``name`` None if there is no parameter; ``name`` is None if names are not known.
+    If there is no parameter, ``index`` is -1 and ``name`` is None. If names are not known, ``name`` is None.
     """
 
     index: int  # type: ignore[assignment]  # shadows tuple.index on purpose
@@ -31,13 +31,14 @@ class StepRecord(TypedDict):
     Attributes:
         step: the step's number, from 0.
         loss: the unscaled loss; NaN if it was not given.
-        grad_norm: the joint norm of the unscaled gradients before clipping; NaN or inf if one is not finite.
-        loss_scale: the scale that the step ran with; 1.0 without scaling.
-        clip_coefficient: what clipping multiplied the gradients by; 1.0 where nothing was clipped.
+        grad_norm: the joint norm of the unscaled gradients before clipping; NaN or inf if a gradient is not
+            finite.
+        loss_scale: the loss scale of the step; 1.0 without scaling.
+        clip_coefficient: the smallest factor that clipping applied; 1.0 if nothing was clipped.
         reason: why the step was applied or skipped.
-        applied: whether it was applied.
-        worst: the parameter with the first non-finite gradient norm, else with the largest one.
-        precision_level: how many formats wider than the first the step computed in.
+        applied: whether the step was applied.
+        worst: the parameter with the first non-finite gradient norm, otherwise with the largest norm.
+        precision_level: how many formats wider than its policy the step computed.
     """
 
     step: int
@@ -55,8 +56,8 @@ class Metrics(StepRecord):
     """The last step and the counters of skips: what ``opt.last`` and ``stablenum_jax.metrics`` return.
 
     Attributes:
-        skipped_total: steps skipped so far.
-        skipped_in_a_row: steps skipped since the last one that was applied.
+        skipped_total: the number of steps skipped so far.
+        skipped_in_a_row: the number of steps skipped since the last one that was applied.
     """
 
     skipped_total: int
@@ -85,9 +86,9 @@ def history(state: GuardState, names: Sequence[str] | None = None) -> list[StepR
 
 
 def metrics(state: GuardState, names: Sequence[str] | None = None) -> Metrics:
-    """Return the last step as a dict of plain values: its row of :func:`history` and the counters of skips.
+    """Return the last step as a dict of plain values: its entry in :func:`history`, and the skip counters.
 
-    Before the first step ``applied`` is False, ``reason`` NO_STEP_YET and ``grad_norm`` NaN.
+    Before the first step, ``applied`` is False, ``reason`` is NO_STEP_YET and ``grad_norm`` is NaN.
 
     Example:
         >>> import numpy as np

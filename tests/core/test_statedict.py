@@ -116,7 +116,7 @@ WRONG = {
     "scale inf": (broken(["state", "loss_scale", "scale"], "inf"), "state.loss_scale.scale must be a pos"),
     "scale beyond float32": (
         broken(["state", "loss_scale", "scale"], 1e39),
-        "state.loss_scale.scale must be a number within float32",
+        "state.loss_scale.scale must be a number within float32's range",
     ),
     "scale below float32": (
         broken(["state", "loss_scale", "scale"], 1e-60),
@@ -127,7 +127,10 @@ WRONG = {
     "scale a bool": (broken(["state", "loss_scale", "scale"], True), "state.loss_scale.scale must be a num"),
     "step a float": (broken(["state", "step"], 1.0), "state.step must be a whole number"),
     "step a list": (broken(["state", "step"], [1]), "state.step must be a whole number"),
-    "step beyond int32": (broken(["state", "step"], 2**31), "state.step must be a whole number within int32"),
+    "step beyond int32": (
+        broken(["state", "step"], 2**31),
+        "state.step must be a whole number within int32's range",
+    ),
     **{
         f"{count} negative": (
             broken(["state", count], -1),
@@ -150,7 +153,7 @@ WRONG = {
     ),
     "recorder number beyond float32": (
         broken(["state", "recorder", "floats", 3, 0], 1e39),
-        r"state.recorder.floats\[3\]\[0\] must be a number within float32",
+        r"state.recorder.floats\[3\]\[0\] must be a number within float32's range",
     ),
     "recorder reason unknown": (
         broken(["state", "recorder", "ints", 127, 1], 99),
