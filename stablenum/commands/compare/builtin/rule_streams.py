@@ -44,13 +44,13 @@ _AUTOCAST = tuple(TensorSpec(shape=s, computed="float16") for s in ((8, 5), (5,)
 
 
 def _spike(step: int, factor: float, *, loss: float = 1.0) -> tuple[Event, ...]:
-    """Return a step whose gradients are ``factor`` times as large, and its loss ``loss`` times."""
+    """Return the events of a step whose gradients are multiplied by ``factor`` and whose loss by ``loss``."""
     of_loss = (Event(step=step, tensor="loss", factor=loss),) if loss != 1.0 else ()
     return (Event(step=step, tensor="all", factor=factor), *of_loss)
 
 
-# The first spike is ten times as large as the next ones and hides them from a mean and standard deviation.
-# One is in the loss only, one step is NaN.
+# The first spike is more than ten times as large as the next ones and hides them from a mean and standard
+# deviation. One spike is in the loss only, and one step is NaN.
 _MASKED = (
     *_spike(120, 1000.0, loss=10.0),
     *_spike(130, 60.0),
@@ -69,7 +69,7 @@ def _masked(
     *,
     compiled_in: str | None = None,
 ) -> Stream:
-    """Return the same stream for every spike rule."""
+    """Return the stream with these spikes, which is the same for every spike rule."""
     return Stream(
         name=name,
         about=about,
@@ -257,7 +257,7 @@ _SPIKES = (
         ),
         optimizer=_SGD,
         guard=GuardConfig(
-            # AutoClip bounds the spike in AdaGC's warm-up, AdaGC the tensor that rises.
+            # AutoClip bounds the spike in AdaGC's warm-up; AdaGC bounds the tensor that rises.
             clip=(AdaGC(max_norm=10.0, warmup_steps=30), AutoClip(quantile=0.9)),
             loss_scale=LogMaxLossScale(std_factor=2.0),
             spike="skip",
@@ -291,8 +291,8 @@ _LOSS_SCALES = (
         tensors=_AUTOCAST,
         magnitude=1e-9,
         # The scale is 2^19 by step 60. From then on one tensor is close to float16's smallest number, 2^-24:
-        # with a scale of 2^19 it rounds to 2^-24, with 2^20 to twice that. From step 100 on this takes 2^22,
-        # but at 2^20 the largest element is already at 0.7 of the headroom.
+        # with a scale of 2^19 it rounds to 2^-24, and with 2^20 to twice that. From step 100 on, this takes a
+        # scale of 2^22, but at 2^20 the largest element is already at 0.7 of the headroom.
         events=(
             Event(step=60, until=99, tensor=2, value=0.75 * 2.0**-43, everywhere=True),
             Event(step=100, until="end", tensor=2, value=0.6 * 2.0**-44, everywhere=True),
@@ -353,7 +353,7 @@ _TOGETHER = (
         ),
         optimizer=_SGD,
         guard=GuardConfig(
-            # Each bound is low enough to act on what the rules before it leave.
+            # Each bound is low enough to act on the norms that result from the rules before it.
             clip=(
                 AdaptiveGradClip(clipping=0.1, output_axis="last"),
                 AdaGC(clip_ratio=1.5, warmup_steps=20),
