@@ -9,14 +9,14 @@ __all__ = ["NonFiniteError", "bad_field"]
 
 
 class NonFiniteError(ArithmeticError):
-    """Training stops because too many steps in a row were non-finite.
+    """Raised when training stops because too many steps in a row were non-finite.
 
-    Raised on the host only, after the step was skipped: parameters and optimizer state have the
-    values they had before that step.
+    The error is raised on the host only, after the step has been skipped: parameters and optimizer
+    state still have the values they had before that step.
 
     Attributes:
         metrics: the skipped step as ``last`` (torch) or ``metrics`` (JAX) reports it.
-        history: the flight recorder's rows, oldest first.
+        history: the steps in the recorder, oldest first.
 
     Example:
         >>> raise NonFiniteError("3 steps in a row were skipped")
@@ -36,7 +36,7 @@ class NonFiniteError(ArithmeticError):
         self.history = [dict(row) for row in history]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Exceptions cross process boundaries (DataLoader workers, launchers) by pickling.
+        # Exceptions are pickled when they cross process boundaries (DataLoader workers, launchers).
         return (_rebuild, (str(self), self.metrics, self.history))
 
 
@@ -45,7 +45,7 @@ def _rebuild(message: str, metrics: dict[str, Any], history: list[Any]) -> NonFi
 
 
 def bad_field(field: str, allowed: str, got: object, *, hint: str = "") -> ValueError:
-    """Return a ValueError that names the field, what is allowed and what it got instead."""
+    """Return a ValueError that names the field, the allowed values and the value that was given."""
     shown = repr(got)
     shown = shown if len(shown) <= 200 else shown[:197] + "..."
     return ValueError(f"{field} must be {allowed}; got {shown}." + (f" {hint}" if hint else ""))

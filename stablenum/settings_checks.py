@@ -52,11 +52,11 @@ def _as_float(value: object) -> float | None:
     """Return a real number of any library as a plain float; None for anything else."""
     if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
         return None
-    if getattr(value, "requires_grad", False):  # a tensor would lose its gradient as a plain number
+    if getattr(value, "requires_grad", False):  # as a plain number, the tensor would lose its gradient
         return None
     try:
         return float(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # arrays, integers beyond float64
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # an array, or an integer beyond float64
         return None
 
 
@@ -81,7 +81,7 @@ def check_choice(field: str, value: object, choices: Sequence[str]) -> None:
     """Check that ``value`` is one of the strings ``choices``.
 
     Raises:
-        ValueError: it is not; the message names ``field`` and the choices.
+        ValueError: ``value`` is none of them; the message names ``field`` and the choices.
     """
     if not isinstance(value, str) or value not in choices:
         raise bad_field(field, " or ".join(repr(choice) for choice in choices), value)
