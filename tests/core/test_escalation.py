@@ -106,7 +106,7 @@ def test_its_state_is_saved_and_an_older_state_loads() -> None:
         ({"for_steps": 0}, r"EscalatePrecision\.for_steps"),
         ({"formats": ("float16",)}, r"formats must be two or more formats"),
         ({"formats": "float16"}, r"formats must be two or more formats"),
-        ({"formats": ("float32", "float16")}, r"formats that rise"),
+        ({"formats": ("float32", "float16")}, r"formats that increase in range"),
         ({"formats": ("float16", "int8")}, r"format must be one of"),
     ],
 )

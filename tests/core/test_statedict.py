@@ -111,16 +111,19 @@ WRONG = {
         broken(["state", "loss_scale", "scale"], KeyError),
         "state.loss_scale must be a dict with the keys scale",
     ),
-    "scale 0": (broken(["state", "loss_scale", "scale"], 0.0), "state.loss_scale.scale must be a positive"),
-    "scale nan": (broken(["state", "loss_scale", "scale"], "nan"), "state.loss_scale.scale must be a pos"),
-    "scale inf": (broken(["state", "loss_scale", "scale"], "inf"), "state.loss_scale.scale must be a pos"),
+    "scale 0": (
+        broken(["state", "loss_scale", "scale"], 0.0),
+        "state.loss_scale.scale must be a number from",
+    ),
+    "scale nan": (broken(["state", "loss_scale", "scale"], "nan"), "state.loss_scale.scale must be a num"),
+    "scale inf": (broken(["state", "loss_scale", "scale"], "inf"), "state.loss_scale.scale must be a num"),
     "scale beyond float32": (
         broken(["state", "loss_scale", "scale"], 1e39),
         "state.loss_scale.scale must be a number within float32's range",
     ),
     "scale below float32": (
         broken(["state", "loss_scale", "scale"], 1e-60),
-        "state.loss_scale.scale must be a positive",
+        "state.loss_scale.scale must be a number from",
     ),
     "scale a word": (broken(["state", "loss_scale", "scale"], "big"), "state.loss_scale.scale must be a num"),
     "scale None": (broken(["state", "loss_scale", "scale"], None), "state.loss_scale.scale must be a num"),

@@ -223,7 +223,7 @@ def test_input_that_is_not_a_floating_tensor_raises() -> None:
         tl.huber([1.0], X)
     with pytest.raises(TypeError, match="a loss takes tensors"):
         tl.cross_entropy(targets=T)
-    with pytest.raises(TypeError, match="floating format"):
+    with pytest.raises(TypeError, match="floating-point format"):
         tl.huber(T, T)
     with pytest.raises(TypeError, match="floating format"):
         tl.poisson_nll(T, T)
