@@ -225,9 +225,9 @@ def test_input_that_is_not_a_floating_tensor_raises() -> None:
         tl.cross_entropy(targets=T)
     with pytest.raises(TypeError, match="floating-point format"):
         tl.huber(T, T)
-    with pytest.raises(TypeError, match="floating format"):
+    with pytest.raises(TypeError, match="floating-point format"):
         tl.poisson_nll(T, T)
-    with pytest.raises(TypeError, match="floating format"):
+    with pytest.raises(TypeError, match="floating-point format"):
         jl.huber(jnp.arange(3), jnp.arange(3))
 
 
