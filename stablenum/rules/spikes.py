@@ -49,7 +49,7 @@ class SpikeState(NamedTuple):
 
     Attributes:
         loss: (window,) float32, newest last; inf where there is no value yet.
-        grad_norm: (window,) float32, likewise.
+        grad_norm: (window,) float32, in the same form.
         debt: () int32, a counter of at least 0: each skip adds 4, and each other finite step subtracts 1.
     """
 

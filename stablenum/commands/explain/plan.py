@@ -37,7 +37,7 @@ class Plan:
 
     @classmethod
     def read(cls, path: Path) -> Plan:
-        """Return the inverse of :meth:`write`."""
+        """Return the plan that :meth:`write` wrote."""
         d = json.loads(path.read_text(encoding="utf-8"))
         return cls(**{**d, "arguments": tuple(d["arguments"])})
 
@@ -102,7 +102,7 @@ class Outcome:
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> Outcome:
-        """Return the inverse of :meth:`to_dict`."""
+        """Return the object from which :meth:`to_dict` made ``d``."""
         failure = d["failure"]
         if failure is not None:
             failure = Failure(**{**failure, "names": tuple(failure["names"])})

@@ -31,7 +31,7 @@ class RangeReport:
     :func:`stablenum_torch.range_report` and :func:`stablenum_jax.range_report` return it. A value overflows
     if rounding to nearest, ties to even, makes it inf (float16: from 65520; e4m3fn: above 464, where it
     becomes NaN, or 448 if the cast saturates). A value is flushed if rounding makes it 0 (float16: up to
-    2**-25). All fractions are of the finite elements, zeros included.
+    2**-25). All fractions refer to the finite elements, zeros included.
 
     Args:
         rows: the counts per kind and module, in the order of execution.

@@ -42,7 +42,7 @@ class RangeRow:
     Attributes:
         kind: one of :data:`KINDS`.
         module: the path of the module, parts joined by dots; ``""`` is the model itself.
-        elements: the number of finite elements, zeros included. All fractions are of these.
+        elements: the number of finite elements, zeros included. All fractions refer to these.
         nan, inf: the numbers of elements that are not finite in float32; no other count includes them.
         zeros: the number of exact zeros.
         amax: the largest \\|x\\|; 0.0 if there are no elements.

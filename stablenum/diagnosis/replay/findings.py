@@ -35,7 +35,7 @@ class Finding:
         placed: whether the operation read infinities that a mask or a constant put there.
         selected: whether a later ``where`` or mask discards part of the result, so that a gradient of 0 comes
             back.
-        derivative: whether the operation belongs to a derivative of the framework's, not to one that the user
+        derivative: whether the operation belongs to the framework's derivative, not to one that the user
             wrote.
         wide_finite: whether the operation is finite in float32; None if this was not tried.
 
@@ -86,7 +86,7 @@ class Finding:
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> Finding:
-        """Return the inverse of :meth:`to_dict`."""
+        """Return the object from which :meth:`to_dict` made ``d``."""
         return cls(
             **{
                 **d,

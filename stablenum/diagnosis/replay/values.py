@@ -76,7 +76,7 @@ class TensorStats:
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> TensorStats:
-        """Return the inverse of :meth:`to_dict`."""
+        """Return the object from which :meth:`to_dict` made ``d``."""
         numbers = {k: float(d[k]) for k in ("min", "max", "amax")}
         values = tuple(float(v) for v in d["values"])
         return cls(**{**d, **numbers, "shape": tuple(d["shape"]), "values": values})

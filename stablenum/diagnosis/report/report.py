@@ -78,7 +78,7 @@ class Report:
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> Report:
-        """Return the inverse of :meth:`to_dict`."""
+        """Return the object from which :meth:`to_dict` made ``d``."""
         found: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in d["evidence"].items()}
         found["findings"] = tuple(Finding.from_dict(f) for f in d["evidence"]["findings"])
         found["loss_scale"] = float(found["loss_scale"])

@@ -55,7 +55,7 @@ class LogMaxLossScale:
     which then does not rise for 100 good steps, so S follows a lasting increase of the gradients. An outlying
     x is limited to the x at which S reaches ``min_scale`` and, after 100 good steps, to m +- 10.
 
-    The rule needs the largest gradient element, which is one more reduction over the gradients.
+    The rule needs the largest gradient element, which takes one more reduction over the gradients.
 
     Args:
         init_scale: S until the first good step.

@@ -42,7 +42,7 @@ class UnderflowAwareLossScale:
     The rule follows Zhao et al. 2019 (arXiv 1910.12385), who choose a scale by the probability of underflow.
     A dynamic scale, in contrast, grows after an interval whether or not anything underflows.
 
-    The rule needs the largest element and two counts, which are one more pass over the gradients.
+    The rule needs the largest element and two counts, which take one more pass over the gradients.
 
     Args:
         init_scale: S at the first step.
