@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["NonFiniteError", "bad_field"]
+__all__ = ["NonFiniteError", "bad_field", "either"]
 
 
 class NonFiniteError(ArithmeticError):
@@ -49,3 +49,14 @@ def bad_field(field: str, allowed: str, got: object, *, hint: str = "") -> Value
     shown = repr(got)
     shown = shown if len(shown) <= 200 else shown[:197] + "..."
     return ValueError(f"{field} must be {allowed}; got {shown}." + (f" {hint}" if hint else ""))
+
+
+def either(choices: Iterable[str]) -> str:
+    """Return a list of at least one choice as messages show it.
+
+    Example:
+        >>> either(["a", "b", "c"])
+        'a, b or c'
+    """
+    *others, last = choices
+    return f"{', '.join(others)} or {last}" if others else last

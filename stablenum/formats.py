@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stablenum.errors import bad_field
+from stablenum.errors import bad_field, either
 
 __all__ = ["FLOAT32_MAX", "FLOAT32_TINY", "FORMATS", "SMALLEST_FLOAT16", "Format", "get_format"]
 
@@ -90,5 +90,5 @@ def get_format(dtype: object) -> Format:
     name = str(getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or dtype)
     name = name.removeprefix("torch.")
     if name not in FORMATS:
-        raise bad_field("dtype", f"one of {', '.join(FORMATS)}", dtype)
+        raise bad_field("dtype", f"one of {either(FORMATS)}", dtype)
     return FORMATS[name]

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from stablenum.errors import bad_field
+from stablenum.errors import bad_field, either
 from stablenum.formats import FLOAT32_MAX
 
 __all__ = ["check_choice", "check_field", "check_int", "check_number"]
@@ -84,7 +84,7 @@ def check_choice(field: str, value: object, choices: Sequence[str]) -> None:
         ValueError: ``value`` is none of them; the message names ``field`` and the choices.
     """
     if not isinstance(value, str) or value not in choices:
-        raise bad_field(field, " or ".join(repr(choice) for choice in choices), value)
+        raise bad_field(field, either(repr(choice) for choice in choices), value)
 
 
 def check_field(rule: object, name: str, *, whole: bool = False, **bounds: Any) -> None:

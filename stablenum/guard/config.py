@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, SupportsFloat, TypedDict, cast
 
-from stablenum.errors import bad_field
+from stablenum.errors import bad_field, either
 from stablenum.rules.clipping import (
     CLIP_RULES,
     AdaptiveGradClip,
@@ -288,7 +288,7 @@ def _as_loss_scale(value: object) -> LossScale | None:
     if _is_jmp_loss_scale(value):
         return _from_jmp(value)
     if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
-        rules = ", ".join(rule.__name__ for rule in LOSS_SCALES)
+        rules = either(rule.__name__ for rule in LOSS_SCALES)
         hint = f"Call the class to make a rule: {value.__name__}()." if isinstance(value, type) else ""
         raise bad_field(
             "loss_scale", f"None, 'dynamic', a positive number or one of {rules}", value, hint=hint
@@ -343,7 +343,7 @@ def _rule_from_dict(field: str, plain: object) -> object:
     name = values.pop("rule", None)
     rules = _RULES[field]
     if not isinstance(name, str) or name not in rules:
-        raise bad_field(f"{field}.rule", f"one of {', '.join(rules)}", name)
+        raise bad_field(f"{field}.rule", f"one of {either(rules)}", name)
     rule = rules[name]
     _known_fields(f"{field} ({name})", rule, values)
     try:

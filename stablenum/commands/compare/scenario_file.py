@@ -40,7 +40,7 @@ from stablenum.commands.compare.scenarios import (
     check_guard_names,
 )
 from stablenum.commands.compare.scenarios.training_data import initial_params
-from stablenum.errors import bad_field
+from stablenum.errors import bad_field, either
 from stablenum.formats import get_format
 from stablenum.guard.config import GuardConfig
 
@@ -214,7 +214,7 @@ def _expected(plain: Any) -> Expected:
             try:
                 made[name] = Outcome(made[name])
             except ValueError as error:
-                raise bad_field(f"expected.{name}", f"one of {', '.join(Outcome)}", made[name]) from error
+                raise bad_field(f"expected.{name}", f"one of {either(Outcome)}", made[name]) from error
     return _made("expected", Expected, made)
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from stablenum.diagnosis.ranges.limits import HIGHEST, LOWEST, limits
 from stablenum.diagnosis.ranges.rows import KINDS, UPDATE, RangeRow
-from stablenum.errors import bad_field
+from stablenum.errors import bad_field, either
 from stablenum.formats import FORMATS
 from stablenum.precision.policy import parse_format
 
@@ -34,7 +34,7 @@ def checked_formats(formats: Sequence[str]) -> tuple[str, ...]:
     """
     if isinstance(formats, str) or not formats:
         hint = "Put a single name into a tuple." if formats else ""
-        raise bad_field("formats", f"a sequence of names from {', '.join(FORMATS)}", formats, hint=hint)
+        raise bad_field("formats", f"a sequence of names from {either(FORMATS)}", formats, hint=hint)
     return tuple(dict.fromkeys(parse_format(name) for name in formats))
 
 

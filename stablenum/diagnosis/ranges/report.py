@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stablenum.diagnosis.ranges.counting import checked_formats
 from stablenum.diagnosis.ranges.rows import RangeRow, module_label
 from stablenum.diagnosis.ranges.verdicts import FormatVerdict, Trouble, judge
-from stablenum.errors import bad_field
+from stablenum.errors import bad_field, either
 from stablenum.formats import FORMATS
 from stablenum.precision.policy import Policy, PolicyRule
 
@@ -179,7 +179,7 @@ class RangeReport:
 
     def _verdict(self, name: str) -> FormatVerdict:
         if name not in self.verdicts:
-            raise bad_field("name", f"one of {', '.join(self.formats)}", name)
+            raise bad_field("name", f"one of {either(self.formats)}", name)
         return self.verdicts[name]
 
     def _trouble(self, row: RangeRow, name: str) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from stablenum.errors import bad_field
+from stablenum.errors import bad_field, either
 from stablenum.guard.config import GuardConfig
 from stablenum.settings_checks import check_choice, check_int, check_number
 
@@ -58,7 +58,7 @@ class OptimizerSpec:
 
     def __post_init__(self) -> None:
         if self.name not in OPTIMIZERS:
-            raise bad_field("optimizer.name", f"one of {', '.join(OPTIMIZERS)}", self.name)
+            raise bad_field("optimizer.name", f"one of {either(OPTIMIZERS)}", self.name)
         check_number("optimizer.lr", self.lr, at_least=0.0)
         check_number("optimizer.momentum", self.momentum, at_least=0.0, below=1.0)
         check_number("optimizer.eps", self.eps, at_least=0.0)

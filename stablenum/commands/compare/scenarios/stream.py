@@ -14,7 +14,7 @@ from stablenum.commands.compare.scenarios.shared import (
     check_guard_names,
     check_name,
 )
-from stablenum.errors import bad_field
+from stablenum.errors import bad_field, either
 from stablenum.formats import get_format
 from stablenum.guard.config import GuardConfig
 from stablenum.settings_checks import check_int, check_number
@@ -47,9 +47,9 @@ class TensorSpec:
         for n in self.shape:
             check_int("tensors.shape", n, at_least=0)
         if self.dtype not in DTYPES:
-            raise bad_field("tensors.dtype", f"one of {', '.join(DTYPES)}", self.dtype)
+            raise bad_field("tensors.dtype", f"one of {either(DTYPES)}", self.dtype)
         if self.computed is not None and self.computed not in DTYPES:
-            raise bad_field("tensors.computed", f"one of {', '.join(DTYPES)}", self.computed)
+            raise bad_field("tensors.computed", f"one of {either(DTYPES)}", self.computed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from stablenum.commands.compare.scenarios.shared import DTYPES, Expected, OptimizerSpec, Tolerance, check_name
-from stablenum.errors import bad_field
+from stablenum.errors import bad_field, either
 from stablenum.guard.config import GuardConfig
 from stablenum.settings_checks import check_choice, check_int, check_number
 
@@ -106,7 +106,7 @@ class Training:
         check_number("loss_factor", self.loss_factor)
         check_choice("compute", self.compute, DTYPES)
         if self.model not in MODELS:
-            raise bad_field("model", f"one of {', '.join(MODELS)}", self.model)
+            raise bad_field("model", f"one of {either(MODELS)}", self.model)
 
     def ladder(self, guard: GuardConfig | None) -> tuple[str, ...]:
         """Return the formats of the guard's ladder, or only ``compute`` if the ladder begins elsewhere."""
