@@ -1,4 +1,4 @@
-"""The tables of "NaN-safe functions and losses": each case evaluated in PyTorch, in JAX and with stablenum."""
+"""The tables of "NaN-safe functions and losses": each case in PyTorch, in JAX and with stablenum."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """stablenum: numerical stability for training neural networks, for PyTorch and JAX.
 
-This package is the core: every decision rule, written once over array namespaces. The adapters
-``stablenum_torch`` and ``stablenum_jax`` measure gradients and apply its decisions. Importing this
+This package is the core. It holds every decision rule, written once over array namespaces. The adapters
+``stablenum_torch`` and ``stablenum_jax`` measure gradients and apply the core's decisions. Importing this
 package loads no array library.
 """
 

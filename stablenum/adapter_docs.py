@@ -1,4 +1,4 @@
-"""The docstring and signature of a core function as an adapter shows them: no ``xp``, framework terms."""
+"""The docstring and signature of a core function as an adapter shows them, without ``xp``."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def spelled_signature(
 
     Args:
         function: the core function.
-        names: arguments to rename: the core's name mapped to the framework's.
+        names: arguments to rename, as a mapping from the core's name to the framework's.
         defaults: new defaults, keyed by the core's argument names.
         hidden: arguments to drop.
         changes: passed to :meth:`inspect.Signature.replace`, for example ``return_annotation``.

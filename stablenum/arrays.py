@@ -1,4 +1,4 @@
-"""Helpers that trace in every array namespace: scalar bounds, the joint norm, maps over nested tuples."""
+"""Helpers that trace in every array namespace: scalar bounds, joint norms, and maps over nested tuples."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Array: TypeAlias = Any
 Namespace: TypeAlias = Any
 Tree = TypeVar("Tree")
 
-# ``xp.clip`` and ``xp.minimum(x, 1.0)`` compute the same as the two functions below, but array-api-compat
-# resolves their dtypes on the host, which breaks ``torch.compile(fullgraph=True)``.
+# ``xp.clip(x, ...)`` and ``xp.minimum(x, 1.0)`` compute the same results as the two functions below, but
+# array-api-compat resolves the dtypes on the host, which breaks ``torch.compile(fullgraph=True)``.
 
 
 def at_most(x: Array, bound: float, *, xp: Namespace) -> Array:
@@ -37,12 +37,13 @@ _SHIFT = 2.0**80
 
 
 def combine_norms(norms: Array, *, xp: Namespace) -> Array:
-    """Return the L2 norm of the whole from the L2 norms of its parts.
+    """Return the L2 norm of a vector from the L2 norms of its parts.
 
-    ``sqrt(sum((s n)^2)) / s`` with s = 2**-80, 1 or 2**80, depending on the size of the largest
-    part: the method of Blue 1978 (doi 10.1145/355769.355771). The norms are multiplied by a
-    constant and not divided by the largest part, because XLA turns a division by an array into a
-    multiplication by its reciprocal, which is flushed to zero for divisors from 8.5e37 up.
+    The norm is computed as ``sqrt(sum((s n)^2)) / s`` with s = 2**-80, 1 or 2**80, depending on the
+    size of the largest part; this is the method of Blue 1978 (doi 10.1145/355769.355771). The norms
+    are multiplied by a constant rather than divided by the largest part, because XLA turns a division
+    by an array into a multiplication by its reciprocal, which is flushed to zero for divisors of
+    8.5e37 and more.
 
     Args:
         norms: (n,) float32, non-negative.
@@ -50,7 +51,7 @@ def combine_norms(norms: Array, *, xp: Namespace) -> Array:
 
     Returns:
         () float32. NaN if a part is NaN, otherwise inf if a part is inf, otherwise a finite number
-        (a result beyond float32's range saturates at its largest number); 0 if there are no parts.
+        (a result beyond float32's range saturates at the largest float32); 0 if there are no parts.
 
     Example:
         >>> import numpy as np
@@ -65,13 +66,13 @@ def combine_norms(norms: Array, *, xp: Namespace) -> Array:
     large, small = largest > _LARGE, largest < _SMALL
     scaled = norms * xp.where(large, shrink, xp.where(small, enlarge, one))
     total = xp.sqrt(xp.sum(scaled * scaled)) * xp.where(large, enlarge, xp.where(small, shrink, one))
-    # If XLA knows at compile time that all norms are 0 (no parameter has an element), the total becomes NaN.
+    # If XLA knows at compile time that all norms are 0 (no parameter has an element), ``total`` becomes NaN.
     some = xp.isfinite(largest) & (largest > 0)
     return xp.where(some, at_most(total, FLOAT32_MAX, xp=xp), largest)
 
 
 def map_leaves(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
-    """Apply ``function`` to the corresponding leaves of nested tuples; the tuple types are kept.
+    """Apply ``function`` to the corresponding leaves of nested tuples and keep the types of the tuples.
 
     Example:
         >>> map_leaves(lambda a, b: a + b, (1, (2,)), (10, (20,)))

@@ -1,4 +1,4 @@
-"""The command ``stablenum``. A command is loaded only when the libraries that it needs are installed."""
+"""The command ``stablenum``. Subcommands are imported only once the libraries they need have been found."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app", "main"]
 
-# Module -> the name under which it is installed. All are in the extra "cli".
+# Maps each module that a subcommand imports to the distribution that provides it. All are in the extra "cli".
 _EXPLAIN_NEEDS = {"rich": "rich", "typer": "typer"}
 _NEEDS = {
     **_EXPLAIN_NEEDS,
@@ -26,7 +26,7 @@ _NEEDS = {
 
 
 def main() -> None:
-    """Run the command; exit with code 2 and a message if a library of the extra ``cli`` is missing."""
+    """Run the command, or exit with code 2 and a message if a library of the extra ``cli`` is missing."""
     explain = sys.argv[1:2] == ["explain"]
     needs = _EXPLAIN_NEEDS if explain else _NEEDS
     missing = sorted(name for module, name in needs.items() if importlib.util.find_spec(module) is None)
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def app(*names: str) -> Typer:
-    """Build the command line with these commands, which are loaded now."""
+    """Import the named subcommands and build a command line from them."""
     from stablenum.commands.app import app_of
 
     modules = {name: importlib.import_module(f"stablenum.commands.{name}.command") for name in names}
@@ -49,10 +49,10 @@ def app(*names: str) -> Typer:
 
 
 def _keep_quiet() -> None:
-    """Set one thread and no compiler logs: these trainings are small, and logs would hide the table.
+    """Use one thread, because the trainings are small, and turn off compiler logs that would hide the table.
 
-    Variables that the user has set keep their values. Frameworks read these variables when they are imported,
-    so this function runs first.
+    Environment variables that the user has set keep their values. Frameworks read these variables when they
+    are imported, so this function runs first.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TORCH_LOGS", "-all")

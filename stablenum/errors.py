@@ -1,24 +1,22 @@
-"""The exceptions of stablenum, and the shared checks that report a wrong setting."""
+"""The exceptions that stablenum raises: a halted run, and a wrong setting or argument."""
 
 from __future__ import annotations
 
-import math
-import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["NonFiniteError", "bad_field", "check_choice", "check_int", "check_number"]
+__all__ = ["NonFiniteError", "bad_field", "either"]
 
 
 class NonFiniteError(ArithmeticError):
-    """Training stops because too many steps in a row were non-finite.
+    """Raised when training stops because too many steps in a row were non-finite.
 
-    Raised on the host only, after the step was skipped: parameters and optimizer state have the
-    values they had before that step.
+    The error is raised on the host only, after the step has been skipped: parameters and optimizer
+    state still have the values they had before that step.
 
     Attributes:
         metrics: the skipped step as ``last`` (torch) or ``metrics`` (JAX) reports it.
-        history: the flight recorder's rows, oldest first.
+        history: the steps in the recorder, oldest first.
 
     Example:
         >>> raise NonFiniteError("3 steps in a row were skipped")
@@ -38,7 +36,7 @@ class NonFiniteError(ArithmeticError):
         self.history = [dict(row) for row in history]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Exceptions cross process boundaries (DataLoader workers, launchers) by pickling.
+        # Exceptions are pickled when they cross process boundaries (DataLoader workers, launchers).
         return (_rebuild, (str(self), self.metrics, self.history))
 
 
@@ -47,81 +45,18 @@ def _rebuild(message: str, metrics: dict[str, Any], history: list[Any]) -> NonFi
 
 
 def bad_field(field: str, allowed: str, got: object, *, hint: str = "") -> ValueError:
-    """Return a ValueError that names the field, what is allowed and what it got instead."""
+    """Return a ValueError that names the field, the allowed values and the value that was given."""
     shown = repr(got)
     shown = shown if len(shown) <= 200 else shown[:197] + "..."
     return ValueError(f"{field} must be {allowed}; got {shown}." + (f" {hint}" if hint else ""))
 
 
-def check_number(
-    field: str,
-    value: object,
-    *,
-    above: float | None = None,
-    at_least: float | None = None,
-    below: float | None = None,
-    at_most: float | None = None,
-    hint: str = "",
-) -> float:
-    """Return ``value`` as a float if it is a finite real number within the bounds.
+def either(choices: Iterable[str]) -> str:
+    """Return a list of at least one choice as messages show it.
 
-    Raises:
-        ValueError: ``value`` is not such a number; the message names ``field``, the bounds and ``value``.
+    Example:
+        >>> either(["a", "b", "c"])
+        'a, b or c'
     """
-    bounds = [
-        f"{word} {bound:g}"
-        for word, bound in (("above", above), ("at least", at_least), ("below", below), ("at most", at_most))
-        if bound is not None
-    ]
-    allowed = " ".join(["a finite number", " and ".join(bounds)]).strip()
-    number = _as_float(value)
-    inside = (
-        number is not None
-        and math.isfinite(number)
-        and (above is None or number > above)
-        and (at_least is None or number >= at_least)
-        and (below is None or number < below)
-        and (at_most is None or number <= at_most)
-    )
-    if number is None or not inside:
-        raise bad_field(field, allowed, value, hint=hint)
-    return number
-
-
-def _as_float(value: object) -> float | None:
-    """Return a real number of any library as a plain float; None for anything else."""
-    if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
-        return None
-    if getattr(value, "requires_grad", False):  # a tensor would lose its gradient as a plain number
-        return None
-    try:
-        return float(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # arrays, integers beyond float64
-        return None
-
-
-def check_int(field: str, value: object, *, at_least: int, at_most: int = 2**31 - 1) -> int:
-    """Return ``value`` as an int if it is an integer from ``at_least`` to ``at_most`` (default: the largest
-    int32).
-
-    Raises:
-        ValueError: ``value`` is not such an integer; the message names ``field``, the bounds and ``value``.
-    """
-    allowed = f"a whole number from {at_least} to {at_most}"
-    try:
-        number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, RuntimeError):  # not a number, or an array
-        number = None
-    if number is None or not at_least <= number <= at_most:
-        raise bad_field(field, allowed, value)
-    return number
-
-
-def check_choice(field: str, value: object, choices: Sequence[str]) -> None:
-    """Check that ``value`` is one of the strings ``choices``.
-
-    Raises:
-        ValueError: it is not; the message names ``field`` and the choices.
-    """
-    if not isinstance(value, str) or value not in choices:
-        raise bad_field(field, " or ".join(repr(choice) for choice in choices), value)
+    *others, last = choices
+    return f"{', '.join(others)} or {last}" if others else last

@@ -2,14 +2,14 @@
 
 Sources: IEEE 754-2019 (binary16/32/64), Google's bfloat16, and Micikevicius et al. 2022
 (arXiv 2209.05433) for the two 8-bit formats, in the variants that torch and JAX implement
-(``e4m3fn`` has no infinity, ``e5m2`` has).
+(``e5m2`` has infinities, ``e4m3fn`` has none).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stablenum.errors import bad_field
+from stablenum.errors import bad_field, either
 
 __all__ = ["FLOAT32_MAX", "FLOAT32_TINY", "FORMATS", "SMALLEST_FLOAT16", "Format", "get_format"]
 
@@ -69,16 +69,16 @@ FORMATS: dict[str, Format] = {
 
 FLOAT32_MAX = FORMATS["float32"].max
 FLOAT32_TINY = FORMATS["float32"].smallest_normal
-# 2**-24: a magnitude of at most this has only its last bit left in float16, or none.
+# 2**-24: a magnitude of at most this keeps only the last bit in float16, or no bit at all.
 SMALLEST_FLOAT16 = FORMATS["float16"].smallest_subnormal
 
 
 def get_format(dtype: object) -> Format:
-    """Return the format of a dtype, which may be a name or any framework's dtype object.
+    """Return the format of a dtype, given as a name or as any framework's dtype object.
 
     Args:
-        dtype: ``"float16"``, ``np.float16``, ``np.dtype("float16")``, ``torch.float16``,
-            ``jnp.bfloat16``...
+        dtype: for example ``"float16"``, ``np.float16``, ``np.dtype("float16")``, ``torch.float16``
+            or ``jnp.bfloat16``.
 
     Raises:
         ValueError: the dtype is not in :data:`FORMATS`.
@@ -90,5 +90,5 @@ def get_format(dtype: object) -> Format:
     name = str(getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or dtype)
     name = name.removeprefix("torch.")
     if name not in FORMATS:
-        raise bad_field("dtype", f"one of {', '.join(FORMATS)}", dtype)
+        raise bad_field("dtype", f"one of {either(FORMATS)}", dtype)
     return FORMATS[name]

@@ -1,9 +1,9 @@
-"""Modules that were renamed before 0.1.0, so that pickles written until then still load.
+"""The old names of modules that were renamed before 0.1.0, so that pickles written before then still load.
 
-A pickle names a class by its module. The names below are those under which classes of states, settings,
-results and optimizers were pickled; importing one gives the classes from where they are now. Public classes
-carry the name of the public package since. Private ones, such as the states of rules, are still pickled by
-their file: when such a file moves, its old name is added here.
+A pickle names a class by its module. The names below are those under which the classes of states, settings,
+results and optimizers were pickled; importing one of them gives the classes from their present modules.
+Public classes are now pickled under the name of the public package. Private classes, such as the states of
+rules, are still pickled under the name of their file: when such a file moves, its old name is added here.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ _RENAMED = {
     "stablenum_torch.narrow.twins": "stablenum_torch._precision.float32_copies",
     "stablenum_torch.optimizer": "stablenum_torch._step.optimizer",
 }
-# Classes that have another name since.
-_RENAMED_CLASSES = {"Precision": "PolicyHandle"}
+# Maps the old names of renamed classes to the present ones.
+_RENAMED_CLASSES = {"Law": "UpdateFormula", "Precision": "PolicyHandle"}
 
 
 class _Renamed(Loader, MetaPathFinder):
-    """Finds a renamed module when no other finder did."""
+    """Finds a renamed module after all other finders have failed."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -87,7 +87,8 @@ class _Renamed(Loader, MetaPathFinder):
         there = importlib.import_module(_RENAMED[module.__name__])
 
         def find(name: str) -> Any:
-            # Not __file__ and the like: what inspects modules must not take this one for the other.
+            # Names such as __file__ are not forwarded: tools that inspect modules must not mistake this
+            # module for the other.
             if name.startswith("__") or not hasattr(there, now := _RENAMED_CLASSES.get(name, name)):
                 raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
             return getattr(there, now)
@@ -96,6 +97,6 @@ class _Renamed(Loader, MetaPathFinder):
 
 
 def install() -> None:
-    """Make the old names importable; nothing is loaded until one of them is imported."""
+    """Make the old names importable. Nothing is loaded until one of them is imported."""
     if not any(isinstance(finder, _Renamed) for finder in sys.meta_path):
         sys.meta_path.append(_Renamed())

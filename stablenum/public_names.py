@@ -10,11 +10,12 @@ __all__ = ["present"]
 
 
 def present(namespace: dict[str, Any]) -> Callable[[], list[str]]:
-    """Let the public classes of a package carry its name, and return the package's ``__dir__``.
+    """Set ``__module__`` of a package's public classes to the package, and return the package's ``__dir__``.
 
-    The files of a package are private and may move: pickles, messages and documentation then name a class by
-    the package that it is imported from. What looks for the source of a class by its module, as
-    ``inspect.getsource`` does before Python 3.13, does not find it; methods and functions are found.
+    The files of a package are private and may move, so pickles, messages and documentation name a class by
+    the package from which it is imported. Tools that look up the source of a class by its module, as
+    ``inspect.getsource`` does before Python 3.13, do not find the source; that of methods and functions is
+    found.
 
     Args:
         namespace: ``globals()`` of the package, with its ``__all__``.
@@ -33,7 +34,8 @@ def present(namespace: dict[str, Any]) -> Callable[[], list[str]]:
     for name in public:
         value = namespace[name]
         if isinstance(value, type):
-            # Annotations are text that is looked up in the class's module, so they are looked up first.
+            # Annotations are strings that are evaluated in the class's module, so they are evaluated before
+            # the module changes.
             vars(value).get("__annotations__", {}).update(inspect.get_annotations(value, eval_str=True))
             value.__module__ = package
     return lambda: public

@@ -82,7 +82,9 @@ def _arrays(**values: Any) -> tuple[Any, ...]:
     given = [v for v in values.values() if hasattr(v, "dtype")]
     for name, value in values.items():
         if value is not None and not hasattr(value, "dtype") and not isinstance(value, (float, int)):
-            raise TypeError(f"{name} must be an array of a floating format; got {type(value).__name__}.")
+            raise TypeError(
+                f"{name} must be an array of a floating-point format; got {type(value).__name__}."
+            )
     return tuple(
         v if v is None or (given and not hasattr(v, "dtype")) else jnp.asarray(v) for v in values.values()
     )

@@ -91,7 +91,9 @@ def _tensors(**values: Any) -> tuple[Any, ...]:
     """
     for name, value in values.items():
         if value is not None and not isinstance(value, (Tensor, float, int)):
-            raise TypeError(f"{name} must be a tensor of a floating format; got {type(value).__name__}.")
+            raise TypeError(
+                f"{name} must be a tensor of a floating-point format; got {type(value).__name__}."
+            )
     return tuple(values.values())
 
 

@@ -1,1 +1,1 @@
-"""The command line: one package per command. Commands load the adapters lazily, by name."""
+"""The commands of the command line, one package for each. Commands load the adapters lazily, by name."""

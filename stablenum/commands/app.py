@@ -13,7 +13,7 @@ __all__ = ["app_of"]
 
 
 def app_of(*commands: Callable[..., None]) -> typer.Typer:
-    """Build ``stablenum`` with these functions as its commands, in this order."""
+    """Build the command ``stablenum`` with these functions as its subcommands, in this order."""
     app = typer.Typer(
         no_args_is_help=True,
         add_completion=False,

@@ -1,11 +1,12 @@
 """The guard: its settings and state, the decision about a step, and reading and saving the state.
 
-The functions below serve adapters to further frameworks; ``stablenum_torch`` and ``stablenum_jax`` have their
-own on top of them.
+The functions below are for adapters to further frameworks; ``stablenum_torch`` and ``stablenum_jax`` have
+their own functions on top of them.
 """
 
 from stablenum.guard.decide import Decision, GuardState, Observation  # noqa: F401  # old pickles name them here
-from stablenum.guard.readout import check_halted, history, metrics
+from stablenum.guard.halting import check_halted
+from stablenum.guard.readout import history, metrics
 from stablenum.guard.reasons import explain_reason
 from stablenum.guard.statedict import state_from_dict, state_to_dict
 from stablenum.public_names import present

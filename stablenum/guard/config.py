@@ -1,4 +1,4 @@
-"""``GuardConfig``: the guard's settings, as plain values."""
+"""``GuardConfig``: the settings of a guard, as plain values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, SupportsFloat, TypedDict, cast
 
-from stablenum.errors import bad_field, check_choice, check_int, check_number
+from stablenum.errors import bad_field, either
 from stablenum.rules.clipping import (
     CLIP_RULES,
     AdaptiveGradClip,
@@ -28,6 +28,7 @@ from stablenum.rules.loss_scale import (
     StaticLossScale,
 )
 from stablenum.rules.spikes import MeanStdSpikeGuard, SpikeGuard, SpikeRule, as_spike_rule
+from stablenum.settings_checks import check_choice, check_int, check_number
 
 __all__ = ["GuardConfig", "Settings", "make_config"]
 
@@ -41,8 +42,8 @@ _RULES: dict[str, dict[str, type[Any]]] = {
         ("escalate", (EscalatePrecision,)),
     )
 }
-# TOML has no null, so None is not written at all. Where None is not the field's default, this string is
-# written for it.
+# TOML has no null, so a field that is None is left out. If None is not the field's default, this string is
+# written instead.
 _NONE = "none"
 
 
@@ -52,22 +53,22 @@ class GuardConfig:
 
     Args:
         clip: None, a number (``1.0`` is ``ClipByGlobalNorm(1.0)``), a clip rule, or a sequence of
-            rules applied in order. Stored as a tuple of rules.
+            rules applied in order. The config stores a tuple of rules.
         loss_scale: None (no scaling), ``"dynamic"`` (``DynamicLossScale()``), a number
             (``StaticLossScale(scale=number)``), a rule, or one of jmp's loss scales.
-        spike: None, ``"skip"`` or ``"clip"`` (``SpikeGuard(action=...)``), or a spike rule. A spike is
-            finite: it counts as a skipped step but never stops the training.
+        spike: None, ``"skip"`` or ``"clip"`` (``SpikeGuard(action=...)``), or a spike rule. A skipped spike
+            counts as a skipped step but never stops the training, because it is finite.
         escalate: None, or :class:`stablenum.EscalatePrecision`: after several non-finite steps in a row,
-            compute in a wider format for a while. The guard decides; ``opt.autocast()`` (torch) and
-            ``stablenum_jax.value_and_grad(..., policy=...)`` carry it out.
+            compute in a wider format for a while. The guard makes the decision; ``opt.autocast()`` (torch)
+            and ``stablenum_jax.value_and_grad(..., policy=...)`` apply it.
         on_nonfinite: ``"skip"``, or ``"raise"`` to stop with :class:`stablenum.NonFiniteError` at
             the first non-finite step.
-        max_skips_in_a_row: stop with ``NonFiniteError`` when this many steps in a row were skipped
+        max_skips_in_a_row: stop with ``NonFiniteError`` when this many steps in a row have been skipped
             because they were not finite; None never stops. A skipped step is never applied later, whatever
             the count.
 
     Raises:
-        ValueError: a field has none of the values above; the message names the field.
+        ValueError: a field has none of the values listed above; the message names the field.
 
     Example:
         >>> GuardConfig(clip=1.0).clip
@@ -97,12 +98,12 @@ class GuardConfig:
 
     @property
     def clip_rules(self) -> tuple[ClipRule, ...]:
-        """``clip``, typed as the tuple it is stored as."""
+        """``clip`` with the type of its stored form, a tuple of rules."""
         return cast("tuple[ClipRule, ...]", self.clip)
 
     @property
     def spike_rule(self) -> SpikeRule | None:
-        """``spike``, typed as the rule it is stored as."""
+        """``spike`` with the type of its stored form, a rule or None."""
         return cast("SpikeRule | None", self.spike)
 
     @property
@@ -134,12 +135,12 @@ class GuardConfig:
 
     @property
     def one_factor(self) -> bool:
-        """Whether one factor serves all gradients, with no bound on each element."""
+        """Whether all gradients are multiplied by one factor, with no bound on their elements."""
         return not self.per_tensor and self.unit_rule is None and self.max_value is None
 
     @property
     def needs(self) -> frozenset[str]:
-        """What must be measured besides norms: names of fields of :class:`stablenum.Observation`."""
+        """The fields of :class:`stablenum.Observation` that must be measured besides the norms."""
         return frozenset() if self.loss_scale is None else self.loss_scale.needs
 
     @property
@@ -154,12 +155,12 @@ class GuardConfig:
         return on_gradients > 0 or self.loss_scale is not None or self.shrinks_spikes
 
     def compute_format(self, level: int, own: str | None = None) -> str:
-        """Return the format that a step computes in.
+        """Return the format in which a step computes.
 
         Args:
-            level: how many formats wider than the first of ``escalate`` the guard has decided on.
-            own: the format of the user's policy. By default the first of ``escalate``; without one,
-                float16 if there is a loss scale and bfloat16 if not.
+            level: how many formats wider than the first format of ``escalate`` the step computes.
+            own: the format of the user's policy. By default it is the first format of ``escalate``; without
+                ``escalate``, it is float16 if there is a loss scale and bfloat16 if not.
 
         Example:
             >>> config = GuardConfig(escalate=EscalatePrecision(formats=("bfloat16", "float32")))
@@ -171,8 +172,8 @@ class GuardConfig:
         return own or ("bfloat16" if self.loss_scale is None else "float16")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain dicts, lists, numbers and strings; fields that are None are left out (TOML has no
-        null)."""
+        """Return the config as plain dicts, lists, numbers and strings. Fields that are None are left out,
+        because TOML has no null."""
         plain: dict[str, Any] = {
             "clip": [_rule_to_dict(rule) for rule in self.clip_rules] or None,
             "loss_scale": self.loss_scale and _rule_to_dict(self.loss_scale),
@@ -187,11 +188,11 @@ class GuardConfig:
     def from_dict(cls, plain: Mapping[str, Any]) -> GuardConfig:
         """Return the config written by :meth:`to_dict`, or by hand in the same form.
 
-        A rule is a mapping with the rule's name under ``"rule"``; the constructor's short forms
+        A rule is given as a mapping with the rule's name under ``"rule"``; the constructor's short forms
         (``1.0``, ``"dynamic"``) are allowed too.
 
         Raises:
-            ValueError: an unknown field or rule, or a value that the constructor rejects.
+            ValueError: a field or rule is unknown, or the constructor rejects a value.
         """
         if not isinstance(plain, Mapping):
             raise bad_field("config", "a mapping of GuardConfig's fields", plain)
@@ -220,7 +221,7 @@ class GuardConfig:
         return cls.from_dict(json.loads(text))
 
     def to_toml(self) -> str:
-        """Return the config as TOML text. Needs the package ``tomli-w`` (extra ``cli``).
+        """Return the config as TOML text. This needs the package ``tomli-w`` (extra ``cli``).
 
         Raises:
             ImportError: ``tomli-w`` is not installed.
@@ -270,7 +271,7 @@ def make_config(config: GuardConfig | None, overrides: Settings) -> GuardConfig:
     if config is not None and not isinstance(config, GuardConfig):
         raise TypeError(
             f"config must be a GuardConfig or None; got {type(config).__name__}. "
-            "Fields may also be given by name, as in clip=1.0."
+            "Single fields may be given by name, as in clip=1.0."
         )
     names = [field.name for field in dataclasses.fields(GuardConfig)]
     for name in overrides:
@@ -287,7 +288,7 @@ def _as_loss_scale(value: object) -> LossScale | None:
     if _is_jmp_loss_scale(value):
         return _from_jmp(value)
     if isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
-        rules = ", ".join(rule.__name__ for rule in LOSS_SCALES)
+        rules = either(rule.__name__ for rule in LOSS_SCALES)
         hint = f"Call the class to make a rule: {value.__name__}()." if isinstance(value, type) else ""
         raise bad_field(
             "loss_scale", f"None, 'dynamic', a positive number or one of {rules}", value, hint=hint
@@ -297,14 +298,14 @@ def _as_loss_scale(value: object) -> LossScale | None:
 
 
 def _is_jmp_loss_scale(value: object) -> bool:
-    """Return whether ``value`` has the interface of jmp's loss scales, as those of ``stablenum_jax.policy``
-    do."""
+    """Return whether ``value`` has the interface of jmp's loss scales, which the loss scales of
+    ``stablenum_jax.policy`` have too."""
     methods = ("scale", "unscale", "adjust")
     return not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in methods)
 
 
 def _from_jmp(value: Any) -> LossScale | None:
-    """Return the rule equivalent to jmp's object, except that jmp has no ``max_scale``."""
+    """Return the rule that is equivalent to jmp's object, except that jmp has no ``max_scale``."""
     if type(value).__name__ == "NoOpLossScale":
         return None
     scale = check_number(
@@ -342,7 +343,7 @@ def _rule_from_dict(field: str, plain: object) -> object:
     name = values.pop("rule", None)
     rules = _RULES[field]
     if not isinstance(name, str) or name not in rules:
-        raise bad_field(f"{field}.rule", f"one of {', '.join(rules)}", name)
+        raise bad_field(f"{field}.rule", f"one of {either(rules)}", name)
     rule = rules[name]
     _known_fields(f"{field} ({name})", rule, values)
     try:

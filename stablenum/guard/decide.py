@@ -14,7 +14,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from stablenum.arrays import at_least, at_most, combine_norms, map_leaves
-from stablenum.errors import check_int
 from stablenum.formats import FLOAT32_MAX, FLOAT32_TINY
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.finiteness import finiteness, reason_code, worst_index
@@ -22,6 +21,7 @@ from stablenum.guard.recorder import Recorder, init_recorder, record
 from stablenum.rules.clipping import PER_TENSOR_STATES, Clipped, FlatUnits, Units, clip_in_order
 from stablenum.rules.loss_scale import LossScaleState, StaticLossScale
 from stablenum.rules.spikes import Verdict
+from stablenum.settings_checks import check_int
 
 __all__ = ["Decision", "GuardState", "Observation", "decide", "init_guard", "select"]
 
@@ -31,20 +31,20 @@ Tree = TypeVar("Tree")
 
 
 class Observation(NamedTuple):
-    """What an adapter measured of one step.
+    """What an adapter measures of one step.
 
     Attributes:
         norms: (n,) float32, the L2 norm of each parameter's gradient as the optimizer gets it
-            (still multiplied by the loss scale). Non-finite if and only if an element is; 0 for
-            a parameter without gradient.
+            (still multiplied by the loss scale). A norm is non-finite if and only if an element of the
+            gradient is; it is 0 for a parameter without gradient.
         loss: () float32, the unscaled loss, or None if it is not known.
         found_inf: () bool, whether something outside ``norms`` was non-finite (on another rank, in an
             outer wrapper), or None.
         units: the norms that :class:`stablenum.AdaptiveGradClip` needs; None without that rule.
         amax: () float32, the largest magnitude of an element of the gradients as the optimizer gets them;
-            only if ``"amax"`` is in ``config.needs``. Any value will do for a non-finite step.
-        tiny: () float32, the fraction of the non-zero elements whose magnitude is at most 2^-24; 0 if
-            there are none; only if ``"tiny"`` is in ``config.needs``.
+            needed only if ``"amax"`` is in ``config.needs``. For a non-finite step it may have any value.
+        tiny: () float32, the fraction of the non-zero elements whose magnitude is at most 2^-24, or 0 if
+            there are no non-zero elements; needed only if ``"tiny"`` is in ``config.needs``.
     """
 
     norms: Array
@@ -61,11 +61,12 @@ class Decision(NamedTuple):
     Attributes:
         apply: () bool. If False, parameters and optimizer state stay as they are.
         multiplier: the factor on the raw gradients, for clipping and unscaling together: () float32,
-            or (n,) float32 if ``config.per_tensor``. Always finite and above 0; 1 if not ``apply``.
+            or (n,) float32 if ``config.per_tensor``. It is always finite and above 0, and is 1 if
+            ``apply`` is False.
         reason: () int32, see :class:`stablenum.Reason`.
-        grad_norm: () float32, L2 norm of the unscaled gradients before clipping.
+        grad_norm: () float32, the L2 norm of the unscaled gradients before clipping.
         clip_coefficient: () float32, the smallest factor that clipping applies; 1 for no clipping.
-        worst: () int32, index of the first non-finite norm, otherwise of the largest; -1 if n = 0.
+        worst: () int32, the index of the first non-finite norm, otherwise of the largest; -1 if n = 0.
         unit_multipliers: with :class:`stablenum.AdaptiveGradClip`, for each parameter the (u_i,) float32
             factors on the raw gradients of its units, which replace ``multiplier``; (0,) for a parameter
             that the rule leaves unchanged. () without that rule.
@@ -81,23 +82,23 @@ class Decision(NamedTuple):
 
 
 class GuardState(NamedTuple):
-    """The state that the guard carries from step to step. Structure, shapes and dtypes never change.
+    """The state that the guard carries from step to step. Its structure, shapes and dtypes never change.
 
     Attributes:
-        step: () int32, steps decided so far, including the skipped ones.
+        step: () int32, the number of steps decided so far, including the skipped ones.
         loss_scale: the loss-scale rule's state.
         clip: one state per clip rule.
-        skipped_total: () int32, steps skipped so far.
-        skipped_in_a_row: () int32, steps skipped since the last applied one.
-        nonfinite_in_a_row: () int32, how many of ``skipped_in_a_row`` were not finite; compared with
-            ``config.skip_limit``. A step skipped as a spike leaves it unchanged.
-        halted: () int32, 1 once ``config.skip_limit`` was reached. A halted guard skips every
+        skipped_total: () int32, the number of steps skipped so far.
+        skipped_in_a_row: () int32, the number of steps skipped since the last applied one.
+        nonfinite_in_a_row: () int32, how many of ``skipped_in_a_row`` were not finite. This count is compared
+            with ``config.skip_limit``; a step skipped as a spike leaves it unchanged.
+        halted: () int32, 1 once ``config.skip_limit`` has been reached. A halted guard skips every
             further step and changes nothing, so a host that checks later finds parameters and state
             as they were when training should have stopped.
         recorder: the last 128 steps.
-        spike: the spike rule's state, () without one.
-        escalation: the state of :class:`stablenum.EscalatePrecision`, () without it; its ``level`` is how
-            many formats wider than the policy's the next step computes.
+        spike: the spike rule's state; () without a spike rule.
+        escalation: the state of :class:`stablenum.EscalatePrecision`; () without it. Its ``level`` is how
+            many formats wider than its policy the next step computes.
     """
 
     step: Array
@@ -112,7 +113,7 @@ class GuardState(NamedTuple):
     escalation: Any = ()
 
 
-# "No scaling" is scaling by 1 without the arithmetic.
+# No scaling is represented as scaling by 1; the arithmetic is left out.
 _UNSCALED = StaticLossScale(scale=1.0)
 
 
@@ -156,7 +157,7 @@ def init_guard(config: GuardConfig, n_tensors: int, *, xp: Namespace, device: An
 def decide(
     config: GuardConfig, state: GuardState, observation: Observation, *, xp: Namespace
 ) -> tuple[Decision, GuardState]:
-    """Decide whether a step is applied, with which factor, and what the guard remembers of it.
+    """Decide whether and with which factor a step is applied, and what the guard remembers of it.
 
     A step is applied if every gradient norm is finite, the loss (if known) is finite, ``found_inf`` is not
     set, and the spike rule (if there is one) does not skip it. Only applied steps enter the statistics
@@ -172,7 +173,7 @@ def decide(
         The decision and the next state.
 
     Raises:
-        ValueError: a rule needs a measurement that is missing, or a rule keeps statistics per parameter and
+        ValueError: a measurement that a rule needs is missing, or a rule keeps statistics per parameter and
             the observation has another number of parameters.
 
     Example:
@@ -229,7 +230,7 @@ def decide(
 
 
 def _check_observation(config: GuardConfig, state: GuardState, observation: Observation) -> None:
-    """Check that the observation has what the rules need. Only shapes are checked.
+    """Check that the observation has what the rules need. Of arrays, only the shapes are checked.
 
     Raises:
         ValueError: a measurement is missing, or the number of parameters differs from the state's.
@@ -247,12 +248,12 @@ def _check_observation(config: GuardConfig, state: GuardState, observation: Obse
             )
     if config.unit_rule is not None and (observation.units is None or len(observation.units.norms) != n):
         raise ValueError(
-            f"observation.units must be measured for AdaptiveGradClip, one array for each of {n} parameters."
+            f"observation.units must be measured for AdaptiveGradClip: one array for each of {n} parameters."
         )
 
 
 def _unscale(norm: Array, scale: Array, *, xp: Namespace) -> Array:
-    """Return ``norm / scale``, kept finite if ``norm`` is finite (a scale below 1 makes it larger)."""
+    """Return ``norm / scale``, kept finite if ``norm`` is finite. (A scale below 1 enlarges the norm.)"""
     unscaled = norm / scale
     return xp.where(xp.isfinite(norm), at_most(unscaled, FLOAT32_MAX, xp=xp), norm)
 
@@ -260,7 +261,7 @@ def _unscale(norm: Array, scale: Array, *, xp: Namespace) -> Array:
 def _with_unscaling(coefficient: Array, scale: Array, grad_norm: Array, *, xp: Namespace) -> Array:
     """Return ``coefficient / scale``, bounded so that it makes no gradient zero or infinite.
 
-    A scale below 1 enlarges the gradients; where that could leave float32's range they are not enlarged.
+    A scale below 1 enlarges the gradients; where they could leave float32's range, they are not enlarged.
     """
     multiplier = at_least(coefficient / scale, FLOAT32_TINY, xp=xp)
     return xp.where(grad_norm > FLOAT32_MAX / 2, at_most(multiplier, 1.0, xp=xp), multiplier)
@@ -291,8 +292,8 @@ def _clip(
     applied: Array,
     xp: Namespace,
 ) -> tuple[Clipped, Array, tuple[Array, ...]]:
-    """Return the outcome of all clip rules, and the multipliers of tensors and of units (1 if not
-    applied)."""
+    """Return the outcome of all clip rules, and the multipliers for tensors and for units (1 if the step is
+    not applied)."""
     scaled, scale = config.loss_scale is not None, state.loss_scale.scale
     norms = _unscale(observation.norms, scale, xp=xp) if scaled else observation.norms
     units = None
@@ -326,8 +327,8 @@ def _clip(
 
 
 def _stuck_at_floor(config: GuardConfig, state: GuardState, *, xp: Namespace) -> Array | None:
-    """Return () bool: the scale is at its floor and the previous step overflowed there too; None without a
-    floor."""
+    """Return () bool, whether the scale is at its smallest value and the previous step overflowed at that
+    value too; None for a scale without a smallest value."""
     floor = None if config.loss_scale is None else config.loss_scale.min_scale
     if floor is None:
         return None
@@ -350,8 +351,17 @@ def _advance(
 ) -> GuardState:
     """Return the next state.
 
-    ``finite``: all numbers of the step were finite, although it may have been skipped as a spike; the loss
-    scale depends on this alone. ``overflow``: skipped for a reason that a smaller loss scale may avoid.
+    Args:
+        config: the guard's settings.
+        state: the guard's state before the step.
+        observation: the measurements.
+        decision: the decision about the step.
+        clip_state: the next states of the clip rules.
+        spike_state: the next state of the spike rule.
+        finite: () bool, whether all numbers of the step were finite, even if it was skipped as a spike. Of
+            the two, the loss scale depends on this one.
+        overflow: () bool, whether the step was skipped for a reason that a smaller loss scale may avoid.
+        xp: the array namespace.
     """
     applied, zero = decision.apply, xp.zeros_like(state.step)
     one = xp.where(applied, zero, zero + 1)
@@ -395,13 +405,13 @@ def _advance(
 def _hold_if_halted(
     config: GuardConfig, before: GuardState, decision: Decision, after: GuardState, *, xp: Namespace
 ) -> tuple[Decision, GuardState]:
-    """Return the decision and the state after the step, or a skip and the state before it if the guard is
-    halted."""
+    """Return the decision and the state after the step. If the guard is halted, return a skip and the state
+    before the step."""
     if config.skip_limit is None:
         return decision, after
     halted = before.halted > 0
-    # Copied field by field, because torch.compile of torch 2.6 traces neither _replace nor slices of a
-    # NamedTuple.
+    # The decision is copied field by field, because torch.compile of torch 2.6 traces neither _replace nor
+    # slices of a NamedTuple.
     one = xp.ones_like(decision.grad_norm)
     skipped = Decision(
         apply=decision.apply & xp.logical_not(halted),
@@ -416,8 +426,8 @@ def _hold_if_halted(
 
 
 def select(condition: Array, chosen: Tree, other: Tree, *, xp: Namespace) -> Tree:
-    """Return ``chosen`` where the () bool ``condition`` holds, otherwise ``other``; for each leaf of nested
-    tuples.
+    """Return, for each leaf of nested tuples, ``chosen`` where the () bool ``condition`` holds and ``other``
+    elsewhere.
 
     Example:
         >>> import numpy as np

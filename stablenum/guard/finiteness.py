@@ -22,7 +22,8 @@ class Finiteness(NamedTuple):
 
 
 def finiteness(total: Array, loss: Array | None, found_inf: Array | None, *, xp: Namespace) -> Finiteness:
-    """Return whether the joint norm, the loss and what others reported are finite; None counts as finite."""
+    """Return whether the joint norm, the loss and the values that others report on are finite. None counts as
+    finite."""
     gradients = xp.isfinite(total)
     yes = xp.ones_like(gradients)
     return Finiteness(
@@ -42,18 +43,19 @@ def reason_code(
     stuck_at_floor: Array | None,
     xp: Namespace,
 ) -> Array:
-    """Return the () int32 reason code. If several causes hold, the last in the list decides.
+    """Return the () int32 reason code. If several causes hold, the last one in the list determines the code.
 
-    The list is ordered from the weakest cause to the root cause: a bad loss makes bad gradients.
+    The list is ordered from the weakest cause to the root cause; a bad loss, for example, makes bad
+    gradients.
 
     Args:
         finite: which parts of the step are finite.
         total: () float32, the joint norm of the gradients before unscaling and clipping.
         clip_coefficient: () float32, the smallest factor that the clip rules ask for.
-        spike: the spike rule's verdict, None without a spike rule.
+        spike: the spike rule's verdict; None without a spike rule.
         shrinks_spikes: whether the spike rule shrinks spikes instead of skipping them.
-        stuck_at_floor: () bool, the loss scale is at its floor and the previous step overflowed there too;
-            None for a scale without a floor.
+        stuck_at_floor: () bool, whether the loss scale is at its smallest value and the previous step
+            overflowed at that value too; None for a scale without a smallest value.
         xp: the array namespace.
     """
     bad = xp.logical_not(finite.gradients)

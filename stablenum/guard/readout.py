@@ -1,27 +1,24 @@
-"""Reading a guard's state on the host, which waits for the device.
+"""Reading a guard's state on the host, which makes the host wait for the device.
 
-This works for every framework, because the only method of a leaf that it calls is ``.tolist()``.
+The functions work for every framework, because ``.tolist()`` is the only method of an array that they call.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple, TypedDict, cast
 
-from stablenum.errors import NonFiniteError
-from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import GuardState
-from stablenum.guard.reasons import Reason, explain_reason
+from stablenum.guard.reasons import Reason
 from stablenum.guard.recorder import Row, read_rows
 
-__all__ = ["Metrics", "StepRecord", "Worst", "check_halted", "history", "metrics"]
+__all__ = ["Metrics", "StepRecord", "Worst", "history", "metrics"]
 
 
 class Worst(NamedTuple):
     """The first parameter with a non-finite gradient norm, otherwise the one with the largest norm.
 
-    ``index`` is -1 and ``name`` None if there is no parameter; ``name`` is None if names are not known.
+    If there is no parameter, ``index`` is -1 and ``name`` is None. If names are not known, ``name`` is None.
     """
 
     index: int  # type: ignore[assignment]  # shadows tuple.index on purpose
@@ -34,13 +31,14 @@ class StepRecord(TypedDict):
     Attributes:
         step: the step's number, from 0.
         loss: the unscaled loss; NaN if it was not given.
-        grad_norm: the joint norm of the unscaled gradients before clipping; NaN or inf if one is not finite.
-        loss_scale: the scale that the step ran with; 1.0 without scaling.
-        clip_coefficient: what clipping multiplied the gradients by; 1.0 where nothing was clipped.
+        grad_norm: the joint norm of the unscaled gradients before clipping; NaN or inf if a gradient is not
+            finite.
+        loss_scale: the loss scale of the step; 1.0 without scaling.
+        clip_coefficient: the smallest factor that clipping applied; 1.0 if nothing was clipped.
         reason: why the step was applied or skipped.
-        applied: whether it was applied.
-        worst: the parameter with the first non-finite gradient norm, else with the largest one.
-        precision_level: how many formats wider than the first the step computed in.
+        applied: whether the step was applied.
+        worst: the parameter with the first non-finite gradient norm, otherwise with the largest norm.
+        precision_level: how many formats wider than its policy the step computed.
     """
 
     step: int
@@ -58,8 +56,8 @@ class Metrics(StepRecord):
     """The last step and the counters of skips: what ``opt.last`` and ``stablenum_jax.metrics`` return.
 
     Attributes:
-        skipped_total: steps skipped so far.
-        skipped_in_a_row: steps skipped since the last one that was applied.
+        skipped_total: the number of steps skipped so far.
+        skipped_in_a_row: the number of steps skipped since the last one that was applied.
     """
 
     skipped_total: int
@@ -88,9 +86,9 @@ def history(state: GuardState, names: Sequence[str] | None = None) -> list[StepR
 
 
 def metrics(state: GuardState, names: Sequence[str] | None = None) -> Metrics:
-    """Return the last step as a dict of plain values: its row of :func:`history` and the counters of skips.
+    """Return the last step as a dict of plain values: its entry in :func:`history`, and the skip counters.
 
-    Before the first step ``applied`` is False, ``reason`` NO_STEP_YET and ``grad_norm`` NaN.
+    Before the first step, ``applied`` is False, ``reason`` is NO_STEP_YET and ``grad_norm`` is NaN.
 
     Example:
         >>> import numpy as np
@@ -108,45 +106,3 @@ def metrics(state: GuardState, names: Sequence[str] | None = None) -> Metrics:
         "skipped_total": state.skipped_total.tolist(),
         "skipped_in_a_row": state.skipped_in_a_row.tolist(),
     }
-
-
-def _culprit(row: StepRecord) -> str:
-    """Return the gradient norm and loss of a skipped step, and its first bad parameter if a gradient was
-    bad."""
-    known = not math.isnan(row["loss"]) or row["reason"] is Reason.NONFINITE_LOSS
-    numbers = f"gradient norm {row['grad_norm']:g}" + (f", loss {row['loss']:g}" if known else "")
-    if math.isfinite(row["grad_norm"]):
-        return f"All gradients were finite ({numbers})."
-    worst = row["worst"]
-    return f"First bad parameter: {worst.name or f'parameter {worst.index}'} ({numbers})."
-
-
-def check_halted(
-    state: GuardState, names: Sequence[str] | None = None, *, config: GuardConfig | None = None
-) -> None:
-    """Raise if the guard has halted.
-
-    Raises:
-        NonFiniteError: ``state.halted`` is set. The message names the first bad parameter, the
-            recent loss scales, the likely cause and the remedy.
-    """
-    if not state.halted.tolist():
-        return
-    last, rows = metrics(state, names), history(state, names)
-    skipped = state.nonfinite_in_a_row.tolist()
-    finite = (Reason.SPIKE_LOSS, Reason.SPIKE_GRAD_NORM)  # skipped too, but not why training stops
-    streak = [row for row in rows[-last["skipped_in_a_row"] :] if row["reason"] not in finite] or [last]
-    first = streak[0]
-    scales = [f"{row['loss_scale']:g}" for row in streak[-8:]]
-    limit = f" (the limit is {config.skip_limit})" if config and config.skip_limit else ""
-    raise NonFiniteError(
-        f"Training stopped: {skipped} step(s) in a row could not be applied{limit}, "
-        f"from step {last['step'] - skipped + 1} on. "
-        f"{_culprit(first)} "
-        f"At step {first['step']}{'' if len(streak) == skipped else ', the first still recorded,'} "
-        f"{explain_reason(first['reason'])} "
-        f"Loss scale over these steps: {', '.join(scales)}. "
-        "No skipped step was applied: parameters and optimizer state are those from before these steps.",
-        metrics=last,
-        history=rows,
-    )

@@ -1,6 +1,6 @@
 """Why a step was applied or skipped: integer codes, and a table that explains them.
 
-The code is an array in the state, so writing it does not make the host wait; the explanation is
+The code is an array in the state, so writing it does not make the host wait. The explanation is
 looked up when the code is read.
 """
 

@@ -1,7 +1,7 @@
 """The recorder: the last 128 steps, written on the device and read on request.
 
-The rows are two small arrays in the guard's state. Each step shifts them by one row, which needs no index,
-works in every framework and inside a scan, and moves a few kilobytes.
+The rows are stored in two small arrays in the guard's state. Each step shifts the arrays by one row. This
+needs no index, works in every framework and inside a scan, and moves only a few kilobytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Recorder(NamedTuple):
 
     Attributes:
         floats: (128, 4) float32: loss, grad_norm, loss_scale, clip_coefficient.
-        ints: (128, 4) int32: step, reason, worst, precision_level. A row not yet written has step -1.
+        ints: (128, 4) int32: step, reason, worst, precision_level. A row that is not yet written has step -1.
     """
 
     floats: Array
@@ -34,16 +34,15 @@ class Row(NamedTuple):
     """One recorded step, on the host.
 
     Attributes:
-        step: how many steps the guard had seen before this one.
-        loss: the unscaled loss, NaN if it was not given.
-        grad_norm: L2 norm of the unscaled gradients before clipping.
+        step: the number of steps that the guard had seen before this one.
+        loss: the unscaled loss; NaN if it was not given.
+        grad_norm: the L2 norm of the unscaled gradients before clipping.
         loss_scale: the loss scale of this step.
         clip_coefficient: the smallest factor that clipping applied; 1 for no clipping.
         reason: see :class:`stablenum.Reason`.
-        worst: index of the first parameter with a non-finite norm, otherwise of the one with the largest
+        worst: the index of the first parameter with a non-finite norm, otherwise of the one with the largest
             norm; -1 if there are no parameters.
-        precision_level: by how many formats the step's format was wider than the policy's; 0 without
-            escalation.
+        precision_level: how many formats wider than its policy the step computed; 0 without escalation.
     """
 
     step: int
@@ -70,7 +69,7 @@ def init_recorder(*, xp: Namespace, device: Any = None) -> Recorder:
 
 
 def record(recorder: Recorder, floats: list[Array], ints: list[Array], *, xp: Namespace) -> Recorder:
-    """Return the recorder with a new row added and the oldest dropped.
+    """Return the recorder with a new row added and the oldest row dropped.
 
     Args:
         recorder: the rows before.
@@ -85,7 +84,7 @@ def record(recorder: Recorder, floats: list[Array], ints: list[Array], *, xp: Na
 
 
 def read_rows(recorder: Recorder) -> list[Row]:
-    """Return the recorded steps, oldest first. This makes the host wait for the device."""
+    """Return the recorded steps, oldest first. The call makes the host wait for the device."""
     return [
         Row(step, loss, grad_norm, scale, clip, Reason(reason), worst, level)
         for (loss, grad_norm, scale, clip), (step, reason, worst, level) in zip(

@@ -1,6 +1,6 @@
-"""Convert a guard's state to plain JSON values, the same for every framework, and back.
+"""Conversion of a guard's state to plain JSON values, the same for every framework, and back.
 
-A state saved by one adapter loads in another, which then makes the same decisions.
+A state saved by one adapter can be loaded by another, which then makes the same decisions.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _COUNTS = {
 
 
 class StatisticsNotLoadedWarning(UserWarning):
-    """A saved state has no statistics for some rule of the guard that loads it."""
+    """A saved state has no statistics for one of the rules of the guard that loads it."""
 
 
 def state_to_dict(state: GuardState, names: Sequence[str] | None = None) -> dict[str, Any]:
-    """Return ``{"version": 3, "names": [...] or None, "state": {...}}`` of lists, numbers and strings.
+    """Return ``{"version": 3, "names": [...] or None, "state": {...}}``, made of lists, numbers and strings.
 
     Non-finite numbers become the strings ``"nan"``, ``"inf"`` and ``"-inf"``, so the result is strict
-    JSON; float32 values survive the round trip bit for bit. This makes the host wait for the device.
+    JSON; float32 values survive the round trip bit for bit. The call makes the host wait for the device.
 
     Example:
         >>> import json, numpy as np
@@ -78,18 +78,18 @@ def state_from_dict(
     Args:
         plain: the saved dict.
         like: a state of the guard that will use the result. It gives structure, shapes and dtypes, and
-            the loss scale unless both guards scale dynamically (a fixed scale is a setting). A rule whose
-            statistics were not saved, because it was added or changed since, keeps those of ``like``, with
-            a ``StatisticsNotLoadedWarning``.
+            also the loss scale unless both guards scale dynamically (a fixed scale is a setting). A rule
+            whose statistics were not saved, because the rule was added or changed since, keeps those of
+            ``like``, and a ``StatisticsNotLoadedWarning`` is issued.
         xp: the array namespace of the result.
-        names: the names of the parameters of the loading guard. If the saved state has names too, parameter
-            indices and the statistics of each parameter are matched by name (the order may differ between
-            frameworks).
+        names: the names of the parameters of the guard that loads the state. If the saved state has names
+            too, parameter indices and the statistics of each parameter are matched by name (the order may
+            differ between frameworks).
         device: the device of the result.
 
     Raises:
-        ValueError: the dict is not such a state, or has another shape; the message names
-            the field. Nothing is changed.
+        ValueError: ``plain`` is not such a state, or its arrays have other shapes; the message names the
+            field. Nothing is changed.
 
     Example:
         >>> import numpy as np
@@ -103,7 +103,8 @@ def state_from_dict(
         or plain.get("version") not in range(1, VERSION + 1)
         or "state" not in plain
     ):
-        raise bad_field("guard state", f"a dict written by guard_state_dict(), version 1 to {VERSION}", plain)
+        allowed = f"a dict written by guard_state_dict(), of version 1 to {VERSION}"
+        raise bad_field("guard state", allowed, plain)
     reader = _Reader(plain.get("names"), names, xp=xp, device=device)
     state: GuardState = reader.read("state", _current(plain), like)
     for message in reader.missing:
@@ -116,7 +117,7 @@ def state_from_dict(
 def _current(plain: Mapping[str, Any]) -> Any:
     """Return the saved state, converted to the current version.
 
-    Version 1 had no spike rules and fewer statistics, version 2 no escalation.
+    Version 1 had no spike rules and fewer statistics; version 2 had no escalation.
     """
     state = plain["state"]
     if plain["version"] == VERSION or not isinstance(state, Mapping):
@@ -138,19 +139,20 @@ def _with_level(row: Any) -> Any:
 
 
 class _Reader:
-    """Reads one saved state and translates parameter indices between the saved order and the order here."""
+    """Reads one saved state, and translates its parameter indices into those of the loading guard."""
 
     def __init__(self, saved: Any, here: Sequence[str] | None, *, xp: Namespace, device: Any) -> None:
         words = isinstance(saved, (list, tuple)) and all(isinstance(name, str) for name in saved)
         if saved is not None and not words:
             raise bad_field("names", "a list of strings or None", saved)
         self.xp, self.device, self.here = xp, device, list(here or ())
-        self.missing: list[str] = []  # what was not saved, a sentence or two for each
+        self.missing: list[str] = []  # a message for each rule or parameter without saved statistics
         self.known = saved is not None and here is not None and list(saved) != list(here)
         place = {name: i for i, name in enumerate(here or ())} if self.known else {}
         self.n_saved = len(saved) if self.known else None
-        # Saved parameter index -> index here (-1: no such parameter), and the reverse. Both mappings are
-        # empty if one side has no names, or if both have the same.
+        # ``place`` maps saved parameter indices to those of the loading guard (-1 for parameters that it does
+        # not have); ``source`` is the reverse. Both are empty if one side has no names, or if the names are
+        # the same.
         self.place = {i: place.get(name, -1) for i, name in enumerate(saved)} if self.known else {}
         self.source = {here: saved for saved, here in self.place.items() if here >= 0}
 
@@ -178,9 +180,9 @@ class _Reader:
         return type(like)(*(self.read(f"{field}.{name}", plain[name], part) for name, part in parts))
 
     def _rule_states(self, fields: list[str], plain: Any, likes: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the states of the rules of the loading guard, each from the first saved state that fits it.
+        """Return the states of the loading guard's rules, each from the first saved state that fits it.
 
-        A rule without a fitting saved state, for example one added since, keeps its own state.
+        A rule without a fitting saved state, for example a rule added since, keeps its own state.
         """
         if not isinstance(plain, list):
             raise bad_field("state.clip", "a list of rule states", plain)
@@ -194,7 +196,7 @@ class _Reader:
             if not fitting:
                 self.missing.append(
                     f"{field}: no statistics were saved that fit {type(like).__name__.removesuffix('State')} "
-                    "as it is configured here; the rule keeps its own. Rules, windows and parameters "
+                    "as it is configured here, so the rule keeps its own. Rules, windows and parameters "
                     "that changed since the state was saved start from scratch."
                 )
                 found.append(self.own(like))
@@ -211,8 +213,8 @@ class _Reader:
         if new:
             shown = ", ".join(new[:5]) + (", ..." if len(new) > 5 else "")
             self.missing.append(
-                f"{field}: no statistics were saved under the names of {len(new)} of the {len(self.here)} "
-                f"parameters here ({shown}); they start from scratch."
+                f"{field}: no statistics were saved under the names of {len(new)} of this guard's "
+                f"{len(self.here)} parameters ({shown}); these parameters start from scratch."
             )
         return {
             name: [plain[name][self.source[i]] if i in self.source else row for i, row in enumerate(rows)]
@@ -229,12 +231,13 @@ class _Reader:
         if field in _COUNTS and values < 0:
             raise bad_field(field, "a whole number of 0 or more", plain)
         if field == "state.loss_scale.scale" and not SMALLEST_SCALE <= values <= LARGEST_SCALE:
-            raise bad_field(field, "a positive number from 2**-100 to 2**100", plain)
+            raise bad_field(field, "a number from 2**-100 to 2**100", plain)
         return self.xp.asarray(values, dtype=like.dtype, device=self.device)
 
 
 def _fits(plain: Any, like: Any, *, rows: int | None) -> bool:
-    """Return whether a saved rule state has the keys and shapes of ``like`` (but ``rows`` rows, if given)."""
+    """Return whether a saved rule state has the keys and shapes of ``like``. The number of rows must be
+    ``rows`` if that is not None."""
     if hasattr(like, "_fields"):
         return (
             isinstance(plain, Mapping)
@@ -252,7 +255,7 @@ def _fits(plain: Any, like: Any, *, rows: int | None) -> bool:
 
 
 def _check_reasons(field: str, rows: list[list[int]]) -> None:
-    """Check that every written row has a known reason code, so that reading it later cannot fail."""
+    """Check that every written row has a known reason code, so that reading the row later cannot fail."""
     for i, (step, reason, *_) in enumerate(rows):
         if step >= 0 and reason not in _REASONS:
             raise bad_field(f"{field}[{i}][1]", "a reason code", reason)
@@ -269,7 +272,7 @@ def _decode(field: str, plain: Any, shape: tuple[int, ...], kind: type[float] | 
     if isinstance(plain, bool) or not isinstance(plain, (int,) if kind is int else (int, float)):
         raise bad_field(field, "a whole number" if kind is int else "a number", plain)
     if kind is int and not -(2**31) <= plain < 2**31:
-        raise bad_field(field, "a whole number within int32", plain)
+        raise bad_field(field, "a whole number within int32's range", plain)
     if kind is float and not abs(plain) <= FLOAT32_MAX:
-        raise bad_field(field, "a number within float32 (or 'nan', 'inf', '-inf')", plain)
+        raise bad_field(field, "a number within float32's range, 'nan', 'inf' or '-inf'", plain)
     return kind(plain)

@@ -1,14 +1,14 @@
 """Losses with the correct value and gradient at every edge case, in every float format.
 
-They are written once over the array namespace ``xp`` and differentiated by the framework. Use them through
-``stablenum_torch.losses`` and ``stablenum_jax.losses``, which fill in ``xp``.
+The losses are written once over the array namespace ``xp`` and differentiated by the framework. Use them
+through ``stablenum_torch.losses`` and ``stablenum_jax.losses``, which fill in ``xp``.
 
-Rules that hold for all of them:
+These rules hold for all losses:
 
-- Inputs in formats narrower than float32 are computed and summed in float32 and rounded once. The result has
-  the format of the first argument, as in torch and optax, unless ``dtype`` is given.
+- For inputs in formats narrower than float32, items are computed and summed in float32 and the result is
+  rounded once. It has the format of the first argument, as in torch and optax, unless ``dtype`` is given.
 - "mean" divides by the number of valid items; a batch without valid items gives 0 with gradient 0, not NaN.
-- Masked items have no effect, whatever their values: masking an item and removing it are the same. NaN in a
+- Masked items have no effect, whatever their values: masking an item is the same as removing it. NaN in a
   valid item gives NaN. No finite input gives NaN in the value or in the gradient.
 - Targets are never broadcast silently: if they do not have the documented shape, a ValueError is raised.
 """

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from stablenum.errors import check_number
 from stablenum.formats import get_format
 from stablenum.losses.common import (
     check_fits,
@@ -19,6 +18,7 @@ from stablenum.losses.common import (
     reduced,
     weighted,
 )
+from stablenum.settings_checks import check_number
 
 __all__ = ["binary_cross_entropy", "binary_focal", "entropy_items", "missed_power"]
 
@@ -42,17 +42,18 @@ def binary_cross_entropy(
     """``(1 - y) softplus(z) + y softplus(-z)``: the loss for a label y and the probability sigmoid(z).
 
     The gradient with respect to z is ``(1 - y) sigmoid(z) - y sigmoid(-z)``, to full precision however small
-    it is. That of ``F.binary_cross_entropy`` on probabilities is 0 or NaN once the sigmoid rounds to 0 or 1.
+    it is. The gradient of ``F.binary_cross_entropy`` on probabilities, in contrast, is 0 or NaN once the
+    sigmoid rounds to 0 or 1.
 
-    Edge cases: an infinite logit gives 0 if the target is exactly the label it predicts, otherwise inf. NaN
-    stays NaN. A batch without valid items gives 0 with gradient 0.
+    Edge cases: an infinite logit gives 0 if the target is exactly the label that the logit predicts,
+    otherwise inf. NaN stays NaN. A batch without valid items gives 0 with gradient 0.
 
     Args:
         logits: any shape, any floating-point format.
-        targets: the shape of ``logits``; 0 to 1, in any format.
+        targets: the shape of ``logits``; values from 0 to 1, in any format.
         weight: broadcast with ``logits``; multiplies the loss of an item. It does not enter the divisor.
         pos_weight: broadcast with ``logits``; multiplies the term for y = 1.
-        label_smoothing: s, from 0, below 1, changes the targets to ``(1 - s) y + s / 2``.
+        label_smoothing: s, at least 0 and below 1; changes the targets to ``(1 - s) y + s / 2``.
         mask: bool, broadcast with ``logits``; False leaves an item out, whatever its values.
         reduction: "mean" over the valid items, "sum" or "none".
         dtype: the format of the result; that of ``logits`` if None. Sums are computed in float32 or wider.
@@ -60,7 +61,7 @@ def binary_cross_entropy(
         xp: the array namespace.
 
     Raises:
-        ValueError: shapes that do not match, an unknown reduction, ``label_smoothing`` outside [0, 1).
+        ValueError: shapes do not match, the reduction is unknown, or ``label_smoothing`` is outside [0, 1).
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -85,7 +86,8 @@ def binary_cross_entropy(
 
 def entropy_items(z: Array, y: Array, pos_weight: Array | None = None, *, xp: Namespace) -> Array:
     """Return the loss of each item, without reduction. The part that is linear in z and the part that decays
-    are computed separately, so that neither is lost in the rounding of the other, in value or gradient."""
+    are computed separately, so that neither the value nor the gradient of one is lost in the rounding of the
+    other."""
     agreed = ((z == float("inf")) & (y == 1)) | ((z == -float("inf")) & (y == 0))
     z = xp.where(agreed, 0.0, z)
     positive = z > 0
@@ -114,25 +116,25 @@ def binary_focal(
     dtype: Any = None,
     xp: Namespace,
 ) -> Array:
-    """``(1 - p_t)^gamma`` times the binary cross-entropy, p_t the label's probability (arXiv 1708.02002).
+    """``(1 - p_t)^gamma`` times the binary cross-entropy; p_t is the label's probability (arXiv 1708.02002).
 
-    ``1 - p_t`` is computed as ``(1 - y) sigmoid(z) + y sigmoid(-z)``, without a difference, and its power by
-    an exponential of ``-gamma |z|``: for gamma < 1 the gradient does not become inf x 0 once p_t rounds to 1.
-    Unless gamma is a power of two, rounding that exponent costs up to ``|gamma z|`` ulp where the loss is
-    small.
+    ``1 - p_t`` is computed as ``(1 - y) sigmoid(z) + y sigmoid(-z)``, so no two close numbers are subtracted.
+    Its power is computed by an exponential of ``-gamma |z|``, so for gamma < 1 the gradient does not become
+    inf x 0 once p_t rounds to 1. Unless gamma is a power of two, rounding that exponent costs up to
+    ``|gamma z|`` ulp where the loss is small.
 
-    Edge cases: as in :func:`binary_cross_entropy`. The gradient is finite for every finite logit and every
-    gamma.
+    The edge cases are those of :func:`binary_cross_entropy`. The gradient is finite for every finite logit
+    and every gamma.
 
     Args:
         logits: any shape, any floating-point format.
-        targets: the shape of ``logits``; 0 to 1.
-        gamma: at least 0; 0 is the plain cross-entropy.
-        alpha: from 0 to 1; the weight is alpha for y = 1 and 1 - alpha for y = 0. None: 1 for both.
+        targets: the shape of ``logits``; values from 0 to 1.
+        gamma: at least 0; 0 gives the plain cross-entropy.
+        alpha: from 0 to 1; the weight is alpha for y = 1 and 1 - alpha for y = 0. None gives both weight 1.
         weight, mask, reduction, dtype, xp: as in :func:`binary_cross_entropy`.
 
     Raises:
-        ValueError: shapes that do not match, an unknown reduction, gamma or alpha out of range.
+        ValueError: shapes do not match, the reduction is unknown, or gamma or alpha is out of range.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -158,10 +160,11 @@ def binary_focal(
 
 
 def missed_power(z: Array, y: Array, gamma: float, *, xp: Namespace) -> Array:
-    """``((1 - y) sigmoid(z) + y sigmoid(-z)) ^ gamma``, with derivatives in range for every gamma.
+    """Return ``((1 - y) sigmoid(z) + y sigmoid(-z)) ^ gamma``, with derivatives in range for every gamma.
 
-    With e = exp(-|z|) it is ``((w + (1 - w) e) / (1 + e)) ^ gamma``, where w is the coefficient of the larger
-    sigmoid. Where w is at most e, e is factored out: what remains is about 1, and so is its power.
+    With e = exp(-|z|), this equals ``((w + (1 - w) e) / (1 + e)) ^ gamma``, where w is the coefficient of the
+    larger sigmoid. Where w is at most e, e is factored out; the remaining factor is about 1, and so is its
+    power.
     """
     z = for_slope(z, xp=xp)
     positive = z > 0

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
-from stablenum.errors import bad_field, check_number
+from stablenum.errors import bad_field
 from stablenum.losses.binary import missed_power
 from stablenum.losses.common import (
     check_axis,
@@ -22,6 +22,7 @@ from stablenum.losses.common import (
 )
 from stablenum.numerics import logsumexp, softplus
 from stablenum.numerics.common import widened
+from stablenum.settings_checks import check_number
 
 __all__ = ["ClassSums", "class_sums", "cross_entropy", "focal"]
 
@@ -32,7 +33,7 @@ _INF = math.inf
 
 
 class ClassSums(NamedTuple):
-    """The sums over the classes of a row of logits x that cross-entropy needs."""
+    """The sums that cross-entropy needs, over the classes of a row of logits x."""
 
     nll: Array
     """``logsumexp(x) - x[target]``; inf with gradient 0 where ``x[target]`` is -inf."""
@@ -51,7 +52,7 @@ def class_sums(
     smoothing: bool = False,
     xp: Namespace,
 ) -> ClassSums:
-    """Return the sums over the last axis, in the array namespace (adapters may pass a faster version).
+    """Return the sums over the last axis, in the array namespace (adapters may use a faster version).
 
     Args:
         x: (..., C) logits of any floating-point format; the sums are in float32 or wider.
@@ -83,11 +84,12 @@ def _shifted(x: Array, *, xp: Namespace) -> tuple[Array, Array, Array, Array, Ar
     here = x != -_INF
     top = xp.max(x, axis=-1)
     some = top != -_INF
-    # floor has no gradient, so the shift, which cancels on paper, leaves no rounding errors in the gradient.
+    # floor has no gradient, so the shift, which cancels mathematically, leaves no rounding errors in the
+    # gradient.
     shift = xp.floor(xp.where(xp.isfinite(top), top, 0.0))
     away = xp.where(here, x, 0.0) - xp.where(here, shift[..., None], 0.0)
     total = xp.sum(xp.where(here, xp.exp(away), 0.0), axis=-1)
-    endless = xp.where(top == _INF, math.nan, 0.0)  # inf - inf, also where a finite class is the target
+    endless = xp.where(top == _INF, math.nan, 0.0)  # for inf - inf, even where the target's logit is finite
     return here, away, xp.log(xp.where(some, total, 1.0)) + endless, shift, some
 
 
@@ -107,7 +109,7 @@ def cross_entropy(
     sums: Callable[..., ClassSums] = class_sums,
     xp: Namespace,
 ) -> Array:
-    """``logsumexp(x) - x[target]``, or ``sum(t (logsumexp(x) - x))`` for probabilities t as target.
+    """``logsumexp(x) - x[target]``, or ``sum(t (logsumexp(x) - x))`` if the target is probabilities t.
 
     The gradient with respect to x is ``softmax(x) - t``. With label smoothing s the target is
     ``(1 - s) t + s / K`` over the K classes that are neither masked nor -inf. The z-loss (PaLM, arXiv
@@ -120,29 +122,30 @@ def cross_entropy(
       target is ``ignore_index`` or their mask is False, whatever their logits, or if all their classes are
       masked or -inf.
     - A class that is masked or -inf has probability 0 and gradient 0, with label smoothing too. If it is the
-      target (in a soft target: with a probability above 0), the item is inf, with gradient 0.
+      target (or, in a soft target, has a probability above 0), the item is inf, with gradient 0.
     - A logit of inf or NaN gives NaN; an index outside the classes gives NaN with gradient 0.
 
     Args:
-        logits: any shape with ``axis``, any floating-point format.
-        targets: whole numbers, the shape of ``logits`` without ``axis``; or floating, the shape of
-            ``logits``.
+        logits: any shape that has ``axis``, any floating-point format.
+        targets: whole numbers in the shape of ``logits`` without ``axis``, or floating-point numbers in the
+            shape of ``logits``.
         axis: the axis of the classes.
         weight: (C,), one weight per class; multiplies an item's loss by the weight of its class, or for soft
             targets each class's term by the weight of that class.
         ignore_index: the target of items that are left out.
-        label_smoothing: s, from 0, below 1.
+        label_smoothing: s, at least 0 and below 1.
         z_loss: the coefficient, at least 0; ``weight`` does not apply to it.
         class_mask: bool, (C,) or broadcast with ``logits``; False removes a class, whatever its logit.
         mask: bool, broadcast with the items; False leaves an item out.
-        reduction: "none", "sum", or "mean" over the valid items. For integer targets with ``weight`` the mean
-            divides by the sum of the items' weights (as torch does), and for the z-loss by their number.
+        reduction: "none", "sum", or "mean" over the valid items. For integer targets with ``weight``, the
+            mean divides the loss by the sum of the items' weights (as torch does), and the z-loss by the
+            number of items.
         dtype: the format of the result; that of ``logits`` if None. Sums are computed in float32 or wider.
-        sums: how the sums over classes are made; adapters give a faster :func:`class_sums`.
+        sums: computes the sums over classes; adapters pass a faster version of :func:`class_sums`.
         xp: the array namespace.
 
     Raises:
-        ValueError: shapes that do not match, an unknown reduction, a number out of its range.
+        ValueError: shapes do not match, the reduction is unknown, or a number is out of its range.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -200,15 +203,17 @@ def _without(x: Array, class_mask: Array | None, axis: int, *, xp: Namespace) ->
 
 def _check_index(targets: Array, shape: tuple[int, ...], axis: int) -> None:
     if "int" not in str(targets.dtype):
-        raise bad_field("targets", "of whole numbers or floating", str(targets.dtype))
+        raise bad_field("targets", "integers or floating-point numbers", str(targets.dtype))
     if tuple(targets.shape) != tuple(shape):
-        allowed = f"of the shape of logits without axis {axis}, {tuple(shape)} (floating targets: with it)"
+        full = "floating-point targets: the full shape of the logits"
+        allowed = f"of shape {tuple(shape)}, that of the logits without axis {axis} ({full})"
         raise bad_field("targets", allowed, tuple(targets.shape))
 
 
 def _soft(targets: Array, axis: int, shape: tuple[int, ...], dtype: Any, *, xp: Namespace) -> Array:
     if tuple(targets.shape) != shape:
-        allowed = f"of the shape of logits, {shape}, if floating (indices: without the axis of the classes)"
+        indices = f"integer targets: without axis {axis}"
+        allowed = f"of shape {shape}, that of the logits, if they are floating-point numbers ({indices})"
         raise bad_field("targets", allowed, tuple(targets.shape))
     return xp.astype(classes_last(targets, axis, xp=xp), dtype)
 
@@ -216,7 +221,7 @@ def _soft(targets: Array, axis: int, shape: tuple[int, ...], dtype: Any, *, xp: 
 def _soft_items(
     x: Array, t: Array, keep: Array, weight: Array | None, s: float, *, xp: Namespace
 ) -> tuple[Array, Array]:
-    """Return the loss of each row for probabilities as target, and its logsumexp."""
+    """Return the loss of each row if the target is probabilities, and the row's logsumexp."""
     x, t = xp.where(keep[..., None], x, 0.0), xp.where(keep[..., None], t, 0.0)
     here, away, log_total, shift, some = _shifted(x, xp=xp)
     if s:
@@ -226,7 +231,8 @@ def _soft_items(
     share = t if weight is None else t * weight
     below = log_total[..., None] - away
     none = xp.logical_not(here) | (share == 0)
-    # A term with a share of 0 still depends on the share: only non-finite terms are removed.
+    # A term with a share of 0 still has a gradient with respect to the share, so only non-finite terms are
+    # removed.
     out = none & xp.logical_not(xp.isfinite(below)) | xp.logical_not(here)
     terms = xp.where(out, 0.0, share * xp.where(out, 0.0, below))
     items = xp.where(impossible, _INF, xp.sum(terms, axis=-1))
@@ -247,23 +253,25 @@ def focal(
     dtype: Any = None,
     xp: Namespace,
 ) -> Array:
-    """``(1 - p)^gamma (-log p)``, p the softmax at the target (arXiv 1708.02002, for many classes).
+    """``(1 - p)^gamma (-log p)``; p is the softmax at the target (arXiv 1708.02002, for many classes).
 
     With z the target's logit minus the logsumexp of the others, p is sigmoid(z) and the loss is
-    ``sigmoid(-z)^gamma softplus(-z)``. This is accurate for p near 1 too and has a finite gradient for
+    ``sigmoid(-z)^gamma softplus(-z)``. This form is accurate for p near 1 too and has a finite gradient for
     gamma < 1, where the gradient of ``(1 - p)^gamma`` is inf x 0 once p rounds to 1.
 
-    Edge cases: those of :func:`cross_entropy`. If only one class is left, p is 1 and the loss is 0, with
-    gradient 0.
+    The edge cases are those of :func:`cross_entropy`. If only one class is left, p is 1 and the loss is 0,
+    with gradient 0.
 
     Args:
         logits, axis, weight, ignore_index, class_mask, mask, dtype, xp: as in :func:`cross_entropy`.
-        targets: whole numbers, the shape of ``logits`` without ``axis``.
-        gamma: at least 0; 0 is the plain cross-entropy.
-        reduction: "none", "sum", or "mean" over the valid items (with ``weight``, divided by its sum).
+        targets: whole numbers in the shape of ``logits`` without ``axis``.
+        gamma: at least 0; 0 gives the plain cross-entropy.
+        reduction: "none", "sum", or "mean" over the valid items. With ``weight``, the mean divides by the sum
+            of the items' weights.
 
     Raises:
-        ValueError: shapes that do not match, floating targets, an unknown reduction, a negative gamma.
+        ValueError: shapes do not match, the targets are floating-point numbers, the reduction is unknown, or
+            gamma is negative.
 
     Example:
         >>> import array_api_compat.numpy as np

@@ -1,13 +1,14 @@
-"""Shared by all losses: checks of arguments, weights, and the reduction over valid items."""
+"""What all losses share: checks of arguments, weights, and the reduction over valid items."""
 
 from __future__ import annotations
 
 import math
 from typing import Any, TypeAlias
 
-from stablenum.errors import bad_field, check_number
+from stablenum.errors import bad_field
 from stablenum.formats import get_format
 from stablenum.numerics.common import check_axis, widened
+from stablenum.settings_checks import check_number
 
 __all__ = [
     "REDUCTIONS",
@@ -63,13 +64,13 @@ def check_same_shape(name: str, array: Array, other_name: str, other: Array) -> 
     """Check that both arrays have the same shape: items are never broadcast silently."""
     if tuple(array.shape) != tuple(other.shape):
         shape = tuple(other.shape)
-        raise bad_field(name, f"of the shape of {other_name}, {shape}", tuple(array.shape))
+        raise bad_field(name, f"of the same shape as {other_name}, {shape}", tuple(array.shape))
 
 
 def check_fits(name: str, array: Array, shape: tuple[int, ...], *, of: str) -> None:
     """Check that ``array`` broadcasts to ``shape``, and that a mask is a bool array."""
     if "mask" in name and "bool" not in str(array.dtype):
-        raise bad_field(name, "a bool array, False for what is left out", str(array.dtype))
+        raise bad_field(name, "a bool array that is False for whatever is left out", str(array.dtype))
     got = tuple(array.shape)
     fits = len(got) <= len(shape) and all(g in (1, s) for g, s in zip(reversed(got), reversed(shape)))
     if not fits:
@@ -84,7 +85,7 @@ def classes_last(x: Array, axis: int, *, xp: Namespace) -> Array:
 
 
 def for_slope(z: Array, *, xp: Namespace) -> Array:
-    """Clamp z to [-1e4, 1e4], with gradient 0 beyond; the sigmoid of anything beyond is 0 or 1 anyway.
+    """Clamp z to [-1e4, 1e4], with gradient 0 beyond, where the sigmoid is 0 or 1 anyway.
 
     A loss near the end of the range times a slope of 0 must give 0, not inf x 0.
     """
@@ -98,7 +99,7 @@ def is_floating(array: Array) -> bool:
 
 
 def prepared(x: Array, *others: Array, dtype: Any = None, xp: Namespace) -> tuple[list[Array], Any]:
-    """``x`` and the others in the format of the computation, and the format of the result.
+    """Return ``x`` and the others in the format of the computation, and the format of the result.
 
     The result has the format of ``x``, whatever the format of the targets, unless ``dtype`` is given.
     """
@@ -108,7 +109,7 @@ def prepared(x: Array, *others: Array, dtype: Any = None, xp: Namespace) -> tupl
 
 
 def wide_format(x: Array, *, xp: Namespace) -> tuple[Any, Any]:
-    """Return the format of the computation and that of the result, found without computing on x."""
+    """Return the format of the computation and that of the result, without computing on x."""
     (wide,), result = widened(x.reshape(-1)[:0], xp=xp)
     return wide.dtype, result
 
@@ -123,7 +124,7 @@ def items_left(mask: Array | None, *arrays: Array, shape: tuple[int, ...], xp: N
 
 
 def weighted(items: Array, weight: Array, *, xp: Namespace) -> Array:
-    """``weight * items``; a weight of 0 gives 0 even for an infinite item."""
+    """Return ``weight * items``; a weight of 0 gives 0 even for an infinite item."""
     none = weight == 0
     return xp.where(none, 0.0, weight * xp.where(none, 0.0, items))
 
@@ -143,9 +144,9 @@ def reduced(
         items: the loss of each item.
         reduction: "mean" divides by the number of valid items, or by the sum of ``weights`` over them; if
             that is 0, the result is 0. "sum" and "none" do not divide.
-        dtype: the format of the result; sums are computed in that of ``items``.
-        mask: False for items that are left out; broadcast with items.
-        weights: the weight of each item in the divisor of the mean; None for 1.
+        dtype: the format of the result; sums are computed in the format of ``items``.
+        mask: False for items that are left out; broadcast with ``items``.
+        weights: the weight of each item in the divisor of the mean; None for weights of 1.
         xp: the array namespace.
     """
     if mask is not None:
@@ -170,13 +171,14 @@ def _divisor(items: Array, mask: Array | None, weights: Array | None, *, xp: Nam
 
 
 def floored(x: Array, floor: float, *, xp: Namespace) -> Array:
-    """``max(x, floor)`` with gradient 1 below the floor too, so that x can rise above it again.
+    """Return ``max(x, floor)`` with gradient 1 below the floor too, so that x can rise above it again.
 
-    ``floor + (x - x)`` where the second x has no gradient: it is x rounded down in steps far smaller than the
-    last digit of the floor, and rounding down has no gradient. Below -2^60 times the floor the gradient is 0.
+    Below the floor, the value is ``floor + (x - x)``, where the second x has no gradient: it is x rounded
+    down in steps far smaller than the last digit of the floor, and rounding down has no gradient. Below -2^60
+    times the floor, the gradient is 0.
 
     Raises:
-        ValueError: the floor, the user's ``eps``, is below the smallest normal number of x's format.
+        ValueError: the floor, which is the user's ``eps``, is below the smallest normal number of x's format.
     """
     floor = check_number("eps", floor, at_least=get_format(x.dtype).smallest_normal)
     unit = 2.0 ** math.floor(math.log2(floor))  # a power of two, so that scaling is exact
@@ -190,7 +192,7 @@ def floored(x: Array, floor: float, *, xp: Namespace) -> Array:
 def at_least_0(items: Array, *, xp: Namespace) -> Array:
     """Return the items, with 0 in place of a rounding error below 0; their gradient is unchanged.
 
-    From such an item its own value, rounded down to a multiple of 2^-90, is subtracted. Rounding down has no
+    An item below 0 is reduced by its own value, rounded down to a multiple of 2^-90. Rounding down has no
     gradient.
     """
     near = (items < 0) & (items > -(2.0**20))

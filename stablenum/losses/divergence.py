@@ -36,19 +36,19 @@ def kl_divergence(
     dtype: Any = None,
     xp: Namespace,
 ) -> Array:
-    """``sum(t (log t - log q))`` over an axis, q = softmax(x): the divergence KL(t || q) from the target t.
+    """``sum(t (log t - log q))`` over an axis, with q = softmax(x): the divergence KL(t || q).
 
-    Both arguments may be logits. They are normalised here, which does not change log-probabilities, because
-    these are normalised already. Probabilities as targets are not normalised: if their sum is not exactly 1
-    (even by rounding), a row may be slightly below 0. With ``log_targets`` no row is below 0.
+    Both arguments may be logits. They are normalised here; log-probabilities are already normalised and do
+    not change. Targets given as probabilities are not normalised: if their sum is not exactly 1 (even by
+    rounding), a row may be slightly below 0. With ``log_targets`` no row is below 0.
 
-    Edge cases: a class with t = 0 adds 0, even if q = 0; if only q = 0 (logit -inf), the row is inf, with
-    gradient 0. A masked row, or one that is -inf throughout, is left out. A target below the smallest normal
-    number of the format of the computation counts as 0. NaN or a logit of inf gives NaN. A batch without
-    valid rows gives 0.
+    Edge cases: a class with t = 0 adds 0, even if q = 0. If t is not 0 but q is (a logit of -inf), the row is
+    inf, with gradient 0. A masked row, or one that is -inf throughout, is left out. A target below the
+    smallest normal number of the format of the computation counts as 0. NaN or a logit of inf gives NaN. A
+    batch without valid rows gives 0.
 
     Args:
-        logits: any shape with ``axis``, any floating-point format: logits or log-probabilities of q.
+        logits: any shape that has ``axis``, any floating-point format; the logits or log-probabilities of q.
         targets: the shape of ``logits``: probabilities, or with ``log_targets`` logits or log-probabilities.
         log_targets: whether the targets are logits or log-probabilities instead of probabilities.
         axis: the axis of the classes; each row along it gives one item.
@@ -58,7 +58,7 @@ def kl_divergence(
         xp: the array namespace.
 
     Raises:
-        ValueError: shapes that do not match, an unknown reduction.
+        ValueError: shapes do not match, or the reduction is unknown.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -104,7 +104,7 @@ def js_divergence(
     throughout in either argument, is left out. NaN or a logit of inf gives NaN. A batch without valid rows
     gives 0.
 
-    Arguments and errors as in :func:`kl_divergence`, with ``other`` like ``logits``.
+    The arguments and errors are those of :func:`kl_divergence`; ``other`` is like ``logits``.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -132,8 +132,8 @@ def js_divergence(
 def _rows(
     x: Array, y: Array, mask: Array | None, axis: int, dtype: Any, *, xp: Namespace
 ) -> tuple[tuple[Array, Array], Any, Array | None, int]:
-    """Return both arrays in the format of the computation, with zeros in masked rows; result format, mask,
-    axis."""
+    """Return both arrays in the format of the computation, with zeros in masked rows, then the format of the
+    result, the mask and the axis."""
     result = x.dtype if dtype is None else dtype
     (x, y), _ = widened(x, y, xp=xp)
     axis = check_axis(axis, x.ndim)
@@ -157,7 +157,8 @@ def _relative_entropy(
     t: Array, log_t: Array, log_q: Array, some: Array, axis: int, *, xp: Namespace
 ) -> Array:
     """Return ``sum(t (log t - log q))``; where ``some`` is False, t is 0 and adds nothing."""
-    # Terms with q = 0 are left out of the sum and decide afterwards, so their gradient is 0 and not NaN.
+    # Terms with q = 0 are left out of the sum, so that their gradient is 0 and not NaN; they make the sum inf
+    # afterwards.
     nowhere = log_q == -_INF
     used = some & xp.logical_not(nowhere)
     gap = xp.where(used, log_t, 0.0) - xp.where(used, log_q, 0.0)

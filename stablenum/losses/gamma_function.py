@@ -1,6 +1,6 @@
 """The logarithms of the Gamma function and of its quotients, which array namespaces do not have.
 
-They are computed by Stirling's series for x from 10 up, and by ``Gamma(x + 1) = x Gamma(x)`` below.
+They are computed by Stirling's series for x >= 10; below 10, ``Gamma(x + 1) = x Gamma(x)`` is applied first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SERIES = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 1
 
 
 def log_gamma(x: Array, *, xp: Namespace) -> Array:
-    """``log(Gamma(x))`` for x > 0, in the format of x.
+    """Return ``log(Gamma(x))`` for x > 0, in the format of x.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -37,7 +37,8 @@ def log_gamma(x: Array, *, xp: Namespace) -> Array:
 
 
 def log_rising(r: Array, y: Array, *, xp: Namespace) -> Array:
-    """``log(Gamma(r + y) / Gamma(r))`` for r > 0, y >= 0: exactly 0 for y = 0, no cancellation for large r.
+    """Return ``log(Gamma(r + y) / Gamma(r))`` for r > 0 and y >= 0: exactly 0 for y = 0, and without
+    cancellation for large r.
 
     Example:
         >>> import array_api_compat.numpy as np

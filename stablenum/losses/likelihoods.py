@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any, TypeAlias
 
-from stablenum.errors import check_number
 from stablenum.formats import get_format
 from stablenum.losses.common import (
     check_fits,
@@ -17,6 +16,7 @@ from stablenum.losses.common import (
     reduced,
 )
 from stablenum.losses.gamma_function import log_gamma, log_rising
+from stablenum.settings_checks import check_number
 
 __all__ = ["gaussian_nll", "negative_binomial_nll", "poisson_nll"]
 
@@ -39,10 +39,11 @@ def gaussian_nll(
     """``(log v + (target - mean)^2 / v) / 2`` with ``v = max(var, eps)``.
 
     Where the variance is below ``eps`` (including 0 and negative values), the value and the gradients are
-    those at ``eps``: the variance's gradient does not vanish, so the variance can rise above ``eps`` again.
+    those at ``eps``. The gradient of the variance does not vanish there, so the variance can rise above
+    ``eps`` again.
 
-    Edge cases: the quotient is computed as ``(d / sqrt(v))^2``. Beyond the format's range it is inf, and its
-    gradients are inf, never NaN.
+    Edge cases: the quotient is computed as ``(d / sqrt(v))^2`` with d = target - mean. Where it is beyond the
+    format's range, the value and the gradients are inf, never NaN.
 
     Args:
         mean: any shape, any floating-point format.
@@ -56,7 +57,8 @@ def gaussian_nll(
         xp: the array namespace.
 
     Raises:
-        ValueError: shapes that do not match, an unknown reduction, ``eps`` below the smallest normal number.
+        ValueError: shapes do not match, the reduction is unknown, or ``eps`` is below the smallest normal
+            number.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -92,8 +94,8 @@ def poisson_nll(
 ) -> Array:
     """``exp(z) - y z`` for the count y and the logarithm z of its rate.
 
-    Beyond m = ``max_log_rate`` the exponential is replaced by its tangent ``exp(m) (1 + z - m)``, whose value
-    and gradient stay finite where, for example, ``exp(100)`` is inf.
+    Beyond m = ``max_log_rate``, the exponential is replaced by its tangent ``exp(m) (1 + z - m)``, whose
+    value and gradient stay finite where the exponential would be inf.
 
     Args:
         log_rate: any shape, any floating-point format; the rate itself with ``log_input=False``.
@@ -103,17 +105,17 @@ def poisson_nll(
         full: add ``log(y!)`` (exactly; torch adds Stirling's approximation for y > 1). In this term, targets
             below 0 count as 0.
         eps: the smallest rate for ``log_input=False``, above 0.
-        max_log_rate: where the tangent begins. None: 0.9 times the logarithm of the largest number of the
-            format of ``log_rate`` (float16 9.98, bfloat16 and float32 79.8, float64 638). At most 0.99 times
-            that logarithm for the format of the computation; a larger value is reduced to this.
+        max_log_rate: where the tangent begins. None means 0.9 times the logarithm of the largest number in
+            the format of ``log_rate`` (float16 9.98, bfloat16 and float32 79.8, float64 638). A value above
+            0.99 times that logarithm for the format of the computation is reduced to this limit.
         mask: bool, broadcast with ``log_rate``; False leaves an item out, whatever its value.
         reduction: "mean" over the valid items, "sum" or "none".
         dtype: the format of the result; that of ``log_rate`` if None. The loss is computed in float32 or
-        wider.
+            wider.
         xp: the array namespace.
 
     Raises:
-        ValueError: shapes that do not match, an unknown reduction, a number out of its range.
+        ValueError: shapes do not match, the reduction is unknown, or a number is out of its range.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -133,7 +135,7 @@ def poisson_nll(
     if log_input:
         above = z > cap
         most, low = math.exp(cap), xp.where(above, 0.0, z)
-        # On the tangent, a single product: the rate and y z may each be out of range.
+        # The tangent is written as a single product, because the rate and y z may each be out of range.
         tangent = (most - y) * xp.where(above, z - cap, 0.0) + (most - y * cap)
         items = xp.where(above, tangent, xp.exp(low) - y * low)
     else:
@@ -156,17 +158,17 @@ def negative_binomial_nll(
     dtype: Any = None,
     xp: Namespace,
 ) -> Array:
-    """Return the loss of a count y, mean m and variance ``m + m^2 / r``, r the ``total_count`` (inverse
-    dispersion).
+    """Return the loss of a count y for the mean m and the variance ``m + m^2 / r``, where r is the
+    ``total_count`` (inverse dispersion).
 
-    ``r softplus(z - log r) + y softplus(log r - z) - log(Gamma(r + y) / Gamma(r))`` with z = log m. No mean
-    is exponentiated, and the quotient of the two Gamma functions, whose logarithms cancel for large r (where
-    the distribution becomes Poisson's), is computed as one function. In float32, value and gradient are
-    finite for means up to 1e30 and counts up to 1e20, whatever the ``total_count``.
+    The loss is ``r softplus(z - log r) + y softplus(log r - z) - log(Gamma(r + y) / Gamma(r))`` with
+    z = log m. No mean is exponentiated, and the quotient of the two Gamma functions, whose logarithms cancel
+    for large r (where the distribution becomes Poisson's), is computed as one function. In float32, value and
+    gradient are finite for means up to 1e30 and counts up to 1e20, whatever the ``total_count``.
 
     Args:
         log_mean: any shape, any floating-point format; the mean itself with ``log_input=False``.
-        targets: counts of at least 0, the shape of ``log_mean``; below 0 they count as 0.
+        targets: counts in the shape of ``log_mean``; values below 0 count as 0.
         total_count: above 0, broadcast with ``log_mean``. Below ``eps``, value and gradient are those at
             ``eps``.
         log_input: whether the first argument is the logarithm of the mean.
@@ -175,11 +177,12 @@ def negative_binomial_nll(
         mask: bool, broadcast with ``log_mean``; False leaves an item out, whatever its value.
         reduction: "mean" over the valid items, "sum" or "none".
         dtype: the format of the result; that of ``log_mean`` if None. The loss is computed in float32 or
-        wider.
+            wider.
         xp: the array namespace.
 
     Raises:
-        ValueError: shapes that do not match, an unknown reduction, ``eps`` below the smallest normal number.
+        ValueError: shapes do not match, the reduction is unknown, or ``eps`` is below the smallest normal
+            number.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -202,8 +205,8 @@ def negative_binomial_nll(
 
 
 def _log_odds(z: Array, r: Array, *, xp: Namespace) -> tuple[Array, Array]:
-    """Return ``log(1 + e^z / r)`` and ``log(1 + r e^-z)``, without an exponential of the rounded z - log
-    r."""
+    """Return ``log(1 + e^z / r)`` and ``log(1 + r e^-z)``, without taking an exponential of the rounded
+    z - log r."""
     odds = z - xp.log(r)
     above = odds > 0
     size = xp.exp(xp.where(above, -z, z))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any, TypeAlias
 
-from stablenum.errors import check_number
 from stablenum.losses.common import (
     check_fits,
     check_reduction,
@@ -15,6 +14,7 @@ from stablenum.losses.common import (
     reduced,
     weighted,
 )
+from stablenum.settings_checks import check_number
 
 __all__ = ["hinge", "huber", "log_cosh"]
 
@@ -32,7 +32,7 @@ def huber(
     dtype: Any = None,
     xp: Namespace,
 ) -> Array:
-    """``d^2 / 2`` for a difference d of up to ``delta``, ``delta (|d| - delta / 2)`` beyond (Huber 1964).
+    """``d^2 / 2`` for differences d of up to ``delta``, ``delta (|d| - delta / 2)`` beyond (Huber 1964).
 
     The gradient is d clamped to [-delta, delta]. A difference beyond the format's range gives inf, with
     gradient ``delta`` or ``-delta``.
@@ -40,15 +40,15 @@ def huber(
     Args:
         predictions: any shape, any floating-point format.
         targets: the shape of ``predictions``.
-        delta: the difference from which the loss is linear, above 0.
+        delta: the difference above which the loss is linear; above 0.
         mask: bool, broadcast with ``predictions``; False leaves an item out, whatever its value.
         reduction: "mean" over the valid items, "sum" or "none".
         dtype: the format of the result; that of ``predictions`` if None. The loss is computed in float32 or
-        wider.
+            wider.
         xp: the array namespace.
 
     Raises:
-        ValueError: shapes that do not match, an unknown reduction, a ``delta`` that is not positive.
+        ValueError: shapes do not match, the reduction is unknown, or ``delta`` is not positive.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -75,9 +75,9 @@ def log_cosh(
 ) -> Array:
     """``log(cosh(d))`` of the difference d: ``|d| + log1p(exp(-2|d|)) - ln 2``, with gradient tanh d.
 
-    Up to |d| = 1 it is ``log1p(cosh d - 1)``, because subtracting ln 2 loses digits there; ``cosh d - 1`` is
-    computed by its series (XLA's sinh is off by 4 ulp).
-    Arguments and errors as in :func:`huber`, without ``delta``.
+    Up to ``|d| = 1`` the loss is computed as ``log1p(cosh d - 1)``, because subtracting ln 2 loses digits
+    there; ``cosh d - 1`` is computed by its series (XLA's sinh is off by 4 ulp). The arguments and errors
+    are those of :func:`huber`, without ``delta``.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -112,8 +112,8 @@ def hinge(
 ) -> Array:
     """``max(0, margin - y s)`` for a label y of -1 or 1 and its score s; squared with ``squared=True``.
 
-    The gradient with respect to s is -y for ``y s`` below the margin and 0 from the margin up. Labels of 0
-    and 1 are not converted: pass ``2 y - 1``.
+    The gradient with respect to s is -y where ``y s`` is below the margin, and 0 otherwise. Labels of 0 and 1
+    are not converted: pass ``2 y - 1``.
 
     Args:
         scores: any shape, any floating-point format.
@@ -127,7 +127,7 @@ def hinge(
         xp: the array namespace.
 
     Raises:
-        ValueError: shapes that do not match, an unknown reduction, a ``margin`` that is not a number.
+        ValueError: shapes do not match, the reduction is unknown, or ``margin`` is not a finite number.
 
     Example:
         >>> import array_api_compat.numpy as np

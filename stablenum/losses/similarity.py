@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, TypeAlias
 
-from stablenum.errors import bad_field, check_number
+from stablenum.errors import bad_field
 from stablenum.losses.common import (
     check_axis,
     check_fits,
@@ -16,6 +16,7 @@ from stablenum.losses.common import (
 )
 from stablenum.numerics import log_softmax, normalize
 from stablenum.numerics.common import widened
+from stablenum.settings_checks import check_number
 
 __all__ = ["cosine_embedding", "cosine_similarity", "info_nce"]
 
@@ -28,8 +29,8 @@ _INF = math.inf
 def cosine_similarity(x: Array, y: Array, *, axis: int = -1, dtype: Any = None, xp: Namespace) -> Array:
     """Return the cosine of the angle between x and y; 0 with gradient 0 where either is a zero vector.
 
-    Both are divided by their norms first, so no intermediate result overflows or underflows. (The usual
-    ``x y / max(|x| |y|, eps)`` has a gradient of 1e8 at 0 in torch.)
+    Both vectors are divided by their norms first, so no intermediate result overflows or underflows. (The
+    usual ``x y / max(|x| |y|, eps)`` has a gradient of 1e8 at 0 in torch.)
 
     Args:
         x, y: of the same shape, any floating-point format.
@@ -38,7 +39,7 @@ def cosine_similarity(x: Array, y: Array, *, axis: int = -1, dtype: Any = None, 
         xp: the array namespace.
 
     Raises:
-        ValueError: shapes that do not match.
+        ValueError: the shapes do not match.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -71,8 +72,8 @@ def cosine_embedding(
 
     Args:
         x, y: of the same shape, any floating-point format.
-        targets: the shape of ``x`` without ``axis``; above 0 for matching pairs. None: all pairs match, and
-            the loss is the cosine distance.
+        targets: the shape of ``x`` without ``axis``; above 0 for matching pairs. With None, all pairs match,
+            and the loss is the cosine distance.
         margin: from -1 to 1.
         axis: the axis of the vectors.
         mask: bool, broadcast with the pairs; False leaves a pair out, whatever its values.
@@ -81,7 +82,7 @@ def cosine_embedding(
         xp: the array namespace.
 
     Raises:
-        ValueError: shapes that do not match, an unknown reduction, a margin out of range.
+        ValueError: shapes do not match, the reduction is unknown, or the margin is out of range.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -102,7 +103,7 @@ def cosine_embedding(
     items = 1.0 - cosine
     if targets is not None:
         if tuple(targets.shape) != tuple(shape):
-            allowed = f"of the shape of x without axis {axis}, {tuple(shape)}"
+            allowed = f"of shape {tuple(shape)}, that of x without axis {axis}"
             raise bad_field("targets", allowed, tuple(targets.shape))
         excess = cosine - margin
         items = xp.where(targets > 0, items, xp.where(excess <= 0, 0.0, excess))
@@ -122,12 +123,14 @@ def info_nce(
     dtype: Any = None,
     xp: Namespace,
 ) -> Array:
-    """InfoNCE: cross-entropy of picking each query's key by ``cos(q, k) / temperature`` (arXiv 1807.03748).
+    """InfoNCE, the cross-entropy of picking each query's key by ``cos(q, k) / temperature``.
 
-    For a query with several positives the loss is the mean over them (L_out of supervised contrastive
+    Van den Oord et al. 2018 (arXiv 1807.03748).
+
+    For a query with several positives, the loss is the mean over them (L_out of supervised contrastive
     learning, arXiv 2004.11362).
 
-    Edge cases: a query without a positive, or whose positives are all masked, is left out with gradient 0;
+    Edge cases: a query that has no positive, or whose positives are all masked, is left out with gradient 0;
     if no query is left, the loss is 0. A query whose only key is its positive gives 0. A zero vector has
     similarity 0 to all others and gradient 0.
 
@@ -136,19 +139,20 @@ def info_nce(
         keys: (M, D); M = N unless ``positives`` is given.
         temperature: a number above 0. To learn it, divide the normalised queries by it and pass
             ``normalized=True`` and a temperature of 1.
-        positives: (N, M) bool: which keys are positives of a query. None: key i of query i.
+        positives: (N, M) bool, which keys are positives of each query. None means key i for query i.
         mask: bool, broadcast with (N, M); False removes a pair, even a positive one: a query's own copy,
-            padding, false negatives. The values of padded rows have no effect if all their pairs are removed.
+            padding, or a false negative. The values of padded rows have no effect if all their pairs are
+            removed.
         normalized: use the vectors as they are instead of dividing them by their norms; where their
             products leave the range of the format, the loss is NaN.
         symmetric: average this loss and the one with queries and keys swapped (CLIP); needs N = M.
         reduction: "mean" over the queries that are not left out, "sum" or "none".
         dtype: the format of the result; that of ``queries`` if None. The loss is computed in float32 or
-        wider.
+            wider.
         xp: the array namespace.
 
     Raises:
-        ValueError: shapes that do not match, an unknown reduction, a ``temperature`` that is not positive.
+        ValueError: shapes do not match, the reduction is unknown, or ``temperature`` is not positive.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -189,7 +193,8 @@ def _pairs(q: Array, k: Array, positives: Array | None, symmetric: bool) -> tupl
         raise bad_field("queries and keys", "of shapes (N, D) and (M, D)", shapes)
     n, m = q.shape[0], k.shape[0]
     if n != m and (positives is None or symmetric):
-        raise bad_field("keys", f"as many as queries, {n} (any number with positives and symmetric=False)", m)
+        allowed = f"as many as the queries, {n}, unless positives are given and symmetric is False"
+        raise bad_field("keys", allowed, m)
     if positives is not None and tuple(positives.shape) != (n, m):
         raise bad_field("positives", f"of shape {(n, m)}", tuple(positives.shape))
     return n, m

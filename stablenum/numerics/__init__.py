@@ -1,10 +1,11 @@
 """Safe functions: the correct value and gradient at every edge case, in every float format.
 
-They are written once over the array namespace ``xp`` and differentiated by the framework. Use them through
-``stablenum_torch.numerics`` and ``stablenum_jax.numerics``, which fill in ``xp``.
+The functions are written once over the array namespace ``xp`` and differentiated by the framework. Use them
+through ``stablenum_torch.numerics`` and ``stablenum_jax.numerics``, which fill in ``xp``.
 
-Inputs in formats narrower than float32 are computed in float32 and rounded once; the result has the input's
-format. NaN stays NaN. No finite input, and no masked input, gives NaN in the value or in the gradient.
+For inputs in formats narrower than float32, the computation is in float32 and the result is rounded once, to
+the input's format. NaN stays NaN. No finite input, and no masked input, gives NaN in the value or in the
+gradient.
 """
 
 from stablenum.numerics.elementary import (
@@ -18,7 +19,7 @@ from stablenum.numerics.elementary import (
     soft_cap,
     sqrt,
 )
-from stablenum.numerics.logs import (
+from stablenum.numerics.logarithms import (
     cumulative_logsumexp,
     log,
     log1mexp,

@@ -1,8 +1,8 @@
-"""Shared by all safe functions: the format of the computation, and helpers for the ends of its range.
+"""What all safe functions share: the format of the computation, and helpers for the ends of its range.
 
-A function is differentiated by the framework, so its gradient is correct only if no branch, not even one
-that is not selected, produces a NaN: ``where(bad, safe value, f(x))`` alone leaks one through the backward
-pass (0 x inf). The argument is therefore replaced first, in the same places: the "double where".
+The framework differentiates the functions, so a gradient is correct only if no branch, not even one that is
+not selected, produces a NaN: ``where(bad, safe value, f(x))`` alone lets a NaN through in the backward pass
+(0 x inf). The argument is therefore replaced first, in the same places. This is called the "double where".
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ Namespace: TypeAlias = Any
 def widened(*values: Any, xp: Namespace) -> tuple[list[Array], Any]:
     """Return the arguments in the format of the computation, and the format of the result.
 
-    The computation is in float32 or wider. The result has the arguments' format if they all have the same,
-    otherwise that of the computation. Python numbers take the format of the computation.
+    The computation is in float32 or wider. The result has the arguments' format if all arguments have the
+    same one, otherwise the format of the computation. Python numbers take the format of the computation.
 
     Raises:
-        TypeError: no argument is an array, or an array is not of a floating format.
+        TypeError: no argument is an array, or an array is not of a floating-point format.
     """
     dtypes = [v.dtype for v in values if hasattr(v, "dtype")]
     if not dtypes or not all("float" in str(dtype) for dtype in dtypes):
         shown = ", ".join(str(getattr(v, "dtype", type(v).__name__)) for v in values)
-        raise TypeError(f"x must be an array of a floating format; got {shown}. Convert it first.")
+        raise TypeError(f"x must be an array of a floating-point format; got {shown}. Convert it first.")
     # xp.result_type would fail: torch.compile does not accept it for the narrow formats.
     wide = xp.float64 if any("float64" in str(dtype) for dtype in dtypes) else xp.float32
     result = dtypes[0] if all(dtype == dtypes[0] for dtype in dtypes) else wide
@@ -41,21 +41,21 @@ def widened(*values: Any, xp: Namespace) -> tuple[list[Array], Any]:
 
 
 def smallest_normal(x: Array) -> float:
-    """Return the smallest normal number of x's format. The hardware or compiler may flush smaller ones to
+    """Return the smallest normal number of x's format. Hardware or compilers may flush smaller numbers to
     zero."""
     return get_format(x.dtype).smallest_normal
 
 
 def power_of_two_below(x: Array, *, deep: bool = False, xp: Namespace) -> Array:
-    """Return the power of two near each positive finite element, 1 elsewhere; without gradient.
+    """Return a power of two near each positive finite element, and 1 elsewhere, without gradient.
 
-    Dividing by it first keeps squares in range and rounds nothing. It stays away from both ends of the range,
-    so that its reciprocal (which XLA may multiply by instead) is a normal number, a gradient can be
-    multiplied by it in the backward pass, and a logarithm that is rounded up at the largest number does not
-    make it inf. With ``deep`` it follows x nearly down to the smallest normal number.
+    Dividing x by this power first keeps squares in range and rounds nothing. The power stays away from both
+    ends of the range, so that its reciprocal (which XLA may multiply by instead) is a normal number, a
+    gradient can be multiplied by it in the backward pass, and a logarithm that is rounded up at the largest
+    number does not make it inf. With ``deep``, the power follows x nearly down to the smallest normal number.
 
-    Multiply by the reciprocal where the result becomes a divisor, for example in the gradient of a logarithm:
-    XLA rewrites ``a / (x / power)`` as ``a * power / x``, which overflows.
+    Where the quotient becomes a divisor, for example in the gradient of a logarithm, multiply by the
+    reciprocal of the power: XLA rewrites ``a / (x / power)`` as ``a * power / x``, which overflows.
     """
     form = get_format(x.dtype)
     most = math.frexp(form.max)[1] - 4.0
@@ -67,7 +67,7 @@ def power_of_two_below(x: Array, *, deep: bool = False, xp: Namespace) -> Array:
 
 
 def without_gradient(x: Array, *, xp: Namespace) -> Array:
-    """Return the same numbers without gradient; 0 for those too small for :func:`power_of_two_below`."""
+    """Return x without its gradient; numbers too small for :func:`power_of_two_below` become 0."""
     form = get_format(x.dtype)
     power = power_of_two_below(xp.abs(x), xp=xp)
     step = power * (0.25 * form.eps)
@@ -75,7 +75,7 @@ def without_gradient(x: Array, *, xp: Namespace) -> Array:
 
 
 def check_axis(axis: object, ndim: int) -> int:
-    """``axis`` as a non-negative number.
+    """Return ``axis`` as a non-negative number.
 
     Raises:
         ValueError: an array of ``ndim`` axes has no such axis.
@@ -89,7 +89,7 @@ def check_mask(mask: Array | None, *, xp: Namespace) -> None:
     """Check that the mask is None or a bool array.
 
     Raises:
-        TypeError: it is neither. (One framework would accept 0 and 1, the other would reject them.)
+        TypeError: the mask is neither. (One framework would accept 0 and 1, the other would reject them.)
     """
     if mask is not None and getattr(mask, "dtype", None) != xp.bool:
         shown = getattr(mask, "dtype", type(mask).__name__)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any, TypeAlias
 
-from stablenum.errors import check_number
 from stablenum.formats import get_format
 from stablenum.numerics.common import power_of_two_below, smallest_normal, widened, without_gradient
+from stablenum.settings_checks import check_number
 
 __all__ = ["arccos", "arctan2", "arctanh", "divide", "power", "reciprocal", "rsqrt", "soft_cap", "sqrt"]
 
@@ -16,10 +16,10 @@ Namespace: TypeAlias = Any
 
 
 def divide(x: Array, y: Array, *, fill: float = 0.0, xp: Namespace) -> Array:
-    """``x / y``, and ``fill`` with gradient 0 where y is 0 (below the smallest normal number).
+    """``x / y``, or ``fill`` with gradient 0 where y is 0 (below the smallest normal number).
 
     Args:
-        x, y: broadcast with each other, any floating-point format; one of them may be a number.
+        x, y: arrays of any floating-point format, broadcast with each other; one of them may be a number.
         fill: the value of an undefined quotient.
         xp: the array namespace.
 
@@ -34,12 +34,12 @@ def divide(x: Array, y: Array, *, fill: float = 0.0, xp: Namespace) -> Array:
 
 
 def _quotient(x: Array, y: Array, *, xp: Namespace) -> Array:
-    """Return ``x / y`` whose y-gradient is in range wherever ``x / y^2`` is, the second wherever ``x / y^3``
-    is.
+    """Return ``x / y``, with derivatives that are in range wherever their mathematical values are.
 
-    JAX computes the gradient as ``x * (1 / y^2)``: NaN for 0 / 1e-20 in float32. So a y outside the middle
-    fifth of the exponents is brought near 1 by a power of two. The same power of two is applied to x or, if
-    that would leave the range, to the result.
+    The first derivative with respect to y is of the size of ``x / y^2``, the second of ``x / y^3``. JAX
+    computes the first as ``x * (1 / y^2)``, which is NaN for 0 / 1e-20 in float32. Therefore a y outside the
+    middle fifth of the exponents is brought near 1 by a power of two. The same power of two is applied to x
+    or, if that would leave the range, to the result.
     """
     fifth = 2.0 ** (math.frexp(get_format(y.dtype).max)[1] // 5)
     size = xp.abs(y)
@@ -51,7 +51,7 @@ def _quotient(x: Array, y: Array, *, xp: Namespace) -> Array:
 
 
 def reciprocal(x: Array, *, fill: float = 0.0, xp: Namespace) -> Array:
-    """``1 / x``, and ``fill`` with gradient 0 where x is 0 (below the smallest normal number).
+    """``1 / x``, or ``fill`` with gradient 0 where x is 0 (below the smallest normal number).
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -64,7 +64,7 @@ def reciprocal(x: Array, *, fill: float = 0.0, xp: Namespace) -> Array:
 def sqrt(x: Array, *, xp: Namespace) -> Array:
     """Square root with gradient 0 at 0, where the derivative is infinite.
 
-    Below the smallest normal number (for negative x too) value and gradient are 0.
+    Where x is below the smallest normal number, which includes negative x, value and gradient are 0.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -77,7 +77,7 @@ def sqrt(x: Array, *, xp: Namespace) -> Array:
 
 
 def rsqrt(x: Array, *, fill: float = 0.0, xp: Namespace) -> Array:
-    """``1 / sqrt(x)``, and ``fill`` with gradient 0 below the smallest normal number.
+    """``1 / sqrt(x)``, or ``fill`` with gradient 0 where x is below the smallest normal number.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -90,11 +90,11 @@ def rsqrt(x: Array, *, fill: float = 0.0, xp: Namespace) -> Array:
 
 
 def power(x: Array, exponent: float, *, fill: float = 0.0, xp: Namespace) -> Array:
-    """``x ** exponent`` for a fixed exponent, finite with finite gradient at 0.
+    """``x ** exponent`` for a fixed exponent, with a finite value and gradient at 0.
 
-    At 0 (below the smallest normal number in magnitude): 1 for exponent 0, 0 for a positive one, ``fill``
-    for a negative one; the gradient there is 1 for exponent 1 and 0 for any other. A negative x gives
-    ``fill`` and gradient 0 unless the exponent is a whole number.
+    Where x is 0 (below the smallest normal number in magnitude), the value is 1 for exponent 0, 0 for a
+    positive exponent and ``fill`` for a negative one; the gradient is 1 for exponent 1 and 0 for any other.
+    A negative x gives ``fill`` and gradient 0 unless the exponent is a whole number.
 
     Raises:
         ValueError: the exponent is not a finite number, or is beyond the range of the format.
@@ -132,19 +132,20 @@ def _split(exponent: float, eps: float) -> tuple[float, float]:
     derivative.
     """
     step = 4.0 * eps * 2.0 ** math.frexp(exponent)[1] if abs(exponent) > 2 else 4.0 * eps
-    # The exponent is rounded towards 0, so the rest has its sign. Its contribution to the derivative then has
-    # the same sign as the derivative, which gives inf and not inf - inf out of range.
+    # The exponent is rounded towards 0, so the rest has the sign of the exponent. The rest's contribution to
+    # the derivative then has the same sign as the derivative, so beyond the range the sum is inf and not
+    # inf - inf.
     steps = math.trunc(exponent / step) * step
     return steps, exponent - steps
 
 
 def _split_power(x: Array, steps: float, rest: float, *, xp: Namespace) -> Array:
-    """Return ``x ** (steps + rest)`` for positive x and a small rest: ``x^steps x^rest``.
+    """Return ``x ** (steps + rest)`` as ``x^steps x^rest``, for positive x and a small rest.
 
-    The second derivative of ``x^rest`` leaves the range long before that of the power. So where x is far
-    from 1, a power of two is factored out; for a negative exponent one above x, so that its power does not
-    overflow. (The approximation ``1 + rest log x`` of ``x^rest`` would have the gradient rest * power / x,
-    in which XLA flushes the product to 0 before it divides.)
+    The second derivative of ``x^rest`` leaves the range long before that of ``x^steps``. Therefore, where x
+    is far from 1, a power of two is factored out. For a negative exponent this power of two is above x, so
+    that its own power does not overflow. (The approximation ``1 + rest log x`` of ``x^rest`` would have the
+    gradient rest * power / x, in which XLA flushes the product to 0 before it divides.)
     """
     third = 2.0 ** (math.frexp(get_format(x.dtype).max)[1] // 3)
     infinite = xp.isinf(x)
@@ -158,10 +159,10 @@ def _split_power(x: Array, steps: float, rest: float, *, xp: Namespace) -> Array
 
 
 def arccos(x: Array, *, xp: Namespace) -> Array:
-    """Inverse cosine with gradient 0 at and beyond -1 and 1, where the value is pi and 0.
+    """Inverse cosine with gradient 0 at and beyond -1 and 1, where the values are pi and 0.
 
-    ``2 arctan2(sqrt(1 - x), sqrt(1 + x))``: near 1 the usual derivative ``-1 / sqrt(1 - x^2)`` loses
-    precision in the square.
+    The value is computed as ``2 arctan2(sqrt(1 - x), sqrt(1 + x))``, because near 1 the usual derivative
+    ``-1 / sqrt(1 - x^2)`` loses precision in the square.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -177,12 +178,13 @@ def arccos(x: Array, *, xp: Namespace) -> Array:
 
 
 def arctanh(x: Array, *, xp: Namespace) -> Array:
-    """Inverse hyperbolic tangent that stays finite: from 1 up, it is the value at the last number below 1.
+    """Inverse hyperbolic tangent that stays finite: for x of 1 and above, the value is that of the largest
+    number below 1.
 
     That value depends on the format of x: 8.66 in float32, 4.16 in float16, 3.12 in bfloat16. The gradient
-    there is 0; -1 and below likewise. It is computed as ``log1p(2 x / (1 - x)) / 2``: near 1 the usual
-    derivative ``1 / (1 - x^2)`` loses precision in the square, and XLA's arctanh is off by 120 ulp in float64
-    on a CPU.
+    there is 0. For x of -1 and below, the sign is reversed. The function is computed as
+    ``log1p(2 x / (1 - x)) / 2``, because near 1 the usual derivative ``1 / (1 - x^2)`` loses precision in the
+    square, and because XLA's arctanh is off by 120 ulp in float64 on a CPU.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -203,10 +205,10 @@ def arctanh(x: Array, *, xp: Namespace) -> Array:
 def arctan2(y: Array, x: Array, *, xp: Namespace) -> Array:
     """Return the angle of the point (x, y); at the origin the angle and its gradient are 0.
 
-    A point counts as the origin if both coordinates are below the smallest normal number. The gradient is
-    also correct for points so near or far that ``x^2 + y^2`` leaves the range; it is 0 where a coordinate is
-    infinite. Closer to the origin than 8.7e-19 (1.2e-153 in float64) the second derivatives would leave the
-    range; they are 0 there.
+    A point counts as the origin if both coordinates are below the smallest normal number in magnitude. The
+    gradient is also correct for points so near to or far from the origin that ``x^2 + y^2`` leaves the range;
+    it is 0 where a coordinate is infinite. Closer to the origin than 8.7e-19 (1.2e-153 in float64) the second
+    derivatives would leave the range; they are 0 there.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -219,8 +221,8 @@ def arctan2(y: Array, x: Array, *, xp: Namespace) -> Array:
     scale = power_of_two_below(xp.where(xp.abs(x) > xp.abs(y), xp.abs(x), xp.abs(y)), xp=xp)
 
     def near(v: Array, instead: float) -> Array:
-        """Return v scaled to about 1; for a point at infinity, 1 or -1 for an infinite v and 0 for a finite
-        one."""
+        """Return v scaled to about 1. For a point at infinity, return 1 or -1 if v is infinite and 0 if it
+        is finite."""
         direction = xp.where(xp.isinf(v), xp.where(v > 0, xp.ones_like(v), -1.0), xp.zeros_like(v))
         direction = xp.where(xp.isnan(v), v, direction)
         return xp.where(endless, direction, xp.where(origin, instead, xp.where(endless, 0.0, v) / scale))
@@ -229,7 +231,8 @@ def arctan2(y: Array, x: Array, *, xp: Namespace) -> Array:
     close = xp.logical_not(origin | endless) & (
         scale < 2.0 ** (4 - math.frexp(get_format(x.dtype).max)[1] // 2)
     )
-    # There the angle is a linear function: that of constants, plus a term that is 0 and only adds the slope.
+    # For close points the angle is made linear: it is the angle of constants, plus a term whose value is 0
+    # and which only contributes the slope.
     sine, cosine = _constant(y, xp=xp), _constant(x, xp=xp)
     slope = xp.where(close, y, 0.0) * cosine - xp.where(close, x, 0.0) * sine
     angle = xp.atan2(xp.where(close, sine, y), xp.where(close, cosine, x))
@@ -243,11 +246,11 @@ def _constant(x: Array, *, xp: Namespace) -> Array:
 
 
 def soft_cap(x: Array, cap: float, *, xp: Namespace) -> Array:
-    """``cap * tanh(x / cap)``: close to x for small x, never beyond ``cap``.
+    """``cap * tanh(x / cap)``, which is close to x for small x and never beyond ``cap``.
 
     Gemma 2 caps attention logits at 50 and output logits at 30. Far beyond the cap the gradient is 0, so
-    check how many elements are there before relying on it. inf gives ``cap``. On a CPU, XLA flushes
-    ``x / cap`` below the smallest normal number to 0.
+    check how many elements are that large before you rely on this function. inf gives ``cap``. On a CPU, XLA
+    flushes ``x / cap`` below the smallest normal number to 0.
 
     Raises:
         ValueError: ``cap`` is not a positive normal number of the format.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any, TypeAlias
 
-from stablenum.errors import check_int, check_number
 from stablenum.formats import get_format
 from stablenum.numerics.common import power_of_two_below, smallest_normal, widened, without_gradient
+from stablenum.settings_checks import check_int, check_number
 
 __all__ = ["layer_norm", "norm", "normalize", "rms_norm", "std", "variance"]
 
@@ -19,9 +19,9 @@ Axis: TypeAlias = int | tuple[int, ...] | None
 def norm(x: Array, *, axis: Axis = None, keepdims: bool = False, xp: Namespace) -> Array:
     """L2 norm with gradient 0 for a zero vector; no intermediate result overflows or underflows.
 
-    ``s sqrt(sum((x / s)^2))`` with s a power of two near the largest magnitude. A vector whose elements are
-    all below the smallest normal number counts as zero. An infinite element gives inf with gradient 0; NaN
-    gives NaN; a vector without elements gives 0.
+    The norm is computed as ``s sqrt(sum((x / s)^2))`` with s a power of two near the largest magnitude. A
+    vector whose elements are all below the smallest normal number in magnitude counts as zero. An infinite
+    element gives inf with gradient 0; NaN gives NaN; a vector without elements gives 0.
 
     Args:
         x: any shape, any floating-point format.
@@ -72,8 +72,8 @@ def normalize(x: Array, *, axis: Axis = -1, xp: Namespace) -> Array:
 
     The result is also correct for vectors whose norm is beyond the largest number. A vector with an infinite
     element gives NaN for that element and 0 for the others (x / inf), with gradient 0. For vectors shorter
-    than about 1e-19 (1e-154 in float64) the second derivatives, of the order of 1 / norm^2, are out of range:
-    inf or NaN.
+    than about 1e-19 (1e-154 in float64), the second derivatives, of the order of 1 / norm^2, are out of range
+    and become inf or NaN.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -127,9 +127,9 @@ def variance(
 
 
 def std(x: Array, *, axis: Axis = -1, correction: int = 0, keepdims: bool = False, xp: Namespace) -> Array:
-    """Standard deviation with gradient 0 for constant values, where it is 0; never overflows.
+    """Standard deviation that never overflows; for constant values it is 0 with gradient 0.
 
-    An inf gives NaN. Arguments and errors as in :func:`variance`.
+    An inf gives NaN. The arguments and errors are those of :func:`variance`.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -185,8 +185,8 @@ def rms_norm(
 ) -> Array:
     """``x / sqrt(mean(x^2) + eps) * weight`` with the statistics in float32 (arXiv 1910.07467).
 
-    Each row is first divided by a power of two near its largest magnitude (at least about sqrt(eps)), so no
-    square overflows or underflows. A row with an inf gives NaN for the inf and 0 elsewhere; an empty row
+    Each row is first divided by a power of two near its largest magnitude (at least about sqrt(eps)), so that
+    no square overflows or underflows. A row with an inf gives NaN for the inf and 0 elsewhere; an empty row
     stays empty.
 
     Args:
@@ -224,8 +224,9 @@ def layer_norm(
 ) -> Array:
     """``(x - mean) / sqrt(variance + eps) * weight + bias``, with two-pass statistics in float32.
 
-    Ba et al. 2016 (arXiv 1607.06450). Arguments and errors as in :func:`rms_norm`, plus a ``bias``. A
-    constant row gives the bias, a row with an inf gives NaN, rows without elements raise a ValueError.
+    Layer normalization is due to Ba et al. 2016 (arXiv 1607.06450). The arguments and errors are those of
+    :func:`rms_norm`, plus ``bias``. A constant row gives the bias, a row with an inf gives NaN, and rows
+    without elements raise a ValueError.
 
     Example:
         >>> import array_api_compat.numpy as np

@@ -1,6 +1,7 @@
 """Delayed scaling for 8-bit formats: sets each tensor's scale from the largest elements of its last uses.
 
-Micikevicius et al. 2022 (arXiv 2209.05433) for the formats; NVIDIA's TransformerEngine for the rule.
+The formats are those of Micikevicius et al. 2022 (arXiv 2209.05433); the rule is that of NVIDIA's
+TransformerEngine.
 """
 
 from __future__ import annotations
@@ -9,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from stablenum.arrays import at_least, at_most
-from stablenum.errors import check_choice
-from stablenum.fields import check_field
 from stablenum.formats import FLOAT32_TINY, FORMATS
+from stablenum.settings_checks import check_choice, check_field
 
 __all__ = ["DelayedScaling", "DelayedScalingState"]
 
@@ -26,9 +26,10 @@ class DelayedScalingState(NamedTuple):
     """The state of the rule for n tensors.
 
     Attributes:
-        history: (n, length) float32, the largest magnitudes of their last uses, newest last; 0 where there
-            is none yet.
-        scale: (n,) float32, the factor that the next use is multiplied by before it is rounded to 8 bits.
+        history: (n, length) float32, the largest magnitude of each tensor in its last uses, newest last; 0
+            where there is no use yet.
+        scale: (n,) float32, the factor by which each tensor is multiplied at its next use, before it is
+            rounded to 8 bits.
     """
 
     history: Array
@@ -37,7 +38,7 @@ class DelayedScalingState(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelayedScaling:
-    """``scale = (largest number of the format) / amax * 2**-margin`` with amax from the last uses.
+    """``scale = (largest number of the format) / amax * 2**-margin``, with amax from the last uses.
 
     A use whose largest magnitude is 0 or not finite does not enter the history and leaves the scale
     unchanged. Values beyond the scale's range saturate when they are rounded; the next scale takes them into
@@ -47,7 +48,7 @@ class DelayedScaling:
         format: ``"float8_e4m3fn"`` (largest number 448; forward) or ``"float8_e5m2"`` (57344; gradients).
         history: the number of uses in the history, 1 to 100,000.
         margin: bits of headroom, -16 to 16.
-        amax: ``"max"`` for the largest in the history, ``"most_recent"`` for the last.
+        amax: ``"max"`` uses the largest value in the history, ``"most_recent"`` the last one.
         power_of_two: round the scale down to a power of two, so that it costs no precision and is the same
             number in every framework.
 
@@ -118,7 +119,7 @@ class DelayedScaling:
 
 
 def _power_of_two_below(x: Array, *, xp: Namespace) -> Array:
-    """Return the largest power of two up to ``x``, for x in [2**-100, 2**100]; exact in every framework."""
+    """Return the largest power of two up to ``x``, exactly in every framework, for x in [2**-100, 2**100]."""
     power = xp.ones_like(x)
     # Binary search: upwards for x >= 1, then downwards for x < 1.
     for k in (64, 32, 16, 8, 4, 2, 1):

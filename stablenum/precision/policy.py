@@ -1,7 +1,7 @@
 """Precision policies: the formats of stored parameters, of the computation and of its output.
 
 The grammar is jmp's (``"params=float32,compute=bfloat16,output=float32"``), extended by rules for modules
-at given paths. A policy is plain data; the adapters carry it out.
+at given paths. A policy is plain data; the adapters apply it.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _NAMES = {
 
 
 def parse_format(name: object, *, half: str = "float16") -> str:
-    """Return the full name of a format, from a short or full name, ``"half"`` or any framework's dtype.
+    """Return the full name of a format, given a short or full name, ``"half"`` or any framework's dtype.
 
     Args:
-        name: ``"bf16"``, ``"float32"``, ``"full"``, ``"half"``, ``"fp8"``, ``torch.float16``...
+        name: for example ``"bf16"``, ``"float32"``, ``"full"``, ``"half"``, ``"fp8"`` or ``torch.float16``.
         half: the format that ``"half"`` stands for: float16, or bfloat16 on a TPU.
 
     Raises:
@@ -49,7 +49,7 @@ def parse_format(name: object, *, half: str = "float16") -> str:
 
 
 def wider(a: str, b: str) -> str:
-    """Return the one of two formats with the larger range; the first if their ranges are equal.
+    """Return whichever of two formats has the larger range, or the first if their ranges are equal.
 
     Example:
         >>> wider("float16", "bfloat16"), wider("float32", "bfloat16")
@@ -60,10 +60,10 @@ def wider(a: str, b: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PolicyRule:
-    """The formats of the modules that ``pattern`` matches. None leaves a part as it is.
+    """The formats of the modules that ``pattern`` matches. A format of None leaves that part unchanged.
 
-    A pattern (``fnmatch``, ignoring case, with the parts of a path joined by dots) that matches a module
-    applies to all modules inside it too.
+    Patterns are matched by ``fnmatch``, ignoring case, against the parts of a module's path joined by dots. A
+    pattern that matches a module also applies to all modules inside it.
     """
 
     pattern: str
@@ -87,8 +87,8 @@ class Policy:
         compute: the format of the computation; by default that of the parameters. An 8-bit format means
             quantised products with delayed scaling: e4m3 forward, e5m2 backward.
         output: the format of the output; by default that of the computation.
-        rules: :class:`PolicyRule` s, or a mapping from a pattern to a policy string (a single format is
-            that of the computation and the output). If several rules match, the last one applies.
+        rules: a sequence of :class:`PolicyRule`, or a mapping from patterns to policy strings (a single
+            format sets computation and output). If several rules match, the last one applies.
 
     Raises:
         ValueError: an unknown format, or an 8-bit format for parameters or output.
@@ -145,10 +145,11 @@ class Policy:
         return here
 
     def begins_at(self, path: str) -> bool:
-        """Return whether a part of the model with formats of its own begins at the module at ``path``.
+        """Return whether a part of the model with its own formats begins at the module at ``path``.
 
-        That is the model itself, ``""``, and each module matched by a rule for computation or output that
-        does not match the module around it. Values are cast where such a part begins and where it ends.
+        Such a part begins at the model itself, ``""``, and at each module matched by a rule for computation
+        or output that does not match the surrounding module. Values are cast where the part begins and where
+        it ends.
 
         Example:
             >>> policy = Policy.parse("p=f32,c=bf16", rules={"head": "float32"})
@@ -188,7 +189,7 @@ class Policy:
 
     @property
     def carrier(self) -> str:
-        """The dtype of arrays during the computation: its format, or bfloat16 for an 8-bit format."""
+        """The dtype of arrays during the computation: ``compute``, or bfloat16 if that is an 8-bit format."""
         return _carrier(self.compute)
 
     def __str__(self) -> str:
@@ -198,14 +199,15 @@ class Policy:
 
 
 def as_policy(policy: object) -> Policy:
-    """Return a :class:`stablenum.Policy` from one, from words, or from an object with jmp's three attributes.
+    """Return a policy in any accepted form as a :class:`stablenum.Policy`.
 
     Args:
-        policy: a Policy; words (``"params=float32,compute=bfloat16"``, see :meth:`stablenum.Policy.parse`);
-            or anything with ``param_dtype``, ``compute_dtype`` and ``output_dtype``, as jmp's Policy.
+        policy: a Policy; a policy string (``"params=float32,compute=bfloat16"``, see
+            :meth:`stablenum.Policy.parse`); or any object with ``param_dtype``, ``compute_dtype`` and
+            ``output_dtype``, such as jmp's Policy.
 
     Raises:
-        TypeError: it is none of these.
+        TypeError: ``policy`` is none of these.
         ValueError: an unknown format.
 
     Example:
@@ -219,7 +221,7 @@ def as_policy(policy: object) -> Policy:
     parts = [getattr(policy, f"{part}_dtype", None) for part in ("param", "compute", "output")]
     if any(part is None for part in parts):
         raise TypeError(
-            "policy must be a stablenum.Policy, words such as 'params=float32,compute=bfloat16', or an "
+            "policy must be a stablenum.Policy, a string such as 'params=float32,compute=bfloat16', or an "
             f"object with param_dtype, compute_dtype and output_dtype; got {type(policy).__name__}."
         )
     params, compute, output = (parse_format(part) for part in parts)
@@ -244,7 +246,7 @@ def _stored(part: str, value: object) -> str:
 
 def _parts(field: str, text: object, half: str = "float16") -> dict[str, str]:
     if not isinstance(text, str) or not text.strip():
-        raise bad_field(field, "words such as 'params=float32,compute=bfloat16' or 'bf16'", text)
+        raise bad_field(field, "a string such as 'params=float32,compute=bfloat16' or 'bf16'", text)
     if "=" not in text:
         name = parse_format(text, half=half)
         if FORMATS[name].bits == 8:
@@ -255,7 +257,7 @@ def _parts(field: str, text: object, half: str = "float16") -> dict[str, str]:
         key, _, value = part.partition("=")
         key = _PARTS.get(key.strip(), key.strip())
         if key not in _PARTS.values():
-            raise bad_field(field, "parts named params, compute or output (p, c, o)", text)
+            raise bad_field(field, "made of parts named params, compute or output (p, c or o)", text)
         found[key] = parse_format(value, half=half)
     return found
 
@@ -271,10 +273,10 @@ def _as_rule(given: Any) -> PolicyRule:
     try:
         pattern, words = given
     except (TypeError, ValueError):
-        raise bad_field("rules", "PolicyRules, or pairs of a pattern and a policy in words", given) from None
+        raise bad_field("rules", "PolicyRules, or pairs of a pattern and a policy string", given) from None
     if not isinstance(pattern, str) or not pattern:
-        raise bad_field("rules", "a pattern for each rule", pattern)
+        raise bad_field("the pattern of a rule", "a string that is not empty", pattern)
     parts = _parts("rules", words)
-    if "=" not in words:  # a single format is that of the computation; that of parameters stays
+    if "=" not in words:  # a single format sets computation and output; the parameters keep their format
         parts = {"compute": parts["compute"], "output": _carrier(parts["compute"])}
     return _as_rule(PolicyRule(pattern, **parts))

@@ -33,18 +33,19 @@ _MOST_UNITS = 2**15 - 1
 def kahan_add(w: Array, c: Array, u: Array, *, xp: Namespace) -> tuple[Array, Array]:
     """Return ``w + u``, with the rounding error kept in ``c`` for the next update.
 
-    ``y = c + u; w' = round(w + y); c' = y - (w' - w)`` (Kahan 1965; for bfloat16 weights Zamirai et al. 2020,
-    arXiv 2010.06192), in float32. For a 16-bit weight, ``c`` is stored as an integer multiple of 2^-16 of the
-    weight's spacing; the spacing of a weight in [2^e, 2^(e+1)) is 2^e times 2^-7 in bfloat16 and 2^-10 in
-    float16. So weight and compensation together are as exact as a float32 weight. bfloat16 weights below
-    2^-102 have no compensation, because float32 has no such small unit; float16 weights always have one.
+    In float32, the function computes ``y = c + u; w' = round(w + y); c' = y - (w' - w)`` (Kahan 1965; for
+    bfloat16 weights Zamirai et al. 2020, arXiv 2010.06192). For a 16-bit weight, ``c`` is stored as an
+    integer multiple of 2^-16 of the weight's spacing; the spacing of a weight in [2^e, 2^(e+1)) is 2^e times
+    2^-7 in bfloat16 and 2^-10 in float16. Weight and compensation together are therefore as exact as a
+    float32 weight. bfloat16 weights below 2^-102 have no compensation, because float32 cannot represent so
+    small a unit; float16 weights always have one.
 
     A NaN or inf in ``w`` or ``u`` enters ``w'`` but never ``c'``, which is 0 there. Finite values saturate
     at the format's largest number instead of overflowing. If ``w`` is changed between two calls, ``c`` still
     stands for at most half a spacing of the changed ``w``.
 
     Args:
-        w: the weights, bfloat16, float16 or float32, any shape.
+        w: the weights, in bfloat16, float16 or float32, of any shape.
         c: the compensation so far, 0 at first, of ``w``'s shape: int16, or float32 for float32 weights.
         u: the update, of ``w``'s shape and of ``w``'s dtype or float32.
         xp: the array namespace.
@@ -70,7 +71,7 @@ def kahan_add(w: Array, c: Array, u: Array, *, xp: Namespace) -> tuple[Array, Ar
     y = _kept_finite(_as_number(wide, c, name, xp=xp) + added, finite, FORMATS["float32"].max, xp=xp)
     total = wide + y
     moved = _kept_finite(round_to_nearest(total, name, xp=xp), finite, top, xp=xp)
-    # A sum beyond the format's range is dropped and not carried, or the compensation itself would overflow.
+    # A sum beyond the format's range is dropped, because carrying it would make the compensation overflow.
     inside = finite & (xp.abs(total) <= top)
     rest = xp.where(inside, y - (moved - wide), xp.zeros_like(y))
     return xp.astype(moved, w.dtype), _as_compensation(moved, rest, name, xp=xp)
@@ -108,8 +109,8 @@ def compensation_of(w: Array, rest: Array, *, xp: Namespace) -> Array:
 
     Args:
         w: the weights, bfloat16, float16 or float32, any shape.
-        rest: the numbers still to be added to the weights, any floating-point dtype, of ``w``'s shape; a
-            non-finite one gives 0, and for a 16-bit weight it is limited to half a spacing.
+        rest: the numbers still to be added to the weights, of any floating-point dtype and ``w``'s shape. A
+            non-finite number gives 0; the number for a 16-bit weight is limited to half a spacing.
         xp: the array namespace.
 
     Returns:
@@ -131,8 +132,8 @@ def compensation_of(w: Array, rest: Array, *, xp: Namespace) -> Array:
 
 
 def _as_number(wide: Array, c: Array, name: str, *, xp: Namespace) -> Array:
-    """Return a compensation as a float32 number. The factor is a power of two: exact, fused with a sum or
-    not."""
+    """Return a compensation as a float32 number. The factor is a power of two, so the product is exact
+    whether or not a compiler fuses it with a sum."""
     allowed = xp.float32 if name == "float32" else xp.int16
     if c.dtype != allowed:
         of = "float32" if name == "float32" else "int16"
@@ -145,7 +146,8 @@ def _as_number(wide: Array, c: Array, name: str, *, xp: Namespace) -> Array:
 
 
 def _as_compensation(wide: Array, rest: Array, name: str, *, xp: Namespace) -> Array:
-    """Return a finite float32 number as the compensation of a weight, to the nearest unit, ties to even."""
+    """Return a finite float32 number as the compensation of a weight, rounded to the nearest unit, ties to
+    even."""
     if name == "float32":
         return rest
     field, has_unit = _unit_field(wide, name, xp=xp)
@@ -155,19 +157,19 @@ def _as_compensation(wide: Array, rest: Array, name: str, *, xp: Namespace) -> A
 
 
 def _unit_field(wide: Array, name: str, *, xp: Namespace) -> tuple[Array, Array]:
-    """Return the unit, 2^-16 of a 16-bit weight's spacing, as a float32 exponent field, and where there is a
-    unit.
+    """Return the unit, 2^-16 of a 16-bit weight's spacing, as a float32 exponent field, and a mask of the
+    weights that have a unit.
 
-    Half a unit must be a normal number too: XLA and accelerators treat float32's subnormals as 0.
+    Half a unit must be a normal number too, because XLA and accelerators treat float32's subnormals as 0.
     """
     field = (wide.view(xp.int32) & _SIGN_LESS) >> 23
-    # 113: the exponent field of 2^-14, below which float16's spacing stays.
+    # 113 is the exponent field of 2^-14, below which float16's spacing is constant.
     field = at_least(field, 113, xp=xp) - (10 + 16) if name == "float16" else field - (7 + 16)
     return at_least(field, 2, xp=xp), field >= 2
 
 
 def round_stochastically(x32: Array, random_bits: Array, *, xp: Namespace) -> Array:
-    """Round float32 to bfloat16 numbers, up or down with probabilities that make the mean exact.
+    """Round float32 to bfloat16 numbers, up or down, with probabilities that make the mean exact.
 
     16 random bits are added to the 16 lowest bits, which are then cut off (Gupta et al. 2015, arXiv
     1502.02551). NaN and inf pass through. Finite values stay finite: they saturate at bfloat16's largest
@@ -175,8 +177,8 @@ def round_stochastically(x32: Array, random_bits: Array, *, xp: Namespace) -> Ar
 
     Args:
         x32: float32, any shape.
-        random_bits: integers of ``x32``'s shape, at least 16 bits wide; the lowest 16 bits are used and must
-            be uniform and independent.
+        random_bits: integers of ``x32``'s shape, at least 16 bits wide. The lowest 16 bits are used; they
+            must be uniform and independent.
         xp: the array namespace.
 
     Returns:
@@ -202,7 +204,7 @@ def round_stochastically(x32: Array, random_bits: Array, *, xp: Namespace) -> Ar
 
 
 def round_to_nearest(x32: Array, format: str, *, xp: Namespace) -> Array:  # noqa: A002
-    """Round float32 to numbers of ``format``: to nearest, ties to even (IEEE 754), but saturating.
+    """Round float32 to numbers of ``format``: to nearest, ties to even (IEEE 754), without overflow.
 
     NaN and inf pass through. Finite values stay finite: they saturate at the format's largest number.
 
@@ -215,7 +217,7 @@ def round_to_nearest(x32: Array, format: str, *, xp: Namespace) -> Array:  # noq
         float32; each value is a number of the format, so the cast that follows is exact.
 
     Raises:
-        ValueError: another format, or ``x32`` is not float32.
+        ValueError: ``format`` is another format, or ``x32`` is not float32.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -229,7 +231,7 @@ def round_to_nearest(x32: Array, format: str, *, xp: Namespace) -> Array:  # noq
     finite = xp.isfinite(x32)
     bits = xp.where(finite, x32, xp.zeros_like(x32)).view(xp.int32)
     magnitude, sign = bits & _SIGN_LESS, bits & ~_SIGN_LESS
-    if name == "bfloat16":  # has float32's exponents, so 16 bits are dropped at every size
+    if name == "bfloat16":  # it has float32's exponents, so 16 bits are dropped whatever the magnitude
         rounded = (magnitude + 0x7FFF + ((magnitude >> 16) & 1)) & ~0xFFFF
     else:
         rounded = _to_float16(magnitude, xp=xp)
@@ -238,9 +240,9 @@ def round_to_nearest(x32: Array, format: str, *, xp: Namespace) -> Array:  # noq
 
 
 def _to_float16(magnitude: Array, *, xp: Namespace) -> Array:
-    """Return the bits of a positive float32 rounded to float16: 13 are dropped, one more per halving below
-    2^-14."""
-    below = at_least(113 - (magnitude >> 23), 0, xp=xp)  # 113: the exponent field of 2^-14
+    """Return the bits of a positive float32 number rounded to float16: 13 bits are dropped, and one more for
+    each halving below 2^-14."""
+    below = at_least(113 - (magnitude >> 23), 0, xp=xp)  # 113 is the exponent field of 2^-14
     drop = 13 + at_most(below, 10, xp=xp)
     one = xp.ones_like(drop)
     half = (one << (drop - 1)) - 1
@@ -258,7 +260,7 @@ def _kept_finite(x: Array, finite: Array, top: float, *, xp: Namespace) -> Array
 def _rounded_format(field: str, dtype: object) -> str:
     name = get_format(dtype).name
     if name not in _ROUNDED:
-        raise bad_field(field, f"of the format {', '.join(_ROUNDED)}", dtype)
+        raise bad_field(field, "bfloat16, float16 or float32", dtype)
     return name
 
 

@@ -1,10 +1,9 @@
 """The NumPy adapter: the executable specification of a guarded training step.
 
-It measures and applies in the simplest exact way, and leaves every decision to
-:func:`stablenum.guard.decide`. The other adapters are compared with it step by step. The
-optimizers follow the order of operations of ``torch.optim``'s single-tensor implementations (SGD, Adam,
-AdamW), with their state in the parameter's dtype as in torch. The module favours clarity over speed
-throughout.
+The adapter measures gradients and applies decisions in the simplest exact way, and leaves every decision to
+:func:`stablenum.decide`. The other adapters are compared with it step by step. The optimizers follow the
+order of operations of ``torch.optim``'s single-tensor implementations (SGD, Adam, AdamW) and keep their state
+in the parameter's dtype, as in torch. The module favours clarity over speed throughout.
 
 Importing this module loads NumPy; ``import stablenum`` alone does not.
 """
@@ -22,7 +21,8 @@ from stablenum.errors import bad_field
 from stablenum.formats import FLOAT32_MAX, SMALLEST_FLOAT16
 from stablenum.guard.config import GuardConfig, Settings, make_config
 from stablenum.guard.decide import Decision, GuardState, Observation, decide, init_guard
-from stablenum.guard.readout import Metrics, StepRecord, check_halted, history, metrics
+from stablenum.guard.halting import check_halted
+from stablenum.guard.readout import Metrics, StepRecord, history, metrics
 from stablenum.guard.statedict import state_from_dict, state_to_dict
 from stablenum.reference.optimizers import SGD, Adam, AdamW, Optimizer, wide_dtype
 from stablenum.rules.clipping import AdaptiveGradClip, Units
@@ -52,15 +52,15 @@ Grads: TypeAlias = "Mapping[str, Array | None] | Sequence[Array | None]"
 def tensor_norm(gradient: Array) -> np.float32:
     """Return the L2 norm of one tensor, exact to the last bit of float32.
 
-    It is computed from an exact sum of the float64 squares of ``x / max|x|``, so no intermediate result
+    The norm is computed from an exact sum of the float64 squares of ``x / max|x|``, so no intermediate result
     overflows or underflows.
 
     Args:
-        gradient: any shape, any real or complex floating dtype (including ml_dtypes' ``bfloat16``).
+        gradient: any shape, any real or complex floating-point dtype (including ml_dtypes' ``bfloat16``).
 
     Returns:
-        float32. NaN if an element is NaN, otherwise inf if one is infinite, otherwise finite: a norm
-        beyond float32's range saturates at its largest number. 0 for an empty tensor.
+        float32. NaN if an element is NaN, otherwise inf if an element is infinite, otherwise a finite number
+        (a norm beyond float32's range saturates at the largest float32); 0 for an empty tensor.
 
     Example:
         >>> round(float(tensor_norm(np.asarray([3e30, 4e30], np.float32))) / 5e30, 6)
@@ -69,7 +69,7 @@ def tensor_norm(gradient: Array) -> np.float32:
         500.0
     """
     elements = np.abs(_as_real(np.asarray(gradient)).astype(np.float64, copy=False).ravel())
-    largest = elements.max(initial=0.0)  # NaN if there is one, otherwise inf if there is one
+    largest = elements.max(initial=0.0)  # NaN if an element is NaN, otherwise inf if an element is infinite
     if not np.isfinite(largest) or largest == 0:
         return np.float32(largest)
     ratio = elements / largest
@@ -80,7 +80,7 @@ def measure(gradients: Sequence[Array | None]) -> Array:
     """Return the norms of all tensors, (n,) float32: ``Observation.norms``.
 
     Args:
-        gradients: one per parameter; None (no gradient) has norm 0.
+        gradients: one per parameter; None (no gradient) gives norm 0.
 
     Example:
         >>> measure([np.ones((2, 2), np.float32), None]).tolist()
@@ -111,7 +111,7 @@ def unit_norms(array: Array, axes: tuple[int, ...]) -> Array:
     """Return the L2 norm of each unit, (u,) float32: norms over ``axes``, with the remaining axes in C order.
 
     Args:
-        array: any non-empty shape, any real or complex floating dtype.
+        array: any non-empty shape, any real or complex floating-point dtype.
         axes: the axes of one unit, see :meth:`stablenum.AdaptiveGradClip.unit_axes`.
 
     Example:
@@ -129,8 +129,8 @@ def unit_norms(array: Array, axes: tuple[int, ...]) -> Array:
 def measure_units(
     rule: AdaptiveGradClip, names: Sequence[str], gradients: Sequence[Array | None], params: Sequence[Array]
 ) -> Units:
-    """Return ``Observation.units``: unit norms of gradients and weights; empty for parameters the rule
-    excludes.
+    """Return ``Observation.units``: the unit norms of gradients and weights, empty for parameters that the
+    rule excludes.
 
     Example:
         >>> units = measure_units(AdaptiveGradClip(), ["w"], [np.ones((4, 2))], [np.zeros((4, 2))])
@@ -178,8 +178,8 @@ def apply(config: GuardConfig, decision: Decision, gradients: Sequence[Array | N
     The product is computed in float32 or wider and rounded to the gradient's dtype once.
 
     Args:
-        config: gives the element-wise bound ``max_value``, if any.
-        decision: its multipliers are used; the caller has already checked ``decision.apply``.
+        config: the settings, which give the element-wise bound ``max_value``, if any.
+        decision: the decision with the multipliers; the caller has already checked ``decision.apply``.
         gradients: finite, still multiplied by the loss scale; None stays None.
 
     Example:
@@ -215,12 +215,12 @@ def _scaled(gradient: Array, factor: Array, max_value: float | None) -> Array:
 
 
 def _is_floating(dtype: np.dtype[Any]) -> bool:
-    """Return whether the dtype is a real or complex floating one, including bfloat16."""
+    """Return whether the dtype is a real or complex floating-point dtype, including bfloat16."""
     return bool(np.issubdtype(dtype, np.inexact)) or dtype.name == "bfloat16"
 
 
 def _as_real(array: Array) -> Array:
-    """Return a complex array as its real and imaginary parts (torch's ``view_as_real``); others unchanged."""
+    """Return a complex array as its real and imaginary parts (torch's ``view_as_real``), a real one as is."""
     if array.dtype.kind != "c":
         return array
     return np.ascontiguousarray(array).view(array.real.dtype)
@@ -233,15 +233,15 @@ class Guarded:
     """A guarded NumPy training loop: parameters, an optimizer and a guard in one object.
 
     Args:
-        params: a dict of arrays (its keys are the parameters' names) or a sequence of arrays.
-            They are copied. May be empty.
+        params: a dict of arrays (whose keys are the parameters' names) or a sequence of arrays. The
+            arrays are copied. There may be none.
         optimizer: :class:`SGD`, :class:`Adam` or any object with their ``init`` and ``update``.
         config: the guard's settings; None for the default.
         **overrides: fields of :class:`GuardConfig` that replace those of ``config``, such as ``clip=1.0``.
 
     Raises:
         TypeError: ``config`` is not a GuardConfig, or an override is not a field of GuardConfig.
-        ValueError: a parameter does not have a floating dtype, or a setting is not allowed.
+        ValueError: a parameter does not have a floating-point dtype, or a setting is not allowed.
 
     Example:
         >>> train = Guarded([np.ones(2, np.float32)], SGD(lr=0.5), clip=1.0)
@@ -268,7 +268,7 @@ class Guarded:
         for i, param in enumerate(self._params):
             if not _is_floating(param.dtype):
                 raise bad_field(
-                    f"params[{self.names[i] if self.names else i}]", "of a floating dtype", param.dtype
+                    f"params[{self.names[i] if self.names else i}]", "of a floating-point dtype", param.dtype
                 )
         if self.config.unit_rule is not None:
             self.config.unit_rule.included(self._known_names)  # raises if a pattern matches nothing
@@ -287,7 +287,7 @@ class Guarded:
 
     @property
     def last(self) -> Metrics:
-        """The last step, see :func:`stablenum.guard.metrics`."""
+        """The record of the last step, see :func:`stablenum.guard.metrics`."""
         return metrics(self.state, self.names)
 
     def history(self) -> list[StepRecord]:
@@ -298,20 +298,20 @@ class Guarded:
         """Decide on one step, and apply it or skip it entirely.
 
         Args:
-            gradients: a dict or sequence like ``params``, of the *scaled* loss; None for a parameter
-                without gradient, which then stays unchanged.
+            gradients: the gradients of the *scaled* loss, as a dict or sequence like ``params``; None for a
+                parameter without gradient, which then stays unchanged.
             loss: the unscaled loss, if known.
 
         Returns:
             The value of :attr:`last`.
 
         Raises:
-            ValueError: the gradients do not match the parameters, or do not have a floating dtype.
+            ValueError: the gradients do not match the parameters, or do not have a floating-point dtype.
             NonFiniteError: the limit of non-finite steps in a row is reached; the step was skipped.
         """
         listed = self._matched(gradients)
         observation = self._measure(listed, loss)
-        with np.errstate(all="ignore"):  # the rules compute with inf and NaN and select afterwards
+        with np.errstate(all="ignore"):  # the rules also compute results with inf and NaN that they discard
             decision, self.state = decide(self.config, self.state, observation, xp=xp)
             if decision.apply:
                 self._update(apply(self.config, decision, listed))
@@ -361,7 +361,8 @@ class Guarded:
                 raise bad_field(where, f"of shape {p.shape}", g.shape)
             # If integers were multiplied and rounded back, nearly all would become 0.
             if g is not None and not _is_floating(g.dtype):
-                raise bad_field(where, "of a floating dtype", g.dtype, hint=f"Convert it to {p.dtype}.")
+                hint = f"Convert the gradient to {p.dtype}."
+                raise bad_field(where, "of a floating-point dtype", g.dtype, hint=hint)
         return arrays
 
     def _update(self, gradients: Sequence[Array | None]) -> None:

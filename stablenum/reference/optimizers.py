@@ -1,7 +1,7 @@
 """NumPy optimizers for the reference: torch's formulas in torch's order of operations.
 
-They are pure functions of one parameter, so a step is skipped by not calling them. The state has the
-parameter's dtype, as in torch; each operation computes in float32 or wider and rounds once.
+The optimizers are pure functions of one parameter, so a step is skipped by not calling them. The state has
+the parameter's dtype, as in torch; each operation computes in float32 or wider and rounds once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from stablenum.errors import bad_field, check_number
+from stablenum.errors import bad_field
+from stablenum.settings_checks import check_number
 
 __all__ = ["SGD", "Adam", "AdamState", "AdamW", "Optimizer", "SGDState", "wide_dtype"]
 
@@ -31,7 +32,7 @@ class Optimizer(Protocol):
         """Return the state before the first step."""
 
     def update(self, param: Array, gradient: Array, state: Any) -> tuple[Array, Any]:
-        """Return the next parameter and state; neither input is changed."""
+        """Return the next parameter and the next state; the arguments are not changed."""
 
 
 class SGDState(NamedTuple):
@@ -49,7 +50,7 @@ class SGD:
         momentum, dampening, weight_decay, nesterov: as in torch.
 
     Raises:
-        ValueError: a setting that torch rejects too.
+        ValueError: a setting is out of its range; torch rejects it too.
 
     Example:
         >>> param, state = SGD(lr=0.1).update(np.ones(1, np.float32), np.ones(1, np.float32), SGDState(None))
@@ -90,7 +91,7 @@ class SGD:
 
 
 class AdamState(NamedTuple):
-    """Step count and the two moments, in the parameter's dtype."""
+    """The step count, and the two moments in the parameter's dtype."""
 
     step: int
     exp_avg: Array
@@ -107,10 +108,11 @@ class Adam:
     Args:
         lr: the learning rate.
         betas, eps, weight_decay: as in torch.
-        decoupled: weight decay on the parameter (AdamW, arXiv 1711.05101) instead of the gradient.
+        decoupled: whether weight decay acts on the parameter (AdamW, arXiv 1711.05101) instead of the
+            gradient.
 
     Raises:
-        ValueError: a setting that torch rejects too.
+        ValueError: a setting is out of its range; torch rejects it too.
 
     Example:
         >>> adam = Adam(lr=0.1)
@@ -168,7 +170,8 @@ def AdamW(  # noqa: N802 - the usual name
     return Adam(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, decoupled=True)
 
 
-# torch's element-wise operations: arithmetic in float32 or wider, one rounding to the dtype at the end.
+# torch's element-wise operations: the arithmetic is in float32 or wider and is rounded to the dtype once, at
+# the end.
 
 
 def _add(a: Array, b: Array, alpha: float) -> Array:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from stablenum.arrays import at_least
 from stablenum.errors import bad_field
-from stablenum.fields import check_field
 from stablenum.precision.policy import parse_format, wider
+from stablenum.settings_checks import check_field
 
 __all__ = ["EscalatePrecision", "EscalationState"]
 
@@ -22,9 +22,9 @@ class EscalationState(NamedTuple):
     """The state that the rule carries from step to step.
 
     Attributes:
-        level: () int32, by how many formats the next step's format is wider than the policy's own.
-        bad: () int32, non-finite steps in a row at this level.
-        left: () int32, good steps still to take at this level before it falls by one.
+        level: () int32, how many formats wider than its policy the next step computes.
+        bad: () int32, the number of non-finite steps in a row at this level.
+        left: () int32, the number of good steps still to take at this level before it falls by one.
     """
 
     level: Array
@@ -37,13 +37,15 @@ class EscalatePrecision:
     """After ``after`` non-finite steps in a row, compute in the next wider format for a while.
 
     ``formats`` lists the formats, for example float8 -> bfloat16 -> float32 or float16 -> float32. After
-    ``for_steps`` good steps in a wider format the rule returns to the previous one; after ``after``
-    non-finite steps in a row it goes on to the next. In the widest format, non-finite steps are only skipped.
+    ``for_steps`` good steps in a wider format, the rule returns to the previous format; after ``after``
+    non-finite steps in a row, it goes on to the next one. In the widest format, non-finite steps are only
+    skipped.
 
     Args:
-        after: the number of non-finite steps in a row.
-        for_steps: the number of good steps in a wider format.
-        formats: two formats or more, the policy's own first, each wider in range than the one before.
+        after: the number of non-finite steps in a row before the rule goes on to the next format.
+        for_steps: the number of good steps in a wider format before the rule returns to the previous one.
+        formats: two or more formats, beginning with the policy's own, each wider in range than the one
+            before.
 
     Raises:
         ValueError: a field is out of its range, or a format is not wider than the one before.
@@ -62,10 +64,10 @@ class EscalatePrecision:
         check_field(self, "for_steps", whole=True, at_least=1)
         given = self.formats
         if isinstance(given, str) or not isinstance(given, Sequence) or len(given) < 2:
-            raise bad_field("EscalatePrecision.formats", "two formats or more, from narrow to wide", given)
+            raise bad_field("EscalatePrecision.formats", "two or more formats, from narrow to wide", given)
         names = tuple(parse_format(name) for name in given)
         if any(wider(a, b) == a for a, b in itertools.pairwise(names)):
-            raise bad_field("EscalatePrecision.formats", "formats that rise in range or precision", given)
+            raise bad_field("EscalatePrecision.formats", "formats that increase in range", given)
         object.__setattr__(self, "formats", names)
 
     def check_begins_with(self, compute: str) -> None:
@@ -81,11 +83,11 @@ class EscalatePrecision:
             >>> EscalatePrecision(formats=("bf16", "f32")).check_begins_with("bfloat16")
         """
         if self.formats[0] != compute:
-            allowed = f"from the policy's own ({compute}) upwards"
+            allowed = f"formats that begin with the policy's own, {compute}"
             raise bad_field("EscalatePrecision.formats", allowed, self.formats)
 
     def init(self, *, xp: Namespace, device: Any = None) -> EscalationState:
-        """Return the state before the first step: the policy's own format."""
+        """Return the state before the first step, at the level of the policy's own format."""
         return EscalationState(*(xp.asarray(0, dtype=xp.int32, device=device) for _ in range(3)))
 
     def update(self, state: EscalationState, *, finite: Array, xp: Namespace) -> EscalationState:

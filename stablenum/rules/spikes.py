@@ -1,7 +1,7 @@
 """Spike rules: skip or clip a step whose loss or gradient norm is far above the typical value.
 
-A spike is finite. Its cause is a bad batch, or a batch that is bad for the current parameters, and one such
-step can set a run back by hours. Both rules compare a step with the steps before it; they differ in the
+A spike is finite. It is caused by a bad batch, or by a batch that is bad for the current parameters, and one
+such step can set a run back by hours. Both rules compare a step with the steps before it; they differ in the
 statistics they use.
 """
 
@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from stablenum.arrays import at_least
-from stablenum.errors import bad_field, check_choice
-from stablenum.fields import check_field
+from stablenum.errors import bad_field
 from stablenum.rules.clipping.common import shortening
 from stablenum.rules.windows import (
     count,
@@ -23,6 +22,7 @@ from stablenum.rules.windows import (
     median_and_mad,
     push,
 )
+from stablenum.settings_checks import check_choice, check_field
 
 __all__ = [
     "SIGNALS",
@@ -38,9 +38,9 @@ Array: TypeAlias = Any
 Namespace: TypeAlias = Any
 
 SIGNALS = ("loss", "grad_norm")
-# The standard deviation of a normal distribution over its median absolute deviation.
+# The standard deviation of a normal distribution divided by its median absolute deviation.
 _NORMAL = 1.4826
-# How many ordinary steps make up for one skip.
+# How many ordinary steps offset one skip.
 _WEIGHT = 4
 
 
@@ -49,8 +49,8 @@ class SpikeState(NamedTuple):
 
     Attributes:
         loss: (window,) float32, newest last; inf where there is no value yet.
-        grad_norm: (window,) float32, likewise.
-        debt: () int32, a counter, at least 0: each skip adds 4, each other finite step subtracts 1.
+        grad_norm: (window,) float32, in the same form.
+        debt: () int32, a counter of at least 0: each skip adds 4, and each other finite step subtracts 1.
     """
 
     loss: Array
@@ -63,7 +63,7 @@ class Verdict(NamedTuple):
 
     Attributes:
         loss, grad_norm: () bool, whether this signal is a spike.
-        factor: () float32, the factor on the gradients before the clip rules; 1 without a spike.
+        factor: () float32, the factor applied to the gradients before the clip rules; 1 without a spike.
     """
 
     loss: Array
@@ -109,18 +109,20 @@ class _Settings:
 class SpikeGuard(_Settings):
     """Skip a step whose loss or gradient norm is far above the median of the last steps.
 
-    A value x is a spike if ``x > median + threshold * max(1.4826 MAD, min_spread |median|)``, over the last
-    ``window`` values of applied steps; MAD is the median absolute deviation, and 1.4826 makes it the
-    standard deviation of normal values (Rousseeuw & Croux 1993, doi 10.1080/01621459.1993.10476408). Only
-    values above the median can be spikes. Up to half of the window may be spikes without hiding the next
-    one, and the minimum ``min_spread`` keeps a constant loss from making every change a spike.
+    A value x is a spike if ``x > median + threshold * max(1.4826 MAD, min_spread |median|)``, where the
+    median and the median absolute deviation (MAD) are those of the last ``window`` values of applied steps.
+    The factor 1.4826 turns the MAD of normal values into their standard deviation (Rousseeuw & Croux 1993,
+    doi 10.1080/01621459.1993.10476408). Only values above the median can be spikes. Up to half of the window
+    may be spikes without hiding the next one, and ``min_spread`` prevents every change after a constant loss
+    from counting as a spike.
 
     No step is skipped before ``min_samples`` values are in the window. Non-finite and zero values never enter
-    the window. After ``max_in_a_row`` skips in a row the next such step is applied and the windows start
-    again: this is not a spike but a new level, and a rule may not stop the training. The same happens if more
-    than one step in five keeps being skipped, for example where two kinds of batches alternate: each skip
-    adds 4, each other step subtracts 1, and the rule resets at ``4 * max_in_a_row``. If no loss is given,
-    only the norm is judged. Gradients are clipped after the verdict, not before.
+    the window. If the step after ``max_in_a_row`` skips in a row is also too high, it is applied and the
+    windows start again, because this is a new level and not a spike, and a rule must not stop the training.
+    The same happens if more than one step in five keeps being skipped, for example where two kinds of batches
+    alternate: a counter rises by 4 at each skip and falls by 1 at each other step, and the rule resets when
+    the counter reaches ``4 * max_in_a_row``. If no loss is given, only the norm is judged. Gradients are
+    clipped after the verdict, not before.
 
     Args:
         window: the number of applied steps to compare with, 2 to 100,000.
@@ -130,8 +132,9 @@ class SpikeGuard(_Settings):
             available.
         action: ``"skip"`` skips the step entirely; ``"clip"`` applies it with its gradients shrunk to the
             median norm, and its values enter the windows.
-        min_spread: the smallest spread, as a fraction of the median, 0 or more.
-        max_in_a_row: for the action ``"skip"``, the skips in a row before the rule resets; 1 or more.
+        min_spread: the smallest spread, as a fraction of the median; 0 or more.
+        max_in_a_row: for the action ``"skip"``, the number of skips in a row before the rule resets; 1 or
+            more.
 
     Raises:
         ValueError: a field is out of its range.
@@ -184,12 +187,12 @@ class SpikeGuard(_Settings):
 class MeanStdSpikeGuard(_Settings):
     """Skip a step whose loss or gradient norm is far above the mean of the last steps.
 
-    A value x is a spike if ``x > mean + threshold * sd`` over the last ``window`` values, including those of
-    skipped spikes; sd divides by n - 1. This is the rule of OLMo-core's ``SkipStepOptimizer`` and, except for
-    a division by n and a minimum of 1e-6, of levanter's ``skip_step``. It is included for comparison: one
-    spike raises mean and sd and so hides the next ones for ``window`` steps, and after constant values (sd =
-    0) any increase is a spike. Unlike in those libraries, non-finite and zero values do not enter. Prefer
-    :class:`SpikeGuard`.
+    A value x is a spike if ``x > mean + threshold * sd``, where mean and sd are those of the last ``window``
+    values, including the values of skipped spikes; sd divides by n - 1. This is the rule of OLMo-core's
+    ``SkipStepOptimizer``. It is also the rule of levanter's ``skip_step``, except that levanter divides by n
+    and has a minimum of 1e-6. The rule is included for comparison: one spike raises mean and sd and so hides
+    the next ones for ``window`` steps, and after constant values (sd = 0) any increase is a spike. Unlike in
+    those libraries, non-finite and zero values do not enter the window. Prefer :class:`SpikeGuard`.
 
     Args:
         window: the number of steps to compare with, 2 to 100,000.
@@ -212,7 +215,7 @@ class MeanStdSpikeGuard(_Settings):
     def judge(
         self, state: SpikeState, loss: Array | None, grad_norm: Array, *, finite: Array, xp: Namespace
     ) -> tuple[Verdict, SpikeState]:
-        """Return the verdict on a step and the next state, as :meth:`SpikeGuard.judge`."""
+        """Return the verdict on a step and the next state, as :meth:`SpikeGuard.judge` does."""
         by_loss, by_norm = _standing_out(self, state, loss, grad_norm, finite=finite, xp=xp)
         after = _observe(state, loss, grad_norm, finite, state.debt, restart=None, xp=xp)
         factor = _shrink(state, grad_norm, by_loss | by_norm, action=self.action, xp=xp)
@@ -227,13 +230,13 @@ SpikeRule: TypeAlias = SpikeGuard | MeanStdSpikeGuard
 
 
 def as_spike_rule(value: object) -> SpikeRule | None:
-    """Return ``GuardConfig.spike`` in the form in which it is stored: a rule or None.
+    """Return a value of ``GuardConfig.spike`` in the form in which it is stored: a rule or None.
 
     Args:
         value: None, a rule, or ``"skip"`` or ``"clip"`` for a :class:`SpikeGuard` with that action.
 
     Raises:
-        ValueError: anything else.
+        ValueError: ``value`` is anything else.
     """
     if value is None or isinstance(value, (SpikeGuard, MeanStdSpikeGuard)):
         return value
@@ -266,8 +269,8 @@ def _observe(
     restart: Array | None,
     xp: Namespace,
 ) -> SpikeState:
-    """Return the next state: the values enter if ``enters``, and the windows are emptied first if
-    ``restart``."""
+    """Return the next state: the windows are emptied first if ``restart`` is True, and the values enter if
+    ``enters`` is True."""
 
     def next_window(window: Array, value: Array | None) -> Array:
         if restart is not None:
@@ -280,9 +283,9 @@ def _observe(
 
 
 def _shrink(state: SpikeState, grad_norm: Array, spike: Array, *, action: str, xp: Namespace) -> Array:
-    """Return () float32: for the action ``"clip"``, the factor that shrinks a spike to the median norm; else
-    1."""
+    """Return () float32: for the action ``"clip"``, the factor that shrinks a spike to the median norm;
+    otherwise 1."""
     if action == "skip":
         return xp.ones_like(grad_norm)
-    typical = median(state.grad_norm, xp=xp)  # inf for an empty window: the factor is then 1
+    typical = median(state.grad_norm, xp=xp)  # inf for an empty window, which gives a factor of 1
     return xp.where(spike, shortening(grad_norm, typical, xp=xp), xp.ones_like(grad_norm))

@@ -37,7 +37,7 @@ def empty_window(size: int, *, xp: Namespace, device: Any = None) -> Array:
 
 
 def is_informative(value: Array, *, xp: Namespace) -> Array:
-    """Return whether a value is finite and not 0, which an empty batch gives.
+    """Return whether a value is finite and not 0. (An empty batch gives 0.)
 
     A magnitude below the smallest normal number counts as 0, because some hardware flushes it to 0.
     """
@@ -45,7 +45,7 @@ def is_informative(value: Array, *, xp: Namespace) -> Array:
 
 
 def push(window: Array, value: Array, condition: Array, *, xp: Namespace) -> Array:
-    """Return the window with the () ``value`` added and the oldest dropped.
+    """Return the window with the () ``value`` added and the oldest value dropped.
 
     The window is unchanged where the () bool ``condition`` does not hold or the value is not finite.
     """
@@ -59,7 +59,7 @@ def count(window: Array, *, xp: Namespace) -> Array:
 
 
 def quantile(window: Array, q: float, *, xp: Namespace) -> Array:
-    """Return the q-quantile, linear between ranks as NumPy's default; inf for an empty window.
+    """Return the q-quantile, linear between ranks as in NumPy's default; inf for an empty window.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -96,7 +96,7 @@ def median_and_mad(window: Array, *, xp: Namespace) -> tuple[Array, Array]:
 
 
 def mean_and_std(window: Array, *, ddof: int = 0, xp: Namespace) -> tuple[Array, Array]:
-    """Return the mean and the standard deviation (over n - ddof) of the values; 0 and 0 for an empty window.
+    """Return the mean and the standard deviation (dividing by n - ddof); 0 and 0 for an empty window.
 
     No intermediate result overflows, whatever the values.
 
@@ -122,7 +122,8 @@ def without_outliers(window: Array, *, xp: Namespace) -> Array:
 def _middle(values: Array, n: Array, *, xp: Namespace) -> Array:
     """Return the median of the ``n`` smallest values."""
     ordered, last = xp.sort(values), at_least(n - 1, 0, xp=xp)
-    # Each is halved before the sum: the sum of two large numbers could overflow.
+    # The two middle values are halved before they are added, because the sum of two large numbers could
+    # overflow.
     return 0.5 * _item(ordered, last // 2, xp=xp) + 0.5 * _item(ordered, n // 2, xp=xp)
 
 

@@ -15,10 +15,10 @@ import numpy as np
 
 from stablenum.diagnosis.audit import (
     Audit,
-    Law,
     Measured,
     Role,
     Row,
+    UpdateFormula,
     eps_is_lost,
     join_blocks,
     measure_block,
@@ -104,9 +104,9 @@ def audit(
     rows = []
     for name, leaf in leaves.items():
         for i, group in enumerate(groups.get(name) or [Group(name, "", (), None, {})]):
-            law = _law(group, numbers)
+            formula = _formula(group, numbers)
             title = name if not i else f"{name} ({i + 1})"
-            rows.append(_row(title, leaf, group, law, gradients.get(name), given.get(name)))
+            rows.append(_row(title, leaf, group, formula, gradients.get(name), given.get(name)))
     notes = _notes(rows, groups, gradients)
     return Audit.of(_called(groups), rows, notes=notes)
 
@@ -210,9 +210,9 @@ def _joined(groups: Sequence[Group]) -> dict[str, list[Group]]:
         mine = found.setdefault(group.parameter, [])
         for i, other in enumerate(mine):
             if not _roles(other) & _roles(group):
-                law = other if other.kind and Role.BUFFER not in _roles(other) else group
-                kind = law.kind or other.kind or group.kind
-                mine[i] = law._replace(kind=kind, parts=other.parts + group.parts)
+                formula = other if other.kind and Role.BUFFER not in _roles(other) else group
+                kind = formula.kind or other.kind or group.kind
+                mine[i] = formula._replace(kind=kind, parts=other.parts + group.parts)
                 break
         else:
             mine.append(group)
@@ -236,7 +236,7 @@ def _roles(group: Group) -> set[Role]:
     return {part.role for part in group.parts} - {Role.OTHER}
 
 
-def _law(group: Group, numbers: Mapping[str, float | None]) -> Law:
+def _formula(group: Group, numbers: Mapping[str, float | None]) -> UpdateFormula:
     """Return the hyperparameters that were given, else those in the state of ``inject_hyperparams``."""
 
     kind, count = group.kind, group.count
@@ -253,7 +253,7 @@ def _law(group: Group, numbers: Mapping[str, float | None]) -> Law:
                 return float(value)
         return None
 
-    return Law(
+    return UpdateFormula(
         kind=kind if kind != "adam" or numbers["lr"] is not None else "adam or the like",
         lr=numbers["lr"],
         beta1=number("beta1", "b1"),
@@ -272,20 +272,22 @@ def _is_real_number(value: Any) -> bool:
 # --- one parameter ---------------------------------------------------------------------------
 
 
-def _row(name: str, leaf: Any, group: Group, law: Law, gradient: Any, update: Any) -> Row:
+def _row(name: str, leaf: Any, group: Group, formula: UpdateFormula, gradient: Any, update: Any) -> Row:
     parts = [part for part in group.parts if _is_looked_at(part)]
     same = [part for part in parts if _is_elementwise(part, leaf.shape)]
     rest = [part for part in parts if not _is_elementwise(part, leaf.shape)]
     second_dtype = next((str(p.leaf.dtype) for p in same if p.role.squared), None)
-    lost = eps_is_lost(law.eps, second_dtype)
+    lost = eps_is_lost(formula.eps, second_dtype)
     comparable = gradient if group.kind in _SQUARED_GRADIENTS else None
     return Row(
         name=name,
         shape=tuple(jnp.shape(leaf)),
         dtype=str(leaf.dtype),
         state_dtypes={p.entry: str(p.leaf.dtype) for p in parts},
-        law=law,
-        measured=_measure(_whole(leaf, same), same, comparable, update, law, 0.0 if lost else law.eps),
+        law=formula,
+        measured=_measure(
+            _whole(leaf, same), same, comparable, update, formula, 0.0 if lost else formula.eps
+        ),
         others=_bad_elements(rest),
         second_dtype=second_dtype,
         eps_lost=lost,
@@ -293,7 +295,7 @@ def _row(name: str, leaf: Any, group: Group, law: Law, gradient: Any, update: An
 
 
 def _measure(
-    leaf: Any, parts: Sequence[Part], gradient: Any, update: Any, law: Law, eps: float | None
+    leaf: Any, parts: Sequence[Part], gradient: Any, update: Any, formula: UpdateFormula, eps: float | None
 ) -> Measured:
     weights = _host(leaf).reshape(-1)
     values = [(part.role, _host(part.leaf).reshape(-1)) for part in parts]
@@ -308,7 +310,7 @@ def _measure(
                 [(role, _wide(v[cut])) for role, v in values],
                 None if flat is None else _wide(flat[cut]),
                 None if moved is None else _wide(moved[cut]),
-                law,
+                formula,
                 eps=eps,
                 narrow=narrow,
                 xp=xp,

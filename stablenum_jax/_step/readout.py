@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 import stablenum
-from stablenum.guard import readout, statedict
+from stablenum.guard import halting, readout, statedict
 from stablenum.guard.reasons import APPLIED, Reason
 from stablenum_jax._trees.names import known_names
 from stablenum_jax._trees.state import GuardOptState, find_guard, replace_guard
@@ -77,7 +77,7 @@ def metrics(opt_state: PyTree, *, raise_if_halted: bool = True) -> stablenum.Met
         return cast("stablenum.Metrics", _traced_metrics(find_guard(opt_state).guard))
     state, names = _read(opt_state)
     if raise_if_halted:
-        readout.check_halted(state, names)
+        halting.check_halted(state, names)
     return readout.metrics(state, names)
 
 
@@ -125,7 +125,7 @@ def raise_if_halted(opt_state: PyTree, config: stablenum.GuardConfig) -> None:
         NonFiniteError: the guard has halted; the attribute ``opt_state`` is the halted state.
     """
     try:
-        readout.check_halted(*_read(opt_state), config=config)
+        halting.check_halted(*_read(opt_state), config=config)
     except stablenum.NonFiniteError as error:
         error.opt_state = opt_state  # type: ignore[attr-defined]
         raise

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import GuardState
-from stablenum.guard.readout import check_halted
+from stablenum.guard.halting import check_halted
 
 __all__ = ["BackgroundRead", "HaltWatch", "LevelWatch", "capturing", "wait_for_bool"]
 

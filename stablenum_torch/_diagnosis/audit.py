@@ -16,10 +16,10 @@ from torch.optim import Optimizer
 
 from stablenum.diagnosis.audit import (
     Audit,
-    Law,
     Measured,
     Role,
     Row,
+    UpdateFormula,
     eps_is_lost,
     join_blocks,
     measure_block,
@@ -48,8 +48,8 @@ _ROLES = {
     "kahan_comp": Role.COMPENSATION,
     "compensation": Role.COMPENSATION,
 }
-# An update law applies to the class itself and to subclasses that do not override ``step``, such as AdamW.
-_LAWS: dict[type[Optimizer], str] = {
+# An update formula applies to the class and to subclasses that do not override ``step``, such as AdamW.
+_FORMULAS: dict[type[Optimizer], str] = {
     torch.optim.Adam: "adam",
     torch.optim.NAdam: "nadam",
     torch.optim.RAdam: "radam",
@@ -109,7 +109,7 @@ def audit(
     inner, named = _unwrapped(optimizer), _names(optimizer, given_names(names))
     notes: list[str] = []
     given = _gradients(optimizer, named, grads, notes)
-    own = _law_giver(inner)
+    own = _formula_owner(inner)
     kind, fused, every = _kind(own), is_fused(own), inner.state
     rows, bad_gradients = [], []
     places = ((p, group) for group in inner.param_groups for p in group["params"])
@@ -117,7 +117,7 @@ def audit(
         state, value = every.get(p, {}), _value(inner, p)
         # A master weight is the value itself, not a part of the state.
         state = {key: entry for key, entry in state.items() if key != "master" or value is p}
-        row = _row(name, value, state, _law(kind, group, state), grad, fused=fused)
+        row = _row(name, value, state, _formula(kind, group, state), grad, fused=fused)
         rows.append(row)
         if row.measured.gradient_bad:
             bad_gradients.append(name)
@@ -126,7 +126,9 @@ def audit(
     if bad_gradients:
         notes.append(f"gradients are not finite: {', '.join(bad_gradients[:4])}; replay the step to see why")
     if not kind:
-        notes.append(f"the update law of {type(own).__name__} is not known: updates and eps were not checked")
+        notes.append(
+            f"the update formula of {type(own).__name__} is not known: updates and eps were not checked"
+        )
     return Audit.of(type(own).__name__, rows, notes=notes)
 
 
@@ -156,13 +158,13 @@ def _unwrapped(optimizer: Optimizer) -> Optimizer:
     return optimizer
 
 
-def _law_giver(optimizer: Optimizer) -> Optimizer:
-    """Return the optimizer whose update law applies: inside one that runs it in float32."""
+def _formula_owner(optimizer: Optimizer) -> Optimizer:
+    """Return the optimizer whose update formula applies: inside one that runs it in float32."""
     return optimizer.inner if isinstance(optimizer, Float32CopyOptimizer) else optimizer
 
 
 def _value(optimizer: Optimizer, p: Tensor) -> Tensor:
-    """Return what the update law applies to: the parameter, or its value in float32."""
+    """Return what the update formula applies to: the parameter, or its value in float32."""
     return optimizer.wide_value(p) if isinstance(optimizer, Float32CopyOptimizer) else p
 
 
@@ -221,18 +223,18 @@ def _kind(optimizer: Optimizer) -> str:
     # The class's `step`, because schedulers patch the instance's; unwrapped, because torch wraps the class's
     # for its profiler when the first instance is made.
     step = inspect.unwrap(type(optimizer).step)
-    for base, kind in _LAWS.items():
+    for base, kind in _FORMULAS.items():
         if isinstance(optimizer, base) and step is inspect.unwrap(base.step):
             return kind
     return ""
 
 
-def _law(kind: str, group: Mapping[str, Any], state: Mapping[str, Any]) -> Law:
+def _formula(kind: str, group: Mapping[str, Any], state: Mapping[str, Any]) -> UpdateFormula:
     if not kind:
-        return Law()
+        return UpdateFormula()
     beta1, beta2 = (_number(b) for b in group.get("betas", (None, None)))
     decoupled = group.get("decoupled_weight_decay", False)
-    return Law(
+    return UpdateFormula(
         kind=kind,
         lr=_number(group.get("lr")),
         beta1=beta1,
@@ -260,20 +262,26 @@ def _number(value: Any) -> float | None:
 
 
 def _row(
-    name: str, p: Tensor, state: Mapping[str, Any], law: Law, grad: Tensor | None, *, fused: bool
+    name: str,
+    p: Tensor,
+    state: Mapping[str, Any],
+    formula: UpdateFormula,
+    grad: Tensor | None,
+    *,
+    fused: bool,
 ) -> Row:
-    entries, others = _entries(p, state, law.kind)
+    entries, others = _entries(p, state, formula.kind)
     second = next((t for role, t in entries.values() if role.squared), None)
     second_dtype = None if second is None else _dtype(second)
-    lost = eps_is_lost(law.eps, second_dtype, wide=fused and law.eps != 0)
+    lost = eps_is_lost(formula.eps, second_dtype, wide=fused and formula.eps != 0)
     tensors = {**{key: t for key, (_, t) in entries.items()}, **others}
     return Row(
         name=name,
         shape=tuple(p.shape),
         dtype=_dtype(p),
         state_dtypes={key: _dtype(t) for key, t in tensors.items()},
-        law=law,
-        measured=_measure(p, list(entries.values()), grad, law, 0.0 if lost else law.eps),
+        law=formula,
+        measured=_measure(p, list(entries.values()), grad, formula, 0.0 if lost else formula.eps),
         others={key: _bad_elements(t) for key, t in others.items()},
         second_dtype=second_dtype,
         eps_lost=lost,
@@ -299,7 +307,11 @@ def _entries(p: Tensor, state: Mapping[str, Any], kind: str) -> tuple[Entries, d
 
 
 def _measure(
-    p: Tensor, entries: Sequence[tuple[Role, Tensor]], grad: Tensor | None, law: Law, eps: float | None
+    p: Tensor,
+    entries: Sequence[tuple[Role, Tensor]],
+    grad: Tensor | None,
+    formula: UpdateFormula,
+    eps: float | None,
 ) -> Measured:
     weights = _flat(p)
     if not weights.numel():
@@ -320,7 +332,7 @@ def _measure(
             [(role, wide(t)) for role, t in values],
             None if gradient is None else wide(gradient),
             None,
-            law,
+            formula,
             eps=eps,
             narrow=narrow,
             xp=xp,
@@ -392,7 +404,7 @@ def repair(optimizer: Optimizer, audit: Audit) -> int:
             f"audit must be what stablenum_torch.audit(optimizer) returned; got {type(audit).__name__}."
         )
     inner = _unwrapped(optimizer)
-    kind, every = _kind(_law_giver(inner)), inner.state
+    kind, every = _kind(_formula_owner(inner)), inner.state
     found: list[tuple[list[Tensor], Tensor]] = []
     for group in inner.param_groups:
         for p in group["params"]:

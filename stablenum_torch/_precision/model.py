@@ -12,10 +12,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from stablenum.errors import bad_field, check_choice
+from stablenum.errors import bad_field
 from stablenum.formats import FORMATS
 from stablenum.precision.delayed_scaling import DelayedScaling
 from stablenum.precision.policy import Policy, as_policy, wider
+from stablenum.settings_checks import check_choice
 from stablenum_torch._precision.casts import (
     cast_floating,
     cast_module,

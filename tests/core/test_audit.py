@@ -17,11 +17,11 @@ from rich.console import Console
 from stablenum.diagnosis import Cause
 from stablenum.diagnosis.audit import (
     Audit,
-    Law,
     Measured,
     Role,
     Row,
     Severity,
+    UpdateFormula,
     eps_is_lost,
     join_blocks,
     measure_block,
@@ -30,10 +30,10 @@ from stablenum.diagnosis.audit import (
 )
 from stablenum.diagnosis.replay.causes import CAUSES
 
-ADAM = Law(kind="adam", lr=0.01, beta1=0.9, beta2=0.999, eps=1e-8, step=7.0, corrected=True)
+ADAM = UpdateFormula(kind="adam", lr=0.01, beta1=0.9, beta2=0.999, eps=1e-8, step=7.0, corrected=True)
 
 
-def measure(w, m, v, g=None, law=ADAM, blocks=1, eps=1e-8, dtype=np.float32, update=None):
+def measure(w, m, v, g=None, formula=ADAM, blocks=1, eps=1e-8, dtype=np.float32, update=None):
     """The statistics of arrays split into blocks."""
     pieces = np.array_split(np.arange(len(w)), blocks)
 
@@ -47,7 +47,7 @@ def measure(w, m, v, g=None, law=ADAM, blocks=1, eps=1e-8, dtype=np.float32, upd
                 [(Role.FIRST, cut(m, at)), (Role.SECOND, cut(v, at))],
                 cut(g, at),
                 cut(update, at),
-                law,
+                formula,
                 eps=eps,
                 narrow=lambda x: x.astype(dtype).astype(np.float64),
                 xp=xp,
@@ -125,17 +125,17 @@ def test_statistics_of_blocks_combine_to_those_of_the_whole(seed: int, blocks: i
 @pytest.mark.parametrize("size", [1e-320, 1e-160, 1.0, 1e160, 1e300])
 def test_no_square_overflows_or_vanishes(size: float) -> None:
     w = np.full(9, size)
-    found = measure(w, w, w, law=Law(), update=w, dtype=np.float64, blocks=3)
+    found = measure(w, w, w, formula=UpdateFormula(), update=w, dtype=np.float64, blocks=3)
     assert found.parameter_rms == pytest.approx(size, rel=1e-3)
     assert found.update_rms == pytest.approx(size, rel=1e-3)
     assert found.update_relative == 1.0
 
 
 def test_a_ratio_beyond_every_number_is_the_largest() -> None:
-    law = Law(kind="adam", beta2=0.9, step=5.0, corrected=True, eps=0.0)
-    found = measure(np.ones(2), np.ones(2), np.zeros(2), g=np.ones(2), law=law)
+    formula = UpdateFormula(kind="adam", beta2=0.9, step=5.0, corrected=True, eps=0.0)
+    found = measure(np.ones(2), np.ones(2), np.zeros(2), g=np.ones(2), formula=formula)
     assert found.gradient_ratio == pytest.approx(1.7976931348623157e308)
-    assert measure(np.ones(2), np.ones(2), np.zeros(2), g=np.zeros(2), law=law).gradient_ratio == 0.0
+    assert measure(np.ones(2), np.ones(2), np.zeros(2), g=np.zeros(2), formula=formula).gradient_ratio == 0.0
 
 
 def test_bad_parameters_and_gradients_stay_out_of_the_statistics() -> None:
@@ -151,14 +151,14 @@ def test_bad_parameters_and_gradients_stay_out_of_the_statistics() -> None:
 
 def test_unknown_values_are_none() -> None:
     w, m, v, g = planted()
-    found = measure(w, m, v, g, law=Law())
+    found = measure(w, m, v, g, formula=UpdateFormula())
     assert found.update_rms is None
     assert found.stalled is None
     assert found.below_eps is None
-    found = measure(w, m, v, law=ADAM)
+    found = measure(w, m, v, formula=ADAM)
     assert found.gradient_ratio is None
     assert found.gradient_bad is None
-    early = measure(w, m, v, g, law=Law(kind="adam", lr=0.1, eps=1e-8, corrected=True))
+    early = measure(w, m, v, g, formula=UpdateFormula(kind="adam", lr=0.1, eps=1e-8, corrected=True))
     assert early.update_rms is None
     assert early.gradient_ratio is None
     assert measure(w[:0], m[:0], v[:0]) == Measured()
@@ -174,7 +174,7 @@ def test_an_eps_that_rounds_to_0_gives_non_finite_updates() -> None:
 
 def test_an_update_that_leaves_the_parameter_s_format_is_bad() -> None:
     w = np.asarray([65000.0, 1.0])
-    found = measure(w, w, w, law=Law(), update=np.asarray([1000.0, 1.0]), dtype=np.float16)
+    found = measure(w, w, w, formula=UpdateFormula(), update=np.asarray([1000.0, 1.0]), dtype=np.float16)
     assert found.update_bad == 1
 
 
@@ -208,11 +208,11 @@ def test_eps_against_formats(eps: float | None, dtype: str | None, wide: bool, l
         assert (np.dtype(dtype).type(eps) == 0) is np.bool_(lost)
 
 
-def row(law: Law = ADAM, **fields) -> Row:
+def row(formula: UpdateFormula = ADAM, **fields) -> Row:
     """A row of 100 float32 elements."""
     of_row = {k: fields.pop(k) for k in ("dtype", "second_dtype", "eps_lost", "others") if k in fields}
     settings = {"dtype": "float32", "second_dtype": "float32", **of_row}
-    return Row(name="w", shape=(100,), law=law, measured=Measured(**{"size": 100, **fields}), **settings)
+    return Row(name="w", shape=(100,), law=formula, measured=Measured(**{"size": 100, **fields}), **settings)
 
 
 RISKS = {
@@ -224,7 +224,7 @@ RISKS = {
     "vanished, large": (row(vanished=1, largest_vanished=1e-4), Cause.OPTIMIZER_STATE, Severity.DANGER),
     "vanished, small": (row(vanished=1, largest_vanished=1e-24), Cause.UNDERFLOW, Severity.WARNING),
     "vanished, eps unknown": (
-        row(law=Law(), vanished=1, largest_vanished=1.0), Cause.UNDERFLOW, Severity.WARNING,
+        row(formula=UpdateFormula(), vanished=1, largest_vanished=1.0), Cause.UNDERFLOW, Severity.WARNING,
     ),
     "stale": (row(gradient_ratio=2.5), Cause.STALE_SECOND_MOMENT, Severity.WARNING),
     "bf16 v": (row(second_dtype="bfloat16"), Cause.STALE_SECOND_MOMENT, Severity.WARNING),
@@ -250,7 +250,7 @@ HEALTHY = {
     "a little of each": row(alive=100, below_eps=10, moved=100, stalled=20, gradient_ratio=1.5, vanished=0),
     "untouched": row(alive=0, below_eps=0, moved=0, stalled=0, gradient_ratio=0.0),
     "few elements": Row(name="w", shape=(3,), dtype="float32", measured=Measured(size=3, gradient_ratio=4.0)),
-    "bfloat16, quick decay": row(law=Law(kind="adam", beta2=0.95), second_dtype="bfloat16"),
+    "bfloat16, quick decay": row(formula=UpdateFormula(kind="adam", beta2=0.95), second_dtype="bfloat16"),
     "bfloat16 weights": row(dtype="bfloat16"),
     "no state": Row(name="w", shape=(), dtype="float16"),
 }
@@ -269,8 +269,8 @@ def test_bfloat16_second_moments_with_a_slow_decay_never_fall() -> None:
     fell = {b: (grid.astype(np.float64) * b).astype(ml_dtypes.bfloat16) < grid for b in (0.9981, 0.995)}
     assert not fell[0.9981].any()
     assert fell[0.995].any()
-    assert risks_of(row(law=Law(kind="adam", beta2=0.9981), second_dtype="bfloat16"))
-    assert not risks_of(row(law=Law(kind="adam", beta2=0.995), second_dtype="bfloat16"))
+    assert risks_of(row(formula=UpdateFormula(kind="adam", beta2=0.9981), second_dtype="bfloat16"))
+    assert not risks_of(row(formula=UpdateFormula(kind="adam", beta2=0.995), second_dtype="bfloat16"))
 
 
 def audit_of(rows) -> Audit:
@@ -332,7 +332,7 @@ def test_rich_shows_the_same_table() -> None:
 
 def test_json_is_strict_and_plain() -> None:
     odd = Row(
-        name="w", shape=(2,), dtype="float32", law=Law(lr=math.inf, eps=math.nan),
+        name="w", shape=(2,), dtype="float32", law=UpdateFormula(lr=math.inf, eps=math.nan),
         measured=Measured(size=2, gradient_ratio=math.inf),
     )  # fmt: skip
     audit = Audit.of("Adam", [odd, *(case for case, _, _ in RISKS.values())])

@@ -104,9 +104,9 @@ def test_its_state_is_saved_and_an_older_state_loads() -> None:
     [
         ({"after": 0}, r"EscalatePrecision\.after"),
         ({"for_steps": 0}, r"EscalatePrecision\.for_steps"),
-        ({"formats": ("float16",)}, r"formats must be two formats or more"),
-        ({"formats": "float16"}, r"formats must be two formats or more"),
-        ({"formats": ("float32", "float16")}, r"formats that rise"),
+        ({"formats": ("float16",)}, r"formats must be two or more formats"),
+        ({"formats": "float16"}, r"formats must be two or more formats"),
+        ({"formats": ("float32", "float16")}, r"formats that increase in range"),
         ({"formats": ("float16", "int8")}, r"format must be one of"),
     ],
 )
@@ -125,5 +125,5 @@ def test_the_setting_survives_json_and_toml() -> None:
 
 def test_formats_may_be_any_sequence_but_text():
     assert EscalatePrecision(formats=UserList(["bf16", "f32"])).formats == ("bfloat16", "float32")
-    with pytest.raises(ValueError, match="two formats or more"):
+    with pytest.raises(ValueError, match="two or more formats"):
         EscalatePrecision(formats="float32")

@@ -8,7 +8,8 @@ import pickle
 import pytest
 
 from stablenum import DynamicLossScale, GuardConfig, NonFiniteError, Reason
-from stablenum.guard.readout import check_halted, history, metrics
+from stablenum.guard.halting import check_halted
+from stablenum.guard.readout import history, metrics
 from tests.backends import BACKENDS, Backend, assert_bit_equal, to_numpy
 
 NAMES = ["embed.weight", "head.weight"]

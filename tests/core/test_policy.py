@@ -88,10 +88,10 @@ def test_eight_bits_are_for_compute_only() -> None:
     ("call", "message"),
     [
         (lambda: Policy.parse("q=f32"), "parts named params, compute or output"),
-        (lambda: Policy.parse(""), "policy must be words"),
+        (lambda: Policy.parse(""), "policy must be a string such as"),
         (lambda: Policy.parse("int8"), "format must be one of"),
         (lambda: Policy(rules=[3]), "rules must be PolicyRules, or pairs"),
-        (lambda: Policy(rules={"": "f32"}), "a pattern for each rule"),
+        (lambda: Policy(rules={"": "f32"}), "the pattern of a rule must be a string that is not empty"),
         (lambda: Policy(rules={"*": "p=fp8"}), "at least 16 bits"),
     ],
 )

@@ -330,7 +330,9 @@ def test_the_plot_is_a_picture(tmp_path):
     report(*MADE).plot(tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     report(("weight", "m", [1e30])).plot(tmp_path / "plot.svg")
-    with pytest.raises(ValueError, match="plot must be called on a report with a value other than 0"):
+    with pytest.raises(
+        ValueError, match="plot must be called on a report with at least one value other than 0"
+    ):
         report(("weight", "m", [0.0])).plot(tmp_path / "none.png")
 
 

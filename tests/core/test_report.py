@@ -253,6 +253,6 @@ def test_the_suffix_chooses_the_saved_format(tmp_path, suffix):
 
 
 def test_another_suffix_is_rejected(tmp_path):
-    with pytest.raises(ValueError, match=r"\.html, \.json, \.txt: got .*report\.pdf"):
+    with pytest.raises(ValueError, match=r"\.html, \.json or \.txt; got .*report\.pdf"):
         report_of(log_of_zero()).save(tmp_path / "report.pdf")
     assert not list(tmp_path.iterdir())

@@ -354,14 +354,14 @@ def test_empty_and_scalar(name: str) -> None:
 
 def test_wrong_input_is_named() -> None:
     xp, one = NAMESPACES["numpy"], np.ones(2, np.float32)
-    with pytest.raises(ValueError, match="w must be of the format bfloat16, float16, float32"):
+    with pytest.raises(ValueError, match="w must be bfloat16, float16 or float32"):
         kahan_add(np.ones(2), np.ones(2), np.ones(2), xp=xp)
     half = one.astype(np.float16)
     with pytest.raises(ValueError, match=r"c must be int16 for float16 weights.*compensation_of\(w, rest\)"):
         kahan_add(half, half, half, xp=xp)
     with pytest.raises(ValueError, match="c must be float32 for float32 weights"):
         compensated_value(one, np.ones(2, np.int16), xp=xp)
-    with pytest.raises(ValueError, match="format must be of the format"):
+    with pytest.raises(ValueError, match="format must be bfloat16, float16 or float32"):
         round_to_nearest(one, "float8_e5m2", xp=xp)
     with pytest.raises(ValueError, match="x32 must be float32"):
         round_to_nearest(np.ones(2), "float16", xp=xp)

@@ -125,7 +125,9 @@ def test_rows_of_adagc_are_matched_by_name():
 
 
 def test_an_added_parameter_starts_from_scratch_and_a_removed_one_is_dropped():
-    with pytest.warns(StatisticsNotLoadedWarning, match=r"2 of the 4 parameters here \(new, other\)") as seen:
+    with pytest.warns(
+        StatisticsNotLoadedWarning, match=r"2 of this guard's 4 parameters \(new, other\)"
+    ) as seen:
         saved, here = loaded(["new", "c", "a", "other"], 4)
     assert [w.filename for w in seen] == [__file__]  # the line that loads, not one of the reader's
     fresh = NUMPY.init(ADAGC, 4).clip[0]

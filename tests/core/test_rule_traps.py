@@ -24,7 +24,8 @@ from stablenum import (
     UnderflowAwareLossScale,
     ZClip,
 )
-from stablenum.guard.readout import check_halted, metrics
+from stablenum.guard.halting import check_halted
+from stablenum.guard.readout import metrics
 from tests.backends import BACKENDS, Backend, assert_bit_equal, to_numpy
 
 NUMPY = BACKENDS["numpy"]
@@ -509,13 +510,13 @@ def test_a_spike_is_a_good_step_for_the_loss_scale():
         (UnderflowAwareLossScale(), {"tiny": 0.5}, "amax"),
     ],
 )
-def test_a_missing_measurement_is_named(backend, rule, given, missing):
+def test_a_missing_measurement_is_an_error(backend, rule, given, missing):
     message = rf"observation\.{missing} must be measured for {type(rule).__name__}; got None"
     with pytest.raises(ValueError, match=message):
         backend.run(GuardConfig(loss_scale=rule), [backend.observe([1.0], **given)])
 
 
-def test_missing_units_are_named():
+def test_missing_unit_measurements_are_an_error():
     config = GuardConfig(clip=AdaptiveGradClip())
     for units in (None, ([[1.0]], [[1.0]])):
         with pytest.raises(ValueError, match=r"observation\.units must be measured for AdaptiveGradClip"):

@@ -111,23 +111,29 @@ WRONG = {
         broken(["state", "loss_scale", "scale"], KeyError),
         "state.loss_scale must be a dict with the keys scale",
     ),
-    "scale 0": (broken(["state", "loss_scale", "scale"], 0.0), "state.loss_scale.scale must be a positive"),
-    "scale nan": (broken(["state", "loss_scale", "scale"], "nan"), "state.loss_scale.scale must be a pos"),
-    "scale inf": (broken(["state", "loss_scale", "scale"], "inf"), "state.loss_scale.scale must be a pos"),
+    "scale 0": (
+        broken(["state", "loss_scale", "scale"], 0.0),
+        "state.loss_scale.scale must be a number from",
+    ),
+    "scale nan": (broken(["state", "loss_scale", "scale"], "nan"), "state.loss_scale.scale must be a num"),
+    "scale inf": (broken(["state", "loss_scale", "scale"], "inf"), "state.loss_scale.scale must be a num"),
     "scale beyond float32": (
         broken(["state", "loss_scale", "scale"], 1e39),
-        "state.loss_scale.scale must be a number within float32",
+        "state.loss_scale.scale must be a number within float32's range",
     ),
     "scale below float32": (
         broken(["state", "loss_scale", "scale"], 1e-60),
-        "state.loss_scale.scale must be a positive",
+        "state.loss_scale.scale must be a number from",
     ),
     "scale a word": (broken(["state", "loss_scale", "scale"], "big"), "state.loss_scale.scale must be a num"),
     "scale None": (broken(["state", "loss_scale", "scale"], None), "state.loss_scale.scale must be a num"),
     "scale a bool": (broken(["state", "loss_scale", "scale"], True), "state.loss_scale.scale must be a num"),
     "step a float": (broken(["state", "step"], 1.0), "state.step must be a whole number"),
     "step a list": (broken(["state", "step"], [1]), "state.step must be a whole number"),
-    "step beyond int32": (broken(["state", "step"], 2**31), "state.step must be a whole number within int32"),
+    "step beyond int32": (
+        broken(["state", "step"], 2**31),
+        "state.step must be a whole number within int32's range",
+    ),
     **{
         f"{count} negative": (
             broken(["state", count], -1),
@@ -150,7 +156,7 @@ WRONG = {
     ),
     "recorder number beyond float32": (
         broken(["state", "recorder", "floats", 3, 0], 1e39),
-        r"state.recorder.floats\[3\]\[0\] must be a number within float32",
+        r"state.recorder.floats\[3\]\[0\] must be a number within float32's range",
     ),
     "recorder reason unknown": (
         broken(["state", "recorder", "ints", 127, 1], 99),

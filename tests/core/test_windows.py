@@ -89,7 +89,7 @@ def test_median_and_mad_equal_those_of_statistics(items):
 
 
 @given(values, st.sampled_from([0, 1]))
-def test_mean_and_std_equal_those_of_statistics(items, ddof):
+def test_mean_and_std_match_the_statistics_module(items, ddof):
     window, xp, kept = filled("numpy", items)
     mean, std = mean_and_std(window, ddof=ddof, xp=xp)
     slack = 3e-6 * max(map(abs, kept))

@@ -148,9 +148,15 @@ WRONG: list[tuple[Any, str]] = [
         r"label_smoothing must be .*at least 0 and below 1; got 1.0",
     ),
     (lambda: tl.cross_entropy(X, T, z_loss=-1), r"z_loss must be"),
-    (lambda: tl.cross_entropy(X, T[:3]), r"targets must be of the shape of logits without axis 1"),
-    (lambda: tl.cross_entropy(X, X[:, :2]), r"targets must be of the shape of logits, \(6, 5\), if floating"),
-    (lambda: tl.cross_entropy(X, T > 0), r"targets must be of whole numbers or floating; got 'torch.bool'"),
+    (lambda: tl.cross_entropy(X, T[:3]), r"targets must be of shape \(6,\), that of the logits without"),
+    (
+        lambda: tl.cross_entropy(X, X[:, :2]),
+        r"targets must be of shape \(6, 5\), that of the logits, if they",
+    ),
+    (
+        lambda: tl.cross_entropy(X, T > 0),
+        r"targets must be integers or floating-point numbers; got 'torch.bool'",
+    ),
     (lambda: tl.cross_entropy(X, T, weight=torch.ones(3)), r"weight must be of shape \(5,\)"),
     (lambda: tl.cross_entropy(X, T, mask=torch.ones(4, dtype=torch.bool)), r"mask must be broadcastable"),
     (lambda: tl.cross_entropy(X, T, mask=torch.ones(6)), r"mask must be a bool array"),
@@ -178,14 +184,14 @@ WRONG: list[tuple[Any, str]] = [
     (lambda: jl.cross_entropy(LOGITS, np.full(6, 5)), r"targets must be whole numbers from 0 to 4.*; got 5"),
     (
         lambda: tl.binary_cross_entropy(X, X[:1]),
-        r"targets must be of the shape of logits, \(6, 5\); got \(1, 5\)",
+        r"targets must be of the same shape as logits, \(6, 5\); got \(1, 5\)",
     ),
     (lambda: tl.binary_cross_entropy(X, X, weight=torch.ones(2)), r"weight must be broadcastable"),
     (lambda: tl.binary_cross_entropy(X, X, pos_weight=torch.ones(2)), r"pos_weight must be broadcastable"),
     (lambda: tl.binary_cross_entropy(X, X, reduction=None), r"reduction must be"),
     (lambda: tl.binary_focal(X, X, alpha=2.0), r"alpha must be"),
-    (lambda: tl.kl_divergence(X, X[:2]), r"targets must be of the shape of logits"),
-    (lambda: tl.js_divergence(X, X[:2]), r"other must be of the shape of logits"),
+    (lambda: tl.kl_divergence(X, X[:2]), r"targets must be of the same shape as logits"),
+    (lambda: tl.js_divergence(X, X[:2]), r"other must be of the same shape as logits"),
     (lambda: tl.gaussian_nll(X, X, X[:2]), r"var must be broadcastable"),
     (lambda: tl.gaussian_nll(X, X, X, eps=0.0), r"eps must be"),
     (lambda: tl.gaussian_nll(X, X, X, eps=1e-45), r"eps must be a finite number at least 1.17549e-38"),
@@ -193,10 +199,10 @@ WRONG: list[tuple[Any, str]] = [
     (lambda: tl.negative_binomial_nll(X, X, X[:2]), r"total_count must be broadcastable"),
     (lambda: tl.huber(X, X, delta=0.0), r"delta must be"),
     (lambda: tl.hinge(X, X, margin=math.nan), r"margin must be"),
-    (lambda: tl.cosine_similarity(X, X[:2]), r"y must be of the shape of x"),
-    (lambda: tl.cosine_embedding(X, X, T[:2]), r"targets must be of the shape of x without axis 1"),
+    (lambda: tl.cosine_similarity(X, X[:2]), r"y must be of the same shape as x"),
+    (lambda: tl.cosine_embedding(X, X, T[:2]), r"targets must be of shape \(6,\), that of x without axis 1"),
     (lambda: tl.cosine_embedding(X, X, margin=2.0), r"margin must be"),
-    (lambda: tl.info_nce(X, X[:2]), r"keys must be as many as queries"),
+    (lambda: tl.info_nce(X, X[:2]), r"keys must be as many as the queries"),
     (lambda: tl.info_nce(X, X[:, :2]), r"queries and keys must be"),
     (lambda: tl.info_nce(X, X, positives=torch.ones(2, 2)), r"positives must be of shape \(6, 6\)"),
     (lambda: tl.info_nce(X, X, temperature=0.0), r"temperature must be"),
@@ -217,11 +223,11 @@ def test_input_that_is_not_a_floating_tensor_raises() -> None:
         tl.huber([1.0], X)
     with pytest.raises(TypeError, match="a loss takes tensors"):
         tl.cross_entropy(targets=T)
-    with pytest.raises(TypeError, match="floating format"):
+    with pytest.raises(TypeError, match="floating-point format"):
         tl.huber(T, T)
-    with pytest.raises(TypeError, match="floating format"):
+    with pytest.raises(TypeError, match="floating-point format"):
         tl.poisson_nll(T, T)
-    with pytest.raises(TypeError, match="floating format"):
+    with pytest.raises(TypeError, match="floating-point format"):
         jl.huber(jnp.arange(3), jnp.arange(3))
 
 

@@ -112,12 +112,12 @@ def test_integers_and_lists_raise(name):
     _, extra = arguments(name, list)
     two = name in TWO
     whole = torch.ones((2, 2), dtype=torch.int64)
-    with pytest.raises(TypeError, match=r"floating format; got torch\.int64"):
+    with pytest.raises(TypeError, match=r"floating-point format; got torch\.int64"):
         getattr(nt, name)(*[whole] * (1 + two), *extra)
-    with pytest.raises(TypeError, match="floating format; got int"):
+    with pytest.raises(TypeError, match="floating-point format; got int"):
         getattr(nj, name)(*[jnp.ones((2, 2), jnp.int32)] * (1 + two), *extra)
     for module in (nt, nj):
-        with pytest.raises(TypeError, match="floating format; got list"):
+        with pytest.raises(TypeError, match="floating-point format; got list"):
             getattr(module, name)(*[[1.0]] * (1 + two), *extra)
 
 

@@ -1,4 +1,4 @@
-"""Laws that hold for all numbers: no NaN, and the identities of the functions."""
+"""Properties that hold for all numbers: no NaN, and the identities of the functions."""
 
 from __future__ import annotations
 

@@ -210,7 +210,7 @@ def test_a_file_overrides_the_guard_of_built_in_scenarios(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("[guard]", "[guard", "is not TOML"),
+        ("[guard]", "[guard", "is not valid TOML"),
         ("[guard]", "[gard]", "the file has no field 'gard'; it has guard, scenario"),
         ("max_skips_in_a_row = 9", "max_skips = 9", "guard: config has no field 'max_skips'"),
         ("max_skips_in_a_row = 9", "max_skips_in_a_row = 0", "max_skips_in_a_row must be a whole number"),
@@ -221,12 +221,12 @@ def test_a_file_overrides_the_guard_of_built_in_scenarios(tmp_path: Path) -> Non
         ("steps = 30", "steps = 8", "events.step must be below the number of steps, 8; got 9"),
         ("seed = 3", 'seed = "x"', "seed must be a whole number"),
         ("magnitude = 0.1", "magnitude = inf", "magnitude must be a finite number"),
-        ('name = "sgd", lr', 'name = "lion", lr', "optimizer.name must be one of sgd, adam, adamw; got"),
+        ('name = "sgd", lr', 'name = "lion", lr', "optimizer.name must be one of sgd, adam or adamw; got"),
         ("lr = 0.1", "rate = 0.1", "optimizer has no field 'rate'"),
         ("lr = 0.1", "lr = -0.1", "optimizer.lr must be a finite number at least 0"),
         ("shape = [4, 3]", "shape = 4", "tensors[0].shape must be a list; got 4"),
         ("shape = [4, 3]", "shape = [4, -3]", "tensors[0]: tensors.shape must be a whole number from 0"),
-        ('"float16"', '"float12"', "tensors[1]: tensors.dtype must be one of float32, bfloat16, float16"),
+        ('"float16"', '"float12"', "tensors[1]: tensors.dtype must be one of float32, bfloat16 or float16"),
         ("tensor = 0,", "tensor = 2,", "events.tensor must be below the number of tensors, 2, 'all' or"),
         ("tensor = 0,", 'tensor = "every",', "events.tensor must be an index from 0, 'all' or 'loss'"),
         ("tensor = 0,", "tensor = -1,", "events[0]: events.tensor must be a whole number from 0"),
@@ -264,7 +264,7 @@ def test_a_file_overrides_the_guard_of_built_in_scenarios(tmp_path: Path) -> Non
         ("clip = 1.0", 'clip = 1.0, spike = { rule = "SpikeGuard", window = 0 }', "SpikeGuard.window must"),
         ("clip = 1.0", 'clip = 1.0, spike = "drop"', "spike must be None, 'skip', 'clip', SpikeGuard(...)"),
         ("value = inf", f"value = {10**400}", "events.value must be a number that fits in float64"),
-        ("value = inf", f"value = 1{'0' * 5000}", "mine.toml is not TOML"),
+        ("value = inf", f"value = 1{'0' * 5000}", "mine.toml is not valid TOML"),
         ("[[scenario]]", "[scenario]", "scenario must be a list of tables"),
         ("clip = 1.0", 'clip = { rule = "AdaptiveGradClip", exclude = ["head.*"] }',
          "AdaptiveGradClip.exclude must be patterns that each match a parameter; got 'head.*'. The param"),
@@ -434,7 +434,7 @@ def test_another_distance_than_the_expected_one_exits_1(tmp_path: Path) -> None:
     file.write_text(GOOD.replace("skips = 2", "moved = [0.25, 0.25]"))
     result = compare("--config", file, "--backend", "numpy")
     assert result.exit_code == 1
-    assert "mine, numpy: expected that its tensors move by 0.25, 0.25, got 0." in plain(result)
+    assert "mine, numpy: expected that the tensors move by 0.25, 0.25, got 0." in plain(result)
 
 
 def test_the_streams_of_the_rules_as_text_read_back_equal(tmp_path: Path) -> None:

@@ -277,7 +277,9 @@ def test_gradients_without_a_floating_dtype_are_rejected(dtype: Any) -> None:
     """Multiplied by a factor below 1, integers would all be rounded to 0."""
     train = Guarded({"w": np.ones(2, np.float32)}, SGD(lr=0.1), clip=1.0)
     gradients = {"w": np.asarray([3, 4]).astype(dtype)}
-    with pytest.raises(ValueError, match=r"gradients\[w\] must be of a floating dtype; got dtype.*float32"):
+    with pytest.raises(
+        ValueError, match=r"gradients\[w\] must be of a floating-point dtype; got dtype.*float32"
+    ):
         train.step(gradients)
     assert train.params["w"].tolist() == [1.0, 1.0]
     assert int(train.state.skipped_total) == 0

@@ -372,11 +372,14 @@ def test_a_run_that_ends_elsewhere_fails() -> None:
 def test_wrong_fields_of_a_scenario_are_named() -> None:
     for make, message in (
         (lambda: Fault(step=-1, kind="nan"), "faults.step must be a whole number"),
-        (lambda: Fault(step=1, kind="bad"), "faults.kind must be 'nan' or 'scale'"),
+        (lambda: Fault(step=1, kind="bad"), "faults.kind must be 'nan', 'scale' or 'weight'"),
         (lambda: Fault(step=1, kind="scale", factor=math.inf), "faults.factor must be a finite number"),
         (lambda: Goal(measure="speed"), "goal.measure must be 'accuracy' or 'loss'"),
         (lambda: Goal(measure="loss", of_start="x"), "goal.of_start must be a finite number"),
-        (lambda: Expected(plain="lives"), "expected.plain must be 'survives' or 'dies'"),
+        (
+            lambda: Expected(plain="lives"),
+            "expected.plain must be 'survives', 'dies', 'stalls', 'fails' or 'stops'",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             make()

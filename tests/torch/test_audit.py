@@ -402,7 +402,7 @@ class Subclass(O.Adam):
     """Keeps the update rule."""
 
 
-class OtherLaw(O.Adam):
+class OtherFormula(O.Adam):
     """Has its own step."""
 
     def step(self, closure: Callable[[], float] | None = None) -> None:
@@ -417,10 +417,10 @@ def test_subclasses_are_recognised_by_their_step_method() -> None:
     report = audit(trained(Subclass, {})[0])
     assert report.rows[0].update_rms is not None
     assert report.optimizer == "Subclass"
-    report = audit(trained(OtherLaw, {})[0])
+    report = audit(trained(OtherFormula, {})[0])
     assert report.rows[0].update_rms is None
     assert report.rows[0].measured.second_inf == 0
-    assert "law of OtherLaw is not known" in report.notes[0]
+    assert "update formula of OtherFormula is not known" in report.notes[0]
 
 
 class HookedFirst(O.Adam):
@@ -438,7 +438,7 @@ def test_the_update_rule_is_recognised_behind_the_profiler_hook() -> None:
 
 
 def test_an_unknown_update_rule_has_no_gradient_ratio() -> None:
-    row = audit(trained(OtherLaw, {})[0]).rows[0]
+    row = audit(trained(OtherFormula, {})[0]).rows[0]
     assert row.measured.gradient_ratio is None
     assert row.eps_lost is None
 

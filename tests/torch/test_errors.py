@@ -76,7 +76,7 @@ def test_a_state_of_another_shape_changes_nothing():
         r"guard state must be a dict written by guard_state_dict\(\)": lambda d: d.update(version=99),
         "state must be a dict with the keys step": lambda d: d["state"].pop("step"),
         r"state\.clip must be a list of rule states": lambda d: d["state"].update(clip=3),
-        r"state\.loss_scale\.scale must be a positive number from": lambda d: d["state"]["loss_scale"].update(
+        r"state\.loss_scale\.scale must be a number from": lambda d: d["state"]["loss_scale"].update(
             scale=0.0
         ),
         r"state\.recorder\.floats must be a list of 128 items": lambda d: d["state"]["recorder"].update(

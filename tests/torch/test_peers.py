@@ -56,7 +56,7 @@ def test_the_scale_matches_gradscaler_over_random_overflows(
 ):
     # The factors are float32 numbers: GradScaler multiplies by a double and rounds, the guard by a float32.
     generator = torch.Generator().manual_seed(growth_interval)
-    law = {
+    settings = {
         "init_scale": 2.0**16,
         "growth_factor": growth_factor,
         "backoff_factor": backoff_factor,
@@ -65,9 +65,9 @@ def test_the_scale_matches_gradscaler_over_random_overflows(
     ours, theirs = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3))
     opt = st.wrap(
         torch.optim.SGD([ours], lr=1e-3, fused=fused),
-        loss_scale=stablenum.DynamicLossScale(**law, min_scale=2.0**-100, max_scale=2.0**100),
+        loss_scale=stablenum.DynamicLossScale(**settings, min_scale=2.0**-100, max_scale=2.0**100),
     )
-    peer, scaler = torch.optim.SGD([theirs], lr=1e-3, fused=fused), torch.amp.GradScaler("cpu", **law)
+    peer, scaler = torch.optim.SGD([theirs], lr=1e-3, fused=fused), torch.amp.GradScaler("cpu", **settings)
     scales = set()
     for i in range(200):
         bad = float(torch.rand((), generator=generator)) < rate

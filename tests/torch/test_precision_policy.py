@@ -353,7 +353,7 @@ def test_policies_of_any_kind_are_taken() -> None:
     ("call", "error", "message"),
     [
         (lambda m: st.precision(3, POLICY), TypeError, r"model must be a torch\.nn\.Module"),
-        (lambda m: st.precision(m, 3), TypeError, r"policy must be a stablenum\.Policy, words"),
+        (lambda m: st.precision(m, 3), TypeError, r"policy must be a stablenum\.Policy, a string"),
         (lambda m: st.precision(m, "int8"), ValueError, "format must be one of"),
         (lambda m: st.precision(m, POLICY, how="magic"), ValueError, "how must be 'casts' or 'autocast'"),
         (

@@ -1,9 +1,8 @@
-"""The comparison: run the same unstable trainings on every backend, and check that they agree.
+"""The comparison: run the same unstable trainings on every backend, and check that the backends agree.
 
 Scenarios are data (:mod:`stablenum.commands.compare.scenarios`); the built-in ones are in
 :mod:`stablenum.commands.compare.builtin.streams`, :mod:`stablenum.commands.compare.builtin.rule_streams` and
-:mod:`stablenum.commands.compare.builtin.trainings`. The command is
-``stablenum compare``.
+:mod:`stablenum.commands.compare.builtin.trainings`. The command is ``stablenum compare``.
 """
 
 from stablenum.commands.compare.backends import BACKENDS, find_backends

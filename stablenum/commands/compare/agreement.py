@@ -1,4 +1,4 @@
-"""Compare a backend with NumPy: the trace of a run, and the first difference between two traces."""
+"""Comparison of a backend with NumPy: the trace of a run, and the first difference between two traces."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 
 
 class StepRow(NamedTuple):
-    """What the guard reported for one step. ``worst`` is the parameter's index."""
+    """The guard's report on one step. ``worst`` is the parameter's index."""
 
     applied: bool
     reason: Reason
@@ -40,20 +40,20 @@ class Trace:
     """One run of one scenario on one backend.
 
     Attributes:
-        backend: its name.
+        backend: the name of the backend.
         rows: the steps; empty for a plain run.
         norms: the norms of all gradients, step by step; only for runs on NumPy.
         path: for a guarded stream, the parameters after each step.
         guard: the guard's state at the end, as plain values; empty for a plain run.
-        losses: for a plain run of a model, step by step.
+        losses: for a plain run of a model, the losses, step by step.
         warnings: the adapter's warnings.
         changed: the steps that were skipped although some bits of a parameter changed in them, with the
             index of the first such parameter.
         start, params: the parameters before the first step and after the last.
-        final_loss_scale: the scale for the step after the last.
+        final_loss_scale: the loss scale after the last step.
         skipped: the number of skipped steps.
-        stopped: the message of the NonFiniteError that ended it, else None.
-        score: the goal's measure (accuracy or loss) at the end, else None.
+        stopped: the message of the NonFiniteError that ended the run; None if there was none.
+        score: the goal's measure (accuracy or loss) at the end; None if there is no goal.
         seconds: wall time.
     """
 
@@ -99,14 +99,14 @@ def _show(value: Any) -> str:
 
 
 class Comparison(NamedTuple):
-    """The outcome: the first disagreement (None if all agrees) and the largest differences seen."""
+    """The outcome: the first disagreement (None if there is none) and the largest differences."""
 
     disagreement: Disagreement | None
     worst_norm: float
     worst_params: float
 
 
-# These must be equal. The others are floats, which each backend sums in its own order.
+# These fields must be equal. The others are floats, which each backend sums in its own order.
 _EXACT = ("applied", "reason", "loss_scale", "precision_level")
 
 
@@ -159,7 +159,7 @@ def compare_traces(scenario: str, reference: Trace, other: Trace, tolerance: Tol
 
 
 def _tied(norms: Array, ours: int, theirs: int, tolerance: float) -> bool:
-    """Return whether the largest of all norms is a tie within rounding, so that either index is right."""
+    """Return whether both indices are right, because the largest norms are equal up to rounding."""
     if not (np.isfinite(norms).all() and 0 <= theirs < len(norms) and 0 <= ours < len(norms)):
         return False
     return relative_difference(float(norms[ours]), float(norms[theirs])) <= tolerance
@@ -168,7 +168,7 @@ def _tied(norms: Array, ours: int, theirs: int, tolerance: float) -> bool:
 def _different_updates(
     reference: Trace, other: Trace, step: int, tolerance: float
 ) -> Iterator[tuple[int, tuple[float, float]]]:
-    """Return the parameters that a step changed differently, and the two changes."""
+    """Yield the index of each parameter that a step changed differently, and the two changes."""
     if step >= min(len(reference.path), len(other.path)):
         return
     for i, _ in enumerate(reference.start):

@@ -89,7 +89,7 @@ def compare(
 
 
 class _Choice(NamedTuple):
-    """What to run, the names of those whose expected outcome can be checked, and what is left out."""
+    """The scenarios to run, the names of those whose outcome can be checked, and those left out and why."""
 
     scenarios: list[Scenario]
     checked: set[str]
@@ -132,7 +132,7 @@ def _scenarios(names: Sequence[str], config: Path | None) -> _Choice:
 
 
 def _usage(call: Callable[[], Any], option: str) -> Any:
-    """Return ``call()``; report a ValueError as a usage error of an option (exit code 2)."""
+    """Return ``call()``, and report a ValueError as a usage error of an option (exit code 2)."""
     try:
         return call()
     except ValueError as error:
@@ -170,7 +170,7 @@ def _run(
 
 
 def _check_target(option: str, path: Path | None) -> None:
-    """Check that a result can be written there, before minutes of work and not after."""
+    """Check that a result can be written to ``path``, before minutes of work and not after."""
     if path is None:
         return
     try:
@@ -190,7 +190,7 @@ def _check_target(option: str, path: Path | None) -> None:
 
 
 def _is_special(path: Path) -> bool:
-    """Return whether to write into a path rather than replace it: a pipe, a device, our own output."""
+    """Return whether a path must be written into and not replaced: a pipe, a device or our own output."""
     return path.exists() and (not path.is_file() or _own_output(path) is not None)
 
 
@@ -207,7 +207,7 @@ def _own_output(path: Path) -> int | None:
 
 
 def _write(target: Path, fill: Callable[[Path], Any], option: str) -> None:
-    """Write a result; report an OSError as an error of its option (exit code 2)."""
+    """Write a result, and report an OSError as a usage error of its option (exit code 2)."""
     try:
         if _is_special(target):
             _write_into(target, fill)
@@ -218,9 +218,9 @@ def _write(target: Path, fill: Callable[[Path], Any], option: str) -> None:
 
 
 def _replace(target: Path, fill: Callable[[Path], Any]) -> None:
-    """Write next to the target, then rename: an interrupted run leaves no partial file.
+    """Write a file next to the target, then rename it, so that an interrupted run leaves no partial file.
 
-    ``target`` is resolved: the file that a link points to is replaced, and the link stays.
+    ``target`` must be resolved, so that the file to which a link points is replaced and the link stays.
     """
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.")
     os.close(handle)
@@ -234,7 +234,7 @@ def _replace(target: Path, fill: Callable[[Path], Any]) -> None:
 
 
 def _write_into(target: Path, fill: Callable[[Path], Any]) -> None:
-    """Write into a pipe or a device by way of a file, because some formats need to seek."""
+    """Write into a pipe or a device by way of a temporary file, because some formats need to seek."""
     with tempfile.TemporaryDirectory() as folder:
         temporary = Path(folder) / "result"
         fill(temporary)

@@ -1,4 +1,4 @@
-"""Measure how far apart two numbers, tensors, updates or guards' statistics are."""
+"""Measures of how far apart two numbers, tensors, updates or guards' statistics are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["different_statistics", "relative_difference", "tensor_difference", "
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
-# A rule's statistics gather more rounding errors, over many steps, than a norm.
+# Over many steps, a rule's statistics accumulate more rounding errors than a norm.
 _GATHERED = 20.0
 
 
@@ -37,9 +37,10 @@ def relative_difference(a: float, b: float) -> float:
 
 
 def tensor_difference(a: Array, b: Array) -> float:
-    """Return the largest difference of two tensors over the largest number in the first.
+    """Return the largest difference between two tensors, divided by the largest number in the first.
 
-    Non-finite elements must be of the same kind in the same places; then they do not count.
+    Non-finite elements do not count if they are of the same kind in the same places; otherwise the result is
+    inf.
     """
     if a.shape != b.shape or a.dtype != b.dtype:
         return math.inf
@@ -60,11 +61,11 @@ def tensor_difference(a: Array, b: Array) -> float:
 def update_difference(
     before: Array, after: Array, their_before: Array, their_after: Array, *, tolerance: float
 ) -> tuple[float, float] | None:
-    """Return what two steps added to a tensor at the element where the steps differ most; None if they agree.
+    """Return what two steps added to a tensor at the element where they differ most; None if the steps agree.
 
-    This shows the effect of their multipliers, including those of units. They may differ by ``tolerance`` of
-    the largest element, plus the rounding of float32. In narrower formats an optimizer's rounding errors are
-    larger than a step, so such tensors are compared only at the end.
+    The updates show the effect of the multipliers, including those of units. They may differ by ``tolerance``
+    of the largest element, plus the rounding of float32. In narrower formats an optimizer's rounding errors
+    are larger than a step, so such tensors are compared only at the end.
     """
     eps = get_format(after.dtype.name).eps
     if eps > get_format("float32").eps:
@@ -83,7 +84,7 @@ def update_difference(
 
 
 def _update(before: Array, after: Array) -> Array:
-    """Return what a step added; NaN where it is not finite."""
+    """Return what a step added to a tensor; NaN where this is not finite."""
     with np.errstate(invalid="ignore"):
         update = after.astype(np.float64) - before.astype(np.float64)
     return np.where(np.isfinite(update), update, math.nan)
@@ -92,7 +93,7 @@ def _update(before: Array, after: Array) -> Array:
 def different_statistics(
     ours: Mapping[str, Any], theirs: Mapping[str, Any], tolerance: float
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Return the numbers in two guards' rule states that differ, by name."""
+    """Yield the name and both values of each number that differs between the rule states of two guards."""
     one, two = dict(_rule_states(ours)), dict(_rule_states(theirs))
     for rule in dict.fromkeys((*one, *two)):
         yield from _different_numbers(one.get(rule, {}), two.get(rule, {}), tolerance)
@@ -101,9 +102,9 @@ def different_statistics(
 def _different_numbers(
     ours: Mapping[str, Any], theirs: Mapping[str, Any], tolerance: float
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Return the numbers of one rule's state that differ."""
+    """Yield the name and both values of each number that differs between two states of one rule."""
     sizes = [abs(x) for x in ours.values() if isinstance(x, float) and 0 < abs(x) < FLOAT32_MAX]
-    # After a subtraction of nearly equal numbers, the error is relative to their size.
+    # After a subtraction of nearly equal numbers, the error is relative to the size of these numbers.
     slack = tolerance * float(np.median(sizes)) if sizes else 0.0
     for name in dict.fromkeys((*ours, *theirs)):
         a, b = ours.get(name), theirs.get(name)
@@ -116,7 +117,7 @@ def _different_numbers(
 
 
 def _rule_states(guard: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Return the numbers of each rule's state."""
+    """Yield the name of each rule and the numbers of its state."""
     state = guard.get("state", {})
     parts = [(f"clip.{i}", part) for i, part in enumerate(state.get("clip", []))]
     for name, part in [*parts, *((name, state.get(name, [])) for name in ("loss_scale", "spike"))]:
@@ -124,7 +125,7 @@ def _rule_states(guard: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]
 
 
 def _leaves(name: str, plain: Any) -> Iterator[tuple[str, Any]]:
-    """Return every number in nested lists and dicts, with its path."""
+    """Yield every number in nested lists and dicts, with its path."""
     if isinstance(plain, (Mapping, list)):
         items = plain.items() if isinstance(plain, Mapping) else enumerate(plain)
         for key, value in items:

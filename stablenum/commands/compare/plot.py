@@ -1,4 +1,4 @@
-"""A figure of what happened: loss, gradient norm, loss scale and skips over the steps."""
+"""The plot of a comparison: loss, gradient norm, loss scale and skips over the steps."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ __all__ = ["choose", "draw"]
 # The most instructive of the built-in scenarios, the best first.
 _INSTRUCTIVE = ("digits-mlp", "spike-skip", "fp16-leaves", "bad-200", "digits-conv", "growth-boundary")
 _COLUMNS = 3
-# NumPy is a broad, pale line. The other backends are dashes of equal length that alternate along it, so that
-# each is visible where all agree, and a deviating one stands out.
+# NumPy is drawn as a broad, pale line. The other backends are drawn as dashes of equal length that alternate
+# along it, so that each is visible where all agree, and a backend that deviates stands out.
 _PALE = "#cfd6dd"
 _COLOURS = ("#e08a00", "#159a8c", "#7b3fc4", "#1f77d0", "#111111")
 _DASH = 4.0
-# Why steps were skipped or shrunk, as ticks under the count of skips.
+# The colours of the ticks under the count of skips, which show why steps were skipped or shrunk.
 _NONFINITE, _SPIKE, _SHRUNK, _HOPELESS = "#d62728", "#0b3fd1", "#2ca02c", "#111111"
 _CAUSES = {
     "skipped: not finite": (
@@ -46,9 +46,9 @@ _LABEL_PANEL = ("loss", "gradient norm", "loss scale", "skipped so far")
 
 
 def choose(results: Sequence[Result], names: Sequence[str] = ()) -> list[Result]:
-    """Return the results to draw, at most three: those requested by name, else the most instructive ones.
+    """Return at most three results to draw: those requested by name, otherwise the most instructive ones.
 
-    Without any of the latter, those with the most skips.
+    If there are none of these, return the results with the most skips.
     """
     by_name = {result.scenario.name: result for result in results}
     wanted = [by_name[name] for name in names if name in by_name] or [
@@ -63,8 +63,8 @@ def draw(results: Sequence[Result], path: Path) -> None:
     """Draw one column per result and write a PNG.
 
     Args:
-        results: from :func:`choose`; at least one.
-        path: where to write it.
+        results: the results that :func:`choose` returns, at least one.
+        path: where to write the file.
     """
     figure, axes = plt.subplots(
         4,
@@ -207,7 +207,7 @@ def _running_skips(trace: Trace) -> list[int]:
 
 
 def _solid(line: Any) -> Any:
-    """Return the line as the legend shows it: solid, because it is too short there for alternating dashes."""
+    """Return a solid line for the legend, where lines are too short for alternating dashes."""
     if line.get_marker() not in (None, "None", "none", "") or line.get_label() not in BACKENDS:
         return line
     return Line2D([], [], color=line.get_color(), linewidth=max(2.0, line.get_linewidth()))

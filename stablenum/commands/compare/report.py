@@ -1,4 +1,4 @@
-"""What a comparison found, as tables for people and as strict JSON for programs."""
+"""The results of a comparison, as tables for people and as strict JSON for programs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _STYLES = {
 
 
 def list_table(scenarios: Iterable[Scenario], width: int) -> Table:
-    """Return a table of the scenarios and backends that can be run."""
+    """Return a table of the scenarios."""
     table = _table("Scenarios", width)
     table.add_column("name", no_wrap=True)
     table.add_column("kind", no_wrap=True)
@@ -51,7 +51,12 @@ def print_report(
 ) -> None:
     """Print the tables, then every problem, then a summary in one line.
 
-    ``absent``: backends and what is not installed for them. ``unfit``: scenarios left out, and why.
+    Args:
+        console: where to print.
+        results: the results of the scenarios.
+        backends: the backends that ran.
+        absent: for each absent backend, the libraries that are not installed.
+        unfit: for each scenario that was left out, the reason.
     """
     console.print()
     console.print(_results_table(results, len(backends), console.width))
@@ -68,7 +73,7 @@ def print_report(
 
 
 def _table(title: str, width: int) -> Table:
-    """Return an empty table; in a narrow terminal its columns are closer together."""
+    """Return an empty table, whose columns are closer together in a narrow terminal."""
     return Table(
         title=title,
         title_justify="left",
@@ -103,7 +108,7 @@ def _results_table(results: Sequence[Result], n_backends: int, width: int) -> Ta
 
 
 def _outcomes(result: Result, traces: Mapping[str, Trace]) -> str:
-    """Return one word if all backends agree on it."""
+    """Return the different outcomes, which is one word if all backends agree."""
     found = sorted({result.outcome(trace) for trace in traces.values()})
     return " / ".join(f"[{_STYLES[o]}]{o}[/]" for o in found)
 
@@ -150,7 +155,7 @@ def _percent(trace: Trace | None) -> str:
 def _notes(
     results: Sequence[Result], absent: Mapping[str, list[str]], unfit: Mapping[str, str]
 ) -> Iterable[str]:
-    by_reason: dict[tuple[str, str], list[str]] = {}  # -> the scenarios that share them
+    by_reason: dict[tuple[str, str], list[str]] = {}  # the scenarios for each pair of backends and reason
     for result in results:
         for reason in dict.fromkeys(result.left_out.values()):
             backends = ", ".join(name for name, why in result.left_out.items() if why == reason)
@@ -198,7 +203,7 @@ def to_json(
     versions: Mapping[str, str],
     seconds: float,
 ) -> str:
-    """Return everything as strict JSON; non-finite numbers are the strings "nan", "inf" and "-inf"."""
+    """Return all results as strict JSON, in which non-finite numbers are the strings "nan", "inf", "-inf"."""
     document = {
         "format": 1,
         "ok": all(result.ok for result in results),

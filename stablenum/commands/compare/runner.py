@@ -1,4 +1,4 @@
-"""Run scenarios: every backend with the guard, every framework without it, and then the verdict."""
+"""Runs of scenarios: on every backend with the guard, on every framework without it, and then the verdict."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ Tick: TypeAlias = Callable[[], None]
 
 @dataclass(slots=True, kw_only=True)
 class Result:
-    """A scenario on all chosen backends.
+    """The results of a scenario on all chosen backends.
 
     Attributes:
         scenario: what was run.
         guarded: a trace per backend, NumPy first.
-        plain, clean: a trace per framework, by the name of its backend. ``plain`` has no guard; ``clean``
-            has neither guard nor faults, and is there if the goal is relative to clean training.
-        left_out: backends that cannot run it, and why.
+        plain, clean: a trace per framework, by the name of its backend. The runs in ``plain`` have no guard;
+            the runs in ``clean`` have neither guard nor faults, and exist if the goal is relative to clean
+            training.
+        left_out: the backends that do not run the scenario, and why.
         comparisons: one per backend other than NumPy.
-        surprises: unexpected outcomes, in words.
+        surprises: descriptions of unexpected outcomes.
     """
 
     scenario: Scenario
@@ -49,12 +50,12 @@ class Result:
 
     @property
     def agree(self) -> bool:
-        """Whether all backends did what NumPy did."""
+        """Whether all backends agree with NumPy."""
         return all(c.disagreement is None for c in self.comparisons.values())
 
     @property
     def ok(self) -> bool:
-        """Whether they agree and the outcome is the expected one."""
+        """Whether all backends agree and the outcome is as expected."""
         return self.agree and not self.surprises
 
     def outcome(self, trace: Trace) -> Outcome:
@@ -67,7 +68,7 @@ class Result:
 
 
 def steps_of(scenario: Scenario, backends: Sequence[Backend], *, brief: bool = False) -> int:
-    """Return how many runs :func:`run_scenario` will make (its ticks)."""
+    """Return how many runs :func:`run_scenario` makes, which is how often it calls ``tick``."""
     able = [b for b in backends if b.why_not(scenario, brief=brief) is None]
     frameworks = len({b.framework for b in able})
     return len(able) + frameworks * (2 if _needs_clean(scenario) else 1)
@@ -81,14 +82,14 @@ def run_scenario(
     brief: bool = False,
     tick: Tick = lambda: None,
 ) -> Result:
-    """Run a scenario and compare.
+    """Run a scenario and compare the backends.
 
     Args:
         scenario: what to run.
-        backends: NumPy among them.
-        check_expected: whether to compare the outcome with ``scenario.expected``; not if the guard's
+        backends: the backends, of which NumPy is one.
+        check_expected: whether to compare the outcome with ``scenario.expected``; pass False if the guard's
             settings are not the scenario's own.
-        brief: whether backends leave out what another scenario covers as well.
+        brief: whether backends leave out a scenario if another scenario covers the same rules.
         tick: called after every run.
     """
     result = Result(scenario=scenario)
@@ -115,7 +116,7 @@ def run_scenario(
             result.comparisons[name] = compare_traces(scenario.name, reference, trace, scenario.tolerance)
     if check_expected:
         result.surprises = list(_surprises(result))
-    for step, i in reference.changed.items():  # the others' changes are disagreements with NumPy
+    for step, i in reference.changed.items():  # on other backends, changes are disagreements with NumPy
         result.surprises.append(
             f"{scenario.name}, {REFERENCE}, step {step}: params[{i}] changed in a skipped step"
         )
@@ -189,12 +190,12 @@ def _train(scenario: Scenario, backend: Backend, *, plain: bool, faults: bool) -
             if run.norms is not None:
                 trace.norms.append(run.norms)
             trace.skipped = int(last["skipped_total"])
-            now = run.params()  # copied at every step, because a skip is known only afterwards
+            now = run.params()  # copied at every step, because a skip is known only after the step
             changed = None if last["applied"] else _first_change(before, now)
             if changed is not None:
                 trace.changed[step] = changed
             before = now
-            if training is None:  # a model's gradients depend on the parameters, so that differences grow
+            if training is None:  # with a model, gradients depend on the parameters, and differences grow
                 trace.path.append(now)
         if trace.stopped is not None:
             break
@@ -215,7 +216,7 @@ def _one_step(scenario: Scenario, run: Run, step: int, *, faults: bool) -> None:
 
 
 def _first_change(before: Sequence[Array], after: Sequence[Array]) -> int | None:
-    """Return the index of the first parameter that is not the same bit for bit; None if there is none."""
+    """Return the index of the first parameter that changed in any bit; None if no parameter changed."""
     pairs = enumerate(zip(before, after, strict=True))
     return next((i for i, (p, q) in pairs if p.tobytes() != q.tobytes()), None)
 
@@ -253,7 +254,7 @@ def outcome_of(scenario: Scenario, trace: Trace, clean_score: float | None = Non
 
 
 def _had_gradient(scenario: Scenario) -> bool:
-    """Return whether there was anything to learn: a finite gradient of the unscaled loss that is not zero."""
+    """Return whether there was anything to learn from: a finite, nonzero gradient of the unscaled loss."""
     if isinstance(scenario, Training):
         return True
     steps = (stream_step(scenario, step).gradients for step in range(scenario.steps))
@@ -261,14 +262,14 @@ def _had_gradient(scenario: Scenario) -> bool:
 
 
 def moved(trace: Trace) -> list[float]:
-    """Return how far each tensor is from its start, root mean square; 0 for an empty one."""
+    """Return how far each tensor is from its start, as a root mean square; 0 for an empty tensor."""
     pairs = zip(trace.start, trace.params, strict=True)
     away = [q.astype(np.float64) - p.astype(np.float64) for p, q in pairs]
     return [float(np.sqrt(np.mean(a * a))) if a.size else 0.0 for a in away]
 
 
 def _moved(trace: Trace) -> float:
-    """Return how far the tensor that moved furthest is from its start."""
+    """Return the distance from its start of the tensor that moved furthest."""
     return max(moved(trace), default=0.0)
 
 
@@ -288,7 +289,7 @@ def _score_at_start(training: Training, goal: Goal) -> float:
 
 
 def _surprises(result: Result) -> Iterator[str]:
-    """Describe where the outcome is not the expected one."""
+    """Yield a description of each outcome that is not as expected."""
     expected, name = result.scenario.expected, result.scenario.name
     for kind, traces, wanted in (
         ("plain", result.plain, expected.plain),
@@ -309,7 +310,7 @@ def _surprises(result: Result) -> Iterator[str]:
         distances = moved(trace)
         if expected.moved is not None and not _as_far(distances, expected.moved):
             yield (
-                f"{name}, {backend}: expected that its tensors move by {_listed(expected.moved)}, "
+                f"{name}, {backend}: expected that the tensors move by {_listed(expected.moved)}, "
                 f"got {_listed(distances)}"
             )
 

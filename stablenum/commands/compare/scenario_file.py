@@ -1,6 +1,6 @@
-"""Scenario files: settings of the guard and streams of your own, in TOML.
+"""Scenario files: settings of the guard and your own streams, in TOML.
 
-[guard]                      # fields of GuardConfig, which replace every scenario's own
+[guard]                      # fields of GuardConfig, which replace those of every scenario
 clip = 1.0
 loss_scale = "dynamic"
 
@@ -12,9 +12,9 @@ drift = 1.001                # and jitter: how the norms move from step to step
 optimizer = "sgd"            # or { name = "adam", lr = 1e-3 }
 tensors = [{ shape = [8, 5], dtype = "float16" }]
 events = [
-  { step = 30, tensor = 0, value = inf },                    # a number put there
+  { step = 30, tensor = 0, value = inf },                    # replaces the first element
   { step = 50, tensor = "loss", value = nan },
-  { step = 60, until = "end", tensor = "all", factor = 5 },  # or what is there, multiplied
+  { step = 60, until = "end", tensor = "all", factor = 5 },  # multiplies all elements
 ]
 expected = { guarded = "survives", skips = 2 }
 """
@@ -40,7 +40,7 @@ from stablenum.commands.compare.scenarios import (
     check_guard_names,
 )
 from stablenum.commands.compare.scenarios.training_data import initial_params
-from stablenum.errors import bad_field
+from stablenum.errors import bad_field, either
 from stablenum.formats import get_format
 from stablenum.guard.config import GuardConfig
 
@@ -51,8 +51,8 @@ class ScenarioFile(NamedTuple):
     """The contents of a file.
 
     Attributes:
-        guard: the fields of ``[guard]``, checked; empty if there is none.
-        scenarios: its scenarios, whose own guard settings replace those of ``guard``.
+        guard: the fields of ``[guard]``, checked; empty if the file has no ``[guard]``.
+        scenarios: the scenarios of the file, whose own guard settings replace those of ``guard``.
     """
 
     guard: dict[str, Any]
@@ -63,15 +63,15 @@ def read_scenario_file(path: Path) -> ScenarioFile:
     """Read and check a whole file before anything is run.
 
     Raises:
-        ValueError: the file cannot be read, is not TOML or has an error; the message names the
-            file, the scenario, the field and what is allowed.
+        ValueError: the file cannot be read, is not valid TOML or has an error; the message names the
+            file, the scenario, the field and the allowed values.
     """
     try:
         plain = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror or error}") from error
-    except ValueError as error:  # TOML's own, not UTF-8, or an integer of thousands of digits
-        raise ValueError(f"{path} is not TOML: {error}") from error
+    except ValueError as error:  # invalid TOML, text that is not UTF-8, or an integer that is too long
+        raise ValueError(f"{path} is not valid TOML: {error}") from error
     try:
         return _file(plain)
     except ValueError as error:
@@ -81,7 +81,7 @@ def read_scenario_file(path: Path) -> ScenarioFile:
 def to_toml(streams: Iterable[Stream]) -> str:
     """Return the text of a scenario file that reads back as these streams, built-in or made in Python.
 
-    They compare equal, except for events that put a NaN, which equals nothing.
+    The streams read back compare equal to the given ones, except for events with a NaN, which equals nothing.
 
     Raises:
         ImportError: ``tomli-w`` is not installed (extra ``cli``).
@@ -99,7 +99,7 @@ def to_toml(streams: Iterable[Stream]) -> str:
     """
     import tomli_w
 
-    # A file's default tolerance depends on the formats, so it is always written.
+    # The default tolerance of a file depends on the formats, so the tolerance is always written.
     tables = [_plain(stream) | {"tolerance": dataclasses.asdict(stream.tolerance)} for stream in streams]
     return tomli_w.dumps({"scenario": tables})
 
@@ -152,7 +152,7 @@ def _file(plain: dict[str, Any]) -> ScenarioFile:
 
 
 def _guard_fields(where: str, plain: Any) -> dict[str, Any]:
-    """Return the fields that are given, in the form that GuardConfig stores them in."""
+    """Return the fields that are given, in the form in which GuardConfig stores them."""
     try:
         config = GuardConfig.from_dict(_table(where, plain))
     except ValueError as error:
@@ -182,7 +182,7 @@ def _scenario(index: int, plain: Any, guard: Mapping[str, Any]) -> Stream:
 
 
 def _usual(stream: Stream) -> Tolerance:
-    """Return the tolerance if the file has none: some roundings of the narrowest format."""
+    """Return the tolerance that applies if the file has none: some roundings of the narrowest format."""
     eps = max((get_format(tensor.dtype).eps for tensor in stream.tensors), default=0.0)
     if eps > get_format("float32").eps:
         return Tolerance(params=8 * eps, why="the parameters are rounded to a narrow format at every step")
@@ -214,7 +214,7 @@ def _expected(plain: Any) -> Expected:
             try:
                 made[name] = Outcome(made[name])
             except ValueError as error:
-                raise bad_field(f"expected.{name}", f"one of {', '.join(Outcome)}", made[name]) from error
+                raise bad_field(f"expected.{name}", f"one of {either(Outcome)}", made[name]) from error
     return _made("expected", Expected, made)
 
 
@@ -232,7 +232,7 @@ _CONVERT = {
 
 
 def _made(where: str, cls: type[Any], plain: Any) -> Any:
-    """Return a dataclass from a table; every error names its place."""
+    """Return a dataclass made from a table. Error messages name the place of the error."""
     table = _table(where, plain)
     _known(where, table, [f.name for f in dataclasses.fields(cls)])
     missing = [

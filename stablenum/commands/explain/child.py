@@ -1,6 +1,6 @@
 """The process that runs the script: ``python -m stablenum.commands.explain.child PLAN OUTCOME``.
 
-Every run has a new process, so that a second run starts as the first one did.
+Every run has its own process, so that a second run starts in the same state as the first.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _as_python_would(plan: Plan) -> None:
     """Set ``sys.argv`` and ``sys.path`` as ``python script.py`` or ``python -m module`` does."""
     sys.argv = [plan.script, *plan.arguments]
     if not plan.module:
-        # This replaces the current folder, which "-m" put there for this process.
+        # The script's folder replaces the current folder, which "-m" put there for this process.
         home = str(Path(plan.script).resolve().parent)
         sys.path[:1] = [home] if not sys.flags.safe_path else sys.path[:1]
         ours = str(Path(stablenum.__file__).parents[1])
@@ -79,8 +79,8 @@ def _run_main(plan: Plan) -> None:
     if plan.module:
         runpy.run_module(plan.script, run_name="__main__", alter_sys=True)
         return
-    # runpy.run_path is not used, because it removes the module before functions registered with atexit have
-    # run.
+    # runpy.run_path is not used, because it removes the module before the functions that were registered with
+    # atexit run.
     code = compile(Path(plan.script).read_bytes(), plan.script, "exec")
     module = ModuleType("__main__")
     module.__dict__.update(__file__=os.path.abspath(plan.script), __builtins__=builtins, __cached__=None)
@@ -98,7 +98,7 @@ def _exit_code(code: object) -> int:
 
 
 def _own(tb: TracebackType | None) -> TracebackType | None:
-    """Return the traceback, starting at the script's first frame."""
+    """Return the part of a traceback that starts at the script's first frame."""
     here = str(Path(__file__).parent)
     while tb is not None and tb.tb_frame.f_code.co_filename.startswith((here, "<frozen runpy")):
         tb = tb.tb_next

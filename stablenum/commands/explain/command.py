@@ -17,7 +17,7 @@ __all__ = ["explain"]
 
 
 def explain(
-    script: Annotated[str, typer.Argument(help="The training script (with --module: the module's name).")],
+    script: Annotated[str, typer.Argument(help="The training script (with --module, the module's name).")],
     arguments: Annotated[
         list[str] | None, typer.Argument(help="Arguments of the script, after '--'.", metavar="-- ARGS")
     ] = None,
@@ -25,7 +25,7 @@ def explain(
         bool, typer.Option("--module", "-m", help="Run a module, as `python -m` does.")
     ] = False,
     once: Annotated[
-        bool, typer.Option("--once", help="Record every step of the first run: slower, but no second run.")
+        bool, typer.Option("--once", help="Record every step of the first run: slower, but only one run.")
     ] = False,
     seed: Annotated[
         int, typer.Option(min=0, help="Seed of the global random generators, set before the script starts.")
@@ -38,7 +38,7 @@ def explain(
     Your script is not changed. It runs until a loss, a gradient or a parameter is NaN or inf. A PyTorch
     script then runs a second time to record the step that failed, so whatever it writes is written twice.
 
-    Exit code: 1 if something was found, 2 for a usage error, otherwise the script's own.
+    The exit code is 1 if something was found and 2 for a usage error; otherwise it is the script's own.
     """
     _check(script, module)
     for option, path in (("--json", json), ("--html", html)):

@@ -1,6 +1,7 @@
-"""Call back when the script has imported a package, so that watching itself imports no framework.
+"""Callbacks for when the script has imported a package, so that the watcher itself imports no framework.
 
-A script may set environment variables that a framework reads when it is imported, so the script comes first.
+A script may set environment variables that a framework reads when it is imported, so the script has to import
+the framework.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ __all__ = ["AfterImport"]
 
 
 class AfterImport(importlib.abc.MetaPathFinder):
-    """Finds the named packages as Python does, and calls back once after each is loaded."""
+    """Finds the named packages as Python does, and calls each one's callback once after it is loaded."""
 
     def __init__(self, callbacks: Mapping[str, Callable[[], None]]) -> None:
         self._callbacks = dict(callbacks)
 
     def install(self) -> None:
-        """Install the finder before all others; for packages already loaded, call back now."""
+        """Install the finder before all others; for packages that are already loaded, call back now."""
         sys.meta_path.insert(0, self)
         for name in [name for name in self._callbacks if name in sys.modules]:
             self._callbacks.pop(name)()

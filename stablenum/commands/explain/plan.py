@@ -16,11 +16,11 @@ class Plan:
     """How to run the script.
 
     Attributes:
-        script: its path, or the module's name if ``module``.
-        arguments: its ``sys.argv[1:]``.
-        module: run it as ``python -m`` does.
-        seed: for the global generators of Python, NumPy and torch, set before the script starts.
-        record_from: the optimizer step from which on every step is recorded; None for no recording.
+        script: the script's path, or the module's name if ``module`` is True.
+        arguments: the script's ``sys.argv[1:]``.
+        module: whether to run a module, as ``python -m`` does.
+        seed: the seed of the global generators of Python, NumPy and torch, set before the script starts.
+        record_from: the first optimizer step to record, with all steps after it; None for no recording.
         again: whether an earlier run has failed.
     """
 
@@ -37,7 +37,7 @@ class Plan:
 
     @classmethod
     def read(cls, path: Path) -> Plan:
-        """Return the inverse of :meth:`write`."""
+        """Return the plan that :meth:`write` wrote."""
         d = json.loads(path.read_text(encoding="utf-8"))
         return cls(**{**d, "arguments": tuple(d["arguments"])})
 
@@ -49,7 +49,7 @@ class Failure:
     Attributes:
         step: the number, from 1, of the optimizer step that was being prepared or taken.
         what: "loss", "gradient", "parameter", "output" or "error".
-        names: of the values, if they have names.
+        names: the names of the values, if they have names.
         unit: what ``step`` counts: "step", or "call" of a watched function.
     """
 
@@ -77,14 +77,14 @@ class Outcome:
     """How a run ended.
 
     Attributes:
-        steps: the number of optimizer steps taken (PyTorch).
-        calls: the number of calls watched (JAX).
-        watched: the frameworks watched: "torch", "jax".
-        optimizers: how many optimizers took steps.
+        steps: the number of optimizer steps that were taken (PyTorch).
+        calls: the number of calls that were watched (JAX).
+        watched: the frameworks that were watched: "torch", "jax".
+        optimizers: the number of optimizers that took steps.
         failure: the first value that was not finite; None if there was none.
         report: the diagnosis as plain values; None if the failing step was not recorded.
-        exit_code: the script's own; None if it was stopped at the failure.
-        error: the last line of the exception that ended it.
+        exit_code: the script's own exit code; None if the script was stopped at the failure.
+        error: the last line of the exception that ended the script.
     """
 
     steps: int = 0
@@ -102,7 +102,7 @@ class Outcome:
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> Outcome:
-        """Return the inverse of :meth:`to_dict`."""
+        """Return the object from which :meth:`to_dict` made ``d``."""
         failure = d["failure"]
         if failure is not None:
             failure = Failure(**{**failure, "names": tuple(failure["names"])})

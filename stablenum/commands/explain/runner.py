@@ -1,4 +1,4 @@
-"""Run the script, and run it again to record the step that failed."""
+"""Running the script, and running it again to record the step that failed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stablenum.diagnosis.replay.judge import Evidence
 
 __all__ = ["Explained", "explain"]
 
-# If the failure moves from run to run, the last run records every step.
+# If the step at which the script fails changes from run to run, the last run records every step.
 MOST_RUNS = 3
 
 
@@ -26,9 +26,9 @@ class Explained(NamedTuple):
     """The result of running the script.
 
     Attributes:
-        outcome: of the first run.
-        report: why it failed; None if nothing was found, or if the process died.
-        runs: how many times the script ran.
+        outcome: the outcome of the first run.
+        report: why the script failed; None if nothing was found, or if the process ended abruptly.
+        runs: the number of times the script ran.
     """
 
     outcome: Outcome
@@ -37,10 +37,10 @@ class Explained(NamedTuple):
 
 
 def explain(plan: Plan, say: Callable[[str], object]) -> Explained:
-    """Run until something is not finite; then, if that step was not recorded, run again and record it.
+    """Run the script until a value is not finite; if that step was not recorded, run again and record it.
 
     Args:
-        plan: what to run; with ``record_from`` there is only one run.
+        plan: what to run; with ``record_from``, there is only one run.
         say: called with messages about the progress.
     """
     first = _run(plan, shown=True)
@@ -49,7 +49,7 @@ def explain(plan: Plan, say: Callable[[str], object]) -> Explained:
     outcome, runs = first, 1
     while runs < MOST_RUNS and outcome.failure is not None and outcome.report is None:
         last = runs == MOST_RUNS - 1
-        # Gradients of this step may have been computed before the steps of other optimizers.
+        # The gradients of this step may have been computed before other optimizers took their steps.
         begin = max(1, outcome.failure.step - max(0, outcome.optimizers - 1))
         say(f"{outcome.failure}; running the script again to record {'every step' if last else 'that step'}")
         outcome = _run(replace(plan, record_from=1 if last else begin, again=True), shown=False)
@@ -75,12 +75,12 @@ def _unreproduced(first: Outcome, second: Outcome) -> Report:
 
 
 def _run(plan: Plan, *, shown: bool) -> Outcome:
-    """Run the script once, in a separate process. The output of a second run is dropped."""
+    """Run the script once, in a separate process. Its output is dropped unless ``shown`` is True."""
     with tempfile.TemporaryDirectory(prefix="stablenum-") as folder:
         planned, ended = Path(folder) / "plan.json", Path(folder) / "outcome.json"
         plan.write(planned)
         command = [sys.executable, "-m", "stablenum.commands.explain.child", str(planned), str(ended)]
-        # Otherwise sets of strings have a different order in each process.
+        # Without a fixed hash seed, sets of strings have a different order in each process.
         environment = {"PYTHONHASHSEED": str(plan.seed % 2**32), **os.environ}
         output = None if shown else subprocess.DEVNULL
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
@@ -92,7 +92,7 @@ def _run(plan: Plan, *, shown: bool) -> Outcome:
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
-    """Wait for the process to end. Ctrl-C reaches the script as well, which may take some time to stop."""
+    """Wait for the process to end. Ctrl-C also reaches the script, which may take some time to stop."""
     while True:
         try:
             return process.wait()

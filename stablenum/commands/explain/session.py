@@ -1,4 +1,4 @@
-"""The interface of a watcher: it reports what it sees, and a failure stops the script."""
+"""The interface to which a watcher reports what it sees; a failure stops the script."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Session:
     """One run of a script.
 
     Attributes:
-        plan: how it is run.
+        plan: how the script is run.
         outcome: what has been seen so far.
         on_error: called with an exception that ends the script.
         on_leave: ends the process.
@@ -33,16 +33,16 @@ class Session:
 
     @property
     def over(self) -> bool:
-        """Whether a failure was found: if the script continues regardless, it is no longer watched."""
+        """Whether a failure has been found. If the script continues regardless, it is no longer watched."""
         return self.outcome.failure is not None
 
     def leave(self) -> None:
-        """Write the outcome and end the process: the script caught :class:`Stop` and trains on."""
+        """Write the outcome and end the process, because the script caught :class:`Stop` and trains on."""
         if self.on_leave is not None:
             self.on_leave()
 
     def found(self, failure: Failure, report: Report | None = None) -> NoReturn:
-        """Record the first failure, with its report if the step was recorded, and unwind the script."""
+        """Record the first failure, with its report if the step was recorded, and stop the script."""
         self.outcome.failure = failure
         self.outcome.report = None if report is None else report.to_dict()
         raise Stop

@@ -1,4 +1,4 @@
-"""The audit of an optimizer's state: what is measured for each parameter, and which values are risks."""
+"""The audit of an optimizer's state: what is measured for each parameter, and which values are a risk."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from stablenum.diagnosis.audit.measured import Measured, join_blocks, measure_bl
 from stablenum.diagnosis.audit.report import Audit
 from stablenum.diagnosis.audit.risk_rules import Risk, Severity, eps_is_lost, risks_of
 from stablenum.diagnosis.audit.rows import Row
-from stablenum.diagnosis.audit.update_formulas import Law, Moments, Role, update_of
+from stablenum.diagnosis.audit.update_formulas import Moments, Role, UpdateFormula, update_of
 
 __all__ = [
     "Audit",
-    "Law",
     "Measured",
     "Moments",
     "Risk",
     "Role",
     "Row",
     "Severity",
+    "UpdateFormula",
     "eps_is_lost",
     "join_blocks",
     "measure_block",

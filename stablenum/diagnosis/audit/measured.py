@@ -1,7 +1,8 @@
 """The measurements for one parameter: a pure function of a block of its elements, and how blocks are joined.
 
-Arrays are float64, so that squares and roots of v = 3e38 or v = 1e-45 neither overflow nor vanish. Sums of
-squares are taken of elements divided by the block's largest, so that float64 itself does not overflow.
+Arrays are float64, so that squares and roots of v = 3e38 or v = 1e-45 neither overflow nor vanish. Elements
+are divided by the block's largest element before their squares are summed, so that float64 itself does not
+overflow.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stablenum.diagnosis.audit.update_formulas import Law, Moments, Role, update_of
+from stablenum.diagnosis.audit.update_formulas import Moments, Role, UpdateFormula, update_of
 
 __all__ = ["Measured", "join_blocks", "measure_block", "poisoned"]
 
@@ -24,21 +25,23 @@ class Measured:
     """Counts and extremes of one parameter; None for values that could not be determined.
 
     Attributes:
-        size: elements measured.
+        size: the number of elements measured. All other counts are also numbers of elements.
         parameter_bad: parameters that are not finite.
-        parameter_rms: RMS of the finite ones.
+        parameter_rms: the RMS of the finite parameters.
         moment_nan: elements with NaN in an entry of the state.
-        second_inf, second_negative: elements with such a second moment (or maximum, norm, accumulator).
+        second_inf, second_negative: elements with an infinite or negative second moment (or maximum, norm,
+            accumulator).
         first_inf: elements with inf in any other entry.
-        poisoned: elements with any of these.
-        vanished: elements with v == 0 and m != 0; largest_vanished is the largest abs(m) there.
-        alive: elements where m or v is not zero; below_eps: those among them with sqrt(v) < eps.
-        gradient_ratio: the root of the mean of g^2 / v, v being an average (divided by 1 - beta2^step).
+        poisoned: elements with any of these four problems in the state.
+        vanished, largest_vanished: elements with v == 0 and m != 0, and the largest abs(m) among them.
+        alive, below_eps: elements where m or v is not zero, and those among them with sqrt(v) < eps.
+        gradient_ratio: the root of the mean of g^2 / v, where v is an average (divided by 1 - beta2^step).
         gradient_bad: gradients that are not finite.
-        update_rms, update_max: of the update.
-        update_bad: updates, or parameters after them, that are not finite although state and parameter are.
+        update_rms, update_max: the RMS and the largest magnitude of the update.
+        update_bad: elements whose update or updated parameter is not finite although state and parameter are.
         update_relative: the largest abs(dw) / abs(w) where w is not 0.
-        moved: elements with dw != 0; stalled: those among them with w + dw == w in the parameter's format.
+        moved, stalled: elements with dw != 0, and those among them with w + dw == w in the parameter's
+            format.
     """
 
     size: int = 0
@@ -63,7 +66,8 @@ class Measured:
     stalled: int | None = None
 
 
-# How the parts of blocks are joined: by a sum; by the largest; by a root mean square of three parts each.
+# How the parts of blocks are joined: counts by their sum, extremes by their maximum, and root mean squares
+# from three parts each.
 _COUNTS = (
     "size", "parameter_bad", "moment_nan", "second_inf", "second_negative", "first_inf", "poisoned",
     "vanished", "alive", "below_eps", "gradient_bad", "update_bad", "moved", "stalled",
@@ -76,8 +80,9 @@ def poisoned(entries: Sequence[tuple[Role, Array]], *, xp: Any) -> Array:
     """Return the elements whose state no later gradient repairs: NaN, inf, or a negative second moment.
 
     Args:
-        entries: at least one; arrays of one shape. Entries of unknown meaning are ignored.
-        xp: array namespace.
+        entries: at least one role and array; the arrays have one shape. Entries of unknown meaning are
+            ignored.
+        xp: the array namespace.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -100,24 +105,24 @@ def measure_block(
     entries: Sequence[tuple[Role, Array]],
     gradient: Array | None,
     update: Array | None,
-    law: Law,
+    formula: UpdateFormula,
     *,
     eps: float | None,
     narrow: Callable[[Array], Array],
     xp: Any,
 ) -> dict[str, Array]:
-    """Return the parts that :func:`join_blocks` joins, name -> 0-d float64 array, without those that are not
-    known.
+    """Return the parts that :func:`join_blocks` joins, as a dict of 0-d float64 arrays by name. Unknown parts
+    are left out.
 
     Args:
         parameter: (n,) float64 or complex128 elements, n > 0.
-        entries: role and (n,) elements of the state.
+        entries: the roles and the (n,) arrays of the state's entries.
         gradient: (n,) or None.
-        update: (n,) what is added to the parameter, if known; None to compute it by the law.
-        law: the optimizer's.
-        eps: as it takes part in the division.
-        narrow: rounds to the parameter's format and converts back.
-        xp: array namespace.
+        update: (n,) what is added to the parameter, if known; None to compute it by the formula.
+        formula: the optimizer's update formula.
+        eps: the value that takes part in the division.
+        narrow: rounds an array to the parameter's format and converts it back.
+        xp: the array namespace.
     """
     parts: dict[str, Array] = {}
     ones = xp.ones_like(xp.abs(parameter))
@@ -163,7 +168,7 @@ def measure_block(
         count("vanished", gone)
         largest("largest_vanished", xp.abs(moments.first), gone)
 
-    correction = law.second_correction
+    correction = formula.second_correction
     if moments.second is not None:
         alive = moments.second != 0
         if moments.first is not None:
@@ -171,20 +176,20 @@ def measure_block(
         alive = xp.logical_and(alive, clean)
         count("alive", alive)
         if correction is not None:
-            corrected = moments.second / correction + law.eps_root
-            if law.eps is not None:
-                count("below_eps", xp.logical_and(alive, xp.sqrt(corrected) < law.eps))
-        average = law.average_correction
+            corrected = moments.second / correction + formula.eps_root
+            if formula.eps is not None:
+                count("below_eps", xp.logical_and(alive, xp.sqrt(corrected) < formula.eps))
+        average = formula.average_correction
         if average is not None and gradient is not None:
-            _gradient_ratio(mean_square, gradient, moments.second / average, clean, law.eps or 0.0, xp)
+            _gradient_ratio(mean_square, gradient, moments.second / average, clean, formula.eps or 0.0, xp)
     if gradient is not None:
         count("gradient_bad", xp.logical_not(xp.isfinite(gradient)))
 
     if update is None:
-        update = update_of(law, moments, eps=eps, xp=xp)
+        update = update_of(formula, moments, eps=eps, xp=xp)
     if update is not None:
         judged = xp.logical_and(finite, clean)
-        if gradient is not None:  # the effect of a bad gradient is not counted against the optimizer
+        if gradient is not None:  # the optimizer is not to blame for the effect of a bad gradient
             judged = xp.logical_and(judged, xp.isfinite(gradient))
         after = narrow(parameter + update)
         sound = xp.logical_and(judged, xp.logical_and(xp.isfinite(update), xp.isfinite(after)))
@@ -202,8 +207,8 @@ def measure_block(
 
 
 def _moments(known: Sequence[tuple[Role, Array]], gradient: Array | None, clean: Array, xp: Any) -> Moments:
-    """Return the entries by their roles, poisoned elements set to 0; AMSGrad's maximum is the second
-    moment."""
+    """Return the entries by their roles, with poisoned elements set to 0. With AMSGrad, the maximum is the
+    second moment."""
     by_role = {role: xp.where(clean, v, xp.zeros_like(v)) for role, v in known}
     second = by_role.get(Role.SECOND_MAX, by_role.get(Role.SECOND))
     return Moments(
@@ -224,14 +229,14 @@ def _gradient_ratio(
     eps: float,
     xp: Any,
 ) -> None:
-    """Return the RMS of g / sqrt(max(v, eps^2)), as in StableAdamW; 0 / 0 is 0."""
+    """Measure the RMS of g / sqrt(max(v, eps^2)), as in StableAdamW; 0 / 0 counts as 0."""
     size = xp.abs(gradient)
     below = xp.sqrt(second)
     below = xp.where(below < eps, xp.full_like(below, eps), below)
     used = xp.logical_and(clean, xp.isfinite(size))
     zero = size == 0
     ratio = xp.where(zero, xp.zeros_like(size), size / xp.where(zero, xp.ones_like(below), below))
-    # Where the second moment and eps are both 0, the ratio is reported as the largest number, which can be
+    # Where the second moment and eps are both 0, the ratio is set to the largest number, which can still be
     # squared and joined.
     ratio = xp.where(xp.isinf(ratio), xp.full_like(ratio, _MAX), ratio)
     mean_square("gradient_ratio", ratio, used)
@@ -252,7 +257,7 @@ def _real(values: Array, xp: Any) -> Array:
 
 
 def join_blocks(blocks: Sequence[Mapping[str, float]]) -> Measured:
-    """Return the statistics of a parameter from those of its blocks, read on the host.
+    """Return the statistics of a parameter from those of its blocks, which have been read on the host.
 
     Example:
         >>> join_blocks([{"size": 2.0, "parameter_bad": 1.0}, {"size": 1.0, "parameter_bad": 0.0}]).size
@@ -272,8 +277,8 @@ def join_blocks(blocks: Sequence[Mapping[str, float]]) -> Measured:
 
 
 def _joined_mean(parts: Sequence[tuple[float, float, float]]) -> float | None:
-    """Return the root mean square of blocks given by largest, sum of (x / largest)^2 and count; None without
-    any."""
+    """Return the root mean square of several blocks, or None if they have no elements. Each block is given by
+    its largest magnitude, the sum of (x / largest)^2, and its count."""
     count = sum(n for _, _, n in parts)
     if not count:
         return None

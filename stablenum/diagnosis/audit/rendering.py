@@ -25,7 +25,7 @@ _WIDTH = 100
 def as_text(
     optimizer: str, rows: Sequence[Row], risks: Sequence[Risk], notes: Sequence[str], *, limit: int
 ) -> str:
-    """Render the audit as plain text: headline, table, risks in words, notes."""
+    """Render the audit as plain text: a headline, a table, descriptions of the risks, and notes."""
     table = [_HEADS, *_table(rows, risks, limit)]
     widths = [max(len(line[i]) for line in table) for i in range(len(_HEADS))]
     lines = [_headline(optimizer, rows, risks)]
@@ -35,7 +35,7 @@ def as_text(
 
 
 def as_rich(optimizer: str, rows: Sequence[Row], risks: Sequence[Risk], notes: Sequence[str]) -> Any:
-    """Render the audit for a terminal, with a table of rich, which is imported only here."""
+    """Render the audit for a terminal, with a table from rich, which is imported only here."""
     from rich import box
     from rich.console import Group
     from rich.table import Table
@@ -43,7 +43,7 @@ def as_rich(optimizer: str, rows: Sequence[Row], risks: Sequence[Risk], notes: S
 
     limit = 20
     lines = _table(rows, risks, limit)
-    # A terminal is narrow: a column in which no row has anything to report is left out.
+    # A terminal is narrow, so a column in which no row has anything to report is left out.
     shown = [i for i in range(len(_HEADS)) if i == 0 or any(line[i] not in ("", "0", "-") for line in lines)]
     table = Table(box=box.SIMPLE, pad_edge=False)
     for i in shown:

@@ -20,9 +20,9 @@ class Audit:
 
     Attributes:
         optimizer: the optimizer's name.
-        rows: one per parameter, the riskiest first.
+        rows: one per parameter, the one at the highest risk first.
         risks: what is wrong, the worst first; empty if nothing is.
-        notes: what could not be determined, in words.
+        notes: descriptions of what could not be determined.
 
     Example:
         >>> audit = Audit.of("Adam", [Row(name="w", shape=(2,), dtype="float32")])
@@ -58,7 +58,7 @@ class Audit:
 
     @property
     def poisoned(self) -> dict[str, int]:
-        """Parameter name -> how many elements of its state a repair resets."""
+        """For each poisoned parameter, by name, how many elements of its state a repair resets."""
         return {row.name: row.measured.poisoned for row in self.rows if row.measured.poisoned}
 
     def problems(self) -> tuple[str, ...]:
@@ -69,7 +69,7 @@ class Audit:
         return self.to_text()
 
     def to_text(self, *, limit: int = 20) -> str:
-        """Return a table of the ``limit`` riskiest parameters and the risks in words, as plain text."""
+        """Return, as plain text, a table of the ``limit`` parameters at the highest risk, and the risks."""
         return as_text(self.optimizer, self.rows, self.risks, self.notes, limit=limit)
 
     def __rich__(self) -> Any:
@@ -86,5 +86,5 @@ class Audit:
         }
 
     def to_json(self) -> str:
-        """Return strict JSON."""
+        """Return the audit as strict JSON."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)

@@ -1,4 +1,4 @@
-"""Risk rules: thresholds on an audit row, and what to do. All thresholds are in this file."""
+"""Risk rules: thresholds on the row of an audit, and what to do. All thresholds are in this file."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from stablenum.formats import FORMATS
 
 __all__ = ["Risk", "Severity", "eps_is_lost", "risks_of"]
 
-# RMS(g^2 / v) above this precedes loss spikes (Wortsman et al. 2023, arXiv 2304.13013, "RMS spikes"). The RMS
-# of few elements is noisy, so their threshold is higher.
+# An RMS of g / sqrt(v) above 2.3 precedes loss spikes (Wortsman et al. 2023, arXiv 2304.13013, "RMS spikes").
+# The RMS of few elements is noisy, so parameters with fewer than 64 elements have a higher threshold.
 _STALE, _STALE_SMALL, _SMALL = 2.3, 10.0, 64
 _MOSTLY = 0.5
 
@@ -29,7 +29,7 @@ class Severity(IntEnum):
 
     WARNING = 1  # training is worse than it looks
     DANGER = 2  # the next update may be wrong
-    POISONED = 3  # the state is wrong already, and stays wrong
+    POISONED = 3  # the state is already wrong, and stays wrong
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +38,11 @@ class Risk:
 
     Attributes:
         name: the parameter's name.
-        severity: how serious it is.
-        part: the fraction of the parameter's elements that it affects.
-        cause: as in a verdict.
-        what: a description.
-        remedy: what to do.
+        severity: how serious the risk is.
+        part: the fraction of the parameter's elements that are affected.
+        cause: the cause, as in a verdict.
+        what: a description of the risk.
+        remedy: what to do about it.
 
     Example:
         >>> from stablenum.diagnosis.audit import Severity
@@ -81,9 +81,10 @@ def eps_is_lost(eps: float | None, dtype: str | None, *, wide: bool = False) -> 
     known.
 
     Args:
-        eps: as configured.
+        eps: the configured value.
         dtype: the second moment's format, in which the denominator is computed.
-        wide: the denominator is computed in float32 regardless of that format (torch's fused kernels).
+        wide: whether the denominator is computed in float32 regardless of that format (torch's fused
+            kernels).
 
     Example:
         >>> eps_is_lost(1e-8, "float16"), eps_is_lost(1e-8, "float32"), eps_is_lost(None, "float32")
@@ -92,7 +93,7 @@ def eps_is_lost(eps: float | None, dtype: str | None, *, wide: bool = False) -> 
     known = FORMATS.get("float32" if wide else dtype or "")
     if eps is None or known is None:
         return None
-    # Rounding to nearest, ties to even, turns half the smallest subnormal and less into 0.
+    # Rounding to nearest, ties to even, turns numbers of up to half the smallest subnormal into 0.
     return eps <= known.smallest_subnormal / 2
 
 
@@ -223,7 +224,7 @@ def _stale(row: Row) -> Risk | None:
 
 def _stuck_average(row: Row) -> Risk | None:
     beta2, known = row.law.beta2, FORMATS.get(row.second_dtype or "")
-    # v beta2 rounds back to v if 1 - beta2 is below a quarter of eps, for every significand.
+    # If 1 - beta2 is below a quarter of eps, v beta2 rounds back to v for every significand.
     if beta2 is None or known is None or known.bits > 16 or not 0.0 < 1.0 - beta2 < known.eps / 4:
         return None
     return Risk(

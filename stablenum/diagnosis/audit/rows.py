@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from stablenum.diagnosis.audit.measured import Measured
-from stablenum.diagnosis.audit.update_formulas import Law
+from stablenum.diagnosis.audit.update_formulas import UpdateFormula
 
 __all__ = ["Row"]
 
@@ -19,12 +19,12 @@ class Row:
 
     Attributes:
         name: the parameter's name.
-        shape, dtype: the parameter's.
-        state_dtypes: name of a state entry -> its format.
-        law: the optimizer's rule with its numbers.
+        shape, dtype: the parameter's shape and dtype.
+        state_dtypes: the format of each entry of the state, by name.
+        law: the optimizer's update formula and its hyperparameters.
         measured: counts and extremes.
-        others: name of a state entry of unknown meaning, or of another shape than the parameter's -> how
-            many of its elements are not finite.
+        others: for each entry of the state whose meaning is unknown, or whose shape is not the parameter's,
+            the number of elements that are not finite.
         second_dtype: the format of the second moment, in which the denominator is computed.
         eps_lost: whether eps is 0 in that format.
     """
@@ -33,7 +33,7 @@ class Row:
     shape: tuple[int, ...]
     dtype: str
     state_dtypes: Mapping[str, str] = field(default_factory=dict)
-    law: Law = field(default_factory=Law)
+    law: UpdateFormula = field(default_factory=UpdateFormula)
     measured: Measured = field(default_factory=Measured)
     others: Mapping[str, int] = field(default_factory=dict)
     second_dtype: str | None = None
@@ -41,22 +41,22 @@ class Row:
 
     @property
     def update_rms(self) -> float | None:
-        """RMS of the update from the moments at the current learning rate."""
+        """The RMS of the update that follows from the moments at the current learning rate."""
         return self.measured.update_rms
 
     @property
     def vanished(self) -> float | None:
-        """The fraction with v == 0 and m != 0."""
+        """The fraction of the elements with v == 0 and m != 0."""
         return self._fraction(self.measured.vanished, self.measured.size)
 
     @property
     def below_eps(self) -> float | None:
-        """The fraction with sqrt(v) < eps, of the elements that have had a gradient."""
+        """The fraction of the elements that have had a gradient for which sqrt(v) < eps."""
         return self._fraction(self.measured.below_eps, self.measured.alive)
 
     @property
     def stalled(self) -> float | None:
-        """The fraction with w + dw == w, of the elements whose update is not 0."""
+        """The fraction of the elements with a nonzero update for which w + dw == w."""
         return self._fraction(self.measured.stalled, self.measured.moved)
 
     @staticmethod

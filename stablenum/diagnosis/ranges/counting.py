@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from stablenum.diagnosis.ranges.limits import HIGHEST, LOWEST, limits
 from stablenum.diagnosis.ranges.rows import KINDS, UPDATE, RangeRow
-from stablenum.errors import bad_field
+from stablenum.errors import bad_field, either
 from stablenum.formats import FORMATS
 from stablenum.precision.policy import parse_format
 
@@ -16,7 +16,7 @@ __all__ = ["RangeCollector", "checked_formats", "count_lost", "count_row"]
 
 Array: TypeAlias = Any
 Namespace: TypeAlias = Any
-#: Rounds an array to a format and gives it back in its own dtype.
+#: Rounds an array to a format and returns the result in the array's own dtype.
 Cast: TypeAlias = Callable[[Array, str], Array]
 
 _BINS = range(LOWEST, HIGHEST)
@@ -26,7 +26,7 @@ def checked_formats(formats: Sequence[str]) -> tuple[str, ...]:
     """Return the full names of ``formats``, each once.
 
     Raises:
-        ValueError: none is given, or one is unknown.
+        ValueError: no format is given, or a format is unknown.
 
     Example:
         >>> checked_formats(["f16", "bfloat16"])
@@ -34,21 +34,22 @@ def checked_formats(formats: Sequence[str]) -> tuple[str, ...]:
     """
     if isinstance(formats, str) or not formats:
         hint = "Put a single name into a tuple." if formats else ""
-        raise bad_field("formats", f"a sequence of names from {', '.join(FORMATS)}", formats, hint=hint)
+        raise bad_field("formats", f"a sequence of names from {either(FORMATS)}", formats, hint=hint)
     return tuple(dict.fromkeys(parse_format(name) for name in formats))
 
 
 def count_row(kind: str, module: str, x: Array, *, formats: Sequence[str], xp: Namespace) -> RangeRow | None:
     """Return the counts of one array.
 
-    The elements are sorted by size once; the position of a limit among them is the count of those below it.
+    The elements are sorted by magnitude once. The position of a limit among them is the number of elements
+    below it.
 
     Args:
         kind: one of :data:`stablenum.diagnosis.ranges.KINDS`.
         module: the module's path.
         x: any shape; float32 or float64.
         formats: names from :data:`stablenum.formats.FORMATS`.
-        xp: the array namespace. On a device that flushes subnormals to zero, they are counted as zeros.
+        xp: the array namespace. On a device that flushes subnormals to zero, subnormals are counted as zeros.
 
     Returns:
         The row, or None for integers, bools, complex numbers and empty arrays. Elements that are not finite
@@ -104,14 +105,14 @@ def count_lost(
 ) -> dict[str, int]:
     """Count the updates that each format loses: ``w + dw == w`` although dw is not 0.
 
-    Weight, update and sum are each rounded to the format, as in an optimizer that keeps everything in it.
-    Elements that are not finite, and weights that overflow the format, do not count. For e4m3fn the casts
-    saturate.
+    Weight, update and sum are each rounded to the format, as in an optimizer that keeps everything in that
+    format. Elements that are not finite, and weights that overflow the format, do not count. For e4m3fn the
+    casts saturate.
 
     Args:
         before: float32, the weights.
-        update: float32, of the same shape, what is added to them.
-        formats: names.
+        update: float32, of the same shape; what is added to the weights.
+        formats: the names of the formats.
         cast: rounds an array to a format.
         xp: the array namespace.
 
@@ -140,15 +141,15 @@ def count_lost(
 
 
 class RangeCollector:
-    """Collects rows in the order in which their modules first appear; counts of the same row are added.
+    """Collects rows in the order in which their modules first appear. Counts for the same row are added up.
 
     Args:
-        formats: names of formats.
-        xp: the array namespace of everything that is added.
+        formats: the names of the formats.
+        xp: the array namespace of all arrays that are added.
         cast: rounds an array to a format; needed for updates.
 
     Raises:
-        ValueError: an unknown format, or none.
+        ValueError: no format is given, or a format is unknown.
     """
 
     def __init__(self, formats: Sequence[str], *, xp: Namespace, cast: Cast) -> None:
@@ -174,7 +175,7 @@ class RangeCollector:
             self._put(dataclasses.replace(row, lost=lost))
 
     def note(self, text: str) -> None:
-        """Keep a sentence about what was not measured, once."""
+        """Keep a sentence about what was not measured, unless it is already there."""
         if text not in self.notes:
             self.notes.append(text)
 

@@ -9,10 +9,10 @@ from stablenum.formats import FORMATS, Format
 
 __all__ = ["HIGHEST", "LOWEST", "Limits", "limits", "per_tensor_exponent", "upper_exponent"]
 
-# Bins of the histograms: bin e counts 2**(e-1) < |x| <= 2**e. The upper end belongs to the bin, so that the
-# values that become 0, at most half the smallest subnormal (a power of two in every format), fill whole bins
-# at every power-of-two scale. The range is that of float32, where values up to 2**-150 become 0; float64
-# values beyond it are counted in the outermost bins.
+# The bins of the histograms: bin e counts the values with 2**(e-1) < |x| <= 2**e. The upper end belongs to
+# the bin, so that the values that become 0 fill whole bins at every power-of-two scale: these values are at
+# most half the smallest subnormal, which is a power of two in every format. The bins cover the range of
+# float32, where values up to 2**-150 become 0; float64 values beyond it are counted in the outermost bins.
 LOWEST, HIGHEST = -150, 128
 
 
@@ -21,11 +21,11 @@ class Limits:
     """What \\|x\\| becomes in one format, rounded to nearest, ties to even (IEEE 754-2019, section 4.3.1).
 
     Attributes:
-        overflow: from here on a value becomes inf (NaN in e4m3fn): half a unit above the largest.
-        strict: the value ``overflow`` itself still rounds down, as where the largest value has an even
-            significand (e4m3fn: 448). Casts that saturate (torch's) give 448 instead of NaN.
-        normal: a value below it that is not flushed becomes subnormal.
-        flush: the exponent of the largest value that becomes 0, half the smallest subnormal.
+        overflow: values from here on become inf (NaN in e4m3fn). It is half a unit above the largest value.
+        strict: whether the value ``overflow`` itself still rounds down, as it does where the largest value
+            has an even significand (e4m3fn: 448). Casts that saturate (torch's) give 448 instead of NaN.
+        normal: values below this that are not flushed become subnormal.
+        flush: the exponent of the largest value that becomes 0, which is half the smallest subnormal.
     """
 
     overflow: float
@@ -67,5 +67,5 @@ def upper_exponent(fmt: Format, amax: float, *, margin: int) -> int:
 
 
 def per_tensor_exponent(fmt: Format, amax: float) -> int:
-    """Return the exponent of the scale for a single tensor of this ``amax``; 0 for ``amax`` 0."""
+    """Return the exponent of the scale for a single tensor with this ``amax``, or 0 if ``amax`` is 0."""
     return upper_exponent(fmt, amax, margin=0) if amax > 0 else 0

@@ -23,10 +23,10 @@ def draw(rows: Sequence[RangeRow], formats: Sequence[str], scale: int, path: str
     """Write the plot to ``path``.
 
     Args:
-        rows: of a report; at least one value is not 0.
-        formats: their names.
-        scale: the exponent of the loss scale for float16, 0 for none.
-        path: the suffix chooses the file format.
+        rows: the rows of a report, in which at least one value is not 0.
+        formats: the names of the formats.
+        scale: the exponent of the loss scale for float16; 0 for no loss scale.
+        path: where to write the plot; the suffix selects the file format.
     """
     kinds = [kind for kind in KINDS if any(row.kind == kind and row.histogram for row in rows)]
     heights = [0.28 * len(formats) + 0.15, *(1.0 for _ in kinds)]
@@ -83,11 +83,11 @@ def _ranges(axis: Any, formats: Sequence[str], low: float, high: float) -> None:
 def _histogram(
     axis: Any, rows: list[RangeRow], formats: Sequence[str], total: dict[int, int], k: int, colour: str
 ) -> None:
-    """Draw one kind's exponents as bars, and as an outline where the loss scale 2^k moves them."""
+    """Draw the exponents of one kind as bars, and an outline where the loss scale 2^k moves them."""
     kind = rows[0].kind
     elements = sum(row.elements for row in rows)
     share = {e: count / elements for e, count in total.items()}
-    # A bar covers the values that it counts.
+    # Each bar covers the range of the values that it counts.
     axis.bar(
         [e - 0.5 for e in share],
         list(share.values()),

@@ -1,4 +1,4 @@
-"""The report: rows, verdicts, a table, JSON and a plot."""
+"""The range report: rows, verdicts, a table, JSON and a plot."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stablenum.diagnosis.ranges.counting import checked_formats
 from stablenum.diagnosis.ranges.rows import RangeRow, module_label
 from stablenum.diagnosis.ranges.verdicts import FormatVerdict, Trouble, judge
-from stablenum.errors import bad_field
+from stablenum.errors import bad_field, either
 from stablenum.formats import FORMATS
 from stablenum.precision.policy import Policy, PolicyRule
 
@@ -28,23 +28,23 @@ _HEAD = ("module", "kind", "elements", "smallest", "largest")
 class RangeReport:
     """What each format would do to the values of one training step.
 
-    From :func:`stablenum_torch.range_report` and :func:`stablenum_jax.range_report`. A value overflows if
-    rounding to nearest, ties to even, makes it inf (float16: from 65520; e4m3fn: above 464, where it becomes
-    NaN, or 448 if the cast saturates); it is flushed if that makes it 0 (float16: up to 2**-25). All
-    fractions are of the finite elements, zeros included.
+    :func:`stablenum_torch.range_report` and :func:`stablenum_jax.range_report` return it. A value overflows
+    if rounding to nearest, ties to even, makes it inf (float16: from 65520; e4m3fn: above 464, where it
+    becomes NaN, or 448 if the cast saturates). A value is flushed if rounding makes it 0 (float16: up to
+    2**-25). All fractions refer to the finite elements, zeros included.
 
     Args:
         rows: the counts per kind and module, in the order of execution.
-        formats: names of the formats.
-        notes: what was not measured, in sentences.
+        formats: the names of the formats.
+        notes: sentences about what was not measured.
 
     Attributes:
-        rows: as given.
-        formats: full names.
-        notes: as given.
+        rows: the rows as given.
+        formats: the full names of the formats.
+        notes: the notes as given.
 
     Raises:
-        ValueError: an unknown format, or none.
+        ValueError: no format is given, or a format is unknown.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -78,7 +78,7 @@ class RangeReport:
         return tuple(trouble for verdict in self.verdicts.values() for trouble in verdict.troubles)
 
     def loss_scale(self, name: str = "float16") -> float | None:
-        """Return the recommended initial loss scale for a format: a power of two, None without gradients.
+        """Return the recommended initial loss scale for a format, a power of two; None without gradients.
 
         Raises:
             ValueError: the report is not about this format.
@@ -86,8 +86,8 @@ class RangeReport:
         return self._verdict(name).loss_scale
 
     def policy(self, name: str = "float16") -> Policy:
-        """Return a policy with float32 parameters that computes in a format, or in float32 where the format
-        fails.
+        """Return a policy with float32 parameters that computes in a format, and in float32 in the modules
+        where the format fails.
 
         Raises:
             ValueError: the report is not about this format.
@@ -106,11 +106,12 @@ class RangeReport:
         """Return a table in plain text, the worst rows first.
 
         Args:
-            rows: how many at most; None for all.
+            rows: the largest number of rows; None for all.
 
         Returns:
-            The lines. A cell shows the fraction that overflows (``over``), is flushed to 0 (``zero``), is
-            subnormal (``sub``) or loses its update (``lost``); it is empty if there is none.
+            The lines. A cell shows the fraction of elements that overflow (``over``), are flushed to 0
+            (``zero``), are subnormal (``sub``) or lose their update (``lost``); it is empty if there are
+            none.
         """
         lines = [[*_HEAD, *self.formats], *self._cells(rows)]
         widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
@@ -157,14 +158,14 @@ class RangeReport:
         return json.dumps(self.to_dict(), allow_nan=False, indent=indent)
 
     def plot(self, path: str | Path) -> None:
-        """Draw each kind's exponents and the formats' ranges to a file, in the format that its suffix names.
+        """Draw each kind's exponents and the formats' ranges to a file. The suffix selects the file format.
 
         Raises:
             ImportError: matplotlib is not installed (``pip install "stablenum[cli]"``).
             ValueError: nothing was measured, or matplotlib cannot write such a file.
         """
         if not any(row.histogram for row in self.rows):
-            raise bad_field("plot", "called on a report with a value other than 0", self.rows)
+            raise bad_field("plot", "called on a report with at least one value other than 0", self.rows)
         from stablenum.diagnosis.ranges.plot import draw
 
         scale = self.loss_scale("float16") if "float16" in self.formats else None
@@ -178,12 +179,12 @@ class RangeReport:
 
     def _verdict(self, name: str) -> FormatVerdict:
         if name not in self.verdicts:
-            raise bad_field("name", f"one of {', '.join(self.formats)}", name)
+            raise bad_field("name", f"one of {either(self.formats)}", name)
         return self.verdicts[name]
 
     def _trouble(self, row: RangeRow, name: str) -> float:
-        """Rank a row: overflow counts most, then lost or flushed values; 8-bit formats, being scaled, count
-        less."""
+        """Return the rank of a row: overflow counts most, then lost or flushed values. 8-bit formats count
+        less, because their tensors are scaled."""
         over = row.fraction(row.overflow.get(name, 0))
         gone = row.fraction(max(row.flushed(name), row.lost.get(name, 0)))
         weight = 0.01 if FORMATS[name].bits == 8 else 1.0
@@ -219,7 +220,7 @@ class RangeReport:
 
 
 def _share(fraction: float) -> str:
-    """Format a fraction; never 0 % for something that occurs, nor 100 % for something with exceptions."""
+    """Format a fraction. What occurs is never shown as 0 %, and what has exceptions never as 100 %."""
     if fraction < 0.001:
         return "<0.1%"
     if fraction < 0.1:

@@ -24,7 +24,7 @@ __all__ = [
 ACTIVATION, WEIGHT = "activation", "weight"
 ACTIVATION_GRADIENT, GRADIENT = "activation gradient", "gradient"
 UPDATE = "update"
-#: Activations and weights; gradients of activations; gradients of parameters; updates of parameters.
+#: The kinds: activations, weights, gradients of activations, gradients of parameters, updates of parameters.
 KINDS = (ACTIVATION, WEIGHT, ACTIVATION_GRADIENT, GRADIENT, UPDATE)
 FORWARD = (ACTIVATION, WEIGHT)
 BACKWARD = (ACTIVATION_GRADIENT, GRADIENT)
@@ -42,16 +42,17 @@ class RangeRow:
     Attributes:
         kind: one of :data:`KINDS`.
         module: the path of the module, parts joined by dots; ``""`` is the model itself.
-        elements: finite elements, zeros included. All fractions are of these.
-        nan, inf: elements that are not finite in float32; no other count includes them.
-        zeros: exact zeros.
-        amax: largest \\|x\\|; 0.0 without elements.
-        amin: smallest \\|x\\| above 0; 0.0 without any.
-        histogram: count per exponent e, for 2**(e-1) < \\|x\\| <= 2**e.
-        overflow: count per format of what becomes inf (NaN in e4m3fn, or 448 if the cast saturates).
-        subnormal: count per format of what is kept with fewer bits.
-        lost: count per format of w + dw == w where dw is not 0, with all three rounded to the format; only
-            for the kind ``"update"``.
+        elements: the number of finite elements, zeros included. All fractions refer to these.
+        nan, inf: the numbers of elements that are not finite in float32; no other count includes them.
+        zeros: the number of exact zeros.
+        amax: the largest \\|x\\|; 0.0 if there are no elements.
+        amin: the smallest \\|x\\| above 0; 0.0 if there is none.
+        histogram: for each exponent e, the number of elements with 2**(e-1) < \\|x\\| <= 2**e.
+        overflow: for each format, the number of elements that become inf (NaN in e4m3fn, or 448 if the cast
+            saturates).
+        subnormal: for each format, the number of elements that are kept with fewer bits.
+        lost: for each format, the number of elements with w + dw == w although dw is not 0, where w, dw and
+            the sum are rounded to the format; only for the kind ``"update"``.
     """
 
     kind: str
@@ -68,7 +69,7 @@ class RangeRow:
     lost: Mapping[str, int] = field(default_factory=dict)
 
     def flushed(self, name: str, exponent: int = 0) -> int:
-        """Return how many elements other than 0 become 0 in the format after a multiplication by
+        """Return how many nonzero elements become 0 in the format after a multiplication by
         ``2**exponent``."""
         last = limits(name).flush - exponent
         return sum(count for e, count in self.histogram.items() if e <= last)
@@ -78,7 +79,7 @@ class RangeRow:
         return count / self.elements if self.elements else 0.0
 
     def merged(self, other: RangeRow) -> RangeRow:
-        """Return one row for the elements of both."""
+        """Return one row for the elements of this row and the other."""
         smallest = [amin for amin in (self.amin, other.amin) if amin > 0]
         return RangeRow(
             kind=self.kind,

@@ -15,9 +15,10 @@ __all__ = ["FLUSHED_LIMIT", "FormatVerdict", "Trouble", "judge", "scale_exponent
 
 # A format works if a smaller fraction of the gradients than this becomes 0.
 FLUSHED_LIMIT = 1e-3
-# From this fraction of a module's values on, flushing to 0 in an 8-bit format is reported.
+# Flushing to 0 in an 8-bit format is reported from this fraction of a module's values on.
 FLUSHED_LIMIT_8_BIT = 1e-2
-# Small activations may become 0 (a softmax makes many); from this fraction of a module on it is reported.
+# Small activations may become 0 (a softmax makes many). This is reported from this fraction of a module's
+# values on.
 FORWARD_LIMIT = 0.1
 # If a larger fraction of the updates is lost, the weights should stay in float32.
 LOST_LIMIT = 0.01
@@ -35,10 +36,10 @@ class Trouble:
     Attributes:
         format: the format.
         module: the module's path.
-        kind: the kind of its tensors.
+        kind: the kind of the module's tensors.
         what: ``"overflow"``, ``"flushed"`` (for gradients, at the recommended scale), ``"saved"``
             (flushed only without the scale) or ``"lost"``.
-        fraction: of the row's finite elements.
+        fraction: the fraction of the row's finite elements that are affected.
         amax: the row's largest \\|x\\|.
         action: what to do about it.
     """
@@ -57,18 +58,19 @@ class FormatVerdict:
     """The verdict on one format.
 
     Attributes:
-        format: its name.
-        works: whether everything can be computed in it: nothing is NaN or overflows, and with ``loss_scale``
-            less than 1e-3 of the gradients become 0. For an 8-bit format, the same of the tensors that it is
-            meant for, with one scale per tensor.
-        loss_scale: a power of two; None if no gradients were measured, or all are 0.
-        flushed_before: fraction of the gradients that become 0 without a scale: that of activations or that
-            of parameters, whichever is larger. None if none were measured.
-        flushed_after: the same with ``loss_scale``.
-        lost: fraction of the updates that are lost if the weights are kept in the format; None if none were
-            measured.
+        format: the name of the format.
+        works: whether everything can be computed in the format: nothing is NaN or overflows, and with
+            ``loss_scale`` less than 1e-3 of the gradients become 0. For an 8-bit format, whether it can hold
+            the tensors that it is meant for, with one scale per tensor.
+        loss_scale: the recommended loss scale, a power of two; None if no gradients were measured, or all are
+            0.
+        flushed_before: the fraction of the gradients that become 0 without a scale, among those of
+            activations or of parameters, whichever fraction is larger; None if no gradients were measured.
+        flushed_after: the same fraction with ``loss_scale``.
+        lost: the fraction of the updates that are lost if the weights are kept in the format; None if no
+            updates were measured.
         troubles: what goes wrong in which module, the worst first.
-        sentence: a summary in words.
+        sentence: a summary.
     """
 
     format: str
@@ -82,15 +84,15 @@ class FormatVerdict:
 
 
 def scale_exponent(fmt: Format, rows: Iterable[RangeRow]) -> int | None:
-    """Return the recommended loss scale's exponent: the largest with ``amax * 2**k <= max / 2`` over all
-    gradients.
+    """Return the exponent of the recommended loss scale: the largest k with ``amax * 2**k <= max / 2`` over
+    all gradients.
 
     The margin of one bit leaves room for later steps. A format with the exponent range of float32 needs no
-    scale: the result is 0, unless gradients become 0 in it nevertheless.
+    scale, so the result is 0 unless gradients become 0 in that format nevertheless.
 
     Args:
         fmt: the format.
-        rows: only those of gradients count.
+        rows: the rows of a report, of which only those of gradients count.
 
     Returns:
         k, from -100 to 100; None if there are no gradients other than 0.
@@ -201,8 +203,8 @@ def _eight_bit(fmt: Format, rows: Sequence[RangeRow]) -> list[Trouble]:
 
 
 def _role(fmt: Format) -> tuple[str, tuple[str, ...]]:
-    """Return what a format is for: e4m3 for the forward pass, e5m2 for gradients (Micikevicius et al. 2022,
-    arXiv 2209.05433)."""
+    """Return the tensors that a format is meant for: e4m3 for the forward pass, e5m2 for gradients
+    (Micikevicius et al. 2022, arXiv 2209.05433)."""
     forward = fmt.eps <= FORMATS["float8_e4m3fn"].eps
     return ("activations and weights", FORWARD) if forward else ("gradients", BACKWARD)
 
@@ -225,7 +227,7 @@ def _losing(name: str, row: RangeRow) -> Trouble:
 
 
 def _cure(name: str, row: RangeRow) -> str:
-    """Recommend bfloat16 if the values fit, else float32; for activations, a soft cap as well."""
+    """Recommend bfloat16 if the values fit, otherwise float32; for activations, a soft cap as well."""
     wider = "bfloat16" if name != "bfloat16" and row.amax < FORMATS["bfloat16"].max else "float32"
     if row.kind != ACTIVATION:
         return f"use {wider} there"
@@ -240,7 +242,7 @@ def _worst_first(troubles: list[Trouble]) -> list[Trouble]:
 
 
 def _innermost(troubles: Iterable[Trouble | RangeRow]) -> list[str]:
-    """Return the modules that contain no other module of these."""
+    """Return those of the modules that contain no other of the modules."""
     modules = list(dict.fromkeys(t.module for t in troubles))
     return [m for m in modules if not any(o != m and (not m or o.startswith(m + ".")) for o in modules)]
 
@@ -279,7 +281,7 @@ def _sentence(fmt: Format, rows: Sequence[RangeRow], facts: dict[str, Any], k: i
                 f"(most in {_names(saved)}), with it {_percent(after)}"
             )
     over = [t for t in troubles if t.what == "overflow"]
-    # The modules are in the order of execution; the trouble probably begins in the first.
+    # The modules are sorted in the order of execution, because the trouble probably begins in the first one.
     over.sort(
         key=lambda t: next(i for i, row in enumerate(rows) if (row.kind, row.module) == (t.kind, t.module))
     )

@@ -1,4 +1,4 @@
-"""Why a step went wrong: one table, cause -> what it means and what to do."""
+"""Why a step went wrong: a table of the causes, with what each one means and what to do about it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["CAUSES", "Cause", "Explanation"]
 
 
 class Cause(StrEnum):
-    """The causes that a replay, an audit or the guard's record can distinguish.
+    """The causes that a replay, an audit or the guard's recorder can distinguish.
 
     Example:
         >>> Cause.DOMAIN.value

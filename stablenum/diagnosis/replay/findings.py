@@ -17,25 +17,27 @@ __all__ = ["Finding", "finding_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Where a value first was not finite.
+    """The operation at which a value was first not finite.
 
     Attributes:
-        operation: the name that users call it by; "input", "parameter", "buffer" or "state" for a value
-            that was bad before anything was computed.
-        phase: "forward", "backward", "update", or "before" for such a value.
+        operation: the name by which users call the operation; "input", "parameter", "buffer" or "state" for a
+            value that was bad before anything was computed.
+        phase: "forward", "backward" or "update"; "before" for a value that was bad before.
         kind: "nan" or "inf"; "error" for an operation that raised.
-        primitive: the framework's own name.
-        name: for a value that was bad before: the parameter's name, or the path into the arguments.
-        module: path of the module, or the name stack.
-        place: the line; for a backward operation, that of the forward one.
+        primitive: the framework's own name for the operation.
+        name: for a value that was bad before, the parameter's name or the path into the arguments.
+        module: the path of the module, or the name stack.
+        place: the user's line; for a backward operation, the line of the forward operation.
         frames: the user's call stack, outermost first.
-        where: "iteration 3 of scan".
-        inputs, outputs: statistics.
+        where: the place inside a loop, such as "iteration 3 of scan".
+        inputs, outputs: statistics of the tensors.
         scalars: plain numbers among the arguments, at most four.
-        placed: it read infinities that a mask or a constant put there.
-        selected: a later ``where`` or mask discards part of the result, so a gradient of 0 comes back.
-        derivative: it is a derivative of the framework's, not one that the user wrote.
-        wide_finite: whether the operation is finite in float32; None if it was not tried.
+        placed: whether the operation read infinities that a mask or a constant put there.
+        selected: whether a later ``where`` or mask discards part of the result, so that a gradient of 0 comes
+            back.
+        derivative: whether the operation belongs to the framework's derivative, not to one that the user
+            wrote.
+        wide_finite: whether the operation is finite in float32; None if this was not tried.
 
     Example:
         >>> x = TensorStats(dtype="float32", shape=(1,), size=1, min=0.0, max=0.0, amax=0.0, zero=1)
@@ -84,7 +86,7 @@ class Finding:
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> Finding:
-        """Return the inverse of :meth:`to_dict`."""
+        """Return the object from which :meth:`to_dict` made ``d``."""
         return cls(
             **{
                 **d,
@@ -98,12 +100,13 @@ class Finding:
 
 
 def _meets_zero(trace: Trace, step: Step) -> bool:
-    """Return whether a gradient of 0 arrived at a derivative: 0 x inf and 0 / 0 are NaN, others give inf."""
+    """Return whether a gradient of 0 arrived at a derivative. It gives NaN (0 x inf or 0 / 0); other
+    gradients give inf."""
     if step.forward is None:
         return True
     reached: set[int] = set()
     for s in trace.steps[step.index :]:
-        # In between, the value may be moved: stacked by a loop, and unstacked by the backward loop.
+        # In between, the value may be moved: a loop stacks it, and the backward loop unstacks it.
         same = s.forward == step.forward or s.operation in MOVING - SELECTING
         if s is step or (same and reached.intersection(s.inputs)):
             reached.update(s.outputs)
@@ -114,7 +117,7 @@ def finding_of(trace: Trace, origin: Origin, *, wide_finite: bool | None = None)
     """Return the finding to show for an origin."""
     step = origin.step
     if step is None:
-        # A value from outside has no line; the line that first reads the value comes closest.
+        # A value from outside has no line, so the line that first reads it is shown.
         reader = next((s for s in trace.steps if origin.value.id in s.inputs), None)
         return Finding(
             operation=origin.value.role or "input",

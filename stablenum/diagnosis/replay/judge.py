@@ -1,7 +1,7 @@
-"""From evidence to verdict: the signature table, in which the first match wins.
+"""From evidence to verdict: a table of signatures, in which the first match decides.
 
-Signatures are in order of certainty: what was bad before the step, what a second run shows, then what the
-first bad operation shows.
+The signatures are in order of certainty: first what was bad before the step, then what a second run shows,
+then what the first bad operation shows.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ class Evidence:
         framework: "torch" or "jax", for the spelling of the remedy.
         findings: the first causes, from :func:`stablenum.diagnosis.replay.walk.first_causes`.
         loss_finite: whether the loss of the replay is finite.
-        bad_gradients, bad_parameters: names of those not finite; the parameters before the step.
-        bad_updates: names of parameters that are not finite after an update by finite gradients.
-        labels: what is wrong with the labels, in words.
+        bad_gradients: the names of the gradients that are not finite.
+        bad_parameters: the names of the parameters that were not finite before the step.
+        bad_updates: the names of the parameters that are not finite after an update by finite gradients.
+        labels: a description of what is wrong with the labels; "" if nothing is.
         reproduced: whether a second replay, or the replay of a step known to be bad, went wrong too.
-        loss_scale: the scale of the gradients.
+        loss_scale: the loss scale of the gradients.
         unscaled_finite: whether gradients are finite at scale 1.
-        norm_overflow: whether finite gradients have a plain sum of squares that is not finite.
-        state: problems of the optimizer's state, in words, worst first.
-        other_rank: whether another rank reported it.
+        norm_overflow: whether the gradients are finite but the plain sum of their squares is not.
+        state: descriptions of problems in the optimizer's state, the worst first.
+        other_rank: whether another rank reported the failure.
     """
 
     framework: str
@@ -76,10 +77,11 @@ class Verdict:
 
     Attributes:
         cause: one of :class:`Cause`.
-        evidence: facts, in words.
+        what: what the cause means.
+        evidence: descriptions of the facts.
         remedy: what to do.
-        safe_function: the safe function's full name, "" if there is none.
-        code: a line that calls it.
+        safe_function: the full name of the safe function; "" if there is none.
+        code: a line of code that calls the safe function.
     """
 
     cause: Cause
@@ -108,7 +110,7 @@ def judge(evidence: Evidence) -> Verdict:
     return _verdict(Cause.UNKNOWN if evidence.bad else Cause.NOTHING_WRONG, "", evidence)
 
 
-# --- signatures: the evidence for a cause, in words, or "" ----------------------------------------------
+# --- signatures: each returns a description of the evidence for its cause, or "" ------------------------
 
 Signature = Callable[[Evidence], str]
 
@@ -204,7 +206,7 @@ def _overflow(e: Evidence) -> str:
     if f is None or f.phase == "before" or not (f.kind == "inf" or _is_overflow(f)):
         return ""
     largest = max((s.amax for s in f.inputs if s.amax == s.amax), default=None)
-    if largest == 0.0:  # zeros do not overflow: this is an edge of an unknown function
+    if largest == 0.0:  # zeros do not overflow, so this is the edge of the domain of an unknown function
         return ""
     return (
         f"{f.operation} of finite numbers"
@@ -213,7 +215,7 @@ def _overflow(e: Evidence) -> str:
     )
 
 
-# These can also be inf for small numbers, away from any edge.
+# The results of these operations can also be inf for small numbers, away from the edge of the domain.
 _QUOTIENTS = ("div", "pow", "reciprocal", "rsqrt")
 
 
@@ -297,7 +299,7 @@ _BY_FUNCTION = (
     Cause.OVERFLOW,
     Cause.LABELS,
 )
-# Their safe forms help only at the edge of the domain; they overflow like any other function.
+# Operations whose safe forms help only at the edge of the domain; they overflow like any other function.
 _EDGE_ONLY = ("acos", "arctanh", "atan2", "div", "log", "pow", "reciprocal", "rsqrt", "sqrt", "xlogy")
 
 

@@ -1,4 +1,4 @@
-"""Tables about operations, under the names that users call them by.
+"""Tables of operations, under the names by which users call them.
 
 Adapters translate their primitives to these names: ``aten._softmax`` and the subtraction inside
 ``jax.nn.softmax`` are both "softmax".
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 __all__ = ["ADVICE", "ANSWERING", "BOUNDARIES", "MASKED", "MOVING", "REMEDIES", "SELECTING", "Remedy"]
 
-# Operations that choose between values by element; values that are not chosen get gradient 0.
+# Operations that choose between values element by element; values that are not chosen get gradient 0.
 SELECTING = frozenset({"where", "masked_fill", "clamp", "maximum", "minimum", "relu"})
 
 # Operations that move or place values without computing: an infinity that first appears here was put there.
@@ -19,11 +19,11 @@ MOVING = SELECTING | {
     "reshape", "scatter", "slice", "stack", "transpose",
 }  # fmt: skip
 
-# Operations on whole rows: if all of a row is masked, nothing is left to sum.
+# Operations on whole rows: if a whole row is masked, nothing is left to sum.
 MASKED = frozenset({"softmax", "log_softmax", "logsumexp", "cross_entropy", "attention", "logcumsumexp"})
 
-# Operations that return an infinity themselves: for a fully masked row, a singular matrix, a probability of
-# 0.
+# Operations that return an infinity themselves, for example for a fully masked row, a singular matrix or a
+# probability of 0.
 ANSWERING = frozenset({"kl_div", "lgamma", "logdet", "logsumexp", "slogdet", "xlogy"})
 
 # Arguments at which a function or its derivative is infinite or undefined.
@@ -72,7 +72,8 @@ BOUNDARIES = {
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """A safe function and a line that calls it; ``{ns}`` is the adapter, ``{axis}`` its word for an axis."""
+    """A safe function and a line of code that calls it, in which ``{ns}`` stands for the adapter and
+    ``{axis}`` for its word for an axis."""
 
     name: str
     code: str

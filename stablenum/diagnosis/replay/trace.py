@@ -1,6 +1,6 @@
 """A replayed step as a program: what was computed from what, and which values were not finite.
 
-Adapters record it while they replay; all conclusions from it are drawn in the core.
+Adapters record the program while they replay the step; all conclusions are drawn in the core.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ class Value:
     """One tensor at one point in time. A tensor that is written in place is a new value after each write.
 
     Attributes:
-        id: its index in ``Trace.values``.
-        nan, posinf, neginf: whether it holds any.
-        producer: index of the step that made it; None if it came from outside.
-        role: for a value from outside: "parameter", "buffer", "state", "input" or "constant".
-        name: for a value from outside: a parameter's name, a path into the arguments.
-        stats: kept where ``nan``, ``posinf`` or ``neginf`` holds, and for the inputs of such steps.
+        id: the value's index in ``Trace.values``.
+        nan, posinf, neginf: whether the value holds any NaN, inf or -inf.
+        producer: the index of the step that made the value; None if the value came from outside.
+        role: for a value from outside, "parameter", "buffer", "state", "input" or "constant".
+        name: for a value from outside, a parameter's name or a path into the arguments.
+        stats: the statistics, which are kept for values that are not finite and for the inputs of the steps
+            that made them.
     """
 
     id: int
@@ -38,12 +39,12 @@ class Value:
 
     @property
     def inf(self) -> bool:
-        """Whether it holds inf or -inf."""
+        """Whether the value holds inf or -inf."""
         return self.posinf or self.neginf
 
     @property
     def finite(self) -> bool:
-        """Whether it holds neither NaN nor an infinity."""
+        """Whether the value holds neither NaN nor an infinity."""
         return not (self.nan or self.inf)
 
 
@@ -52,21 +53,22 @@ class Step:
     """One operation of the replay.
 
     Attributes:
-        index: its place in the order of execution.
-        operation: what a user would call it: "log", "softmax", "matmul", "div"; for a backward step, the
-            forward operation it differentiates ("sqrt" for the division in the derivative of sqrt).
-        primitive: the framework's own name: "aten.div.Tensor", "div".
+        index: the step's place in the order of execution.
+        operation: the name by which users call the operation, such as "log", "softmax", "matmul" or "div";
+            for a backward step, the forward operation that it differentiates ("sqrt" for the division in the
+            derivative of sqrt).
+        primitive: the framework's own name, such as "aten.div.Tensor" or "div".
         phase: "forward", "backward" or "update".
         inputs, outputs: indices into ``Trace.values``.
-        scalars: plain numbers among the arguments (the -inf of a ``masked_fill``, an exponent).
-        module: path of the module or the name stack, "" at top level.
-        place: the user's line; for a backward step, that of the forward operation, unless the backward pass
-            is the user's own.
+        scalars: plain numbers among the arguments, such as the -inf of a ``masked_fill`` or an exponent.
+        module: the path of the module, or the name stack; "" at top level.
+        place: the user's line; for a backward step, the line of the forward operation, unless the user wrote
+            the backward pass.
         frames: the user's call stack, outermost first, ``place`` last.
-        forward: for a backward step, the index of the forward step it differentiates; None for one that the
-            user wrote (a custom backward), which is judged as if it were a forward step.
-        where: "iteration 3 of scan", "" elsewhere.
-        compute_dtype: the format it computes in, if it differs from that of its outputs.
+        forward: for a backward step, the index of the forward step that it differentiates; None for a step
+            that the user wrote (a custom backward), which is judged as if it were a forward step.
+        where: the place inside a loop, such as "iteration 3 of scan"; "" elsewhere.
+        compute_dtype: the format in which the step computes, if it differs from that of its outputs.
     """
 
     index: int
@@ -86,7 +88,7 @@ class Step:
 
 @dataclass(slots=True)
 class Trace:
-    """The steps in order of execution, and the values they read and wrote."""
+    """The steps in order of execution, and the values that they read and wrote."""
 
     values: list[Value] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
@@ -99,7 +101,12 @@ class Trace:
         name: str = "",
         stats: TensorStats | None = None,
     ) -> int:
-        """Add a value from outside, or one whose step follows; ``flags``: any NaN, inf, -inf. Its id."""
+        """Add a value that came from outside or whose step follows, and return its id.
+
+        Args:
+            flags: whether the value holds any NaN, inf and -inf.
+            role, name, stats: as in :class:`Value`.
+        """
         nan, posinf, neginf = flags
         value = Value(
             id=len(self.values), nan=nan, posinf=posinf, neginf=neginf, role=role, name=name, stats=stats
@@ -123,7 +130,7 @@ class Trace:
         where: str = "",
         compute_dtype: str = "",
     ) -> Step:
-        """Add the next step; its outputs are values that were just added."""
+        """Add the next step. Its outputs are values that have just been added."""
         step = Step(
             index=len(self.steps),
             operation=operation,
@@ -153,6 +160,6 @@ class Trace:
         return [self.values[i] for i in step.outputs]
 
     def places_infinity(self, step: Step) -> bool:
-        """Return whether a step places an infinity that is one of its plain numbers, rather than computing
-        it."""
+        """Return whether an infinity is among the plain numbers of a step, so that the step places it rather
+        than computing it."""
         return any(math.isinf(s) for s in step.scalars)

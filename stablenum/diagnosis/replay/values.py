@@ -17,8 +17,8 @@ MOST_VALUES = 4
 class TensorStats:
     """Statistics of one tensor.
 
-    ``min``, ``max`` and ``amax`` (the largest magnitude) are those of the finite elements, in float64; NaN if
-    there is none. ``values`` holds at most four elements around the failure.
+    ``min``, ``max`` and ``amax`` (the largest magnitude) are those of the finite elements, in float64; they
+    are NaN if no element is finite. ``values`` holds at most four elements around the failure.
 
     Example:
         >>> s = TensorStats(dtype="float32", shape=(2,), size=2, min=1.0, max=1.0, amax=1.0, posinf=1)
@@ -76,14 +76,14 @@ class TensorStats:
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> TensorStats:
-        """Return the inverse of :meth:`to_dict`."""
+        """Return the object from which :meth:`to_dict` made ``d``."""
         numbers = {k: float(d[k]) for k in ("min", "max", "amax")}
         values = tuple(float(v) for v in d["values"])
         return cls(**{**d, **numbers, "shape": tuple(d["shape"]), "values": values})
 
 
 def plain(v: Any) -> Any:
-    """Return the value for JSON: a number that is not finite becomes a string, a tuple a list."""
+    """Return the value for JSON: a number that is not finite becomes a string, and a tuple becomes a list."""
     if isinstance(v, float) and not math.isfinite(v):
         return str(v)
     return [plain(x) for x in v] if isinstance(v, tuple) else v

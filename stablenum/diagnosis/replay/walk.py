@@ -1,4 +1,4 @@
-"""Trace a bad result back to where it began.
+"""Tracing of a bad result back to where it began.
 
 Two bits per value are enough: whether it holds NaN, and whether it holds an infinity. A NaN is followed back
 through inputs with NaN to the operation that produced one from inputs without NaN. If that operation read
@@ -26,7 +26,7 @@ class Origin:
         step: the operation; None if ``value`` came from outside.
         value: the first bad value.
         kind: "nan" or "inf".
-        placed: the infinities that the step read were put there, by a mask or a constant.
+        placed: whether the infinities that the step read were put there by a mask or a constant.
     """
 
     step: Step | None
@@ -36,7 +36,7 @@ class Origin:
 
     @property
     def order(self) -> int:
-        """Outside values first, then by execution."""
+        """The sort key of origins: values from outside come first, then steps in order of execution."""
         return -1 if self.step is None else self.step.index
 
 
@@ -45,7 +45,7 @@ def first_causes(trace: Trace, bad: Iterable[int]) -> list[Origin]:
 
     Args:
         trace: a replay.
-        bad: indices of values that are not finite and should be: the loss, gradients, parameters.
+        bad: indices of the values that should be finite but are not: the loss, gradients or parameters.
 
     Example:
         >>> t = Trace()
@@ -59,17 +59,18 @@ def first_causes(trace: Trace, bad: Iterable[int]) -> list[Origin]:
     for index in bad:
         value = trace.values[index]
         origins = _of_nan(trace, value) if value.nan else _of_inf(trace, value)
-        if value.nan and value.inf:  # for example one loss per iteration: the infinity may be first
+        if value.nan and value.inf:  # in an array of one loss per iteration, the infinity may come first
             origins += [o for o in _of_inf(trace, value) if not o.placed]
         for origin in origins:
-            # One key per step or outside value: ids are 0 and above, steps get negative numbers.
+            # Each step and each value from outside has its own key: ids are 0 and above, steps get negative
+            # numbers.
             key = origin.value.id if origin.step is None else -1 - origin.step.index
             found.setdefault(key, origin)
     return sorted(found.values(), key=lambda o: o.order)
 
 
 def _of_nan(trace: Trace, bad: Value) -> list[Origin]:
-    """Follow NaN back to the values whose producer read none."""
+    """Follow NaN back to the values whose producer read no NaN."""
     origins, todo, seen = [], [bad], {bad.id}
     while todo:
         value = todo.pop()
@@ -78,7 +79,7 @@ def _of_nan(trace: Trace, bad: Value) -> list[Origin]:
             origins.append(Origin(step=None, value=value, kind="nan"))
             continue
         inputs = trace.inputs_of(step)
-        # A constant that is NaN does no harm by itself: the step that lets it into a result does.
+        # A constant that is NaN does no harm by itself; the step that lets it into a result does.
         before = [v for v in inputs if v.nan and not _is_placed_nan(trace, v)]
         if before:
             new = [v for v in before if v.id not in seen]
@@ -115,7 +116,8 @@ def _of_inf(trace: Trace, bad: Value) -> list[Origin]:
     that it read.
     """
     origins, todo, seen = [], [bad], {bad.id}
-    answers: dict[int, Origin] = {}  # value -> the function of that kind that turned it into the bad value
+    # For each value, the function in ANSWERING that turned it into the bad value.
+    answers: dict[int, Origin] = {}
     while todo:
         value = todo.pop()
         step = None if value.producer is None else trace.steps[value.producer]
@@ -128,8 +130,8 @@ def _of_inf(trace: Trace, bad: Value) -> list[Origin]:
             origin = Origin(step=None, value=value, kind="inf", placed=masking)
             origins.append(answer if answer and masking else origin)
             continue
-        # Infinities went in: the failure began before this step. If none did, look through the parts of the
-        # function that it belongs to.
+        # If infinities went in, the failure began before this step. If none did, look through the parts of
+        # the function to which the step belongs.
         before = [v for v in trace.inputs_of(step) if v.inf] or _into_function(trace, step)
         if before:
             new = [v for v in before if v.id not in seen]
@@ -151,7 +153,8 @@ def _of_inf(trace: Trace, bad: Value) -> list[Origin]:
 def _into_function(trace: Trace, step: Step) -> list[Value]:
     """Return the infinities that went into a function over rows, through its own parts on the same line.
 
-    In a fully masked row they become a sum of 0, and the last part returns log(0) without having read them.
+    In a fully masked row the infinities become a sum of 0, and the last part of the function returns log(0)
+    without having read them.
     """
     if step.operation not in MASKED:
         return []
@@ -159,7 +162,8 @@ def _into_function(trace: Trace, step: Step) -> list[Value]:
     infinite, todo, seen = [], [step], {step.index}
     while todo:
         for value in trace.inputs_of(todo.pop()):
-            # Another part of the function is searched in turn; a value from before it ends the search.
+            # Another part of the function is searched in turn; a value from before the function ends the
+            # search.
             part = None if value.producer is None else trace.steps[value.producer]
             if part is not None and part.place == step.place and part.operation in names:
                 if part.index not in seen:
@@ -171,9 +175,10 @@ def _into_function(trace: Trace, step: Step) -> list[Value]:
 
 
 def is_selected(trace: Trace, step: Step, *, within: int = 12) -> bool:
-    """Return whether a later ``where`` or mask discards part of what a forward step made.
+    """Return whether a later ``where`` or mask discards part of the result of a forward step.
 
-    Its derivative then receives a gradient of 0 from there, and 0 x inf is NaN (the where-trap).
+    The derivative of the step then receives a gradient of 0 for that part, and 0 x inf is NaN (the
+    where-trap).
 
     Args:
         trace: the replay.

@@ -27,9 +27,9 @@ class Report:
 
     Attributes:
         evidence: everything that the replay found.
-        verdict: cause, evidence, remedy.
-        notes: what the replay could not do, or did differently, in words.
-        seconds: how long it took.
+        verdict: the cause, the evidence for it, and the remedy.
+        notes: descriptions of what the replay could not do, or did differently.
+        seconds: how long the diagnosis took.
 
     Example:
         >>> from stablenum.diagnosis.replay.judge import Evidence
@@ -54,7 +54,7 @@ class Report:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Where it began, in order of execution."""
+        """The places where the failure began, in order of execution."""
         return self.evidence.findings
 
     @property
@@ -78,7 +78,7 @@ class Report:
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any]) -> Report:
-        """Return the inverse of :meth:`to_dict`."""
+        """Return the object from which :meth:`to_dict` made ``d``."""
         found: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in d["evidence"].items()}
         found["findings"] = tuple(Finding.from_dict(f) for f in d["evidence"]["findings"])
         found["loss_scale"] = float(found["loss_scale"])
@@ -92,25 +92,25 @@ class Report:
         )
 
     def to_json(self) -> str:
-        """Return strict JSON; inf and NaN among the statistics become strings."""
+        """Return the report as strict JSON; inf and NaN among the statistics become strings."""
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
     def to_html(self) -> str:
-        """Return one self-contained page: no network, no script, a light and a dark theme."""
+        """Return one self-contained HTML page: no network, no script, a light and a dark theme."""
         return as_html(self._sections, ok=self.ok, framework=self.evidence.framework, seconds=self.seconds)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the report in the format that the suffix names: ``.html``, ``.json`` or ``.txt``.
 
         Raises:
-            ValueError: for another suffix.
+            ValueError: ``path`` has another suffix.
         """
         path = Path(path)
         forms = {".html": self.to_html, ".json": self.to_json, ".txt": self.__str__}
         form = forms.get(path.suffix.lower())
         if form is None:
             raise ValueError(
-                f"path must end in {', '.join(forms)}: got {str(path)!r}. The suffix chooses the format."
+                f"path must end in .html, .json or .txt; got {str(path)!r}. The suffix selects the format."
             )
         path.write_text(form().rstrip("\n") + "\n", encoding="utf-8")
 

@@ -11,7 +11,7 @@ from stablenum.diagnosis.replay.values import Place, TensorStats
 
 __all__ = ["Row", "Sections", "sections_of"]
 
-# A report is read on one screen.
+# These limits keep a report to one screen.
 MOST_FRAMES = 6
 MOST_TENSORS = 4
 MOST_FACTS = 6
@@ -21,7 +21,7 @@ MOST_NOTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One tensor: input or output, its name and type, the range of its finite elements, other counts."""
+    """One tensor: whether it is input or output, its name and type, its finite range, and other counts."""
 
     which: str
     what: str
@@ -31,7 +31,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sections:
-    """The parts of a report; empty where there is nothing to say."""
+    """The parts of a report; a part is empty if there is nothing to say."""
 
     title: str
     place: Place | None
@@ -59,7 +59,7 @@ def sections_of(verdict: Verdict, findings: Sequence[Finding], notes: Sequence[s
         frames = first.frames if len(first.frames) > 1 else ()
     # Statistics are shown as rows.
     facts = [fact for fact in verdict.evidence if not fact.startswith(("in:  ", "out: "))]
-    # A forward pass that runs again (checkpointing) fails again, on the same line.
+    # A forward pass that runs again (as with checkpointing) fails again, on the same line.
     distinct = dict.fromkeys(str(finding) for finding in findings)
     others = list(distinct)[1:]
     return Sections(

@@ -16,8 +16,8 @@ __all__ = ["as_rich"]
 
 
 def as_rich(s: Sections, *, ok: bool) -> Iterator[RenderableType]:
-    """Return the parts to print, in order. All text is literal: brackets in the user's code are not
-    markup."""
+    """Return the parts to print, in order. All text is literal, so brackets in the user's code are not read
+    as markup."""
     if ok:
         yield Text.assemble(("Nothing wrong: ", "bold green"), f"{s.what[:1].lower()}{s.what[1:]}")
     else:

@@ -1,4 +1,4 @@
-"""A report as plain text. The first place in it is that of the first cause, as ``file.py:LINE``."""
+"""A report as plain text. The first ``file.py:LINE`` in it is the line of the first cause."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
 
 
 def _wrapped(text: str, mark: str = "") -> list[str]:
-    """Return lines of at most ``WIDTH`` columns; a longer path is not broken."""
+    """Return lines of at most ``WIDTH`` columns. A path that is longer is not broken."""
     return textwrap.wrap(
         text,
         WIDTH,

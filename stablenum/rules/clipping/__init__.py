@@ -1,10 +1,10 @@
 """Clip rules: how far to shrink the gradients of one step. One rule per file.
 
-A rule gets norms of the *unscaled* gradients, never the gradients, so clipping costs no pass of its own.
-Each is a frozen config with ``init(n_tensors, xp=, device=)`` and
+A rule gets the norms of the *unscaled* gradients, never the gradients themselves, so clipping needs no pass
+of its own. Each rule is a frozen dataclass with ``init(n_tensors, xp=, device=)`` and
 ``multiplier(state, norms, total, applied=, xp=) -> (factor, state)``; what changes during training is in the
 state. Three rules work differently: ``ClipByValue`` (on elements) and ``ClipUpdateRMS`` (on the optimizer's
-update) are carried out by the adapter, and ``AdaptiveGradClip`` works on the units of a weight (see
+update) are applied by the adapter, and ``AdaptiveGradClip`` works on the units of a weight (see
 ``chain.py``).
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from stablenum.errors import bad_field, check_number
+from stablenum.errors import bad_field
 from stablenum.rules.clipping.adagc import AdaGC, AdaGCState
 from stablenum.rules.clipping.adaptive import AdaptiveGradClip, OutputAxis
 from stablenum.rules.clipping.autoclip import AutoClip
@@ -21,6 +21,7 @@ from stablenum.rules.clipping.by_value import ClipByValue
 from stablenum.rules.clipping.chain import Clipped, FlatUnits, Units, clip_in_order
 from stablenum.rules.clipping.update_rms import ClipUpdateRMS
 from stablenum.rules.clipping.zclip import ZClip
+from stablenum.settings_checks import check_number
 
 __all__ = [
     "CLIP_RULES",
@@ -55,19 +56,20 @@ CLIP_RULES = (
     ClipUpdateRMS,
     ZClip,
 )
-# Rule states in which every array has one row per parameter: loading a state matches the rows by name.
+# Rule states in which every array has one row per parameter. When such a state is loaded, its rows are
+# matched by name.
 PER_TENSOR_STATES = (AdaGCState,)
 
 
 def as_clip_rules(value: object) -> tuple[ClipRule, ...]:
-    """Return ``GuardConfig.clip`` in the form in which it is stored: a tuple of rules.
+    """Return a value of ``GuardConfig.clip`` in the form in which it is stored: a tuple of rules.
 
     Args:
         value: None, a number (the ``max_norm`` of a :class:`ClipByGlobalNorm`), a rule, or a
             sequence of rules, applied in order.
 
     Raises:
-        ValueError: anything else, or an order in which the rules cannot work.
+        ValueError: ``value`` is anything else, or the rules cannot work in this order.
     """
     if value is None:
         return ()
@@ -94,14 +96,14 @@ def _check_order(rules: tuple[ClipRule, ...], value: object) -> None:
             "clip",
             "a sequence with at most one ClipUpdateRMS, at the end",
             value,
-            hint="It acts on the optimizer's update, after all rules that act on gradients.",
+            hint="ClipUpdateRMS acts on the optimizer's update, after all rules that act on gradients.",
         )
     if any(isinstance(rule, ClipByValue) for rule in on_gradients[:-1]):
         raise bad_field(
             "clip",
             "a sequence with at most one ClipByValue, after all rules that use norms",
             value,
-            hint="The norm after an element-wise clamp is not known without another pass over the gradients.",
+            hint="The norm after an element-wise clamp is unknown without another pass over the gradients.",
         )
     if sum(isinstance(rule, AdaptiveGradClip) for rule in rules) > 1:
         raise bad_field("clip", "a sequence with at most one AdaptiveGradClip", value)

@@ -6,20 +6,21 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from stablenum.arrays import at_most
-from stablenum.fields import check_field
 from stablenum.formats import FLOAT32_MAX
 from stablenum.rules.clipping.common import coefficient, shortening
 from stablenum.rules.windows import OUTLIER_RATIO, is_informative
+from stablenum.settings_checks import check_field
 
 __all__ = ["AdaGC", "AdaGCState"]
 
 Array: TypeAlias = Any
 Namespace: TypeAlias = Any
 
-# A norm of the warm-up is left out if it is smaller than the third smallest by more than this factor: a spike
-# in one tensor shrinks all others in that step, and gamma would take thousands of steps to rise again.
+# A norm of the warm-up is left out if it is smaller than the third smallest by more than this factor. Such
+# norms occur because a spike in one tensor shrinks all others in that step, and gamma would take thousands of
+# steps to rise again.
 _FAR_BELOW = 3.0
-# One more than the number of such norms that a warm-up may contain without effect on gamma.
+# One more than the number of such norms that a warm-up may contain without any effect on gamma.
 _LOWEST = 3
 
 
@@ -29,9 +30,9 @@ class AdaGCState(NamedTuple):
     Attributes:
         gamma: (n,) float32, the moving mean of the clipped norm; 0 before the end of the warm-up.
         lowest: (n, 3) float32 (fewer columns if the warm-up has fewer steps), the smallest clipped norms of
-            the warm-up, ascending; the largest float32 where there is no norm yet.
-        seen: (n,) int32, norms observed, up to ``warmup_steps``.
-        far: (n,) int32, observations in a row that were above 100 times gamma.
+            the warm-up, ascending; the largest float32 number where there is no norm yet.
+        seen: (n,) int32, the number of norms observed, up to ``warmup_steps``.
+        far: (n,) int32, the number of observations in a row that were above 100 times gamma.
     """
 
     gamma: Array
@@ -46,13 +47,14 @@ class AdaGC:
 
     For a norm n, ``h = min(1, clip_ratio * gamma / n)`` and ``gamma <- decay * gamma + (1 - decay) * h n``.
     In its first ``warmup_steps`` steps a tensor is clipped with all others at the joint norm ``max_norm``;
-    gamma starts as the smallest norm after this clipping. Wang et al. 2025 (arXiv 2502.11034).
+    gamma starts as the smallest norm after this clipping. The rule is that of Wang et al. 2025 (arXiv
+    2502.11034).
 
-    Skipped steps, and zero gradients of a tensor, do not count, so a tensor that starts late has a warm-up
-    of its own. Up to two norms of the warm-up that are less than a third of the third smallest are left out
+    Skipped steps, and zero gradients of a tensor, do not count, so a tensor that starts late has its own
+    warm-up. Up to two norms of the warm-up that are less than a third of the third smallest are left out
     (one spike elsewhere shrinks all tensors in that step). A tensor whose norm is above 100 times gamma for
     ``warmup_steps`` observations in a row starts its warm-up again, because gamma itself grows by at most
-    (1 - decay)(clip_ratio - 1), a thousandth, per step.
+    (1 - decay)(clip_ratio - 1), by default a thousandth, per step.
 
     Args:
         clip_ratio: above 0; 1.05 in the paper.
@@ -111,8 +113,8 @@ class AdaGC:
         smallest = xp.sort(xp.concat([state.lowest, clipped[:, None]], axis=1), axis=1)[:, :-1]
         lowest = xp.where(warming[:, None], smallest, state.lowest)
         begins = warming & (seen >= self.warmup_steps)
-        # Not written as decay * gamma + ..., because in float32 decay and 1 - decay do not add up to 1, and
-        # gamma would drift.
+        # This is not written as decay * gamma + ..., because in float32 decay and 1 - decay do not add up
+        # to 1, so gamma would drift.
         gamma = state.gamma + (1.0 - self.decay) * (clipped - state.gamma)
         gamma = xp.where(counts & warm, gamma, state.gamma)
         gamma = xp.where(begins, _smallest_kept(lowest, xp=xp), gamma)
@@ -128,6 +130,6 @@ class AdaGC:
 
 
 def _smallest_kept(lowest: Array, *, xp: Namespace) -> Array:
-    """Return the smallest value of each row that is not less than a third of the row's last."""
+    """Return the smallest value of each row that is at least a third of the row's last value."""
     kept = lowest >= lowest[:, -1:] / _FAR_BELOW
     return xp.min(xp.where(kept, lowest, xp.full_like(lowest, FLOAT32_MAX)), axis=1)

@@ -8,9 +8,9 @@ from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from stablenum.arrays import at_least
-from stablenum.errors import bad_field, check_choice
-from stablenum.fields import check_field
+from stablenum.errors import bad_field
 from stablenum.rules.clipping.common import Stateless
+from stablenum.settings_checks import check_choice, check_field
 
 __all__ = ["AdaptiveGradClip", "OutputAxis"]
 
@@ -18,7 +18,7 @@ Array: TypeAlias = Any
 Namespace: TypeAlias = Any
 OutputAxis: TypeAlias = Literal["first", "last"]
 
-# Avoids division by zero, as in optax and NFNets; it has an effect only for tiny ``clipping`` and ``eps``.
+# Avoids division by zero, as in optax and NFNets. It has an effect only for tiny ``clipping`` and ``eps``.
 _DIV_EPS = 1e-6
 
 
@@ -26,14 +26,15 @@ _DIV_EPS = 1e-6
 class AdaptiveGradClip(Stateless):
     """Shrink each unit's gradient to at most ``clipping`` times the norm of the unit's weights (AGC).
 
-    ``g <- g * clipping * max(|w|, eps) / max(|g|, 1e-6)`` where ``|g| >= clipping * max(|w|, eps)``. A
-    unit is the set of weights of one output: a row of a linear layer, a filter of a convolution; a vector
-    (bias, gain) or a scalar is one unit. Brock et al. 2021 (arXiv 2102.06171) exclude the last linear
-    layer: name it in ``exclude``. The formula is that of ``optax.adaptive_grad_clip``.
+    ``g <- g * clipping * max(|w|, eps) / max(|g|, 1e-6)`` where ``|g| >= clipping * max(|w|, eps)``. A unit
+    is the set of weights that feed one output, such as a row of a linear layer or a filter of a convolution;
+    a vector (bias, gain) or a scalar is one unit. Brock et al. 2021 (arXiv 2102.06171) do not clip the last
+    linear layer; to do the same, name it in ``exclude``. The formula is that of ``optax.adaptive_grad_clip``.
 
-    The unit norms are computed in the same read of the gradients as the tensors' norms; the weights are read
-    once more. A unit whose weights are not finite is left unchanged; a zero gradient stays zero. Gradients
-    sharded over ranks or a mesh axis are rejected, because a unit may be spread over several of them.
+    The norms of the units are computed in the same read of the gradients as the norms of the tensors; the
+    weights are read once more. A unit whose weights are not finite is left unchanged; a zero gradient stays
+    zero. Gradients sharded over ranks or a mesh axis are rejected, because a unit may be spread over several
+    shards.
 
     Args:
         clipping: the largest ratio of gradient norm to weight norm, above 0.
@@ -41,10 +42,10 @@ class AdaptiveGradClip(Stateless):
         exclude: patterns of the names of parameters that are not clipped (``fnmatch``: ``"head.*"``,
             ``"*.bias"``). Each must match a parameter.
         output_axis: the axis of a weight that indexes the outputs: ``"first"`` (PyTorch: out x in, and
-            out x in x height x width) or ``"last"`` (JAX: in x out, height x width x in x out). None is the
-            framework's own convention, ``"last"`` for NumPy too. With None, as in optax, a JAX or NumPy
-            weight with three axes is taken as in x heads x features, where all axes but the first index
-            outputs: set ``"last"`` for 1-d convolutions.
+            out x in x height x width) or ``"last"`` (JAX: in x out, height x width x in x out). None means
+            the framework's own convention, which is ``"last"`` for NumPy too. With None, as in optax, a JAX
+            or NumPy weight with three axes is taken as in x heads x features, where all axes but the first
+            index outputs; set ``"last"`` for 1-d convolutions.
 
     Raises:
         ValueError: a field is out of its range; at init, a pattern matches no parameter.
@@ -89,7 +90,7 @@ class AdaptiveGradClip(Stateless):
         return tuple(not any(fnmatchcase(name, pattern) for pattern in self.exclude) for name in names)
 
     def unit_axes(self, shape: Sequence[int], *, default: OutputAxis) -> tuple[int, ...]:
-        """Return the axes of a tensor that belong to one unit: norms are taken over them.
+        """Return the axes of a tensor that belong to one unit, over which its norm is taken.
 
         Args:
             shape: the shape of the tensor.
@@ -111,8 +112,8 @@ class AdaptiveGradClip(Stateless):
         """Return the shape in which one number per unit broadcasts over the tensor.
 
         Args:
-            shape: the tensor's.
-            axes: those that :meth:`unit_axes` gives for it.
+            shape: the shape of the tensor.
+            axes: the axes that :meth:`unit_axes` returns for that shape.
 
         Example:
             >>> rule = AdaptiveGradClip()
@@ -122,7 +123,7 @@ class AdaptiveGradClip(Stateless):
         return [1 if axis in axes else n for axis, n in enumerate(shape)]
 
     def unit_factors(self, norms: Array, weights: Array, *, xp: Namespace) -> Array:
-        """Return the (u,) float32 factors of the units, from the norms of their gradients and of their
+        """Return the (u,) float32 factors on the units, from the norms of their gradients and of their
         weights."""
         limit = self.clipping * at_least(weights, self.eps, xp=xp)
         shrink = xp.isfinite(limit) & xp.isfinite(norms) & (norms >= limit)

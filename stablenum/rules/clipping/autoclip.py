@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
-from stablenum.fields import check_field
 from stablenum.rules.clipping.common import shortening
 from stablenum.rules.windows import empty_window, is_informative, push, quantile
+from stablenum.settings_checks import check_field
 
 __all__ = ["AutoClip", "AutoClipState"]
 
@@ -29,9 +29,10 @@ class AutoClipState(NamedTuple):
 class AutoClip:
     """Clip the joint norm at a quantile of the joint norms of the last steps, this one included.
 
-    ``c = min(1, q / norm)`` with q the ``quantile`` (linear between ranks) of the last ``window``
-    norms before clipping. Seetharaman et al. 2020 (arXiv 2007.14469) use the tenth percentile of all
-    norms so far: nine steps in ten are clipped, and the length of the update hardly varies.
+    The factor is ``c = min(1, q / norm)``, where q is the ``quantile`` (linear between ranks) of the
+    last ``window`` norms before clipping. Seetharaman et al. 2020 (arXiv 2007.14469) use the tenth
+    percentile of all norms so far: nine steps in ten are clipped, and the length of the update hardly
+    varies.
 
     Only applied steps with a non-zero gradient enter the window, so skipped steps do not change the
     threshold; a norm of 1e30 counts as one large norm among many.

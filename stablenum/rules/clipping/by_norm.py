@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
-from stablenum.fields import check_field
 from stablenum.rules.clipping.common import Stateless, coefficient
+from stablenum.settings_checks import check_field
 
 __all__ = ["ClipByGlobalNorm", "ClipByNorm"]
 
@@ -18,10 +18,10 @@ Namespace: TypeAlias = Any
 class ClipByGlobalNorm(Stateless):
     """Shrink all gradients by one factor so that their joint L2 norm is at most ``max_norm``.
 
-    ``c = min(1, max_norm / (norm + 1e-6))``, as ``torch.nn.utils.clip_grad_norm_`` does;
-    Pascanu et al. 2013 (arXiv 1211.5063). The norm is computed so that finite gradients of any
-    size have a finite norm: they are clipped, never zeroed. A zero gradient stays zero. The factor is
-    at least float32's smallest normal number, 1.2e-38; only at this limit is the resulting norm above
+    The factor is ``c = min(1, max_norm / (norm + 1e-6))``, as in ``torch.nn.utils.clip_grad_norm_``
+    (Pascanu et al. 2013, arXiv 1211.5063). The norm is computed so that finite gradients of any size
+    have a finite norm: they are clipped, never zeroed. A zero gradient stays zero. The factor is at
+    least float32's smallest normal number, 1.2e-38; only at this limit is the resulting norm above
     ``max_norm``.
 
     Args:
@@ -52,7 +52,8 @@ class ClipByGlobalNorm(Stateless):
 class ClipByNorm(Stateless):
     """Shrink each tensor's gradient on its own so that its L2 norm is at most ``max_norm``.
 
-    The formula of :class:`ClipByGlobalNorm` is applied to each tensor, which changes the direction.
+    The formula of :class:`ClipByGlobalNorm` is applied to each tensor separately, so the direction of the
+    joint gradient changes.
 
     Args:
         max_norm: above 0, in the units of the unscaled gradients.

@@ -1,13 +1,13 @@
-"""Clamping each element. The rule needs the elements and not only norms, so the adapter applies it, after all
-other rules."""
+"""Clamping each element. The rule needs the elements and not only their norms, so the adapter applies it,
+after all other rules."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
-from stablenum.fields import check_field
 from stablenum.rules.clipping.common import Stateless
+from stablenum.settings_checks import check_field
 
 __all__ = ["ClipByValue"]
 
@@ -19,9 +19,9 @@ Namespace: TypeAlias = Any
 class ClipByValue(Stateless):
     """Clamp each element of the unscaled gradients to [-max_value, max_value].
 
-    It is the same as ``torch.nn.utils.clip_grad_value_`` and ``optax.clip``. It costs one pass over the
-    gradients. It does not remove NaN, and it would hide an overflow if it ran first: here the
-    finiteness check comes before it, and a non-finite step is skipped.
+    The rule is the same as ``torch.nn.utils.clip_grad_value_`` and ``optax.clip``, and costs one pass
+    over the gradients. It does not remove NaN, and it would hide an overflow if it ran before the
+    finiteness check. The guard therefore checks first, and skips a non-finite step.
 
     Args:
         max_value: above 0, in the units of the unscaled gradients.

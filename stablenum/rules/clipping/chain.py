@@ -1,4 +1,4 @@
-"""Apply several clip rules in order, each to the norms that the rules before it leave."""
+"""Several clip rules applied in order, each to the norms that result from the rules before it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Units(NamedTuple):
     """The norms that :class:`AdaptiveGradClip` needs, one array per parameter.
 
     Attributes:
-        norms: (u_i,) float32, the L2 norm of the gradient of each of the parameter's units, as the
-            optimizer gets it; (0,) for a parameter that the rule leaves unchanged.
+        norms: (u_i,) float32, the L2 norm of the gradient of each unit of the parameter, as the optimizer
+            gets the gradient; (0,) for a parameter that the rule leaves unchanged.
         weights: (u_i,) float32, the L2 norm of each unit's weights.
     """
 
@@ -34,7 +34,7 @@ class FlatUnits(NamedTuple):
     """The units of all parameters in one vector.
 
     Attributes:
-        norms, weights: (u,) float32, of the unscaled gradients and of the weights.
+        norms, weights: (u,) float32, the norms of the unscaled gradients and of the weights.
         sizes: the number of units of each parameter, as Python integers (static under tracing).
     """
 
@@ -43,7 +43,7 @@ class FlatUnits(NamedTuple):
     sizes: tuple[int, ...]
 
     def spread(self, values: Array, *, xp: Namespace) -> Array:
-        """Repeat (n,) values, one per parameter, to (u,), one per unit; a () value is returned as is."""
+        """Repeat (n,) values, one per parameter, to (u,), one per unit; return a () value unchanged."""
         if values.ndim == 0 or not self.sizes:
             return values
         return xp.concat([xp.broadcast_to(values[i], (size,)) for i, size in enumerate(self.sizes)])
@@ -87,9 +87,9 @@ def clip_in_order(
 
     Args:
         rules, states: the clip rules and the state of each.
-        norms: (n,) float32, of the unscaled gradients.
+        norms: (n,) float32, the norms of the unscaled gradients.
         total: () float32, their joint norm.
-        units: only needed for :class:`AdaptiveGradClip`; None also if there are no parameters.
+        units: needed for :class:`AdaptiveGradClip` only; also None if there are no parameters.
         start: () float32, a factor to apply before all rules, or None for 1.
         applied: () bool, whether the step enters the rules' statistics.
         per_tensor: whether there is one factor per parameter instead of one for all.
@@ -101,7 +101,7 @@ def clip_in_order(
         coefficient, left, total = coefficient * start, left * start, total * start
     shrink: Array | None = None  # (u,) the factors of AdaptiveGradClip
     for i, (rule, state) in enumerate(zip(rules, states, strict=True)):
-        if i > 0:  # the norms after the rules so far; for the first rule they are the arguments
+        if i > 0:  # the norms after the rules so far; the first rule gets those in the arguments
             left = norms if shrink is None or units is None else _left_of_units(norms, units, shrink, xp=xp)
             left = left * coefficient
             total = combine_norms(left, xp=xp)
@@ -111,7 +111,8 @@ def clip_in_order(
                 shrink = floored(rule.unit_factors(seen, units.weights, xp=xp), xp=xp)
         else:
             factor, state = rule.multiplier(state, left, total, applied=applied, xp=xp)
-            # The factor is floored after each rule, so that the next rules get the norms that really result.
+            # The factor is floored after each rule, so that the next rule gets the norms that actually
+            # result.
             coefficient = floored(coefficient * floored(factor, xp=xp), xp=xp)
         after.append(state)
     if coefficient.ndim == 0:
@@ -127,11 +128,12 @@ def clip_in_order(
 
 
 def _left_of_units(norms: Array, units: FlatUnits, shrink: Array, *, xp: Namespace) -> Array:
-    """Return (n,) float32, the norms of the gradients after their units were shrunk."""
+    """Return (n,) float32, the norms of the gradients after their units have been shrunk."""
     if not units.sizes:
         return norms
-    # Computed relative to the tensor's own norm, so that no square overflows; after a strong clip a plain
-    # square of a share would be flushed to zero.
+    # The norms of the units are taken relative to the tensor's norm, so that no square overflows. They are
+    # joined by combine_norms, because after a strong clip the plain square of a share would be flushed to
+    # zero.
     whole = units.spread(norms, xp=xp)
     share = xp.where(whole > 0, units.norms / whole, xp.zeros_like(whole)) * shrink
     kept = [

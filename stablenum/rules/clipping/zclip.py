@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from stablenum.arrays import at_most, combine_norms
-from stablenum.fields import check_field
 from stablenum.formats import FLOAT32_MAX
 from stablenum.rules.clipping.common import shortening
 from stablenum.rules.windows import empty_window, is_informative, mean_and_std, push, without_outliers
+from stablenum.settings_checks import check_field
 
 __all__ = ["ZClip", "ZClipState"]
 
@@ -25,10 +25,10 @@ class ZClipState(NamedTuple):
     """The moving statistics of the norm.
 
     Attributes:
-        mean, std: () float32; the standard deviation and not the variance, which would be infinite for
-            norms of 1e20.
+        mean, std: () float32, the mean and the standard deviation. (The variance would be infinite for norms
+            of 1e20.)
         first: (warmup_steps,) float32, the norms of the warm-up; inf where there is no norm yet.
-        seen: () int32, norms observed, up to ``warmup_steps``.
+        seen: () int32, the number of norms observed, up to ``warmup_steps``.
     """
 
     mean: Array
@@ -41,23 +41,24 @@ class ZClipState(NamedTuple):
 class ZClip:
     """Clip a joint norm that lies more than ``z_threshold`` standard deviations above its moving mean.
 
-    With z = (n - m) / (s + 1e-6): where z > ``z_threshold`` the norm is clipped to
-    ``n* = m + z_threshold^2 s / z``, which is lower for larger z, and n* replaces n in the statistics:
-    ``m <- alpha m + (1 - alpha) n``, ``s^2 <- alpha s^2 + (1 - alpha) (n - m)^2`` with the new
-    m. They start as mean and standard deviation of the first ``warmup_steps`` norms. In addition the norm is
-    clipped to ``max_norm``, during the warm-up too. Kumar et al. 2025 (arXiv 2504.02507).
+    Let z = (n - m) / (s + 1e-6) for a norm n, a moving mean m and a moving standard deviation s. Where
+    z > ``z_threshold``, the norm is clipped to ``n* = m + z_threshold^2 s / z``, which is lower for larger z,
+    and n* replaces n in the statistics: ``m <- alpha m + (1 - alpha) n``, then
+    ``s^2 <- alpha s^2 + (1 - alpha) (n - m)^2`` with the new m. They start as the mean and standard deviation
+    of the first ``warmup_steps`` norms. In addition, the norm is clipped to ``max_norm``, during the warm-up
+    too. The rule is that of Kumar et al. 2025 (arXiv 2504.02507).
 
-    Only applied steps with a non-zero gradient count. Norms of the warm-up above 100 times their median
-    are left out, because the moving mean would take thousands of steps to forget 1e30. The spread s is at
-    least a hundredth of m; otherwise norms that are constant for a while would clip all later norms to that
-    value permanently. As in the paper, the rule follows a lasting increase slowly: gradients are clipped to
-    about the old level.
+    Only applied steps with a non-zero gradient count. Norms of the warm-up above 100 times their median are
+    left out, because the moving mean would take thousands of steps to forget 1e30. The spread s is at least a
+    hundredth of m; otherwise, after norms that are constant for a while, all later norms would be clipped to
+    that value permanently. As in the paper, the rule follows a lasting increase slowly: gradients are clipped
+    to about the old level.
 
     Args:
         alpha: the decay of mean and variance, between 0 and 1.
         z_threshold: above 0.
-        max_norm: the largest norm at any time, or None.
-        warmup_steps: 2 to 100,000.
+        max_norm: the largest norm at any time, above 0; or None.
+        warmup_steps: the length of the warm-up in steps, 2 to 100,000.
 
     Raises:
         ValueError: a field is out of its range.
@@ -114,11 +115,11 @@ class ZClip:
     def _observe(
         self, state: ZClipState, norm: Array, warm: Array, counts: Array, *, xp: Namespace
     ) -> ZClipState:
-        """Return the state after ``norm`` was observed, where ``counts`` is True."""
+        """Return the state after a step; it changes only where ``counts`` is True."""
         first = push(state.first, norm, counts & xp.logical_not(warm), xp=xp)
         begun_mean, begun_std = mean_and_std(without_outliers(first, xp=xp), xp=xp)
-        # Not written as alpha * mean + ..., because in float32 alpha and 1 - alpha do not add up to 1, and
-        # the mean would drift.
+        # This is not written as alpha * mean + ..., because in float32 alpha and 1 - alpha do not add up to
+        # 1, so the mean would drift.
         mean = state.mean + (1.0 - self.alpha) * (norm - state.mean)
         off = math.sqrt(1.0 - self.alpha) * xp.abs(norm - mean)
         std = combine_norms(xp.stack([math.sqrt(self.alpha) * state.std, off]), xp=xp)

@@ -1,8 +1,8 @@
 """Loss-scale rules: multiply the loss by a scale so that small half-precision gradients survive.
 
-Each rule is a frozen config with ``init`` and ``update``; what changes during training is in
-:class:`LossScaleState`. One rule per file. A rule's ``needs`` names what must be measured besides norms:
-``"amax"`` (the largest gradient element) or ``"tiny"`` (the fraction that float16 would lose).
+Each rule has its own file and is a frozen dataclass with ``init`` and ``update``; what changes during
+training is in :class:`LossScaleState`. A rule's ``needs`` names what must be measured besides norms:
+``"amax"`` (the largest gradient element) or ``"tiny"`` (the fraction of elements that float16 would lose).
 
 Sources: Micikevicius et al. 2018 (arXiv 1710.03740), and the papers named in each rule.
 """

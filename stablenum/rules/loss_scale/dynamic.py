@@ -1,6 +1,7 @@
 """The dynamic loss scale: halve on overflow, double after a run of good steps.
 
-Sources: torch's ``GradScaler`` for the rule; apex, Megatron-LM and DeepSpeed for the two kinds of hysteresis.
+The rule is that of torch's ``GradScaler``; the two kinds of hysteresis are those of apex, and of Megatron-LM
+and DeepSpeed.
 """
 
 from __future__ import annotations
@@ -9,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from stablenum.arrays import at_least, at_most
-from stablenum.errors import check_choice
-from stablenum.fields import check_field
 from stablenum.rules.loss_scale.state import LARGEST_SCALE, LossScaleState, check_scale_range, scale_state
+from stablenum.settings_checks import check_choice, check_field
 
 __all__ = ["DynamicLossScale"]
 
@@ -21,24 +21,24 @@ Namespace: TypeAlias = Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DynamicLossScale:
-    """Back off when the gradients overflow, grow after a run of good steps.
+    """Lower the scale when the gradients overflow, raise it after a run of good steps.
 
-    It is the rule of torch's ``GradScaler``: on overflow ``S <- S x backoff_factor`` and the count of
-    good steps returns to 0; after ``growth_interval`` good steps ``S <- S x growth_factor``.
-    In addition S stays within [``min_scale``, ``max_scale``], so that neither 1/S nor S becomes
+    The rule is that of torch's ``GradScaler``: on overflow, ``S <- S x backoff_factor`` and the count
+    of good steps returns to 0; after ``growth_interval`` good steps, ``S <- S x growth_factor``.
+    In addition, S stays within [``min_scale``, ``max_scale``], so that neither 1/S nor S becomes
     infinite, however many steps overflow.
 
     Args:
         init_scale: S at the first step.
         growth_factor: above 1.
         backoff_factor: between 0 and 1.
-        growth_interval: good steps in a row before S grows.
-        hysteresis: the overflow at which S backs off; 1 backs off at the first.
+        growth_interval: the number of good steps in a row before S grows.
+        hysteresis: the number of overflows at which S is lowered; 1 lowers it at the first overflow.
         hysteresis_refill: ``"good_step"`` starts the count of overflows again at each good step (apex),
             so that only overflows *in a row* count; ``"growth"`` starts it again only when S grows
             (Megatron-LM, DeepSpeed).
-        min_scale: the floor.
-        max_scale: the ceiling.
+        min_scale: the smallest S.
+        max_scale: the largest S.
 
     Raises:
         ValueError: a field is out of its range.
@@ -82,9 +82,9 @@ class DynamicLossScale:
 
         Args:
             state: the state before.
-            overflow: () bool, the scaled gradients were not finite.
-            good: () bool, everything was finite. A step that is neither (the unscaled loss was already
-                non-finite) carries no information about the scale and changes nothing.
+            overflow: () bool, whether the scaled gradients were not finite.
+            good: () bool, whether everything was finite. A step that is neither (because the unscaled loss
+                was already non-finite) carries no information about the scale and changes nothing.
             xp: the array namespace.
         """
         scale, steps, left = state.scale, state.good_steps, state.hysteresis_left

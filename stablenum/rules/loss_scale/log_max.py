@@ -7,17 +7,18 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from stablenum.arrays import at_least, at_most
-from stablenum.fields import check_field
 from stablenum.formats import FLOAT32_TINY
 from stablenum.rules.loss_scale.state import LossScaleState, check_scale_range, next_hold, scale_state
+from stablenum.settings_checks import check_field
 
 __all__ = ["LogMaxLossScale", "LogMaxStatistics"]
 
 Array: TypeAlias = Any
 Namespace: TypeAlias = Any
 
-# A single step a thousand times too large would affect the standard deviation for thousands of steps. So
-# after ``_KNOWN_AFTER`` observations, one counts as at most ``_FAR`` (in log2) from the mean.
+# A single step a thousand times too large would affect the standard deviation for thousands of steps.
+# Therefore, after ``_KNOWN_AFTER`` observations, each further one counts as at most ``_FAR`` (in log2) away
+# from the mean.
 _FAR, _KNOWN_AFTER = 10.0, 100
 
 
@@ -27,7 +28,7 @@ class LogMaxStatistics(NamedTuple):
     Attributes:
         mean, weight: () float32, the fast mean and the total weight of its observations.
         slow_mean, variance, slow_weight: () float32, the slow mean, the variance about it, and their weight.
-        hold: () int32, good steps during which the scale may still not rise.
+        hold: () int32, the number of further good steps during which the scale may not rise.
     """
 
     mean: Array
@@ -48,20 +49,20 @@ class LogMaxLossScale:
     normally distributed, 3.09 standard deviations leave one overflow in a thousand steps.
 
     The rule is ``LogMaxScaler`` of OpenSeq2Seq (Kuchaiev et al. 2018, arXiv 1805.10387), with four
-    differences. A step that overflowed, or whose gradients are all zero, never enters the statistics (in the
-    source one overflow keeps S at 1 for thousands of steps, and one zero makes it NaN permanently). S is a
-    power of two, which costs no precision and is the same number in every framework. An overflow halves S,
-    which then does not rise for 100 good steps, so S follows a lasting increase of the gradients. An
-    outlying x is limited: to the x at which S reaches ``min_scale``, and after 100 good steps to m +- 10.
+    differences. A step that overflowed, or whose gradients are all zero, never enters the statistics (in
+    OpenSeq2Seq, one overflow keeps S at 1 for thousands of steps, and one zero makes S NaN permanently). S is
+    a power of two, which costs no precision and is the same number in every framework. An overflow halves S,
+    which then does not rise for 100 good steps, so S follows a lasting increase of the gradients. An outlying
+    x is limited to the x at which S reaches ``min_scale`` and, after 100 good steps, to m +- 10.
 
-    The rule needs the largest gradient element, which is one more reduction over the gradients.
+    The rule needs the largest gradient element, which takes one more reduction over the gradients.
 
     Args:
         init_scale: S until the first good step.
         log2_max: log2 of the bound that the largest scaled element should stay below, 16 for float16.
         std_factor: the margin below that bound, in standard deviations.
-        mean_decay: between 0 and 1; 0.99 averages over about 100 steps.
-        std_decay: between 0 and 1.
+        mean_decay: the decay of the mean, between 0 and 1; 0.99 averages over about 100 steps.
+        std_decay: the decay of the standard deviation, between 0 and 1.
         min_scale: the smallest S.
         max_scale: the largest S.
 
@@ -110,13 +111,13 @@ class LogMaxLossScale:
 
         Args:
             state: the state before.
-            overflow: () bool, the scaled gradients were not finite.
-            good: () bool, everything was finite.
+            overflow: () bool, whether the scaled gradients were not finite.
+            good: () bool, whether everything was finite.
             amax: () float32, the largest magnitude among the scaled gradients' elements.
             xp: the array namespace.
         """
         scale, steps = state.scale, state.good_steps
-        # Hardware may treat a number below the smallest normal one as 0, whose logarithm is -inf.
+        # Hardware may treat a number below the smallest normal number as 0, whose logarithm is -inf.
         seen = good & xp.isfinite(amax) & (amax >= FLOAT32_TINY)
         x = xp.log2(xp.where(seen, amax, xp.ones_like(amax))) - xp.log2(scale)
         statistics = self._observe(state.statistics, x, seen=seen, overflow=overflow, xp=xp)
@@ -135,7 +136,7 @@ class LogMaxLossScale:
     ) -> LogMaxStatistics:
         """Return the statistics updated with ``x``, by West's incremental formula for a weighted variance.
 
-        The formula of the source, mean of x^2 minus square of the mean, loses all digits in float32.
+        The formula in OpenSeq2Seq, the mean of x^2 minus the square of the mean, loses all digits in float32.
         """
         # The weight of n observations is 1 - decay^n. The bound is halfway between two values of n, so that
         # rounding cannot change the outcome.
@@ -157,8 +158,8 @@ class LogMaxLossScale:
     def _proposal(self, statistics: LogMaxStatistics, *, xp: Namespace) -> Array:
         """Return the scale that follows from the statistics."""
         top = statistics.mean + self.std_factor * xp.sqrt(at_least(statistics.variance, 0.0, xp=xp))
-        # 2**-10 is subtracted for two reasons: where gradients are powers of two, rounding must not decide
-        # between two scales, and 2**16 itself is beyond float16's range.
+        # 2**-10 is subtracted for two reasons: rounding must not decide between two scales where gradients
+        # are powers of two, and 2**16 itself is beyond float16's range.
         power = xp.floor(self.log2_max - top - 2.0**-10)
         return at_most(at_least(_power_of_two(power, xp=xp), self.min_scale, xp=xp), self.max_scale, xp=xp)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, TypeAlias
 
 from stablenum.arrays import at_least
-from stablenum.fields import check_field
+from stablenum.settings_checks import check_field
 
 __all__ = [
     "FIXED",
@@ -22,22 +22,23 @@ __all__ = [
 Array: TypeAlias = Any
 Namespace: TypeAlias = Any
 
-# Keeps 1/scale and scale x loss far from the ends of float32's range.
+# These bounds keep 1/scale and scale x loss far from the ends of float32's range.
 LARGEST_SCALE, SMALLEST_SCALE = 2.0**100, 2.0**-100
 FIXED = -1
-# Good steps after an overflow during which a rule that adjusts the scale at every step does not raise it.
+# The number of good steps after an overflow during which a rule that adjusts the scale at every step does not
+# raise it.
 HOLD = 100
 
 
 class LossScaleState(NamedTuple):
-    """The state that a loss-scale rule carries from step to step. A checkpoint loads under another rule too.
+    """The state that a loss-scale rule carries from step to step. It can also be loaded under another rule.
 
     Attributes:
         scale: () float32, the factor on the loss of the next step.
-        good_steps: () int32, steps without overflow since the scale last changed (since the last overflow
-            for the rules that adjust the scale at every step).
-        hysteresis_left: () int32, overflows still tolerated before the scale backs off; -1 marks a scale
-            that never changes, which distinguishes the two kinds when a state is loaded.
+        good_steps: () int32, the number of steps without overflow since the scale last changed (since the
+            last overflow for the rules that adjust the scale at every step).
+        hysteresis_left: () int32, the number of overflows still tolerated before the scale is lowered; -1
+            marks a scale that never changes, so that a loaded state shows which kind it is.
         statistics: what else the rule remembers; ``()`` for most rules.
     """
 
@@ -48,10 +49,10 @@ class LossScaleState(NamedTuple):
 
 
 def both_dynamic(saved: LossScaleState, like: LossScaleState) -> bool:
-    """Return whether both sides scale dynamically; only then is the saved scale loaded.
+    """Return whether both states belong to dynamic scales; only then is the saved scale loaded.
 
-    A fixed scale (1 without scaling) is a setting, and the loading guard's setting takes precedence.
-    This makes the host wait for the device.
+    A fixed scale (1 without scaling) is a setting, and the setting of the guard that loads takes precedence.
+    The call makes the host wait for the device.
     """
     return bool(min(saved.hysteresis_left.tolist(), like.hysteresis_left.tolist()) > FIXED)
 
@@ -69,8 +70,8 @@ def scale_state(
 
 
 def next_hold(hold: Array, *, overflow: Array, good: Array, xp: Namespace) -> Array:
-    """Return () int32, the good steps during which the scale may still not rise; an overflow sets it to
-    ``HOLD``."""
+    """Return () int32, the number of further good steps during which the scale may not rise; an overflow sets
+    this number to ``HOLD``."""
     left = xp.where(good, at_least(hold - 1, 0, xp=xp), hold)
     return xp.where(overflow, xp.full_like(hold, HOLD), left)
 
@@ -79,10 +80,10 @@ def check_scale_range(rule: Any) -> None:
     """Check that ``min_scale <= init_scale <= max_scale`` in a rule that adjusts its scale.
 
     Raises:
-        ValueError: one of them is out of its range.
+        ValueError: one of the three is out of its range.
     """
     check_field(rule, "min_scale", at_least=SMALLEST_SCALE, at_most=LARGEST_SCALE)
     hint = "max_scale may not be below min_scale."
     check_field(rule, "max_scale", at_least=rule.min_scale, at_most=LARGEST_SCALE, hint=hint)
-    hint = "It must be between min_scale and max_scale."
+    hint = "init_scale must be between min_scale and max_scale."
     check_field(rule, "init_scale", at_least=rule.min_scale, at_most=rule.max_scale, hint=hint)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
-from stablenum.fields import check_field
 from stablenum.rules.loss_scale.state import FIXED, LARGEST_SCALE, SMALLEST_SCALE, LossScaleState, scale_state
+from stablenum.settings_checks import check_field
 
 __all__ = ["StaticLossScale"]
 
@@ -16,7 +16,7 @@ Namespace: TypeAlias = Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticLossScale:
-    """A constant loss scale: the loss is multiplied by S, the gradients are divided by S (arXiv 1710.03740).
+    """Multiply the loss by a constant S and divide the gradients by S (arXiv 1710.03740).
 
     A step that overflows is skipped and does not change the scale.
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from stablenum.arrays import at_least, at_most
-from stablenum.fields import check_field
 from stablenum.rules.loss_scale.state import LossScaleState, check_scale_range, next_hold, scale_state
+from stablenum.settings_checks import check_field
 
 __all__ = ["UnderflowAwareLossScale", "UnderflowStatistics"]
 
@@ -20,7 +20,7 @@ class UnderflowStatistics(NamedTuple):
 
     Attributes:
         highest: () float32, the largest scale at which a step was good; 0 before the first good step.
-        hold: () int32, good steps during which underflow may still not raise the scale.
+        hold: () int32, the number of further good steps during which underflow may not raise the scale.
     """
 
     highest: Array
@@ -29,7 +29,7 @@ class UnderflowStatistics(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnderflowAwareLossScale:
-    """Double the scale while float16 would lose gradients, halve it when they overflow.
+    """Double the scale while float16 would lose gradients, and halve it when they overflow.
 
     Let u be the fraction of the non-zero elements of the scaled gradients that are at most 2^-24, the
     smallest float16. After a good step ``S <- 2 S`` if u > ``max_tiny`` and amax < ``headroom``. After an
@@ -42,13 +42,13 @@ class UnderflowAwareLossScale:
     The rule follows Zhao et al. 2019 (arXiv 1910.12385), who choose a scale by the probability of underflow.
     A dynamic scale, in contrast, grows after an interval whether or not anything underflows.
 
-    The rule needs the largest element and two counts, which are one more pass over the gradients.
+    The rule needs the largest element and two counts, which take one more pass over the gradients.
 
     Args:
         init_scale: S at the first step.
         max_tiny: the fraction u above which S doubles, in [0, 1).
         headroom: S doubles because of underflow only while the largest scaled element is below this.
-        recovery_interval: good steps after which a lowered S doubles, 1 or more.
+        recovery_interval: the number of good steps after which a lowered S doubles, 1 or more.
         min_scale: the smallest S.
         max_scale: the largest S.
 
@@ -94,8 +94,8 @@ class UnderflowAwareLossScale:
 
         Args:
             state: the state before.
-            overflow: () bool, the scaled gradients were not finite.
-            good: () bool, everything was finite.
+            overflow: () bool, whether the scaled gradients were not finite.
+            good: () bool, whether everything was finite.
             amax: () float32, the largest magnitude among the scaled gradients' elements.
             tiny: () float32, the fraction u.
             xp: the array namespace.

@@ -20,13 +20,13 @@ class Backend:
     """One way to run a training step.
 
     Args:
-        name: a word for the command line.
+        name: the name on the command line, one word.
         about: how the step is run.
-        framework: backends of one framework share their plain runs.
-        module: holds ``start(setup, mode)``; imported on first use.
-        mode: passed to ``start``.
-        needs: modules that must be installed.
-        device: of PyTorch's tensors, as torch names it.
+        framework: the framework. Backends of one framework share their plain runs.
+        module: the module that has ``start(setup, mode)``; it is imported on first use.
+        mode: the mode that is passed to ``start``.
+        needs: the modules that must be installed.
+        device: the device of PyTorch's tensors, as torch names it.
     """
 
     name: str
@@ -46,8 +46,9 @@ class Backend:
         """Return why the backend does not run a scenario; None if it does.
 
         Args:
-            scenario: which.
-            brief: leave out what another scenario shows as well, see ``Stream.compiled_in``.
+            scenario: the scenario.
+            brief: whether to leave out a scenario if another one covers the same rules, see
+                ``Stream.compiled_in``.
         """
         if not isinstance(scenario, Stream):
             return None
@@ -100,10 +101,10 @@ def find_backends(names: list[str] | None = None) -> tuple[list[Backend], dict[s
     """Return the backends to run, NumPy first, and what is missing for the others.
 
     Args:
-        names: those requested; None or empty for all that are installed.
+        names: the requested backends; None or empty for all that are installed.
 
     Raises:
-        ValueError: an unknown name, or one that cannot run here.
+        ValueError: a name is unknown, or the libraries that the backend needs are not installed.
     """
     for name in names or ():
         if name not in BACKENDS:

@@ -1,4 +1,4 @@
-"""What a backend is given at the start of a run, and what the run offers."""
+"""The interface of a backend: what it gets at the start of a run, and what the run provides."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """The start of a run.
+    """What a backend gets at the start of a run.
 
     Args:
-        params: NumPy arrays, each in its dtype.
-        optimizer: the backend makes it.
-        guard: None for a plain run.
+        params: the parameters as NumPy arrays, each in its dtype.
+        optimizer: the description of the optimizer, which the backend creates.
+        guard: the guard's settings; None for a plain run.
         plain_clip: for a plain run, the norm at which the framework's own function clips.
-        training: the model, None for a stream.
-        device: of PyTorch's tensors.
+        training: the model; None for a stream.
+        device: the device of PyTorch's tensors.
     """
 
     params: list[Array]
@@ -39,7 +39,7 @@ class Setup:
 
     @property
     def ladder(self) -> tuple[str, ...]:
-        """The format the model is computed in, for each level of the guard's escalation."""
+        """The format in which the model computes, for each level of the guard's escalation."""
         return ("float32",) if self.training is None else self.training.ladder(self.guard)
 
 
@@ -69,7 +69,7 @@ class Run(Protocol):
         """
 
     def train(self, batch: Batch) -> None:
-        """Differentiate the model on a batch and step.
+        """Differentiate the model on a batch and take a step.
 
         Raises:
             NonFiniteError: the guard stops the training.

@@ -21,7 +21,7 @@ Loss: TypeAlias = Callable[[list[Array], Array, Array, Array], Array]
 def loss_function(training: Training, compute: str | None) -> Loss:
     """Return ``loss(params, x, y, weight)`` of a training: () float32, computed in ``compute``.
 
-    None leaves parameters and inputs unchanged, because a surrounding policy has cast them.
+    With None, parameters and inputs are left unchanged, because a surrounding policy has cast them.
     """
     model, criterion = _MODELS[training.model], _LOSSES[training.model]
 

@@ -17,7 +17,8 @@ from stablenum.commands.compare.scenarios import OptimizerSpec
 from stablenum.commands.compare.scenarios.training_data import Batch
 from stablenum.errors import NonFiniteError
 from stablenum.guard.config import GuardConfig
-from stablenum.guard.readout import check_halted, metrics
+from stablenum.guard.halting import check_halted
+from stablenum.guard.readout import metrics
 
 __all__ = ["start"]
 
@@ -32,7 +33,7 @@ def start(setup: Setup, mode: str) -> GuardedRun | PlainRun:
 def make_optimizer(spec: OptimizerSpec, guard: GuardConfig | None = None) -> optax.GradientTransformation:
     """Return the optax chain of a scenario.
 
-    A guard that measures updates in learning rates must find the rate in the optimizer's state.
+    A guard that measures updates in units of the learning rate must find that rate in the optimizer's state.
     """
     if guard is not None and guard.update_rule is not None and guard.update_rule.per_lr:
         return optax.inject_hyperparams(_chain_of, static_args=("spec",), hyperparam_dtype=jnp.float32)(
@@ -137,7 +138,7 @@ class GuardedRun:
     def _take(self, function: Any, *arguments: Any) -> None:
         try:
             self._params, self._opt_state = function(self._params, self._opt_state, *arguments)
-        except NonFiniteError as error:  # without jit the call itself raises, with the new state
+        except NonFiniteError as error:  # without jit, the call itself raises; the error has the new state
             self._opt_state = error.opt_state  # type: ignore[attr-defined]
             raise
         check_halted(self._adapter.guard_state(self._opt_state), config=self._config)
@@ -163,14 +164,15 @@ def _differentiation(adapter: Any, setup: Setup) -> Any:
     ladder = setup.ladder
     if len(ladder) == 1:
         loss_of = loss_function(setup.training, ladder[0])
-        # An escalating guard requires a policy even if its ladder is not used: the loss casts by itself.
+        # An escalating guard requires a policy even if its ladder is not used. The ladder is not used here,
+        # because the loss function casts by itself.
         policy = "float32" if setup.guard is not None and setup.guard.escalate is not None else None
         return lambda params, opt_state, batch: adapter.value_and_grad(loss_of, opt_state, policy=policy)(
             params, *batch
         )
     loss_as_cast, policy = loss_function(setup.training, None), f"params=float32,compute={ladder[0]}"
 
-    @jax.jit  # in the eager run too: outside jit, a switch is compiled again at each step
+    @jax.jit  # in the eager run too, because outside jit a switch is compiled again at each step
     def by_level(params: Any, opt_state: Any, batch: Any) -> Any:
         x, y, weight = batch
 

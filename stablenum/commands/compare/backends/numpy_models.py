@@ -1,7 +1,7 @@
 """The models in NumPy, with the backward pass written by hand.
 
-``compute`` is the dtype of activations, weights in use and their gradients; products are summed in
-float32 and rounded once, as the frameworks do. Losses are float32.
+``compute`` is the dtype of the activations, of the weights in use and of their gradients; products are
+summed in float32 and rounded once, as in the frameworks. Losses are float32.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def loss_and_gradients(
     """Return the unscaled loss, and the float32 gradients of the loss times ``scale``, computed in
     ``compute``."""
     dtype = np.dtype(compute)
-    with np.errstate(all="ignore"):  # overflow and NaN are what the scenarios are about
+    with np.errstate(all="ignore"):  # the scenarios overflow and produce NaN on purpose
         weights = [p.astype(dtype) for p in params]
         forward = _MODELS[training.model](weights, batch.x.astype(dtype))
         loss, d_output = _LOSSES[training.model](forward.output.astype(np.float32), batch.y)
@@ -57,12 +57,12 @@ def evaluate(training: Training, params: list[Array], data: Data, measure: str) 
 
 
 def _matmul(a: Array, b: Array) -> Array:
-    """Return ``a @ b``, summed in float32, rounded to the operands' dtype."""
+    """Return ``a @ b``, summed in float32 and rounded to the operands' dtype."""
     return (a.astype(np.float32) @ b.astype(np.float32)).astype(a.dtype)
 
 
 def _sum(a: Array) -> Array:
-    """Return the sum over the first axis, in float32, rounded to the dtype."""
+    """Return the sum over the first axis, computed in float32 and rounded to the dtype of ``a``."""
     return a.astype(np.float32).sum(axis=0).astype(a.dtype)
 
 
@@ -157,7 +157,7 @@ def _nll(logits: Array, labels: Array) -> tuple[Array, Array]:
 
 
 def _bce_with_log(z: Array, y: Array) -> tuple[Array, Array]:
-    """Return the binary cross entropy as it is often written: the log of a sigmoid, which saturates."""
+    """Return the binary cross entropy as it is often written, with the log of a sigmoid that saturates."""
     n, z = np.float32(len(y)), z[:, 0]
     p = 1 / (1 + np.exp(-z))
     loss = -np.mean(y * np.log(p) + (1 - y) * np.log(1 - p))

@@ -120,7 +120,7 @@ def _differentiate(
 
 
 def _usual_clip(gradients: list[Array], max_norm: float) -> list[Array]:
-    """Clip by the joint norm as is usually done, with float32 sums of squares."""
+    """Clip by the joint norm in the usual way, with float32 sums of squares."""
     squares = [np.sum(g.astype(np.float32) ** 2) for g in gradients]
     norm = np.sqrt(np.sum(np.asarray(squares, np.float32)))
     factor = np.minimum(np.float32(max_norm) / (norm + np.float32(1e-6)), np.float32(1))

@@ -20,7 +20,7 @@ Loss: TypeAlias = Callable[[list[Tensor], Tensor, Tensor, Tensor], Tensor]
 def loss_function(training: Training, compute: str | None) -> Loss:
     """Return ``loss(params, x, y, weight)`` of a training: () float32, computed in ``compute``.
 
-    None leaves parameters and inputs unchanged, for use under ``opt.autocast()``.
+    With None, parameters and inputs are left unchanged, for use under ``opt.autocast()``.
     """
     dtype = None if compute is None else getattr(torch, compute)
     model, criterion = _MODELS[training.model], _LOSSES[training.model]

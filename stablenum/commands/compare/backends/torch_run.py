@@ -1,4 +1,4 @@
-"""The PyTorch backends: ``stablenum_torch.wrap``, fused, foreach and compiled; and bare optimizers."""
+"""The PyTorch backends: ``stablenum_torch.wrap`` (fused, foreach and compiled), and bare optimizers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stablenum.commands.compare.backends.interface import Setup
 from stablenum.commands.compare.backends.torch_models import loss_function
 from stablenum.commands.compare.scenarios import OptimizerSpec, tensor_names
 from stablenum.commands.compare.scenarios.training_data import Batch
-from stablenum.guard.readout import check_halted
+from stablenum.guard.halting import check_halted
 
 __all__ = ["start"]
 
@@ -27,7 +27,7 @@ def start(setup: Setup, mode: str) -> GuardedRun | PlainRun:
 
 
 def make_optimizer(spec: OptimizerSpec, params: list[torch.Tensor], mode: str) -> torch.optim.Optimizer:
-    """Return the optimizer of a scenario: fused where all parameters are float32, else foreach."""
+    """Return the optimizer of a scenario: fused if all parameters are float32, otherwise foreach."""
     fused = mode != "foreach" and all(p.dtype == torch.float32 for p in params)
     kind = {"fused": True} if fused else {"foreach": True}
     if spec.name == "sgd":
@@ -51,7 +51,7 @@ class PlainRun:
         self._clip = setup.plain_clip
         self._seen: Mapping[str, Any] = {}
         self._ladder = setup.ladder
-        compute = self._ladder[0] if len(self._ladder) == 1 else None  # else autocast chooses
+        compute = self._ladder[0] if len(self._ladder) == 1 else None  # otherwise autocast chooses
         self._loss = None if setup.training is None else loss_function(setup.training, compute)
 
     @property
@@ -104,10 +104,11 @@ class GuardedRun(PlainRun):
         self._guarded = adapter.wrap(self._optimizer, setup.guard, names=names)
         self._step = self._guarded.step
         if mode == "compiled":
-            # Every optimizer is a new program, which cannot reuse the code compiled for the last one.
+            # Every optimizer is a new program, which cannot reuse the code that was compiled for the last
+            # one.
             torch.compiler.reset()
-            # The traced graph runs operation by operation: generating machine code for each of some
-            # thirty scenarios would take minutes and give the same decisions.
+            # The traced graph runs operation by operation, because generating machine code for about thirty
+            # scenarios would take minutes and give the same decisions.
             self._step = torch.compile(self._guarded.step, backend="aot_eager")
 
     @property
@@ -142,14 +143,14 @@ class GuardedRun(PlainRun):
 
 
 def to_torch(array: Array, device: str = "cpu") -> torch.Tensor:
-    """Return a copy as a tensor of the same dtype."""
+    """Return a copy of an array as a tensor of the same dtype."""
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16).to(device)
     return torch.from_numpy(array.copy()).to(device)
 
 
 def to_numpy(tensor: torch.Tensor) -> Array:
-    """Return a copy as an array of the same dtype."""
+    """Return a copy of a tensor as an array of the same dtype."""
     tensor = tensor.cpu()
     if tensor.dtype == torch.bfloat16:
         import ml_dtypes

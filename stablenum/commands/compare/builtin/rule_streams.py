@@ -37,20 +37,20 @@ _SGD = OptimizerSpec(name="sgd", lr=0.1)
 _ADAM = OptimizerSpec(name="adam", lr=1e-3)
 _ADAM_TOLERANCE = Tolerance(params=1e-4, why="Adam divides by a root of the squares")
 _HALF_TOLERANCE = Tolerance(
-    params=1e-2, why="half-precision parameters are rounded at every step, differently per backend"
+    params=1e-2, why="half-precision parameters are rounded at every step, differently in each backend"
 )
 _HALF = tuple(TensorSpec(shape=s, dtype="float16") for s in ((8, 5), (5,), (3, 2, 4)))
 _AUTOCAST = tuple(TensorSpec(shape=s, computed="float16") for s in ((8, 5), (5,), (3, 2, 4)))
 
 
 def _spike(step: int, factor: float, *, loss: float = 1.0) -> tuple[Event, ...]:
-    """Return a step whose gradients are ``factor`` times as large, and its loss ``loss`` times."""
+    """Return the events of a step whose gradients are multiplied by ``factor`` and whose loss by ``loss``."""
     of_loss = (Event(step=step, tensor="loss", factor=loss),) if loss != 1.0 else ()
     return (Event(step=step, tensor="all", factor=factor), *of_loss)
 
 
-# The first spike is ten times as large as the next ones and hides them from a mean and standard deviation.
-# One is in the loss only, one step is NaN.
+# The first spike is more than ten times as large as the next ones and hides them from a mean and standard
+# deviation. One spike is in the loss only, and one step is NaN.
 _MASKED = (
     *_spike(120, 1000.0, loss=10.0),
     *_spike(130, 60.0),
@@ -69,7 +69,7 @@ def _masked(
     *,
     compiled_in: str | None = None,
 ) -> Stream:
-    """Return the same stream for every spike rule."""
+    """Return the stream with these spikes, which is the same for every spike rule."""
     return Stream(
         name=name,
         about=about,
@@ -89,8 +89,8 @@ def _masked(
 _CLIPPING = (
     Stream(
         name="agc",
-        about="AGC by output unit, one tensor left out of it, then the joint norm. One unit of 2000 for 40 "
-        "steps, and spikes in all tensors.",
+        about="AdaptiveGradClip on all tensors but one, then a clip by the joint norm. One unit has "
+        "a gradient of 2000 for 40 steps, and all tensors have spikes.",
         steps=200,
         seed=30,
         magnitude=0.05,
@@ -110,7 +110,7 @@ _CLIPPING = (
     ),
     Stream(
         name="autoclip",
-        about="AutoClip at the median of 100 norms that fall and jitter; three spikes of 1000, one NaN.",
+        about="AutoClip at the median of 100 norms that fall and jitter; three spikes of 1000, and one NaN.",
         steps=200,
         seed=31,
         magnitude=0.05,
@@ -130,8 +130,8 @@ _CLIPPING = (
     ),
     Stream(
         name="zclip",
-        about="ZClip: a spike of 1e30 and an inf in its warm-up (the joint norm bounds the first), spikes of "
-        "100 after it.",
+        about="ZClip with a spike of 1e30 and an inf in its warm-up, and spikes of 100 after the "
+        "warm-up. A clip by the joint norm bounds the first spike.",
         steps=200,
         seed=32,
         magnitude=0.05,
@@ -150,8 +150,8 @@ _CLIPPING = (
     ),
     Stream(
         name="adagc-late",
-        about="AdaGC with a tensor that gets no gradient for 60 steps and warms up then; spikes of "
-        "one tensor.",
+        about="AdaGC with a tensor that gets no gradient for 60 steps and then warms up; spikes in "
+        "one tensor at a time.",
         steps=200,
         seed=33,
         magnitude=0.02,
@@ -171,8 +171,8 @@ _CLIPPING = (
     ),
     Stream(
         name="stale-second-moment",
-        about="Adam, gradients of one sign that rise 10,000-fold at step 250: v lags, steps are long. A norm "
-        "clip does not help, update clipping does.",
+        about="Adam with gradients of one sign that rise 10,000-fold at step 250: v lags, and steps are "
+        "long. Clipping the norm does not help; clipping the update does.",
         steps=300,
         seed=34,
         magnitude=1e-6,
@@ -189,13 +189,13 @@ _CLIPPING = (
 _SPIKES = (
     _masked(
         "spike-skip",
-        "SpikeGuard skips all spikes of norm and loss, even in the shadow of a larger one, and a NaN.",
+        "SpikeGuard skips all spikes of norm and loss, even soon after a larger one, and a NaN.",
         SpikeGuard(),
         Expected(plain=DIES, guarded=SURVIVES, skips=6),
     ),
     _masked(
         "spike-clip",
-        "The same stream, spikes shrunk to the median norm and applied: only the NaN is skipped.",
+        "The same stream with spikes shrunk to the median norm and applied: only the NaN is skipped.",
         SpikeGuard(action="clip"),
         Expected(plain=DIES, guarded=SURVIVES, skips=1),
         compiled_in="all-rules",
@@ -208,7 +208,7 @@ _SPIKES = (
     ),
     Stream(
         name="level-shift",
-        about="All gradients ten times as large from step 120 on: SpikeGuard skips 8 steps, then accepts "
+        about="All gradients are ten times as large from step 120 on: SpikeGuard skips 8 steps, then accepts "
         "the new level.",
         steps=260,
         seed=41,
@@ -226,7 +226,7 @@ _SPIKES = (
     ),
     Stream(
         name="drift",
-        about="Norms that jitter and rise by a third in 100 steps: no false alarm. AutoClip bounds a "
+        about="Norms that jitter and rise by a third in 100 steps cause no false alarm. AutoClip bounds a "
         "spike that comes too early for SpikeGuard, which skips a later one.",
         steps=300,
         seed=42,
@@ -242,8 +242,9 @@ _SPIKES = (
     ),
     Stream(
         name="long-zeros",
-        about="No gradient at all in the first 30 steps, nor in steps 120 to 199: no rule freezes, none "
-        "mistakes the return for a spike. Two spikes, and one tensor that rises.",
+        about="No gradient at all in the first 30 steps and in steps 120 to 199: no rule stops "
+        "adapting, and none mistakes the return for a spike. There are two spikes, and one tensor "
+        "whose gradients rise.",
         steps=280,
         seed=43,
         magnitude=0.02,
@@ -257,7 +258,7 @@ _SPIKES = (
         ),
         optimizer=_SGD,
         guard=GuardConfig(
-            # AutoClip bounds the spike in AdaGC's warm-up, AdaGC the tensor that rises.
+            # AutoClip bounds the spike in AdaGC's warm-up; AdaGC bounds the tensor that rises.
             clip=(AdaGC(max_norm=10.0, warmup_steps=30), AutoClip(quantile=0.9)),
             loss_scale=LogMaxLossScale(std_factor=2.0),
             spike="skip",
@@ -270,8 +271,8 @@ _SPIKES = (
 _LOSS_SCALES = (
     Stream(
         name="log-max",
-        about="float16 tensors, gradients 1000 times as large from step 120 on: LogMaxLossScale overflows a "
-        "few times, then adapts.",
+        about="float16 tensors with gradients 1000 times as large from step 120 on: with "
+        "LogMaxLossScale, a few steps overflow, then the scale adapts.",
         steps=240,
         seed=50,
         tensors=_HALF,
@@ -284,15 +285,15 @@ _LOSS_SCALES = (
     ),
     Stream(
         name="underflow",
-        about="Gradients of 1e-9, computed in float16: all are 0. UnderflowAwareLossScale doubles until "
-        "they are not, and no further; at the end a larger element limits it.",
+        about="Gradients of 1e-9, computed in float16: all are 0. UnderflowAwareLossScale doubles the "
+        "scale until they are not, and no further; at the end a larger element limits the scale.",
         steps=150,
         seed=51,
         tensors=_AUTOCAST,
         magnitude=1e-9,
         # The scale is 2^19 by step 60. From then on one tensor is close to float16's smallest number, 2^-24:
-        # with a scale of 2^19 it rounds to 2^-24, with 2^20 to twice that. From step 100 on this takes 2^22,
-        # but at 2^20 the largest element is already at 0.7 of the headroom.
+        # with a scale of 2^19 it rounds to 2^-24, and with 2^20 to twice that. From step 100 on, this takes a
+        # scale of 2^22, but at 2^20 the largest element is already at 0.7 of the headroom.
         events=(
             Event(step=60, until=99, tensor=2, value=0.75 * 2.0**-43, everywhere=True),
             Event(step=100, until="end", tensor=2, value=0.6 * 2.0**-44, everywhere=True),
@@ -309,7 +310,7 @@ _LOSS_SCALES = (
     ),
     Stream(
         name="no-scale-helps",
-        about="inf at every step from 40 on: the scale stops at its floor, the reason says that no scale "
+        about="inf at every step from 40 on: the scale stops at its minimum, the reason says that no scale "
         "can help, and training stops.",
         steps=150,
         seed=52,
@@ -321,8 +322,8 @@ _LOSS_SCALES = (
     ),
     Stream(
         name="hysteresis-growth",
-        about="Overflows far apart with a tolerance of 2 that only growth refills: the second and the third "
-        "lower the scale.",
+        about="Overflows far apart, with a hysteresis of 2 that only growth refills: the second and the "
+        "third lower the scale.",
         steps=150,
         seed=53,
         events=tuple(Event(step=s, tensor=0, value=INF) for s in (10, 30, 50, 125)),
@@ -336,8 +337,8 @@ _LOSS_SCALES = (
 _TOGETHER = (
     Stream(
         name="all-rules",
-        about="Every clip rule in one chain, SpikeGuard and LogMaxLossScale, a late tensor, spikes, a NaN "
-        "and zeros: they compose, and each affects the result.",
+        about="Every clip rule in order, with SpikeGuard and LogMaxLossScale; a late tensor, spikes, a NaN "
+        "and zeros. The rules compose, and each affects the result.",
         steps=200,
         seed=60,
         magnitude=0.05,
@@ -353,7 +354,7 @@ _TOGETHER = (
         ),
         optimizer=_SGD,
         guard=GuardConfig(
-            # Each bound is low enough to act on what the rules before it leave.
+            # Each bound is low enough to act on the norms that result from the rules before it.
             clip=(
                 AdaptiveGradClip(clipping=0.1, output_axis="last"),
                 AdaGC(clip_ratio=1.5, warmup_steps=20),

@@ -34,7 +34,7 @@ def _tensors(*dtypes: str) -> tuple[TensorSpec, ...]:
 
 def _half_tolerance(params: float) -> Tolerance:
     return Tolerance(
-        params=params, why="half-precision parameters are rounded at every step, differently per backend"
+        params=params, why="half-precision parameters are rounded at every step, differently in each backend"
     )
 
 
@@ -50,7 +50,7 @@ STREAMS: tuple[Stream, ...] = (
     ),
     Stream(
         name="single-inf",
-        about="One inf at one step of 200: plain momentum SGD is lost, the guard skips that step.",
+        about="One inf at one step of 200: plain momentum SGD diverges, the guard skips that step.",
         steps=200,
         seed=1,
         events=(Event(step=20, tensor=1, value=INF),),
@@ -59,7 +59,7 @@ STREAMS: tuple[Stream, ...] = (
     ),
     Stream(
         name="single-nan",
-        about="One NaN in one tensor, Adam with loss scaling: one poisoned moment would stay poisoned.",
+        about="One NaN in one tensor, Adam with loss scaling: a poisoned moment would stay poisoned.",
         steps=200,
         seed=2,
         events=(Event(step=20, tensor=2, value=NAN),),
@@ -78,7 +78,8 @@ STREAMS: tuple[Stream, ...] = (
     ),
     Stream(
         name="nan-loss",
-        about="The loss is NaN while the gradients look fine: skipped, and the loss scale is left alone.",
+        about="The loss is NaN while the gradients are finite: the step is skipped, the loss scale "
+        "unchanged.",
         seed=4,
         events=(Event(step=10, until=12, tensor="loss", value=NAN),),
         guard=GuardConfig(loss_scale="dynamic"),
@@ -86,7 +87,7 @@ STREAMS: tuple[Stream, ...] = (
     ),
     Stream(
         name="bad-200",
-        about="200 bad steps in a row: the loss scale stops at its floor, and good steps go on from there.",
+        about="200 bad steps in a row: the loss scale stops at its minimum, and training goes on from there.",
         steps=240,
         seed=5,
         events=(Event(step=20, until=219, tensor=0, value=INF),),
@@ -105,7 +106,7 @@ STREAMS: tuple[Stream, ...] = (
     ),
     Stream(
         name="hysteresis",
-        about="Single overflows and a pair, with a tolerance of 2: only the second in a row lowers "
+        about="Single overflows and a pair, with a hysteresis of 2: only the second in a row lowers "
         "the scale.",
         steps=60,
         seed=7,
@@ -115,8 +116,8 @@ STREAMS: tuple[Stream, ...] = (
     ),
     Stream(
         name="huge-1e20",
-        about="Gradients of 1e20: their squares overflow float32. The usual clip zeroes them, the "
-        "guard's does not.",
+        about="Gradients of 1e20: their squares overflow float32. The usual clipping zeroes them, the "
+        "guard's clipping does not.",
         seed=8,
         magnitude=1e20,
         guard=GuardConfig(clip=1.0),
@@ -144,7 +145,7 @@ STREAMS: tuple[Stream, ...] = (
     ),
     Stream(
         name="clip-rules",
-        about="Three clip rules one after the other (the norm per tensor, the joint norm, each element), "
+        about="Three clip rules in order (the norm of each tensor, the joint norm, each element), and "
         "one inf.",
         seed=11,
         magnitude=3.0,
@@ -155,8 +156,8 @@ STREAMS: tuple[Stream, ...] = (
     ),
     Stream(
         name="fp16-leaves",
-        about="float16 parameters and gradients, dynamic scaling that grows until it overflows, again "
-        "and again.",
+        about="float16 parameters and gradients, with dynamic scaling that repeatedly grows until it "
+        "overflows.",
         steps=200,
         seed=12,
         tensors=_tensors("float16", "float16", "float16"),
@@ -169,7 +170,7 @@ STREAMS: tuple[Stream, ...] = (
     ),
     Stream(
         name="bf16-leaves",
-        about="bfloat16, float16 and float32 parameters side by side, one inf.",
+        about="bfloat16, float16 and float32 parameters side by side, and one inf.",
         seed=13,
         tensors=_tensors("bfloat16", "float16", "float32"),
         magnitude=0.1,
@@ -190,7 +191,7 @@ STREAMS: tuple[Stream, ...] = (
     ),
     Stream(
         name="empty-tree",
-        about="No parameters at all (not on PyTorch, whose optimizers reject that).",
+        about="No parameters at all (not on PyTorch, whose optimizers reject an empty list).",
         steps=20,
         seed=15,
         tensors=(),
@@ -200,8 +201,8 @@ STREAMS: tuple[Stream, ...] = (
     ),
     Stream(
         name="adam-1e-50",
-        about="Adam, gradients x 1e-50: in float32 they are exactly 0 and the update is 0 / (0 + eps) "
-        "= 0. No NaN.",
+        about="Adam with gradients of 1e-50: in float32 they are exactly 0, and the update is 0 / (0 + eps) "
+        "= 0, not NaN.",
         seed=16,
         magnitude=1e-50,
         optimizer=_ADAM,
@@ -210,8 +211,8 @@ STREAMS: tuple[Stream, ...] = (
     ),
     Stream(
         name="adam-1e-50-eps-0",
-        about="The same with eps = 0: 0 / 0. The guard watches gradients, and these are finite: it "
-        "cannot help.",
+        about="The same with eps = 0: the update is 0 / 0. The guard watches gradients, which are finite, so "
+        "it cannot help.",
         steps=10,
         seed=16,
         magnitude=1e-50,
@@ -221,7 +222,7 @@ STREAMS: tuple[Stream, ...] = (
     ),
     Stream(
         name="adam-1e-50-fp16",
-        about="The same in pure float16: eps = 1e-8 rounds to 0 there, so 0 / 0 again. Keep Adam's "
+        about="The same in pure float16: eps = 1e-8 rounds to 0, so the update is 0 / 0 again. Keep Adam's "
         "state in float32.",
         steps=10,
         seed=16,
@@ -233,7 +234,7 @@ STREAMS: tuple[Stream, ...] = (
     ),
     Stream(
         name="fp16-stall",
-        about="float16 parameters at 1, steps of 1e-4: less than half an ulp, so nothing moves and "
+        about="float16 parameters of 1 and steps of 1e-4, which are below half an ulp: nothing moves, and "
         "nothing reports it.",
         steps=200,
         seed=17,

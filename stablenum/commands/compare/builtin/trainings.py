@@ -25,7 +25,7 @@ _HALF = Tolerance(
     norm=3e-2,
     loss=1e-2,
     params=3e-2,
-    why="the gradients themselves are rounded to float16, differently per backend",
+    why="the gradients themselves are rounded to float16, differently in each backend",
 )
 _FLOAT = Tolerance(
     norm=1e-4, loss=1e-4, params=1e-3, why="each framework sums its own gradients, in its own order"
@@ -34,9 +34,10 @@ _DIGITS = Tolerance(
     norm=0.1,
     loss=0.05,
     params=0.1,
-    why="float16 rounds the gradients, differently per backend, and 300 training steps amplify that",
+    why="gradients are rounded to float16, differently in each backend, and 300 steps amplify the "
+    "differences",
 )
-# max_scale leaves a margin: an ordinary batch never overflows, a bad one always does.
+# max_scale leaves a margin: an ordinary batch never overflows, and a bad batch always does.
 _SCALING = GuardConfig(loss_scale=DynamicLossScale(init_scale=2.0**12, max_scale=2.0**13, growth_interval=20))
 _BAD_BATCHES = (
     Fault(step=15, kind="nan"),
@@ -62,8 +63,8 @@ TRAININGS: tuple[Training, ...] = (
     ),
     Training(
         name="deep-1-to-10",
-        about="14 layers, weights from [1, 10]: activations of 1e23, gradients whose squares overflow. "
-        "Clipped, it learns.",
+        about="14 layers with weights from [1, 10]: activations of 1e23, and gradients whose squares "
+        "overflow. With clipping, the model learns.",
         model="deep",
         depth=14,
         steps=60,
@@ -77,7 +78,7 @@ TRAININGS: tuple[Training, ...] = (
     Training(
         name="deep-1-to-10-overflow",
         about="30 such layers: the forward pass itself overflows at every step. The guard stops after "
-        "20 and says why.",
+        "20 steps and says why.",
         model="deep",
         depth=30,
         steps=40,
@@ -90,8 +91,8 @@ TRAININGS: tuple[Training, ...] = (
     ),
     Training(
         name="loss-1e-7-fp16",
-        about="A loss of 1e-7, float16 compute, no loss scaling: every gradient rounds to 0 and "
-        "nothing is learnt.",
+        about="A loss of 1e-7 computed in float16 without loss scaling: every gradient rounds to 0, and "
+        "the model learns nothing.",
         model="regression",
         compute="float16",
         loss_factor=1e-7,
@@ -104,7 +105,7 @@ TRAININGS: tuple[Training, ...] = (
     ),
     Training(
         name="loss-1e-7-fp16-scaled",
-        about="The same loss with dynamic loss scaling: it learns.",
+        about="The same loss with dynamic loss scaling: the model learns.",
         model="regression",
         compute="float16",
         loss_factor=1e-7,
@@ -120,7 +121,7 @@ TRAININGS: tuple[Training, ...] = (
     ),
     Training(
         name="loss-1e10-clipped",
-        about="A loss of 1e10: the first plain step ruins the weights; clipped to norm 1, it learns.",
+        about="A loss of 1e10: the first plain step ruins the weights; with clipping, the model learns.",
         model="regression",
         loss_factor=1e10,
         steps=80,
@@ -133,7 +134,7 @@ TRAININGS: tuple[Training, ...] = (
     ),
     Training(
         name="digits-mlp",
-        about="Handwritten digits, an MLP in float16 with float32 master weights, five bad batches.",
+        about="Handwritten digits: an MLP in float16 with float32 master weights, and five bad batches.",
         model="digits-mlp",
         compute="float16",
         steps=300,
@@ -147,7 +148,7 @@ TRAININGS: tuple[Training, ...] = (
     ),
     Training(
         name="digits-conv",
-        about="The same with a small convolutional net.",
+        about="The same with a small convolutional network.",
         model="digits-conv",
         compute="float16",
         steps=300,
@@ -161,8 +162,9 @@ TRAININGS: tuple[Training, ...] = (
     ),
     Training(
         name="escalate-fp16",
-        about="Digits again. For 240 steps pixels range from 0 to 60,000, not 0 to 1: activations overflow "
-        "float16 at any loss scale. After 3 skips the guard has 60 steps computed in float32.",
+        about="Digits again. For 240 steps, pixels range from 0 to 60,000, not 0 to 1, and activations "
+        "overflow float16 at any loss scale. After 3 skips, the guard has 60 steps computed in "
+        "float32.",
         model="digits-normed",
         compute="float16",
         steps=300,

@@ -1,7 +1,7 @@
-"""Scenarios are data: what is trained on, how, what goes wrong, and the expected result.
+"""Scenarios as data: what is trained, on what data, what goes wrong, and the expected result.
 
-There are two kinds. A :class:`Stream` gives the gradients themselves, so that every backend sees the same
-bits; a :class:`Training` gives a model and batches, and every backend differentiates it itself.
+There are two kinds. A :class:`Stream` gives the gradients themselves, so that every backend gets the same
+bits; a :class:`Training` gives a model and batches, and every backend differentiates the model itself.
 The command ``stablenum compare`` and the tests run the same objects.
 """
 

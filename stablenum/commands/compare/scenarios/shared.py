@@ -1,13 +1,13 @@
-"""The parts that both kinds of scenario share: an optimizer, an outcome, and how closely backends must
-agree."""
+"""What both kinds of scenario share: an optimizer, an outcome, and how closely backends must agree."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
 
-from stablenum.errors import bad_field, check_choice, check_int, check_number
+from stablenum.errors import bad_field, either
 from stablenum.guard.config import GuardConfig
+from stablenum.settings_checks import check_choice, check_int, check_number
 
 __all__ = [
     "DTYPES",
@@ -28,11 +28,11 @@ DTYPES = ("float32", "bfloat16", "float16")
 class Outcome(StrEnum):
     """The outcome of a run, judged by its parameters at the end."""
 
-    SURVIVES = "survives"  # all finite, and the goal (if there is one) reached
-    DIES = "dies"  # some are NaN or infinite
-    STALLS = "stalls"  # bit-equal to the start although the true gradients were not zero
-    FAILS = "fails"  # finite, but the goal was missed
-    STOPS = "stops"  # NonFiniteError, as configured; the parameters are those before the bad steps
+    SURVIVES = "survives"  # all parameters are finite, and the goal (if there is one) is reached
+    DIES = "dies"  # some parameters are NaN or infinite
+    STALLS = "stalls"  # the parameters equal the start bit for bit although the true gradients were not zero
+    FAILS = "fails"  # the parameters are finite, but the goal is missed
+    STOPS = "stops"  # NonFiniteError is raised, as configured; the parameters are those before the bad steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +42,8 @@ class OptimizerSpec:
     Args:
         name: ``"sgd"``, ``"adam"`` or ``"adamw"``.
         lr: the learning rate.
-        momentum: of SGD.
-        eps: of Adam.
+        momentum: the momentum of SGD.
+        eps: the eps of Adam.
         weight_decay: L2 for SGD and Adam, decoupled for AdamW.
 
     Raises:
@@ -58,7 +58,7 @@ class OptimizerSpec:
 
     def __post_init__(self) -> None:
         if self.name not in OPTIMIZERS:
-            raise bad_field("optimizer.name", f"one of {', '.join(OPTIMIZERS)}", self.name)
+            raise bad_field("optimizer.name", f"one of {either(OPTIMIZERS)}", self.name)
         check_number("optimizer.lr", self.lr, at_least=0.0)
         check_number("optimizer.momentum", self.momentum, at_least=0.0, below=1.0)
         check_number("optimizer.eps", self.eps, at_least=0.0)
@@ -67,14 +67,14 @@ class OptimizerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """The expected result of a scenario; None is not checked.
+    """The expected result of a scenario. A field that is None is not checked.
 
     Args:
         plain: the outcome without a guard.
-        guarded: the outcome with it.
+        guarded: the outcome with a guard.
         skips: the number of steps that the guard skips.
         final_loss_scale: the loss scale after the last step.
-        moved: for a stream, how far each tensor is from its start after the last guarded step, root mean
+        moved: for a stream, how far each tensor is from its start after the last guarded step, as a root mean
             square; checked to within a thousandth.
 
     Raises:
@@ -104,14 +104,14 @@ class Expected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerance:
-    """How far a backend may be from NumPy. Decisions and loss scales have no tolerance: they must be equal.
+    """How far a backend may differ from NumPy. Decisions and loss scales must be equal.
 
     Args:
-        norm: relative, for gradient norms and clip coefficients.
-        loss: relative, for the recorded loss.
-        params: for the parameters at the end: the largest difference in a tensor over the
-            largest number in it.
-        why: the reason, where the tolerance is wider than the standard one.
+        norm: the relative tolerance for gradient norms and clip coefficients.
+        loss: the relative tolerance for the recorded loss.
+        params: the tolerance for the parameters at the end: the largest difference in a tensor divided by
+            the largest number in it.
+        why: the reason if the tolerance is wider than the standard one.
 
     Raises:
         ValueError: a field is out of its range.
@@ -142,10 +142,10 @@ def tensor_names(count: int) -> list[str]:
 
 
 def check_guard_names(guard: GuardConfig, count: int) -> None:
-    """Check that the names in a guard's rules are those of tensors, of which there are ``count``.
+    """Check that the names in a guard's rules match tensors, of which there are ``count``.
 
     Raises:
-        ValueError: a pattern matches none of them.
+        ValueError: a pattern matches no tensor.
     """
     if guard.unit_rule is not None:
         guard.unit_rule.included(tensor_names(count))

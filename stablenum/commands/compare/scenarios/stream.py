@@ -14,9 +14,10 @@ from stablenum.commands.compare.scenarios.shared import (
     check_guard_names,
     check_name,
 )
-from stablenum.errors import bad_field, check_int, check_number
+from stablenum.errors import bad_field, either
 from stablenum.formats import get_format
 from stablenum.guard.config import GuardConfig
+from stablenum.settings_checks import check_int, check_number
 
 __all__ = ["Event", "Stream", "TensorSpec"]
 
@@ -29,13 +30,13 @@ class TensorSpec:
     """One parameter of a stream.
 
     Args:
-        shape: may hold 0.
-        dtype: of the parameter and of the gradients that the guard receives.
-        computed: the format that the scaled gradients were computed in, before they became ``dtype``: as
-            under autocast, where a float32 parameter gets what float16 left of its gradient.
+        shape: the shape; lengths of 0 are allowed.
+        dtype: the dtype of the parameter and of the gradients that the guard receives.
+        computed: the format in which the scaled gradients are computed before they are cast to ``dtype``, as
+            under autocast, where a float32 parameter gets a gradient that was computed in float16.
 
     Raises:
-        ValueError: a wrong shape or dtype.
+        ValueError: the shape or a dtype is not allowed.
     """
 
     shape: tuple[int, ...]
@@ -46,9 +47,9 @@ class TensorSpec:
         for n in self.shape:
             check_int("tensors.shape", n, at_least=0)
         if self.dtype not in DTYPES:
-            raise bad_field("tensors.dtype", f"one of {', '.join(DTYPES)}", self.dtype)
+            raise bad_field("tensors.dtype", f"one of {either(DTYPES)}", self.dtype)
         if self.computed is not None and self.computed not in DTYPES:
-            raise bad_field("tensors.computed", f"one of {', '.join(DTYPES)}", self.computed)
+            raise bad_field("tensors.computed", f"one of {either(DTYPES)}", self.computed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,17 +57,18 @@ class Event:
     """A change to a stream. Events of the same step apply in the order in which they are listed.
 
     Args:
-        step: the first step that it applies to, from 0.
-        until: the last step; by default ``step``; ``"end"``: to the end of the stream.
-        tensor: index of the gradient, ``"all"`` gradients, or ``"loss"``.
-        value: what is put there; may be NaN or infinite.
-        factor: multiplies all elements of what is there. 0 gives a tensor that starts late.
-        everywhere: put ``value`` into all elements instead of the first.
+        step: the first step to which the event applies, from 0.
+        until: the last step to which the event applies; by default ``step``. ``"end"`` means the end of the
+            stream.
+        tensor: the index of a gradient, ``"all"`` for all gradients, or ``"loss"``.
+        value: the number that replaces the first element; may be NaN or infinite.
+        factor: the number by which all elements are multiplied. 0 gives a tensor that starts late.
+        everywhere: whether ``value`` replaces all elements instead of the first.
 
     Exactly one of ``value`` and ``factor`` is given.
 
     Raises:
-        ValueError: a field is out of its range, or both or none of the two are given.
+        ValueError: a field is out of its range, or not exactly one of ``value`` and ``factor`` is given.
     """
 
     step: int
@@ -130,27 +132,27 @@ class Event:
 class Stream:
     """Seeded gradients, the same bits for every backend.
 
-    At each step a backend receives ``(g x its own loss scale)`` rounded to the parameter's
+    At each step, a backend receives ``g x loss scale``, with its own loss scale, rounded to the parameter's
     dtype, so that overflow and underflow in half precision are real.
 
     Args:
-        name: a word for the command line.
-        about: what it shows, one sentence.
-        steps: how many.
-        seed: of gradients and parameters.
+        name: the name on the command line, one word.
+        about: a sentence about what the stream shows.
+        steps: the number of steps.
+        seed: the seed of gradients and parameters.
         tensors: the parameters.
-        magnitude: standard deviation of the (float32) gradients.
+        magnitude: the standard deviation of the (float32) gradients.
         drift: the gradients, not the loss, of step t are multiplied by ``drift**t``.
-        jitter: and by ``exp(jitter x a standard normal number)``, drawn again at each step, so that
-            norms vary from step to step as in training; 0 to 1, where 0.3 is realistic.
-        start: value of all parameters at the start; None draws them from a normal distribution.
+        jitter: gradients are also multiplied by ``exp(jitter x a standard normal number)``, drawn again at
+            each step, so that norms vary from step to step as in training; 0 to 1, where 0.3 is realistic.
+        start: the value of all parameters at the start; with None, they are drawn from a normal distribution.
         events: what goes wrong.
-        optimizer, guard: how it is trained.
-        plain_clip: clip the run without a guard at this norm by the framework's own function.
-        most_moved: a run fails if a tensor has moved further from its start at the end, as a root mean
-            square over its elements: a finite spike makes no NaN, but does its harm this way.
+        optimizer, guard: how the parameters are trained.
+        plain_clip: the norm at which the framework's own function clips in the run without a guard.
+        most_moved: a run fails if at the end a tensor is further than this from its start, as a root mean
+            square over its elements. (A finite spike makes no NaN; it does harm by moving parameters.)
         compiled_in: another scenario for which torch.compile traces the same rules. A run of all scenarios
-            leaves this one out of ``torch-compiled``, where tracing is nearly all of the time.
+            does not run this one on ``torch-compiled``, where tracing takes nearly all of the time.
         expected, tolerance: what is checked.
 
     Raises:
@@ -210,8 +212,8 @@ class Stream:
             raise bad_field("expected.moved", f"{len(self.tensors)} numbers, one per tensor", moved)
 
     def _check_drift(self) -> None:
-        # Compared as logarithms, because the power itself may be beyond float64.
+        # The logarithms are compared, because the power itself may be beyond float64's range.
         growth = (self.steps - 1) * math.log(self.drift)
         if growth > 0 and math.log(max(self.magnitude, 1.0)) + growth > math.log(_LARGEST_DRIFT):
             allowed = f"such that drift**(steps - 1), and magnitude times it, is at most {_LARGEST_DRIFT:g}"
-            raise bad_field("drift", allowed, self.drift, hint="For an overflow use an event.")
+            raise bad_field("drift", allowed, self.drift, hint="To cause an overflow, use an event.")

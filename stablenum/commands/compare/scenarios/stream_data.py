@@ -65,13 +65,13 @@ def scaled_gradients(stream: Stream, gradients: Sequence[Array], scale: float) -
 
 def _level(stream: Stream, step: int) -> float:
     """Return the factor on the gradients of a step; exactly 1 without drift and jitter."""
-    # Jitter has a separate generator, so that it changes no other number.
+    # Jitter has a separate generator, so that it does not change any other number.
     swing = np.random.default_rng([stream.seed, 2, step]).normal() if stream.jitter else 0.0
     return float(stream.drift) ** step * math.exp(stream.jitter * swing)
 
 
 def _after(event: Event, there: Array) -> Array:
-    """Return the float32 numbers after an event was applied to them."""
+    """Return the float32 numbers that result when an event is applied to ``there``."""
     if event.factor is None:
         return as_dtype(np.full(there.shape, event.value, np.float64), "float32")
     with np.errstate(invalid="ignore"):  # 0 x inf is NaN, as everywhere
@@ -79,7 +79,7 @@ def _after(event: Event, there: Array) -> Array:
 
 
 def as_dtype(array: Array, dtype: str) -> Array:
-    """Return ``array`` rounded to a dtype by its name (bfloat16: ml_dtypes). Overflow gives inf, silently."""
+    """Return ``array`` rounded to a dtype given by its name. Overflow gives inf without a warning."""
     with np.errstate(over="ignore", invalid="ignore"):
         return array.astype(numpy_dtype(dtype))
 

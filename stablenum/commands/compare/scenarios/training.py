@@ -1,4 +1,4 @@
-"""Trainings: a model, batches and what is wrong with some of them."""
+"""Trainings: a model, batches, and what is wrong with some of the batches."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from stablenum.commands.compare.scenarios.shared import DTYPES, Expected, OptimizerSpec, Tolerance, check_name
-from stablenum.errors import bad_field, check_choice, check_int, check_number
+from stablenum.errors import bad_field, either
 from stablenum.guard.config import GuardConfig
+from stablenum.settings_checks import check_choice, check_int, check_number
 
 __all__ = ["MODELS", "Fault", "Goal", "Training"]
 
@@ -19,9 +20,9 @@ class Fault:
     """A bad batch.
 
     Args:
-        step: when.
-        kind: ``"nan"`` puts NaN into one example, ``"scale"`` multiplies all inputs by ``factor``,
-            ``"weight"`` multiplies the batch's loss by it.
+        step: the step of the batch.
+        kind: ``"nan"`` puts NaN into one example, ``"scale"`` multiplies all inputs by ``factor``, and
+            ``"weight"`` multiplies the batch's loss by ``factor``.
         factor: see ``kind``.
 
     Raises:
@@ -43,10 +44,10 @@ class Goal:
     """What a training must reach, evaluated in float32 on the parameters at the end.
 
     Args:
-        measure: ``"accuracy"`` (of held-out data) or ``"loss"``.
-        at_least: for accuracy.
-        of_start: for the loss: at most this fraction of the loss at the start.
-        below_clean: for accuracy: at most this much below plain training on the same batches
+        measure: ``"accuracy"`` (on held-out data) or ``"loss"``.
+        at_least: the smallest accuracy.
+        of_start: the largest loss, as a fraction of the loss at the start.
+        below_clean: how far the accuracy may be below that of plain training on the same batches
             without the faults.
 
     Raises:
@@ -68,17 +69,17 @@ class Goal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """A model and batches, the same numbers for every backend, which differentiates the model itself.
+    """A model and batches, with the same numbers for every backend. Each backend differentiates the model.
 
     Args:
         name, about, steps, seed: as in :class:`Stream`.
         model: one of :data:`MODELS`.
-        depth: layers, for ``"deep"``.
-        compute: dtype of the forward and backward pass; parameters are float32. A guard that escalates from
-            there chooses the dtype of each step.
-        loss_factor: the loss is multiplied by it.
+        depth: the number of layers of the model ``"deep"``.
+        compute: the dtype of the forward and backward pass; parameters are float32. A guard that escalates
+            from this dtype chooses the dtype of each step.
+        loss_factor: the number by which the loss is multiplied.
         faults: the bad batches.
-        optimizer, guard: how it is trained.
+        optimizer, guard: how the model is trained.
         goal, expected, tolerance: what is checked.
     """
 
@@ -105,10 +106,10 @@ class Training:
         check_number("loss_factor", self.loss_factor)
         check_choice("compute", self.compute, DTYPES)
         if self.model not in MODELS:
-            raise bad_field("model", f"one of {', '.join(MODELS)}", self.model)
+            raise bad_field("model", f"one of {either(MODELS)}", self.model)
 
     def ladder(self, guard: GuardConfig | None) -> tuple[str, ...]:
-        """Return the formats of the guard's levels; ``compute`` alone if its ladder begins elsewhere."""
+        """Return the formats of the guard's ladder, or only ``compute`` if the ladder begins elsewhere."""
         escalate = None if guard is None else guard.escalate
         if escalate is None or escalate.formats[0] != self.compute:
             return (self.compute,)

@@ -20,7 +20,7 @@ NORM_EPS = 1e-6
 
 
 class Data(NamedTuple):
-    """Training and held-out examples, float32 inputs; labels int64 or float32 targets."""
+    """Training and held-out examples: float32 inputs, and int64 labels or float32 targets."""
 
     x: Array
     y: Array
@@ -29,7 +29,7 @@ class Data(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """One step's examples, and the factor on their mean loss."""
+    """The examples of one step, and the factor on their mean loss."""
 
     x: Array
     y: Array
@@ -61,7 +61,7 @@ def _data(model: str, seed: int) -> Data:
 
 
 def _digits(rng: np.random.Generator) -> Data:
-    """Return scikit-learn's bundled 8 x 8 images (1797 of them), shuffled; the last 360 are held out."""
+    """Return scikit-learn's 1797 images of 8 x 8 pixels in random order; the last 360 are held out."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)

@@ -27,7 +27,8 @@ Namespace: TypeAlias = Any
 
 _INF = math.inf
 
-# log((1 - e^-a) / a) = -a/2 + sum of B_2k a^2k / (2k (2k)!); exact in float64 for a up to ln 2.
+# log((1 - e^-a) / a) = -a/2 + the sum of B_2k a^2k / (2k (2k)!). These terms are exact in float64 for a up to
+# ln 2.
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510)
 _SERIES = tuple(b / (2 * k * math.factorial(2 * k)) for k, b in enumerate(_BERNOULLI, start=1))
 
@@ -35,8 +36,8 @@ _SERIES = tuple(b / (2 * k * math.factorial(2 * k)) for k, b in enumerate(_BERNO
 def log(x: Array, *, xp: Namespace) -> Array:
     """Natural logarithm that stays finite: ``log(max(x, smallest normal number))``.
 
-    The floor is that of the format of the computation: below 1.18e-38 the value is -87.34 (-708.4 in
-    float64) with gradient 0, for zero and negative x too. log(inf) is inf; NaN stays NaN.
+    The smallest normal number is that of the format of the computation: for x below 1.18e-38, including zero
+    and negative x, the value is -87.34 (-708.4 in float64) with gradient 0. log(inf) is inf; NaN stays NaN.
 
     Args:
         x: any shape, any floating-point format.
@@ -57,11 +58,12 @@ def log(x: Array, *, xp: Namespace) -> Array:
 def log1mexp(a: Array, *, xp: Namespace) -> Array:
     """``log(1 - exp(-a))`` for a > 0, to full precision at both ends.
 
-    It is computed by two forms that meet at a = ln 2 (Maechler 2012, the log1mexp note of R's package Rmpfr).
-    Above it ``log1p(-e)`` with e = exp(-a), written as ``-log1p(e / (1 - e))`` because XLA's log1p is off by
-    120 ulp at -0.4 in float64 on a CPU. Below it ``log(-expm1(-a))``, written as ``log(a) - a/2`` plus a
-    series in a^2 because XLA's expm1 is off by 4 ulp. The gradient is ``1 / expm1(a)``. For a below the
-    smallest normal number, including zero and negative a, the value is -inf with gradient 0.
+    The function is computed by two forms that meet at a = ln 2 (Maechler 2012, the log1mexp note of R's
+    package Rmpfr). Above ln 2 the form is ``log1p(-e)`` with e = exp(-a), written as ``-log1p(e / (1 - e))``
+    because XLA's log1p is off by 120 ulp at -0.4 in float64 on a CPU. Below ln 2 the form is
+    ``log(-expm1(-a))``, written as ``log(a) - a/2`` plus a series in a^2 because XLA's expm1 is off by 4 ulp.
+    The gradient is ``1 / expm1(a)``. For a below the smallest normal number, including zero and negative a,
+    the value is -inf with gradient 0.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -82,10 +84,10 @@ def log1mexp(a: Array, *, xp: Namespace) -> Array:
 
 
 def softplus(x: Array, *, xp: Namespace) -> Array:
-    """``log(1 + exp(x))`` that neither overflows nor loses digits; its gradient is the sigmoid of x.
+    """``log(1 + exp(x))``, without overflow or loss of digits; its gradient is the sigmoid of x.
 
-    ``x + log1p(exp(-x))`` for x > 0, otherwise ``log1p(exp(x))``: there is no tie at 0, so the second
-    derivative is correct there too. inf gives inf, -inf gives 0.
+    The value is computed as ``x + log1p(exp(-x))`` for x > 0 and as ``log1p(exp(x))`` otherwise. There is no
+    tie at 0, so the second derivative is correct there too. inf gives inf, -inf gives 0.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -121,7 +123,8 @@ def _softplus(x: Array, *, xp: Namespace) -> Array:
 def logaddexp(a: Array, b: Array, *, xp: Namespace) -> Array:
     """``log(exp(a) + exp(b))``; the gradients are the softmax of a and b.
 
-    If both are -inf, the value is -inf with gradient 0. If both are inf, it is inf with gradients of 1/2.
+    If both are -inf, the value is -inf with gradient 0. If both are inf, the value is inf with gradients of
+    1/2.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -144,8 +147,8 @@ def logaddexp(a: Array, b: Array, *, xp: Namespace) -> Array:
 def logsubexp(a: Array, b: Array, *, xp: Namespace) -> Array:
     """``log(exp(a) - exp(b))`` for a > b: ``a + log1mexp(a - b)``.
 
-    Where a <= b (including both -inf or both inf), or a > b by less than the smallest normal number, the
-    value is -inf with gradient 0.
+    Where a <= b (including both -inf or both inf), or where a exceeds b by less than the smallest normal
+    number, the value is -inf with gradient 0.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -166,10 +169,10 @@ def logsumexp(
     """``log(sum(exp(x)))`` over an axis; its gradient is the softmax.
 
     If there is no element, or all are masked or -inf, the value is -inf with gradient 0. If an element is
-    inf, it is inf with gradient 0.
+    inf, the value is inf with gradient 0.
 
     Args:
-        x: any shape with ``axis``, any floating-point format.
+        x: any shape that has ``axis``, any floating-point format.
         axis: the axis to sum over.
         mask: bool, broadcast with x; False leaves an element out, whatever its value.
         keepdims: keep the axis with length 1.
@@ -197,9 +200,10 @@ def logsumexp(
 
 
 def softmax(x: Array, *, axis: int = -1, mask: Array | None = None, xp: Namespace) -> Array:
-    """``exp(x) / sum(exp(x))`` over an axis; a row of masked or -inf elements is 0, with gradient 0.
+    """``exp(x) / sum(exp(x))`` over an axis; a row of masked or -inf elements gives 0 with gradient 0.
 
-    Elements that are inf share the probability equally, with gradient 0. Arguments as in :func:`logsumexp`.
+    Elements that are inf share the probability equally, with gradient 0. The arguments are those of
+    :func:`logsumexp`.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -217,8 +221,8 @@ def softmax(x: Array, *, axis: int = -1, mask: Array | None = None, xp: Namespac
 def log_softmax(x: Array, *, axis: int = -1, mask: Array | None = None, xp: Namespace) -> Array:
     """``x - logsumexp(x)`` over an axis; masked or -inf elements give -inf, with gradient 0.
 
-    If n elements of a row are inf, each of them gives -log(n) and all others -inf, all with gradient 0.
-    Arguments as in :func:`logsumexp`.
+    If n elements of a row are inf, each of them gives -log(n) and all others give -inf, all with gradient 0.
+    The arguments are those of :func:`logsumexp`.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -239,7 +243,7 @@ def log_softmax(x: Array, *, axis: int = -1, mask: Array | None = None, xp: Name
 
 
 class _Row(NamedTuple):
-    """The parts of a softmax; parts with one number per row keep the axis with length 1."""
+    """The parts of a softmax. Parts with one number per row keep the axis with length 1."""
 
     top: Array  # the largest element
     shift: Array  # a whole number near it
@@ -248,7 +252,7 @@ class _Row(NamedTuple):
     exponentials: Array
     total: Array
     alone: Array  # whether the largest exponential is larger than the sum of all others
-    ahead: Array  # whether an element is this largest one, in a row where ``alone`` holds
+    ahead: Array  # whether an element is the largest one, in a row where ``alone`` holds
     lead: Array  # the distance of the largest element from the shift, in rows where ``alone`` holds
     tail: Array  # log(total), or where ``alone`` holds, log(total) minus the largest element
 
@@ -268,8 +272,8 @@ def _row(x: Array, axis: int, *, xp: Namespace) -> _Row:
         return xp.sum(values, axis=axis, keepdims=True)
 
     total = over(exponentials)
-    # log(e^away + small) - away keeps no digit of a "small" term, and rounding may make it positive. So where
-    # one element outweighs all others, these are summed without it and passed to log1p.
+    # log(e^away + small) - away loses all digits of a small term, and rounding may make the result positive.
+    # So where one element outweighs all others, the others are summed without it and passed to log1p.
     first = kept & (x == top)
     others = over(xp.where(first, 0.0, exponentials))
     alone = (over(xp.astype(first, x.dtype)) == 1) & (others < 0.5 * total)
@@ -296,14 +300,13 @@ def _constant(top: Array, *, xp: Namespace) -> Array:
 def cumulative_logsumexp(x: Array, *, axis: int = -1, xp: Namespace) -> Array:
     """Cumulative logsumexp along an axis: element i is ``log(sum(exp(x[: i + 1])))``.
 
-    The sums are computed by doubling: log2(n) times :func:`logaddexp` of the array and a copy of it shifted
-    by 1, 2, 4... places, so a small element is not lost next to a much larger one that comes later. The
-    gradient is computed from these rounded sums: its error is about eps times the size of x, and beyond 1 /
-    eps equal elements get unequal shares. It is a product of one weight per doubling, each of which adds an
-    error of
-    about 1 ulp: up to 6 ulp measured for 33 elements.
+    The sums are computed by doubling: log2(n) times, :func:`logaddexp` is applied to the array and a copy of
+    it shifted by 1, 2, 4 and so on, so a small element is not lost next to a much larger later one. The
+    gradient is computed from these rounded sums, so its error is about eps times the size of x, and for x
+    beyond 1 / eps equal elements get unequal shares. The gradient is a product of one weight per doubling,
+    each of which adds an error of about 1 ulp; errors of up to 6 ulp were measured for 33 elements.
 
-    -inf adds nothing and has gradient 0. All sums from an inf on are inf, and only that inf gets a gradient.
+    -inf adds nothing and has gradient 0. From an inf on, all sums are inf, and only that inf gets a gradient.
 
     Example:
         >>> import array_api_compat.numpy as np
@@ -313,7 +316,7 @@ def cumulative_logsumexp(x: Array, *, axis: int = -1, xp: Namespace) -> Array:
     (x,), dtype = widened(x, xp=xp)
     x = xp.where(x == -_INF, -_INF, x)
     axis = check_axis(axis, x.ndim)
-    # Written without moveaxis, for which torch.func.vmap has no rule.
+    # This is written without moveaxis, for which torch.func.vmap has no rule.
     others = [a for a in range(x.ndim) if a != axis]
     result, n, step = xp.permute_dims(x, (axis, *others)), x.shape[axis], 1
     # After each pass, element i holds the sum over the last 2 * step elements up to i.
@@ -328,8 +331,8 @@ def cumulative_logsumexp(x: Array, *, axis: int = -1, xp: Namespace) -> Array:
 def xlogy(x: Array, y: Array, *, xp: Namespace) -> Array:
     """``x * log(y)``, and 0 where x is 0; the logarithm is the finite :func:`log`.
 
-    The gradient with respect to x is log(y), with respect to y it is x / y. Where y is below the smallest
-    normal number, the gradient with respect to y is 0; if x is 0 too, so is that with respect to x.
+    The gradient is log(y) with respect to x and x / y with respect to y. Where y is below the smallest normal
+    number, the gradient with respect to y is 0; if x is also 0, the gradient with respect to x is 0 too.
 
     Example:
         >>> import array_api_compat.numpy as np

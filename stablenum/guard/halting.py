@@ -1,0 +1,56 @@
+"""The exception that ends a halted run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from stablenum.errors import NonFiniteError
+from stablenum.guard.config import GuardConfig
+from stablenum.guard.decide import GuardState
+from stablenum.guard.readout import StepRecord, history, metrics
+from stablenum.guard.reasons import Reason, explain_reason
+
+__all__ = ["check_halted"]
+
+
+def check_halted(
+    state: GuardState, names: Sequence[str] | None = None, *, config: GuardConfig | None = None
+) -> None:
+    """Raise if the guard has halted.
+
+    Raises:
+        NonFiniteError: ``state.halted`` is set. The message names the first bad parameter, the
+            recent loss scales, the likely cause and the remedy.
+    """
+    if not state.halted.tolist():
+        return
+    last, rows = metrics(state, names), history(state, names)
+    skipped = state.nonfinite_in_a_row.tolist()
+    finite = (Reason.SPIKE_LOSS, Reason.SPIKE_GRAD_NORM)  # also skipped, but not the reason for stopping
+    streak = [row for row in rows[-last["skipped_in_a_row"] :] if row["reason"] not in finite] or [last]
+    first = streak[0]
+    scales = [f"{row['loss_scale']:g}" for row in streak[-8:]]
+    limit = f" (the limit is {config.skip_limit})" if config and config.skip_limit else ""
+    raise NonFiniteError(
+        f"Training stopped: {skipped} step(s) in a row could not be applied{limit}, "
+        f"from step {last['step'] - skipped + 1} on. "
+        f"{_culprit(first)} "
+        f"At step {first['step']}{'' if len(streak) == skipped else ', the first still recorded,'} "
+        f"{explain_reason(first['reason'])} "
+        f"Loss scale over these steps: {', '.join(scales)}. "
+        "No skipped step was applied: parameters and optimizer state are those from before these steps.",
+        metrics=last,
+        history=rows,
+    )
+
+
+def _culprit(row: StepRecord) -> str:
+    """Return text with the gradient norm and the loss of a skipped step, and its first bad parameter if a
+    gradient was bad."""
+    known = not math.isnan(row["loss"]) or row["reason"] is Reason.NONFINITE_LOSS
+    numbers = f"gradient norm {row['grad_norm']:g}" + (f", loss {row['loss']:g}" if known else "")
+    if math.isfinite(row["grad_norm"]):
+        return f"All gradients were finite ({numbers})."
+    worst = row["worst"]
+    return f"First bad parameter: {worst.name or f'parameter {worst.index}'} ({numbers})."
