@@ -6,6 +6,7 @@ import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import jax
@@ -14,7 +15,7 @@ import torch
 from jax.experimental.compilation_cache import compilation_cache
 
 from tests.backends import BACKENDS, Backend
-from tests.selection import REPEATS
+from tests.selection import REPEATS, covering
 
 # JAX's compilations are cached across processes and runs; tests that run programs pass the settings on.
 COMPILED = {
@@ -77,8 +78,19 @@ def every_backend(request: pytest.FixtureRequest) -> Backend:
     return BACKENDS[request.param]
 
 
+@pytest.hookimpl(tryfirst=True)  # before slow tests are deselected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked ``gpu`` are skipped on machines without a GPU."""
+    """Most cases of a ``sampled`` test are slow; ``gpu`` tests are skipped on machines without a GPU."""
+    cases: dict[str, dict[pytest.Item, set[tuple[str, Any]]]] = {}
+    for item in items:
+        if "sampled" in item.keywords and "slow" not in item.keywords:
+            values = item.callspec.params.items()  # type: ignore[attr-defined]
+            cases.setdefault(item.nodeid.split("[")[0], {})[item] = {
+                (name, value if isinstance(value, str | float | int) else id(value)) for name, value in values
+            }
+    for of_one in cases.values():
+        for item in of_one.keys() - covering(of_one):
+            item.add_marker(REPEATS)
     if torch.cuda.is_available():
         return
     for item in items:

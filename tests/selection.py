@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import pytest
 
-__all__ = ["REPEATS", "one_in_three", "pairwise", "slow_but_for", "slow_unless"]
+__all__ = ["REPEATS", "covering", "one_in_three", "pairwise", "slow_but_for", "slow_unless"]
+
+Case = TypeVar("Case", bound=Hashable)
 
 REPEATS = pytest.mark.slow(reason="repeats a fast case on another backend or path")
 
@@ -37,6 +39,17 @@ def pairwise(*factors: Sequence[Any]) -> list[tuple[Any, ...]]:
         missing -= _pairs(best)
         chosen.append(best)
     return [tuple(factor[i] for factor, i in zip(factors, row, strict=True)) for row in sorted(chosen)]
+
+
+def covering(cases: Mapping[Case, Collection[Any]]) -> list[Case]:
+    """A few of the cases, in which every value occurs that occurs in one of them."""
+    missing = {value for values in cases.values() for value in values}
+    chosen = []
+    for case, values in sorted(cases.items(), key=lambda item: zlib.crc32(str(item[0]).encode())):
+        if not missing.isdisjoint(values):
+            chosen.append(case)
+            missing -= set(values)
+    return chosen
 
 
 def _pairs(row: tuple[int, ...]) -> set[tuple[tuple[int, int], ...]]:

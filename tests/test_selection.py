@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from tests.selection import one_in_three, pairwise, slow_but_for, slow_unless
+from tests.selection import covering, one_in_three, pairwise, slow_but_for, slow_unless
 
 FACTORS = [
     ("ab", "xyz"),
@@ -63,3 +63,13 @@ def test_cases_that_are_left_out_are_marked_slow():
     assert [param.values for param in by_rule] == [param.values for param in by_list] == rows
     assert [slow(param) for param in by_rule] == [False, False, True]
     assert [slow(param) for param in by_list] == [True, True, False]
+
+
+def test_every_value_occurs_in_a_chosen_case():
+    cases = {f"{a}{b}": {("a", a), ("b", b)} for a in range(8) for b in range(3)}
+    chosen = covering(cases)
+    assert {value for case in chosen for value in cases[case]} == {
+        v for values in cases.values() for v in values
+    }
+    assert 8 <= len(chosen) <= 10
+    assert covering(dict(reversed(cases.items()))) == chosen

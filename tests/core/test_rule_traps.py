@@ -125,6 +125,7 @@ RULES = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("before", [0, 10, 100], ids=["from the start", "in the warm-up", "steady"])
 @pytest.mark.parametrize("config", RULES.values(), ids=RULES)
 def test_500_zero_gradients_in_a_row_leave_no_trace(config, before):

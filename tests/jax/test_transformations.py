@@ -116,6 +116,7 @@ def _temp_bytes(step: Any, tx: Any, size: int = 256, n: int = 4) -> int:
     return int(compiled.memory_analysis().temp_size_in_bytes)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "settings",
     [

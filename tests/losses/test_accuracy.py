@@ -27,6 +27,7 @@ def always(name: str, backend: str, form: str) -> bool:
     return (backend, form) == ("torch", "float32") or (wide and one_in_three(name + backend + form))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "backend", "form"),
     slow_unless(always, itertools.product(LOSSES, ("torch", "jax-jit"), FORMATS)),

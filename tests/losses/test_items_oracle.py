@@ -176,6 +176,7 @@ def exactly(case: Case, form: str) -> tuple[list[tuple[float, ...]], list[float]
     return rows, exact, [[oracle.derivative(case.exact, row, i) for row in rows] for i in case.wrt]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("route", "form"), RUNS)
 @pytest.mark.parametrize("case", CASES, ids=lambda c: "-".join([c.name, *map(str, c.options)]))
 def test_value_and_gradient(case: Case, route: str, form: str) -> None:

@@ -38,6 +38,7 @@ def _compare(p, q, form, where, scale=None, allowance=0.0, flushed=4.0):
     assert not bad.any(), [(np.asarray(w)[bad][:4], p[bad][:4], q[bad][:4]) for w in where]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("function", FUNCTIONS, **LABELLED)
 def test_both_frameworks_give_the_same_at_every_edge(function, form):

@@ -32,6 +32,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("backend", "form"), CASES)
 @pytest.mark.parametrize("function", [*FUNCTIONS, *ROWS], ids=lambda f: f.label)
 def test_the_regular_range(function, backend, form):

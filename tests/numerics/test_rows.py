@@ -36,6 +36,7 @@ def _edges(name, fmt):
     return groups
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("backend", "form"), CASES)
 @pytest.mark.parametrize("name", ROW_EDGES)
 def test_second_derivatives_at_the_edges_of_rows(name, backend, form):

@@ -36,6 +36,7 @@ def _difference(slope, point, j):
     return (up - down) / (2 * step)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("backend", "form"), CASES)
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.label)
 def test_second_derivatives(function, backend, form):

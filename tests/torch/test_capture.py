@@ -57,6 +57,7 @@ PAIRS = [("adamw", config) for config in CONFIGS] + [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("optimizer", "config"), PAIRS)
 def test_a_step_stays_on_the_device(optimizer: str, config: str) -> None:
     with fake_cuda(), torch.no_grad():

@@ -70,6 +70,7 @@ def fake_parameters() -> list[torch.nn.Parameter]:
 WITH_EACH = ("default", "all", "fold", "all at once")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("optimizer", "config"),
     slow_unless(

@@ -40,6 +40,7 @@ def test_clipping_matches_clip_grad_value_to_six_digits(make_optimizer, path, bo
             torch.testing.assert_close(a.grad, b.grad, rtol=1e-6, atol=0)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("rate", "growth_interval", "growth_factor", "backoff_factor"),
     [

@@ -37,6 +37,7 @@ def judge(found: dict[str, float], lost: float) -> None:
     assert found["plain"] <= found["float32"] - lost, found
 
 
+@pytest.mark.slow(reason="a training run; parity tests train on the same digits")
 def test_a_short_training() -> None:
     judge(accuracies(lr=1e-3, steps=250), lost=0.0)
 
