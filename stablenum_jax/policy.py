@@ -1,4 +1,4 @@
-"""jmp's names: ``import stablenum_jax.policy as jmp`` runs code that was written for jmp.
+"""jmp's names: after ``import stablenum_jax.policy as jmp``, code that was written for jmp runs.
 
 Differences from jmp: a policy may have rules for modules by path, losses and gradients are scaled in float32,
 and the floor of a dynamic loss scale is kept under ``jax.jit``.

@@ -157,7 +157,7 @@ def init_guard(config: GuardConfig, n_tensors: int, *, xp: Namespace, device: An
 def decide(
     config: GuardConfig, state: GuardState, observation: Observation, *, xp: Namespace
 ) -> tuple[Decision, GuardState]:
-    """Decide whether and with which factor a step is applied, and what the guard remembers of it.
+    """Decide whether a step is applied and with which factor, and what the guard remembers of it.
 
     A step is applied if every gradient norm is finite, the loss (if known) is finite, ``found_inf`` is not
     set, and the spike rule (if there is one) does not skip it. Only applied steps enter the statistics
@@ -174,7 +174,7 @@ def decide(
 
     Raises:
         ValueError: a measurement that a rule needs is missing, or a rule keeps statistics per parameter and
-            the observation has another number of parameters.
+            the observation has a different number of parameters.
 
     Example:
         >>> import numpy as np
@@ -243,8 +243,8 @@ def _check_observation(config: GuardConfig, state: GuardState, observation: Obse
     for part in state.clip:
         if isinstance(part, PER_TENSOR_STATES) and part[0].shape[0] != n:
             raise ValueError(
-                f"observation.norms must have the {part[0].shape[0]} parameters that the guard's state was "
-                f"made for; got {n}. Create a new state (init_guard, tx.init)."
+                f"observation.norms must have one entry for each of the {part[0].shape[0]} parameters that "
+                f"the guard's state was made for; got {n}. Create a new state (init_guard, tx.init)."
             )
     if config.unit_rule is not None and (observation.units is None or len(observation.units.norms) != n):
         raise ValueError(

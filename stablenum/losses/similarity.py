@@ -193,7 +193,7 @@ def _pairs(q: Array, k: Array, positives: Array | None, symmetric: bool) -> tupl
         raise bad_field("queries and keys", "of shapes (N, D) and (M, D)", shapes)
     n, m = q.shape[0], k.shape[0]
     if n != m and (positives is None or symmetric):
-        allowed = f"as many as the queries, {n}, unless positives are given and symmetric is False"
+        allowed = f"as many as the queries ({n}) unless positives are given and symmetric is False"
         raise bad_field("keys", allowed, m)
     if positives is not None and tuple(positives.shape) != (n, m):
         raise bad_field("positives", f"of shape {(n, m)}", tuple(positives.shape))

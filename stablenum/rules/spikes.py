@@ -50,7 +50,8 @@ class SpikeState(NamedTuple):
     Attributes:
         loss: (window,) float32, newest last; inf where there is no value yet.
         grad_norm: (window,) float32, in the same form.
-        debt: () int32, a counter of at least 0: each skip adds 4, and each other finite step subtracts 1.
+        debt: () int32, a counter that never falls below 0: each skip adds 4, and each other
+            finite step subtracts 1.
     """
 
     loss: Array
@@ -118,7 +119,7 @@ class SpikeGuard(_Settings):
 
     No step is skipped before ``min_samples`` values are in the window. Non-finite and zero values never enter
     the window. If the step after ``max_in_a_row`` skips in a row is also too high, it is applied and the
-    windows start again, because this is a new level and not a spike, and a rule must not stop the training.
+    windows are emptied, because this is a new level and not a spike, and a rule must not stop the training.
     The same happens if more than one step in five keeps being skipped, for example where two kinds of batches
     alternate: a counter rises by 4 at each skip and falls by 1 at each other step, and the rule resets when
     the counter reaches ``4 * max_in_a_row``. If no loss is given, only the norm is judged. Gradients are

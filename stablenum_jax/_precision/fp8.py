@@ -100,8 +100,8 @@ def fp8_dot(
     (:class:`stablenum.DelayedScaling`; Micikevicius et al. 2022, arXiv 2209.05433).
 
     NaN and inf in a factor or a gradient come out as NaN or inf, so the guard sees them; they never enter the
-    scales. An empty result is that of ``x @ w``. At an escalation level above 8 bits (see
-    :func:`stablenum_jax.value_and_grad`) the result is ``x @ w``, and the state is unchanged.
+    scales. If a factor is empty, the result is the same as that of ``x @ w``. At an escalation level above
+    8 bits (see :func:`stablenum_jax.value_and_grad`) the result is ``x @ w``, and the state is unchanged.
 
     Args:
         x: (..., k), any floating-point dtype.

@@ -156,7 +156,7 @@ def as_policy(policy: Any) -> Policy:
     parts = [getattr(policy, f"{part}_dtype", None) for part in ("param", "compute", "output")]
     if None in parts or isinstance(policy, type):
         raise TypeError(
-            "policy must be words such as 'params=float32,compute=bfloat16', a stablenum.Policy, a "
+            "policy must be a string such as 'params=float32,compute=bfloat16', a stablenum.Policy, a "
             f"stablenum_jax.policy.Policy or a jmp.Policy; got {policy!r}."
         )
     param, compute, output = parts

@@ -96,7 +96,7 @@ def _divides(node: object) -> bool:
 
 
 def _injected(opt_state: PyTree, *, partial: bool = False) -> list[tuple[Any, bool]]:
-    """Yield each learning rate found, and whether it is inside a state that divides the parameters."""
+    """Return each learning rate found, and whether it is inside a state that divides the parameters."""
     found: list[tuple[Any, bool]] = []
     for node in jax.tree.leaves(opt_state, is_leaf=lambda node: injects_hyperparams(node) or _divides(node)):
         if injects_hyperparams(node):

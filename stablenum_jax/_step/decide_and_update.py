@@ -56,9 +56,9 @@ class Captured(NamedTuple):
         config, axis_name: the guard's.
         paths: the paths of the parameters that the guard watches, as the guard sees them.
         source: for each of them the index of its gradient among the caller's leaves, -1 if it has
-            no gradient; None if the guard sees other arrays than the caller's.
+            no gradient; None if the guard sees arrays other than the caller's.
         weights: the parameters at these paths; () if no rule looks at them, None if the guard sees
-            other parameters than the caller's.
+            parameters other than the caller's.
     """
 
     config: stablenum.GuardConfig
@@ -89,7 +89,7 @@ class _Plan(NamedTuple):
         unscale: whether the gradients are divided by the loss scale before the update.
         update_rule: clips the whole update, None if there is nothing to clip here.
         reuse_grads: whether updates may be written over the gradients.
-        warn: whether the guard receives other gradients than those of the outermost caller.
+        warn: whether the guard receives gradients other than those of the outermost caller.
     """
 
     config: stablenum.GuardConfig
@@ -343,7 +343,7 @@ def _accumulates(opt_state: PyTree) -> bool:
 
 
 def _warn_of_placement(opt_state: PyTree) -> None:
-    """Warn unless the guard got other gradients only because ``MultiSteps`` accumulates them."""
+    """Warn unless the guard received different gradients only because ``MultiSteps`` accumulates them."""
     if not _accumulates(opt_state):
         warnings.warn(
             "The guard does not receive the gradients themselves: a transformation before it, or a jit "

@@ -46,7 +46,7 @@ def guard(
 
     Both are true skips: the parameters and the whole state of the optimizer stay bit for bit as they were.
     The chain form called through plain ``tx.update`` cannot do that: it passes zeros to the optimizer, which
-    still moves by momentum and weight decay, and it warns once (``NotATrueSkipWarning``).
+    still applies momentum and weight decay, and it warns once (``NotATrueSkipWarning``).
 
     Put ``guard`` before any other transformation, so that it sees the gradients as they are. It works inside
     and around ``optax.MultiSteps``, ``masked``, ``partition`` and ``inject_hyperparams``. A guard inside
@@ -56,7 +56,7 @@ def guard(
     norm of the mean gradient: the losses belong to single micro-batches, so they are checked for finiteness
     but neither judged nor recorded. Leaves that the guard does not see (masked ones) are checked for
     finiteness but not clipped, and with a loss scale they are an error. Under ``vmap`` each run has its own
-    decision, and the skip selects between both results.
+    decision, and the skip selects between the two results.
 
     Two clip rules need more than gradients. ``AdaptiveGradClip`` compares them with the weights, so
     ``tx.update`` needs ``params``; names in its ``exclude`` are paths in the pytree (``"dense.kernel"``).
@@ -168,8 +168,8 @@ class _Guard:
         if not self.warned:
             self.warned = True
             warnings.warn(
-                "A guard called through plain tx.update can only zero the gradients of a bad step: the "
-                "optimizer still moves by momentum and weight decay. For a true skip call "
+                "A guard called through plain tx.update can only zero the gradients of a bad step: momentum "
+                "and weight decay still change the parameters. For a true skip, call "
                 "stablenum_jax.step(tx, params, opt_state, grads, value=loss), or build the optimizer with "
                 "stablenum_jax.chain(...) or stablenum_jax.guard(inner).",
                 NotATrueSkipWarning,

@@ -6,9 +6,9 @@ __all__ = ["GuardPlacementWarning", "NotATrueSkipWarning"]
 
 
 class NotATrueSkipWarning(UserWarning):
-    """A guard in a plain ``optax.chain`` can only zero bad gradients; the optimizer still moves.
+    """A guard in a plain ``optax.chain`` can only zero bad gradients; the parameters still move.
 
-    With zero gradients Adam still moves by its momentum, and weight decay still applies. Call
+    With zero gradients, Adam still applies its momentum, and weight decay still applies. Call
     :func:`stablenum_jax.step`, or build the optimizer with :func:`stablenum_jax.chain` or
     ``guard(inner)``.
     """

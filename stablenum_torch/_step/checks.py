@@ -89,8 +89,8 @@ def given_names(
             found.setdefault(parameter, name)
     except (TypeError, ValueError):
         raise TypeError(
-            "names must be the model, a mapping of name to parameter, or (name, parameter) pairs as "
-            f"model.named_parameters() gives; got {type(names).__name__}."
+            "names must be the model, a mapping from name to parameter, or (name, parameter) pairs such as "
+            f"those from model.named_parameters(); got {type(names).__name__}."
         ) from None
     return found
 

@@ -1,4 +1,4 @@
-"""Measure units: for each output of a layer the norm of its gradient and of its weights (AdaptiveGradClip).
+"""Measure units: for each output of a layer, the norms of its gradient and of its weights (AdaptiveGradClip).
 
 The norm of a tensor with several units is combined from the norms of the units, so each gradient is read
 once, as it is without the rule. The weights are read once too.
@@ -152,8 +152,8 @@ def _column_norms(matrix: Tensor) -> Tensor:
 
 
 def _careful_row_norms(rows: Tensor) -> np.ndarray:
-    """Return the norms in float64. If even that overflows, the largest magnitude shows whether all elements
-    are finite."""
+    """Return the norms, computed in float64. A norm that overflows even there is replaced by ``FLOAT32_MAX``
+    if all elements are finite."""
     largest = rows.abs().amax(1).double()
     norms = torch.linalg.vector_norm(rows.double(), dim=1)
     norms = torch.where(torch.isfinite(norms), norms, torch.full_like(norms, FLOAT32_MAX))

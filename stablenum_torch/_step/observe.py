@@ -39,7 +39,7 @@ def observed_on_host(
     process_group: ProcessGroup | None,
     included: Sequence[bool],
 ) -> Observation:
-    """Return the observation of CPU gradients, in NumPy arrays and scalars."""
+    """Return the observation of CPU gradients as NumPy arrays and scalars."""
     if (host.unit_rule is not None or host.needs) and joins_ranks(params, process_group):
         measured = measured_without_wait(host.config, params, loss, _CPU, process_group, included)
         return map_leaves(lambda v: None if v is None else as_scalar(v.numpy()), observation(measured))
@@ -60,7 +60,7 @@ def observed_on_host(
 
 
 class Measured(NamedTuple):
-    """What is measured in tensors, before the small arithmetic that makes an ``Observation`` of it.
+    """What is measured, as tensors, before the final computation of the ``Observation``.
 
     Attributes:
         norms: (n,) float64, see ``wide_norms_without_wait``; float32 with units.

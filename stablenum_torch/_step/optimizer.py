@@ -188,7 +188,7 @@ class GuardedOptimizer(Optimizer):
         self._guard.fit()
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """Clear the gradients, and the loss that :meth:`scale` noted for their step.
+        """Clear the gradients and the loss that :meth:`scale` recorded for this step.
 
         To drop a batch after :meth:`scale`, call this method, not the model's: the loss of that batch would
         otherwise count in the next step.
@@ -202,7 +202,7 @@ class GuardedOptimizer(Optimizer):
     def scale(self, loss: Tensor) -> Tensor:
         """Return the loss times the loss scale, in float32: call ``backward()`` on the result.
 
-        The loss is noted for this step's record and finiteness check; the losses of several calls before one
+        The loss is kept for this step's record and finiteness check; the losses of several calls before one
         ``step()`` (gradient accumulation) add up. Without a loss scale the loss itself is returned.
 
         A loss for the parameters of two guarded optimizers is scaled by only one of them: give both the same

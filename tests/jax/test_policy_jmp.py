@@ -149,7 +149,7 @@ def test_jmps_policies_are_accepted_wherever_ours_are() -> None:
     assert ours.as_policy(policy) is policy
     assert ours.as_policy(stablenum.Policy.parse("c=bf16,o=f32")) == policy
     for wrong in (jmp.Policy, 3, None):
-        with pytest.raises(TypeError, match="policy must be words such as"):
+        with pytest.raises(TypeError, match="policy must be a string such as"):
             ours.as_policy(wrong)
     with pytest.raises(ValueError, match="Unknown dtype or part"):
         ours.as_policy("c=int8")

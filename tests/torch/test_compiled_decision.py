@@ -189,7 +189,9 @@ def test_wrong_arguments_raise_the_same_errors_as_without_compiling(monkeypatch:
     params, opt = make({"clip": stablenum.AdaGC(warmup_steps=2)})
     monkeypatch.setattr(observe, "gradient_norms_without_wait", lambda *_: torch.ones(5, dtype=torch.float64))
     set_gradients(params, 0)
-    with pytest.raises(ValueError, match=r"observation.norms must have the 3 parameters"):
+    with pytest.raises(
+        ValueError, match=r"observation.norms must have one entry for each of the 3 parameters"
+    ):
         opt.step()
 
 

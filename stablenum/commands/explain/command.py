@@ -97,5 +97,5 @@ def _ended(outcome: Outcome) -> str:
     if not outcome.watched:
         return "nothing was watched: the script loaded neither torch nor jax"
     if not seen:
-        return f"nothing went wrong, but no step was seen: {' and '.join(outcome.watched)} took none"
+        return f"nothing went wrong, but {' and '.join(outcome.watched)} took no step"
     return f"nothing went wrong in {steps}"

@@ -117,8 +117,7 @@ def _parameters(row: Row) -> Risk | None:
         part=bad / row.measured.size,
         cause=Cause.PARAMETERS,
         what=f"{row.name}: {bad} of {row.measured.size} parameters are not finite",
-        remedy="return to a checkpoint from before that update: a repair of the state does not "
-        "restore parameters",
+        remedy="return to an earlier checkpoint: repairing the state does not restore the parameters",
     )
 
 
@@ -202,7 +201,7 @@ def _vanished(row: Row) -> Risk | None:
         cause=Cause.OPTIMIZER_STATE if dangerous else Cause.UNDERFLOW,
         what=f"{row.name}: v is 0 but m is not, in {m.vanished} of {m.size} elements (m up to "
         f"{m.largest_vanished:.2g}): "
-        + ("only eps divides them" if dangerous or eps is None else "their updates are far below lr"),
+        + ("they are divided by eps alone" if dangerous or eps is None else "their updates are far below lr"),
         remedy=f"keep the second moment in float32 (it is {row.second_dtype or 'of unknown format'}); "
         "raise the loss scale if gradients underflow",
     )
@@ -232,7 +231,7 @@ def _stuck_average(row: Row) -> Risk | None:
         severity=Severity.WARNING,
         cause=Cause.STALE_SECOND_MOMENT,
         what=f"{row.name}: {known.name} cannot hold a second moment with beta2={beta2:g}: "
-        f"a decay by {1 - beta2:.2g} of it is below half an ulp, so it never decreases",
+        f"a decay of {1 - beta2:.2g} per step is below half an ulp, so it never decreases",
         remedy="keep the second moment in float32, or lower beta2",
     )
 

@@ -158,7 +158,7 @@ def _mask(e: Evidence) -> str:
     if f is None or f.derivative:
         return ""
     if f.placed and f.phase == "before":
-        return "an infinity in the input, or a constant, reaches the result"
+        return "an infinity in the input or in a constant reaches the result"
     if f.placed:
         return f"{f.operation} reads infinities that a mask put there"
     return ""

@@ -85,7 +85,8 @@ class AdaptiveGradClip(Stateless):
                     "AdaptiveGradClip.exclude",
                     "patterns that each match a parameter",
                     pattern,
-                    hint=f"The parameters are {known or 'none'}. In PyTorch, pass names=model for names.",
+                    hint=f"The parameters are {known or 'none'}. In PyTorch, pass names=model to use "
+                    "the model's own names.",
                 )
         return tuple(not any(fnmatchcase(name, pattern) for pattern in self.exclude) for name in names)
 

@@ -48,9 +48,9 @@ class ZClip:
     of the first ``warmup_steps`` norms. In addition, the norm is clipped to ``max_norm``, during the warm-up
     too. The rule is that of Kumar et al. 2025 (arXiv 2504.02507).
 
-    Only applied steps with a non-zero gradient count. Norms of the warm-up above 100 times their median are
-    left out, because the moving mean would take thousands of steps to forget 1e30. The spread s is at least a
-    hundredth of m; otherwise, after norms that are constant for a while, all later norms would be clipped to
+    Only applied steps with a nonzero gradient enter the statistics. Norms of the warm-up above 100 times
+    their median are left out, because the moving mean would take thousands of steps to forget 1e30. The
+    spread s is at least a hundredth of m; otherwise, after norms that are constant for a while, all later norms would be clipped to
     that value permanently. As in the paper, the rule follows a lasting increase slowly: gradients are clipped
     to about the old level.
 

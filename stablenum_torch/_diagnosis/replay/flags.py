@@ -16,7 +16,10 @@ CLEAN: Flags = (False, False, False)
 
 
 def flags_of(tensor: Tensor) -> Flags:
-    """Return whether any element is NaN, inf or -inf. If none is, a single reduction is enough."""
+    """Return whether any element is NaN, whether any is inf, and whether any is -inf.
+
+    If none is, a single reduction is usually enough.
+    """
     x = _plain(tensor)
     if x is None:
         return CLEAN

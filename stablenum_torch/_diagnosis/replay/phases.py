@@ -28,12 +28,15 @@ class NodeMap:
         self._perhaps: dict[int, tuple[int, str]] = {}
 
     def record(self, step: int, aten: str, *, sure: bool = True) -> None:
-        """Note that the running operation makes a node. If it makes none, the number is already taken.
+        """Record that the running operation makes the newest node.
+
+        An operation that makes none finds that node's number already taken, and is ignored.
 
         Args:
             step: index of the step that records the operation.
             aten: the operation's name.
-            sure: whether its arguments require gradients. If not, they may in an outer level of torch.func.
+            sure: whether the arguments require gradients at this level of torch.func; if not, they may at an
+                outer one.
         """
         thread, number = threading.get_ident(), torch.autograd._get_sequence_nr() - 1
         if not sure:

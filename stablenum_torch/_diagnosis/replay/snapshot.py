@@ -164,7 +164,7 @@ _PARTS = (torch.optim.Optimizer, Guard, TrackedParameters, HaltWatch)
 
 
 def _with_parts(objects: Iterable[Any]) -> list[Any]:
-    """Return the objects, and what they consist of: submodules, a guard and its inner optimizer."""
+    """Return the objects and their parts, such as submodules, a guard and its inner optimizer."""
     found: dict[int, Any] = {}
     waiting = list(objects)
     while waiting:

@@ -202,7 +202,7 @@ class Stream:
             raise bad_field("compiled_in", "the name of a scenario", self.compiled_in)
         for event in self.events:
             if not isinstance(event.tensor, str) and event.tensor >= len(self.tensors):
-                allowed = f"below the number of tensors, {len(self.tensors)}, 'all' or 'loss'"
+                allowed = f"an index below {len(self.tensors)} (the number of tensors), 'all' or 'loss'"
                 raise bad_field("events.tensor", allowed, event.tensor)
             if event.step >= self.steps:
                 raise bad_field("events.step", f"below the number of steps, {self.steps}", event.step)
