@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 from stablenum.arrays import at_least, at_most
-from stablenum.errors import bad_field
+from stablenum.errors import bad_field, either
 from stablenum.formats import FORMATS, get_format
 
 __all__ = [
@@ -260,7 +260,7 @@ def _kept_finite(x: Array, finite: Array, top: float, *, xp: Namespace) -> Array
 def _rounded_format(field: str, dtype: object) -> str:
     name = get_format(dtype).name
     if name not in _ROUNDED:
-        raise bad_field(field, "bfloat16, float16 or float32", dtype)
+        raise bad_field(field, either(_ROUNDED), dtype)
     return name
 
 

@@ -113,11 +113,11 @@ def _rms(update: Array) -> Array:
     """Return the root mean square, () float32: not finite if and only if an element is not.
 
     One reduction of two operands computes two sums of squares: that of the elements, and that of the elements
-    shrunk by a power of two, in case the first sum overflows. Squares that flush to zero belong to
-    elements far below any limit.
+    shrunk by a power of two, in case the first sum overflows. The second is finite for 2**47 finite elements.
+    Squares that flush to zero belong to elements far below any limit.
     """
     parts = real_parts(update)
-    shift = 2.0**512 if parts[0].dtype == jnp.float64 else 2.0**64
+    shift = 2.0**768 if parts[0].dtype == jnp.float64 else 2.0**96
     sums = [_sums_of_squares(part, 1.0 / shift) for part in parts]
     plain, shrunk = (jnp.sqrt(functools.reduce(jnp.add, column)) for column in zip(*sums, strict=True))
     count = math.sqrt(update.size)

@@ -69,7 +69,7 @@ def _read_once(part: Array, bound: Array | float) -> tuple[Array, Array, Array]:
     """Return the largest magnitude, how many elements are not 0, and how many of those are at most ``bound``.
 
     This is one reduction of three operands: for three reductions XLA would write each operand to memory
-        first.
+    first.
     """
     # Counts are exact as integers; where they do not fit in int32, float32's seven digits are enough.
     dtype = jnp.int32 if part.size < 2**31 else jnp.float32

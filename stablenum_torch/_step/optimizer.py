@@ -257,8 +257,9 @@ class GuardedOptimizer(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Measure the gradients, decide, and apply the step or skip it entirely.
 
-        Afterwards the gradients are unscaled and clipped, as with GradScaler, unless a fused kernel did this
-        on the way. If there is no gradient at all, nothing happens.
+        After an applied step the gradients are unscaled and clipped, as with GradScaler, unless a fused
+        kernel did this on the way; a skipped step may leave them as they are. If there is no gradient at
+        all, nothing happens.
 
         Args:
             closure: re-evaluates the model and returns the loss; called once, before the decision, with

@@ -120,7 +120,6 @@ def test_bad_steps_change_nothing(case: str, how: str) -> None:
     assert_same_bits(*ends)
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("case", AROUND_AND_INSIDE)
 def test_a_good_step_equals_that_of_the_plain_loop(case: str) -> None:
     """With nothing to clip, ``step`` does what ``tx.update`` and ``apply_updates`` do."""

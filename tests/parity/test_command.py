@@ -336,7 +336,6 @@ events = [
 THREE = ["--backend", "numpy", "--backend", "torch", "--backend", "jax-jit"]
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("text", RULES, ids=lambda text: text.split('"')[1] if "[{" not in text else "all")
 def test_every_rule_runs_from_a_file(tmp_path: Path, text: str) -> None:
     """In [guard] and in the guard of a scenario; all frameworks agree, and the rule has an effect."""

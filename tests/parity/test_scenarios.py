@@ -34,9 +34,9 @@ FRAMEWORKS = {
 
 
 # The backends in common use. The others trace each guard for seconds or run it operation by operation:
-# every run compares them on one scenario, ``make test-all`` on all.
+# every run compares them on two scenarios, ``make test-all`` on all.
 MOST_USED = ["torch", "jax-jit"]
-ON_EVERY_BACKEND = ("clip-rules",)
+ON_EVERY_BACKEND = ("clip-rules", "growth-boundary")
 OTHERS = [name for name in BACKENDS if name not in ("numpy", *MOST_USED)]
 
 
@@ -240,7 +240,6 @@ def test_rules_skipped_under_compile_are_compiled_in_another_stream() -> None:
         assert other.tensors == stream.tensors
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("stream", "guard"),
     [

@@ -48,16 +48,17 @@ def loss_of(step: int) -> float:
     return float(np.float32(2 + 0.1 * rng.normal() + (50 if step == LOSS_SPIKE else 0)))
 
 
+ALWAYS_ON_DEVICE = [("all at once", "device"), ("each tensor", "device")]
 CHOSEN = pairwise([*RULES], [*OPTIMIZERS], PATHS)
 
 
 @pytest.mark.parametrize(
     ("rule", "optimizer", "path"),
-    # On the device path the rules are those of the core, which runs them on torch's tensors too.
+    # Most rules on the device path are the core's alone, which runs on torch's tensors in its own tests.
     slow_unless(
         lambda rule, optimizer, path: (
-            (rule, optimizer, path) in CHOSEN
-            and (path == "host" or rule == "all at once" or one_in_three(rule))
+            (rule, path) in ALWAYS_ON_DEVICE
+            or ((rule, optimizer, path) in CHOSEN and (path == "host" or one_in_three(rule)))
         ),
         itertools.product(RULES, OPTIMIZERS, PATHS),
     ),

@@ -17,6 +17,7 @@ from stablenum.diagnosis.replay.values import plain
 from stablenum.diagnosis.report.html import as_html
 from stablenum.diagnosis.report.sections import Sections, sections_of
 from stablenum.diagnosis.report.text import as_text
+from stablenum.errors import either
 
 __all__ = ["Report"]
 
@@ -110,7 +111,7 @@ class Report:
         form = forms.get(path.suffix.lower())
         if form is None:
             raise ValueError(
-                f"path must end in .html, .json or .txt; got {str(path)!r}. The suffix selects the format."
+                f"path must end in {either(forms)}; got {str(path)!r}. The suffix selects the format."
             )
         path.write_text(form().rstrip("\n") + "\n", encoding="utf-8")
 

@@ -6,8 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from stablenum.arrays import at_most, combine_norms
-from stablenum.formats import FLOAT32_MAX
+from stablenum.arrays import combine_norms
 from stablenum.rules.clipping.adaptive import AdaptiveGradClip
 from stablenum.rules.clipping.common import floored
 
@@ -131,13 +130,6 @@ def _left_of_units(norms: Array, units: FlatUnits, shrink: Array, *, xp: Namespa
     """Return (n,) float32, the norms of the gradients after their units have been shrunk."""
     if not units.sizes:
         return norms
-    # The norms of the units are taken relative to the tensor's norm, so that no square overflows. They are
-    # joined by combine_norms, because after a strong clip the plain square of a share would be flushed to
-    # zero.
-    whole = units.spread(norms, xp=xp)
-    share = xp.where(whole > 0, units.norms / whole, xp.zeros_like(whole)) * shrink
-    kept = [
-        norms[i] * combine_norms(part, xp=xp) if part.shape[0] else norms[i]
-        for i, part in enumerate(units.split(share))
-    ]
-    return at_most(xp.stack(kept), FLOAT32_MAX, xp=xp)
+    parts = units.split(units.norms * shrink)
+    kept = [combine_norms(part, xp=xp) if part.shape[0] else norms[i] for i, part in enumerate(parts)]
+    return xp.stack(kept)

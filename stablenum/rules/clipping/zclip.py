@@ -50,9 +50,9 @@ class ZClip:
 
     Only applied steps with a nonzero gradient enter the statistics. Norms of the warm-up above 100 times
     their median are left out, because the moving mean would take thousands of steps to forget 1e30. The
-    spread s is at least a hundredth of m; otherwise, after norms that are constant for a while, all later norms would be clipped to
-    that value permanently. As in the paper, the rule follows a lasting increase slowly: gradients are clipped
-    to about the old level.
+    spread s is at least a hundredth of m; otherwise, after norms that are constant for a while, all later
+    norms would be clipped to that value permanently. As in the paper, the rule follows a lasting increase
+    slowly: gradients are clipped to about the old level.
 
     Args:
         alpha: the decay of mean and variance, between 0 and 1.
