@@ -34,7 +34,7 @@ PUBLIC = (
 
 def documented(text: str) -> set[str]:
     """The full names that a page's directives document."""
-    one_by_one = re.findall(r"^\.\. auto(?:class|function|data):: (\S+)$", text, re.M)
+    one_by_one = re.findall(r"^\.\. (?:auto(?:class|function|data)|py:data):: (\S+)$", text, re.M)
     modules = re.findall(r"^\.\. automodule:: (\S+)$(?!\n   :no-members:)", text, re.M)
     return {*one_by_one, *(f"{module}.{name}" for module in modules for name in names_of(module))}
 

@@ -25,7 +25,7 @@ __all__ = [
 
 Tree = TypeVar("Tree")
 
-#: The names of each format in jmp's strings, short and long.
+# The names of each format in jmp's strings, the short one first.
 dtype_to_names = {
     jnp.bfloat16: ("bf16", "bfloat16"),
     jnp.float16: ("f16", "float16"),
