@@ -78,12 +78,12 @@ def every_backend(request: pytest.FixtureRequest) -> Backend:
     return BACKENDS[request.param]
 
 
-def _values_of(item: pytest.Item) -> set[Any]:
+def _values_of(item: pytest.Function) -> set[Any]:
     """The values of a test's parameters; those that are parametrized together count as one.
 
     If all of them are parametrized together, each counts by itself.
     """
-    params = item.callspec.params  # type: ignore[attr-defined]
+    params = item.callspec.params
     values = {name: v if isinstance(v, str | float | int) else id(v) for name, v in params.items()}
     together = [mark.args[0] for mark in item.iter_markers("parametrize")]
     groups = together if len(together) > 1 else list(params)
@@ -98,7 +98,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Most cases of a ``sampled`` test are slow; ``gpu`` tests are skipped on machines without a GPU."""
     cases: dict[str, dict[pytest.Item, set[Any]]] = {}
     for item in items:
-        if "sampled" in item.keywords and "slow" not in item.keywords:
+        if isinstance(item, pytest.Function) and "sampled" in item.keywords and "slow" not in item.keywords:
             cases.setdefault(item.nodeid.split("[")[0], {})[item] = _values_of(item)
     for of_one in cases.values():
         for item in of_one.keys() - covering(of_one):

@@ -37,7 +37,6 @@ FRAMEWORKS = {
 # every run compares them on two scenarios, ``make test-all`` on all.
 MOST_USED = ["torch", "jax-jit"]
 ON_EVERY_BACKEND = ("clip-rules", "growth-boundary")
-OTHERS = [name for name in BACKENDS if name not in ("numpy", *MOST_USED)]
 
 
 @pytest.mark.parametrize(
@@ -55,7 +54,7 @@ def test_scenario(name: str) -> None:
     "name", slow_unless(lambda name: name in ON_EVERY_BACKEND, [(name,) for name in SCENARIOS])
 )
 def test_a_scenario_on_every_other_backend(name: str, framework: str) -> None:
-    _run(name, [b for b in FRAMEWORKS[framework] if b in OTHERS])
+    _run(name, [b for b in FRAMEWORKS[framework] if b not in MOST_USED])
 
 
 def _run(name: str, backends: list[str]) -> None:
