@@ -1,8 +1,8 @@
 """Fused optimizers, which divide gradients and skip a step in their own kernel.
 
-torch's fused Adam, AdamW, SGD and Adagrad read the attributes ``grad_scale`` and ``found_inf`` of the
-optimizer in ``step()``. The kernel divides each gradient by ``grad_scale``, and returns early if
-``found_inf`` is exactly 1, so the host need not know whether the step is skipped.
+torch's fused Adam, AdamW, SGD and (from 2.12 on) Adagrad read the attributes ``grad_scale`` and
+``found_inf`` of the optimizer in ``step()``. The kernel divides each gradient by ``grad_scale``, and returns
+early if ``found_inf`` is exactly 1, so the host need not know whether the step is skipped.
 """
 
 from __future__ import annotations

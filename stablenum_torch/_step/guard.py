@@ -45,9 +45,12 @@ class Guard:
     Attributes:
         parameters: the optimizer's parameters.
         on_host: whether steps are decided on the host; None means that they are if the tensors are there.
+        loss: () the unscaled loss of the step in progress, if known. It is kept here, not by the wrapper,
+            because torch.compile does not see a value that was assigned to an attribute of an optimizer.
     """
 
     on_host: bool | None = None
+    loss: Tensor | None = None
 
     def __init__(
         self,
@@ -66,14 +69,11 @@ class Guard:
         self._host: HostGuard | None = None  # created by the first step that needs one
         self._halted, self._level = HaltWatch(), LevelWatch()
 
-    def step(self, loss: Tensor | None) -> None:
+    def step(self) -> None:
         """Step the optimizer as the core decides, and bring the state up to date.
 
         The state is written last, so an error in the inner step leaves it as it was. If there is no gradient
         at all, nothing happens.
-
-        Args:
-            loss: () the unscaled loss, if known.
 
         Raises:
             NonFiniteError: the configured number of steps in a row could not be applied.
@@ -86,7 +86,7 @@ class Guard:
             self.state = moved_to(self.state, params[0].device)
         # Each rank has its own loss, and only the gradients are the same on all ranks, so one bad loss would
         # make the ranks disagree.
-        seen = None if ranks else loss
+        seen = None if ranks else self.loss
         arguments = params, seen, self.process_group, self.parameters.included
         if self._in_host_memory(params) if self.on_host is None else self.on_host:
             host = self._host_guard()

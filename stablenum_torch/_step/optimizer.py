@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 import torch
 from torch import Tensor
@@ -31,6 +31,13 @@ from stablenum_torch._step.observe import in_float32
 __all__ = ["GuardedOptimizer", "wrap"]
 
 _KEY = "stablenum"  # the guard's key in a state dict, next to torch's "state" and "param_groups"
+
+# Before 2.12, torch.compile fails on code that assigns an attribute of an optimizer, so it has to leave the
+# methods that do so as they are.
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+_traceable: Callable[[_Method], _Method] = (
+    (lambda method: method) if torch.__version__ >= (2, 12) else torch.compiler.disable
+)
 
 
 def wrap(
@@ -125,7 +132,6 @@ class GuardedOptimizer(Optimizer):
         self._guard = Guard(
             self.inner, state["config"], state["_names"], state["_process_group"], state.get("_state")
         )
-        self._loss: Tensor | None = None
         # For `explain`: the states of the random generators at the beginning of the last step. A step begins
         # when the gradients are cleared or when the step before ends; which of the two comes last depends on
         # the training loop.
@@ -187,13 +193,14 @@ class GuardedOptimizer(Optimizer):
         self.inner.add_param_group(param_group)
         self._guard.fit()
 
+    @_traceable
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Clear the gradients and the loss that :meth:`scale` recorded for this step.
 
         To drop a batch after :meth:`scale`, call this method, not the model's: the loss of that batch would
         otherwise count in the next step.
         """
-        self._loss = None
+        self._guard.loss = None
         self.inner.zero_grad(*args, **kwargs)
         self._cleared = _generators()
 
@@ -220,7 +227,8 @@ class GuardedOptimizer(Optimizer):
             raise TypeError(f"loss must be a floating-point tensor; got {got}.")
         wide = loss if loss.dtype in (torch.float32, torch.float64) else loss.float()
         seen = wide.detach().sum()
-        self._loss = seen if self._loss is None else self._loss + seen
+        noted = self._guard.loss
+        self._guard.loss = seen if noted is None else noted + seen
         if self.config.loss_scale is None:
             return loss
         return wide * to_device(self._guard.state.loss_scale.scale, loss.device)
@@ -253,6 +261,7 @@ class GuardedOptimizer(Optimizer):
         guard = self._guard
         return autocast(guard.config, guard.level, guard.parameters.now()[0].device.type, dtype, policy)
 
+    @_traceable
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Measure the gradients, decide, and apply the step or skip it entirely.
@@ -274,10 +283,10 @@ class GuardedOptimizer(Optimizer):
         """
         try:
             result = None if closure is None else self._run(closure)
-            self._guard.step(self._loss)
+            self._guard.step()
             return result
         finally:
-            self._loss = None
+            self._guard.loss = None
             self._remember_generators()
 
     def _remember_generators(self) -> None:
@@ -290,11 +299,11 @@ class GuardedOptimizer(Optimizer):
     def _run(self, closure: Callable[[], Any]) -> Any:
         with torch.enable_grad():
             result = closure()
-        if self._loss is None and hasattr(result, "__float__"):
+        if self._guard.loss is None and hasattr(result, "__float__"):
             # A plain number keeps its precision, whatever torch's default dtype and device are.
             plain = not isinstance(result, Tensor)
             loss = torch.as_tensor(result, dtype=torch.float64, device="cpu") if plain else result
-            self._loss = in_float32(loss.detach().sum())
+            self._guard.loss = in_float32(loss.detach().sum())
         return result
 
     # --- explaining ----------------------------------------------------------------------------

@@ -143,3 +143,30 @@ def test_compiled_training_step_with_backward():
     assert opt.last["skipped_total"] == 1
     assert losses[4] < losses[0]
     assert snapshot(opt)
+
+
+def test_compiled_function_that_clears_scales_and_steps():
+    def train(compiled: bool):
+        params = parameters()
+        opt = st.wrap(torch.optim.AdamW(params, lr=0.01, fused=True), clip=1.0, loss_scale=8.0)
+
+        def step(loss: torch.Tensor, grads: list[torch.Tensor]):
+            opt.zero_grad()
+            opt.scale(loss)
+            for p, g in zip(params, grads, strict=True):
+                p.grad = g
+            opt.step()
+
+        run_it = torch.compile(step, backend="aot_eager") if compiled else step
+        for i in range(4):
+            grads = [torch.full_like(p, 8.0 * (i + 1)) for p in params]
+            run_it(torch.tensor(math.nan if i == 2 else float(i)), grads)
+        return params, opt
+
+    params, opt = train(True)
+    wanted_params, wanted = train(False)
+    seen = [[(row["reason"], str(row["loss"])) for row in o.history()] for o in (opt, wanted)]
+    assert seen[0] == seen[1]
+    assert [loss for _, loss in seen[0]] == ["0.0", "1.0", "nan", "3.0"]
+    for a, b in zip(params, wanted_params, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)

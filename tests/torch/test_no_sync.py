@@ -21,8 +21,9 @@ OPTIMIZERS = {
     "adam": lambda ps: torch.optim.Adam(ps, fused=True),
     "adamw": lambda ps: torch.optim.AdamW(ps, fused=True),
     "sgd": lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9, fused=True),
-    "adagrad": lambda ps: torch.optim.Adagrad(ps, fused=True),
 }
+if torch.__version__ >= (2, 12):  # before, its kernel was for CPUs alone and could not skip a step
+    OPTIMIZERS["adagrad"] = lambda ps: torch.optim.Adagrad(ps, fused=True)
 CONFIGS = {
     "default": {},
     "all": {"clip": (stablenum.ClipByNorm(2.0), 1.0), "loss_scale": "dynamic"},
