@@ -154,6 +154,10 @@ WRONG = {
         broken(["state", "recorder", "ints", 7, 1], "OK"),
         r"state.recorder.ints\[7\]\[1\] must be a whole number",
     ),
+    "recorder number below int32": (
+        broken(["state", "recorder", "ints", 7, 2], -(2**31) - 1),
+        r"state.recorder.ints\[7\]\[2\] must be a whole number within int32's range",
+    ),
     "recorder number beyond float32": (
         broken(["state", "recorder", "floats", 3, 0], 1e39),
         r"state.recorder.floats\[3\]\[0\] must be a number within float32's range",

@@ -187,6 +187,11 @@ WRONG: list[tuple[Any, str]] = [
         r"targets must be of the same shape as logits, \(6, 5\); got \(1, 5\)",
     ),
     (lambda: tl.binary_cross_entropy(X, X, weight=torch.ones(2)), r"weight must be broadcastable"),
+    (
+        lambda: tl.binary_cross_entropy(X, X, mask=torch.ones(2, 6, 5, dtype=torch.bool)),
+        r"mask must be broadcastable to the shape of the items, \(6, 5\); got \(2, 6, 5\)",
+    ),
+    (lambda: tl.huber(X, X, mask=torch.ones(6, 5)), r"mask must be a bool array"),
     (lambda: tl.binary_cross_entropy(X, X, pos_weight=torch.ones(2)), r"pos_weight must be broadcastable"),
     (lambda: tl.binary_cross_entropy(X, X, reduction=None), r"reduction must be"),
     (lambda: tl.binary_focal(X, X, alpha=2.0), r"alpha must be"),

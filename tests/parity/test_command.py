@@ -21,7 +21,7 @@ from typer.testing import CliRunner, Result
 import stablenum
 import stablenum.commands.compare.backends as backends_module
 from stablenum import cli
-from stablenum.commands.compare import BACKENDS, SCENARIOS
+from stablenum.commands.compare import BACKENDS, SCENARIOS, run_scenario
 from stablenum.commands.compare.backends import numpy_run, torch_run
 from stablenum.commands.compare.builtin.rule_streams import RULE_STREAMS
 from stablenum.commands.compare.runner import run_guarded
@@ -595,6 +595,26 @@ def test_a_link_is_kept_and_its_target_is_written(tmp_path: Path, there: bool) -
     assert link.is_symlink()
     assert strict(target.read_text())["ok"] is True
     assert [path.name for path in target.parent.iterdir()] == ["real.json"]
+
+
+def test_each_column_of_the_plot_has_its_scenario_above_and_the_steps_below(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from stablenum.commands.compare import plot
+
+    figures: list[Any] = []
+    monkeypatch.setattr(plot.plt, "close", figures.append)
+    names = ["single-inf", "hysteresis"]
+    plot.draw([run_scenario(SCENARIOS[n], [BACKENDS["numpy"]]) for n in names], tmp_path / "plot.png")
+    monkeypatch.undo()
+    (figure,) = figures
+    panels = figure.axes
+    assert [panel.get_title() for panel in panels] == [*names, *[""] * 6]
+    assert [panel.get_xlabel() for panel in panels] == [*[""] * 6, "step", "step"]
+    assert [panel.get_ylabel() for panel in panels[::2]] == [
+        "loss", "gradient norm", "loss scale", "skipped so far",
+    ]  # fmt: skip
+    plot.plt.close(figure)
 
 
 @pytest.mark.parametrize("option", ["--json", "--plot"])

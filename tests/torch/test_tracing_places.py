@@ -640,6 +640,9 @@ def test_gradients_that_are_cleared_after_the_step() -> None:
     assert report.evidence.bad_gradients == ("w",)
 
 
+@pytest.mark.filterwarnings(
+    "ignore:Sparse invariant checks are implicitly disabled:UserWarning"
+)  # torch 2.11
 @pytest.mark.parametrize("function", ["gru", "conv", "encoder", "weight_norm", "sparse"])
 def test_whole_modules_are_healthy(function: str) -> None:
     torch.manual_seed(0)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import linecache
 import os
-import sysconfig
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from types import CodeType
 from typing import Any
 
-import stablenum
 from stablenum.diagnosis import Place
+from stablenum.diagnosis.replay.source_files import SITE, STANDARD, folders_of
 
 __all__ = ["NOWHERE", "Source", "is_user_code", "place_in", "source_of"]
 
@@ -19,16 +18,6 @@ _LIBRARIES = (
     "jax", "jaxlib", "flax", "equinox", "optax", "numpy", "chex", "jaxtyping", "stablenum", "stablenum_jax",
     "stablenum_torch", "torch", "haiku", "einops", "distrax", "orbax", "_pytest", "pluggy",
 )  # fmt: skip
-_SITES = tuple(
-    {os.path.realpath(sysconfig.get_paths()[k]) + os.sep for k in ("purelib", "platlib")}
-    | {sysconfig.get_paths()[k] + os.sep for k in ("purelib", "platlib")}
-)
-_STDLIB = tuple({sysconfig.get_paths()[k] + os.sep for k in ("stdlib", "platstdlib")})
-_OWN = tuple(
-    os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(stablenum.__file__))), name) + os.sep
-    for name in _LIBRARIES
-    if name.startswith("stablenum")
-)
 _REPLAY = os.path.dirname(os.path.abspath(__file__)) + os.sep
 # Frames below these belong to the rule of a derivative, not to the differentiated call.
 _DIFFERENTIATION = ("/interpreters/ad.py", "/interpreters/batching.py", "/interpreters/backward_pass.py")
@@ -123,13 +112,14 @@ def is_user_code(file: str) -> bool:
     """Return whether a file is the user's: not part of the standard library or of a known library."""
     if file.startswith("<"):
         return not file.startswith(("<frozen", "<attrs"))  # a console, a notebook, a doctest
-    if file.startswith(_OWN):
+    if file.startswith(_libraries()):
         return False
-    for site in _SITES:
-        if file.startswith(site):
-            top = file[len(site) :].split(os.sep, 1)[0]
-            return top.removesuffix(".py") not in _LIBRARIES
-    return not file.startswith(_STDLIB)
+    return file.startswith(SITE) or not file.startswith(STANDARD)
+
+
+@cache
+def _libraries() -> tuple[str, ...]:
+    return folders_of(_LIBRARIES)
 
 
 def place_in(code: CodeType, line: int) -> Place:

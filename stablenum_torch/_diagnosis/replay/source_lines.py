@@ -10,14 +10,13 @@ import functools
 import linecache
 import os
 import sys
-import sysconfig
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from importlib.util import find_spec
 from types import CodeType, FrameType
 
 from torch import nn
 
+from stablenum.diagnosis.replay.source_files import SITE, STANDARD, folders_of
 from stablenum.diagnosis.replay.values import Place
 from stablenum_torch._diagnosis.replay.naming import PUBLIC
 
@@ -134,24 +133,15 @@ def is_user_file(file: str) -> bool:
     """Return whether a file belongs neither to a framework nor to the standard library."""
     if file.startswith(("<frozen", "<eval_with_key", "<__", "<string>")):
         return False
-    folders, third_party = _folders()
     path = os.path.abspath(file)
-    if path.startswith(folders):
+    if path.startswith(_frameworks()):
         return False
-    standard = sysconfig.get_path("stdlib") + os.sep
-    return not path.startswith(standard) or path.startswith(third_party)
+    return path.startswith(SITE) or not path.startswith(STANDARD)  # other packages count as the user's
 
 
 @functools.cache
-def _folders() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the frameworks' folders, and those of other installed packages (which count as the user's)."""
-    found = []
-    for name in _FOREIGN:
-        spec = find_spec(name)
-        if spec is not None and spec.submodule_search_locations:
-            found += [os.path.abspath(p) + os.sep for p in spec.submodule_search_locations]
-    packages = {sysconfig.get_path("purelib") + os.sep, sysconfig.get_path("platlib") + os.sep}
-    return tuple(found), tuple(packages)
+def _frameworks() -> tuple[str, ...]:
+    return folders_of(_FOREIGN)
 
 
 def _place(code: CodeType, line: int) -> Place:
