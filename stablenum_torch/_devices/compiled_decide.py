@@ -18,6 +18,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from stablenum_torch._devices.waits import capturing
 
@@ -84,8 +85,9 @@ class _Compiled:
         self._tried = self._failed = False
 
     def __call__(self, *args: Any) -> Any:
-        # Nothing can be compiled while a CUDA graph is being captured.
-        if self._failed or (not self._tried and capturing()):
+        # Nothing can be compiled while a CUDA graph is being captured. Under a dispatch mode, such as
+        # FlopCounterMode, torch refuses to compile, or runs the function uncompiled from then on.
+        if self._failed or is_in_torch_dispatch_mode() or (not self._tried and capturing()):
             return self._eager(*args)
         try:
             if self._fast is None:

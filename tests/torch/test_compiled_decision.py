@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch._dynamo
 from torch._inductor.utils import run_and_get_code
+from torch.utils.flop_counter import FlopCounterMode
 
 import stablenum
 import stablenum_torch as st
@@ -224,3 +225,30 @@ def test_tensors_without_data_and_on_the_cpu_are_left_alone() -> None:
     assert not compiled._pays_off(torch.zeros(()))
     with torch._subclasses.fake_tensor.FakeTensorMode():
         assert not compiled._pays_off(torch.empty((), device="cuda"))
+
+
+def test_a_step_under_a_dispatch_mode_leaves_the_later_ones_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch would give up compiling the function for good, in some versions in silence."""
+    calls = []
+
+    def counting(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            calls.append(1)
+            return graph.forward(*args)
+
+        return run
+
+    switch(monkeypatch, True, counting)
+    params, opt = make(FOLD)
+
+    def step() -> int:
+        calls.clear()
+        set_gradients(params, 1, 8.0)
+        opt.step()
+        return len(calls)
+
+    assert step() == 1
+    with FlopCounterMode(display=False):
+        assert step() == 0
+    assert step() == 1
+    assert [row["reason"] for row in opt.history()] == [stablenum.Reason.CLIPPED] * 3
