@@ -213,6 +213,8 @@ def test_a_module_that_overflows_is_named_with_a_remedy():
 def test_of_many_modules_three_are_named_and_the_rest_counted():
     made = report(*(("activation", f"m{i}", [1e6]) for i in range(6)))
     assert "m0, m1, m2 and 3 more overflow (1e+06)" in made.verdicts["float16"].sentence
+    made = report(*(("activation", f"m{i}", [1e6]) for i in range(3)))
+    assert "m0, m1, m2 overflow (1e+06)" in made.verdicts["float16"].sentence
 
 
 def test_beyond_bfloat16_only_float32_is_left():
@@ -310,6 +312,7 @@ def test_the_rich_table_has_the_same_rows():
     table = made.rich_table()
     assert table.row_count == 4
     assert [column.header for column in table.columns][-4:] == list(NAMES)
+    assert [column.justify for column in table.columns] == ["left"] * 2 + ["right"] * 3 + ["left"] * 4
 
 
 def test_the_json_is_strict_and_complete():

@@ -322,6 +322,15 @@ def test_spikes_never_stop_training_and_bad_steps_do(backend):
 # ----------------------------------------------------------------- loss-scale rules
 
 
+@pytest.mark.parametrize(("before", "mean"), [(99, 10.0), (100, 5.0)])
+def test_log_max_limits_a_far_step_after_100_observations(backend: Backend, before: int, mean: float) -> None:
+    """The mean moves halfway to 20, or halfway to 10."""
+    rule = LogMaxLossScale(init_scale=1.0, min_scale=1.0, max_scale=1.0, mean_decay=0.5, log2_max=50.0)
+    stream = [backend.observe([1.0], amax=1.0)] * before + [backend.observe([1.0], amax=2.0**20)]
+    _, state = backend.run(GuardConfig(loss_scale=rule), stream)
+    assert float(state.loss_scale.statistics.mean) == pytest.approx(mean, rel=1e-6)
+
+
 def train(config: GuardConfig, amaxes: list[float], *, tiny=lambda amax, scale: 0.0, state=None):
     """float16 training whose largest unscaled gradient elements are ``amaxes``: scales and reasons."""
     run_one, state = NUMPY.prepare(config), state or NUMPY.init(config, 1)

@@ -79,6 +79,8 @@ def test_recorded_parameters_are_translated_by_name(backend):
     plain = state_to_dict(state, ["a", "b", "c"])
     here = state_from_dict(plain, backend.init(CONFIG, 3), xp=backend.xp, names=["b", "c", "a"])
     assert metrics(here, ["b", "c", "a"])["worst"] == (0, "b")
+    before, after = (to_numpy(s.recorder.ints).tolist() for s in (state, here))
+    assert [row[:2] + row[3:] for row in after] == [row[:2] + row[3:] for row in before]
     gone = state_from_dict(plain, backend.init(CONFIG, 3), xp=backend.xp, names=["x", "y", "z"])
     assert metrics(gone, ["x", "y", "z"])["worst"] == (-1, None)
     unnamed = state_from_dict(plain, backend.init(CONFIG, 3), xp=backend.xp)

@@ -18,6 +18,7 @@ from stablenum.commands.explain import child
 from stablenum.commands.explain.imports import AfterImport
 from stablenum.commands.explain.plan import Failure, Outcome, Plan
 from stablenum.commands.explain.runner import Explained, explain
+from stablenum.commands.explain.session import Session
 from stablenum.diagnosis import Cause, Report
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -126,6 +127,14 @@ def test_once_records_from_the_start_and_needs_no_second_run():
 def test_a_script_that_catches_everything_and_never_ends_is_left():
     found, _ = explained("torch_never_ends.py")
     assert_found(found.report, "torch_never_ends.py", Cause.DOMAIN, "log")
+
+
+def test_leaving_a_script_calls_what_ends_the_process():
+    session, ended = Session(Plan("script.py")), []
+    session.leave()  # there is nothing to call yet
+    session.on_leave = lambda: ended.append(True)
+    session.leave()
+    assert ended == [True]
 
 
 @pytest.mark.slow

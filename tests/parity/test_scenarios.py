@@ -16,6 +16,7 @@ from stablenum.commands.compare import BACKENDS, SCENARIOS, find_backends, run_s
 from stablenum.commands.compare.agreement import Disagreement, Trace, compare_traces
 from stablenum.commands.compare.backends import numpy_run
 from stablenum.commands.compare.builtin.rule_streams import RULE_STREAMS
+from stablenum.commands.compare.differences import tensor_difference
 from stablenum.commands.compare.runner import outcome_of, run_guarded
 from stablenum.commands.compare.scenarios import Expected, Fault, Goal, Outcome, Stream
 from stablenum.guard.config import GuardConfig
@@ -63,6 +64,13 @@ def _run(name: str, backends: list[str]) -> None:
     assert result.surprises == []
     # The comparison took place, unless the backend gave a reason.
     assert result.comparisons.keys() | result.left_out.keys() == set(backends)
+
+
+def test_tensors_that_differ_in_shape_or_dtype_alone_are_infinitely_far_apart() -> None:
+    one = np.ones(2, np.float32)
+    assert tensor_difference(one, np.ones(2, np.float32)) == 0.0
+    assert tensor_difference(one, np.ones(2, np.float16)) == math.inf
+    assert tensor_difference(one, np.ones((2, 1), np.float32)) == math.inf
 
 
 def test_names_are_unique_and_every_scenario_states_what_it_shows() -> None:

@@ -87,8 +87,6 @@ def _rows(which: str, tensors: tuple[TensorStats, ...]) -> list[Row]:
 def _row(which: str, s: TensorStats) -> Row:
     counts = {"NaN": s.nan, "inf": s.posinf, "-inf": s.neginf, "zero": s.zero, "subnormal": s.subnormal}
     shown = [f"{n:,} {kind}" for kind, n in counts.items() if n]
-    if not shown and s.size and s.min != s.min:
-        shown = ["no finite element"]
     what = f"{s.dtype}[{', '.join(map(str, s.shape))}]"
     within = "" if s.min != s.min else f"in [{s.min:.4g}, {s.max:.4g}]"
     return Row(which, _clean(f"{s.name} {what}") if s.name else what, within, ", ".join(shown))
