@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -57,11 +58,12 @@ class TestMap:
         return [*self._ordered(direct, mutant.file), *self._ordered(wider, mutant.file)]
 
     def _by_name(self, name: str, root: Path) -> set[str]:
-        """The tests that run a line with this word: where a module's constant is used."""
-        word = re.compile(rf"\b(?:{name})\b")
+        """The tests that run a line with this word: where a module's constant is used, or one made of it."""
+        texts = {file: (root / file).read_text(encoding="utf-8") for file in self.lines}
+        word = re.compile(rf"\b(?:{'|'.join(_made_of(name.split('|'), texts.values()))})\b")
         found: set[str] = set()
         for file, of_lines in self.lines.items():
-            for i, text in enumerate((root / file).read_text(encoding="utf-8").splitlines(), 1):
+            for i, text in enumerate(texts[file].splitlines(), 1):
                 if i in of_lines and word.search(text):
                     found.update(of_lines[i])
         return found
@@ -106,6 +108,25 @@ class TestMap:
             for file, of_lines in plain["lines"].items()
         }
         return cls(dict(plain["tests"]), lines, _sizes(lines))
+
+
+def _made_of(names: Iterable[str], texts: Iterable[str]) -> set[str]:
+    """These names of constants, and those of the constants that modules compute from them when imported."""
+    made_of = [
+        (_names_in(target), _names_in(node.value))
+        for text in texts
+        for node in ast.parse(text).body
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+    ]
+    found = set(names)
+    while more := {name for made, of in made_of if of & found for name in made} - found:
+        found |= more
+    return found
+
+
+def _names_in(node: ast.AST) -> set[str]:
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
 
 
 def _sizes(lines: dict[str, dict[int, list[str]]]) -> dict[str, int]:

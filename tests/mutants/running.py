@@ -72,7 +72,7 @@ class Result:
 
 
 def copy_tree(source: Path, target: Path) -> None:
-    """Copy the files that git tracks or would add, or all files outside a repository."""
+    """Copy the files that git tracks or would add; all files outside a repository or in an ignored folder."""
     shutil.rmtree(target, ignore_errors=True)
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -80,7 +80,7 @@ def copy_tree(source: Path, target: Path) -> None:
         capture_output=True,
         check=False,
     )
-    if listed.returncode:
+    if listed.returncode or not listed.stdout:
         shutil.copytree(source, target, ignore=lambda folder, _: {target.name, ".git", ".venv"})
         return
     for name in filter(None, listed.stdout.decode().split("\0")):

@@ -11,7 +11,7 @@ import pytest
 
 from tests.mutants.__main__ import HERE, ROOT, _digest_of_files, _earlier
 from tests.mutants.mutations import mutants_of
-from tests.mutants.recording import TestMap, record
+from tests.mutants.recording import TestMap, _made_of, record
 from tests.mutants.report import passes, report
 from tests.mutants.running import (
     ERROR,
@@ -414,3 +414,8 @@ def test_an_entry_needs_its_reason(tmp_path):
 def test_the_lists_of_this_library_match_its_code(of_this_library):
     judged = read_judged(HERE / "left_out.toml", HERE / "survivors.toml")
     assert judged.stale(of_this_library) == []
+
+
+def test_a_constant_is_followed_into_those_that_are_made_of_it() -> None:
+    modules = ["A = 1\nB: int = A + 1\n", "C = [B]\nD = 2\ndef f():\n    E = A\n"]
+    assert _made_of(["A"], modules) == {"A", "B", "C"}

@@ -130,7 +130,7 @@ def test_a_script_that_catches_everything_and_never_ends_is_left():
 
 
 def test_leaving_a_script_calls_what_ends_the_process():
-    session, ended = Session(Plan("script.py")), []
+    session, ended = Session(Plan(script="script.py")), []
     session.leave()  # there is nothing to call yet
     session.on_leave = lambda: ended.append(True)
     session.leave()
