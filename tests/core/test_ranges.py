@@ -12,9 +12,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from stablenum.diagnosis.ranges import RangeCollector, RangeReport, RangeRow
 from stablenum.diagnosis.ranges.counting import checked_formats, count_lost, count_row
+from stablenum.diagnosis.ranges.plot import draw
 from stablenum.diagnosis.ranges.verdicts import scale_exponent
 from stablenum.formats import FORMATS
 from tests.test_imports import run
@@ -301,7 +303,29 @@ def test_the_table_begins_with_the_worst():
     assert str(made).endswith(made.verdict)
 
 
+def test_words_are_aligned_to_the_left_and_numbers_to_the_right():
+    made = report(("activation", "m", [1.0, 1e6]), ("weight", "longer", [1e-9] * 3), formats=("float16",))
+    assert made.table().splitlines() == [
+        "module  kind        elements  smallest  largest  float16",
+        "------  ----------  --------  --------  -------  ---------",
+        "m       activation         2   1.0e+00  1.0e+06  over 50%",
+        "longer  weight             3   1.0e-09  1.0e-09  zero 100%",
+    ]
+
+
+def test_weights_that_become_0_are_named():
+    sentence = report(("weight", "tiny", [1e-9, 1.0])).verdicts["float16"].sentence
+    assert sentence.endswith("; small activations or weights of tiny become 0.")
+
+
+def test_a_row_without_counts_has_an_empty_cell():
+    row = RangeRow(kind="activation", module="m", elements=1, amin=1.0, amax=1.0)
+    assert RangeReport([row], ("float16",)).table().splitlines()[2].endswith("1.0e+00")
+
+
 def test_small_and_large_fractions_are_not_rounded_away():
+    made = report(("activation", "m", [1e6] + [1.0] * 999))
+    assert "over 0.1%" in made.table()
     made = report(("activation", "m", [1e6] + [1.0] * 9999), ("activation", "n", [1e6] * 999 + [1.0]))
     assert "over <0.1%" in made.table()
     assert "over >99%" in made.table()
@@ -337,6 +361,15 @@ def test_the_plot_is_a_picture(tmp_path):
         ValueError, match="plot must be called on a report with at least one value other than 0"
     ):
         report(("weight", "m", [0.0])).plot(tmp_path / "none.png")
+
+
+def test_the_plot_leaves_room_for_gradients_times_the_loss_scale(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    made = report(("activation", "m", [2.0**30]), ("gradient", "m", [2.0**22]))
+    for scale in (5, 10):
+        draw(made.rows, ("float16",), scale, tmp_path / "plot.png")
+    assert [figure.axes[-1].get_xlim()[1] for figure in figures] == [30 + 3, 22 + 10 + 3]
 
 
 @pytest.mark.parametrize("formats", [(), "float16", ("float12",)])

@@ -206,6 +206,9 @@ def test_edges_are_as_documented(route: str) -> None:
     value, (_, grad) = run(route, "gaussian_nll", at, wrt=(0, 2))
     close(value, [float(oracle.gaussian_nll(mpf(0), mpf(1e-2), mpf(1e-6)))] * 4, "float32", ulps=16)
     close(grad, [0.5 * (1e6 - 1e-4 * 1e12)] * 4, "float32", ulps=16)
+    # Not only whole numbers: log(Gamma(1.5)) counts for half an event.
+    value, _ = run(route, "poisson_nll", [np.zeros(1), np.full(1, 0.5)], full=True)
+    close(value, [1 + math.lgamma(1.5)], "float32", ulps=16)
     # A rate that overflows is continued along its tangent.
     value, (grad,) = run(route, "poisson_nll", [np.asarray([1e3]), np.zeros(1)])
     assert np.isfinite(value).all()

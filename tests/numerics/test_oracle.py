@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 
+import array_api_compat.numpy as numpy_namespace
 import numpy as np
 import pytest
 
+from stablenum.numerics.logarithms import log1mexp
 from tests.numerics.measuring import measured, worst, worst_rows
-from tests.numerics.oracle import FORMATS, FUNCTIONS, ROWS
+from tests.numerics.oracle import FORMATS, FUNCTIONS, ROWS, mp, mpf
 from tests.numerics.running import BACKENDS, ours
 from tests.selection import REPEATS
 
@@ -64,3 +66,11 @@ def _same(got, want, fmt):
     if math.isnan(want) or math.isinf(want):
         return np.array_equal(got, want, equal_nan=True)
     return got == want or abs(got - want) <= 2 * float(fmt.ulp(want))
+
+
+def test_log1mexp_is_exact_to_the_last_digits_where_its_series_ends():
+    """The last terms of the series matter most just below log 2, and only in float64."""
+    at = np.linspace(0.5, math.log(2), 50)
+    for a, value in zip(at, log1mexp(at, xp=numpy_namespace), strict=True):
+        exact = mp.log(-mp.expm1(-mpf(float(a))))
+        assert abs(mpf(float(value)) - exact) <= 2 * np.spacing(abs(value))

@@ -19,6 +19,7 @@ from stablenum.commands.compare.builtin.rule_streams import RULE_STREAMS
 from stablenum.commands.compare.differences import tensor_difference
 from stablenum.commands.compare.runner import outcome_of, run_guarded
 from stablenum.commands.compare.scenarios import Expected, Fault, Goal, Outcome, Stream
+from stablenum.commands.compare.scenarios.training_data import initial_params
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.reasons import Reason
 from stablenum.reference import guarded as reference
@@ -86,6 +87,16 @@ def test_streams_have_the_standard_tolerance_or_state_why_not() -> None:
         tolerance = scenario.tolerance
         if (tolerance.norm, tolerance.params) != (1e-6, 1e-5):
             assert tolerance.why, scenario.name
+
+
+@pytest.mark.parametrize("name", ["digits-mlp", "digits-conv"])
+def test_initial_weights_have_the_variance_of_he(name: str) -> None:
+    """He et al. 2015, arXiv 1502.01852: 2 divided by the number of inputs of a unit."""
+    params = initial_params(SCENARIOS[name])
+    for weight, bias in zip(params[::2], params[1::2], strict=True):
+        inputs = math.prod(weight.shape[1:]) if weight.ndim == 4 else weight.shape[0]
+        assert weight.std() == pytest.approx(math.sqrt(2 / inputs), rel=0.2)
+        assert not bias.any()
 
 
 def test_a_scenario_is_the_same_every_time() -> None:
