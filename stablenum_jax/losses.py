@@ -1,8 +1,8 @@
 """Losses with the right value and the right gradient at every edge, in every float format.
 
 Losses of inputs narrower than float32 are computed in float32; the result has the format of the first
-argument, or ``dtype``. A batch without a valid item gives 0 with gradient 0. All losses work under
-``jax.jit``, ``vmap`` and ``grad`` of ``grad``, in forward and reverse mode.
+argument, or ``dtype``. A batch with no valid items gives a loss of 0 and a gradient of 0. All losses work
+under ``jax.jit``, ``vmap`` and ``grad`` of ``grad``, in forward and reverse mode.
 """
 
 from __future__ import annotations

@@ -79,9 +79,9 @@ def every_backend(request: pytest.FixtureRequest) -> Backend:
 
 
 def _values_of(item: pytest.Function) -> set[Any]:
-    """The values of a test's parameters; those that are parametrized together count as one.
+    """Return the values of a test's parameters; those of one ``parametrize`` mark count as one value.
 
-    If all of them are parametrized together, each counts by itself.
+    If the test has at most one such mark, each parameter counts separately.
     """
     params = item.callspec.params
     values = {name: v if isinstance(v, str | float | int) else id(v) for name, v in params.items()}

@@ -7,7 +7,8 @@ These rules hold for all losses:
 
 - For inputs in formats narrower than float32, items are computed and summed in float32 and the result is
   rounded once. It has the format of the first argument, as in torch and optax, unless ``dtype`` is given.
-- "mean" divides by the number of valid items; a batch without valid items gives 0 with gradient 0, not NaN.
+- "mean" divides by the number of valid items; a batch with no valid items gives a loss of 0 and a gradient of
+  0, not NaN.
 - Masked items have no effect, whatever their values: masking an item is the same as removing it. NaN in a
   valid item gives NaN. No finite input gives NaN in the value or in the gradient.
 - Targets are never broadcast silently: if they do not have the documented shape, a ValueError is raised.

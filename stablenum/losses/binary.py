@@ -46,7 +46,7 @@ def binary_cross_entropy(
     sigmoid rounds to 0 or 1.
 
     Edge cases: an infinite logit gives 0 if the target is exactly the label that the logit predicts,
-    otherwise inf. NaN stays NaN. A batch without valid items gives 0 with gradient 0.
+    otherwise inf. NaN stays NaN. A batch with no valid items gives a loss of 0 and a gradient of 0.
 
     Args:
         logits: any shape, any floating-point format.

@@ -113,14 +113,14 @@ def cross_entropy(
 
     The gradient with respect to x is ``softmax(x) - t``. With label smoothing s the target is
     ``(1 - s) t + s / K`` over the K classes that are neither masked nor -inf. The z-loss (PaLM, arXiv
-    2204.02311; 1e-4 there) adds ``z_loss * logsumexp(x)^2`` to each item, with gradient
+    2204.02311, which uses 1e-4) adds ``z_loss * logsumexp(x)^2`` to each item, with gradient
     ``2 z_loss logsumexp(x) softmax(x)``.
 
     Edge cases:
 
-    - A batch without valid items gives 0 with gradient 0. Items are left out, with gradient 0, if their
-      target is ``ignore_index`` or their mask is False, whatever their logits, or if all their classes are
-      masked or -inf.
+    - A batch with no valid items gives a loss of 0 and a gradient of 0. Items are left out, with gradient 0,
+      if their target is ``ignore_index`` or their mask is False, whatever their logits, or if all their
+      classes are masked or -inf.
     - A class that is masked or -inf has probability 0 and gradient 0, with label smoothing too. If it is the
       target (or, in a soft target, has a probability above 0), the item is inf, with gradient 0.
     - A logit of inf or NaN gives NaN; an index outside the classes gives NaN with gradient 0.

@@ -178,7 +178,7 @@ def arccos(x: Array, *, xp: Namespace) -> Array:
 
 
 def arctanh(x: Array, *, xp: Namespace) -> Array:
-    """Inverse hyperbolic tangent that stays finite: for x of 1 and above, the value is that of the largest
+    """Inverse hyperbolic tangent that stays finite: for x of 1 and above, the value is taken at the largest
     number below 1.
 
     That value depends on the format of x: 8.66 in float32, 4.16 in float16, 3.12 in bfloat16. The gradient

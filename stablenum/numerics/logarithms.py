@@ -36,8 +36,8 @@ _SERIES = tuple(b / (2 * k * math.factorial(2 * k)) for k, b in enumerate(_BERNO
 def log(x: Array, *, xp: Namespace) -> Array:
     """Natural logarithm that stays finite: ``log(max(x, smallest normal number))``.
 
-    The smallest normal number is that of the format of the computation: for x below 1.18e-38, including zero
-    and negative x, the value is -87.34 (-708.4 in float64) with gradient 0. log(inf) is inf; NaN stays NaN.
+    "Smallest normal number" refers to the compute format: for x below 1.18e-38, including zero and negative
+    x, the value is -87.34 (-708.4 in float64) with gradient 0. log(inf) is inf; NaN stays NaN.
 
     Args:
         x: any shape, any floating-point format.

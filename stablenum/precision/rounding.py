@@ -40,9 +40,9 @@ def kahan_add(w: Array, c: Array, u: Array, *, xp: Namespace) -> tuple[Array, Ar
     float32 weight. bfloat16 weights below 2^-102 have no compensation, because float32 cannot represent so
     small a unit; float16 weights always have one.
 
-    A NaN or inf in ``w`` or ``u`` enters ``w'`` but never ``c'``, which is 0 there. Finite values saturate
-    at the format's largest number instead of overflowing. If ``w`` is changed between two calls, ``c`` still
-    stands for at most half a spacing of the changed ``w``.
+    A NaN or inf in ``w`` or ``u`` enters ``w'`` but never ``c'``, whose element is then 0. Finite values
+    saturate at the format's largest number instead of overflowing. If ``w`` is changed between two calls,
+    ``c`` still stands for at most half a spacing of the changed ``w``.
 
     Args:
         w: the weights, in bfloat16, float16 or float32, of any shape.

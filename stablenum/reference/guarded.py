@@ -311,7 +311,7 @@ class Guarded:
         """
         listed = self._matched(gradients)
         observation = self._measure(listed, loss)
-        with np.errstate(all="ignore"):  # the rules also compute results with inf and NaN that they discard
+        with np.errstate(all="ignore"):  # the rules also compute inf and NaN results, which they discard
             decision, self.state = decide(self.config, self.state, observation, xp=xp)
             if decision.apply:
                 self._update(apply(self.config, decision, listed))

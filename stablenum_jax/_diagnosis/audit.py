@@ -34,8 +34,8 @@ __all__ = ["audit", "repair", "state_problems"]
 PyTree: TypeAlias = Any
 
 _CORRECTED = ("adam", "amsgrad", "adabelief", "novograd")
-# In optax, AMSGrad's maximum is that of corrected moments, and the denominators of Novograd, Adan and SM3 are
-# other sums, so the eps of these optimizers cannot be compared with sqrt(v).
+# In optax, AMSGrad takes its maximum over bias-corrected moments, and the denominators of Novograd, Adan and
+# SM3 are other sums, so the eps of these optimizers cannot be compared with sqrt(v).
 _DENOMINATORS = ("adam", "adabelief", "rmsprop", "adagrad", "adadelta")
 _AVERAGES = ("adam", "amsgrad", "adabelief", "novograd", "adan", "rmsprop", "adadelta")
 _SQUARED_GRADIENTS = ("adam", "rmsprop", "adagrad", "adadelta")
@@ -67,7 +67,7 @@ def audit(
         params: the parameters that the optimizer trains.
         grads: unscaled gradients, a tree like ``params``, from which RMS(g^2/v) is computed.
         updates: what ``tx.update`` returned, a tree like ``params``.
-        learning_rate: says that the moments are those of Adam or AdamW, whose update is then computed with
+        learning_rate: states that the optimizer is Adam or AdamW, whose update is then computed with
             ``b1``, ``b2`` and ``eps``. For NAdam, RAdam, Adamax and Yogi, for which optax uses the same
             state, leave it out and give ``updates``.
         b1, b2, eps: the optimizer's hyperparameters. Leave them out for Adamax, whose state contains a norm
@@ -124,9 +124,9 @@ def repair(opt_state: PyTree, audit: Audit) -> PyTree:
     bit.
 
     An element is poisoned if one of its moments is not finite, or a second moment is negative. All its
-    moments are reset. Step counts stay, so bias correction is that of a late step: the first update of such
-    an element is lr (1 - b1) / sqrt(1 - b2), which is 3.2 lr with Adam's defaults, and later updates settle.
-    Parameters are not changed, even if they are not finite.
+    moments are reset. Step counts stay, so bias correction treats the element as late in training: the first
+    update of such an element is lr (1 - b1) / sqrt(1 - b2), which is 3.2 lr with Adam's defaults, and later
+    updates settle. Parameters are not changed, even if they are not finite.
 
     Args:
         opt_state: the audited state.

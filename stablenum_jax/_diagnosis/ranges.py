@@ -40,8 +40,8 @@ def range_report(
 
     The passes, one forward and one backward in float32, run on the jaxpr. The report covers the values that
     leave each module and their gradients, weights and their gradients and, with an optimizer, the updates.
-    Modules are those of flax linen, flax.nnx and Equinox, and the scopes of ``jax.named_scope`` in any
-    function; those of flax.nnx and Equinox are named by their paths in the tree. A module that returns its
+    Modules are flax linen, flax.nnx and Equinox modules, and the scopes of ``jax.named_scope`` in any
+    function; flax.nnx and Equinox modules are named by their paths in the tree. A module that returns its
     argument does not appear, and a plain scope that is entered twice in a row counts as one. Loops are
     unrolled; of a ``cond``, the branch that is taken is opened (the passes then run operation by operation).
     What could not be opened is listed in the report's ``notes``.

@@ -23,8 +23,8 @@ def precision(model: Any, policy: Any) -> Callable[..., Any]:
     - While a module computes, its parameters are in its compute format, and the arguments of a module with
       parameters of its own are cast to that format. Gradients have the formats in which the parameters are
       stored.
-    - The policy's output format is that of the whole model; a rule's output format is that of the modules it
-      matches. In between, values stay in the compute format.
+    - The policy's output format applies to the result of the whole model, a rule's output format to the
+      results of the modules it matches. In between, values stay in the compute format.
     - Running statistics and other collections that are not parameters are unchanged, and so are integers,
       keys and everything that is not an array.
     - Functions called between modules (a softmax) compute in the dtype of their arguments.

@@ -33,7 +33,7 @@ def clip_updates(
         rule: the rule.
         updates: what ``tx.update`` returned.
         opt_state: the state that ``tx.update`` returned, with the learning rate of this update in it.
-        axis_name: mesh axes along which updates are sharded; the factors are then those of the whole
+        axis_name: mesh axes along which updates are sharded; the factors are then computed for the whole
             tensors.
 
     Raises:

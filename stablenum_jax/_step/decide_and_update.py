@@ -247,7 +247,7 @@ def _capture(call: _Call, params: PyTree, opt_state: PyTree) -> Captured:
     jax.eval_shape(probe, [leaves[i] for i in traced])
     if not found:
         raise ValueError(
-            "tx never calls the guard whose state is in opt_state: either opt_state is that of another "
+            "tx never calls the guard whose state is in opt_state: either opt_state belongs to another "
             "optimizer (make it with the init of the same tx), or tx.update is already jitted (jit the "
             "training step instead)."
         )
@@ -264,7 +264,7 @@ def _check_none_bypasses(config: stablenum.GuardConfig, watched: Watched) -> Non
 
 
 def _watched(grads: PyTree, seen: Captured) -> Watched:
-    """Return the gradients that the guard watches, in its order, and the others that are there."""
+    """Return the gradients that the guard watches, in its order, and the remaining ones."""
     leaves = jax.tree_util.tree_leaves_with_path(grads)
     measured = [i for i, (path, leaf) in enumerate(leaves) if is_measurable(path, leaf)]
     source = seen.source

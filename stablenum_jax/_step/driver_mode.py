@@ -36,7 +36,7 @@ class Deferred(NamedTuple):
     """The guard measures and decides; the driver undoes a step that the guard skips.
 
     Attributes:
-        unscaled: the driver has already divided the gradients by the loss scale.
+        unscaled: whether the driver has already divided the gradients by the loss scale.
         loss: the unscaled loss of the step, if the driver knows it.
     """
 

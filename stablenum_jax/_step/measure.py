@@ -52,9 +52,9 @@ def leaf_norms(leaves: Sequence[Any]) -> Array:
 
     Returns:
         (n,) float32. A norm is finite if and only if every element of the leaf is finite (a norm beyond
-        float32's range saturates there); NaN if the leaf holds NaN, else inf if it holds inf;
-        0 for None and for a leaf without elements. The norm of a leaf below 1e-23 may be 0 if others
-        are of ordinary size; this changes neither the joint norm nor a decision.
+        float32's range saturates at the largest float32); NaN if the leaf holds NaN, else inf if it holds
+        inf; 0 for None and for a leaf without elements. The norm of a leaf below 1e-23 may be 0 if others are
+        of ordinary size; this changes neither the joint norm nor a decision.
 
     Example:
         >>> leaf_norms([jnp.asarray([3e30, 4e30]), None])

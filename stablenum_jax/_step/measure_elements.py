@@ -26,8 +26,8 @@ def largest_element(leaves: Sequence[Any], *, axis_name: AxisName | None = None)
         axis_name: mesh axes along which the leaves are sharded.
 
     Returns:
-        0 if there are no elements; a finite value beyond float32's range saturates there. The result is
-        undefined for leaves that are not finite.
+        0 if there are no elements; a finite value beyond float32's range saturates at the largest float32.
+        The result is undefined for leaves that are not finite.
 
     Example:
         >>> largest_element([jnp.asarray([1.0, -4.0]), None])

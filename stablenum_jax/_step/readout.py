@@ -31,8 +31,9 @@ def _read(opt_state: PyTree) -> tuple[stablenum.GuardState, tuple[str, ...] | No
     found = find_guard(opt_state)
     if found.names_id.ndim:
         raise ValueError(
-            f"opt_state must be that of one training run; got one stacked to shape {found.names_id.shape} "
-            "by vmap, pmap or scan. Select one run, as in jax.tree.map(lambda x: x[0], opt_state)."
+            "opt_state must belong to a single training run; got one stacked to shape "
+            f"{found.names_id.shape} by vmap, pmap or scan. Select one run, as in "
+            "jax.tree.map(lambda x: x[0], opt_state)."
         )
     if isinstance(found.names_id, jax.core.Tracer):
         raise ValueError(

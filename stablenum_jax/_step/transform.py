@@ -69,8 +69,9 @@ def guard(
             ``chain(guard(), inner)``.
         config: the settings; the default skips and records, and changes nothing else.
         axis_name: under ``shard_map`` or ``pmap``, the axis (or axes) along which each gradient is
-            *sharded*: norms are then those of the whole gradients, and all shards make the same decision.
-            Leave it out if gradients have been averaged over the axis, and under jit with sharded arrays.
+            *sharded*: norms are then computed over the whole gradients, and all shards make the same
+            decision. Leave it out if gradients have been averaged over the axis, and under jit with sharded
+            arrays.
         **overrides: fields of :class:`stablenum.GuardConfig`, such as ``clip=1.0`` or
             ``loss_scale="dynamic"``.
 

@@ -12,9 +12,9 @@ __all__ = ["copy_into", "moved_to", "to_device"]
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return the tensor on ``device``. Only copies from the host to a device run in the background.
+    """Return the tensor on ``device``. Copies to a device are asynchronous; copies to the host are not.
 
-    A copy to the host in the background might be read before it is complete.
+    An asynchronous copy to the host might be read before it is complete.
     """
     if tensor.device == device:
         return tensor

@@ -38,8 +38,8 @@ def wait_for_bool(flag: Tensor) -> bool:
 class BackgroundRead:
     """Reads a small tensor without waiting, by a copy in the background.
 
-    The copy runs on the tensor's own device, on the stream that is current there. That stream has written
-    the tensor itself, or waits for the stream that has.
+    The copy runs on the tensor's own device, on that device's current stream. That stream has written the
+    tensor itself, or waits for the stream that has.
     """
 
     def __init__(self) -> None:

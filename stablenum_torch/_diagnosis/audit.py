@@ -381,10 +381,10 @@ def repair(optimizer: Optimizer, audit: Audit) -> int:
     """Set the poisoned elements of an optimizer's state to 0, in place; all other values stay bit for bit.
 
     An element is poisoned if an entry of its state is not finite, or a second moment is negative. All its
-    entries of known meaning are reset, including AMSGrad's maximum. Step counts stay, so bias correction is
-    that of a late step: the first update of such an element is lr (1 - beta1) / sqrt(1 - beta2), which is
-    3.2 lr with Adam's defaults, and later updates settle. Parameters are not changed, even if they are not
-    finite.
+    entries of known meaning are reset, including AMSGrad's maximum. Step counts stay, so bias correction
+    treats the element as late in training: the first update of such an element is
+    lr (1 - beta1) / sqrt(1 - beta2), which is 3.2 lr with Adam's defaults, and later updates settle.
+    Parameters are not changed, even if they are not finite.
 
     Args:
         optimizer: the audited optimizer, guarded or not.

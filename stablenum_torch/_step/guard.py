@@ -1,8 +1,8 @@
 """The guard of one optimizer, and its step: measure the gradients, decide in the core, apply or skip.
 
 Two paths lead to the same decision. Reading values costs nothing on a CPU, so the host may branch on them
-(``on_host.py``). On an accelerator everything stays there (``on_device.py``). ``docs/how-it-works.md``,
-"Where the decision is made", compares all the ways in which a decision is computed.
+(``on_host.py``). On an accelerator, everything stays on the device (``on_device.py``).
+``docs/how-it-works.md``, "Where the decision is made", compares all the ways in which a decision is computed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Guard:
 
     Attributes:
         parameters: the optimizer's parameters.
-        on_host: whether steps are decided on the host; None means that they are if the tensors are there.
+        on_host: whether steps are decided on the host; None means: if the tensors are on the host.
         loss: () the unscaled loss of the step in progress, if known. It is kept here, not by the wrapper,
             because torch.compile does not see a value that was assigned to an attribute of an optimizer.
     """

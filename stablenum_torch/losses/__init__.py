@@ -1,9 +1,9 @@
 """Losses with the right value and the right gradient at every edge, as functions and as modules.
 
 Losses of inputs narrower than float32 are computed in float32. The result has the input's format; under
-autocast it is float32, as with torch's own losses; ``dtype`` overrides both. A batch without a valid item
-gives 0 with gradient 0. All losses work under ``torch.compile(fullgraph=True)`` and ``torch.func``, and are
-twice differentiable.
+autocast it is float32, as with torch's own losses; ``dtype`` overrides both. A batch with no valid items
+gives a loss of 0 and a gradient of 0. All losses work under ``torch.compile(fullgraph=True)`` and
+``torch.func``, and are twice differentiable.
 """
 
 from stablenum.public_names import present

@@ -50,7 +50,7 @@ def test_two_devices_join_their_norms_in_one_collective():
 
 @MEASURES
 def test_a_guard_that_decides_by_its_own_shard_is_detected(tmp_path):
-    """Without the process group: the norm is that of one rank, which does not show in Adam's parameters."""
+    """Without the process group, each rank uses its own shard's norm; Adam's parameters do not show this."""
     program = tmp_path / "alone.py"
     program.write_text(
         "import sys, stablenum_torch\n"

@@ -128,7 +128,7 @@ def test_an_uncertain_share_is_left_out(extras):
 
 
 def test_the_interval_of_a_quotient_contains_the_true_value():
-    """In about 95 of 100 experiments, also if numerator and denominator are correlated."""
+    """It does so in about 95 of 100 experiments, even if numerator and denominator are correlated."""
     draw, held = np.random.default_rng(0), 0
     for _ in range(1000):
         below = draw.normal(1.0, 0.15, 6)

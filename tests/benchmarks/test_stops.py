@@ -134,7 +134,7 @@ def test_a_guard_that_skipped_a_step_is_detected(monkeypatch):
 
 @pytest.mark.parametrize("name", ["fold", *(pytest.param(n, marks=REPEATS) for n in ("idle", "all"))])
 def test_gradients_multiplied_by_another_number_are_detected(monkeypatch, name):
-    """With Adam or a clip it does not show in the parameters."""
+    """With Adam or a clip, the wrong multiplier does not show up in the parameters."""
 
     def change(variant):
         inner = variant.step
@@ -247,7 +247,7 @@ def test_the_uncertainty_is_compared_with_the_bound():
 
 
 def test_the_interval_is_the_student_t_interval():
-    """In 95 of 100 experiments it holds the true mean, however few processes there are."""
+    """The interval contains the true mean in 95 of 100 experiments, however few processes there are."""
     draw = np.random.default_rng(4)
     for n in (2, 3, 5, 12):
         held = 0

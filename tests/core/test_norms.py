@@ -48,7 +48,10 @@ def test_no_parts_give_zero(backend):
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_zeros_that_are_known_when_it_compiles(n):
-    """As where no parameter has an element: XLA folds such zeros through the root, which once gave NaN."""
+    """This happens if no parameter has an element.
+
+    XLA folds such zeros through the root, which once gave NaN.
+    """
     assert float(jax.jit(lambda: combine_norms(jnp.zeros((n,)), xp=jnp))()) == 0.0
 
 

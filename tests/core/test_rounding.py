@@ -113,7 +113,7 @@ def test_float32_is_unchanged() -> None:
 
 
 def test_stochastic_rounding_gives_a_neighbour_and_the_exact_mean(name: str) -> None:
-    """Over all 65,536 values of the random bits the mean is the number itself, as exact fractions."""
+    """Over all 65,536 values of the random bits, the mean, in exact fractions, is the number itself."""
     every = np.arange(2**16, dtype=np.int32)
     for x in (1.001, -3.7e-5, 1e-30, 250.3, -1.0):
         x = np.float32(x)
@@ -200,7 +200,7 @@ def test_long_random_streams_against_float64(name: str, fmt: str) -> None:
 
 @pytest.mark.parametrize("fmt", DTYPES)
 def test_every_namespace_keeps_the_same_bits(fmt: str) -> None:
-    """Also for weights that nearly cancel, change their exponent, or are the smallest and largest numbers."""
+    """This includes weights that nearly cancel or change exponent, and the smallest and largest numbers."""
 
     @settings(max_examples=25, deadline=None)
     @given(seed=some.integers(0, 2**32 - 1))
@@ -246,7 +246,7 @@ def test_numbers_near_zero_have_no_compensation_or_a_finite_one(name: str, fmt: 
 
 
 def test_a_weight_too_small_for_a_unit_has_no_compensation(name: str) -> None:
-    """As if the weight had been overwritten after the compensation was computed."""
+    """Such a pair arises if a weight is overwritten after its compensation was computed."""
     xp, add = NAMESPACES[name], kahan(name)
     w = array(name, np.asarray([2.0**-102, 2.0**-103, -(2.0**-120), 0.0], np.float32), "bfloat16")
     c = xp.astype(xp.full_like(no_compensation(name, w), 2**14), xp.int16)

@@ -19,7 +19,7 @@ from stablenum_torch._diagnosis.replay import source_lines as torch_lines
     ids=["jax", "torch"],
 )
 def test_a_framework_outside_of_this_environment_is_no_user_code(lines, is_users, framework, monkeypatch):
-    """As in an environment that extends another one, or with ``pip install --target``."""
+    """This happens in an environment that extends another one, or with ``pip install --target``."""
     monkeypatch.setattr(lines, "SITE", ("/nowhere/",))
     monkeypatch.setattr(lines, "STANDARD", ("/nowhere/",))
     is_users = getattr(is_users, "__wrapped__", is_users)  # without its cache

@@ -94,7 +94,7 @@ def test_a_healthy_program_is_finite_and_its_infinities_are_not_blamed(
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_the_corpus_is_large_and_few_are_missed(framework: str) -> None:
-    """At least 95 % right in operation and line, 90 % in cause: a miss of any kind counts for both here."""
+    """The targets are 95 % for operation and line and 90 % for cause; here any miss counts against both."""
     failures = [m for m in FAILURES if build(m, framework)]
     assert len(failures) >= 60
     assert sum(build(m, framework) is not None for m in HEALTHY) >= 15

@@ -20,7 +20,7 @@ def mode(request: pytest.FixtureRequest) -> str:
     """How the step is called.
 
     Run eagerly, each operation is compiled separately, which takes longer than the test itself. Tests of what
-    can differ there (``tests.jax.helpers.every_mode``) always run both ways.
+    can differ between the modes (``tests.jax.helpers.every_mode``) always run both ways.
     """
     return str(request.param)
 

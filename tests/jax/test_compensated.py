@@ -52,7 +52,7 @@ def test_a_thousand_small_updates_are_not_lost() -> None:
     w, whole = after(REMEDIES["kahan"](sgd), one, 1000)
     assert 1.0 - w == pytest.approx(0.1, rel=0.02)
     assert set(w) == {0.8984375}
-    # The updates themselves are in bfloat16: 1e-4 is 1.0014e-4 there.
+    # The updates themselves are in bfloat16, in which 1e-4 is 1.0014e-4.
     assert whole == pytest.approx(1.0 - 1000 * float(jnp.bfloat16(1e-4)), rel=1e-4)
     assert 1.0 - after(REMEDIES["stochastic"](sgd), many, 1000)[0].mean() == pytest.approx(0.1, rel=0.02)
     assert 1.0 - after(REMEDIES["master"](sgd), one, 1000)[0] == pytest.approx(0.1, rel=0.02)

@@ -67,7 +67,7 @@ def test_over_a_mesh_axis_the_extremes_cover_all_shards() -> None:
     "rule", [stablenum.LogMaxLossScale(), stablenum.UnderflowAwareLossScale(init_scale=64.0, max_tiny=0.2)]
 )
 def test_inside_multisteps_a_rule_sees_the_scaled_gradients(rule: Any, stepper: Any) -> None:
-    """There the gradients are already divided by the scale; the rule counts them as if they were not."""
+    """In ``MultiSteps``, gradients are already divided by the scale; the rule counts them as undivided."""
     grads = {"w": jnp.asarray([2.0**-31, 2.0**-29, 1e-3, 0.0])}
     params, scales = {"w": jnp.zeros(4)}, []
     for k in (1, 2):
@@ -85,7 +85,7 @@ def test_inside_multisteps_a_rule_sees_the_scaled_gradients(rule: Any, stepper: 
 
 
 def test_extremes_are_measured_only_if_a_rule_needs_them() -> None:
-    """Read off the lowered program: a reduction over three operands for each of three parameters, or none."""
+    """With such a rule, the lowered program has one more reduction for each of the three parameters."""
     params, counts = make_params(), []
     for rule in ("dynamic", stablenum.UnderflowAwareLossScale()):
         tx = optax.chain(sj.guard(loss_scale=rule), optax.sgd(0.1))

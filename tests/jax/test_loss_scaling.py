@@ -1,4 +1,4 @@
-"""Loss scaling: value_and_grad, scale_loss, unscaling, how the scale changes."""
+"""Loss scaling: value_and_grad, scale_loss, unscaling, and how the scale changes."""
 
 from __future__ import annotations
 

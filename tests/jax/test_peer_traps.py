@@ -283,7 +283,7 @@ def test_trap_09_a_guard_after_a_clip_sees_finite_zeros(bad: float, stepper: Any
     tx = optax.chain(optax.clip(1.0), stablenum_jax.guard(), optax.adam(1e-2))
     opt_state = tx.init(params)
     clipped, _ = optax.clip(1.0).update(spoil(make_grads(0), np.inf), optax.EmptyState())
-    assert all_finite(clipped)  # all that a guard there sees of an inf
+    assert all_finite(clipped)  # all that a guard after the clip sees of an inf
     with pytest.warns(GuardPlacementWarning, match="put the guard first"):
         after, state_after = stepper(tx)(params, opt_state, grads)
     assert_same_bits(after, params)

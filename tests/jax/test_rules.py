@@ -89,7 +89,7 @@ def test_the_rule_decides_as_in_the_reference(rule: str, form: str) -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_the_stream_makes_the_rule_act(rule: str) -> None:
-    """Otherwise agreement on it would prove nothing."""
+    """If the rule did not act, agreement on the stream would prove nothing."""
     _, seen, end = _reference(rule)
     names = {m["reason"].name for m in seen}
     assert {"NAN_GRADIENT", "INF_GRADIENT"} <= names

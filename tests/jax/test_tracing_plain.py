@@ -62,7 +62,7 @@ def test_shape_and_selection_operations(name: str) -> None:
 
 @pytest.mark.parametrize("function", [jnp.add, jnp.subtract, jnp.multiply, jnp.divide])
 def test_arithmetic_gives_xlas_bits(function: Any) -> None:
-    """Each pair of edges on its own, so that one subnormal does not send all of them to XLA."""
+    """Each pair of edges is computed on its own, so that one subnormal does not send all of them to XLA."""
     closed = jax.make_jaxpr(function)(jnp.float32(1), jnp.float32(1))
     (eqn,) = closed.jaxpr.eqns
     asked = 0

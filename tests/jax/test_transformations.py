@@ -135,7 +135,7 @@ def _temp_bytes(step: Any, tx: Any, size: int = 256, n: int = 4) -> int:
     "optimizer", [optax.adamw, functools.partial(optax.sgd, momentum=0.9)], ids=["adamw", "momentum"]
 )
 def test_a_guarded_step_needs_no_more_temporary_memory(settings: Any, optimizer: Any) -> None:
-    """Except for scalars per tensor and unit: all buffers are reused, as in the bare step."""
+    """Except for scalars per tensor and unit, all buffers are reused, as in the bare step."""
     bare_tx = optimizer(1e-3)
     bare = _temp_bytes(functools.partial(_bare_step, bare_tx), bare_tx)
     tx = optax.chain(stablenum_jax.guard(**settings), optimizer(1e-3))

@@ -72,7 +72,10 @@ def test_where_nothing_is_clipped_nothing_changes(form: str, mode: str) -> None:
 
 @pytest.mark.parametrize("optimizer", [optax.adamw(1e-2), optax.sgd(0.1, momentum=0.9)])
 def test_where_nothing_is_clipped_a_step_is_the_same(optimizer: Any) -> None:
-    """Bit for bit when run op by op; compiled, XLA may or may not round the product before the sum."""
+    """Run op by op, the step is the same bit for bit.
+
+    When the step is compiled, XLA may or may not round the product before the sum.
+    """
     for jitted in (False, True):
         ends = []
         for clip in (None, stablenum.ClipUpdateRMS(100.0, per_lr=False)):

@@ -1,4 +1,4 @@
-"""The pytest plugin of the subprocesses: records which lines each test runs, or runs chosen tests.
+"""The pytest plugin for the subprocesses: records which lines each test runs, or runs chosen tests.
 
 The plan is a JSON file that the environment variable ``MUTANTS_PLAN`` names.
 """
@@ -107,7 +107,7 @@ class _Chosen:
             self.broken = report.nodeid or "the tests' import"
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note what failed, and why in one line."""
+        """Record each failed test, with a one-line reason."""
         if report.failed:
             lines = str(report.longrepr).strip().splitlines() or [""]
             self.failed.setdefault(report.nodeid, lines[-1][:300])

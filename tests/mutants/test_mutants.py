@@ -207,7 +207,7 @@ def of_this_library():
 
 
 def test_mutants_of_this_library_are_valid_programs(of_this_library):
-    """A sample of them, because compiling all takes minutes."""
+    """Only a sample is compiled, because compiling all takes minutes."""
     for mutant in sample(of_this_library, 60, seed=0, root=ROOT):
         source = (ROOT / mutant.file).read_bytes()
         compile(mutant.apply(source), mutant.file, "exec")
@@ -255,7 +255,7 @@ def test_a_planted_mutant_is_killed_by_its_test_and_survives_without_it(made, te
     what = {key[3]: (result.status, result.by) for key, result in results.items()}
     assert what == {
         "n += 2": (KILLED, "test_library.py::test_count"),
-        "if x >= top:": (SURVIVED, ""),  # both branches give the same result there
+        "if x >= top:": (SURVIVED, ""),  # if x is top, both branches give the same result
         "LIMIT: int = 11": (KILLED, "test_library.py::test_limit_in_another_process"),
         "LIMIT: int = 1 / 0": (KILLED, "test_library.py"),
     }

@@ -84,7 +84,10 @@ def test_jax_transformations(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_vmap_over_matrices_is_a_loop(name):
-    """Along every axis, with the gradient, without a fallback with a warning in torch; JAX gives the same."""
+    """torch is tested with value and gradient, rows along every axis, and no fallback warning.
+
+    JAX is tested with the value alone, and rows along the last axis.
+    """
     rng = np.random.default_rng(1)
     rows = [rng.uniform(0.2, 0.8, (2, 3, 4)).astype(np.float32) for _ in range(1 + (name in TWO))]
     if name == "logsubexp":
@@ -146,7 +149,7 @@ def test_rows_of_length_0():
 
 
 def test_xla_on_a_cpu_flushes_subnormal_numbers_and_torch_does_not():
-    """Why everything below the smallest normal number is treated as 0: the frameworks agree there."""
+    """This is why everything below the smallest normal number is treated as 0: then the frameworks agree."""
     assert float(jax.jit(lambda x: x * 1.0 + 0.0 * x)(jnp.float32(1e-40))) in (0.0, float(np.float32(1e-40)))
     assert float(torch.tensor(1e-38) * 0.01) > 0
     assert float(jax.jit(lambda x: x * 0.01)(jnp.float32(1e-38))) == 0

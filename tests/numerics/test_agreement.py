@@ -100,7 +100,7 @@ def test_the_power_of_two_below_is_an_exact_power_of_two():
 
 
 def test_xla_removes_a_constant_that_is_added_and_taken_off():
-    """Why no formula adds and subtracts a constant or divides by ``x / power``: jit simplifies it."""
+    """This is why no formula adds and subtracts a constant or divides by ``x / power``: jit simplifies it."""
     tiny = np.float32(1e-9)
     assert (
         jax.jit(lambda u: (1.0 + u) - 1.0)(tiny) == tiny

@@ -12,7 +12,7 @@ from tests.numerics.oracle import FORMATS, weights_for
 from tests.numerics.row_edges import ROW_EDGES
 from tests.numerics.running import call, ours
 
-# JAX compiles slowly; what is narrower than float32 is computed in float32 there too.
+# JAX compiles slowly, and what is narrower than float32 is computed in float32 in JAX too.
 NARROW = (("jax-jit", "bfloat16"), ("jax-jit", "float16"))
 CASES = [
     pytest.param(b, f, id=f"{b}-{f}", marks=[pytest.mark.slow] if (b, f) in NARROW else [])

@@ -83,7 +83,7 @@ def _curved(backend, run, rows, weights, form, single):
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
 def test_the_gradients_by_weight_and_bias(name, form, backend):
-    """Those of the weight are sums of the normalised rows, those of the bias of the upstream gradients."""
+    """The weight's gradients sum normalised rows times upstream; the bias's sum the upstream gradients."""
     fmt = FORMATS[form]
     rng = np.random.default_rng(3)
     size = np.asarray([fmt.wide.tiny**0.25, 1.0, 1e4, 0.0])[:, None]

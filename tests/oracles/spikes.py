@@ -68,7 +68,7 @@ class SpikeGuardOracle:
 class MeanStdSpikeOracle(SpikeGuardOracle):
     """OLMo-core's SkipStepOptimizer: mean + threshold sd (n - 1) of the last values, also of skipped steps.
 
-    ``naive``: non-finite values enter too, as there.
+    ``naive``: non-finite values enter too, as in OLMo-core.
     """
 
     def __init__(self, *, naive: bool = False, **settings: object) -> None:

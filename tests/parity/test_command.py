@@ -338,7 +338,7 @@ THREE = ["--backend", "numpy", "--backend", "torch", "--backend", "jax-jit"]
 
 @pytest.mark.parametrize("text", RULES, ids=lambda text: text.split('"')[1] if "[{" not in text else "all")
 def test_every_rule_runs_from_a_file(tmp_path: Path, text: str) -> None:
-    """In [guard] and in the guard of a scenario; all frameworks agree, and the rule has an effect."""
+    """A rule works in [guard] and in a scenario's guard; all frameworks agree, and the rule has an effect."""
     text = " ".join(text.split())
     over, own, out = tmp_path / "over.toml", tmp_path / "own.toml", tmp_path / "out.json"
     over.write_text(f"[guard]\n{text}\n{OWN}")

@@ -66,7 +66,7 @@ def test_no_loss_scale_helps() -> None:
 
 
 def test_the_format_goes_to_float32_and_back() -> None:
-    """Four times three skips and sixty steps in float32; the last end 48 steps after the bad stretch."""
+    """Three skips, then sixty float32 steps, four times over; the last is 12 steps after the bad stretch."""
     rows = escalating().rows
     skipped = [step for step, row in enumerate(rows) if not row.applied]
     assert skipped == [start + i for start in (30, 93, 156, 219) for i in range(3)]

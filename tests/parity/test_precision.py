@@ -190,7 +190,7 @@ LADDERS = {
     ],
 )
 def test_an_escalation_widens_the_same_places(policy: stablenum.Policy, ladder: tuple[str, ...]) -> None:
-    """Guards that skipped several steps in a row; the dtypes at each of their levels."""
+    """After repeated skips, every place computes in the same dtype in both frameworks, at every level."""
     rule = stablenum.EscalatePrecision(after=1, for_steps=1, formats=ladder)
     model = TorchTransformer()
     handle = stablenum_torch.precision(model, policy)

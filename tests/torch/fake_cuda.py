@@ -1,4 +1,7 @@
-"""Tensors that claim to be on a GPU and have no data: they show what a step would do there without a GPU."""
+"""Fake tensors that claim to be on a GPU but hold no data.
+
+They show, without a GPU, what a step would do on one.
+"""
 
 from __future__ import annotations
 

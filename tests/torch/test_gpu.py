@@ -168,7 +168,7 @@ def launching(operations: Operations) -> Counter[str]:
 
 
 def test_kernels_launched_besides_the_decision(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One multi-tensor norm, one stack, two copies: however many tensors there are."""
+    """They are one multi-tensor norm, one stack and two copies, however many tensors there are."""
     with fake_cuda(), torch.no_grad():
         bare = torch.optim.AdamW(small_model(CUDA), fused=True)
         params = small_model(CUDA)

@@ -91,7 +91,7 @@ CAUSES: dict[Cause, Explanation] = {
         "result is not used",
     ),
     Cause.BOUNDARY_DERIVATIVE: Explanation(
-        "the value is finite, but its derivative there is not",
+        "the value is finite, but its derivative is not",
         "use the safe form, whose derivative is finite",
     ),
     Cause.LOSS_SCALE: Explanation(

@@ -288,7 +288,7 @@ def _verdict(cause: Cause, fact: str, e: Evidence) -> Verdict:
     )
 
 
-_KEEP_AWAY = "keep the argument away from there: bound it before the call"
+_KEEP_AWAY = "keep the argument away from the edge of the domain: clamp it before the call"
 
 # A safe function is named only where the function itself is at fault.
 _BY_FUNCTION = (

@@ -16,7 +16,7 @@ _READ_INDICES = (
 
 
 class BadLabelsError(IndexError):
-    """An index is out of range. This is raised before the device reads the index and aborts."""
+    """An index is out of range. Raised before the device reads the index, which would make it abort."""
 
 
 def check_labels(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The angle between equal unit vectors is 0; acos has an infinite slope there."""
+"""The angle between equal unit vectors is 0; acos has an infinite slope at 1."""
 
 import jax.numpy as jnp
 import torch

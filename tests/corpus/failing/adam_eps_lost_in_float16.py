@@ -1,4 +1,4 @@
-"""Adam in pure float16: its eps of 1e-8 is 0 there, and a gradient of 0 gives 0 / 0."""
+"""Adam in pure float16: its eps of 1e-8 rounds to 0, and a gradient of 0 gives 0 / 0."""
 
 import jax
 import jax.numpy as jnp

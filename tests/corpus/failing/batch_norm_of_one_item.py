@@ -1,4 +1,4 @@
-"""A batch norm written by hand with the sample deviation, and a batch of one item."""
+"""A hand-written batch norm with the sample deviation, on a batch of one item."""
 
 import jax.numpy as jnp
 import torch

@@ -1,4 +1,4 @@
-"""A cosine written by hand, of a vector of zeros."""
+"""A hand-written cosine similarity of a zero vector."""
 
 import jax.numpy as jnp
 import torch

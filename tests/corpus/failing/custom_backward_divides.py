@@ -1,4 +1,4 @@
-"""A backward pass written by hand divides by its input, which is 0."""
+"""A hand-written backward pass of a square root divides by the root, which is 0."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""A mean by hand in float16: the number of items, 100,000, is inf there, and so is their sum."""
+"""A hand-written mean in float16: the number of items, 100,000, overflows."""
 
 import jax.numpy as jnp
 import torch

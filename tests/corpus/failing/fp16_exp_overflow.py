@@ -1,4 +1,4 @@
-"""exp(12) is beyond float16."""
+"""exp(12) overflows float16."""
 
 import jax.numpy as jnp
 import torch

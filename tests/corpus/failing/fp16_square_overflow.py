@@ -1,4 +1,4 @@
-"""300 squared is beyond float16."""
+"""300 squared overflows float16."""
 
 import jax.numpy as jnp
 import torch

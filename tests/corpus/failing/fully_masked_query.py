@@ -1,4 +1,4 @@
-"""Attention by hand: one query may look at no key."""
+"""Hand-written attention in which every key is masked for every query."""
 
 import jax
 import jax.numpy as jnp

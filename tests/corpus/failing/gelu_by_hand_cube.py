@@ -1,4 +1,4 @@
-"""A gelu by hand in float16: the cube of 50 is beyond it."""
+"""A hand-written GELU in float16: the cube of 50 overflows."""
 
 import jax.numpy as jnp
 import torch

@@ -1,4 +1,4 @@
-"""A group norm by hand in float16: the sum of squares over a group is beyond 65504."""
+"""A hand-written group norm in float16: the sum of squares over a group exceeds 65504."""
 
 import jax.numpy as jnp
 import torch

@@ -1,4 +1,4 @@
-"""A label beyond the number of classes: JAX reads NaN there."""
+"""A label beyond the number of classes: JAX reads NaN in its place."""
 
 import jax.numpy as jnp
 import optax

@@ -1,4 +1,4 @@
-"""A trust ratio by hand: the norm of the parameters over that of a gradient that is 0."""
+"""A hand-written trust ratio: the norm of the parameters divided by the norm of a zero gradient."""
 
 import jax
 import jax.numpy as jnp

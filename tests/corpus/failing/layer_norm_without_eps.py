@@ -1,4 +1,4 @@
-"""A layer norm by hand without eps, of a row whose elements are all equal."""
+"""A hand-written layer norm without eps, on a row whose elements are all equal."""
 
 import jax.numpy as jnp
 import torch

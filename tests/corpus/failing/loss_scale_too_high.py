@@ -1,4 +1,4 @@
-"""A loss scale of 32768: a gradient of 10 is beyond float16, and finite without the scale."""
+"""A loss scale of 32768: a gradient of 10 overflows float16, but is finite without the scale."""
 
 import jax.numpy as jnp
 import torch

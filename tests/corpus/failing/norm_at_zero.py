@@ -1,6 +1,6 @@
 """The length of a vector of zeros has no slope.
 
-In torch the library's own norm has a subgradient of 0, so there it is written by hand.
+torch's own norm has a subgradient of 0, so in torch the norm is written by hand.
 """
 
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""A loop that squares: beyond float32 in the sixth iteration."""
+"""A loop that squares: it overflows float32 in the sixth iteration."""
 
 import jax
 import jax.numpy as jnp

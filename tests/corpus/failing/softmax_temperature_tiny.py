@@ -1,4 +1,4 @@
-"""Logits divided by a temperature of 1.2e-38: the quotient is beyond float32."""
+"""Logits divided by a temperature of 1.2e-38: the quotient overflows float32."""
 
 import jax
 import jax.numpy as jnp

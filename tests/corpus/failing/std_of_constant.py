@@ -1,6 +1,6 @@
 """The deviation of equal numbers is 0, its slope infinite.
 
-torch's own std has a gradient of 0 there; the square root of its variance has not.
+torch's own std has a gradient of 0 in this case; the square root of its variance does not.
 """
 
 import jax

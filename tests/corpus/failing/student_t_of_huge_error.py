@@ -1,4 +1,4 @@
-"""log1p of an error squared: 1e20 squared is beyond float32."""
+"""log1p of a squared error: 1e20 squared overflows float32."""
 
 import jax.numpy as jnp
 import torch

@@ -1,4 +1,4 @@
-"""A weight penalty: the square of 1e20 is beyond float32."""
+"""A weight penalty: the square of 1e20 overflows float32."""
 
 import jax.numpy as jnp
 import torch
