@@ -45,12 +45,11 @@ class Guard:
     Attributes:
         parameters: the optimizer's parameters.
         on_host: whether steps are decided on the host; None means: if the tensors are on the host.
-        loss: () the unscaled loss of the step in progress, if known. It is kept here, not by the wrapper,
+        loss: () the unscaled loss of the step in progress, if known. It is kept here, not in the wrapper,
             because torch.compile does not see a value that was assigned to an attribute of an optimizer.
     """
 
     on_host: bool | None = None
-    loss: Tensor | None = None
 
     def __init__(
         self,
@@ -68,6 +67,7 @@ class Guard:
         self.state = state
         self._host: HostGuard | None = None  # created by the first step that needs one
         self._halted, self._level = HaltWatch(), LevelWatch()
+        self.loss: Tensor | None = None
 
     def step(self) -> None:
         """Step the optimizer as the core decides, and bring the state up to date.

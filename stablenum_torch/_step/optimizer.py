@@ -32,11 +32,11 @@ __all__ = ["GuardedOptimizer", "wrap"]
 
 _KEY = "stablenum"  # the guard's key in a state dict, next to torch's "state" and "param_groups"
 
-# Before 2.12, torch.compile fails on code that assigns an attribute of an optimizer, so it has to leave the
-# methods that do so as they are.
+# In some versions before 2.12, torch.compile fails on code that assigns an attribute of an optimizer, so it
+# has to leave the methods that do so as they are.
 _Method = TypeVar("_Method", bound=Callable[..., Any])
-_traceable: Callable[[_Method], _Method] = (
-    (lambda method: method) if torch.__version__ >= (2, 12) else torch.compiler.disable
+_untraced_before_2_12: Callable[[_Method], _Method] = (
+    (lambda method: method) if torch.__version__ >= (2, 12) else torch._disable_dynamo
 )
 
 
@@ -193,7 +193,7 @@ class GuardedOptimizer(Optimizer):
         self.inner.add_param_group(param_group)
         self._guard.fit()
 
-    @_traceable
+    @_untraced_before_2_12
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Clear the gradients and the loss that :meth:`scale` recorded for this step.
 
@@ -261,7 +261,7 @@ class GuardedOptimizer(Optimizer):
         guard = self._guard
         return autocast(guard.config, guard.level, guard.parameters.now()[0].device.type, dtype, policy)
 
-    @_traceable
+    @_untraced_before_2_12
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Measure the gradients, decide, and apply the step or skip it entirely.

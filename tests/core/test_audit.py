@@ -138,6 +138,14 @@ def test_a_ratio_beyond_every_number_is_the_largest() -> None:
     assert measure(np.ones(2), np.ones(2), np.zeros(2), g=np.zeros(2), formula=formula).gradient_ratio == 0.0
 
 
+@pytest.mark.parametrize("kind", ["rmsprop", "adadelta"])
+def test_a_young_second_moment_is_compared_with_the_gradient_as_an_average(kind: str) -> None:
+    """Although the update uses it as it is: after one step v = (1 - beta2) g^2, and the ratio is 1."""
+    formula = UpdateFormula(kind=kind, beta2=0.9, step=1.0, eps=1e-8)
+    found = measure(np.ones(2), np.zeros(2), np.full(2, 0.1 * 4.0), g=np.full(2, 2.0), formula=formula)
+    assert found.gradient_ratio == pytest.approx(1.0)
+
+
 def test_bad_parameters_and_gradients_stay_out_of_the_statistics() -> None:
     w, m, v, g = planted()
     clean = measure(w, m, v, g)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stablenum.diagnosis.replay.findings import finding_of
-from stablenum.diagnosis.replay.trace import Trace
+from stablenum.diagnosis.replay.trace import Trace, Value
 from stablenum.diagnosis.replay.walk import first_causes, is_selected
 
 FINE, NAN, INF, NEGINF = (
@@ -212,3 +212,10 @@ def test_an_infinity_is_followed_through_the_parts_of_a_function(made: str, firs
         x=("input", FINE),
     )  # fmt: skip
     assert operations(trace, v["y"]) == [first]
+
+
+def test_a_value_is_finite_until_flags_say_otherwise() -> None:
+    value = Value(id=0)
+    assert value.finite
+    value.neginf = True
+    assert (value.inf, value.finite) == (True, False)

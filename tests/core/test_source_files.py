@@ -1,7 +1,11 @@
-"""A framework's files are known for what they are, wherever it is installed."""
+"""A framework's files are recognised, wherever it is installed."""
 
 from __future__ import annotations
 
+import os
+import site
+import sys
+import types
 from pathlib import Path
 
 import jax
@@ -18,7 +22,7 @@ from stablenum_torch._diagnosis.replay import source_lines as torch_lines
     [(jax_lines, jax_lines.is_user_code, jax), (torch_lines, torch_lines.is_user_file, torch)],
     ids=["jax", "torch"],
 )
-def test_a_framework_outside_of_this_environment_is_no_user_code(lines, is_users, framework, monkeypatch):
+def test_a_framework_outside_this_environment_is_not_user_code(lines, is_users, framework, monkeypatch):
     """This happens in an environment that extends another one, or with ``pip install --target``."""
     monkeypatch.setattr(lines, "SITE", ("/nowhere/",))
     monkeypatch.setattr(lines, "STANDARD", ("/nowhere/",))
@@ -34,4 +38,24 @@ def test_a_package_is_found_where_it_is_imported_from(
     (tmp_path / "elsewhere" / "__init__.py").touch()
     assert folders_of(["elsewhere"]) == ()
     monkeypatch.syspath_prepend(tmp_path)
-    assert folders_of(["elsewhere"]) == (f"{tmp_path / 'elsewhere'}/",)
+    assert folders_of(["elsewhere"]) == (f"{tmp_path / 'elsewhere'}{os.sep}",)
+
+
+def test_a_folder_that_only_has_a_frameworks_name_is_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "haiku").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not any(folder.startswith(str(tmp_path)) for folder in folders_of(["haiku"]))
+
+
+def test_a_stub_of_a_framework_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "distrax", types.ModuleType("distrax"))
+    assert folders_of(["distrax"]) == ()
+
+
+def test_packages_of_the_environment_that_this_one_extends_are_not_the_standard_library() -> None:
+    folder = site.getsitepackages([sys.base_prefix])[0]
+    file = os.path.join(folder, "somebodys_package", "model.py")
+    assert jax_lines.is_user_code(file)
+    assert torch_lines.is_user_file(file)

@@ -251,6 +251,16 @@ def test_symmetric_info_nce_is_the_mean_of_both_directions_without_padding() -> 
         assert k.grad.isfinite().all()
 
 
+def test_info_nce_with_several_positives_is_the_mean_over_them() -> None:
+    """L_out, not L_in, of Khosla et al. 2020, arXiv 2004.11362; a query without positives is left out."""
+    q, k = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0))
+    positives = torch.tensor([[1, 1, 0, 0], [0, 1, 1, 1], [0, 0, 0, 0], [0, 0, 1, 0]]).bool()
+    log_p = torch.log_softmax(torch.nn.functional.cosine_similarity(q[:, None], k[None], dim=2) / 0.5, dim=1)
+    each = [-log_p[i][there].mean() for i, there in enumerate(positives) if there.any()]
+    found = tl.info_nce(q, k, positives=positives, temperature=0.5)
+    torch.testing.assert_close(found, torch.stack(each).mean())
+
+
 def test_the_z_loss_is_divided_by_the_number_of_items_not_by_their_weights() -> None:
     x, t = _t(LOGITS, INDEX)
     weight = torch.arange(1.0, 1.0 + x.shape[1])

@@ -19,7 +19,7 @@ from stablenum.commands.compare.builtin.rule_streams import RULE_STREAMS
 from stablenum.commands.compare.differences import tensor_difference
 from stablenum.commands.compare.runner import outcome_of, run_guarded
 from stablenum.commands.compare.scenarios import Expected, Fault, Goal, Outcome, Stream
-from stablenum.commands.compare.scenarios.training_data import initial_params
+from stablenum.commands.compare.scenarios.training_data import data_of, initial_params
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.reasons import Reason
 from stablenum.reference import guarded as reference
@@ -97,6 +97,13 @@ def test_initial_weights_have_the_variance_of_he(name: str) -> None:
         inputs = math.prod(weight.shape[1:]) if weight.ndim == 4 else weight.shape[0]
         assert weight.std() == pytest.approx(math.sqrt(2 / inputs), rel=0.2)
         assert not bias.any()
+
+
+def test_a_deep_network_learns_ones_from_uniform_inputs() -> None:
+    data = data_of(SCENARIOS["deep-1-to-10"])
+    assert (data.x >= 0).all()
+    assert (data.x < 1).all()
+    assert (data.y == 1).all()
 
 
 def test_a_scenario_is_the_same_every_time() -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import site
+import sys
 import sysconfig
 from collections.abc import Iterable
 from importlib.util import find_spec
 
 __all__ = ["SITE", "STANDARD", "folders_of"]
 
-# The folders of the standard library, and of installed packages (which may lie inside them).
+# The folders of the standard library, and of installed packages (which may lie inside them), those of an
+# environment that this one extends included.
 STANDARD = tuple({sysconfig.get_paths()[key] + os.sep for key in ("stdlib", "platstdlib")})
-SITE = tuple({sysconfig.get_paths()[key] + os.sep for key in ("purelib", "platlib")})
+SITE = tuple({folder + os.sep for folder in site.getsitepackages([sys.prefix, sys.base_prefix])})
 
 
 def folders_of(packages: Iterable[str]) -> tuple[str, ...]:
@@ -25,6 +28,15 @@ def folders_of(packages: Iterable[str]) -> tuple[str, ...]:
         >>> folders_of(["stablenum", "no_such_package"]) == (os.path.dirname(stablenum.__file__) + os.sep,)
         True
     """
-    specs = (find_spec(package) for package in packages)
-    found = (place for spec in specs if spec for place in spec.submodule_search_locations or ())
-    return tuple(os.path.abspath(place) + os.sep for place in found)
+    return tuple(os.path.abspath(place) + os.sep for name in packages for place in _places(name))
+
+
+def _places(package: str) -> Iterable[str]:
+    try:
+        spec = find_spec(package)
+    except (ImportError, ValueError):  # a stub in sys.modules, or an import hook that blocks the package
+        return ()
+    # Any folder of this name is found as a namespace package: it is the framework only if it was imported.
+    if spec is None or (spec.origin is None and package not in sys.modules):
+        return ()
+    return spec.submodule_search_locations or ()

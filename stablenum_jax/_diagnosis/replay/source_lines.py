@@ -112,9 +112,10 @@ def is_user_code(file: str) -> bool:
     """Return whether a file is the user's: not part of the standard library or of a known library."""
     if file.startswith("<"):
         return not file.startswith(("<frozen", "<attrs"))  # a console, a notebook, a doctest
-    if file.startswith(_libraries()):
+    path = os.path.abspath(file)
+    if path.startswith(_libraries()):
         return False
-    return file.startswith(SITE) or not file.startswith(STANDARD)
+    return path.startswith(SITE) or not path.startswith(STANDARD)
 
 
 @cache

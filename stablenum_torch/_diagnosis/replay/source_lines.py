@@ -23,8 +23,8 @@ from stablenum_torch._diagnosis.replay.naming import PUBLIC
 __all__ = ["Survey", "survey"]
 
 _FOREIGN = (
-    "accelerate", "contextlib", "equinox", "flax", "functools", "jax", "jaxlib", "numpy", "optax",
-    "stablenum", "stablenum_jax", "stablenum_torch", "torch",
+    "accelerate", "equinox", "flax", "jax", "jaxlib", "numpy", "optax", "stablenum", "stablenum_jax",
+    "stablenum_torch", "torch",
 )  # fmt: skip
 
 
