@@ -269,6 +269,21 @@ def test_closure_runs_once_with_gradients_and_its_loss_is_seen(path):
     assert opt.last["reason"] is stablenum.Reason.NONFINITE_LOSS
 
 
+def test_the_losses_that_a_closure_scales_add_up(path):
+    w = torch.nn.Parameter(torch.tensor(2.0))
+    opt = st.wrap(torch.optim.SGD([w], lr=0.25), loss_scale=8.0)
+
+    def closure():
+        opt.zero_grad()
+        for share in (1.0, 3.0):
+            loss = share * w
+            opt.backward(loss)
+        return loss
+
+    assert opt.step(closure).item() == 6.0
+    assert opt.last["loss"] == 8.0
+
+
 def test_channels_last_gradients_are_measured_exactly(path):
     conv = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
     opt = st.wrap(torch.optim.AdamW(conv.parameters(), fused=True), clip=1e-3)

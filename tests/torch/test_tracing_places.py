@@ -667,3 +667,21 @@ def test_the_text_holds_no_data() -> None:
     w = values.clone().requires_grad_()
     text = str(st.replay(lambda: (w - w).log().sum())) + st.replay(lambda: (w - w).log().sum()).to_json()
     assert sum(f"{v:.4f}"[:5] in text for v in values.tolist()) <= 8
+
+
+def test_gradients_are_judged_when_the_optimizer_gets_them() -> None:
+    w = nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([w], lr=0.1)
+
+    def step(repair: bool) -> Tensor:
+        optimizer.zero_grad()
+        loss = w.sqrt().sum()
+        loss.backward()
+        assert w.grad is not None
+        if repair:
+            w.grad.nan_to_num_(posinf=0.0)
+        optimizer.step()
+        return loss
+
+    assert st.replay(step, False).evidence.bad_gradients == ("w",)
+    assert st.replay(step, True).evidence.bad_gradients == ()
