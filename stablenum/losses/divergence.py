@@ -73,7 +73,7 @@ def kl_divergence(
     if log_targets:
         log_t = _log_softmax(t, axis, xp=xp)
         some = log_t != -_INF
-        t = xp.where(some, xp.exp(xp.where(some, log_t, 0.0)), 0.0)
+        t = xp.exp(xp.where(some, log_t, 0.0))
     else:
         log_t, some = log(t, xp=xp), xp.logical_not(xp.abs(t) < smallest_normal(t))
     items = _relative_entropy(t, log_t, log_q, some, axis, xp=xp)
@@ -120,7 +120,7 @@ def js_divergence(
     items = 0.0
     for log_t in (log_p, log_q):
         some = log_t != -_INF
-        t = xp.where(some, xp.exp(xp.where(some, log_t, 0.0)), 0.0)
+        t = xp.exp(xp.where(some, log_t, 0.0))
         items = items + 0.5 * _relative_entropy(t, log_t, log_m, some, axis, xp=xp)
     items = at_least_0(items, xp=xp)
     left = (xp.max(a, axis=axis) != -_INF) & (xp.max(b, axis=axis) != -_INF)
@@ -156,7 +156,7 @@ def _log_softmax(x: Array, axis: int, *, xp: Namespace) -> Array:
 def _relative_entropy(
     t: Array, log_t: Array, log_q: Array, some: Array, axis: int, *, xp: Namespace
 ) -> Array:
-    """Return ``sum(t (log t - log q))``; where ``some`` is False, t is 0 and adds nothing."""
+    """Return ``sum(t (log t - log q))`` over the classes where ``some`` holds."""
     # Terms with q = 0 are left out of the sum, so that their gradient is 0 and not NaN; they make the sum inf
     # afterwards.
     nowhere = log_q == -_INF

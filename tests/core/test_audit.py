@@ -269,6 +269,17 @@ def test_a_healthy_optimizer_has_no_risks(case: str) -> None:
     assert risks_of(HEALTHY[case]) == []
 
 
+@pytest.mark.parametrize(
+    ("size", "ratio", "stale"),
+    [(63, 10.0, False), (63, 10.1, True), (64, 2.3, False), (64, 2.4, True)],
+)
+def test_fewer_than_64_elements_may_be_further_from_their_second_moment(
+    size: int, ratio: float, stale: bool
+) -> None:
+    found = risks_of(row(size=size, gradient_ratio=ratio))
+    assert [risk.cause for risk in found] == [Cause.STALE_SECOND_MOMENT] * stale
+
+
 def test_bfloat16_second_moments_with_a_slow_decay_never_fall() -> None:
     """The rule's threshold is the decay at which every significand is rounded back."""
     import ml_dtypes

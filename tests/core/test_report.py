@@ -14,7 +14,6 @@ from rich.console import Console
 
 from stablenum.diagnosis import Finding, Place, Report, TensorStats
 from stablenum.diagnosis.replay.judge import Evidence
-from stablenum.diagnosis.report.text import WIDTH
 
 HOSTILE = "<script>alert('1')</script> & [bold red]x[/] \x1b[0m"
 
@@ -127,9 +126,26 @@ def test_a_report_fits_on_a_screen():
     )
     text = str(report)
     assert len(text.splitlines()) <= 50
-    assert max(map(len, text.splitlines())) <= WIDTH
+    assert max(map(len, text.splitlines())) <= 92
     assert "and 56 more" in text
     assert len(report.to_html()) < 30_000
+
+
+@pytest.mark.parametrize("width", [91, 92, 93])
+def test_a_line_of_code_is_cut_beyond_92_columns(width):
+    call = Place("train.py", 30, "f", "x" * (width - len("  train.py:30  f  ")))
+    lines = str(report_of(log_of_zero(frames=(call, call)))).splitlines()
+    line = f"  train.py:30  f  {call.code}"
+    assert len(line) == width
+    assert lines[lines.index("Called from") + 1] == (line if width <= 92 else f"{line[:89]}...")
+
+
+def test_sentences_are_wrapped_at_92_columns():
+    lines = str(report_of(log_of_zero(), notes=("a " * 200,))).splitlines()
+    note = lines[next(i for i, line in enumerate(lines) if line.startswith("Note: ")) :]
+    assert len(note) > 2
+    # One more word, of a letter, would not fit.
+    assert {len(line) for line in note[:-1]} <= {91, 92}
 
 
 def test_a_report_without_findings_is_one_line():

@@ -133,6 +133,27 @@ def test_opened_and_compiled_loops_compute_the_same(
             np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-6)
 
 
+@pytest.mark.parametrize(("opened", "compiled"), [(12, 0), (11, 5)])
+def test_a_loop_is_opened_whole_if_its_equations_are_not_more_than_the_limit(
+    opened: int, compiled: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six iterations of two equations; of a longer loop only the first iteration is opened."""
+    from stablenum_jax._diagnosis.replay.cells import Context
+    from stablenum_jax._diagnosis.replay.interpreter import Interpreter
+
+    monkeypatch.setattr(control_flow, "OPENED_EQUATIONS", opened)
+
+    def run(xs: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda c, x: (c * x + 1.0, None), jnp.float32(0.0), xs)[0]
+
+    xs = jnp.ones(6)
+    interpreter = Interpreter()
+    interpreter.run(jax.make_jaxpr(run)(xs).jaxpr, [], [interpreter.outside(xs, "input")], Context())
+    operations = [step.operation for step in interpreter.trace.steps]
+    assert operations.count("scan") == compiled
+    assert operations.count("mul") == operations.count("add") == 6 - compiled
+
+
 def test_masks_in_a_long_scan_are_legitimate() -> None:
     mask = jnp.triu(jnp.full((4, 4), -jnp.inf), 1)
 

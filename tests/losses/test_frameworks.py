@@ -261,6 +261,20 @@ def test_masked_items_count_as_removed_whatever_they_hold(name: str, route: str)
         assert (g[~MASK] == 0).all()
 
 
+@pytest.mark.parametrize("name", ["kl_divergence", "js_divergence"])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_a_mask_of_fewer_axes_is_broadcast_with_the_rows_of_a_divergence(name: str, axis: int) -> None:
+    """The rows are (2, 6), so a mask of 6 leaves out the same columns of both."""
+    x, y = (np.moveaxis(np.stack([a, a[::-1]]), -1, axis) for a in (LOGITS, SOFT))
+    short, full = (
+        run("torch", name, [x, y], wrt=(0, 1), mask=mask, axis=axis) for mask in (MASK, np.stack([MASK] * 2))
+    )
+    assert full[0].shape == (2, N)
+    assert (full[0] == 0).tolist() == [(~MASK).tolist()] * 2
+    np.testing.assert_array_equal(short[0], full[0])
+    np.testing.assert_array_equal(short[1], full[1])
+
+
 @pytest.mark.parametrize("route", ["torch", "jax jit"])
 def test_masked_classes_are_removed(route: str) -> None:
     there = np.asarray([True, True, False, True, False])

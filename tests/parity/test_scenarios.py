@@ -9,17 +9,19 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
+import torch
 
 from stablenum.commands.compare import BACKENDS, SCENARIOS, find_backends, run_scenario
 from stablenum.commands.compare.agreement import Disagreement, Trace, compare_traces
-from stablenum.commands.compare.backends import numpy_run
+from stablenum.commands.compare.backends import numpy_models, numpy_run, torch_models
 from stablenum.commands.compare.builtin.rule_streams import RULE_STREAMS
-from stablenum.commands.compare.differences import tensor_difference
+from stablenum.commands.compare.differences import tensor_difference, update_difference
 from stablenum.commands.compare.runner import outcome_of, run_guarded
 from stablenum.commands.compare.scenarios import Expected, Fault, Goal, Outcome, Stream
-from stablenum.commands.compare.scenarios.training_data import data_of, initial_params
+from stablenum.commands.compare.scenarios.training_data import Batch, data_of, initial_params
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.reasons import Reason
 from stablenum.reference import guarded as reference
@@ -65,6 +67,22 @@ def _run(name: str, backends: list[str]) -> None:
     assert result.surprises == []
     # The comparison took place, unless the backend gave a reason.
     assert result.comparisons.keys() | result.left_out.keys() == set(backends)
+
+
+def test_the_convolution_written_by_hand_has_torchs_loss_and_gradients() -> None:
+    scenario, rng = SCENARIOS["digits-conv"], np.random.default_rng(7)
+    params = [p + rng.normal(size=p.shape).astype(np.float32) / 8 for p in initial_params(scenario)]
+    x, y = rng.random((3, 64), np.float32), np.asarray([1, 0, 9])
+    loss, gradients = numpy_models.loss_and_gradients(
+        scenario, params, Batch(x, y, np.float32(0.5)), 4.0, "float32"
+    )
+    leaves = [torch.tensor(p, requires_grad=True) for p in params]
+    theirs = torch_models.loss_function(scenario, "float32")(
+        leaves, torch.tensor(x), torch.tensor(y), torch.tensor(0.5)
+    )
+    assert loss == pytest.approx(theirs.item(), rel=1e-6)
+    for ours, expected in zip(gradients, torch.autograd.grad(4.0 * theirs, leaves), strict=True):
+        np.testing.assert_allclose(ours, expected.numpy(), rtol=1e-5, atol=1e-6)
 
 
 def test_tensors_that_differ_in_shape_or_dtype_alone_are_infinitely_far_apart() -> None:
@@ -365,6 +383,13 @@ def test_a_difference_in_one_units_step_is_found() -> None:
     found = compare_traces("x", honest, other, tolerance).disagreement
     assert found is not None
     assert (found.step, found.field) == (50, "update of params[0]")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_single_updates_are_not_compared_in_half_precision(dtype: Any) -> None:
+    before, ours, theirs = (np.full(2, value, dtype) for value in (1.0, 1.5, 1.25))
+    found = update_difference(before, ours, before, theirs, tolerance=1e-5)
+    assert found == ((0.5, 0.25) if dtype is np.float32 else None)
 
 
 @pytest.mark.parametrize(
