@@ -285,6 +285,19 @@ def test_factored_and_unknown_moments_are_checked_but_not_repaired() -> None:
     assert set(by_name(audit(state, params))["a"].others) == {"mu", "nu"}
 
 
+def test_a_repair_leaves_factored_moments_beside_a_poisoned_one_as_they_are() -> None:
+    """A row's or a column's moment belongs to many elements, most of which are not poisoned."""
+    tx = optax.adafactor(1e-2, min_dim_size_to_factor=2, momentum=0.9)
+    params = {"b": jnp.ones((4, 4))}
+    state = jax.tree.map(jnp.ones_like, tx.init(params))
+    bad = poison(state, "ema", math.nan)
+    report = audit(bad, params)
+    assert report.poisoned == {"b": 1}
+    mended = repair(bad, report)
+    assert jax.tree.map(jnp.shape, mended) == jax.tree.map(jnp.shape, state)
+    assert _bits(mended) == _bits(poison(state, "ema", 0.0))
+
+
 def test_the_accumulated_gradients_of_several_steps_are_checked() -> None:
     tx = optax.MultiSteps(optax.adam(1e-2), 4)
     params = parameters()

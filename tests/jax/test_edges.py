@@ -13,6 +13,7 @@ import stablenum_jax as sj
 from stablenum import init_guard
 from stablenum_jax._step.apply import negative_zeros
 from stablenum_jax._step.observe import Watched, judge
+from tests.jax.helpers import assert_same_bits
 
 
 def run(tx, grads, params=None):
@@ -148,6 +149,14 @@ def test_the_updates_of_a_skip_have_the_shape_of_the_optimizers_updates(grad):
     assert (zeros.shape, zeros.dtype) == ((2,), jnp.float32)
     assert not zeros.any()
     assert np.signbit(zeros).all()
+
+
+@pytest.mark.parametrize("dtype", [jnp.complex64, jnp.float32])
+def test_a_skip_changes_neither_part_of_complex_parameters(dtype):
+    """The gradients may be real, if the inner optimizer makes complex updates of them."""
+    params = {"w": jnp.asarray([complex(-0.0, -0.0), complex(1.0, 2.0)], jnp.complex64)}
+    updates = negative_zeros(params, {"w": jnp.full(2, jnp.nan, dtype)})
+    assert_same_bits(optax.apply_updates(params, updates), params)
 
 
 @pytest.mark.parametrize(("losses", "applied"), [([1.0, 4.0], True), ([1.0, np.nan], False)])

@@ -84,11 +84,16 @@ def test_inside_multisteps_a_rule_sees_the_scaled_gradients(rule: Any, stepper: 
     assert len(set(scales[0]) | {rule.init_scale}) > 1
 
 
-def test_extremes_are_measured_only_if_a_rule_needs_them() -> None:
-    """With such a rule, the lowered program has one more reduction for each of the three parameters."""
+@pytest.mark.parametrize("k", [1, 2])
+def test_extremes_are_measured_once_and_only_if_a_rule_needs_them(k: int) -> None:
+    """With such a rule, the lowered program has one more reduction for each of the three parameters.
+
+    In ``MultiSteps``, only the guard inside measures them, and not the check of each micro-batch.
+    """
     params, counts = make_params(), []
     for rule in ("dynamic", stablenum.UnderflowAwareLossScale()):
         tx = optax.chain(sj.guard(loss_scale=rule), optax.sgd(0.1))
+        tx = tx if k == 1 else optax.MultiSteps(tx, k).gradient_transformation()
         step = jax.jit(functools.partial(sj.step, tx))
         counts.append(step.lower(params, tx.init(params), params).as_text().count(" reducer("))
     assert counts[1] == counts[0] + 3

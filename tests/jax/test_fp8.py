@@ -100,6 +100,18 @@ def test_rounding_saturates_and_lets_nan_through() -> None:
     assert np.isinf(quantize(x[:1], jnp.float32(2.0**100), "float8_e5m2")).sum() == 0
 
 
+def test_the_backward_pass_keeps_one_byte_per_element_of_the_factors() -> None:
+    """Besides the 8-bit factors, only the state and the two scales in use are kept."""
+
+    def size(tree):
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+    x, w = jax.ShapeDtypeStruct((2, 5, 8), jnp.bfloat16), jax.ShapeDtypeStruct((8, 4), jnp.float32)
+    state = jax.eval_shape(init_fp8)
+    _, pull = jax.eval_shape(functools.partial(jax.vjp, fp8_dot), x, w, state)
+    assert size(pull) == x.size + w.size + size((state, state.forward.scale))
+
+
 def test_no_elements() -> None:
     out, pull = jax.vjp(fp8_dot, jnp.zeros((0, 3)), jnp.ones((3, 2)), init_fp8())
     dx, dw, state = pull(out)

@@ -89,6 +89,21 @@ def test_everything_is_left_as_it_was(raises, dtype, trained):
     assert bits(x) == input_before
 
 
+def test_a_buffer_that_the_forward_pass_registers_does_not_stay():
+    """Otherwise a checkpoint would have an entry that depends on whether a report was made."""
+
+    class Model(nn.Linear):
+        def forward(self, x):
+            if not hasattr(self, "mask"):
+                self.register_buffer("mask", torch.ones_like(x))
+            return super().forward(x * self.mask).mean()
+
+    model = Model(3, 2).bfloat16()
+    range_report(model, torch.ones(4, 3, dtype=torch.bfloat16))
+    assert list(model.state_dict()) == ["weight", "bias"]
+    assert model(torch.ones(4, 3, dtype=torch.bfloat16)).dtype == torch.bfloat16
+
+
 def test_a_graph_built_before_the_report_can_still_be_differentiated():
     model = Busy().eval()
     loss = model(torch.ones(2, 6))
