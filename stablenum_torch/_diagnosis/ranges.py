@@ -112,16 +112,17 @@ def _on_copies(model: nn.Module) -> Iterator[None]:
     """
     tensors = dict.fromkeys([*model.parameters(), *model.buffers()])
     kept = [(t, t.data, t.grad) for t in tensors]
-    buffers = [(module, dict(module._buffers)) for module in model.modules()]
+    tables = [table for module in model.modules() for table in (module._parameters, module._buffers)]
+    named = [dict(table) for table in tables]
     try:
         for t, data, _ in kept:
             t.grad = None
             t.data = data.float() if _narrow(data) else data.clone()
         yield
     finally:
-        for module, named in buffers:
-            module._buffers.clear()
-            module._buffers.update(named)
+        for table, before in zip(tables, named, strict=True):
+            table.clear()
+            table.update(before)
         for t, data, grad in kept:
             t.grad = None
             t.data = data

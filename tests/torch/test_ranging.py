@@ -89,13 +89,14 @@ def test_everything_is_left_as_it_was(raises, dtype, trained):
     assert bits(x) == input_before
 
 
-def test_a_buffer_that_the_forward_pass_registers_does_not_stay():
+@pytest.mark.parametrize("register", ["register_buffer", "register_parameter"])
+def test_what_the_forward_pass_registers_does_not_stay(register):
     """Otherwise a checkpoint would have an entry that depends on whether a report was made."""
 
     class Model(nn.Linear):
         def forward(self, x):
             if not hasattr(self, "mask"):
-                self.register_buffer("mask", torch.ones_like(x))
+                getattr(self, register)("mask", nn.Parameter(torch.ones_like(x)))
             return super().forward(x * self.mask).mean()
 
     model = Model(3, 2).bfloat16()
