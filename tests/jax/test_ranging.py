@@ -50,6 +50,14 @@ def test_a_value_is_counted_in_the_module_it_leaves_with_its_whole_gradient():
     assert found["gradient", ""].amax == pytest.approx(float(jnp.abs(grad).max()), rel=1e-5)
 
 
+def test_the_name_of_an_outermost_scope_is_kept_as_it_was_written():
+    def run(w, x):
+        with jax.named_scope(".head"):
+            return (x * w).sum()
+
+    assert modules(range_report(run, jnp.ones(4), X)) == {".head"}
+
+
 def body(c, w):
     with jax.named_scope("step"):
         c = jnp.tanh(c @ w)

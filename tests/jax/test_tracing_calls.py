@@ -126,6 +126,17 @@ def test_gradient_of_a_gradient() -> None:
     check(report, test_gradient_of_a_gradient, "boundary_derivative", "sqrt", "backward")
 
 
+def test_function_that_begins_with_moves_inside_a_gradient_of_a_gradient() -> None:
+    """``cumprod`` slices before it multiplies, and its products overflow in the forward pass."""
+
+    def penalty(x: jax.Array) -> jax.Array:
+        return jax.grad(lambda y: jnp.cumprod(y).sum())(x).sum()  # BAD
+
+    report = replay(penalty, jnp.full(3, 1e30))
+    test = test_function_that_begins_with_moves_inside_a_gradient_of_a_gradient
+    check(report, test, "overflow", "cumprod")
+
+
 def test_shard_map() -> None:
     mesh = jax.make_mesh((1,), ("i",), axis_types=(AxisType.Auto,))
     sharded = jax.shard_map(lambda x: jnp.log(x), mesh=mesh, in_specs=P("i"), out_specs=P("i"))

@@ -11,6 +11,8 @@ import pytest
 
 from stablenum_jax import replay
 from stablenum_jax._diagnosis.replay import control_flow
+from stablenum_jax._diagnosis.replay.cells import Context
+from stablenum_jax._diagnosis.replay.interpreter import Interpreter
 from tests.jax.replaying import check
 
 
@@ -107,9 +109,6 @@ def test_opened_and_compiled_loops_compute_the_same(
     opened: int, reverse: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Against JAX's own scan: carries, stacked outputs, keys, empty loops."""
-    from stablenum_jax._diagnosis.replay.cells import Context
-    from stablenum_jax._diagnosis.replay.interpreter import Interpreter
-
     monkeypatch.setattr(control_flow, "OPENED_EQUATIONS", opened)
 
     def run(w: jax.Array, xs: jax.Array, key: jax.Array) -> Any:
@@ -165,3 +164,17 @@ def test_masks_in_a_long_scan_are_legitimate() -> None:
         return y.sum()
 
     assert replay(loss, jnp.eye(4)).ok
+
+
+def test_few_iterations_of_a_long_loop_are_opened_for_an_inf(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mask puts an inf into the result of every iteration: the first and eight more are opened."""
+    monkeypatch.setattr(control_flow, "OPENED_EQUATIONS", 0)
+
+    def run(x: jax.Array) -> Any:
+        return jax.lax.scan(lambda c, _: (c, jnp.where(c > 0, c, -jnp.inf)), x, None, length=20)
+
+    x = jnp.zeros(2)
+    interpreter = Interpreter()
+    interpreter.run(jax.make_jaxpr(run)(x).jaxpr, [], [interpreter.outside(x, "input")], Context())
+    opened = [step.where for step in interpreter.trace.steps if step.operation == "gt"]
+    assert opened == [f"iteration {i} of scan" for i in range(9)]

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 
+import stablenum
 import stablenum_jax
 from stablenum_jax import replay
 from tests.jax.replaying import check
@@ -219,6 +220,19 @@ def test_failure_that_a_guard_hides(config: dict[str, Any]) -> None:
     assert replay(step, {"w": jnp.ones(3)}, state, jnp.ones(3)).ok
 
 
+def test_empty_windows_of_a_guard_that_the_step_creates_are_legitimate() -> None:
+    """An infinity marks an empty place in a spike rule's windows, which are no argument here."""
+    tx = optax.chain(stablenum_jax.guard(spike=stablenum.SpikeGuard()), optax.sgd(0.1))
+
+    def step(params: jax.Array, grads: jax.Array) -> Any:
+        return stablenum_jax.step(tx, params, tx.init(params), grads)[0]
+
+    params = jnp.ones(3)
+    assert any(jnp.isinf(x).any() for x in jax.tree.leaves(tx.init(params)))
+    report = replay(step, params, jnp.ones(3))
+    assert report.ok, str(report)
+
+
 def test_step_of_a_loop_that_a_guard_hides() -> None:
     def loss(p: Any, x: jax.Array) -> jax.Array:
         return jnp.sqrt(jnp.abs(p["w"] * x)).sum()  # BAD
@@ -322,6 +336,19 @@ def test_aux_is_not_judged() -> None:
 def test_second_argument_is_differentiated() -> None:
     report = replay(lambda x, w: (x * jnp.sqrt(w)).sum(), jnp.ones(2), jnp.zeros(2), argnums=1)
     assert report.evidence.bad_gradients == ("args[1]",)
+
+
+@pytest.mark.parametrize(("gradients", "names"), [(True, ("args[0]",)), (False, ())])
+def test_a_bad_result_is_not_listed_among_the_gradients(gradients: bool, names: tuple[str, ...]) -> None:
+    report = replay(lambda w: jnp.log(w).sum(), jnp.zeros(2), gradients=gradients)
+    assert report.evidence.loss_finite is False
+    assert report.evidence.bad_gradients == names
+
+
+def test_arguments_are_named_in_the_statistics_and_constants_are_not() -> None:
+    first = replay(lambda w: (1.0 / w).sum(), jnp.zeros(2)).findings[0]
+    assert first.operation == "div"
+    assert [x.name for x in first.inputs] == ["", "args[0]"]
 
 
 def test_inside_a_transformation() -> None:
