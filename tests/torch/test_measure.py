@@ -121,3 +121,13 @@ def test_nan_wins_over_overflow(measure):
 def test_norms_without_anything_to_measure(measure):
     assert measure([]) == []
     assert measure([None, None]) == [0.0, 0.0]
+
+
+def test_small_float32_tensors_are_measured_by_one_call(monkeypatch):
+    """Per tensor, a step of a small model would take longer than the optimizer's own."""
+    calls = []
+    many = torch._foreach_norm
+    monkeypatch.setattr(torch, "_foreach_norm", lambda *a, **k: calls.append(a) or many(*a, **k))
+    monkeypatch.setattr("stablenum_torch._step.measure._norms_of_any", None)
+    assert norms_on_host([torch.full((4,), 1.0), torch.full((9,), 2.0)]).tolist() == [2.0, 6.0]
+    assert len(calls) == 1

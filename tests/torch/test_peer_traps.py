@@ -203,6 +203,16 @@ def test_add_param_group_reaches_the_guard_and_the_inner_optimizer(path):
     assert snapshot(opt) == before
 
 
+def test_a_hook_may_replace_the_state_dict_that_is_loaded():
+    opt = st.wrap(torch.optim.SGD(parameters(), lr=0.1), loss_scale=8.0)
+    saved = opt.state_dict()
+    opt.register_load_state_dict_pre_hook(
+        lambda _, d: {**d, "param_groups": [{**g, "lr": 0.5} for g in d["param_groups"]]}
+    )
+    opt.load_state_dict(saved)
+    assert opt.param_groups[0]["lr"] == 0.5
+
+
 def test_hooks_run_around_each_step():
     params = parameters()
     inner = torch.optim.SGD(params, lr=0.1)

@@ -685,3 +685,14 @@ def test_gradients_are_judged_when_the_optimizer_gets_them() -> None:
 
     assert st.replay(step, False).evidence.bad_gradients == ("w",)
     assert st.replay(step, True).evidence.bad_gradients == ()
+
+
+def test_a_model_of_which_a_part_is_named_too_is_still_one_model() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    head = model[1]
+
+    def step() -> Tensor:
+        hidden = model[0](torch.ones(1, 2))
+        return (head(hidden) * 0).sqrt().sum()
+
+    assert st.replay(step).evidence.bad_gradients == ("0.weight", "0.bias", "1.weight", "1.bias")

@@ -74,8 +74,7 @@ def look_around(
         found.optimizers.append(optimizer)
     for name, obj in _reachable(step_fn, args, kwargs):
         if isinstance(obj, nn.Module):
-            if all(obj is not m and not _contains(m, obj) for m in found.modules.values()):
-                found.modules[name] = obj
+            _add_module(found.modules, name, obj)
         elif isinstance(obj, Optimizer):
             if all(obj is not o for o in found.optimizers):
                 found.optimizers.append(obj)
@@ -93,6 +92,16 @@ def look_around(
         if role == "parameter" and all(tensor is not p for p in found.parameters.values()):
             found.parameters[name] = tensor
     return found
+
+
+def _add_module(modules: dict[str, nn.Module], name: str, module: nn.Module) -> None:
+    """Add a module that is not a part of another one, in the place of its own parts. The model, named "",
+    stays."""
+    if any(_contains(m, module) for m in modules.values()):
+        return
+    for part in [n for n, m in modules.items() if n and _contains(module, m)]:
+        del modules[part]
+    modules[name] = module
 
 
 def _contains(outer: nn.Module, inner: nn.Module) -> bool:

@@ -192,17 +192,13 @@ class _Judge:
         more = [p for p in self.recorder.leaves.values() if id(p) not in ids]
         return known + [(f"parameter {i}", p) for i, p in enumerate(more)]
 
-    def _blame(self, value: Value) -> None:
-        if value.id not in self.result.bad:
-            self.result.bad.append(value.id)
-
     def look_at_loss(self, loss: Any) -> None:
         tensors = [loss] if isinstance(loss, Tensor) else self.recorder.roots
         tensors = [t for t in tensors if t.is_floating_point()]
         for tensor in tensors:
             value = self.recorder.value_of(tensor)
             if not value.finite:
-                self._blame(value)
+                self.result.bad.append(value.id)
         if tensors:
             self.result.loss_finite = all(self.recorder.value_of(t).finite for t in tensors)
         elif isinstance(loss, float):
@@ -216,7 +212,7 @@ class _Judge:
         for step in reversed(trace.steps):
             bad = [v for v in trace.inputs_of(step) if not v.finite]
             if bad and "_local_scalar_dense" in step.primitive:
-                self._blame(bad[0])
+                self.result.bad.append(bad[0].id)
                 return
 
     def look_at_gradients(self) -> None:
@@ -232,12 +228,12 @@ class _Judge:
             if value.finite:
                 squares += _square(p.grad)
             else:
-                self._blame(value)
+                self.result.bad.append(value.id)
                 self.result.bad_gradients.append(name)
         for name, value in self.recorder.gradients:
             self.result.backward = True
             if not value.finite:
-                self._blame(value)
+                self.result.bad.append(value.id)
                 self.result.bad_gradients.append(name)
         self.result.norm = max(self.result.norm, squares**0.5)
 
@@ -247,7 +243,7 @@ class _Judge:
         for name, p in self.around.parameters.items():
             value = self.recorder.value_of(p)
             if not value.finite and before[name].finite:
-                self._blame(value)
+                self.result.bad.append(value.id)
                 self.result.bad_updates.append(name)
 
     def look_at_error(self, error: Exception) -> None:
@@ -268,7 +264,7 @@ class _Judge:
             return
         unfit = [v for v in self.recorder.trace.inputs_of(failure.step) if not v.finite]
         for value in unfit:
-            self._blame(value)
+            self.result.bad.append(value.id)
         if not unfit:
             if not _is_about_numbers(error):
                 raise error
