@@ -99,7 +99,7 @@ def test_gradients_of_integers_are_unchanged():
 def test_a_stacked_state_is_named_under_jit_too():
     tx = sj.guard(optax.sgd(0.1))
     states = jax.vmap(tx.init)({"w": jnp.ones((3, 2))})
-    with pytest.raises(ValueError, match="one training run"):
+    with pytest.raises(ValueError, match="single training run"):
         jax.jit(sj.metrics)(states)
 
 
