@@ -113,12 +113,15 @@ def test_the_fast_path_matches_the_core(
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_the_fast_binary_total_matches_the_core(reduction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_fast_binary_total_matches_the_core(
+    reduction: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fused, "_BLOCK", 4)
     for z in (Z, np.concatenate([Z, [math.inf, -math.inf]])):
         y = np.concatenate([LABELS, [1.0, 0.0]])[: len(z)]
         for s in (0.0, 0.1)[: 2 if np.isfinite(z).all() else 1]:
-            t = torch.tensor(z, requires_grad=True)
+            t = torch.tensor(z, dtype=dtype, requires_grad=True)
             options = {"label_smoothing": s, "reduction": reduction}
             quick = torch_losses.binary_cross_entropy(t, torch.tensor(y), **options)
             slow = core.binary_cross_entropy(t, torch.tensor(y), xp=torch_namespace, **options)

@@ -223,6 +223,14 @@ def test_wrong_input_raises(case: int) -> None:
         call()
 
 
+@pytest.mark.parametrize("margin", [-1.5, 1.5, math.nan])
+def test_a_margin_that_no_cosine_reaches_raises_when_the_module_is_made(margin: float) -> None:
+    with pytest.raises(ValueError, match=r"margin must be a finite number .*-1.* 1"):
+        tl.CosineEmbeddingLoss(margin)
+    for edge in (-1.0, 1.0):
+        assert tl.CosineEmbeddingLoss(edge).margin == edge
+
+
 def test_input_that_is_not_a_floating_tensor_raises() -> None:
     with pytest.raises(TypeError, match="a loss takes tensors"):
         tl.huber([1.0], X)

@@ -209,6 +209,20 @@ def test_a_policy_with_autocast_instead_of_casts() -> None:
     assert {p.grad.dtype for p in model.parameters()} == {F32}
 
 
+@pytest.mark.parametrize("outside", [False, True])
+def test_autocast_is_off_in_a_module_that_computes_in_float32(outside: bool) -> None:
+    """Although it is on in the model around the module, and perhaps in the user's code."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 4))
+    x = torch.randn(3, 8).bfloat16().float()  # the model around the module rounds its input
+    exact, found = model[0](x), []
+    st.precision(model, stablenum.Policy.parse("p=f32,c=bf16", rules={"0": "float32"}), how="autocast")
+    model[0].register_forward_hook(lambda module, args, out: found.append(out))
+    with torch.autocast("cpu", enabled=outside):
+        assert model(x).dtype == BF16
+    torch.testing.assert_close(found[0], exact)
+
+
 def test_an_error_inside_leaves_nothing_behind() -> None:
     for how in ("casts", "autocast"):
         model = transformer()

@@ -271,10 +271,15 @@ def test_a_surrounding_autocast_changes_nothing():
 
 
 def test_a_loss_that_is_not_a_scalar_raises():
-    with pytest.raises(
-        ValueError, match=r"loss_fn must be a function that returns a tensor with one element"
+    model, x = nn.Linear(2, 2), torch.ones(3, 2)
+    wanted = r"loss_fn must be a function that returns a tensor with one element; got "
+    for loss_fn, got in (
+        (lambda m, x: m(x), r"\(3, 2\)"),
+        (lambda m, x: 2.5, "2.5"),
+        (lambda m, x: None, "None"),
     ):
-        range_report(nn.Linear(2, 2), torch.ones(3, 2), loss_fn=lambda m, x: m(x))
+        with pytest.raises(ValueError, match=wanted + got):
+            range_report(model, x, loss_fn=loss_fn)
     with pytest.raises(ValueError, match="model must be initialised; parameter 'weight' is still lazy"):
         range_report(nn.LazyLinear(2), torch.ones(3, 2))
 

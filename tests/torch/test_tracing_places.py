@@ -118,6 +118,20 @@ def test_double_backward() -> None:
     assert first(report) == ("pow", "backward", "inf", line_of(step, "here"))
 
 
+def test_the_second_derivative_of_a_discarded_value_is_a_where_trap_too() -> None:
+    w = leaf(*ZERO_ONE)
+
+    def step() -> Tensor:
+        power = w**1.5  # here
+        y = torch.where(w > 0, power, 0.0)
+        (g,) = torch.autograd.grad(y.sum(), w, create_graph=True)
+        return g.square().sum() + g.sum()
+
+    report = st.replay(step)
+    assert first(report) == ("pow", "backward", "inf", line_of(step, "here"))
+    assert report.verdict.cause is Cause.WHERE_TRAP
+
+
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_transformations_of_functions(requires_grad: bool) -> None:
     w = torch.tensor(ZERO_ONE, requires_grad=requires_grad)
@@ -638,6 +652,23 @@ def test_gradients_that_are_cleared_after_the_step() -> None:
     report = st.replay(step)
     assert first(report) == ("sqrt", "backward", "inf", line_of(step, "here"))
     assert report.evidence.bad_gradients == ("w",)
+
+
+def test_bad_gradients_that_are_cleared_before_the_update_do_no_harm() -> None:
+    w = leaf(0.0, 1.0)
+    opt = torch.optim.SGD([w], lr=0.1)
+
+    def step() -> Tensor:
+        w.sqrt().sum().backward()
+        with torch.no_grad():
+            opt.zero_grad(set_to_none=False)
+        loss = w.square().sum()
+        loss.backward()
+        opt.step()
+        return loss
+
+    report = st.replay(step)
+    assert report.ok, str(report)
 
 
 @pytest.mark.filterwarnings(
