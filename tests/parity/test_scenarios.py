@@ -244,6 +244,11 @@ def test_steps_are_skipped_for_the_right_reasons(name: str, reasons: dict[Reason
     assert {r: n for r, n in found.items() if r not in (Reason.OK, Reason.CLIPPED)} == reasons
 
 
+def test_gradients_of_a_huge_loss_are_clipped_to_norm_1() -> None:
+    for row in on_numpy("loss-1e10-clipped").rows:
+        assert row.grad_norm * row.clip_coefficient == pytest.approx(1.0, rel=1e-5)
+
+
 @pytest.mark.parametrize("stream", RULE_STREAMS, ids=lambda s: s.name)
 def test_no_rule_freezes_a_tensor(stream: Stream) -> None:
     """In the last applied steps every tensor still moves, and is clipped only moderately."""
