@@ -244,6 +244,11 @@ def test_steps_are_skipped_for_the_right_reasons(name: str, reasons: dict[Reason
     assert {r: n for r, n in found.items() if r not in (Reason.OK, Reason.CLIPPED)} == reasons
 
 
+def test_the_stream_of_zeros_has_no_gradient_in_the_steps_that_it_names() -> None:
+    silent = [step for step, row in enumerate(on_numpy("long-zeros").rows) if row.grad_norm == 0]
+    assert silent == [*range(30), *range(120, 200)]
+
+
 def test_gradients_of_a_huge_loss_are_clipped_to_norm_1() -> None:
     for row in on_numpy("loss-1e10-clipped").rows:
         assert row.grad_norm * row.clip_coefficient == pytest.approx(1.0, rel=1e-5)
