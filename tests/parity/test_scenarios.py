@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator
@@ -37,20 +38,24 @@ FRAMEWORKS = {
 }
 
 
-# The backends in common use. The others trace each guard for seconds or run it operation by operation:
-# every run compares them on two scenarios, ``make test-all`` on all.
+# The backends in common use: every run compares NumPy with one of them, by turns, and with both on the stream
+# that has all rules. The others trace each guard for seconds or run it operation by operation: every run
+# compares them on one scenario, ``make test-all`` on all.
 MOST_USED = ["torch", "jax-jit"]
-ON_EVERY_BACKEND = ("clip-rules", "growth-boundary")
+ON_EVERY_BACKEND = ("clip-rules",)
+BY_TURNS = set(zip(SCENARIOS, itertools.cycle(MOST_USED)))
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "backend"),
     # The convolution takes 40 s, and is trained and guarded as the other networks are.
-    slow_unless(lambda name: name != "digits-conv", [(name,) for name in SCENARIOS]),
+    slow_unless(
+        lambda name, backend: name == "all-rules" or (name != "digits-conv" and (name, backend) in BY_TURNS),
+        itertools.product(SCENARIOS, MOST_USED),
+    ),
 )
-def test_scenario(name: str) -> None:
-    """NumPy and the backends in common use."""
-    _run(name, MOST_USED)
+def test_scenario(name: str, backend: str) -> None:
+    _run(name, [backend])
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

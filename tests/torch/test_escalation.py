@@ -69,6 +69,7 @@ def specification(rows: list[dict[str, Any]]) -> list[int]:
     return levels
 
 
+@pytest.mark.slow(reason="four trainings of 2 to 3 s")
 @pytest.mark.filterwarnings("ignore:In CPU autocast, but the target dtype is not supported")
 def test_a_bad_stretch_ends_as_accurate_as_float32_at_the_levels_of_the_specification() -> None:
     data = digits()
