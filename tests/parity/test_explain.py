@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import stablenum
 from stablenum import cli
 from stablenum.commands.explain import child
 from stablenum.commands.explain.imports import AfterImport
@@ -34,7 +35,7 @@ def test_a_script_finds_the_packages_where_they_are_not_installed(monkeypatch):
     monkeypatch.setattr(sys, "argv", [])
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     child._as_python_would(Plan(script=str(SCRIPTS / "torch_log.py")))
-    assert sys.path == [str(SCRIPTS), str(SCRIPTS.parents[1])]
+    assert sys.path == [str(SCRIPTS), str(Path(stablenum.__file__).parents[1])]
 
 
 def bad_line(script: str, which: str = "") -> int:
