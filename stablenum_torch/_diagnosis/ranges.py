@@ -112,15 +112,15 @@ def _on_copies(model: nn.Module) -> Iterator[None]:
     """
     tensors = dict.fromkeys([*model.parameters(), *model.buffers()])
     kept = [(t, t.data, t.grad) for t in tensors]
-    tables = [table for module in model.modules() for table in (module._parameters, module._buffers)]
-    named = [dict(table) for table in tables]
+    tables = [t for module in model.modules() for t in (module._parameters, module._buffers)]
+    registered = [(table, dict(table)) for table in tables]
     try:
         for t, data, _ in kept:
             t.grad = None
             t.data = data.float() if _narrow(data) else data.clone()
         yield
     finally:
-        for table, before in zip(tables, named, strict=True):
+        for table, before in registered:
             table.clear()
             table.update(before)
         for t, data, grad in kept:

@@ -12,20 +12,21 @@ import jax
 import pytest
 import torch
 
+from stablenum.diagnosis.replay import source_files
 from stablenum.diagnosis.replay.source_files import folders_of
 from stablenum_jax._diagnosis.replay import source_lines as jax_lines
 from stablenum_torch._diagnosis.replay import source_lines as torch_lines
 
 
 @pytest.mark.parametrize(
-    ("lines", "is_users", "framework"),
-    [(jax_lines, jax_lines.is_user_code, jax), (torch_lines, torch_lines.is_user_file, torch)],
+    ("is_users", "framework"),
+    [(jax_lines.is_user_code, jax), (torch_lines.is_user_file, torch)],
     ids=["jax", "torch"],
 )
-def test_a_framework_outside_this_environment_is_not_user_code(lines, is_users, framework, monkeypatch):
+def test_a_framework_outside_this_environment_is_not_user_code(is_users, framework, monkeypatch):
     """This happens in an environment that extends another one, or with ``pip install --target``."""
-    monkeypatch.setattr(lines, "SITE", ("/nowhere/",))
-    monkeypatch.setattr(lines, "STANDARD", ("/nowhere/",))
+    monkeypatch.setattr(source_files, "_SITE", ("/nowhere/",))
+    monkeypatch.setattr(source_files, "_STANDARD", ("/nowhere/",))
     is_users = getattr(is_users, "__wrapped__", is_users)  # without its cache
     assert not is_users(framework.__file__)
     assert is_users(__file__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import site
 import sys
@@ -9,12 +10,25 @@ import sysconfig
 from collections.abc import Iterable
 from importlib.util import find_spec
 
-__all__ = ["SITE", "STANDARD", "folders_of"]
+__all__ = ["folders_of", "is_outside"]
 
 # The folders of the standard library, and of installed packages (which may lie inside them), those of an
 # environment that this one extends included.
-STANDARD = tuple({sysconfig.get_paths()[key] + os.sep for key in ("stdlib", "platstdlib")})
-SITE = tuple({folder + os.sep for folder in site.getsitepackages([sys.prefix, sys.base_prefix])})
+_STANDARD = tuple({sysconfig.get_paths()[key] + os.sep for key in ("stdlib", "platstdlib")})
+_SITE = tuple({folder + os.sep for folder in site.getsitepackages([sys.prefix, sys.base_prefix])})
+
+
+def is_outside(file: str, packages: tuple[str, ...]) -> bool:
+    """Return whether a file belongs neither to these packages nor to the standard library."""
+    path = os.path.abspath(file)
+    if path.startswith(_folders(packages)):
+        return False
+    return path.startswith(_SITE) or not path.startswith(_STANDARD)
+
+
+@functools.cache
+def _folders(packages: tuple[str, ...]) -> tuple[str, ...]:
+    return folders_of(packages)
 
 
 def folders_of(packages: Iterable[str]) -> tuple[str, ...]:

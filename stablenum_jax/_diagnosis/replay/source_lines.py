@@ -5,12 +5,12 @@ from __future__ import annotations
 import linecache
 import os
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from types import CodeType
 from typing import Any
 
 from stablenum.diagnosis import Place
-from stablenum.diagnosis.replay.source_files import SITE, STANDARD, folders_of
+from stablenum.diagnosis.replay.source_files import is_outside
 
 __all__ = ["NOWHERE", "Source", "is_user_code", "place_in", "source_of"]
 
@@ -112,15 +112,7 @@ def is_user_code(file: str) -> bool:
     """Return whether a file is the user's: not part of the standard library or of a known library."""
     if file.startswith("<"):
         return not file.startswith(("<frozen", "<attrs"))  # a console, a notebook, a doctest
-    path = os.path.abspath(file)
-    if path.startswith(_libraries()):
-        return False
-    return path.startswith(SITE) or not path.startswith(STANDARD)
-
-
-@cache
-def _libraries() -> tuple[str, ...]:
-    return folders_of(_LIBRARIES)
+    return is_outside(file, _LIBRARIES)
 
 
 def place_in(code: CodeType, line: int) -> Place:

@@ -6,7 +6,6 @@ activation checkpointing is running the forward pass again, so no hooks are need
 
 from __future__ import annotations
 
-import functools
 import linecache
 import os
 import sys
@@ -16,7 +15,7 @@ from types import CodeType, FrameType
 
 from torch import nn
 
-from stablenum.diagnosis.replay.source_files import SITE, STANDARD, folders_of
+from stablenum.diagnosis.replay.source_files import is_outside
 from stablenum.diagnosis.replay.values import Place
 from stablenum_torch._diagnosis.replay.naming import PUBLIC
 
@@ -133,15 +132,7 @@ def is_user_file(file: str) -> bool:
     """Return whether a file belongs neither to a framework nor to the standard library."""
     if file.startswith(("<frozen", "<eval_with_key", "<__", "<string>")):
         return False
-    path = os.path.abspath(file)
-    if path.startswith(_frameworks()):
-        return False
-    return path.startswith(SITE) or not path.startswith(STANDARD)  # other packages count as the user's
-
-
-@functools.cache
-def _frameworks() -> tuple[str, ...]:
-    return folders_of(_FOREIGN)
+    return is_outside(file, _FOREIGN)  # packages that are not named count as the user's
 
 
 def _place(code: CodeType, line: int) -> Place:
