@@ -161,15 +161,16 @@ def test_transient() -> None:
 
 
 def test_only_under_xla() -> None:
-    """x * 1e38 * 10 is folded to x * inf; one equation at a time it is finite."""
+    """a / (x / a) becomes a * a / x, which overflows; one equation at a time it is finite."""
 
-    def run(x: jax.Array) -> jax.Array:
-        return (x * 1e38 * 10.0).sum()  # BAD
+    def run(x: jax.Array, a: jax.Array) -> jax.Array:
+        return (a / (x / a)).sum()  # BAD
 
-    x = jnp.full(3, 1e-10)
-    assert not jnp.isfinite(jax.jit(run)(x))
-    report = replay(run, x, gradients=False)
-    check(report, test_only_under_xla, "overflow", "mul")
+    x, a = jnp.full(3, 2e30), jnp.float32(1e30)
+    assert jnp.isfinite(run(x, a))
+    assert not jnp.isfinite(jax.jit(run)(x, a))
+    report = replay(run, x, a, gradients=False)
+    check(report, test_only_under_xla, "overflow", "div")
     assert any("compiled by XLA, which fuses and reorders, it is not" in note for note in report.notes)
 
 

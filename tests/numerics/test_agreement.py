@@ -100,9 +100,25 @@ def test_the_power_of_two_below_is_an_exact_power_of_two():
 
 
 def test_xla_removes_a_constant_that_is_added_and_taken_off():
-    """This is why no formula adds and subtracts a constant or divides by ``x / power``: jit simplifies it."""
+    """This is why no formula adds and subtracts a constant: XLA computes as on paper, and not 0.
+
+    Older releases do this by default, newer ones only with fast math.
+    """
+
+    def shifted(u):
+        return (1.0 + u) - 1.0
+
     tiny = np.float32(1e-9)
-    assert (
-        jax.jit(lambda u: (1.0 + u) - 1.0)(tiny) == tiny
-    )  # the compiler computes as on paper; in floating point it is 0
-    assert (jnp.float32(1.0) + tiny) - 1.0 == 0.0
+    assert jax.jit(shifted, compiler_options={"xla_cpu_enable_fast_math": True})(tiny) == tiny
+    assert shifted(jnp.asarray(tiny)) == 0.0
+
+
+def test_xla_multiplies_by_a_divisor_of_the_divisor():
+    """This is why no formula divides by ``x / power``: XLA squares the power first, which overflows."""
+
+    def divided(power, x):
+        return power / (x / power)
+
+    power, x = np.float32(1e30), np.float32(2e30)
+    assert divided(jnp.asarray(power), jnp.asarray(x)) == np.float32(5e29)
+    assert jax.jit(divided)(power, x) == np.inf
