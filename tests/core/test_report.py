@@ -215,6 +215,18 @@ def test_the_page_is_valid_and_self_contained():
         assert part in page.text
 
 
+@pytest.mark.parametrize(
+    ("report", "title"),
+    [
+        (Report.of(Evidence(framework="jax", loss_finite=True)), "Nothing wrong"),
+        (report_of(log_of_zero()), "model.py:7: log gives inf (forward, in net.head)"),
+        (report_of(labels="7 is not one of 5 classes"), "Cause: labels"),
+    ],
+)
+def test_the_title_of_the_page_says_what_was_found(report, title):
+    assert f"<title>{title}</title>" in report.to_html()
+
+
 def hostile() -> Report:
     place = Place(f"{HOSTILE}.py", 3, HOSTILE, HOSTILE)
     finding = log_of_zero(
@@ -255,6 +267,13 @@ def test_the_terminal_shows_the_same_as_the_text():
     assert words[0] == words[1]
     assert "\x1b[" in shown(report, colour=True)
     assert "domain" in shown(report, width=30)
+
+
+def test_a_narrow_terminal_wraps_the_code_and_cuts_nothing_off():
+    code = "return " + " + ".join(f"term{i}" for i in range(12))
+    lines = shown(report_of(log_of_zero(place=Place("model.py", 7, "forward", code))), width=40).splitlines()
+    assert max(map(len, lines)) <= 40
+    assert code in " ".join(" ".join(lines).split())
 
 
 @pytest.mark.parametrize("suffix", [".html", ".json", ".txt", ".HTML"])

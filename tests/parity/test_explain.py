@@ -21,6 +21,7 @@ from stablenum.commands.explain.plan import Failure, Outcome, Plan
 from stablenum.commands.explain.runner import Explained, explain
 from stablenum.commands.explain.session import Session
 from stablenum.diagnosis import Cause, Report
+from stablenum.diagnosis.replay.judge import Evidence
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
@@ -216,6 +217,12 @@ def test_a_script_that_ends_by_itself_keeps_its_exit_code(tmp_path, text, code, 
     assert said in result.stderr
 
 
+@pytest.mark.parametrize("text", ["", "raise SystemExit"])
+def test_a_script_that_ends_without_a_code_has_exit_code_0(tmp_path, text):
+    found, _ = explained(str(tmp_path / written(tmp_path, text)))
+    assert found.outcome.exit_code == 0
+
+
 def test_a_traceback_begins_with_the_script(tmp_path):
     result = command(written(tmp_path, "def f():\n    raise KeyError(3)\nf()\n"), cwd=tmp_path)
     frames = re.findall(r'File "(.*)", line', result.stderr)
@@ -264,6 +271,21 @@ def test_it_needs_neither_plots_nor_data_sets(monkeypatch, capsys):
         cli.main()
     assert stop.value.code == 2
     assert "the command needs matplotlib, ml-dtypes, scikit-learn" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ending", ["json", "html"])
+def test_only_the_files_that_were_asked_for_are_written(tmp_path, monkeypatch, ending):
+    report = Report.of(Evidence(framework="jax", loss_finite=True))
+    failure = Failure(step=2, what="loss")
+    monkeypatch.setattr(
+        importlib.import_module("stablenum.commands.explain.command"),
+        "run_and_explain",
+        lambda plan, say: Explained(outcome=Outcome(failure=failure), report=report, runs=1),
+    )
+    line = ["explain", str(SCRIPTS / "torch_log.py"), f"--{ending}", str(tmp_path / f"report.{ending}")]
+    result = CliRunner().invoke(cli.app("explain"), line)
+    assert result.exit_code == 0, result.exception
+    assert [path.name for path in tmp_path.iterdir()] == [f"report.{ending}"]
 
 
 def test_it_is_listed_next_to_the_other_command():
