@@ -18,6 +18,7 @@ from stablenum.diagnosis import Cause
 from stablenum.diagnosis.audit import (
     Audit,
     Measured,
+    Moments,
     Role,
     Row,
     Severity,
@@ -27,6 +28,7 @@ from stablenum.diagnosis.audit import (
     measure_block,
     poisoned,
     risks_of,
+    update_of,
 )
 from stablenum.diagnosis.replay.causes import CAUSES
 
@@ -170,6 +172,13 @@ def test_unknown_values_are_none() -> None:
     assert early.update_rms is None
     assert early.gradient_ratio is None
     assert measure(w[:0], m[:0], v[:0]) == Measured()
+
+
+def test_an_update_goes_against_the_gradient_unless_the_optimizer_maximizes() -> None:
+    moments = Moments(gradient=np.asarray([2.0, -4.0]))
+    for more, update in (({}, [-1.0, 2.0]), ({"maximize": True}, [1.0, -2.0])):
+        formula = UpdateFormula(kind="sgd", lr=0.5, **more)
+        assert update_of(formula, moments, eps=None, xp=xp).tolist() == update
 
 
 def test_an_eps_that_rounds_to_0_gives_non_finite_updates() -> None:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import stablenum_jax.losses as jl
 import stablenum_torch.losses as tl
@@ -242,6 +243,25 @@ def test_input_that_is_not_a_floating_tensor_raises() -> None:
         tl.poisson_nll(T, T)
     with pytest.raises(TypeError, match="floating-point format"):
         jl.huber(jnp.arange(3), jnp.arange(3))
+
+
+@pytest.mark.parametrize("name", ["log_cosh", "poisson_nll", "binary_cross_entropy"])
+def test_a_loss_copies_no_tensor_that_has_the_format_of_the_computation(name: str) -> None:
+    found: list[str] = []
+
+    class Copies(TorchDispatchMode):
+        """Records the operations that copy a whole tensor."""
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            copied = any(word in str(func) for word in ("_to_copy", "clone", "copy_"))
+            if copied and args[0].numel() > 1:
+                found.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    x, y = torch.full((2, 8), 0.5)
+    with Copies():
+        getattr(tl, name)(x, y)
+    assert not found
 
 
 def test_symmetric_info_nce_is_the_mean_of_both_directions_without_padding() -> None:

@@ -222,6 +222,7 @@ FUNCTIONS = [
             ((INF,), INF, (0.0,)),
             ((NAN,), NAN, (NAN,)),
             *([((f.subnormal,), _log_floor(f), (0.0,))] if f.least == f.wide.least else []),
+            *([((f.tiny,), _log_floor(f), (1 / f.tiny,))] if f.least == f.wide.least else []),
         ],
     ),
     Function(

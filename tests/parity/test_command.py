@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import io
 import json
 import os
 import subprocess
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 import stablenum
@@ -24,6 +26,7 @@ from stablenum import cli
 from stablenum.commands.compare import BACKENDS, SCENARIOS, run_scenario
 from stablenum.commands.compare.backends import numpy_run, torch_run
 from stablenum.commands.compare.builtin.rule_streams import RULE_STREAMS
+from stablenum.commands.compare.report import print_report, to_json
 from stablenum.commands.compare.runner import run_guarded
 from stablenum.commands.compare.scenario_file import read_scenario_file, to_toml
 from stablenum.guard.config import GuardConfig
@@ -74,6 +77,18 @@ def test_python_m_stablenum() -> None:
         [sys.executable, "-m", "stablenum", "--version"], capture_output=True, text=True, check=True
     )
     assert run.stdout.strip() == f"stablenum {stablenum.__version__}"
+
+
+def test_compiler_logs_are_off_and_one_thread_is_used_unless_the_user_set_them() -> None:
+    program = (
+        "import os, stablenum.cli as cli; cli._keep_quiet(); print(*map(os.environ.get, "
+        "('TORCH_LOGS', 'OMP_NUM_THREADS')))"
+    )
+    unset = {name: v for name, v in os.environ.items() if name not in ("TORCH_LOGS", "OMP_NUM_THREADS")}
+    for given, seen in (({}, "-all 1"), ({"TORCH_LOGS": "dynamo", "OMP_NUM_THREADS": "3"}, "dynamo 3")):
+        command = [sys.executable, "-c", program]
+        run = subprocess.run(command, env=unset | given, capture_output=True, text=True, check=True)
+        assert run.stdout.strip() == seen
 
 
 def test_list_names_every_scenario_and_backend() -> None:
@@ -224,6 +239,9 @@ def test_a_file_overrides_the_guard_of_built_in_scenarios(tmp_path: Path) -> Non
         ('name = "sgd", lr', 'name = "lion", lr', "optimizer.name must be one of sgd, adam or adamw; got"),
         ("lr = 0.1", "rate = 0.1", "optimizer has no field 'rate'"),
         ("lr = 0.1", "lr = -0.1", "optimizer.lr must be a finite number at least 0"),
+        ("lr = 0.1", "lr = 0.1, eps = -1e-8", "optimizer.eps must be a finite number at least 0; got -1e-08"),
+        ("lr = 0.1", "lr = 0.1, weight_decay = -1", "optimizer.weight_decay must be a finite number at"),
+        ("momentum = 0.9", "momentum = 1", "optimizer.momentum must be a finite number at least 0 and below"),
         ("shape = [4, 3]", "shape = 4", "tensors[0].shape must be a list; got 4"),
         ("shape = [4, 3]", "shape = [4, -3]", "tensors[0]: tensors.shape must be a whole number from 0"),
         ('"float16"', '"float12"', "tensors[1]: tensors.dtype must be one of float32, bfloat16 or float16"),
@@ -535,6 +553,34 @@ def test_json_is_strict_and_complete_and_the_plot_is_a_png(tmp_path: Path) -> No
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.json", "out.png"]
 
 
+def test_wall_times_are_rounded_to_milliseconds() -> None:
+    backends = [BACKENDS["numpy"]]
+    result = run_scenario(SCENARIOS["single-inf"], backends)
+    for trace in (*result.plain.values(), *result.guarded.values()):
+        trace.seconds = 1.23456
+    text = to_json([result], backends=backends, absent={}, unfit={}, versions={}, seconds=2.46912)
+    document = strict(text)
+    (scenario,) = document["scenarios"]
+    assert scenario["plain"]["numpy"]["seconds"] == scenario["guarded"]["numpy"]["seconds"] == 1.235
+    assert document["seconds"] == 2.5
+
+
+def test_accuracies_are_shown_where_the_goal_is_relative_to_training_without_faults() -> None:
+    backends = [BACKENDS["numpy"]]
+    model, stream = (run_scenario(SCENARIOS[name], backends) for name in ("bce-saturated", "single-inf"))
+
+    def printed(*results: Any) -> str:
+        console = Console(file=io.StringIO(), width=120)
+        print_report(console, results, backends, {})
+        return console.file.getvalue()
+
+    assert "Accuracy" not in printed(model, stream)
+    model.clean = model.plain
+    _, accuracies = printed(model, stream).split("Accuracy on held-out digits")
+    assert "bce-saturated" in accuracies
+    assert "single-inf" not in accuracies
+
+
 def test_an_interrupted_run_keeps_the_old_file_and_leaves_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -614,6 +660,8 @@ def test_each_column_of_the_plot_has_its_scenario_above_and_the_steps_below(
     assert [panel.get_ylabel() for panel in panels[::2]] == [
         "loss", "gradient norm", "loss scale", "skipped so far",
     ]  # fmt: skip
+    for panel in panels[-2:]:  # steps are skipped as a whole
+        assert all(tick == round(tick) for tick in panel.get_yticks())
     plot.plt.close(figure)
 
 
