@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from stablenum_torch._devices.uncompiled import uncompiled
+
 __all__ = ["Float32CopyOptimizer", "is_narrow"]
 
 NARROW = (torch.bfloat16, torch.float16)
@@ -202,7 +204,7 @@ class Float32CopyOptimizer(Optimizer):
         if state:
             raise AttributeError(f"the state of {type(self).__name__} can only be set by load_state_dict.")
 
-    @torch._disable_dynamo
+    @uncompiled
     def state_dict(self) -> dict[str, Any]:
         """Return a state dict like any optimizer's, which also has what is stored per narrow parameter."""
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
@@ -219,7 +221,7 @@ class Float32CopyOptimizer(Optimizer):
             saved = saved if replaced is None else replaced
         return saved
 
-    @torch._disable_dynamo
+    @uncompiled
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load what :meth:`state_dict` wrote, or the state dict of a plain optimizer like the inner one.

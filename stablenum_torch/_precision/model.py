@@ -17,6 +17,7 @@ from stablenum.formats import FORMATS
 from stablenum.precision.delayed_scaling import DelayedScaling
 from stablenum.precision.policy import Policy, as_policy, wider
 from stablenum.settings_checks import check_choice
+from stablenum_torch._devices.uncompiled import uncompiled
 from stablenum_torch._precision.casts import (
     cast_floating,
     cast_module,
@@ -253,8 +254,8 @@ class PolicyHandle:
         self._running.pop().close()
 
     # torch.compile cannot trace an autocast that begins in one hook and ends in another.
-    _begin_uncompiled = torch.compiler.disable(_begin)
-    _end_uncompiled = torch.compiler.disable(_end)
+    _begin_uncompiled = uncompiled(_begin)
+    _end_uncompiled = uncompiled(_end)
 
     def _left_to_autocast(self, module: nn.Module) -> bool:
         """Return whether torch's autocast casts the module's parameters. It does in 16 bits, except for batch

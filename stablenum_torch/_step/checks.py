@@ -15,7 +15,14 @@ from stablenum.guard.config import GuardConfig
 from stablenum_torch._devices.fused_optimizers import is_fused
 from stablenum_torch._devices.ranks import is_sharded
 
-__all__ = ["EpsTooSmallWarning", "check_optimizer", "check_rules", "given_names", "warn_of_lost_eps"]
+__all__ = [
+    "EpsTooSmallWarning",
+    "check_optimizer",
+    "check_rules",
+    "check_scaled",
+    "given_names",
+    "warn_of_lost_eps",
+]
 
 
 class EpsTooSmallWarning(UserWarning):
@@ -66,6 +73,21 @@ def check_rules(config: GuardConfig, optimizer: Optimizer, process_group: object
                     f"{type(optimizer).__name__} has no 'lr'. Use ClipUpdateRMS(max_rms, per_lr=False), "
                     "whose max_rms bounds the update itself."
                 )
+
+
+def check_scaled(config: GuardConfig, scaled: bool) -> None:
+    """Check that the gradients of a step are those of a scaled loss, if the guard has a loss scale.
+
+    Raises:
+        RuntimeError: they are not, so a step that divides them by the scale would hardly move the weights.
+    """
+    if config.loss_scale is not None and not scaled:
+        raise RuntimeError(
+            "The guard has a loss scale, but no loss was multiplied by it since the last step. Write "
+            "opt.backward(loss), or opt.scale(loss).backward(), instead of loss.backward(). Where other code "
+            "runs the backward pass (Accelerate, a Trainer, a GradScaler), wrap the optimizer without "
+            "loss_scale. Nothing was changed."
+        )
 
 
 def given_names(

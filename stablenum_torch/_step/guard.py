@@ -23,8 +23,9 @@ from stablenum.guard.statedict import state_from_dict, state_to_dict
 from stablenum_torch._devices.host_decide import HostGuard
 from stablenum_torch._devices.ranks import several_ranks
 from stablenum_torch._devices.state import copy_into, moved_to
+from stablenum_torch._devices.uncompiled import uncompiled
 from stablenum_torch._devices.waits import HaltWatch, LevelWatch
-from stablenum_torch._step.checks import check_rules
+from stablenum_torch._step.checks import check_rules, check_scaled
 from stablenum_torch._step.on_device import step_on_device
 from stablenum_torch._step.on_host import step_on_host
 from stablenum_torch._step.parameters import TrackedParameters
@@ -47,6 +48,7 @@ class Guard:
         on_host: whether steps are decided on the host; None means: if the tensors are on the host.
         loss: () the unscaled loss of the step in progress, if known. It is kept here, not in the wrapper,
             because torch.compile does not see a value that was assigned to an attribute of an optimizer.
+        scaled: whether a loss has been multiplied by the loss scale since the last step.
     """
 
     on_host: bool | None = None
@@ -68,6 +70,7 @@ class Guard:
         self._host: HostGuard | None = None  # created by the first step that needs one
         self._halted, self._level = HaltWatch(), LevelWatch()
         self.loss: Tensor | None = None
+        self.scaled = False
 
     def step(self) -> None:
         """Step the optimizer as the core decides, and bring the state up to date.
@@ -76,12 +79,14 @@ class Guard:
         at all, nothing happens.
 
         Raises:
+            RuntimeError: there is a loss scale, but no loss was multiplied by it.
             NonFiniteError: the configured number of steps in a row could not be applied.
         """
         params, ranks = self.fit(), several_ranks()
         # Even a rank without gradients has to take part in computing the joint norm.
         if not (ranks and self.process_group is not None) and all(p.grad is None for p in params):
             return
+        check_scaled(self.config, self.scaled)
         if self.state.step.device != params[0].device:  # the model was moved after it was wrapped
             self.state = moved_to(self.state, params[0].device)
         # Each rank has its own loss, and only the gradients are the same on all ranks, so one bad loss would
@@ -93,6 +98,7 @@ class Guard:
             host.write(step_on_host(self.optimizer, host, *arguments))
         else:
             copy_into(self.state, step_on_device(self.optimizer, self.config, self.state, *arguments))
+        self.scaled = False
         if self.config.skip_limit is not None:
             self._raise_if_halted()
 
@@ -105,7 +111,7 @@ class Guard:
             self._host = HostGuard(self.config, self.state)
         return self._host
 
-    @torch._dynamo.disable
+    @uncompiled
     def _raise_if_halted(self) -> None:
         # A compiled step breaks its graph here: only the host can raise.
         self._halted.after_step(self.state, self.parameters.names, self.config)
@@ -127,7 +133,7 @@ class Guard:
             self._follow(params)
         return params
 
-    @torch._dynamo.disable
+    @uncompiled
     def _follow(self, params: list[Tensor]) -> None:
         check_rules(self.config, self.optimizer, self.process_group)
         self.state = self.parameters.follow(params, self.state)

@@ -8,13 +8,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from stablenum.diagnosis.report.report import Report
 from stablenum.guard.config import GuardConfig, Settings, make_config
 from stablenum.guard.decide import GuardState
 from stablenum.guard.readout import Metrics, StepRecord, history, metrics
@@ -23,21 +22,26 @@ from stablenum_torch._devices.generators import RngState
 from stablenum_torch._devices.generators import rng_state as read_generators
 from stablenum_torch._devices.ranks import check_process_group
 from stablenum_torch._devices.state import to_device
+from stablenum_torch._devices.uncompiled import uncompiled
 from stablenum_torch._step.autocast import AppliedPolicy, autocast
 from stablenum_torch._step.checks import check_optimizer, check_rules, given_names, warn_of_lost_eps
 from stablenum_torch._step.guard import Guard
 from stablenum_torch._step.observe import in_float32
 
+if TYPE_CHECKING:
+    from stablenum.diagnosis.report.report import Report
+
 __all__ = ["GuardedOptimizer", "wrap"]
 
 _KEY = "stablenum"  # the guard's key in a state dict, next to torch's "state" and "param_groups"
 
-# In some versions before 2.12, torch.compile fails on code that assigns an attribute of an optimizer, so it
-# has to leave the methods that do so as they are.
-_Method = TypeVar("_Method", bound=Callable[..., Any])
-_untraced_before_2_12: Callable[[_Method], _Method] = (
-    (lambda method: method) if torch.__version__ >= (2, 12) else torch._disable_dynamo
-)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _uncompiled_before_2_12(method: Callable[P, T]) -> Callable[P, T]:
+    # In some earlier versions, torch.compile fails on code that assigns an attribute of an optimizer.
+    return method if torch.__version__ >= (2, 12) else uncompiled(method)
 
 
 def wrap(
@@ -193,7 +197,7 @@ class GuardedOptimizer(Optimizer):
         self.inner.add_param_group(param_group)
         self._guard.fit()
 
-    @_untraced_before_2_12
+    @_uncompiled_before_2_12
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Clear the gradients and the loss that :meth:`scale` recorded for this step.
 
@@ -212,9 +216,9 @@ class GuardedOptimizer(Optimizer):
         The loss is kept for this step's record and finiteness check; the losses of several calls before one
         ``step()`` (gradient accumulation) add up. Without a loss scale the loss itself is returned.
 
-        A loss for the parameters of two guarded optimizers is scaled by only one of them: give both the same
-        fixed scale, or use one optimizer with several groups. Where several ranks train together, each has
-        its own loss, so losses are neither checked nor recorded.
+        A loss for the parameters of two guarded optimizers has one scale: give both the same fixed scale,
+        call ``scale`` of both and ``backward()`` on one result; or use one optimizer with several groups.
+        Where several ranks train together, each has its own loss, so losses are neither checked nor recorded.
 
         Args:
             loss: a () tensor, or a tensor whose sum is the loss.
@@ -231,6 +235,7 @@ class GuardedOptimizer(Optimizer):
         self._guard.loss = seen if noted is None else noted + seen
         if self.config.loss_scale is None:
             return loss
+        self._guard.scaled = True
         return wide * to_device(self._guard.state.loss_scale.scale, loss.device)
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
@@ -261,7 +266,7 @@ class GuardedOptimizer(Optimizer):
         guard = self._guard
         return autocast(guard.config, guard.level, guard.parameters.now()[0].device.type, dtype, policy)
 
-    @_untraced_before_2_12
+    @_uncompiled_before_2_12
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Measure the gradients, decide, and apply the step or skip it entirely.
@@ -272,13 +277,14 @@ class GuardedOptimizer(Optimizer):
 
         Args:
             closure: re-evaluates the model and returns the loss; called once, before the decision, with
-                gradients enabled. With a loss scale it has to call :meth:`backward` (or :meth:`scale`): the
-                gradients are divided by the scale in any case.
+                gradients enabled. With a loss scale it has to call :meth:`backward` (or :meth:`scale`).
 
         Returns:
             The result of the closure, or None.
 
         Raises:
+            RuntimeError: the guard has a loss scale, but no loss was multiplied by it since the last step
+                (neither :meth:`scale` nor :meth:`backward` was called). Nothing is changed.
             NonFiniteError: the configured number of steps in a row was skipped, this one included.
         """
         try:
@@ -401,7 +407,7 @@ class GuardedOptimizer(Optimizer):
         """
         self._guard.load(self._guard.parsed(state))
 
-    @torch._disable_dynamo
+    @uncompiled
     def state_dict(self) -> dict[str, Any]:
         """Return the inner optimizer's state dict, with the guard's under the key ``"stablenum"``.
 
@@ -415,7 +421,7 @@ class GuardedOptimizer(Optimizer):
             state = state if replaced is None else replaced
         return state
 
-    @torch._disable_dynamo
+    @uncompiled
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load the state dict of a guarded optimizer, or of a plain one: the guard then keeps its state.
 
