@@ -13,13 +13,15 @@ from torch.optim import Optimizer
 from stablenum.formats import FORMATS, get_format
 from stablenum.guard.config import GuardConfig
 from stablenum_torch._devices.fused_optimizers import is_fused
-from stablenum_torch._devices.ranks import is_sharded
+from stablenum_torch._devices.ranks import is_sharded, local_part
+from stablenum_torch._devices.uncompiled import uncompiled
+from stablenum_torch._step.measure import dense_values
 
 __all__ = [
     "EpsTooSmallWarning",
     "check_optimizer",
     "check_rules",
-    "check_scaled",
+    "check_unscaled",
     "given_names",
     "warn_of_lost_eps",
 ]
@@ -75,13 +77,16 @@ def check_rules(config: GuardConfig, optimizer: Optimizer, process_group: object
                 )
 
 
-def check_scaled(config: GuardConfig, scaled: bool) -> None:
-    """Check that the gradients of a step are those of a scaled loss, if the guard has a loss scale.
+@uncompiled
+def check_unscaled(params: Iterable[Tensor]) -> None:
+    """Check that all gradients of a step are 0, for which no loss was multiplied by the loss scale.
+
+    ``torch.distributed.checkpoint`` steps with gradients of 0 to have the optimizer create its state.
 
     Raises:
-        RuntimeError: they are not, so a step that divides them by the scale would hardly move the weights.
+        RuntimeError: a gradient is not 0. Divided by the scale, it would hardly move the weights.
     """
-    if config.loss_scale is not None and not scaled:
+    if any(dense_values(local_part(p.grad)).count_nonzero() for p in params if p.grad is not None):
         raise RuntimeError(
             "The guard has a loss scale, but no loss was multiplied by it since the last step. Write "
             "opt.backward(loss), or opt.scale(loss).backward(), instead of loss.backward(). Where other code "

@@ -25,7 +25,7 @@ from stablenum_torch._devices.ranks import several_ranks
 from stablenum_torch._devices.state import copy_into, moved_to
 from stablenum_torch._devices.uncompiled import uncompiled
 from stablenum_torch._devices.waits import HaltWatch, LevelWatch
-from stablenum_torch._step.checks import check_rules, check_scaled
+from stablenum_torch._step.checks import check_rules, check_unscaled
 from stablenum_torch._step.on_device import step_on_device
 from stablenum_torch._step.on_host import step_on_host
 from stablenum_torch._step.parameters import TrackedParameters
@@ -48,7 +48,8 @@ class Guard:
         on_host: whether steps are decided on the host; None means: if the tensors are on the host.
         loss: () the unscaled loss of the step in progress, if known. It is kept here, not in the wrapper,
             because torch.compile does not see a value that was assigned to an attribute of an optimizer.
-        scaled: whether a loss has been multiplied by the loss scale since the last step.
+        scaled: whether the gradients may be those of a scaled loss: one has been scaled since the last step,
+            or the gradients are older than the guard.
     """
 
     on_host: bool | None = None
@@ -70,7 +71,7 @@ class Guard:
         self._host: HostGuard | None = None  # created by the first step that needs one
         self._halted, self._level = HaltWatch(), LevelWatch()
         self.loss: Tensor | None = None
-        self.scaled = False
+        self.scaled = any(p.grad is not None for p in params)
 
     def step(self) -> None:
         """Step the optimizer as the core decides, and bring the state up to date.
@@ -79,14 +80,16 @@ class Guard:
         at all, nothing happens.
 
         Raises:
-            RuntimeError: there is a loss scale, but no loss was multiplied by it.
+            RuntimeError: there is a loss scale, but no loss was multiplied by it. Not with a process group.
             NonFiniteError: the configured number of steps in a row could not be applied.
         """
         params, ranks = self.fit(), several_ranks()
         # Even a rank without gradients has to take part in computing the joint norm.
         if not (ranks and self.process_group is not None) and all(p.grad is None for p in params):
             return
-        check_scaled(self.config, self.scaled)
+        # In a pipeline of ranks, only the last one has a loss to scale.
+        if self.config.loss_scale is not None and not self.scaled and self.process_group is None:
+            check_unscaled(params)
         if self.state.step.device != params[0].device:  # the model was moved after it was wrapped
             self.state = moved_to(self.state, params[0].device)
         # Each rank has its own loss, and only the gradients are the same on all ranks, so one bad loss would

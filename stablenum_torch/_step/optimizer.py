@@ -284,7 +284,8 @@ class GuardedOptimizer(Optimizer):
 
         Raises:
             RuntimeError: the guard has a loss scale, but no loss was multiplied by it since the last step
-                (neither :meth:`scale` nor :meth:`backward` was called). Nothing is changed.
+                (neither :meth:`scale` nor :meth:`backward` was called), and a gradient is not 0. Nothing is
+                changed.
             NonFiniteError: the configured number of steps in a row was skipped, this one included.
         """
         try:

@@ -1,0 +1,163 @@
+"""The loss and its scale: a backward pass that goes past the scale stops the run, before anything moves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import stablenum_torch as st
+from tests.torch.conftest import parameters, snapshot
+
+PAST_THE_SCALE = "no loss was multiplied by it since the last step"
+Program = Callable[[torch.optim.Optimizer, Callable[[], torch.Tensor]], None]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def gradients_set_by_hand() -> None:
+    """The gradients of these tests are those of a loss."""
+
+
+def plain_backward(opt, loss):
+    loss().backward()
+    opt.step()
+
+
+def torch_autograd(opt, loss):
+    for group in opt.param_groups:
+        for p, g in zip(group["params"], torch.autograd.grad(loss(), group["params"]), strict=True):
+            p.grad = g
+    opt.step()
+
+
+def closure_that_scales_nothing(opt, loss):
+    def closure():
+        opt.zero_grad()
+        value = loss()
+        value.backward()
+        return value
+
+    opt.step(closure)
+
+
+def outer_scaler(opt, loss):
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(loss()).backward()
+    scaler.step(opt)
+    scaler.update()
+
+
+def accelerate(opt, loss):
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    prepared = accelerator.prepare(opt)
+    accelerator.backward(loss())
+    prepared.step()
+
+
+PROGRAMS = [plain_backward, torch_autograd, closure_that_scales_nothing, outer_scaler, accelerate]
+
+
+def loss_of(params: list[torch.nn.Parameter]) -> Callable[[], torch.Tensor]:
+    return lambda: sum((p.float() - 1).square().sum() for p in params)
+
+
+@pytest.mark.parametrize("scale", [8.0, "dynamic"])
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("steps_before", [0, 2])
+def test_a_backward_pass_past_the_scale_stops_before_anything_moves(program, scale, steps_before):
+    params = parameters()
+    opt, loss = st.wrap(torch.optim.AdamW(params), loss_scale=scale), loss_of(params)
+    for _ in range(steps_before):
+        opt.zero_grad()
+        opt.backward(loss())
+        opt.step()
+    opt.zero_grad()
+    before, state = snapshot(opt), opt.guard_state_dict()
+    with pytest.raises(RuntimeError, match=PAST_THE_SCALE):
+        program(opt, loss)
+    assert snapshot(opt) == before
+    assert opt.guard_state_dict() == state
+    opt.zero_grad()
+    opt.backward(loss())
+    opt.step()
+    assert opt.last["applied"]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_without_a_scale_any_backward_pass_will_do(program):
+    params = parameters()
+    opt = st.wrap(torch.optim.AdamW(params))
+    before = snapshot(opt)
+    program(opt, loss_of(params))
+    assert snapshot(opt) != before
+
+
+def test_the_scale_counts_for_one_step(path):
+    params = parameters()
+    opt, loss = st.wrap(torch.optim.SGD(params, lr=0.1), loss_scale=8.0), loss_of(params)
+    opt.backward(loss())
+    opt.step()
+    with pytest.raises(RuntimeError, match=PAST_THE_SCALE):
+        opt.step()  # the gradients have been unscaled
+
+
+@pytest.mark.parametrize("bad", [False, True])
+def test_a_skipped_step_counts_as_a_step(path, bad):
+    params = parameters()
+    opt, loss = st.wrap(torch.optim.SGD(params, lr=0.1), loss_scale=8.0), loss_of(params)
+    opt.backward(loss() * (math.nan if bad else 1.0))
+    opt.step()
+    assert opt.last["applied"] is not bad
+    with pytest.raises(RuntimeError, match=PAST_THE_SCALE):
+        plain_backward(opt, loss)
+
+
+def test_gradients_may_be_cleared_between_scale_and_backward():
+    params = parameters()
+    opt, loss = st.wrap(torch.optim.SGD(params, lr=0.1), loss_scale=8.0), loss_of(params)
+    scaled = opt.scale(loss())
+    opt.zero_grad()
+    scaled.backward()
+    opt.step()
+    assert opt.last["applied"]
+
+
+def test_one_loss_for_two_optimizers():
+    params = parameters()
+    optimizers = [st.wrap(torch.optim.SGD([p], lr=0.1), loss_scale=8.0) for p in params]
+    loss = loss_of(params)()
+    scaled = [opt.scale(loss) for opt in optimizers]
+    scaled[0].backward()
+    expected = [p.detach() - 0.1 * 2 * (p.detach() - 1) for p in params]
+    for opt in optimizers:
+        opt.step()
+        assert opt.last["loss"] == pytest.approx(loss.item())
+    for p, after in zip(params, expected, strict=True):
+        torch.testing.assert_close(p.detach(), after, rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_older_than_the_guard_may_be_those_of_a_scaled_loss():
+    params = parameters()
+    (8.0 * loss_of(params)()).backward()
+    opt = st.wrap(torch.optim.SGD(params, lr=0.1), loss_scale=8.0)
+    opt.step()
+    assert opt.last["applied"]
+
+
+@pytest.mark.parametrize("scale", [8.0, "dynamic"])
+def test_distributed_checkpointing_may_step_with_gradients_of_zero(path, scale):
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+    model = torch.nn.Linear(3, 2)
+    opt = st.wrap(torch.optim.AdamW(model.parameters()), loss_scale=scale)
+    assert get_optimizer_state_dict(model, opt)["state"]
+
+
+def test_a_step_without_gradients_needs_no_loss():
+    opt = st.wrap(torch.optim.SGD(parameters(), lr=0.1), loss_scale=8.0)
+    opt.step()
+    assert int(opt.guard_state.step) == 0
