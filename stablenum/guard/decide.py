@@ -391,15 +391,27 @@ def _advance(
         skipped_total=state.skipped_total + one,
         skipped_in_a_row=in_a_row,
         nonfinite_in_a_row=nonfinite,
-        halted=state.halted
-        if config.skip_limit is None
-        else xp.where(nonfinite >= config.skip_limit, zero + 1, state.halted),
+        halted=_halted(config, state, nonfinite, overflow, xp=xp),
         recorder=record(state.recorder, row, [state.step, decision.reason, decision.worst, level], xp=xp),
         spike=spike_state,
         escalation=state.escalation
         if config.escalate is None
         else config.escalate.update(state.escalation, finite=finite, xp=xp),
     )
+
+
+def _halted(
+    config: GuardConfig, state: GuardState, nonfinite: Array, overflow: Array, *, xp: Namespace
+) -> Array:
+    """Return the next ``state.halted``, given how many steps in a row were not finite, this one included."""
+    if config.skip_limit is None:
+        return state.halted
+    stops = nonfinite >= config.skip_limit
+    floor = None if config.loss_scale is None else config.loss_scale.min_scale
+    if config.on_nonfinite == "raise" and floor is not None:
+        # Every dynamic loss scale overflows now and then; it is an error where the scale cannot be lowered.
+        stops = stops & xp.logical_not(overflow & (state.loss_scale.scale > floor))
+    return xp.where(stops, xp.ones_like(state.halted), state.halted)
 
 
 def _hold_if_halted(

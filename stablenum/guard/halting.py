@@ -31,7 +31,10 @@ def check_halted(
     streak = [row for row in rows[-last["skipped_in_a_row"] :] if row["reason"] not in finite] or [last]
     first = streak[0]
     scales = [f"{row['loss_scale']:g}" for row in streak[-8:]]
-    limit = f" (the limit is {config.skip_limit})" if config and config.skip_limit else ""
+    limit = ""
+    if config is not None and config.skip_limit is not None:
+        raises = config.on_nonfinite == "raise"
+        limit = ' (on_nonfinite="raise")' if raises else f" (the limit is {config.skip_limit})"
     raise NonFiniteError(
         f"Training stopped: {skipped} step(s) in a row could not be applied{limit}, "
         f"from step {last['step'] - skipped + 1} on. "
