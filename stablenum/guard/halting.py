@@ -11,7 +11,7 @@ from stablenum.guard.decide import GuardState
 from stablenum.guard.readout import StepRecord, history, metrics
 from stablenum.guard.reasons import Reason, explain_reason
 
-__all__ = ["check_halted"]
+__all__ = ["check_halted", "first_bad_parameter"]
 
 
 def check_halted(
@@ -38,7 +38,7 @@ def check_halted(
     raise NonFiniteError(
         f"Training stopped: {skipped} step(s) in a row could not be applied{limit}, "
         f"from step {last['step'] - skipped + 1} on. "
-        f"{_culprit(first)} "
+        f"{first_bad_parameter(first)} "
         f"At step {first['step']}{'' if len(streak) == skipped else ', the first still recorded,'} "
         f"{explain_reason(first['reason'])} "
         f"Loss scale over these steps: {', '.join(scales)}. "
@@ -48,7 +48,7 @@ def check_halted(
     )
 
 
-def _culprit(row: StepRecord) -> str:
+def first_bad_parameter(row: StepRecord) -> str:
     """Return text with the gradient norm and the loss of a skipped step, and its first bad parameter if a
     gradient was bad."""
     known = not math.isnan(row["loss"]) or row["reason"] is Reason.NONFINITE_LOSS

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import stablenum
 from stablenum.guard import halting, readout, statedict
 from stablenum.guard.reasons import APPLIED, Reason
+from stablenum.guard.skip_log import SkipLog
 from stablenum_jax._trees.names import known_names
 from stablenum_jax._trees.state import GuardOptState, find_guard, replace_guard
 
@@ -22,6 +23,8 @@ __all__ = [
     "raise_if_halted",
     "resume",
 ]
+
+_skips = SkipLog()
 
 PyTree: TypeAlias = Any
 
@@ -51,7 +54,8 @@ def metrics(opt_state: PyTree, *, raise_if_halted: bool = True) -> stablenum.Met
     (index and name of the parameter with the first non-finite norm, else the largest), step, loss
     (NaN if it was not given). Before the first step ``applied`` is False, ``reason`` NO_STEP_YET.
 
-    On the host these are plain Python values, and reading them waits for the device. In a trace
+    On the host these are plain Python values, and reading them waits for the device. A run of skipped steps
+    is logged then (logger ``"stablenum"``): a jitted step itself can neither log nor raise. In a trace
     (jit, scan) they are arrays, ``worst`` and ``reason`` as () int32, so that they can be logged
     from inside.
 
@@ -79,6 +83,7 @@ def metrics(opt_state: PyTree, *, raise_if_halted: bool = True) -> stablenum.Met
     state, names = _read(opt_state)
     if raise_if_halted:
         halting.check_halted(state, names)
+    _skips.after_step(state, lambda: names)
     return readout.metrics(state, names)
 
 

@@ -24,7 +24,7 @@ from stablenum_torch._devices.host_decide import HostGuard
 from stablenum_torch._devices.ranks import several_ranks
 from stablenum_torch._devices.state import copy_into, moved_to
 from stablenum_torch._devices.uncompiled import uncompiled
-from stablenum_torch._devices.waits import HaltWatch, LevelWatch
+from stablenum_torch._devices.waits import HaltWatch, LevelWatch, SkipWatch
 from stablenum_torch._step.checks import check_rules, check_unscaled
 from stablenum_torch._step.on_device import step_on_device
 from stablenum_torch._step.on_host import step_on_host
@@ -69,7 +69,7 @@ class Guard:
             state = init_guard(config, len(params), xp=torch_namespace, device=params[0].device)
         self.state = state
         self._host: HostGuard | None = None  # created by the first step that needs one
-        self._halted, self._level = HaltWatch(), LevelWatch()
+        self._halted, self._level, self._skips = HaltWatch(), LevelWatch(), SkipWatch()
         self.loss: Tensor | None = None
         self.scaled = any(p.grad is not None for p in params)
 
@@ -102,6 +102,8 @@ class Guard:
         else:
             copy_into(self.state, step_on_device(self.optimizer, self.config, self.state, *arguments))
         self.scaled = False
+        if not torch.compiler.is_compiling():  # in a compiled step it would break the graph
+            self._skips.after_step(self.state, self.parameters.names)
         if self.config.skip_limit is not None:
             self._raise_if_halted()
 

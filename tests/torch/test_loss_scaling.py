@@ -161,3 +161,16 @@ def test_a_step_without_gradients_needs_no_loss():
     opt = st.wrap(torch.optim.SGD(parameters(), lr=0.1), loss_scale=8.0)
     opt.step()
     assert int(opt.guard_state.step) == 0
+
+
+@pytest.mark.parametrize("bad", [False, True])
+def test_a_run_of_skips_is_logged_without_a_handler(bad, caplog):
+    model = torch.nn.Linear(3, 1)
+    opt = st.wrap(torch.optim.SGD(model.parameters(), lr=0.1), names=model)
+    for _ in range(100):
+        opt.zero_grad()
+        opt.backward(model(torch.full((2, 3), math.nan if bad else 1.0)).square().mean())
+        opt.step()
+    messages = [record.getMessage() for record in caplog.records if record.name == "stablenum"]
+    assert [message.split()[0] for message in messages] == (["3", "30"] if bad else [])
+    assert all("First bad parameter: weight " in message for message in messages)
