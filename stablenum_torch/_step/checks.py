@@ -19,6 +19,7 @@ from stablenum_torch._step.measure import dense_values
 
 __all__ = [
     "EpsTooSmallWarning",
+    "check_can_unscale",
     "check_optimizer",
     "check_rules",
     "check_unscaled",
@@ -75,6 +76,30 @@ def check_rules(config: GuardConfig, optimizer: Optimizer, process_group: object
                     f"{type(optimizer).__name__} has no 'lr'. Use ClipUpdateRMS(max_rms, per_lr=False), "
                     "whose max_rms bounds the update itself."
                 )
+
+
+def check_can_unscale(params: Iterable[Tensor], scaled: bool, again: bool) -> None:
+    """Check that gradients can be divided by the loss scale before the step.
+
+    Raises:
+        RuntimeError: they are not those of a scaled loss, or have been divided already.
+        ValueError: one is float16.
+    """
+    if again:
+        raise RuntimeError(
+            "unscale_() was called twice since the last step; the gradients are unscaled already."
+        )
+    if not scaled:
+        raise RuntimeError(
+            "unscale_() must be called between the backward pass of a scaled loss and step(): call "
+            "opt.backward(loss) first."
+        )
+    if any(p.grad is not None and p.grad.dtype == torch.float16 for p in params):
+        raise ValueError(
+            "unscale_() cannot be used on float16 gradients, most of which would become 0. Keep the "
+            "parameters in float32 and compute in opt.autocast(), or use the guard's own clip rules, which "
+            "need no unscaling."
+        )
 
 
 @uncompiled

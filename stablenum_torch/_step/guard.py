@@ -25,7 +25,10 @@ from stablenum_torch._devices.ranks import several_ranks
 from stablenum_torch._devices.state import copy_into, moved_to
 from stablenum_torch._devices.uncompiled import uncompiled
 from stablenum_torch._devices.waits import HaltWatch, LevelWatch, SkipWatch
-from stablenum_torch._step.checks import check_rules, check_unscaled
+from stablenum_torch._step.apply import multiply_gradients
+from stablenum_torch._step.checks import check_can_unscale, check_rules, check_unscaled
+from stablenum_torch._step.measure import gradient_norms_without_wait
+from stablenum_torch._step.observe import Noted
 from stablenum_torch._step.on_device import step_on_device
 from stablenum_torch._step.on_host import step_on_host
 from stablenum_torch._step.parameters import TrackedParameters
@@ -48,6 +51,8 @@ class Guard:
         on_host: whether steps are decided on the host; None means: if the tensors are on the host.
         loss: () the unscaled loss of the step in progress, if known. It is kept here, not in the wrapper,
             because torch.compile does not see a value that was assigned to an attribute of an optimizer.
+        found_inf: () bool, whether a gradient was not finite when ``unscale`` was called for this step; None
+            if it was not called.
         scaled: whether the gradients may be those of a scaled loss: one has been scaled since the last step,
             or the gradients are older than the guard.
     """
@@ -71,7 +76,21 @@ class Guard:
         self._host: HostGuard | None = None  # created by the first step that needs one
         self._halted, self._level, self._skips = HaltWatch(), LevelWatch(), SkipWatch()
         self.loss: Tensor | None = None
+        self.found_inf: Tensor | None = None
         self.scaled = any(p.grad is not None for p in params)
+
+    def unscale(self) -> None:
+        """Divide the gradients by the loss scale in place, so that the user can look at them and change them.
+
+        Raises:
+            RuntimeError: no loss was scaled since the last step, or this method was called since then.
+            ValueError: a gradient is float16, in which it would lose most of its digits.
+        """
+        params = self.fit()
+        check_can_unscale(params, self.scaled, self.found_inf is not None)
+        norms = gradient_norms_without_wait(params, self.state.step.device, self.process_group)
+        self.found_inf = torch.logical_not(torch.isfinite(norms.sum()))
+        multiply_gradients(params, 1.0 / self.state.loss_scale.scale)
 
     def step(self) -> None:
         """Step the optimizer as the core decides, and bring the state up to date.
@@ -94,14 +113,16 @@ class Guard:
             self.state = moved_to(self.state, params[0].device)
         # Each rank has its own loss, and only the gradients are the same on all ranks, so one bad loss would
         # make the ranks disagree.
-        seen = None if ranks else self.loss
-        arguments = params, seen, self.process_group, self.parameters.included
+        noted = Noted(None if ranks else self.loss, self.found_inf)
+        if self.found_inf is not None:
+            multiply_gradients(params, self.state.loss_scale.scale)  # rules compare the scaled gradients
+        arguments = params, noted, self.process_group, self.parameters.included
         if self._in_host_memory(params) if self.on_host is None else self.on_host:
             host = self._host_guard()
             host.write(step_on_host(self.optimizer, host, *arguments))
         else:
             copy_into(self.state, step_on_device(self.optimizer, self.config, self.state, *arguments))
-        self.scaled = False
+        self.scaled, self.found_inf = False, None
         if not torch.compiler.is_compiling():  # in a compiled step it would break the graph
             self._skips.after_step(self.state, self.parameters.names)
         if self.config.skip_limit is not None:

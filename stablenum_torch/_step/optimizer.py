@@ -204,7 +204,7 @@ class GuardedOptimizer(Optimizer):
         To drop a batch after :meth:`scale`, call this method, not the model's: the loss of that batch would
         otherwise count in the next step.
         """
-        self._guard.loss = None
+        self._guard.loss = self._guard.found_inf = None
         self.inner.zero_grad(*args, **kwargs)
         self._cleared = _generators()
 
@@ -241,6 +241,34 @@ class GuardedOptimizer(Optimizer):
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
         """Call ``scale(loss).backward(**kwargs)``."""
         self.scale(loss).backward(**kwargs)
+
+    def unscale_(self) -> None:
+        """Divide the gradients by the loss scale in place: call it before looking at them or changing them.
+
+        Only between the backward pass and :meth:`step`, once, after the last gradient of the step has been
+        added. The step still finds gradients that were inf or NaN here, even if they were clamped since. It
+        multiplies by the scale again, so that all rules see what they always see, which costs two passes over
+        the gradients: the guard's own clip rules cost none. Without a loss scale, nothing happens.
+
+        Raises:
+            RuntimeError: no loss was scaled since the last step, or this method was called since then.
+            ValueError: a gradient is float16, in which most of it would become 0.
+
+        Example:
+            >>> import torch
+            >>> w = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+            >>> opt = wrap(torch.optim.SGD([w], lr=1.0), loss_scale="dynamic")
+            >>> opt.backward((w * w).sum() / 2)
+            >>> opt.unscale_()
+            >>> torch.nn.utils.clip_grad_norm_([w], 1.0).item()
+            5.0
+            >>> opt.step()
+            >>> w
+            Parameter containing:
+            tensor([2.4000, 3.2000], requires_grad=True)
+        """
+        if self.config.loss_scale is not None:
+            self._guard.unscale()
 
     def autocast(
         self, dtype: torch.dtype | None = None, *, policy: Policy | AppliedPolicy | str | Any = None

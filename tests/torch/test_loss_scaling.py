@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+import stablenum
 import stablenum_torch as st
 from tests.torch.conftest import parameters, snapshot
 
@@ -161,6 +162,111 @@ def test_a_step_without_gradients_needs_no_loss():
     opt = st.wrap(torch.optim.SGD(parameters(), lr=0.1), loss_scale=8.0)
     opt.step()
     assert int(opt.guard_state.step) == 0
+
+
+CLIPPING_BY_HAND = {
+    "norm": lambda params: torch.nn.utils.clip_grad_norm_(params, 0.5),
+    "value": lambda params: torch.nn.utils.clip_grad_value_(params, 0.01),
+    "nothing": lambda params: None,
+    "nan_to_num": lambda params: [p.grad.nan_to_num_(0.0, 1.0, -1.0) for p in params],
+}
+
+
+@pytest.mark.parametrize("clip", CLIPPING_BY_HAND)
+@pytest.mark.parametrize("fused", [False, True])
+def test_clipping_by_hand_after_unscale_equals_gradscaler(path, clip, fused):
+    """One in four batches overflows; GradScaler skips it although clipping by value would hide the inf."""
+    ours, theirs = parameters(), parameters()
+    scale = stablenum.DynamicLossScale(init_scale=1024.0, growth_interval=3)
+    opt = st.wrap(torch.optim.AdamW(ours, lr=0.1, fused=fused), loss_scale=scale)
+    peer = torch.optim.AdamW(theirs, lr=0.1, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
+    for step in range(16):
+        factor = math.inf if step % 4 == 1 else 1.0 + step
+
+        def loss(params, factor=factor):
+            first, *rest = (((p - 1) ** 2).sum() for p in params)
+            # The loss is finite; a factor of inf is met by the gradient alone.
+            return sum(rest) + _Times.apply(first, factor)
+
+        for o in (opt, peer):
+            o.zero_grad()
+        opt.backward(loss(ours))
+        opt.unscale_()
+        scaler.scale(loss(theirs)).backward()
+        scaler.unscale_(peer)
+        for p, q in zip(ours, theirs, strict=True):
+            assert torch.equal(p.grad, q.grad)
+        CLIPPING_BY_HAND[clip](ours)
+        CLIPPING_BY_HAND[clip](theirs)
+        opt.step()
+        scaler.step(peer)
+        scaler.update()
+        assert opt.last["applied"] is (step % 4 != 1)
+        assert opt.loss_scale == scaler.get_scale()
+    for p, q in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-7)
+
+
+class _Times(torch.autograd.Function):
+    """The identity, whose derivative is a given number."""
+
+    @staticmethod
+    def forward(ctx, x, slope):
+        ctx.slope = slope
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.slope, None
+
+
+def test_the_guards_own_rules_see_what_is_left_after_clipping_by_hand(path):
+    params = parameters()
+    opt, loss = st.wrap(torch.optim.SGD(params, lr=0.1), loss_scale=8.0, clip=0.25), loss_of(params)
+    opt.backward(loss())
+    opt.unscale_()
+    torch.nn.utils.clip_grad_norm_(params, 1.0)
+    opt.step()
+    assert opt.last["grad_norm"] == pytest.approx(1.0, rel=1e-5)
+    assert opt.last["clip_coefficient"] == pytest.approx(0.25, rel=1e-5)
+
+
+def test_unscale_in_the_wrong_place_raises_and_changes_nothing():
+    params = parameters()
+    opt, loss = st.wrap(torch.optim.SGD(params, lr=0.1), loss_scale=8.0), loss_of(params)
+    with pytest.raises(RuntimeError, match="between the backward pass of a scaled loss and step"):
+        opt.unscale_()
+    opt.backward(loss())
+    opt.unscale_()
+    before = [p.grad.clone() for p in params]
+    with pytest.raises(RuntimeError, match=r"unscale_\(\) was called twice"):
+        opt.unscale_()
+    assert all(torch.equal(p.grad, b) for p, b in zip(params, before, strict=True))
+    opt.zero_grad()  # the batch is dropped
+    opt.backward(loss())
+    opt.unscale_()
+    opt.step()
+    assert opt.last["applied"]
+
+
+def test_unscale_raises_on_float16_gradients():
+    w = torch.nn.Parameter(torch.ones(2, dtype=torch.float16))
+    opt = st.wrap(torch.optim.SGD([w], lr=0.1), loss_scale=8.0)
+    opt.backward(w.float().sum())
+    with pytest.raises(ValueError, match="cannot be used on float16 gradients"):
+        opt.unscale_()
+    assert w.grad.tolist() == [8.0, 8.0]
+
+
+def test_unscale_without_a_scale_does_nothing():
+    params = parameters()
+    opt, loss = st.wrap(torch.optim.SGD(params, lr=0.1)), loss_of(params)
+    opt.backward(loss())
+    before = [p.grad.clone() for p in params]
+    opt.unscale_()
+    opt.unscale_()
+    assert all(torch.equal(p.grad, b) for p, b in zip(params, before, strict=True))
 
 
 @pytest.mark.parametrize("bad", [False, True])
