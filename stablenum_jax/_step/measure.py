@@ -137,6 +137,9 @@ def _rescued_norms(leaves: list[Array], squares: list[Array]) -> Array:
     if an element is, and inf if and only if one is. A maximum would not be enough: over a sharded leaf it is
     an all-reduce, which may drop a NaN.
     """
+    # XLA must not know that a leaf is a constant (a frozen parameter's gradient of zeros): it would turn
+    # (0 f)(0 f) into 0 f^2, which is NaN where f^2 overflows.
+    leaves = lax.optimization_barrier(leaves)
     factors = [_FACTORS[square.dtype == jnp.float64] for square in squares]
     again = jnp.stack(
         [
