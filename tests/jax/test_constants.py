@@ -64,11 +64,13 @@ def test_a_step_with_a_frozen_parameter_is_taken_as_without_jit(clip: Any, size:
 def test_a_gradient_that_is_one_constant(slope: float) -> None:
     """A linear loss has the same gradient everywhere, so XLA knows all norms."""
     tx = optax.chain(stablenum_jax.guard(clip=1.0), optax.sgd(1.0))
-    params = {"w": jnp.ones(4)}
+    params = {"v": jnp.ones(2), "w": jnp.ones(2)}
 
     @jax.jit
     def train(params: Any, opt_state: Any) -> Any:
-        loss, grads = stablenum_jax.value_and_grad(lambda p: (p["w"] * slope).sum(), opt_state)(params)
+        loss, grads = stablenum_jax.value_and_grad(lambda p: ((p["v"] + p["w"]) * slope).sum(), opt_state)(
+            params
+        )
         return stablenum_jax.step(tx, params, opt_state, grads, value=loss)
 
     _, opt_state = train(params, tx.init(params))
