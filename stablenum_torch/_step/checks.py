@@ -20,6 +20,7 @@ from stablenum_torch._step.measure import dense_values
 __all__ = [
     "EpsTooSmallWarning",
     "check_can_unscale",
+    "check_module",
     "check_optimizer",
     "check_rules",
     "check_unscaled",
@@ -30,6 +31,17 @@ __all__ = [
 
 class EpsTooSmallWarning(UserWarning):
     """The optimizer's eps rounds to 0 in the format in which its denominator is computed."""
+
+
+def check_module(name: str, module: torch.nn.Module) -> torch.nn.Module:
+    """Return ``module``.
+
+    Raises:
+        TypeError: it is not a module.
+    """
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"{name} must be a torch.nn.Module; got {type(module).__name__}.")
+    return module
 
 
 def check_optimizer(optimizer: object) -> None:

@@ -26,6 +26,7 @@ from stablenum_torch._devices.state import copy_into, moved_to
 from stablenum_torch._devices.uncompiled import uncompiled
 from stablenum_torch._devices.waits import HaltWatch, LevelWatch, SkipWatch
 from stablenum_torch._step.apply import multiply_gradients
+from stablenum_torch._step.buffers import KeptBuffers
 from stablenum_torch._step.checks import check_can_unscale, check_rules, check_unscaled
 from stablenum_torch._step.measure import gradient_norms_without_wait
 from stablenum_torch._step.observe import Noted
@@ -45,6 +46,7 @@ class Guard:
         names: the names of parameters that the user gave.
         process_group: the ranks over which plain gradients are sharded.
         state: the guard's tensors; by default a fresh state.
+        buffers: a model's buffers, which a skipped step keeps too.
 
     Attributes:
         parameters: the optimizer's parameters.
@@ -66,7 +68,9 @@ class Guard:
         names: Mapping[Tensor, str],
         process_group: ProcessGroup | None,
         state: GuardState | None = None,
+        buffers: KeptBuffers | None = None,
     ) -> None:
+        self.buffers = buffers
         self.optimizer, self.config, self.process_group = optimizer, config, process_group
         self.parameters = TrackedParameters(optimizer, config, names)
         params = self.parameters.now()
@@ -123,6 +127,8 @@ class Guard:
         else:
             copy_into(self.state, step_on_device(self.optimizer, self.config, self.state, *arguments))
         self.scaled, self.found_inf = False, None
+        if self.buffers is not None:
+            self.buffers.after_step(self.state.skipped_in_a_row == 0)
         if not torch.compiler.is_compiling():  # in a compiled step it would break the graph
             self._skips.after_step(self.state, self.parameters.names)
         if self.config.skip_limit is not None:

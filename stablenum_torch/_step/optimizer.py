@@ -24,7 +24,14 @@ from stablenum_torch._devices.ranks import check_process_group
 from stablenum_torch._devices.state import to_device
 from stablenum_torch._devices.uncompiled import uncompiled
 from stablenum_torch._step.autocast import AppliedPolicy, autocast
-from stablenum_torch._step.checks import check_optimizer, check_rules, given_names, warn_of_lost_eps
+from stablenum_torch._step.buffers import KeptBuffers
+from stablenum_torch._step.checks import (
+    check_module,
+    check_optimizer,
+    check_rules,
+    given_names,
+    warn_of_lost_eps,
+)
 from stablenum_torch._step.guard import Guard
 from stablenum_torch._step.observe import in_float32
 
@@ -50,6 +57,7 @@ def wrap(
     *,
     names: torch.nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | None = None,
     process_group: torch.distributed.ProcessGroup | None = None,
+    buffers: torch.nn.Module | None = None,
     **overrides: Unpack[Settings],
 ) -> GuardedOptimizer:
     """Guard an optimizer: a step with a non-finite gradient or loss is skipped entirely, and recorded.
@@ -66,12 +74,15 @@ def wrap(
         process_group: the ranks over which gradients that are plain tensors are sharded (ZeRO, FSDP1), so
             that all ranks decide on the norm of the whole gradient. Not needed for gradients that are equal
             on all ranks (DDP), nor for DTensors (FSDP2), which have their own mesh.
+        buffers: the model whose buffers a skipped step restores to what they were before the step's first
+            forward pass. A bad batch makes batch norm's running statistics NaN in the forward pass, and they
+            would stay so. Costs a copy of the buffers per step.
         **overrides: fields of ``GuardConfig``: ``clip=1.0``, ``loss_scale="dynamic"``, ``spike="skip"``...
             ``ClipUpdateRMS`` needs memory for a copy of the parameters during a step.
 
     Raises:
         TypeError: ``optimizer`` is not an optimizer, needs a closure (LBFGS) or is already guarded; a setting
-            is unknown; ``names`` or ``process_group`` has a wrong type.
+            is unknown; ``names``, ``process_group`` or ``buffers`` has a wrong type.
         ValueError: a setting has a wrong value; the optimizer has no parameters; or a rule cannot work with
             this optimizer: a pattern of ``AdaptiveGradClip.exclude`` matches no parameter, gradients for that
             rule are sharded, or a group lacks the learning rate that ``ClipUpdateRMS`` needs.
@@ -94,7 +105,8 @@ def wrap(
     check_process_group(process_group)
     check_rules(made, optimizer, process_group)
     warn_of_lost_eps(optimizer)
-    return GuardedOptimizer(optimizer, made, known, process_group)
+    kept = None if buffers is None else KeptBuffers(check_module("buffers", buffers))
+    return GuardedOptimizer(optimizer, made, known, process_group, kept)
 
 
 class GuardedOptimizer(Optimizer):
@@ -113,17 +125,25 @@ class GuardedOptimizer(Optimizer):
         config: GuardConfig,
         names: Mapping[Tensor, str],
         process_group: torch.distributed.ProcessGroup | None = None,
+        buffers: KeptBuffers | None = None,
     ) -> None:
         # Optimizer.__init__ would copy the groups into a new list. __setstate__, which torch calls after
         # unpickling, sets up hooks and profiling around the existing ones.
         self.__setstate__(
-            {"inner": optimizer, "config": config, "_names": dict(names), "_process_group": process_group}
+            {
+                "inner": optimizer,
+                "config": config,
+                "_names": dict(names),
+                "_process_group": process_group,
+                "_buffers": buffers,
+            }
         )
 
     def __getstate__(self) -> dict[str, Any]:
         # The keys are a file format: pickles written by earlier versions have the same keys.
         guard = self._guard
-        return {
+        kept = {} if guard.buffers is None else {"_buffers": guard.buffers}
+        return kept | {
             "inner": self.inner,
             "config": guard.config,
             "_names": guard.parameters.given,
@@ -134,7 +154,12 @@ class GuardedOptimizer(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.inner = state["inner"]
         self._guard = Guard(
-            self.inner, state["config"], state["_names"], state["_process_group"], state.get("_state")
+            self.inner,
+            state["config"],
+            state["_names"],
+            state["_process_group"],
+            state.get("_state"),
+            state.get("_buffers"),
         )
         # For `explain`: the states of the random generators at the beginning of the last step. A step begins
         # when the gradients are cleared or when the step before ends; which of the two comes last depends on
