@@ -17,7 +17,14 @@ from stablenum_jax._precision.compensated import kahan, master_weights, stochast
 from stablenum_jax._precision.fp8 import Fp8State, fp8_dot, init_fp8
 from stablenum_jax._precision.model import precision
 from stablenum_jax._precision.value_and_grad import value_and_grad
-from stablenum_jax._step.readout import guard_state_dict, history, load_guard_state_dict, metrics, resume
+from stablenum_jax._step.readout import (
+    guard_state_dict,
+    history,
+    load_guard_state_dict,
+    metrics,
+    resume,
+    unless_skipped,
+)
 from stablenum_jax._step.scaled_loss import scale_loss
 from stablenum_jax._step.training import step
 from stablenum_jax._step.transform import chain, guard
@@ -58,6 +65,7 @@ __all__ = [
     "scale_loss",
     "step",
     "stochastic_rounding",
+    "unless_skipped",
     "value_and_grad",
 ]
 
