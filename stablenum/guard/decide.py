@@ -364,9 +364,9 @@ def _advance(
         xp: the array namespace.
     """
     applied, zero = decision.apply, xp.zeros_like(state.step)
-    one = xp.where(applied, zero, zero + 1)
-    in_a_row = xp.where(applied, zero, state.skipped_in_a_row + 1)
-    nonfinite = xp.where(applied, zero, state.nonfinite_in_a_row + xp.where(finite, zero, zero + 1))
+    in_a_row = xp.where(applied, zero, _next(state.skipped_in_a_row, xp=xp))
+    nonfinite = xp.where(finite, state.nonfinite_in_a_row, _next(state.nonfinite_in_a_row, xp=xp))
+    nonfinite = xp.where(applied, zero, nonfinite)
     loss = observation.loss
     row = [
         xp.full_like(decision.grad_norm, float("nan")) if loss is None else loss,
@@ -377,7 +377,7 @@ def _advance(
     level = zero if config.escalate is None else state.escalation.level
     scale_rule = config.loss_scale
     return GuardState(
-        step=state.step + 1,
+        step=_next(state.step, xp=xp),
         loss_scale=state.loss_scale
         if scale_rule is None
         else scale_rule.update(
@@ -388,7 +388,7 @@ def _advance(
             **{name: getattr(observation, name) for name in scale_rule.needs},
         ),
         clip=clip_state,
-        skipped_total=state.skipped_total + one,
+        skipped_total=xp.where(applied, state.skipped_total, _next(state.skipped_total, xp=xp)),
         skipped_in_a_row=in_a_row,
         nonfinite_in_a_row=nonfinite,
         halted=_halted(config, state, nonfinite, overflow, xp=xp),
@@ -398,6 +398,11 @@ def _advance(
         if config.escalate is None
         else config.escalate.update(state.escalation, finite=finite, xp=xp),
     )
+
+
+def _next(count: Array, *, xp: Namespace) -> Array:
+    """Return ``count + 1``, held at the largest int32: a negative counter would be an invalid state."""
+    return at_most(count, 2**31 - 2, xp=xp) + 1
 
 
 def _halted(
