@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
 
 import torch
@@ -235,7 +236,7 @@ class GuardedOptimizer(Optimizer):
 
     # --- the training step ---------------------------------------------------------------------
 
-    def scale(self, loss: Tensor) -> Tensor:
+    def scale(self, loss: Tensor | EllipsisType = ...) -> Tensor:
         """Return the loss times the loss scale, in float32: call ``backward()`` on the result.
 
         The loss is kept for this step's record and finiteness check; the losses of several calls before one
@@ -246,11 +247,15 @@ class GuardedOptimizer(Optimizer):
         Where several ranks train together, each has its own loss, so losses are neither checked nor recorded.
 
         Args:
-            loss: a () tensor, or a tensor whose sum is the loss.
+            loss: a () tensor, or a tensor whose sum is the loss. Without it, the scale itself is returned, ()
+                float32, for gradients that are not those of a loss: multiply them by it.
 
         Raises:
             TypeError: ``loss`` is not a floating-point tensor.
         """
+        if isinstance(loss, EllipsisType):
+            self._guard.scaled = True
+            return self._guard.state.loss_scale.scale.clone()
         if not isinstance(loss, Tensor) or not loss.is_floating_point():
             got = loss.dtype if isinstance(loss, Tensor) else type(loss).__name__
             raise TypeError(f"loss must be a floating-point tensor; got {got}.")

@@ -158,6 +158,22 @@ def test_distributed_checkpointing_may_step_with_gradients_of_zero(path, scale):
     assert get_optimizer_state_dict(model, opt)["state"]
 
 
+def test_gradients_that_are_not_those_of_a_loss(path):
+    """The scale itself, without a wait; nothing is recorded as the loss."""
+    params = parameters()
+    opt = st.wrap(torch.optim.SGD(params, lr=0.5), loss_scale=8.0)
+    before = [p.detach().clone() for p in params]
+    for p in params:
+        p.grad = torch.ones_like(p) * opt.scale()
+    opt.step()
+    assert opt.last["applied"]
+    assert math.isnan(opt.last["loss"])
+    for p, b in zip(params, before, strict=True):
+        torch.testing.assert_close(p.detach(), b - 0.5)
+    with pytest.raises(RuntimeError, match=PAST_THE_SCALE):
+        opt.step()
+
+
 def test_a_step_without_gradients_needs_no_loss():
     opt = st.wrap(torch.optim.SGD(parameters(), lr=0.1), loss_scale=8.0)
     opt.step()
