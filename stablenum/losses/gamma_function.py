@@ -43,7 +43,7 @@ _DENOMINATOR = (
 
 
 def log_factorial(y: Array, *, xp: Namespace) -> Array:
-    """Return ``log(y!)``, which is ``log(Gamma(y + 1))``, for y >= 0: accurate also next to its zeros 0 and 1.
+    """Return ``log(y!)``, that is ``log(Gamma(y + 1))``, for y >= 0: accurate next to its zeros too.
 
     Example:
         >>> import array_api_compat.numpy as np
