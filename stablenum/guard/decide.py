@@ -61,8 +61,8 @@ class Decision(NamedTuple):
     Attributes:
         apply: () bool. If False, parameters and optimizer state stay as they are.
         multiplier: the factor on the raw gradients, for clipping and unscaling together: () float32,
-            or (n,) float32 if ``config.per_tensor``. It is always finite and above 0, and is 1 if
-            ``apply`` is False.
+            or (n,) float32 if ``config.per_tensor``. It is always finite and at least float32's smallest
+            normal number, 1.2e-38 (clipping and 1 / scale together), and is 1 if ``apply`` is False.
         reason: () int32, see :class:`stablenum.Reason`.
         grad_norm: () float32, the L2 norm of the unscaled gradients before clipping.
         clip_coefficient: () float32, the smallest factor that clipping applies; 1 for no clipping.
@@ -260,6 +260,9 @@ def _unscale(norm: Array, scale: Array, *, xp: Namespace) -> Array:
 
 def _with_unscaling(coefficient: Array, scale: Array, grad_norm: Array, *, xp: Namespace) -> Array:
     """Return ``coefficient / scale``, bounded so that it makes no gradient zero or infinite.
+
+    The lower bound is float32's smallest normal number for the quotient, not for the coefficient: with a
+    scale of 2^16, coefficients below 2^-110 are applied as 2^-110.
 
     A scale below 1 enlarges the gradients; where they could leave float32's range, they are not enlarged.
     """
