@@ -17,9 +17,9 @@ import numpy as np
 
 from stablenum import losses as core
 from stablenum.adapter_docs import spelled_signature, spelled_text
-from stablenum.errors import bad_field
+from stablenum.errors import bad_field, bad_type
 from stablenum.losses.classes import ClassSums, class_sums
-from stablenum.losses.common import check_fits
+from stablenum.losses.common import argument_kinds, check_arguments, check_fits
 from stablenum.public_names import present
 
 __all__ = [
@@ -52,17 +52,56 @@ def _spelled(function: Callable[..., Any], example: str, note: str = "") -> Call
         @functools.wraps(function)
         def loss(*arrays: Any, **options: Any) -> Array:
             given = {
-                k: v if isinstance(v, _SETTINGS) or k == "dtype" else jnp.asarray(v)
+                k: v if isinstance(v, _SETTINGS) or k == "dtype" else _as_array(k, v)
                 for k, v in options.items()
             }
-            return implementation(*(v if v is None else jnp.asarray(v) for v in arrays), **given)
+            names = [*kinds, *("an argument" for _ in arrays)]
+            args = [v if v is None else _as_array(k, v) for k, v in zip(names, arrays)]
+            check_arguments(kinds, args, given, is_array=_is_array, noun="an array")
+            _check_dtype(given.get("dtype"))
+            if (axis := given.get("axis", -1)) is None or isinstance(axis, (bool, str, float)):
+                raise bad_field("axis", "a whole number", axis)
+            return implementation(*args, **given)
 
+        kinds = argument_kinds(function)
         loss.__signature__ = spelled_signature(function)  # type: ignore[attr-defined]
         loss.__doc__ = spelled_text(function, example, note=note)
         loss.__module__ = __name__
         return loss
 
     return spell
+
+
+def _as_array(name: str, value: Any) -> Array:
+    """Return an argument as an array.
+
+    Raises:
+        TypeError: it is not one.
+    """
+    try:
+        return jnp.asarray(value)
+    except (TypeError, ValueError):
+        raise bad_type(name, "an array", value) from None
+
+
+def _is_array(value: object) -> bool:
+    return isinstance(value, jax.Array)
+
+
+def _check_dtype(dtype: Any) -> None:
+    """Check that the format of the result is a floating-point one, or None.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if dtype is None:
+        return
+    try:
+        if jnp.issubdtype(jnp.dtype(dtype), jnp.floating):
+            return
+    except TypeError:
+        pass
+    raise TypeError(f"dtype must be a floating-point dtype or None, such as jnp.float32; got {dtype!r}.")
 
 
 def _plain(function: Callable[..., Any], example: str) -> Loss:

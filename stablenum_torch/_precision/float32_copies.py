@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from stablenum.errors import bad_type
 from stablenum_torch._devices.uncompiled import uncompiled
 
 __all__ = ["Float32CopyOptimizer", "is_narrow"]
@@ -54,6 +55,8 @@ class Float32CopyOptimizer(Optimizer):
                 f"make must be a function that makes an optimizer from groups; got {type(make).__name__}. "
                 f"Example: {type(self).__name__}(model.parameters(), lambda p: torch.optim.AdamW(p))."
             )
+        if not isinstance(params, Iterable):
+            raise bad_type("params", "parameters, (name, parameter) pairs or groups", params)
         self._copies, self._kept = {}, {}
         super().__init__(list(params.items()) if isinstance(params, Mapping) else params, {})
         inner = make([self._copied_group(group) for group in self.param_groups])

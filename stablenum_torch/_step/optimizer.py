@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from stablenum.errors import bad_field, bad_type
 from stablenum.guard.config import GuardConfig, Settings, make_config
 from stablenum.guard.decide import GuardState
 from stablenum.guard.readout import Metrics, StepRecord, history, metrics
 from stablenum.precision.policy import Policy
+from stablenum.settings_checks import check_callable
 from stablenum_torch._devices.generators import RngState
 from stablenum_torch._devices.generators import rng_state as read_generators
 from stablenum_torch._devices.ranks import check_process_group
@@ -187,6 +189,8 @@ class GuardedOptimizer(Optimizer):
 
     @config.setter
     def config(self, config: GuardConfig) -> None:
+        if not isinstance(config, GuardConfig):
+            raise bad_type("config", "a GuardConfig", config)
         self._guard.config = config
 
     # --- shared with the inner optimizer -------------------------------------------------------
@@ -269,7 +273,17 @@ class GuardedOptimizer(Optimizer):
         return wide * to_device(self._guard.state.loss_scale.scale, loss.device)
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
-        """Call ``scale(loss).backward(**kwargs)``."""
+        """Call ``scale(loss).backward(**kwargs)``.
+
+        Raises:
+            TypeError: ``loss`` is not a floating-point tensor.
+            ValueError: ``loss`` does not depend on a parameter.
+        """
+        if isinstance(loss, Tensor) and not loss.requires_grad:
+            raise ValueError(
+                "loss must depend on a parameter that requires a gradient; got a tensor that does not "
+                "(computed under torch.no_grad(), detached, or made from a number?)."
+            )
         self.scale(loss).backward(**kwargs)
 
     def unscale_(self) -> None:
@@ -318,7 +332,7 @@ class GuardedOptimizer(Optimizer):
                 not used.
 
         Raises:
-            TypeError: ``policy`` is not a policy.
+            TypeError: ``policy`` is not a policy, or ``dtype`` is not a floating-point format.
             ValueError: ``policy`` is invalid, or does not compute in the first format of ``escalate``.
         """
         guard = self._guard
@@ -341,11 +355,15 @@ class GuardedOptimizer(Optimizer):
             The result of the closure, or None.
 
         Raises:
+            TypeError: ``closure`` is not a function, or returns a complex number; nothing is stepped.
             RuntimeError: the guard has a loss scale, but no loss was multiplied by it since the last step
                 (neither :meth:`scale` nor :meth:`backward` was called), and a gradient is not 0. Nothing is
                 changed.
             NonFiniteError: the configured number of steps in a row was skipped, this one included.
         """
+        if closure is not None:
+            hint = "Call opt.backward(loss), then opt.step()."
+            check_callable("closure", closure, "a function that returns the loss, or None", hint=hint)
         try:
             result = None if closure is None else self._run(closure)
             self._guard.step()
@@ -364,6 +382,8 @@ class GuardedOptimizer(Optimizer):
     def _run(self, closure: Callable[[], Any]) -> Any:
         with torch.enable_grad():
             result = closure()
+        if isinstance(result, complex) or (isinstance(result, Tensor) and result.is_complex()):
+            raise TypeError("closure must return a real loss; got a complex number. Return its real part.")
         if self._guard.loss is None and hasattr(result, "__float__"):
             # A plain number keeps its precision, whatever torch's default dtype and device are.
             plain = not isinstance(result, Tensor)
@@ -398,6 +418,9 @@ class GuardedOptimizer(Optimizer):
             rng_state: the generators' state at the beginning of the step, if you have kept it.
             **kwargs: arguments of ``closure``.
 
+        Raises:
+            TypeError: ``closure``, ``model`` or ``rng_state`` has a wrong type.
+
         Returns:
             A report, as :func:`stablenum_torch.replay` returns it.
 
@@ -412,6 +435,7 @@ class GuardedOptimizer(Optimizer):
             >>> report.findings[0].operation, report.verdict.cause.value
             ('log', 'domain')
         """
+        check_callable("closure", closure, "a function that runs the forward pass and returns the loss")
         beginnings = (rng_state,) if rng_state is not None else self._began or (None,)
         from stablenum_torch._diagnosis.explain import explain_step  # the only import of a higher layer
 
@@ -486,11 +510,20 @@ class GuardedOptimizer(Optimizer):
 
         Raises:
             ValueError: the dict does not fit this optimizer; nothing is changed.
+            TypeError: ``state_dict`` is not a mapping; nothing is changed.
         """
+        if not isinstance(state_dict, Mapping):
+            raise bad_type("state_dict", "a dict, as opt.state_dict() returns", state_dict)
         state = dict(state_dict)
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             replaced = pre_hook(self, state)
             state = state if replaced is None else dict(replaced)
+        if not {"state", "param_groups"} <= state.keys():
+            raise bad_field(
+                "state_dict",
+                "a dict with the keys 'state' and 'param_groups', as opt.state_dict() returns",
+                sorted(map(str, state)),
+            )
         guard = self._guard.parsed(state.pop(_KEY)) if _KEY in state else None
         self.inner.load_state_dict(state)
         if guard is not None:
