@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from stablenum.guard.decide import GuardState
 from stablenum.guard.halting import first_bad_parameter
-from stablenum.guard.readout import Metrics, metrics
+from stablenum.guard.readout import Metrics
 from stablenum.guard.reasons import explain_reason
 
 __all__ = ["SkipLog"]
@@ -26,28 +25,27 @@ class SkipLog:
 
     def __init__(self) -> None:
         self._next = _FIRST
-        self._last_in_a_row = 0
-        self._quiet_until = 0
+        self._in_a_row = self._step = self._quiet_until = 0
 
-    def after_step(self, state: GuardState, names: Callable[[], Sequence[str] | None]) -> None:
-        """Log a warning if one is due. The state's numbers are read on the host.
+    def after_step(self, in_a_row: int, step: int, last: Callable[[], Metrics]) -> None:
+        """Log a warning if one is due.
 
         Args:
-            state: the guard's state after any step, with arrays whose reading does not wait.
-            names: returns the parameters' names, if they are known; called only for a message.
+            in_a_row: the number of steps skipped in a row, after any step.
+            step: the number of steps so far.
+            last: returns the last step's metrics; called only for a message.
         """
-        in_a_row, step = state.skipped_in_a_row.tolist(), state.step.tolist()
-        if in_a_row < self._last_in_a_row:  # steps were applied in between
-            self._next = _FIRST
-        self._last_in_a_row = in_a_row
-        if step + 2 * _QUIET < self._quiet_until:  # another run, with a new state
+        if step < self._step:  # another run, with a new state
             self._quiet_until = 0
+        if in_a_row < self._in_a_row:  # steps were applied in between
+            self._next = _FIRST
+        self._in_a_row, self._step = in_a_row, step
         if in_a_row < self._next or (in_a_row < 10 * _FIRST and step < self._quiet_until):
             return
         while self._next <= in_a_row:
             self._next *= 10
         self._quiet_until = step + _QUIET
-        _logger.warning(_message(metrics(state, names())))
+        _logger.warning(_message(last()))
 
 
 def _message(last: Metrics) -> str:

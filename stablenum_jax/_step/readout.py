@@ -85,8 +85,9 @@ def metrics(opt_state: PyTree, *, raise_if_halted: bool = True) -> stablenum.Met
     state, names = _read(opt_state)
     if raise_if_halted:
         halting.check_halted(state, names)
-    _skips.after_step(state, lambda: names)
-    return readout.metrics(state, names)
+    last = readout.metrics(state, names)
+    _skips.after_step(last["skipped_in_a_row"], int(state.step), lambda: last)
+    return last
 
 
 def _traced_metrics(state: stablenum.GuardState) -> dict[str, jax.Array]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import GuardState
 from stablenum.guard.halting import check_halted
+from stablenum.guard.readout import metrics
 from stablenum.guard.recorder import Recorder
 from stablenum.guard.skip_log import SkipLog
 
@@ -140,21 +141,21 @@ class SkipWatch:
         self._read = BackgroundRead()
         self._steps = 0
 
-    def after_step(self, state: GuardState, names: Callable[[], Sequence[str]]) -> None:
+    def after_step(
+        self, state: GuardState, names: Callable[[], Sequence[str]], *, decided_on_host: bool
+    ) -> None:
         """Log a warning if one is due."""
-        seen: GuardState | None = state
-        if _on_cuda(state.step):
-            seen = self._arrived(state)
-            self._steps += 1
-            if self._steps % _WATCHED == 0:
-                self._read.begin(*(getattr(state, name) for name in _COUNTERS), *state.recorder)
-        elif not state.step.is_cpu:
-            return
+        seen = state if decided_on_host else self._arrived(state) if _on_cuda(state.step) else None
         if seen is not None:
-            self._log.after_step(seen, names)
+            # NumPy reads a number without an operation of torch.
+            counts = int(seen.skipped_in_a_row.numpy()), int(seen.step.numpy())
+            self._log.after_step(*counts, lambda: metrics(seen, names()))
 
     def _arrived(self, state: GuardState) -> GuardState | None:
         copies = self._read.result()
+        self._steps += 1
+        if self._steps % _WATCHED == 0:
+            self._read.begin(*(getattr(state, name) for name in _COUNTERS), *state.recorder)
         if copies is None:
             return None
         counters = dict(zip(_COUNTERS, copies, strict=False))

@@ -121,7 +121,8 @@ class Guard:
         if self.found_inf is not None:
             multiply_gradients(params, self.state.loss_scale.scale)  # rules compare the scaled gradients
         arguments = params, noted, self.process_group, self.parameters.included
-        if self._in_host_memory(params) if self.on_host is None else self.on_host:
+        on_host = self._in_host_memory(params) if self.on_host is None else self.on_host
+        if on_host:
             host = self._host_guard()
             host.write(step_on_host(self.optimizer, host, *arguments))
         else:
@@ -130,7 +131,7 @@ class Guard:
         if self.buffers is not None:
             self.buffers.after_step(self.state.skipped_in_a_row == 0)
         if not torch.compiler.is_compiling():  # in a compiled step it would break the graph
-            self._skips.after_step(self.state, self.parameters.names)
+            self._skips.after_step(self.state, self.parameters.names, decided_on_host=on_host)
         if self.config.skip_limit is not None:
             self._raise_if_halted()
 

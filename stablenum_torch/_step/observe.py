@@ -66,7 +66,7 @@ def observed_on_host(
     return Observation(
         norms=norms,
         loss=None if noted.loss is None else np.float32(float(in_float32(noted.loss))),
-        found_inf=None if noted.found_inf is None else np.bool_(noted.found_inf.item()),
+        found_inf=None if noted.found_inf is None else noted.found_inf.numpy()[()],
         units=units,
         amax=None if amax is None else as_scalar(amax),
         tiny=None if tiny is None else as_scalar(tiny),

@@ -8,6 +8,7 @@ import math
 import pytest
 
 from stablenum import GuardConfig
+from stablenum.guard.readout import metrics
 from stablenum.guard.skip_log import SkipLog
 from tests.backends import BACKENDS
 
@@ -28,7 +29,8 @@ def steps_with_a_message(caplog, pattern: str, *, every: int = 1, log: SkipLog |
         _, state = run(state, numpy.observe([1.0, math.nan if letter == "b" else 2.0], loss=0.5))
         if i % every == every - 1:
             before = len(caplog.records)
-            log.after_step(state, lambda: NAMES)
+            last = metrics(state, NAMES)
+            log.after_step(last["skipped_in_a_row"], int(state.step), lambda last=last: last)
             found += [i] * (len(caplog.records) - before)
     return found
 
