@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["NonFiniteError", "bad_field", "either"]
+__all__ = ["NonFiniteError", "bad_field", "bad_type", "either"]
 
 
 class NonFiniteError(ArithmeticError):
@@ -49,6 +49,17 @@ def bad_field(field: str, allowed: str, got: object, *, hint: str = "") -> Value
     shown = repr(got)
     shown = shown if len(shown) <= 200 else shown[:197] + "..."
     return ValueError(f"{field} must be {allowed}; got {shown}." + (f" {hint}" if hint else ""))
+
+
+def bad_type(field: str, allowed: str, got: object, *, hint: str = "") -> TypeError:
+    """Return a TypeError that names the field, what is allowed and the type that was given.
+
+    Example:
+        >>> raise bad_type("model", "a torch.nn.Module or None", 3)
+        Traceback (most recent call last):
+        TypeError: model must be a torch.nn.Module or None; got int.
+    """
+    return TypeError(f"{field} must be {allowed}; got {type(got).__name__}." + (f" {hint}" if hint else ""))
 
 
 def either(choices: Iterable[str]) -> str:

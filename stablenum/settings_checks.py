@@ -7,10 +7,18 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from stablenum.errors import bad_field, either
+from stablenum.errors import bad_field, bad_type, either
 from stablenum.formats import FLOAT32_MAX
 
-__all__ = ["check_choice", "check_field", "check_int", "check_number"]
+__all__ = [
+    "check_callable",
+    "check_choice",
+    "check_field",
+    "check_flag",
+    "check_int",
+    "check_loss_scale",
+    "check_number",
+]
 
 
 def check_number(
@@ -85,6 +93,36 @@ def check_choice(field: str, value: object, choices: Sequence[str]) -> None:
     """
     if not isinstance(value, str) or value not in choices:
         raise bad_field(field, either(repr(choice) for choice in choices), value)
+
+
+def check_flag(field: str, value: object) -> None:
+    """Check that ``value`` is True or False, and no other object with a truth value.
+
+    Raises:
+        TypeError: it is not; the message names ``field``.
+    """
+    if not isinstance(value, bool):
+        raise bad_type(field, "True or False", value)
+
+
+def check_callable(field: str, value: object, allowed: str, *, hint: str = "") -> None:
+    """Check that ``value`` can be called.
+
+    Raises:
+        TypeError: it cannot; the message names ``field`` and ``allowed``, which says what it should be.
+    """
+    if not callable(value):
+        raise bad_type(field, allowed, value, hint=hint)
+
+
+def check_loss_scale(value: object) -> float:
+    """Return the loss scale of a step that is replayed, as a float.
+
+    Raises:
+        ValueError: ``value`` is not a finite number above 0.
+    """
+    hint = "Give the scale that the loss of the failed step was multiplied by, or leave it out."
+    return check_number("loss_scale", value, above=0.0, hint=hint)
 
 
 def check_field(rule: object, name: str, *, whole: bool = False, **bounds: Any) -> None:

@@ -9,21 +9,32 @@ def train_step(params, opt_state, batch):
     return stablenum_jax.step(tx, params, opt_state, grads, value=loss)
 """
 
-from stablenum.public_names import present
+from typing import TYPE_CHECKING
+
+from stablenum.public_names import imported_later, present
 from stablenum_jax import losses, numerics, policy
-from stablenum_jax._diagnosis.audit import audit, repair
-from stablenum_jax._diagnosis.ranges import range_report
-from stablenum_jax._diagnosis.replay import replay
 from stablenum_jax._precision.compensated import kahan, master_weights, stochastic_rounding
 from stablenum_jax._precision.fp8 import Fp8State, fp8_dot, init_fp8
 from stablenum_jax._precision.model import precision
 from stablenum_jax._precision.value_and_grad import value_and_grad
-from stablenum_jax._step.readout import guard_state_dict, history, load_guard_state_dict, metrics, resume
+from stablenum_jax._step.readout import (
+    guard_state_dict,
+    history,
+    load_guard_state_dict,
+    metrics,
+    resume,
+    unless_skipped,
+)
 from stablenum_jax._step.scaled_loss import scale_loss
 from stablenum_jax._step.training import step
 from stablenum_jax._step.transform import chain, guard
 from stablenum_jax._step.warnings import GuardPlacementWarning, NotATrueSkipWarning
 from stablenum_jax._trees.state import GuardOptState, guard_state, loss_scale
+
+if TYPE_CHECKING:
+    from stablenum_jax._diagnosis.audit import audit, repair
+    from stablenum_jax._diagnosis.ranges import range_report
+    from stablenum_jax._diagnosis.replay import replay
 
 __all__ = [
     "Fp8State",
@@ -54,7 +65,18 @@ __all__ = [
     "scale_loss",
     "step",
     "stochastic_rounding",
+    "unless_skipped",
     "value_and_grad",
 ]
 
 __dir__ = present(globals())
+if not TYPE_CHECKING:
+    __getattr__ = imported_later(
+        globals(),
+        {
+            "audit": "stablenum_jax._diagnosis.audit",
+            "range_report": "stablenum_jax._diagnosis.ranges",
+            "repair": "stablenum_jax._diagnosis.audit",
+            "replay": "stablenum_jax._diagnosis.replay",
+        },
+    )

@@ -17,9 +17,9 @@ import numpy as np
 
 from stablenum import losses as core
 from stablenum.adapter_docs import spelled_signature, spelled_text
-from stablenum.errors import bad_field
+from stablenum.errors import bad_field, bad_type
 from stablenum.losses.classes import ClassSums, class_sums
-from stablenum.losses.common import check_fits
+from stablenum.losses.common import argument_kinds, check_arguments, check_fits
 from stablenum.public_names import present
 
 __all__ = [
@@ -52,17 +52,56 @@ def _spelled(function: Callable[..., Any], example: str, note: str = "") -> Call
         @functools.wraps(function)
         def loss(*arrays: Any, **options: Any) -> Array:
             given = {
-                k: v if isinstance(v, _SETTINGS) or k == "dtype" else jnp.asarray(v)
+                k: v if isinstance(v, _SETTINGS) or k == "dtype" else _as_array(k, v)
                 for k, v in options.items()
             }
-            return implementation(*(v if v is None else jnp.asarray(v) for v in arrays), **given)
+            names = [*kinds, *("an argument" for _ in arrays)]
+            args = [v if v is None else _as_array(k, v) for k, v in zip(names, arrays)]
+            check_arguments(kinds, args, given, is_array=_is_array, noun="an array")
+            _check_dtype(given.get("dtype"))
+            if (axis := given.get("axis", -1)) is None or isinstance(axis, (bool, str, float)):
+                raise bad_field("axis", "a whole number", axis)
+            return implementation(*args, **given)
 
+        kinds = argument_kinds(function)
         loss.__signature__ = spelled_signature(function)  # type: ignore[attr-defined]
         loss.__doc__ = spelled_text(function, example, note=note)
         loss.__module__ = __name__
         return loss
 
     return spell
+
+
+def _as_array(name: str, value: Any) -> Array:
+    """Return an argument as an array.
+
+    Raises:
+        TypeError: it is not one.
+    """
+    try:
+        return jnp.asarray(value)
+    except (TypeError, ValueError):
+        raise bad_type(name, "an array", value) from None
+
+
+def _is_array(value: object) -> bool:
+    return isinstance(value, jax.Array)
+
+
+def _check_dtype(dtype: Any) -> None:
+    """Check that the format of the result is a floating-point one, or None.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if dtype is None:
+        return
+    try:
+        if jnp.issubdtype(jnp.dtype(dtype), jnp.floating):
+            return
+    except TypeError:
+        pass
+    raise TypeError(f"dtype must be a floating-point dtype or None, such as jnp.float32; got {dtype!r}.")
 
 
 def _plain(function: Callable[..., Any], example: str) -> Loss:
@@ -79,41 +118,42 @@ def _plain(function: Callable[..., Any], example: str) -> Loss:
 def _sums(
     x: Array, weight: Array | None, index: Array, keep: Array, smoothing: bool
 ) -> tuple[ClassSums, Array, Array]:
-    """Return the sums, and the two parts of the logsumexp: a shift, and the rest in full precision."""
+    """Return the sums, a shift for the logits, and the total of the exponentials of the shifted logits."""
     # Nothing is differentiated here, so masking rows is enough; elements need not be masked first.
     wide = jnp.promote_types(x.dtype, jnp.float32)
     top = jnp.max(x if not smoothing else jnp.where(keep[..., None], x, 0.0), axis=-1).astype(wide)
     shift = jnp.where(jnp.isfinite(top), top, 0.0)
     away = (x if not smoothing else jnp.where(keep[..., None], x, 0.0)) - shift[..., None]
-    total = jnp.sum(jnp.exp(away), axis=-1)
     some = top != -jnp.inf
-    log_total = jnp.where(top == jnp.inf, jnp.nan, jnp.log(jnp.where(some, total, 1.0)))
+    total = jnp.where(some, jnp.sum(jnp.exp(away), axis=-1), 1.0)
+    total = jnp.where(top == jnp.inf, jnp.nan, total)
     if smoothing:
         sums = class_sums(x, index, keep, weight=weight, smoothing=True, xp=jnp)
-        return sums, shift, log_total
+        return sums, shift, total
+    log_total = jnp.log(total)
     picked = jnp.squeeze(jnp.take_along_axis(x, index[..., None], axis=-1), axis=-1)
     nll = jnp.where(picked == -jnp.inf, jnp.inf, log_total - (picked - shift))
     lse = jnp.where(some, log_total + shift, -jnp.inf)
-    return ClassSums(jnp.where(keep, nll, 0.0), jnp.where(keep, lse, 0.0), None), shift, log_total
+    return ClassSums(jnp.where(keep, nll, 0.0), jnp.where(keep, lse, 0.0), None), shift, total
 
 
 @_sums.defjvp
 def _sums_jvp(smoothing: bool, primals: Any, tangents: Any) -> tuple[Any, Any]:
     x, weight, index, keep = primals
     dx, d_weight, _, _ = tangents
-    sums, shift, log_total = _sums(x, weight, index, keep, smoothing)
+    sums, shift, total = _sums(x, weight, index, keep, smoothing)
     wide = sums.nll.dtype
     some = keep & (sums.lse != -jnp.inf)
     x, dx = x.astype(wide), dx.astype(wide)
-    # Subtracted in two steps, because the logsumexp is rounded to the logits' spacing, which shows far from
-    # 0.
-    below = (x - jnp.where(some, shift, 0.0)[..., None]) - jnp.where(some, log_total, 0.0)[..., None]
-    p = jnp.where(some[..., None], jnp.exp(below), 0.0)
+    away = x - jnp.where(some, shift, 0.0)[..., None]
+    safe = jnp.where(some, total, 1.0)
+    # Not exp(x - logsumexp): the logarithm of many classes is rounded more coarsely than a quotient.
+    p = jnp.where(some[..., None], jnp.exp(away) * (1.0 / safe)[..., None], 0.0)
     d_lse = jnp.sum(p * dx, axis=-1)
     there = some & (sums.nll != jnp.inf)
     one_hot = (index[..., None] == jnp.arange(x.shape[-1])) & there[..., None]
     d_nll = jnp.where(there, d_lse, 0.0) - jnp.sum(jnp.where(one_hot, dx, 0.0), axis=-1)
-    parts, d_parts = (shift, log_total), (jnp.zeros_like(shift), d_lse)
+    parts, d_parts = (shift, total), (jnp.zeros_like(shift), safe * d_lse)
     if not smoothing:
         return (sums, *parts), (ClassSums(d_nll, d_lse, None), *d_parts)
     here = (x != -jnp.inf) & some[..., None]
@@ -121,6 +161,7 @@ def _sums_jvp(smoothing: bool, primals: Any, tangents: Any) -> tuple[Any, Any]:
     share = jnp.where(here, jnp.ones((), wide) if weight is None else weight.astype(wide), 0.0)
     d_smooth = jnp.sum(share, axis=-1) * d_lse - jnp.sum(jnp.where(here, share * dx, 0.0), axis=-1)
     if weight is not None:
+        below = away - jnp.log(safe)[..., None]
         d_smooth = d_smooth - jnp.sum(jnp.where(here, below, 0.0) * d_weight.astype(wide), axis=-1)
     return (sums, *parts), (ClassSums(d_nll, d_lse, d_smooth / classes), *d_parts)
 

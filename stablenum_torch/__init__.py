@@ -1,14 +1,18 @@
 """stablenum for PyTorch: :func:`wrap` guards any ``torch.optim.Optimizer``."""
 
-from stablenum.public_names import present
+from typing import TYPE_CHECKING
+
+from stablenum.public_names import imported_later, present
 from stablenum_torch import losses, numerics
 from stablenum_torch._devices.compiled_decide import NotCompiledWarning
-from stablenum_torch._diagnosis.audit import audit, repair
-from stablenum_torch._diagnosis.ranges import range_report
-from stablenum_torch._diagnosis.replay.replay import replay
 from stablenum_torch._precision import KahanUpdate, MasterWeights, PolicyHandle, StochasticRounding, precision
 from stablenum_torch._step.checks import EpsTooSmallWarning
 from stablenum_torch._step.optimizer import GuardedOptimizer, wrap
+
+if TYPE_CHECKING:
+    from stablenum_torch._diagnosis.audit import audit, repair
+    from stablenum_torch._diagnosis.ranges import range_report
+    from stablenum_torch._diagnosis.replay.replay import replay
 
 __all__ = [
     "EpsTooSmallWarning",
@@ -29,3 +33,13 @@ __all__ = [
 ]
 
 __dir__ = present(globals())
+if not TYPE_CHECKING:
+    __getattr__ = imported_later(
+        globals(),
+        {
+            "audit": "stablenum_torch._diagnosis.audit",
+            "range_report": "stablenum_torch._diagnosis.ranges",
+            "repair": "stablenum_torch._diagnosis.audit",
+            "replay": "stablenum_torch._diagnosis.replay.replay",
+        },
+    )

@@ -62,6 +62,32 @@ def test_importing_loads_no_framework(names, forbidden):
     assert not set(forbidden) & set(loaded.stdout.split())
 
 
+def loaded_beside(framework: str, adapter: str) -> set[str]:
+    """The modules that are loaded by importing ``adapter`` after ``framework``."""
+    result = run(
+        f"import {framework}\nknown = set(sys.modules)\nimport {adapter}\nprint(*set(sys.modules) - known)",
+        (),
+    )
+    assert result.returncode == 0, result.stderr
+    return set(result.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("framework", "adapter"), [("torch", "stablenum_torch"), ("jax, optax", "stablenum_jax")]
+)
+def test_importing_an_adapter_loads_little_beside_its_framework(framework, adapter):
+    loaded = loaded_beside(framework, adapter)
+    ours = {name for name in loaded if name.split(".")[0] in ("stablenum", adapter)}
+    small = {name for name in loaded if name.split(".")[0] in ("array_api_compat", *sys.stdlib_module_names)}
+    assert sorted(loaded - ours - small) == []
+    assert len(loaded) < 150
+    assert not any("diagnosis" in name for name in ours), "diagnosis is imported when it is used"
+
+
+def test_the_compiler_counts_as_much():
+    assert any(name.startswith("sympy") for name in loaded_beside("torch", "torch._dynamo"))
+
+
 @pytest.mark.parametrize(
     ("statement", "blocked"),
     [

@@ -20,6 +20,7 @@ import torch
 from flax import serialization
 
 import stablenum
+import stablenum.diagnosis
 import stablenum_jax
 import stablenum_torch
 
@@ -54,7 +55,7 @@ def torch_goes_on(opt: Any, name: str) -> None:
     parameters = [p for group in opt.param_groups for p in group["params"]]
     for step in range(12, 18):
         for p, g in zip(parameters, grads(step), strict=True):
-            p.grad = torch.tensor(g) * opt.loss_scale
+            p.grad = torch.tensor(g) * opt.scale()
         opt.step()
     after = read(f"torch-{name}-after.json")
     assert_same_record(opt.history(), after["history"])

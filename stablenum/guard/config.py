@@ -62,7 +62,8 @@ class GuardConfig:
             compute in a wider format for a while. The guard makes the decision; ``opt.autocast()`` (torch)
             and ``stablenum_jax.value_and_grad(..., policy=...)`` apply it.
         on_nonfinite: ``"skip"``, or ``"raise"`` to stop with :class:`stablenum.NonFiniteError` at
-            the first non-finite step.
+            the first non-finite step. An overflow that a dynamic loss scale answers by coming down does not
+            stop the training; one at the smallest scale does, as a non-finite loss does at any scale.
         max_skips_in_a_row: stop with ``NonFiniteError`` when this many steps in a row have been skipped
             because they were not finite; None never stops. A skipped step is never applied later, whatever
             the count.

@@ -61,8 +61,8 @@ class Decision(NamedTuple):
     Attributes:
         apply: () bool. If False, parameters and optimizer state stay as they are.
         multiplier: the factor on the raw gradients, for clipping and unscaling together: () float32,
-            or (n,) float32 if ``config.per_tensor``. It is always finite and above 0, and is 1 if
-            ``apply`` is False.
+            or (n,) float32 if ``config.per_tensor``. It is always finite and at least float32's smallest
+            normal number, 1.2e-38 (clipping and 1 / scale together), and is 1 if ``apply`` is False.
         reason: () int32, see :class:`stablenum.Reason`.
         grad_norm: () float32, the L2 norm of the unscaled gradients before clipping.
         clip_coefficient: () float32, the smallest factor that clipping applies; 1 for no clipping.
@@ -261,6 +261,9 @@ def _unscale(norm: Array, scale: Array, *, xp: Namespace) -> Array:
 def _with_unscaling(coefficient: Array, scale: Array, grad_norm: Array, *, xp: Namespace) -> Array:
     """Return ``coefficient / scale``, bounded so that it makes no gradient zero or infinite.
 
+    The lower bound is float32's smallest normal number for the quotient, not for the coefficient: with a
+    scale of 2^16, coefficients below 2^-110 are applied as 2^-110.
+
     A scale below 1 enlarges the gradients; where they could leave float32's range, they are not enlarged.
     """
     multiplier = at_least(coefficient / scale, FLOAT32_TINY, xp=xp)
@@ -364,9 +367,9 @@ def _advance(
         xp: the array namespace.
     """
     applied, zero = decision.apply, xp.zeros_like(state.step)
-    one = xp.where(applied, zero, zero + 1)
-    in_a_row = xp.where(applied, zero, state.skipped_in_a_row + 1)
-    nonfinite = xp.where(applied, zero, state.nonfinite_in_a_row + xp.where(finite, zero, zero + 1))
+    in_a_row = xp.where(applied, zero, _next(state.skipped_in_a_row, xp=xp))
+    nonfinite = xp.where(finite, state.nonfinite_in_a_row, _next(state.nonfinite_in_a_row, xp=xp))
+    nonfinite = xp.where(applied, zero, nonfinite)
     loss = observation.loss
     row = [
         xp.full_like(decision.grad_norm, float("nan")) if loss is None else loss,
@@ -377,7 +380,7 @@ def _advance(
     level = zero if config.escalate is None else state.escalation.level
     scale_rule = config.loss_scale
     return GuardState(
-        step=state.step + 1,
+        step=_next(state.step, xp=xp),
         loss_scale=state.loss_scale
         if scale_rule is None
         else scale_rule.update(
@@ -388,18 +391,35 @@ def _advance(
             **{name: getattr(observation, name) for name in scale_rule.needs},
         ),
         clip=clip_state,
-        skipped_total=state.skipped_total + one,
+        skipped_total=xp.where(applied, state.skipped_total, _next(state.skipped_total, xp=xp)),
         skipped_in_a_row=in_a_row,
         nonfinite_in_a_row=nonfinite,
-        halted=state.halted
-        if config.skip_limit is None
-        else xp.where(nonfinite >= config.skip_limit, zero + 1, state.halted),
+        halted=_halted(config, state, nonfinite, overflow, xp=xp),
         recorder=record(state.recorder, row, [state.step, decision.reason, decision.worst, level], xp=xp),
         spike=spike_state,
         escalation=state.escalation
         if config.escalate is None
         else config.escalate.update(state.escalation, finite=finite, xp=xp),
     )
+
+
+def _next(count: Array, *, xp: Namespace) -> Array:
+    """Return ``count + 1``, held at the largest int32: a negative counter would be an invalid state."""
+    return at_most(count, 2**31 - 2, xp=xp) + 1
+
+
+def _halted(
+    config: GuardConfig, state: GuardState, nonfinite: Array, overflow: Array, *, xp: Namespace
+) -> Array:
+    """Return the next ``state.halted``, given how many steps in a row were not finite, this one included."""
+    if config.skip_limit is None:
+        return state.halted
+    stops = nonfinite >= config.skip_limit
+    floor = None if config.loss_scale is None else config.loss_scale.min_scale
+    if config.on_nonfinite == "raise" and floor is not None:
+        # Every dynamic loss scale overflows now and then; it is an error where the scale cannot be lowered.
+        stops = stops & xp.logical_not(overflow & (state.loss_scale.scale > floor))
+    return xp.where(stops, xp.ones_like(state.halted), state.halted)
 
 
 def _hold_if_halted(

@@ -11,7 +11,7 @@ from stablenum.guard.decide import GuardState
 from stablenum.guard.readout import StepRecord, history, metrics
 from stablenum.guard.reasons import Reason, explain_reason
 
-__all__ = ["check_halted"]
+__all__ = ["check_halted", "first_bad_parameter"]
 
 
 def check_halted(
@@ -31,11 +31,14 @@ def check_halted(
     streak = [row for row in rows[-last["skipped_in_a_row"] :] if row["reason"] not in finite] or [last]
     first = streak[0]
     scales = [f"{row['loss_scale']:g}" for row in streak[-8:]]
-    limit = f" (the limit is {config.skip_limit})" if config and config.skip_limit else ""
+    limit = ""
+    if config is not None and config.skip_limit is not None:
+        raises = config.on_nonfinite == "raise"
+        limit = ' (on_nonfinite="raise")' if raises else f" (the limit is {config.skip_limit})"
     raise NonFiniteError(
         f"Training stopped: {skipped} step(s) in a row could not be applied{limit}, "
         f"from step {last['step'] - skipped + 1} on. "
-        f"{_culprit(first)} "
+        f"{first_bad_parameter(first)} "
         f"At step {first['step']}{'' if len(streak) == skipped else ', the first still recorded,'} "
         f"{explain_reason(first['reason'])} "
         f"Loss scale over these steps: {', '.join(scales)}. "
@@ -45,7 +48,7 @@ def check_halted(
     )
 
 
-def _culprit(row: StepRecord) -> str:
+def first_bad_parameter(row: StepRecord) -> str:
     """Return text with the gradient norm and the loss of a skipped step, and its first bad parameter if a
     gradient was bad."""
     known = not math.isnan(row["loss"]) or row["reason"] is Reason.NONFINITE_LOSS

@@ -55,9 +55,10 @@ EXPLANATIONS: dict[Reason, Explanation] = {
     Reason.NAN_GRADIENT: Explanation(
         "the step was skipped: a gradient holds NaN",
         "0/0, inf - inf, 0 x inf, log or sqrt at the edge of its domain, "
-        "or NaN in the batch or the parameters",
-        "look at the parameter named and at the batch; use the safe form of the function that feeds it; "
-        "lowering the loss scale does not help against NaN",
+        "or NaN in the batch or the parameters; with a loss scale also an overflow in the backward pass, in "
+        "which inf soon becomes NaN",
+        "with dynamic loss scaling, nothing to do if the next steps are good at a lower scale; otherwise "
+        "look at the parameter named and the batch, and use the safe form of the function that feeds it",
     ),
     Reason.INF_GRADIENT: Explanation(
         "the step was skipped: a gradient holds inf",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from stablenum.arrays import leaves, map_leaves
@@ -29,6 +29,10 @@ _OPTIONAL = ("state.spike", "state.escalation", "state.loss_scale.statistics")
 _COUNTS = {
     f"state.{name}" for name in ("step", "skipped_total", "skipped_in_a_row", "nonfinite_in_a_row", "halted")
 }
+_RULES = ("state.clip[", "state.spike.", "state.escalation.", "state.loss_scale.")
+_WINDOWS = ("norms", "first", "loss", "grad_norm")  # an entry that is not yet filled is inf
+_LEAST = {"hysteresis_left": -1}  # -1: the rule has no hysteresis
+_SIGNED = ("state.spike.loss", "state.loss_scale.statistics.mean", "state.loss_scale.statistics.slow_mean")
 
 
 class StatisticsNotLoadedWarning(UserWarning):
@@ -232,6 +236,8 @@ class _Reader:
             raise bad_field(field, "a whole number of 0 or more", plain)
         if field == "state.loss_scale.scale" and not SMALLEST_SCALE <= values <= LARGEST_SCALE:
             raise bad_field(field, "a number from 2**-100 to 2**100", plain)
+        if field.startswith(_RULES):
+            _check_statistics(field, values)
         return self.xp.asarray(values, dtype=like.dtype, device=self.device)
 
 
@@ -259,6 +265,25 @@ def _check_reasons(field: str, rows: list[list[int]]) -> None:
     for i, (step, reason, *_) in enumerate(rows):
         if step >= 0 and reason not in _REASONS:
             raise bad_field(f"{field}[{i}][1]", "a reason code", reason)
+
+
+def _check_statistics(field: str, values: Any) -> None:
+    """Check that no number disables a rule permanently, as a NaN in a moving mean would."""
+    name = field.rpartition(".")[2]
+    least = -FLOAT32_MAX if field in _SIGNED else _LEAST.get(name, 0)
+    for place, value in _numbers(field, values):
+        if value != value or (value == math.inf and name not in _WINDOWS):
+            raise bad_field(place, "a finite number", value)
+        if value < least:
+            raise bad_field(place, f"a number of {least:g} or more", value)
+
+
+def _numbers(field: str, values: Any) -> Iterator[tuple[str, float]]:
+    if not isinstance(values, list):
+        yield field, values
+        return
+    for i, value in enumerate(values):
+        yield from _numbers(f"{field}[{i}]", value)
 
 
 def _decode(field: str, plain: Any, shape: tuple[int, ...], kind: type[float] | type[int]) -> Any:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from stablenum.errors import bad_field
+from stablenum.errors import bad_field, bad_type
 from stablenum.formats import get_format
 from stablenum.numerics.common import check_axis, widened
-from stablenum.settings_checks import check_number
+from stablenum.settings_checks import check_flag, check_int, check_number
 
 __all__ = [
     "REDUCTIONS",
+    "argument_kinds",
     "at_least_0",
+    "check_arguments",
     "check_axis",
     "check_classes",
     "check_fits",
@@ -34,6 +38,47 @@ Array: TypeAlias = Any
 Namespace: TypeAlias = Any
 
 REDUCTIONS = ("mean", "sum", "none")
+
+
+def argument_kinds(function: Callable[..., Any]) -> dict[str, str]:
+    """Return the arguments of a loss that are arrays, flags or a class index, each with its annotation."""
+    found = {name: str(p.annotation) for name, p in inspect.signature(function).parameters.items()}
+    return {n: kind for n, kind in found.items() if kind.startswith(("Array", "bool")) or n == "ignore_index"}
+
+
+def check_arguments(
+    kinds: Mapping[str, str],
+    args: Sequence[Any],
+    options: Mapping[str, Any],
+    *,
+    is_array: Callable[[Any], bool],
+    noun: str,
+) -> None:
+    """Check the types of a loss's arguments. Values, which may be on a device, are not read.
+
+    Args:
+        kinds: what :func:`argument_kinds` returned for the loss, the positional arguments first.
+        args, options: what the loss was called with.
+        is_array: whether a value is an array of the framework.
+        noun: what the framework calls an array: "a tensor" or "an array".
+
+    Raises:
+        TypeError: an argument has a wrong type, or holds complex numbers.
+        ValueError: ``ignore_index`` is not a whole number.
+    """
+    for name, value in (*zip(kinds, args), *options.items()):
+        kind = kinds.get(name, "")
+        if kind == "bool":
+            check_flag(name, value)
+        elif kind == "int":
+            check_int(name, value, at_least=-(2**63), at_most=2**63 - 1)
+        elif kind and not (value is None and "None" in kind):
+            if not is_array(value):
+                raise bad_type(name, f"{noun} or None" if "None" in kind else noun, value)
+            if "complex" in str(value.dtype):
+                raise TypeError(
+                    f"{name} must hold real numbers; got {value.dtype}. Take the real part first."
+                )
 
 
 def check_reduction(reduction: object) -> str:

@@ -1,6 +1,7 @@
-"""The logarithms of the Gamma function and of its quotients, which array namespaces do not have.
+"""The logarithm of the factorial, and of quotients of the Gamma function, which array namespaces do not have.
 
-They are computed by Stirling's series for x >= 10; below 10, ``Gamma(x + 1) = x Gamma(x)`` is applied first.
+For large arguments they are computed by Stirling's series; ``Gamma(x + 1) = x Gamma(x)`` leads there, or to
+the interval on which the factorial is approximated.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any, TypeAlias
 
-__all__ = ["log_gamma", "log_rising"]
+__all__ = ["log_factorial", "log_rising"]
 
 Array: TypeAlias = Any
 Namespace: TypeAlias = Any
@@ -16,24 +17,49 @@ Namespace: TypeAlias = Any
 _SHIFT = 10
 # B(2k) / (2k (2k - 1)); for z >= 10 the omitted terms are below 1e-17.
 _SERIES = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)
+# log(u!) / (u (u - 1)) on [0, 2] is the quotient of the polynomials with these coefficients, constant terms
+# first, which interpolates it at 16 Chebyshev nodes; the quotient is off by 5e-17 of itself at most.
+_NUMERATOR = (
+    0.57721566490153283526,
+    1.6824471101147888022,
+    1.8859705714771289212,
+    1.0243630204202775722,
+    0.27950293730971490586,
+    0.036034479158175049751,
+    0.001834493421204914094,
+    0.000022965823187794326901,
+)
+_DENOMINATOR = (
+    1.0,
+    3.3396503176437673213,
+    4.4170494174606592747,
+    2.9515846254238808561,
+    1.0552943875257395368,
+    0.19741249654552428517,
+    0.017576958799320786603,
+    0.00060081727650701767178,
+    4.4894973198540458805e-6,
+)
 
 
-def log_gamma(x: Array, *, xp: Namespace) -> Array:
-    """Return ``log(Gamma(x))`` for x > 0, in the format of x.
+def log_factorial(y: Array, *, xp: Namespace) -> Array:
+    """Return ``log(y!)``, that is ``log(Gamma(y + 1))``, for y >= 0: accurate next to its zeros too.
 
     Example:
         >>> import array_api_compat.numpy as np
-        >>> log_gamma(np.asarray([1.0, 11.0]), xp=np).round(6).tolist()
-        [0.0, 15.104413]
+        >>> log_factorial(np.asarray([0.0, 1.0, 3.0, 10.0]), xp=np).round(6).tolist()
+        [0.0, 0.0, 1.791759, 15.104413]
     """
-    small = x < _SHIFT
-    product = xp.where(small, x, 1.0)
-    # Gamma(x + 10) = Gamma(x) x (x + 1) ... (x + 9).
-    for k in range(1, _SHIFT):
-        product = product * xp.where(small, x + k, 1.0)
-    z = xp.where(small, x + _SHIFT, x)
-    large = (z - 0.5) * xp.log(z) - z + 0.5 * math.log(2 * math.pi) + _rest(z)
-    return large - xp.log(product)
+    small = y < _SHIFT
+    # Below 10: y! = y (y - 1) ... (u + 1) u! with u < 2. No term is negative where u is at least 1.
+    u, product = xp.where(small, y, 0.0), xp.ones_like(y)
+    for _ in range(_SHIFT - 2):
+        more = u >= 2
+        product, u = xp.where(more, product * u, product), xp.where(more, u - 1, u)
+    near = xp.log(product) + u * (u - 1) * (_polynomial(_NUMERATOR, u) / _polynomial(_DENOMINATOR, u))
+    z = xp.where(small, _SHIFT, y)
+    far = (z + 0.5) * (xp.log(z) - 1) + 0.5 * (1 + math.log(2 * math.pi)) + _rest(z)
+    return xp.where(small, near, far)
 
 
 def log_rising(r: Array, y: Array, *, xp: Namespace) -> Array:
@@ -65,10 +91,15 @@ def log_rising(r: Array, y: Array, *, xp: Namespace) -> Array:
 def _rest(z: Array) -> Array:
     """Return the remainder of Stirling's formula, as a series in 1 / z."""
     inverse = 1.0 / z
-    square, total = inverse * inverse, 0.0
-    for coefficient in reversed(_SERIES):
-        total = total * square + coefficient
-    return total * inverse
+    return _polynomial(_SERIES, inverse * inverse) * inverse
+
+
+def _polynomial(coefficients: tuple[float, ...], x: Array) -> Array:
+    """Return the polynomial of x whose constant term comes first."""
+    total = coefficients[-1]
+    for coefficient in reversed(coefficients[:-1]):
+        total = total * x + coefficient
+    return total
 
 
 def _rest_lost(a: Array, b: Array, y: Array) -> Array:

@@ -15,7 +15,7 @@ from stablenum.losses.common import (
     prepared,
     reduced,
 )
-from stablenum.losses.gamma_function import log_gamma, log_rising
+from stablenum.losses.gamma_function import log_factorial, log_rising
 from stablenum.settings_checks import check_number
 
 __all__ = ["gaussian_nll", "negative_binomial_nll", "poisson_nll"]
@@ -141,7 +141,7 @@ def poisson_nll(
     else:
         items = z - y * xp.log(floored(z, eps, xp=xp))
     if full:
-        items = items + log_gamma(1.0 + xp.where(y < 0, 0.0, y), xp=xp)
+        items = items + log_factorial(xp.where(y < 0, 0.0, y), xp=xp)
     return reduced(items, reduction=reduction, dtype=result, mask=mask, xp=xp)
 
 
@@ -200,7 +200,7 @@ def negative_binomial_nll(
     none, some = _log_odds(z, r, xp=xp)
     items = r * none + y * some - log_rising(r, y, xp=xp)
     if full:
-        items = items + log_gamma(1.0 + y, xp=xp)
+        items = items + log_factorial(y, xp=xp)
     return reduced(items, reduction=reduction, dtype=result, mask=mask, xp=xp)
 
 

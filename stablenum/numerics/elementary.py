@@ -18,6 +18,8 @@ Namespace: TypeAlias = Any
 def divide(x: Array, y: Array, *, fill: float = 0.0, xp: Namespace) -> Array:
     """``x / y``, or ``fill`` with gradient 0 where y is 0 (below the smallest normal number).
 
+    A NaN in either argument gives NaN, also where y is 0.
+
     Args:
         x, y: arrays of any floating-point format, broadcast with each other; one of them may be a number.
         fill: the value of an undefined quotient.
@@ -30,7 +32,8 @@ def divide(x: Array, y: Array, *, fill: float = 0.0, xp: Namespace) -> Array:
     """
     (x, y), dtype = widened(x, y, xp=xp)
     zero = xp.abs(y) < smallest_normal(y)
-    return xp.astype(xp.where(zero, fill, _quotient(x, xp.where(zero, 1.0, y), xp=xp)), dtype)
+    at_zero = xp.where(xp.isnan(x), x, fill)
+    return xp.astype(xp.where(zero, at_zero, _quotient(x, xp.where(zero, 1.0, y), xp=xp)), dtype)
 
 
 def _quotient(x: Array, y: Array, *, xp: Namespace) -> Array:

@@ -109,6 +109,8 @@ def mean_and_std(window: Array, *, ddof: int = 0, xp: Namespace) -> tuple[Array,
     n = xp.astype(count(window, xp=xp), window.dtype)
     filled, zeros = xp.isfinite(window), xp.zeros_like(window)
     mean = xp.sum(xp.where(filled, window, zeros) / at_least(n, 1.0, xp=xp))
+    # Rounding may carry a mean of the largest numbers beyond them.
+    mean = at_least(at_most(mean, FLOAT32_MAX, xp=xp), -FLOAT32_MAX, xp=xp)
     off = xp.where(filled, at_most(xp.abs(window - mean), FLOAT32_MAX, xp=xp), zeros)
     return mean, combine_norms(off, xp=xp) / xp.sqrt(at_least(n - ddof, 1.0, xp=xp))
 

@@ -25,8 +25,9 @@ from stablenum.diagnosis.audit import (
     poisoned,
 )
 from stablenum.precision.rounding import compensated_value
+from stablenum.settings_checks import check_number
 from stablenum_jax._diagnosis.optax_states import Group, Part, find_groups
-from stablenum_jax._trees.leaves import is_measurable
+from stablenum_jax._trees.leaves import check_state, is_measurable
 from stablenum_jax._trees.names import path_name
 
 __all__ = ["audit", "repair", "state_problems"]
@@ -74,8 +75,10 @@ def audit(
             where Adam's contains a second moment.
 
     Raises:
-        TypeError: called under ``jit``.
-        ValueError: ``grads`` or ``updates`` is not a tree like ``params``; no moment fits ``params``.
+        TypeError: ``opt_state`` is not a state, ``grads`` or ``updates`` holds whole numbers; or called under
+            ``jit``.
+        ValueError: ``grads`` or ``updates`` is not a tree like ``params``; no moment fits ``params``; a
+            hyperparameter is not a finite number in its range.
 
     Example:
         >>> import jax.numpy as jnp, optax
@@ -91,16 +94,19 @@ def audit(
         >>> audit(repair((broken, *opt_state[1:]), report), params).ok
         True
     """
+    _check_concrete(opt_state, params, grads, updates)
+    check_state("opt_state", opt_state)
     leaves = {
         path_name(path): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(params)
         if is_measurable(path, leaf) and hasattr(leaf, "dtype")
     }
-    _check_concrete(opt_state, params, grads, updates)
     gradients, given = _as_params(grads, leaves, "grads"), _as_params(updates, leaves, "updates")
-    numbers = {"lr": learning_rate, "beta1": b1, "beta2": b2, "eps": eps}
+    numbers = _checked_numbers(learning_rate, b1, b2, eps)
     groups = _joined(find_groups(opt_state, frozenset(leaves)))
     _check_fit(groups, leaves)
+    if not groups and find_groups(params, frozenset()):
+        raise ValueError("opt_state must come before params; got params that hold moments. Swap the two.")
     rows = []
     for name, leaf in leaves.items():
         for i, group in enumerate(groups.get(name) or [Group(name, "", (), None, {})]):
@@ -142,6 +148,7 @@ def repair(opt_state: PyTree, audit: Audit) -> PyTree:
             f"audit must be what stablenum_jax.audit(opt_state, params) returned; got {type(audit).__name__}."
         )
     _check_concrete(opt_state)
+    check_state("opt_state", opt_state)
     shapes = {row.name.partition(" (")[0]: row.shape for row in audit.rows if row.measured.poisoned}
     leaves, structure = jax.tree.flatten(opt_state)
     # The state with numbers in place of its leaves: the parts found in it show where to write.
@@ -187,7 +194,13 @@ def _as_params(tree: PyTree | None, leaves: Mapping[str, Any], what: str) -> dic
     if tree is None:
         return {}
     found = {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    for name, leaf in found.items():
+        if name in leaves and not _is_inexact(leaf) and getattr(leaf, "dtype", None) != jax.dtypes.float0:
+            got = getattr(leaf, "dtype", type(leaf).__name__)
+            raise TypeError(f"{what} must hold floating-point arrays; {name!r} is {got}.")
     found = {name: leaf for name, leaf in found.items() if _is_inexact(leaf)}
+    if leaves and not found:
+        raise ValueError(f"{what} must be a tree like params, or None; got no floating-point array.")
     for name, leaf in found.items():
         if name not in leaves:
             raise ValueError(f"{what} must be a tree like params; it has {name!r}, which is not in params.")
@@ -197,6 +210,24 @@ def _as_params(tree: PyTree | None, leaves: Mapping[str, Any], what: str) -> dic
                 f"but the parameter has {jnp.shape(leaves[name])}."
             )
     return found
+
+
+def _checked_numbers(
+    learning_rate: float | None, b1: float | None, b2: float | None, eps: float | None
+) -> dict[str, float | None]:
+    """Return the hyperparameters that were given, by their names in an update formula.
+
+    Raises:
+        ValueError: one is not a finite number in its range.
+    """
+    bounds: dict[str, Any] = {
+        "learning_rate": (learning_rate, {"at_least": 0.0}),
+        "b1": (b1, {"at_least": 0.0, "at_most": 1.0}),
+        "b2": (b2, {"at_least": 0.0, "at_most": 1.0}),
+        "eps": (eps, {"at_least": 0.0}),
+    }
+    numbers = [None if v is None else check_number(name, v, **kept) for name, (v, kept) in bounds.items()]
+    return dict(zip(("lr", "beta1", "beta2", "eps"), numbers, strict=True))
 
 
 def _is_inexact(leaf: Any) -> bool:
@@ -219,12 +250,20 @@ def _joined(groups: Sequence[Group]) -> dict[str, list[Group]]:
     return found
 
 
-def _check_fit(groups: Mapping[str, Any], leaves: Mapping[str, Any]) -> None:
+def _check_fit(groups: Mapping[str, Sequence[Group]], leaves: Mapping[str, Any]) -> None:
     """Check that the state belongs to the parameters.
 
     Raises:
-        ValueError: there are moments, and none of them belongs to one of the parameters.
+        ValueError: there are moments, and none of them belongs to one of the parameters; or a first moment
+            has another shape than its parameter.
     """
+    for name, mine in groups.items():
+        for part in (part for group in mine for part in group.parts if part.role is Role.FIRST):
+            if name in leaves and jnp.shape(part.leaf) != jnp.shape(leaves[name]):
+                raise ValueError(
+                    f"params must be the parameters of opt_state, whose moment of {name!r} has shape "
+                    f"{jnp.shape(part.leaf)}; got shape {jnp.shape(leaves[name])}."
+                )
     if groups and not set(groups) & set(leaves):
         raise ValueError(
             f"params must be the parameters of opt_state, which has moments of {next(iter(groups))!r}, "

@@ -14,9 +14,11 @@ import optax
 
 from stablenum.diagnosis.ranges import RangeCollector, RangeReport
 from stablenum.diagnosis.ranges.rows import ACTIVATION, ACTIVATION_GRADIENT, GRADIENT, WEIGHT
+from stablenum.settings_checks import check_callable, check_flag
 from stablenum_jax._diagnosis.module_outputs import Walk
 from stablenum_jax._diagnosis.module_scopes import module_names
 from stablenum_jax._step.training import step
+from stablenum_jax._trees.leaves import check_state, check_transformation
 from stablenum_jax._trees.names import path_name
 from stablenum_jax._trees.state import loss_scale
 
@@ -68,6 +70,7 @@ def range_report(
         separately.
 
     Raises:
+        TypeError: ``fun``, ``optimizer`` or ``opt_state`` has a wrong type.
         ValueError: ``formats`` is empty or contains an unknown format.
 
     Example:
@@ -83,6 +86,12 @@ def range_report(
         >>> [row.kind for row in report.rows if row.module == "first"]
         ['activation', 'weight', 'activation gradient', 'gradient']
     """
+    check_callable("fun", fun, "a function fun(params, *args) that returns the loss")
+    check_flag("has_aux", has_aux)
+    if optimizer is not None:
+        check_transformation("optimizer", optimizer)
+    if opt_state is not None:
+        check_state("opt_state", opt_state)
     seen = RangeCollector(formats, xp=numpy_namespace, cast=_cast)
     leaves, names, rebuild = _trained(params)
     for name, leaf in zip(names, leaves):

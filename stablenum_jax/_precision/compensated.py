@@ -21,6 +21,7 @@ from stablenum.formats import FLOAT32_MAX
 from stablenum.precision.rounding import kahan_add, round_stochastically, round_to_nearest
 from stablenum.settings_checks import check_int
 from stablenum_jax._precision.casts import is_castable
+from stablenum_jax._trees.leaves import check_transformation
 
 __all__ = [
     "KahanState",
@@ -192,6 +193,7 @@ def master_weights(inner: optax.GradientTransformation) -> optax.GradientTransfo
         >>> state.master.dtype, round(float(state.master[0]), 4), round(float(w[0]), 2)
         (dtype('float32'), 0.99, 0.99)
     """
+    check_transformation("inner", inner)
     wide = optax.with_extra_args_support(inner)
 
     def init(params: PyTree) -> MasterWeightsState:

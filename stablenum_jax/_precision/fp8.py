@@ -17,11 +17,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from stablenum import DelayedScaling, DelayedScalingState
-from stablenum.errors import bad_field
+from stablenum.errors import bad_field, bad_type
 from stablenum.formats import FORMATS
+from stablenum.settings_checks import check_flag
 from stablenum_jax._precision.escalate import raised_format
 
 __all__ = ["Fp8State", "fp8_dot", "init_fp8", "quantize"]
@@ -118,6 +120,7 @@ def fp8_dot(
         (..., n), in the dtype of ``x @ w``. Its gradient with respect to ``state`` is the next state.
 
     Raises:
+        TypeError: ``x`` or ``w`` is not a floating-point array, or ``state`` is not a state.
         ValueError: the shapes do not fit, the state belongs to other rules, a rule has another format, or a
             gradient is taken under ``jax.vmap`` over ``x`` or ``w`` but not over ``state``.
 
@@ -128,6 +131,13 @@ def fp8_dot(
         >>> float(y[0, 0]), after.forward.scale, after.backward.scale
         (1.5, Array([256., 512.], dtype=float32), Array([32768.], dtype=float32))
     """
+    for name, factor in (("x", x), ("w", w)):
+        if not isinstance(factor, (jax.Array, np.ndarray)) or not jnp.issubdtype(factor.dtype, jnp.floating):
+            got = getattr(factor, "dtype", type(factor).__name__)
+            raise TypeError(f"{name} must be an array of a floating-point dtype; got {got}.")
+    if not isinstance(state, Fp8State):
+        raise bad_type("state", "what init_fp8() returned, or the gradient with respect to it", state)
+    check_flag("native", native)
     if jnp.ndim(x) < 1 or jnp.ndim(w) != 2 or jnp.shape(x)[-1] != jnp.shape(w)[0]:
         raise ValueError(
             f"x and w must have shapes (..., k) and (k, n); got {jnp.shape(x)} and {jnp.shape(w)}."

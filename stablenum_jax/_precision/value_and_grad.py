@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+from stablenum.settings_checks import check_callable, check_flag
 from stablenum_jax._precision.escalate import check_not_escalating, in_level_format
 from stablenum_jax._precision.policy import Policy, as_policy
 from stablenum_jax._step.scaled_loss import scaled_value_and_grad
@@ -51,6 +52,8 @@ def value_and_grad(
         policy, they are exactly those of ``jax.value_and_grad(fun)``.
 
     Raises:
+        TypeError: ``fun`` is not a function, or (from the returned function) does not return a floating-point
+            scalar.
         ValueError: ``opt_state`` has no guard, or more than one; ``policy`` is not a policy, or does not
             compute in the first of ``formats``; the guard has an ``EscalatePrecision``, which widens a
             policy's formats, and ``policy`` is None.
@@ -63,6 +66,8 @@ def value_and_grad(
         >>> loss, grads
         (Array(2., dtype=float32), Array([1024., 1024.], dtype=float32))
     """
+    check_callable("fun", fun, "a function that returns the loss")
+    check_flag("has_aux", has_aux)
     scale = loss_scale(opt_state)
     if policy is None:
         check_not_escalating(opt_state)

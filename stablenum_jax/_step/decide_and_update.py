@@ -37,7 +37,7 @@ from stablenum_jax._step.driver_mode import Capture, Deferred, Direct, GuardReac
 from stablenum_jax._step.measure import AxisName
 from stablenum_jax._step.observe import Watched, judge, judge_finiteness
 from stablenum_jax._step.warnings import GuardPlacementWarning
-from stablenum_jax._trees.leaves import is_measurable
+from stablenum_jax._trees.leaves import check_gradients, is_measurable
 from stablenum_jax._trees.names import Path
 from stablenum_jax._trees.state import GuardOptState, find_guard, has_guard, replace_guard
 
@@ -140,6 +140,8 @@ def decide_and_update(
 def _plan(call: _Call, params: PyTree, opt_state: PyTree, loss: Array | None, *, reuse_grads: bool) -> _Plan:
     """Measure and decide."""
     own = find_guard(opt_state)
+    if current_mode() is None:
+        check_gradients(call.grads, params)
     seen = _capture(call, params, opt_state)
     outer = current_mode()
     unscaled = isinstance(outer, Deferred) and outer.unscaled

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from stablenum.errors import bad_type
 from stablenum.formats import FLOAT32_MAX
 from stablenum_jax._trees.leaves import real_parts
 
@@ -108,14 +109,34 @@ def saturating_float32(x: Any) -> Array:
     return x.astype(jnp.float32)
 
 
+def check_real_loss(name: str, value: Any) -> None:
+    """Check that a loss is real: an array of real numbers, or a number. Only its dtype is looked at.
+
+    Raises:
+        TypeError: it is not.
+    """
+    try:
+        if value is None:
+            raise TypeError
+        dtype = jnp.result_type(value)
+    except (TypeError, ValueError):
+        raise bad_type(name, "the loss, a real number", value) from None
+    if jnp.issubdtype(dtype, jax.dtypes.extended) or jnp.issubdtype(dtype, jnp.complexfloating):
+        raise TypeError(
+            f"{name} must be the loss, a real number; got dtype {dtype}. Take its real part first."
+        )
+
+
 def scalar_loss(value: Any) -> Array | None:
     """Return the loss as () float32, or None.
 
     Raises:
+        TypeError: ``value`` is not a real number.
         ValueError: ``value`` is not a scalar.
     """
     if value is None:
         return None
+    check_real_loss("value", value)
     if jnp.shape(value) != ():
         raise ValueError(
             f"value must be the scalar loss of the step; got shape {jnp.shape(value)}. Take its mean or sum."
@@ -137,6 +158,9 @@ def _rescued_norms(leaves: list[Array], squares: list[Array]) -> Array:
     if an element is, and inf if and only if one is. A maximum would not be enough: over a sharded leaf it is
     an all-reduce, which may drop a NaN.
     """
+    # XLA must not know that a leaf is a constant (a frozen parameter's gradient of zeros): it would turn
+    # (0 f)(0 f) into 0 f^2, which is NaN where f^2 overflows.
+    leaves = lax.optimization_barrier(leaves)
     factors = [_FACTORS[square.dtype == jnp.float64] for square in squares]
     again = jnp.stack(
         [

@@ -85,7 +85,8 @@ def leaf_and_unit_norms(
     def again() -> tuple[Array, list[Array]]:
         # The cast is inside the branch, because a leaf cast to float32 outside would be another array in
         # memory.
-        norms = [_scaled(real_parts(x), *one) for x, *one in zip(arrays, over, squares, strict=True)]
+        opaque = lax.optimization_barrier(arrays)  # see _rescued_norms
+        norms = [_scaled(real_parts(x), *one) for x, *one in zip(opaque, over, squares, strict=True)]
         return jnp.stack([combine_norms(x, xp=jnp) for x in norms[: len(index)]]), norms
 
     def as_they_are() -> tuple[Array, list[Array]]:

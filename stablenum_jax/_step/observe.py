@@ -61,7 +61,7 @@ def judge(
     """
     scale = state.loss_scale.scale if unscaled else None
     seen = _observe(config, watched, loss=loss, axis_name=axis_name, scale=scale)
-    decision, after = stablenum.decide(config, state, seen, xp=jnp)
+    decision, after = _decide(config, state, seen)
     if scale is not None:
         decision = decision._replace(
             multiplier=decision.multiplier * scale,
@@ -86,8 +86,17 @@ def judge_finiteness(
     bare = dataclasses.replace(config, clip=None, spike=None)
     plain = state._replace(clip=(), spike=())
     seen = _observe(bare, watched, loss=loss, axis_name=axis_name, scale=None, measure_extremes=False)
-    decision, after = stablenum.decide(bare, plain, seen, xp=jnp)
+    decision, after = _decide(bare, plain, seen)
     return decision, after._replace(clip=state.clip, spike=state.spike)
+
+
+def _decide(
+    config: stablenum.GuardConfig, state: stablenum.GuardState, seen: stablenum.Observation
+) -> tuple[stablenum.Decision, stablenum.GuardState]:
+    # XLA must not know that a number is a constant, as the norm of a constant gradient is: it reorders
+    # products of constants, and then a product that the core keeps in range overflows.
+    state, seen = lax.optimization_barrier((state, seen))
+    return stablenum.decide(config, state, seen, xp=jnp)
 
 
 def _observe(

@@ -7,10 +7,12 @@ from typing import Any, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import stablenum
 from stablenum.guard import halting, readout, statedict
 from stablenum.guard.reasons import APPLIED, Reason
+from stablenum.guard.skip_log import SkipLog
 from stablenum_jax._trees.names import known_names
 from stablenum_jax._trees.state import GuardOptState, find_guard, replace_guard
 
@@ -21,7 +23,10 @@ __all__ = [
     "metrics",
     "raise_if_halted",
     "resume",
+    "unless_skipped",
 ]
+
+_skips = SkipLog()
 
 PyTree: TypeAlias = Any
 
@@ -51,7 +56,8 @@ def metrics(opt_state: PyTree, *, raise_if_halted: bool = True) -> stablenum.Met
     (index and name of the parameter with the first non-finite norm, else the largest), step, loss
     (NaN if it was not given). Before the first step ``applied`` is False, ``reason`` NO_STEP_YET.
 
-    On the host these are plain Python values, and reading them waits for the device. In a trace
+    On the host these are plain Python values, and reading them waits for the device. A run of skipped steps
+    is logged then (logger ``"stablenum"``): a jitted step itself can neither log nor raise. In a trace
     (jit, scan) they are arrays, ``worst`` and ``reason`` as () int32, so that they can be logged
     from inside.
 
@@ -79,7 +85,9 @@ def metrics(opt_state: PyTree, *, raise_if_halted: bool = True) -> stablenum.Met
     state, names = _read(opt_state)
     if raise_if_halted:
         halting.check_halted(state, names)
-    return readout.metrics(state, names)
+    last = readout.metrics(state, names)
+    _skips.after_step(last["skipped_in_a_row"], int(state.step), lambda: last)
+    return last
 
 
 def _traced_metrics(state: stablenum.GuardState) -> dict[str, jax.Array]:
@@ -130,6 +138,42 @@ def raise_if_halted(opt_state: PyTree, config: stablenum.GuardConfig) -> None:
     except stablenum.NonFiniteError as error:
         error.opt_state = opt_state  # type: ignore[attr-defined]
         raise
+
+
+def unless_skipped(opt_state: PyTree, new: PyTree, old: PyTree) -> PyTree:
+    """Return ``new``, or ``old`` if the last step was skipped.
+
+    For what a forward pass changes besides the parameters: batch norm's running statistics become NaN in the
+    forward pass of a bad batch, and would stay so. This works under jit too, and never waits for the device.
+
+    Args:
+        opt_state: the state that :func:`stablenum_jax.step` returned.
+        new: what the forward pass of the step returned, a pytree.
+        old: the same from before the step.
+
+    Returns:
+        A pytree of the structure of ``new``; leaves that are not arrays are those of ``new``.
+
+    Raises:
+        ValueError: ``opt_state`` has no guard or more than one, or the structures of ``new`` and ``old``
+            differ.
+
+    Example:
+        >>> import optax, stablenum_jax
+        >>> tx = optax.chain(stablenum_jax.guard(), optax.sgd(0.1))
+        >>> params = {"w": jnp.zeros(2)}
+        >>> bad = {"w": jnp.asarray([1.0, jnp.nan])}
+        >>> params, opt_state = stablenum_jax.step(tx, params, tx.init(params), bad)
+        >>> unless_skipped(opt_state, {"mean": jnp.nan}, {"mean": jnp.asarray(0.5)})
+        {'mean': Array(0.5, dtype=float32, weak_type=True)}
+    """
+    applied = find_guard(opt_state).guard.skipped_in_a_row == 0
+
+    def choose(after: Any, before: Any) -> Any:
+        is_array = isinstance(after, (jax.Array, np.ndarray, np.generic, int, float, complex))
+        return jnp.where(applied, after, before) if is_array else after
+
+    return jax.tree.map(choose, new, old)
 
 
 def resume(opt_state: PyTree) -> PyTree:

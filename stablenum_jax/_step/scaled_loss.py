@@ -8,7 +8,9 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from stablenum.errors import bad_type
 from stablenum_jax._step.apply import multiply_leaves
+from stablenum_jax._step.measure import check_real_loss
 from stablenum_jax._trees.state import loss_scale
 
 __all__ = ["scale_loss", "scaled_in_range", "scaled_value_and_grad"]
@@ -33,16 +35,35 @@ def scaled_value_and_grad(
 
     def scaled(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         out = fun(*args, **kwargs)
-        loss = jnp.asarray(out[0] if has_aux else out)
+        loss = _loss_of(out, has_aux)
         dtypes.append(loss.dtype)
-        if not jnp.issubdtype(loss.dtype, jnp.floating):
-            return loss, out  # JAX raises a clear error
         return scaled_in_range(loss, scale), out
 
     (_, out), grads = jax.value_and_grad(scaled, argnums, has_aux=True)(*args, **kwargs)
     if dtypes[-1] == jnp.float16:
         grads = multiply_leaves(grads, scale / _scale_on_loss(scale, dtypes[-1]))
     return out, grads
+
+
+def _loss_of(out: Any, has_aux: bool) -> jax.Array:
+    """Return the loss in the result of a function that is differentiated.
+
+    Raises:
+        TypeError: there is no floating-point scalar where the loss should be.
+    """
+    allowed = "(loss, aux)" if has_aux else "the loss"
+    if has_aux and not (isinstance(out, (tuple, list)) and len(out) >= 2):
+        raise bad_type("the result of fun with has_aux=True", allowed, out)
+    loss = out[0] if has_aux else out
+    if not hasattr(loss, "dtype") and not isinstance(loss, (bool, int, float, complex)):
+        hint = "Give has_aux=True if fun returns (loss, aux)." if isinstance(loss, (tuple, list)) else ""
+        raise bad_type("the loss that fun returns", "a floating-point scalar", loss, hint=hint)
+    dtype, shape = jnp.result_type(loss), jnp.shape(loss)
+    if shape != () or not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(
+            f"the loss that fun returns must be a floating-point scalar; got {dtype} of shape {shape}."
+        )
+    return jnp.asarray(loss)
 
 
 def _scale_on_loss(scale: jax.Array, dtype: Any) -> jax.Array:
@@ -61,10 +82,11 @@ def scale_loss(loss: Any, opt_state: PyTree) -> jax.Array:
     Compute the loss in float32: the derivative of a float16 loss cannot hold a scale of 65536.
 
     Args:
-        loss: a scalar.
+        loss: a scalar of a floating-point format.
         opt_state: a pytree with one guard's state in it.
 
     Raises:
+        TypeError: ``loss`` is not a floating-point number.
         ValueError: ``opt_state`` has no guard, or more than one.
 
     Example:
@@ -73,6 +95,9 @@ def scale_loss(loss: Any, opt_state: PyTree) -> jax.Array:
         >>> scale_loss(jnp.asarray(3.0, jnp.float16), tx.init(jnp.ones(2)))
         Array(196608., dtype=float32)
     """
+    check_real_loss("loss", loss)
+    if not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
+        raise TypeError(f"loss must be of a floating-point format; got {jnp.result_type(loss)}.")
     return _scaled(jnp.asarray(loss), loss_scale(opt_state))
 
 

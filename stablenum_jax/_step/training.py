@@ -10,8 +10,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from stablenum.errors import bad_type
 from stablenum_jax._step.eager import guarded_update
-from stablenum_jax._trees.leaves import FP8_STATISTICS
+from stablenum_jax._trees.leaves import FP8_STATISTICS, check_transformation
+from stablenum_jax._trees.state import has_guard
 
 __all__ = ["step"]
 
@@ -52,8 +54,11 @@ def step(
             ``max_skips_in_a_row``). The caller's parameters and state are still good; the exception's
             ``opt_state`` is the state that has recorded the skipped step. Under jit nothing can be raised:
             all later steps are skipped, and ``metrics(opt_state)`` raises.
-        ValueError: ``opt_state`` holds no guard or more than one; ``value`` is not a scalar; ``tx``
-            changes the structure of its state; ``ClipUpdateRMS`` finds no learning rate in it.
+        TypeError: ``tx`` is not an optax transformation; ``value`` or a gradient is not of a format that it
+            can have.
+        ValueError: ``opt_state`` holds no guard or more than one; ``value`` is not a scalar; ``grads`` or
+            ``opt_state`` does not fit ``params``; ``tx`` changes the structure of its state;
+            ``ClipUpdateRMS`` finds no learning rate in it.
 
     Example:
         >>> import stablenum_jax
@@ -66,11 +71,47 @@ def step(
         >>> stablenum_jax.metrics(opt_state)["reason"].name
         'INF_GRADIENT'
     """
+    check_transformation("tx", tx)
+    if params is None:
+        raise bad_type("params", "the parameters", params)
     if value is not None:
         extra = {"value": value, **extra}
+    add = _add
     if isinstance(grads, Mapping) and FP8_STATISTICS in grads and "params" in grads:
-        return guarded_update(_with_statistics(tx), params, opt_state, grads, extra, add=_add_and_overwrite)
-    return guarded_update(tx, params, opt_state, grads, extra, add=_add)
+        tx, add = _with_statistics(tx), _add_and_overwrite
+    try:
+        return guarded_update(tx, params, opt_state, grads, extra, add=add)
+    except (TypeError, ValueError, AttributeError) as error:
+        found = _mismatch(tx, params, opt_state, grads)
+        if found is None:
+            raise
+        raise ValueError(f"{found} Nothing was changed.") from error
+
+
+def _mismatch(
+    tx: optax.GradientTransformation, params: PyTree, opt_state: PyTree, grads: PyTree
+) -> str | None:
+    """Return what does not fit in the arguments of a step that failed, in words; None if nothing is found."""
+    if has_guard(opt_state) != 1:
+        return None  # which has been said
+    of_params, of_grads = (jax.tree.structure(t, is_leaf=lambda x: x is None) for t in (params, grads))
+    if of_params != of_grads:
+        return f"grads must be a tree like params, {of_params}; got {of_grads}."
+    try:
+        made = jax.eval_shape(tx.init, params)
+    except Exception:  # noqa: BLE001 - whatever the optimizer raises, the first error is shown
+        return None
+    places = jax.tree_util.tree_leaves_with_path(made)
+    given = dict(jax.tree_util.tree_leaves_with_path(opt_state))
+    for path, leaf in places:
+        where = f"opt_state{jax.tree_util.keystr(path)}"
+        if path not in given or jnp.shape(given[path]) != leaf.shape:
+            got = f"one of shape {jnp.shape(given[path])}" if path in given else "none"
+            return (
+                f"opt_state must be the state of tx for these params, with an array of shape {leaf.shape} at "
+                f"{where}; got {got}. Make it with tx.init(params)."
+            )
+    return None
 
 
 def _add(params: PyTree, updates: PyTree) -> PyTree:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Hashable
 from typing import Any, TypeAlias, Unpack
 
 import jax
@@ -17,7 +18,7 @@ from stablenum_jax._step.eager import guarded_update
 from stablenum_jax._step.measure import AxisName, scalar_loss
 from stablenum_jax._step.observe import Watched, judge
 from stablenum_jax._step.warnings import NotATrueSkipWarning
-from stablenum_jax._trees.leaves import guarded_leaves, guarded_weights
+from stablenum_jax._trees.leaves import check_transformation, guarded_leaves, guarded_weights
 from stablenum_jax._trees.names import path_name, register_names
 from stablenum_jax._trees.state import GuardOptState, has_guard
 
@@ -89,7 +90,7 @@ def guard(
         True
     """
     if inner is not None:
-        _check_transformation("inner", inner)
+        check_transformation("inner", inner)
         return chain(guard(None, config, axis_name=axis_name, **overrides), inner)
     for name, value in overrides.items():
         if isinstance(value, jax.Array):
@@ -99,6 +100,7 @@ def guard(
                 "inject_hyperparams(lambda lr: optax.chain(guard(clip=1.0), optax.adamw(lr)))(lr=1e-3), or "
                 "list the argument in static_args."
             )
+    _check_axis_name(axis_name)
     made = make_config(config, overrides)
     if made.unit_rule is not None and axis_name is not None:
         raise ValueError(
@@ -107,6 +109,24 @@ def guard(
             "leave axis_name out: norms are global there."
         )
     return _Guard(made, axis_name).as_transformation()
+
+
+def _check_axis_name(axis_name: object) -> None:
+    """Check that ``axis_name`` can name an axis, or several. (JAX allows any hashable name but a number.)
+
+    Raises:
+        TypeError: it cannot.
+    """
+    names = axis_name if isinstance(axis_name, tuple) and axis_name else (axis_name,)
+    if axis_name is not None and not all(_is_name(name) for name in names):
+        raise TypeError(
+            f"axis_name must be the name of an axis of shard_map or pmap, a tuple of names, or None; "
+            f"got {axis_name!r}."
+        )
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, Hashable) and not isinstance(name, (int, float, complex, tuple)) and name != ""
 
 
 class _Guard:
@@ -208,7 +228,7 @@ def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransforma
     if not transforms:
         raise ValueError("chain needs at least one transformation, the guard; got none.")
     for i, transform in enumerate(transforms):
-        _check_transformation(f"transforms[{i}]", transform)
+        check_transformation(f"transforms[{i}]", transform)
     inner = optax.chain(*transforms)
 
     def init(params: PyTree) -> PyTree:
@@ -228,11 +248,3 @@ def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransforma
         return guarded_update(inner, params, state, updates, extra, add=None)
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _check_transformation(name: str, value: object) -> None:
-    if not (callable(getattr(value, "init", None)) and callable(getattr(value, "update", None))):
-        raise TypeError(
-            f"{name} must be an optax.GradientTransformation, such as optax.adamw(1e-3); "
-            f"got {type(value).__name__}. Pass a GuardConfig as config=."
-        )

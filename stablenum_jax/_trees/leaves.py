@@ -8,10 +8,15 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from stablenum.errors import bad_type
+from stablenum.guard.config import GuardConfig
 from stablenum_jax._trees.names import Path
 
 __all__ = [
     "FP8_STATISTICS",
+    "check_gradients",
+    "check_state",
+    "check_transformation",
     "guarded_leaves",
     "guarded_weights",
     "is_floating",
@@ -59,6 +64,63 @@ def guarded_leaves(updates: Any, params: Any) -> dict[Path, Any]:
     if not set(given) <= set(paths):
         return given  # trees of different kinds: use the gradients' own paths
     return {path: given.get(path) for path in paths}
+
+
+def check_gradients(grads: Any, params: Any) -> None:
+    """Check that each gradient can be one of the parameter at the same path. Values are not read.
+
+    Raises:
+        TypeError: a gradient of a floating-point parameter holds whole numbers or bools, or that of a real
+            one holds complex numbers.
+        ValueError: a gradient has another shape than its parameter.
+    """
+    by_path = dict(jax.tree_util.tree_leaves_with_path(params))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(grads):
+        param: Any = by_path.get(path)
+        if not (hasattr(leaf, "dtype") and is_floating(param) and hasattr(param, "shape")):
+            continue
+        if (
+            any(getattr(key, "key", None) == FP8_STATISTICS for key in path)
+            or leaf.dtype == jax.dtypes.float0
+        ):
+            continue
+        where = f"grads{jax.tree_util.keystr(path)}"
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact if jnp.iscomplexobj(param) else jnp.floating):
+            raise TypeError(
+                f"{where} must hold floating-point numbers, as its {param.dtype} parameter does; got "
+                f"{leaf.dtype}. Pass the gradients that jax.grad returned."
+            )
+        if jnp.shape(leaf) != jnp.shape(param):
+            raise ValueError(
+                f"{where} must have its parameter's shape {jnp.shape(param)}; got {jnp.shape(leaf)}."
+            )
+
+
+def check_state(name: str, state: Any) -> None:
+    """Check that an argument can be the state of an optimizer: a tree of arrays, or an array.
+
+    Raises:
+        TypeError: it is another object, or holds functions (as ``tx`` itself does).
+    """
+    leaves = jax.tree.leaves(state)
+    alone = len(leaves) == 1 and leaves[0] is state
+    if not any(hasattr(x, "dtype") for x in leaves) and (alone or any(map(callable, leaves))):
+        hint = "Pass what tx.init or tx.update returned."
+        raise bad_type(name, "the state of an optax transformation", state, hint=hint)
+
+
+def check_transformation(name: str, value: object) -> None:
+    """Check that an argument is an optax transformation.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if not (callable(getattr(value, "init", None)) and callable(getattr(value, "update", None))):
+        raise TypeError(
+            f"{name} must be an optax.GradientTransformation, such as optax.adamw(1e-3); "
+            f"got {type(value).__name__}."
+            + (" Pass a GuardConfig as config=." if isinstance(value, GuardConfig) else "")
+        )
 
 
 def guarded_weights(leaves: Mapping[Path, Any], params: Any) -> tuple[Any, ...]:

@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["RngState", "rng_state", "set_rng_state"]
+from stablenum.errors import bad_type
+
+__all__ = ["RngState", "check_rng_state", "rng_state", "set_rng_state"]
 
 
 class RngState(NamedTuple):
@@ -42,6 +44,20 @@ def rng_state(*, torch_only: bool = False) -> RngState:
         return RngState(cpu, cuda)
     numpy = sys.modules.get("numpy")
     return RngState(cpu, cuda, numpy.random.get_state() if numpy else None, random.getstate())
+
+
+def check_rng_state(state: object) -> None:
+    """Check the argument ``rng_state`` of a replay.
+
+    Raises:
+        TypeError: it is neither an :class:`RngState` nor a tensor of bytes.
+    """
+    if isinstance(state, Tensor) and state.dtype != torch.uint8:
+        raise TypeError(
+            f"rng_state must be a tensor of uint8, as torch.get_rng_state() returns; got {state.dtype}."
+        )
+    if not isinstance(state, (RngState, Tensor)):
+        raise bad_type("rng_state", "the tensor that torch.get_rng_state() returns, or None", state)
 
 
 def set_rng_state(state: RngState | Tensor) -> None:

@@ -14,7 +14,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import array_api_compat.numpy as np_namespace
 import numpy as np
 
 __all__ = ["as_scalar", "scalars"]
@@ -34,7 +33,12 @@ class _Scalars:
     float32, int32 = np.float32, np.int32
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(np_namespace, name)
+        # Imported by the first step, because it imports all of NumPy, with parts that take a while.
+        import array_api_compat.numpy as np_namespace
+
+        found = getattr(np_namespace, name)
+        setattr(self, name, found)
+        return found
 
     # --- choosing ------------------------------------------------------------------------------
 

@@ -10,14 +10,21 @@ from torch import Tensor
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import GuardState
 from stablenum.guard.halting import check_halted
+from stablenum.guard.readout import metrics
+from stablenum.guard.recorder import Recorder
+from stablenum.guard.skip_log import SkipLog
 
-__all__ = ["BackgroundRead", "HaltWatch", "LevelWatch", "capturing", "wait_for_bool"]
+__all__ = ["BackgroundRead", "HaltWatch", "LevelWatch", "SkipWatch", "capturing", "wait_for_bool"]
 
 
 def capturing() -> bool:
     """Return whether a CUDA graph is being captured. During a capture nothing may wait, and a replay of the
     graph runs no Python code."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+def _on_cuda(tensor: Tensor) -> bool:
+    return tensor.device.type == "cuda"
 
 
 def wait_for_bool(flag: Tensor) -> bool:
@@ -36,35 +43,36 @@ def wait_for_bool(flag: Tensor) -> bool:
 
 
 class BackgroundRead:
-    """Reads a small tensor without waiting, by a copy in the background.
+    """Reads small tensors of one device without waiting, by copies in the background.
 
-    The copy runs on the tensor's own device, on that device's current stream. That stream has written the
-    tensor itself, or waits for the stream that has.
+    The copies run on the tensors' own device, on that device's current stream. That stream has written the
+    tensors itself, or waits for the stream that has.
     """
 
     def __init__(self) -> None:
-        self._copy: Tensor | None = None
+        self._copies: list[Tensor] = []
         self._done: torch.cuda.Event | None = None
 
-    def begin(self, tensor: Tensor) -> None:
+    def begin(self, *tensors: Tensor) -> None:
         """Begin to copy, unless a copy is under way or a graph is being captured."""
         if self._done is not None or capturing():
             return
-        stream = torch.cuda.current_stream(tensor.device)
-        self._copy = torch.empty_like(tensor, device="cpu", pin_memory=True)
-        self._copy.copy_(tensor, non_blocking=True)
-        # The guard may drop the tensor before the copy runs (if the model is moved or a parameter is added).
-        tensor.record_stream(stream)
+        stream = torch.cuda.current_stream(tensors[0].device)
+        self._copies = [torch.empty_like(tensor, device="cpu", pin_memory=True) for tensor in tensors]
+        for copy, tensor in zip(self._copies, tensors, strict=True):
+            copy.copy_(tensor, non_blocking=True)
+            # The guard may drop the tensor before the copy runs (if the model is moved or a parameter is
+            # added).
+            tensor.record_stream(stream)
         self._done = torch.cuda.Event()
         self._done.record(stream)
 
-    def result(self) -> int | None:
-        """Return the value, once, if the copy is complete; otherwise None."""
-        if self._done is None or self._copy is None or capturing() or not self._done.query():
+    def result(self) -> list[Tensor] | None:
+        """Return the copies, once, if they are complete; otherwise None."""
+        if self._done is None or capturing() or not self._done.query():
             return None
-        value = int(self._copy)
-        self._copy = self._done = None
-        return value
+        copies, self._copies, self._done = self._copies, [], None
+        return copies
 
 
 class LevelWatch:
@@ -80,11 +88,11 @@ class LevelWatch:
 
     def read(self, level: Tensor) -> int:
         """Return the level; on CUDA the last one that has reached the host."""
-        if level.device.type != "cuda":
+        if not _on_cuda(level):
             return int(level)
         arrived = self._read.result()
         if arrived is not None:
-            self._level = arrived
+            self._level = int(arrived[0])
         self._read.begin(level)
         return self._level
 
@@ -107,9 +115,9 @@ class HaltWatch:
         Raises:
             NonFiniteError: the guard has halted.
         """
-        if state.halted.device.type == "cuda":
+        if _on_cuda(state.halted):
             arrived = self._read.result()
-            if not arrived:
+            if arrived is None or not arrived[0]:
                 self._read.begin(state.halted)
                 return
         elif not state.halted.item():
@@ -119,3 +127,40 @@ class HaltWatch:
         finally:
             state.halted.zero_()
             self._read = BackgroundRead()
+
+
+class SkipWatch:
+    """Logs that steps are skipped in a row, without waiting in any step.
+
+    On CUDA the state is copied in the background every 16 steps, so the message comes some steps late. Steps
+    on other accelerators are not watched, because there is no copy in the background.
+    """
+
+    def __init__(self) -> None:
+        self._log = SkipLog()
+        self._read = BackgroundRead()
+        self._steps = 0
+
+    def after_step(
+        self, state: GuardState, names: Callable[[], Sequence[str]], *, decided_on_host: bool
+    ) -> None:
+        """Log a warning if one is due."""
+        seen = state if decided_on_host else self._arrived(state) if _on_cuda(state.step) else None
+        if seen is not None:
+            # NumPy reads a number without an operation of torch.
+            counts = int(seen.skipped_in_a_row.numpy()), int(seen.step.numpy())
+            self._log.after_step(*counts, lambda: metrics(seen, names()))
+
+    def _arrived(self, state: GuardState) -> GuardState | None:
+        copies = self._read.result()
+        self._steps += 1
+        if self._steps % _WATCHED == 0:
+            self._read.begin(*(getattr(state, name) for name in _COUNTERS), *state.recorder)
+        if copies is None:
+            return None
+        counters = dict(zip(_COUNTERS, copies, strict=False))
+        return state._replace(**counters, recorder=Recorder(*copies[len(_COUNTERS) :]))
+
+
+_WATCHED = 16  # every so many steps
+_COUNTERS = ("step", "skipped_total", "skipped_in_a_row")

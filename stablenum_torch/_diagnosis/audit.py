@@ -212,6 +212,8 @@ def _gradients(
     for name, p, grad in zip(names, params, found, strict=True):
         if grad is not None and not isinstance(grad, Tensor):
             raise TypeError(f"grads[{name!r}] must be a tensor or None; got {type(grad).__name__}.")
+        if grad is not None and not (grad.is_floating_point() or grad.is_complex()):
+            raise TypeError(f"grads[{name!r}] must be a floating-point tensor; got {grad.dtype}.")
         if grad is not None and grad.shape != p.shape:
             raise ValueError(
                 f"grads[{name!r}] must have the parameter's shape {tuple(p.shape)}; got {tuple(grad.shape)}."

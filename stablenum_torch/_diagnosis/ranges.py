@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from stablenum.diagnosis.ranges import RangeCollector, RangeReport
 from stablenum.diagnosis.ranges.rows import ACTIVATION, ACTIVATION_GRADIENT, GRADIENT, WEIGHT
-from stablenum.errors import bad_field
+from stablenum.errors import bad_field, bad_type
+from stablenum.settings_checks import check_callable
 from stablenum_torch._step.measure import dense_values
 from stablenum_torch._step.optimizer import GuardedOptimizer
 
@@ -61,6 +62,7 @@ def range_report(
         separately.
 
     Raises:
+        TypeError: ``model``, ``loss_fn`` or ``optimizer`` has a wrong type.
         ValueError: a format is unknown, the loss is not a scalar, or a parameter is not initialised yet.
 
     Example:
@@ -75,6 +77,12 @@ def range_report(
     while isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
         model = model.module
     model = getattr(model, "_orig_mod", model)
+    if not isinstance(model, nn.Module):
+        raise bad_type("model", "a torch.nn.Module", model)
+    if loss_fn is not None:
+        check_callable("loss_fn", loss_fn, "a function loss_fn(model, batch) or None")
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise bad_type("optimizer", "a torch.optim.Optimizer, guarded or not, or None", optimizer)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if nn.parameter.is_lazy(tensor):
             raise ValueError(

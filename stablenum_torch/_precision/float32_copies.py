@@ -14,6 +14,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from stablenum.errors import bad_type
+from stablenum_torch._devices.uncompiled import uncompiled
+
 __all__ = ["Float32CopyOptimizer", "is_narrow"]
 
 NARROW = (torch.bfloat16, torch.float16)
@@ -52,6 +55,8 @@ class Float32CopyOptimizer(Optimizer):
                 f"make must be a function that makes an optimizer from groups; got {type(make).__name__}. "
                 f"Example: {type(self).__name__}(model.parameters(), lambda p: torch.optim.AdamW(p))."
             )
+        if not isinstance(params, Iterable):
+            raise bad_type("params", "parameters, (name, parameter) pairs or groups", params)
         self._copies, self._kept = {}, {}
         super().__init__(list(params.items()) if isinstance(params, Mapping) else params, {})
         inner = make([self._copied_group(group) for group in self.param_groups])
@@ -202,7 +207,7 @@ class Float32CopyOptimizer(Optimizer):
         if state:
             raise AttributeError(f"the state of {type(self).__name__} can only be set by load_state_dict.")
 
-    @torch._disable_dynamo
+    @uncompiled
     def state_dict(self) -> dict[str, Any]:
         """Return a state dict like any optimizer's, which also has what is stored per narrow parameter."""
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
@@ -219,7 +224,7 @@ class Float32CopyOptimizer(Optimizer):
             saved = saved if replaced is None else replaced
         return saved
 
-    @torch._disable_dynamo
+    @uncompiled
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load what :meth:`state_dict` wrote, or the state dict of a plain optimizer like the inner one.

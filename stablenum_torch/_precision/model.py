@@ -16,7 +16,8 @@ from stablenum.errors import bad_field
 from stablenum.formats import FORMATS
 from stablenum.precision.delayed_scaling import DelayedScaling
 from stablenum.precision.policy import Policy, as_policy, wider
-from stablenum.settings_checks import check_choice
+from stablenum.settings_checks import check_choice, check_flag
+from stablenum_torch._devices.uncompiled import uncompiled
 from stablenum_torch._precision.casts import (
     cast_floating,
     cast_module,
@@ -78,8 +79,8 @@ def precision(
 
     Raises:
         TypeError: ``model`` is not a module, or ``policy`` is none of the above.
-        ValueError: a format is unknown, a rule's pattern matches no module, or the model already has a
-            policy.
+        ValueError: a format is unknown, a scaling has another format, a rule's pattern matches no module, or
+            the model already has a policy.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2))
@@ -97,8 +98,10 @@ def precision(
         ("forward_scaling", forward_scaling, "float8_e4m3fn"),
         ("backward_scaling", backward_scaling, "float8_e5m2"),
     ):
-        if given is not None and not isinstance(given, DelayedScaling):
+        if given is not None and (not isinstance(given, DelayedScaling) or given.format != wanted):
             raise bad_field(name, f"None or a DelayedScaling(format={wanted!r})", given)
+    if native is not None:
+        check_flag("native", native)
     return PolicyHandle(
         model,
         as_policy(policy),
@@ -253,8 +256,8 @@ class PolicyHandle:
         self._running.pop().close()
 
     # torch.compile cannot trace an autocast that begins in one hook and ends in another.
-    _begin_uncompiled = torch.compiler.disable(_begin)
-    _end_uncompiled = torch.compiler.disable(_end)
+    _begin_uncompiled = uncompiled(_begin)
+    _end_uncompiled = uncompiled(_end)
 
     def _left_to_autocast(self, module: nn.Module) -> bool:
         """Return whether torch's autocast casts the module's parameters. It does in 16 bits, except for batch

@@ -13,7 +13,7 @@ from stablenum_torch._devices.ranks import local_part
 from stablenum_torch._step.measure import dense_values
 from stablenum_torch._step.measure_units import unit_factor
 
-__all__ = ["gradients_to_change", "transform", "transform_gradients"]
+__all__ = ["gradients_to_change", "multiply_gradients", "transform", "transform_gradients"]
 
 
 def gradients_to_change(optimizer: Optimizer, params: Sequence[Tensor]) -> list[Tensor | None]:
@@ -62,6 +62,13 @@ def transform_gradients(
             values = _stored_values(g)
             bound = min(max_value, torch.finfo(values.dtype).max)
             values.clamp_(-bound, bound)
+
+
+def multiply_gradients(params: Sequence[Tensor], factor: Tensor) -> None:
+    """Multiply the gradients of parameters in place by a () float32 factor."""
+    grads = [p.grad for p in params if p.grad is not None]
+    with torch.no_grad():
+        transform_gradients(grads, [factor] * len(grads), None)
 
 
 def _plain(grad: Tensor) -> Tensor:

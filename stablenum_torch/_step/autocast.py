@@ -39,7 +39,12 @@ def autocast(
         level: reads how many formats wider than the first the guard has decided on.
         device: the type of the device.
         dtype, policy: as given by the user.
+
+    Raises:
+        TypeError: ``dtype`` is not a floating-point format of torch.
     """
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise TypeError(f"dtype must be a floating-point torch.dtype, such as torch.bfloat16; got {dtype!r}.")
     applied: Any = policy if hasattr(policy, "policy") else None  # an AppliedPolicy
     own = None if policy is None else applied.policy if applied is not None else as_policy(policy)
     escalate, above = config.escalate, 0

@@ -13,13 +13,35 @@ from torch.optim import Optimizer
 from stablenum.formats import FORMATS, get_format
 from stablenum.guard.config import GuardConfig
 from stablenum_torch._devices.fused_optimizers import is_fused
-from stablenum_torch._devices.ranks import is_sharded
+from stablenum_torch._devices.ranks import is_sharded, local_part
+from stablenum_torch._devices.uncompiled import uncompiled
+from stablenum_torch._step.measure import dense_values
 
-__all__ = ["EpsTooSmallWarning", "check_optimizer", "check_rules", "given_names", "warn_of_lost_eps"]
+__all__ = [
+    "EpsTooSmallWarning",
+    "check_can_unscale",
+    "check_module",
+    "check_optimizer",
+    "check_rules",
+    "check_unscaled",
+    "given_names",
+    "warn_of_lost_eps",
+]
 
 
 class EpsTooSmallWarning(UserWarning):
     """The optimizer's eps rounds to 0 in the format in which its denominator is computed."""
+
+
+def check_module(name: str, module: torch.nn.Module) -> torch.nn.Module:
+    """Return ``module``.
+
+    Raises:
+        TypeError: it is not a module.
+    """
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"{name} must be a torch.nn.Module; got {type(module).__name__}.")
+    return module
 
 
 def check_optimizer(optimizer: object) -> None:
@@ -66,6 +88,48 @@ def check_rules(config: GuardConfig, optimizer: Optimizer, process_group: object
                     f"{type(optimizer).__name__} has no 'lr'. Use ClipUpdateRMS(max_rms, per_lr=False), "
                     "whose max_rms bounds the update itself."
                 )
+
+
+def check_can_unscale(params: Iterable[Tensor], scaled: bool, again: bool) -> None:
+    """Check that gradients can be divided by the loss scale before the step.
+
+    Raises:
+        RuntimeError: they are not those of a scaled loss, or have been divided already.
+        ValueError: one is float16.
+    """
+    if again:
+        raise RuntimeError(
+            "unscale_() was called twice since the last step; the gradients are unscaled already."
+        )
+    if not scaled:
+        raise RuntimeError(
+            "unscale_() must be called between the backward pass of a scaled loss and step(): call "
+            "opt.backward(loss) first."
+        )
+    if any(p.grad is not None and p.grad.dtype == torch.float16 for p in params):
+        raise ValueError(
+            "unscale_() cannot be used on float16 gradients, most of which would become 0. Keep the "
+            "parameters in float32 and compute in opt.autocast(), or use the guard's own clip rules, which "
+            "need no unscaling."
+        )
+
+
+@uncompiled
+def check_unscaled(params: Iterable[Tensor]) -> None:
+    """Check that all gradients of a step are 0, for which no loss was multiplied by the loss scale.
+
+    ``torch.distributed.checkpoint`` steps with gradients of 0 to have the optimizer create its state.
+
+    Raises:
+        RuntimeError: a gradient is not 0. Divided by the scale, it would hardly move the weights.
+    """
+    if any(dense_values(local_part(p.grad)).count_nonzero() for p in params if p.grad is not None):
+        raise RuntimeError(
+            "The guard has a loss scale, but no loss was multiplied by it since the last step. Write "
+            "opt.backward(loss), or opt.scale(loss).backward(), instead of loss.backward(). Where other code "
+            "runs the backward pass (Accelerate, a Trainer, a GradScaler), wrap the optimizer without "
+            "loss_scale. Nothing was changed."
+        )
 
 
 def given_names(

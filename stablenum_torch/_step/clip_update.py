@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import array_api_compat.numpy as np_namespace
 import array_api_compat.torch as torch_namespace
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from torch.optim import Optimizer
 
 from stablenum.rules.clipping import ClipUpdateRMS
 from stablenum_torch._devices.ranks import join_norms, join_over_ranks, joins_ranks, local_part
+from stablenum_torch._devices.scalar_namespace import scalars
 from stablenum_torch._devices.state import to_device
 from stablenum_torch._step.measure import dense_values, norms_on_host, norms_without_wait, saturated
 
@@ -70,7 +70,7 @@ def clip_update_on_host(rule: ClipUpdateRMS, before: Before) -> None:
     for members, rate in before.rates:
         roots = np.sqrt([max(after[i].numel(), 1) for i in members])
         rms = (norms[members] / roots).astype(np.float32)
-        factors = rule.update_factors(rms, float(rate), xp=np_namespace)
+        factors = rule.update_factors(rms, float(rate), xp=scalars)
         for i, factor in zip(members, factors, strict=True):
             if factor != 1:
                 after[i].copy_(_shortened(after[i], before.values[i], float(factor)))

@@ -23,8 +23,13 @@ from stablenum.guard.statedict import state_from_dict, state_to_dict
 from stablenum_torch._devices.host_decide import HostGuard
 from stablenum_torch._devices.ranks import several_ranks
 from stablenum_torch._devices.state import copy_into, moved_to
-from stablenum_torch._devices.waits import HaltWatch, LevelWatch
-from stablenum_torch._step.checks import check_rules
+from stablenum_torch._devices.uncompiled import uncompiled
+from stablenum_torch._devices.waits import HaltWatch, LevelWatch, SkipWatch
+from stablenum_torch._step.apply import multiply_gradients
+from stablenum_torch._step.buffers import KeptBuffers
+from stablenum_torch._step.checks import check_can_unscale, check_rules, check_unscaled
+from stablenum_torch._step.measure import gradient_norms_without_wait
+from stablenum_torch._step.observe import Noted
 from stablenum_torch._step.on_device import step_on_device
 from stablenum_torch._step.on_host import step_on_host
 from stablenum_torch._step.parameters import TrackedParameters
@@ -41,12 +46,17 @@ class Guard:
         names: the names of parameters that the user gave.
         process_group: the ranks over which plain gradients are sharded.
         state: the guard's tensors; by default a fresh state.
+        buffers: a model's buffers, which a skipped step keeps too.
 
     Attributes:
         parameters: the optimizer's parameters.
         on_host: whether steps are decided on the host; None means: if the tensors are on the host.
         loss: () the unscaled loss of the step in progress, if known. It is kept here, not in the wrapper,
             because torch.compile does not see a value that was assigned to an attribute of an optimizer.
+        found_inf: () bool, whether a gradient was not finite when ``unscale`` was called for this step; None
+            if it was not called.
+        scaled: whether the gradients may be those of a scaled loss: one has been scaled since the last step,
+            or the gradients are older than the guard.
     """
 
     on_host: bool | None = None
@@ -58,7 +68,9 @@ class Guard:
         names: Mapping[Tensor, str],
         process_group: ProcessGroup | None,
         state: GuardState | None = None,
+        buffers: KeptBuffers | None = None,
     ) -> None:
+        self.buffers = buffers
         self.optimizer, self.config, self.process_group = optimizer, config, process_group
         self.parameters = TrackedParameters(optimizer, config, names)
         params = self.parameters.now()
@@ -66,8 +78,23 @@ class Guard:
             state = init_guard(config, len(params), xp=torch_namespace, device=params[0].device)
         self.state = state
         self._host: HostGuard | None = None  # created by the first step that needs one
-        self._halted, self._level = HaltWatch(), LevelWatch()
+        self._halted, self._level, self._skips = HaltWatch(), LevelWatch(), SkipWatch()
         self.loss: Tensor | None = None
+        self.found_inf: Tensor | None = None
+        self.scaled = any(p.grad is not None for p in params)
+
+    def unscale(self) -> None:
+        """Divide the gradients by the loss scale in place, so that the user can look at them and change them.
+
+        Raises:
+            RuntimeError: no loss was scaled since the last step, or this method was called since then.
+            ValueError: a gradient is float16, in which it would lose most of its digits.
+        """
+        params = self.fit()
+        check_can_unscale(params, self.scaled, self.found_inf is not None)
+        norms = gradient_norms_without_wait(params, self.state.step.device, self.process_group)
+        self.found_inf = torch.logical_not(torch.isfinite(norms.sum()))
+        multiply_gradients(params, 1.0 / self.state.loss_scale.scale)
 
     def step(self) -> None:
         """Step the optimizer as the core decides, and bring the state up to date.
@@ -76,23 +103,35 @@ class Guard:
         at all, nothing happens.
 
         Raises:
+            RuntimeError: there is a loss scale, but no loss was multiplied by it. Not with a process group.
             NonFiniteError: the configured number of steps in a row could not be applied.
         """
         params, ranks = self.fit(), several_ranks()
         # Even a rank without gradients has to take part in computing the joint norm.
         if not (ranks and self.process_group is not None) and all(p.grad is None for p in params):
             return
+        # In a pipeline of ranks, only the last one has a loss to scale.
+        if self.config.loss_scale is not None and not self.scaled and self.process_group is None:
+            check_unscaled(params)
         if self.state.step.device != params[0].device:  # the model was moved after it was wrapped
             self.state = moved_to(self.state, params[0].device)
         # Each rank has its own loss, and only the gradients are the same on all ranks, so one bad loss would
         # make the ranks disagree.
-        seen = None if ranks else self.loss
-        arguments = params, seen, self.process_group, self.parameters.included
-        if self._in_host_memory(params) if self.on_host is None else self.on_host:
+        noted = Noted(None if ranks else self.loss, self.found_inf)
+        if self.found_inf is not None:
+            multiply_gradients(params, self.state.loss_scale.scale)  # rules compare the scaled gradients
+        arguments = params, noted, self.process_group, self.parameters.included
+        on_host = self._in_host_memory(params) if self.on_host is None else self.on_host
+        if on_host:
             host = self._host_guard()
             host.write(step_on_host(self.optimizer, host, *arguments))
         else:
             copy_into(self.state, step_on_device(self.optimizer, self.config, self.state, *arguments))
+        self.scaled, self.found_inf = False, None
+        if self.buffers is not None:
+            self.buffers.after_step(self.state.skipped_in_a_row == 0)
+        if not torch.compiler.is_compiling():  # in a compiled step it would break the graph
+            self._skips.after_step(self.state, self.parameters.names, decided_on_host=on_host)
         if self.config.skip_limit is not None:
             self._raise_if_halted()
 
@@ -105,7 +144,7 @@ class Guard:
             self._host = HostGuard(self.config, self.state)
         return self._host
 
-    @torch._dynamo.disable
+    @uncompiled
     def _raise_if_halted(self) -> None:
         # A compiled step breaks its graph here: only the host can raise.
         self._halted.after_step(self.state, self.parameters.names, self.config)
@@ -127,7 +166,7 @@ class Guard:
             self._follow(params)
         return params
 
-    @torch._dynamo.disable
+    @uncompiled
     def _follow(self, params: list[Tensor]) -> None:
         check_rules(self.config, self.optimizer, self.process_group)
         self.state = self.parameters.follow(params, self.state)

@@ -27,21 +27,34 @@ from stablenum_torch._step.measure import (
 from stablenum_torch._step.measure_elements import Extremes, extremes_on_host, extremes_without_wait
 from stablenum_torch._step.measure_units import units_on_host, units_without_wait
 
-__all__ = ["Measured", "in_float32", "measured_without_wait", "observation", "observed_on_host"]
+__all__ = ["Measured", "Noted", "in_float32", "measured_without_wait", "observation", "observed_on_host"]
 
 _CPU = torch.device("cpu")
+
+
+class Noted(NamedTuple):
+    """What was seen of a step before it began.
+
+    Attributes:
+        loss: () the unscaled loss, if known.
+        found_inf: () bool, whether a gradient was not finite before it was unscaled for the user to change;
+            None if the gradients are as the backward pass left them.
+    """
+
+    loss: Tensor | None = None
+    found_inf: Tensor | None = None
 
 
 def observed_on_host(
     host: HostGuard,
     params: Sequence[Tensor],
-    loss: Tensor | None,
+    noted: Noted,
     process_group: ProcessGroup | None,
     included: Sequence[bool],
 ) -> Observation:
     """Return the observation of CPU gradients as NumPy arrays and scalars."""
     if (host.unit_rule is not None or host.needs) and joins_ranks(params, process_group):
-        measured = measured_without_wait(host.config, params, loss, _CPU, process_group, included)
+        measured = measured_without_wait(host.config, params, noted, _CPU, process_group, included)
         return map_leaves(lambda v: None if v is None else as_scalar(v.numpy()), observation(measured))
     units = amax = tiny = None
     if host.unit_rule is None:
@@ -52,7 +65,8 @@ def observed_on_host(
         amax, tiny = extremes_on_host([p.grad for p in params], host.needs)
     return Observation(
         norms=norms,
-        loss=None if loss is None else np.float32(float(in_float32(loss))),
+        loss=None if noted.loss is None else np.float32(float(in_float32(noted.loss))),
+        found_inf=None if noted.found_inf is None else noted.found_inf.numpy()[()],
         units=units,
         amax=None if amax is None else as_scalar(amax),
         tiny=None if tiny is None else as_scalar(tiny),
@@ -64,13 +78,13 @@ class Measured(NamedTuple):
 
     Attributes:
         norms: (n,) float64, see ``wide_norms_without_wait``; float32 with units.
-        loss: the loss, () in its own format, or None.
+        noted: what was seen before the step, on the device of the results.
         units: as in ``Observation``.
         extremes: what the loss-scale rule asks for.
     """
 
     norms: Tensor
-    loss: Tensor | None
+    noted: Noted
     units: Units | None
     extremes: Extremes
 
@@ -78,7 +92,7 @@ class Measured(NamedTuple):
 def measured_without_wait(
     config: GuardConfig,
     params: Sequence[Tensor],
-    loss: Tensor | None,
+    noted: Noted,
     device: torch.device,
     process_group: ProcessGroup | None,
     included: Sequence[bool],
@@ -88,7 +102,7 @@ def measured_without_wait(
     Args:
         config: says what is needed.
         params: the parameters; a missing gradient counts as zero.
-        loss: () the unscaled loss, if known.
+        noted: what was seen before the step.
         device: the device of the results.
         process_group: the ranks over which plain gradients are sharded.
         included: whether the rule for units, if there is one, applies to each parameter.
@@ -100,7 +114,7 @@ def measured_without_wait(
         norms, units = units_without_wait(config.unit_rule, params, included, device)
     return Measured(
         norms=norms,
-        loss=None if loss is None else to_device(loss, device),
+        noted=Noted(*(None if part is None else to_device(part, device) for part in noted)),
         units=units,
         extremes=extremes_without_wait(params, device, config.needs, process_group),
     )
@@ -111,7 +125,8 @@ def observation(measured: Measured) -> Observation:
     amax, tiny = measured.extremes.joined()
     return Observation(
         norms=saturated(measured.norms),
-        loss=None if measured.loss is None else in_float32(measured.loss),
+        loss=None if measured.noted.loss is None else in_float32(measured.noted.loss),
+        found_inf=measured.noted.found_inf,
         units=measured.units,
         amax=amax,
         tiny=tiny,

@@ -20,7 +20,7 @@ from stablenum_torch._devices.fused_optimizers import can_skip_on_device, is_fus
 from stablenum_torch._devices.waits import wait_for_bool
 from stablenum_torch._step.apply import transform
 from stablenum_torch._step.clip_update import before_update, clip_update_without_wait
-from stablenum_torch._step.observe import Measured, measured_without_wait, observation
+from stablenum_torch._step.observe import Measured, Noted, measured_without_wait, observation
 
 __all__ = ["decided_without_wait", "step_on_device"]
 
@@ -30,7 +30,7 @@ def step_on_device(
     config: GuardConfig,
     state: GuardState,
     params: Sequence[Tensor],
-    loss: Tensor | None,
+    noted: Noted,
     process_group: ProcessGroup | None,
     included: Sequence[bool],
 ) -> GuardState:
@@ -40,7 +40,7 @@ def step_on_device(
         The guard's next state, which is not written yet.
     """
     device = state.step.device
-    measured = measured_without_wait(config, params, loss, device, process_group, included)
+    measured = measured_without_wait(config, params, noted, device, process_group, included)
     still = moves_nothing(optimizer)
     if config.unit_rule is None:
         decide_fast = fewer_kernels(decided_without_wait, config, still, on=state.step, shape=len(params))

@@ -17,7 +17,7 @@ from stablenum_torch._devices.host_decide import HostGuard
 from stablenum_torch._devices.ranks import joins_ranks
 from stablenum_torch._step.apply import transform
 from stablenum_torch._step.clip_update import before_update, clip_update_on_host, clip_update_without_wait
-from stablenum_torch._step.observe import observed_on_host
+from stablenum_torch._step.observe import Noted, observed_on_host
 
 __all__ = ["step_on_host"]
 
@@ -28,7 +28,7 @@ def step_on_host(
     optimizer: Optimizer,
     host: HostGuard,
     params: Sequence[Tensor],
-    loss: Tensor | None,
+    noted: Noted,
     process_group: ProcessGroup | None,
     included: Sequence[bool],
 ) -> list[Any]:
@@ -38,7 +38,7 @@ def step_on_host(
         The leaves of the guard's next state, which is not written yet.
     """
     with np.errstate(all="ignore"):
-        seen = observed_on_host(host, params, loss, process_group, included)
+        seen = observed_on_host(host, params, noted, process_group, included)
         decision, after = host.decide(seen)
     if decision.grad_norm == 0 and decision.apply and moves_nothing(optimizer):
         after = host.read()  # zero gradients at rate 0 are no evidence, see `moves_nothing`

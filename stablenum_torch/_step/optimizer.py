@@ -8,36 +8,50 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar, Unpack
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from stablenum.diagnosis.report.report import Report
+from stablenum.errors import bad_field, bad_type
 from stablenum.guard.config import GuardConfig, Settings, make_config
 from stablenum.guard.decide import GuardState
 from stablenum.guard.readout import Metrics, StepRecord, history, metrics
 from stablenum.precision.policy import Policy
+from stablenum.settings_checks import check_callable
 from stablenum_torch._devices.generators import RngState
 from stablenum_torch._devices.generators import rng_state as read_generators
 from stablenum_torch._devices.ranks import check_process_group
 from stablenum_torch._devices.state import to_device
+from stablenum_torch._devices.uncompiled import uncompiled
 from stablenum_torch._step.autocast import AppliedPolicy, autocast
-from stablenum_torch._step.checks import check_optimizer, check_rules, given_names, warn_of_lost_eps
+from stablenum_torch._step.buffers import KeptBuffers
+from stablenum_torch._step.checks import (
+    check_module,
+    check_optimizer,
+    check_rules,
+    given_names,
+    warn_of_lost_eps,
+)
 from stablenum_torch._step.guard import Guard
 from stablenum_torch._step.observe import in_float32
+
+if TYPE_CHECKING:
+    from stablenum.diagnosis.report.report import Report
 
 __all__ = ["GuardedOptimizer", "wrap"]
 
 _KEY = "stablenum"  # the guard's key in a state dict, next to torch's "state" and "param_groups"
 
-# In some versions before 2.12, torch.compile fails on code that assigns an attribute of an optimizer, so it
-# has to leave the methods that do so as they are.
-_Method = TypeVar("_Method", bound=Callable[..., Any])
-_untraced_before_2_12: Callable[[_Method], _Method] = (
-    (lambda method: method) if torch.__version__ >= (2, 12) else torch._disable_dynamo
-)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _uncompiled_before_2_12(method: Callable[P, T]) -> Callable[P, T]:
+    # In some earlier versions, torch.compile fails on code that assigns an attribute of an optimizer.
+    return method if torch.__version__ >= (2, 12) else uncompiled(method)
 
 
 def wrap(
@@ -46,6 +60,7 @@ def wrap(
     *,
     names: torch.nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | None = None,
     process_group: torch.distributed.ProcessGroup | None = None,
+    buffers: torch.nn.Module | None = None,
     **overrides: Unpack[Settings],
 ) -> GuardedOptimizer:
     """Guard an optimizer: a step with a non-finite gradient or loss is skipped entirely, and recorded.
@@ -62,12 +77,15 @@ def wrap(
         process_group: the ranks over which gradients that are plain tensors are sharded (ZeRO, FSDP1), so
             that all ranks decide on the norm of the whole gradient. Not needed for gradients that are equal
             on all ranks (DDP), nor for DTensors (FSDP2), which have their own mesh.
+        buffers: the model whose buffers a skipped step restores to what they were before the step's first
+            forward pass. A bad batch makes batch norm's running statistics NaN in the forward pass, and they
+            would stay so. Costs a copy of the buffers per step.
         **overrides: fields of ``GuardConfig``: ``clip=1.0``, ``loss_scale="dynamic"``, ``spike="skip"``...
             ``ClipUpdateRMS`` needs memory for a copy of the parameters during a step.
 
     Raises:
         TypeError: ``optimizer`` is not an optimizer, needs a closure (LBFGS) or is already guarded; a setting
-            is unknown; ``names`` or ``process_group`` has a wrong type.
+            is unknown; ``names``, ``process_group`` or ``buffers`` has a wrong type.
         ValueError: a setting has a wrong value; the optimizer has no parameters; or a rule cannot work with
             this optimizer: a pattern of ``AdaptiveGradClip.exclude`` matches no parameter, gradients for that
             rule are sharded, or a group lacks the learning rate that ``ClipUpdateRMS`` needs.
@@ -90,7 +108,8 @@ def wrap(
     check_process_group(process_group)
     check_rules(made, optimizer, process_group)
     warn_of_lost_eps(optimizer)
-    return GuardedOptimizer(optimizer, made, known, process_group)
+    kept = None if buffers is None else KeptBuffers(check_module("buffers", buffers))
+    return GuardedOptimizer(optimizer, made, known, process_group, kept)
 
 
 class GuardedOptimizer(Optimizer):
@@ -109,17 +128,25 @@ class GuardedOptimizer(Optimizer):
         config: GuardConfig,
         names: Mapping[Tensor, str],
         process_group: torch.distributed.ProcessGroup | None = None,
+        buffers: KeptBuffers | None = None,
     ) -> None:
         # Optimizer.__init__ would copy the groups into a new list. __setstate__, which torch calls after
         # unpickling, sets up hooks and profiling around the existing ones.
         self.__setstate__(
-            {"inner": optimizer, "config": config, "_names": dict(names), "_process_group": process_group}
+            {
+                "inner": optimizer,
+                "config": config,
+                "_names": dict(names),
+                "_process_group": process_group,
+                "_buffers": buffers,
+            }
         )
 
     def __getstate__(self) -> dict[str, Any]:
         # The keys are a file format: pickles written by earlier versions have the same keys.
         guard = self._guard
-        return {
+        kept = {} if guard.buffers is None else {"_buffers": guard.buffers}
+        return kept | {
             "inner": self.inner,
             "config": guard.config,
             "_names": guard.parameters.given,
@@ -130,7 +157,12 @@ class GuardedOptimizer(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.inner = state["inner"]
         self._guard = Guard(
-            self.inner, state["config"], state["_names"], state["_process_group"], state.get("_state")
+            self.inner,
+            state["config"],
+            state["_names"],
+            state["_process_group"],
+            state.get("_state"),
+            state.get("_buffers"),
         )
         # For `explain`: the states of the random generators at the beginning of the last step. A step begins
         # when the gradients are cleared or when the step before ends; which of the two comes last depends on
@@ -157,6 +189,8 @@ class GuardedOptimizer(Optimizer):
 
     @config.setter
     def config(self, config: GuardConfig) -> None:
+        if not isinstance(config, GuardConfig):
+            raise bad_type("config", "a GuardConfig", config)
         self._guard.config = config
 
     # --- shared with the inner optimizer -------------------------------------------------------
@@ -193,35 +227,39 @@ class GuardedOptimizer(Optimizer):
         self.inner.add_param_group(param_group)
         self._guard.fit()
 
-    @_untraced_before_2_12
+    @_uncompiled_before_2_12
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Clear the gradients and the loss that :meth:`scale` recorded for this step.
 
         To drop a batch after :meth:`scale`, call this method, not the model's: the loss of that batch would
         otherwise count in the next step.
         """
-        self._guard.loss = None
+        self._guard.loss = self._guard.found_inf = None
         self.inner.zero_grad(*args, **kwargs)
         self._cleared = _generators()
 
     # --- the training step ---------------------------------------------------------------------
 
-    def scale(self, loss: Tensor) -> Tensor:
+    def scale(self, loss: Tensor | EllipsisType = ...) -> Tensor:
         """Return the loss times the loss scale, in float32: call ``backward()`` on the result.
 
         The loss is kept for this step's record and finiteness check; the losses of several calls before one
         ``step()`` (gradient accumulation) add up. Without a loss scale the loss itself is returned.
 
-        A loss for the parameters of two guarded optimizers is scaled by only one of them: give both the same
-        fixed scale, or use one optimizer with several groups. Where several ranks train together, each has
-        its own loss, so losses are neither checked nor recorded.
+        A loss for the parameters of two guarded optimizers has one scale: give both the same fixed scale,
+        call ``scale`` of both and ``backward()`` on one result; or use one optimizer with several groups.
+        Where several ranks train together, each has its own loss, so losses are neither checked nor recorded.
 
         Args:
-            loss: a () tensor, or a tensor whose sum is the loss.
+            loss: a () tensor, or a tensor whose sum is the loss. Without it, the scale itself is returned, ()
+                float32, for gradients that are not those of a loss: multiply them by it.
 
         Raises:
             TypeError: ``loss`` is not a floating-point tensor.
         """
+        if isinstance(loss, EllipsisType):
+            self._guard.scaled = True
+            return self._guard.state.loss_scale.scale.clone()
         if not isinstance(loss, Tensor) or not loss.is_floating_point():
             got = loss.dtype if isinstance(loss, Tensor) else type(loss).__name__
             raise TypeError(f"loss must be a floating-point tensor; got {got}.")
@@ -231,11 +269,50 @@ class GuardedOptimizer(Optimizer):
         self._guard.loss = seen if noted is None else noted + seen
         if self.config.loss_scale is None:
             return loss
+        self._guard.scaled = True
         return wide * to_device(self._guard.state.loss_scale.scale, loss.device)
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
-        """Call ``scale(loss).backward(**kwargs)``."""
+        """Call ``scale(loss).backward(**kwargs)``.
+
+        Raises:
+            TypeError: ``loss`` is not a floating-point tensor.
+            ValueError: ``loss`` does not depend on a parameter.
+        """
+        if isinstance(loss, Tensor) and not loss.requires_grad:
+            raise ValueError(
+                "loss must depend on a parameter that requires a gradient; got a tensor that does not "
+                "(computed under torch.no_grad(), detached, or made from a number?)."
+            )
         self.scale(loss).backward(**kwargs)
+
+    def unscale_(self) -> None:
+        """Divide the gradients by the loss scale in place: call it before looking at them or changing them.
+
+        Only between the backward pass and :meth:`step`, once, after the last gradient of the step has been
+        added. The step still finds gradients that were inf or NaN here, even if they were clamped since. It
+        multiplies by the scale again, so that all rules see what they always see, which costs two passes over
+        the gradients: the guard's own clip rules cost none. Without a loss scale, nothing happens.
+
+        Raises:
+            RuntimeError: no loss was scaled since the last step, or this method was called since then.
+            ValueError: a gradient is float16, in which most of it would become 0.
+
+        Example:
+            >>> import torch
+            >>> w = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+            >>> opt = wrap(torch.optim.SGD([w], lr=1.0), loss_scale="dynamic")
+            >>> opt.backward((w * w).sum() / 2)
+            >>> opt.unscale_()
+            >>> torch.nn.utils.clip_grad_norm_([w], 1.0).item()
+            5.0
+            >>> opt.step()
+            >>> w
+            Parameter containing:
+            tensor([2.4000, 3.2000], requires_grad=True)
+        """
+        if self.config.loss_scale is not None:
+            self._guard.unscale()
 
     def autocast(
         self, dtype: torch.dtype | None = None, *, policy: Policy | AppliedPolicy | str | Any = None
@@ -255,13 +332,13 @@ class GuardedOptimizer(Optimizer):
                 not used.
 
         Raises:
-            TypeError: ``policy`` is not a policy.
+            TypeError: ``policy`` is not a policy, or ``dtype`` is not a floating-point format.
             ValueError: ``policy`` is invalid, or does not compute in the first format of ``escalate``.
         """
         guard = self._guard
         return autocast(guard.config, guard.level, guard.parameters.now()[0].device.type, dtype, policy)
 
-    @_untraced_before_2_12
+    @_uncompiled_before_2_12
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Measure the gradients, decide, and apply the step or skip it entirely.
@@ -272,15 +349,21 @@ class GuardedOptimizer(Optimizer):
 
         Args:
             closure: re-evaluates the model and returns the loss; called once, before the decision, with
-                gradients enabled. With a loss scale it has to call :meth:`backward` (or :meth:`scale`): the
-                gradients are divided by the scale in any case.
+                gradients enabled. With a loss scale it has to call :meth:`backward` (or :meth:`scale`).
 
         Returns:
             The result of the closure, or None.
 
         Raises:
+            TypeError: ``closure`` is not a function, or returns a complex number; nothing is stepped.
+            RuntimeError: the guard has a loss scale, but no loss was multiplied by it since the last step
+                (neither :meth:`scale` nor :meth:`backward` was called), and a gradient is not 0. Nothing is
+                changed.
             NonFiniteError: the configured number of steps in a row was skipped, this one included.
         """
+        if closure is not None:
+            hint = "Call opt.backward(loss), then opt.step()."
+            check_callable("closure", closure, "a function that returns the loss, or None", hint=hint)
         try:
             result = None if closure is None else self._run(closure)
             self._guard.step()
@@ -299,6 +382,8 @@ class GuardedOptimizer(Optimizer):
     def _run(self, closure: Callable[[], Any]) -> Any:
         with torch.enable_grad():
             result = closure()
+        if isinstance(result, complex) or (isinstance(result, Tensor) and result.is_complex()):
+            raise TypeError("closure must return a real loss; got a complex number. Return its real part.")
         if self._guard.loss is None and hasattr(result, "__float__"):
             # A plain number keeps its precision, whatever torch's default dtype and device are.
             plain = not isinstance(result, Tensor)
@@ -333,6 +418,9 @@ class GuardedOptimizer(Optimizer):
             rng_state: the generators' state at the beginning of the step, if you have kept it.
             **kwargs: arguments of ``closure``.
 
+        Raises:
+            TypeError: ``closure``, ``model`` or ``rng_state`` has a wrong type.
+
         Returns:
             A report, as :func:`stablenum_torch.replay` returns it.
 
@@ -347,6 +435,7 @@ class GuardedOptimizer(Optimizer):
             >>> report.findings[0].operation, report.verdict.cause.value
             ('log', 'domain')
         """
+        check_callable("closure", closure, "a function that runs the forward pass and returns the loss")
         beginnings = (rng_state,) if rng_state is not None else self._began or (None,)
         from stablenum_torch._diagnosis.explain import explain_step  # the only import of a higher layer
 
@@ -401,7 +490,7 @@ class GuardedOptimizer(Optimizer):
         """
         self._guard.load(self._guard.parsed(state))
 
-    @torch._disable_dynamo
+    @uncompiled
     def state_dict(self) -> dict[str, Any]:
         """Return the inner optimizer's state dict, with the guard's under the key ``"stablenum"``.
 
@@ -415,17 +504,26 @@ class GuardedOptimizer(Optimizer):
             state = state if replaced is None else replaced
         return state
 
-    @torch._disable_dynamo
+    @uncompiled
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load the state dict of a guarded optimizer, or of a plain one: the guard then keeps its state.
 
         Raises:
             ValueError: the dict does not fit this optimizer; nothing is changed.
+            TypeError: ``state_dict`` is not a mapping; nothing is changed.
         """
+        if not isinstance(state_dict, Mapping):
+            raise bad_type("state_dict", "a dict, as opt.state_dict() returns", state_dict)
         state = dict(state_dict)
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             replaced = pre_hook(self, state)
             state = state if replaced is None else dict(replaced)
+        if not {"state", "param_groups"} <= state.keys():
+            raise bad_field(
+                "state_dict",
+                "a dict with the keys 'state' and 'param_groups', as opt.state_dict() returns",
+                sorted(map(str, state)),
+            )
         guard = self._guard.parsed(state.pop(_KEY)) if _KEY in state else None
         self.inner.load_state_dict(state)
         if guard is not None:

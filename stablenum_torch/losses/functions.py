@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +12,15 @@ from torch import Tensor
 
 from stablenum import losses as core
 from stablenum.adapter_docs import spelled_signature, spelled_text
-from stablenum.errors import bad_field
-from stablenum.losses.common import check_fits, check_reduction, check_same_shape, check_smoothing
+from stablenum.errors import bad_field, bad_type
+from stablenum.losses.common import (
+    argument_kinds,
+    check_arguments,
+    check_fits,
+    check_reduction,
+    check_same_shape,
+    check_smoothing,
+)
 from stablenum_torch.losses.fused import binary_items, binary_total, can_fuse, fused_class_sums
 
 __all__ = [
@@ -45,9 +51,14 @@ def _spelled(function: Callable[..., Any], example: str, note: str = "") -> Call
     def spell(implementation: Loss) -> Loss:
         @functools.wraps(function)
         def loss(*tensors: Any, **options: Any) -> Tensor:
-            return _called(implementation, tensors[0] if tensors else options.get(first), tensors, options)
+            given = tensors[0] if tensors else options.get(first)
+            if not isinstance(given, Tensor):
+                raise bad_type(first, "a tensor", given)
+            check_arguments(kinds, tensors, options, is_array=_is_tensor, noun="a tensor")
+            return _called(implementation, given, tensors, options)
 
-        first = next(iter(inspect.signature(function).parameters))
+        kinds = argument_kinds(function)
+        first = next(iter(kinds))
         loss.__signature__ = spelled_signature(  # type: ignore[attr-defined]
             function,
             names={"axis": "dim"},
@@ -61,10 +72,18 @@ def _spelled(function: Callable[..., Any], example: str, note: str = "") -> Call
     return spell
 
 
-def _called(implementation: Loss, first: Any, tensors: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, Tensor)
+
+
+def _called(implementation: Loss, first: Tensor, tensors: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
     """Call with the core's names and without autocast, whose narrower formats would undo the core's work."""
-    if not isinstance(first, Tensor):
-        raise TypeError(f"a loss takes tensors; got {type(first).__name__}.")
+    dtype = options.get("dtype")
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise TypeError(f"dtype must be a floating-point torch.dtype or None; got {dtype!r}.")
+    dim = options.get("dim")
+    if dim is not None and (isinstance(dim, bool) or not isinstance(dim, int)):
+        raise bad_field("dim", "a whole number or None", dim)
     if "dim" in options:
         options["axis"] = options.pop("dim")
     kind = first.device.type

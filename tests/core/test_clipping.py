@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from stablenum import ClipByGlobalNorm, ClipByNorm, ClipByValue, GuardConfig, Reason, StaticLossScale
+from stablenum.formats import FLOAT32_TINY
 from tests.backends import Backend, to_numpy
 from tests.oracles import clip_factors
 
@@ -89,6 +90,15 @@ def test_trap_a_factor_never_flushes_to_zero(backend, rules, scale):
     assert (decision.multiplier > 0).all()
     assert decision.clip_coefficient > 0
     assert (state.recorder.floats[-1] > 0).tolist() == [False, True, True, True]  # the loss is NaN
+
+
+def test_the_floor_of_the_multiplier_includes_the_loss_scale(backend):
+    norm, scale = 1e6, 2.0**24
+    plain, _ = decide_once(backend, GuardConfig(clip=1e-30), [norm])
+    scaled, _ = decide_once(backend, GuardConfig(clip=1e-30, loss_scale=scale), [norm * scale])
+    assert float(plain.multiplier) == float(plain.clip_coefficient) == pytest.approx(1e-36, rel=1e-5)
+    assert float(scaled.clip_coefficient) == pytest.approx(1e-36, rel=1e-5)
+    assert float(scaled.multiplier) == FLOAT32_TINY  # and not 1e-36 / scale, which is below it
 
 
 def test_a_gradient_at_the_bound_of_the_format_is_clipped_and_not_zeroed(backend):

@@ -87,6 +87,17 @@ def test_counters(backend):
     assert (int(state.step), int(state.skipped_total), int(state.skipped_in_a_row)) == (5, 3, 1)
 
 
+def test_counters_stay_at_the_largest_number(backend):
+    """At 2**31 they would become negative, and a state with negative counters cannot be loaded."""
+    full = backend.asarray(2**31 - 2, "int32")
+    state = backend.init(GuardConfig(), 1)._replace(
+        step=full, skipped_total=full, skipped_in_a_row=full, nonfinite_in_a_row=full
+    )
+    state = to_numpy(backend.run(GuardConfig(), [backend.observe([INF])] * 3, state)[1])
+    assert int(state.step) == int(state.skipped_total) == 2**31 - 1
+    assert int(state.skipped_in_a_row) == int(state.nonfinite_in_a_row) == 2**31 - 1
+
+
 def test_grad_norm_is_unscaled_and_from_before_clipping(backend):
     decision, _ = decide_once(backend, [3072.0, 4096.0], GuardConfig(clip=1.0, loss_scale=1024.0))
     assert float(decision.grad_norm) == pytest.approx(5.0, rel=1e-6)

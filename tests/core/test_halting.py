@@ -7,7 +7,14 @@ import pickle
 
 import pytest
 
-from stablenum import DynamicLossScale, GuardConfig, NonFiniteError, Reason
+from stablenum import (
+    DynamicLossScale,
+    GuardConfig,
+    LogMaxLossScale,
+    NonFiniteError,
+    Reason,
+    UnderflowAwareLossScale,
+)
 from stablenum.guard.halting import check_halted
 from stablenum.guard.readout import history, metrics
 from tests.backends import BACKENDS, Backend, assert_bit_equal, to_numpy
@@ -49,8 +56,51 @@ def test_raise_stops_at_the_first_bad_step(backend):
     config = GuardConfig(on_nonfinite="raise")
     applied, state = halted(backend, config, "gbg")
     assert applied == [True, False, False]
-    with pytest.raises(NonFiniteError, match=r"1 step\(s\) in a row .* \(the limit is 1\), from step 1 on"):
+    with pytest.raises(
+        NonFiniteError, match=r"1 step\(s\) in a row .* \(on_nonfinite=\"raise\"\), from step 1 on"
+    ):
         check_halted(state, NAMES, config=config)
+
+
+LOWERED_SCALES = [
+    DynamicLossScale(init_scale=8.0),
+    DynamicLossScale(init_scale=8.0, hysteresis=2),
+    LogMaxLossScale(init_scale=8.0),
+    UnderflowAwareLossScale(init_scale=8.0),
+]
+
+
+@pytest.mark.parametrize("rule", LOWERED_SCALES, ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+def test_raise_lets_a_dynamic_scale_come_down_and_stops_at_its_floor(backend, rule, bad):
+    # GradScaler skips these steps. An error at the first would end every run in float16 at its first step.
+    config = GuardConfig(on_nonfinite="raise", loss_scale=rule)
+    seen = backend.observe([1.0, bad], loss=0.5, amax=bad, tiny=0.0)
+    state = backend.init(config, 2)
+    scales = []
+    while not int(to_numpy(state.halted)):
+        scales.append(float(to_numpy(state.loss_scale.scale)))
+        state = backend.run(config, [seen], state)[1]
+        assert len(scales) < 10
+    assert scales[-1] == 1.0
+    assert sorted(set(scales)) == [1.0, 2.0, 4.0, 8.0]
+    assert scales.count(1.0) == 1
+    with pytest.raises(
+        NonFiniteError, match=rf'{len(scales)} step\(s\) in a row .* \(on_nonfinite="raise"\)'
+    ):
+        check_halted(state, NAMES, config=config)
+
+
+@pytest.mark.parametrize("scale", [None, 8.0, *LOWERED_SCALES], ids=str)
+def test_raise_stops_at_the_first_bad_loss_whatever_the_scale(backend, scale):
+    config = GuardConfig(on_nonfinite="raise", loss_scale=scale)
+    seen = backend.observe([1.0, math.nan], loss=math.nan, amax=math.nan, tiny=0.0)
+    assert int(to_numpy(backend.run(config, [seen])[1].halted)) == 1
+
+
+def test_raise_stops_at_the_first_overflow_of_a_fixed_scale(backend):
+    config = GuardConfig(on_nonfinite="raise", loss_scale=8.0)
+    assert int(to_numpy(halted(backend, config, "b")[1].halted)) == 1
 
 
 @pytest.mark.parametrize("n_bad", [50, 300])

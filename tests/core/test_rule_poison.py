@@ -37,7 +37,7 @@ from stablenum import (
     decide,
     init_guard,
 )
-from tests.backends import BACKENDS, assert_bit_equal
+from tests.backends import BACKENDS, assert_bit_equal, to_numpy
 from tests.oracles import (
     AdaGCOracle,
     AutoClipOracle,
@@ -287,3 +287,17 @@ def test_an_overflow_lowers_the_naive_log_max_scale_and_a_zero_makes_it_nan():
         rule.step("good", 1e-5)
     assert math.isnan(naive.scale)
     assert sound.scale == 2.0**32
+
+
+@pytest.mark.parametrize("warmup_steps", [2, 25, 100])
+def test_zclip_forgets_norms_of_the_largest_size(backend, warmup_steps):
+    config = GuardConfig(clip=ZClip(warmup_steps=warmup_steps, max_norm=None))
+    largest = [backend.observe([3.4028235e38])] * (warmup_steps + 5)
+    decisions, state = backend.run(config, largest)
+    assert all(bool(decision.apply) for decision in decisions)
+    (zclip,) = to_numpy(state).clip
+    assert np.isfinite([zclip.mean, zclip.std]).all()
+    decisions, state = backend.run(config, [backend.observe([1.0])] * 400, state)
+    (zclip,) = to_numpy(state).clip
+    assert 0 < zclip.mean < 1e34  # 0.97 ** 400
+    assert all(float(decision.multiplier) == 1.0 for decision in decisions)

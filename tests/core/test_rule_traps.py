@@ -364,23 +364,39 @@ def test_log_max_follows_a_lasting_rise_of_1000_times_and_stops_overflowing():
 
 
 @pytest.mark.parametrize(
-    ("rule", "held_for"),
+    "rule",
     [
-        # The hundredth good step raises it: a hundred steps ran at the lowered scale.
-        (LogMaxLossScale(init_scale=64.0), 99),
-        # The hundredth ends the hold, and the next one raises it.
-        (UnderflowAwareLossScale(init_scale=64.0), 100),
+        DynamicLossScale(init_scale=64.0, growth_interval=100),
+        LogMaxLossScale(init_scale=64.0),
+        UnderflowAwareLossScale(init_scale=64.0),
+        UnderflowAwareLossScale(init_scale=64.0, max_tiny=0.9, recovery_interval=100),
     ],
-    ids=lambda value: type(value).__name__,
+    ids=lambda rule: type(rule).__name__,
 )
-def test_an_overflow_holds_the_scale_for_a_hundred_good_steps(rule, held_for):
+@pytest.mark.parametrize("overflows", [1, 2])
+def test_the_hundredth_good_step_after_an_overflow_raises_the_scale(rule, overflows):
+    """ "After 100 good steps" means the same in every rule: 100 of them ran at the lowered scale."""
+    stream = [*[2.0**-12] * 3, *[math.inf] * overflows, *[2.0**-12] * 100]
+    scales, _, _ = train(GuardConfig(loss_scale=rule), stream, tiny=lambda amax, scale: 0.5)
+    lowered = scales[2 + overflows :]
+    assert set(lowered[:-1]) == {lowered[0]}
+    assert len(lowered[:-1]) == 100
+    assert lowered[-1] > lowered[0]
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [LogMaxLossScale(init_scale=64.0), UnderflowAwareLossScale(init_scale=64.0)],
+    ids=lambda rule: type(rule).__name__,
+)
+def test_an_overflow_holds_the_scale_for_a_hundred_good_steps(rule):
     config, good = GuardConfig(loss_scale=rule), 2.0**-12
     lose_half = lambda amax, scale: 0.5  # noqa: E731
     # Neither a step with zero gradients nor one with a bad loss counts as good.
     begin, _, state = train(config, [math.inf, *[good] * 40, *[0.0] * 20], tiny=lose_half)
     bad_loss = NUMPY.observe([1.0], math.nan, amax=1.0, tiny=0.5)
     _, state = NUMPY.run(config, [bad_loss] * 20, state)
-    end, _, state = train(config, [good] * (held_for - 40), tiny=lose_half, state=state)
+    end, _, state = train(config, [good] * (99 - 40), tiny=lose_half, state=state)
     assert set(begin + end) == {32.0}
     (raised,), _, _ = train(config, [good], tiny=lose_half, state=state)
     assert raised > 32.0

@@ -11,6 +11,7 @@ import random
 import numpy as np
 import pytest
 
+import stablenum
 from stablenum import (
     ClipByGlobalNorm,
     ClipByNorm,
@@ -183,6 +184,38 @@ def test_a_dict_of_another_shape_is_rejected_by_field_and_nothing_changes(change
         state_from_dict(plain, state, xp=backend.xp, names=["c", "b", "a"])
     assert plain == kept
     assert_bit_equal(state, before)
+
+
+STATISTICS = GuardConfig(
+    clip=(stablenum.ZClip(warmup_steps=3), stablenum.AdaGC(warmup_steps=3), stablenum.AutoClip(window=4)),
+    loss_scale=stablenum.LogMaxLossScale(),
+    spike=stablenum.SpikeGuard(window=8, min_samples=4),
+)
+POISON = {
+    "nan in a moving mean": (["clip", 0, "mean"], "nan", r"state.clip\[0\].mean must be a finite number"),
+    "inf in a moving mean": (["clip", 0, "mean"], "inf", r"state.clip\[0\].mean must be a finite number"),
+    "negative spread": (["clip", 0, "std"], -1.0, r"state.clip\[0\].std must be a number of 0 or more"),
+    "negative count": (["clip", 0, "seen"], -3, r"state.clip\[0\].seen must be a number of 0 or more"),
+    "nan in a window": (["clip", 0, "first", 1], "nan", r"state.clip\[0\].first\[1\] must be a finite"),
+    "negative norm": (["clip", 2, "norms", 3], -1.0, r"state.clip\[2\].norms\[3\] must be a number of 0"),
+    "one parameter's limit": (["clip", 1, "gamma", 2], "nan", r"state.clip\[1\].gamma\[2\] must be a fin"),
+    "a matrix": (["clip", 1, "lowest", 0, 1], "inf", r"state.clip\[1\].lowest\[0\]\[1\] must be a finite"),
+    "nan loss": (["spike", "loss", 0], "nan", r"state.spike.loss\[0\] must be a finite number"),
+    "-inf loss": (["spike", "loss", 0], "-inf", r"state.spike.loss\[0\] must be a number of -3.40282e\+38"),
+    "negative wait": (["loss_scale", "good_steps"], -1, "state.loss_scale.good_steps must be a number of 0"),
+    "nan size": (["loss_scale", "statistics", "variance"], "nan", "statistics.variance must be a finite"),
+}
+
+
+@pytest.mark.parametrize(("path", "value", "message"), POISON.values(), ids=POISON)
+def test_statistics_that_would_disable_a_rule_are_rejected(path, value, message):
+    backend = BACKENDS["numpy"]
+    _, state = backend.run(STATISTICS, [backend.observe([1.0, 2.0, 3.0], loss=-0.5, amax=0.25)] * 6)
+    plain = state_to_dict(state)
+    assert_bit_equal(state_from_dict(copy.deepcopy(plain), state, xp=backend.xp), state)
+    broken(["state", *path], value)(plain)
+    with pytest.raises(ValueError, match=message):
+        state_from_dict(plain, state, xp=backend.xp)
 
 
 @pytest.mark.parametrize("plain", [None, [], "text", 1, {}, {"state": {}}])

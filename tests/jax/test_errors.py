@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
@@ -148,3 +150,243 @@ def test_a_wrong_call_changes_nothing() -> None:
     after, state_after = stablenum_jax.step(tx, params, opt_state, make_grads(0))
     assert stablenum_jax.metrics(state_after)["step"] == 0
     assert (after["out"] != params["out"]).any()
+
+
+@every_mode
+@pytest.mark.parametrize("value", [1j, jnp.ones(()) + 0j, "1.0", object(), np.asarray("x")])
+def test_a_value_that_is_not_a_real_number(stepper: Any, value: Any) -> None:
+    tx = optax.chain(stablenum_jax.guard(), optax.adam(1e-3))
+    params = make_params()
+    with pytest.raises(TypeError, match="value must be the loss, a real number; got") as caught:
+        stablenum_jax.step(tx, params, tx.init(params), make_grads(0), value=value)
+    assert type(value).__name__ in str(caught.value) or "dtype complex64. Take its real part" in str(
+        caught.value
+    )
+    wrapped = stablenum_jax.guard(optax.adam(1e-3))
+    with pytest.raises(TypeError, match="value must be the loss"):
+        wrapped.update(make_grads(0), wrapped.init(params), params, value=value)
+
+
+@every_mode
+@pytest.mark.parametrize("form", [jnp.int32, jnp.bool_, jnp.complex64])
+def test_gradients_of_another_kind_than_the_parameters(stepper: Any, form: Any) -> None:
+    tx = optax.chain(stablenum_jax.guard(clip=1.0), optax.adam(1e-3))
+    params = make_params()
+    grads = jax.tree.map(lambda g: g.astype(form), make_grads(0))
+    message = rf"grads\[.*\] must hold floating-point numbers, .* float32 .*; got {jnp.dtype(form)}\. Pass"
+    with pytest.raises(TypeError, match=message):
+        stepper(tx)(params, tx.init(params), grads)
+
+
+def test_gradients_that_jax_makes_of_other_kinds_are_accepted() -> None:
+    params = {"n": jnp.arange(2), "w": jnp.ones(2), "z": jnp.ones(2) + 1j}
+    grads = jax.grad(lambda p: jnp.sum(p["w"]) + jnp.sum(jnp.abs(p["z"])), allow_int=True)(params)
+    assert grads["n"].dtype == jax.dtypes.float0
+    tx = optax.chain(stablenum_jax.guard(), optax.sgd(0.1))
+    grads = {"n": None, **{k: v for k, v in grads.items() if k != "n"}}
+    after, _ = stablenum_jax.step(tx, params, tx.init(params), grads)
+    assert (after["w"] < 1).all()
+    assert (after["n"] == params["n"]).all()
+
+
+@every_mode
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda g: None, "grads must be a tree like params"),
+        (lambda g: 3.0, "grads must be a tree like params"),
+        (lambda g: list(g.values()), "grads must be a tree like params"),
+        (lambda g: {}, "grads must be a tree like params"),
+        (lambda g: {**g, "more": jnp.ones(2)}, "grads must be a tree like params.*Nothing was changed"),
+        (lambda g: {**g, "out": jnp.ones((7, 7))}, r"grads\['out'\] must have its parameter's shape"),
+        (lambda g: {**g, "out": jnp.ones(())}, r"grads\['out'\] must have its parameter's shape"),
+    ],
+)
+def test_gradients_that_do_not_fit_the_parameters(stepper: Any, change: Any, message: str) -> None:
+    tx = optax.chain(stablenum_jax.guard(), optax.adam(1e-3))
+    params = make_params()
+    with pytest.raises(ValueError, match=message):
+        stepper(tx)(params, tx.init(params), change(make_grads(0)))
+
+
+def test_a_step_with_other_arguments_that_are_wrong() -> None:
+    tx = optax.chain(stablenum_jax.guard(), optax.adam(1e-3))
+    params = {"w": jnp.ones(2)}
+    for wrong in (3, None, optax.adam):
+        with pytest.raises(TypeError, match=r"tx must be an optax\.GradientTransformation"):
+            stablenum_jax.step(wrong, params, tx.init(params), params)
+    with pytest.raises(TypeError, match="params must be the parameters; got NoneType"):
+        stablenum_jax.step(tx, None, tx.init(params), params)
+    other = tx.init({"w": jnp.ones(3)})
+    with pytest.raises(
+        ValueError, match=r"opt_state must be the state of tx for these params.*\(2,\).*\(3,\)"
+    ):
+        stablenum_jax.step(tx, params, other, params)
+
+
+@pytest.mark.parametrize("name", [3, "", ["data"], math.nan, ("data", 3), True])
+def test_an_axis_name_that_names_no_axis(name: Any) -> None:
+    with pytest.raises(TypeError, match="axis_name must be the name of an axis"):
+        stablenum_jax.guard(axis_name=name)
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (3, "loss must be of a floating-point format; got int32"),
+        (jnp.arange(1)[0], "loss must be of a floating-point format; got int32"),
+        (1j, "loss must be the loss, a real number; got dtype complex64"),
+        (None, "loss must be the loss, a real number; got NoneType"),
+        ("x", "loss must be the loss, a real number; got str"),
+    ],
+)
+def test_scale_loss_of_something_that_is_not_a_loss(loss: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        stablenum_jax.scale_loss(loss, stablenum_jax.guard(loss_scale=4.0).init(jnp.ones(2)))
+
+
+@pytest.mark.parametrize(
+    ("fun", "has_aux", "message"),
+    [
+        (3, False, "fun must be a function that returns the loss; got int"),
+        (jnp.sum, "yes", "has_aux must be True or False; got str"),
+        (lambda w: w, False, r"the loss that fun returns must be .* scalar; got float32 of shape \(2,\)"),
+        (lambda w: None, False, "the loss that fun returns must be .*; got NoneType"),
+        (lambda w: (jnp.sum(w), w), False, "got tuple. Give has_aux=True if fun returns"),
+        (lambda w: jnp.sum(w) + 0j, False, "the loss that fun returns must be .*; got complex64"),
+        (jnp.sum, True, r"the result of fun with has_aux=True must be \(loss, aux\)"),
+    ],
+)
+def test_value_and_grad_of_something_without_a_loss(fun: Any, has_aux: Any, message: str) -> None:
+    opt_state = stablenum_jax.guard(loss_scale=4.0).init(jnp.ones(2))
+    with pytest.raises(TypeError, match=message):
+        stablenum_jax.value_and_grad(fun, opt_state, has_aux=has_aux)(jnp.ones(2))
+
+
+@pytest.mark.parametrize("scale", [math.nan, math.inf, -1.0, 0.0, True, "2", 1j, [1.0], jnp.ones(2)])
+def test_a_replay_with_a_wrong_loss_scale(scale: Any) -> None:
+    with pytest.raises(
+        ValueError, match=r"loss_scale must be a finite number above 0; got .* or leave it out"
+    ):
+        stablenum_jax.replay(jnp.sum, jnp.ones(2), loss_scale=scale)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        (
+            {"argnums": "0"},
+            ValueError,
+            "argnums must be the number of a positional argument, or several; got '0'",
+        ),
+        ({"argnums": 1.0}, ValueError, "argnums must be the number .*; got 1.0"),
+        ({"argnums": True}, ValueError, "argnums must be the number .*; got True"),
+        ({"argnums": ()}, ValueError, r"argnums must be the number .*; got \(\)"),
+        ({"argnums": (0, "x")}, ValueError, "argnums must be the number"),
+        ({"argnums": 4}, ValueError, "argnums must name positional arguments, here 0 to 0; got 4"),
+        ({"has_aux": "x"}, TypeError, "has_aux must be True or False; got str"),
+        ({"gradients": 1}, TypeError, "gradients must be True or False; got int"),
+        ({"known_bad": "x"}, TypeError, "known_bad must be True or False; got str"),
+        ({"opt_state": 3}, TypeError, "opt_state must be the state of an optax transformation; got int"),
+        ({"opt_state": optax.adam(0.1)}, TypeError, "opt_state must be the state .* Pass what tx.init or"),
+    ],
+)
+def test_a_replay_with_wrong_options(options: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        stablenum_jax.replay(jnp.sum, jnp.ones(2), **options)
+
+
+@pytest.mark.parametrize("fun", [3, None, jnp.ones(2)])
+def test_a_replay_of_something_that_is_not_a_function(fun: Any) -> None:
+    with pytest.raises(TypeError, match="fun must be a function that runs the step; got"):
+        stablenum_jax.replay(fun, jnp.ones(2))
+
+
+WEIGHT = {"w": jnp.ones(2)}
+STATE = optax.adam(0.1).init(WEIGHT)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "message"),
+    [
+        ((5, 5), {}, TypeError, "opt_state must be the state of an optax transformation; got int"),
+        ((optax.adam(0.1), WEIGHT), {}, TypeError, r"opt_state must be .* Pass what tx\.init or tx\.update"),
+        ((WEIGHT, STATE), {}, ValueError, "opt_state must come before params.* Swap the two"),
+        (
+            (STATE, {"w": jnp.ones(3)}),
+            {},
+            ValueError,
+            r"whose moment of 'w' has shape \(2,\); got shape \(3,\)",
+        ),
+        ((STATE, WEIGHT), {"learning_rate": math.nan}, ValueError, "learning_rate must be a finite number"),
+        (
+            (STATE, WEIGHT),
+            {"learning_rate": -1.0},
+            ValueError,
+            "learning_rate must be .* at least 0; got -1.0",
+        ),
+        ((STATE, WEIGHT), {"learning_rate": "x"}, ValueError, "learning_rate must be .*; got 'x'"),
+        (
+            (STATE, WEIGHT),
+            {"b1": math.nan},
+            ValueError,
+            "b1 must be a finite number at least 0 and at most 1",
+        ),
+        (
+            (STATE, WEIGHT),
+            {"b2": 2},
+            ValueError,
+            "b2 must be a finite number at least 0 and at most 1; got 2",
+        ),
+        ((STATE, WEIGHT), {"eps": -1e-8}, ValueError, "eps must be a finite number at least 0; got -1e-08"),
+        ((STATE, WEIGHT), {"grads": 5}, ValueError, "grads must be a tree like params, or None"),
+        ((STATE, WEIGHT), {"updates": {}}, ValueError, "updates must be a tree like params, or None"),
+        ((STATE, WEIGHT), {"grads": {"w": jnp.arange(2)}}, TypeError, "grads must hold .*; 'w' is int32"),
+    ],
+)
+def test_an_audit_of_wrong_arguments(arguments: Any, options: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        stablenum_jax.audit(*arguments, **options)
+
+
+@pytest.mark.parametrize("state", [5, "x", optax.adam(0.1)])
+def test_a_repair_of_something_that_is_not_a_state(state: Any) -> None:
+    with pytest.raises(TypeError, match="opt_state must be the state of an optax transformation"):
+        stablenum_jax.repair(state, stablenum_jax.audit(STATE, WEIGHT))
+
+
+@pytest.mark.parametrize("inner", [3, None, optax.adam, GuardConfig()])
+def test_master_weights_of_something_that_is_not_a_transformation(inner: Any) -> None:
+    with pytest.raises(TypeError, match=r"inner must be an optax\.GradientTransformation"):
+        stablenum_jax.master_weights(inner)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": jnp.ones((2, 3), jnp.int32)}, "x must be an array of a floating-point dtype; got int32"),
+        ({"w": jnp.ones((3, 4)) + 0j}, "w must be an array of a floating-point dtype; got complex64"),
+        ({"x": [[1.0, 2.0, 3.0]]}, "x must be an array of a floating-point dtype; got list"),
+        ({"state": None}, r"state must be what init_fp8\(\) returned, .*; got NoneType"),
+        ({"native": "no"}, "native must be True or False; got str"),
+    ],
+)
+def test_a_product_in_8_bits_of_wrong_arguments(change: Any, message: str) -> None:
+    good = {"x": jnp.ones((2, 3)), "w": jnp.ones((3, 4)), "state": stablenum_jax.init_fp8()}
+    with pytest.raises(TypeError, match=message):
+        stablenum_jax.fp8_dot(**{**good, **change})
+
+
+@pytest.mark.parametrize(
+    ("fun", "options", "message"),
+    [
+        (3, {}, "fun must be a function .*; got int"),
+        (jnp.sum, {"has_aux": 1}, "has_aux must be True or False; got int"),
+        (jnp.sum, {"optimizer": 3}, r"optimizer must be an optax\.GradientTransformation"),
+        (jnp.sum, {"opt_state": 3}, "opt_state must be the state of an optax transformation"),
+        (jnp.sum, {"formats": 3}, "formats must be a sequence of names"),
+    ],
+)
+def test_a_range_report_of_wrong_arguments(fun: Any, options: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        stablenum_jax.range_report(fun, jnp.ones(2), **options)

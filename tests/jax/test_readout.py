@@ -16,6 +16,7 @@ import pytest
 import stablenum
 import stablenum_jax
 from stablenum import GuardConfig, NonFiniteError, Observation, decide, init_guard
+from stablenum.guard.skip_log import SkipLog
 from stablenum.guard.statedict import StatisticsNotLoadedWarning, state_from_dict, state_to_dict
 from tests.jax.helpers import (
     assert_same_bits,
@@ -238,3 +239,18 @@ def test_stacked_and_traced_states_are_rejected_with_a_clear_message() -> None:
         stablenum_jax.metrics(stacked)
     with pytest.raises(ValueError, match="concrete"):
         jax.jit(stablenum_jax.history)(tx.init(params))
+
+
+def test_metrics_log_a_run_of_skips_of_a_jitted_step(caplog, monkeypatch):
+    monkeypatch.setattr("stablenum_jax._step.readout._skips", SkipLog())
+    tx = optax.chain(stablenum_jax.guard(), optax.sgd(0.1))
+    params = {"w": jnp.ones(2)}
+    opt_state = tx.init(params)
+    step = jax.jit(lambda params, opt_state, grads: stablenum_jax.step(tx, params, opt_state, grads))
+    for i in range(1, 41):
+        params, opt_state = step(params, opt_state, {"w": jnp.asarray([1.0, jnp.nan])})
+        if i % 10 == 0:
+            stablenum_jax.metrics(opt_state)
+    messages = [record.getMessage() for record in caplog.records if record.name == "stablenum"]
+    assert [message.split()[0] for message in messages] == ["10", "30"]
+    assert all("First bad parameter: w " in message for message in messages)

@@ -9,8 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import array_api_compat.numpy
+import array_api_compat.torch
 import jax
 import jax.numpy as jnp
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -19,6 +22,7 @@ from mpmath import mpf
 import stablenum_jax.losses
 import stablenum_torch.losses
 from stablenum.formats import FORMATS
+from stablenum.losses.gamma_function import log_factorial
 from tests.losses import oracle
 from tests.losses.running import ROUTES, RUNS, close, rounded, run
 
@@ -216,6 +220,35 @@ def test_edges_are_as_documented(route: str) -> None:
     value, (grad,) = run(route, "poisson_nll", [np.asarray([0.0, -1.0]), np.ones(2)], log_input=False)
     close(value, [8 * math.log(10), 8 * math.log(10) - 1], "float32", ulps=4)
     close(grad, [1 - 1e8] * 2, "float32", ulps=4)
+
+
+@pytest.mark.parametrize("form", ["float32", "float64"])
+@pytest.mark.parametrize("route", ["torch", "jax jit"])
+def test_the_logarithm_of_a_factorial_is_accurate(route: str, form: str) -> None:
+    """What ``full=True`` adds: next to a loss of 1 at the logarithm 0, whose slope by the count is 0."""
+    draw = np.random.default_rng(7)
+    counts = [np.arange(60), [170, 1e3, 1e6, 1e12, 1e30], draw.uniform(0, 12, 200), draw.uniform(0, 2, 50)]
+    y = rounded(np.concatenate(counts), form)
+    value, (slope,) = run(route, "poisson_nll", [0 * y, y], form, wrt=(1,), full=True)
+    exact = [float(1 + mpmath.loggamma(1 + mpf(v))) for v in y.tolist()]
+    slopes = [float(mpmath.digamma(1 + mpf(v))) for v in y.tolist()]
+    close(value, exact, form, ulps=4, what="value")
+    close(slope, slopes, form, ulps=5, scale=0.5, what="slope")
+
+
+@pytest.mark.parametrize("form", ["float32", "float64"])
+@pytest.mark.parametrize("route", ["torch", "jax jit", "numpy"])
+def test_the_logarithm_of_a_factorial_is_accurate_next_to_its_zeros(route: str, form: str) -> None:
+    offsets = 2.0 ** -np.arange(1, 24)
+    y = np.concatenate([offsets, 1 - offsets, 1 + offsets, [0.0, 1.0, 2.0, 9.999, 10.0]]).astype(form)
+    with jax.enable_x64(form == "float64"):
+        got = {
+            "torch": lambda: log_factorial(torch.tensor(y), xp=array_api_compat.torch),
+            "jax jit": lambda: jax.jit(functools.partial(log_factorial, xp=jnp))(jnp.asarray(y)),
+            "numpy": lambda: log_factorial(y, xp=array_api_compat.numpy),
+        }[route]()
+    exact = [float(mpmath.loggamma(1 + mpf(v))) for v in y.tolist()]
+    close(np.asarray(got, np.float64), exact, form, ulps=4)
 
 
 @pytest.mark.parametrize("route", ["torch", "jax jit"])

@@ -233,9 +233,9 @@ def test_a_margin_that_no_cosine_reaches_raises_when_the_module_is_made(margin: 
 
 
 def test_input_that_is_not_a_floating_tensor_raises() -> None:
-    with pytest.raises(TypeError, match="a loss takes tensors"):
+    with pytest.raises(TypeError, match="predictions must be a tensor; got list"):
         tl.huber([1.0], X)
-    with pytest.raises(TypeError, match="a loss takes tensors"):
+    with pytest.raises(TypeError, match="logits must be a tensor; got NoneType"):
         tl.cross_entropy(targets=T)
     with pytest.raises(TypeError, match="floating-point format"):
         tl.huber(T, T)
@@ -262,6 +262,64 @@ def test_a_loss_copies_no_tensor_that_has_the_format_of_the_computation(name: st
     with Copies():
         getattr(tl, name)(x, y)
     assert not found
+
+
+WRONG_TYPES = [
+    ("cross_entropy", lambda x, y, t: ((x, None), {}), "targets must be an? (tensor|array); got NoneType"),
+    ("cross_entropy", lambda x, y, t: ((x, "x"), {}), "targets must be an? (tensor|array); got str"),
+    ("cross_entropy", lambda x, y, t: ((x, t + 0j), {}), "targets must hold real numbers; got .*complex64"),
+    ("cross_entropy", lambda x, y, t: ((x, t), {"mask": "x"}), "mask must be .* or None; got str"),
+    ("cross_entropy", lambda x, y, t: ((x, t), {"weight": 3}), "weight must be .* or None; got int"),
+    ("cross_entropy", lambda x, y, t: ((x, t), {"weight": x[0] + 0j}), "weight must hold real numbers"),
+    ("cross_entropy", lambda x, y, t: ((x, t), {"ignore_index": "x"}), "ignore_index must be a whole number"),
+    ("cross_entropy", lambda x, y, t: ((x, t), {"ignore_index": math.nan}), "ignore_index must be a whole"),
+    ("cross_entropy", lambda x, y, t: ((x, t), {"dtype": "x"}), "dtype must be a floating-point .*; got 'x'"),
+    (
+        "cross_entropy",
+        lambda x, y, t: ((x, t), {"axis": "x"}),
+        "(dim|axis) must be a whole number.*; got 'x'",
+    ),
+    ("focal", lambda x, y, t: ((x, t), {"ignore_index": None}), "ignore_index must be a whole number"),
+    ("focal", lambda x, y, t: ((x, t), {"class_mask": 1.0}), "class_mask must be .* or None; got float"),
+    (
+        "binary_cross_entropy",
+        lambda x, y, t: ((x, y), {"pos_weight": 2.0}),
+        "pos_weight must be .*; got float",
+    ),
+    ("binary_cross_entropy", lambda x, y, t: ((x, y + 0j), {}), "targets must hold real numbers"),
+    ("huber", lambda x, y, t: ((x + 0j, y), {}), "predictions must hold real numbers; got .*complex64"),
+    ("huber", lambda x, y, t: ((x, None), {}), "targets must be an? (tensor|array); got NoneType"),
+    ("log_cosh", lambda x, y, t: ((x, y), {"dtype": 3}), "dtype must be a floating-point .*; got 3"),
+    ("gaussian_nll", lambda x, y, t: ((x, y, None), {}), "var must be an? (tensor|array); got NoneType"),
+    ("gaussian_nll", lambda x, y, t: ((x, y, y), {"full": "no"}), "full must be True or False; got str"),
+    ("poisson_nll", lambda x, y, t: ((x, y), {"log_input": 0}), "log_input must be True or False; got int"),
+    ("cosine_similarity", lambda x, y, t: ((x, y + 0j), {}), "y must hold real numbers"),
+    ("info_nce", lambda x, y, t: ((x, None), {}), "keys must be an? (tensor|array); got NoneType"),
+]
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+@pytest.mark.parametrize(("name", "arguments", "message"), WRONG_TYPES)
+def test_an_argument_of_a_wrong_type_is_named(
+    name: str, arguments: Any, message: str, framework: str
+) -> None:
+    if framework == "torch":
+        args, options = arguments(X, torch.rand(6, 5), T)
+        options = {("dim" if k == "axis" else k): v for k, v in options.items()}
+        loss = getattr(tl, name)
+    else:
+        args, options = arguments(jnp.ones((6, 5)), jnp.ones((6, 5)), jnp.zeros(6, jnp.int32))
+        loss = getattr(jl, name)
+    with pytest.raises((TypeError, ValueError), match=message):
+        loss(*args, **options)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "bool", "complex64"])
+def test_a_result_in_a_format_that_is_not_floating_point(dtype: str) -> None:
+    with pytest.raises(TypeError, match="dtype must be a floating-point"):
+        tl.huber(X, X, dtype=getattr(torch, dtype))
+    with pytest.raises(TypeError, match="dtype must be a floating-point"):
+        jl.huber(jnp.ones(3), jnp.ones(3), dtype=dtype)
 
 
 def test_symmetric_info_nce_is_the_mean_of_both_directions_without_padding() -> None:

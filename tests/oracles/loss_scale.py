@@ -55,8 +55,8 @@ class LogMaxOracle:
     In the source: x = log2(amax); mu from a debiased mean of decay ``mean_decay``; sigma from debiased means
     of x and x^2 of decay ``std_decay``; S = 2 ** (log2_max - (mu + std_factor sigma)), clipped. Ours differs:
     steps that overflowed or have no gradient are left out; S is rounded down to a power of two (after
-    subtracting 2^-10 from the exponent); an overflow halves S, which may not rise for the next 100 good
-    steps; x is limited to the value that gives the smallest scale, and from the 101st on to 10 from mu.
+    subtracting 2^-10 from the exponent); an overflow halves S, which may rise again with the 100th good
+    step; x is limited to the value that gives the smallest scale, and from the 101st on to 10 from mu.
     """
 
     robust = True
@@ -117,7 +117,7 @@ class UnderflowAwareOracle:
     """Our simple form of Zhao et al. 2019: double while too much is lost and there is headroom.
 
     Also double after ``recovery`` good steps below the highest scale at which a step was good. After an
-    overflow, underflow does not raise the scale for 100 good steps; zero gradients are ignored.
+    overflow, underflow raises the scale with the 100th good step at the earliest; zero gradients are ignored.
     """
 
     def __init__(
@@ -140,8 +140,8 @@ class UnderflowAwareOracle:
             self.scale, self.since, self.hold = max(self.floor, self.scale / 2), 0, 100
         elif event == "good" and amax > 0:
             self.since += 1
-            lost = tiny > self.max_tiny and amax * self.scale < self.headroom and self.hold == 0
             self.hold = max(self.hold - 1, 0)
+            lost = tiny > self.max_tiny and amax * self.scale < self.headroom and self.hold == 0
             lowered = self.scale < self.highest and self.since >= self.recovery
             self.highest = max(self.highest, self.scale)
             if lost or lowered:

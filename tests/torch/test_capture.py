@@ -154,15 +154,15 @@ def test_a_background_read_gives_its_value_once(
 ) -> None:
     read, number = waits.BackgroundRead(), torch.tensor(3)
     assert read.result() is None
-    read.begin(number)
+    read.begin(number, torch.tensor([7.0, 8.0]))
     number.fill_(4)
     read.begin(number)  # one at a time: the first is still on its way
     assert read.result() is None
     FakeEvent.arrived = True
-    assert read.result() == 3
+    assert [copy.tolist() for copy in read.result() or []] == [3, [7.0, 8.0]]
     assert read.result() is None
     read.begin(number)
-    assert read.result() == 4
+    assert read.result() == [torch.tensor(4)]
     assert asked_devices == [torch.device("cpu")] * 2  # the tensor's own device, not the current one
 
 
@@ -179,7 +179,27 @@ def test_nothing_is_read_in_the_background_in_a_capture(
     monkeypatch.setattr(waits, "capturing", lambda: True)
     assert read.result() is None
     monkeypatch.setattr(waits, "capturing", lambda: False)
-    assert read.result() == 3
+    assert read.result() == [torch.tensor(3)]
+
+
+def test_skips_are_logged_without_a_wait_some_steps_later(
+    asked_devices: list[torch.device], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(waits, "_on_cuda", lambda tensor: True)
+    w = torch.nn.Parameter(torch.ones(2))
+    opt = st.wrap(torch.optim.SGD([w], lr=0.1), names={"w": w})
+    seen = []
+    for step in range(100):
+        w.grad = torch.tensor([1.0, math.nan])
+        with on_device_path():
+            opt.step()
+        FakeEvent.arrived = step % 16 == 9  # a copy takes ten steps
+        if len(caplog.records) > len(seen):
+            seen.append((step, caplog.records[-1].getMessage().split(" in a row")[0]))
+    # Copied after step 15, which the host knows of at step 26; and again at step 31.
+    assert seen == [(26, "16 steps"), (42, "32 steps")]
+    assert len(asked_devices) == 6
+    assert all("First bad parameter: w " in record.getMessage() for record in caplog.records)
 
 
 # --------------------------------------------------------------------------- a real capture

@@ -110,7 +110,9 @@ class TestANotedLossDoesNotOutliveItsStep:
 def test_two_optimizers_with_one_fixed_scale(path):
     a, b = torch.nn.Parameter(torch.ones(1)), torch.nn.Parameter(torch.ones(1))
     first, second = (st.wrap(torch.optim.SGD([p], lr=0.1), loss_scale=64.0) for p in (a, b))
-    first.backward((a + 2 * b).sum())
+    loss = (a + 2 * b).sum()
+    second.scale(loss)
+    first.backward(loss)
     first.step()
     second.step()
     assert (a.item(), b.item()) == pytest.approx((0.9, 0.8))

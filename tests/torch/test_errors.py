@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
 
+import stablenum
 import stablenum_torch as st
 from tests.torch.conftest import parameters, set_gradients
 
@@ -109,3 +111,153 @@ def test_other_public_attributes_of_the_inner_optimizer_are_reached():
             return "training"
 
     assert st.wrap(ScheduleFree(parameters(), lr=0.1)).train() == "training"
+
+
+def _root():
+    weight = torch.ones(2, requires_grad=True)
+    return weight.sqrt().sum()
+
+
+@pytest.mark.parametrize("scale", [math.nan, math.inf, -1.0, 0, True, "2", 1j, [1.0], torch.ones(2)])
+def test_a_replay_with_a_wrong_loss_scale(scale):
+    with pytest.raises(
+        ValueError, match=r"loss_scale must be a finite number above 0; got .* or leave it out"
+    ):
+        st.replay(_root, loss_scale=scale)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": 3}, r"model must be a torch\.nn\.Module or None; got int"),
+        ({"model": torch.optim.SGD(parameters(), lr=0.1)}, r"model must be .*; got SGD"),
+        ({"optimizer": 3}, r"optimizer must be a torch\.optim\.Optimizer, guarded or not, or None; got int"),
+        ({"optimizer": torch.nn.Linear(1, 1)}, "optimizer must be .*; got Linear"),
+        ({"rng_state": 3}, r"rng_state must be the tensor that torch\.get_rng_state\(\) returns"),
+        ({"rng_state": (1, 2)}, "rng_state must be .*; got tuple"),
+        ({"rng_state": torch.ones(3)}, r"rng_state must be a tensor of uint8, .*; got torch\.float32"),
+        ({"known_bad": "no"}, "known_bad must be True or False; got str"),
+    ],
+)
+def test_a_replay_with_wrong_options(options, message):
+    calls = []
+    with pytest.raises(TypeError, match=message):
+        st.replay(lambda: calls.append(1), **options)
+    assert not calls
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((3,), "closure must be a function that runs the forward pass"),
+        ((_root, {"model": 3}), r"model must be a torch\.nn\.Module or None"),
+        ((_root, {"rng_state": "x"}), "rng_state must be"),
+    ],
+)
+def test_explain_with_wrong_arguments(arguments, message):
+    closure, options = arguments if len(arguments) == 2 else (arguments[0], {})
+    with pytest.raises(TypeError, match=message):
+        st.wrap(torch.optim.SGD(parameters(), lr=0.1)).explain(closure, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
+def test_an_audit_with_gradients_of_whole_numbers(dtype):
+    weight = torch.nn.Parameter(torch.ones(2))
+    opt = torch.optim.SGD([weight], lr=0.1)
+    with pytest.raises(
+        TypeError, match=r"grads\['.*'\] must be a floating-point tensor; got torch\.(int64|bool)"
+    ):
+        st.audit(opt, [torch.ones(2, dtype=dtype)])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((3, torch.ones(2, 3)), {}, r"model must be a torch\.nn\.Module; got int"),
+        ((torch.ones(2, 3), torch.nn.Linear(3, 1)), {}, "model must be .*; got Tensor"),
+        (
+            (torch.nn.Linear(3, 1), torch.ones(2, 3)),
+            {"loss_fn": 3},
+            r"loss_fn must be a function .*; got int",
+        ),
+        ((torch.nn.Linear(3, 1), torch.ones(2, 3)), {"optimizer": 3}, "optimizer must be .*; got int"),
+        ((torch.nn.Linear(3, 1), torch.ones(2, 3)), {"formats": 3}, "formats must be a sequence of names"),
+    ],
+)
+def test_a_range_report_of_wrong_arguments(arguments, options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        st.range_report(*arguments, **options)
+
+
+def _guarded(**settings):
+    params = parameters()
+    opt = st.wrap(torch.optim.AdamW(params), **settings)
+    set_gradients(params, 0)
+    opt.step()
+    set_gradients(params, 1)
+    return params, opt
+
+
+@pytest.mark.parametrize(
+    ("use", "error", "message"),
+    [
+        (
+            lambda opt: opt.step(3),
+            TypeError,
+            "closure must be a function that returns the loss, or None; got int",
+        ),
+        (lambda opt: opt.step(torch.ones(())), TypeError, r"got Tensor\. Call opt\.backward\(loss\), then"),
+        (
+            lambda opt: opt.step(lambda: 1j),
+            TypeError,
+            "closure must return a real loss; got a complex number",
+        ),
+        (lambda opt: opt.step(lambda: torch.ones(()) + 1j), TypeError, "closure must return a real loss"),
+        (lambda opt: opt.backward(torch.ones(())), ValueError, "loss must depend on a parameter"),
+        (lambda opt: opt.backward(torch.ones(()) + 0j), ValueError, "loss must depend on a parameter"),
+        (lambda opt: opt.autocast(3), TypeError, r"dtype must be a floating-point torch\.dtype, .*; got 3"),
+        (lambda opt: opt.autocast("float16"), TypeError, "dtype must be .*; got 'float16'"),
+        (lambda opt: opt.autocast(torch.int32), TypeError, r"dtype must be .*; got torch\.int32"),
+        (lambda opt: opt.load_state_dict(3), TypeError, "state_dict must be a dict, .*; got int"),
+        (lambda opt: opt.load_state_dict(None), TypeError, "state_dict must be a dict, .*; got NoneType"),
+        (lambda opt: opt.load_state_dict({}), ValueError, "state_dict must be a dict with the keys 'state'"),
+        (lambda opt: setattr(opt, "config", {}), TypeError, "config must be a GuardConfig; got dict"),
+        (lambda opt: setattr(opt, "config", None), TypeError, "config must be a GuardConfig; got NoneType"),
+    ],
+)
+def test_a_wrong_call_of_a_guarded_optimizer_changes_nothing(use, error, message):
+    params, opt = _guarded(clip=1.0)
+    before = [p.detach().clone() for p in params], opt.guard_state_dict(), opt.config
+    with pytest.raises(error, match=message):
+        use(opt)
+    assert all(torch.equal(p, old) for p, old in zip(params, before[0], strict=True))
+    assert (opt.guard_state_dict(), opt.config) == before[1:]
+    opt.step()  # the failed call left nothing behind that spoils the next step
+    assert opt.last["applied"]
+    assert math.isnan(opt.last["loss"])
+
+
+@pytest.mark.parametrize("kind", [st.KahanUpdate, st.MasterWeights, st.StochasticRounding])
+def test_parameters_that_are_none(kind):
+    with pytest.raises(TypeError, match=r"params must be parameters, .* or groups; got int"):
+        kind(3, lambda p: torch.optim.SGD(p, lr=0.1))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        (
+            {"forward_scaling": stablenum.DelayedScaling(format="float8_e5m2")},
+            ValueError,
+            "forward_scaling must",
+        ),
+        ({"backward_scaling": stablenum.DelayedScaling()}, ValueError, "backward_scaling must be None or a"),
+        ({"native": "no"}, TypeError, "native must be True or False; got str"),
+        ({"native": 1}, TypeError, "native must be True or False; got int"),
+    ],
+)
+def test_a_policy_with_wrong_options(options, error, message):
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(error, match=message):
+        st.precision(model, "compute=fp8", **options)
+    st.precision(model, "compute=bf16").remove()  # nothing had been applied

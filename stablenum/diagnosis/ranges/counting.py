@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 from stablenum.diagnosis.ranges.limits import HIGHEST, LOWEST, limits
@@ -32,8 +32,8 @@ def checked_formats(formats: Sequence[str]) -> tuple[str, ...]:
         >>> checked_formats(["f16", "bfloat16"])
         ('float16', 'bfloat16')
     """
-    if isinstance(formats, str) or not formats:
-        hint = "Put a single name into a tuple." if formats else ""
+    if isinstance(formats, str) or not isinstance(formats, Iterable) or not formats:
+        hint = "Put a single name into a tuple." if isinstance(formats, str) and formats else ""
         raise bad_field("formats", f"a sequence of names from {either(FORMATS)}", formats, hint=hint)
     return tuple(dict.fromkeys(parse_format(name) for name in formats))
 

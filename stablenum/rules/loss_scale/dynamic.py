@@ -32,7 +32,7 @@ class DynamicLossScale:
         init_scale: S at the first step.
         growth_factor: above 1.
         backoff_factor: between 0 and 1.
-        growth_interval: the number of good steps in a row before S grows.
+        growth_interval: the number of good steps in a row after which S grows; the last of them raises it.
         hysteresis: the number of overflows at which S is lowered; 1 lowers it at the first overflow.
         hysteresis_refill: ``"good_step"`` starts the count of overflows again at each good step (apex),
             so that only overflows *in a row* count; ``"growth"`` starts it again only when S grows

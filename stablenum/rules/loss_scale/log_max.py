@@ -28,7 +28,7 @@ class LogMaxStatistics(NamedTuple):
     Attributes:
         mean, weight: () float32, the fast mean and the total weight of its observations.
         slow_mean, variance, slow_weight: () float32, the slow mean, the variance about it, and their weight.
-        hold: () int32, the number of further good steps during which the scale may not rise.
+        hold: () int32, the number of good steps with the last of which the scale may rise again.
     """
 
     mean: Array
@@ -52,8 +52,9 @@ class LogMaxLossScale:
     differences. A step that overflowed, or whose gradients are all zero, never enters the statistics (in
     OpenSeq2Seq, one overflow keeps S at 1 for thousands of steps, and one zero makes S NaN permanently). S is
     a power of two, which costs no precision and is the same number in every framework. An overflow halves S,
-    which then does not rise for 100 good steps, so S follows a lasting increase of the gradients. An outlying
-    x is limited to the x at which S reaches ``min_scale`` and, after 100 good steps, to m +- 10.
+    which rises again after 100 good steps at the earliest (with the hundredth, as ``growth_interval`` counts
+    in a dynamic scale), so S follows a lasting increase of the gradients. An outlying x is limited to the x
+    at which S reaches ``min_scale`` and, after 100 good steps, to m +- 10.
 
     The rule needs the largest gradient element, which takes one more reduction over the gradients.
 

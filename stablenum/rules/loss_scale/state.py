@@ -70,8 +70,12 @@ def scale_state(
 
 
 def next_hold(hold: Array, *, overflow: Array, good: Array, xp: Namespace) -> Array:
-    """Return () int32, the number of further good steps during which the scale may not rise; an overflow sets
-    this number to ``HOLD``."""
+    """Return () int32, the number of good steps still to come before the scale may rise; an overflow sets
+    this number to ``HOLD``.
+
+    Rules compare the number *after* the step with 0: the scale rises with the last of these good steps, as
+    it does with the last one of ``growth_interval`` in a dynamic scale.
+    """
     left = xp.where(good, at_least(hold - 1, 0, xp=xp), hold)
     return xp.where(overflow, xp.full_like(hold, HOLD), left)
 

@@ -20,7 +20,7 @@ class UnderflowStatistics(NamedTuple):
 
     Attributes:
         highest: () float32, the largest scale at which a step was good; 0 before the first good step.
-        hold: () int32, the number of further good steps during which underflow may not raise the scale.
+        hold: () int32, the number of good steps with the last of which underflow may raise the scale again.
     """
 
     highest: Array
@@ -33,11 +33,12 @@ class UnderflowAwareLossScale:
 
     Let u be the fraction of the non-zero elements of the scaled gradients that are at most 2^-24, the
     smallest float16. After a good step ``S <- 2 S`` if u > ``max_tiny`` and amax < ``headroom``. After an
-    overflow ``S <- S / 2``, and underflow does not raise S for 100 good steps. After ``recovery_interval``
-    good steps at an S below the highest one at which a step was good, ``S <- 2 S``, so that one overflow
-    does not lower S permanently. Otherwise S stays the same. Where the backward pass ran in float16, elements
-    below 2^-24 have already become zero; the elements at the last bit are then the only sign of underflow.
-    An all-zero gradient changes nothing.
+    overflow ``S <- S / 2``, and underflow raises S again after 100 good steps at the earliest (with the
+    hundredth, as ``growth_interval`` counts in a dynamic scale). After ``recovery_interval`` good steps at an
+    S below the highest one at which a step was good, ``S <- 2 S``, so that one overflow does not lower S
+    permanently. Otherwise S stays the same. Where the backward pass ran in float16, elements below 2^-24 have
+    already become zero; the elements at the last bit are then the only sign of underflow. An all-zero
+    gradient changes nothing.
 
     The rule follows Zhao et al. 2019 (arXiv 1910.12385), who choose a scale by the probability of underflow.
     A dynamic scale, in contrast, grows after an interval whether or not anything underflows.
@@ -100,8 +101,9 @@ class UnderflowAwareLossScale:
             tiny: () float32, the fraction u.
             xp: the array namespace.
         """
-        scale, highest, hold = state.scale, state.statistics.highest, state.statistics.hold
+        scale, highest = state.scale, state.statistics.highest
         good = good & (amax > 0)  # a gradient of zeros carries no information
+        hold = next_hold(state.statistics.hold, overflow=overflow, good=good, xp=xp)
         steps = xp.where(good, state.good_steps + 1, state.good_steps)
         recovered = (steps >= self.recovery_interval) & (scale < highest)
         lost = (tiny > self.max_tiny) & (amax < self.headroom) & (hold == 0)
@@ -114,6 +116,6 @@ class UnderflowAwareLossScale:
             hysteresis_left=state.hysteresis_left,
             statistics=UnderflowStatistics(
                 highest=xp.where(good, xp.maximum(highest, scale), highest),
-                hold=next_hold(hold, overflow=overflow, good=good, xp=xp),
+                hold=hold,
             ),
         )

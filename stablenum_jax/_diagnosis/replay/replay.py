@@ -13,6 +13,8 @@ import numpy as np
 
 from stablenum.diagnosis import Finding, Report
 from stablenum.diagnosis.replay.judge import Evidence
+from stablenum.errors import bad_field
+from stablenum.settings_checks import check_callable, check_flag, check_loss_scale
 from stablenum_jax._diagnosis.audit import state_problems
 from stablenum_jax._diagnosis.replay.flags import flags_of
 from stablenum_jax._diagnosis.replay.guards import scale_of, unscaled
@@ -21,7 +23,7 @@ from stablenum_jax._diagnosis.replay.jax_internals import quiet, under_transform
 from stablenum_jax._diagnosis.replay.labels import outside_indices
 from stablenum_jax._diagnosis.replay.programs import Program, program_of
 from stablenum_jax._diagnosis.replay.run import Run, result_flags, run_compiled, run_eagerly, run_instrumented
-from stablenum_jax._trees.leaves import is_floating
+from stablenum_jax._trees.leaves import check_state, is_floating
 from stablenum_jax._trees.state import has_guard, is_guard
 from stablenum_jax._trees.state import loss_scale as guard_scale
 
@@ -63,9 +65,9 @@ def replay(
         HTML.
 
     Raises:
-        TypeError: called inside jit, grad or vmap; with ``gradients=True``, the result is not a
-            floating-point scalar.
-        ValueError: ``argnums`` names no argument.
+        TypeError: an argument has a wrong type; called inside jit, grad or vmap; with ``gradients=True``, the
+            result is not a floating-point scalar.
+        ValueError: ``argnums`` names no argument; ``loss_scale`` is not a finite number above 0.
 
     Example:
         >>> import jax.numpy as jnp
@@ -73,6 +75,8 @@ def replay(
         >>> report.verdict.cause.value, report.findings[0].operation
         ('boundary_derivative', 'sqrt')
     """
+    check_callable("fun", fun, "a function that runs the step")
+    _check_options(has_aux, gradients, opt_state, known_bad)
     start = time.perf_counter()
     numbers = _argnums(argnums, len(args))
     _check_no_tracers((args, kwargs))
@@ -87,8 +91,24 @@ def replay(
     return Report.of(evidence, notes=tuple(outcome.notes), seconds=time.perf_counter() - start)
 
 
+def _check_options(has_aux: object, gradients: object, opt_state: object, known_bad: object) -> None:
+    """Check the options of a replay, before anything runs.
+
+    Raises:
+        TypeError: one of them has a wrong type.
+    """
+    check_flag("has_aux", has_aux)
+    if gradients is not None:
+        check_flag("gradients", gradients)
+    if opt_state is not None:
+        check_state("opt_state", opt_state)
+    check_flag("known_bad", known_bad)
+
+
 def _argnums(argnums: int | Sequence[int], count: int) -> tuple[int, ...]:
-    given = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    given = tuple(argnums) if isinstance(argnums, (tuple, list)) else (argnums,)
+    if not given or not all(isinstance(n, int) and not isinstance(n, bool) for n in given):
+        raise bad_field("argnums", "the number of a positional argument, or several", argnums)
     wrong = [n for n in given if not -count <= n < count]
     if wrong and count:
         raise ValueError(f"argnums must name positional arguments, here 0 to {count - 1}; got {wrong[0]}.")
@@ -105,7 +125,7 @@ def _check_no_tracers(tree: Any) -> None:
 
 def _scale(given: float | None, opt_state: Any) -> float:
     if given is not None:
-        return float(given)
+        return check_loss_scale(given)
     return float(guard_scale(opt_state)) if opt_state is not None and has_guard(opt_state) == 1 else 1.0
 
 

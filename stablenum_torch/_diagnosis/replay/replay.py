@@ -12,8 +12,10 @@ from torch.optim import Optimizer
 
 from stablenum.diagnosis import Report
 from stablenum.diagnosis.replay.judge import Evidence
+from stablenum.errors import bad_type
 from stablenum.formats import FLOAT32_MAX
-from stablenum_torch._devices.generators import RngState
+from stablenum.settings_checks import check_callable, check_flag, check_loss_scale
+from stablenum_torch._devices.generators import RngState, check_rng_state
 from stablenum_torch._diagnosis.audit import state_problems
 from stablenum_torch._diagnosis.replay.inputs import look_around
 from stablenum_torch._diagnosis.replay.run import Call, Run, run
@@ -62,7 +64,8 @@ def replay(
         A report with ``ok``, ``findings`` (the first cause first) and ``verdict``; ``str`` gives its text.
 
     Raises:
-        TypeError: ``step_fn`` is not callable.
+        TypeError: ``step_fn`` is not callable, or another argument has a wrong type.
+        ValueError: ``loss_scale`` is not a finite number above 0.
         Exception: what ``step_fn`` raised, unless an operation rejected labels or non-finite numbers.
 
     Example:
@@ -72,13 +75,30 @@ def replay(
         >>> report.findings[0].operation, report.verdict.cause.value, w.grad
         ('sqrt', 'boundary_derivative', None)
     """
-    if not callable(step_fn):
-        raise TypeError(f"step_fn must be a function that runs the step; got {type(step_fn).__name__}.")
+    check_callable("step_fn", step_fn, "a function that runs the step")
+    _check_options(model, optimizer, rng_state, known_bad)
+    if loss_scale is not None:
+        loss_scale = check_loss_scale(loss_scale)
     start = time.perf_counter()
     with torch.inference_mode(False):
         call = Call(step_fn, args, kwargs, look_around(step_fn, args, kwargs, model, optimizer))
         evidence, notes = _evidence(call, loss_scale, rng_state, known_bad)
     return Report.of(evidence, notes=notes, seconds=time.perf_counter() - start)
+
+
+def _check_options(model: object, optimizer: object, rng_state: object, known_bad: object) -> None:
+    """Check the options of a replay, before anything runs.
+
+    Raises:
+        TypeError: one of them has a wrong type.
+    """
+    if model is not None and not isinstance(model, nn.Module):
+        raise bad_type("model", "a torch.nn.Module or None", model)
+    if optimizer is not None and not isinstance(optimizer, Optimizer):
+        raise bad_type("optimizer", "a torch.optim.Optimizer, guarded or not, or None", optimizer)
+    if rng_state is not None:
+        check_rng_state(rng_state)
+    check_flag("known_bad", known_bad)
 
 
 def _evidence(

@@ -132,8 +132,9 @@ class GuardedRun(PlainRun):
         self._guarded.backward(loss)
 
     def _finish_step(self, loss: float | None) -> None:
+        # The gradients are given: these calls say that they have been scaled, and record the loss.
+        self._guarded.scale()
         if loss is not None:
-            # This call only records the loss, because the gradients are given.
             self._guarded.scale(torch.tensor(loss, device=self._device))
         self._step()
         check_halted(self._guarded.guard_state, config=self._guarded.config)

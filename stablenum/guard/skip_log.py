@@ -1,0 +1,56 @@
+"""Log messages about steps that are skipped one after the other, at most a few per run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from stablenum.guard.halting import first_bad_parameter
+from stablenum.guard.readout import Metrics
+from stablenum.guard.reasons import explain_reason
+
+__all__ = ["SkipLog"]
+
+_FIRST = 3  # a dynamic loss scale comes down by a step or two now and then
+_QUIET = 1000  # steps between messages about the beginnings of two runs of skips
+
+_logger = logging.getLogger("stablenum")
+
+
+class SkipLog:
+    """Logs a warning at 3 skipped steps in a row, and again at 30, 300, 3000...
+
+    After a message, further runs of skips are not mentioned for 1000 steps before they reach 30.
+    """
+
+    def __init__(self) -> None:
+        self._next = _FIRST
+        self._in_a_row = self._step = self._quiet_until = 0
+
+    def after_step(self, in_a_row: int, step: int, last: Callable[[], Metrics]) -> None:
+        """Log a warning if one is due.
+
+        Args:
+            in_a_row: the number of steps skipped in a row, after any step.
+            step: the number of steps so far.
+            last: returns the last step's metrics; called only for a message.
+        """
+        if step < self._step:  # another run, with a new state
+            self._quiet_until = 0
+        if in_a_row < self._in_a_row:  # steps were applied in between
+            self._next = _FIRST
+        self._in_a_row, self._step = in_a_row, step
+        if in_a_row < self._next or (in_a_row < 10 * _FIRST and step < self._quiet_until):
+            return
+        while self._next <= in_a_row:
+            self._next *= 10
+        self._quiet_until = step + _QUIET
+        _logger.warning(_message(last()))
+
+
+def _message(last: Metrics) -> str:
+    n, step = last["skipped_in_a_row"], last["step"]
+    return (
+        f"{n} steps in a row were skipped, up to step {step}. {first_bad_parameter(last)} "
+        f"At step {step} {explain_reason(last['reason'])} Loss scale: {last['loss_scale']:g}."
+    )

@@ -1,0 +1,73 @@
+"""The log message about skipped steps: when it comes, how often, and what it says."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import pytest
+
+from stablenum import GuardConfig
+from stablenum.guard.readout import metrics
+from stablenum.guard.skip_log import SkipLog
+from tests.backends import BACKENDS
+
+NAMES = ["embed.weight", "head.weight"]
+
+
+@pytest.fixture(autouse=True)
+def _all_messages(caplog):
+    caplog.set_level(logging.DEBUG, logger="stablenum")
+
+
+def steps_with_a_message(caplog, pattern: str, *, every: int = 1, log: SkipLog | None = None) -> list[int]:
+    """The steps of ``pattern`` (b: bad) after which a message is logged, if every so many are looked at."""
+    numpy, config, found = BACKENDS["numpy"], GuardConfig(), []
+    log = log or SkipLog()
+    run, state = numpy.prepare(config), numpy.init(config, 2)
+    for i, letter in enumerate(pattern):
+        _, state = run(state, numpy.observe([1.0, math.nan if letter == "b" else 2.0], loss=0.5))
+        if i % every == every - 1:
+            before = len(caplog.records)
+            last = metrics(state, NAMES)
+            log.after_step(last["skipped_in_a_row"], int(state.step), lambda last=last: last)
+            found += [i] * (len(caplog.records) - before)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("pattern", "steps"),
+    [
+        ("g" * 50, []),
+        ("bbg" * 50, []),
+        ("gbbbg", [3]),
+        ("b" * 3500, [2, 29, 299, 2999]),
+        ("bbbg" * 500, [2, 1002]),
+        ("bbbg" + "b" * 40, [2, 33]),
+        ("b" * 31 + "g" + "b" * 31, [2, 29, 61]),
+    ],
+)
+def test_a_message_comes_at_3_skips_in_a_row_and_seldom_again(caplog, pattern, steps):
+    assert steps_with_a_message(caplog, pattern) == steps
+
+
+def test_a_host_that_looks_seldom_gets_one_message_for_all_it_missed(caplog):
+    assert steps_with_a_message(caplog, "b" * 4000, every=1000) == [999, 2999]
+
+
+def test_another_training_is_not_silenced_by_the_one_before(caplog):
+    log = SkipLog()
+    assert steps_with_a_message(caplog, "g" * 5000 + "bbb", log=log) == [5002]
+    assert steps_with_a_message(caplog, "gbbb", log=log) == [3]
+
+
+def test_the_message_names_the_parameter_the_reason_and_the_remedy(caplog):
+    steps_with_a_message(caplog, "gbbb")
+    (record,) = caplog.records
+    assert (record.name, record.levelno) == ("stablenum", logging.WARNING)
+    message = record.getMessage()
+    assert message.startswith(
+        "3 steps in a row were skipped, up to step 3. First bad parameter: head.weight "
+    )
+    assert "a gradient holds NaN" in message
+    assert "Remedy: " in message

@@ -1,0 +1,95 @@
+"""What a skipped step does to the buffers of a model."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+
+import stablenum_torch as st
+
+
+def model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1)]
+    return torch.nn.Sequential(*layers)
+
+
+def batch(step: int, bad: bool) -> torch.Tensor:
+    x = torch.randn(8, 3, generator=torch.Generator().manual_seed(step))
+    return x * math.nan if bad else x
+
+
+def train(net, opt, steps, *, bad=(), micro_batches=1) -> None:
+    for step in steps:
+        opt.zero_grad()
+        for part in range(micro_batches):
+            opt.backward(net(batch(step * micro_batches + part, step in bad)).square().mean())
+        opt.step()
+
+
+def bits(net: torch.nn.Module) -> dict[str, bytes]:
+    return {name: t.numpy().tobytes() for name, t in net.state_dict().items()}
+
+
+def guarded(net: torch.nn.Module, **settings) -> torch.optim.Optimizer:
+    return st.wrap(torch.optim.AdamW(net.parameters(), lr=0.1, fused=True), **settings)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_a_run_with_bad_batches_ends_bit_equal_to_the_run_without_them(path, micro_batches):
+    nets = [model(), model()]
+    train(nets[0], guarded(nets[0], buffers=nets[0]), range(6), bad={0, 3}, micro_batches=micro_batches)
+    train(nets[1], guarded(nets[1]), [1, 2, 4, 5], micro_batches=micro_batches)
+    assert bits(nets[0]) == bits(nets[1])
+
+
+def test_without_the_argument_the_statistics_are_nan_for_good(path):
+    """The trap: every parameter is finite, and the model is unusable in evaluation."""
+    net = model()
+    train(net, guarded(net), range(3), bad={1})
+    assert all(p.isfinite().all() for p in net.parameters())
+    assert net[1].running_mean.isnan().all()
+
+
+def test_what_a_checkpoint_loads_after_wrapping_is_kept(path):
+    net = model()
+    opt = guarded(net, buffers=net)
+    train(net, opt, range(2))
+    saved = {name: torch.full_like(t, 7) for name, t in net.state_dict().items() if "running" in name}
+    net.load_state_dict(saved, strict=False)
+    train(net, opt, [2], bad={2})
+    assert net[1].running_mean.tolist() == [7.0] * 4
+
+
+def test_a_forward_pass_for_evaluation_is_no_part_of_a_step(path):
+    net = model()
+    opt = guarded(net, buffers=net)
+    train(net, opt, range(2))
+    net.eval()
+    net(batch(9, False))
+    net.train()
+    net[1].momentum = 0.0
+    net[1].running_mean.fill_(5.0)
+    train(net, opt, [2], bad={2})
+    assert net[1].running_mean.tolist() == [5.0] * 4
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
+def test_a_copy_keeps_its_own_buffers(copied):
+    net = model()
+    opt = guarded(net, buffers=net)
+    train(net, opt, range(2))
+    before = bits(net)
+    twin, twin_opt = copied((net, opt))
+    train(twin, twin_opt, [2], bad={2})
+    assert bits(twin) == bits(net) == before
+
+
+def test_buffers_must_be_a_module():
+    net = model()
+    with pytest.raises(TypeError, match=r"buffers must be a torch\.nn\.Module; got list"):
+        guarded(net, buffers=list(net.buffers()))
