@@ -17,6 +17,7 @@ from stablenum.diagnosis.ranges import RangeCollector, RangeReport
 from stablenum.diagnosis.ranges.rows import ACTIVATION, ACTIVATION_GRADIENT, GRADIENT, WEIGHT
 from stablenum.errors import bad_field, bad_type
 from stablenum.settings_checks import check_callable
+from stablenum_torch._step.checks import check_module
 from stablenum_torch._step.measure import dense_values
 from stablenum_torch._step.optimizer import GuardedOptimizer
 
@@ -77,8 +78,7 @@ def range_report(
     while isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
         model = model.module
     model = getattr(model, "_orig_mod", model)
-    if not isinstance(model, nn.Module):
-        raise bad_type("model", "a torch.nn.Module", model)
+    check_module("model", model)
     if loss_fn is not None:
         check_callable("loss_fn", loss_fn, "a function loss_fn(model, batch) or None")
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):

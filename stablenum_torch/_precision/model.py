@@ -25,6 +25,7 @@ from stablenum_torch._precision.casts import (
     running_statistics,
 )
 from stablenum_torch._precision.fp8 import EightBitProducts, offers_native_products
+from stablenum_torch._step.checks import check_module
 
 __all__ = ["PolicyHandle", "precision"]
 
@@ -91,8 +92,7 @@ def precision(
         >>> model[0](torch.ones(3, 4)).dtype
         torch.float32
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module; got {type(model).__name__}.")
+    check_module("model", model)
     check_choice("how", how, ("casts", "autocast"))
     for name, given, wanted in (
         ("forward_scaling", forward_scaling, "float8_e4m3fn"),

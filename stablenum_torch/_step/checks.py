@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from stablenum.errors import bad_type
 from stablenum.formats import FORMATS, get_format
 from stablenum.guard.config import GuardConfig
 from stablenum_torch._devices.fused_optimizers import is_fused
@@ -40,7 +41,7 @@ def check_module(name: str, module: torch.nn.Module) -> torch.nn.Module:
         TypeError: it is not a module.
     """
     if not isinstance(module, torch.nn.Module):
-        raise TypeError(f"{name} must be a torch.nn.Module; got {type(module).__name__}.")
+        raise bad_type(name, "a torch.nn.Module", module)
     return module
 
 
