@@ -430,10 +430,15 @@ def _hold_if_halted(
     if config.skip_limit is None:
         return decision, after
     halted = before.halted > 0
+    # The decision is copied field by field, because torch.compile of torch 2.11 does not trace _replace.
     one = xp.ones_like(decision.grad_norm)
-    skipped = decision._replace(
+    skipped = Decision(
         apply=decision.apply & xp.logical_not(halted),
         multiplier=xp.where(halted, one, decision.multiplier),
+        reason=decision.reason,
+        grad_norm=decision.grad_norm,
+        clip_coefficient=decision.clip_coefficient,
+        worst=decision.worst,
         unit_multipliers=tuple(xp.where(halted, one, part) for part in decision.unit_multipliers),
     )
     return skipped, select(halted, before, after, xp=xp)

@@ -16,6 +16,12 @@ TRAININGS = [name for name in SCENARIOS if name not in STREAMS]
 TORCH = ("torch", "torch-foreach", "torch-compiled")
 
 
+@pytest.fixture(autouse=True)
+def every_test_warns_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decision that cannot be compiled fails its own test; the warning comes once per process otherwise."""
+    monkeypatch.setattr("stablenum_torch._devices.compiled_decide._Compiled.warned", False)
+
+
 def placed(device: str) -> list[Backend]:
     """NumPy and PyTorch's backends, with PyTorch's tensors on a device."""
     backends = [

@@ -32,6 +32,12 @@ def gradients_set_by_hand() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def every_test_warns_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decision that cannot be compiled fails its own test; the warning comes once per process otherwise."""
+    monkeypatch.setattr("stablenum_torch._devices.compiled_decide._Compiled.warned", False)
+
+
 # Every rule with windows so short that a test runs past them. The names are those of `parameters`.
 RULES: dict[str, dict[str, Any]] = {
     "by value": {"clip": (1.0, stablenum.ClipByValue(0.3))},

@@ -89,8 +89,9 @@ def test_decisions_are_those_of_eager_operations(monkeypatch: pytest.MonkeyPatch
     assert_same(FOLD, monkeypatch)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize(
+    "name", [name if name == "stops" else pytest.param(name, marks=pytest.mark.slow) for name in OTHERS]
+)
 def test_every_rule_decides_as_eager_operations_do(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_same(OTHERS[name], monkeypatch)
 

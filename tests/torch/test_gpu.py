@@ -149,6 +149,66 @@ def test_steps_without_a_wait_on_a_gpu() -> None:
     steps_without_a_wait("cuda")
 
 
+@pytest.mark.gpu
+def test_skips_are_logged_without_a_wait_on_a_gpu(caplog: pytest.LogCaptureFixture) -> None:
+    w = nn.Parameter(torch.ones(2, device="cuda"))
+    opt = st.wrap(torch.optim.SGD([w], lr=0.1), names={"w": w})
+    w.grad = torch.full_like(w, torch.nan)
+    opt.step()
+    with no_wait("cuda"):
+        for _ in range(64):
+            opt.step()
+    torch.cuda.synchronize()
+    opt.step()
+    assert "steps in a row were skipped" in caplog.text
+    assert "First bad parameter: w " in caplog.text
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fused", [False, True])
+def test_clipping_by_hand_after_unscale_equals_gradscaler_on_a_gpu(fused: bool) -> None:
+    ours, theirs = ([nn.Parameter(torch.ones(5, device="cuda"))] for _ in range(2))
+    scale = stablenum.DynamicLossScale(init_scale=1024.0, growth_interval=3)
+    opt = st.wrap(torch.optim.AdamW(ours, lr=0.1, fused=fused), loss_scale=scale)
+    peer = torch.optim.AdamW(theirs, lr=0.1, fused=fused)
+    scaler = torch.amp.GradScaler("cuda", init_scale=1024.0, growth_interval=3)
+    for step in range(16):
+        for o, params, scaled in ((opt, ours, opt.scale), (peer, theirs, scaler.scale)):
+            o.zero_grad()
+            scaled((params[0] - 1.5).mul(1.0 + step).square().sum()).backward()
+            if step % 4 == 1:
+                params[0].grad[0] = torch.inf
+        opt.unscale_()
+        scaler.unscale_(peer)
+        for params in (ours, theirs):
+            nn.utils.clip_grad_norm_(params, 0.5)
+        opt.step()
+        scaler.step(peer)
+        scaler.update()
+        assert opt.loss_scale == scaler.get_scale()
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.gpu
+def test_a_skip_undoes_batch_norm_statistics_without_a_wait_on_a_gpu() -> None:
+    ends = []
+    for bad in ((0, 3), ()):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)).cuda()
+        opt = st.wrap(torch.optim.AdamW(net.parameters(), lr=0.1, fused=True), buffers=net)
+        batches = [torch.randn(8, 3, generator=torch.Generator().manual_seed(i)).cuda() for i in range(6)]
+        for i in bad:
+            batches[i].fill_(torch.nan)
+        kept = range(6) if bad else (1, 2, 4, 5)
+        for number, i in enumerate(kept):
+            opt.zero_grad()
+            with no_wait("cuda" if number > 2 else "cpu"):
+                opt.backward(net(batches[i]).square().mean())
+                opt.step()
+        ends.append({name: t.cpu().numpy().tobytes() for name, t in net.state_dict().items()})
+    assert ends[0] == ends[1]
+
+
 # --------------------------------------------------------------------------- launches and memory
 
 

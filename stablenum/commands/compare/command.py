@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -70,7 +72,8 @@ def compare(
         _check_target(option, path)
     begin = time.perf_counter()
     # Scenarios requested by name run on every backend.
-    results = _run(chosen, backends, checked=checked, brief=not scenario and config is None)
+    with _without_log():
+        results = _run(chosen, backends, checked=checked, brief=not scenario and config is None)
     seconds = time.perf_counter() - begin
     print_report(console, results, backends, absent, unfit)
     if json is not None:
@@ -86,6 +89,18 @@ def compare(
         console.print(f"wrote {plot}", style="dim", markup=False, highlight=False)
     if not all(result.ok for result in results):
         raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def _without_log() -> Iterator[None]:
+    """Leave out the messages about skipped steps, which the scenarios provoke and the table counts."""
+    logger = logging.getLogger("stablenum")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 class _Choice(NamedTuple):
