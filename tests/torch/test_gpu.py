@@ -152,7 +152,7 @@ def test_steps_without_a_wait_on_a_gpu() -> None:
 @pytest.mark.gpu
 def test_skips_are_logged_without_a_wait_on_a_gpu(caplog: pytest.LogCaptureFixture) -> None:
     w = nn.Parameter(torch.ones(2, device="cuda"))
-    opt = st.wrap(torch.optim.SGD([w], lr=0.1), names={"w": w})
+    opt = st.wrap(torch.optim.SGD([w], lr=0.1, fused=True), names={"w": w})
     w.grad = torch.full_like(w, torch.nan)
     opt.step()
     with no_wait("cuda"):
