@@ -58,10 +58,15 @@ class TestMap:
         return [*self._ordered(direct, mutant.file), *self._ordered(wider, mutant.file)]
 
     def _by_name(self, name: str, root: Path) -> set[str]:
-        """The tests that run a line with this word: where a module's constant is used, or one made of it."""
+        """The tests that run a line with this word: where a module's constant is used, or one made of it.
+
+        A test whose own file has the word may use the constant itself.
+        """
         texts = {file: (root / file).read_text(encoding="utf-8") for file in self.lines}
         word = re.compile(rf"\b(?:{'|'.join(_made_of(name.split('|'), texts.values()))})\b")
-        found: set[str] = set()
+        files = {test.split("::")[0] for test in self.seconds}
+        with_word = {file for file in files if word.search((root / file).read_text(encoding="utf-8"))}
+        found = {test for test in self.seconds if test.split("::")[0] in with_word}
         for file, of_lines in self.lines.items():
             for i, text in enumerate(texts[file].splitlines(), 1):
                 if i in of_lines and word.search(text):

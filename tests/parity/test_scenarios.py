@@ -17,11 +17,13 @@ import torch
 
 from stablenum.commands.compare import BACKENDS, SCENARIOS, find_backends, run_scenario
 from stablenum.commands.compare.agreement import Disagreement, Trace, compare_traces
-from stablenum.commands.compare.backends import numpy_models, numpy_run, torch_models
+from stablenum.commands.compare.backends import Setup, numpy_models, numpy_run, torch_models
 from stablenum.commands.compare.builtin.rule_streams import RULE_STREAMS
+from stablenum.commands.compare.builtin.streams import STREAMS
 from stablenum.commands.compare.differences import tensor_difference, update_difference
-from stablenum.commands.compare.runner import outcome_of, run_guarded
+from stablenum.commands.compare.runner import moved, outcome_of, run_guarded
 from stablenum.commands.compare.scenarios import Expected, Fault, Goal, Outcome, Stream
+from stablenum.commands.compare.scenarios.stream_data import stream_params
 from stablenum.commands.compare.scenarios.training_data import Batch, data_of, initial_params
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.reasons import Reason
@@ -210,12 +212,97 @@ def test_a_numpy_skip_that_changes_parameters_is_found(monkeypatch: pytest.Monke
     assert not result.ok
 
 
-# ---------------------------------------------------------------- the streams for each rule
+@pytest.mark.parametrize("guarded", [False, True])
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax"])
+def test_a_run_of_a_stream_has_no_model_to_train(name: str, guarded: bool) -> None:
+    stream = SCENARIOS["single-inf"]
+    setup = Setup(
+        params=stream_params(stream), optimizer=stream.optimizer, guard=stream.guard if guarded else None
+    )
+    run = BACKENDS[name].start(setup)
+    with pytest.raises(ValueError, match="this run has no model to train"):
+        run.train(Batch(np.zeros((1, 2), np.float32), np.zeros(1, np.int64), np.float32(1.0)))
+    if not guarded:
+        with pytest.raises(ValueError, match="a plain run has no guard"):
+            run.load_guard_state_dict({})
+
+
+# ------------------------------------------------------------------ what happens in each stream
 
 
 @functools.cache
 def on_numpy(name: str) -> Trace:
     return run_guarded(SCENARIOS[name], BACKENDS["numpy"])
+
+
+DIES = (math.nan,) * 3
+# The skipped steps, the number of clipped ones, and how far each tensor moves from its start (root mean square).
+COURSES: dict[str, tuple[list[int], int, tuple[float, ...]]] = {
+    "clean": ([], 200, (0.01540, 0.01017, 0.01382)),
+    "single-inf": ([20], 0, (1.355, 1.362, 1.454)),
+    "single-nan": ([20], 199, (0.01586, 0.01514, 0.01359)),
+    "first-step-bad": ([0, 1], 0, (0.7018, 0.5138, 0.7731)),
+    "nan-loss": ([10, 11, 12], 0, (0.05925, 0.09175, 0.05887)),
+    "bad-200": ([*range(20, 220)], 0, (0.4958, 0.7642, 0.5927)),
+    "growth-boundary": ([9, 20], 0, (0.06587, 0.05318, 0.06994)),
+    "hysteresis": ([5, 15, 25, 26, 40], 0, (0.07667, 0.02009, 0.06604)),
+    "huge-1e20": ([], 60, (0.008460, 0.008225, 0.007673)),
+    "tiny-1e-30": ([], 0, (7.029e-32, 9.963e-32, 9.083e-32)),
+    "all-zero": ([], 0, (0.0, 0.0, 0.0)),
+    "clip-rules": ([7], 59, (0.2509, 0.4871, 0.2786)),
+    "fp16-leaves": (
+        [50, 61, 75, 86, 97, 108, 121, 132, 143, 154, 166, 178, 190],
+        0,
+        (0.3346, 0.3774, 0.3194),
+    ),
+    "bf16-leaves": ([11], 3, (0.2136, 0.2501, 0.2454)),
+    "empty-tensors": ([5], 55, (0.0, 0.03113, 0.0)),
+    "empty-tree": ([5], 0, ()),
+    "adam-1e-50": ([], 0, (0.0, 0.0, 0.0)),
+    "adam-1e-50-eps-0": ([], 0, DIES),
+    "adam-1e-50-fp16": ([], 0, DIES),
+    "fp16-stall": ([], 0, (0.0, 0.0, 0.0)),
+    "agc": ([], 82, (0.2118, 0.04118, 0.06682)),
+    "autoclip": ([90], 31, (0.03161, 0.02742, 0.04038)),
+    "zclip": ([10], 9, (0.2576, 0.2654, 0.2549)),
+    "adagc-late": ([], 169, (0.01929, 0.007040, 0.01756)),
+    "stale-second-moment": ([], 0, (0.02830, 0.02239, 0.02527)),
+    "spike-skip": ([120, 130, 140, 150, 160, 200], 0, (0.03594, 0.04660, 0.03217)),
+    "spike-clip": ([150], 5, (0.03717, 0.04932, 0.03168)),
+    "spike-mean-std": ([120, 150, 200], 0, (0.1660, 0.2774, 0.1883)),
+    "level-shift": ([*range(120, 128), 240], 0, (0.2414, 0.2181, 0.2222)),
+    "drift": ([290], 97, (0.05644, 0.01755, 0.05005)),
+    "long-zeros": ([250], 140, (0.02202, 0.01996, 0.02079)),
+    "log-max": ([*range(120, 128)], 0, (0.9490, 1.363, 1.042)),
+    "underflow": ([], 0, (0.1287, 2.375, 0.06885)),
+    "no-scale-helps": ([*range(40, 70)], 0, (0.07055, 0.04855, 0.06454)),
+    "hysteresis-growth": ([10, 30, 50, 125], 0, (0.1179, 0.07284, 0.1384)),
+    "all-rules": ([60], 184, (0.1592, 0.06150, 0.05380)),
+}
+
+
+def test_every_stream_states_its_course() -> None:
+    assert list(COURSES) == [stream.name for stream in (*STREAMS, *RULE_STREAMS)]
+
+
+@pytest.mark.parametrize("name", COURSES)
+def test_a_stream_takes_its_course(name: str) -> None:
+    trace, (skipped, clipped, distances) = on_numpy(name), COURSES[name]
+    assert [step for step, row in enumerate(trace.rows) if not row.applied] == skipped
+    assert sum(row.applied and row.clip_coefficient < 1.0 for row in trace.rows) == clipped
+    assert moved(trace) == pytest.approx(distances, rel=1e-3, abs=0.0, nan_ok=True)
+
+
+def test_at_the_growth_boundary_one_overflow_prevents_the_growth_and_the_other_undoes_it() -> None:
+    stream, trace = SCENARIOS["growth-boundary"], on_numpy("growth-boundary")
+    clean = run_guarded(dataclasses.replace(stream, events=()), BACKENDS["numpy"])
+    scales, undisturbed = ([row.loss_scale for row in t.rows] for t in (trace, clean))
+    assert undisturbed[9:11] == [2.0**16, 2.0**17]
+    assert scales[9:11] == [2.0**16, 2.0**15]
+    assert scales[19:22] == [2.0**15, 2.0**16, 2.0**15]
+
+
+# ---------------------------------------------------------------- the streams for each rule
 
 
 def test_every_rule_has_a_stream() -> None:
