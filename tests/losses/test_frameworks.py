@@ -320,7 +320,9 @@ def test_the_first_index_on_either_side_of_the_classes_is_out_of_range(
     (grad,) = torch.autograd.grad(items.sum(), x)
     assert items.isnan().tolist() == [True, False, False, True, False, False]
     assert (grad == 0).all(dim=1).tolist() == items.isnan().tolist()
-    with pytest.raises(ValueError, match="targets must be whole numbers from 0 to 4"):  # where it can be checked
+    with pytest.raises(
+        ValueError, match="targets must be whole numbers from 0 to 4"
+    ):  # where it can be checked
         getattr(torch_losses, name)(x[:1], torch.tensor([C]))
 
 

@@ -74,10 +74,9 @@ class TestMap:
         return found
 
     def _ordered(self, tests: Iterable[str], file: str) -> list[str]:
-        """One case of each test function, then a second one, and so on.
+        """The cheapest first, mixed: the second case of a test function counts as twice as costly, and so on.
 
-        Within a round the cheapest come first; a test counts as cheaper the larger the share of its lines
-        that is in this file.
+        A test counts as cheaper the larger the share of its lines that is in this file.
         """
         share: dict[str, int] = defaultdict(int)
         for of_line in self.lines.get(file, {}).values():
@@ -87,8 +86,8 @@ class TestMap:
         cases: dict[str, list[str]] = defaultdict(list)
         for test in sorted(cost, key=lambda t: (cost[t], t)):
             cases[test.split("[")[0]].append(test)
-        rounds = {test: i for of_one in cases.values() for i, test in enumerate(of_one)}
-        return sorted(cost, key=lambda t: (rounds[t], cost[t], t))
+        nth = {test: i for of_one in cases.values() for i, test in enumerate(of_one, 1)}
+        return sorted(cost, key=lambda t: (nth[t] * cost[t], t))
 
     def save(self, path: Path) -> None:
         """As JSON."""
