@@ -7,8 +7,16 @@ import math
 
 import pytest
 
-from stablenum import GuardConfig, Observation, Reason, init_guard
-from tests.backends import Backend, to_numpy
+from stablenum import (
+    AdaptiveGradClip,
+    ClipByNorm,
+    GuardConfig,
+    Observation,
+    Reason,
+    StaticLossScale,
+    init_guard,
+)
+from tests.backends import BACKENDS, Backend, assert_bit_equal, to_numpy
 
 INF, NAN = math.inf, math.nan
 
@@ -120,3 +128,16 @@ def test_a_scale_below_one_never_makes_a_finite_gradient_infinite(backend, norm)
     # 1e37 is multiplied by 1 / scale; a gradient that would leave float32's range is not enlarged.
     assert float(decision.multiplier) == (4.0 if norm * 4 < 1.7e38 else 1.0)
     assert math.isfinite(norm * float(decision.multiplier))
+
+
+def test_without_a_loss_scale_the_scale_in_the_state_has_no_effect():
+    """For example if a run with a loss scale is continued with a guard that has none."""
+    backend = BACKENDS["numpy"]
+    config = GuardConfig(clip=(AdaptiveGradClip(clipping=0.1), ClipByNorm(1.0)))
+    state = backend.init(config, 2)
+    other = state._replace(loss_scale=StaticLossScale(scale=1024.0).init(xp=backend.xp))
+    seen = backend.observe([3.0, 4.0], units=([[3.0], [4.0]], [[20.0], [30.0]]))
+    (one,), (two,) = (backend.run(config, [seen], start)[0] for start in (state, other))
+    assert_bit_equal(one, two)
+    assert float(one.grad_norm) == 5.0
+    assert one.multiplier.tolist() == pytest.approx([0.5, 1 / 3], rel=1e-5)

@@ -156,6 +156,18 @@ def test_lost_updates_equal_those_of_real_sums_in_the_format(name):
     assert lost[name] == np.count_nonzero(same & (moved != 0) & inside)
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_an_update_beyond_the_largest_number_is_lost_only_if_the_cast_saturates(name, sign):
+    top = float(ml_dtypes.finfo(dtype(name)).max)
+    unit = top - float(np.nextafter(ml_dtypes.finfo(dtype(name)).max, dtype(name).type(0)))
+    w, dw = (np.asarray([sign * x], np.float32) for x in (top, 0.75 * unit))
+    lost = count_lost(
+        w, dw, formats=[name], cast=lambda x, name: cast(x, name).astype(x.dtype), xp=numpy_namespace
+    )
+    assert lost == {name: int(name == "float8_e4m3fn")}  # the others become infinite
+
+
 @pytest.mark.parametrize("name", ["float16", "float8_e4m3fn", "float8_e5m2"])
 @pytest.mark.parametrize("amax", [1e-12, 3.0, 32752.0, 32752.0001, 1e6, 2.0**-20, 0.1])
 def test_the_loss_scale_is_the_largest_with_a_bit_to_spare(name, amax):
@@ -321,6 +333,18 @@ def test_weights_that_become_0_are_named():
 def test_a_row_without_counts_has_an_empty_cell():
     row = RangeRow(kind="activation", module="m", elements=1, amin=1.0, amax=1.0)
     assert RangeReport([row], ("float16",)).table().splitlines()[2].endswith("1.0e+00")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_row_without_counts_has_no_trouble(name):
+    rows = [
+        RangeRow(kind=kind, module="m", elements=1, amin=1.0, amax=1.0)
+        for kind in ("activation", "weight", "gradient", "update")
+    ]
+    verdict = RangeReport(rows, (name,)).verdicts[name]
+    assert verdict.works
+    assert verdict.troubles == ()
+    assert rows[0].to_dict((name,))["formats"][name] == {"overflow": 0, "flushed": 0, "subnormal": 0}
 
 
 def test_small_and_large_fractions_are_not_rounded_away():

@@ -269,6 +269,21 @@ def test_the_terminal_shows_the_same_as_the_text():
     assert "domain" in shown(report, width=30)
 
 
+@pytest.mark.parametrize(
+    "report",
+    [
+        report_of(log_of_zero(), notes=("a note", "another note")),
+        report_of(log_of_zero(), log_of_zero(operation="sqrt")),
+        report_of(log_of_zero(inputs=(), outputs=())),
+        report_of(log_of_zero(place=None)),
+        report_of(log_of_zero(), reproduced=True),
+    ],
+)
+def test_a_wide_terminal_shows_the_lines_of_the_text(report):
+    """The indents and the blank lines between the parts are the same, too."""
+    assert [line.rstrip() for line in shown(report, 140).splitlines()] == str(report).splitlines()
+
+
 def test_a_narrow_terminal_wraps_the_code_and_cuts_nothing_off():
     code = "return " + " + ".join(f"term{i}" for i in range(12))
     lines = shown(report_of(log_of_zero(place=Place("model.py", 7, "forward", code))), width=40).splitlines()

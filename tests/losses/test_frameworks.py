@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 from typing import Any
@@ -308,6 +309,23 @@ def test_targets_out_of_range_give_nan_under_jit_and_vmap() -> None:
     assert items.isnan().tolist() == [False] * 5 + [True]
 
 
+@pytest.mark.parametrize("weight", [None, np.linspace(0.5, 2.0, C)])
+@pytest.mark.parametrize("name", ["cross_entropy", "focal"])
+def test_the_first_index_on_either_side_of_the_classes_is_out_of_range(
+    name: str, weight: np.ndarray | None
+) -> None:
+    x, index = torch.tensor(LOGITS, requires_grad=True), torch.tensor([-1, 0, C - 1, C, 0, 0])
+    options = {"weight": None if weight is None else torch.tensor(weight), "xp": torch_namespace}
+    items = getattr(core, name)(x, index, reduction="none", **options)
+    (grad,) = torch.autograd.grad(items.sum(), x)
+    assert items.isnan().tolist() == [True, False, False, True, False, False]
+    assert (grad == 0).all(dim=1).tolist() == items.isnan().tolist()
+    with pytest.raises(
+        ValueError, match="targets must be whole numbers from 0 to 4"
+    ):  # where it can be checked
+        getattr(torch_losses, name)(x[:1], torch.tensor([C]))
+
+
 def test_one_hot_targets_give_the_loss_of_indices() -> None:
     one_hot = np.eye(C)[INDEX]
     for options in ({}, {"label_smoothing": 0.1}, {"weight": np.linspace(0.5, 2, C)}):
@@ -323,6 +341,37 @@ def test_one_hot_targets_give_the_loss_of_indices() -> None:
 
 def test_every_loss_is_among_the_examples() -> None:
     assert {name.split()[0] for name in EXAMPLES} | {"cosine_similarity"} == set(core.__all__)
+
+
+WITH_AXIS: dict[str, list[np.ndarray]] = {
+    "cross_entropy": [LOGITS, INDEX],
+    "cross_entropy soft": [LOGITS, SOFT],
+    "focal": [LOGITS, INDEX],
+    "kl_divergence": [LOGITS, SOFT],
+    "js_divergence": [LOGITS, OTHER],
+    "cosine_similarity": [LOGITS, OTHER],
+    "cosine_embedding": [LOGITS, OTHER, LABELS],
+}
+
+
+@pytest.mark.parametrize("axis", [0, 1, -3])
+@pytest.mark.parametrize("name", WITH_AXIS)
+def test_a_loss_along_another_axis_is_that_of_the_moved_axes(name: str, axis: int) -> None:
+    """Items of shape (2, 6), each with its own target and mask."""
+    arrays = [np.stack([a, a[::-1]]) for a in WITH_AXIS[name]]
+    moved = [np.moveaxis(a, -1, axis) if a.ndim == 3 else a for a in arrays]
+    options = {} if name == "cosine_similarity" else {"mask": np.stack([MASK, ~MASK])}
+    name = name.split()[0]
+    value, (grad,) = run("torch", name, moved, axis=axis, **options)
+    last, (of_last,) = run("torch", name, arrays, axis=-1, **options)
+    assert value.shape == (2, N)
+    np.testing.assert_allclose(value, last, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(np.moveaxis(grad, axis, -1), of_last, rtol=1e-5, atol=1e-6)
+
+
+def test_every_loss_with_an_axis_is_tested_along_another_one() -> None:
+    with_axis = {n for n in core.__all__ if "axis" in inspect.signature(getattr(core, n)).parameters}
+    assert {name.split()[0] for name in WITH_AXIS} == with_axis
 
 
 def test_vmap_of_cosine_similarity_and_of_classes_in_front() -> None:

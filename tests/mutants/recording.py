@@ -58,10 +58,15 @@ class TestMap:
         return [*self._ordered(direct, mutant.file), *self._ordered(wider, mutant.file)]
 
     def _by_name(self, name: str, root: Path) -> set[str]:
-        """The tests that run a line with this word: where a module's constant is used, or one made of it."""
+        """The tests that run a line with this word: where a module's constant is used, or one made of it.
+
+        A test whose own file has the word may use the constant itself.
+        """
         texts = {file: (root / file).read_text(encoding="utf-8") for file in self.lines}
         word = re.compile(rf"\b(?:{'|'.join(_made_of(name.split('|'), texts.values()))})\b")
-        found: set[str] = set()
+        files = {test.split("::")[0] for test in self.seconds}
+        with_word = {file for file in files if word.search((root / file).read_text(encoding="utf-8"))}
+        found = {test for test in self.seconds if test.split("::")[0] in with_word}
         for file, of_lines in self.lines.items():
             for i, text in enumerate(texts[file].splitlines(), 1):
                 if i in of_lines and word.search(text):
@@ -69,10 +74,9 @@ class TestMap:
         return found
 
     def _ordered(self, tests: Iterable[str], file: str) -> list[str]:
-        """One case of each test function, then a second one, and so on.
+        """The cheapest first, mixed: the second case of a test function counts as twice as costly, and so on.
 
-        Within a round the cheapest come first; a test counts as cheaper the larger the share of its lines
-        that is in this file.
+        A test counts as cheaper the larger the share of its lines that is in this file.
         """
         share: dict[str, int] = defaultdict(int)
         for of_line in self.lines.get(file, {}).values():
@@ -82,8 +86,8 @@ class TestMap:
         cases: dict[str, list[str]] = defaultdict(list)
         for test in sorted(cost, key=lambda t: (cost[t], t)):
             cases[test.split("[")[0]].append(test)
-        rounds = {test: i for of_one in cases.values() for i, test in enumerate(of_one)}
-        return sorted(cost, key=lambda t: (rounds[t], cost[t], t))
+        nth = {test: i for of_one in cases.values() for i, test in enumerate(of_one, 1)}
+        return sorted(cost, key=lambda t: (nth[t] * cost[t], t))
 
     def save(self, path: Path) -> None:
         """As JSON."""

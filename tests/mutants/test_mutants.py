@@ -269,6 +269,34 @@ def test_a_planted_mutant_is_killed_by_its_test_and_survives_without_it(made, te
     assert tried(tree, TestMap({}, {}, {}), killed)[killed.key].status == UNSEEN
 
 
+def test_cases_of_one_test_alternate_with_others_unless_these_cost_more():
+    seconds = {
+        "a.py::one[1]": 0.0,
+        "a.py::one[2]": 0.0,
+        "a.py::one[3]": 0.0,
+        "a.py::two": 0.003,
+        "a.py::all": 1.0,
+    }
+    tests = TestMap(seconds, {"m.py": {1: list(seconds)}}, dict.fromkeys(seconds, 1))
+    names = ["a.py::one[1]", "a.py::one[2]", "a.py::two", "a.py::one[3]", "a.py::all"]
+    assert tests._ordered(seconds, "m.py") == names
+
+
+def test_a_constant_concerns_the_tests_whose_file_names_it(tmp_path):
+    for file, text in {
+        "library/module.py": "LIMIT = 10\nTABLE = [LIMIT]\n",
+        "test_direct.py": "from library.module import LIMIT\n",
+        "test_table.py": "import library.module as m\nm.TABLE\n",
+        "test_other.py": "import library.module as m\nLIMITED = m\n",
+    }.items():
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(text, encoding="utf-8")
+    names = [f"test_{name}.py::test" for name in ("direct", "other", "table")]
+    made_of = TestMap(dict.fromkeys(names, 0.1), {"library/module.py": {}}, dict.fromkeys(names, 1))
+    (mutant,) = mutants_of(tmp_path / "library/module.py", tmp_path)
+    assert made_of.concerned(mutant, tmp_path) == ["test_direct.py::test", "test_table.py::test"]
+
+
 @pytest.mark.parametrize(
     ("told", "status"),
     [

@@ -629,6 +629,18 @@ def test_text_from_a_file_is_not_markup(tmp_path: Path) -> None:
 SHORT = ["--scenario", "empty-tree", "--backend", "numpy"]
 
 
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_a_result_has_the_permissions_of_a_new_file(tmp_path: Path, umask: int, mode: int) -> None:
+    out, before = tmp_path / "out.json", os.umask(umask)
+    try:
+        result = compare(*SHORT, "--json", out)
+        assert os.umask(umask) == umask  # the command leaves the process's own as it was
+    finally:
+        os.umask(before)
+    assert result.exit_code == 0, result.output
+    assert out.stat().st_mode & 0o777 == mode
+
+
 @pytest.mark.parametrize("there", [True, False])
 def test_a_link_is_kept_and_its_target_is_written(tmp_path: Path, there: bool) -> None:
     (tmp_path / "far").mkdir()

@@ -8,7 +8,9 @@ import pytest
 
 from stablenum.commands.compare import BACKENDS, SCENARIOS, run_scenario
 from stablenum.commands.compare.backends import Backend
+from stablenum.commands.compare.runner import run_guarded
 from stablenum.commands.compare.scenarios import Stream
+from stablenum_torch._devices import waits
 from stablenum_torch._step.guard import on_device_path
 
 STREAMS = [name for name, scenario in SCENARIOS.items() if isinstance(scenario, Stream)]
@@ -57,6 +59,21 @@ def test_the_gpu_path_run_on_a_cpu_decides_as_numpy(name: str) -> None:
 def test_the_gpu_path_run_on_a_cpu_trains_as_expected() -> None:
     with on_device_path():
         assert_training_ends_as_expected("loss-1e-7-fp16-scaled", placed("cpu")[:2])
+
+
+def test_a_run_stops_at_the_step_that_halts_it_although_the_gpu_tells_of_it_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A wrapped optimizer on a GPU raises in a later step; the command compares the steps up to this one."""
+    monkeypatch.setattr(waits, "_on_cuda", lambda tensor: True)
+    monkeypatch.setattr(waits.BackgroundRead, "begin", lambda *_: None)  # its copies never arrive
+    stream = SCENARIOS["single-nan"]
+    raising = dataclasses.replace(stream, guard=dataclasses.replace(stream.guard, on_nonfinite="raise"))
+    with on_device_path():
+        reference, trace = (run_guarded(raising, backend) for backend in placed("cpu")[:2])
+    assert len(trace.rows) == len(reference.rows) == 21
+    assert str(trace.stopped).startswith("Training stopped: 1 step(s) in a row")
+    assert trace.rows[-1].reason == reference.rows[-1].reason
 
 
 @pytest.mark.gpu

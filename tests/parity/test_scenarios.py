@@ -8,7 +8,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -17,11 +17,13 @@ import torch
 
 from stablenum.commands.compare import BACKENDS, SCENARIOS, find_backends, run_scenario
 from stablenum.commands.compare.agreement import Disagreement, Trace, compare_traces
-from stablenum.commands.compare.backends import numpy_models, numpy_run, torch_models
+from stablenum.commands.compare.backends import Setup, numpy_models, numpy_run, torch_models
 from stablenum.commands.compare.builtin.rule_streams import RULE_STREAMS
+from stablenum.commands.compare.builtin.streams import STREAMS
 from stablenum.commands.compare.differences import tensor_difference, update_difference
-from stablenum.commands.compare.runner import outcome_of, run_guarded
+from stablenum.commands.compare.runner import moved, outcome_of, run_guarded
 from stablenum.commands.compare.scenarios import Expected, Fault, Goal, Outcome, Stream
+from stablenum.commands.compare.scenarios.stream_data import stream_params
 from stablenum.commands.compare.scenarios.training_data import Batch, data_of, initial_params
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.reasons import Reason
@@ -210,12 +212,115 @@ def test_a_numpy_skip_that_changes_parameters_is_found(monkeypatch: pytest.Monke
     assert not result.ok
 
 
-# ---------------------------------------------------------------- the streams for each rule
+@pytest.mark.parametrize("guarded", [False, True])
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax"])
+def test_a_run_of_a_stream_has_no_model_to_train(name: str, guarded: bool) -> None:
+    stream = SCENARIOS["single-inf"]
+    setup = Setup(
+        params=stream_params(stream), optimizer=stream.optimizer, guard=stream.guard if guarded else None
+    )
+    run = BACKENDS[name].start(setup)
+    with pytest.raises(ValueError, match="this run has no model to train"):
+        run.train(Batch(np.zeros((1, 2), np.float32), np.zeros(1, np.int64), np.float32(1.0)))
+    if not guarded:
+        with pytest.raises(ValueError, match="a plain run has no guard"):
+            run.load_guard_state_dict({})
+
+
+# ------------------------------------------------------------------ what happens in each stream
 
 
 @functools.cache
 def on_numpy(name: str) -> Trace:
     return run_guarded(SCENARIOS[name], BACKENDS["numpy"])
+
+
+class Course(NamedTuple):
+    """What happens in a guarded stream.
+
+    Attributes:
+        skipped: the worst parameter of each skipped step.
+        clipped: the power of 2 by which clipping shrinks the gradients, summed over the steps.
+        scaled: the power of 2 by which the loss is scaled, summed over the steps.
+        moved: how far each tensor is from its start at the end, as a root mean square.
+    """
+
+    skipped: dict[int, int]
+    clipped: float
+    scaled: float
+    moved: tuple[float, ...]
+
+
+NAN = math.nan
+COURSES = {
+    "clean": Course({}, 145.1, 0, (0.01540, 0.01017, 0.01382)),
+    "single-inf": Course({20: 1}, 0, 0, (1.355, 1.362, 1.454)),
+    "single-nan": Course({20: 2}, 601.6, 2000, (0.01586, 0.01514, 0.01359)),
+    "first-step-bad": Course({0: 0, 1: 0}, 0, 0, (0.7018, 0.5138, 0.7731)),
+    "nan-loss": Course({10: 0, 11: 2, 12: 0}, 0, 960, (0.05925, 0.09175, 0.05887)),
+    "bad-200": Course(dict.fromkeys(range(20, 220), 0), 0, 511, (0.4958, 0.7642, 0.5927)),
+    "growth-boundary": Course({9: 0, 20: 0}, 0, 704, (0.06587, 0.05318, 0.06994)),
+    "hysteresis": Course({5: 0, 15: 0, 25: 0, 26: 0, 40: 0}, 0, 927, (0.07667, 0.02009, 0.06604)),
+    "huge-1e20": Course({}, 4170, 0, (0.008460, 0.008225, 0.007673)),
+    "tiny-1e-30": Course({}, 0, 0, (7.029e-32, 9.963e-32, 9.083e-32)),
+    "all-zero": Course({}, 0, 960, (0.0, 0.0, 0.0)),
+    "clip-rules": Course({7: 0}, 145.0, 480, (0.2509, 0.4871, 0.2786)),
+    "fp16-leaves": Course(
+        {50: 0, 61: 0, 75: 0, 86: 2, 97: 0, 108: 0, 121: 0, 132: 0, 143: 2, 154: 0, 166: 0, 178: 2, 190: 1},
+        0,
+        3521,
+        (0.3346, 0.3774, 0.3194),
+    ),
+    "bf16-leaves": Course({11: 0}, 0.03257, 708, (0.2136, 0.2501, 0.2454)),
+    "empty-tensors": Course({5: 1}, 55.08, 1026, (0.0, 0.03113, 0.0)),
+    "empty-tree": Course({5: -1}, 0, 329, ()),
+    "adam-1e-50": Course({}, 0, 0, (0.0, 0.0, 0.0)),
+    "adam-1e-50-eps-0": Course({}, 0, 0, (NAN, NAN, NAN)),
+    "adam-1e-50-fp16": Course({}, 0, 0, (NAN, NAN, NAN)),
+    "fp16-stall": Course({}, 0, 2000, (0.0, 0.0, 0.0)),
+    "agc": Course({}, 568.4, 0, (0.2118, 0.04118, 0.06682)),
+    "autoclip": Course({90: 2}, 35.66, 0, (0.03161, 0.02742, 0.04038)),
+    "zclip": Course({10: 0}, 132.6, 0, (0.2576, 0.2654, 0.2549)),
+    "adagc-late": Course({}, 241.7, 0, (0.01929, 0.007040, 0.01756)),
+    "stale-second-moment": Course({}, 0, 0, (0.02830, 0.02239, 0.02527)),
+    "spike-skip": Course({120: 0, 130: 2, 140: 0, 150: 1, 160: 0, 200: 0}, 0, 0, (0.03594, 0.04660, 0.03217)),
+    "spike-clip": Course({150: 1}, 27.40, 0, (0.03717, 0.04932, 0.03168)),
+    "spike-mean-std": Course({120: 0, 150: 1, 200: 0}, 0, 0, (0.1660, 0.2774, 0.1883)),
+    "level-shift": Course(dict.fromkeys([*range(120, 128), 240], 0), 0, 0, (0.2414, 0.2181, 0.2222)),
+    "drift": Course({290: 0}, 28.24, 0, (0.05644, 0.01755, 0.05005)),
+    "long-zeros": Course({250: 0}, 244.4, 4744, (0.02202, 0.01996, 0.02079)),
+    "log-max": Course(dict.fromkeys(range(120, 128), 0), 0, 3901, (0.9490, 1.363, 1.042)),
+    "underflow": Course({}, 0, 2887, (0.1287, 2.375, 0.06885)),
+    "no-scale-helps": Course(dict.fromkeys(range(40, 70), 0), 0, 681, (0.07055, 0.04855, 0.06454)),
+    "hysteresis-growth": Course({10: 0, 30: 0, 50: 0, 125: 0}, 0, 2221, (0.1179, 0.07284, 0.1384)),
+    "all-rules": Course({60: 0}, 357.9, 2223, (0.1592, 0.06150, 0.05380)),
+}
+
+
+def test_every_stream_states_its_course() -> None:
+    assert list(COURSES) == [stream.name for stream in (*STREAMS, *RULE_STREAMS)]
+
+
+@pytest.mark.parametrize("name", COURSES)
+def test_a_stream_takes_its_course(name: str) -> None:
+    trace, course = on_numpy(name), COURSES[name]
+    assert {step: row.worst for step, row in enumerate(trace.rows) if not row.applied} == course.skipped
+    close = functools.partial(pytest.approx, rel=1e-3, abs=0.0, nan_ok=True)
+    assert -sum(math.log2(row.clip_coefficient) for row in trace.rows) == close(course.clipped)
+    assert sum(math.log2(row.loss_scale) for row in trace.rows) == course.scaled
+    assert moved(trace) == close(course.moved)
+
+
+def test_at_the_growth_boundary_one_overflow_prevents_the_growth_and_the_other_undoes_it() -> None:
+    stream, trace = SCENARIOS["growth-boundary"], on_numpy("growth-boundary")
+    clean = run_guarded(dataclasses.replace(stream, events=()), BACKENDS["numpy"])
+    scales, undisturbed = ([row.loss_scale for row in t.rows] for t in (trace, clean))
+    assert undisturbed[9:11] == [2.0**16, 2.0**17]
+    assert scales[9:11] == [2.0**16, 2.0**15]
+    assert scales[19:22] == [2.0**15, 2.0**16, 2.0**15]
+
+
+# ---------------------------------------------------------------- the streams for each rule
 
 
 def test_every_rule_has_a_stream() -> None:

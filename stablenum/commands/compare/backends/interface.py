@@ -73,6 +73,7 @@ class Run(Protocol):
 
         Raises:
             NonFiniteError: the guard stops the training.
+            ValueError: the run is of a stream, which has no model.
         """
 
     def params(self) -> list[Array]:
@@ -82,4 +83,8 @@ class Run(Protocol):
         """Return the guard's state as plain JSON values."""
 
     def load_guard_state_dict(self, plain: Mapping[str, Any]) -> None:
-        """Continue from another run's guard state."""
+        """Continue from another run's guard state.
+
+        Raises:
+            ValueError: this is a plain run, or the state does not fit.
+        """
