@@ -14,6 +14,7 @@ import pytest
 
 import stablenum
 import stablenum_jax as sj
+import stablenum_jax._step.observe as observe
 from stablenum.formats import SMALLEST_FLOAT16
 from stablenum.reference.guarded import measure_extremes
 from stablenum_jax._step.measure_elements import extremes, largest_element
@@ -97,3 +98,24 @@ def test_extremes_are_measured_once_and_only_if_a_rule_needs_them(k: int) -> Non
         step = jax.jit(functools.partial(sj.step, tx))
         counts.append(step.lower(params, tx.init(params), params).as_text().count(" reducer("))
     assert counts[1] == counts[0] + 3
+
+
+def test_extremes_are_measured_only_for_a_rule_that_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Out of jit, each measurement costs a pass over the gradients."""
+    seen: list[str] = []
+    for name in ("extremes", "largest_element"):
+        honest = getattr(observe, name)
+        monkeypatch.setattr(
+            observe, name, lambda *a, name=name, honest=honest, **k: (seen.append(name), honest(*a, **k))[1]
+        )
+    params = {"w": jnp.ones(2)}
+    for rule, expected in [
+        (None, []),
+        ("dynamic", []),
+        (stablenum.LogMaxLossScale(), ["largest_element"]),
+        (stablenum.UnderflowAwareLossScale(), ["extremes"]),
+    ]:
+        seen.clear()
+        tx = optax.chain(sj.guard(clip=1.0, loss_scale=rule), optax.sgd(0.1))
+        sj.step(tx, params, tx.init(params), params)
+        assert seen == expected

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
@@ -17,14 +18,14 @@ import torch
 
 from stablenum.commands.compare import BACKENDS, SCENARIOS, find_backends, run_scenario
 from stablenum.commands.compare.agreement import Disagreement, Trace, compare_traces
-from stablenum.commands.compare.backends import Setup, numpy_models, numpy_run, torch_models
+from stablenum.commands.compare.backends import Setup, jax_models, numpy_models, numpy_run, torch_models
 from stablenum.commands.compare.builtin.rule_streams import RULE_STREAMS
 from stablenum.commands.compare.builtin.streams import STREAMS
 from stablenum.commands.compare.differences import tensor_difference, update_difference
 from stablenum.commands.compare.runner import moved, outcome_of, run_guarded
-from stablenum.commands.compare.scenarios import Expected, Fault, Goal, Outcome, Stream
+from stablenum.commands.compare.scenarios import Expected, Fault, Goal, Outcome, Stream, Training
 from stablenum.commands.compare.scenarios.stream_data import stream_params
-from stablenum.commands.compare.scenarios.training_data import Batch, data_of, initial_params
+from stablenum.commands.compare.scenarios.training_data import Batch, batch_at, data_of, initial_params
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.reasons import Reason
 from stablenum.reference import guarded as reference
@@ -76,20 +77,57 @@ def _run(name: str, backends: list[str]) -> None:
     assert result.comparisons.keys() | result.left_out.keys() == set(backends)
 
 
-def test_the_convolution_written_by_hand_has_torchs_loss_and_gradients() -> None:
-    scenario, rng = SCENARIOS["digits-conv"], np.random.default_rng(7)
+TRAININGS = [name for name, scenario in SCENARIOS.items() if isinstance(scenario, Training)]
+
+
+@pytest.mark.parametrize("name", {SCENARIOS[name].model: name for name in reversed(TRAININGS)}.values())
+def test_every_model_has_the_same_loss_and_gradients_in_every_framework(name: str) -> None:
+    """The gradients in NumPy are written by hand."""
+    scenario, rng = SCENARIOS[name], np.random.default_rng(7)
     params = [p + rng.normal(size=p.shape).astype(np.float32) / 8 for p in initial_params(scenario)]
-    x, y = rng.random((3, 64), np.float32), np.asarray([1, 0, 9])
-    loss, gradients = numpy_models.loss_and_gradients(
-        scenario, params, Batch(x, y, np.float32(0.5)), 4.0, "float32"
+    x, y, _ = batch_at(scenario, 0, faults=False)
+    x, y, weight = x[:3], y[:3], np.float32(0.5)
+    loss, gradients = numpy_models.loss_and_gradients(scenario, params, Batch(x, y, weight), 4.0, "float32")
+
+    torch_leaves = [torch.tensor(p, requires_grad=True) for p in params]
+    in_torch = torch_models.loss_function(scenario, "float32")(
+        torch_leaves, torch.tensor(x), torch.tensor(y), torch.tensor(weight)
     )
-    leaves = [torch.tensor(p, requires_grad=True) for p in params]
-    theirs = torch_models.loss_function(scenario, "float32")(
-        leaves, torch.tensor(x), torch.tensor(y), torch.tensor(0.5)
-    )
-    assert loss == pytest.approx(theirs.item(), rel=1e-6)
-    for ours, expected in zip(gradients, torch.autograd.grad(4.0 * theirs, leaves), strict=True):
-        np.testing.assert_allclose(ours, expected.numpy(), rtol=1e-5, atol=1e-6)
+    jax_loss = jax_models.loss_function(scenario, "float32")
+    in_jax, jax_gradients = jax.jit(jax.value_and_grad(jax_loss))(params, x, y, weight)
+
+    by_framework = {
+        "torch": (in_torch.item(), [g.numpy() for g in torch.autograd.grad(in_torch, torch_leaves)]),
+        "jax": (float(in_jax), [np.asarray(g) for g in jax_gradients]),
+    }
+    for theirs, their_gradients in by_framework.values():
+        assert loss == pytest.approx(theirs, rel=1e-5)
+        for ours, expected in zip(gradients, their_gradients, strict=True):
+            wanted = 4.0 * expected.astype(np.float64)
+            np.testing.assert_allclose(ours, wanted, rtol=1e-4, atol=1e-5 * np.max(np.abs(wanted)))
+
+
+# The skipped steps and the last loss scale of the guarded training.
+TRAINING_COURSES = {
+    "bce-saturated": ([20, 21, 40], 1.0),
+    "deep-1-to-10": ([], 1.0),
+    "deep-1-to-10-overflow": ([*range(20)], 1.0),
+    "loss-1e-7-fp16": ([], 1.0),
+    "loss-1e-7-fp16-scaled": ([], 2.0**22),
+    "loss-1e10-clipped": ([], 1.0),
+    "digits-mlp": ([15, 40, 41, 70, 90], 2.0**13),
+    "digits-conv": ([15, 40, 41, 70, 90], 2.0**13),
+    "escalate-fp16": ([s for first in (30, 93, 156, 219) for s in range(first, first + 3)], 2.0**13),
+}
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_a_training_takes_its_course_and_ends_as_it_says(name: str) -> None:
+    result = run_scenario(SCENARIOS[name], [BACKENDS["numpy"]])
+    trace = result.guarded["numpy"]
+    skipped = [step for step, row in enumerate(trace.rows) if not row.applied]
+    assert (skipped, trace.rows[-1].loss_scale) == TRAINING_COURSES[name]
+    assert result.surprises == []
 
 
 def test_tensors_that_differ_in_shape_or_dtype_alone_are_infinitely_far_apart() -> None:
@@ -309,6 +347,7 @@ def test_a_stream_takes_its_course(name: str) -> None:
     assert -sum(math.log2(row.clip_coefficient) for row in trace.rows) == close(course.clipped)
     assert sum(math.log2(row.loss_scale) for row in trace.rows) == course.scaled
     assert moved(trace) == close(course.moved)
+    assert run_scenario(SCENARIOS[name], [BACKENDS["numpy"]]).surprises == []
 
 
 def test_at_the_growth_boundary_one_overflow_prevents_the_growth_and_the_other_undoes_it() -> None:

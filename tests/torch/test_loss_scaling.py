@@ -266,6 +266,17 @@ def test_unscale_in_the_wrong_place_raises_and_changes_nothing():
     assert opt.last["applied"]
 
 
+def test_unscale_ignores_parameters_without_a_gradient(path):
+    used, unused = parameters()[0], torch.nn.Parameter(torch.ones(2))
+    opt = st.wrap(torch.optim.SGD([used, unused], lr=0.1), loss_scale=8.0)
+    opt.backward(used.sum())
+    opt.unscale_()
+    assert torch.equal(used.grad, torch.ones_like(used))
+    opt.step()
+    assert unused.grad is None
+    assert opt.last["applied"]
+
+
 def test_unscale_raises_on_float16_gradients():
     w = torch.nn.Parameter(torch.ones(2, dtype=torch.float16))
     opt = st.wrap(torch.optim.SGD([w], lr=0.1), loss_scale=8.0)
