@@ -159,7 +159,8 @@ class GuardConfig:
         """Return the format in which a step computes.
 
         Args:
-            level: how many formats wider than the first format of ``escalate`` the step computes.
+            level: how many formats wider than the first format of ``escalate`` the step computes. Beyond the
+                last format, as in a state that was saved with more of them, it is the last.
             own: the format of the user's policy. By default it is the first format of ``escalate``; without
                 ``escalate``, it is float16 if there is a loss scale and bfloat16 if not.
 
@@ -169,7 +170,7 @@ class GuardConfig:
             ('bfloat16', 'float32', 'bfloat16')
         """
         if self.escalate is not None and (level or own is None):
-            return self.escalate.formats[level]
+            return self.escalate.formats[min(level, len(self.escalate.formats) - 1)]
         return own or ("bfloat16" if self.loss_scale is None else "float16")
 
     def to_dict(self) -> dict[str, Any]:

@@ -8,10 +8,12 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 import stablenum
 from stablenum.formats import FLOAT32_MAX, SMALLEST_FLOAT16
+from stablenum.guard.restored import check_made_for, follow_config, foreign_scale
 from stablenum.rules.clipping import Units
 from stablenum_jax._step.measure import AxisName, leaf_norms, norms_over_axis
 from stablenum_jax._step.measure_elements import extremes, largest_element
@@ -52,14 +54,18 @@ def judge(
 
     Args:
         config: the guard's settings.
-        state: the guard's state.
+        state: the guard's state, which may have been restored from a guard with another loss scale.
         watched: the gradients.
         loss: the unscaled loss or None; with ``axis_name``, that of this shard, which is averaged.
         axis_name: mesh axes along which gradients are sharded.
         unscaled: whether the gradients have already been divided by the loss scale, so that the
             multipliers contain only clipping.
+
+    Raises:
+        ValueError: the state has the statistics of other rules than those of ``config``.
     """
     scale = state.loss_scale.scale if unscaled else None
+    check_made_for(config, state, stablenum.init_guard(config, 0, xp=np))
     seen = _observe(config, watched, loss=loss, axis_name=axis_name, scale=scale)
     decision, after = _decide(config, state, seen)
     if scale is not None:
@@ -96,7 +102,12 @@ def _decide(
     # XLA must not know that a number is a constant, as the norm of a constant gradient is: it reorders
     # products of constants, and then a product that the core keeps in range overflows.
     state, seen = lax.optimization_barrier((state, seen))
-    return stablenum.decide(config, state, seen, xp=jnp)
+    foreign = foreign_scale(config, state)
+    if foreign is not None:
+        seen = seen._replace(found_inf=foreign if seen.found_inf is None else seen.found_inf | foreign)
+    decision, after = stablenum.decide(config, state, seen, xp=jnp)
+    own = stablenum.init_guard(config, 0, xp=np).loss_scale
+    return decision, follow_config(config, own, state, after, xp=jnp)
 
 
 def _observe(

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from stablenum.errors import bad_type
+from stablenum.guard.restored import OtherSettingsError
 from stablenum_jax._step.eager import guarded_update
 from stablenum_jax._trees.leaves import FP8_STATISTICS, check_transformation
 from stablenum_jax._trees.state import has_guard
@@ -57,8 +58,8 @@ def step(
         TypeError: ``tx`` is not an optax transformation; ``value`` or a gradient is not of a format that it
             can have.
         ValueError: ``opt_state`` holds no guard or more than one; ``value`` is not a scalar; ``grads`` or
-            ``opt_state`` does not fit ``params``; ``tx`` changes the structure of its state;
-            ``ClipUpdateRMS`` finds no learning rate in it.
+            ``opt_state`` does not fit ``params`` or the guard's settings; ``tx`` changes the structure of
+            its state; ``ClipUpdateRMS`` finds no learning rate in it.
 
     Example:
         >>> import stablenum_jax
@@ -81,6 +82,8 @@ def step(
         tx, add = _with_statistics(tx), _add_and_overwrite
     try:
         return guarded_update(tx, params, opt_state, grads, extra, add=add)
+    except OtherSettingsError:
+        raise  # which says what does not fit, and how to mend it
     except (TypeError, ValueError, AttributeError) as error:
         found = _mismatch(tx, params, opt_state, grads)
         if found is None:

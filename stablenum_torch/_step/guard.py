@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import GuardState, init_guard
+from stablenum.guard.restored import follow_config
 from stablenum.guard.statedict import state_from_dict, state_to_dict
 from stablenum_torch._devices.host_decide import HostGuard
 from stablenum_torch._devices.ranks import several_ranks
@@ -186,7 +187,32 @@ class Guard:
         """
         self.fit()
         names, device = self.parameters.names_if_known(), self.state.step.device
-        return state_from_dict(saved, self.state, xp=torch_namespace, names=names, device=device)
+        state = state_from_dict(saved, self.state, xp=torch_namespace, names=names, device=device)
+        return self._following(self.config, state)
+
+    @staticmethod
+    def _following(config: GuardConfig, state: GuardState) -> GuardState:
+        """Return a state that was made under other settings, with what is a setting taken from ``config``."""
+        own = init_guard(config, 0, xp=torch_namespace, device=state.step.device).loss_scale
+        return follow_config(config, own, state, state, xp=torch_namespace)
+
+    @uncompiled
+    def configure(self, config: GuardConfig) -> None:
+        """Follow other settings from the next step on. Rules that stay keep their statistics.
+
+        Raises:
+            RuntimeError: a loss has been multiplied by the scale of the settings so far.
+            ValueError: a rule cannot work with this optimizer. Nothing is changed.
+        """
+        if self.loss is not None and config.loss_scale != self.config.loss_scale:
+            raise RuntimeError(
+                "config.loss_scale cannot change between the scaling of a loss and its step(): the gradients "
+                "would be divided by another scale. Change it after step()."
+            )
+        check_rules(config, self.optimizer, self.process_group)
+        self.fit()
+        self.state = self._following(config, self.parameters.reconfigured(config, self.state))
+        self.config = config
 
     def load(self, state: GuardState) -> None:
         """Continue from ``state``, copied into the memory of the present state."""

@@ -184,14 +184,15 @@ class GuardedOptimizer(Optimizer):
 
     @property
     def config(self) -> GuardConfig:
-        """The guard's settings."""
+        """The guard's settings. They may be replaced between two steps: rules that stay keep their
+        statistics, as they do when a state dict is loaded."""
         return self._guard.config
 
     @config.setter
     def config(self, config: GuardConfig) -> None:
         if not isinstance(config, GuardConfig):
             raise bad_type("config", "a GuardConfig", config)
-        self._guard.config = config
+        self._guard.configure(config)
 
     # --- shared with the inner optimizer -------------------------------------------------------
 

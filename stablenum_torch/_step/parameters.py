@@ -42,7 +42,7 @@ class TrackedParameters:
     def __init__(self, optimizer: Optimizer, config: GuardConfig, given: Mapping[Tensor, str]) -> None:
         self._optimizer, self._config, self.given = optimizer, config, given
         self._known = self.now()
-        self.included = self._inclusion()
+        self.included = self._inclusion(config)
 
     def now(self) -> list[Tensor]:
         """Return the optimizer's current parameters."""
@@ -58,15 +58,28 @@ class TrackedParameters:
 
         This waits for the device, but is called rarely.
         """
-        included, device = self._inclusion(), state.step.device
-        fresh = init_guard(self._config, len(params), xp=torch_namespace, device=device)
-        saved = state_to_dict(state, [str(id(p)) for p in self._known])
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", StatisticsNotLoadedWarning)  # new parameters have none, of course
-            names = [str(id(p)) for p in params]
-            fresh = state_from_dict(saved, fresh, xp=torch_namespace, names=names, device=device)
+        included = self._inclusion(self._config)
+        fresh = self._carried_over(self._config, params, state)
         self.included, self._known = included, params
         return fresh
+
+    def reconfigured(self, config: GuardConfig, state: GuardState) -> GuardState:
+        """Track the same parameters under other settings, and return the state for them, with the statistics
+        of the rules that stay."""
+        included = self._inclusion(config)
+        fresh = self._carried_over(config, self._known, state)
+        self.included, self._config = included, config
+        return fresh
+
+    def _carried_over(self, config: GuardConfig, params: list[Tensor], state: GuardState) -> GuardState:
+        device = state.step.device
+        fresh = init_guard(config, len(params), xp=torch_namespace, device=device)
+        saved = state_to_dict(state, [str(id(p)) for p in self._known])
+        with warnings.catch_warnings():
+            # New parameters and new rules have none, of course.
+            warnings.simplefilter("ignore", StatisticsNotLoadedWarning)
+            names = [str(id(p)) for p in params]
+            return state_from_dict(saved, fresh, xp=torch_namespace, names=names, device=device)
 
     def names(self) -> list[str]:
         """Return a name for each parameter."""
@@ -77,6 +90,6 @@ class TrackedParameters:
         of_groups = any(group.get("param_names") for group in self._optimizer.param_groups)
         return self.names() if self.given or of_groups else None
 
-    def _inclusion(self) -> tuple[bool, ...]:
-        rule, names = self._config.unit_rule, self.names()
+    def _inclusion(self, config: GuardConfig) -> tuple[bool, ...]:
+        rule, names = config.unit_rule, self.names()
         return (True,) * len(names) if rule is None else rule.included(names)

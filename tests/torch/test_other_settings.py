@@ -1,0 +1,105 @@
+"""Settings that are replaced during training, and states that were saved under other settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from stablenum import (
+    AutoClip,
+    DynamicLossScale,
+    EscalatePrecision,
+    GuardConfig,
+    LogMaxLossScale,
+    SpikeGuard,
+    ZClip,
+)
+from stablenum_torch import wrap
+
+LEVELS = ("float16", "bfloat16", "float32")
+
+
+def _guarded(config: GuardConfig) -> tuple[torch.nn.Parameter, Any]:
+    w = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+    return w, wrap(torch.optim.SGD([w], lr=0.125), config)
+
+
+def _step(w: torch.nn.Parameter, opt: Any) -> dict[str, Any]:
+    opt.zero_grad()
+    opt.backward((w * w).sum())
+    opt.step()
+    return dict(opt.last)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "scale"),
+    [
+        ({"loss_scale": "dynamic"}, {}, 1.0),
+        ({"loss_scale": 8.0}, {"loss_scale": 16.0}, 16.0),
+        ({}, {"loss_scale": "dynamic"}, 65536.0),
+        ({"loss_scale": LogMaxLossScale()}, {"loss_scale": DynamicLossScale(max_scale=2.0**17)}, None),
+        ({"clip": ZClip()}, {}, 1.0),
+        ({}, {"clip": AutoClip(), "spike": "skip"}, 1.0),
+        ({"spike": SpikeGuard(window=100)}, {"spike": SpikeGuard(window=70)}, 1.0),
+    ],
+)
+def test_settings_can_be_replaced_between_two_steps(before: Any, after: Any, scale: float | None) -> None:
+    w, opt = _guarded(GuardConfig(**before))
+    _step(w, opt)
+    opt.config = GuardConfig(**after)
+    norm = 2.0 * float(w.detach().norm())
+    seen = _step(w, opt)
+    assert (seen["step"], seen["applied"]) == (1, True)
+    assert seen["grad_norm"] == pytest.approx(norm)
+    assert scale is None or opt.loss_scale == scale
+    fresh = _guarded(GuardConfig(**after))[1]
+    fresh.load_state_dict(opt.state_dict())  # without a warning: the statistics are those of the new rules
+    assert fresh.last == opt.last
+
+
+def test_a_rule_that_stays_keeps_its_statistics_when_settings_are_replaced() -> None:
+    w, opt = _guarded(GuardConfig(clip=ZClip(), max_skips_in_a_row=3))
+    _step(w, opt)
+    opt.config = GuardConfig(clip=[ZClip(), 1.0], spike="skip")
+    assert int(opt.guard_state.clip[0].seen) == 1
+
+
+def test_a_scale_cannot_be_replaced_while_gradients_are_multiplied_by_it() -> None:
+    w, opt = _guarded(GuardConfig(loss_scale="dynamic"))
+    opt.backward((w * w).sum())
+    with pytest.raises(RuntimeError, match=r"config\.loss_scale .* after step\(\)"):
+        opt.config = GuardConfig(loss_scale=8.0)
+    opt.step()
+    assert opt.last["grad_norm"] == 10.0
+
+
+def test_a_loaded_scale_is_within_the_bounds_of_the_guard_that_loads_it() -> None:
+    _, high = _guarded(GuardConfig(loss_scale=DynamicLossScale(init_scale=2.0**20)))
+    for bounds, expected in (((1.0, 2.0**10), 2.0**10), ((2.0**22, 2.0**24), 2.0**22)):
+        rule = DynamicLossScale(init_scale=bounds[0], min_scale=bounds[0], max_scale=bounds[1])
+        w, opt = _guarded(GuardConfig(loss_scale=rule))
+        opt.load_state_dict(high.state_dict())
+        assert opt.loss_scale == expected
+        assert _step(w, opt)["grad_norm"] == 10.0
+
+
+def test_a_guard_without_a_limit_does_not_stay_halted() -> None:
+    _, strict = _guarded(GuardConfig(max_skips_in_a_row=1))
+    strict.guard_state.halted.fill_(1)  # as on an accelerator, where nothing raises in the step that halts
+    _, opt = _guarded(GuardConfig())
+    opt.load_state_dict(strict.state_dict())
+    assert int(opt.guard_state.halted) == 0
+
+
+def test_a_level_beyond_the_formats_of_the_guard_that_loads_it_is_the_widest() -> None:
+    w, opt = _guarded(GuardConfig(escalate=EscalatePrecision(after=1, formats=LEVELS)))
+    w.data.fill_(float("nan"))
+    for _ in range(2):
+        _step(w, opt)
+    assert int(opt.guard_state.escalation.level) == 2
+    _, narrow = _guarded(GuardConfig(escalate=EscalatePrecision(formats=LEVELS[1:])))
+    narrow.load_state_dict(opt.state_dict())
+    with narrow.autocast():
+        assert not torch.is_autocast_enabled("cpu")  # float32
