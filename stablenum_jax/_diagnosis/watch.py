@@ -18,16 +18,25 @@ import jax.numpy as jnp
 import optax
 
 from stablenum.commands.explain.plan import Failure
-from stablenum.commands.explain.session import Session
-from stablenum.diagnosis import Report
+from stablenum.commands.explain.session import Doubt, Session
+from stablenum.diagnosis import Cause, Report
 from stablenum.diagnosis.replay.judge import Evidence
-from stablenum_jax._diagnosis.replay.flags import device_flags
 from stablenum_jax._diagnosis.replay.source_lines import is_user_code, place_in
+from stablenum_jax._diagnosis.results import (
+    Suspicion,
+    floating_leaves,
+    named,
+    suspicion,
+    without,
+    without_derivative,
+)
+from stablenum_jax._trees.state import is_guard
 
 __all__ = ["watch"]
 
-_jit, _grad, _value_and_grad = jax.jit, jax.grad, jax.value_and_grad
+_jit, _grad, _value_and_grad, _vjp, _vmap = jax.jit, jax.grad, jax.value_and_grad, jax.vjp, jax.vmap
 
+_OUR_SCALING, _FLAX_SCALING = "stablenum_jax/_step/scaled_loss.py", "flax/training/dynamic_scale.py"
 # After so many replays that found nothing wrong, a function is no longer replayed.
 PATIENCE = 2
 
@@ -38,6 +47,11 @@ def watch(session: Session) -> None:
     jax.jit = watcher.jit
     jax.grad = watcher.derivative(_grad, value=False)
     jax.value_and_grad = watcher.derivative(_value_and_grad, value=True)
+    for name in ("jacrev", "jacfwd", "hessian"):
+        setattr(jax, name, watcher.jacobian(getattr(jax, name)))
+    jax.jacobian = jax.jacrev
+    jax.vjp = watcher.vjp
+    jax.vmap = watcher.vmap
     # A property of the class. optax.chain unpacks its transformations as tuples, which does not read the
     # property, so they are not watched one by one.
     optax.GradientTransformation.update = property(watcher.update)
@@ -49,6 +63,11 @@ class _Watcher:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.looking = False
+        self.traced_derivative = False  # a derivative was traced, for a call outside
+        self.finite: set[str] = set()  # the functions that have returned finite results
+        self.metrics: list[
+            tuple[Any, int]
+        ] = []  # metrics that are not finite, and the numbers of their doubts
 
     def jit(self, fun: Any = None, /, **options: Any) -> Any:
         """Do what ``jax.jit`` does, but watch the function and donate no buffers."""
@@ -66,15 +85,92 @@ class _Watcher:
             inner = transform(fun, argnums, has_aux, **options)
             settings = {"argnums": argnums, "has_aux": has_aux, "gradients": True}
 
+            def judged(result: Any) -> Any:
+                """Leave out what the function returns beside its loss."""
+                scaling = _scaling() if value else ""
+                if scaling:
+                    return _loss_before_scaling(result[0], ours=scaling == _OUR_SCALING)
+                if not has_aux:
+                    return result
+                return (result[0][0], result[1]) if value else result[0]
+
             @functools.wraps(inner)
             def derivative(*args: Any, **kwargs: Any) -> Any:
                 def replay(**more: Any) -> Report:
                     return _replay(fun, *args, **settings, **more, **kwargs)
 
-                return self.call(inner, args, kwargs, name=_name(fun), replay=replay)
+                return self.call(inner, args, kwargs, name=_name(fun), replay=replay, judged=judged)
 
-            derivative.stablenum_derivative = (fun, settings)  # type: ignore[attr-defined]
+            # Other wrappers copy this attribute, so it says whose it is.
+            derivative.stablenum_derivative = (  # type: ignore[attr-defined]
+                derivative, fun, settings, judged,
+            )  # fmt: skip
             return derivative
+
+        return outer
+
+    def jacobian(self, transform: Callable[..., Any]) -> Callable[..., Any]:
+        """Do what ``jax.jacrev``, ``jax.jacfwd`` or ``jax.hessian`` does, and watch calls outside a trace."""
+
+        @functools.wraps(transform)
+        def outer(fun: Any, argnums: Any = 0, has_aux: bool = False, **options: Any) -> Any:
+            inner = transform(fun, argnums, has_aux, **options)
+            judged = (lambda result: result[0]) if has_aux else None
+            return self.watched(inner, _name(fun), judged)
+
+        return outer
+
+    def watched(
+        self, inner: Callable[..., Any], name: str, judged: Callable[[Any], Any] | None = None
+    ) -> Callable[..., Any]:
+        """Return the function, watched; what is not finite in its result is replayed as it is."""
+
+        @functools.wraps(inner)
+        def outer(*args: Any, **kwargs: Any) -> Any:
+            def replay(**more: Any) -> Report:
+                return _replay(inner, *args, gradients=False, **more, **kwargs)
+
+            return self.call(inner, args, kwargs, name=name, replay=replay, judged=judged)
+
+        return outer
+
+    def vjp(self, fun: Callable[..., Any], *primals: Any, **options: Any) -> Any:
+        """Do what ``jax.vjp`` does, and watch the function that it returns."""
+        result = _vjp(fun, *primals, **options)
+        if self.looking or _traced((primals, result[0])):
+            self.traced_derivative = True
+            return result
+
+        def pulled(primals: Any, *cotangents: Any) -> Any:
+            return _vjp(fun, *primals, **options)[1](*cotangents)
+
+        def pull(inner: Callable[..., Any], *cotangents: Any) -> Any:
+            def replay(**more: Any) -> Report:
+                return _replay(pulled, primals, *cotangents, gradients=False, **more)
+
+            return self.call(inner, cotangents, {}, name=_name(fun), replay=replay)
+
+        return result[0], jax.tree_util.Partial(pull, result[1]), *result[2:]
+
+    def vmap(self, fun: Callable[..., Any], *settings: Any, **options: Any) -> Callable[..., Any]:
+        """Do what ``jax.vmap`` does, and watch each call outside a trace if the function differentiates."""
+        inner = _vmap(fun, *settings, **options)
+        watched = self.watched(inner, _name(fun))
+        differentiates = False
+
+        @functools.wraps(inner)
+        def outer(*args: Any, **kwargs: Any) -> Any:
+            nonlocal differentiates
+            if not differentiates:
+                before, self.traced_derivative = self.traced_derivative, False
+                try:
+                    result = inner(*args, **kwargs)
+                finally:
+                    differentiates = self.traced_derivative
+                    self.traced_derivative = before or differentiates
+                if not differentiates:
+                    return result
+            return watched(*args, **kwargs)
 
         return outer
 
@@ -88,7 +184,7 @@ class _Watcher:
                 report = _replay(inner, *args, gradients=False, **more, **kwargs)
                 return _of_update(report)
 
-            return self.call(inner, args, kwargs, name="the optimizer's update", replay=replay)
+            return self.call(inner, args, kwargs, name="the optimizer's update", replay=replay, update=True)
 
         return update
 
@@ -100,41 +196,123 @@ class _Watcher:
         *,
         name: str,
         replay: Callable[..., Report],
-        state: Any = None,
+        judged: Callable[[Any], Any] | None = None,
+        jitted: _Jitted | None = None,
+        update: bool = False,
     ) -> Any:
-        """Call ``inner(*args, **kwargs)``, and replay the call if the result is not finite."""
+        """Call ``inner(*args, **kwargs)``, and replay the call if the result is not finite.
+
+        Args:
+            inner: what is called.
+            args, kwargs: its arguments.
+            name: the name of the user's function.
+            replay: replays the call, with further options.
+            judged: returns the part of the result that is judged.
+            jitted: the jitted function, whose results may be metrics.
+            update: whether an optimizer's update is called; all others that are not jitted are derivatives.
+        """
         if self.looking or _traced((args, kwargs)):
+            self.traced_derivative = self.traced_derivative or jitted is None
             return inner(*args, **kwargs)
         if self.session.over:
             self.session.leave()
+        ignored = self.session.ignores(name.removesuffix("()"))
         try:
             result = inner(*args, **kwargs)
         except FloatingPointError:  # the script runs with jax_debug_nans
-            self.replay(replay, name, known_bad=True)
+            if not ignored:
+                self.replay(replay, name, known_bad=True)
             raise
         if _traced(result):
+            self.traced_derivative = self.traced_derivative or jitted is None
             return result
         self.session.outcome.calls += 1
-        nan, infinite = _suspicious(result, (args, kwargs))
-        if (nan or infinite) and (state is None or state.patience > 0):
-            self.replay(replay, name, known_bad=nan)
-            if state is not None:
-                state.patience -= 1
+        seen = result if judged is None else judged(result)
+        derivative = judged is not None or (jitted is None and not update)
+        found = Suspicion() if ignored else suspicion(seen, (args, kwargs), derivative=derivative)
+        entries = len(floating_leaves(seen))
+        if found and jitted is not None and judged is None:
+            found, replay = self.apart(found, jitted, result, args, kwargs)
+            entries -= len(jitted.metrics)
+        if not found and entries:
+            self.finite.add(name)
+        if found and (jitted is None or jitted.patience > 0):
+            self.replay(replay, name, known_bad=found.known_bad)
+            if jitted is not None:
+                jitted.patience -= 1
         return result
+
+    def apart(
+        self,
+        found: Suspicion,
+        jitted: _Jitted,
+        result: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> tuple[Suspicion, Callable[..., Report]]:
+        """Return what is left without entries that the user ignores and without metrics, and its replay.
+
+        A metric is an entry without derivative. It is in doubt until it is clear that nothing needs it.
+        """
+        apart = named(result, self.session.plan.ignore)
+        new = found.positions - apart - jitted.metrics
+        metrics = without_derivative(jitted.inner, args, kwargs, new) if new else new
+        left = found.leaving_out(apart | jitted.metrics | metrics)
+        if metrics and not left:
+            self.doubt(_name(jitted.__wrapped__), jitted, metrics, result, args, kwargs)
+        jitted.metrics |= metrics
+        apart |= jitted.metrics
+
+        def replay(**more: Any) -> Report:
+            return jitted.replay(args, kwargs, more, leaving_out=apart)
+
+        return left, replay
+
+    def doubt(
+        self,
+        name: str,
+        jitted: _Jitted,
+        metrics: frozenset[int],
+        result: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        """Explain a metric that is not finite, in case that something needs it after all."""
+        report = self.report(lambda **more: jitted.replay(args, kwargs, more), name, known_bad=False)
+        if report.ok:
+            return
+        step = max(1, self.session.outcome.calls)
+        failure = Failure(step=step, what="output", names=(name,), unit="call")
+        leaves = jax.tree.leaves(result, is_leaf=is_guard)
+        self.metrics += [(leaves[i], len(self.session.doubts)) for i in sorted(metrics)]
+        self.session.doubts.append(Doubt(failure, report, lambda: bool(self.finite)))
+
+    def report(self, replay: Callable[..., Report], name: str, *, known_bad: bool) -> Report:
+        """Return the report on a call."""
+        self.looking = True
+        try:
+            return replay(known_bad=known_bad)
+        except Exception as error:  # noqa: BLE001  the failure is reported even without a replay
+            note = f"the replay of {name} failed: {type(error).__name__}: {error}"
+            return Report.of(Evidence(framework="jax", reproduced=False, differences=(note,)))
+        finally:
+            self.looking = False
 
     def replay(self, replay: Callable[..., Report], name: str, *, known_bad: bool) -> None:
         """Explain a call, and end the script unless the replay finds nothing wrong."""
-        self.looking = True
-        try:
-            report = replay(known_bad=known_bad)
-        except Exception as error:  # noqa: BLE001  the failure is reported even without a replay
-            note = f"the replay of {name} failed: {type(error).__name__}: {error}"
-            report = Report.of(Evidence(framework="jax", loss_finite=False), notes=(note,))
-        finally:
-            self.looking = False
-        if not report.ok:
-            step = max(1, self.session.outcome.calls)
-            self.session.found(Failure(step=step, what="output", names=(name,), unit="call"), report)
+        report = self.report(replay, name, known_bad=known_bad)
+        # A loss scale that is too high comes down by itself.
+        if report.ok or report.verdict.cause is Cause.LOSS_SCALE:
+            return
+        step = max(1, self.session.outcome.calls)
+        failure = Failure(step=step, what="output", names=(name,), unit="call")
+        read = report.findings[0].outputs if report.verdict.cause is Cause.BATCH else ()
+        if read:  # an input was bad: perhaps an earlier call made it
+            alike = [d for m, d in self.metrics if (m.shape, m.dtype.name) == (read[0].shape, read[0].dtype)]
+            if alike:
+                failure, made, _ = self.session.doubts[alike[0]]
+                report = made or report
+        self.session.found(failure, report)
 
 
 class _Jitted:
@@ -142,29 +320,70 @@ class _Jitted:
 
     def __init__(self, watcher: _Watcher, fun: Any, options: dict[str, Any]) -> None:
         self.__wrapped__ = fun
-        self._inner = _jit(fun, **options)
+        self.inner = _jit(fun, **options)
         self._watcher, self._options, self.patience = watcher, options, PATIENCE
+        self.metrics: frozenset[int] = frozenset()  # entries of the result without derivative
         functools.update_wrapper(self, fun, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         def replay(**more: Any) -> Report:
-            return self._replay(args, kwargs, more)
+            return self.replay(args, kwargs, more)
 
-        name = _name(self.__wrapped__)
-        return self._watcher.call(self._inner, args, kwargs, name=name, replay=replay, state=self)
+        own = _derivative_of(self.__wrapped__)
+        return self._watcher.call(
+            self.inner,
+            args,
+            kwargs,
+            name=_name(self.__wrapped__),
+            replay=replay,
+            judged=own and own[2],
+            jitted=self,
+        )
 
     def __get__(self, owner: Any, kind: Any = None) -> Any:
         return self if owner is None else MethodType(self, owner)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_inner"], name)
+        return getattr(self.__dict__["inner"], name)
 
-    def _replay(self, args: tuple[Any, ...], kwargs: dict[str, Any], more: dict[str, Any]) -> Report:
-        fun, settings = getattr(
-            self.__wrapped__, "stablenum_derivative", (self.__wrapped__, {"gradients": False})
-        )
+    def replay(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        more: dict[str, Any],
+        leaving_out: frozenset[int] = frozenset(),
+    ) -> Report:
+        """Replay a call; the entries of its result at the positions left out are not judged."""
+        fun, settings, _ = _derivative_of(self.__wrapped__) or (self.__wrapped__, {"gradients": False}, None)
         fun, args, kwargs = _without_static(fun, args, kwargs, self._options)
+        fun = without(fun, leaving_out) if leaving_out else fun
         return _replay(fun, *args, **settings, **more, **kwargs)
+
+
+def _derivative_of(fun: Any) -> tuple[Any, dict[str, Any], Callable[[Any], Any]] | None:
+    """Return the differentiated function, the settings and what is judged, if ``fun`` is a derivative itself
+    and not a function around one, such as ``jax.vmap(jax.grad(f))``."""
+    found = getattr(fun, "stablenum_derivative", None)
+    return found[1:] if found is not None and found[0] is fun else None
+
+
+def _scaling() -> str:
+    """Return the file of a running function that scales losses, whose gradients may overflow: then the scale
+    comes down."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        file = frame.f_code.co_filename.replace("\\", "/")
+        found = next((name for name in (_OUR_SCALING, _FLAX_SCALING) if file.endswith(name)), "")
+        if found:
+            return found
+        frame = frame.f_back
+    return ""
+
+
+def _loss_before_scaling(value: Any, *, ours: bool) -> Any:
+    """Return the loss that our scaling keeps beside the scaled one. In flax's, only NaN counts."""
+    leaves = jax.tree.leaves(value)
+    return [leaves[1] if ours else jnp.where(jnp.isinf(leaves[0]), 0, leaves[0])]
 
 
 def _replay(*args: Any, **kwargs: Any) -> Report:
@@ -221,34 +440,6 @@ def _several(value: Any) -> tuple[Any, ...]:
 
 def _traced(tree: Any) -> bool:
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
-
-
-def _suspicious(result: Any, arguments: Any) -> tuple[bool, bool]:
-    """Return whether there is a NaN, and whether there is an infinity that is probably not a mask or a bound.
-
-    -inf in an array is usually a mask or the logarithm of a probability of 0; an inf that is also among the
-    arguments is usually a bound.
-    """
-    leaves = _floating(result)
-    flags = _flags(leaves)
-    nan = any(f[0] for f in flags)
-    lowest = any(f[2] and leaf.ndim == 0 for leaf, f in zip(leaves, flags, strict=True))
-    highest = any(f[1] for f in flags) and not any(f[1] for f in _flags(_floating(arguments)))
-    return nan, lowest or highest
-
-
-def _floating(tree: Any) -> list[jax.Array]:
-    return [
-        leaf
-        for leaf in jax.tree.leaves(tree)
-        if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jnp.inexact)
-    ]
-
-
-def _flags(leaves: list[jax.Array]) -> list[tuple[bool, bool, bool]]:
-    """Return, for each leaf, whether it holds any NaN, inf and -inf. This waits for the device once."""
-    flags = jax.device_get([device_flags(leaf) for leaf in leaves])
-    return [(bool(f[0]), bool(f[1]), bool(f[2])) for f in flags]
 
 
 def _name(fun: Any) -> str:

@@ -13,6 +13,7 @@ __all__ = [
     "GuardOptState",
     "find_guard",
     "guard_state",
+    "guards_in",
     "has_guard",
     "injects_hyperparams",
     "is_guard",
@@ -52,14 +53,19 @@ def find_guard(opt_state: PyTree) -> GuardOptState:
     Raises:
         ValueError: there is none, or more than one.
     """
-    found = [node for node in jax.tree.leaves(opt_state, is_leaf=is_guard) if is_guard(node)]
+    found = guards_in(opt_state)
     if len(found) != 1:
         raise ValueError(
             f"opt_state must hold exactly one guard's state; got {len(found) or 'none'}. "
             "Put one guard into the optimizer, as in optax.chain(stablenum_jax.guard(), optax.adamw(1e-3)), "
             "and make opt_state with that optimizer's init."
         )
-    return _plain(found[0])
+    return found[0]
+
+
+def guards_in(tree: PyTree) -> list[GuardOptState]:
+    """Return the guards' states in a pytree, as nested tuples of bare arrays."""
+    return [_plain(node) for node in jax.tree.leaves(tree, is_leaf=is_guard) if is_guard(node)]
 
 
 def replace_guard(opt_state: PyTree, guard: GuardOptState) -> PyTree:

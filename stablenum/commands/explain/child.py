@@ -46,6 +46,7 @@ def run(session: Session) -> None:
         traceback.print_exception(type(error), error, _own(error.__traceback__))
         for report in session.on_error if isinstance(error, Exception) and not session.over else ():
             report(error)
+    session.conclude()
 
 
 def _watching(session: Session) -> AfterImport:

@@ -30,6 +30,14 @@ def explain(
     seed: Annotated[
         int, typer.Option(min=0, help="Seed of the global random generators, set before the script starts.")
     ] = 0,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Do not judge what this function returns or computes, or (JAX) the entry of this name in a "
+            "result. Can be given several times.",
+            metavar="NAME",
+        ),
+    ] = None,
     json: Annotated[Path | None, typer.Option(help="Write the report as strict JSON.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the report as a self-contained HTML page.")] = None,
 ) -> None:
@@ -55,6 +63,7 @@ def explain(
         module=module,
         seed=seed,
         record_from=1 if once else None,
+        ignore=tuple(ignore or ()),
     )
     explained = run_and_explain(plan, say)
     if explained.report is None:

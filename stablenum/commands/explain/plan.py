@@ -22,6 +22,7 @@ class Plan:
         seed: the seed of the global generators of Python, NumPy and torch, set before the script starts.
         record_from: the first optimizer step to record, with all steps after it; None for no recording.
         again: whether an earlier run has failed.
+        ignore: names of functions and of entries of their results that are not judged.
     """
 
     script: str
@@ -30,6 +31,7 @@ class Plan:
     seed: int = 0
     record_from: int | None = None
     again: bool = False
+    ignore: tuple[str, ...] = ()
 
     def write(self, path: Path) -> None:
         """Write the plan as JSON."""
@@ -39,7 +41,7 @@ class Plan:
     def read(cls, path: Path) -> Plan:
         """Return the plan that :meth:`write` wrote."""
         d = json.loads(path.read_text(encoding="utf-8"))
-        return cls(**{**d, "arguments": tuple(d["arguments"])})
+        return cls(**{**d, "arguments": tuple(d["arguments"]), "ignore": tuple(d["ignore"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +50,8 @@ class Failure:
 
     Attributes:
         step: the number, from 1, of the optimizer step that was being prepared or taken.
-        what: "loss", "gradient", "parameter", "output" or "error".
+        what: "loss", "gradient", "by hand" (gradients that no optimizer uses), "parameter", "output"
+            or "error".
         names: the names of the values, if they have names.
         unit: what ``step`` counts: "step", or "call" of a watched function.
     """
@@ -66,6 +69,7 @@ class Failure:
         return {
             "loss": f"the loss of {when} is not finite",
             "gradient": f"gradients of {shown or 'parameters'} are not finite in {when}",
+            "by hand": f"gradients{' of ' * bool(shown)}{shown} that no optimizer uses are not finite",
             "parameter": f"{shown or 'parameters'} {verb} not finite after {when}",
             "error": f"{shown} in {when} failed with a message about NaN or inf",
             "output": f"the result of {shown} is not finite in {when}",

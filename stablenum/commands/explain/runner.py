@@ -65,13 +65,24 @@ def _report(outcome: Outcome) -> Report | None:
 
 def _unreproduced(first: Outcome, second: Outcome) -> Report:
     return Report.of(
-        Evidence(framework=first.watched[0] if first.watched else "torch", reproduced=False),
+        Evidence(
+            framework=first.watched[0] if first.watched else "torch",
+            reproduced=False,
+            differences=_DIFFERENCES,
+        ),
         notes=(
             f"first run: {first.failure}",
             *([f"the second run ended with {second.error}"] if second.error else []),
-            "a second run with the same seed did not fail; does the script seed every generator?",
         ),
     )
+
+
+# What a second run of a script does not share with the first.
+_DIFFERENCES = (
+    "files that the first run wrote exist in the second; does the script seed every generator?",
+    "the second run records the step: compiled functions run eagerly, and everything runs more slowly",
+    "the order of threads, workers and kernels that are not deterministic",
+)
 
 
 def _run(plan: Plan, *, shown: bool) -> Outcome:

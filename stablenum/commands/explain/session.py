@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from stablenum.commands.explain.plan import Failure, Outcome, Plan
 from stablenum.diagnosis import Report
 
-__all__ = ["Session", "Stop"]
+__all__ = ["Doubt", "Session", "Stop"]
 
 
 class Stop(BaseException):
     """Stops the script at its first failure; ``except Exception`` in the script does not catch it."""
+
+
+class Doubt(NamedTuple):
+    """A value that is not finite, but that training may never use, such as a metric or a printed gradient.
+
+    Attributes:
+        failure: what it is if training needed it.
+        report: the diagnosis; None if the step was not recorded.
+        settled: asked when the script has ended: whether the value did no harm.
+    """
+
+    failure: Failure
+    report: Report | None
+    settled: Callable[[], bool]
 
 
 class Session:
@@ -23,6 +38,7 @@ class Session:
         outcome: what has been seen so far.
         on_error: called with an exception that ends the script.
         on_leave: ends the process.
+        doubts: values that count as failures only if they are not settled when the script has ended.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -30,11 +46,32 @@ class Session:
         self.outcome = Outcome()
         self.on_error: list[Callable[[BaseException], None]] = []
         self.on_leave: Callable[[], None] | None = None
+        self.doubts: list[Doubt] = []
 
     @property
     def over(self) -> bool:
         """Whether a failure has been found. If the script continues regardless, it is no longer watched."""
         return self.outcome.failure is not None
+
+    def ignores(self, *names: str) -> bool:
+        """Return whether the user asked not to judge one of these names, or what a running function makes."""
+        ignored = self.plan.ignore
+        if not ignored or any(name in ignored for name in names):
+            return bool(ignored)
+        frame = sys._getframe(1)
+        while frame.f_back is not None:
+            if frame.f_code.co_name in ignored:
+                return True
+            frame = frame.f_back
+        return False
+
+    def conclude(self) -> None:
+        """Record the first doubt that the script has not settled, because the script has ended."""
+        for doubt in [] if self.over else self.doubts:
+            if not doubt.settled():
+                self.outcome.failure = doubt.failure
+                self.outcome.report = None if doubt.report is None else doubt.report.to_dict()
+                return
 
     def leave(self) -> None:
         """Write the outcome and end the process, because the script caught :class:`Stop` and trains on."""

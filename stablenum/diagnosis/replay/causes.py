@@ -65,9 +65,9 @@ CAUSES: dict[Cause, Explanation] = {
         "such an update is never applied",
     ),
     Cause.TRANSIENT: Explanation(
-        "the same step, run again from the same state and seed, is finite: a hardware fault, a race, or "
-        "randomness outside the restored generators",
-        "repeat the step; if it fails again on the same device, take that device out of service",
+        "not reproduced: the step went wrong, but not when it was run again",
+        "make the run and the replay alike (seed every generator, set aside what differs) and run again; run "
+        "the step on a second device; suspect the first device only if the two disagree",
     ),
     Cause.OTHER_RANK: Explanation(
         "another rank reported the failure before the gradients were reduced: "

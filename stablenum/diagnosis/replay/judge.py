@@ -36,6 +36,7 @@ class Evidence:
         norm_overflow: whether the gradients are finite but the plain sum of their squares is not.
         state: descriptions of problems in the optimizer's state, the worst first.
         other_rank: whether another rank reported the failure.
+        differences: descriptions of what differs between the step and a replay that did not reproduce it.
     """
 
     framework: str
@@ -51,6 +52,7 @@ class Evidence:
     norm_overflow: bool = False
     state: tuple[str, ...] = ()
     other_rank: bool = False
+    differences: tuple[str, ...] = ()
 
     @property
     def first(self) -> Finding | None:
@@ -132,7 +134,11 @@ def _parameters(e: Evidence) -> str:
 
 
 def _transient(e: Evidence) -> str:
-    return "a second run of the same step did not fail" if e.reproduced is False else ""
+    if e.reproduced is not False:
+        return ""
+    if e.bad:
+        return "of two runs from the same state and seed, one failed and one did not: they disagree"
+    return "it did not show in a run from the same state and seed"
 
 
 def _low_precision(e: Evidence) -> str:
@@ -269,6 +275,8 @@ def _verdict(cause: Cause, fact: str, e: Evidence) -> Verdict:
         facts += [f"in:  {s}" for s in f.inputs] + [f"out: {s}" for s in f.outputs]
     if e.reproduced:
         facts.append("a second run failed in the same way")
+    if cause is Cause.TRANSIENT:
+        facts += [f"differs: {difference}" for difference in e.differences]
     if e.bad_gradients:
         facts.append(f"gradients not finite: {_some(e.bad_gradients)}")
     explanation = CAUSES[cause]

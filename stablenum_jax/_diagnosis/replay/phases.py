@@ -48,7 +48,8 @@ def assign_phases(trace: Trace, written: list[Written], loss: Iterable[int], out
         else:
             continue  # forward
         later.update(step.outputs)
-    _within_derivatives(trace, written)
+    # In forward mode alone, nothing is transposed, and function and derivative are results alike.
+    _within_derivatives(trace, written, levels=2 if roots or any(transposed) else 1)
     _find_forward(trace, written)
 
 
@@ -73,11 +74,14 @@ def _without_loss(trace: Trace, transposed: list[bool], outputs: Iterable[int]) 
     return _reaching(trace, [*outputs, *unread], through=[not t for t in transposed])
 
 
-def _within_derivatives(trace: Trace, written: list[Written]) -> None:
-    """Mark the factors of the inner derivative as backward, if the loss itself contains gradients."""
+def _within_derivatives(trace: Trace, written: list[Written], *, levels: int) -> None:
+    """Mark the factors of the inner derivative as backward, if the loss itself contains gradients.
+
+    ``levels`` is how often a step is differentiated that belongs to an inner derivative.
+    """
     first: dict[Any, Step] = {}
     for step, how in zip(trace.steps, written, strict=True):
-        if step.phase != "forward" or how.stack.count("jvp(") < 2 or not how.source.call:
+        if step.phase != "forward" or how.stack.count("jvp(") < levels or not how.source.call:
             continue
         # Steps with one source are the function and then its derivative: the first that computes something
         # names the function, and those with another operation are factors of the derivative.

@@ -211,7 +211,17 @@ def _evidence(outcome: _Outcome, call: Call, scale: float, opt_state: Any, param
         unscaled_finite=outcome.unscaled_finite,
         norm_overflow=not failed and _norm_overflows(results),
         state=_bad_state(opt_state, call, parameters),
+        differences=_DIFFERENCES if outcome.reproduced is False else (),
     )
+
+
+# What a replay does not share with the step that it repeats.
+_DIFFERENCES = (
+    "the data, if the function reads them itself and not from its arguments",
+    "XLA's program: the replay ran equation by equation, and then compiled anew",
+    "the memory: no buffer was donated",
+    "the order of threads and of kernels that are not deterministic",
+)
 
 
 def _bad_parameters(call: Call, failed: bool, gradients: bool) -> tuple[str, ...]:

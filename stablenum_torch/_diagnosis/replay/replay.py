@@ -129,8 +129,19 @@ def _evidence(
             unscaled_finite=unscaled,
             norm_overflow=not shown.went_wrong and shown.norm / scales[0] > FLOAT32_MAX**0.5,
             state=_state(call),
+            differences=_differences(rng) if reproduced is False else (),
         ),
         tuple(shown.notes),
+    )
+
+
+def _differences(rng: RngState | Tensor | None) -> tuple[str, ...]:
+    """Describe what a replay does not share with the step that it repeats."""
+    return (
+        *(["the generators' states before the step, which the replay was not given"] if rng is None else []),
+        "the data, if the function reads them itself and not from its arguments",
+        "compiled functions and modules, which ran eagerly",
+        "the order of threads and of kernels that are not deterministic",
     )
 
 

@@ -1,0 +1,151 @@
+"""Which values in the result of a watched call are not finite, and which of them could matter to training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+
+from stablenum_jax._diagnosis.replay.flags import device_flags
+from stablenum_jax._trees.state import guards_in, is_guard
+
+__all__ = ["Suspicion", "floating_leaves", "named", "suspicion", "without", "without_derivative"]
+
+_jvp, _make_jaxpr = jax.jvp, jax.make_jaxpr
+
+
+class Suspicion(NamedTuple):
+    """What is not finite in a result.
+
+    Attributes:
+        nan: positions of leaves with NaN.
+        infinite: positions of leaves with an infinity that is probably not a mask or a bound.
+        skipped: whether a guard without a loss scale skipped this call's step because it was not finite.
+    """
+
+    nan: frozenset[int] = frozenset()
+    infinite: frozenset[int] = frozenset()
+    skipped: bool = False
+
+    @property
+    def positions(self) -> frozenset[int]:
+        """All suspicious leaves."""
+        return self.nan | self.infinite
+
+    @property
+    def known_bad(self) -> bool:
+        """Whether something is wrong for certain."""
+        return bool(self.nan) or self.skipped
+
+    def __bool__(self) -> bool:
+        return bool(self.positions) or self.skipped
+
+    def leaving_out(self, positions: Collection[int]) -> Suspicion:
+        """Return the rest without these leaves."""
+        return Suspicion(self.nan.difference(positions), self.infinite.difference(positions), self.skipped)
+
+
+def suspicion(result: Any, arguments: Any, *, derivative: bool = False) -> Suspicion:
+    """Judge the result of a call. This waits for the device.
+
+    Except in a derivative, -inf in an array is usually a mask or the logarithm of a probability of 0; an inf
+    that is also among the arguments is usually a bound. A guard's statistics may hold NaN (a loss that it was
+    not given) and inf.
+    """
+    leaves = dict(floating_leaves(result))
+    flags = dict(zip(leaves, _flags(list(leaves.values())), strict=True))
+    high = frozenset(i for i, f in flags.items() if f[1])
+    if high and any(f[1] for f in _flags([leaf for _, leaf in floating_leaves(arguments)])):
+        high = frozenset()
+    low = frozenset(i for i, f in flags.items() if f[2] and (derivative or leaves[i].ndim == 0))
+    return Suspicion(frozenset(i for i, f in flags.items() if f[0]), high | low, _skipped(result, arguments))
+
+
+def _skipped(result: Any, arguments: Any) -> bool:
+    """Return whether a guard skipped the step of this call, other than to lower its loss scale."""
+    guards = [g.guard for g in guards_in(result)]
+    if not guards:
+        return False
+    before = [g.guard for g in guards_in(arguments)]
+    counts = [sum(int(np.sum(g.nonfinite_in_a_row)) for g in some) for some in (before, guards)]
+    return counts[1] > counts[0] and not any(np.any(np.asarray(g.loss_scale.scale) > 1.0) for g in guards)
+
+
+def named(result: Any, wanted: Collection[str]) -> frozenset[int]:
+    """Return the positions of the leaves on whose path one of the names is a key or an attribute."""
+    paths, _ = jax.tree_util.tree_flatten_with_path(result, is_leaf=is_guard)
+    return frozenset(i for i, (path, _) in enumerate(paths) if not _keys(path).isdisjoint(wanted))
+
+
+def _keys(path: tuple[Any, ...]) -> set[str]:
+    return {str(getattr(key, "key", getattr(key, "name", ""))) for key in path}
+
+
+def without(inner: Callable[..., Any], positions: Collection[int]) -> Callable[..., Any]:
+    """Return the function with zeros at these leaves of its result."""
+
+    def rest(*args: Any, **kwargs: Any) -> Any:
+        leaves, structure = jax.tree.flatten(inner(*args, **kwargs), is_leaf=is_guard)
+        kept = [jnp.zeros_like(leaf) if i in positions else leaf for i, leaf in enumerate(leaves)]
+        return jax.tree.unflatten(structure, kept)
+
+    return rest
+
+
+def without_derivative(
+    inner: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], positions: frozenset[int]
+) -> frozenset[int]:
+    """Return those leaves of the result that have no derivative with respect to the arguments.
+
+    They cannot be a loss, a gradient or a parameter: an accuracy is a count of comparisons.
+    """
+    leaves, structure = jax.tree.flatten((args, kwargs))
+    at = [i for i, leaf in enumerate(leaves) if _is_floating(leaf)]
+    chosen = sorted(positions)
+
+    def run(*arrays: Any) -> list[Any]:
+        given = list(leaves)
+        for i, array in zip(at, arrays, strict=True):
+            given[i] = array
+        again, named = jax.tree.unflatten(structure, given)
+        results = jax.tree.leaves(inner(*again, **named), is_leaf=is_guard)
+        return [results[i] for i in chosen]
+
+    arrays = tuple(jnp.asarray(leaves[i]) for i in at)
+    if not arrays:
+        return positions
+    try:
+        jaxpr = _make_jaxpr(lambda xs, ts: _jvp(run, xs, ts)[1])(arrays, arrays).jaxpr
+    except Exception:  # noqa: BLE001  without an answer, the value is taken to matter
+        return frozenset()
+    moved = _reached(jaxpr, jaxpr.invars[len(arrays) :])
+    return frozenset(i for i, v in zip(chosen, jaxpr.outvars, strict=True) if v not in moved)
+
+
+def _reached(jaxpr: Any, variables: Sequence[Any]) -> set[Any]:
+    """Return the variables that are computed from the given ones, and these."""
+    reached = set(variables)
+    for eqn in jaxpr.eqns:
+        if any(not isinstance(v, core.Literal) and v in reached for v in eqn.invars):
+            reached.update(eqn.outvars)
+    return reached
+
+
+def _is_floating(leaf: Any) -> bool:
+    return isinstance(leaf, (jax.Array, np.ndarray)) and jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
+def floating_leaves(tree: Any) -> list[tuple[int, jax.Array]]:
+    """Return the floating-point arrays outside guards, with their positions."""
+    leaves = enumerate(jax.tree.leaves(tree, is_leaf=is_guard))
+    return [(i, leaf) for i, leaf in leaves if isinstance(leaf, jax.Array) and _is_floating(leaf)]
+
+
+def _flags(leaves: list[jax.Array]) -> list[tuple[bool, bool, bool]]:
+    """Return, for each leaf, whether it holds any NaN, inf and -inf. This waits for the device once."""
+    flags = jax.device_get([device_flags(leaf) for leaf in leaves])
+    return [(bool(f[0]), bool(f[1]), bool(f[2])) for f in flags]
