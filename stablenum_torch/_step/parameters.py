@@ -53,20 +53,22 @@ class TrackedParameters:
         known = self._known
         return len(known) == len(params) and not any(map(operator.is_not, known, params))
 
-    def follow(self, params: list[Tensor], state: GuardState) -> GuardState:
-        """Track ``params`` from now on, and return the state for them, with the statistics known so far.
+    def looked_up_again(self) -> TrackedParameters:
+        """Return the optimizer's current parameters, tracked."""
+        return TrackedParameters(self._optimizer, self._config, self.given)
+
+    def extended(self, state: GuardState, to: TrackedParameters) -> GuardState:
+        """Return the state for the parameters that ``to`` tracks, with the statistics known so far.
 
         This waits for the device, but is called rarely.
         """
-        included, device = self._inclusion(), state.step.device
+        params, device = to._known, state.step.device
         fresh = init_guard(self._config, len(params), xp=torch_namespace, device=device)
         saved = state_to_dict(state, [str(id(p)) for p in self._known])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", StatisticsNotLoadedWarning)  # new parameters have none, of course
             names = [str(id(p)) for p in params]
-            fresh = state_from_dict(saved, fresh, xp=torch_namespace, names=names, device=device)
-        self.included, self._known = included, params
-        return fresh
+            return state_from_dict(saved, fresh, xp=torch_namespace, names=names, device=device)
 
     def names(self) -> list[str]:
         """Return a name for each parameter."""
