@@ -7,6 +7,8 @@ early if ``found_inf`` is exactly 1, so the host need not know whether the step 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
@@ -23,25 +25,49 @@ def is_fused(optimizer: Optimizer) -> bool:
     return all(group.get("fused") for group in optimizer.param_groups)
 
 
-def step_folded(optimizer: Optimizer, *, divisor: Tensor | None, found_inf: Tensor | None) -> None:
+def step_folded(
+    optimizer: Optimizer,
+    *,
+    divisor: Tensor | None,
+    found_inf: Tensor | None,
+    then: Callable[[], None] | None = None,
+) -> None:
     """Call ``optimizer.step()``, which divides gradients by ``divisor``, or does nothing if ``found_inf`` is
-    1.
+    1; then call ``then``.
 
-    Both are () float32 or None. The attributes are removed afterwards, even if the step raises, because a
-    leftover ``found_inf`` would skip every later step.
+    The attributes are removed afterwards, even if the step raises, because a leftover ``found_inf`` would
+    skip every later step.
+
+    Args:
+        optimizer: the inner optimizer.
+        divisor: () float32, or None.
+        found_inf: () float32, or None.
+        then: completes a step whose parameters have moved. Once ``optimizer.step()`` has returned, it is
+            called whatever happens (Ctrl-C), a second time if an exception stopped the first call.
     """
-    # This is not a context manager, because torch.compile would break the graph around one.
+    # This is not a context manager, because torch.compile would break the graph around one. The attributes
+    # are removed inside the `try`: in a `finally`, an interrupt could come before its first line.
+    stepped: list[object] = []
     try:
         if divisor is not None:
             optimizer.grad_scale = divisor
         if found_inf is not None:
             optimizer.found_inf = found_inf
-        optimizer.step()
-    finally:
-        if divisor is not None:
-            del optimizer.grad_scale
-        if found_inf is not None:
-            del optimizer.found_inf
+        stepped.append(optimizer.step())  # no interrupt comes between the return and the note of it
+        _remove_factors(optimizer)
+        if then is not None:
+            then()
+    except BaseException:
+        _remove_factors(optimizer)
+        if stepped and then is not None:
+            then()
+        raise
+
+
+def _remove_factors(optimizer: Optimizer) -> None:
+    for name in ("grad_scale", "found_inf"):
+        if hasattr(optimizer, name):
+            delattr(optimizer, name)
 
 
 def can_skip_on_device(optimizer: Optimizer) -> bool:

@@ -8,8 +8,8 @@ not move.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import array_api_compat.torch as torch_namespace
 import numpy as np
@@ -38,11 +38,14 @@ class Before(NamedTuple):
         values: copies of this rank's part of their values; complex numbers as two real ones.
         rates: for each group, the positions of its parameters in ``params``, and its learning rate, or 1 if
             the rule does not need it.
+        found: empty until the factors are known; then one entry, the versions of the values at that time and
+            the factors. An update that was interrupted is thus completed, not shortened a second time.
     """
 
     params: list[Tensor]
     values: list[Tensor]
     rates: list[tuple[list[int], float | Tensor]]
+    found: list[tuple[list[int], list[Any]]]
 
 
 def before_update(rule: ClipUpdateRMS, optimizer: Optimizer) -> Before:
@@ -59,21 +62,30 @@ def before_update(rule: ClipUpdateRMS, optimizer: Optimizer) -> Before:
     copies = [torch.empty_like(v) for v in values]
     if copies:
         torch._foreach_copy_(copies, values)
-    return Before(params, copies, rates)
+    return Before(params, copies, rates, [])
 
 
 def clip_update_on_host(rule: ClipUpdateRMS, before: Before) -> None:
-    """Move CPU parameters back along their update where its RMS is too large."""
+    """Move CPU parameters back along their update where its RMS is too large.
+
+    An interrupted call is completed by a second one.
+    """
     after = _values(before.params)
+    for i, factor in _left(before, after, lambda: _factors_on_host(rule, before, after)):
+        if factor != 1:
+            after[i].copy_(_shortened(after[i], before.values[i], float(factor)))
+
+
+def _factors_on_host(rule: ClipUpdateRMS, before: Before, after: Sequence[Tensor]) -> list[Any]:
+    """Return the factor of each update."""
     parts = [norms_on_host(updates) for updates in _updates(after, before.values)]
     norms = np.concatenate(parts) if parts else np.zeros(0, np.float32)
+    found: list[Any] = []
     for members, rate in before.rates:
         roots = np.sqrt([max(after[i].numel(), 1) for i in members])
         rms = (norms[members] / roots).astype(np.float32)
-        factors = rule.update_factors(rms, float(rate), xp=scalars)
-        for i, factor in zip(members, factors, strict=True):
-            if factor != 1:
-                after[i].copy_(_shortened(after[i], before.values[i], float(factor)))
+        found += list(rule.update_factors(rms, float(rate), xp=scalars))
+    return found
 
 
 def clip_update_without_wait(
@@ -81,7 +93,23 @@ def clip_update_without_wait(
 ) -> None:
     """Do what :func:`clip_update_on_host` does, on any device; for a shard, the RMS of the whole parameter
     counts."""
-    after, params = _values(before.params), before.params
+    after = _values(before.params)
+    for i, factor in _left(
+        before, after, lambda: _factors_without_wait(rule, before, after, device, process_group)
+    ):
+        f = to_device(factor, after[i].device)
+        moved = _shortened(after[i], before.values[i], f).to(after[i].dtype)
+        after[i].copy_(torch.where(f == 1, after[i], moved))
+
+
+def _factors_without_wait(
+    rule: ClipUpdateRMS,
+    before: Before,
+    after: Sequence[Tensor],
+    device: torch.device,
+    process_group: dist.ProcessGroup | None,
+) -> list[Any]:
+    params = before.params
     parts = [norms_without_wait(updates, device) for updates in _updates(after, before.values)]
     if not parts:
         parts = [torch.zeros(0, dtype=torch.float32, device=device)]
@@ -90,14 +118,22 @@ def clip_update_without_wait(
         joined = saturated(join_norms(joined.double(), params, process_group))
     norms = joined.unbind()
     roots = _roots_of_sizes(params, after, device, process_group)
+    found: list[Any] = []
     for members, rate in before.rates:
         rms = torch.stack([norms[i] / roots[i] for i in members])
         lr = to_device(rate.float(), device) if isinstance(rate, Tensor) else rate
-        factors = rule.update_factors(rms, lr, xp=torch_namespace).unbind()
-        for i, factor in zip(members, factors, strict=True):
-            f = to_device(factor, after[i].device)
-            moved = _shortened(after[i], before.values[i], f).to(after[i].dtype)
-            after[i].copy_(torch.where(f == 1, after[i], moved))
+        found += list(rule.update_factors(rms, lr, xp=torch_namespace).unbind())
+    return found
+
+
+def _left(before: Before, after: Sequence[Tensor], factors: Callable[[], list[Any]]) -> list[tuple[int, Any]]:
+    """Return the positions and factors of the parameters that an interrupted call has not written yet."""
+    if torch.compiler.is_compiling():  # a graph runs as a whole
+        return list(enumerate(factors()))
+    if not before.found:
+        before.found.append(([v._version for v in after], factors()))
+    versions, known = before.found[0]
+    return [(i, f) for i, f in enumerate(known) if after[i]._version == versions[i]]
 
 
 def _values(params: Sequence[Tensor]) -> list[Tensor]:

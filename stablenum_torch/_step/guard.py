@@ -8,7 +8,8 @@ Two paths lead to the same decision. Reading values costs nothing on a CPU, so t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import array_api_compat.torch as torch_namespace
@@ -21,6 +22,7 @@ from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import GuardState, init_guard
 from stablenum.guard.restored import follow_config
 from stablenum.guard.statedict import state_from_dict, state_to_dict
+from stablenum.interrupts import finish
 from stablenum_torch._devices.host_decide import HostGuard
 from stablenum_torch._devices.ranks import several_ranks
 from stablenum_torch._devices.state import copy_into, moved_to
@@ -100,8 +102,10 @@ class Guard:
     def step(self) -> None:
         """Step the optimizer as the core decides, and bring the state up to date.
 
-        The state is written last, so an error in the inner step leaves it as it was. If there is no gradient
-        at all, nothing happens.
+        The state is written last, whole, and as soon as the inner step has returned. An exception at any
+        moment, Ctrl-C too, leaves the state of before with parameters that have not moved, or that of after
+        with parameters that have; except in the inner step itself, where some parameters may have moved, and
+        the state is that of before. If there is no gradient at all, nothing happens.
 
         Raises:
             RuntimeError: there is a loss scale, but no loss was multiplied by it. Not with a process group.
@@ -120,21 +124,33 @@ class Guard:
         # make the ranks disagree.
         noted = Noted(None if ranks else self.loss, self.found_inf)
         if self.found_inf is not None:
+            self.found_inf = (
+                None  # first, so that an interrupt leaves nothing to the gradients of a later step
+            )
             multiply_gradients(params, self.state.loss_scale.scale)  # rules compare the scaled gradients
         arguments = params, noted, self.process_group, self.parameters.included
         on_host = self._in_host_memory(params) if self.on_host is None else self.on_host
         if on_host:
             host = self._host_guard()
-            host.write(step_on_host(self.optimizer, host, *arguments))
+            step_on_host(self.optimizer, host, *arguments, functools.partial(self._commit, host.write))
         else:
-            copy_into(self.state, step_on_device(self.optimizer, self.config, self.state, *arguments))
-        self.scaled, self.found_inf = False, None
-        if self.buffers is not None:
-            self.buffers.after_step(self.state.skipped_in_a_row == 0)
+            write = functools.partial(copy_into, self.state)
+            commit = functools.partial(self._commit, write)
+            step_on_device(self.optimizer, self.config, self.state, *arguments, commit)
         if not torch.compiler.is_compiling():  # in a compiled step it would break the graph
             self._skips.after_step(self.state, self.parameters.names, decided_on_host=on_host)
         if self.config.skip_limit is not None:
             self._raise_if_halted()
+
+    def _commit(self, write: Callable[[Any], None], after: Any) -> None:
+        """Complete a step: write the next state, restore the buffers of a skipped step, forget the loss.
+
+        An interrupted call is completed by a second one.
+        """
+        write(after)
+        if self.buffers is not None:
+            self.buffers.after_step(self.state.skipped_in_a_row == 0)
+        self.scaled, self.loss = False, None
 
     def _in_host_memory(self, params: Sequence[Tensor]) -> bool:
         """Return whether this process can read all that a decision needs, except other ranks' norms."""
@@ -170,7 +186,9 @@ class Guard:
     @uncompiled
     def _follow(self, params: list[Tensor]) -> None:
         check_rules(self.config, self.optimizer, self.process_group)
-        self.state = self.parameters.follow(params, self.state)
+        parameters = self.parameters.looked_up_again(self.config)
+        state = self.parameters.extended(self.state, parameters)
+        self.state, self.parameters = state, parameters  # both or, after an interrupt, neither
 
     # --- saving --------------------------------------------------------------------------------
 
@@ -211,12 +229,13 @@ class Guard:
             )
         check_rules(config, self.optimizer, self.process_group)
         self.fit()
-        self.state = self._following(config, self.parameters.reconfigured(config, self.state))
-        self.config = config
+        parameters = self.parameters.looked_up_again(config)
+        state = self._following(config, self.parameters.extended(self.state, parameters))
+        self.state, self.parameters, self.config = state, parameters, config  # all, or none of them
 
     def load(self, state: GuardState) -> None:
         """Continue from ``state``, copied into the memory of the present state."""
-        copy_into(self.state, state)
+        finish(functools.partial(copy_into, self.state, state))
 
 
 @contextlib.contextmanager

@@ -5,7 +5,8 @@ The host waits only if the optimizer itself cannot skip a step on the device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 import array_api_compat.torch as torch_namespace
 import torch
@@ -15,6 +16,7 @@ from torch.optim import Optimizer
 
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import Decision, GuardState, decide, select
+from stablenum.interrupts import finish
 from stablenum_torch._devices.compiled_decide import fewer_kernels
 from stablenum_torch._devices.fused_optimizers import can_skip_on_device, is_fused, moves_nothing, step_folded
 from stablenum_torch._devices.waits import wait_for_bool
@@ -33,11 +35,12 @@ def step_on_device(
     noted: Noted,
     process_group: ProcessGroup | None,
     included: Sequence[bool],
-) -> GuardState:
+    commit: Callable[[GuardState], None],
+) -> None:
     """Step ``optimizer`` as the core decides; arguments as for ``measured_without_wait``.
 
-    Returns:
-        The guard's next state, which is not written yet.
+    ``commit`` completes the step with the guard's next state: it is called last, and again if an exception
+    stops it.
     """
     device = state.step.device
     measured = measured_without_wait(config, params, noted, device, process_group, included)
@@ -50,7 +53,8 @@ def step_on_device(
     decision, after, divisor, found_inf = decided
     if not (is_fused(optimizer) and can_skip_on_device(optimizer)):
         if not wait_for_bool(decision.apply):
-            return after
+            finish(functools.partial(commit, after))
+            return
         found_inf = None
     rule = config.update_rule
     copied = None if rule is None else before_update(rule, optimizer)
@@ -59,10 +63,13 @@ def step_on_device(
     if config.changes_gradients and divisor is None:
         unchanged, of_units = [False] * len(params), decision.unit_multipliers
         transform(optimizer, config, params, decision.multiplier, of_units, unchanged=unchanged)
-    step_folded(optimizer, divisor=divisor, found_inf=found_inf)
-    if rule is not None and copied is not None:
-        clip_update_without_wait(rule, copied, device, process_group)
-    return after
+
+    def complete() -> None:
+        if rule is not None and copied is not None:
+            clip_update_without_wait(rule, copied, device, process_group)
+        commit(after)
+
+    step_folded(optimizer, divisor=divisor, found_inf=found_inf, then=complete)
 
 
 def decided_without_wait(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from stablenum.guard.decide import Decision
+from stablenum.interrupts import finish
 from stablenum_torch._devices.fused_optimizers import is_fused, moves_nothing, step_folded
 from stablenum_torch._devices.host_decide import HostGuard
 from stablenum_torch._devices.ranks import joins_ranks
@@ -31,11 +33,12 @@ def step_on_host(
     noted: Noted,
     process_group: ProcessGroup | None,
     included: Sequence[bool],
-) -> list[Any]:
+    commit: Callable[[list[Any]], None],
+) -> None:
     """Step ``optimizer`` as the core decides; arguments as for ``measured_without_wait``.
 
-    Returns:
-        The leaves of the guard's next state, which is not written yet.
+    ``commit`` completes the step with the leaves of the guard's next state: it is called last, and again if
+    an exception stops it.
     """
     with np.errstate(all="ignore"):
         seen = observed_on_host(host, params, noted, process_group, included)
@@ -43,7 +46,8 @@ def step_on_host(
     if decision.grad_norm == 0 and decision.apply and moves_nothing(optimizer):
         after = host.read()  # zero gradients at rate 0 are no evidence, see `moves_nothing`
     if not decision.apply:
-        return after
+        finish(functools.partial(commit, after))
+        return
     rule = host.update_rule
     copied = None if rule is None else before_update(rule, optimizer)
     divisor = None
@@ -55,14 +59,17 @@ def step_on_host(
             of_units = [torch.from_numpy(part) for part in decision.unit_multipliers]
             unchanged = _unchanged(decision, len(params))
             transform(optimizer, host.config, params, multiplier, of_units, unchanged=unchanged)
-    step_folded(optimizer, divisor=divisor, found_inf=None)
-    if rule is not None and copied is not None:
-        if joins_ranks(params, process_group):
-            clip_update_without_wait(rule, copied, _CPU, process_group)
-        else:
-            with np.errstate(all="ignore"):
-                clip_update_on_host(rule, copied)
-    return after
+
+    def complete() -> None:
+        if rule is not None and copied is not None:
+            if joins_ranks(params, process_group):
+                clip_update_without_wait(rule, copied, _CPU, process_group)
+            else:
+                with np.errstate(all="ignore"):
+                    clip_update_on_host(rule, copied)
+        commit(after)
+
+    step_folded(optimizer, divisor=divisor, found_inf=None, then=complete)
 
 
 def _unchanged(decision: Decision, n: int) -> list[bool]:

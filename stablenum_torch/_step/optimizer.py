@@ -526,11 +526,21 @@ class GuardedOptimizer(Optimizer):
                 sorted(map(str, state)),
             )
         guard = self._guard.parsed(state.pop(_KEY)) if _KEY in state else None
-        self.inner.load_state_dict(state)
-        if guard is not None:
-            self._guard.load(guard)
+        self._load_both(state, guard)
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
+
+    def _load_both(self, state: dict[str, Any], guard: GuardState | None) -> None:
+        """Load the inner optimizer's state and the guard's: both or, after an interrupt, neither."""
+        loaded: list[object] = []
+        try:
+            loaded.append(self.inner.load_state_dict(state))
+            if guard is not None:
+                self._guard.load(guard)
+        except BaseException:
+            if loaded and guard is not None:
+                self._guard.load(guard)
+            raise
 
 
 def _generators() -> RngState | None:

@@ -42,7 +42,7 @@ class TrackedParameters:
     def __init__(self, optimizer: Optimizer, config: GuardConfig, given: Mapping[Tensor, str]) -> None:
         self._optimizer, self._config, self.given = optimizer, config, given
         self._known = self.now()
-        self.included = self._inclusion(config)
+        self.included = self._inclusion()
 
     def now(self) -> list[Tensor]:
         """Return the optimizer's current parameters."""
@@ -53,27 +53,17 @@ class TrackedParameters:
         known = self._known
         return len(known) == len(params) and not any(map(operator.is_not, known, params))
 
-    def follow(self, params: list[Tensor], state: GuardState) -> GuardState:
-        """Track ``params`` from now on, and return the state for them, with the statistics known so far.
+    def looked_up_again(self, config: GuardConfig) -> TrackedParameters:
+        """Return the optimizer's current parameters, tracked under these settings."""
+        return TrackedParameters(self._optimizer, config, self.given)
+
+    def extended(self, state: GuardState, to: TrackedParameters) -> GuardState:
+        """Return the state for the parameters and the settings of ``to``, with the statistics known so far.
 
         This waits for the device, but is called rarely.
         """
-        included = self._inclusion(self._config)
-        fresh = self._carried_over(self._config, params, state)
-        self.included, self._known = included, params
-        return fresh
-
-    def reconfigured(self, config: GuardConfig, state: GuardState) -> GuardState:
-        """Track the same parameters under other settings, and return the state for them, with the statistics
-        of the rules that stay."""
-        included = self._inclusion(config)
-        fresh = self._carried_over(config, self._known, state)
-        self.included, self._config = included, config
-        return fresh
-
-    def _carried_over(self, config: GuardConfig, params: list[Tensor], state: GuardState) -> GuardState:
-        device = state.step.device
-        fresh = init_guard(config, len(params), xp=torch_namespace, device=device)
+        params, device = to._known, state.step.device
+        fresh = init_guard(to._config, len(params), xp=torch_namespace, device=device)
         saved = state_to_dict(state, [str(id(p)) for p in self._known])
         with warnings.catch_warnings():
             # New parameters and new rules have none, of course.
@@ -90,6 +80,6 @@ class TrackedParameters:
         of_groups = any(group.get("param_names") for group in self._optimizer.param_groups)
         return self.names() if self.given or of_groups else None
 
-    def _inclusion(self, config: GuardConfig) -> tuple[bool, ...]:
-        rule, names = config.unit_rule, self.names()
+    def _inclusion(self) -> tuple[bool, ...]:
+        rule, names = self._config.unit_rule, self.names()
         return (True,) * len(names) if rule is None else rule.included(names)

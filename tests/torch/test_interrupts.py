@@ -1,0 +1,191 @@
+"""An exception at any line of a step (Ctrl-C) leaves the state of before it or of after it, never a mixture.
+
+Not covered, because no Python code can promise it: an exception inside the inner optimizer's own step.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import stablenum
+import stablenum_torch as st
+from tests.injection import InterruptError, executed_lines, first_and_last, interrupted_at, some
+
+Optimizer = torch.optim.Optimizer
+
+INNER: dict[str, Callable[[Any], Optimizer]] = {
+    "fused": lambda params: torch.optim.AdamW(params, lr=0.1, fused=True),
+    "foreach": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, foreach=True),
+}
+CLIPS: dict[str, Any] = {
+    "global": 0.5,
+    "update": (0.5, stablenum.ClipUpdateRMS(0.2)),
+    "several": (stablenum.ClipByNorm(0.4), stablenum.ClipByValue(0.05)),
+    "each": stablenum.AdaGC(warmup_steps=2),
+    "units": stablenum.AdaptiveGradClip(clipping=0.05, output_axis="first"),
+}
+WARM_UP = 3
+
+
+class Training:
+    """A guarded optimizer with everything in it that a step changes."""
+
+    def __init__(self, inner: str, clip: str) -> None:
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+        self.opt = st.wrap(
+            INNER[inner](self.net.parameters()),
+            names=self.net,
+            clip=CLIPS[clip],
+            loss_scale=stablenum.DynamicLossScale(init_scale=8.0, growth_interval=2),
+            spike=stablenum.SpikeGuard(window=4, min_samples=2, threshold=1000.0),
+            buffers=self.net,
+        )
+        for number in range(WARM_UP):
+            self.backward(number)
+            self.opt.step()
+
+    def backward(self, number: int, *, bad: bool = False, unscale: bool = False) -> None:
+        self.opt.zero_grad()
+        x = torch.randn(8, 3, generator=torch.Generator().manual_seed(number))
+        self.opt.backward(self.net(x * math.nan if bad else x).square().mean())
+        if unscale:
+            self.opt.unscale_()
+
+    def state(self) -> dict[str, Any]:
+        """All that a step changes, apart from gradients."""
+        found = self.opt.state_dict()
+        return {
+            "guard": repr(found.pop("stablenum")),
+            "parameters": [bits(p) for p in self.net.parameters()],
+            "buffers": [bits(b) for b in self.net.buffers()],
+            "optimizer": {k: {n: bits(v) for n, v in s.items()} for k, s in found["state"].items()},
+            "factors": [hasattr(self.opt.inner, name) for name in ("grad_scale", "found_inf")],
+        }
+
+
+def bits(x: Any) -> Any:
+    return x.detach().numpy().tobytes() if isinstance(x, Tensor) else x
+
+
+def check_every_line(make: Callable[[], Training], act: Callable[[Training], Any], most: int | None) -> None:
+    """Interrupt ``act`` at its lines (``most`` of them), each time from the same beginning; then go on.
+
+    Each line is interrupted when it runs for the first time and for the last: by an exception or a signal.
+    """
+
+    def next_step(training: Training) -> dict[str, Any]:
+        training.backward(100)
+        training.opt.step()
+        return training.state()
+
+    training = make()
+    before = training.state()
+    after_neither = next_step(training)
+    training = make()
+    lines = executed_lines(lambda: act(training))
+    after = training.state()
+    after_both = next_step(training)
+    assert before != after
+    numbers = first_and_last(lines)
+    for i, number in enumerate(numbers if most is None else some(numbers, most)):
+        training = make()
+        error = InterruptError if i % 2 else KeyboardInterrupt
+        place = interrupted_at(number, functools.partial(act, training), error)
+        assert place is not None, number
+        found = training.state()
+        assert found in (before, after), (place, [k for k in found if found[k] != after[k]])
+        assert next_step(training) == (after_neither if found == before else after_both), place
+
+
+MOST = [pytest.param(16, id="some"), pytest.param(None, id="every", marks=pytest.mark.slow)]
+CASES = [("fused", "global", False), ("fused", "global", True), ("foreach", "update", False)]
+MORE = [("foreach", "several", True), ("fused", "update", False), ("foreach", "units", False)]
+
+
+@pytest.mark.parametrize("most", MOST)
+@pytest.mark.parametrize(
+    ("inner", "clip", "bad"), [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE)]
+)
+def test_an_interrupted_step_was_taken_whole_or_not_at_all(path, inner, clip, bad, most):
+    def make() -> Training:
+        training = Training(inner, clip)
+        training.backward(50, bad=bad)
+        return training
+
+    check_every_line(make, lambda training: training.opt.step(), most)
+
+
+@pytest.mark.parametrize("most", MOST)
+def test_a_step_after_unscale(path, most):
+    def make() -> Training:
+        training = Training("fused", "global")
+        training.backward(50, unscale=True)
+        return training
+
+    check_every_line(make, lambda training: training.opt.step(), most)
+
+
+@pytest.mark.parametrize("most", MOST)
+def test_a_checkpoint_is_loaded_whole_or_not_at_all(most):
+    other = Training("fused", "global")
+    other.backward(7, bad=True)
+    other.opt.step()
+    saved = other.opt.state_dict()
+
+    def load(training: Training) -> None:
+        training.opt.load_state_dict(copy.deepcopy(saved))  # torch goes on with the tensors that it is given
+
+    check_every_line(lambda: Training("fused", "global"), load, most)
+
+
+@pytest.mark.parametrize("most", MOST)
+def test_a_new_parameter_group_enlarges_the_state_at_once_or_later(most):
+    def add(training: Training) -> None:
+        training.opt.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+
+    def result(number: int | None) -> dict[str, Any]:
+        training = Training("foreach", "each")
+        if number is not None:
+            assert interrupted_at(number, functools.partial(add, training)) is not None
+        if len(training.opt.param_groups) == 1:
+            add(training)
+        training.backward(60)
+        training.opt.step()
+        return training.state()
+
+    lines = executed_lines(functools.partial(add, Training("foreach", "each")))
+    whole = result(None)
+    numbers = first_and_last(lines)
+    for number in numbers if most is None else some(numbers, most):
+        assert result(number) == whole, lines[number]
+
+
+def test_a_halted_guard_still_raises_after_an_interrupt(path):
+    """Between the step that halts and its error, an interrupt delays the error to the next step."""
+
+    def make() -> Any:
+        w = nn.Parameter(torch.ones(2))
+        opt = st.wrap(torch.optim.SGD([w], lr=0.1), on_nonfinite="raise")
+        w.grad = torch.full((2,), math.nan)
+        return w, opt
+
+    def act(opt: Any) -> None:
+        with pytest.raises(stablenum.NonFiniteError):
+            opt.step()
+
+    lines = executed_lines(functools.partial(act, make()[1]))
+    for number in some(first_and_last(lines), 30):
+        w, opt = make()
+        assert interrupted_at(number, functools.partial(act, opt)) is not None
+        assert torch.equal(w.detach(), torch.ones(2))
+        w.grad = torch.full((2,), math.nan)
+        act(opt)
