@@ -496,6 +496,17 @@ class GuardedOptimizer(Optimizer):
         """Return the inner optimizer's state dict, with the guard's under the key ``"stablenum"``.
 
         A plain torch optimizer can load it, too.
+
+        ``torch.distributed.checkpoint.state_dict`` and ``FSDP.optim_state_dict`` keep only what belongs to
+        parameters. Save ``opt.guard_state_dict()`` beside what they return, and load it with
+        :meth:`load_guard_state_dict`::
+
+            state = {"optim": get_optimizer_state_dict(model, opt), "guard": opt.guard_state_dict()}
+            torch.distributed.checkpoint.save(state, checkpoint_id=folder)
+
+            torch.distributed.checkpoint.load(state, checkpoint_id=folder)
+            set_optimizer_state_dict(model, opt, state["optim"])
+            opt.load_guard_state_dict(state["guard"])
         """
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
             pre_hook(self)
@@ -512,6 +523,10 @@ class GuardedOptimizer(Optimizer):
         Raises:
             ValueError: the dict does not fit this optimizer; nothing is changed.
             TypeError: ``state_dict`` is not a mapping; nothing is changed.
+
+        Warns:
+            StatisticsNotLoadedWarning: a rule has no saved statistics; in the first step, if the dict has no
+                guard's state and the guard has rules that learn from steps.
         """
         if not isinstance(state_dict, Mapping):
             raise bad_type("state_dict", "a dict, as opt.state_dict() returns", state_dict)
@@ -529,6 +544,7 @@ class GuardedOptimizer(Optimizer):
         self.inner.load_state_dict(state)
         if guard is not None:
             self._guard.load(guard)
+        self._guard.left_out = guard is None
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
 
