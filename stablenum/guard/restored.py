@@ -68,7 +68,7 @@ def learning_rules(config: GuardConfig, state: GuardState) -> list[str]:
         config: the settings.
         state: a state of this guard.
     """
-    rules = [*zip(config.clip_rules, state.clip, strict=True)]
+    rules: list[tuple[Any, Any]] = list(zip(config.clip_rules, state.clip, strict=True))
     rules += [(config.spike, state.spike), (config.escalate, state.escalation)]
     if not isinstance(config.loss_scale, StaticLossScale | None):
         rules.append((config.loss_scale, state.loss_scale))

@@ -29,7 +29,7 @@ from stablenum_torch._devices.uncompiled import uncompiled
 from stablenum_torch._devices.waits import HaltWatch, LevelWatch, SkipWatch
 from stablenum_torch._step.apply import multiply_gradients
 from stablenum_torch._step.buffers import KeptBuffers
-from stablenum_torch._step.checks import check_can_unscale, check_rules, check_unscaled
+from stablenum_torch._step.checks import check_can_unscale, check_parameters, check_rules, check_unscaled
 from stablenum_torch._step.measure import gradient_norms_without_wait
 from stablenum_torch._step.observe import Noted
 from stablenum_torch._step.on_device import step_on_device
@@ -174,6 +174,7 @@ class Guard:
 
     @uncompiled
     def _follow(self, params: list[Tensor]) -> None:
+        check_parameters(self.optimizer)
         check_rules(self.config, self.optimizer, self.process_group)
         self.state = self.parameters.follow(params, self.state)
 
@@ -236,7 +237,7 @@ class Guard:
             warnings.warn(
                 f"The optimizer's state was loaded without the guard's, so {', '.join(lost)} start from "
                 "scratch. torch.distributed.checkpoint and FSDP.optim_state_dict keep only what belongs to "
-                "parameters: save opt.guard_state_dict() beside it, and call opt.load_guard_state_dict() too.",
+                "parameters: save opt.guard_state_dict() beside it, and call opt.load_guard_state_dict().",
                 StatisticsNotLoadedWarning,
                 stacklevel=2,
             )

@@ -172,7 +172,7 @@ def test_nothing_is_reported_if_nothing_was_lost(order: str) -> None:
 
 
 def test_a_plain_optimizers_checkpoint_in_a_guard_that_learns_is_reported() -> None:
-    net, opt = _trained(3)
+    _, opt = _trained(3)
     other, resumed = _trained(0, clip=AutoClip())
     resumed.load_state_dict(opt.inner.state_dict())
     with pytest.warns(StatisticsNotLoadedWarning, match="AutoClip start"):
