@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from stablenum.arrays import at_least, at_most, map_leaves
+from stablenum.arrays import at_least, at_most, leaves, map_leaves
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import GuardState, select
 from stablenum.rules.clipping import PER_TENSOR_STATES
 from stablenum.rules.loss_scale import LossScaleState, StaticLossScale
 from stablenum.rules.loss_scale.state import FIXED
 
-__all__ = ["OtherSettingsError", "check_made_for", "follow_config", "foreign_scale"]
+__all__ = ["OtherSettingsError", "check_made_for", "follow_config", "foreign_scale", "learning_rules"]
 
 Array: TypeAlias = Any
 Namespace: TypeAlias = Any
@@ -58,6 +58,21 @@ def _alike(state: Any, like: Any) -> bool:
     if isinstance(like, PER_TENSOR_STATES):
         return all(a.shape[1:] == b.shape[1:] for a, b in zip(state, like, strict=True))
     return all(map(_alike, state, like))
+
+
+def learning_rules(config: GuardConfig, state: GuardState) -> list[str]:
+    """Return the names of the rules that learn from steps, so that a checkpoint without their state loses
+    something.
+
+    Args:
+        config: the settings.
+        state: a state of this guard.
+    """
+    rules: list[tuple[Any, Any]] = list(zip(config.clip_rules, state.clip, strict=True))
+    rules += [(config.spike, state.spike), (config.escalate, state.escalation)]
+    if not isinstance(config.loss_scale, StaticLossScale | None):
+        rules.append((config.loss_scale, state.loss_scale))
+    return [type(rule).__name__ for rule, kept in rules if leaves(kept)]
 
 
 def foreign_scale(config: GuardConfig, state: GuardState) -> Array | None:

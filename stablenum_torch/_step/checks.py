@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -22,7 +23,9 @@ __all__ = [
     "EpsTooSmallWarning",
     "check_can_unscale",
     "check_module",
+    "check_names",
     "check_optimizer",
+    "check_parameters",
     "check_rules",
     "check_unscaled",
     "given_names",
@@ -49,13 +52,20 @@ def check_optimizer(optimizer: object) -> None:
     """Check that ``optimizer`` can be guarded.
 
     Raises:
-        TypeError: ``optimizer`` is not an optimizer, or its ``step`` needs a closure.
+        TypeError: ``optimizer`` is not an optimizer, its ``step`` needs a closure, or it averages parameters
+            over ranks.
         ValueError: ``optimizer`` has no parameters.
     """
     if not isinstance(optimizer, Optimizer):
         raise TypeError(
             f"optimizer must be a torch.optim.Optimizer; got {type(optimizer).__name__}. "
             "Example: wrap(torch.optim.AdamW(model.parameters()))."
+        )
+    if _is_distributed(optimizer, "PostLocalSGDOptimizer"):
+        raise TypeError(
+            "PostLocalSGDOptimizer cannot be guarded: its step() averages parameters over ranks, and would "
+            "wait for a rank that skips. Guard the optimizer inside: "
+            "PostLocalSGDOptimizer(wrap(...), averager)."
         )
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
@@ -65,15 +75,54 @@ def check_optimizer(optimizer: object) -> None:
         )
     if not any(group["params"] for group in optimizer.param_groups):
         raise ValueError("optimizer must hold at least one parameter; all its param_groups are empty.")
+    check_parameters(optimizer)
+
+
+def check_parameters(optimizer: Optimizer) -> None:
+    """Check that the guard can measure the optimizer's parameters.
+
+    Raises:
+        ValueError: a parameter has no memory, or is there twice.
+    """
+    seen: set[int] = set()
+    for g, group in enumerate(optimizer.param_groups):
+        for i, p in enumerate(group["params"]):
+            where = f"param_groups[{g}]['params'][{i}]"
+            if p.device.type == "meta":
+                raise ValueError(
+                    f"optimizer must hold parameters with memory; {where} is on the meta device. Call "
+                    "model.to_empty(device=...) or load the weights, then make the optimizer from the new "
+                    "parameters, because moving a module off the meta device replaces them."
+                )
+            if id(p) in seen:
+                raise ValueError(
+                    f"optimizer must hold each parameter once; {where} is there twice, so its gradient would "
+                    "count and be applied twice."
+                )
+            seen.add(id(p))
+
+
+def _is_distributed(optimizer: Optimizer, name: str) -> bool:
+    """Return whether this is the optimizer of that name in ``torch.distributed.optim``, which is not
+    imported for it."""
+    return any(
+        cls.__name__ == name and cls.__module__.startswith("torch.distributed.optim")
+        for cls in type(optimizer).__mro__
+    )
 
 
 def check_rules(config: GuardConfig, optimizer: Optimizer, process_group: object) -> None:
     """Check that every rule can work with this optimizer.
 
     Raises:
-        ValueError: ``AdaptiveGradClip`` would get sharded gradients; or ``ClipUpdateRMS`` is relative to
-            learning rates that the groups do not have.
+        ValueError: ``AdaptiveGradClip`` would get sharded gradients; ``ClipUpdateRMS`` is relative to
+            learning rates that the groups do not have; or gradients are said to be sharded and are not.
     """
+    if process_group is not None and _is_distributed(optimizer, "ZeroRedundancyOptimizer"):
+        raise ValueError(
+            "process_group must be None for ZeroRedundancyOptimizer: it shards the optimizer's state, but "
+            "each rank has the whole gradients, whose norm would come out too large."
+        )
     if config.unit_rule is not None and (
         process_group is not None or any(is_sharded(p) for g in optimizer.param_groups for p in g["params"])
     ):
@@ -158,6 +207,24 @@ def given_names(
             f"those from model.named_parameters(); got {type(names).__name__}."
         ) from None
     return found
+
+
+def check_names(names: Mapping[Tensor, str], optimizer: Optimizer) -> None:
+    """Check that names belong to the optimizer's parameters and tell them apart.
+
+    Raises:
+        ValueError: they are those of other parameters, or two parameters have the same name.
+    """
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    known = [names[p] for p in params if p in names]
+    if names and not known:
+        raise ValueError(
+            "names must be those of the optimizer's parameters; got only names of other tensors (of a copy "
+            "of the model, or of a model that was moved or sharded after the optimizer was made?)."
+        )
+    twice = next((name for name, count in Counter(known).items() if count > 1), None)
+    if twice is not None:
+        raise ValueError(f"names must be different for each parameter; got {twice!r} for two of them.")
 
 
 def warn_of_lost_eps(optimizer: Optimizer) -> None:

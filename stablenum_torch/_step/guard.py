@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,8 +21,8 @@ from torch.optim import Optimizer
 
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import GuardState, init_guard
-from stablenum.guard.restored import follow_config
-from stablenum.guard.statedict import state_from_dict, state_to_dict
+from stablenum.guard.restored import follow_config, learning_rules
+from stablenum.guard.statedict import StatisticsNotLoadedWarning, state_from_dict, state_to_dict
 from stablenum.interrupts import finish
 from stablenum_torch._devices.host_decide import HostGuard
 from stablenum_torch._devices.ranks import several_ranks
@@ -30,7 +31,7 @@ from stablenum_torch._devices.uncompiled import uncompiled
 from stablenum_torch._devices.waits import HaltWatch, LevelWatch, SkipWatch
 from stablenum_torch._step.apply import multiply_gradients
 from stablenum_torch._step.buffers import KeptBuffers
-from stablenum_torch._step.checks import check_can_unscale, check_rules, check_unscaled
+from stablenum_torch._step.checks import check_can_unscale, check_parameters, check_rules, check_unscaled
 from stablenum_torch._step.measure import gradient_norms_without_wait
 from stablenum_torch._step.observe import Noted
 from stablenum_torch._step.on_device import step_on_device
@@ -58,6 +59,7 @@ class Guard:
             because torch.compile does not see a value that was assigned to an attribute of an optimizer.
         found_inf: () bool, whether a gradient was not finite when ``unscale`` was called for this step; None
             if it was not called.
+        left_out: whether the optimizer's state was loaded last from a dict without the guard's.
         scaled: whether the gradients may be those of a scaled loss: one has been scaled since the last step,
             or the gradients are older than the guard.
     """
@@ -84,6 +86,7 @@ class Guard:
         self._halted, self._level, self._skips = HaltWatch(), LevelWatch(), SkipWatch()
         self.loss: Tensor | None = None
         self.found_inf: Tensor | None = None
+        self.left_out = False
         self.scaled = any(p.grad is not None for p in params)
 
     def unscale(self) -> None:
@@ -112,6 +115,8 @@ class Guard:
             NonFiniteError: the configured number of steps in a row could not be applied.
         """
         params, ranks = self.fit(), several_ranks()
+        if self.left_out:
+            self._warn_of_lost_state()
         # Even a rank without gradients has to take part in computing the joint norm.
         if not (ranks and self.process_group is not None) and all(p.grad is None for p in params):
             return
@@ -185,6 +190,7 @@ class Guard:
 
     @uncompiled
     def _follow(self, params: list[Tensor]) -> None:
+        check_parameters(self.optimizer)
         check_rules(self.config, self.optimizer, self.process_group)
         parameters = self.parameters.looked_up_again(self.config)
         state = self.parameters.extended(self.state, parameters)
@@ -236,6 +242,24 @@ class Guard:
     def load(self, state: GuardState) -> None:
         """Continue from ``state``, copied into the memory of the present state."""
         finish(functools.partial(copy_into, self.state, state))
+        self.left_out = False
+
+    @uncompiled
+    def _warn_of_lost_state(self) -> None:
+        """Warn if rules that learn from steps begin from scratch beside an optimizer that does not.
+
+        This is done in the first step, because the guard's state may be loaded after the optimizer's.
+        """
+        self.left_out = False
+        lost = learning_rules(self.config, self.state)
+        if lost and int(self.state.step) == 0:
+            warnings.warn(
+                f"The optimizer's state was loaded without the guard's, so {', '.join(lost)} start from "
+                "scratch. torch.distributed.checkpoint and FSDP.optim_state_dict keep only what belongs to "
+                "parameters: save opt.guard_state_dict() beside it, and call opt.load_guard_state_dict().",
+                StatisticsNotLoadedWarning,
+                stacklevel=2,
+            )
 
 
 @contextlib.contextmanager

@@ -30,6 +30,7 @@ from stablenum_torch._step.autocast import AppliedPolicy, autocast
 from stablenum_torch._step.buffers import KeptBuffers
 from stablenum_torch._step.checks import (
     check_module,
+    check_names,
     check_optimizer,
     check_rules,
     given_names,
@@ -74,9 +75,9 @@ def wrap(
         names: the model, or (name, parameter) pairs, so that messages and rules can name parameters
             (``AdaptiveGradClip(exclude="head.*")``). By default the ``param_names`` of the groups are used,
             which optimizers made from ``named_parameters()`` have.
-        process_group: the ranks over which gradients that are plain tensors are sharded (ZeRO, FSDP1), so
-            that all ranks decide on the norm of the whole gradient. Not needed for gradients that are equal
-            on all ranks (DDP), nor for DTensors (FSDP2), which have their own mesh.
+        process_group: the ranks over which gradients that are plain tensors are sharded (ZeRO-2, FSDP1), so
+            that all ranks decide on the norm of the whole gradient. Not for gradients that are equal on all
+            ranks (DDP, ZeroRedundancyOptimizer), nor for DTensors (FSDP2), which have their own mesh.
         buffers: the model whose buffers a skipped step restores to what they were before the step's first
             forward pass. A bad batch makes batch norm's running statistics NaN in the forward pass, and they
             would stay so. Costs a copy of the buffers per step.
@@ -84,11 +85,14 @@ def wrap(
             ``ClipUpdateRMS`` needs memory for a copy of the parameters during a step.
 
     Raises:
-        TypeError: ``optimizer`` is not an optimizer, needs a closure (LBFGS) or is already guarded; a setting
-            is unknown; ``names``, ``process_group`` or ``buffers`` has a wrong type.
-        ValueError: a setting has a wrong value; the optimizer has no parameters; or a rule cannot work with
-            this optimizer: a pattern of ``AdaptiveGradClip.exclude`` matches no parameter, gradients for that
-            rule are sharded, or a group lacks the learning rate that ``ClipUpdateRMS`` needs.
+        TypeError: ``optimizer`` is not an optimizer, needs a closure (LBFGS), averages over ranks
+            (PostLocalSGDOptimizer) or is already guarded; a setting is unknown; ``names``, ``process_group``
+            or ``buffers`` has a wrong type.
+        ValueError: a setting has a wrong value; the optimizer has no parameters, one on the meta device or
+            one twice; ``names`` are those of other parameters; ``process_group`` is given for whole
+            gradients (ZeroRedundancyOptimizer); or a rule cannot work with this optimizer: a pattern of
+            ``AdaptiveGradClip.exclude`` matches no parameter, gradients for that rule are sharded, or a group
+            lacks the learning rate that ``ClipUpdateRMS`` needs.
 
     Example:
         >>> import torch
@@ -105,6 +109,7 @@ def wrap(
     if isinstance(optimizer, GuardedOptimizer):
         raise TypeError("optimizer is already guarded; wrap the original optimizer instead.")
     known = given_names(names)
+    check_names(known, optimizer)
     check_process_group(process_group)
     check_rules(made, optimizer, process_group)
     warn_of_lost_eps(optimizer)
@@ -173,9 +178,9 @@ class GuardedOptimizer(Optimizer):
         super().__setstate__({})
 
     def __getattr__(self, name: str) -> Any:
-        # Public extras of unusual optimizers (schedule-free's train() and eval()), but never the private
-        # protocol between an optimizer and torch.
-        if name.startswith("_") or "inner" not in self.__dict__:
+        # Extras of unusual optimizers: schedule-free's train() and eval(), the _get_lr() of transformers'
+        # Adafactor. But never the private protocol between an optimizer and torch.
+        if "inner" not in self.__dict__ or (name.startswith("_") and not _defines(self.inner, name)):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.inner, name)
 
@@ -216,7 +221,9 @@ class GuardedOptimizer(Optimizer):
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The inner optimizer's own defaults."""
+        """The inner optimizer's own defaults; none for an optimizer without them."""
+        if not hasattr(self.inner, "defaults"):
+            self.inner.defaults = {}
         return self.inner.defaults
 
     @defaults.setter
@@ -372,6 +379,16 @@ class GuardedOptimizer(Optimizer):
         finally:
             self._guard.loss = None
             self._remember_generators()
+            if not torch.compiler.is_compiling():
+                self._tell_schedulers()
+
+    def _tell_schedulers(self) -> None:
+        """Tell a scheduler that was made for the inner optimizer of a step, even if it was skipped.
+
+        It would otherwise warn that it was called too early.
+        """
+        if hasattr(self.inner.step, "_wrapped_by_lr_sched"):
+            self.inner._opt_called = True
 
     def _remember_generators(self) -> None:
         """Keep the generators' states at the beginning of this step, for `explain`, and of the next step."""
@@ -496,6 +513,17 @@ class GuardedOptimizer(Optimizer):
         """Return the inner optimizer's state dict, with the guard's under the key ``"stablenum"``.
 
         A plain torch optimizer can load it, too.
+
+        ``torch.distributed.checkpoint.state_dict`` and ``FSDP.optim_state_dict`` keep only what belongs to
+        parameters. Save ``opt.guard_state_dict()`` beside what they return, and load it with
+        :meth:`load_guard_state_dict`::
+
+            state = {"optim": get_optimizer_state_dict(model, opt), "guard": opt.guard_state_dict()}
+            torch.distributed.checkpoint.save(state, checkpoint_id=folder)
+
+            torch.distributed.checkpoint.load(state, checkpoint_id=folder)
+            set_optimizer_state_dict(model, opt, state["optim"])
+            opt.load_guard_state_dict(state["guard"])
         """
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
             pre_hook(self)
@@ -512,6 +540,10 @@ class GuardedOptimizer(Optimizer):
         Raises:
             ValueError: the dict does not fit this optimizer; nothing is changed.
             TypeError: ``state_dict`` is not a mapping; nothing is changed.
+
+        Warns:
+            StatisticsNotLoadedWarning: a rule has no saved statistics; in the first step, if the dict has no
+                guard's state and the guard has rules that learn from steps.
         """
         if not isinstance(state_dict, Mapping):
             raise bad_type("state_dict", "a dict, as opt.state_dict() returns", state_dict)
@@ -527,6 +559,7 @@ class GuardedOptimizer(Optimizer):
             )
         guard = self._guard.parsed(state.pop(_KEY)) if _KEY in state else None
         self._load_both(state, guard)
+        self._guard.left_out = guard is None
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
 
@@ -541,6 +574,14 @@ class GuardedOptimizer(Optimizer):
             if loaded and guard is not None:
                 self._guard.load(guard)
             raise
+
+
+def _defines(optimizer: Optimizer, name: str) -> bool:
+    """Return whether a class of the optimizer that is not torch's own defines an attribute."""
+    if name.startswith("__"):
+        return False
+    classes = (cls for cls in type(optimizer).__mro__ if cls.__module__.partition(".")[0] != "torch")
+    return any(name in vars(cls) for cls in classes)
 
 
 def _generators() -> RngState | None:

@@ -7,11 +7,13 @@ import json
 import math
 import os
 import sys
+import warnings
 
 import torch
 import torch.distributed as dist
+from torch.distributed import checkpoint as distributed
 from torch.distributed.checkpoint import state_dict as checkpoint
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import Replicate, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -163,6 +165,54 @@ def narrow_weights(mesh) -> dict:
     return found
 
 
+def checkpointed(kind: str, mesh, folder: str) -> dict:
+    """Training resumed from a sharded checkpoint, with and without the guard's own state beside it."""
+
+    def start(steps: int) -> tuple[torch.nn.Module, st.GuardedOptimizer]:
+        net, group = model(), None
+        if kind == "fsdp1":
+            cpu = torch.device("cpu")
+            net = FullyShardedDataParallel(net, use_orig_params=True, device_id=cpu)
+            group = dist.group.WORLD
+        else:
+            fully_shard(net, mesh=mesh)
+        inner = torch.optim.AdamW(net.parameters(), lr=0.01)
+        opt = st.wrap(inner, clip=stablenum.ZClip(), loss_scale="dynamic", names=net, process_group=group)
+        for step in range(steps):
+            once(net, opt, step)
+        return net, opt
+
+    def once(net: torch.nn.Module, opt: st.GuardedOptimizer, step: int) -> None:
+        opt.zero_grad()
+        opt.backward(net(batch(step, dist.get_rank())).square().mean())
+        opt.step()
+
+    net, opt = start(4)
+    saved = {"model": checkpoint.get_model_state_dict(net)}
+    saved["optim"] = checkpoint.get_optimizer_state_dict(net, opt)
+    distributed.save(saved | {"guard": opt.guard_state_dict()}, checkpoint_id=folder)
+    warned = []
+    for with_guard in (True, False):
+        other, resumed = start(0)
+        state = {"model": checkpoint.get_model_state_dict(other), "guard": resumed.guard_state_dict()}
+        state["optim"] = checkpoint.get_optimizer_state_dict(other, resumed)
+        distributed.load(state, checkpoint_id=folder)
+        checkpoint.set_model_state_dict(other, state["model"])
+        checkpoint.set_optimizer_state_dict(other, resumed, state["optim"])
+        if with_guard:
+            resumed.load_guard_state_dict(state["guard"])
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", stablenum.StatisticsNotLoadedWarning)
+            once(other, resumed, 5)
+        warned.append(any(w.category is stablenum.StatisticsNotLoadedWarning for w in caught))
+        if with_guard:
+            once(net, opt, 5)
+            pairs = zip(net.parameters(), other.parameters(), strict=True)
+            same = all(torch.equal(whole(a), whole(b)) for a, b in pairs)
+            guards = opt.guard_state_dict() == resumed.guard_state_dict()
+    return {"parameters": same, "guard": guards, "warned": warned}
+
+
 def main(rank: int, store: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
@@ -191,6 +241,8 @@ def main(rank: int, store: str) -> None:
     result["replicated"] = replicated(mesh)
     result["narrow"] = narrow_weights(mesh)
     result["update shards"] = shards_of_updates()
+    for kind in ("fsdp2", "fsdp1"):
+        result[f"checkpointed {kind}"] = checkpointed(kind, mesh, f"{store} {kind}")
     fused = model()
     fully_shard(fused, mesh=mesh)
     result["fsdp2 fused"] = train(fused, fused=True)

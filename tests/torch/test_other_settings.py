@@ -6,6 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed import checkpoint as distributed
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 
 from stablenum import (
     AutoClip,
@@ -14,6 +20,7 @@ from stablenum import (
     GuardConfig,
     LogMaxLossScale,
     SpikeGuard,
+    StatisticsNotLoadedWarning,
     ZClip,
 )
 from stablenum_torch import wrap
@@ -103,3 +110,70 @@ def test_a_level_beyond_the_formats_of_the_guard_that_loads_it_is_the_widest() -
     narrow.load_state_dict(opt.state_dict())
     with narrow.autocast():
         assert not torch.is_autocast_enabled("cpu")  # float32
+
+
+def _trained(steps: int, **settings: Any) -> tuple[torch.nn.Module, Any]:
+    torch.manual_seed(0)
+    net = torch.nn.Linear(3, 2)
+    opt = wrap(torch.optim.AdamW(net.parameters(), fused=True), GuardConfig(**settings), names=net)
+    for _ in range(steps):
+        _train_once(net, opt)
+    return net, opt
+
+
+def _train_once(net: torch.nn.Module, opt: Any) -> None:
+    opt.zero_grad()
+    opt.backward(net(torch.ones(4, 3)).square().mean())
+    opt.step()
+
+
+LEARNING = {"clip": ZClip(), "loss_scale": "dynamic", "spike": "skip"}
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_distributed_checkpoint_resumes_exactly_with_the_guards_own_state_beside_it(tmp_path: Any) -> None:
+    net, opt = _trained(3, **LEARNING)
+    distributed.save(
+        {"optim": get_optimizer_state_dict(net, opt), "guard": opt.guard_state_dict()}, checkpoint_id=tmp_path
+    )
+    other, resumed = _trained(0, **LEARNING)
+    other.load_state_dict(net.state_dict())
+    state = {"optim": get_optimizer_state_dict(other, resumed), "guard": resumed.guard_state_dict()}
+    distributed.load(state, checkpoint_id=tmp_path)
+    set_optimizer_state_dict(other, resumed, state["optim"])
+    resumed.load_guard_state_dict(state["guard"])
+    for model, optimizer in ((net, opt), (other, resumed)):
+        _train_once(model, optimizer)
+    assert resumed.guard_state_dict() == opt.guard_state_dict()
+    assert torch.equal(net.weight, other.weight)
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_a_distributed_checkpoint_without_the_guards_state_is_reported_once(flat: bool) -> None:
+    net, opt = _trained(3, **LEARNING)
+    options = StateDictOptions(flatten_optimizer_state_dict=flat)
+    saved = get_optimizer_state_dict(net, opt, options=options)
+    other, resumed = _trained(0, **LEARNING)
+    set_optimizer_state_dict(other, resumed, saved, options=options)
+    with pytest.warns(StatisticsNotLoadedWarning, match=r"ZClip, SpikeGuard, DynamicLossScale.*beside"):
+        _train_once(other, resumed)
+    _train_once(other, resumed)  # warnings are errors here
+
+
+@pytest.mark.parametrize("order", ["guard first", "no rule that learns"])
+def test_nothing_is_reported_if_nothing_was_lost(order: str) -> None:
+    settings = LEARNING if order == "guard first" else {"clip": 1.0, "loss_scale": 8.0}
+    net, opt = _trained(3, **settings)
+    other, resumed = _trained(0, **settings)
+    if order == "guard first":
+        resumed.load_guard_state_dict(opt.guard_state_dict())
+    set_optimizer_state_dict(other, resumed, get_optimizer_state_dict(net, opt))
+    _train_once(other, resumed)
+
+
+def test_a_plain_optimizers_checkpoint_in_a_guard_that_learns_is_reported() -> None:
+    _, opt = _trained(3)
+    other, resumed = _trained(0, clip=AutoClip())
+    resumed.load_state_dict(opt.inner.state_dict())
+    with pytest.warns(StatisticsNotLoadedWarning, match="AutoClip start"):
+        _train_once(other, resumed)

@@ -125,3 +125,9 @@ def test_sharded_16_bit_weights_are_updated_like_whole_ones(ranks):
     """Shifts of a DTensor do nothing in torch 2.13, and neither NCCL nor gloo carries int16."""
     for rank in ranks:
         assert rank["narrow"] == {"MasterWeights": True, "KahanUpdate": True, "StochasticRounding": True}
+
+
+@pytest.mark.parametrize("kind", ["fsdp2", "fsdp1"])
+def test_a_sharded_checkpoint_resumes_exactly_and_a_lost_guard_is_reported(ranks, kind):
+    for rank in ranks:
+        assert rank[f"checkpointed {kind}"] == {"parameters": True, "guard": True, "warned": [False, True]}
