@@ -63,12 +63,17 @@ class Window:
         """Return a report on where the values in ``bad``, which are not finite, come from."""
         return self._report([self._recorder.value_of(t) for t in bad], evidence)
 
-    def report_of_last(self, **evidence: Any) -> Report | None:
-        """Report on the last value that is not finite: if possible, one that a failed operation read."""
+    def report_of_failed(self, **evidence: Any) -> Report | None:
+        """Report on what a failed operation read, if that was not finite."""
         failed, trace = self._recorder.failure, self._recorder.trace
         read = [] if failed is None else [v for v in trace.inputs_of(failed.step) if not v.finite]
-        values = read or [v for v in reversed(trace.values) if not v.finite and v.producer is not None][:1]
-        return self._report(values, evidence) if values else None
+        return self._report(read, evidence) if read else None
+
+    def report_of_last(self, **evidence: Any) -> Report | None:
+        """Report on the last computed value that is not finite."""
+        values = reversed(self._recorder.trace.values)
+        last = next((v for v in values if not v.finite and v.producer is not None), None)
+        return self._report([last], evidence) if last is not None else None
 
     def _report(self, bad: Sequence[Value], evidence: dict[str, Any]) -> Report:
         recorder = self._recorder

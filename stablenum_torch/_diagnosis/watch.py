@@ -8,23 +8,40 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+import sys
+import traceback
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
 from stablenum.commands.explain.plan import Failure
-from stablenum.commands.explain.session import Session
+from stablenum.commands.explain.session import Doubt, Session
 from stablenum.diagnosis import Report
 from stablenum.diagnosis.replay.judge import Evidence
 from stablenum_torch._diagnosis.audit import state_problems
+from stablenum_torch._diagnosis.by_hand import (
+    REPAIRS,
+    Gradients,
+    Graph,
+    finite,
+    graph_of,
+    tensors_of,
+    unwrapped,
+)
+from stablenum_torch._diagnosis.replay.source_lines import is_user_file
 from stablenum_torch._diagnosis.script_recorder import Window, names_in_modules
 from stablenum_torch._step.optimizer import GuardedOptimizer
 
 __all__ = ["watch"]
+
+_Line: TypeAlias = tuple[str, int]  # file and number
+_ABOUT_NUMBERS = re.compile(r"\b(nan|inf|infinite|infinity)\b|non-?finite|not finite", re.IGNORECASE)
+# What torch.distributions says of a parameter; it shows a large one in part, perhaps without the NaN.
+_CONSTRAINT = "to satisfy the constraint"
 
 
 def watch(session: Session) -> None:
@@ -33,8 +50,8 @@ def watch(session: Session) -> None:
     watcher = _Watcher(session)
     register_optimizer_step_pre_hook(watcher.before_step)
     register_optimizer_step_post_hook(watcher.after_step)
-    watcher.wrap(torch.autograd, "backward", watcher.before_backward)
-    watcher.wrap(torch.autograd, "grad", watcher.before_backward)
+    watcher.wrap(torch.autograd, "backward", watcher.before_backward, watcher.after_backward)
+    watcher.wrap(torch.autograd, "grad", watcher.before_grad, watcher.after_grad)
     watcher.wrap(torch.amp.GradScaler, "scale", watcher.before_scale)
     watcher.wrap(GuardedOptimizer, "scale", watcher.before_scale)
     # A script that checks its loss and stops never reaches the backward pass.
@@ -60,6 +77,10 @@ class _Watcher:
         self.state: tuple[str, ...] = ()  # what is wrong with the optimizer's state
         self.reproduced = True if session.plan.again else None
         self.scaled = False  # losses are scaled, and steps that overflow are skipped
+        self.by_hand: list[Gradients] = []  # not finite, and not an optimizer's
+        self.graph = Graph([], set())  # of the last backward pass
+        self.looked: dict[int, _Line] = {}  # where the script read tensors since the last step, by node
+        self.loss_lines: set[_Line] = set()  # where the script reads losses
 
     @property
     def step(self) -> int:
@@ -79,16 +100,24 @@ class _Watcher:
                 self.window.close()
                 self.window = None
 
-    def wrap(self, owner: Any, name: str, before: Any) -> None:
-        """Replace a function by one that first passes its arguments to ``before``, except in :meth:`look`."""
+    def wrap(self, owner: Any, name: str, before: Any, after: Any = None) -> None:
+        """Replace a function by one that first passes its arguments to ``before``, except in :meth:`look`.
+
+        What ``before`` returns is passed to ``after``, together with the function's result.
+        """
         inner = getattr(owner, name)
 
         @functools.wraps(inner)
         def outer(*args: Any, **kwargs: Any) -> Any:
-            if not self.looking and not self.session.over and not torch.compiler.is_compiling():
+            if torch.compiler.is_compiling() or self.looking or self.session.over or self.session.ignores():
+                return inner(*args, **kwargs)
+            with self.look():
+                kept = before(*args, **kwargs)
+            result = inner(*args, **kwargs)
+            if after is not None and not self.session.over:
                 with self.look():
-                    before(*args, **kwargs)
-            return inner(*args, **kwargs)
+                    after(kept, result)
+            return result
 
         setattr(owner, name, outer)
 
@@ -112,9 +141,10 @@ class _Watcher:
                 self.state = tuple(state_problems(optimizer))
             if _will_skip(optimizer):
                 return
-            bad = [p for p in _parameters(optimizer) if p.grad is not None and not _finite(p.grad)]
+            bad = [p for p in _parameters(optimizer) if p.grad is not None and not finite(p.grad)]
             if bad:
                 self.fail("gradient", bad, [p.grad for p in bad])
+            self.note_good_gradients()
 
     def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Check the parameters."""
@@ -122,10 +152,11 @@ class _Watcher:
         if self.depth > 0 or self.session.over:
             return
         with self.look():
-            bad = [p for p in _parameters(optimizer) if not _finite(p)]
+            bad = [p for p in _parameters(optimizer) if not finite(p)]
             if bad:
                 self.fail("parameter", bad, bad)
         self.outcome.steps += 1
+        self.looked.clear()
         # With several optimizers, a step's gradients may be older than the previous step.
         if self.window is not None and self.outcome.steps - self.opened >= len(self.optimizers):
             self.window.close()
@@ -133,40 +164,138 @@ class _Watcher:
         if self.window is None:
             self.open_window()
 
-    def before_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
-        roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        bad = [t for t in roots if isinstance(t, torch.Tensor) and not _finite(t)]
+    def before_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> Graph:
+        self.check_roots(tensors)
+        return self.graph
+
+    def before_grad(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> tuple[list[Any], bool]:
+        self.check_roots(outputs)
+        return tensors_of(inputs), bool(kwargs.get("create_graph") or args[2:3] == (True,))
+
+    def check_roots(self, given: Any) -> None:
+        """Check what a backward pass starts from, and note the lines that have read the losses among it."""
+        bad = [t for t in tensors_of(given) if not finite(t)]
         # A scaled loss that overflows is left to the scaler, unless the loss itself was bad.
         if bad and not (self.scaled and not any(t.isnan().any() for t in bad)):
             self.fail("loss", [], bad)
+        roots = [given] if isinstance(given, torch.Tensor) else given
+        self.graph = graph_of(t for t in roots if isinstance(t, torch.Tensor))
+        self.loss_lines.update(line for node, line in self.looked.items() if node in self.graph.numbers)
+
+    def after_backward(self, graph: Graph, _: Any) -> None:
+        """Check the gradients of what no optimizer has stepped with."""
+        if self.scaled:
+            return
+        stepped = self.stepped()
+        own = [p for p in graph.leaves if id(p) not in stepped and p.grad is not None]
+        bad = [p for p in own if not finite(p.grad)]
+        if bad:
+            self.doubt_gradients(bad, names_in_modules(bad), Gradients([p.grad for p in bad], _copies(bad)))
+        else:
+            self.note_good_gradients()
+
+    def after_grad(self, called: tuple[list[Any], bool], result: Any) -> None:
+        """Check the results of ``torch.autograd.grad``."""
+        if self.scaled:
+            return
+        inputs, differentiable = called
+        results = [unwrapped(t) if isinstance(t, torch.Tensor) else None for t in _several(result)]
+        pairs = list(zip(inputs, results, strict=False))
+        bad = [(i, p, g) for i, (p, g) in enumerate(pairs) if g is not None and not finite(g)]
+        if not bad:
+            self.note_good_gradients()
+            return
+        parameters = [p for _, p, _ in bad]
+        names = names_in_modules(parameters) or tuple(f"result {i} of torch.autograd.grad" for i, _, _ in bad)
+        leaves = _copies(p for p in parameters if p.is_leaf)
+        self.doubt_gradients(parameters, names, Gradients([g for _, _, g in bad], leaves, differentiable))
+
+    def stepped(self) -> set[int]:
+        """Return the ids of the parameters that an optimizer has stepped with."""
+        return {id(p) for optimizer in self.optimizers for p in _parameters(optimizer)}
+
+    def doubt_gradients(
+        self, of: Sequence[torch.Tensor], names: tuple[str, ...], gradients: Gradients
+    ) -> None:
+        """Doubt gradients until the script has ended, and see whether it repairs them."""
+        if not self.by_hand:
+            for name in REPAIRS:
+                self.wrap(torch.Tensor, name, self.before_repair)
+                if hasattr(torch, name):
+                    self.wrap(torch, name, self.before_repair)
+        self.by_hand.append(gradients)
+        self.doubt(
+            Failure(step=self.step, what="by hand", names=names),
+            gradients.tensors,
+            lambda: gradients.coped_with(lambda leaf: id(leaf) in self.stepped()),
+        )
+
+    def note_good_gradients(self) -> None:
+        for gradients in self.by_hand:
+            gradients.good_since = True
+
+    def before_repair(self, *args: Any, **kwargs: Any) -> None:
+        for gradients in self.by_hand:
+            gradients.repaired |= any(gradients.hold(x) for x in (*args, *kwargs.values()))
 
     def before_scale(self, scaler: Any, outputs: Any) -> None:
         if isinstance(scaler, torch.amp.GradScaler) and not scaler.is_enabled():
             return
         self.scaled = True
         outputs = [outputs] if isinstance(outputs, torch.Tensor) else outputs
-        bad = [t for t in outputs if isinstance(t, torch.Tensor) and not _finite(t)]
+        bad = [t for t in outputs if isinstance(t, torch.Tensor) and not finite(t)]
         if bad:
             self.fail("loss", [], bad)
 
-    def before_look(self, tensor: Any) -> None:
+    def before_look(self, *args: Any, **kwargs: Any) -> None:
         """Check a tensor only if training could minimise it: a single number with a gradient."""
+        tensor = args[0] if args else next(iter(kwargs.values()), None)
+        for gradients in self.by_hand:
+            gradients.tested |= gradients.hold(tensor)
         if not isinstance(tensor, torch.Tensor) or tensor.numel() != 1 or tensor.grad_fn is None:
             return
-        if not _finite(tensor):
+        line, node = _line(), tensor.grad_fn._sequence_nr()
+        if not finite(tensor):
+            self.doubt_look(line, unwrapped(tensor))
+        elif node in self.graph.numbers:
+            self.loss_lines.add(line)
+        else:
+            self.looked[node] = line
+
+    def doubt_look(self, line: _Line, tensor: torch.Tensor) -> None:
+        """Take a number for the loss where the script has read losses; elsewhere it may be a metric."""
+        if line in self.loss_lines:
             self.fail("loss", [], [tensor])
+        steps = self.outcome.steps
+
+        def settled() -> bool:
+            """Return whether training went on, or ended well, without this number."""
+            outcome = self.outcome
+            return outcome.steps > steps or (outcome.steps > 0 and outcome.exit_code == 0)
+
+        self.doubt(Failure(step=self.step, what="loss"), [tensor], settled)
+
+    def doubt(self, failure: Failure, bad: Sequence[torch.Tensor], settled: Callable[[], bool]) -> None:
+        """Keep a failure that counts only if it is not settled when the script has ended."""
+        report = None
+        if self.window is not None:
+            known = {"bad_gradients": failure.names} if failure.what == "by hand" else {}
+            report = self.explained(bad, {"loss_finite": failure.what != "loss", **known})
+        self.session.doubts.append(Doubt(failure, report, settled))
 
     def on_error(self, error: BaseException) -> None:
         """Handle a script that fails with a message about NaN or inf, from a library's own check."""
-        if not re.search(
-            r"\b(nan|inf|infinite|infinity)\b|non-?finite|not finite", str(error), re.IGNORECASE
-        ):
-            return
         with self.look():
+            read = _bad_in_frames(error)
+            if not _ABOUT_NUMBERS.search(str(error)) and not (read and _CONSTRAINT in str(error)):
+                return
             self.outcome.failure = Failure(step=self.step, what="error", names=(type(error).__name__,))
             if self.window is None:
                 return
-            report = self.window.report_of_last(loss_finite=False, reproduced=self.reproduced)
+            known = {"loss_finite": False, "reproduced": self.reproduced}
+            report = self.window.report_of_failed(**known)
+            if report is None:
+                report = self.window.report(read, **known) if read else self.window.report_of_last(**known)
             self.outcome.report = None if report is None else report.to_dict()
 
     def fail(self, what: str, parameters: Sequence[torch.Tensor], bad: Sequence[Any]) -> None:
@@ -175,16 +304,50 @@ class _Watcher:
         failure = Failure(step=self.step, what=what, names=names)
         if self.window is None:
             self.session.found(failure)
-        known: dict[str, Any] = {"loss_finite": what != "loss", "reproduced": self.reproduced}
+        known: dict[str, Any] = {"loss_finite": what != "loss"}
         known |= {"gradient": {"bad_gradients": names}, "parameter": {"bad_updates": names}}.get(what, {})
         if what == "parameter":
             known["state"] = self.state
+        self.session.found(failure, self.explained(bad, known))
+
+    def explained(self, bad: Sequence[Any], known: dict[str, Any]) -> Report:
+        """Return the report on values in the recorded step."""
+        assert self.window is not None
+        known = {"reproduced": self.reproduced, **known}
         try:
-            report = self.window.report(bad, **known)
+            return self.window.report(bad, **known)
         except Exception as error:  # noqa: BLE001  the failure itself is reported all the same
             note = f"the step could not be explained: {type(error).__name__}: {error}"
-            report = Report.of(Evidence(framework="torch", **known), notes=(note,))
-        self.session.found(failure, report)
+            return Report.of(Evidence(framework="torch", **known), notes=(note,))
+
+
+def _several(result: Any) -> Sequence[Any]:
+    return [result] if isinstance(result, torch.Tensor) else result
+
+
+def _copies(tensors: Iterable[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return each tensor with a copy of its value."""
+    return [(t, t.detach().clone()) for t in tensors]
+
+
+def _line() -> _Line:
+    """Return the user's line that is running."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and not is_user_file(frame.f_code.co_filename):
+        frame = frame.f_back
+    return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+
+def _bad_in_frames(error: BaseException) -> list[torch.Tensor]:
+    """Return the tensors that are not finite in the innermost function that has any; those with NaN first of
+    all, because infinities may be masks."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for frame in reversed(frames):
+        local = [unwrapped(x) for x in frame.f_locals.values() if isinstance(x, torch.Tensor)]
+        bad = [t for t in local if not finite(t)]
+        if bad:
+            return [t for t in bad if bool(torch.isnan(t).any())] or bad
+    return []
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
@@ -198,15 +361,3 @@ def _will_skip(optimizer: torch.optim.Optimizer) -> bool:
     if found is not None and bool(found):
         return True
     return isinstance(optimizer, GuardedOptimizer) and optimizer.loss_scale > 1.0
-
-
-def _finite(tensor: torch.Tensor) -> bool:
-    tensor = tensor.detach()
-    if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.is_meta:
-        return True
-    if tensor.layout is not torch.strided:
-        tensor = tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor.values()
-    return bool(_isfinite(tensor).all())
-
-
-_isfinite = torch.isfinite  # the original, not the watched one

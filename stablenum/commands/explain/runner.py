@@ -79,8 +79,9 @@ def _unreproduced(first: Outcome, second: Outcome) -> Report:
 
 # What a second run of a script does not share with the first.
 _DIFFERENCES = (
-    "files that the first run wrote exist in the second; does the script seed every generator?",
-    "the second run records the step: compiled functions run eagerly, and everything runs more slowly",
+    "random numbers from generators that the script does not seed",
+    "files that the first run wrote",
+    "compiled functions, which ran eagerly in the second run",
     "the order of threads, workers and kernels that are not deterministic",
 )
 

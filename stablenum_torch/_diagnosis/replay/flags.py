@@ -45,7 +45,8 @@ def stats_of(tensor: Tensor, *, name: str = "", at: Tensor | None = None) -> Ten
     dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
     x = _plain(tensor)
     if x is None:
-        if tensor.numel() and not tensor.is_meta and not tensor.is_sparse and tensor.layout is torch.strided:
+        readable = not (tensor.is_meta or tensor._is_zerotensor()) and tensor.layout is torch.strided
+        if tensor.numel() and readable:
             x = tensor.double()  # torch has no minimum for some integer dtypes
             low, high = float(x.min()), float(x.max())
             amax = max(abs(low), abs(high))
@@ -91,7 +92,10 @@ def _values(tensor: Tensor, at: Tensor | None) -> tuple[float, ...]:
 
 def _plain(tensor: Tensor) -> Tensor | None:
     """Return the real numbers in a tensor; None if none of them can be non-finite."""
-    if tensor.is_meta or not (tensor.is_floating_point() or tensor.is_complex()):
+    # The zeros of forward-mode derivatives have no memory, and reading them below autograd ends the process.
+    if tensor.is_meta or tensor._is_zerotensor():
+        return None
+    if not (tensor.is_floating_point() or tensor.is_complex()):
         return None
     if tensor.layout is not torch.strided:
         tensor = tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()

@@ -1,0 +1,355 @@
+"""What ``stablenum explain`` watches in a PyTorch script, and what it passes by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.func import functional_call, grad, hessian, jacrev, vmap
+
+from stablenum.commands.explain.plan import Plan
+from stablenum.commands.explain.session import Session, Stop
+from stablenum.diagnosis import Report
+from stablenum_torch._diagnosis import watch
+from stablenum_torch._diagnosis.by_hand import REPAIRS
+from stablenum_torch._diagnosis.script_recorder import Window
+
+Watching = Callable[..., Session]
+
+
+@pytest.fixture
+def watching(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watching]:
+    """Watch as in a first run, or with ``record=True`` as in the run that records."""
+    looks = ("isnan", "isfinite", "isinf")
+    for owner, names in (
+        (torch.autograd, ("backward", "grad")),
+        (torch.amp.GradScaler, ("scale",)),
+        (watch.GuardedOptimizer, ("scale",)),
+        (torch.Tensor, ("item", "__float__", *looks, *REPAIRS)),
+        (torch, (*looks, "nan_to_num", "nan_to_num_", "where", "masked_fill")),
+    ):
+        for name in names:
+            monkeypatch.setattr(owner, name, getattr(owner, name))
+    handles: list[Any] = []
+    windows: list[Window] = []
+    for name in ("register_optimizer_step_pre_hook", "register_optimizer_step_post_hook"):
+        register = getattr(watch, name)
+        monkeypatch.setattr(watch, name, lambda hook, register=register: handles.append(register(hook)))
+
+    class Kept(Window):
+        """A window that is closed once, by its watcher or by the test."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            windows.append(self)
+
+        def close(self) -> None:
+            if self in windows:
+                windows.remove(self)
+                super().close()
+
+    monkeypatch.setattr(watch, "Window", Kept)
+    state = torch.get_rng_state()
+
+    def begin(*, record: bool = False, ignore: tuple[str, ...] = ()) -> Session:
+        session = Session(Plan(script="script.py", record_from=1 if record else None, ignore=ignore))
+        watch.watch(session)
+        return session
+
+    yield begin
+    for handle in handles:
+        handle.remove()
+    for window in list(windows):
+        window.close()
+    torch.set_rng_state(state)
+
+
+def ended(session: Session, run: Callable[[], Any]) -> Session:
+    """Run it as the command runs a script."""
+    try:
+        run()
+        session.outcome.exit_code = 0
+    except Stop:
+        pass
+    except Exception as error:  # noqa: BLE001
+        session.outcome.exit_code = 1
+        for report in session.on_error:
+            report(error)
+    session.conclude()
+    return session
+
+
+def found(session: Session, run: Callable[[], Any]) -> Report:
+    assert ended(session, run).outcome.report is not None
+    return Report.from_dict(session.outcome.report)
+
+
+def assert_healthy(session: Session, run: Callable[[], Any]) -> None:
+    assert ended(session, run).outcome.failure is None
+    assert session.outcome.exit_code == 0
+
+
+def assert_on_the_bad_line(report: Report, operation: str) -> None:
+    first = report.findings[0]
+    assert first.place is not None
+    assert (first.operation, first.place.code.endswith("# BAD")) == (operation, True), str(report)
+
+
+def root(x: torch.Tensor) -> torch.Tensor:
+    return torch.sqrt(x).sum()  # BAD
+
+
+def at_zero() -> torch.Tensor:
+    return torch.tensor([0.0, 1.0], requires_grad=True)
+
+
+# ---------------------------------------------------------------------------------- torch.func
+
+
+def per_sample() -> None:
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(4, 3)
+
+    def loss(parameters: Any, x: torch.Tensor) -> torch.Tensor:
+        value = functional_call(model, parameters, (x,)).square().sum()
+        assert not torch.isnan(torch.zeros(())).item()
+        return value
+
+    parameters = {k: v.detach() for k, v in model.named_parameters()}
+    grads = vmap(grad(loss), in_dims=(None, 0))(parameters, x)
+    for name, p in model.named_parameters():
+        p.grad = grads[name].mean(0)
+    optimizer.step()
+
+
+def curvature() -> None:
+    x = torch.ones(3)
+    hessian(lambda x: x.pow(4).sum())(x)
+    vmap(jacrev(torch.sin))(torch.ones(2, 3))
+    vmap(vmap(grad(torch.square)))(torch.ones(2, 3))
+    torch.autograd.functional.hessian(lambda x: x.pow(4).sum(), x)
+
+
+@pytest.mark.parametrize("record", [False, True])
+@pytest.mark.parametrize("run", [per_sample, curvature])
+def test_transformed_functions_are_not_disturbed(
+    watching: Watching, run: Callable[[], Any], record: bool
+) -> None:
+    assert_healthy(watching(record=record), run)
+
+
+def test_gradients_called_with_keywords_are_not_disturbed(watching: Watching) -> None:
+    def penalty() -> None:
+        x = torch.ones(3, requires_grad=True)
+        (g,) = torch.autograd.grad(outputs=x.square().sum(), inputs=x, create_graph=True)
+        torch.isfinite(input=g)
+        torch.autograd.backward(tensors=g.square().sum())
+
+    assert_healthy(watching(), penalty)
+
+
+# ---------------------------------------------------------------------------------- by hand
+
+
+def derivatives_of_samples() -> None:
+    str(vmap(grad(root))(torch.tensor([[0.0, 1.0], [1.0, 2.0]])))
+
+
+def printed() -> None:
+    x = at_zero()
+    root(x).backward()
+    str(x.grad)
+
+
+def asked_for() -> None:
+    x = at_zero()
+    assert not torch.isnan(torch.autograd.grad(root(x), x)[0]).any()
+
+
+def asserted() -> None:
+    x = at_zero()
+    root(x).backward()
+    if not torch.isfinite(x.grad).all():
+        raise ArithmeticError("a bad gradient")
+
+
+def never_stepped() -> None:
+    model = torch.nn.Linear(2, 2)
+    torch.optim.SGD(model.parameters(), lr=0.1)
+    root(model(torch.ones(1, 2)) * 0).backward()
+
+
+def applied_by_hand() -> None:
+    w = at_zero()
+    root(w).backward()
+    with torch.no_grad():
+        w -= 0.1 * w.grad
+
+
+UNSEEN = (derivatives_of_samples, printed, asked_for, asserted, never_stepped, applied_by_hand)
+
+
+@pytest.mark.parametrize("run", UNSEEN, ids=lambda run: run.__name__)
+def test_a_gradient_that_no_optimizer_uses_is_explained(watching: Watching, run: Callable[[], Any]) -> None:
+    first = ended(watching(), run).outcome
+    assert first.failure is not None
+    assert (first.failure.what, first.failure.step, first.report) == ("by hand", 1, None)
+    assert "no optimizer uses" in str(first.failure)
+
+
+@pytest.mark.parametrize("run", UNSEEN, ids=lambda run: run.__name__)
+def test_the_place_of_such_a_gradient_is_found_in_the_second_run(
+    watching: Watching, run: Callable[[], Any]
+) -> None:
+    assert_on_the_bad_line(found(watching(record=True), run), "sqrt")
+
+
+def repaired(repair: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[], None]:
+    def run() -> None:
+        w = at_zero()
+        root(w).backward()
+        assert w.grad is not None
+        w.data = w.data - 0.1 * repair(w.grad)
+
+    return run
+
+
+def emptied(g: torch.Tensor) -> torch.Tensor:
+    g[torch.isinf(g)] = 0.0
+    return g
+
+
+@pytest.mark.parametrize(
+    "repair",
+    [
+        lambda g: torch.nan_to_num(g, posinf=0.0),
+        lambda g: g.nan_to_num_(posinf=0.0),
+        lambda g: torch.where(torch.isfinite(g), g, torch.zeros(2)),
+        lambda g: g.masked_fill(g.isinf(), 0.0),
+        emptied,
+    ],
+)
+def test_a_gradient_that_the_script_repairs_is_no_failure(
+    watching: Watching, repair: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    assert_healthy(watching(), repaired(repair))
+
+
+def test_a_parameter_that_survives_its_gradient_is_no_failure(watching: Watching) -> None:
+    def run() -> None:
+        w = at_zero()
+        root(w).backward()
+        assert w.grad is not None
+        w.data -= 0.1 * w.grad.clamp(max=1.0)
+
+    assert_healthy(watching(), run)
+
+
+def test_a_gradient_that_the_script_tests_and_leaves_out_is_no_failure(watching: Watching) -> None:
+    def run() -> None:
+        w = torch.ones(2)
+        for factor in (1.0, 0.0, 1.0):
+            w = w.detach().requires_grad_()
+            (g,) = torch.autograd.grad(root(w * factor), w)
+            if torch.isfinite(g).all():
+                w = w - 0.1 * g
+
+    assert_healthy(watching(), run)
+
+
+def test_a_step_that_the_script_leaves_out_is_no_failure(watching: Watching) -> None:
+    def run() -> None:
+        model = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for factor in (0.0, 1.0):
+            optimizer.zero_grad()
+            root(model(torch.ones(1, 2)).square() * factor).backward()
+            if all(p.grad.isfinite().all() for p in model.parameters()):
+                optimizer.step()
+
+    assert_healthy(watching(), run)
+
+
+def test_gradients_that_a_scaler_is_to_skip_are_no_failure(watching: Watching) -> None:
+    def run() -> None:
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+        for _ in range(2):
+            loss = 100 * model(torch.ones(1, 2)).square().sum()
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update(1.0)
+
+    assert_healthy(watching(), run)
+
+
+# ---------------------------------------------------------------------------------- metrics
+
+
+def train(*, stop: bool = False, steps: int = 3) -> None:
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    y = torch.zeros(4, dtype=torch.long)
+    for step in range(steps):
+        logits = model(torch.ones(4, 3))
+        scale = torch.tensor(0.0 if stop and step == steps - 1 else 1.0)
+        loss = torch.nn.functional.cross_entropy(logits, y) / scale  # BAD
+        if not torch.isfinite(loss):
+            raise SystemError("stopped")
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        for c in range(2):
+            logits[y == c, c].mean().item()
+
+
+def test_a_metric_that_is_nan_for_an_empty_class_is_no_failure(watching: Watching) -> None:
+    assert_healthy(watching(), train)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_loss_that_the_script_itself_gives_up_on_is_a_failure(watching: Watching, steps: int) -> None:
+    failure = ended(watching(), lambda: train(stop=True, steps=steps)).outcome.failure
+    assert failure is not None
+    assert (failure.what, failure.step) == ("loss", steps)
+
+
+def test_what_a_function_computes_that_the_user_names_is_not_judged(watching: Watching) -> None:
+    assert_healthy(watching(ignore=("printed",)), printed)
+
+
+# ---------------------------------------------------------------------------------- errors of libraries
+
+
+def test_a_distribution_that_refuses_nan_is_explained_where_the_nan_began(watching: Watching) -> None:
+    def run() -> None:
+        x = torch.ones(40, 1)
+        x[20] = 0.0
+        p = torch.softmax(torch.ones(40, 2000) + x.log() * x, -1)  # BAD
+        torch.log(torch.zeros(3))  # a later infinity that has nothing to do with it
+        torch.distributions.Categorical(p)  # its message shows the corners of p, without NaN
+
+    assert_on_the_bad_line(found(watching(record=True), run), "log")
+
+
+def test_a_check_of_the_users_own_is_explained_by_what_it_read(watching: Watching) -> None:
+    def checked(value: torch.Tensor) -> None:
+        if not torch.isfinite(value).all():
+            raise ValueError("not finite")
+
+    def run() -> None:
+        value = torch.zeros(3).log().exp() / torch.zeros(3)  # BAD
+        torch.log(torch.zeros(3))
+        checked(value)
+
+    assert_on_the_bad_line(found(watching(record=True), run), "div")
+
+
+def test_a_distribution_that_refuses_finite_numbers_is_left_to_the_script(watching: Watching) -> None:
+    session = ended(watching(), lambda: torch.distributions.Normal(torch.ones(1), -torch.ones(1)))
+    assert (session.outcome.failure, session.outcome.exit_code) == (None, 1)
