@@ -16,10 +16,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.tree_util import keystr, tree_flatten_with_path
 
 from stablenum.commands.explain.plan import Failure
 from stablenum.commands.explain.session import Session
 from stablenum.diagnosis import Report
+from stablenum.diagnosis.replay.growth import Growth
 from stablenum.diagnosis.replay.judge import Evidence
 from stablenum_jax._diagnosis.replay.flags import device_flags
 from stablenum_jax._diagnosis.replay.source_lines import is_user_code, place_in
@@ -49,6 +51,7 @@ class _Watcher:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.looking = False
+        self.growth: dict[str, Growth] = {}
 
     def jit(self, fun: Any = None, /, **options: Any) -> Any:
         """Do what ``jax.jit`` does, but watch the function and donate no buffers."""
@@ -107,6 +110,7 @@ class _Watcher:
             return inner(*args, **kwargs)
         if self.session.over:
             self.session.leave()
+        self.note_growth(name, args, kwargs)
         try:
             result = inner(*args, **kwargs)
         except FloatingPointError:  # the script runs with jax_debug_nans
@@ -122,6 +126,20 @@ class _Watcher:
                 state.patience -= 1
         return result
 
+    def note_growth(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note how large the arguments of a call are."""
+        leaves = [
+            (f"args{keystr(path)}" if top == "args" else keystr(path), leaf)
+            for top, tree in (("args", args), ("kwargs", kwargs))
+            for path, leaf in tree_flatten_with_path(tree)[0]
+            if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.size
+        ]
+        sizes = jax.device_get([_largest(leaf) for _, leaf in leaves])
+        growth = self.growth.setdefault(name, Growth(unit="call"))
+        growth.note(
+            self.session.outcome.calls, {k: float(s) for (k, _), s in zip(leaves, sizes, strict=True)}
+        )
+
     def replay(self, replay: Callable[..., Report], name: str, *, known_bad: bool) -> None:
         """Explain a call, and end the script unless the replay finds nothing wrong."""
         self.looking = True
@@ -133,6 +151,10 @@ class _Watcher:
         finally:
             self.looking = False
         if not report.ok:
+            exploded = self.growth[name].explosion() if name in self.growth else ""
+            if exploded:
+                evidence = replace(report.evidence, exploded=exploded)
+                report = Report.of(evidence, notes=report.notes, seconds=report.seconds)
             step = max(1, self.session.outcome.calls)
             self.session.found(Failure(step=step, what="output", names=(name,), unit="call"), report)
 
@@ -235,6 +257,9 @@ def _suspicious(result: Any, arguments: Any) -> tuple[bool, bool]:
     lowest = any(f[2] and leaf.ndim == 0 for leaf, f in zip(leaves, flags, strict=True))
     highest = any(f[1] for f in flags) and not any(f[1] for f in _flags(_floating(arguments)))
     return nan, lowest or highest
+
+
+_largest = _jit(lambda leaf: jnp.abs(leaf).max())
 
 
 def _floating(tree: Any) -> list[jax.Array]:

@@ -10,12 +10,27 @@ import sysconfig
 from collections.abc import Iterable
 from importlib.util import find_spec
 
-__all__ = ["folders_of", "is_outside"]
+__all__ = ["folders_of", "is_outside", "package_of"]
 
 # The folders of the standard library, and of installed packages (which may lie inside them), those of an
 # environment that this one extends included.
 _STANDARD = tuple({sysconfig.get_paths()[key] + os.sep for key in ("stdlib", "platstdlib")})
 _SITE = tuple({folder + os.sep for folder in site.getsitepackages([sys.prefix, sys.base_prefix])})
+
+
+@functools.lru_cache(maxsize=4096)
+def package_of(file: str) -> str:
+    """Return the installed package to which a file belongs; "" for the user's own code.
+
+    Example:
+        >>> package_of("/usr/lib/python3/dist-packages/timm/layers/norm.py"), package_of("train.py")
+        ('timm', '')
+    """
+    parts = os.path.abspath(file).split(os.sep)
+    for i, part in enumerate(parts[:-1]):
+        if part in ("site-packages", "dist-packages"):
+            return parts[i + 1].removesuffix(".py")
+    return ""
 
 
 def is_outside(file: str, packages: tuple[str, ...]) -> bool:

@@ -148,15 +148,19 @@ def _replayed(program: Program, call: Call, scale: float, known_bad: bool) -> _O
     run = run_eagerly(program, leaves, scale)
     reproduced: bool | None = None
     compiled_bad: tuple[int, ...] = ()
+    again = None
     if run.failed:
-        reproduced = run_eagerly(program, leaves, scale).failed
+        origins = run.origins()
+        forward = [o.step.forward for o in origins if o.step is not None and o.step.forward is not None]
+        second = run_eagerly(program, leaves, scale, wanted=forward)
+        reproduced, again = second.failed, second.interpreter
     else:
         compiled_bad = result_flags(program, run_compiled(program, leaves, scale))
         if compiled_bad:
             run, reproduced = _under_jit(program, leaves, scale, notes), True
         elif known_bad:
             reproduced = False
-    found = run.findings()
+    found = run.findings(run.origins() if again is None else origins, again)
     unscaled_finite = None
     if scale > 1.0 and run.failed and (program.scaled or scale_of(leaves) > 1.0):
         unscaled_finite = not run_eagerly(program, unscaled(leaves), 1.0).failed

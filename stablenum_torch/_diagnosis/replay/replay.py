@@ -101,6 +101,9 @@ def _check_options(model: object, optimizer: object, rng_state: object, known_ba
     check_flag("known_bad", known_bad)
 
 
+_NO_LOSS = "the function returned None and ran no backward pass, so there was nothing to judge"
+
+
 def _evidence(
     call: Call, loss_scale: float | None, rng: RngState | Tensor | None, known_bad: bool
 ) -> tuple[Evidence, tuple[str, ...]]:
@@ -108,7 +111,7 @@ def _evidence(
     shown, reproduced = first, None
     if first.went_wrong and not _raised(first):
         reproduced = run(call, loss_scale=loss_scale, rng=rng).went_wrong
-    elif known_bad and not first.went_wrong:
+    elif known_bad and not first.went_wrong and not first.unjudged:
         second = run(call, loss_scale=loss_scale, rng=rng)
         shown, reproduced = (second if second.went_wrong else first), False
     unscaled = None
@@ -129,8 +132,9 @@ def _evidence(
             unscaled_finite=unscaled,
             norm_overflow=not shown.went_wrong and shown.norm / scales[0] > FLOAT32_MAX**0.5,
             state=_state(call),
+            unjudged=_NO_LOSS if known_bad and shown.unjudged and not shown.went_wrong else "",
         ),
-        tuple(shown.notes),
+        (*shown.notes, *([_NO_LOSS] if shown.unjudged and not known_bad else [])),
     )
 
 

@@ -53,6 +53,7 @@ class Run:
         labels: what is wrong with the labels.
         norm: the norm of all gradients, in float64.
         backward: whether any gradient was computed.
+        unjudged: whether the step returned nothing and computed no gradient, which leaves nothing to judge.
         notes: further remarks, as text.
     """
 
@@ -66,6 +67,7 @@ class Run:
     labels: str = ""
     norm: float = 0.0
     backward: bool = False
+    unjudged: bool = False
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -124,6 +126,7 @@ def _run(call: Call, snapshot: Snapshot, loss_scale: float | None, rng: RngState
         judged.look_at_loss(loss)
         judged.look_at_gradients()
         judged.look_at_parameters(before)
+        result.unjudged = loss is None and error is None and not (result.backward or recorder.roots)
         if error is not None:
             judged.look_at_error(error)
         judged.conclude()
