@@ -114,6 +114,7 @@ class _Watcher:
         try:
             result = inner(*args, **kwargs)
         except FloatingPointError:  # the script runs with jax_debug_nans
+            self.session.outcome.calls += 1
             self.replay(replay, name, known_bad=True)
             raise
         if _traced(result):
@@ -155,7 +156,7 @@ class _Watcher:
             if exploded:
                 evidence = replace(report.evidence, exploded=exploded)
                 report = Report.of(evidence, notes=report.notes, seconds=report.seconds)
-            step = max(1, self.session.outcome.calls)
+            step = max(0, self.session.outcome.calls - 1)
             self.session.found(Failure(step=step, what="output", names=(name,), unit="call"), report)
 
 

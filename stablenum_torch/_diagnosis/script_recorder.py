@@ -20,6 +20,7 @@ from stablenum.diagnosis.replay.walk import first_causes
 from stablenum_torch._diagnosis.replay.module_paths import ModulePaths
 from stablenum_torch._diagnosis.replay.recorder import Recorder
 from stablenum_torch._diagnosis.replay.snapshot import Snapshot
+from stablenum_torch._diagnosis.replay.trial import with_trial
 
 __all__ = ["Window", "names_by_id", "names_in_modules"]
 
@@ -79,7 +80,11 @@ class Window:
             for o, i in zip(origins, steps, strict=True)
         )
         labels = next((recorder.labels[i] for i in steps if i in recorder.labels), "")
-        return Report.of(Evidence(framework="torch", findings=findings, labels=labels, **evidence))
+        found = Evidence(framework="torch", findings=findings, labels=labels, **evidence)
+        first = origins[0].step if origins else None
+        return Report.of(
+            with_trial(found, None if first is None else recorder.kept.of_operation(recorder.trace, first))
+        )
 
 
 def names_in_modules(parameters: Sequence[Tensor]) -> tuple[str, ...]:

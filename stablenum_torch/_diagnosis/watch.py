@@ -67,8 +67,8 @@ class _Watcher:
 
     @property
     def step(self) -> int:
-        """The number of the optimizer step that is being prepared or taken, from 1."""
-        return self.outcome.steps + 1
+        """The number of the optimizer step that is being prepared or taken, from 0."""
+        return self.outcome.steps
 
     @contextlib.contextmanager
     def look(self) -> Iterator[None]:

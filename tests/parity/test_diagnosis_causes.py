@@ -304,3 +304,69 @@ def test_inside_a_library_the_remedy_is_at_the_users_call():
         lambda s: jax.scipy.stats.norm.logpdf(jnp.ones(2), scale=s).sum(), jnp.array([0.0, 1.0])
     )
     assert (report.verdict.code, "inside jax." in report.verdict.remedy) == ("", True)
+
+
+# ---------------------------------------------------------------------------------- remedies that are tried
+
+
+@pytest.mark.parametrize(
+    ("in_torch", "in_jax"),
+    [
+        (lambda x: torch.log(x).sum(), lambda x: jnp.log(x).sum()),
+        (lambda x: torch.sqrt(x).sum(), lambda x: jnp.sqrt(x).sum()),
+        (lambda x: (torch.ones(2) / x).sum(), lambda x: (jnp.ones(2) / x).sum()),
+        (lambda x: torch.log(1 + torch.exp(x * 100 + 50)).sum(), lambda x: jnp.log1p(jnp.exp(x * 200)).sum()),
+        (lambda x: (x**0.5).sum(), lambda x: jnp.arctan2(x * 0, x).sum()),
+    ],
+)
+def test_a_remedy_is_tried_on_what_the_operation_read(in_torch, in_jax):
+    for report in (
+        stablenum_torch.replay(in_torch, leaf(0.0, 4.0)),
+        stablenum_jax.replay(in_jax, jnp.array([0.0, 4.0])),
+    ):
+        assert report.verdict.tried == "finite", str(report)
+        assert "    tried: finite" in str(report)
+        assert Report.from_dict(report.to_dict()).verdict.tried == "finite"
+
+
+def test_nothing_is_said_of_a_remedy_that_cannot_be_tried():
+    """The softmax reads an infinite mask, which no derivative is to be finite for."""
+    mask = torch.tensor([-math.inf, -math.inf])
+    report = stablenum_torch.replay(lambda x: (x + mask).softmax(-1).sum(), leaf(1.0, 2.0))
+    assert report.verdict.safe_function == "stablenum_torch.numerics.softmax"
+    assert (report.verdict.tried, "tried" in str(report)) == ("", False)
+
+
+def test_a_part_of_a_function_is_not_tried_in_place_of_the_function():
+    """The last step of JAX's norm is a square root of one number, not of the vector."""
+    report = stablenum_jax.replay(lambda x: jnp.linalg.norm(x - x), jnp.array([0.0, 4.0]))
+    assert (report.verdict.safe_function, report.verdict.tried) == ("stablenum_jax.numerics.norm", "")
+
+
+@pytest.mark.parametrize("broken", ["raises", "not finite"])
+def test_a_function_that_fails_on_these_arguments_is_not_named(broken, monkeypatch):
+    def log(x):
+        if broken == "raises":
+            raise TypeError("x must be something else")
+        return x / 0
+
+    monkeypatch.setattr(stablenum_torch.numerics, "log", log)
+    report = stablenum_torch.replay(lambda x: torch.log(x).sum(), leaf(0.0, 4.0))
+    assert report.evidence.tried == broken
+    assert (report.verdict.safe_function, report.verdict.code, report.verdict.tried) == ("", "", "")
+    assert "clamp" in report.verdict.remedy
+
+
+def test_a_subnormal_argument_is_at_the_edge():
+    report = stablenum_torch.replay(lambda x: torch.log(x).sum(), leaf(1e-42, 4.0))
+    assert report.verdict.cause is Cause.BOUNDARY_DERIVATIVE
+    assert "here 1.001e-42" in report.verdict.evidence[0]
+    assert report.verdict.tried == "finite"
+
+
+def test_a_remedy_is_tried_without_touching_the_random_numbers():
+    x = leaf(0.0, 4.0)
+    state = torch.random.get_rng_state()
+    stablenum_torch.replay(lambda: torch.log(x).sum())
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert x.grad is None

@@ -54,7 +54,7 @@ def explain(
         arguments=tuple(arguments or ()),
         module=module,
         seed=seed,
-        record_from=1 if once else None,
+        record_from=0 if once else None,
     )
     explained = run_and_explain(plan, say)
     if explained.report is None:

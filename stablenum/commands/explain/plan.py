@@ -20,7 +20,8 @@ class Plan:
         arguments: the script's ``sys.argv[1:]``.
         module: whether to run a module, as ``python -m`` does.
         seed: the seed of the global generators of Python, NumPy and torch, set before the script starts.
-        record_from: the first optimizer step to record, with all steps after it; None for no recording.
+        record_from: the number, from 0, of the first optimizer step to record; all later ones are recorded
+            too. None for no recording.
         again: whether an earlier run has failed.
     """
 
@@ -47,7 +48,7 @@ class Failure:
     """The first value that was not finite.
 
     Attributes:
-        step: the number, from 1, of the optimizer step that was being prepared or taken.
+        step: the number, from 0, of the optimizer step that was being prepared or taken.
         what: "loss", "gradient", "parameter", "output" or "error".
         names: the names of the values, if they have names.
         unit: what ``step`` counts: "step", or "call" of a watched function.

@@ -9,7 +9,7 @@ from typing import Any
 
 from stablenum.diagnosis.replay.operations import MOVING, SELECTING
 from stablenum.diagnosis.replay.patterns import by_hand
-from stablenum.diagnosis.replay.source_files import package_of
+from stablenum.diagnosis.replay.source_files import lines_around, package_of
 from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum.diagnosis.replay.values import MOST_VALUES, Place, TensorStats, plain
 from stablenum.diagnosis.replay.walk import Origin, is_clipped, is_selected
@@ -30,6 +30,7 @@ class Finding:
         name: for a value that was bad before, the parameter's name or the path into the arguments.
         module: the path of the module, or the name stack.
         place: the user's line; for a backward operation, the line of the forward operation.
+        around: the numbered lines of source around the place.
         frames: the user's call stack, outermost first.
         where: the place inside a loop, such as "iteration 3 of scan".
         inputs, outputs: statistics of the tensors; for a derivative, ``inputs`` are those of the user's
@@ -61,6 +62,7 @@ class Finding:
     name: str = ""
     module: str = ""
     place: Place | None = None
+    around: tuple[tuple[int, str], ...] = ()
     frames: tuple[Place, ...] = ()
     where: str = ""
     inputs: tuple[TensorStats, ...] = ()
@@ -110,6 +112,7 @@ class Finding:
             **{
                 **d,
                 "place": None if d["place"] is None else Place(**d["place"]),
+                "around": tuple((int(n), text) for n, text in d.get("around", ())),
                 "frames": tuple(Place(**f) for f in d["frames"]),
                 "scalars": tuple(float(x) for x in d.get("scalars", ())),
                 "inputs": tuple(TensorStats.from_dict(s) for s in d["inputs"]),
@@ -154,6 +157,7 @@ def finding_of(trace: Trace, origin: Origin, *, wide_finite: bool | None = None)
             name=origin.value.name,
             module=reader.module if reader else "",
             place=reader.place if reader else None,
+            around=lines_around(reader.place) if reader and reader.place else (),
             frames=reader.frames if reader else (),
             outputs=(origin.value.stats,) if origin.value.stats else (),
             placed=origin.placed,
@@ -166,6 +170,7 @@ def finding_of(trace: Trace, origin: Origin, *, wide_finite: bool | None = None)
             kind=origin.kind,
             module=step.module,
             place=step.place,
+            around=lines_around(step.place) if step.place else (),
             frames=step.frames,
         )
     derivative = step.phase == "backward" and step.forward is not None
@@ -182,6 +187,7 @@ def finding_of(trace: Trace, origin: Origin, *, wide_finite: bool | None = None)
         name=origin.source.name if origin.source is not None else "",
         module=step.module,
         place=step.place,
+        around=lines_around(step.place) if step.place else (),
         frames=step.frames,
         where=step.where,
         inputs=users or own,

@@ -211,8 +211,10 @@ def _boundary(e: Evidence) -> str:
     if f is None or not f.derivative or _is_overflow(f) or not f.value_finite:
         return ""
     edge = BOUNDARIES.get(f.operation)
+    here = [v for s in f.inputs for v in s.values] if f.received and len(f.inputs) == 1 else []
+    shown = f", here {min(here, key=abs):.4g}" if here and 0.0 not in here else ""
     return f"the value of {f.operation} is finite; its derivative is {_kind(f)}" + (
-        f" at {edge}" if edge else ""
+        f" at {edge}{shown}" if edge else ""
     )
 
 
@@ -268,8 +270,14 @@ def _divisors(f: Finding) -> tuple[TensorStats, ...]:
 
 
 def _has_zero(s: TensorStats) -> bool:
-    """Return whether an argument is 0 at the failure, or anywhere if its values there are not known."""
-    return 0.0 in s.values if s.values else bool(s.zero and s.size)
+    """Return whether an argument is 0 at the failure, or anywhere if its values there are not known.
+
+    A subnormal number counts as 0, as it does for the safe functions.
+    """
+    if not s.values:
+        return bool((s.zero or s.subnormal) and s.size)
+    known = FORMATS.get(s.dtype, FORMATS["float32"])
+    return any(abs(v) < known.smallest_normal for v in s.values)
 
 
 def _is_overflow(f: Finding) -> bool:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
+import linecache
 import os
 import site
 import sys
 import sysconfig
+import textwrap
 from collections.abc import Iterable
 from importlib.util import find_spec
 
-__all__ = ["folders_of", "is_outside", "package_of"]
+from stablenum.diagnosis.replay.values import Place
+
+__all__ = ["folders_of", "is_outside", "lines_around", "package_of"]
 
 # The folders of the standard library, and of installed packages (which may lie inside them), those of an
 # environment that this one extends included.
@@ -31,6 +35,18 @@ def package_of(file: str) -> str:
         if part in ("site-packages", "dist-packages"):
             return parts[i + 1].removesuffix(".py")
     return ""
+
+
+def lines_around(place: Place) -> tuple[tuple[int, str], ...]:
+    """Return the line of a place with the lines before and after it, numbered, as long as the file is still
+    the one that ran; empty lines are left out."""
+    if not place.code or linecache.getline(place.file, place.line).strip() != place.code:
+        return ()
+    numbers = range(max(1, place.line - 1), place.line + 2)
+    lines = [(n, linecache.getline(place.file, n).rstrip()) for n in numbers]
+    lines = [(n, line) for n, line in lines if line.strip()]
+    texts = textwrap.dedent("\n".join(line for _, line in lines)).split("\n")
+    return tuple((n, text) for (n, _), text in zip(lines, texts, strict=True))
 
 
 def is_outside(file: str, packages: tuple[str, ...]) -> bool:

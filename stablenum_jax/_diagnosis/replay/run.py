@@ -14,6 +14,7 @@ from jax import jit
 from stablenum.diagnosis import Finding
 from stablenum.diagnosis.replay.findings import finding_of
 from stablenum.diagnosis.replay.trace import Step, Trace
+from stablenum.diagnosis.replay.trials import Read
 from stablenum.diagnosis.replay.walk import Origin, first_causes
 from stablenum_jax._diagnosis.replay.cells import Cell, Context
 from stablenum_jax._diagnosis.replay.flags import flags_of, stats_of
@@ -85,6 +86,17 @@ class Run:
                 self._fill_users(origin.step, again.kept.get(origin.step.forward), kept)
             found.append((finding_of(self.trace, origin, wide_finite=_wide_finite(kept)), kept))
         return found
+
+    def read_by(self, origin: Origin, again: Interpreter | None) -> Read | None:
+        """Return what the user's operation read; None if it was not kept."""
+        step = origin.step
+        if step is None:
+            return None
+        if step.forward is None:
+            kept = self.interpreter.kept.get(step.index)
+        else:
+            kept = None if again is None else again.kept.get(step.forward)
+        return None if kept is None else Read(kept.eqn.primitive.name, kept.inputs)
 
     def _fill_users(self, step: Step, users: Kept | None, kept: Kept) -> None:
         """Add the statistics of what the user's operation read, of which ``step`` is the derivative."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from stablenum.diagnosis.replay.operations import BOUNDARIES, REMEDIES
 from stablenum.diagnosis.replay.trace import Step, Trace
+from stablenum.diagnosis.replay.trials import Read
 from stablenum.diagnosis.replay.values import TensorStats
 from stablenum_torch._diagnosis.replay.flags import stats_of
 
@@ -42,6 +43,12 @@ class KeptArguments:
         if found is None or any(_version(t) != version for _, t, version in found):
             return None
         return [t for _, t, _ in found]
+
+    def of_operation(self, trace: Trace, step: Step) -> Read | None:
+        """Return what the user's operation read, of which ``step`` is the operation or its derivative."""
+        users = step if step.forward is None else trace.steps[step.forward]
+        tensors = self.of(users.index)
+        return None if tensors is None else Read(users.primitive, tensors)
 
     def stats(self, trace: Trace, step: int, at: Tensor | None) -> tuple[TensorStats, ...]:
         """Return the statistics of what a step read.
