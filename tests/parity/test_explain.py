@@ -102,6 +102,7 @@ def test_a_jitted_call_is_replayed_at_once_although_it_donates():
         ("torch_gives_up.py", (), Cause.BATCH, "input", "loss", 2),
         ("torch_library_raises.py", (), Cause.DOMAIN, "div", "error", 1),
         ("torch_two_optimizers.py", (), Cause.BOUNDARY_DERIVATIVE, "sqrt", "gradient", 5),
+        ("torch_exploded.py", (), Cause.EXPLODED, "pow", "loss", 4),
         ("jax_eager.py", ("gradient",), Cause.BOUNDARY_DERIVATIVE, "sqrt", "output", 0),
         ("jax_eager.py", ("update",), Cause.OPTIMIZER_STATE, "div", "output", 1),
     ],
