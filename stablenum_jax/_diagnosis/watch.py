@@ -16,10 +16,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.tree_util import keystr, tree_flatten_with_path
 
 from stablenum.commands.explain.plan import Failure
 from stablenum.commands.explain.session import Doubt, Session
 from stablenum.diagnosis import Cause, Report
+from stablenum.diagnosis.replay.growth import Growth
 from stablenum.diagnosis.replay.judge import Evidence
 from stablenum_jax._diagnosis.replay.source_lines import is_user_code, place_in
 from stablenum_jax._diagnosis.results import (
@@ -68,6 +70,7 @@ class _Watcher:
         self.metrics: list[
             tuple[Any, int]
         ] = []  # metrics that are not finite, and the numbers of their doubts
+        self.growth: dict[str, Growth] = {}
 
     def jit(self, fun: Any = None, /, **options: Any) -> Any:
         """Do what ``jax.jit`` does, but watch the function and donate no buffers."""
@@ -216,10 +219,12 @@ class _Watcher:
             return inner(*args, **kwargs)
         if self.session.over:
             self.session.leave()
+        self.note_growth(name, args, kwargs)
         ignored = self.session.ignores(name.removesuffix("()"))
         try:
             result = inner(*args, **kwargs)
         except FloatingPointError:  # the script runs with jax_debug_nans
+            self.session.outcome.calls += 1
             if not ignored:
                 self.replay(replay, name, known_bad=True)
             raise
@@ -241,6 +246,20 @@ class _Watcher:
             if jitted is not None:
                 jitted.patience -= 1
         return result
+
+    def note_growth(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note how large the arguments of a call are."""
+        leaves = [
+            (f"args{keystr(path)}" if top == "args" else keystr(path), leaf)
+            for top, tree in (("args", args), ("kwargs", kwargs))
+            for path, leaf in tree_flatten_with_path(tree)[0]
+            if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.size
+        ]
+        sizes = jax.device_get([_largest(leaf) for _, leaf in leaves])
+        growth = self.growth.setdefault(name, Growth(unit="call"))
+        growth.note(
+            self.session.outcome.calls, {k: float(s) for (k, _), s in zip(leaves, sizes, strict=True)}
+        )
 
     def apart(
         self,
@@ -281,7 +300,7 @@ class _Watcher:
         report = self.report(lambda **more: jitted.replay(args, kwargs, more), name, known_bad=False)
         if report.ok:
             return
-        step = max(1, self.session.outcome.calls)
+        step = max(0, self.session.outcome.calls - 1)
         failure = Failure(step=step, what="output", names=(name,), unit="call")
         leaves = jax.tree.leaves(result, is_leaf=is_guard)
         self.metrics += [(leaves[i], len(self.session.doubts)) for i in sorted(metrics)]
@@ -304,7 +323,11 @@ class _Watcher:
         # A loss scale that is too high comes down by itself.
         if report.ok or report.verdict.cause is Cause.LOSS_SCALE:
             return
-        step = max(1, self.session.outcome.calls)
+        exploded = self.growth[name].explosion() if name in self.growth else ""
+        if exploded:
+            evidence = replace(report.evidence, exploded=exploded)
+            report = Report.of(evidence, notes=report.notes, seconds=report.seconds)
+        step = max(0, self.session.outcome.calls - 1)
         failure = Failure(step=step, what="output", names=(name,), unit="call")
         read = report.findings[0].outputs if report.verdict.cause is Cause.BATCH else ()
         if read:  # an input was bad: perhaps an earlier call made it
@@ -440,6 +463,9 @@ def _several(value: Any) -> tuple[Any, ...]:
 
 def _traced(tree: Any) -> bool:
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+
+
+_largest = _jit(lambda leaf: jnp.abs(leaf).max())
 
 
 def _name(fun: Any) -> str:

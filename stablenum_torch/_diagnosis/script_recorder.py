@@ -20,8 +20,9 @@ from stablenum.diagnosis.replay.walk import first_causes
 from stablenum_torch._diagnosis.replay.module_paths import ModulePaths
 from stablenum_torch._diagnosis.replay.recorder import Recorder
 from stablenum_torch._diagnosis.replay.snapshot import Snapshot
+from stablenum_torch._diagnosis.replay.trial import with_trial
 
-__all__ = ["Window", "names_in_modules"]
+__all__ = ["Window", "names_by_id", "names_in_modules"]
 
 
 class _KeepNothing(Snapshot):
@@ -84,19 +85,29 @@ class Window:
             for o, i in zip(origins, steps, strict=True)
         )
         labels = next((recorder.labels[i] for i in steps if i in recorder.labels), "")
-        return Report.of(Evidence(framework="torch", findings=findings, labels=labels, **evidence))
+        found = Evidence(framework="torch", findings=findings, labels=labels, **evidence)
+        first = origins[0].step if origins else None
+        return Report.of(
+            with_trial(found, None if first is None else recorder.kept.of_operation(recorder.trace, first))
+        )
 
 
 def names_in_modules(parameters: Sequence[Tensor]) -> tuple[str, ...]:
     """Return names of parameters in the outermost module that has them; parameters of no module are left
     out."""
+    found = names_by_id(parameters)
+    return tuple(name for p in parameters if (name := found.get(id(p), "")))
+
+
+def names_by_id(parameters: Sequence[Tensor]) -> dict[int, str]:
+    """Return id of a parameter -> its name in the outermost module that has it."""
     wanted = {id(p) for p in parameters}
     found: dict[int, str] = {}
     for module in _modules() if wanted else ():
         for name, parameter in module.named_parameters(remove_duplicate=False):
             if id(parameter) in wanted and len(name) > len(found.get(id(parameter), "")):
                 found[id(parameter)] = name
-    return tuple(name for p in parameters if (name := found.get(id(p), "")))
+    return found
 
 
 def _modules() -> list[nn.Module]:

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from stablenum.commands.explain.plan import Failure
 from stablenum.commands.explain.session import Doubt, Session
 from stablenum.diagnosis import Report
+from stablenum.diagnosis.replay.growth import Growth
 from stablenum.diagnosis.replay.judge import Evidence
 from stablenum_torch._diagnosis.audit import state_problems
 from stablenum_torch._diagnosis.by_hand import (
@@ -33,7 +34,7 @@ from stablenum_torch._diagnosis.by_hand import (
     unwrapped,
 )
 from stablenum_torch._diagnosis.replay.source_lines import is_user_file
-from stablenum_torch._diagnosis.script_recorder import Window, names_in_modules
+from stablenum_torch._diagnosis.script_recorder import Window, names_by_id, names_in_modules
 from stablenum_torch._step.optimizer import GuardedOptimizer
 
 __all__ = ["watch"]
@@ -76,6 +77,8 @@ class _Watcher:
         self.opened = 0  # the number of steps completed when the window was opened
         self.state: tuple[str, ...] = ()  # what is wrong with the optimizer's state
         self.reproduced = True if session.plan.again else None
+        self.growth = Growth()
+        self._named: dict[int, str] = {}
         self.scaled = False  # losses are scaled, and steps that overflow are skipped
         self.by_hand: list[Gradients] = []  # not finite, and not an optimizer's
         self.graph = Graph([], set())  # of the last backward pass
@@ -84,8 +87,8 @@ class _Watcher:
 
     @property
     def step(self) -> int:
-        """The number of the optimizer step that is being prepared or taken, from 1."""
-        return self.outcome.steps + 1
+        """The number of the optimizer step that is being prepared or taken, from 0."""
+        return self.outcome.steps
 
     @contextlib.contextmanager
     def look(self) -> Iterator[None]:
@@ -137,6 +140,7 @@ class _Watcher:
         self.optimizers.add(optimizer)
         self.outcome.optimizers = len(self.optimizers)
         with self.look():
+            self.note_growth(optimizer)
             if self.window is not None:
                 self.state = tuple(state_problems(optimizer))
             if _will_skip(optimizer):
@@ -163,6 +167,26 @@ class _Watcher:
             self.window = None
         if self.window is None:
             self.open_window()
+
+    def note_growth(self, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Note how large the parameters are, and the gradients if an optimizer is about to use them."""
+        own = [p for o in self.optimizers for p in _parameters(o)]
+        named = list(zip(self.names_of(own), own, strict=True))
+        gradients = [p.grad for p in _parameters(optimizer) if p.grad is not None] if optimizer else []
+        sizes = _largest([p for _, p in named])
+        self.growth.note(
+            self.outcome.steps,
+            {name: size for (name, _), size in zip(named, sizes, strict=True)},
+            gradient=max(_largest(gradients), default=None),
+            rate=_rate(optimizer),
+        )
+
+    def names_of(self, parameters: Sequence[torch.Tensor]) -> list[str]:
+        """Return a name for each parameter; modules are searched for them once."""
+        if {id(p) for p in parameters} != self._named.keys():
+            known = names_by_id(parameters)
+            self._named = {id(p): known.get(id(p), f"parameter {i}") for i, p in enumerate(parameters)}
+        return [self._named[id(p)] for p in parameters]
 
     def before_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> Graph:
         self.check_roots(tensors)
@@ -284,7 +308,13 @@ class _Watcher:
         self.session.doubts.append(Doubt(failure, report, settled))
 
     def on_error(self, error: BaseException) -> None:
-        """Handle a script that fails with a message about NaN or inf, from a library's own check."""
+        """Handle a script that fails with a message about NaN or inf, from a library's own check, or because
+        its closure returns nothing."""
+        if _is_about_a_closure(error):
+            self.outcome.error += (
+                "; the closure given to the optimizer's step returns None: end it with `return loss`"
+            )
+            return
         with self.look():
             read = _bad_in_frames(error)
             if not _ABOUT_NUMBERS.search(str(error)) and not (read and _CONSTRAINT in str(error)):
@@ -308,6 +338,9 @@ class _Watcher:
         known |= {"gradient": {"bad_gradients": names}, "parameter": {"bad_updates": names}}.get(what, {})
         if what == "parameter":
             known["state"] = self.state
+        else:
+            self.note_growth()
+            known["exploded"] = self.growth.explosion()
         self.session.found(failure, self.explained(bad, known))
 
     def explained(self, bad: Sequence[Any], known: dict[str, Any]) -> Report:
@@ -350,8 +383,39 @@ def _bad_in_frames(error: BaseException) -> list[torch.Tensor]:
     return []
 
 
+def _is_about_a_closure(error: BaseException) -> bool:
+    """Return whether an optimizer failed because its closure returned no loss."""
+    if not isinstance(error, TypeError | AttributeError) or "NoneType" not in str(error):
+        return False
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return (
+        bool(frames)
+        and "closure" in frames[-1].f_locals
+        and isinstance(frames[-1].f_locals.get("self"), torch.optim.Optimizer)
+    )
+
+
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"] if isinstance(p, torch.Tensor)]
+
+
+def _largest(tensors: Sequence[torch.Tensor]) -> list[float]:
+    """Return the largest magnitude of each tensor. The host waits once per device and format."""
+    found = [0.0] * len(tensors)
+    groups: dict[Any, list[int]] = {}
+    for i, t in enumerate(tensors):
+        if t.layout is torch.strided and t.is_floating_point() and not t.is_meta and t.numel():
+            groups.setdefault((t.device, t.dtype), []).append(i)
+    for members in groups.values():
+        sizes = torch.stack([t.amax() for t in torch._foreach_abs([tensors[i].detach() for i in members])])
+        for i, size in zip(members, sizes.double().tolist(), strict=True):
+            found[i] = size
+    return found
+
+
+def _rate(optimizer: torch.optim.Optimizer | None) -> float | None:
+    rates = [] if optimizer is None else [group.get("lr") for group in optimizer.param_groups]
+    return max((float(rate) for rate in rates if rate is not None), default=None)
 
 
 def _will_skip(optimizer: torch.optim.Optimizer) -> bool:

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from stablenum.diagnosis import Finding, Place, Report, TensorStats
 from stablenum.diagnosis.replay.judge import Evidence
+from stablenum.diagnosis.replay.source_files import lines_around
 
 HOSTILE = "<script>alert('1')</script> & [bold red]x[/] \x1b[0m"
 
@@ -306,3 +307,50 @@ def test_another_suffix_is_rejected(tmp_path):
     with pytest.raises(ValueError, match=r"\.html, \.json or \.txt; got .*report\.pdf"):
         report_of(log_of_zero()).save(tmp_path / "report.pdf")
     assert not list(tmp_path.iterdir())
+
+
+# ---------------------------------------------------------------------------------- source and frames
+
+
+def test_the_line_is_shown_between_its_neighbours(tmp_path):
+    file = tmp_path / "model.py"
+    file.write_text("def forward(x):\n    y = x - x\n    return y.log()\n\n\nz = 1\n", encoding="utf-8")
+
+    def at(place: Place) -> Finding:
+        return log_of_zero(place=place, around=lines_around(place))
+
+    report = report_of(at(Place(str(file), 2, "forward", "y = x - x")))
+    lines = str(report).splitlines()
+    assert lines[1:4] == ["    1  def forward(x):", "  > 2      y = x - x", "    3      return y.log()"]
+    for form in (shown(report, width=200), Page(report.to_html()).text):
+        assert "def forward(x):" in form
+        assert "return y.log()" in form
+    file.unlink()  # the report has kept the lines
+    assert str(Report.from_dict(json.loads(report.to_json()))) == str(report)
+    file.write_text("def forward(x):\n    y = x - x\n    return y.log()\n\n\nz = 1\n", encoding="utf-8")
+    # The last line of a block has no neighbour below.
+    last = report_of(at(Place(str(file), 6, "<module>", "z = 1")))
+    assert str(last).splitlines()[1] == "  > 6  z = 1"
+    # A file that has changed since is not shown: its lines are others.
+    changed = report_of(at(Place(str(file), 3, "forward", "y = x - x")))
+    assert str(changed).splitlines()[1] == "    y = x - x"
+
+
+def test_a_place_and_its_function_are_never_cut():
+    long = Place("/" + "a" * 100 + "/train.py", 30, "a_function_with_a_long_name", "x = f(x)")
+    report = report_of(log_of_zero(frames=(long, Place("b.py", 1, "g", "y"))))
+    text = str(report)
+    assert f"  {long}  a_function_with_a_long_name\n" in text
+    narrow = re.sub(r"\s", "", shown(report, width=60))
+    assert f"{long}a_function_with_a_long_namex=f(x)" in narrow
+
+
+def test_the_users_own_frames_stay_when_a_library_has_many():
+    own = [Place(f"own{i}.py", i, "f", "g()") for i in range(2)]
+    library = [Place(f"/lib/python3/site-packages/timm/block{i}.py", i, "forward", "h()") for i in range(20)]
+    text = str(report_of(log_of_zero(frames=(*own, *library))))
+    called = text[text.index("Called from") :]
+    assert called.count(".py:") == 6
+    assert "own0.py:0" in called
+    assert "own1.py:1" in called
+    assert called.index("own0.py") < called.index("own1.py") < called.index("block19.py")

@@ -54,7 +54,7 @@ def watching(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watching]:
     state = torch.get_rng_state()
 
     def begin(*, record: bool = False, ignore: tuple[str, ...] = ()) -> Session:
-        session = Session(Plan(script="script.py", record_from=1 if record else None, ignore=ignore))
+        session = Session(Plan(script="script.py", record_from=0 if record else None, ignore=ignore))
         watch.watch(session)
         return session
 

@@ -62,7 +62,7 @@ def explain(
         arguments=tuple(arguments or ()),
         module=module,
         seed=seed,
-        record_from=1 if once else None,
+        record_from=0 if once else None,
         ignore=tuple(ignore or ()),
     )
     explained = run_and_explain(plan, say)

@@ -20,7 +20,8 @@ class Plan:
         arguments: the script's ``sys.argv[1:]``.
         module: whether to run a module, as ``python -m`` does.
         seed: the seed of the global generators of Python, NumPy and torch, set before the script starts.
-        record_from: the first optimizer step to record, with all steps after it; None for no recording.
+        record_from: the number, from 0, of the first optimizer step to record; all later ones are recorded
+            too. None for no recording.
         again: whether an earlier run has failed.
         ignore: names of functions and of entries of their results that are not judged.
     """
@@ -49,7 +50,7 @@ class Failure:
     """The first value that was not finite.
 
     Attributes:
-        step: the number, from 1, of the optimizer step that was being prepared or taken.
+        step: the number, from 0, of the optimizer step that was being prepared or taken.
         what: "loss", "gradient", "by hand" (gradients that no optimizer uses), "parameter", "output"
             or "error".
         names: the names of the values, if they have names.

@@ -20,6 +20,7 @@ class Cause(StrEnum):
     BATCH = "batch"
     LABELS = "labels"
     PARAMETERS = "parameters"
+    EXPLODED = "exploded"
     TRANSIENT = "transient"
     OTHER_RANK = "other_rank"
     LOW_PRECISION_OVERFLOW = "low_precision_overflow"
@@ -63,6 +64,11 @@ CAUSES: dict[Cause, Explanation] = {
         "parameters or buffers were not finite before the forward pass: an earlier update went wrong",
         "return to an earlier checkpoint; audit the optimizer's state; guard the optimizer, so that "
         "such an update is never applied",
+    ),
+    Cause.EXPLODED: Explanation(
+        "the parameters grew out of proportion in an earlier step; the operation only shows it",
+        "look at that earlier step: its batch, its gradient, its learning rate; lower the learning rate, or "
+        "clip the gradient to a norm (`wrap(optimizer, clip=1.0)`)",
     ),
     Cause.TRANSIENT: Explanation(
         "not reproduced: the step went wrong, but not when it was run again",

@@ -8,9 +8,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from stablenum.diagnosis.replay.operations import MOVING, SELECTING
+from stablenum.diagnosis.replay.patterns import by_hand
+from stablenum.diagnosis.replay.source_files import lines_around, package_of
 from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum.diagnosis.replay.values import MOST_VALUES, Place, TensorStats, plain
-from stablenum.diagnosis.replay.walk import Origin, is_selected
+from stablenum.diagnosis.replay.walk import Origin, is_clipped, is_selected
 
 __all__ = ["Finding", "finding_of"]
 
@@ -28,13 +30,20 @@ class Finding:
         name: for a value that was bad before, the parameter's name or the path into the arguments.
         module: the path of the module, or the name stack.
         place: the user's line; for a backward operation, the line of the forward operation.
+        around: the numbered lines of source around the place.
         frames: the user's call stack, outermost first.
         where: the place inside a loop, such as "iteration 3 of scan".
-        inputs, outputs: statistics of the tensors.
+        inputs, outputs: statistics of the tensors; for a derivative, ``inputs`` are those of the user's
+            operation, if they are known.
+        received: for a derivative whose ``inputs`` are the user's, what the derivative itself read.
         scalars: plain numbers among the arguments, at most four.
         placed: whether the operation read infinities that a mask or a constant put there.
         selected: whether a later ``where`` or mask discards part of the result, so that a gradient of 0 comes
             back.
+        value_finite: for a derivative, whether the value of the operation itself is finite.
+        clipped: whether a later clip does so, and no ``where`` or mask.
+        by_hand: the function of which the operation is a part, written by hand, such as "softplus".
+        library: the library's function, or the installed package, that called the operation.
         derivative: whether the operation belongs to the framework's derivative, not to one that the user
             wrote.
         wide_finite: whether the operation is finite in float32; None if this was not tried.
@@ -53,15 +62,26 @@ class Finding:
     name: str = ""
     module: str = ""
     place: Place | None = None
+    around: tuple[tuple[int, str], ...] = ()
     frames: tuple[Place, ...] = ()
     where: str = ""
     inputs: tuple[TensorStats, ...] = ()
     outputs: tuple[TensorStats, ...] = ()
+    received: tuple[TensorStats, ...] = ()
     scalars: tuple[float, ...] = ()
     placed: bool = False
     selected: bool = False
+    clipped: bool = False
+    value_finite: bool = True
+    by_hand: str = ""
+    library: str = ""
     derivative: bool = False
     wide_finite: bool | None = None
+
+    @property
+    def own_frame(self) -> Place | None:
+        """The innermost frame of the user's own code, which is not in an installed package."""
+        return next((p for p in reversed(self.frames) if not package_of(p.file)), None)
 
     def __str__(self) -> str:
         what = "NaN" if self.kind == "nan" else "inf"
@@ -82,6 +102,7 @@ class Finding:
         d["scalars"] = plain(self.scalars)
         d["inputs"] = [s.to_dict() for s in self.inputs]
         d["outputs"] = [s.to_dict() for s in self.outputs]
+        d["received"] = [s.to_dict() for s in self.received]
         return d
 
     @classmethod
@@ -91,10 +112,12 @@ class Finding:
             **{
                 **d,
                 "place": None if d["place"] is None else Place(**d["place"]),
+                "around": tuple((int(n), text) for n, text in d.get("around", ())),
                 "frames": tuple(Place(**f) for f in d["frames"]),
                 "scalars": tuple(float(x) for x in d.get("scalars", ())),
                 "inputs": tuple(TensorStats.from_dict(s) for s in d["inputs"]),
                 "outputs": tuple(TensorStats.from_dict(s) for s in d["outputs"]),
+                "received": tuple(TensorStats.from_dict(s) for s in d.get("received", ())),
             }
         )
 
@@ -113,6 +136,14 @@ def _meets_zero(trace: Trace, step: Step) -> bool:
     return any(trace.values[i].nan for i in reached)
 
 
+def _moves_nan(trace: Trace, origin: Origin) -> bool:
+    """Return whether a step only selects or moves a NaN that it read, which then is a constant."""
+    step = origin.step
+    if step is None or origin.kind != "nan" or step.operation not in MOVING:
+        return False
+    return any(v.nan for v in trace.inputs_of(step))
+
+
 def finding_of(trace: Trace, origin: Origin, *, wide_finite: bool | None = None) -> Finding:
     """Return the finding to show for an origin."""
     step = origin.step
@@ -126,35 +157,49 @@ def finding_of(trace: Trace, origin: Origin, *, wide_finite: bool | None = None)
             name=origin.value.name,
             module=reader.module if reader else "",
             place=reader.place if reader else None,
+            around=lines_around(reader.place) if reader and reader.place else (),
             frames=reader.frames if reader else (),
             outputs=(origin.value.stats,) if origin.value.stats else (),
             placed=origin.placed,
         )
-    if any(math.isnan(x) for x in step.scalars):  # a NaN written in the user's code
+    if any(math.isnan(x) for x in step.scalars) or _moves_nan(trace, origin):
+        # A NaN written in the user's code.
         return Finding(
             operation="constant",
             phase="before",
             kind=origin.kind,
             module=step.module,
             place=step.place,
+            around=lines_around(step.place) if step.place else (),
             frames=step.frames,
         )
     derivative = step.phase == "backward" and step.forward is not None
     forward = trace.steps[step.forward] if step.forward is not None else step
+    own = tuple(v.stats for v in trace.inputs_of(step) if v.stats)
+    users = trace.of_the_user.get(step.index, ()) if derivative else ()
+    zero = _meets_zero(trace, step)
+    selected = zero and is_selected(trace, forward)
     return Finding(
         operation=step.operation,
         phase=step.phase,
         kind=origin.kind,
         primitive=step.primitive,
+        name=origin.source.name if origin.source is not None else "",
         module=step.module,
         place=step.place,
+        around=lines_around(step.place) if step.place else (),
         frames=step.frames,
         where=step.where,
-        inputs=tuple(v.stats for v in trace.inputs_of(step) if v.stats),
+        inputs=users or own,
+        received=own if users else (),
         outputs=tuple(v.stats for v in trace.outputs_of(step) if v.stats),
         scalars=step.scalars[:MOST_VALUES],
         placed=origin.placed,
-        selected=_meets_zero(trace, step) and is_selected(trace, forward),
+        selected=selected,
+        value_finite=not derivative or all(v.finite for v in trace.outputs_of(forward)),
+        by_hand=by_hand(trace, forward) if forward.phase == "forward" else "",
+        library=step.library or (package_of(step.place.file) if step.place else ""),
+        clipped=zero and not selected and is_clipped(trace, forward),
         derivative=derivative,
         wide_finite=wide_finite,
     )

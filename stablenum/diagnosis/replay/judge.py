@@ -6,13 +6,15 @@ then what the first bad operation shows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from stablenum.diagnosis.replay.causes import CAUSES, Cause
 from stablenum.diagnosis.replay.findings import Finding
-from stablenum.diagnosis.replay.operations import ADVICE, BOUNDARIES, REMEDIES
+from stablenum.diagnosis.replay.operations import BOUNDARIES, MASKED
+from stablenum.diagnosis.replay.remedies import Advice, advice_on
+from stablenum.diagnosis.replay.values import TensorStats
 from stablenum.formats import FORMATS
 
 __all__ = ["Evidence", "Verdict", "judge"]
@@ -37,6 +39,11 @@ class Evidence:
         state: descriptions of problems in the optimizer's state, the worst first.
         other_rank: whether another rank reported the failure.
         differences: descriptions of what differs between the step and a replay that did not reproduce it.
+        unjudged: why a step that is known to have failed could not be judged; "" if it was.
+        exploded: a description of the earlier step in which the parameters grew out of proportion; "" if none
+            is known.
+        tried: what came of the safe function on the recorded arguments: "finite", "not finite" or "raises";
+            "" if it was not tried.
     """
 
     framework: str
@@ -53,6 +60,9 @@ class Evidence:
     state: tuple[str, ...] = ()
     other_rank: bool = False
     differences: tuple[str, ...] = ()
+    unjudged: str = ""
+    exploded: str = ""
+    tried: str = ""
 
     @property
     def first(self) -> Finding | None:
@@ -70,6 +80,7 @@ class Evidence:
             or self.bad_updates
             or self.labels
             or self.norm_overflow
+            or self.unjudged
         )
 
 
@@ -84,6 +95,8 @@ class Verdict:
         remedy: what to do.
         safe_function: the full name of the safe function; "" if there is none.
         code: a line of code that calls the safe function.
+        tried: "finite" if the safe function, on the recorded arguments, has a finite value and derivative; ""
+            if it was not tried.
     """
 
     cause: Cause
@@ -92,6 +105,7 @@ class Verdict:
     remedy: str
     safe_function: str = ""
     code: str = ""
+    tried: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
@@ -143,7 +157,9 @@ def _transient(e: Evidence) -> str:
 
 def _low_precision(e: Evidence) -> str:
     f = e.first
-    if f is None or not f.outputs or f.wide_finite is not True or f.kind != "inf":
+    if f is None or not f.outputs or f.wide_finite is not True:
+        return ""
+    if f.kind != "inf" and (f.operation in BOUNDARIES or not all(s.finite for s in f.inputs)):
         return ""
     dtype = f.outputs[0].dtype
     known = FORMATS.get(dtype)
@@ -161,12 +177,18 @@ def _update(e: Evidence) -> str:
 
 def _mask(e: Evidence) -> str:
     f = e.first
-    if f is None or f.derivative:
+    if f is None:
         return ""
+    if f.derivative:
+        masked = f.placed and f.operation in MASKED
+        return (
+            f"the derivative of {f.operation} is {_kind(f)} for a row that is masked whole" if masked else ""
+        )
     if f.placed and f.phase == "before":
         return "an infinity in the input or in a constant reaches the result"
     if f.placed:
-        return f"{f.operation} reads infinities that a mask put there"
+        source = f", in {f.name}" if f.name else ""
+        return f"{f.operation} reads infinities that a mask put there{source}"
     return ""
 
 
@@ -192,11 +214,13 @@ def _where_trap(e: Evidence) -> str:
 
 def _boundary(e: Evidence) -> str:
     f = e.first
-    if f is None or not f.derivative or _is_overflow(f):
+    if f is None or not f.derivative or _is_overflow(f) or not f.value_finite:
         return ""
     edge = BOUNDARIES.get(f.operation)
+    here = [v for s in f.inputs for v in s.values] if f.received and len(f.inputs) == 1 else []
+    shown = f", here {min(here, key=abs):.4g}" if here and 0.0 not in here else ""
     return f"the value of {f.operation} is finite; its derivative is {_kind(f)}" + (
-        f" at {edge}" if edge else ""
+        f" at {edge}{shown}" if edge else ""
     )
 
 
@@ -211,40 +235,84 @@ def _overflow(e: Evidence) -> str:
     f = e.first
     if f is None or f.phase == "before" or not (f.kind == "inf" or _is_overflow(f)):
         return ""
-    largest = max((s.amax for s in f.inputs if s.amax == s.amax), default=None)
-    if largest == 0.0:  # zeros do not overflow, so this is the edge of the domain of an unknown function
+    if f.derivative and f.operation in _ZERO_EDGE and f.received:
+        return f"the derivative of {f.operation} overflows{_near(_divisors(f))}, which is not 0"
+    size = _size(f.inputs)
+    if size == "0":  # zeros do not overflow, so this is the edge of the domain of an unknown function
         return ""
-    return (
-        f"{f.operation} of finite numbers"
-        + (f" up to {largest:.4g}" if largest is not None else "")
-        + (" is inf" if f.kind == "inf" else " is NaN: inf - inf inside")
+    of = "the derivative of " if f.derivative else ""
+    return f"{of}{f.operation} of finite numbers{f' {size}' if size else ''}" + (
+        " is inf" if f.kind == "inf" else " is NaN: inf - inf inside"
     )
+
+
+def _size(inputs: Sequence[TensorStats]) -> str:
+    """Return the largest number in words, with its sign; "" if none is known, "0" for zeros."""
+    known = [s for s in inputs if s.amax == s.amax]
+    if not known:
+        return ""
+    largest = max(known, key=lambda s: s.amax)
+    if largest.amax == 0.0:
+        return "0"
+    return f"up to {largest.max:.4g}" if largest.max == largest.amax else f"down to {largest.min:.4g}"
+
+
+def _near(inputs: Sequence[TensorStats]) -> str:
+    known = [v for s in inputs for v in s.values]
+    return f" at {min(known, key=abs):.4g}" if known else " close to 0"
 
 
 # The results of these operations can also be inf for small numbers, away from the edge of the domain.
 _QUOTIENTS = ("div", "pow", "reciprocal", "rsqrt")
+# Operations whose edge is at 0.
+_ZERO_EDGE = (*_QUOTIENTS, "log", "log10", "log2", "sqrt")
+
+
+def _divisors(f: Finding) -> tuple[TensorStats, ...]:
+    """Return the arguments that decide whether an operation is at its edge: of a quotient, the divisor."""
+    if f.operation == "div" and len(f.inputs) == 2 and (f.received or not f.derivative):
+        return f.inputs[1:]
+    return f.inputs
+
+
+def _has_zero(s: TensorStats) -> bool:
+    """Return whether an argument is 0 at the failure, or anywhere if its values there are not known.
+
+    A subnormal number counts as 0, as it does for the safe functions.
+    """
+    if not s.values:
+        return bool((s.zero or s.subnormal) and s.size)
+    known = FORMATS.get(s.dtype, FORMATS["float32"])
+    return any(abs(v) < known.smallest_normal for v in s.values)
 
 
 def _is_overflow(f: Finding) -> bool:
     """Return whether large numbers gave inf without a zero divisor, or NaN through inf - inf in a sum."""
-    if f.kind == "inf" and any(s.zero for s in f.inputs if s.size):
+    users = bool(f.derivative and f.received)
+    if users and f.operation in _ZERO_EDGE:
+        at = _divisors(f)
+        return not any(_has_zero(s) or s.min < 0 or not s.finite for s in at) and f.kind in ("inf", "nan")
+    if f.kind == "inf" and any(_has_zero(s) for s in _divisors(f)):
         return False
-    if f.kind != "inf" and (f.operation in BOUNDARIES or not all(s.finite for s in f.inputs)):
+    read = f.received or f.inputs
+    if f.kind != "inf" and (f.operation in BOUNDARIES or not all(s.finite for s in read)):
         return False
     if f.operation in _QUOTIENTS and not f.derivative:
         return 0.0 not in f.scalars
-    largest = max((s.amax for s in f.inputs if s.amax == s.amax), default=0.0)
+    largest = max((s.amax for s in read if s.amax == s.amax), default=0.0)
     known = FORMATS.get(f.outputs[0].dtype if f.outputs else "float32", FORMATS["float32"])
     return bool(largest > known.max**0.25)
 
 
 _SIGNATURES: tuple[tuple[Cause, Signature], ...] = (
+    (Cause.UNKNOWN, lambda e: e.unjudged),
     (Cause.PARAMETERS, _parameters),
     (Cause.BATCH, _before(("input", "constant"))),
     (Cause.LABELS, lambda e: e.labels),
     (Cause.OTHER_RANK, lambda e: "another rank reported the failure" if e.other_rank and not e.bad else ""),
     (Cause.TRANSIENT, _transient),
     (Cause.LOSS_SCALE, _scale),
+    (Cause.EXPLODED, lambda e: e.exploded if e.first is None or e.first.phase != "before" else ""),
     (Cause.OPTIMIZER_STATE, _update),
     (Cause.OPTIMIZER_STATE, _before(("state",))),
     (Cause.MASK, _mask),
@@ -273,42 +341,30 @@ def _verdict(cause: Cause, fact: str, e: Evidence) -> Verdict:
     f = e.first
     if f is not None:
         facts += [f"in:  {s}" for s in f.inputs] + [f"out: {s}" for s in f.outputs]
+        if f.clipped and cause is not Cause.EXPLODED:
+            facts.append("a clip after it cuts the value but not the derivative: 0 x inf is NaN")
     if e.reproduced:
         facts.append("a second run failed in the same way")
     if cause is Cause.TRANSIENT:
         facts += [f"differs: {difference}" for difference in e.differences]
     if e.bad_gradients:
         facts.append(f"gradients not finite: {_some(e.bad_gradients)}")
-    explanation = CAUSES[cause]
-    ns, axis = f"stablenum_{e.framework}", "dim" if e.framework == "torch" else "axis"
-    operation = f.operation if f is not None and cause in _BY_FUNCTION else ""
-    safe = None if cause is Cause.OVERFLOW and operation in _EDGE_ONLY else REMEDIES.get(operation)
-    remedy = explanation.remedy
-    if safe is None and cause in (Cause.DOMAIN, Cause.BOUNDARY_DERIVATIVE):
-        remedy = ADVICE.get(operation, _KEEP_AWAY)
+    advice = advice_on(cause, f, loss_finite=e.loss_finite, tried=e.tried)
+    if e.unjudged:
+        advice = Advice("end the function with `return loss`, as optimizers that call a closure need it")
+    safe = advice.safe
+    torch = e.framework == "torch"
+    words = {"ns": f"stablenum_{e.framework}", "axis": "dim" if torch else "axis"}
+    words |= {"nn": "torch" if torch else "jax.nn", "np": "torch" if torch else "jnp"}
     return Verdict(
         cause=cause,
-        what=explanation.what,
+        what=CAUSES[cause].what,
         evidence=tuple(facts),
-        remedy=remedy,
-        safe_function=f"{ns}.{safe.name}" if safe else "",
-        code=safe.code.format(ns=ns, axis=axis) if safe else "",
+        remedy=advice.remedy,
+        safe_function=f"{words['ns']}.{safe.name}" if safe and safe.name else "",
+        code=safe.code.format(**words) if safe else "",
+        tried=e.tried if safe else "",
     )
-
-
-_KEEP_AWAY = "keep the argument away from the edge of the domain: clamp it before the call"
-
-# A safe function is named only where the function itself is at fault.
-_BY_FUNCTION = (
-    Cause.DOMAIN,
-    Cause.MASK,
-    Cause.WHERE_TRAP,
-    Cause.BOUNDARY_DERIVATIVE,
-    Cause.OVERFLOW,
-    Cause.LABELS,
-)
-# Operations whose safe forms help only at the edge of the domain; they overflow like any other function.
-_EDGE_ONLY = ("acos", "arctanh", "atan2", "div", "log", "pow", "reciprocal", "rsqrt", "sqrt", "xlogy")
 
 
 def _kind(f: Finding) -> str:

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["ADVICE", "ANSWERING", "BOUNDARIES", "MASKED", "MOVING", "REMEDIES", "SELECTING", "Remedy"]
+__all__ = [
+    "ADVICE", "ANSWERING", "BOUNDARIES", "CLIPPING", "MASKED", "MOVING", "REMEDIES", "SELECTING", "Remedy",
+]  # fmt: skip
 
 # Operations that choose between values element by element; values that are not chosen get gradient 0.
 SELECTING = frozenset({"where", "masked_fill", "clamp", "maximum", "minimum", "relu"})
+
+# Those of them that cut values at a bound.
+CLIPPING = frozenset({"clamp", "maximum", "minimum", "relu"})
 
 # Operations that move or place values without computing: an infinity that first appears here was put there.
 MOVING = SELECTING | {
@@ -42,6 +47,7 @@ BOUNDARIES = {
     "div": "a divisor of 0",
     "eigh": "equal eigenvalues, where eigenvectors have no derivative",
     "erfinv": "an argument of 1 or -1 (inf) or beyond (undefined)",
+    "gaussian_nll": "a variance of 0",
     "group_norm": "a group of equal numbers, with eps 0",
     "inv": "a singular matrix",
     "kl_div": "a probability of 0",
@@ -56,6 +62,7 @@ BOUNDARIES = {
     "logit": "an argument of 0 or 1 (infinite) or beyond (undefined)",
     "mean": "no elements to take the mean of",
     "norm": "a vector of zeros, where the norm has no derivative",
+    "normalize": "a vector of zeros, with an eps that is 0 in its format",
     "pow": "a base of 0 with a negative exponent or one below 1, or a negative base",
     "reciprocal": "an argument of 0",
     "rms_norm": "a row of zeros, with eps 0",

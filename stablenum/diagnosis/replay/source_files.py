@@ -3,19 +3,50 @@
 from __future__ import annotations
 
 import functools
+import linecache
 import os
 import site
 import sys
 import sysconfig
+import textwrap
 from collections.abc import Iterable
 from importlib.util import find_spec
 
-__all__ = ["folders_of", "is_outside"]
+from stablenum.diagnosis.replay.values import Place
+
+__all__ = ["folders_of", "is_outside", "lines_around", "package_of"]
 
 # The folders of the standard library, and of installed packages (which may lie inside them), those of an
 # environment that this one extends included.
 _STANDARD = tuple({sysconfig.get_paths()[key] + os.sep for key in ("stdlib", "platstdlib")})
 _SITE = tuple({folder + os.sep for folder in site.getsitepackages([sys.prefix, sys.base_prefix])})
+
+
+@functools.lru_cache(maxsize=4096)
+def package_of(file: str) -> str:
+    """Return the installed package to which a file belongs; "" for the user's own code.
+
+    Example:
+        >>> package_of("/usr/lib/python3/dist-packages/timm/layers/norm.py"), package_of("train.py")
+        ('timm', '')
+    """
+    parts = os.path.abspath(file).split(os.sep)
+    for i, part in enumerate(parts[:-1]):
+        if part in ("site-packages", "dist-packages"):
+            return parts[i + 1].removesuffix(".py")
+    return ""
+
+
+def lines_around(place: Place) -> tuple[tuple[int, str], ...]:
+    """Return the line of a place with the lines before and after it, numbered, as long as the file is still
+    the one that ran; empty lines are left out."""
+    if not place.code or linecache.getline(place.file, place.line).strip() != place.code:
+        return ()
+    numbers = range(max(1, place.line - 1), place.line + 2)
+    lines = [(n, linecache.getline(place.file, n).rstrip()) for n in numbers]
+    lines = [(n, line) for n, line in lines if line.strip()]
+    texts = textwrap.dedent("\n".join(line for _, line in lines)).split("\n")
+    return tuple((n, text) for (n, _), text in zip(lines, texts, strict=True))
 
 
 def is_outside(file: str, packages: tuple[str, ...]) -> bool:

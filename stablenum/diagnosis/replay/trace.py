@@ -68,6 +68,7 @@ class Step:
         forward: for a backward step, the index of the forward step that it differentiates; None for a step
             that the user wrote (a custom backward), which is judged as if it were a forward step.
         where: the place inside a loop, such as "iteration 3 of scan"; "" elsewhere.
+        library: the library's function through which the user's line called the step; "" for none.
         compute_dtype: the format in which the step computes, if it differs from that of its outputs.
     """
 
@@ -84,14 +85,22 @@ class Step:
     forward: int | None = None
     where: str = ""
     compute_dtype: str = ""
+    library: str = ""
 
 
 @dataclass(slots=True)
 class Trace:
-    """The steps in order of execution, and the values that they read and wrote."""
+    """The steps in order of execution, and the values that they read and wrote.
+
+    Attributes:
+        values, steps: as they were added.
+        of_the_user: index of a backward step -> statistics of what the forward operation read, which the user
+            wrote.
+    """
 
     values: list[Value] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
+    of_the_user: dict[int, tuple[TensorStats, ...]] = field(default_factory=dict)
 
     def add_value(
         self,
@@ -129,6 +138,7 @@ class Trace:
         forward: int | None = None,
         where: str = "",
         compute_dtype: str = "",
+        library: str = "",
     ) -> Step:
         """Add the next step. Its outputs are values that have just been added."""
         step = Step(
@@ -145,6 +155,7 @@ class Trace:
             forward=forward,
             where=where,
             compute_dtype=compute_dtype,
+            library=library,
         )
         self.steps.append(step)
         for output in step.outputs:

@@ -9,13 +9,18 @@ is the operation that could not handle it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
-from stablenum.diagnosis.replay.operations import ANSWERING, MASKED, MOVING, SELECTING
+from stablenum.diagnosis.replay.operations import ANSWERING, CLIPPING, MASKED, MOVING, SELECTING
 from stablenum.diagnosis.replay.trace import Step, Trace, Value
 
-__all__ = ["Origin", "first_causes", "is_selected"]
+__all__ = ["Origin", "first_causes", "is_clipped", "is_selected"]
+
+# Operations through which a mask is still a mask, element by element.
+_PASSING_ON = MOVING - {"gather", "index", "scatter", "index_put"} | {
+    "add", "cast", "div", "mul", "neg", "sub", "tril", "triu",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +32,14 @@ class Origin:
         value: the first bad value.
         kind: "nan" or "inf".
         placed: whether the infinities that the step read were put there by a mask or a constant.
+        source: the mask or the constant from outside whose infinities the step lets into the result.
     """
 
     step: Step | None
     value: Value
     kind: str
     placed: bool = False
+    source: Value | None = None
 
     @property
     def order(self) -> int:
@@ -118,6 +125,8 @@ def _of_inf(trace: Trace, bad: Value) -> list[Origin]:
     origins, todo, seen = [], [bad], {bad.id}
     # For each value, the function in ANSWERING that turned it into the bad value.
     answers: dict[int, Origin] = {}
+    # For each value, the step that picked infinities of a mask, on the way from it to the bad value.
+    readers: dict[int, Step] = {}
     while todo:
         value = todo.pop()
         step = None if value.producer is None else trace.steps[value.producer]
@@ -128,7 +137,9 @@ def _of_inf(trace: Trace, bad: Value) -> list[Origin]:
             # A value of -inf from outside is a mask, wherever it came from; +inf is bad data.
             masking = value.role == "constant" or (value.neginf and not value.posinf)
             origin = Origin(step=None, value=value, kind="inf", placed=masking)
-            origins.append(answer if answer and masking else origin)
+            if masking:
+                origin = answer or _read(trace, readers.get(value.id), value) or origin
+            origins.append(origin)
             continue
         # If infinities went in, the failure began before this step. If none did, look through the parts of
         # the function to which the step belongs.
@@ -138,6 +149,7 @@ def _of_inf(trace: Trace, bad: Value) -> list[Origin]:
             seen.update(v.id for v in new)
             todo += new
             answers.update({v.id: answer for v in new} if answer else {})  # the function named so far stays
+            readers.update({v.id: r for v in new if (r := _reader(trace, step, v) or readers.get(value.id))})
             continue
         nans = [v for v in trace.inputs_of(step) if v.nan]
         if nans:  # this step turned an earlier NaN into an infinity
@@ -146,8 +158,46 @@ def _of_inf(trace: Trace, bad: Value) -> list[Origin]:
         # Only finite numbers went in: the step computed the infinity, or moved or wrote one that was placed.
         placed = trace.places_infinity(step) or step.operation in MOVING
         origin = Origin(step=step, value=value, kind="inf", placed=placed)
+        if placed and step.operation in ("constant", "full"):
+            origin = answer or _read(trace, readers.get(value.id), value) or origin
         origins.append(answer if answer and placed else origin)
     return origins
+
+
+def _reader(trace: Trace, step: Step, value: Value) -> Step | None:
+    """Return the step if it picks from a mask (by an index, a sum, a selection), rather than passing it on
+    whole."""
+    if step.operation in (
+        "where",
+        "masked_fill",
+    ):  # the user's own mask, unless it selects from a masked array
+        return step if _is_constant(trace, value) else None
+    loop = step.operation == "index" and step.primitive == "index"  # the rows of a loop, one by one
+    return None if loop or step.operation in _PASSING_ON else step
+
+
+def _is_constant(trace: Trace, value: Value) -> bool:
+    """Return whether a value is a number or an array from outside, possibly broadcast."""
+    if value.producer is None:
+        return True
+    step = trace.steps[value.producer]
+    moved = step.operation in MOVING - SELECTING
+    return moved and all(_is_constant(trace, v) for v in trace.inputs_of(step))
+
+
+def _read(trace: Trace, reader: Step | None, source: Value) -> Origin | None:
+    """Return as the origin the step that lets a mask into the result; the mask itself is legitimate.
+
+    A parameter is no mask: an infinity in it is blamed on the parameter. A number with which memory is filled
+    may be a start (of a maximum) that was never replaced: only an index into it is to blame in its place.
+    """
+    if reader is None or source.role in ("parameter", "state"):
+        return None
+    filled = source.producer is not None or (source.role == "constant" and not source.name.endswith("]"))
+    if filled and reader.operation not in ("gather", "index"):
+        return None
+    value = next((v for v in trace.outputs_of(reader) if not v.finite), source)
+    return Origin(step=reader, value=value, kind="nan" if value.nan else "inf", placed=True, source=source)
 
 
 def _into_function(trace: Trace, step: Step) -> list[Value]:
@@ -185,11 +235,22 @@ def is_selected(trace: Trace, step: Step, *, within: int = 12) -> bool:
         step: a forward step.
         within: how many steps the value may pass through on its way.
     """
+    return _reaches(trace, step, SELECTING - CLIPPING, within)
+
+
+def is_clipped(trace: Trace, step: Step, *, within: int = 12) -> bool:
+    """Return whether a later clip cuts the result of a forward step; its gradient of 0 is no different from
+    that of a ``where``, but the remedy is to clip before the step."""
+    return _reaches(trace, step, CLIPPING, within)
+
+
+def _reaches(trace: Trace, step: Step, operations: Set[str], within: int) -> bool:
+    """Return whether a value passes into one of these operations in the forward pass."""
     reached, frontier = set(step.outputs), set(step.outputs)
     for _ in range(within):
         following = [s for s in trace.steps[step.index + 1 :] if frontier.intersection(s.inputs)]
         following = [s for s in following if s.phase == "forward"]
-        if any(s.operation in SELECTING for s in following):
+        if any(s.operation in operations for s in following):
             return True
         frontier = {o for s in following for o in s.outputs} - reached
         reached |= frontier

@@ -72,10 +72,18 @@ def _head(s: Sections, *, ok: bool) -> str:
     if s.place is not None:
         inside = f" in <code>{escape(s.place.function)}</code>" if s.place.function else ""
         parts.append(f'<p><code class="place">{escape(str(s.place))}</code>{inside}</p>')
-        if s.place.code:
+        if s.source:
+            lines = [_line(n, text, here=n == s.place.line) for n, text in s.source]
+            parts.append(f'<pre class="bad">{"".join(lines)}</pre>')
+        elif s.place.code:
             line = f'<span class="line">{s.place.line}  </span>'
             parts.append(f'<pre class="bad">{line}{escape(s.place.code)}</pre>')
     return "\n".join([*parts, f'<p class="subtitle">{subtitle}</p>' if subtitle else ""])
+
+
+def _line(number: int, text: str, *, here: bool) -> str:
+    shown = f"<strong>{escape(text)}</strong>" if here else escape(text)
+    return f'<span class="line">{number}  </span>{shown}\n'
 
 
 def _values(s: Sections) -> str:
@@ -99,7 +107,8 @@ def _cause(s: Sections) -> str:
 
 def _remedy(s: Sections) -> str:
     code = f"<pre>{escape(s.code)}</pre>" if s.code else ""
-    return f"<h2>Remedy</h2>\n<p>{escape(s.remedy)}</p>\n{code}"
+    tried = f'<p class="soft">{escape(s.tried)}</p>' if s.tried else ""
+    return f"<h2>Remedy</h2>\n<p>{escape(s.remedy)}</p>\n{code}{tried}"
 
 
 def _frames(s: Sections) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from stablenum.diagnosis.replay.findings import Finding
 from stablenum.diagnosis.replay.judge import Verdict
+from stablenum.diagnosis.replay.source_files import package_of
 from stablenum.diagnosis.replay.values import Place, TensorStats
 
 __all__ = ["Row", "Sections", "sections_of"]
@@ -31,10 +32,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sections:
-    """The parts of a report; a part is empty if there is nothing to say."""
+    """The parts of a report; a part is empty if there is nothing to say. ``source`` has the numbered lines
+    around the place."""
 
     title: str
     place: Place | None
+    source: tuple[tuple[int, str], ...]
     details: tuple[tuple[str, str], ...]
     rows: tuple[Row, ...]
     cause: str
@@ -42,6 +45,7 @@ class Sections:
     facts: tuple[str, ...]
     remedy: str
     code: str
+    tried: str
     frames: tuple[Place, ...]
     others: tuple[str, ...]
     notes: tuple[str, ...]
@@ -65,6 +69,7 @@ def sections_of(verdict: Verdict, findings: Sequence[Finding], notes: Sequence[s
     return Sections(
         title=_clean(str(first)) if first is not None else "",
         place=_clean_place(first.place) if first is not None and first.place is not None else None,
+        source=tuple((n, _clean(line)) for n, line in first.around) if first is not None else (),
         details=tuple((label, _clean(text)) for label, text in details if text),
         rows=rows,
         cause=verdict.cause.value,
@@ -72,10 +77,23 @@ def sections_of(verdict: Verdict, findings: Sequence[Finding], notes: Sequence[s
         facts=_some(facts, MOST_FACTS),
         remedy=_sentence(verdict.remedy),
         code=verdict.code,
-        frames=tuple(_clean_place(frame) for frame in frames[-MOST_FRAMES:]),
+        tried="tried: finite, in value and derivative, on what this operation read"
+        if verdict.tried == "finite"
+        else "",
+        frames=tuple(_clean_place(frame) for frame in _shown(frames)),
         others=_some(others, MOST_OTHERS),
         notes=tuple(_sentence(note) for note in _some(notes, MOST_NOTES)),
     )
+
+
+def _shown(frames: Sequence[Place]) -> list[Place]:
+    """Return the innermost frames, those of the user's own code before those of installed packages."""
+    last = len(frames) - 1
+    own = [i for i, frame in enumerate(frames) if not package_of(frame.file) or i == last]
+    rest = [i for i in range(len(frames)) if i not in own]
+    kept = own[-MOST_FRAMES:]
+    room = MOST_FRAMES - len(kept)
+    return [frames[i] for i in sorted(kept + (rest[-room:] if room else []))]
 
 
 def _rows(which: str, tensors: tuple[TensorStats, ...]) -> list[Row]:

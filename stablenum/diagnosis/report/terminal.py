@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from rich.console import RenderableType
 from rich.padding import Padding
@@ -28,6 +29,8 @@ def as_rich(s: Sections, *, ok: bool) -> Iterator[RenderableType]:
         yield Text.assemble(("Remedy: ", "bold green"), s.remedy)
         if s.code:
             yield Padding(_python(s.code), (0, 4))
+        if s.tried:
+            yield Padding(Text(s.tried, style="green"), (0, 4))
         yield from _after(s)
     yield from (Text.assemble(("Note: ", "bold"), note) for note in s.notes)
 
@@ -36,7 +39,11 @@ def _what(s: Sections) -> Iterator[RenderableType]:
     if s.title:
         at, rest = (f"{s.place}", s.title.removeprefix(f"{s.place}")) if s.place else ("", s.title)
         yield Text.assemble((at, "bold cyan"), (rest, "bold"))
-    if s.place is not None and s.place.code:
+    if s.place is not None and s.source:
+        first, here = s.source[0][0], s.place.line
+        lines = "\n".join(line for _, line in s.source)
+        yield Padding(_python(lines, line_numbers=True, start_line=first, highlight_lines={here}), (0, 2))
+    elif s.place is not None and s.place.code:
         yield Padding(_python(s.place.code), (0, 4))
     if s.rows:
         table = Table.grid(padding=(0, 2, 0, 0))
@@ -57,14 +64,16 @@ def _after(s: Sections) -> Iterator[RenderableType]:
     if s.frames:
         yield Text()
         yield Text("Called from", style="bold")
-        table = Table.grid(padding=(0, 2, 0, 0))
-        for frame in s.frames:
-            table.add_row(Text(str(frame), style="cyan"), Text(frame.function, style="dim"), Text(frame.code))
-        yield Padding(table, (0, 2))
+        places = max(len(str(frame)) for frame in s.frames)
+        functions = max(len(frame.function) for frame in s.frames)
+        for frame in s.frames:  # not a table, whose columns are cut where the terminal is narrow
+            place = (f"{frame!s:<{places}}  ", "cyan")
+            function = (f"{frame.function:<{functions}}  ", "dim")
+            yield Padding(Text.assemble(place, function, frame.code, overflow="fold"), (0, 2))
     if s.others or s.notes:
         yield Text()
     yield from (Text.assemble(("Later: ", "bold"), other) for other in s.others)
 
 
-def _python(code: str) -> Syntax:
-    return Syntax(code, "python", theme="ansi_dark", background_color="default", word_wrap=True)
+def _python(code: str, **options: Any) -> Syntax:
+    return Syntax(code, "python", theme="ansi_dark", background_color="default", word_wrap=True, **options)

@@ -6,9 +6,11 @@ import textwrap
 
 from stablenum.diagnosis.report.sections import Sections
 
-__all__ = ["as_text"]
+__all__ = ["as_text", "source_lines"]
 
 WIDTH = 92
+# Less than this of a line of code says nothing.
+LEAST_CODE = 12
 
 
 def as_text(s: Sections, *, ok: bool) -> str:
@@ -21,9 +23,18 @@ def as_text(s: Sections, *, ok: bool) -> str:
 
 def _first(s: Sections) -> list[str]:
     lines = [s.title] if s.title else []
-    if s.place is not None and s.place.code:
-        lines.append(f"    {s.place.code}")
+    lines += source_lines(s)
     return lines + _aligned([(r.which, r.what, r.within, r.counts) for r in s.rows])
+
+
+def source_lines(s: Sections) -> list[str]:
+    """Return the line of the place among its neighbours, or alone if the file is not at hand."""
+    if s.place is None or not s.place.code:
+        return []
+    if not s.source:
+        return [f"    {s.place.code}"]
+    width = len(str(s.source[-1][0]))
+    return [f"  {'>' if n == s.place.line else ' '} {n:>{width}}  {line}" for n, line in s.source]
 
 
 def _cause(s: Sections) -> list[str]:
@@ -31,14 +42,24 @@ def _cause(s: Sections) -> list[str]:
 
 
 def _remedy(s: Sections) -> list[str]:
-    return [*_wrapped(f"Remedy: {s.remedy}"), *([f"    {s.code}"] if s.code else [])]
+    return [*_wrapped(f"Remedy: {s.remedy}"), *(f"    {line}" for line in (s.code, s.tried) if line)]
 
 
 def _frames(s: Sections) -> list[str]:
     if not s.frames:
         return []
-    lines = _aligned([(str(f), f.function, f.code) for f in s.frames])
-    return ["Called from", *(line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..." for line in lines)]
+    places = _aligned([(str(f), f.function) for f in s.frames])
+    width = max(map(len, places))
+    lines = [_with_code(place, f.code, width) for place, f in zip(places, s.frames, strict=True)]
+    return ["Called from", *lines]
+
+
+def _with_code(place: str, code: str, width: int) -> str:
+    """Return a place and its function, which are never cut, with as much of the code as fits beside them."""
+    room = WIDTH - width - 2
+    if not code or room < LEAST_CODE:
+        return place
+    return f"{place:<{width}}  {code if len(code) <= room else f'{code[: room - 3]}...'}"
 
 
 def _others(s: Sections) -> list[str]:

@@ -63,8 +63,14 @@ def _on_host(x: jax.Array) -> bool:
     return x.is_fully_addressable and all(d.platform == "cpu" for d in x.devices())
 
 
-def stats_of(x: Any, name: str = "") -> TensorStats | None:
-    """Return counts and extremes; None for an array that has none (random keys)."""
+def stats_of(x: Any, name: str = "", at: Any = None) -> TensorStats | None:
+    """Return counts and extremes; None for an array that has none (random keys).
+
+    Args:
+        x: any array.
+        name: shown with the statistics.
+        at: an array of the same shape; values are kept where it is not finite.
+    """
     if jnp.issubdtype(getattr(x, "dtype", np.float32), jax.dtypes.extended):
         return None
     a = np.asarray(x)
@@ -96,6 +102,13 @@ def stats_of(x: Any, name: str = "") -> TensorStats | None:
         amax=extremes[2],
         **{k: int(np.count_nonzero(v)) for k, v in counts.items()},
         subnormal=int(np.count_nonzero((magnitude > 0.0) & (magnitude < tiny))),
-        values=tuple(float(v) for v in (bad if bad.size else wide)[:4]),
+        values=tuple(float(v) for v in _some(wide, bad, shape, at)),
         name=name,
     )
+
+
+def _some(wide: np.ndarray, bad: np.ndarray, shape: tuple[int, ...], at: Any) -> np.ndarray:
+    if at is not None:
+        where = ~np.isfinite(np.asarray(at).astype(np.float64))
+        return wide[where.ravel()][:4] if where.shape == shape else wide[:0]
+    return (bad if bad.size else wide)[:4]

@@ -63,6 +63,7 @@ class Interpreter:
         kept: index of a step -> its data.
         flags: if symbolic, one traced vector of flags per value; None for a value that is not floating-point.
         skipped: names of primitives that were left out.
+        wanted: indices of further steps whose data is kept.
     """
 
     symbolic: bool = False
@@ -71,6 +72,7 @@ class Interpreter:
     kept: dict[int, Kept] = field(default_factory=dict)
     flags: list[Any] = field(default_factory=list)
     skipped: set[str] = field(default_factory=set)
+    wanted: frozenset[int] = frozenset()
     _literals: dict[int, tuple[Any, Cell]] = field(default_factory=dict)
     _sources: dict[int, tuple[Any, Source]] = field(default_factory=dict)
 
@@ -90,7 +92,7 @@ class Interpreter:
     def constant(self, data: Any) -> Cell:
         """Record a captured array. If it has NaN it must be data; an infinity may be a mask or a bound."""
         flags = CLEAN if self.symbolic else flags_of(data)
-        name = f"captured {getattr(data, 'dtype', type(data).__name__)}{list(np.shape(data))}"
+        name = f"captured {getattr(data, 'dtype', type(data).__name__)}{list(np.shape(data)) or ''}"
         return self.outside(data, "input" if flags[0] and np.ndim(data) else "constant", name)
 
     def made(self, outputs: Sequence[Any]) -> list[Cell]:
@@ -125,9 +127,10 @@ class Interpreter:
             place=source.place,
             frames=source.frames,
             where=ctx.where,
+            library=source.library,
         )
         self.written.append(Written(source, stack, primitive))
-        if not self.symbolic and self._is_news(step):
+        if not self.symbolic and (step.index in self.wanted or self._is_news(step)):
             self.kept[step.index] = Kept(eqn, tuple(c.data for c in inputs), tuple(c.data for c in outputs))
         return step
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from stablenum.diagnosis import Finding, Report
 from stablenum.diagnosis.replay.judge import Evidence
+from stablenum.diagnosis.replay.trials import Read
 from stablenum.errors import bad_field
 from stablenum.settings_checks import check_callable, check_flag, check_loss_scale
 from stablenum_jax._diagnosis.audit import state_problems
@@ -23,6 +24,7 @@ from stablenum_jax._diagnosis.replay.jax_internals import quiet, under_transform
 from stablenum_jax._diagnosis.replay.labels import outside_indices
 from stablenum_jax._diagnosis.replay.programs import Program, program_of
 from stablenum_jax._diagnosis.replay.run import Run, result_flags, run_compiled, run_eagerly, run_instrumented
+from stablenum_jax._diagnosis.replay.trial import with_trial
 from stablenum_jax._trees.leaves import check_state, is_floating
 from stablenum_jax._trees.state import has_guard, is_guard
 from stablenum_jax._trees.state import loss_scale as guard_scale
@@ -88,6 +90,7 @@ def replay(
             scale = scale_of(call.leaves)
         outcome = _replayed(program, call, scale, known_bad)
         evidence = _evidence(outcome, call, scale, opt_state, args[numbers[0]] if len(numbers) == 1 else None)
+        evidence = with_trial(evidence, outcome.read)
     return Report.of(evidence, notes=tuple(outcome.notes), seconds=time.perf_counter() - start)
 
 
@@ -140,6 +143,7 @@ class _Outcome:
     unscaled_finite: bool | None
     notes: list[str]
     compiled_bad: tuple[int, ...] = ()
+    read: Read | None = None
 
 
 def _replayed(program: Program, call: Call, scale: float, known_bad: bool) -> _Outcome:
@@ -148,15 +152,21 @@ def _replayed(program: Program, call: Call, scale: float, known_bad: bool) -> _O
     run = run_eagerly(program, leaves, scale)
     reproduced: bool | None = None
     compiled_bad: tuple[int, ...] = ()
+    again = None
     if run.failed:
-        reproduced = run_eagerly(program, leaves, scale).failed
+        origins = run.origins()
+        forward = [o.step.forward for o in origins if o.step is not None and o.step.forward is not None]
+        second = run_eagerly(program, leaves, scale, wanted=forward)
+        reproduced, again = second.failed, second.interpreter
     else:
         compiled_bad = result_flags(program, run_compiled(program, leaves, scale))
         if compiled_bad:
             run, reproduced = _under_jit(program, leaves, scale, notes), True
         elif known_bad:
             reproduced = False
-    found = run.findings()
+    if again is None:
+        origins = run.origins()
+    found = run.findings(origins, again)
     unscaled_finite = None
     if scale > 1.0 and run.failed and (program.scaled or scale_of(leaves) > 1.0):
         unscaled_finite = not run_eagerly(program, unscaled(leaves), 1.0).failed
@@ -174,6 +184,7 @@ def _replayed(program: Program, call: Call, scale: float, known_bad: bool) -> _O
         unscaled_finite=unscaled_finite,
         notes=notes,
         compiled_bad=compiled_bad,
+        read=run.read_by(origins[0], again) if origins else None,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,8 @@ from jax import jit
 
 from stablenum.diagnosis import Finding
 from stablenum.diagnosis.replay.findings import finding_of
-from stablenum.diagnosis.replay.trace import Trace
+from stablenum.diagnosis.replay.trace import Step, Trace
+from stablenum.diagnosis.replay.trials import Read
 from stablenum.diagnosis.replay.walk import Origin, first_causes
 from stablenum_jax._diagnosis.replay.cells import Cell, Context
 from stablenum_jax._diagnosis.replay.flags import flags_of, stats_of
@@ -60,18 +61,57 @@ class Run:
         """What was recorded."""
         return self.interpreter.trace
 
-    def findings(self) -> list[tuple[Finding, Kept | None]]:
-        """Return the first causes of the bad results, with the data of their steps."""
+    def origins(self) -> list[Origin]:
+        """Return the first causes of the bad results, after the phases of all steps have been found."""
         program, trace = self.program, self.trace
         loss = [self.outputs[i].id for i in program.loss]
         assign_phases(trace, self.interpreter.written, loss, [c.id for c in self.outputs])
         bad = [*(self.outputs[program.judged[i]].id for i in self.bad), *self.measured]
+        return first_causes(trace, bad)[:MOST_FINDINGS]
+
+    def findings(
+        self, origins: Sequence[Origin], again: Interpreter | None
+    ) -> list[tuple[Finding, Kept | None]]:
+        """Return what is to be shown of the first causes, with the data of their steps.
+
+        Args:
+            origins: the first causes.
+            again: a second replay, which kept the data of the operations that failing derivatives belong to.
+        """
         found = []
-        for origin in first_causes(trace, bad)[:MOST_FINDINGS]:
+        for origin in origins:
             kept = self.interpreter.kept.get(origin.step.index) if origin.step else None
             self._fill(origin, kept)
-            found.append((finding_of(trace, origin, wide_finite=_wide_finite(kept)), kept))
+            if origin.step is not None and again is not None and origin.step.forward is not None and kept:
+                self._fill_users(origin.step, again.kept.get(origin.step.forward), kept)
+            found.append((finding_of(self.trace, origin, wide_finite=_wide_finite(kept)), kept))
         return found
+
+    def read_by(self, origin: Origin, again: Interpreter | None) -> Read | None:
+        """Return what the user's operation read; None if it was not kept."""
+        step = origin.step
+        if step is None:
+            return None
+        if step.forward is None:
+            kept = self.interpreter.kept.get(step.index)
+        else:
+            kept = None if again is None else again.kept.get(step.forward)
+        return None if kept is None else Read(kept.eqn.primitive.name, kept.inputs)
+
+    def _fill_users(self, step: Step, users: Kept | None, kept: Kept) -> None:
+        """Add the statistics of what the user's operation read, of which ``step`` is the derivative."""
+        if users is None or step.forward is None:
+            return
+        at = next((o for o in kept.outputs if any(flags_of(o))), None)
+        values = [self.trace.values[i] for i in self.trace.steps[step.forward].inputs]
+        if len(values) != len(users.inputs):  # the second replay took another branch
+            return
+        stats = [
+            stats_of(data, v.name if v.role != "constant" else "", at)
+            for v, data in zip(values, users.inputs, strict=True)
+            if is_floating(data)
+        ]
+        self.trace.of_the_user[step.index] = tuple(s for s in stats if s is not None)
 
     def _fill(self, origin: Origin, kept: Kept | None) -> None:
         """Add the statistics of the values that are shown."""
@@ -87,9 +127,9 @@ class Run:
                 values[index].stats = stats_of(data, name)
 
 
-def run_eagerly(program: Program, leaves: Sequence[Leaf], scale: float) -> Run:
-    """Run the program equation by equation."""
-    interpreter = Interpreter()
+def run_eagerly(program: Program, leaves: Sequence[Leaf], scale: float, *, wanted: Iterable[int] = ()) -> Run:
+    """Run the program equation by equation, and keep the data of the steps that are wanted."""
+    interpreter = Interpreter(wanted=frozenset(wanted))
     inputs, outputs = _evaluate(
         interpreter, program, leaves, [leaf.data for leaf in leaves], jnp.float32(scale)
     )

@@ -10,7 +10,8 @@ from types import CodeType
 from typing import Any
 
 from stablenum.diagnosis import Place
-from stablenum.diagnosis.replay.source_files import is_outside
+from stablenum.diagnosis.replay.source_files import is_outside, package_of
+from stablenum_jax._diagnosis.replay.naming import function_name
 
 __all__ = ["NOWHERE", "Source", "is_user_code", "place_in", "source_of"]
 
@@ -18,6 +19,8 @@ _LIBRARIES = (
     "jax", "jaxlib", "flax", "equinox", "optax", "numpy", "chex", "jaxtyping", "stablenum", "stablenum_jax",
     "stablenum_torch", "torch", "haiku", "einops", "distrax", "orbax", "_pytest", "pluggy",
 )  # fmt: skip
+# Parts of JAX that are made of operations, as a library is.
+_COMPOSED = ("/jax/_src/scipy/stats/", "/jax/_src/random", "/jax/example_libraries/")
 _REPLAY = os.path.dirname(os.path.abspath(__file__)) + os.sep
 # Frames below these belong to the rule of a derivative, not to the differentiated call.
 _DIFFERENTIATION = ("/interpreters/ad.py", "/interpreters/batching.py", "/interpreters/backward_pass.py")
@@ -40,6 +43,7 @@ class Source:
         call: the bytecode instruction of the call, which differs for two operations on one line.
         functions: the library functions below it, outermost first.
         inner: their instructions, which the equations of a derivative share with those of the call.
+        library: the function of another package than JAX that the user's line called.
     """
 
     place: Place | None = None
@@ -47,6 +51,7 @@ class Source:
     call: Any = None
     functions: tuple[str, ...] = ()
     inner: tuple[Any, ...] = ()
+    library: str = ""
 
 
 NOWHERE = Source()
@@ -77,7 +82,17 @@ def source_of(traceback: Any) -> Source:
         call=call,
         functions=tuple(_name(code) for code, _ in inner),
         inner=tuple((id(code), offset) for code, offset in inner),
+        library=_library(inner[0][0]) if inner and frames else "",
     )
+
+
+def _library(code: CodeType) -> str:
+    """Return the name of a library's function that no function of ours replaces; "" for JAX's operations."""
+    package = package_of(code.co_filename)
+    elementary = package == "jax" and not any(part in code.co_filename for part in _COMPOSED)
+    if package in ("", "jaxlib", "numpy", "stablenum_jax") or elementary or function_name([_name(code)]):
+        return ""
+    return f"{package}.{_name(code)}"
 
 
 def _calls(below: list[tuple[CodeType, int]]) -> list[tuple[CodeType, int]]:

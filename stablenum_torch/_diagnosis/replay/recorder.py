@@ -15,6 +15,7 @@ from stablenum.diagnosis.replay.trace import Step, Trace, Value
 from stablenum.diagnosis.replay.values import Place
 from stablenum_torch._diagnosis.replay.flags import CLEAN, Flags, bad_positions, flags_of, stats_of
 from stablenum_torch._diagnosis.replay.in_float32 import finite_in_float32
+from stablenum_torch._diagnosis.replay.kept_arguments import KeptArguments
 from stablenum_torch._diagnosis.replay.labels import check_labels, is_index_error, without_valid_target
 from stablenum_torch._diagnosis.replay.module_paths import ModulePaths
 from stablenum_torch._diagnosis.replay.naming import operation_name
@@ -41,6 +42,7 @@ class _Context:
     module: str
     public: str
     forward: Step | None = None
+    library: str = ""
 
 
 @dataclass(slots=True)
@@ -76,6 +78,7 @@ class Recorder(TorchDispatchMode):
         failure: the last operation that raised.
         labels: what is wrong with the labels that a step read, by step.
         wide: whether a step in low precision is finite in float32, by step.
+        kept: the arguments of operations with an edge, or that a function of ours can replace.
         accumulated: whether a backward pass has written gradients of parameters.
         gradients: results of ``torch.autograd.grad``, with names.
         public: the public function that is running.
@@ -98,6 +101,7 @@ class Recorder(TorchDispatchMode):
         self.failure: Failure | None = None
         self.labels: dict[int, str] = {}
         self.wide: dict[int, bool] = {}
+        self.kept = KeptArguments()
         self.accumulated = False
         self.gradients: list[tuple[str, Value]] = []
         self.public = ""
@@ -271,6 +275,8 @@ class Recorder(TorchDispatchMode):
             return
         flags = self._output_flags(operation, before, outputs)
         step = self._add(operation, context, before.inputs, outputs, flags, call, written_ids)
+        if step.phase == "forward" and (makes_node or not all(flag == CLEAN for flag in flags)):
+            self.kept.keep(step, before.inputs, tensors_in(call), before.clones)
         self._nodes.record(step.index, operation.name, sure=makes_node)
         self._describe(func, operation, step, before, call, outputs)
 
@@ -309,6 +315,7 @@ class Recorder(TorchDispatchMode):
             place=context.place,
             frames=context.frames,
             forward=forward.index if forward else None,
+            library=context.library,
         )
         for tensor, value in zip(outputs, values, strict=True):
             storage = self._memory.find(tensor) or self._memory.add(tensor, outside=False)
@@ -364,6 +371,9 @@ class Recorder(TorchDispatchMode):
             read = [t for t in read if id(t) not in written]
         pairs = [(v, before.clones.get(id(t), t)) for v, t in zip(before.inputs, read)]
         self._keep_stats(step, outputs, pairs)
+        if step.forward is not None:
+            at = next((bad_positions(t) for t in outputs if any(flags_of(t))), None)
+            self.trace.of_the_user[step.index] = self.kept.stats(self.trace, step.forward, at)
         said = without_valid_target(operation.name, call[0])
         if said:
             self.labels[step.index] = said
@@ -442,7 +452,12 @@ class Recorder(TorchDispatchMode):
             self.on_update()
         self._updating = updating
         context = _Context(
-            "update" if updating else "forward", _last(seen.frames), seen.frames, module, public
+            "update" if updating else "forward",
+            _last(seen.frames),
+            seen.frames,
+            module,
+            public,
+            library=seen.library,
         )
         if context.place is None and self._last is not None:
             context.place, context.frames = self._last.place, self._last.frames
@@ -472,7 +487,7 @@ class Recorder(TorchDispatchMode):
             return _Context("backward", _last(seen.outer), seen.outer, module, public)
         # The derivative of a derivative belongs to the same forward operation.
         root = step if step.forward is None else self.trace.steps[step.forward]
-        return _Context("backward", root.place, root.frames, root.module, "", root)
+        return _Context("backward", root.place, root.frames, root.module, "", root, root.library)
 
 
 def _last(frames: Sequence[Place]) -> Place | None:

@@ -19,6 +19,7 @@ from stablenum_torch._devices.generators import RngState, check_rng_state
 from stablenum_torch._diagnosis.audit import state_problems
 from stablenum_torch._diagnosis.replay.inputs import look_around
 from stablenum_torch._diagnosis.replay.run import Call, Run, run
+from stablenum_torch._diagnosis.replay.trial import with_trial
 
 __all__ = ["replay"]
 
@@ -101,6 +102,9 @@ def _check_options(model: object, optimizer: object, rng_state: object, known_ba
     check_flag("known_bad", known_bad)
 
 
+_NO_LOSS = "the function returned None and ran no backward pass, so there was nothing to judge"
+
+
 def _evidence(
     call: Call, loss_scale: float | None, rng: RngState | Tensor | None, known_bad: bool
 ) -> tuple[Evidence, tuple[str, ...]]:
@@ -108,30 +112,32 @@ def _evidence(
     shown, reproduced = first, None
     if first.went_wrong and not _raised(first):
         reproduced = run(call, loss_scale=loss_scale, rng=rng).went_wrong
-    elif known_bad and not first.went_wrong:
+    elif known_bad and not first.went_wrong and not first.unjudged:
         second = run(call, loss_scale=loss_scale, rng=rng)
         shown, reproduced = (second if second.went_wrong else first), False
     unscaled = None
     scales = [loss_scale or 1.0, *(scaler.get_scale() for scaler in call.around.scalers)]
     if shown.bad_gradients and shown.loss_finite is not False and max(scales) > 1.0:
         unscaled = not run(call, loss_scale=1.0, rng=rng).went_wrong
+    evidence = Evidence(
+        framework="torch",
+        findings=tuple(shown.findings),
+        loss_finite=shown.loss_finite,
+        bad_gradients=tuple(shown.bad_gradients),
+        bad_parameters=tuple(shown.bad_parameters),
+        bad_updates=tuple(shown.bad_updates),
+        labels=shown.labels,
+        reproduced=reproduced,
+        loss_scale=max(scales),
+        unscaled_finite=unscaled,
+        norm_overflow=not shown.went_wrong and shown.norm / scales[0] > FLOAT32_MAX**0.5,
+        state=_state(call),
+        unjudged=_NO_LOSS if known_bad and shown.unjudged and not shown.went_wrong else "",
+        differences=_differences(rng) if reproduced is False else (),
+    )
     return (
-        Evidence(
-            framework="torch",
-            findings=tuple(shown.findings),
-            loss_finite=shown.loss_finite,
-            bad_gradients=tuple(shown.bad_gradients),
-            bad_parameters=tuple(shown.bad_parameters),
-            bad_updates=tuple(shown.bad_updates),
-            labels=shown.labels,
-            reproduced=reproduced,
-            loss_scale=max(scales),
-            unscaled_finite=unscaled,
-            norm_overflow=not shown.went_wrong and shown.norm / scales[0] > FLOAT32_MAX**0.5,
-            state=_state(call),
-            differences=_differences(rng) if reproduced is False else (),
-        ),
-        tuple(shown.notes),
+        with_trial(evidence, shown.read),
+        (*shown.notes, *([_NO_LOSS] if shown.unjudged and not known_bad else [])),
     )
 
 

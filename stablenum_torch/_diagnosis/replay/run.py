@@ -15,7 +15,9 @@ from torch import Tensor
 
 from stablenum.diagnosis import Finding
 from stablenum.diagnosis.replay.findings import finding_of
+from stablenum.diagnosis.replay.source_files import lines_around
 from stablenum.diagnosis.replay.trace import Step, Trace, Value
+from stablenum.diagnosis.replay.trials import Read
 from stablenum.diagnosis.replay.walk import first_causes
 from stablenum.errors import NonFiniteError
 from stablenum_torch._devices.generators import RngState, set_rng_state
@@ -51,8 +53,10 @@ class Run:
         bad_parameters: the parameters that were not finite before the step.
         bad_gradients, bad_updates: the gradients and updates of this step that are not finite.
         labels: what is wrong with the labels.
+        read: what the operation of the first finding read; for a derivative, what the user's operation read.
         norm: the norm of all gradients, in float64.
         backward: whether any gradient was computed.
+        unjudged: whether the step returned nothing and computed no gradient, which leaves nothing to judge.
         notes: further remarks, as text.
     """
 
@@ -64,8 +68,10 @@ class Run:
     bad_gradients: list[str] = field(default_factory=list)
     bad_updates: list[str] = field(default_factory=list)
     labels: str = ""
+    read: Read | None = None
     norm: float = 0.0
     backward: bool = False
+    unjudged: bool = False
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -124,6 +130,7 @@ def _run(call: Call, snapshot: Snapshot, loss_scale: float | None, rng: RngState
         judged.look_at_loss(loss)
         judged.look_at_gradients()
         judged.look_at_parameters(before)
+        result.unjudged = loss is None and error is None and not (result.backward or recorder.roots)
         if error is not None:
             judged.look_at_error(error)
         judged.conclude()
@@ -278,6 +285,7 @@ class _Judge:
             primitive=step.primitive,
             module=step.module,
             place=step.place,
+            around=lines_around(step.place) if step.place else (),
             frames=step.frames,
             inputs=tuple(v.stats for v in self.recorder.trace.inputs_of(step) if v.stats),
         )
@@ -292,6 +300,7 @@ class _Judge:
             wide = recorder.wide.get(origin.step.index) if origin.step else None
             self.result.findings.append(finding_of(trace, origin, wide_finite=wide))
         if origins and origins[0].step is not None:
+            self.result.read = recorder.kept.of_operation(trace, origins[0].step)
             self.result.labels = recorder.labels.get(origins[0].step.index, "")
 
 

@@ -36,6 +36,7 @@ class _Kind(Enum):
     CHECKPOINT = auto()
     FUNCTION = auto()  # a custom autograd.Function
     UPDATE = auto()
+    LIBRARY = auto()  # a function made of many operations, none of which is the user's
     STOP = auto()
 
 
@@ -52,6 +53,7 @@ class Survey:
         checkpoint: whether activation checkpointing runs the forward pass again.
         function: whether a custom ``autograd.Function`` is running.
         update: whether an optimizer is stepping.
+        library: the function of torch that the user's line called, if it consists of many operations.
     """
 
     frames: tuple[Place, ...] = ()
@@ -62,6 +64,7 @@ class Survey:
     checkpoint: bool = False
     function: bool = False
     update: bool = False
+    library: str = ""
     _lists: tuple[list[Place], list[Place]] = field(default_factory=lambda: ([], []))
 
 
@@ -81,6 +84,9 @@ def survey(stop: CodeType) -> Survey:
             found.update = True
         elif found.engine or kind is _Kind.OTHER:
             pass
+        elif kind is _Kind.LIBRARY:
+            if not inner:
+                found.library = f"torch.distributions.{code.co_qualname}"
         elif kind is _Kind.MODULE:
             modules.append(frame.f_locals["self"])
         elif kind is _Kind.PUBLIC and not inner and not modules:
@@ -117,6 +123,8 @@ def _classified(code: CodeType) -> _Kind:
         return _Kind.MODULE if name == "_call_impl" else _Kind.OTHER
     if file.endswith(("torch/nn/functional.py", "torch/functional.py", "torch/_tensor.py")):
         return _Kind.PUBLIC if name in PUBLIC or name == "multi_head_attention_forward" else _Kind.OTHER
+    if "/torch/distributions/" in file:
+        return _Kind.LIBRARY
     if file.endswith("torch/autograd/graph.py"):
         return _Kind.ENGINE if name == "_engine_run_backward" else _Kind.OTHER
     if file.endswith("torch/utils/checkpoint.py"):

@@ -1,0 +1,153 @@
+"""What to do about a cause: a safe function if there is one for these arguments, else advice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stablenum.diagnosis.replay.causes import CAUSES, Cause
+from stablenum.diagnosis.replay.findings import Finding
+from stablenum.diagnosis.replay.operations import ADVICE, REMEDIES, Remedy
+
+__all__ = ["Advice", "advice_on"]
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What to do, in words, and the safe function, if there is one."""
+
+    remedy: str
+    safe: Remedy | None = None
+
+
+# A safe function is named only where the function itself is at fault.
+_BY_FUNCTION = (
+    Cause.DOMAIN,
+    Cause.MASK,
+    Cause.WHERE_TRAP,
+    Cause.BOUNDARY_DERIVATIVE,
+    Cause.OVERFLOW,
+    Cause.LOW_PRECISION_OVERFLOW,
+    Cause.LABELS,
+)
+# Operations whose safe forms help only at the edge of the domain; they overflow like any other function.
+_EDGE_ONLY = ("acos", "arctanh", "atan2", "div", "log", "pow", "reciprocal", "rsqrt", "sqrt", "xlogy")
+# Causes that lie in the numbers an operation was given, which a function in its place meets as well.
+_OVERFLOWS = (Cause.OVERFLOW, Cause.LOW_PRECISION_OVERFLOW)
+
+# Operations that pick elements, and what to do if they pick one that a mask forbids.
+_PICKING = ("gather", "index", "slice")
+_PICKED = (
+    "the index picks an element that the mask forbids (-inf), so the result is infinite: check that targets "
+    "use only what the mask allows, or mask with a large finite number"
+)
+
+_KEEP_AWAY = "keep the argument away from the edge of the domain: clamp it before the call"
+
+# Functions that are often written by hand. The names are those of ``patterns.by_hand``.
+_BY_HAND = {
+    "log_sigmoid": Remedy(
+        "numerics.log_sigmoid", "{ns}.numerics.log_sigmoid(x)  # of -x in place of log(1 - sigmoid(x))"
+    ),
+    "log_softmax": Remedy("numerics.log_softmax", "{ns}.numerics.log_softmax(x, {axis}=-1)"),
+    "logsumexp": Remedy("numerics.logsumexp", "{ns}.numerics.logsumexp(x, {axis}=-1)"),
+    "sigmoid": Remedy("", "{nn}.sigmoid(x)"),
+    "softmax": Remedy("numerics.softmax", "{ns}.numerics.softmax(x, {axis}=-1)"),
+    "softplus": Remedy("numerics.softplus", "{ns}.numerics.softplus(x)"),
+}
+
+# ``numerics.power`` takes a plain number as its exponent.
+_POWER_OF_ARRAYS = Remedy("numerics.log", "{np}.exp(y * {ns}.numerics.log(x))  # x ** y, for an array y")
+
+_POSITIVE = "keep it above 0: clamp it to at least a small number such as 1e-6"
+# What to change about an argument if the operation itself is out of reach, in a library.
+_AT_THE_CALL = {
+    "div": f"the argument that it divides by (a scale, a count, a norm) is at fault: {_POSITIVE}",
+    "exp": "bound the argument that it exponentiates: clamp it, or apply a soft cap",
+    "log": f"the argument that it takes the logarithm of (a scale, a rate, a probability) is at fault: "
+    f"{_POSITIVE}",
+    "norm": "the argument whose length it takes is a vector of zeros: add a small number, or leave it out",
+    "pow": f"the argument that it raises to a power is at fault: {_POSITIVE}",
+    "sqrt": f"the argument that it takes the root of (a variance, a distance) is at fault: {_POSITIVE}",
+}
+_AT_THE_CALL |= {"log1p": _AT_THE_CALL["log"], "log2": _AT_THE_CALL["log"], "log10": _AT_THE_CALL["log"]}
+_AT_THE_CALL |= {"reciprocal": _AT_THE_CALL["div"], "rsqrt": _AT_THE_CALL["div"]}
+_AT_THE_CALL |= {
+    "std": _AT_THE_CALL["norm"].replace(
+        "whose length it takes is a vector of zeros", "whose spread it takes is constant"
+    )
+}
+
+
+def advice_on(
+    cause: Cause, finding: Finding | None, *, loss_finite: bool | None = None, tried: str = ""
+) -> Advice:
+    """Return what to do about a cause.
+
+    Args:
+        cause: the cause.
+        finding: the first finding.
+        loss_finite: whether the loss is finite.
+        tried: what came of the safe function on the recorded arguments; one that failed is not named.
+    """
+    plain = CAUSES[cause].remedy
+    if finding is None or cause not in _BY_FUNCTION:
+        return Advice(_about_before(finding, plain, masked=loss_finite is True))
+    if cause is Cause.MASK and finding.operation in _PICKING and not finding.derivative:
+        return Advice(_PICKED)
+    if finding.library and cause is not Cause.LABELS:
+        return Advice(_at_the_call(cause, finding))
+    advice = _by_function(cause, finding)
+    if advice.safe is not None and tried not in ("", "finite"):
+        return Advice(_without_function(cause, finding))
+    return advice
+
+
+def _by_function(cause: Cause, f: Finding) -> Advice:
+    if f.by_hand:
+        what = f"this is {f.by_hand} written by hand: the function itself stays in range"
+        return Advice(what, _BY_HAND[f.by_hand])
+    if cause in _OVERFLOWS and (f.operation in _EDGE_ONLY or cause is Cause.LOW_PRECISION_OVERFLOW):
+        return Advice(_without_function(cause, f))
+    safe = _POWER_OF_ARRAYS if _is_power_of_arrays(f) else REMEDIES.get(f.operation)
+    if f.operation == "pow" and f.primitive.endswith("pow.Scalar"):  # the base is a plain number
+        safe = None
+    return Advice(CAUSES[cause].remedy, safe) if safe else Advice(_without_function(cause, f))
+
+
+def _is_power_of_arrays(f: Finding) -> bool:
+    """Return whether the exponent is an array; a plain number in JAX is an input without a shape."""
+    if f.operation != "pow" or len(f.inputs) < 2:
+        return False
+    return f.primitive.startswith("aten.") or f.inputs[1].shape != ()
+
+
+def _without_function(cause: Cause, f: Finding) -> str:
+    if cause in (Cause.DOMAIN, Cause.BOUNDARY_DERIVATIVE):
+        return ADVICE.get(f.operation, _KEEP_AWAY)
+    if cause is Cause.OVERFLOW and f.derivative and f.operation in _EDGE_ONLY:
+        return "keep the argument further away from 0: its derivative is beyond the range of the format"
+    if f.clipped and cause in _OVERFLOWS:
+        return "clip the argument, before the operation: a clip of its result keeps the infinite derivative"
+    return CAUSES[cause].remedy
+
+
+def _at_the_call(cause: Cause, f: Finding) -> str:
+    own = f.own_frame
+    where = f"at your call in {own}" if own is not None else "at your call"
+    if cause in _OVERFLOWS:
+        change = "bound what you pass: scale it down, clip it, or call it in float32"
+    else:
+        change = _AT_THE_CALL.get(f.operation, ADVICE.get(f.operation, "clamp what you pass to its domain"))
+    return f"the operation is inside {f.library}; {where}, {change}"
+
+
+def _about_before(f: Finding | None, plain: str, *, masked: bool) -> str:
+    """Return the remedy for values that were bad before the step: a constant, or an input that is masked out,
+    is not dropped with its batch."""
+    data = f is not None and f.phase == "before" and f.kind == "nan"
+    if f is not None and data and (f.operation == "constant" or (f.operation == "input" and masked)):
+        return (
+            "put a number (0) in its place before anything is computed from it: a mask does not remove a "
+            "NaN, because 0 x NaN is NaN, in the value and in the derivative"
+        )
+    return plain
