@@ -138,7 +138,7 @@ def decide_and_update(
 
 
 def without_refused_value(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Return ``tx``, called without the loss, ``value``, if it does not take it (as ``optax.contrib.sam``)."""
+    """Return ``tx`` called without the loss, ``value``, if it does not take it, like ``contrib.sam``."""
     update = optax.with_extra_args_support(tx).update
 
     def tolerant(updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> Any:
