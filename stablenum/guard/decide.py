@@ -17,7 +17,7 @@ from stablenum.arrays import at_least, at_most, combine_norms, map_leaves
 from stablenum.formats import FLOAT32_MAX, FLOAT32_TINY
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.finiteness import finiteness, reason_code, worst_index
-from stablenum.guard.recorder import Recorder, init_recorder, record
+from stablenum.guard.recorder import NO_LOSS, Recorder, init_recorder, record
 from stablenum.rules.clipping import PER_TENSOR_STATES, Clipped, FlatUnits, Units, clip_in_order
 from stablenum.rules.loss_scale import LossScaleState, StaticLossScale
 from stablenum.rules.spikes import Verdict
@@ -372,7 +372,7 @@ def _advance(
     nonfinite = xp.where(applied, zero, nonfinite)
     loss = observation.loss
     row = [
-        xp.full_like(decision.grad_norm, float("nan")) if loss is None else loss,
+        xp.full_like(decision.grad_norm, NO_LOSS) if loss is None else loss,
         decision.grad_norm,
         state.loss_scale.scale,
         decision.clip_coefficient,

@@ -6,23 +6,29 @@ needs no index, works in every framework and inside a scan, and moves only a few
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple, TypeAlias
 
+from stablenum.formats import FLOAT32_MAX
 from stablenum.guard.reasons import APPLIED, Reason
 
-__all__ = ["CAPACITY", "Recorder", "Row", "init_recorder", "read_rows", "record"]
+__all__ = ["CAPACITY", "NO_LOSS", "Recorder", "Row", "init_recorder", "read_rows", "record"]
 
 Array: TypeAlias = Any
 Namespace: TypeAlias = Any
 
 CAPACITY = 128
 
+# What a row holds for a loss that was not given: float32's lowest number, which no loss is. A NaN would stop
+# every sound step under jax.debug_nans. States that were saved by earlier releases hold NaN here.
+NO_LOSS = -FLOAT32_MAX
+
 
 class Recorder(NamedTuple):
     """The rows, oldest first.
 
     Attributes:
-        floats: (128, 4) float32: loss, grad_norm, loss_scale, clip_coefficient.
+        floats: (128, 4) float32: loss (``NO_LOSS`` if not given), grad_norm, loss_scale, clip_coefficient.
         ints: (128, 4) int32: step, reason, worst, precision_level. A row that is not yet written has step -1.
     """
 
@@ -86,7 +92,7 @@ def record(recorder: Recorder, floats: list[Array], ints: list[Array], *, xp: Na
 def read_rows(recorder: Recorder) -> list[Row]:
     """Return the recorded steps, oldest first. The call makes the host wait for the device."""
     return [
-        Row(step, loss, grad_norm, scale, clip, Reason(reason), worst, level)
+        Row(step, math.nan if loss == NO_LOSS else loss, grad_norm, scale, clip, Reason(reason), worst, level)
         for (loss, grad_norm, scale, clip), (step, reason, worst, level) in zip(
             recorder.floats.tolist(), recorder.ints.tolist(), strict=True
         )

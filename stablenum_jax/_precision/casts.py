@@ -13,7 +13,7 @@ import numpy as np
 from stablenum_jax._trees.leaves import FP8_STATISTICS
 from stablenum_jax._trees.names import Path
 
-__all__ = ["cast_floating", "cast_leaves", "is_castable", "module_path"]
+__all__ = ["cast_floating", "cast_leaves", "in_dtype_of", "is_castable", "module_path"]
 
 Tree = TypeVar("Tree")
 PyTree: TypeAlias = Any
@@ -67,6 +67,11 @@ def cast_leaves(tree: Tree, dtype_of: Callable[[str], Any]) -> Tree:
         return _cast(leaf, dtype_of(module_path(path[1:] if collections else path)))
 
     return jax.tree_util.tree_map_with_path(change, tree)
+
+
+def in_dtype_of(new: Any, old: Any) -> Any:
+    """Return ``new`` in the dtype of ``old`` if both are arrays of floating-point numbers."""
+    return new.astype(old.dtype) if is_castable(new) and is_castable(old) else new
 
 
 def module_path(path: Path) -> str:

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from stablenum.settings_checks import check_callable, check_flag
 from stablenum_jax._precision.escalate import check_not_escalating, in_level_format
+from stablenum_jax._precision.nnx_arguments import cast_arguments, copied, update_objects
 from stablenum_jax._precision.policy import Policy, as_policy
 from stablenum_jax._step.scaled_loss import scaled_value_and_grad
 from stablenum_jax._trees.state import loss_scale
@@ -76,13 +77,20 @@ def value_and_grad(
 
     @functools.wraps(fun)
     def wrapped(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        def call(now: Policy) -> tuple[Any, Any]:
+        def call(now: Policy, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+            @functools.wraps(fun)
             def cast_first(*args: Any, **kwargs: Any) -> Any:
-                cast = [now.cast_to_compute(arg) for arg in args]
-                return fun(*cast, **now.cast_to_compute(kwargs))
+                with cast_arguments(now, args, kwargs) as (cast, named):
+                    return fun(*cast, **named)
 
             return scaled_value_and_grad(cast_first, scale, argnums, has_aux, *args, **kwargs)
 
-        return in_level_format(call, wanted, opt_state, formats)
+        def of_level(now: Policy) -> tuple[Any, Any]:
+            (given, named), changes = copied((args, kwargs))
+            return call(now, given, named), changes()
+
+        result, changed = in_level_format(of_level, wanted, opt_state, formats)
+        update_objects((args, kwargs), changed)
+        return result
 
     return wrapped

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 import stablenum
-from stablenum_jax._trees.leaves import is_measurable
+from stablenum_jax._trees.leaves import is_measurable, varying_axes, wide_dtype
 from stablenum_jax._trees.names import Path
 
 __all__ = [
@@ -100,18 +100,24 @@ def negative_zeros(updates: PyTree, grads: PyTree) -> PyTree:
         grads: the gradients; where one has the update's shape, the zeros are on the same devices and
             vary over the same mesh axes, unlike a bare constant.
     """
-    alike = jax.tree.structure(updates) == jax.tree.structure(grads)
 
-    def zeros(update: Any, grad: Any) -> Array:
+    def zeros(update: Any, grad: Any = None) -> Array:
         if not jnp.issubdtype(update.dtype, jnp.inexact):
             return jnp.zeros(update.shape, update.dtype)
         zero = complex(-0.0, -0.0) if jnp.issubdtype(update.dtype, jnp.complexfloating) else -0.0
-        if jnp.shape(grad) != update.shape or not is_measurable((), grad):
-            return jnp.full(update.shape, zero, update.dtype)
+        if not is_measurable((), grad) or jnp.shape(grad) != update.shape:
+            return _varying_like(update, jnp.full(update.shape, zero, update.dtype))
         constant = jnp.asarray(zero, update.dtype)
         return jnp.where(jnp.isnan(grad), constant, constant)
 
-    return jax.tree.map(zeros, updates, grads if alike else updates)
+    alike = jax.tree.structure(updates) == jax.tree.structure(grads)
+    return jax.tree.map(zeros, updates, grads) if alike else jax.tree.map(zeros, updates)
+
+
+def _varying_like(shape: Any, constant: Array) -> Array:
+    """Return the constant as an array that varies over the mesh axes that ``shape`` varies over."""
+    axes = tuple(varying_axes(shape))
+    return jax.lax.pcast(constant, axes, to="varying") if axes else constant
 
 
 def grads_or_negative_zeros(updates: PyTree, grads: PyTree) -> PyTree:
@@ -146,7 +152,7 @@ def negative_zeros_unless(condition: Array, updates: PyTree) -> PyTree:
 
 def times(leaf: Array, factor: Array) -> Array:
     """Return the product, computed in float32 or wider."""
-    wide = jnp.promote_types(leaf.dtype, jnp.float32)
+    wide = wide_dtype(leaf.dtype)
     return leaf.astype(wide) * factor.astype(wide)
 
 

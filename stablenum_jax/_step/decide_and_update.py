@@ -38,10 +38,10 @@ from stablenum_jax._step.measure import AxisName
 from stablenum_jax._step.observe import Watched, judge, judge_finiteness
 from stablenum_jax._step.warnings import GuardPlacementWarning
 from stablenum_jax._trees.leaves import check_gradients, is_measurable
-from stablenum_jax._trees.names import Path
+from stablenum_jax._trees.names import Path, names_id_of
 from stablenum_jax._trees.state import GuardOptState, find_guard, has_guard, replace_guard
 
-__all__ = ["Add", "decide_and_update"]
+__all__ = ["Add", "decide_and_update", "without_refused_value"]
 
 Array: TypeAlias = jax.Array
 PyTree: TypeAlias = Any
@@ -120,7 +120,7 @@ def decide_and_update(
     With ``reuse_grads``, updates may be written over the gradients, which saves memory where the gradients
     are intermediate results of the program that this is part of.
     """
-    call = _Call(optax.with_extra_args_support(tx).update, grads, extra, add)
+    call = _Call(without_refused_value(tx).update, grads, extra, add)
     plan = _plan(call, params, opt_state, loss, reuse_grads=reuse_grads)
     attempt = functools.partial(_attempt, call, plan)
     shapes = jax.eval_shape(attempt, params, opt_state)[0] if add is None else None
@@ -135,6 +135,21 @@ def decide_and_update(
     )
     target, opt_state = _finish(plan, target, opt_state)
     return target, opt_state, plan.config
+
+
+def without_refused_value(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """Return ``tx`` called without the loss, ``value``, if it does not take it, like ``contrib.sam``."""
+    update = optax.with_extra_args_support(tx).update
+
+    def tolerant(updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> Any:
+        try:
+            return update(updates, state, params, **extra)
+        except TypeError as error:
+            if "value" not in extra or "unexpected keyword argument 'value'" not in str(error):
+                raise
+        return update(updates, state, params, **{k: x for k, x in extra.items() if k != "value"})
+
+    return optax.GradientTransformationExtraArgs(tx.init, tolerant)
 
 
 def _plan(call: _Call, params: PyTree, opt_state: PyTree, loss: Array | None, *, reuse_grads: bool) -> _Plan:
@@ -168,7 +183,7 @@ def _plan(call: _Call, params: PyTree, opt_state: PyTree, loss: Array | None, *,
         mode=mode,
         decision=decision,
         before=own,
-        after=own._replace(guard=after),
+        after=GuardOptState(after, names_id_of(seen.paths, own.names_id)),
         unscale=not direct and scaled and not unscaled,
         # The outermost caller sees the whole update, and clips it once.
         update_rule=config.update_rule if outer is None else None,

@@ -16,7 +16,7 @@ from jax import lax
 
 from stablenum.errors import bad_type
 from stablenum.formats import FLOAT32_MAX
-from stablenum_jax._trees.leaves import real_parts
+from stablenum_jax._trees.leaves import real_parts, varying_axes
 
 __all__ = [
     "SMALL",
@@ -25,6 +25,7 @@ __all__ = [
     "power_of_two",
     "saturating_float32",
     "scalar_loss",
+    "shares",
 ]
 
 Array: TypeAlias = jax.Array
@@ -78,7 +79,7 @@ def leaf_norms(leaves: Sequence[Any]) -> Array:
     return jnp.zeros((len(leaves),), jnp.float32).at[jnp.asarray(index)].set(norms)
 
 
-def norms_over_axis(norms: Array, axis_name: AxisName) -> Array:
+def norms_over_axis(norms: Array, axis_name: AxisName, leaves: Sequence[Any] | None = None) -> Array:
     """Return the norms of leaves whose shards lie along a mesh axis, from the norms of the shards.
 
     The norms are scaled by the largest shard's norm, so nothing overflows or flushes on the way.
@@ -86,6 +87,7 @@ def norms_over_axis(norms: Array, axis_name: AxisName) -> Array:
     Args:
         norms: (n,) float32, the norms of this shard.
         axis_name: the axis or axes of ``shard_map`` or ``pmap``.
+        leaves: what the norms are of; those that ``shard_map`` knows to be copies are counted once.
 
     Returns:
         (n,) float32, the same on every shard; NaN if a shard has NaN, else inf if one has inf.
@@ -96,9 +98,30 @@ def norms_over_axis(norms: Array, axis_name: AxisName) -> Array:
     # The values are multiplied by a power of two, not divided by the largest: to divide by an array, XLA
     # multiplies by its reciprocal, which is flushed to zero from 8.5e37 on.
     scale, inverse = power_of_two(lax.pmax(finite, axis_name))
-    total = scale * jnp.sqrt(lax.psum((finite * inverse) ** 2, axis_name))
+    squares = (finite * inverse) ** 2
+    if leaves is not None:
+        squares = squares * jnp.stack(shares(leaves, axis_name)) if leaves else squares
+    total = scale * jnp.sqrt(lax.psum(squares, axis_name))
     total = jnp.minimum(total, FLOAT32_MAX)
     return jnp.where(missing, jnp.nan, jnp.where(infinite, jnp.inf, total))
+
+
+def shares(leaves: Sequence[Any], axis_name: AxisName) -> list[Array]:
+    """Return, for each leaf, whether this shard counts in a sum over mesh axes: () float32, 1 or 0.
+
+    All shards of a sharded leaf count, and one of the copies of a leaf that does not vary over an axis. Only
+    ``shard_map`` with its ``check_vma`` knows which leaves vary; elsewhere all are taken to be sharded.
+    """
+    names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
+    index = {name: lax.axis_index(name) for name in names}
+    known = [name for name in names if name in varying_axes(index[name])]
+
+    def share(leaf: Any) -> Array:
+        varies = frozenset() if leaf is None else varying_axes(leaf)
+        counts = [index[name] == 0 for name in known if name not in varies]
+        return functools.reduce(jnp.logical_and, counts, jnp.asarray(True)).astype(jnp.float32)
+
+    return [share(leaf) for leaf in leaves]
 
 
 def saturating_float32(x: Any) -> Array:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from stablenum_jax._step.measure import AxisName, saturating_float32
+from stablenum_jax._step.measure import AxisName, saturating_float32, shares
 from stablenum_jax._trees.leaves import real_parts
 
 __all__ = ["extremes", "largest_element"]
@@ -55,9 +55,12 @@ def extremes(
         >>> extremes([jnp.asarray([0.0, 1e-9, -4.0]), None], 2.0**-24)
         (Array(4., dtype=float32), Array(0.5, dtype=float32))
     """
-    found = [_read_once(part, bound) for part in _parts(leaves)]
+    parts = _parts(leaves)
+    found = [_read_once(part, bound) for part in parts]
 
     def total(counts: list[Array]) -> Array:
+        if axis_name is not None:
+            counts = [x * share for x, share in zip(counts, shares(parts, axis_name), strict=True)]
         count = functools.reduce(jnp.add, [x.astype(jnp.float32) for x in counts], jnp.zeros((), jnp.float32))
         return count if axis_name is None else lax.psum(count, axis_name)
 

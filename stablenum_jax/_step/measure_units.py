@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import PartitionSpec as P
 
 import stablenum
 from stablenum.arrays import combine_norms
@@ -106,7 +107,15 @@ def leaf_and_unit_norms(
 
 def _squares(parts: list[Array], axes: Axes) -> Array:
     """Return (u,) sums of squares, in the precision of ``parts``."""
-    return functools.reduce(jnp.add, [jnp.sum(part * part, axis=axes) for part in parts]).ravel()
+    squares = functools.reduce(jnp.add, [jnp.sum(part * part, axis=axes) for part in parts])
+    return _replicated(squares).ravel()
+
+
+def _replicated(x: Array) -> Array:
+    """Return ``x`` on all devices: on a mesh with explicit axes, gradients and weights may be sharded
+    differently, and few arrays that are sharded can be reshaped."""
+    sharding = jax.typeof(x).sharding
+    return x if not any(sharding.spec) else jax.sharding.reshard(x, P(*[None] * x.ndim))
 
 
 def _scaled(parts: list[Array], axes: Axes, squares: Array) -> Array:
@@ -114,6 +123,7 @@ def _scaled(parts: list[Array], axes: Axes, squares: Array) -> Array:
     largest = functools.reduce(
         jnp.maximum, [jnp.max(jnp.abs(part), axis=axes, keepdims=True) for part in parts]
     )
+    largest = _replicated(largest)
     scale, inverse = power_of_two(largest)
     norms = scale.ravel() * jnp.sqrt(_squares([part * inverse for part in parts], axes))
     norms = jnp.minimum(norms, jnp.finfo(norms.dtype).max)

@@ -126,8 +126,8 @@ def _observe(
     """
     norms, others, units = _norms(config, watched)
     if axis_name is not None:
-        norms = norms_over_axis(norms, axis_name)
-        others = norms_over_axis(others, axis_name) if others.size else others
+        norms = norms_over_axis(norms, axis_name, watched.gradients)
+        others = norms_over_axis(others, axis_name, watched.others) if others.size else others
         loss = None if loss is None else lax.psum(loss / lax.psum(1, axis_name), axis_name)
     amax = tiny = jnp.zeros((), jnp.float32)
     if measure_extremes and "tiny" in config.needs:

@@ -12,6 +12,7 @@ import numpy as np
 import stablenum
 from stablenum.guard import halting, readout, statedict
 from stablenum.guard.reasons import APPLIED, Reason
+from stablenum.guard.recorder import NO_LOSS
 from stablenum.guard.skip_log import SkipLog
 from stablenum_jax._trees.names import known_names
 from stablenum_jax._trees.state import GuardOptState, find_guard, replace_guard
@@ -97,7 +98,7 @@ def _traced_metrics(state: stablenum.GuardState) -> dict[str, jax.Array]:
     reason = jnp.where(started, ints[1], int(Reason.NO_STEP_YET))
     return {
         "step": ints[0],
-        "loss": jnp.where(started, floats[0], jnp.nan),
+        "loss": jnp.where(started & (floats[0] != NO_LOSS), floats[0], jnp.nan),
         "grad_norm": jnp.where(started, floats[1], jnp.nan),
         "loss_scale": jnp.where(started, floats[2], state.loss_scale.scale),
         "clip_coefficient": jnp.where(started, floats[3], 1.0),

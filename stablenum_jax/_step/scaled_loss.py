@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -11,6 +12,8 @@ import jax.numpy as jnp
 from stablenum.errors import bad_type
 from stablenum_jax._step.apply import multiply_leaves
 from stablenum_jax._step.measure import check_real_loss
+from stablenum_jax._trees.leaves import wide_dtype
+from stablenum_jax._trees.models import differentiable, holds_nnx, with_parameters
 from stablenum_jax._trees.state import loss_scale
 
 __all__ = ["scale_loss", "scaled_in_range", "scaled_value_and_grad"]
@@ -30,19 +33,51 @@ def scaled_value_and_grad(
     *args: Any,
     **kwargs: Any,
 ) -> tuple[Any, Any]:
-    """Return the result of ``fun`` and the gradients of its scaled loss."""
+    """Return the result of ``fun`` and the gradients of its scaled loss.
+
+    Models may be given as they are: see :func:`stablenum_jax._trees.models.differentiable`. What ``fun``
+    changes in objects of flax nnx stays changed.
+    """
     dtypes: list[Any] = []
 
+    @functools.wraps(fun)  # flax looks for the names of the arguments
     def scaled(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         out = fun(*args, **kwargs)
         loss = _loss_of(out, has_aux)
         dtypes.append(loss.dtype)
         return scaled_in_range(loss, scale), out
 
-    (_, out), grads = jax.value_and_grad(scaled, argnums, has_aux=True)(*args, **kwargs)
+    if holds_nnx((args, kwargs)):
+        from flax import nnx
+
+        (_, out), grads = nnx.value_and_grad(scaled, argnums=argnums, has_aux=True)(*args, **kwargs)
+    else:
+        (_, out), grads = _value_and_grad(scaled, argnums, args, kwargs)
     if dtypes[-1] == jnp.float16:
         grads = multiply_leaves(grads, scale / _scale_on_loss(scale, dtypes[-1]))
     return out, grads
+
+
+def _value_and_grad(
+    fun: Callable[..., Any], argnums: int | Sequence[int], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, Any]:
+    """Do what ``jax.value_and_grad`` with ``has_aux`` does, with respect to the differentiable leaves."""
+    numbers = (argnums,) if isinstance(argnums, int) else argnums
+    parts = list(args)
+    for i in numbers:
+        if -len(args) <= i < len(args):
+            parts[i] = differentiable(args[i])
+    whole = [i for i, (part, arg) in enumerate(zip(parts, args, strict=True)) if part is not arg]
+    if not whole:
+        return jax.value_and_grad(fun, argnums, has_aux=True)(*args, **kwargs)
+
+    def of_parts(*given: Any, **kwargs: Any) -> tuple[Any, Any]:
+        models = (with_parameters(args[i], x) if i in whole else x for i, x in enumerate(given))
+        result: tuple[Any, Any] = fun(*models, **kwargs)
+        return result
+
+    result: tuple[Any, Any] = jax.value_and_grad(of_parts, argnums, has_aux=True)(*parts, **kwargs)
+    return result
 
 
 def _loss_of(out: Any, has_aux: bool) -> jax.Array:
@@ -107,5 +142,5 @@ def scaled_in_range(loss: jax.Array, scale: jax.Array) -> jax.Array:
 
 
 def _scaled(loss: jax.Array, scale: jax.Array) -> jax.Array:
-    wide = jnp.promote_types(loss.dtype, jnp.float32)
+    wide = wide_dtype(loss.dtype)
     return loss.astype(wide) * scale.astype(wide)

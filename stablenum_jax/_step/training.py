@@ -13,7 +13,8 @@ import optax
 from stablenum.errors import bad_type
 from stablenum.guard.restored import OtherSettingsError
 from stablenum_jax._step.eager import guarded_update
-from stablenum_jax._trees.leaves import FP8_STATISTICS, check_transformation
+from stablenum_jax._trees.leaves import FP8_STATISTICS, check_transformation, is_floating, wide_dtype
+from stablenum_jax._trees.models import parameters, watched_parameters, with_parameters
 from stablenum_jax._trees.state import has_guard
 
 __all__ = ["step"]
@@ -38,7 +39,8 @@ def step(
 
     Args:
         tx: an optax transformation with one guard inside, first in its chain.
-        params: the parameters.
+        params: the parameters, or a model: of an equinox module the floating-point arrays are trained, and
+            everything else is returned as it is; a flax nnx module is changed in place.
         opt_state: the state, from ``tx.init(params)``.
         grads: the gradients of the parameters, multiplied by :func:`stablenum_jax.loss_scale` if there is one
             (as those from :func:`stablenum_jax.value_and_grad` are). A leaf that is None is a missing
@@ -57,9 +59,10 @@ def step(
             all later steps are skipped, and ``metrics(opt_state)`` raises.
         TypeError: ``tx`` is not an optax transformation; ``value`` or a gradient is not of a format that it
             can have.
-        ValueError: ``opt_state`` holds no guard or more than one; ``value`` is not a scalar; ``grads`` or
-            ``opt_state`` does not fit ``params`` or the guard's settings; ``tx`` changes the structure of
-            its state; ``ClipUpdateRMS`` finds no learning rate in it.
+        ValueError: the arguments are in another order, as far as that can be seen; ``opt_state`` holds no
+            guard or more than one; ``value`` is not a scalar; ``grads`` or ``opt_state`` does not fit
+            ``params`` or the guard's settings; ``tx`` changes the structure of its state; ``ClipUpdateRMS``
+            finds no learning rate in it.
 
     Example:
         >>> import stablenum_jax
@@ -75,13 +78,15 @@ def step(
     check_transformation("tx", tx)
     if params is None:
         raise bad_type("params", "the parameters", params)
+    _check_order(params, opt_state, grads)
+    model, params = params, parameters(params, grads)
     if value is not None:
         extra = {"value": value, **extra}
     add = _add
     if isinstance(grads, Mapping) and FP8_STATISTICS in grads and "params" in grads:
         tx, add = _with_statistics(tx), _add_and_overwrite
     try:
-        return guarded_update(tx, params, opt_state, grads, extra, add=add)
+        params, opt_state = guarded_update(tx, params, opt_state, grads, extra, add=add)
     except OtherSettingsError:
         raise  # which says what does not fit, and how to mend it
     except (TypeError, ValueError, AttributeError) as error:
@@ -89,6 +94,38 @@ def step(
         if found is None:
             raise
         raise ValueError(f"{found} Nothing was changed.") from error
+    return with_parameters(model, params), opt_state
+
+
+def _check_order(params: PyTree, opt_state: PyTree, grads: PyTree) -> None:
+    """Check that the arguments are in the order of ``step``, as far as their structure tells.
+
+    Gradients and parameters are trees alike, except that a parameter may lack a gradient, but no gradient a
+    parameter, and that only a model holds functions.
+
+    Raises:
+        ValueError: they are in another order, such as that of ``tx.update``.
+    """
+    hint = (
+        "step takes (tx, params, opt_state, grads), unlike tx.update, which takes (grads, opt_state, params)."
+    )
+    if not has_guard(opt_state):
+        for name, tree in (("params", params), ("grads", grads)):
+            if has_guard(tree):
+                raise ValueError(f"opt_state must be the state of tx; got it as {name}. {hint}")
+    given, trained = (
+        jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: x is None) for tree in (params, grads)
+    )
+    of_params = dict(given)
+    for path, leaf in trained:
+        where = jax.tree_util.keystr(path)
+        if callable(leaf) and not hasattr(leaf, "dtype"):
+            raise ValueError(f"grads must hold gradients; grads{where} is {leaf!r}. {hint}")
+        if leaf is not None and path in of_params and of_params[path] is None and is_floating(leaf):
+            raise ValueError(f"grads{where} must be None, as params{where} is; got an array. {hint}")
+    for path, leaf in given:
+        if getattr(leaf, "dtype", None) == jax.dtypes.float0:
+            raise ValueError(f"params{jax.tree_util.keystr(path)} is a gradient of dtype float0. {hint}")
 
 
 def _mismatch(
@@ -97,7 +134,9 @@ def _mismatch(
     """Return what does not fit in the arguments of a step that failed, in words; None if nothing is found."""
     if has_guard(opt_state) != 1:
         return None  # which has been said
-    of_params, of_grads = (jax.tree.structure(t, is_leaf=lambda x: x is None) for t in (params, grads))
+    of_params, of_grads = (
+        jax.tree.structure(t, is_leaf=lambda x: x is None) for t in (watched_parameters(params), grads)
+    )
     if of_params != of_grads:
         return f"grads must be a tree like params, {of_params}; got {of_grads}."
     try:
@@ -123,7 +162,11 @@ def _add(params: PyTree, updates: PyTree) -> PyTree:
     def add(param: Any, update: Any) -> Any:
         if param is None or update is None or getattr(update, "dtype", None) == jax.dtypes.float0:
             return param
-        return jnp.asarray(param + update).astype(jnp.asarray(param).dtype)
+        param, update = jnp.asarray(param), jnp.asarray(update)
+        if param.dtype != update.dtype and is_floating(param) and is_floating(update):
+            wide = wide_dtype(param.dtype, update.dtype)
+            return (param.astype(wide) + update.astype(wide)).astype(param.dtype)
+        return (param + update).astype(param.dtype)
 
     return jax.tree.map(add, params, updates, is_leaf=lambda leaf: leaf is None)
 

@@ -13,13 +13,15 @@ import optax
 import stablenum
 from stablenum.guard.config import Settings, make_config
 from stablenum_jax._step.apply import apply_multiplier, zeros_unless
+from stablenum_jax._step.decide_and_update import without_refused_value
 from stablenum_jax._step.driver_mode import Capture, Deferred, Direct, GuardReached, current_mode
 from stablenum_jax._step.eager import guarded_update
 from stablenum_jax._step.measure import AxisName, scalar_loss
 from stablenum_jax._step.observe import Watched, judge
 from stablenum_jax._step.warnings import NotATrueSkipWarning
 from stablenum_jax._trees.leaves import check_transformation, guarded_leaves, guarded_weights
-from stablenum_jax._trees.names import path_name, register_names
+from stablenum_jax._trees.models import parameters, watched_parameters
+from stablenum_jax._trees.names import names_id_of, path_name, register_names
 from stablenum_jax._trees.state import GuardOptState, has_guard
 
 __all__ = ["chain", "guard"]
@@ -72,7 +74,8 @@ def guard(
         axis_name: under ``shard_map`` or ``pmap``, the axis (or axes) along which each gradient is
             *sharded*: norms are then computed over the whole gradients, and all shards make the same
             decision. Leave it out if gradients have been averaged over the axis, and under jit with sharded
-            arrays.
+            arrays. A leaf that does not vary over the axis counts once; with ``check_vma=False``, as in
+            ``pmap``, this is unknown, and every leaf is taken to be sharded.
         **overrides: fields of :class:`stablenum.GuardConfig`, such as ``clip=1.0`` or
             ``loss_scale="dynamic"``.
 
@@ -141,22 +144,22 @@ class _Guard:
 
     def init(self, params: PyTree) -> GuardOptState:
         """Return the state before the first step."""
-        paths = list(guarded_leaves(params, None))
+        paths = list(guarded_leaves(watched_parameters(parameters(params)), None))
         names = [path_name(path) for path in paths]
         if self.config.unit_rule is not None:
             self.config.unit_rule.included(names)  # raises if a pattern matches nothing
-        number = register_names(names)
+        number = jnp.asarray(register_names(names), jnp.int32)
         return GuardOptState(
             guard=stablenum.init_guard(self.config, len(paths), xp=jnp),
-            names_id=jnp.asarray(number, jnp.int32),
+            names_id=number,
         )
 
     def update(
         self, updates: PyTree, state: GuardOptState, params: PyTree = None, *, value: Any = None, **extra: Any
     ) -> tuple[PyTree, GuardOptState]:
         """Return the gradients for the next transformation, and the next state."""
+        params = watched_parameters(parameters(params, updates))
         leaves = guarded_leaves(updates, params)
-        register_names([path_name(path) for path in leaves])
         weights = () if self.config.unit_rule is None else guarded_weights(leaves, params)
         watched = Watched(tuple(leaves), tuple(leaves.values()), weights)
         mode = current_mode()
@@ -176,7 +179,8 @@ class _Guard:
             unscaled=mode.unscaled,
         )
         updates = apply_multiplier(self.config, updates, watched.paths, decision)
-        return zeros_unless(decision.apply, updates), state._replace(guard=after)
+        state = GuardOptState(after, names_id_of(leaves, state.names_id))
+        return zeros_unless(decision.apply, updates), state
 
     def _check_alone(self) -> None:
         """Raise or warn where a guard without a driver around it cannot do what it should."""
@@ -229,10 +233,10 @@ def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransforma
         raise ValueError("chain needs at least one transformation, the guard; got none.")
     for i, transform in enumerate(transforms):
         check_transformation(f"transforms[{i}]", transform)
-    inner = optax.chain(*transforms)
+    inner = optax.chain(*map(without_refused_value, transforms))
 
     def init(params: PyTree) -> PyTree:
-        state = inner.init(params)
+        state = inner.init(parameters(params))
         guards = [has_guard(part) for part in state]
         if guards[0] != 1 or sum(guards) != 1:
             raise ValueError(
@@ -243,6 +247,7 @@ def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransforma
         return state
 
     def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any) -> tuple[PyTree, PyTree]:
+        params = parameters(params, updates)
         if isinstance(current_mode(), (Capture, Direct)):
             return inner.update(updates, state, params, **extra)  # the driver around it does the rest
         return guarded_update(inner, params, state, updates, extra, add=None)

@@ -22,6 +22,8 @@ __all__ = [
     "is_floating",
     "is_measurable",
     "real_parts",
+    "varying_axes",
+    "wide_dtype",
 ]
 
 Array: TypeAlias = jax.Array
@@ -142,6 +144,32 @@ def guarded_weights(leaves: Mapping[Path, Any], params: Any) -> tuple[Any, ...]:
                 f"grads{jax.tree_util.keystr(path)} has no parameter of its shape {jnp.shape(leaf)}."
             )
     return tuple(by_path[path] for path in leaves)
+
+
+def varying_axes(x: Any) -> frozenset[Any]:
+    """Return the mesh axes that an array, or the shape of one, varies over inside ``shard_map``.
+
+    Without ``check_vma``, JAX does not know them, and there are none.
+    """
+    kind = x if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(x)
+    axes = getattr(getattr(kind, "manual_axis_type", None), "varying", None)
+    return frozenset((getattr(kind, "vma", None) if axes is None else axes) or ())  # its name before 0.10
+
+
+def wide_dtype(*dtypes: Any) -> Any:
+    """Return the dtype in which numbers of these floating types are computed: float32 or wider.
+
+    JAX's own promotion has no answer for 8-bit numbers and, where ``jax_numpy_dtype_promotion`` is "strict",
+    for none.
+
+    Example:
+        >>> wide_dtype(jnp.float8_e4m3fn, jnp.bfloat16)
+        dtype('float32')
+    """
+    double = any(jnp.finfo(dtype).bits == 64 for dtype in dtypes)
+    if any(jnp.issubdtype(dtype, jnp.complexfloating) for dtype in dtypes):
+        return jnp.dtype("complex128" if double else "complex64")
+    return jnp.dtype("float64" if double else "float32")
 
 
 def real_parts(x: Array) -> list[Array]:

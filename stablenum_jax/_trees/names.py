@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import warnings
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 
-__all__ = ["Path", "known_names", "path_name", "register_names"]
+__all__ = ["Path", "known_names", "names_id_of", "path_name", "register_names"]
 
 Path: TypeAlias = tuple[Any, ...]
 
@@ -57,6 +58,16 @@ def register_names(names: Sequence[str]) -> int:
             stacklevel=2,
         )
     return number
+
+
+def names_id_of(paths: Iterable[Path], before: jax.Array) -> jax.Array:
+    """Remember the names of the parameters at these paths, and return their number: an array like ``before``.
+
+    The parameters that a step has may be others than those that the state was made for, as where a part of
+    a model is frozen. The indices that the step records are those of its own parameters.
+    """
+    number = register_names([path_name(path) for path in paths])
+    return jnp.where(before == number, before, jnp.asarray(number, jnp.int32))
 
 
 def known_names(number: int) -> tuple[str, ...] | None:

@@ -1,0 +1,143 @@
+"""Other programs' settings and optimizers: JAX's debug and strict modes, 8-bit leaves, unusual optimizers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import stablenum
+import stablenum_jax as sj
+from tests.jax.helpers import assert_same_bits, reason, without_guard
+
+PARAMS = {"b": jnp.ones(2), "w": jnp.ones((2, 2))}
+RULES: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "clip": {"clip": 1.0},
+    "units": {"clip": stablenum.AdaptiveGradClip()},
+    "updates": {"clip": stablenum.ClipUpdateRMS(1.0, per_lr=False)},
+    "spike": {"spike": stablenum.SpikeGuard()},
+    "loss scale": {"loss_scale": "dynamic"},
+}
+
+
+@pytest.mark.parametrize("rules", RULES)
+@pytest.mark.parametrize("value", [None, 1.0])
+def test_a_sound_step_passes_under_debug_nans(rules: str, value: Any) -> None:
+    with jax.debug_nans(True):
+        tx = optax.chain(sj.guard(**RULES[rules]), optax.adam(0.1))
+        params, opt_state = PARAMS, tx.init(PARAMS)
+        for _ in range(2):
+            params, opt_state = sj.step(tx, params, opt_state, PARAMS, value=value)
+        opt_state = sj.load_guard_state_dict(opt_state, sj.guard_state_dict(opt_state))
+        seen = sj.metrics(opt_state)
+    assert seen["applied"]
+    np.testing.assert_equal(seen["loss"], np.nan if value is None else value)
+
+
+def test_the_traced_loss_that_was_not_given_is_nan() -> None:
+    tx = optax.chain(sj.guard(), optax.sgd(0.1))
+    opt_state = sj.step(tx, PARAMS, tx.init(PARAMS), PARAMS)[1]
+    assert np.isnan(jax.jit(sj.metrics)(opt_state)["loss"])
+    assert np.isnan(sj.history(opt_state)[0]["loss"])
+
+
+@pytest.mark.parametrize("rules", RULES)
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_a_step_under_strict_promotion(rules: str, dtype: Any) -> None:
+    params = {**PARAMS, "w": PARAMS["w"].astype(dtype)}
+    with jax.numpy_dtype_promotion("strict"):
+        tx = optax.chain(sj.guard(**RULES[rules]), optax.sgd(0.1))
+        opt_state = tx.init(params)
+        scaled = sj.scale_loss(jnp.ones((), dtype), opt_state)
+        after, opt_state = sj.step(tx, params, opt_state, params, value=jnp.ones((), dtype))
+    assert after["w"].dtype == dtype
+    assert scaled == sj.loss_scale(tx.init(params))
+    assert sj.metrics(opt_state)["applied"]
+
+
+@pytest.mark.parametrize("rules", RULES)
+@pytest.mark.parametrize("dtype", [jnp.float8_e4m3fn, jnp.float8_e5m2])
+def test_leaves_of_8_bits(rules: str, dtype: Any) -> None:
+    params = {**PARAMS, "w": PARAMS["w"].astype(dtype)}
+    tx = optax.chain(sj.guard(**RULES[rules]), optax.sgd(0.5))
+    after, opt_state = sj.step(tx, params, tx.init(params), params)
+    assert after["w"].dtype == dtype
+    assert sj.metrics(opt_state)["applied"]
+    bad = {**params, "w": jnp.full((2, 2), jnp.nan).astype(dtype)}
+    kept, opt_state = sj.step(tx, after, opt_state, bad)
+    assert_same_bits(kept, after)
+    assert sj.metrics(opt_state)["worst"] == (1, "w")
+
+
+@pytest.mark.parametrize("form", ["step", "guard"])
+@pytest.mark.parametrize("rule", [1.0, stablenum.AdaGC(), stablenum.AdaptiveGradClip(clipping=10.0)])
+def test_lookahead_whose_updates_have_another_structure_than_the_gradients(form: str, rule: Any) -> None:
+    inner = optax.lookahead(optax.sgd(0.1), 2, 0.5)
+    chained = optax.chain(sj.guard(clip=rule), inner)
+    tx = chained if form == "step" else sj.guard(inner, clip=rule)
+    params = optax.LookaheadParams.init_synced(PARAMS)
+    expected, state = params, inner.init(params)
+    opt_state = tx.init(params)
+    small = jax.tree.map(lambda x: 0.1 * x, PARAMS)
+
+    @jax.jit
+    def train(params: Any, opt_state: Any, grads: Any) -> Any:
+        if form == "step":
+            return sj.step(tx, params, opt_state, grads)
+        updates, opt_state = tx.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
+
+    for _ in range(3):
+        params, opt_state = train(params, opt_state, small)
+        updates, state = inner.update(small, state, expected)
+        expected = optax.apply_updates(expected, updates)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), params, expected)
+    bad = {**small, "w": small["w"] * jnp.nan}
+    kept, after = train(params, opt_state, bad)
+    assert_same_bits((kept, without_guard(after)), (params, without_guard(opt_state)))
+    assert sj.metrics(after)["worst"] == (1, "w")
+
+
+def _refusing(updates: Any, state: Any, params: Any = None, *, rate: float = 1.0) -> Any:
+    return jax.tree.map(lambda g: -rate * g, updates), state
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.05), sync_period=2),
+        optax.GradientTransformationExtraArgs(lambda p: optax.EmptyState(), _refusing),
+    ],
+    ids=["sam", "own"],
+)
+def test_the_loss_is_not_passed_to_an_optimizer_that_does_not_take_it(inner: Any) -> None:
+    updates, _ = inner.update(PARAMS, inner.init(PARAMS), PARAMS)
+    expected = optax.apply_updates(PARAMS, updates)
+    tx = optax.chain(sj.guard(), inner)
+    after, opt_state = sj.step(tx, PARAMS, tx.init(PARAMS), PARAMS, value=jnp.asarray(2.0))
+    assert_same_bits(after, expected)
+    assert sj.metrics(opt_state)["loss"] == 2.0
+    wrapped = sj.chain(sj.guard(), inner, optax.polyak_sgd())  # one that takes it beside one that does not
+    _, opt_state = wrapped.update(PARAMS, wrapped.init(PARAMS), PARAMS, value=jnp.asarray(2.0))
+    assert reason(opt_state) == "OK"
+    with pytest.raises(TypeError, match="unexpected keyword argument 'loss'"):
+        sj.step(tx, PARAMS, tx.init(PARAMS), PARAMS, loss=jnp.asarray(2.0))
+
+
+def test_arguments_in_another_order_are_named() -> None:
+    tx = optax.chain(sj.guard(), optax.sgd(0.1))
+    opt_state = tx.init(PARAMS)
+    with pytest.raises(ValueError, match=r"got it as grads\. step takes \(tx, params, opt_state, grads\)"):
+        sj.step(tx, PARAMS, PARAMS, opt_state)
+    with pytest.raises(ValueError, match=r"got it as params\. step takes"):
+        sj.step(tx, opt_state, PARAMS, PARAMS)
+    with pytest.raises(ValueError, match=r"grads\['b'\] must be None, as params\['b'\] is"):
+        sj.step(tx, {**PARAMS, "b": None}, opt_state, PARAMS)  # a frozen parameter, in the order of optax
+    model = {**PARAMS, "f": jnp.tanh}
+    with pytest.raises(ValueError, match=r"grads\['f'\] is .*unlike tx\.update"):
+        sj.step(tx, {**PARAMS, "f": None}, opt_state, model)

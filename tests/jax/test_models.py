@@ -1,0 +1,203 @@
+"""Models given as they are: equinox modules and flax nnx modules, with what they hold besides parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import stablenum
+import stablenum_jax as sj
+from tests.jax.helpers import assert_same_bits
+
+X, Y = jax.random.normal(jax.random.key(1), (5, 3)), jnp.ones(5)
+
+
+class Net(eqx.Module):
+    """Functions, numbers, a key, an integer array and None among the parameters."""
+
+    first: eqx.nn.Linear
+    drop: eqx.nn.Dropout
+    act: Any
+    scale: float
+    nothing: Any
+    key: jax.Array
+    count: jax.Array
+    last: eqx.nn.Linear
+
+    def __init__(self) -> None:
+        first, last = jax.random.split(jax.random.key(0))
+        self.first, self.last = eqx.nn.Linear(3, 4, key=first), eqx.nn.Linear(4, 1, use_bias=False, key=last)
+        self.drop, self.act, self.scale, self.nothing = eqx.nn.Dropout(0.5), jnp.tanh, 2.0, None
+        self.key, self.count = jax.random.key(2), jnp.asarray(3)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.last(self.drop(self.act(self.first(x)), key=self.key) * self.scale)[0]
+
+
+def loss_of(model: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.mean((jax.vmap(model)(x) - y) ** 2)
+
+
+def floats(model: Any) -> Any:
+    return eqx.filter(model, eqx.is_inexact_array)
+
+
+def spoiled(grads: Any) -> Any:
+    return eqx.tree_at(lambda g: g.last.weight, grads, grads.last.weight.at[0, 0].set(jnp.nan))
+
+
+def test_the_gradients_of_an_equinox_model_are_those_of_equinox() -> None:
+    model = Net()
+    tx = optax.chain(sj.guard(loss_scale=8.0), optax.adam(0.1))
+    loss, grads = sj.value_and_grad(loss_of, tx.init(floats(model)))(model, X, y=Y)
+    expected, of_equinox = eqx.filter_value_and_grad(loss_of)(model, X, Y)
+    assert loss == expected
+    assert_same_bits(grads, jax.tree.map(lambda g: g * 8.0, of_equinox))
+
+
+def test_gradients_of_a_model_with_aux_and_of_two_models() -> None:
+    opt_state = sj.guard(optax.sgd(0.1)).init(jnp.ones(1))
+    fun = sj.value_and_grad(lambda a, b: (loss_of(a, X, Y) + loss_of(b, X, Y), a), opt_state, (0, 1), True)
+    (_, aux), (one, other) = fun(Net(), Net())
+    assert aux.act is jnp.tanh
+    assert_same_bits(one, other)
+
+
+@pytest.mark.parametrize("form", ["step", "guard"])
+@pytest.mark.parametrize("jit", [False, True])
+def test_an_equinox_model_is_trained_as_it_is(form: str, jit: bool) -> None:
+    model = Net()
+    rules = {"clip": [stablenum.AdaGC(), stablenum.AdaptiveGradClip()]} if form == "step" else {}
+    chained = optax.chain(sj.guard(**rules), optax.adamw(0.1))
+    tx = chained if form == "step" else sj.guard(optax.adamw(0.1))
+    opt_state = tx.init(floats(model) if form == "step" else model)
+
+    def train(model: Any, opt_state: Any, bad: bool) -> Any:
+        loss, grads = sj.value_and_grad(loss_of, opt_state)(model, X, Y)
+        grads = spoiled(grads) if bad else grads
+        if form == "step":
+            return sj.step(tx, model, opt_state, grads, value=loss)
+        updates, opt_state = tx.update(grads, opt_state, model, value=loss)
+        return eqx.apply_updates(model, updates), opt_state
+
+    train = eqx.filter_jit(train) if jit else train
+    after, opt_state = train(model, opt_state, False)
+    assert (after.last.weight != model.last.weight).all()
+    assert (after.drop.p, after.scale, after.act, after.nothing) == (0.5, 2.0, jnp.tanh, None)
+    assert int(after.count) == 3
+    skipped, opt_state = train(after, opt_state, True)
+    assert_same_bits(floats(skipped), floats(after))
+    assert sj.metrics(opt_state)["worst"] == (2, "last.weight")
+
+
+def test_a_frozen_model_has_the_right_parameter_blamed() -> None:
+    model = Net()
+    trained = jax.tree.map(lambda _: False, model)
+    part, rest = eqx.partition(model, eqx.tree_at(lambda m: m.last.weight, trained, True))
+    grads = jax.grad(lambda p: loss_of(eqx.combine(p, rest), X, Y))(part)
+    tx = optax.chain(sj.guard(), optax.adam(0.1))
+    for params in (part, model):
+        after, opt_state = sj.step(tx, params, tx.init(part), spoiled(grads))
+        assert sj.metrics(opt_state)["worst"].name == "last.weight"
+        assert_same_bits(floats(after), floats(params))
+
+
+def test_a_plain_tree_with_a_function_and_a_word() -> None:
+    params = {"name": "net", "f": jnp.sin, "w": jnp.ones(2), "x": 1.5}
+    tx = sj.guard(optax.sgd(0.5))
+    opt_state = tx.init(params)
+    loss, grads = sj.value_and_grad(lambda p: p["f"](p["w"]).sum() * p["x"], opt_state)(params)
+    assert grads["f"] is None
+    assert grads["x"] is None
+    after, opt_state = sj.step(tx, params, opt_state, grads, value=loss)
+    np.testing.assert_allclose(after["w"], 1.0 - 0.75 * np.cos(1.0), rtol=1e-6)
+    assert (after["name"], after["f"]) == ("net", jnp.sin)
+
+
+def test_arguments_without_a_number_to_differentiate_are_still_refused_by_jax() -> None:
+    opt_state = sj.guard(optax.sgd(0.5)).init(jnp.ones(1))
+    with pytest.raises(TypeError, match="real- or complex-valued inputs"):
+        sj.value_and_grad(lambda i, w: w.sum() * i, opt_state)(jnp.asarray(3), jnp.ones(2))
+
+
+class Block(nnx.Module):
+    """Running statistics, a generator that counts, and a function."""
+
+    def __init__(self) -> None:
+        rngs = nnx.Rngs(0)
+        self.first, self.last = nnx.Linear(3, 4, rngs=rngs), nnx.Linear(4, 1, rngs=rngs)
+        self.norm, self.drop = nnx.BatchNorm(4, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+        self.act = jnp.tanh
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.last(self.drop(self.act(self.norm(self.first(x)))))[:, 0]
+
+
+def loss_of_block(model: Any, x: jax.Array) -> jax.Array:
+    return jnp.mean((model(x) - 1.0) ** 2)
+
+
+def test_value_and_grad_of_an_nnx_module_does_what_nnx_does() -> None:
+    one, other = Block(), Block()
+    opt_state = sj.guard(optax.adam(0.1), loss_scale=8.0).init(one)
+    for _ in range(2):
+        loss, grads = sj.value_and_grad(loss_of_block, opt_state)(one, x=X)
+        expected, of_nnx = nnx.value_and_grad(loss_of_block)(other, X)
+        assert loss == expected
+        assert_same_bits(grads, jax.tree.map(lambda g: g * 8.0, of_nnx))
+    assert_same_bits(*(nnx.to_pure_dict(nnx.state(m, nnx.BatchStat)) for m in (one, other)))
+    assert one.drop.rngs.count[...] == 2
+    assert (one.norm.mean[...] != 0).all()
+
+
+@pytest.mark.parametrize("escalate", [None, stablenum.EscalatePrecision(after=2)])
+def test_statistics_and_generators_are_kept_under_a_policy(escalate: Any) -> None:
+    model = Block()
+    opt_state = sj.guard(optax.adam(0.1), escalate=escalate).init(model)
+
+    @nnx.jit
+    def gradients(model: Any) -> Any:
+        return sj.value_and_grad(loss_of_block, opt_state, policy="c=f16")(model, X)
+
+    for _ in range(2):
+        _, grads = gradients(model)
+    assert model.drop.rngs.count[...] == 2
+    assert (model.norm.mean[...] != 0).all()
+    assert model.norm.mean[...].dtype == jnp.float32
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(grads))
+
+
+def test_step_changes_an_nnx_module_in_place() -> None:
+    model = Block()
+    tx = optax.chain(sj.guard(), optax.adamw(0.1))
+    opt_state = tx.init(nnx.state(model, nnx.Param))
+    assert sj.guard_state_dict(opt_state)["names"] == sj.guard_state_dict(sj.guard().init(model))["names"]
+
+    @nnx.jit
+    def train(model: Any, opt_state: Any, x: jax.Array) -> Any:
+        loss, grads = sj.value_and_grad(loss_of_block, opt_state)(model, x)
+        return sj.step(tx, model, opt_state, grads, value=loss)[1]
+
+    before = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    opt_state = train(model, opt_state, X)
+    good = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    assert (good["last"]["kernel"] != before["last"]["kernel"]).any()
+    assert model.drop.rngs.count[...] == 1
+    opt_state = train(model, opt_state, X * jnp.nan)
+    assert_same_bits(nnx.to_pure_dict(nnx.state(model, nnx.Param)), good)
+    assert sj.metrics(opt_state)["reason"].name == "NONFINITE_LOSS"
+
+
+def test_gradients_of_another_nnx_module_are_refused() -> None:
+    model = Block()
+    tx = optax.chain(sj.guard(), optax.sgd(0.1))
+    opt_state = tx.init(nnx.state(model, nnx.Param))
+    with pytest.raises(ValueError, match="it has no bias"):
+        sj.step(tx, model, opt_state, nnx.state(model.first, nnx.Param))
