@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _get_dispatch_stack_at, _len_torch_dispatch_stack
@@ -18,7 +19,7 @@ class Modes:
         self._grad, self._dtype = torch.is_grad_enabled(), torch.get_default_dtype()
         self._functions, self._dispatches = torch._C._len_torch_function_stack(), _len_torch_dispatch_stack()
         self._warnings = warnings.filters, warnings.showwarning
-        compiler = sys.modules.get("torch._dynamo.eval_frame")
+        compiler: Any = sys.modules.get("torch._dynamo.eval_frame")
         self._stance = getattr(compiler, "_stance", None)
 
     def restore(self) -> None:
@@ -28,9 +29,9 @@ class Modes:
         while _len_torch_dispatch_stack() > self._dispatches:
             _get_dispatch_stack_at(_len_torch_dispatch_stack() - 1).__exit__(None, None, None)
         if warnings.filters is not self._warnings[0]:
-            warnings.filters, warnings.showwarning = self._warnings  # type: ignore[misc]
+            warnings.filters, warnings.showwarning = self._warnings
             getattr(warnings, "_filters_mutated", lambda: None)()
-        compiler = sys.modules.get("torch._dynamo.eval_frame")
+        compiler: Any = sys.modules.get("torch._dynamo.eval_frame")
         if self._stance is not None and getattr(compiler, "_stance", None) is not self._stance:
             compiler._set_stance(self._stance)
         torch.set_default_dtype(self._dtype)

@@ -63,7 +63,7 @@ class Snapshot:
             self._generators.append((generator, generator.get_state()))
 
     def restore(self) -> None:
-        """Restore everything. A second call completes one that was interrupted; if none was, it does nothing."""
+        """Restore everything; a second call completes an interrupted one, and otherwise does nothing."""
         if self._restored:
             return
         self._modes.restore()  # first, so that nothing of the following is recorded
