@@ -31,12 +31,18 @@ def and_restore(body: Callable[[], T], restore: Callable[[], object]) -> T:
 
     Args:
         body: changes what is to be restored; nothing is changed before it is called.
-        restore: may be called any number of times, and completes what an earlier call has begun.
+        restore: is called until it has returned once, and does again what an earlier call has done.
     """
+    restored: list[object] = []
+
+    def once() -> None:
+        if not restored:
+            restored.append(restore())
+
     try:
         try:
             return body()
         finally:
-            restore()
+            once()
     finally:
-        restore()
+        once()
