@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
-__all__ = ["finish"]
+__all__ = ["and_restore", "finish"]
+
+T = TypeVar("T")
 
 
 def finish(action: Callable[[], object]) -> None:
@@ -18,3 +21,28 @@ def finish(action: Callable[[], object]) -> None:
     except BaseException:
         action()
         raise
+
+
+def and_restore(body: Callable[[], T], restore: Callable[[], object]) -> T:
+    """Return ``body()``; before that, and whatever it raises, call ``restore``.
+
+    A ``with`` or a single ``finally`` is left without its cleanup if Ctrl-C comes just before the cleanup
+    begins. Here ``restore`` is called again then.
+
+    Args:
+        body: changes what is to be restored; nothing is changed before it is called.
+        restore: is called until it has returned once, and does again what an earlier call has done.
+    """
+    restored: list[object] = []
+
+    def once() -> None:
+        if not restored:
+            restored.append(restore())
+
+    try:
+        try:
+            return body()
+        finally:
+            once()
+    finally:
+        once()

@@ -37,14 +37,18 @@ def interrupted_at(
     call: Callable[[], object],
     error: type[BaseException] = InterruptError,
     inside: Sequence[str] = _PACKAGES,
+    *,
+    by: signal.Signals | None = None,
 ) -> Line | None:
     """Call the function, and raise ``error`` just before the line with this number, from 0, runs.
 
+    With ``by``, the signal comes there instead; its handler is expected to raise ``error`` there or later.
     KeyboardInterrupt comes by the signal SIGINT, as from Ctrl-C.
 
     Returns:
         The line; None if fewer lines ran, or if something has caught the exception.
     """
+    number_of_signal = signal.SIGINT if error is KeyboardInterrupt else by
     count = 0
     place: list[Line] = []
 
@@ -53,8 +57,8 @@ def interrupted_at(
         count += 1
         if count == number + 1:
             place.append(line)
-            if error is KeyboardInterrupt:
-                signal.raise_signal(signal.SIGINT)  # handled at once: Python's handler raises here
+            if number_of_signal is not None:
+                signal.raise_signal(number_of_signal)  # handled at once
             else:
                 raise error(f"{line[0]}:{line[1]}")
 

@@ -1,7 +1,7 @@
 """Find the module that an operation of a jaxpr belongs to, from its name stack.
 
 Flax linen enters the names of its modules in that stack, and ``jax.named_scope`` its argument. Modules of
-flax.nnx and Equinox are named by their paths in the tree while a function is traced in :func:`module_names`.
+flax.nnx and Equinox are named by their paths in the tree while :func:`with_module_names` traces a function.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ import functools
 import itertools
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 
+from stablenum.interrupts import and_restore
 from stablenum_jax._trees.names import path_name
 
-__all__ = ["Scope", "module_names", "scope_of"]
+__all__ = ["Scope", "scope_of", "with_module_names"]
+
+T = TypeVar("T")
 
 #: The modules around an operation, the outermost first: the path of each, and the number of its call.
 Scope: TypeAlias = tuple[tuple[str, str], ...]
@@ -67,26 +70,36 @@ def scope_of(names: tuple[str, ...], roots: frozenset[str]) -> Scope:
     return tuple(found)
 
 
-@contextlib.contextmanager
-def module_names() -> Iterator[set[str]]:
-    """Name the modules of flax.nnx and Equinox, if these are imported, while a function is traced.
+def with_module_names(trace: Callable[[], T]) -> tuple[T, set[str]]:
+    """Return ``trace()``, run without jit and with names for the modules of flax.nnx and Equinox.
 
-    Yields a set, to which the names of outermost linen modules are added. Restores all classes afterwards.
+    Returns:
+        Its result, and the names of outermost linen modules. All classes are restored.
     """
     roots: set[str] = set()
     count = itertools.count()
-    with contextlib.ExitStack() as stack:
+    changed: list[tuple[type, Any]] = []
+    contexts = contextlib.ExitStack()
+
+    def run() -> T:
+        contexts.enter_context(jax.disable_jit())
         linen = sys.modules.get("flax.linen")
         if linen is not None:
-            stack.enter_context(linen.intercept_methods(functools.partial(_note_call, roots, count)))
+            contexts.enter_context(linen.intercept_methods(functools.partial(_note_call, roots, count)))
         nnx = sys.modules.get("flax.nnx")
         if nnx is not None:
-            stack.enter_context(_wrapped_calls(nnx.Module, _nnx_paths, count))
+            _wrap_calls(changed, nnx.Module, _nnx_paths, count)
         equinox = sys.modules.get("equinox")
         if equinox is not None:
-            base = equinox.Module
-            stack.enter_context(_wrapped_calls(base, functools.partial(_tree_paths, base), count))
-        yield roots
+            _wrap_calls(changed, equinox.Module, functools.partial(_tree_paths, equinox.Module), count)
+        return trace()
+
+    def restore() -> None:
+        for kind, call in changed:
+            type.__setattr__(kind, "__call__", call)
+        contexts.close()
+
+    return and_restore(run, restore), roots
 
 
 def _note_call(
@@ -123,11 +136,16 @@ def _tree_paths(base: type, root: Any) -> dict[int, str]:
     return found
 
 
-@contextlib.contextmanager
-def _wrapped_calls(
-    base: type, paths_of: Callable[[Any], dict[int, str]], count: Iterator[int]
-) -> Iterator[None]:
-    """Run every ``__call__`` of ``base`` and its subclasses in the scope of the module's path."""
+def _wrap_calls(
+    changed: list[tuple[type, Any]],
+    base: type,
+    paths_of: Callable[[Any], dict[int, str]],
+    count: Iterator[int],
+) -> None:
+    """Run every ``__call__`` of ``base`` and its subclasses in the scope of the module's path.
+
+    Each class is added to ``changed`` with its own method before the class is changed.
+    """
     known: dict[int, str] = {}  # filled while an outermost module is being called
     called: list[int] = []
 
@@ -155,15 +173,11 @@ def _wrapped_calls(
 
         return named
 
-    changed = [(kind, kind.__dict__["__call__"]) for kind in _subclasses(base) if "__call__" in kind.__dict__]
-    changed = [(kind, call) for kind, call in changed if callable(call)]
-    try:
-        for kind, call in changed:
+    for kind in _subclasses(base):
+        call = kind.__dict__.get("__call__")
+        if callable(call):
+            changed.append((kind, call))
             type.__setattr__(kind, "__call__", wrapped(call))
-        yield
-    finally:
-        for kind, call in changed:
-            type.__setattr__(kind, "__call__", call)
 
 
 def _subclasses(base: type) -> set[type]:

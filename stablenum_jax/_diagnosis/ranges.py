@@ -16,7 +16,7 @@ from stablenum.diagnosis.ranges import RangeCollector, RangeReport
 from stablenum.diagnosis.ranges.rows import ACTIVATION, ACTIVATION_GRADIENT, GRADIENT, WEIGHT
 from stablenum.settings_checks import check_callable, check_flag
 from stablenum_jax._diagnosis.module_outputs import Walk
-from stablenum_jax._diagnosis.module_scopes import module_names
+from stablenum_jax._diagnosis.module_scopes import with_module_names
 from stablenum_jax._step.training import step
 from stablenum_jax._trees.leaves import check_state, check_transformation
 from stablenum_jax._trees.names import path_name
@@ -106,8 +106,7 @@ def range_report(
         return [x for x in jax.tree.leaves(out[0] if has_aux else out) if isinstance(x, (jax.Array, float))]
 
     # Run without jit, so that no trace is taken from a cache or left in one.
-    with jax.disable_jit(), module_names() as roots:
-        closed = jax.make_jaxpr(outputs)(*leaves)
+    closed, roots = with_module_names(lambda: jax.make_jaxpr(outputs)(*leaves))
     pass_ = _Pass(closed, frozenset(roots))
     outs, arrays = pass_.forward(leaves)
     for number, array in arrays.items():

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from stablenum.diagnosis.ranges import RangeCollector, RangeReport
 from stablenum.diagnosis.ranges.rows import ACTIVATION, ACTIVATION_GRADIENT, GRADIENT, WEIGHT
 from stablenum.errors import bad_field, bad_type
+from stablenum.interrupts import and_restore
 from stablenum.settings_checks import check_callable
+from stablenum_torch._diagnosis.replay.modes import Modes
 from stablenum_torch._step.checks import check_module
 from stablenum_torch._step.measure import dense_values
 from stablenum_torch._step.optimizer import GuardedOptimizer
@@ -92,11 +94,12 @@ def range_report(
 
     seen = RangeCollector(formats, xp=torch_namespace, cast=_cast)
     names = {p: name for name, p in model.named_parameters()}
-    with _on_copies(model), _random_states(model), _float32_only(model), contextlib.ExitStack() as hooks:
+    watch, copies = _Watch(seen), _Copies(model)
+
+    def run() -> None:
+        copies.make()
         for p, name in names.items():
             seen.add(WEIGHT, _module_of(name), _plain(p))
-        watch = _Watch(seen)
-        hooks.callback(watch.remove)
         watch.follow(model)
         loss = _loss(model, _floats(batch), loss_fn)
         watch.forward_done = True
@@ -106,35 +109,50 @@ def range_report(
             seen.note("No gradients: the loss depends on no parameter that requires a gradient.")
         else:
             _backward(loss, names, optimizer, seen)
+
+    def run_in_float32() -> None:
+        with _random_states(model), _float32_only(model):
+            run()
+
+    def restore() -> None:
+        modes.restore()
+        copies.restore()
+        watch.remove()
+
+    modes = Modes()
+    and_restore(run_in_float32, restore)
     return RangeReport(seen.rows, seen.formats, seen.notes)
 
 
 # --- restoring ---------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _on_copies(model: nn.Module) -> Iterator[None]:
-    """Within the context, give parameters and buffers float32 copies of their values, and clear gradients.
+class _Copies:
+    """Float32 copies of the values of parameters and buffers, in place of these and of the gradients.
 
     The tensors stay the same objects, so references to them (an RNN's flat weights, tied weights) stay valid.
     """
-    tensors = dict.fromkeys([*model.parameters(), *model.buffers()])
-    kept = [(t, t.data, t.grad) for t in tensors]
-    tables = [t for module in model.modules() for t in (module._parameters, module._buffers)]
-    registered = [(table, dict(table)) for table in tables]
-    try:
-        for t, data, _ in kept:
+
+    def __init__(self, model: nn.Module) -> None:
+        self._kept = [(t, t.data, t.grad) for t in dict.fromkeys([*model.parameters(), *model.buffers()])]
+        tables = [t for module in model.modules() for t in (module._parameters, module._buffers)]
+        self._registered = [(table, dict(table)) for table in tables]
+
+    def make(self) -> None:
+        """Put the copies in place, and clear the gradients."""
+        for t, data, _ in self._kept:
             t.grad = None
             t.data = data.float() if _narrow(data) else data.clone()
-        yield
-    finally:
-        for table, before in registered:
-            table.clear()
-            table.update(before)
-        for t, data, grad in kept:
+
+    def restore(self) -> None:
+        """Put everything back. May be called again."""
+        for t, data, grad in self._kept:
             t.grad = None
             t.data = data
             t.grad = grad
+        for table, before in self._registered:
+            table.clear()
+            table.update(before)
 
 
 @contextlib.contextmanager

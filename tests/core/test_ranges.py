@@ -389,7 +389,10 @@ def test_the_plot_is_a_picture(tmp_path):
 
 def test_the_plot_leaves_room_for_gradients_times_the_loss_scale(tmp_path, monkeypatch):
     figures = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    savefig = Figure.savefig
+    monkeypatch.setattr(
+        Figure, "savefig", lambda figure, *a, **k: (figures.append(figure), savefig(figure, *a, **k))
+    )
     made = report(("activation", "m", [2.0**30]), ("gradient", "m", [2.0**22]))
     for scale in (5, 10):
         draw(made.rows, ("float16",), scale, tmp_path / "plot.png")

@@ -189,3 +189,27 @@ def test_a_halted_guard_still_raises_after_an_interrupt(path):
         assert torch.equal(w.detach(), torch.ones(2))
         w.grad = torch.full((2,), math.nan)
         act(opt)
+
+
+@pytest.mark.parametrize("most", MOST)
+def test_a_range_report_restores_the_model(most):
+    training = Training("fused", "global")
+    training.backward(50)
+    x = torch.ones(8, 3)
+
+    def call() -> None:
+        st.range_report(training.net, x, loss_fn=lambda net, x: net(x).square().mean())
+
+    def found() -> Any:
+        tables = [[id(t) for t in m._parameters.values()] for m in training.net.modules()]
+        hooks = [len(m._forward_hooks) for m in training.net.modules()]
+        grads = [(p.grad.data_ptr(), p.data_ptr()) for p in training.net.parameters()]
+        return training.state(), tables, hooks, grads, torch.is_grad_enabled()
+
+    call()  # the first call fills caches
+    before, lines = found(), executed_lines(call)
+    last = sorted({line: i for i, line in enumerate(lines)}.values())
+    ends = [i for i in range(len(lines)) if lines[i][0].endswith("_diagnosis/ranges.py")][-150:]
+    for number in sorted({*last, *ends} if most is None else {*some(last, 3), *some(ends, most)}):
+        assert interrupted_at(number, call) is not None
+        assert found() == before, lines[number]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 import stablenum_torch as st
+from tests.injection import executed_lines, interrupted_at, some
 
 
 class Net(nn.Module):
@@ -74,6 +76,9 @@ def state(model: Net, opt: torch.optim.Optimizer) -> dict[str, Any]:
         "numpy rng": repr(np.random.get_state()[1].tobytes() + bytes(np.random.get_state()[2])),
         "python rng": repr(random.getstate()),
         "modes": (torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.get_default_dtype()),
+        "contexts": (torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()),
+        "warnings": (id(warnings.filters), id(warnings.showwarning)),
+        "compiler": repr(torch._dynamo.eval_frame._stance),
     }
 
 
@@ -278,3 +283,26 @@ def test_parameters_made_in_inference_mode() -> None:
 def test_replaying_something_that_is_not_callable_raises() -> None:
     with pytest.raises(TypeError, match="step_fn must be a function"):
         st.replay(torch.ones(1))
+
+
+@pytest.mark.parametrize(
+    "every", [False, pytest.param(True, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
+)
+def test_an_interrupt_at_any_line(every: bool) -> None:
+    """At the last time that each line runs, and at the lines that restore after the last run."""
+    model, opt, x, y = made("guarded")
+    train(model, opt, x, y)
+    model.train()
+    torch.set_grad_enabled(True)
+
+    def call() -> None:
+        st.replay(train, model, opt, x, y, math.nan)
+
+    call()  # the first replay fills caches
+    before, lines = state(model, opt), executed_lines(call)
+    last = sorted({line: i for i, line in enumerate(lines)}.values())
+    end = max(i for i, line in enumerate(lines) if line[0].endswith("snapshot.py"))
+    restoring = [i for i in range(end - 600, end + 1) if lines[i][0].endswith(("snapshot.py", "modes.py"))]
+    for number in sorted({*last, *some(restoring, 200)} if every else {*some(last, 4), *some(restoring, 5)}):
+        assert interrupted_at(number, call) is not None
+        assert state(model, opt) == before, lines[number]

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import shutil
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -23,6 +19,7 @@ from stablenum.commands.compare.report import list_table, print_report, to_json
 from stablenum.commands.compare.runner import Result, run_scenario, steps_of
 from stablenum.commands.compare.scenario_file import read_scenario_file, with_guard
 from stablenum.commands.compare.scenarios import Scenario
+from stablenum.commands.outputs import check_target, write
 
 __all__ = ["compare"]
 
@@ -69,7 +66,7 @@ def compare(
             console.print(f"backend {b.name}: {b.about}{missing}", markup=False, highlight=False)
         return
     for option, path in (("--json", json), ("--plot", plot)):
-        _check_target(option, path)
+        check_target(option, path)
     begin = time.perf_counter()
     # Scenarios requested by name run on every backend.
     with _without_log():
@@ -80,12 +77,12 @@ def compare(
         text = to_json(
             results, backends=backends, absent=absent, unfit=unfit, versions=versions(), seconds=seconds
         )
-        _write(json, lambda path: path.write_text(text, encoding="utf-8"), "--json")
+        write(json, lambda path: path.write_text(text, encoding="utf-8"), "--json")
         console.print(f"wrote {json}", style="dim", markup=False, highlight=False)
     if plot is not None:
         from stablenum.commands.compare.plot import choose, draw  # matplotlib takes a second to load
 
-        _write(plot, lambda path: draw(choose(results, scenario or ()), path), "--plot")
+        write(plot, lambda path: draw(choose(results, scenario or ()), path), "--plot")
         console.print(f"wrote {plot}", style="dim", markup=False, highlight=False)
     if not all(result.ok for result in results):
         raise typer.Exit(1)
@@ -182,86 +179,3 @@ def _run(
                 )
             )
     return results
-
-
-def _check_target(option: str, path: Path | None) -> None:
-    """Check that a result can be written to ``path``, before minutes of work and not after."""
-    if path is None:
-        return
-    try:
-        if path.is_dir():
-            raise typer.BadParameter(f"{path} is a folder; name a file.", param_hint=option)
-        if _is_special(path):
-            if not os.access(path, os.W_OK):
-                raise typer.BadParameter(f"{path} cannot be written to.", param_hint=option)
-            return
-        folder = path.resolve().parent
-    except (OSError, RuntimeError) as error:  # a loop of links
-        raise typer.BadParameter(f"{path} cannot be accessed: {error}", param_hint=option) from error
-    if not folder.is_dir():
-        raise typer.BadParameter(f"the folder {folder} does not exist.", param_hint=option)
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise typer.BadParameter(f"the folder {folder} cannot be written to.", param_hint=option)
-
-
-def _is_special(path: Path) -> bool:
-    """Return whether a path must be written into and not replaced: a pipe, a device or our own output."""
-    return path.exists() and (not path.is_file() or _own_output(path) is not None)
-
-
-def _own_output(path: Path) -> int | None:
-    """Return 1 or 2 if our standard output or error goes to the path (``/dev/stdout``)."""
-    there = path.stat()
-    for descriptor in (1, 2):
-        try:
-            if os.path.samestat(there, os.fstat(descriptor)):
-                return descriptor
-        except OSError:  # closed
-            continue
-    return None
-
-
-def _write(target: Path, fill: Callable[[Path], Any], option: str) -> None:
-    """Write a result, and report an OSError as a usage error of its option (exit code 2)."""
-    try:
-        if _is_special(target):
-            _write_into(target, fill)
-        else:
-            _replace(target.resolve(), fill)
-    except OSError as error:
-        raise typer.BadParameter(f"cannot write {target}: {error}", param_hint=option) from error
-
-
-def _replace(target: Path, fill: Callable[[Path], Any]) -> None:
-    """Write a file next to the target, then rename it, so that an interrupted run leaves no partial file.
-
-    ``target`` must be resolved, so that the file to which a link points is replaced and the link stays.
-    """
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.")
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        fill(temporary)
-        temporary.chmod(0o666 & ~_umask())
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _write_into(target: Path, fill: Callable[[Path], Any]) -> None:
-    """Write into a pipe or a device by way of a temporary file, because some formats need to seek."""
-    with tempfile.TemporaryDirectory() as folder:
-        temporary = Path(folder) / "result"
-        fill(temporary)
-        sys.stdout.flush()
-        own = _own_output(target)
-        # A file opened a second time would be written from its start, over the output already printed.
-        handle = os.open(target, os.O_WRONLY) if own is None else os.dup(own)
-        with temporary.open("rb") as source, os.fdopen(handle, "wb") as sink:
-            shutil.copyfileobj(source, sink)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

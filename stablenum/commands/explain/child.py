@@ -22,6 +22,7 @@ import stablenum
 from stablenum.commands.explain.imports import AfterImport
 from stablenum.commands.explain.plan import Plan
 from stablenum.commands.explain.session import Session, Stop
+from stablenum.files import write_text
 
 __all__ = ["run"]
 
@@ -115,7 +116,7 @@ def main() -> None:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):  # closed by the script
                 stream.flush()
-        outcome.write_text(json.dumps(session.outcome.to_dict()), encoding="utf-8")
+        write_text(outcome, json.dumps(session.outcome.to_dict()))
 
     def leave() -> None:
         write()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +13,7 @@ from rich.text import Text
 
 from stablenum.commands.explain.plan import Outcome, Plan
 from stablenum.commands.explain.runner import explain as run_and_explain
+from stablenum.commands.outputs import check_target, write
 
 __all__ = ["explain"]
 
@@ -50,8 +52,7 @@ def explain(
     """
     _check(script, module)
     for option, path in (("--json", json), ("--html", html)):
-        if path is not None and not path.resolve().parent.is_dir():
-            raise typer.BadParameter(f"the folder {path.resolve().parent} does not exist.", param_hint=option)
+        check_target(option, path)
     err = Console(stderr=True)
 
     def say(text: str) -> None:
@@ -76,9 +77,12 @@ def explain(
         typer.echo(str(report))
     else:
         console.print(report)
-    for path, text in ((json, report.to_json() + "\n"), (html, report.to_html())):
+    for option, path, text in (
+        ("--json", json, report.to_json() + "\n"),
+        ("--html", html, report.to_html()),
+    ):
         if path is not None:
-            path.write_text(text, encoding="utf-8")
+            write(path, functools.partial(Path.write_text, data=text, encoding="utf-8"), option)
             say(f"wrote {path}")
     raise typer.Exit(0 if report.ok else 1)
 

@@ -6,15 +6,15 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 from stablenum.commands.explain.plan import Outcome, Plan
+from stablenum.commands.explain.process import Running
 from stablenum.diagnosis import Report
 from stablenum.diagnosis.replay.judge import Evidence
+from stablenum.interrupts import and_restore
 
 __all__ = ["Explained", "explain"]
 
@@ -87,26 +87,26 @@ _DIFFERENCES = (
 
 
 def _run(plan: Plan, *, shown: bool) -> Outcome:
-    """Run the script once, in a separate process. Its output is dropped unless ``shown`` is True."""
-    with tempfile.TemporaryDirectory(prefix="stablenum-") as folder:
-        planned, ended = Path(folder) / "plan.json", Path(folder) / "outcome.json"
-        plan.write(planned)
-        command = [sys.executable, "-m", "stablenum.commands.explain.child", str(planned), str(ended)]
-        # Without a fixed hash seed, sets of strings have a different order in each process.
-        environment = {"PYTHONHASHSEED": str(plan.seed % 2**32), **os.environ}
-        output = None if shown else subprocess.DEVNULL
-        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
-        code = _wait(process)
-        if not ended.exists():
-            code = 128 - code if code < 0 else code
-            return Outcome(exit_code=code or 1, error=f"a sudden exit of its process (exit code {code})")
-        return Outcome.from_dict(json.loads(ended.read_text(encoding="utf-8")))
+    """Run the script once, in a separate process. Its output is dropped unless ``shown`` is True.
+
+    Raises:
+        SystemExit: a signal asks this process to end; the script has ended.
+    """
+    running = Running()
+    outcome = and_restore(lambda: _outcome(running, plan, shown=shown), running.end)
+    running.exit_if_asked()
+    return outcome
 
 
-def _wait(process: subprocess.Popen[bytes]) -> int:
-    """Wait for the process to end. Ctrl-C also reaches the script, which may take some time to stop."""
-    while True:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            continue
+def _outcome(running: Running, plan: Plan, *, shown: bool) -> Outcome:
+    folder = running.begin()
+    planned, ended = folder / "plan.json", folder / "outcome.json"
+    plan.write(planned)
+    command = [sys.executable, "-m", "stablenum.commands.explain.child", str(planned), str(ended)]
+    # Without a fixed hash seed, sets of strings have a different order in each process.
+    environment = {"PYTHONHASHSEED": str(plan.seed % 2**32), **os.environ}
+    code = running.run(command, environment, None if shown else subprocess.DEVNULL)
+    if not ended.exists():
+        code = 128 - code if code < 0 else code
+        return Outcome(exit_code=code or 1, error=f"a sudden exit of its process (exit code {code})")
+    return Outcome.from_dict(json.loads(ended.read_text(encoding="utf-8")))

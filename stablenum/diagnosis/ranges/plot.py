@@ -11,6 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from stablenum.diagnosis.ranges.rows import ACTIVATION_GRADIENT, BACKWARD, GRADIENT, KINDS, RangeRow
+from stablenum.files import write_file
 from stablenum.formats import FORMATS
 
 __all__ = ["draw"]
@@ -43,7 +44,8 @@ def draw(rows: Sequence[RangeRow], formats: Sequence[str], scale: int, path: str
     axes[-1].set_xlabel("$\\log_2 |x|$")
     axes[-1].set_xlim(low, high)
     figure.suptitle("Exponents of one step, and the ranges of the formats", fontsize=11)
-    figure.savefig(path, dpi=120)
+    path = Path(path)
+    write_file(path if path.suffix else path.with_suffix(".png"), lambda file: figure.savefig(file, dpi=120))
 
 
 def _total(rows: Sequence[RangeRow], kind: str) -> dict[int, int]:

@@ -18,6 +18,7 @@ from stablenum.diagnosis.report.html import as_html
 from stablenum.diagnosis.report.sections import Sections, sections_of
 from stablenum.diagnosis.report.text import as_text
 from stablenum.errors import either
+from stablenum.files import write_text
 
 __all__ = ["Report"]
 
@@ -103,6 +104,8 @@ class Report:
     def save(self, path: str | PathLike[str]) -> None:
         """Write the report in the format that the suffix names: ``.html``, ``.json`` or ``.txt``.
 
+        The file is replaced once the new one is complete; a full disk leaves the old one.
+
         Raises:
             ValueError: ``path`` has another suffix.
         """
@@ -113,7 +116,7 @@ class Report:
             raise ValueError(
                 f"path must end in {either(forms)}; got {str(path)!r}. The suffix selects the format."
             )
-        path.write_text(form().rstrip("\n") + "\n", encoding="utf-8")
+        write_text(path, form().rstrip("\n") + "\n")
 
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
         from stablenum.diagnosis.report.terminal import as_rich

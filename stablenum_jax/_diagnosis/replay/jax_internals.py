@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 from jax.extend import core
+
+from stablenum.interrupts import and_restore
 
 __all__ = [
     "bind",
     "called_jaxpr",
     "context_of",
     "differentiated_jaxpr",
-    "own_lines_in_backward",
-    "quiet",
+    "quietly",
     "scan_counts",
     "sub_jaxpr",
     "under_transformation",
+    "with_own_lines_in_backward",
 ]
+
+T = TypeVar("T")
 
 # Primitives that call a function, and the parameter of each that holds its jaxpr.
 _CALLS = {
@@ -94,16 +98,20 @@ def under_transformation() -> bool:
     return bool(is_clean is not None and not is_clean())
 
 
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Turn JAX's NaN checks off: a replay goes on after the first NaN."""
-    with jax.debug_nans(False), jax.debug_infs(False), jax.disable_jit(False):
-        yield
+def quietly(body: Callable[[], T]) -> T:
+    """Return ``body()``, run without JAX's NaN checks: a replay goes on after the first NaN."""
+    contexts = contextlib.ExitStack()
+
+    def run() -> T:
+        for context in (jax.debug_nans(False), jax.debug_infs(False), jax.disable_jit(False)):
+            contexts.enter_context(context)
+        return body()
+
+    return and_restore(run, contexts.close)
 
 
-@contextlib.contextmanager
-def own_lines_in_backward() -> Iterator[None]:
-    """While tracing, keep the user's lines for the equations in a ``custom_vjp``'s backward function.
+def with_own_lines_in_backward(body: Callable[[], T]) -> T:
+    """Return ``body()``, which traces; keep the user's lines in a ``custom_vjp``'s backward function.
 
     JAX replaces them by the line of the forward call. If JAX lacks the private names used here, this has no
     effect.
@@ -117,8 +125,7 @@ def own_lines_in_backward() -> Iterator[None]:
         rule, local, new = rules[primitive], info._source_info_context, info.new_source_info
         new().replace(name_stack=local.context.name_stack)
     except (ImportError, AttributeError, StopIteration):
-        yield
-        return
+        return body()
 
     def keeping_lines(*args: Any, **params: Any) -> Any:
         given = local.context
@@ -128,8 +135,8 @@ def own_lines_in_backward() -> Iterator[None]:
         finally:
             local.context = given
 
-    rules[primitive] = keeping_lines
-    try:
-        yield
-    finally:
-        rules[primitive] = rule
+    def run() -> T:
+        rules[primitive] = keeping_lines
+        return body()
+
+    return and_restore(run, lambda: rules.update({primitive: rule}))

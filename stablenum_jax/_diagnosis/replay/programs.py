@@ -11,7 +11,7 @@ from jax import eval_shape, make_jaxpr, value_and_grad
 from jax.extend import core
 
 from stablenum_jax._diagnosis.replay.inputs import Call
-from stablenum_jax._diagnosis.replay.jax_internals import own_lines_in_backward, sub_jaxpr
+from stablenum_jax._diagnosis.replay.jax_internals import sub_jaxpr, with_own_lines_in_backward
 from stablenum_jax._step.scaled_loss import scaled_in_range
 from stablenum_jax._trees.leaves import is_floating
 from stablenum_jax._trees.state import is_guard
@@ -43,7 +43,8 @@ class Program:
 def program_of(call: Call, *, has_aux: bool, gradients: bool | None, scaled: bool) -> Program:
     """Trace the call."""
     data = [leaf.data for leaf in call.leaves]
-    with own_lines_in_backward():
+
+    def trace() -> Program:
         if gradients is not False:
             shape = eval_shape(lambda *xs: _loss_of(call(xs), has_aux), *data)
             why = _why_no_gradient(shape, call)
@@ -52,6 +53,8 @@ def program_of(call: Call, *, has_aux: bool, gradients: bool | None, scaled: boo
             if gradients:
                 raise TypeError(f"replay(gradients=True): {why}.")
         return _as_it_is(call, data)
+
+    return with_own_lines_in_backward(trace)
 
 
 def _loss_of(result: Any, has_aux: bool) -> Any:

@@ -20,7 +20,7 @@ from stablenum_jax._diagnosis.audit import state_problems
 from stablenum_jax._diagnosis.replay.flags import flags_of
 from stablenum_jax._diagnosis.replay.guards import scale_of, unscaled
 from stablenum_jax._diagnosis.replay.inputs import Call, Leaf, call_of
-from stablenum_jax._diagnosis.replay.jax_internals import quiet, under_transformation
+from stablenum_jax._diagnosis.replay.jax_internals import quietly, under_transformation
 from stablenum_jax._diagnosis.replay.labels import outside_indices
 from stablenum_jax._diagnosis.replay.programs import Program, program_of
 from stablenum_jax._diagnosis.replay.run import Run, result_flags, run_compiled, run_eagerly, run_instrumented
@@ -83,15 +83,18 @@ def replay(
     numbers = _argnums(argnums, len(args))
     _check_no_tracers((args, kwargs))
     scale = _scale(loss_scale, opt_state)
-    with quiet():
+
+    def run() -> tuple[Evidence, list[str]]:
         call = call_of(fun, args, kwargs, numbers, opt_state)
         program = program_of(call, has_aux=has_aux, gradients=gradients, scaled=scale != 1.0)
-        if loss_scale is None and not program.gradients:
-            scale = scale_of(call.leaves)
-        outcome = _replayed(program, call, scale, known_bad)
-        evidence = _evidence(outcome, call, scale, opt_state, args[numbers[0]] if len(numbers) == 1 else None)
-        evidence = with_trial(evidence, outcome.read)
-    return Report.of(evidence, notes=tuple(outcome.notes), seconds=time.perf_counter() - start)
+        used = scale_of(call.leaves) if loss_scale is None and not program.gradients else scale
+        outcome = _replayed(program, call, used, known_bad)
+        parameters = args[numbers[0]] if len(numbers) == 1 else None
+        evidence = _evidence(outcome, call, used, opt_state, parameters)
+        return with_trial(evidence, outcome.read), outcome.notes
+
+    evidence, notes = quietly(run)
+    return Report.of(evidence, notes=tuple(notes), seconds=time.perf_counter() - start)
 
 
 def _check_options(has_aux: object, gradients: object, opt_state: object, known_bad: object) -> None:

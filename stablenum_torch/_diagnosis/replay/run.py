@@ -6,7 +6,7 @@ import contextlib
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from stablenum.diagnosis.replay.trace import Step, Trace, Value
 from stablenum.diagnosis.replay.trials import Read
 from stablenum.diagnosis.replay.walk import first_causes
 from stablenum.errors import NonFiniteError
+from stablenum.interrupts import and_restore
 from stablenum_torch._devices.generators import RngState, set_rng_state
 from stablenum_torch._diagnosis.replay.inputs import Surroundings
 from stablenum_torch._diagnosis.replay.labels import BadLabelsError
@@ -93,10 +94,7 @@ def run(call: Call, *, loss_scale: float | None, rng: RngState | Tensor | None) 
         Exception: what the step raised, unless the error is about numbers or labels.
     """
     snapshot = Snapshot(call.around.objects)
-    try:
-        return _run(call, snapshot, loss_scale, rng)
-    finally:
-        snapshot.restore()
+    return and_restore(lambda: _run(call, snapshot, loss_scale, rng), snapshot.restore)
 
 
 def _run(call: Call, snapshot: Snapshot, loss_scale: float | None, rng: RngState | Tensor | None) -> Run:
@@ -163,14 +161,12 @@ def loss_in(result: Any) -> Any:
     return result
 
 
-@contextlib.contextmanager
-def eager() -> Iterator[None]:
-    """Run compiled functions and modules eagerly within the context."""
+def eager() -> contextlib.AbstractContextManager[None]:
+    """Return a context in which compiled functions and modules run eagerly."""
     if "torch._dynamo" not in sys.modules:  # nothing is compiled, and importing it takes seconds
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield
+        return contextlib.nullcontext()
+    stance: contextlib.AbstractContextManager[None] = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 def _set_scales(around: Surroundings, snapshot: Snapshot, loss_scale: float | None) -> None:

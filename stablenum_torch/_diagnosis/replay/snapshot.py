@@ -16,6 +16,7 @@ from stablenum.arrays import leaves
 from stablenum.guard.decide import GuardState
 from stablenum_torch._devices.generators import rng_state, set_rng_state
 from stablenum_torch._devices.waits import HaltWatch
+from stablenum_torch._diagnosis.replay.modes import Modes
 from stablenum_torch._diagnosis.replay.tensor_memory import view_key
 from stablenum_torch._step.guard import Guard
 from stablenum_torch._step.parameters import TrackedParameters
@@ -27,9 +28,9 @@ class Snapshot:
     """The state before a replay."""
 
     def __init__(self, objects: Iterable[Any]) -> None:
+        self._restored = False
         self._rng = rng_state()
-        self._grad_mode = torch.is_grad_enabled()
-        self._default_dtype = torch.get_default_dtype()
+        self._modes = Modes()
         self._objects = [_Attributes(x) for x in _with_parts(objects)]
         self._tensors: dict[int, _TensorState] = {}
         self._memory: list[tuple[Tensor, Tensor]] = []
@@ -61,21 +62,24 @@ class Snapshot:
         if all(known is not generator for known, _ in self._generators):
             self._generators.append((generator, generator.get_state()))
 
-    @torch.no_grad()
     def restore(self) -> None:
-        """Restore everything."""
-        for obj in self._objects:
-            obj.restore()
+        """Restore everything; a second call completes an interrupted one, and otherwise does nothing."""
+        if self._restored:
+            return
+        self._modes.restore()  # first, so that nothing of the following is recorded
+        torch.set_grad_enabled(False)
         for target, saved in reversed(self._memory):
             with torch.inference_mode(target.is_inference()):
                 target.copy_(saved)
+        for obj in self._objects:
+            obj.restore()
         for tensor in self._tensors.values():
             tensor.restore()
         for generator, state in self._generators:
             generator.set_state(state)
         set_rng_state(self._rng)
-        torch.set_grad_enabled(self._grad_mode)
-        torch.set_default_dtype(self._default_dtype)
+        self._modes.restore()
+        self._restored = True
 
 
 class _TensorState:
@@ -123,19 +127,22 @@ class _Attributes:
         self.contents = [(x, _copied(x)) for x in _containers(self.values.values(), depth=3)]
 
     def restore(self) -> None:
-        now = vars(self.obj)
-        if not _same(now, self.values):
-            now.clear()
-            now.update(self.values)
-        for container, before in self.contents:
-            if not _same(container, before):
-                container.clear()
-                if isinstance(container, dict):
-                    container.update(before)
-                elif isinstance(container, set):
-                    container |= before
-                else:
-                    container.extend(before)
+        for container, before in ((vars(self.obj), self.values), *self.contents):
+            if _same(container, before):
+                continue
+            # What is missing comes back first, so that an interrupt leaves no container empty.
+            if isinstance(container, dict):
+                container.update(before)
+                for key in [key for key in container if key not in before]:
+                    del container[key]
+                if not _same(container, before):  # the order, too
+                    for key in before:
+                        container[key] = container.pop(key)
+            elif isinstance(container, set):
+                container |= before
+                container &= before
+            else:
+                container[:] = before
 
 
 def _copied(x: Any) -> Any:
@@ -144,7 +151,10 @@ def _copied(x: Any) -> Any:
 
 def _same(now: Any, before: Any) -> bool:
     if isinstance(now, dict):
-        return list(now) == list(before) and all(now[k] is before[k] for k in now)
+        if len(now) != len(before):
+            return False
+        # By identity: tensors, which are keys of an optimizer's state, have no single answer to ==.
+        return all(k is j and now[k] is before[j] for k, j in zip(now, before))
     if isinstance(now, set):
         return bool(now == before)
     return len(now) == len(before) and all(a is b for a, b in zip(now, before))

@@ -1,0 +1,42 @@
+"""The files that commands write: checked before the work begins, and written whole."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from stablenum.files import is_special, write_file
+
+__all__ = ["check_target", "write"]
+
+
+def check_target(option: str, path: Path | None) -> None:
+    """Check that a result can be written to ``path``, before minutes of work and not after."""
+    if path is None:
+        return
+    try:
+        if path.is_dir():
+            raise typer.BadParameter(f"{path} is a folder; name a file.", param_hint=option)
+        if is_special(path):
+            if not os.access(path, os.W_OK):
+                raise typer.BadParameter(f"{path} cannot be written to.", param_hint=option)
+            return
+        folder = path.resolve().parent
+    except (OSError, RuntimeError) as error:  # a loop of links
+        raise typer.BadParameter(f"{path} cannot be accessed: {error}", param_hint=option) from error
+    if not folder.is_dir():
+        raise typer.BadParameter(f"the folder {folder} does not exist.", param_hint=option)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise typer.BadParameter(f"the folder {folder} cannot be written to.", param_hint=option)
+
+
+def write(target: Path, fill: Callable[[Path], Any], option: str) -> None:
+    """Write a result, and report an OSError as a usage error of its option (exit code 2)."""
+    try:
+        write_file(target, fill)
+    except OSError as error:
+        raise typer.BadParameter(f"cannot write {target}: {error}", param_hint=option) from error

@@ -1,0 +1,82 @@
+"""Write files whole: a full disk or an interrupt leaves the old file, not a part of the new one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+__all__ = ["is_special", "write_file", "write_text"]
+
+
+def write_file(target: Path, fill: Callable[[Path], Any]) -> None:
+    """Write a file next to the target, then rename it; write into a pipe, a device or our own output.
+
+    Args:
+        target: where to write. If it is a link, the file to which it points is replaced and the link stays.
+        fill: writes the contents into a new file, whose suffix is that of ``target``.
+
+    Raises:
+        OSError: the file cannot be written; what was there before is unchanged.
+    """
+    if is_special(target) or (target.exists() and not _takes_files(target.resolve().parent)):
+        _write_into(target, fill)
+    else:
+        _replace(target.resolve(), fill)
+
+
+def write_text(target: Path, text: str) -> None:
+    """Write text in UTF-8, as :func:`write_file` does."""
+    write_file(target, lambda path: path.write_text(text, encoding="utf-8"))
+
+
+def is_special(path: Path) -> bool:
+    """Return whether a path must be written into and not replaced: a pipe, a device or our own output."""
+    return path.exists() and (not path.is_file() or _own_output(path) is not None)
+
+
+def _takes_files(folder: Path) -> bool:
+    return os.access(folder, os.W_OK | os.X_OK)
+
+
+def _replace(target: Path, fill: Callable[[Path], Any]) -> None:
+    # The name is unguessable and known before the file exists, so that the file is removed whatever happens.
+    temporary = target.with_name(f".{target.stem[:100]}.{secrets.token_hex(8)}{target.suffix}")
+    try:
+        fill(temporary)
+        temporary.replace(target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def _write_into(target: Path, fill: Callable[[Path], Any]) -> None:
+    """Write by way of a temporary file, because some formats need to seek."""
+    with tempfile.TemporaryDirectory() as folder:
+        temporary = Path(folder) / f"result{target.suffix}"
+        fill(temporary)
+        sys.stdout.flush()
+        own = _own_output(target)
+        # A file opened a second time would be written from its start, over the output already printed.
+        handle = os.open(target, os.O_WRONLY | os.O_TRUNC) if own is None else os.dup(own)
+        with temporary.open("rb") as source, os.fdopen(handle, "wb") as sink:
+            shutil.copyfileobj(source, sink)
+
+
+def _own_output(path: Path) -> int | None:
+    """Return 1 or 2 if our standard output or error goes to the path (``/dev/stdout``)."""
+    there = path.stat()
+    for descriptor in (1, 2):
+        try:
+            if os.path.samestat(there, os.fstat(descriptor)):
+                return descriptor
+        except OSError:  # closed
+            continue
+    return None
