@@ -7,6 +7,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from stablenum.rules.clipping.common import Stateless, coefficient
 from stablenum.settings_checks import check_field
+from stablenum.wide import Wide
 
 __all__ = ["ClipByGlobalNorm", "ClipByNorm"]
 
@@ -42,9 +43,9 @@ class ClipByGlobalNorm(Stateless):
         check_field(self, "max_norm", above=0.0)
 
     def multiplier(
-        self, state: tuple[Array, ...], norms: Array, total: Array, *, applied: Array, xp: Namespace
-    ) -> tuple[Array, tuple[Array, ...]]:
-        """Return the () float32 factor for all tensors, and the next state."""
+        self, state: tuple[Array, ...], norms: Wide, total: Wide, *, applied: Array, xp: Namespace
+    ) -> tuple[Wide, tuple[Array, ...]]:
+        """Return the () factor for all tensors, and the next state."""
         return coefficient(total, self.max_norm, xp=xp), state
 
 
@@ -73,7 +74,7 @@ class ClipByNorm(Stateless):
         check_field(self, "max_norm", above=0.0)
 
     def multiplier(
-        self, state: tuple[Array, ...], norms: Array, total: Array, *, applied: Array, xp: Namespace
-    ) -> tuple[Array, tuple[Array, ...]]:
-        """Return the (n,) float32 factors, one per tensor, and the next state."""
+        self, state: tuple[Array, ...], norms: Wide, total: Wide, *, applied: Array, xp: Namespace
+    ) -> tuple[Wide, tuple[Array, ...]]:
+        """Return the (n,) factors, one per tensor, and the next state."""
         return coefficient(norms, self.max_norm, xp=xp), state
