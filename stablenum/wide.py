@@ -206,4 +206,3 @@ def _lifted(factor: Wide, *, xp: Namespace) -> Wide:
     return Wide(
         xp.where(small, factor.value * _UP, factor.value), xp.where(small, factor.power - 64, factor.power)
     )
-

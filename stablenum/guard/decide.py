@@ -19,9 +19,9 @@ from stablenum.guard.config import GuardConfig
 from stablenum.guard.finiteness import finiteness, reason_code, worst_index
 from stablenum.guard.recorder import Recorder, init_recorder, record
 from stablenum.rules.clipping import PER_TENSOR_STATES, Clipped, FlatUnits, Units, clip_in_order
+from stablenum.rules.clipping.common import no_change, shortening
 from stablenum.rules.loss_scale import LossScaleState, StaticLossScale
 from stablenum.rules.spikes import Verdict
-from stablenum.rules.clipping.common import no_change, shortening
 from stablenum.settings_checks import check_int
 from stablenum.wide import Wide, choose, fold, join, over_scale, recorded, unscale
 

@@ -252,7 +252,9 @@ def apply(config: GuardConfig, decision: Decision, gradients: Sequence[Array | N
     """
     n, plain = len(gradients), np.zeros((), np.int32)
     factors: list[Any] = list(np.broadcast_to(decision.multiplier, (n,)))
-    shifts: list[Any] = list(np.broadcast_to(plain if isinstance(decision.shift, tuple) else decision.shift, (n,)))
+    shifts: list[Any] = list(
+        np.broadcast_to(plain if isinstance(decision.shift, tuple) else decision.shift, (n,))
+    )
     for i, of_units in enumerate(decision.unit_multipliers):
         g = gradients[i]
         if g is not None and config.unit_rule is not None and of_units.size:

@@ -6,7 +6,6 @@ here, in float64 and with a power of two for each norm; no ordinary step comes t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import array_api_compat.numpy as np_namespace
@@ -30,7 +29,8 @@ def wide_norms_on_host(params: Sequence[Tensor], process_group: dist.ProcessGrou
         joined = gradient_norms_without_wait(params, torch.device("cpu"), process_group).numpy()
         return narrow(joined, np.zeros(len(joined), np.int32), xp=np_namespace)
     found = [
-        _norms_of_rows(dense_values(p.grad).reshape(1, -1)) if p.grad is not None else _NOTHING for p in params
+        _norms_of_rows(dense_values(p.grad).reshape(1, -1)) if p.grad is not None else _NOTHING
+        for p in params
     ]
     return _joined(found)
 

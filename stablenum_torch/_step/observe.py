@@ -29,7 +29,15 @@ from stablenum_torch._step.measure_elements import Extremes, extremes_on_host, e
 from stablenum_torch._step.measure_units import units_on_host, units_without_wait
 from stablenum_torch._step.measure_wide import wide_norms_on_host, wide_units_on_host
 
-__all__ = ["Measured", "Noted", "in_float32", "measured_without_wait", "observation", "observed_beyond_float32", "observed_on_host"]
+__all__ = [
+    "Measured",
+    "Noted",
+    "in_float32",
+    "measured_without_wait",
+    "observation",
+    "observed_beyond_float32",
+    "observed_on_host",
+]
 
 _CPU = torch.device("cpu")
 
@@ -141,7 +149,8 @@ def observation(measured: Measured) -> Observation:
     """Return the observation for the core, in float32."""
     amax, tiny = measured.extremes.joined()
     if measured.units is None:
-        norms = narrow(measured.norms, torch.zeros_like(measured.norms, dtype=torch.int32), xp=torch_namespace)
+        zeros = torch.zeros_like(measured.norms, dtype=torch.int32)
+        norms = narrow(measured.norms, zeros, xp=torch_namespace)
     else:
         norms = Wide(measured.norms)  # compiling more operations for each unit would take minutes
     return Observation(

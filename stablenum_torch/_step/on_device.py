@@ -6,7 +6,6 @@ The host waits only if the optimizer itself cannot skip a step on the device.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import array_api_compat.torch as torch_namespace
 import torch
@@ -14,12 +13,12 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from stablenum.arrays import map_leaves
+from stablenum.formats import FLOAT32_TINY
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import Decision, GuardState, decide, select
 from stablenum_torch._devices.compiled_decide import fewer_kernels
 from stablenum_torch._devices.fused_optimizers import can_skip_on_device, is_fused, moves_nothing, step_folded
-from stablenum_torch._devices.waits import wait_for_bool
+from stablenum_torch._devices.waits import wait_for_arrays, wait_for_bool
 from stablenum_torch._step.apply import shift_gradients, transform
 from stablenum_torch._step.clip_update import before_update, clip_update_without_wait
 from stablenum_torch._step.observe import Measured, Noted, measured_without_wait, observation
@@ -54,7 +53,8 @@ def step_on_device(
         if not wait_for_bool(ordinary):
             if not wait_for_bool(decision.apply):
                 return after
-            shift_gradients(optimizer, config, params, Decision(*(_on_host(part) for part in decision)))
+            shift_gradients(optimizer, config, params, wait_for_arrays(decision))
+            divisor = 1.0 / decision.multiplier
         found_inf = None
     rule = config.update_rule
     copied = None if rule is None else before_update(rule, optimizer)
@@ -72,8 +72,8 @@ def step_on_device(
 def decided_without_wait(
     config: GuardConfig, still: bool, state: GuardState, measured: Measured
 ) -> tuple[Decision, GuardState, Tensor, Tensor, Tensor]:
-    """Return the decision, the next state, two () float32 for fused kernels (a divisor and the skip flag), and
-    () bool, whether the step is applied with factors that are multipliers alone.
+    """Return the decision, the next state, two () float32 for fused kernels (a divisor and the skip flag),
+    and () bool, whether the step is applied with factors that are multipliers alone.
 
     This is everything between the measurement and the optimizer's step, so that it compiles as one function.
 
@@ -89,14 +89,12 @@ def decided_without_wait(
         after = _without_trace(decision, state, after)
     # The skip flag is exactly 1.0 or 0.0, because the kernels compare it with 1.
     skip = torch.logical_not(decision.apply).float()
-    ordinary = decision.apply
+    ordinary, factor = decision.apply, decision.multiplier
     if isinstance(decision.shift, Tensor):
         ordinary = ordinary & (decision.shift == 0).all()
-    return decision, after, 1.0 / decision.multiplier, skip, ordinary
-
-
-def _on_host(part: Any) -> Any:
-    return map_leaves(lambda leaf: leaf.numpy(force=True), part)
+        # A kernel takes one float32, so the factor is raised to the smallest that float32 holds.
+        factor = torch.where(decision.shift < 0, torch.full_like(factor, FLOAT32_TINY), factor)
+    return decision, after, 1.0 / factor, skip, ordinary
 
 
 def _without_trace(decision: Decision, before: GuardState, after: GuardState) -> GuardState:

@@ -123,7 +123,8 @@ def test_units_of_any_size_keep_their_own_factors(backend, scale):
 @pytest.mark.parametrize("backend", COMPILED, ids=lambda b: b.name)
 def test_rules_in_order_see_what_the_first_leaves(backend):
     raw = [Decimal("1e200"), Decimal("3e39"), Decimal("0.5")]
-    decision, _ = backend.run(GuardConfig(clip=[ClipByNorm(2.0), ClipByGlobalNorm(1.0)]), [observe(backend, raw)])
+    config = GuardConfig(clip=[ClipByNorm(2.0), ClipByGlobalNorm(1.0)])
+    decision, _ = backend.run(config, [observe(backend, raw)])
     left = joint([Decimal(2), Decimal(2), Decimal("0.5")])
     expected = [Decimal(2) / raw[0] / left, Decimal(2) / raw[1] / left, 1 / left]
     assert_close(exact(decision[0].multiplier, decision[0].shift), expected)

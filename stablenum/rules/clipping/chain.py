@@ -153,7 +153,8 @@ def _left_of_units(norms: Wide, units: FlatUnits, factors: Wide, *, xp: Namespac
     values = units.split(left.value)
     if left.power is None or norms.power is None:
         kept = [
-            join(Wide(part), xp=xp).value if part.shape[0] else norms.value[i] for i, part in enumerate(values)
+            join(Wide(part), xp=xp).value if part.shape[0] else norms.value[i]
+            for i, part in enumerate(values)
         ]
         return Wide(xp.stack(kept))
     joined = [
