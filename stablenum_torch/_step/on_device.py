@@ -18,6 +18,7 @@ from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import Decision, GuardState, decide, select
 from stablenum_torch._devices.compiled_decide import fewer_kernels
 from stablenum_torch._devices.fused_optimizers import can_skip_on_device, is_fused, moves_nothing, step_folded
+from stablenum_torch._devices.uncompiled import uncompiled
 from stablenum_torch._devices.waits import wait_for_arrays, wait_for_bool
 from stablenum_torch._step.apply import shift_gradients, transform
 from stablenum_torch._step.clip_update import before_update, clip_update_without_wait
@@ -53,7 +54,7 @@ def step_on_device(
         if not wait_for_bool(ordinary):
             if not wait_for_bool(decision.apply):
                 return after
-            shift_gradients(optimizer, config, params, wait_for_arrays(decision))
+            _shift_gradients(optimizer, config, params, decision)
             divisor = 1.0 / decision.multiplier
         found_inf = None
     rule = config.update_rule
@@ -95,6 +96,13 @@ def decided_without_wait(
         # A kernel takes one float32, so the factor is raised to the smallest that float32 holds.
         factor = torch.where(decision.shift < 0, torch.full_like(factor, FLOAT32_TINY), factor)
     return decision, after, 1.0 / factor, skip, ordinary
+
+
+@uncompiled
+def _shift_gradients(
+    optimizer: Optimizer, config: GuardConfig, params: Sequence[Tensor], decision: Decision
+) -> None:
+    shift_gradients(optimizer, config, params, wait_for_arrays(decision))
 
 
 def _without_trace(decision: Decision, before: GuardState, after: GuardState) -> GuardState:

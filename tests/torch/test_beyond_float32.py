@@ -101,6 +101,23 @@ def test_a_fused_optimizer_that_cannot_wait_bounds_the_factor():
     assert norm == pytest.approx(9.49e39 * 2.0**-126, rel=1e-2)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["fused", "foreach"])
+def test_a_compiled_step_of_any_size(kind):
+    """Compiled by torch, with the eager backend, which traces as the others do."""
+    params = [torch.nn.Parameter(torch.zeros(1000))]
+    inner = torch.optim.SGD(params, lr=1.0, fused=kind == "fused", foreach=kind == "foreach")
+    opt = st.wrap(inner, clip=1.0)
+    step = torch.compile(opt.step, backend="eager")
+    for size in (1.0, 3e38):
+        with torch.no_grad():
+            params[0].zero_()
+        params[0].grad = torch.full((1000,), size)
+        step()
+        most = 1.0 if kind == "foreach" or size == 1.0 else 112.0
+        assert float(params[0].detach().double().norm()) == pytest.approx(most, rel=1e-2)
+
+
 def test_ordinary_steps_are_not_measured_again(monkeypatch):
     from stablenum_torch._step import on_host
 
