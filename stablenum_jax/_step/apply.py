@@ -44,13 +44,16 @@ def apply_multiplier(
         return updates
     place = {path: i for i, path in enumerate(paths)}
     keep_dtype = config.loss_scale is None
+    # Unscaling alone needs no factor below float32's smallest normal number.
+    on_elements = stablenum.ClipByValue, stablenum.ClipUpdateRMS
+    shrinks = config.shrinks_spikes or not all(isinstance(rule, on_elements) for rule in config.clip_rules)
 
     def change(path: Path, leaf: Any) -> Any:
         if path not in place or not is_measurable(path, leaf):
             return leaf
         leaf = jnp.asarray(leaf)
         factor, shift = _factor(config, decision, place[path], leaf.shape)
-        changed = _shifted(times(leaf, factor), shift)
+        changed = times(_shifted(leaf, shift) if shrinks else leaf, factor)
         if config.max_value is not None:
             changed = _clamp(changed, config.max_value)
         return changed.astype(leaf.dtype) if keep_dtype else changed
@@ -74,20 +77,20 @@ def _factor(
 
 
 def _shifted(leaf: Array, shift: Array) -> Array:
-    """Return ``leaf * 2**shift``. In an ordinary step both factors are 1, in the same pass over the gradient.
+    """Return ``leaf * 2**shift`` in float32 or wider, in the same pass over the gradient as what follows.
 
     The power is applied in two halves, because float32 does not hold the powers below -126. It is made from
     the bits of its exponent, because ``exp2`` is not exact.
     """
-    wide = jnp.finfo(leaf.dtype).dtype == jnp.float64
-    stored, bias, integer, real = (
-        (52, 1023, jnp.int64, jnp.float64) if wide else (23, 127, jnp.int32, jnp.float32)
-    )
-    half = shift >> 1
+    wide = jnp.finfo(leaf.dtype).bits == 64
+    stored, bias = (52, 1023) if wide else (23, 127)
+    integer, real = (jnp.int64, jnp.float64) if wide else (jnp.int32, jnp.float32)
+    leaf = leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
+    half, shifted = shift >> 1, leaf
     for part in (half, shift - half):
         power = jnp.maximum(part.astype(integer) + bias, 1) << stored
-        leaf = leaf * jax.lax.bitcast_convert_type(power, real)
-    return leaf
+        shifted = shifted * jax.lax.bitcast_convert_type(power, real)
+    return jnp.where(shift < 0, shifted, leaf)
 
 
 def multiply_leaves(grads: PyTree, factor: Array, *, widen: bool = False) -> PyTree:
