@@ -13,72 +13,24 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from stablenum.arrays import at_least, at_most, combine_norms, map_leaves
-from stablenum.formats import FLOAT32_MAX, FLOAT32_TINY
+from stablenum.arrays import at_least, at_most, map_leaves
+from stablenum.formats import FLOAT32_MAX
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.finiteness import finiteness, reason_code, worst_index
+from stablenum.guard.observation import Decision, Observation
 from stablenum.guard.recorder import NO_LOSS, Recorder, init_recorder, record
-from stablenum.rules.clipping import PER_TENSOR_STATES, Clipped, FlatUnits, Units, clip_in_order
+from stablenum.rules.clipping import PER_TENSOR_STATES, Clipped, FlatUnits, clip_in_order
+from stablenum.rules.clipping.common import no_change, shortening
 from stablenum.rules.loss_scale import LossScaleState, StaticLossScale
 from stablenum.rules.spikes import Verdict
 from stablenum.settings_checks import check_int
+from stablenum.wide import Wide, choose, fold, join, over_scale, recorded, unscale
 
 __all__ = ["Decision", "GuardState", "Observation", "decide", "init_guard", "select"]
 
 Array: TypeAlias = Any
 Namespace: TypeAlias = Any
 Tree = TypeVar("Tree")
-
-
-class Observation(NamedTuple):
-    """What an adapter measures of one step.
-
-    Attributes:
-        norms: (n,) float32, the L2 norm of each parameter's gradient as the optimizer gets it
-            (still multiplied by the loss scale). A norm is non-finite if and only if an element of the
-            gradient is; it is 0 for a parameter without gradient.
-        loss: () float32, the unscaled loss, or None if it is not known.
-        found_inf: () bool, whether something outside ``norms`` was non-finite (on another rank, in an
-            outer wrapper), or None.
-        units: the norms that :class:`stablenum.AdaptiveGradClip` needs; None without that rule.
-        amax: () float32, the largest magnitude of an element of the gradients as the optimizer gets them;
-            needed only if ``"amax"`` is in ``config.needs``. For a non-finite step it may have any value.
-        tiny: () float32, the fraction of the non-zero elements whose magnitude is at most 2^-24, or 0 if
-            there are no non-zero elements; needed only if ``"tiny"`` is in ``config.needs``.
-    """
-
-    norms: Array
-    loss: Array | None = None
-    found_inf: Array | None = None
-    units: Units | None = None
-    amax: Array | None = None
-    tiny: Array | None = None
-
-
-class Decision(NamedTuple):
-    """What to do with the step.
-
-    Attributes:
-        apply: () bool. If False, parameters and optimizer state stay as they are.
-        multiplier: the factor on the raw gradients, for clipping and unscaling together: () float32,
-            or (n,) float32 if ``config.per_tensor``. It is always finite and at least float32's smallest
-            normal number, 1.2e-38 (clipping and 1 / scale together), and is 1 if ``apply`` is False.
-        reason: () int32, see :class:`stablenum.Reason`.
-        grad_norm: () float32, the L2 norm of the unscaled gradients before clipping.
-        clip_coefficient: () float32, the smallest factor that clipping applies; 1 for no clipping.
-        worst: () int32, the index of the first non-finite norm, otherwise of the largest; -1 if n = 0.
-        unit_multipliers: with :class:`stablenum.AdaptiveGradClip`, for each parameter the (u_i,) float32
-            factors on the raw gradients of its units, which replace ``multiplier``; (0,) for a parameter
-            that the rule leaves unchanged. () without that rule.
-    """
-
-    apply: Array
-    multiplier: Array
-    reason: Array
-    grad_norm: Array
-    clip_coefficient: Array
-    worst: Array
-    unit_multipliers: tuple[Array, ...] = ()
 
 
 class GuardState(NamedTuple):
@@ -187,23 +139,25 @@ def decide(
     """
     _check_observation(config, state, observation)
     scale = state.loss_scale.scale
-    raw_total = combine_norms(observation.norms, xp=xp)
-    parts = finiteness(raw_total, observation.loss, observation.found_inf, xp=xp)
+    raw_norms = Wide(observation.norms, observation.exponents)
+    raw_total = join(raw_norms, xp=xp)
+    parts = finiteness(raw_total.value, observation.loss, observation.found_inf, xp=xp)
     finite = parts.gradients & parts.loss & parts.others
 
-    grad_norm = raw_total if config.loss_scale is None else _unscale(raw_total, scale, xp=xp)
+    total = raw_total if config.loss_scale is None else unscale(raw_total, scale, xp=xp)
+    grad_norm = recorded(total, xp=xp)
     spike, spike_state = _judge(config, state, observation, grad_norm, finite, xp=xp)
     applied = finite if spike is None or config.shrinks_spikes else finite & xp.logical_not(spike.any)
-    clipped, multiplier, unit_multipliers = _clip(
-        config, state, observation, grad_norm, spike, applied=applied, xp=xp
+    clipped, factor, unit_factors = _clip(
+        config, state, observation, raw_total, total, spike, applied=applied, xp=xp
     )
     one = xp.ones_like(grad_norm)
     decision = Decision(
         apply=applied,
-        multiplier=multiplier,
+        multiplier=factor.value,
         reason=reason_code(
             parts,
-            raw_total,
+            raw_total.value,
             clipped.smallest,
             spike,
             shrinks_spikes=config.shrinks_spikes,
@@ -212,8 +166,10 @@ def decide(
         ),
         grad_norm=grad_norm,
         clip_coefficient=xp.where(applied, clipped.smallest, one),
-        worst=worst_index(observation.norms, state.step, xp=xp),
-        unit_multipliers=unit_multipliers,
+        worst=worst_index(raw_norms, state.step, xp=xp),
+        unit_multipliers=tuple(part.value for part in unit_factors),
+        shift=() if factor.power is None else factor.power,
+        unit_shifts=() if factor.power is None else tuple(part.power for part in unit_factors),
     )
     after = _advance(
         config,
@@ -252,22 +208,22 @@ def _check_observation(config: GuardConfig, state: GuardState, observation: Obse
         )
 
 
-def _unscale(norm: Array, scale: Array, *, xp: Namespace) -> Array:
-    """Return ``norm / scale``, kept finite if ``norm`` is finite. (A scale below 1 enlarges the norm.)"""
-    unscaled = norm / scale
-    return xp.where(xp.isfinite(norm), at_most(unscaled, FLOAT32_MAX, xp=xp), norm)
+def _bounded(factor: Wide, norm: Wide, raw: Wide, clipped: Array, *, xp: Namespace) -> Wide:
+    """Return the factor on raw gradients, bounded so that it makes no gradient zero or infinite.
 
-
-def _with_unscaling(coefficient: Array, scale: Array, grad_norm: Array, *, xp: Namespace) -> Array:
-    """Return ``coefficient / scale``, bounded so that it makes no gradient zero or infinite.
-
-    The lower bound is float32's smallest normal number for the quotient, not for the coefficient: with a
-    scale of 2^16, coefficients below 2^-110 are applied as 2^-110.
+    Without exponents, the lower bound is float32's smallest normal number for clipping and unscaling
+    together: with a scale of 2^16, coefficients below 2^-110 are applied as 2^-110.
 
     A scale below 1 enlarges the gradients; where they could leave float32's range, they are not enlarged.
     """
-    multiplier = at_least(coefficient / scale, FLOAT32_TINY, xp=xp)
-    return xp.where(grad_norm > FLOAT32_MAX / 2, at_most(multiplier, 1.0, xp=xp), multiplier)
+    factor = fold(factor, xp=xp)
+    beyond = recorded(norm, xp=xp) > FLOAT32_MAX / 2
+    if norm.power is None:
+        return Wide(xp.where(beyond, at_most(factor.value, 1.0, xp=xp), factor.value))
+    # A clipped gradient is in range, whatever it was. The other ones are enlarged as far as float32 allows.
+    most = at_least(FLOAT32_MAX / 2 / at_least(raw.value, 1.0, xp=xp), 1.0, xp=xp)
+    value = xp.where(beyond & xp.logical_not(clipped), xp.minimum(factor.value, most), factor.value)
+    return Wide(value, factor.power)
 
 
 def _judge(
@@ -289,44 +245,63 @@ def _clip(
     config: GuardConfig,
     state: GuardState,
     observation: Observation,
-    grad_norm: Array,
+    raw_total: Wide,
+    total: Wide,
     spike: Verdict | None,
     *,
     applied: Array,
     xp: Namespace,
-) -> tuple[Clipped, Array, tuple[Array, ...]]:
-    """Return the outcome of all clip rules, and the multipliers for tensors and for units (1 if the step is
-    not applied)."""
+) -> tuple[Clipped, Wide, tuple[Wide, ...]]:
+    """Return the outcome of all clip rules, and the factors on raw gradients, of tensors and of units (1 if
+    the step is not applied)."""
     scaled, scale = config.loss_scale is not None, state.loss_scale.scale
-    norms = _unscale(observation.norms, scale, xp=xp) if scaled else observation.norms
-    units = None
+    raw = Wide(observation.norms, observation.exponents)
+    norms, raw_units, units = unscale(raw, scale, xp=xp) if scaled else raw, raw, None
     if config.unit_rule is not None and observation.units is not None and observation.units.norms:
-        raw = xp.concat(list(observation.units.norms))
-        units = FlatUnits(
-            norms=_unscale(raw, scale, xp=xp) if scaled else raw,
-            weights=xp.concat(list(observation.units.weights)),
-            sizes=tuple(part.shape[0] for part in observation.units.norms),
+        seen = observation.units
+        raw_units = Wide(
+            xp.concat(list(seen.norms)),
+            None if raw.power is None else xp.concat(list(seen.exponents)),
         )
+        units = FlatUnits(
+            norms=unscale(raw_units, scale, xp=xp) if scaled else raw_units,
+            weights=xp.concat(list(seen.weights)),
+            sizes=tuple(part.shape[0] for part in seen.norms),
+        )
+    shrinks = spike is not None and config.shrinks_spikes
     clipped = clip_in_order(
         config.clip_rules,
         state.clip,
         norms,
-        grad_norm,
+        total,
         units,
-        start=spike.factor if spike is not None and config.shrinks_spikes else None,
+        start=shortening(total, spike.limit, xp=xp) if spike is not None and shrinks else None,
         applied=applied,
         per_tensor=config.per_tensor,
         xp=xp,
     )
 
-    def multiplier(factor: Array) -> Array:
-        whole = _with_unscaling(factor, scale, grad_norm, xp=xp) if scaled else factor
-        return xp.where(applied, whole, xp.ones_like(whole))
+    def on_raw(factor: Wide, norm: Wide, raw: Wide) -> Wide:
+        whole = factor
+        if scaled:
+            less = (factor.value < 1) if factor.power is None else (factor.value < 1) | (factor.power < 0)
+            whole = _bounded(over_scale(factor, scale, xp=xp), norm, raw, less, xp=xp)
+        else:
+            whole = fold(factor, xp=xp)
+        return choose(applied, whole, no_change(whole, xp=xp), xp=xp)
 
-    of_units: tuple[Array, ...] = ()
+    of_units: tuple[Wide, ...] = ()
     if units is not None and clipped.unit_factors is not None:
-        of_units = units.split(multiplier(clipped.unit_factors))
-    return clipped, multiplier(clipped.coefficient), of_units
+        alone = raw.power is not None
+        flat = on_raw(
+            clipped.unit_factors, units.norms if alone else total, raw_units if alone else raw_total
+        )
+        values = units.split(flat.value)
+        powers = (None,) * len(values) if flat.power is None else units.split(flat.power)
+        of_units = tuple(map(Wide, values, powers))
+    each = config.per_tensor and raw.power is not None
+    of_all = on_raw(clipped.coefficient, norms if each else total, raw if each else raw_total)
+    return clipped, of_all, of_units
 
 
 def _stuck_at_floor(config: GuardConfig, state: GuardState, *, xp: Namespace) -> Array | None:
@@ -432,6 +407,10 @@ def _hold_if_halted(
     halted = before.halted > 0
     # The decision is copied field by field, because torch.compile of torch 2.11 does not trace _replace.
     one = xp.ones_like(decision.grad_norm)
+
+    def unshifted(part: Array) -> Array:
+        return xp.where(halted, xp.zeros_like(part), part)
+
     skipped = Decision(
         apply=decision.apply & xp.logical_not(halted),
         multiplier=xp.where(halted, one, decision.multiplier),
@@ -440,6 +419,8 @@ def _hold_if_halted(
         clip_coefficient=decision.clip_coefficient,
         worst=decision.worst,
         unit_multipliers=tuple(xp.where(halted, one, part) for part in decision.unit_multipliers),
+        shift=map_leaves(unshifted, decision.shift),
+        unit_shifts=map_leaves(unshifted, decision.unit_shifts),
     )
     return skipped, select(halted, before, after, xp=xp)
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from stablenum.guard.reasons import Reason
 from stablenum.rules.spikes import Verdict
+from stablenum.wide import Wide, lower
 
 __all__ = ["Finiteness", "finiteness", "reason_code", "worst_index"]
 
@@ -78,10 +79,14 @@ def reason_code(
     return reason
 
 
-def worst_index(norms: Array, like: Array, *, xp: Namespace) -> Array:
+def worst_index(norms: Wide, like: Array, *, xp: Namespace) -> Array:
     """Return the index of the first non-finite norm, otherwise of the first largest one; -1 if there are no
     norms."""
-    if norms.shape[0] == 0:
+    values, powers = norms
+    if values.shape[0] == 0:
         return xp.full_like(like, -1)
-    infinite = xp.full_like(norms, float("inf"))
-    return xp.astype(xp.argmax(xp.where(xp.isfinite(norms), norms, infinite)), xp.int32)
+    infinite = xp.full_like(values, float("inf"))
+    finite = xp.isfinite(values)
+    if powers is not None:
+        values = lower(values, powers - xp.max(powers), xp=xp)
+    return xp.astype(xp.argmax(xp.where(finite, values, infinite)), xp.int32)

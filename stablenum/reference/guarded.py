@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any, TypeAlias, Unpack
 
 import array_api_compat.numpy as xp
@@ -49,8 +50,8 @@ Grads: TypeAlias = "Mapping[str, Array | None] | Sequence[Array | None]"
 # ------------------------------------------------------------------------------------- measure
 
 
-def tensor_norm(gradient: Array) -> np.float32:
-    """Return the L2 norm of one tensor, exact to the last bit of float32.
+def exact_norm(gradient: Array) -> Decimal:
+    """Return the L2 norm of one tensor, which may lie outside the range of every float.
 
     The norm is computed from an exact sum of the float64 squares of ``x / max|x|``, so no intermediate result
     overflows or underflows.
@@ -59,8 +60,25 @@ def tensor_norm(gradient: Array) -> np.float32:
         gradient: any shape, any real or complex floating-point dtype (including ml_dtypes' ``bfloat16``).
 
     Returns:
-        float32. NaN if an element is NaN, otherwise inf if an element is infinite, otherwise a finite number
-        (a norm beyond float32's range saturates at the largest float32); 0 for an empty tensor.
+        exact to the last bit of float64. NaN if an element is NaN, otherwise inf if an element is infinite,
+        otherwise a finite number; 0 for an empty tensor.
+
+    Example:
+        >>> float(exact_norm(np.asarray([3e200, 4e200]))) / 5e200
+        1.0
+    """
+    elements = np.abs(_as_real(np.asarray(gradient)).astype(np.float64, copy=False).ravel())
+    largest = elements.max(initial=0.0)  # NaN if an element is NaN, otherwise inf if an element is infinite
+    if not np.isfinite(largest) or largest == 0:
+        return Decimal(float(largest))
+    ratio = elements / largest
+    return Decimal(float(largest)) * Decimal(math.sqrt(math.fsum(ratio * ratio)))
+
+
+def tensor_norm(gradient: Array) -> np.float32:
+    """Return the L2 norm of one tensor, exact to the last bit of float32.
+
+    A norm beyond float32's range saturates at the largest float32; otherwise as :func:`exact_norm`.
 
     Example:
         >>> round(float(tensor_norm(np.asarray([3e30, 4e30], np.float32))) / 5e30, 6)
@@ -68,16 +86,33 @@ def tensor_norm(gradient: Array) -> np.float32:
         >>> float(tensor_norm(np.asarray([300.0, 400.0], np.float16)))
         500.0
     """
-    elements = np.abs(_as_real(np.asarray(gradient)).astype(np.float64, copy=False).ravel())
-    largest = elements.max(initial=0.0)  # NaN if an element is NaN, otherwise inf if an element is infinite
-    if not np.isfinite(largest) or largest == 0:
-        return np.float32(largest)
-    ratio = elements / largest
-    return np.float32(min(largest * math.sqrt(math.fsum(ratio * ratio)), FLOAT32_MAX))
+    norm = float(exact_norm(gradient))
+    return np.float32(min(norm, FLOAT32_MAX) if math.isfinite(norm) else norm)
+
+
+def split_norms(norms: Sequence[Decimal]) -> tuple[Array, Array]:
+    """Return ``Observation.norms`` and ``Observation.exponents`` for norms of any size.
+
+    Example:
+        >>> split_norms([Decimal(3), Decimal(2) ** 130])
+        (array([3.0000000e+00, 1.7014118e+38], dtype=float32), array([0, 3], dtype=int32))
+    """
+    values, exponents = [], []
+    for norm in norms:
+        exponent = 0
+        while norm.is_finite() and norm >= Decimal(2) ** (128 + exponent):
+            exponent += 1
+        value = float(norm / Decimal(2) ** exponent)
+        # Rounding to float32 must not turn a finite norm into inf.
+        values.append(min(value, FLOAT32_MAX) if math.isfinite(value) else value)
+        exponents.append(exponent)
+    return np.asarray(values, np.float32), np.asarray(exponents, np.int32)
 
 
 def measure(gradients: Sequence[Array | None]) -> Array:
     """Return the norms of all tensors, (n,) float32: ``Observation.norms``.
+
+    A norm beyond float32's range saturates at the largest float32, see :func:`measure_wide`.
 
     Args:
         gradients: one per parameter; None (no gradient) gives norm 0.
@@ -88,6 +123,17 @@ def measure(gradients: Sequence[Array | None]) -> Array:
     """
     norms = [np.float32(0) if g is None else tensor_norm(g) for g in gradients]
     return np.asarray(norms, dtype=np.float32)
+
+
+def measure_wide(gradients: Sequence[Array | None]) -> tuple[Array, Array]:
+    """Return ``Observation.norms`` and ``Observation.exponents``: the norms of all tensors, of any size.
+
+    Example:
+        >>> norms, exponents = measure_wide([np.asarray([2.0**130]), None])
+        >>> norms.tolist() == [2.0**127, 0.0], exponents.tolist()
+        (True, [3, 0])
+    """
+    return split_norms([Decimal(0) if g is None else exact_norm(g) for g in gradients])
 
 
 def measure_loss(loss: object) -> Array | None:
@@ -118,12 +164,23 @@ def unit_norms(array: Array, axes: tuple[int, ...]) -> Array:
         >>> unit_norms(np.asarray([[3.0, 4.0], [0.0, 2.0]], np.float32), (1,)).tolist()
         [5.0, 2.0]
     """
+    return _wide_unit_norms(array, axes, saturate=True)[0]
+
+
+def _wide_unit_norms(array: Array, axes: tuple[int, ...], *, saturate: bool = False) -> tuple[Array, Array]:
+    """Return the norms of units, and their powers of two, which are 0 if norms are to saturate."""
     elements = np.abs(array if array.dtype.kind == "c" else array.astype(np.float64))
     largest = elements.max(axis=axes, keepdims=True)
     ratio = elements / np.where((largest > 0) & np.isfinite(largest), largest, 1.0)
-    norms = np.sqrt((ratio * ratio).sum(axis=axes)).ravel() * np.where(largest > 0, largest, 1.0).ravel()
-    norms = np.where(np.isfinite(largest).ravel(), np.minimum(norms, FLOAT32_MAX), largest.ravel())
-    return norms.astype(np.float32)
+    root, largest = np.sqrt((ratio * ratio).sum(axis=axes)).ravel(), largest.ravel()
+    norms = root * np.where(largest > 0, largest, 1.0)
+    finite = np.isfinite(largest)
+    exponents = np.zeros(norms.shape, np.int32)
+    if not saturate:
+        for i in np.flatnonzero(finite & (norms > FLOAT32_MAX)):
+            (norms[i],), (exponents[i],) = split_norms([Decimal(float(root[i])) * Decimal(float(largest[i]))])
+    norms = np.where(finite, np.minimum(norms, FLOAT32_MAX), largest)
+    return norms.astype(np.float32), exponents
 
 
 def measure_units(
@@ -137,16 +194,19 @@ def measure_units(
         >>> units.norms[0].tolist(), units.weights[0].tolist()
         ([2.0, 2.0], [0.0, 0.0])
     """
-    norms, weights = [], []
+    norms, exponents, weights = [], [], []
     for included, g, p in zip(rule.included(names), gradients, params, strict=True):
         if not included or g is None or g.size == 0:
             norms.append(np.zeros(0, np.float32))
+            exponents.append(np.zeros(0, np.int32))
             weights.append(np.zeros(0, np.float32))
             continue
         axes = rule.unit_axes(p.shape, default="last")
-        norms.append(unit_norms(g, axes))
+        found, powers = _wide_unit_norms(g, axes)
+        norms.append(found)
+        exponents.append(powers)
         weights.append(unit_norms(p, axes))
-    return Units(tuple(norms), tuple(weights))
+    return Units(tuple(norms), tuple(weights), tuple(exponents))
 
 
 def measure_extremes(gradients: Sequence[Array | None]) -> tuple[Array, Array]:
@@ -190,25 +250,30 @@ def apply(config: GuardConfig, decision: Decision, gradients: Sequence[Array | N
         >>> apply(config, decision, grads)[0].round(3).tolist()
         [0.6..., 0.8...]
     """
-    factors: list[Any] = list(np.broadcast_to(decision.multiplier, (len(gradients),)))
+    n, plain = len(gradients), np.zeros((), np.int32)
+    factors: list[Any] = list(np.broadcast_to(decision.multiplier, (n,)))
+    shifts: list[Any] = list(
+        np.broadcast_to(plain if isinstance(decision.shift, tuple) else decision.shift, (n,))
+    )
     for i, of_units in enumerate(decision.unit_multipliers):
         g = gradients[i]
         if g is not None and config.unit_rule is not None and of_units.size:
             rule = config.unit_rule
-            axes = rule.unit_axes(g.shape, default="last")
-            factors[i] = of_units.reshape(rule.unit_shape(g.shape, axes))
+            shape = rule.unit_shape(g.shape, rule.unit_axes(g.shape, default="last"))
+            factors[i] = of_units.reshape(shape)
+            shifts[i] = decision.unit_shifts[i].reshape(shape) if decision.unit_shifts else plain
     return [
-        None if g is None else _scaled(g, factor, config.max_value)
-        for g, factor in zip(gradients, factors, strict=True)
+        None if g is None else _scaled(g, factor, shift, config.max_value)
+        for g, factor, shift in zip(gradients, factors, shifts, strict=True)
     ]
 
 
-def _scaled(gradient: Array, factor: Array, max_value: float | None) -> Array:
+def _scaled(gradient: Array, factor: Array, shift: Array, max_value: float | None) -> Array:
     real = _as_real(gradient)
     wide = real.astype(wide_dtype(real.dtype))
-    if gradient.dtype.kind == "c" and factor.ndim:
-        factor = np.repeat(factor, 2, axis=-1) if factor.shape[-1] > 1 else factor
-    wide = wide * factor.astype(wide.dtype)
+    if gradient.dtype.kind == "c" and factor.ndim and factor.shape[-1] > 1:
+        factor, shift = np.repeat(factor, 2, axis=-1), np.repeat(shift, 2, axis=-1) if shift.ndim else shift
+    wide = np.ldexp(wide * factor.astype(wide.dtype), shift)
     if max_value is not None:
         wide = np.clip(wide, -max_value, max_value)
     return wide.astype(real.dtype).view(gradient.dtype).reshape(gradient.shape)
@@ -321,8 +386,10 @@ class Guarded:
     def _measure(self, gradients: Sequence[Array | None], loss: object) -> Observation:
         rule, needs = self.config.unit_rule, self.config.needs
         amax, tiny = measure_extremes(gradients) if needs else (None, None)
+        norms, exponents = measure_wide(gradients)
         return Observation(
-            norms=measure(gradients),
+            norms=norms,
+            exponents=exponents,
             loss=measure_loss(loss),
             units=None if rule is None else measure_units(rule, self._known_names, gradients, self._params),
             amax=amax if "amax" in needs else None,

@@ -12,7 +12,6 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from stablenum.arrays import at_least
 from stablenum.errors import bad_field
-from stablenum.rules.clipping.common import shortening
 from stablenum.rules.windows import (
     count,
     empty_window,
@@ -64,12 +63,12 @@ class Verdict(NamedTuple):
 
     Attributes:
         loss, grad_norm: () bool, whether this signal is a spike.
-        factor: () float32, the factor applied to the gradients before the clip rules; 1 without a spike.
+        limit: () float32, the norm to which gradients are shrunk before the clip rules; inf for no shrinking.
     """
 
     loss: Array
     grad_norm: Array
-    factor: Array
+    limit: Array
 
     @property
     def any(self) -> Array:
@@ -175,8 +174,8 @@ class SpikeGuard(_Settings):
         debt = xp.where(restart, xp.zeros_like(debt), debt)
         enters = finite & xp.logical_not(skipped)
         after = _observe(state, loss, grad_norm, enters, debt, restart=restart, xp=xp)
-        factor = _shrink(state, grad_norm, spike, action=self.action, xp=xp)
-        return Verdict(by_loss & spike, by_norm & spike, factor), after
+        limit = _shrinks_to(state, spike, action=self.action, xp=xp)
+        return Verdict(by_loss & spike, by_norm & spike, limit), after
 
     def _limit(self, window: Array, *, xp: Namespace) -> Array:
         middle, mad = median_and_mad(window, xp=xp)
@@ -219,8 +218,8 @@ class MeanStdSpikeGuard(_Settings):
         """Return the verdict on a step and the next state, as :meth:`SpikeGuard.judge` does."""
         by_loss, by_norm = _standing_out(self, state, loss, grad_norm, finite=finite, xp=xp)
         after = _observe(state, loss, grad_norm, finite, state.debt, restart=None, xp=xp)
-        factor = _shrink(state, grad_norm, by_loss | by_norm, action=self.action, xp=xp)
-        return Verdict(by_loss, by_norm, factor), after
+        limit = _shrinks_to(state, by_loss | by_norm, action=self.action, xp=xp)
+        return Verdict(by_loss, by_norm, limit), after
 
     def _limit(self, window: Array, *, xp: Namespace) -> Array:
         mean, std = mean_and_std(window, ddof=1, xp=xp)
@@ -283,10 +282,10 @@ def _observe(
     return SpikeState(next_window(state.loss, loss), next_window(state.grad_norm, grad_norm), debt)
 
 
-def _shrink(state: SpikeState, grad_norm: Array, spike: Array, *, action: str, xp: Namespace) -> Array:
-    """Return () float32: for the action ``"clip"``, the factor that shrinks a spike to the median norm;
-    otherwise 1."""
+def _shrinks_to(state: SpikeState, spike: Array, *, action: str, xp: Namespace) -> Array:
+    """Return () float32: for the action ``"clip"``, the median norm, to which a spike is shrunk; otherwise
+    inf."""
+    none = xp.full_like(state.debt, float("inf"), dtype=xp.float32)
     if action == "skip":
-        return xp.ones_like(grad_norm)
-    typical = median(state.grad_norm, xp=xp)  # inf for an empty window, which gives a factor of 1
-    return xp.where(spike, shortening(grad_norm, typical, xp=xp), xp.ones_like(grad_norm))
+        return none
+    return xp.where(spike, median(state.grad_norm, xp=xp), none)  # the median of an empty window is inf

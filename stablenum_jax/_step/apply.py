@@ -44,12 +44,16 @@ def apply_multiplier(
         return updates
     place = {path: i for i, path in enumerate(paths)}
     keep_dtype = config.loss_scale is None
+    # Unscaling alone needs no factor below float32's smallest normal number.
+    on_elements = stablenum.ClipByValue, stablenum.ClipUpdateRMS
+    shrinks = config.shrinks_spikes or not all(isinstance(rule, on_elements) for rule in config.clip_rules)
 
     def change(path: Path, leaf: Any) -> Any:
         if path not in place or not is_measurable(path, leaf):
             return leaf
         leaf = jnp.asarray(leaf)
-        changed = times(leaf, _factor(config, decision, place[path], leaf.shape))
+        factor, shift = _factor(config, decision, place[path], leaf.shape)
+        changed = times(_shifted(leaf, shift) if shrinks else leaf, factor)
         if config.max_value is not None:
             changed = _clamp(changed, config.max_value)
         return changed.astype(leaf.dtype) if keep_dtype else changed
@@ -59,14 +63,34 @@ def apply_multiplier(
 
 def _factor(
     config: stablenum.GuardConfig, decision: stablenum.Decision, i: int, shape: tuple[int, ...]
-) -> Array:
-    """Return the factor on the i-th gradient: one per unit, one per tensor, or one for all gradients."""
+) -> tuple[Array, Array]:
+    """Return the factor on the i-th gradient and its power of two: one per unit, one per tensor, or one for
+    all gradients."""
     of_units = decision.unit_multipliers[i] if decision.unit_multipliers else None
     if config.unit_rule is not None and of_units is not None and of_units.shape[0]:
         axes = config.unit_rule.unit_axes(shape, default="last")
-        factor: Array = of_units.reshape(config.unit_rule.unit_shape(shape, axes))
-        return factor
-    return decision.multiplier[i] if config.per_tensor else decision.multiplier
+        by_unit = config.unit_rule.unit_shape(shape, axes)
+        return of_units.reshape(by_unit), decision.unit_shifts[i].reshape(by_unit)
+    if config.per_tensor:
+        return decision.multiplier[i], decision.shift[i]
+    return decision.multiplier, decision.shift
+
+
+def _shifted(leaf: Array, shift: Array) -> Array:
+    """Return ``leaf * 2**shift`` in float32 or wider, in the same pass over the gradient as what follows.
+
+    The power is applied in two halves, because float32 does not hold the powers below -126. It is made from
+    the bits of its exponent, because ``exp2`` is not exact.
+    """
+    wide = jnp.finfo(leaf.dtype).bits == 64
+    stored, bias = (52, 1023) if wide else (23, 127)
+    integer, real = (jnp.int64, jnp.float64) if wide else (jnp.int32, jnp.float32)
+    leaf = leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
+    half, shifted = shift >> 1, leaf
+    for part in (half, shift - half):
+        power = jnp.maximum(part.astype(integer) + bias, 1) << stored
+        shifted = shifted * jax.lax.bitcast_convert_type(power, real)
+    return jnp.where(shift < 0, shifted, leaf)
 
 
 def multiply_leaves(grads: PyTree, factor: Array, *, widen: bool = False) -> PyTree:

@@ -12,8 +12,9 @@ import optax
 from jax import lax
 
 import stablenum
+from stablenum.wide import recorded
 from stablenum_jax._step.apply import times
-from stablenum_jax._step.measure import AxisName, norms_over_axis, saturating_float32
+from stablenum_jax._step.measure import AxisName, norms_over_axis, ordinary_norms, saturating_float32
 from stablenum_jax._trees.leaves import is_measurable, real_parts
 from stablenum_jax._trees.names import Path
 from stablenum_jax._trees.state import injects_hyperparams
@@ -52,7 +53,8 @@ def clip_updates(
     if axis_name is not None:
         # All shards of a leaf have the same size. The values are divided first, so that the joint norm does
         # not overflow.
-        rms = norms_over_axis(rms / jnp.sqrt(jnp.float32(lax.psum(1, axis_name))), axis_name)
+        parts = rms / jnp.sqrt(jnp.float32(lax.psum(1, axis_name)))
+        rms = recorded(norms_over_axis(ordinary_norms(parts), axis_name), xp=jnp)
     factors = rule.update_factors(rms, rate, xp=jnp)
     place = {path: i for i, path in enumerate(leaves)}
 

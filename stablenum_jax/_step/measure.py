@@ -7,6 +7,7 @@ to clip. Nothing is decided here.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Hashable, Sequence
 from typing import Any, TypeAlias
 
@@ -16,16 +17,19 @@ from jax import lax
 
 from stablenum.errors import bad_type
 from stablenum.formats import FLOAT32_MAX
+from stablenum.wide import Wide, lower, narrow, settle
 from stablenum_jax._trees.leaves import real_parts, varying_axes
 
 __all__ = [
     "SMALL",
     "leaf_norms",
     "norms_over_axis",
+    "ordinary_norms",
     "power_of_two",
     "saturating_float32",
     "scalar_loss",
     "shares",
+    "split",
 ]
 
 Array: TypeAlias = jax.Array
@@ -41,7 +45,7 @@ SMALL = 2.0**-32
 _FACTORS = {False: (2.0**-96, 2.0**95), True: (2.0**-600, 1.0)}
 
 
-def leaf_norms(leaves: Sequence[Any]) -> Array:
+def leaf_norms(leaves: Sequence[Any]) -> Wide:
     """Return the L2 norm of each leaf.
 
     Squares are summed in float32 (float64 for float64 leaves). If a sum overflows, or is so small that
@@ -53,18 +57,20 @@ def leaf_norms(leaves: Sequence[Any]) -> Array:
         leaves: floating-point arrays of any shape, or None for a missing gradient.
 
     Returns:
-        (n,) float32. A norm is finite if and only if every element of the leaf is finite (a norm beyond
-        float32's range saturates at the largest float32); NaN if the leaf holds NaN, else inf if it holds
-        inf; 0 for None and for a leaf without elements. The norm of a leaf below 1e-23 may be 0 if others are
-        of ordinary size; this changes neither the joint norm nor a decision.
+        (n,) float32 and (n,) int32: the norms are ``value * 2**power``, with a power above 0 only beyond
+        float32's range. A norm is finite if and only if every element of the leaf is finite; NaN if the leaf
+        holds NaN, else inf if it holds inf; 0 for None and for a leaf without elements. The norm of a leaf
+        below 1e-23 may be 0 if others are of ordinary size; this changes neither the joint norm nor a
+        decision.
 
     Example:
-        >>> leaf_norms([jnp.asarray([3e30, 4e30]), None])
+        >>> leaf_norms([jnp.asarray([3e30, 4e30]), None]).value
         Array([5.e+30, 0.e+00], dtype=float32)
     """
     index = [i for i, leaf in enumerate(leaves) if leaf is not None and jnp.size(leaf)]
+    zeros = ordinary_norms(jnp.zeros((len(leaves),), jnp.float32))
     if not index:
-        return jnp.zeros((len(leaves),), jnp.float32)
+        return zeros
     present = [jnp.asarray(leaves[i]) for i in index]
     squares = [_sum_of_squares(leaf) for leaf in present]
     # With a float64 leaf, the whole stack is float64.
@@ -73,37 +79,50 @@ def leaf_norms(leaves: Sequence[Any]) -> Array:
     ordinary = (largest >= SMALL) & (largest <= FLOAT32_MAX)
     # One cond for the whole tree. Its operands are only read, so an ordinary step pays nothing for it. They
     # are the leaves themselves: a leaf cast to float32 outside the cond would be another array in memory.
-    norms = lax.cond(ordinary, lambda: naive, lambda: _rescued_norms(present, squares))
+    norms = lax.cond(ordinary, lambda: ordinary_norms(naive), lambda: _rescued_norms(present, squares))
     if len(index) == len(leaves):
         return norms
-    return jnp.zeros((len(leaves),), jnp.float32).at[jnp.asarray(index)].set(norms)
+    return jax.tree.map(lambda zero, found: zero.at[jnp.asarray(index)].set(found), zeros, norms)
 
 
-def norms_over_axis(norms: Array, axis_name: AxisName, leaves: Sequence[Any] | None = None) -> Array:
+def ordinary_norms(norms: Array) -> Wide:
+    """Return norms in float32's range."""
+    # Unlike a bare constant, these zeros vary over the same mesh axes as the norms.
+    zero = jnp.zeros((), jnp.int32)
+    return Wide(norms, jnp.where(jnp.isnan(norms), zero, zero))
+
+
+def norms_over_axis(norms: Wide, axis_name: AxisName, leaves: Sequence[Any] | None = None) -> Wide:
     """Return the norms of leaves whose shards lie along a mesh axis, from the norms of the shards.
 
     The norms are scaled by the largest shard's norm, so nothing overflows or flushes on the way.
 
     Args:
-        norms: (n,) float32, the norms of this shard.
+        norms: (n,), the norms of this shard.
         axis_name: the axis or axes of ``shard_map`` or ``pmap``.
         leaves: what the norms are of; those that ``shard_map`` knows to be copies are counted once.
 
     Returns:
-        (n,) float32, the same on every shard; NaN if a shard has NaN, else inf if one has inf.
+        (n,), the same on every shard; NaN if a shard has NaN, else inf if one has inf.
     """
-    finite = jnp.where(jnp.isfinite(norms), norms, 0.0)
-    infinite = lax.pmax(jnp.isinf(norms).astype(jnp.int32), axis_name) > 0
-    missing = lax.pmax(jnp.isnan(norms).astype(jnp.int32), axis_name) > 0
+    values, powers = norms
+    assert powers is not None
+    top = lax.pmax(powers, axis_name)
+    finite = lower(jnp.where(jnp.isfinite(values), values, 0.0), powers - top, xp=jnp)
+    infinite = lax.pmax(jnp.isinf(values).astype(jnp.int32), axis_name) > 0
+    missing = lax.pmax(jnp.isnan(values).astype(jnp.int32), axis_name) > 0
     # The values are multiplied by a power of two, not divided by the largest: to divide by an array, XLA
     # multiplies by its reciprocal, which is flushed to zero from 8.5e37 on.
     scale, inverse = power_of_two(lax.pmax(finite, axis_name))
+    # From 2**100 on, the joint norm of many shards may be outside float32's range.
+    large = scale >= 2.0**100
+    scale = jnp.where(large, scale * 2.0**-64, scale)
     squares = (finite * inverse) ** 2
-    if leaves is not None:
-        squares = squares * jnp.stack(shares(leaves, axis_name)) if leaves else squares
+    if leaves:
+        squares = squares * jnp.stack(shares(leaves, axis_name))
     total = scale * jnp.sqrt(lax.psum(squares, axis_name))
-    total = jnp.minimum(total, FLOAT32_MAX)
-    return jnp.where(missing, jnp.nan, jnp.where(infinite, jnp.inf, total))
+    total = jnp.where(missing, jnp.nan, jnp.where(infinite, jnp.inf, total))
+    return settle(total, jnp.where(large, top + 64, top), xp=jnp)
 
 
 def shares(leaves: Sequence[Any], axis_name: AxisName) -> list[Array]:
@@ -173,7 +192,7 @@ def _sum_of_squares(leaf: Array, factor: Array | None = None) -> Array:
     return functools.reduce(jnp.add, [jnp.sum(part * part) for part in scaled])
 
 
-def _rescued_norms(leaves: list[Array], squares: list[Array]) -> Array:
+def _rescued_norms(leaves: list[Array], squares: list[Array]) -> Wide:
     """Return the norms of all leaves, where a sum of squares may have overflowed or flushed to zero.
 
     Each leaf is multiplied by one power of two, chosen by the leaf's own sum of squares, so the leaf is read
@@ -195,10 +214,21 @@ def _rescued_norms(leaves: list[Array], squares: list[Array]) -> Array:
     back = [
         jnp.asarray([1 / factor for factor in column], again.dtype) for column in zip(*factors, strict=True)
     ]
-    norms = jnp.minimum(jnp.sqrt(again) * jnp.where(naive > 1, *back), jnp.finfo(again.dtype).max)
-    norms = jnp.where(jnp.isfinite(again), norms, again)
+    roots, large = jnp.sqrt(again), naive > 1
     kept = (naive >= SMALL * SMALL) & jnp.isfinite(naive)
-    return saturating_float32(jnp.where(kept, jnp.sqrt(naive), norms))
+    norms = jnp.where(kept, jnp.sqrt(naive), roots * jnp.where(large, *back))
+    beyond = large & jnp.isinf(norms) & jnp.isfinite(again)
+    zero = jnp.zeros(norms.shape, jnp.int32)
+    # The power by which a large leaf was divided; float64 leaves may have a norm beyond float64, too.
+    powers = jnp.asarray([round(-math.log2(factor[0])) for factor in factors], jnp.int32)
+    return split(jnp.where(beyond, roots, norms), jnp.where(beyond, powers, zero))
+
+
+def split(norms: Array, powers: Array) -> Wide:
+    """Return norms ``norms * 2**powers`` in float32 or float64 as float32 and powers."""
+    if norms.dtype == jnp.float64:
+        return narrow(norms, powers, xp=jnp)
+    return settle(norms, powers, xp=jnp)
 
 
 def power_of_two(x: Array) -> tuple[Array, Array]:

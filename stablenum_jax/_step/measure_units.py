@@ -15,9 +15,9 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import stablenum
-from stablenum.arrays import combine_norms
 from stablenum.rules.clipping import Units
-from stablenum_jax._step.measure import SMALL, power_of_two, saturating_float32
+from stablenum.wide import Wide, join, recorded
+from stablenum_jax._step.measure import SMALL, ordinary_norms, power_of_two, split
 from stablenum_jax._trees.leaves import real_parts
 
 __all__ = ["leaf_and_unit_norms", "unit_axes"]
@@ -42,7 +42,7 @@ def unit_axes(
 
 def leaf_and_unit_norms(
     leaves: Sequence[Any], weights: Sequence[Any], axes: Sequence[Axes | None]
-) -> tuple[Array, Units]:
+) -> tuple[Wide, Units]:
     """Return the L2 norm of each leaf, and of each unit of its gradient and of its weights.
 
     Norms are measured as by :func:`stablenum_jax._step.measure.leaf_norms`, also with a single ``lax.cond``:
@@ -55,20 +55,22 @@ def leaf_and_unit_norms(
         axes: for each leaf the axes that a unit extends over, None if it has no units.
 
     Returns:
-        (n,) float32, and the units' norms: (0,) where there are none. A norm is finite if and only if all
-        elements are; it is NaN if one is, else inf. The norm of a unit may be 0 if it is below 1e-23 and a
-        tensor is of ordinary size.
+        The (n,) norms as ``leaf_norms`` gives them, and the units' norms: (0,) where there are none. A norm
+        is finite if and only if all elements are; it is NaN if one is, else inf. The norm of a unit may be 0
+        if it is below 1e-23 and a tensor is of ordinary size.
 
     Example:
         >>> norms, units = leaf_and_unit_norms([jnp.asarray([[3.0], [4.0]])], [jnp.zeros((2, 1))], [(0,)])
-        >>> norms, units.norms[0]
+        >>> norms.value, units.norms[0]
         (Array([5.], dtype=float32), Array([5.], dtype=float32))
     """
     index = [i for i, leaf in enumerate(leaves) if leaf is not None and jnp.size(leaf)]
     with_units = [i for i in index if axes[i] is not None]
-    none = (jnp.zeros((0,), jnp.float32),) * len(leaves)
+    none = (ordinary_norms(jnp.zeros((0,), jnp.float32)),) * len(leaves)
+    zeros = ordinary_norms(jnp.zeros((len(leaves),), jnp.float32))
     if not index:
-        return jnp.zeros((len(leaves),), jnp.float32), Units(none, none)
+        empty = tuple(one.value for one in none)
+        return zeros, Units(empty, empty, tuple(one.power for one in none))
     whole = [axes[i] or tuple(range(jnp.ndim(leaves[i]))) for i in index]
     over = whole + [axes[i] or () for i in with_units]
     arrays = [jnp.asarray(leaves[i]) for i in index] + [jnp.asarray(weights[i]) for i in with_units]
@@ -83,25 +85,29 @@ def leaf_and_unit_norms(
         ~jnp.isfinite(gradients).all() | (jnp.max(gradients) < SMALL) | jnp.isinf(totals[len(index) :]).any()
     )
 
-    def again() -> tuple[Array, list[Array]]:
+    def again() -> tuple[Wide, list[Wide]]:
         # The cast is inside the branch, because a leaf cast to float32 outside would be another array in
         # memory.
         opaque = lax.optimization_barrier(arrays)  # see _rescued_norms
         norms = [_scaled(real_parts(x), *one) for x, *one in zip(opaque, over, squares, strict=True)]
-        return jnp.stack([combine_norms(x, xp=jnp) for x in norms[: len(index)]]), norms
+        joined = [join(x, xp=jnp) for x in norms[: len(index)]]
+        return jax.tree.map(lambda *parts: jnp.stack(parts), *joined), norms
 
-    def as_they_are() -> tuple[Array, list[Array]]:
-        return gradients, [jnp.sqrt(x).astype(jnp.float32) for x in squares]
+    def as_they_are() -> tuple[Wide, list[Wide]]:
+        plain = [ordinary_norms(jnp.sqrt(x).astype(jnp.float32)) for x in squares]
+        return ordinary_norms(gradients), plain
 
-    gradients, found = lax.cond(rescue, again, as_they_are)
-    norms = gradients
+    norms, found = lax.cond(rescue, again, as_they_are)
     if len(index) < len(leaves):
-        norms = jnp.zeros((len(leaves),), jnp.float32).at[jnp.asarray(index)].set(gradients)
+        norms = jax.tree.map(lambda zero, some: zero.at[jnp.asarray(index)].set(some), zeros, norms)
     of_gradients = dict(zip(index, found, strict=False))
     of_weights = dict(zip(with_units, found[len(index) :], strict=True))
+    each = [of_gradients[i] if i in of_weights else none[i] for i in range(len(leaves))]
+    weighed = [of_weights.get(i, none[i]) for i in range(len(leaves))]
     return norms, Units(
-        tuple(of_gradients[i] if i in of_weights else none[i] for i in range(len(leaves))),
-        tuple(of_weights.get(i, none[i]) for i in range(len(leaves))),
+        tuple(one.value for one in each),
+        tuple(recorded(one, xp=jnp) for one in weighed),
+        tuple(one.power for one in each),
     )
 
 
@@ -118,15 +124,22 @@ def _replicated(x: Array) -> Array:
     return x if not any(sharding.spec) else jax.sharding.reshard(x, P(*[None] * x.ndim))
 
 
-def _scaled(parts: list[Array], axes: Axes, squares: Array) -> Array:
+def _scaled(parts: list[Array], axes: Axes, squares: Array) -> Wide:
     """Return (u,) norms ``s sqrt(sum((x / s)^2))`` with s a power of two near the unit's largest element."""
     largest = functools.reduce(
         jnp.maximum, [jnp.max(jnp.abs(part), axis=axes, keepdims=True) for part in parts]
     )
     largest = _replicated(largest)
     scale, inverse = power_of_two(largest)
-    norms = scale.ravel() * jnp.sqrt(_squares([part * inverse for part in parts], axes))
-    norms = jnp.minimum(norms, jnp.finfo(norms.dtype).max)
-    norms = saturating_float32(jnp.where(jnp.isposinf(largest).ravel(), jnp.inf, norms))
+    scale = scale.ravel()
+    large = scale >= 2.0**100  # the norm of many elements may be outside the range of their format
+    scale = jnp.where(large, scale * 2.0**-64, scale)
+    norms = scale * jnp.sqrt(_squares([part * inverse for part in parts], axes))
+    norms = jnp.where(jnp.isposinf(largest).ravel(), jnp.inf, norms)
     # A sum of squares is NaN if and only if an element is; a maximum may lose the NaN (see _rescued_norms).
-    return jnp.where(jnp.isnan(squares), jnp.nan, norms)
+    norms = jnp.where(jnp.isnan(squares), jnp.nan, norms)
+    powers = jnp.where(large, 64, 0).astype(jnp.int32)
+    if norms.dtype == jnp.float64:  # narrow takes a power only for a norm beyond float32's range
+        back = large & (norms < 2.0**600)
+        norms, powers = jnp.where(back, norms * 2.0**64, norms), jnp.where(back, 0, powers)
+    return split(norms, powers)

@@ -15,6 +15,7 @@ import stablenum
 from stablenum.formats import FLOAT32_MAX, SMALLEST_FLOAT16
 from stablenum.guard.restored import check_made_for, follow_config, foreign_scale
 from stablenum.rules.clipping import Units
+from stablenum.wide import Wide, times_scale
 from stablenum_jax._step.measure import AxisName, leaf_norms, norms_over_axis
 from stablenum_jax._step.measure_elements import extremes, largest_element
 from stablenum_jax._step.measure_units import leaf_and_unit_norms, unit_axes
@@ -127,7 +128,7 @@ def _observe(
     norms, others, units = _norms(config, watched)
     if axis_name is not None:
         norms = norms_over_axis(norms, axis_name, watched.gradients)
-        others = norms_over_axis(others, axis_name, watched.others) if others.size else others
+        others = norms_over_axis(others, axis_name, watched.others) if others.value.size else others
         loss = None if loss is None else lax.psum(loss / lax.psum(1, axis_name), axis_name)
     amax = tiny = jnp.zeros((), jnp.float32)
     if measure_extremes and "tiny" in config.needs:
@@ -135,30 +136,40 @@ def _observe(
         amax, tiny = extremes(watched.gradients, bound, axis_name=axis_name)
     elif measure_extremes and "amax" in config.needs:
         amax = largest_element(watched.gradients, axis_name=axis_name)
+    if scale is not None:
+        norms = times_scale(norms, scale, xp=jnp)
+        amax = jnp.minimum(amax * scale, FLOAT32_MAX)
+        units = units and _times_scale(units, scale)
     return stablenum.Observation(
-        norms=_scaled(norms, scale),
+        norms=norms.value,
+        exponents=norms.power,
         loss=loss,
-        found_inf=~jnp.isfinite(others).all() if others.size else None,
-        units=units and Units(tuple(_scaled(part, scale) for part in units.norms), units.weights),
-        amax=_scaled(amax, scale) if "amax" in config.needs else None,
+        found_inf=~jnp.isfinite(others.value).all() if others.value.size else None,
+        units=units,
+        amax=amax if "amax" in config.needs else None,
         tiny=tiny if "tiny" in config.needs else None,
     )
 
 
-def _norms(config: stablenum.GuardConfig, watched: Watched) -> tuple[Array, Array, Units | None]:
+def _norms(config: stablenum.GuardConfig, watched: Watched) -> tuple[Wide, Wide, Units | None]:
     """Return norms of the watched gradients and of the others, and of the units if a rule needs them."""
     n = len(watched.gradients)
     leaves: Sequence[Any] = [*watched.gradients, *watched.others]
     if config.unit_rule is None:
         norms = leaf_norms(leaves)
-        return norms[:n], norms[n:], None
+        return *_divided(norms, n), None
     names = [path_name(path) for path in watched.paths]
     axes = unit_axes(config.unit_rule, names, watched.gradients)
     extra = [None] * len(watched.others)
     norms, units = leaf_and_unit_norms(leaves, [*watched.weights, *extra], [*axes, *extra])
-    return norms[:n], norms[n:], Units(units.norms[:n], units.weights[:n])
+    return *_divided(norms, n), Units(*(part[:n] for part in units))
 
 
-def _scaled(x: Array, scale: Array | None) -> Array:
-    """Multiply norms by the scale; finite norms stay finite."""
-    return x if scale is None else jnp.where(jnp.isfinite(x), jnp.minimum(x * scale, FLOAT32_MAX), x)
+def _divided(norms: Wide, n: int) -> tuple[Wide, Wide]:
+    return jax.tree.map(lambda part: part[:n], norms), jax.tree.map(lambda part: part[n:], norms)
+
+
+def _times_scale(units: Units, scale: Array) -> Units:
+    """Multiply the units' norms by the scale."""
+    wide = [times_scale(Wide(*one), scale, xp=jnp) for one in zip(units.norms, units.exponents, strict=True)]
+    return Units(tuple(one.value for one in wide), units.weights, tuple(one.power for one in wide))

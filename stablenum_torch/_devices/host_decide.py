@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -70,7 +71,7 @@ class HostGuard:
 
     def decide(self, seen: Observation) -> tuple[Decision, list[Any]]:
         """Return the decision, and the leaves of the next state, which is not written yet."""
-        if seen.units is not None:
+        if seen.units is not None or seen.exponents is not None:
             decision, after = decide(self.config, map_leaves(lambda v: v[()], self._views), seen, xp=scalars)
             return decision, leaves(after)
         measured = [getattr(seen, name) for name in _MEASURED]
@@ -80,6 +81,15 @@ class HostGuard:
             function = self._written[kinds] = self._write_out(seen)
         found = function(*(part for part in measured if part is not None), *self.read())
         return Decision(*found[:_FIELDS]), list(found[_FIELDS:])
+
+    def saturates(self, seen: Observation, decision: Decision) -> bool:
+        """Return whether a decision without exponents may depend on a number outside float32's range."""
+        norm = float(decision.grad_norm)
+        if seen.exponents is not None or not math.isfinite(norm):
+            return False
+        scale, factor = float(self._views.loss_scale.scale), float(decision.clip_coefficient)
+        # Many norms below 2**100 may join to one above it, but not to one above 2**128.
+        return max(norm, norm * scale) >= _TOP or min(factor, factor / scale) <= 1 / _TOP
 
     def _write_out(self, seen: Observation) -> Callable[..., tuple[Any, ...]]:
         """Generate ``decide`` for observations like ``seen``: a function of their parts and of the state's
@@ -93,6 +103,8 @@ class HostGuard:
         decision, after = decide(self.config, state, Observation(**inputs), xp=writer)
         return writer.function([*decision[:_FIELDS], *leaves(after)])
 
+
+_TOP = 2.0**100
 
 # The fields of a decision before those about units, which are arrays of different lengths.
 _FIELDS = Decision._fields.index("unit_multipliers")

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from stablenum.guard.config import GuardConfig
+from stablenum.guard.decide import Decision
 from stablenum_torch._devices.ranks import local_part
 from stablenum_torch._step.measure import dense_values
 from stablenum_torch._step.measure_units import unit_factor
 
-__all__ = ["gradients_to_change", "multiply_gradients", "transform", "transform_gradients"]
+__all__ = ["gradients_to_change", "multiply_gradients", "shift_gradients", "transform", "transform_gradients"]
 
 
 def gradients_to_change(optimizer: Optimizer, params: Sequence[Tensor]) -> list[Tensor | None]:
@@ -101,6 +103,7 @@ def transform(
     of_units: Sequence[Tensor],
     *,
     unchanged: Sequence[bool],
+    clamp: bool = True,
 ) -> None:
     """Multiply the gradients in place, and clamp them if there is a bound.
 
@@ -111,7 +114,9 @@ def transform(
         multiplier: () or (n,), as in :class:`stablenum.Decision`.
         of_units: the factors of units, as ``unit_multipliers`` in that class.
         unchanged: which gradients are known to have a factor of 1.
+        clamp: whether to clamp.
     """
+    max_value = config.max_value if clamp else None
     # Unbound rather than indexed, because an index made on the host would have to be copied to the device.
     each = list(multiplier.unbind()) if config.per_tensor else [multiplier] * len(params)
     for i, factors in enumerate(of_units):
@@ -121,6 +126,25 @@ def transform(
     chosen = [
         (grad, factor)
         for grad, factor, same in zip(grads, each, unchanged, strict=True)
-        if grad is not None and (config.max_value is not None or not same)
+        if grad is not None and (max_value is not None or not same)
     ]
-    transform_gradients([g for g, _ in chosen], [factor for _, factor in chosen], config.max_value)
+    transform_gradients([g for g, _ in chosen], [factor for _, factor in chosen], max_value)
+
+
+def shift_gradients(
+    optimizer: Optimizer, config: GuardConfig, params: Sequence[Tensor], decision: Decision
+) -> None:
+    """Multiply the gradients in place by the decision's powers of two, if one of them is not 1.
+
+    Args:
+        optimizer, config, params: as for :func:`transform`.
+        decision: its arrays are in the host's memory.
+    """
+    shifts = [np.asarray(decision.shift), *map(np.asarray, decision.unit_shifts)]
+    if not any(shift.any() for shift in shifts):
+        return
+    unchanged = [False] * len(params)
+    # In two halves, because float32 does not hold the powers below -126.
+    for part in ([s // 2 for s in shifts], [s - s // 2 for s in shifts]):
+        whole, *of_units = (torch.from_numpy(np.asarray(np.ldexp(1.0, half))) for half in part)
+        transform(optimizer, config, params, whole, of_units, unchanged=unchanged, clamp=False)

@@ -29,7 +29,7 @@ from stablenum_torch._step.measure import (
     sums_of_pieces,
 )
 
-__all__ = ["unit_factor", "units_on_host", "units_without_wait"]
+__all__ = ["as_rows", "real_values", "unit_axes", "unit_factor", "units_on_host", "units_without_wait"]
 
 Axes: TypeAlias = "tuple[int, ...] | None"
 
@@ -42,7 +42,7 @@ def unit_factor(rule: AdaptiveGradClip, factors: Tensor, shape: torch.Size) -> T
     return factors.reshape(rule.unit_shape(shape, rule.unit_axes(shape, default="first")))
 
 
-def _unit_axes(rule: AdaptiveGradClip, params: Sequence[Tensor], included: Sequence[bool]) -> list[Axes]:
+def unit_axes(rule: AdaptiveGradClip, params: Sequence[Tensor], included: Sequence[bool]) -> list[Axes]:
     """Return, for each parameter, the axes over which its units extend; None where there is nothing to
     measure."""
     return [
@@ -57,7 +57,7 @@ def _whole(axes: Axes, tensor: Tensor) -> bool:
     return axes is not None and len(axes) == tensor.ndim
 
 
-def _real(tensor: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...]]:
+def real_values(tensor: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...]]:
     """Return the tensor as dense real values, and a unit's axes in them (with one more for complex
     numbers)."""
     dense = tensor.detach() if tensor.layout == torch.strided else tensor.detach().to_dense()
@@ -77,7 +77,7 @@ def units_on_host(
         params: the parameters; sparse gradients are converted to dense ones.
         included: whether the rule applies to each of them.
     """
-    axes = _unit_axes(rule, params, included)
+    axes = unit_axes(rule, params, included)
     norms, of_gradients = _norms_and_units([p.grad for p in params], axes)
     _, of_weights = _norms_and_units(
         [None if a is None else p.detach() for p, a in zip(params, axes, strict=True)], axes
@@ -100,14 +100,14 @@ def _norms_and_units(
         elif not several[i]:
             units.append(norms[i : i + 1])
         else:
-            found = _row_norms(_as_rows(*_real(tensor, over)))
+            found = _row_norms(as_rows(*real_values(tensor, over)))
             units.append(found.astype(np.float32))
             total = math.sqrt(float(np.square(found).sum()))
             norms[i] = min(total, FLOAT32_MAX) if math.isfinite(total) else total
     return norms, tuple(units)
 
 
-def _as_rows(values: Tensor, axes: tuple[int, ...]) -> Tensor:
+def as_rows(values: Tensor, axes: tuple[int, ...]) -> Tensor:
     """Return (u, k), one unit per row; a view wherever the strides allow it."""
     kept = [axis for axis in range(values.ndim) if axis not in axes]
     # Any order within a unit will do. In the order of memory, channels-last weights are a view, too.
@@ -168,7 +168,7 @@ def units_without_wait(
 ) -> tuple[Tensor, Units]:
     """Measure as :func:`units_on_host` does, for unsharded gradients on any device; the results are on
     ``device``."""
-    axes = _unit_axes(rule, params, included)
+    axes = unit_axes(rule, params, included)
     grads = [p.grad for p in params]
     split = [a is not None and not _whole(a, p) for p, a in zip(params, axes, strict=True)]
     of_gradients = [
@@ -192,7 +192,7 @@ def units_without_wait(
 
 def _unit_norms(tensor: Tensor, axes: tuple[int, ...], device: torch.device) -> Tensor:
     """Return (u,) float64 norms of a tensor's units."""
-    values, over = _real(local_part(tensor), axes)
+    values, over = real_values(local_part(tensor), axes)
     norms = torch.linalg.vector_norm(values, dim=over, dtype=torch.float64)
     if values.dtype == torch.float64:
         # Squares of float64 numbers may overflow even here; the largest magnitude shows if all are finite.

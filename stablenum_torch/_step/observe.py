@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import array_api_compat.torch as torch_namespace
 import numpy as np
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from stablenum.formats import FLOAT32_MAX
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import Observation
 from stablenum.rules.clipping import Units
+from stablenum.wide import Wide, narrow
 from stablenum_torch._devices.host_decide import HostGuard
 from stablenum_torch._devices.ranks import joins_ranks
 from stablenum_torch._devices.scalar_namespace import as_scalar
@@ -22,12 +24,20 @@ from stablenum_torch._devices.state import to_device
 from stablenum_torch._step.measure import (
     gradient_norms_on_host,
     gradient_norms_without_wait,
-    saturated,
 )
 from stablenum_torch._step.measure_elements import Extremes, extremes_on_host, extremes_without_wait
 from stablenum_torch._step.measure_units import units_on_host, units_without_wait
+from stablenum_torch._step.measure_wide import wide_norms_on_host, wide_units_on_host
 
-__all__ = ["Measured", "Noted", "in_float32", "measured_without_wait", "observation", "observed_on_host"]
+__all__ = [
+    "Measured",
+    "Noted",
+    "in_float32",
+    "measured_without_wait",
+    "observation",
+    "observed_beyond_float32",
+    "observed_on_host",
+]
 
 _CPU = torch.device("cpu")
 
@@ -71,6 +81,21 @@ def observed_on_host(
         amax=None if amax is None else as_scalar(amax),
         tiny=None if tiny is None else as_scalar(tiny),
     )
+
+
+def observed_beyond_float32(
+    host: HostGuard,
+    seen: Observation,
+    params: Sequence[Tensor],
+    process_group: ProcessGroup | None,
+    included: Sequence[bool],
+) -> Observation:
+    """Return the observation with norms that do not saturate, for the rare step that needs them."""
+    if host.unit_rule is None:
+        norms, units = wide_norms_on_host(params, process_group), None
+    else:
+        norms, units = wide_units_on_host(host.unit_rule, params, included)
+    return seen._replace(norms=norms.value, units=units, exponents=norms.power)
 
 
 class Measured(NamedTuple):
@@ -123,8 +148,14 @@ def measured_without_wait(
 def observation(measured: Measured) -> Observation:
     """Return the observation for the core, in float32."""
     amax, tiny = measured.extremes.joined()
+    if measured.units is None:
+        zeros = torch.zeros_like(measured.norms, dtype=torch.int32)
+        norms = narrow(measured.norms, zeros, xp=torch_namespace)
+    else:
+        norms = Wide(measured.norms)  # compiling more operations for each unit would take minutes
     return Observation(
-        norms=saturated(measured.norms),
+        norms=norms.value,
+        exponents=norms.power,
         loss=None if measured.noted.loss is None else in_float32(measured.noted.loss),
         found_inf=measured.noted.found_inf,
         units=measured.units,

@@ -17,9 +17,9 @@ from stablenum.interrupts import finish
 from stablenum_torch._devices.fused_optimizers import is_fused, moves_nothing, step_folded
 from stablenum_torch._devices.host_decide import HostGuard
 from stablenum_torch._devices.ranks import joins_ranks
-from stablenum_torch._step.apply import transform
+from stablenum_torch._step.apply import shift_gradients, transform
 from stablenum_torch._step.clip_update import before_update, clip_update_on_host, clip_update_without_wait
-from stablenum_torch._step.observe import Noted, observed_on_host
+from stablenum_torch._step.observe import Noted, observed_beyond_float32, observed_on_host
 
 __all__ = ["step_on_host"]
 
@@ -43,6 +43,9 @@ def step_on_host(
     with np.errstate(all="ignore"):
         seen = observed_on_host(host, params, noted, process_group, included)
         decision, after = host.decide(seen)
+        if host.saturates(seen, decision):
+            seen = observed_beyond_float32(host, seen, params, process_group, included)
+            decision, after = host.decide(seen)
     if decision.grad_norm == 0 and decision.apply and moves_nothing(optimizer):
         after = host.read()  # zero gradients at rate 0 are no evidence, see `moves_nothing`
     if not decision.apply:
@@ -50,6 +53,8 @@ def step_on_host(
         return
     rule = host.update_rule
     copied = None if rule is None else before_update(rule, optimizer)
+    if seen.exponents is not None:
+        shift_gradients(optimizer, host.config, params, decision)
     divisor = None
     if not (host.one_factor and decision.multiplier == 1):
         if host.one_factor and is_fused(optimizer):

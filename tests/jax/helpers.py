@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 
 import stablenum_jax
+from stablenum.rules.clipping import Units
+from stablenum.wide import Wide, recorded
 from stablenum_jax import GuardOptState
+from stablenum_jax._step import measure, measure_units
 
 every_mode = pytest.mark.parametrize("mode", ["eager", "jit"])
 
@@ -87,3 +90,16 @@ def run_on_four_devices(code: str) -> None:
         [sys.executable, "-c", flags + code], capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def leaf_norms(leaves: Any) -> Any:
+    """The measured norms as float32; those beyond its range saturate."""
+    return recorded(measure.leaf_norms(leaves), xp=jnp)
+
+
+def leaf_and_unit_norms(leaves: Any, weights: Any, axes: Any) -> Any:
+    """The measured norms, and those of units, as float32; those beyond its range saturate."""
+    norms, units = measure_units.leaf_and_unit_norms(leaves, weights, axes)
+    parts = zip(units.norms, units.exponents, strict=True)
+    of_units = tuple(recorded(Wide(*part), xp=jnp) for part in parts)
+    return recorded(norms, xp=jnp), Units(of_units, units.weights)

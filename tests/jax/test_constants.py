@@ -12,8 +12,7 @@ import pytest
 
 import stablenum
 import stablenum_jax
-from stablenum_jax._step.measure import leaf_norms
-from stablenum_jax._step.measure_units import leaf_and_unit_norms
+from tests.jax.helpers import leaf_and_unit_norms, leaf_norms
 
 CONSTANTS = [0.0, 1e-40, 1e-30, 1.0, 1e20, 3e38]
 SIZES = [1e-30, 1e-12, 1.0, 3e20]  # of the other leaf, which decides whether norms are measured again

@@ -14,8 +14,7 @@ import pytest
 import stablenum
 import stablenum_jax as sj
 from stablenum.reference.guarded import unit_norms as true_unit_norms
-from stablenum_jax._step.measure_units import leaf_and_unit_norms
-from tests.jax.helpers import every_mode, make_grads, make_params
+from tests.jax.helpers import every_mode, leaf_and_unit_norms, make_grads, make_params
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 COLUMNS = (0,)

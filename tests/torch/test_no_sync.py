@@ -117,7 +117,7 @@ def test_on_meta_tensors_measuring_and_deciding_need_no_value():
     seen = measured_without_wait(
         config, params, Noted(torch.empty((), device=meta)), meta, None, (True, False)
     )
-    decision, after, divisor, found_inf = decided_without_wait(config, False, state, seen)
+    decision, after, divisor, found_inf, _ = decided_without_wait(config, False, state, seen)
     assert decision.multiplier.shape == (2,)
     assert [part.shape[0] for part in decision.unit_multipliers] == [3, 0]
     assert divisor.is_meta
@@ -138,6 +138,7 @@ def test_waiting_is_confined_to_one_module():
         ("host_decide.py", "numpy"),
         ("on_host.py", "tolist"),
         ("measure_units.py", "numpy"),
+        ("measure_wide.py", "numpy"),
     }
     found = {
         (file.name, node.attr)

@@ -10,6 +10,7 @@ from stablenum.formats import FLOAT32_MAX
 from stablenum.rules.clipping.common import coefficient, shortening
 from stablenum.rules.windows import OUTLIER_RATIO, is_informative
 from stablenum.settings_checks import check_field
+from stablenum.wide import Wide, choose, shrink
 
 __all__ = ["AdaGC", "AdaGCState"]
 
@@ -94,15 +95,16 @@ class AdaGC:
         )
 
     def multiplier(
-        self, state: AdaGCState, norms: Array, total: Array, *, applied: Array, xp: Namespace
-    ) -> tuple[Array, AdaGCState]:
-        """Return the (n,) float32 factors, one per tensor, and the next state."""
+        self, state: AdaGCState, norms: Wide, total: Wide, *, applied: Array, xp: Namespace
+    ) -> tuple[Wide, AdaGCState]:
+        """Return the (n,) factors, one per tensor, and the next state."""
         warm = state.seen >= self.warmup_steps
         joint = coefficient(total, self.max_norm, xp=xp)
         limit = at_most(self.clip_ratio * state.gamma, FLOAT32_MAX, xp=xp)
-        factor = xp.where(warm, shortening(norms, limit, xp=xp), joint)
-        counts = applied & is_informative(norms, xp=xp)
-        return factor, self._observe(state, norms, factor * norms, warm, counts, xp=xp)
+        factor = choose(warm, shortening(norms, limit, xp=xp), joint, xp=xp)
+        counts = applied & is_informative(norms.value, xp=xp)
+        clipped = shrink(norms, factor, xp=xp).value
+        return factor, self._observe(state, norms.value, clipped, warm, counts, xp=xp)
 
     def _observe(
         self, state: AdaGCState, norms: Array, clipped: Array, warm: Array, counts: Array, *, xp: Namespace

@@ -9,8 +9,9 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 from stablenum.arrays import at_least
 from stablenum.errors import bad_field
-from stablenum.rules.clipping.common import Stateless
+from stablenum.rules.clipping.common import Stateless, no_change
 from stablenum.settings_checks import check_choice, check_field
+from stablenum.wide import Wide, choose, quotient
 
 __all__ = ["AdaptiveGradClip", "OutputAxis"]
 
@@ -123,10 +124,10 @@ class AdaptiveGradClip(Stateless):
         """
         return [1 if axis in axes else n for axis, n in enumerate(shape)]
 
-    def unit_factors(self, norms: Array, weights: Array, *, xp: Namespace) -> Array:
-        """Return the (u,) float32 factors on the units, from the norms of their gradients and of their
+    def unit_factors(self, norms: Wide, weights: Array, *, xp: Namespace) -> Wide:
+        """Return the (u,) factors on the units, from the norms of their gradients and of their
         weights."""
         limit = self.clipping * at_least(weights, self.eps, xp=xp)
-        shrink = xp.isfinite(limit) & xp.isfinite(norms) & (norms >= limit)
-        factor = limit / at_least(norms, _DIV_EPS, xp=xp)
-        return xp.where(shrink, factor, xp.ones_like(factor))
+        shrink = xp.isfinite(limit) & xp.isfinite(norms.value) & (norms.value >= limit)
+        factor = quotient(limit, Wide(at_least(norms.value, _DIV_EPS, xp=xp), norms.power), xp=xp)
+        return choose(shrink, factor, no_change(factor, xp=xp), xp=xp)

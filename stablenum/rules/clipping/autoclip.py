@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 from stablenum.rules.clipping.common import shortening
 from stablenum.rules.windows import empty_window, is_informative, push, quantile
 from stablenum.settings_checks import check_field
+from stablenum.wide import Wide
 
 __all__ = ["AutoClip", "AutoClipState"]
 
@@ -62,10 +63,10 @@ class AutoClip:
         return AutoClipState(empty_window(self.window, xp=xp, device=device))
 
     def multiplier(
-        self, state: AutoClipState, norms: Array, total: Array, *, applied: Array, xp: Namespace
-    ) -> tuple[Array, AutoClipState]:
-        """Return the () float32 factor for all tensors, and the next state."""
-        window = push(state.norms, total, applied & is_informative(total, xp=xp), xp=xp)
+        self, state: AutoClipState, norms: Wide, total: Wide, *, applied: Array, xp: Namespace
+    ) -> tuple[Wide, AutoClipState]:
+        """Return the () factor for all tensors, and the next state."""
+        window = push(state.norms, total.value, applied & is_informative(total.value, xp=xp), xp=xp)
         # The quantile of an empty window (zero gradients from the start) is inf, which clips nothing.
         factor = shortening(total, quantile(window, self.quantile, xp=xp), xp=xp)
         return factor, AutoClipState(window)

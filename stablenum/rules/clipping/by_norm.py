@@ -7,6 +7,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from stablenum.rules.clipping.common import Stateless, coefficient
 from stablenum.settings_checks import check_field
+from stablenum.wide import Wide
 
 __all__ = ["ClipByGlobalNorm", "ClipByNorm"]
 
@@ -20,9 +21,10 @@ class ClipByGlobalNorm(Stateless):
 
     The factor is ``c = min(1, max_norm / (norm + 1e-6))``, as in ``torch.nn.utils.clip_grad_norm_``
     (Pascanu et al. 2013, arXiv 1211.5063). The norm is computed so that finite gradients of any size
-    have a finite norm: they are clipped, never zeroed. A zero gradient stays zero. The factor, with a
-    loss scale S the factor divided by S, is at least float32's smallest normal number, 1.2e-38; only at
-    this limit is the resulting norm above ``max_norm``.
+    have a norm: they are clipped to ``max_norm``, whatever their size, never zeroed. A zero gradient stays
+    zero. A fused PyTorch optimizer on an accelerator or inside ``torch.compile`` takes a factor of one
+    float32: there the factor, with a loss scale S the factor divided by S, is at least float32's smallest
+    normal number, 1.2e-38, and only at this limit is the resulting norm above ``max_norm``.
 
     Args:
         max_norm: above 0, in the units of the unscaled gradients.
@@ -42,9 +44,9 @@ class ClipByGlobalNorm(Stateless):
         check_field(self, "max_norm", above=0.0)
 
     def multiplier(
-        self, state: tuple[Array, ...], norms: Array, total: Array, *, applied: Array, xp: Namespace
-    ) -> tuple[Array, tuple[Array, ...]]:
-        """Return the () float32 factor for all tensors, and the next state."""
+        self, state: tuple[Array, ...], norms: Wide, total: Wide, *, applied: Array, xp: Namespace
+    ) -> tuple[Wide, tuple[Array, ...]]:
+        """Return the () factor for all tensors, and the next state."""
         return coefficient(total, self.max_norm, xp=xp), state
 
 
@@ -73,7 +75,7 @@ class ClipByNorm(Stateless):
         check_field(self, "max_norm", above=0.0)
 
     def multiplier(
-        self, state: tuple[Array, ...], norms: Array, total: Array, *, applied: Array, xp: Namespace
-    ) -> tuple[Array, tuple[Array, ...]]:
-        """Return the (n,) float32 factors, one per tensor, and the next state."""
+        self, state: tuple[Array, ...], norms: Wide, total: Wide, *, applied: Array, xp: Namespace
+    ) -> tuple[Wide, tuple[Array, ...]]:
+        """Return the (n,) factors, one per tensor, and the next state."""
         return coefficient(norms, self.max_norm, xp=xp), state

@@ -6,9 +6,10 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from stablenum.arrays import combine_norms
+from stablenum.formats import FLOAT32_TINY
 from stablenum.rules.clipping.adaptive import AdaptiveGradClip
-from stablenum.rules.clipping.common import floored
+from stablenum.rules.clipping.common import no_change
+from stablenum.wide import Wide, fold, join, multiply, shrink
 
 __all__ = ["Clipped", "FlatUnits", "Units", "clip_in_order"]
 
@@ -23,29 +24,37 @@ class Units(NamedTuple):
         norms: (u_i,) float32, the L2 norm of the gradient of each unit of the parameter, as the optimizer
             gets the gradient; (0,) for a parameter that the rule leaves unchanged.
         weights: (u_i,) float32, the L2 norm of each unit's weights.
+        exponents: (u_i,) int32, the powers of two of the norms, as ``Observation.exponents``; () if that is
+            None.
     """
 
     norms: tuple[Array, ...]
     weights: tuple[Array, ...]
+    exponents: tuple[Array, ...] = ()
 
 
 class FlatUnits(NamedTuple):
     """The units of all parameters in one vector.
 
     Attributes:
-        norms, weights: (u,) float32, the norms of the unscaled gradients and of the weights.
+        norms: (u,), the norms of the unscaled gradients.
+        weights: (u,) float32, the norms of the weights.
         sizes: the number of units of each parameter, as Python integers (static under tracing).
     """
 
-    norms: Array
+    norms: Wide
     weights: Array
     sizes: tuple[int, ...]
 
-    def spread(self, values: Array, *, xp: Namespace) -> Array:
+    def spread(self, values: Wide, *, xp: Namespace) -> Wide:
         """Repeat (n,) values, one per parameter, to (u,), one per unit; return a () value unchanged."""
-        if values.ndim == 0 or not self.sizes:
+
+        def each(array: Array) -> Array:
+            return xp.concat([xp.broadcast_to(array[i], (size,)) for i, size in enumerate(self.sizes)])
+
+        if values.value.ndim == 0 or not self.sizes:
             return values
-        return xp.concat([xp.broadcast_to(values[i], (size,)) for i, size in enumerate(self.sizes)])
+        return Wide(each(values.value), None if values.power is None else each(values.power))
 
     def split(self, values: Array) -> tuple[Array, ...]:
         """Split (u,) values into one array per parameter."""
@@ -57,15 +66,15 @@ class Clipped(NamedTuple):
     """The outcome of all rules.
 
     Attributes:
-        coefficient: () or (n,) float32, the factor on each parameter's gradient, without the unit factors.
-        unit_factors: (u,) float32, the total factor on each unit, with the units of all parameters in one
+        coefficient: () or (n,), the factor on each parameter's gradient, without the unit factors.
+        unit_factors: (u,), the total factor on each unit, with the units of all parameters in one
             vector; None without :class:`AdaptiveGradClip`.
-        smallest: () float32, the smallest factor on any element.
+        smallest: () float32, the smallest factor on any element; at least the smallest normal number.
         states: the rules' next states.
     """
 
-    coefficient: Array
-    unit_factors: Array | None
+    coefficient: Wide
+    unit_factors: Wide | None
     smallest: Array
     states: tuple[Any, ...]
 
@@ -73,11 +82,11 @@ class Clipped(NamedTuple):
 def clip_in_order(
     rules: Sequence[Any],
     states: Sequence[Any],
-    norms: Array,
-    total: Array,
+    norms: Wide,
+    total: Wide,
     units: FlatUnits | None,
     *,
-    start: Array | None,
+    start: Wide | None,
     applied: Array,
     per_tensor: bool,
     xp: Namespace,
@@ -86,50 +95,70 @@ def clip_in_order(
 
     Args:
         rules, states: the clip rules and the state of each.
-        norms: (n,) float32, the norms of the unscaled gradients.
-        total: () float32, their joint norm.
+        norms: (n,), the norms of the unscaled gradients.
+        total: (), their joint norm.
         units: needed for :class:`AdaptiveGradClip` only; also None if there are no parameters.
-        start: () float32, a factor to apply before all rules, or None for 1.
+        start: (), a factor to apply before all rules, or None for 1.
         applied: () bool, whether the step enters the rules' statistics.
         per_tensor: whether there is one factor per parameter instead of one for all.
         xp: the array namespace.
     """
-    coefficient, left, after = xp.ones_like(norms if per_tensor else total), norms, []
+    coefficient, left, after = no_change(norms if per_tensor else total, xp=xp), norms, []
     if start is not None:
-        start = floored(start, xp=xp)
-        coefficient, left, total = coefficient * start, left * start, total * start
-    shrink: Array | None = None  # (u,) the factors of AdaptiveGradClip
+        start = multiply(no_change(start, xp=xp), start, xp=xp)
+        coefficient = multiply(coefficient, start, xp=xp)
+        left, total = shrink(left, start, xp=xp), shrink(total, start, xp=xp)
+    shrinking: Wide | None = None  # (u,) the factors of AdaptiveGradClip
     for i, (rule, state) in enumerate(zip(rules, states, strict=True)):
         if i > 0:  # the norms after the rules so far; the first rule gets those in the arguments
-            left = norms if shrink is None or units is None else _left_of_units(norms, units, shrink, xp=xp)
-            left = left * coefficient
-            total = combine_norms(left, xp=xp)
+            left = norms
+            if shrinking is not None and units is not None:
+                left = _left_of_units(norms, units, shrinking, xp=xp)
+            left = shrink(left, coefficient, xp=xp)
+            total = join(left, xp=xp)
         if isinstance(rule, AdaptiveGradClip):
             if units is not None:
-                seen = units.norms * units.spread(coefficient, xp=xp)
-                shrink = floored(rule.unit_factors(seen, units.weights, xp=xp), xp=xp)
+                seen = shrink(units.norms, units.spread(coefficient, xp=xp), xp=xp)
+                factors = rule.unit_factors(seen, units.weights, xp=xp)
+                shrinking = multiply(no_change(factors, xp=xp), factors, xp=xp)
         else:
             factor, state = rule.multiplier(state, left, total, applied=applied, xp=xp)
-            # The factor is floored after each rule, so that the next rule gets the norms that actually
-            # result.
-            coefficient = floored(coefficient * floored(factor, xp=xp), xp=xp)
+            coefficient = multiply(coefficient, factor, xp=xp)
         after.append(state)
-    if coefficient.ndim == 0:
-        smallest = coefficient
+    if coefficient.value.ndim == 0:
+        smallest = _plain(coefficient, xp=xp)
+    elif coefficient.value.shape[0]:
+        smallest = xp.min(_plain(coefficient, xp=xp))
     else:
-        smallest = xp.min(coefficient) if coefficient.shape[0] else xp.ones_like(total)
-    if shrink is None or units is None:
+        smallest = xp.ones_like(total.value)
+    if shrinking is None or units is None:
         return Clipped(coefficient, None, smallest, tuple(after))
-    unit_factors = floored(shrink * units.spread(coefficient, xp=xp), xp=xp)
-    if unit_factors.shape[0]:
-        smallest = xp.minimum(smallest, xp.min(unit_factors))
+    unit_factors = multiply(shrinking, units.spread(coefficient, xp=xp), xp=xp)
+    if unit_factors.value.shape[0]:
+        smallest = xp.minimum(smallest, xp.min(_plain(unit_factors, xp=xp)))
     return Clipped(coefficient, unit_factors, smallest, tuple(after))
 
 
-def _left_of_units(norms: Array, units: FlatUnits, shrink: Array, *, xp: Namespace) -> Array:
-    """Return (n,) float32, the norms of the gradients after their units have been shrunk."""
+def _plain(factor: Wide, *, xp: Namespace) -> Array:
+    """Return the factor as float32, at least its smallest normal number."""
+    value, power = fold(factor, xp=xp)
+    return value if power is None else xp.where(power < 0, xp.full_like(value, FLOAT32_TINY), value)
+
+
+def _left_of_units(norms: Wide, units: FlatUnits, factors: Wide, *, xp: Namespace) -> Wide:
+    """Return (n,), the norms of the gradients after their units have been shrunk."""
     if not units.sizes:
         return norms
-    parts = units.split(units.norms * shrink)
-    kept = [combine_norms(part, xp=xp) if part.shape[0] else norms[i] for i, part in enumerate(parts)]
-    return xp.stack(kept)
+    left = shrink(units.norms, factors, xp=xp)
+    values = units.split(left.value)
+    if left.power is None or norms.power is None:
+        kept = [
+            join(Wide(part), xp=xp).value if part.shape[0] else norms.value[i]
+            for i, part in enumerate(values)
+        ]
+        return Wide(xp.stack(kept))
+    joined = [
+        join(Wide(part, power), xp=xp) if part.shape[0] else Wide(norms.value[i], norms.power[i])
+        for i, (part, power) in enumerate(zip(values, units.split(left.power), strict=True))
+    ]
+    return Wide(xp.stack([one.value for one in joined]), xp.stack([one.power for one in joined]))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from stablenum.arrays import at_least, at_most
-from stablenum.formats import FLOAT32_TINY
+from stablenum.arrays import at_most
+from stablenum.wide import Wide, choose, quotient
 
-__all__ = ["Stateless", "coefficient", "floored", "shortening"]
+__all__ = ["Stateless", "coefficient", "no_change", "shortening"]
 
 Array: TypeAlias = Any
 Namespace: TypeAlias = Any
@@ -16,27 +16,26 @@ Namespace: TypeAlias = Any
 _EPS = 1e-6
 
 
-def coefficient(norm: Array, max_norm: Array | float, *, xp: Namespace) -> Array:
+def coefficient(norm: Wide, max_norm: Array | float, *, xp: Namespace) -> Wide:
     """Return ``min(1, max_norm / (norm + 1e-6))``, or 1 for a non-finite norm (such a step is skipped)."""
-    norm = xp.where(xp.isfinite(norm), norm, xp.zeros_like(norm))
-    return at_most(max_norm / (norm + _EPS), 1.0, xp=xp)
+    value = xp.where(xp.isfinite(norm.value), norm.value, xp.zeros_like(norm.value))
+    factor = quotient(max_norm, Wide(value + _EPS, norm.power), xp=xp)
+    return Wide(at_most(factor.value, 1.0, xp=xp), factor.power)
 
 
-def shortening(norm: Array, limit: Array, *, xp: Namespace) -> Array:
+def shortening(norm: Wide, limit: Array, *, xp: Namespace) -> Wide:
     """Return ``limit / norm`` where the norm is finite and above its limit, otherwise 1.
 
     The formula omits torch's 1e-6, which would be far too large for norms, and hence limits, of about 1e-8.
     """
-    above = xp.isfinite(norm) & (norm > limit)
-    return xp.where(above, limit / xp.where(above, norm, xp.ones_like(norm)), xp.ones_like(norm))
+    above = xp.isfinite(norm.value) & (norm.value > limit)
+    one = no_change(norm, xp=xp)
+    return choose(above, quotient(limit, choose(above, norm, one, xp=xp), xp=xp), one, xp=xp)
 
 
-def floored(factor: Array, *, xp: Namespace) -> Array:
-    """Return the factor, raised to at least float32's smallest normal number.
-
-    A factor that was flushed to zero would silently turn finite gradients into zeros.
-    """
-    return at_least(factor, FLOAT32_TINY, xp=xp)
+def no_change(like: Wide, *, xp: Namespace) -> Wide:
+    """Return the factor 1 in the shape of ``like``."""
+    return Wide(xp.ones_like(like.value), None if like.power is None else xp.zeros_like(like.power))
 
 
 class Stateless:
@@ -49,7 +48,7 @@ class Stateless:
         return ()
 
     def multiplier(
-        self, state: tuple[Array, ...], norms: Array, total: Array, *, applied: Array, xp: Namespace
-    ) -> tuple[Array, tuple[Array, ...]]:
+        self, state: tuple[Array, ...], norms: Wide, total: Wide, *, applied: Array, xp: Namespace
+    ) -> tuple[Wide, tuple[Array, ...]]:
         """Return a factor of 1, and no state."""
-        return xp.ones_like(total), state
+        return no_change(total, xp=xp), state

@@ -11,6 +11,7 @@ from stablenum.formats import FLOAT32_MAX
 from stablenum.rules.clipping.common import shortening
 from stablenum.rules.windows import empty_window, is_informative, mean_and_std, push, without_outliers
 from stablenum.settings_checks import check_field
+from stablenum.wide import Wide
 
 __all__ = ["ZClip", "ZClipState"]
 
@@ -91,16 +92,16 @@ class ZClip:
         )
 
     def multiplier(
-        self, state: ZClipState, norms: Array, total: Array, *, applied: Array, xp: Namespace
-    ) -> tuple[Array, ZClipState]:
-        """Return the () float32 factor for all tensors, and the next state."""
+        self, state: ZClipState, norms: Wide, total: Wide, *, applied: Array, xp: Namespace
+    ) -> tuple[Wide, ZClipState]:
+        """Return the () factor for all tensors, and the next state."""
         warm = state.seen >= self.warmup_steps
-        limit = self._limit(state, total, xp=xp)
+        limit = self._limit(state, total.value, xp=xp)
         limit = xp.where(warm, limit, xp.full_like(limit, math.inf))
         bound = limit if self.max_norm is None else at_most(limit, self.max_norm, xp=xp)
         factor = shortening(total, bound, xp=xp)
-        counts = applied & is_informative(total, xp=xp)
-        return factor, self._observe(state, xp.minimum(total, limit), warm, counts, xp=xp)
+        counts = applied & is_informative(total.value, xp=xp)
+        return factor, self._observe(state, xp.minimum(total.value, limit), warm, counts, xp=xp)
 
     def _limit(self, state: ZClipState, norm: Array, *, xp: Namespace) -> Array:
         """Return n* where z is above the threshold, otherwise inf."""

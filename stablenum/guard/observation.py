@@ -1,0 +1,74 @@
+"""What passes between an adapter and ``decide``: the measurements of a step, and the decision about it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeAlias
+
+from stablenum.rules.clipping import Units
+
+__all__ = ["Decision", "Observation"]
+
+Array: TypeAlias = Any
+
+
+class Observation(NamedTuple):
+    """What an adapter measures of one step.
+
+    Attributes:
+        norms: (n,) float32, the L2 norm of each parameter's gradient as the optimizer gets it
+            (still multiplied by the loss scale). A norm is non-finite if and only if an element of the
+            gradient is; it is 0 for a parameter without gradient.
+        loss: () float32, the unscaled loss, or None if it is not known.
+        found_inf: () bool, whether something outside ``norms`` was non-finite (on another rank, in an
+            outer wrapper), or None.
+        units: the norms that :class:`stablenum.AdaptiveGradClip` needs; None without that rule.
+        amax: () float32, the largest magnitude of an element of the gradients as the optimizer gets them;
+            needed only if ``"amax"`` is in ``config.needs``. For a non-finite step it may have any value.
+        tiny: () float32, the fraction of the non-zero elements whose magnitude is at most 2^-24, or 0 if
+            there are no non-zero elements; needed only if ``"tiny"`` is in ``config.needs``.
+        exponents: (n,) int32: the norms are ``norms * 2**exponents``. An exponent is 0 for a norm in
+            float32's range, and for one that is not finite; above that range it is the smallest for which
+            the entry of ``norms`` is in that range. With None, norms and factors outside that range
+            saturate, and ``Decision.shift`` is ().
+    """
+
+    norms: Array
+    loss: Array | None = None
+    found_inf: Array | None = None
+    units: Units | None = None
+    amax: Array | None = None
+    tiny: Array | None = None
+    exponents: Array | None = None
+
+
+class Decision(NamedTuple):
+    """What to do with the step.
+
+    Attributes:
+        apply: () bool. If False, parameters and optimizer state stay as they are.
+        multiplier: the factor on the raw gradients, for clipping and unscaling together: () float32,
+            or (n,) float32 if ``config.per_tensor``. It is always finite and at least float32's smallest
+            normal number, 1.2e-38 (clipping and 1 / scale together), and is 1 if ``apply`` is False. For a
+            factor below that, it is to be multiplied by ``2**shift``.
+        reason: () int32, see :class:`stablenum.Reason`.
+        grad_norm: () float32, the L2 norm of the unscaled gradients before clipping.
+        clip_coefficient: () float32, the smallest factor that clipping applies; 1 for no clipping.
+        worst: () int32, the index of the first non-finite norm, otherwise of the largest; -1 if n = 0.
+        unit_multipliers: with :class:`stablenum.AdaptiveGradClip`, for each parameter the (u_i,) float32
+            factors on the raw gradients of its units, which replace ``multiplier``; (0,) for a parameter
+            that the rule leaves unchanged. () without that rule.
+        shift: int32 in the shape of ``multiplier``, at most 0: the factor on the raw gradients is
+            ``multiplier * 2**shift``. It is 0 unless the factor is below float32's smallest normal number,
+            and () if the observation has no ``exponents``.
+        unit_shifts: the same for ``unit_multipliers``.
+    """
+
+    apply: Array
+    multiplier: Array
+    reason: Array
+    grad_norm: Array
+    clip_coefficient: Array
+    worst: Array
+    unit_multipliers: tuple[Array, ...] = ()
+    shift: Any = ()
+    unit_shifts: tuple[Array, ...] = ()

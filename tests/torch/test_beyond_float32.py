@@ -1,0 +1,130 @@
+"""Finite gradients are clipped to what was asked, whatever their size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import stablenum_torch as st
+from stablenum import AdaptiveGradClip, ClipByNorm
+
+OPTIMIZERS = ["fused", "foreach", "for-loop"]
+PATHS = ["host", "device"]
+
+
+def moved(
+    grads: list[torch.Tensor],
+    kind: str = "foreach",
+    *,
+    clip: Any = 1.0,
+    scale: float | None = None,
+    path: str = "host",
+) -> tuple[list[float], dict[str, Any]]:
+    """How far one step of SGD with learning rate 1 moves each parameter, in float64, and the record."""
+    params = [torch.nn.Parameter(torch.zeros_like(g)) for g in grads]
+    inner = torch.optim.SGD(params, lr=1.0, fused=kind == "fused", foreach=kind == "foreach")
+    opt = st.wrap(inner, clip=clip, loss_scale=scale)
+    opt._guard.on_host = path == "host"
+    if scale is not None:
+        opt.scale(torch.tensor(0.0))
+    for p, g in zip(params, grads, strict=True):
+        p.grad = g.clone()
+    opt.step()
+    return [float(torch.linalg.vector_norm(p.detach().double())) for p in params], opt.last
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("element", "n", "scale"),
+    [
+        (3.1e38, 100, 65536.0),  # the unscaled norm is 4.7e34
+        (3.2e38, 100, 2.0**100),
+        (3e38, 1000, None),
+        (3e38, 1, None),
+        (2e38, 1, 0.5),
+        (2e38, 100, 2.0**-20),
+    ],
+)
+@pytest.mark.parametrize("limit", [1.0, 1e-6])
+def test_float32_gradients_keep_the_norm_that_was_asked_for(kind, element, n, scale, limit):
+    (norm,), record = moved([torch.full((n,), element)], kind, clip=limit, scale=scale)
+    assert norm == pytest.approx(limit, rel=1e-5)
+    true = float(np.float32(element)) * n**0.5 / (scale or 1.0)
+    assert record["grad_norm"] == pytest.approx(min(true, float(np.finfo(np.float32).max)), rel=1e-6)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("size", [1e39, 1e100, 1e200, 1e307])
+def test_float64_gradients_keep_the_norm_that_was_asked_for(size, path):
+    grad = torch.zeros(4, dtype=torch.float64)
+    grad[1] = size
+    norms, _ = moved([grad, torch.ones(3)], path=path)
+    assert norms[0] == pytest.approx(1.0, rel=1e-5)
+    if path == "host":
+        norms, _ = moved([torch.full((4,), size, dtype=torch.float64), torch.ones(3)], "fused")
+        assert norms[0] == pytest.approx(1.0, rel=1e-5)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_small_tensor_beside_a_huge_one_keeps_its_own_factor(path):
+    grads = [torch.tensor([1e200]).double(), torch.full((4,), 0.25), torch.full((4,), 3e38)]
+    grads[0][0] = 1e200
+    norms, _ = moved(grads, clip=ClipByNorm(1.0), path=path)
+    assert norms == pytest.approx([1.0, 0.5, 1.0], rel=1e-5)
+
+
+def test_units_of_any_size_keep_their_own_factors():
+    weight = torch.nn.Parameter(torch.zeros(2, 2, dtype=torch.float64))
+    bias = torch.nn.Parameter(torch.zeros(100))
+    rule = AdaptiveGradClip(clipping=0.5, eps=1.0)
+    opt = st.wrap(torch.optim.SGD([weight, bias], lr=1.0), clip=rule)
+    weight.grad = torch.tensor([[1e200, 1e200], [1.0, 0.1]], dtype=torch.float64)
+    bias.grad = torch.full((100,), 3e38)
+    opt.step()
+    assert torch.linalg.vector_norm(weight.detach(), dim=1).tolist() == pytest.approx([0.5, 0.5], rel=1e-5)
+    assert float(bias.detach().double().norm()) == pytest.approx(0.5, rel=1e-5)
+
+
+def test_bfloat16_gradients_of_any_size():
+    (norm,), _ = moved([torch.full((1024,), 3e38, dtype=torch.bfloat16)], scale=65536.0)
+    assert norm == pytest.approx(1.0, rel=1e-2)
+
+
+def test_a_fused_optimizer_that_cannot_wait_bounds_the_factor():
+    """Its kernel takes one float32; what the decision itself saturated before is right all the same."""
+    (norm,), _ = moved([torch.full((100,), 3.1e38)], "fused", clip=100.0, scale=65536.0, path="device")
+    assert norm == pytest.approx(100.0, rel=1e-5)
+    (norm,), _ = moved([torch.full((1000,), 3e38)], "fused", path="device")
+    assert norm == pytest.approx(9.49e39 * 2.0**-126, rel=1e-2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["fused", "foreach"])
+def test_a_compiled_step_of_any_size(kind):
+    """Compiled by torch, with the eager backend, which traces as the others do."""
+    params = [torch.nn.Parameter(torch.zeros(1000))]
+    inner = torch.optim.SGD(params, lr=1.0, fused=kind == "fused", foreach=kind == "foreach")
+    opt = st.wrap(inner, clip=1.0)
+    step = torch.compile(opt.step, backend="eager")
+    for size in (1.0, 3e38):
+        with torch.no_grad():
+            params[0].zero_()
+        params[0].grad = torch.full((1000,), size)
+        step()
+        most = 1.0 if kind == "foreach" or size == 1.0 else 112.0
+        assert float(params[0].detach().double().norm()) == pytest.approx(most, rel=1e-2)
+
+
+def test_ordinary_steps_are_not_measured_again(monkeypatch):
+    from stablenum_torch._step import on_host
+
+    monkeypatch.setattr(on_host, "observed_beyond_float32", None)
+    for scale in (None, 65536.0, 0.25):
+        for size in (1e-8, 1.0, 1e20):
+            moved([torch.full((10,), size)], scale=scale)
+    (norm,), record = moved([torch.full((10,), torch.inf)], scale=4.0)
+    assert norm == 0
+    assert record["applied"] is False
