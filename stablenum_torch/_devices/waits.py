@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from stablenum.arrays import map_leaves
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import GuardState
 from stablenum.guard.halting import check_halted
@@ -16,17 +14,7 @@ from stablenum.guard.readout import metrics
 from stablenum.guard.recorder import Recorder
 from stablenum.guard.skip_log import SkipLog
 
-__all__ = [
-    "BackgroundRead",
-    "HaltWatch",
-    "LevelWatch",
-    "SkipWatch",
-    "capturing",
-    "wait_for_arrays",
-    "wait_for_bool",
-]
-
-Tree = TypeVar("Tree")
+__all__ = ["BackgroundRead", "HaltWatch", "LevelWatch", "SkipWatch", "capturing", "wait_for_bool"]
 
 
 def capturing() -> bool:
@@ -52,11 +40,6 @@ def wait_for_bool(flag: Tensor) -> bool:
             "take some steps before the capture."
         )
     return bool(flag)
-
-
-def wait_for_arrays(tree: Tree) -> Tree:
-    """Return nested tuples of tensors as the same tuples of NumPy arrays."""
-    return map_leaves(lambda leaf: leaf.numpy(force=True), tree)
 
 
 class BackgroundRead:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import array_api_compat.torch as torch_namespace
 import numpy as np
 import torch
 from torch import Tensor
@@ -16,7 +15,6 @@ from stablenum.formats import FLOAT32_MAX
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import Observation
 from stablenum.rules.clipping import Units
-from stablenum.wide import Wide, narrow
 from stablenum_torch._devices.host_decide import HostGuard
 from stablenum_torch._devices.ranks import joins_ranks
 from stablenum_torch._devices.scalar_namespace import as_scalar
@@ -24,6 +22,7 @@ from stablenum_torch._devices.state import to_device
 from stablenum_torch._step.measure import (
     gradient_norms_on_host,
     gradient_norms_without_wait,
+    saturated,
 )
 from stablenum_torch._step.measure_elements import Extremes, extremes_on_host, extremes_without_wait
 from stablenum_torch._step.measure_units import units_on_host, units_without_wait
@@ -148,14 +147,9 @@ def measured_without_wait(
 def observation(measured: Measured) -> Observation:
     """Return the observation for the core, in float32."""
     amax, tiny = measured.extremes.joined()
-    if measured.units is None:
-        zeros = torch.zeros_like(measured.norms, dtype=torch.int32)
-        norms = narrow(measured.norms, zeros, xp=torch_namespace)
-    else:
-        norms = Wide(measured.norms)  # compiling more operations for each unit would take minutes
+    # Norms beyond float32 saturate here: with exponents, compiling the decision would take minutes.
     return Observation(
-        norms=norms.value,
-        exponents=norms.power,
+        norms=saturated(measured.norms),
         loss=None if measured.noted.loss is None else in_float32(measured.noted.loss),
         found_inf=measured.noted.found_inf,
         units=measured.units,

@@ -14,15 +14,13 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from stablenum.formats import FLOAT32_TINY
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import Decision, GuardState, decide, select
 from stablenum.interrupts import finish
 from stablenum_torch._devices.compiled_decide import fewer_kernels
 from stablenum_torch._devices.fused_optimizers import can_skip_on_device, is_fused, moves_nothing, step_folded
-from stablenum_torch._devices.uncompiled import uncompiled
-from stablenum_torch._devices.waits import wait_for_arrays, wait_for_bool
-from stablenum_torch._step.apply import shift_gradients, transform
+from stablenum_torch._devices.waits import wait_for_bool
+from stablenum_torch._step.apply import transform
 from stablenum_torch._step.clip_update import before_update, clip_update_without_wait
 from stablenum_torch._step.observe import Measured, Noted, measured_without_wait, observation
 
@@ -52,14 +50,11 @@ def step_on_device(
         decided = decide_fast(state, measured)
     else:  # each unit adds further operations: compiling them would take minutes
         decided = decided_without_wait(config, still, state, measured)
-    decision, after, divisor, found_inf, ordinary = decided
+    decision, after, divisor, found_inf = decided
     if not (is_fused(optimizer) and can_skip_on_device(optimizer)):
-        if not wait_for_bool(ordinary):
-            if not wait_for_bool(decision.apply):
-                finish(functools.partial(commit, after))
-                return
-            _shift_gradients(optimizer, config, params, decision)
-            divisor = 1.0 / decision.multiplier
+        if not wait_for_bool(decision.apply):
+            finish(functools.partial(commit, after))
+            return
         found_inf = None
     rule = config.update_rule
     copied = None if rule is None else before_update(rule, optimizer)
@@ -79,9 +74,8 @@ def step_on_device(
 
 def decided_without_wait(
     config: GuardConfig, still: bool, state: GuardState, measured: Measured
-) -> tuple[Decision, GuardState, Tensor, Tensor, Tensor]:
-    """Return the decision, the next state, two () float32 for fused kernels (a divisor and the skip flag),
-    and () bool, whether the step is applied with factors that are multipliers alone.
+) -> tuple[Decision, GuardState, Tensor, Tensor]:
+    """Return the decision, the next state, and two () float32 for fused kernels: a divisor and the skip flag.
 
     This is everything between the measurement and the optimizer's step, so that it compiles as one function.
 
@@ -95,21 +89,8 @@ def decided_without_wait(
     decision, after = decide(config, state, seen, xp=torch_namespace)
     if still:
         after = _without_trace(decision, state, after)
-    # The skip flag is exactly 1.0 or 0.0, because the kernels compare it with 1.
-    skip = torch.logical_not(decision.apply).float()
-    ordinary, factor = decision.apply, decision.multiplier
-    if isinstance(decision.shift, Tensor):
-        ordinary = ordinary & (decision.shift == 0).all()
-        # A kernel takes one float32, so the factor is raised to the smallest that float32 holds.
-        factor = torch.where(decision.shift < 0, torch.full_like(factor, FLOAT32_TINY), factor)
-    return decision, after, 1.0 / factor, skip, ordinary
-
-
-@uncompiled
-def _shift_gradients(
-    optimizer: Optimizer, config: GuardConfig, params: Sequence[Tensor], decision: Decision
-) -> None:
-    shift_gradients(optimizer, config, params, wait_for_arrays(decision))
+    # The flag is exactly 1.0 or 0.0, because the kernels compare it with 1.
+    return decision, after, 1.0 / decision.multiplier, torch.logical_not(decision.apply).float()
 
 
 def _without_trace(decision: Decision, before: GuardState, after: GuardState) -> GuardState:

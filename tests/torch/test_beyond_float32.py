@@ -12,7 +12,6 @@ import stablenum_torch as st
 from stablenum import AdaptiveGradClip, ClipByNorm
 
 OPTIMIZERS = ["fused", "foreach", "for-loop"]
-PATHS = ["host", "device"]
 
 
 def moved(
@@ -56,23 +55,20 @@ def test_float32_gradients_keep_the_norm_that_was_asked_for(kind, element, n, sc
     assert record["grad_norm"] == pytest.approx(min(true, float(np.finfo(np.float32).max)), rel=1e-6)
 
 
-@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("size", [1e39, 1e100, 1e200, 1e307])
-def test_float64_gradients_keep_the_norm_that_was_asked_for(size, path):
+def test_float64_gradients_keep_the_norm_that_was_asked_for(size):
     grad = torch.zeros(4, dtype=torch.float64)
     grad[1] = size
-    norms, _ = moved([grad, torch.ones(3)], path=path)
+    norms, _ = moved([grad, torch.ones(3)])
     assert norms[0] == pytest.approx(1.0, rel=1e-5)
-    if path == "host":
-        norms, _ = moved([torch.full((4,), size, dtype=torch.float64), torch.ones(3)], "fused")
-        assert norms[0] == pytest.approx(1.0, rel=1e-5)
+    norms, _ = moved([torch.full((4,), size, dtype=torch.float64), torch.ones(3)], "fused")
+    assert norms[0] == pytest.approx(1.0, rel=1e-5)
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_a_small_tensor_beside_a_huge_one_keeps_its_own_factor(path):
+def test_a_small_tensor_beside_a_huge_one_keeps_its_own_factor():
     grads = [torch.tensor([1e200]).double(), torch.full((4,), 0.25), torch.full((4,), 3e38)]
     grads[0][0] = 1e200
-    norms, _ = moved(grads, clip=ClipByNorm(1.0), path=path)
+    norms, _ = moved(grads, clip=ClipByNorm(1.0))
     assert norms == pytest.approx([1.0, 0.5, 1.0], rel=1e-5)
 
 
@@ -93,29 +89,10 @@ def test_bfloat16_gradients_of_any_size():
     assert norm == pytest.approx(1.0, rel=1e-2)
 
 
-def test_a_fused_optimizer_that_cannot_wait_bounds_the_factor():
-    """Its kernel takes one float32; what the decision itself saturated before is right all the same."""
-    (norm,), _ = moved([torch.full((100,), 3.1e38)], "fused", clip=100.0, scale=65536.0, path="device")
-    assert norm == pytest.approx(100.0, rel=1e-5)
+def test_where_the_host_does_not_wait_the_factor_is_bounded():
+    """The kernel takes one float32, and the joint norm saturates: the step is longer, never zero or inf."""
     (norm,), _ = moved([torch.full((1000,), 3e38)], "fused", path="device")
     assert norm == pytest.approx(9.49e39 * 2.0**-126, rel=1e-2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["fused", "foreach"])
-def test_a_compiled_step_of_any_size(kind):
-    """Compiled by torch, with the eager backend, which traces as the others do."""
-    params = [torch.nn.Parameter(torch.zeros(1000))]
-    inner = torch.optim.SGD(params, lr=1.0, fused=kind == "fused", foreach=kind == "foreach")
-    opt = st.wrap(inner, clip=1.0)
-    step = torch.compile(opt.step, backend="eager")
-    for size in (1.0, 3e38):
-        with torch.no_grad():
-            params[0].zero_()
-        params[0].grad = torch.full((1000,), size)
-        step()
-        most = 1.0 if kind == "foreach" or size == 1.0 else 112.0
-        assert float(params[0].detach().double().norm()) == pytest.approx(most, rel=1e-2)
 
 
 def test_ordinary_steps_are_not_measured_again(monkeypatch):

@@ -117,7 +117,7 @@ def test_on_meta_tensors_measuring_and_deciding_need_no_value():
     seen = measured_without_wait(
         config, params, Noted(torch.empty((), device=meta)), meta, None, (True, False)
     )
-    decision, after, divisor, found_inf, _ = decided_without_wait(config, False, state, seen)
+    decision, after, divisor, found_inf = decided_without_wait(config, False, state, seen)
     assert decision.multiplier.shape == (2,)
     assert [part.shape[0] for part in decision.unit_multipliers] == [3, 0]
     assert divisor.is_meta

@@ -22,9 +22,9 @@ class ClipByGlobalNorm(Stateless):
     The factor is ``c = min(1, max_norm / (norm + 1e-6))``, as in ``torch.nn.utils.clip_grad_norm_``
     (Pascanu et al. 2013, arXiv 1211.5063). The norm is computed so that finite gradients of any size
     have a norm: they are clipped to ``max_norm``, whatever their size, never zeroed. A zero gradient stays
-    zero. A fused PyTorch optimizer on an accelerator or inside ``torch.compile`` takes a factor of one
-    float32: there the factor, with a loss scale S the factor divided by S, is at least float32's smallest
-    normal number, 1.2e-38, and only at this limit is the resulting norm above ``max_norm``.
+    zero. Only in PyTorch on an accelerator or inside ``torch.compile`` do norms saturate at float32's
+    largest number, 3.4e38, before the loss scale S is taken out, and the factor divided by S is at least
+    the smallest normal number, 1.2e-38; at these limits the resulting norm is above ``max_norm``.
 
     Args:
         max_norm: above 0, in the units of the unscaled gradients.
