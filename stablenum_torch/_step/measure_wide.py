@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import array_api_compat.numpy as np_namespace
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -17,6 +16,7 @@ from torch import Tensor
 from stablenum.rules.clipping import AdaptiveGradClip, Units
 from stablenum.wide import Wide, narrow
 from stablenum_torch._devices.ranks import joins_ranks
+from stablenum_torch._devices.scalar_namespace import scalars
 from stablenum_torch._step.measure import dense_values, gradient_norms_without_wait
 from stablenum_torch._step.measure_units import as_rows, real_values, unit_axes, units_on_host
 
@@ -27,7 +27,7 @@ def wide_norms_on_host(params: Sequence[Tensor], process_group: dist.ProcessGrou
     """Return (n,) norms of finite CPU gradients as ``Observation`` has them: norms and exponents."""
     if joins_ranks(params, process_group):
         joined = gradient_norms_without_wait(params, torch.device("cpu"), process_group).numpy()
-        return narrow(joined, np.zeros(len(joined), np.int32), xp=np_namespace)
+        return narrow(joined, np.zeros(len(joined), np.int32), xp=scalars)
     found = [
         _norms_of_rows(dense_values(p.grad).reshape(1, -1)) if p.grad is not None else _NOTHING
         for p in params
@@ -57,7 +57,7 @@ def _joined(found: Sequence[tuple[np.ndarray, np.ndarray]]) -> Wide:
     """Return float64 norms and their powers in one vector, as float32 and powers."""
     norms = np.concatenate([np.zeros(0), *(norms for norms, _ in found)])
     powers = np.concatenate([np.zeros(0, np.int32), *(powers for _, powers in found)])
-    return narrow(norms, powers, xp=np_namespace)
+    return narrow(norms, powers, xp=scalars)
 
 
 def _norms_of_rows(rows: Tensor) -> tuple[np.ndarray, np.ndarray]:
