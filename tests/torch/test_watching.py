@@ -332,7 +332,9 @@ def test_a_distribution_that_refuses_nan_is_explained_where_the_nan_began(watchi
         x[20] = 0.0
         p = torch.softmax(torch.ones(40, 2000) + x.log() * x, -1)  # BAD
         torch.log(torch.zeros(3))  # a later infinity that has nothing to do with it
-        torch.distributions.Categorical(p)  # its message shows the corners of p, without NaN
+        torch.distributions.Categorical(
+            p, validate_args=True
+        )  # its message shows the corners of p, without NaN
 
     assert_on_the_bad_line(found(watching(record=True), run), "log")
 
@@ -351,5 +353,7 @@ def test_a_check_of_the_users_own_is_explained_by_what_it_read(watching: Watchin
 
 
 def test_a_distribution_that_refuses_finite_numbers_is_left_to_the_script(watching: Watching) -> None:
-    session = ended(watching(), lambda: torch.distributions.Normal(torch.ones(1), -torch.ones(1)))
+    session = ended(
+        watching(), lambda: torch.distributions.Normal(torch.ones(1), -torch.ones(1), validate_args=True)
+    )
     assert (session.outcome.failure, session.outcome.exit_code) == (None, 1)
