@@ -99,8 +99,8 @@ def norms_over_axis(norms: Array, axis_name: AxisName, leaves: Sequence[Any] | N
     # multiplies by its reciprocal, which is flushed to zero from 8.5e37 on.
     scale, inverse = power_of_two(lax.pmax(finite, axis_name))
     squares = (finite * inverse) ** 2
-    if leaves is not None:
-        squares = squares * jnp.stack(shares(leaves, axis_name)) if leaves else squares
+    if leaves:
+        squares = squares * jnp.stack(shares(leaves, axis_name))
     total = scale * jnp.sqrt(lax.psum(squares, axis_name))
     total = jnp.minimum(total, FLOAT32_MAX)
     return jnp.where(missing, jnp.nan, jnp.where(infinite, jnp.inf, total))
