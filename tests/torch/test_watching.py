@@ -13,7 +13,7 @@ from stablenum.commands.explain.plan import Plan
 from stablenum.commands.explain.session import Session, Stop
 from stablenum.diagnosis import Report
 from stablenum_torch._diagnosis import watch
-from stablenum_torch._diagnosis.by_hand import REPAIRS
+from stablenum_torch._diagnosis.by_hand import REPAIRS, graph_of
 from stablenum_torch._diagnosis.script_recorder import Window
 
 Watching = Callable[..., Session]
@@ -357,3 +357,10 @@ def test_a_distribution_that_refuses_finite_numbers_is_left_to_the_script(watchi
         watching(), lambda: torch.distributions.Normal(torch.ones(1), -torch.ones(1), validate_args=True)
     )
     assert (session.outcome.failure, session.outcome.exit_code) == (None, 1)
+
+
+def test_what_a_backward_pass_reaches_on_every_branch() -> None:
+    a, b, c = (torch.ones(2, requires_grad=True) for _ in range(3))
+    reached = graph_of([(a * b).sum() + (c.exp() * a).sum(), c.detach()])
+    assert {id(leaf) for leaf in reached.leaves} == {id(a), id(b), id(c)}
+    assert len(reached.leaves) == 3
