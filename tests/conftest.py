@@ -49,6 +49,12 @@ def backend(request: pytest.FixtureRequest) -> Backend:
     return BACKENDS[request.param]
 
 
+@pytest.fixture
+def compiling_warns_in_each_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decision that cannot be compiled fails its own test; the warning comes once per process otherwise."""
+    monkeypatch.setattr("stablenum_torch._devices.compiled_decide._Compiled.warned", False)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def little_to_collect() -> Iterator[None]:
     """Release what a module compiled, and leave what remains out of garbage collection.

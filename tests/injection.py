@@ -62,10 +62,15 @@ def interrupted_at(
             else:
                 raise error(f"{line[0]}:{line[1]}")
 
+    # The handler may not be Python's own: workers of pytest-xdist ignore SIGINT.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler) if by is None else None
     try:
         _traced(call, inside, stop)
     except error:
         return place[0] if place else None
+    finally:
+        if by is None:
+            signal.signal(signal.SIGINT, handler)
     return None
 
 

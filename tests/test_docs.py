@@ -206,7 +206,9 @@ def test_a_program_of_the_gallery_shows_its_intended_failure(made_with, name):
     if not shown.report.ok:
         line = int(re.match(rf"{name}\.py:(\d+): ", shown.output)[1])
         source = shown.source.splitlines()[line - shown.first_line].strip()
-        assert shown.output.splitlines()[1] == f"    {source}"
+        marked = re.search(rf"^  > +{line}  (.*)$", shown.output, re.MULTILINE)
+        assert marked is not None
+        assert marked[1].strip() == source
 
 
 @pytest.mark.slow

@@ -123,7 +123,8 @@ def without_derivative(
     except Exception:  # noqa: BLE001  without an answer, the value is taken to matter
         return frozenset()
     moved = _reached(jaxpr, jaxpr.invars[len(arrays) :])
-    return frozenset(i for i, v in zip(chosen, jaxpr.outvars, strict=True) if v not in moved)
+    results = zip(chosen, jaxpr.outvars, strict=True)
+    return frozenset(i for i, v in results if isinstance(v, core.Literal) or v not in moved)
 
 
 def _reached(jaxpr: Any, variables: Sequence[Any]) -> set[Any]:

@@ -300,11 +300,15 @@ class _Watcher:
         report = self.report(lambda **more: jitted.replay(args, kwargs, more), name, known_bad=False)
         if report.ok:
             return
-        step = max(0, self.session.outcome.calls - 1)
-        failure = Failure(step=step, what="output", names=(name,), unit="call")
+        failure = self.failure_of(name)
         leaves = jax.tree.leaves(result, is_leaf=is_guard)
         self.metrics += [(leaves[i], len(self.session.doubts)) for i in sorted(metrics)]
         self.session.doubts.append(Doubt(failure, report, lambda: bool(self.finite)))
+
+    def failure_of(self, name: str) -> Failure:
+        """Return the failure of the call that has just ended."""
+        step = max(0, self.session.outcome.calls - 1)
+        return Failure(step=step, what="output", names=(name,), unit="call")
 
     def report(self, replay: Callable[..., Report], name: str, *, known_bad: bool) -> Report:
         """Return the report on a call."""
@@ -327,8 +331,7 @@ class _Watcher:
         if exploded:
             evidence = replace(report.evidence, exploded=exploded)
             report = Report.of(evidence, notes=report.notes, seconds=report.seconds)
-        step = max(0, self.session.outcome.calls - 1)
-        failure = Failure(step=step, what="output", names=(name,), unit="call")
+        failure = self.failure_of(name)
         read = report.findings[0].outputs if report.verdict.cause is Cause.BATCH else ()
         if read:  # an input was bad: perhaps an earlier call made it
             alike = [d for m, d in self.metrics if (m.shape, m.dtype.name) == (read[0].shape, read[0].dtype)]

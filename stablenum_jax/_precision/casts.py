@@ -13,7 +13,7 @@ import numpy as np
 from stablenum_jax._trees.leaves import FP8_STATISTICS
 from stablenum_jax._trees.names import Path
 
-__all__ = ["cast_floating", "cast_leaves", "in_dtype_of", "is_castable", "module_path"]
+__all__ = ["cast_floating", "cast_leaves", "in_dtypes_of", "is_castable", "module_path"]
 
 Tree = TypeVar("Tree")
 PyTree: TypeAlias = Any
@@ -72,6 +72,14 @@ def cast_leaves(tree: Tree, dtype_of: Callable[[str], Any]) -> Tree:
 def in_dtype_of(new: Any, old: Any) -> Any:
     """Return ``new`` in the dtype of ``old`` if both are arrays of floating-point numbers."""
     return new.astype(old.dtype) if is_castable(new) and is_castable(old) else new
+
+
+def in_dtypes_of(new: Any, old: Any) -> Any:
+    """Return a tree with each leaf in the dtype that ``old`` has at its path; a leaf of a new path stays."""
+    known = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(old)[0]}
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: in_dtype_of(leaf, known.get(jax.tree_util.keystr(path))), new
+    )
 
 
 def module_path(path: Path) -> str:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import jax
 
-from stablenum_jax._precision.casts import in_dtype_of
+from stablenum_jax._precision.casts import in_dtypes_of
 from stablenum_jax._precision.policy import Policy
 from stablenum_jax._trees.models import nnx_objects, with_objects
 
@@ -39,7 +39,7 @@ def cast_arguments(policy: Policy, args: tuple[Any, ...], kwargs: dict[str, Any]
     of_mark = dict(zip(marks, copies, strict=True))
     yield jax.tree.map(lambda leaf: of_mark[leaf] if isinstance(leaf, _Mark) else leaf, cast)
     before = nnx.state(objects, nnx.Not(nnx.Param))
-    nnx.update(objects, jax.tree.map(in_dtype_of, nnx.state(copies, nnx.Not(nnx.Param)), before))
+    nnx.update(objects, in_dtypes_of(nnx.state(copies, nnx.Not(nnx.Param)), before))
 
 
 class _Mark:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import jax
 
 from stablenum.errors import bad_field
-from stablenum_jax._precision.casts import in_dtype_of, is_castable
+from stablenum_jax._precision.casts import in_dtypes_of, is_castable
 from stablenum_jax._precision.escalate import current_policy
 from stablenum_jax._precision.module_formats import Place, cast_arguments, cast_result, check_rules, place_of
 from stablenum_jax._precision.policy import Policy
@@ -57,7 +57,7 @@ def call_nnx(model: Any, policy: Policy, /, *args: Any, **kwargs: Any) -> Any:
     after = nnx.state(copy, nnx.Not(nnx.Param))
     if jax.tree.leaves(after):
         before = nnx.state(model, nnx.Not(nnx.Param))
-        nnx.update(model, jax.tree.map(in_dtype_of, after, before))
+        nnx.update(model, in_dtypes_of(after, before))
     return result
 
 

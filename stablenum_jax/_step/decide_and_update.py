@@ -41,7 +41,7 @@ from stablenum_jax._trees.leaves import check_gradients, is_measurable
 from stablenum_jax._trees.names import Path, names_id_of
 from stablenum_jax._trees.state import GuardOptState, find_guard, has_guard, replace_guard
 
-__all__ = ["Add", "decide_and_update", "without_refused_value"]
+__all__ = ["Add", "decide_and_update", "without_unsupported_value"]
 
 Array: TypeAlias = jax.Array
 PyTree: TypeAlias = Any
@@ -120,7 +120,7 @@ def decide_and_update(
     With ``reuse_grads``, updates may be written over the gradients, which saves memory where the gradients
     are intermediate results of the program that this is part of.
     """
-    call = _Call(without_refused_value(tx).update, grads, extra, add)
+    call = _Call(without_unsupported_value(tx).update, grads, extra, add)
     plan = _plan(call, params, opt_state, loss, reuse_grads=reuse_grads)
     attempt = functools.partial(_attempt, call, plan)
     shapes = jax.eval_shape(attempt, params, opt_state)[0] if add is None else None
@@ -137,7 +137,7 @@ def decide_and_update(
     return target, opt_state, plan.config
 
 
-def without_refused_value(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+def without_unsupported_value(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """Return ``tx`` called without the loss, ``value``, if it does not take it, like ``contrib.sam``."""
     update = optax.with_extra_args_support(tx).update
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -66,7 +67,7 @@ def judge(
         ValueError: the state has the statistics of other rules than those of ``config``.
     """
     scale = state.loss_scale.scale if unscaled else None
-    check_made_for(config, state, stablenum.init_guard(config, 0, xp=np))
+    check_made_for(config, state, _first_state(config))
     seen = _observe(config, watched, loss=loss, axis_name=axis_name, scale=scale)
     decision, after = _decide(config, state, seen)
     if scale is not None:
@@ -107,8 +108,13 @@ def _decide(
     if foreign is not None:
         seen = seen._replace(found_inf=foreign if seen.found_inf is None else seen.found_inf | foreign)
     decision, after = stablenum.decide(config, state, seen, xp=jnp)
-    own = stablenum.init_guard(config, 0, xp=np).loss_scale
-    return decision, follow_config(config, own, state, after, xp=jnp)
+    return decision, follow_config(config, _first_state(config).loss_scale, state, after, xp=jnp)
+
+
+@functools.lru_cache(maxsize=64)
+def _first_state(config: stablenum.GuardConfig) -> stablenum.GuardState:
+    """Return the state before the first step, without parameters, in NumPy. It is only read."""
+    return stablenum.init_guard(config, 0, xp=np)
 
 
 def _observe(

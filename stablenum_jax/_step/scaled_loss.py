@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -40,7 +39,6 @@ def scaled_value_and_grad(
     """
     dtypes: list[Any] = []
 
-    @functools.wraps(fun)  # flax looks for the names of the arguments
     def scaled(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         out = fun(*args, **kwargs)
         loss = _loss_of(out, has_aux)
@@ -50,7 +48,14 @@ def scaled_value_and_grad(
     if holds_nnx((args, kwargs)):
         from flax import nnx
 
-        (_, out), grads = nnx.value_and_grad(scaled, argnums=argnums, has_aux=True)(*args, **kwargs)
+        numbers = (argnums,) if isinstance(argnums, int) else argnums
+        counted = [i + len(args) if i < 0 else i for i in numbers]
+        # flax takes no keyword arguments that the signature does not name, so they are one more argument.
+        (_, out), grads = nnx.value_and_grad(
+            lambda *given: scaled(*given[:-1], **given[-1]),
+            argnums=counted[0] if isinstance(argnums, int) else tuple(counted),
+            has_aux=True,
+        )(*args, kwargs)
     else:
         (_, out), grads = _value_and_grad(scaled, argnums, args, kwargs)
     if dtypes[-1] == jnp.float16:

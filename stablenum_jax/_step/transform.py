@@ -13,7 +13,7 @@ import optax
 import stablenum
 from stablenum.guard.config import Settings, make_config
 from stablenum_jax._step.apply import apply_multiplier, zeros_unless
-from stablenum_jax._step.decide_and_update import without_refused_value
+from stablenum_jax._step.decide_and_update import without_unsupported_value
 from stablenum_jax._step.driver_mode import Capture, Deferred, Direct, GuardReached, current_mode
 from stablenum_jax._step.eager import guarded_update
 from stablenum_jax._step.measure import AxisName, scalar_loss
@@ -233,7 +233,7 @@ def chain(*transforms: optax.GradientTransformation) -> optax.GradientTransforma
         raise ValueError("chain needs at least one transformation, the guard; got none.")
     for i, transform in enumerate(transforms):
         check_transformation(f"transforms[{i}]", transform)
-    inner = optax.chain(*map(without_refused_value, transforms))
+    inner = optax.chain(*map(without_unsupported_value, transforms))
 
     def init(params: PyTree) -> PyTree:
         state = inner.init(parameters(params))

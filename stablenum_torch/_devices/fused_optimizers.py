@@ -54,20 +54,22 @@ def step_folded(
         if found_inf is not None:
             optimizer.found_inf = found_inf
         stepped.append(optimizer.step())  # no interrupt comes between the return and the note of it
-        _remove_factors(optimizer)
+        _remove_factors(optimizer, divisor, found_inf)
         if then is not None:
             then()
     except BaseException:
-        _remove_factors(optimizer)
+        _remove_factors(optimizer, divisor, found_inf)
         if stepped and then is not None:
             then()
         raise
 
 
-def _remove_factors(optimizer: Optimizer) -> None:
-    for name in ("grad_scale", "found_inf"):
-        if hasattr(optimizer, name):
-            delattr(optimizer, name)
+def _remove_factors(optimizer: Optimizer, divisor: Tensor | None, found_inf: Tensor | None) -> None:
+    """Remove what this step has set, but not an attribute of the user's optimizer with such a name."""
+    if divisor is not None and "grad_scale" in optimizer.__dict__:
+        del optimizer.grad_scale
+    if found_inf is not None and "found_inf" in optimizer.__dict__:
+        del optimizer.found_inf
 
 
 def can_skip_on_device(optimizer: Optimizer) -> bool:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stablenum_torch._diagnosis.replay.graph import nodes_below
+
 __all__ = ["REPAIRS", "Gradients", "Graph", "finite", "graph_of", "tensors_of", "unwrapped"]
 
 # Functions of Tensor with which a script replaces values that are not finite.
@@ -66,17 +68,10 @@ class Gradients:
 def graph_of(roots: Iterable[Tensor]) -> Graph:
     """Return what a backward pass from these tensors reaches."""
     found = Graph([], set())
-    roots = [t for t in roots if not torch._C._functorch.is_functorch_wrapped_tensor(t)]
-    todo, seen = [t.grad_fn for t in roots], set()
-    while todo:
-        node = todo.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
+    for node in nodes_below(t for t in roots if not torch._C._functorch.is_functorch_wrapped_tensor(t)):
         found.numbers.add(node._sequence_nr())
         if node.name().endswith("AccumulateGrad"):
             found.leaves.append(node.variable)
-        todo += [following for following, _ in node.next_functions]
     return found
 
 

@@ -228,7 +228,10 @@ class Guard:
             RuntimeError: a loss has been multiplied by the scale of the settings so far.
             ValueError: a rule cannot work with this optimizer. Nothing is changed.
         """
-        if self.loss is not None and config.loss_scale != self.config.loss_scale:
+        # Gradients that were computed without a loss scale mean the same under any.
+        may_be_scaled = self.scaled and self.config.loss_scale is not None
+        waiting = may_be_scaled and any(p.grad is not None for p in self.parameters.now())
+        if config.loss_scale != self.config.loss_scale and (waiting or self.loss is not None):
             raise RuntimeError(
                 "config.loss_scale cannot change between the scaling of a loss and its step(): the gradients "
                 "would be divided by another scale. Change it after step()."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import equinox as eqx
@@ -201,3 +202,38 @@ def test_gradients_of_another_nnx_module_are_refused() -> None:
     opt_state = tx.init(nnx.state(model, nnx.Param))
     with pytest.raises(ValueError, match="it has no bias"):
         sj.step(tx, model, opt_state, nnx.state(model.first, nnx.Param))
+
+
+def test_nnx_objects_may_come_with_keyword_arguments_and_partial_functions() -> None:
+    model, x = Block(), jnp.arange(6.0).reshape(2, 3)
+    opt_state = sj.chain(sj.guard(), optax.sgd(0.1)).init({"w": jnp.ones(2)})
+
+    def loss(model: Any, x: jax.Array, *, factor: float, **more: Any) -> jax.Array:
+        return factor * loss_of_block(model, x)
+
+    whole, _ = sj.value_and_grad(lambda model, x: loss_of_block(model, x), opt_state)(Block(), x)
+    twice, _ = sj.value_and_grad(functools.partial(loss, factor=2.0), opt_state)(model, x)
+    named, _ = sj.value_and_grad(loss, opt_state)(Block(), x=x, factor=2.0, unused=1)
+    assert float(twice) == float(named) == 2 * float(whole)
+    drawn, grads = sj.value_and_grad(
+        lambda p, *, rngs: (p["w"] * rngs.params.uniform((2,))).sum(), opt_state
+    )({"w": jnp.ones(2)}, rngs=nnx.Rngs(0))
+    assert float(drawn) == pytest.approx(float(grads["w"].sum()))
+
+
+class Sowing(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.layer, self.norm = nnx.Linear(2, 1, rngs=rngs), nnx.BatchNorm(1, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y = self.norm(self.layer(x))
+        self.seen = nnx.Intermediate(y)
+        return y
+
+
+def test_variables_that_a_forward_pass_creates_are_kept_under_a_policy() -> None:
+    model = Sowing(nnx.Rngs(0))
+    opt_state = sj.chain(sj.guard(), optax.sgd(0.1)).init({"w": jnp.ones(2)})
+    sj.value_and_grad(lambda m, x: m(x).sum(), opt_state, policy="bfloat16")(model, jnp.ones((3, 2)))
+    assert len(nnx.state(model, nnx.Intermediate)) == 1
+    assert model.norm.mean[...].dtype == jnp.float32

@@ -202,6 +202,24 @@ def test_a_metric_that_is_nan_for_an_empty_class_is_passed_by(session: Session) 
     assert_healthy(session)
 
 
+def test_a_metric_whose_derivative_is_a_constant_zero_is_passed_by(session: Session) -> None:
+    """A scalar count alone; its derivative is a literal in the program, not a variable."""
+
+    @jax.jit
+    def step(w: jax.Array, y: jax.Array) -> Any:
+        def loss_fn(w: jax.Array) -> Any:
+            logits = jnp.ones((2, 3)) @ w
+            return (logits**2).mean(), ((logits.argmax(-1) == y) * (y == 2)).sum() / (y == 2).sum()
+
+        (loss, accuracy), grad = jax.value_and_grad(loss_fn, has_aux=True)(w)
+        return w - 0.01 * grad, loss, accuracy
+
+    w = jnp.ones((3, 2))
+    for _ in range(3):
+        w, _, _ = step(w, jnp.zeros(2, jnp.int32))
+    assert_healthy(session)
+
+
 def test_a_loss_is_explained_apart_from_the_metrics_beside_it(session: Session) -> None:
     report = found(session, lambda: train(bad=True))
     assert report.findings[0].operation == "log", str(report)

@@ -62,7 +62,9 @@ def is_alive(process: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize(("name", "script"), [("SIGTERM", TRAINS_ON), ("SIGINT", SAVES_FIRST)])
+@pytest.mark.parametrize(
+    ("name", "script"), [("SIGTERM", TRAINS_ON), ("SIGTERM", SAVES_FIRST), ("SIGINT", SAVES_FIRST)]
+)
 def test_a_signal_to_the_command_ends_the_script_too(tmp_path, name, script):
     folder, note = tmp_path / "temporary", tmp_path / "note"
     folder.mkdir()

@@ -13,15 +13,11 @@ from stablenum.commands.compare.scenarios import Stream
 from stablenum_torch._devices import waits
 from stablenum_torch._step.guard import on_device_path
 
+pytestmark = pytest.mark.usefixtures("compiling_warns_in_each_test")
+
 STREAMS = [name for name, scenario in SCENARIOS.items() if isinstance(scenario, Stream)]
 TRAININGS = [name for name in SCENARIOS if name not in STREAMS]
 TORCH = ("torch", "torch-foreach", "torch-compiled")
-
-
-@pytest.fixture(autouse=True)
-def every_test_warns_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A decision that cannot be compiled fails its own test; the warning comes once per process otherwise."""
-    monkeypatch.setattr("stablenum_torch._devices.compiled_decide._Compiled.warned", False)
 
 
 def placed(device: str) -> list[Backend]:

@@ -122,12 +122,10 @@ TRAINING_COURSES = {
 
 
 @pytest.mark.parametrize("name", TRAININGS)
-def test_a_training_takes_its_course_and_ends_as_it_says(name: str) -> None:
-    result = run_scenario(SCENARIOS[name], [BACKENDS["numpy"]])
-    trace = result.guarded["numpy"]
+def test_a_training_takes_its_course(name: str) -> None:
+    trace = on_numpy(name)
     skipped = [step for step, row in enumerate(trace.rows) if not row.applied]
     assert (skipped, trace.rows[-1].loss_scale) == TRAINING_COURSES[name]
-    assert result.surprises == []
 
 
 def test_tensors_that_differ_in_shape_or_dtype_alone_are_infinitely_far_apart() -> None:
@@ -347,7 +345,6 @@ def test_a_stream_takes_its_course(name: str) -> None:
     assert -sum(math.log2(row.clip_coefficient) for row in trace.rows) == close(course.clipped)
     assert sum(math.log2(row.loss_scale) for row in trace.rows) == course.scaled
     assert moved(trace) == close(course.moved)
-    assert run_scenario(SCENARIOS[name], [BACKENDS["numpy"]]).surprises == []
 
 
 def test_at_the_growth_boundary_one_overflow_prevents_the_growth_and_the_other_undoes_it() -> None:

@@ -33,9 +33,8 @@ def gradients_set_by_hand() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def every_test_warns_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A decision that cannot be compiled fails its own test; the warning comes once per process otherwise."""
-    monkeypatch.setattr("stablenum_torch._devices.compiled_decide._Compiled.warned", False)
+def always(compiling_warns_in_each_test: None) -> None:
+    """Applies to every test in this folder."""
 
 
 # Every rule with windows so short that a test runs past them. The names are those of `parameters`.

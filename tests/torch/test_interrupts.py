@@ -148,6 +148,27 @@ def test_a_checkpoint_is_loaded_whole_or_not_at_all(most):
 
 
 @pytest.mark.parametrize("most", MOST)
+def test_the_guards_own_checkpoint_is_loaded_whole_or_not_at_all(most):
+    other = Training("fused", "global")
+    other.backward(7, bad=True)
+    other.opt.step()
+    saved = other.opt.guard_state_dict()
+
+    def load(training: Training) -> None:
+        training.opt.load_guard_state_dict(saved)
+
+    # Most lines read the state; those that write it are the last.
+    lines = executed_lines(functools.partial(load, Training("fused", "global")))
+    whole = Training("fused", "global")
+    before = whole.state()
+    load(whole)
+    for number in range(len(lines) - 40, len(lines)) if most is not None else first_and_last(lines):
+        training = Training("fused", "global")
+        assert interrupted_at(number, functools.partial(load, training)) is not None
+        assert training.state() in (before, whole.state()), lines[number]
+
+
+@pytest.mark.parametrize("most", MOST)
 def test_a_new_parameter_group_enlarges_the_state_at_once_or_later(most):
     def add(training: Training) -> None:
         training.opt.add_param_group({"params": [nn.Parameter(torch.ones(2))]})

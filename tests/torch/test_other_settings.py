@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -177,3 +178,17 @@ def test_a_plain_optimizers_checkpoint_in_a_guard_that_learns_is_reported() -> N
     resumed.load_state_dict(opt.inner.state_dict())
     with pytest.warns(StatisticsNotLoadedWarning, match="AutoClip start"):
         _train_once(other, resumed)
+
+
+def test_the_loss_scale_cannot_change_while_scaled_gradients_wait_for_their_step() -> None:
+    """The scale may have been taken without a loss."""
+    w = torch.nn.Parameter(torch.ones(2))
+    opt = wrap(torch.optim.SGD([w], lr=0.1), loss_scale=1024.0)
+    w.grad = torch.ones(2) * opt.scale()
+    with pytest.raises(RuntimeError, match="cannot change between the scaling of a loss and its step"):
+        opt.config = dataclasses.replace(opt.config, loss_scale=2.0)
+    opt.step()
+    torch.testing.assert_close(w.detach(), torch.full((2,), 0.9))
+    opt.zero_grad()
+    opt.config = dataclasses.replace(opt.config, loss_scale=2.0)
+    assert opt.loss_scale == 2.0

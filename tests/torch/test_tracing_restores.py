@@ -259,6 +259,30 @@ def test_state_of_nested_objects_is_restored() -> None:
     assert state(model, opt) == before
 
 
+@pytest.mark.parametrize("change", ["append", "pop", "replace"])
+def test_a_list_that_the_step_changes_is_restored(change: str) -> None:
+    class Counting(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.ones(2))
+            self.seen = ["first", "second"]
+
+        def forward(self) -> torch.Tensor:
+            if change == "append":
+                self.seen.append("third")
+            elif change == "pop":
+                self.seen.pop()
+            else:
+                self.seen[0] = "other"
+            return self.w.sum()
+
+    model = Counting()
+    seen = model.seen
+    st.replay(model, model=model)
+    assert model.seen is seen
+    assert seen == ["first", "second"]
+
+
 def test_gradients_of_a_graph_that_was_built_before() -> None:
     lin = nn.Linear(2, 2)
     h = lin(torch.ones(1, 2))

@@ -13,7 +13,7 @@ from stablenum.commands.explain.plan import Plan
 from stablenum.commands.explain.session import Session, Stop
 from stablenum.diagnosis import Report
 from stablenum_torch._diagnosis import watch
-from stablenum_torch._diagnosis.by_hand import REPAIRS
+from stablenum_torch._diagnosis.by_hand import REPAIRS, graph_of
 from stablenum_torch._diagnosis.script_recorder import Window
 
 Watching = Callable[..., Session]
@@ -332,7 +332,9 @@ def test_a_distribution_that_refuses_nan_is_explained_where_the_nan_began(watchi
         x[20] = 0.0
         p = torch.softmax(torch.ones(40, 2000) + x.log() * x, -1)  # BAD
         torch.log(torch.zeros(3))  # a later infinity that has nothing to do with it
-        torch.distributions.Categorical(p)  # its message shows the corners of p, without NaN
+        torch.distributions.Categorical(
+            p, validate_args=True
+        )  # its message shows the corners of p, without NaN
 
     assert_on_the_bad_line(found(watching(record=True), run), "log")
 
@@ -351,5 +353,14 @@ def test_a_check_of_the_users_own_is_explained_by_what_it_read(watching: Watchin
 
 
 def test_a_distribution_that_refuses_finite_numbers_is_left_to_the_script(watching: Watching) -> None:
-    session = ended(watching(), lambda: torch.distributions.Normal(torch.ones(1), -torch.ones(1)))
+    session = ended(
+        watching(), lambda: torch.distributions.Normal(torch.ones(1), -torch.ones(1), validate_args=True)
+    )
     assert (session.outcome.failure, session.outcome.exit_code) == (None, 1)
+
+
+def test_what_a_backward_pass_reaches_on_every_branch() -> None:
+    a, b, c = (torch.ones(2, requires_grad=True) for _ in range(3))
+    reached = graph_of([(a * b).sum() + (c.exp() * a).sum(), c.detach()])
+    assert {id(leaf) for leaf in reached.leaves} == {id(a), id(b), id(c)}
+    assert len(reached.leaves) == 3

@@ -136,3 +136,27 @@ def test_the_optimizers_of_torch_distributed_are_known(one_rank: Any) -> None:
     outer.step()
     assert guarded.last["skipped_total"] == 1
     assert torch.isfinite(model.weight).all()
+
+
+class _OwnScale(torch.optim.SGD):
+    """An optimizer with attributes of the names that torch's fused kernels read."""
+
+    found_inf = None
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, lr=0.1)
+        self.grad_scale = 0.5
+
+    def step(self, closure: Any = None) -> None:
+        for p in self.param_groups[0]["params"]:
+            p.data.sub_(self.grad_scale * 0.1 * p.grad)
+
+
+def test_attributes_of_the_users_optimizer_named_like_torchs_are_kept() -> None:
+    w = torch.nn.Parameter(torch.ones(2))
+    opt = wrap(_OwnScale([w]))
+    for _ in range(2):
+        opt.zero_grad()
+        opt.backward(w.sum())
+        opt.step()
+    torch.testing.assert_close(w.detach(), torch.full((2,), 0.9))

@@ -56,8 +56,10 @@ class Session:
     def ignores(self, *names: str) -> bool:
         """Return whether the user asked not to judge one of these names, or what a running function makes."""
         ignored = self.plan.ignore
-        if not ignored or any(name in ignored for name in names):
-            return bool(ignored)
+        if not ignored:
+            return False
+        if any(name in ignored for name in names):
+            return True
         frame = sys._getframe(1)
         while frame.f_back is not None:
             if frame.f_code.co_name in ignored:

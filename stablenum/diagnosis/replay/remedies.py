@@ -58,23 +58,25 @@ _BY_HAND = {
 # ``numerics.power`` takes a plain number as its exponent.
 _POWER_OF_ARRAYS = Remedy("numerics.log", "{np}.exp(y * {ns}.numerics.log(x))  # x ** y, for an array y")
 
-_POSITIVE = "keep it above 0: clamp it to at least a small number such as 1e-6"
 # What to change about an argument if the operation itself is out of reach, in a library.
+_POSITIVE = "keep it above 0: clamp it to at least a small number such as 1e-6"
+_DIVISOR = f"the argument that it divides by (a scale, a count, a norm) is at fault: {_POSITIVE}"
+_LOGARITHM = (
+    f"the argument that it takes the logarithm of (a scale, a rate, a probability) is at fault: {_POSITIVE}"
+)
 _AT_THE_CALL = {
-    "div": f"the argument that it divides by (a scale, a count, a norm) is at fault: {_POSITIVE}",
+    "div": _DIVISOR,
     "exp": "bound the argument that it exponentiates: clamp it, or apply a soft cap",
-    "log": f"the argument that it takes the logarithm of (a scale, a rate, a probability) is at fault: "
-    f"{_POSITIVE}",
+    "log": _LOGARITHM,
+    "log10": _LOGARITHM,
+    "log1p": _LOGARITHM,
+    "log2": _LOGARITHM,
     "norm": "the argument whose length it takes is a vector of zeros: add a small number, or leave it out",
     "pow": f"the argument that it raises to a power is at fault: {_POSITIVE}",
+    "reciprocal": _DIVISOR,
+    "rsqrt": _DIVISOR,
     "sqrt": f"the argument that it takes the root of (a variance, a distance) is at fault: {_POSITIVE}",
-}
-_AT_THE_CALL |= {"log1p": _AT_THE_CALL["log"], "log2": _AT_THE_CALL["log"], "log10": _AT_THE_CALL["log"]}
-_AT_THE_CALL |= {"reciprocal": _AT_THE_CALL["div"], "rsqrt": _AT_THE_CALL["div"]}
-_AT_THE_CALL |= {
-    "std": _AT_THE_CALL["norm"].replace(
-        "whose length it takes is a vector of zeros", "whose spread it takes is constant"
-    )
+    "std": "the argument whose spread it takes is constant: add a small number, or leave it out",
 }
 
 

@@ -1,13 +1,16 @@
-"""How a safe function is called on the arguments of the operation in whose place it is recommended."""
+"""Try the safe function that a report recommends, on the arguments of the operation that failed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from stablenum.diagnosis.replay.findings import Finding
+from stablenum.diagnosis.replay.judge import Evidence, judge
 
-__all__ = ["Read", "Trial", "trial_of"]
+__all__ = ["Read", "Trial", "trial_of", "with_trial"]
 
 
 class Read(NamedTuple):
@@ -31,6 +34,43 @@ class Trial(NamedTuple):
     arrays: int
     numbers: tuple[float, ...] = ()
     options: dict[str, Any] = {}  # noqa: RUF012  (never changed)
+
+
+def with_trial(
+    evidence: Evidence,
+    read: Read | None,
+    *,
+    package: str,
+    floating: Callable[[Sequence[Any]], list[Any]],
+    finite: Callable[[Any], bool],
+    evaluate: Callable[[Callable[..., Any], list[Any], Trial], Iterable[Any]],
+) -> Evidence:
+    """Return the evidence with what came of the safe function, in value and derivative; as it is, if the
+    function cannot be tried.
+
+    Args:
+        evidence: what a replay found.
+        read: what the first finding's operation read; None if it was not kept.
+        package: the adapter, which has the safe function.
+        floating: returns those of the arrays that have floating-point numbers.
+        finite: whether all numbers in an array are finite.
+        evaluate: returns the value and the derivatives of the function for these arrays.
+    """
+    verdict = judge(evidence)
+    if read is None or not verdict.safe_function or evidence.first is None:
+        return evidence
+    arrays = floating(read.arrays)
+    part, name = verdict.safe_function.split(".")[-2:]
+    trial = trial_of(f"{part}.{name}", evidence.first, read.primitive, [tuple(x.shape) for x in arrays])
+    # What is not finite already (a mask) has no finite derivative to look for.
+    if trial is None or not all(map(finite, arrays[: trial.arrays])):
+        return evidence
+    function = getattr(importlib.import_module(f"{package}.{part}"), name)
+    try:
+        found = list(evaluate(function, arrays[: trial.arrays], trial))
+    except (TypeError, ValueError, RuntimeError):
+        return replace(evidence, tried="raises")
+    return replace(evidence, tried="finite" if all(map(finite, found)) else "not finite")
 
 
 _ONE = (

@@ -167,10 +167,8 @@ def _of_inf(trace: Trace, bad: Value) -> list[Origin]:
 def _reader(trace: Trace, step: Step, value: Value) -> Step | None:
     """Return the step if it picks from a mask (by an index, a sum, a selection), rather than passing it on
     whole."""
-    if step.operation in (
-        "where",
-        "masked_fill",
-    ):  # the user's own mask, unless it selects from a masked array
+    if step.operation in ("where", "masked_fill"):
+        # The user's own mask, unless it selects from a masked array.
         return step if _is_constant(trace, value) else None
     loop = step.operation == "index" and step.primitive == "index"  # the rows of a loop, one by one
     return None if loop or step.operation in _PASSING_ON else step

@@ -232,7 +232,7 @@ def _evidence(outcome: _Outcome, call: Call, scale: float, opt_state: Any, param
 # What a replay does not share with the step that it repeats.
 _DIFFERENCES = (
     "the data, if the function reads them itself and not from its arguments",
-    "XLA's program: the replay ran equation by equation, and then compiled anew",
+    "XLA's program: the replay ran equation by equation, and then compiled again",
     "the memory: no buffer was donated",
     "the order of threads and of kernels that are not deterministic",
 )

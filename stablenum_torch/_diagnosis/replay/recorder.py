@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from stablenum.diagnosis.replay.trace import Step, Trace, Value
 from stablenum.diagnosis.replay.values import Place
 from stablenum_torch._diagnosis.replay.flags import CLEAN, Flags, bad_positions, flags_of, stats_of
+from stablenum_torch._diagnosis.replay.graph import nodes_below
 from stablenum_torch._diagnosis.replay.in_float32 import finite_in_float32
 from stablenum_torch._diagnosis.replay.kept_arguments import KeptArguments
 from stablenum_torch._diagnosis.replay.labels import check_labels, is_index_error, without_valid_target
@@ -215,16 +216,10 @@ class Recorder(TorchDispatchMode):
     def begin_backward(self, roots: Sequence[Tensor]) -> None:
         """Note the parameters that a backward pass reaches, even through a graph older than the replay."""
         self.roots += [t.detach() for t in roots]
-        todo, seen = [t.grad_fn for t in roots], set()
-        while todo:
-            node = todo.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
+        for node in nodes_below(roots):
             leaf = getattr(node, "variable", None)
             if leaf is not None:
                 self._note_leaf(leaf)
-            todo += [following for following, _ in node.next_functions]
 
     def note_gradients(self, inputs: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
         """Note the results of ``torch.autograd.grad``, which are not stored in any ``p.grad``."""
