@@ -85,11 +85,11 @@ def _shifted(leaf: Array, shift: Array) -> Array:
     wide = jnp.finfo(leaf.dtype).bits == 64
     stored, bias = (52, 1023) if wide else (23, 127)
     integer, real = (jnp.int64, jnp.float64) if wide else (jnp.int32, jnp.float32)
-    leaf = leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
+    leaf = leaf.astype(wide_dtype(leaf.dtype))
     half, shifted = shift >> 1, leaf
     for part in (half, shift - half):
         power = jnp.maximum(part.astype(integer) + bias, 1) << stored
-        shifted = shifted * jax.lax.bitcast_convert_type(power, real)
+        shifted = times(shifted, jax.lax.bitcast_convert_type(power, real))
     return jnp.where(shift < 0, shifted, leaf)
 
 
