@@ -2,12 +2,14 @@
 
 The norm of finite gradients, and the factor that clips it, may lie outside float32's range: a norm of 1e39
 divided by a loss scale of 65536 is an ordinary number, and a float64 gradient of 1e200 is finite. JAX has no
-float64 by default, so such a number is kept as ``value * 2**power``. The power is 0 for every number in
-float32's range, and then each function computes exactly what float32 arithmetic computes.
+float64 by default, so such a number is kept as ``value * 2**power``, with a power that is a multiple of 64.
+The power is 0 for every number in float32's range, and then each function computes exactly what float32
+arithmetic computes.
 
 Without powers (``power`` is None) the functions are float32 arithmetic that saturates. Powers of two are
 applied in fixed steps, because ``exp2`` and ``pow`` are not exact in every framework; each step has its own
-condition, so that no compiler merges two of them into one power that float32 does not hold.
+condition, so that no compiler merges two of them into one power that float32 does not hold. Steps of 64 are
+few, which matters to compilers: every training step contains these functions.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from stablenum.formats import FLOAT32_MAX, FLOAT32_TINY
 __all__ = [
     "Wide",
     "choose",
+    "exceeds",
     "fold",
     "join",
     "lower",
@@ -37,20 +40,18 @@ __all__ = [
 Array: TypeAlias = Any
 Namespace: TypeAlias = Any
 
-# Together the steps span float32's range; one float32 by one step of 2**64 stays inside it.
-_STEPS = (64, 64, 64, 32, 16, 8, 4, 2, 1)
-_WIDE_STEPS = (512, 256, 128, *_STEPS[2:])
-_UP, _DOWN = 2.0**64, 2.0**-64
+_STEP = 64
+_UP, _DOWN = 2.0**_STEP, 2.0**-_STEP
+_TOP = 2.0 ** (128 - _STEP)  # a value below it can be multiplied by _UP
 
 
 class Wide(NamedTuple):
     """The numbers ``value * 2**power``.
 
     Attributes:
-        value: () or (n,) float32. For a norm with a power above 0 it is in [2**127, 2**128), so that it is
-            above every limit; a factor with a power below 0 is at most 1.
-        power: int32 of the same shape: at least 0 for a norm, at most 0 for a factor. None if numbers
-            outside float32's range saturate.
+        value: () or (n,) float32; for a norm with a power above 0 it is in [2**64, 2**128).
+        power: int32 of the same shape, a multiple of 64: at least 0 for a norm, at most 0 for a factor. None
+            if numbers outside float32's range saturate.
     """
 
     value: Array
@@ -58,28 +59,26 @@ class Wide(NamedTuple):
 
 
 def settle(value: Array, power: Array, *, xp: Namespace) -> Wide:
-    """Return the norm ``value * 2**power`` with the smallest power that its value allows; 0 or more."""
-    value, power = lower(value, xp.minimum(power, xp.zeros_like(power)), xp=xp), at_least(power, 0, xp=xp)
-    for step in _STEPS:
-        raises = (power >= step) & (value < 2.0 ** (128 - step))
-        value = xp.where(raises, value * 2.0**step, value)
-        power = xp.where(raises, power - step, power)
+    """Return the norm ``value * 2**power`` with the smallest power of 0 and above that its value allows; the
+    value of a norm with a power is 2**-64 or more."""
+    for _ in range(2):
+        raises = (power > 0) & (value < _TOP)
+        value = xp.where(raises, value * _UP, value)
+        power = xp.where(raises, power - _STEP, power)
     return Wide(value, xp.where(xp.isfinite(value), power, xp.zeros_like(power)))
 
 
 def lower(value: Array, power: Array, *, xp: Namespace) -> Array:
-    """Return ``value * 2**power`` for a float32 and powers of 0 and below."""
-    for step in _STEPS:
-        lowers = power <= -step
-        value = xp.where(lowers, value * 2.0**-step, value)
-        power = xp.where(lowers, power + step, power)
+    """Return ``value * 2**power`` where the power is below 0, and elsewhere the value."""
+    for step in range(1, 4):  # what is left of the power makes no difference to numbers so small
+        value = xp.where(power <= -step * _STEP, value * _DOWN, value)
     return value
 
 
 def narrow(norm: Array, power: Array, *, xp: Namespace) -> Wide:
     """Return float64 norms ``norm * 2**power``; where they are in float32's range, ``power`` must be 0."""
-    for step in _WIDE_STEPS:
-        lowers = (norm >= 2.0 ** (127 + step)) & xp.isfinite(norm)
+    for step in (512, 256, 128, _STEP):
+        lowers = (norm >= _TOP * 2.0**step) & xp.isfinite(norm)
         norm = xp.where(lowers, norm * 2.0**-step, norm)
         power = xp.where(lowers, power + step, power)
     # Rounding to float32 must not turn a finite norm into inf.
@@ -113,7 +112,7 @@ def join(norms: Wide, *, xp: Namespace) -> Wide:
     largest = xp.max(parts)
     large = (largest >= 2.0**100) & xp.isfinite(largest)
     total = combine_norms(xp.where(large, parts * _DOWN, parts), xp=xp)
-    return settle(total, xp.where(large, top + 64, top), xp=xp)
+    return settle(total, xp.where(large, top + _STEP, top), xp=xp)
 
 
 def unscale(norm: Wide, scale: Array, *, xp: Namespace) -> Wide:
@@ -124,7 +123,7 @@ def unscale(norm: Wide, scale: Array, *, xp: Namespace) -> Wide:
         return Wide(xp.where(finite, at_most(quotient_, FLOAT32_MAX, xp=xp), norm.value))
     over = finite & xp.logical_not(xp.isfinite(quotient_))
     value = xp.where(over, (norm.value * _DOWN) / (scale * _UP), quotient_)
-    return settle(value, xp.where(over, norm.power + 128, norm.power), xp=xp)
+    return settle(value, xp.where(over, norm.power + 2 * _STEP, norm.power), xp=xp)
 
 
 def times_scale(norm: Wide, scale: Array, *, xp: Namespace) -> Wide:
@@ -135,7 +134,13 @@ def times_scale(norm: Wide, scale: Array, *, xp: Namespace) -> Wide:
         return Wide(xp.where(finite, at_most(product, FLOAT32_MAX, xp=xp), norm.value))
     over = finite & xp.logical_not(xp.isfinite(product))
     value = xp.where(over, (norm.value * _DOWN) * (scale * _DOWN), product)
-    return settle(value, xp.where(over, norm.power + 128, norm.power), xp=xp)
+    return settle(value, xp.where(over, norm.power + 2 * _STEP, norm.power), xp=xp)
+
+
+def exceeds(norm: Wide, limit: Array, *, xp: Namespace) -> Array:
+    """Return whether a finite norm is above the limit."""
+    above = xp.isfinite(norm.value) & (norm.value > limit)
+    return above if norm.power is None else above | ((norm.power > 0) & xp.isfinite(limit))
 
 
 def quotient(limit: Array | float, norm: Wide, *, xp: Namespace) -> Wide:
@@ -147,12 +152,9 @@ def quotient(limit: Array | float, norm: Wide, *, xp: Namespace) -> Wide:
     plain = limit / norm.value
     tiny = plain < 2.0**-100
     value = xp.where(tiny, (limit * _UP) / (norm.value * _DOWN), plain)
-    power = xp.where(tiny, -128 - norm.power, -norm.power)
-    for step in (64, 1):
-        above = (value > 1) & (power <= -step)
-        value = xp.where(above, value * 2.0**-step, value)
-        power = xp.where(above, power + step, power)
-    return Wide(value, power)
+    power = xp.where(tiny, -2 * _STEP - norm.power, -norm.power)
+    above = (value > 1) & (power < 0)
+    return Wide(xp.where(above, value * _DOWN, value), xp.where(above, power + _STEP, power))
 
 
 def multiply(a: Wide, b: Wide, *, xp: Namespace) -> Wide:
@@ -170,7 +172,9 @@ def shrink(norm: Wide, factor: Wide, *, xp: Namespace) -> Wide:
     down = (norm.value >= _UP) & (factor.power < 0)
     value = xp.where(down, norm.value * _DOWN, norm.value) * factor.value
     power = norm.power + factor.power
-    return settle(value, xp.where(down, power + 64, power), xp=xp)
+    power = xp.where(down, power + _STEP, power)
+    # A factor below 1 leaves a norm in float32's range.
+    return settle(lower(value, power, xp=xp), at_least(power, 0, xp=xp), xp=xp)
 
 
 def over_scale(factor: Wide, scale: Array, *, xp: Namespace) -> Wide:
@@ -181,7 +185,7 @@ def over_scale(factor: Wide, scale: Array, *, xp: Namespace) -> Wide:
     assert power is not None
     large = scale >= _UP
     value = xp.where(large, value * _UP, value) / scale
-    return Wide(value, xp.where(large, power - 64, power))
+    return Wide(value, xp.where(large, power - _STEP, power))
 
 
 def fold(factor: Wide, *, xp: Namespace) -> Wide:
@@ -192,10 +196,10 @@ def fold(factor: Wide, *, xp: Namespace) -> Wide:
     """
     value, power = factor
     if power is not None:
-        for step in _STEPS:
-            lowers = (power <= -step) & (value >= 2.0 ** (step - 126))
-            value = xp.where(lowers, value * 2.0**-step, value)
-            power = xp.where(lowers, power + step, power)
+        for _ in range(3):
+            lowers = (power < 0) & (value >= FLOAT32_TINY * _UP)
+            value = xp.where(lowers, value * _DOWN, value)
+            power = xp.where(lowers, power + _STEP, power)
     return Wide(at_least(value, FLOAT32_TINY, xp=xp), power)
 
 
@@ -204,5 +208,5 @@ def _lifted(factor: Wide, *, xp: Namespace) -> Wide:
     small = factor.value < 2.0**-62
     assert factor.power is not None
     return Wide(
-        xp.where(small, factor.value * _UP, factor.value), xp.where(small, factor.power - 64, factor.power)
+        xp.where(small, factor.value * _UP, factor.value), xp.where(small, factor.power - _STEP, factor.power)
     )

@@ -221,7 +221,7 @@ def _bounded(factor: Wide, norm: Wide, raw: Wide, clipped: Array, *, xp: Namespa
     if norm.power is None:
         return Wide(xp.where(beyond, at_most(factor.value, 1.0, xp=xp), factor.value))
     # A clipped gradient is in range, whatever it was. The other ones are enlarged as far as float32 allows.
-    most = at_least(FLOAT32_MAX / 2 / at_least(raw.value, 1.0, xp=xp), 1.0, xp=xp)
+    most = at_least(FLOAT32_MAX / 2 / at_least(recorded(raw, xp=xp), 1.0, xp=xp), 1.0, xp=xp)
     value = xp.where(beyond & xp.logical_not(clipped), xp.minimum(factor.value, most), factor.value)
     return Wide(value, factor.power)
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from stablenum.guard.reasons import Reason
 from stablenum.rules.spikes import Verdict
-from stablenum.wide import Wide, lower
+from stablenum.wide import Wide
 
 __all__ = ["Finiteness", "finiteness", "reason_code", "worst_index"]
 
@@ -88,5 +88,6 @@ def worst_index(norms: Wide, like: Array, *, xp: Namespace) -> Array:
     infinite = xp.full_like(values, float("inf"))
     finite = xp.isfinite(values)
     if powers is not None:
-        values = lower(values, powers - xp.max(powers), xp=xp)
+        # Norms with a lower power are smaller.
+        values = xp.where(powers < xp.max(powers), xp.zeros_like(values), values)
     return xp.astype(xp.argmax(xp.where(finite, values, infinite)), xp.int32)

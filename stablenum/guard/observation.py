@@ -26,9 +26,9 @@ class Observation(NamedTuple):
             needed only if ``"amax"`` is in ``config.needs``. For a non-finite step it may have any value.
         tiny: () float32, the fraction of the non-zero elements whose magnitude is at most 2^-24, or 0 if
             there are no non-zero elements; needed only if ``"tiny"`` is in ``config.needs``.
-        exponents: (n,) int32: the norms are ``norms * 2**exponents``. An exponent is 0 for a norm in
-            float32's range, and for one that is not finite; above that range it is the smallest for which
-            the entry of ``norms`` is in that range. With None, norms and factors outside that range
+        exponents: (n,) int32, multiples of 64: the norms are ``norms * 2**exponents``. An exponent is 0 for
+            a norm in float32's range, and for one that is not finite; above that range it is the smallest
+            for which the entry of ``norms`` is in that range. With None, norms and factors outside that range
             saturate, and ``Decision.shift`` is ().
     """
 
@@ -58,8 +58,8 @@ class Decision(NamedTuple):
             factors on the raw gradients of its units, which replace ``multiplier``; (0,) for a parameter
             that the rule leaves unchanged. () without that rule.
         shift: int32 in the shape of ``multiplier``, at most 0: the factor on the raw gradients is
-            ``multiplier * 2**shift``. It is 0 unless the factor is below float32's smallest normal number,
-            and () if the observation has no ``exponents``.
+            ``multiplier * 2**shift``; a multiple of 64. It is 0 unless the factor is below float32's
+            smallest normal number, and () if the observation has no ``exponents``.
         unit_shifts: the same for ``unit_multipliers``.
     """
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 import jax
@@ -48,49 +49,45 @@ def apply_multiplier(
     on_elements = stablenum.ClipByValue, stablenum.ClipUpdateRMS
     shrinks = config.shrinks_spikes or not all(isinstance(rule, on_elements) for rule in config.clip_rules)
 
+    powers = functools.cache(functools.partial(_powers, decision.shift))
+
     def change(path: Path, leaf: Any) -> Any:
         if path not in place or not is_measurable(path, leaf):
             return leaf
-        leaf = jnp.asarray(leaf)
-        factor, shift = _factor(config, decision, place[path], leaf.shape)
-        changed = times(_shifted(leaf, shift) if shrinks else leaf, factor)
+        changed = jnp.asarray(leaf)
+        for factor in _factors(config, decision, place[path], changed, powers if shrinks else None):
+            changed = times(changed, factor)
         if config.max_value is not None:
             changed = _clamp(changed, config.max_value)
-        return changed.astype(leaf.dtype) if keep_dtype else changed
+        return changed.astype(jnp.asarray(leaf).dtype) if keep_dtype else changed
 
     return jax.tree_util.tree_map_with_path(change, updates)
 
 
-def _factor(
-    config: stablenum.GuardConfig, decision: stablenum.Decision, i: int, shape: tuple[int, ...]
-) -> tuple[Array, Array]:
-    """Return the factor on the i-th gradient and its power of two: one per unit, one per tensor, or one for
-    all gradients."""
+def _factors(
+    config: stablenum.GuardConfig,
+    decision: stablenum.Decision,
+    i: int,
+    leaf: Array,
+    powers: Callable[[int], list[Array]] | None,
+) -> list[Array]:
+    """Return the factors on the i-th gradient, to be applied in this order: one per unit, one per tensor, or
+    one for all gradients. ``powers`` gives those of the decision's shift; with None they are left out."""
+    bits = jnp.finfo(leaf.dtype).bits
     of_units = decision.unit_multipliers[i] if decision.unit_multipliers else None
     if config.unit_rule is not None and of_units is not None and of_units.shape[0]:
-        axes = config.unit_rule.unit_axes(shape, default="last")
-        by_unit = config.unit_rule.unit_shape(shape, axes)
-        return of_units.reshape(by_unit), decision.unit_shifts[i].reshape(by_unit)
-    if config.per_tensor:
-        return decision.multiplier[i], decision.shift[i]
-    return decision.multiplier, decision.shift
+        axes = config.unit_rule.unit_axes(leaf.shape, default="last")
+        by_unit = config.unit_rule.unit_shape(leaf.shape, axes)
+        return [part.reshape(by_unit) for part in (*_powers(decision.unit_shifts[i], bits), of_units)]
+    all_of_them = [*([] if powers is None else powers(bits)), decision.multiplier]
+    return [part[i] for part in all_of_them] if config.per_tensor else all_of_them
 
 
-def _shifted(leaf: Array, shift: Array) -> Array:
-    """Return ``leaf * 2**shift`` in float32 or wider, in the same pass over the gradient as what follows.
-
-    The power is applied in two halves, because float32 does not hold the powers below -126. It is made from
-    the bits of its exponent, because ``exp2`` is not exact.
-    """
-    wide = jnp.finfo(leaf.dtype).bits == 64
-    stored, bias = (52, 1023) if wide else (23, 127)
-    integer, real = (jnp.int64, jnp.float64) if wide else (jnp.int32, jnp.float32)
-    leaf = leaf.astype(wide_dtype(leaf.dtype))
-    half, shifted = shift >> 1, leaf
-    for part in (half, shift - half):
-        power = jnp.maximum(part.astype(integer) + bias, 1) << stored
-        shifted = times(shifted, jax.lax.bitcast_convert_type(power, real))
-    return jnp.where(shift < 0, shifted, leaf)
+def _powers(shift: Array, bits: int) -> list[Array]:
+    """Return numbers with the product ``2**shift``, which a format of 32 or 64 bits may not hold itself."""
+    dtype, most = (jnp.float64, 15) if bits == 64 else (jnp.float32, 1)
+    steps = [jnp.where(shift <= -64 * n, 2.0**-64, 1.0).astype(dtype) for n in range(1, most + 3)]
+    return [functools.reduce(jnp.multiply, part) for part in (steps[:most], steps[most : 2 * most])]
 
 
 def multiply_leaves(grads: PyTree, factor: Array, *, widen: bool = False) -> PyTree:

@@ -218,10 +218,11 @@ def _rescued_norms(leaves: list[Array], squares: list[Array]) -> Wide:
     kept = (naive >= SMALL * SMALL) & jnp.isfinite(naive)
     norms = jnp.where(kept, jnp.sqrt(naive), roots * jnp.where(large, *back))
     beyond = large & jnp.isinf(norms) & jnp.isfinite(again)
-    zero = jnp.zeros(norms.shape, jnp.int32)
     # The power by which a large leaf was divided; float64 leaves may have a norm beyond float64, too.
-    powers = jnp.asarray([round(-math.log2(factor[0])) for factor in factors], jnp.int32)
-    return split(jnp.where(beyond, roots, norms), jnp.where(beyond, powers, zero))
+    exponents = [round(-math.log2(factor[0])) for factor in factors]
+    rest = jnp.asarray([2.0 ** (e % 64) for e in exponents], again.dtype)
+    powers = jnp.asarray([e // 64 * 64 for e in exponents], jnp.int32)
+    return split(jnp.where(beyond, roots * rest, norms), jnp.where(beyond, powers, jnp.zeros_like(powers)))
 
 
 def split(norms: Array, powers: Array) -> Wide:

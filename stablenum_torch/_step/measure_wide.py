@@ -68,4 +68,4 @@ def _norms_of_rows(rows: Tensor) -> tuple[np.ndarray, np.ndarray]:
     huge = (wide.abs().amax(1) > 2.0**500).numpy()  # squares may overflow float64
     shrunk = wide * torch.from_numpy(np.where(huge, 2.0**-600, 1.0))[:, None]
     norms = torch.linalg.vector_norm(shrunk, dim=1).numpy()
-    return np.where(huge, norms * 2.0**540, norms), np.where(huge, 60, 0).astype(np.int32)
+    return np.where(huge, norms * 2.0**536, norms), np.where(huge, 64, 0).astype(np.int32)

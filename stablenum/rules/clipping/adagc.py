@@ -10,7 +10,7 @@ from stablenum.formats import FLOAT32_MAX
 from stablenum.rules.clipping.common import coefficient, shortening
 from stablenum.rules.windows import OUTLIER_RATIO, is_informative
 from stablenum.settings_checks import check_field
-from stablenum.wide import Wide, choose, shrink
+from stablenum.wide import Wide, choose, recorded, shrink
 
 __all__ = ["AdaGC", "AdaGCState"]
 
@@ -102,9 +102,9 @@ class AdaGC:
         joint = coefficient(total, self.max_norm, xp=xp)
         limit = at_most(self.clip_ratio * state.gamma, FLOAT32_MAX, xp=xp)
         factor = choose(warm, shortening(norms, limit, xp=xp), joint, xp=xp)
-        counts = applied & is_informative(norms.value, xp=xp)
-        clipped = shrink(norms, factor, xp=xp).value
-        return factor, self._observe(state, norms.value, clipped, warm, counts, xp=xp)
+        norm, clipped = recorded(norms, xp=xp), recorded(shrink(norms, factor, xp=xp), xp=xp)
+        counts = applied & is_informative(norm, xp=xp)
+        return factor, self._observe(state, norm, clipped, warm, counts, xp=xp)
 
     def _observe(
         self, state: AdaGCState, norms: Array, clipped: Array, warm: Array, counts: Array, *, xp: Namespace

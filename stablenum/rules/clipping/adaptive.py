@@ -11,7 +11,7 @@ from stablenum.arrays import at_least
 from stablenum.errors import bad_field
 from stablenum.rules.clipping.common import Stateless, no_change
 from stablenum.settings_checks import check_choice, check_field
-from stablenum.wide import Wide, choose, quotient
+from stablenum.wide import Wide, choose, quotient, recorded
 
 __all__ = ["AdaptiveGradClip", "OutputAxis"]
 
@@ -128,6 +128,6 @@ class AdaptiveGradClip(Stateless):
         """Return the (u,) factors on the units, from the norms of their gradients and of their
         weights."""
         limit = self.clipping * at_least(weights, self.eps, xp=xp)
-        shrink = xp.isfinite(limit) & xp.isfinite(norms.value) & (norms.value >= limit)
+        shrink = xp.isfinite(limit) & xp.isfinite(norms.value) & (recorded(norms, xp=xp) >= limit)
         factor = quotient(limit, Wide(at_least(norms.value, _DIV_EPS, xp=xp), norms.power), xp=xp)
         return choose(shrink, factor, no_change(factor, xp=xp), xp=xp)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 from stablenum.rules.clipping.common import shortening
 from stablenum.rules.windows import empty_window, is_informative, push, quantile
 from stablenum.settings_checks import check_field
-from stablenum.wide import Wide
+from stablenum.wide import Wide, recorded
 
 __all__ = ["AutoClip", "AutoClipState"]
 
@@ -66,7 +66,8 @@ class AutoClip:
         self, state: AutoClipState, norms: Wide, total: Wide, *, applied: Array, xp: Namespace
     ) -> tuple[Wide, AutoClipState]:
         """Return the () factor for all tensors, and the next state."""
-        window = push(state.norms, total.value, applied & is_informative(total.value, xp=xp), xp=xp)
+        norm = recorded(total, xp=xp)
+        window = push(state.norms, norm, applied & is_informative(norm, xp=xp), xp=xp)
         # The quantile of an empty window (zero gradients from the start) is inf, which clips nothing.
         factor = shortening(total, quantile(window, self.quantile, xp=xp), xp=xp)
         return factor, AutoClipState(window)

@@ -6,10 +6,11 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from stablenum.arrays import at_least
 from stablenum.formats import FLOAT32_TINY
 from stablenum.rules.clipping.adaptive import AdaptiveGradClip
 from stablenum.rules.clipping.common import no_change
-from stablenum.wide import Wide, fold, join, multiply, shrink
+from stablenum.wide import Wide, join, lower, multiply, shrink
 
 __all__ = ["Clipped", "FlatUnits", "Units", "clip_in_order"]
 
@@ -141,8 +142,8 @@ def clip_in_order(
 
 def _plain(factor: Wide, *, xp: Namespace) -> Array:
     """Return the factor as float32, at least its smallest normal number."""
-    value, power = fold(factor, xp=xp)
-    return value if power is None else xp.where(power < 0, xp.full_like(value, FLOAT32_TINY), value)
+    value = factor.value if factor.power is None else lower(factor.value, factor.power, xp=xp)
+    return at_least(value, FLOAT32_TINY, xp=xp)
 
 
 def _left_of_units(norms: Wide, units: FlatUnits, factors: Wide, *, xp: Namespace) -> Wide:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 from stablenum.arrays import at_most
-from stablenum.wide import Wide, choose, quotient
+from stablenum.wide import Wide, choose, exceeds, quotient
 
 __all__ = ["Stateless", "coefficient", "no_change", "shortening"]
 
@@ -28,7 +28,7 @@ def shortening(norm: Wide, limit: Array, *, xp: Namespace) -> Wide:
 
     The formula omits torch's 1e-6, which would be far too large for norms, and hence limits, of about 1e-8.
     """
-    above = xp.isfinite(norm.value) & (norm.value > limit)
+    above = exceeds(norm, limit, xp=xp)
     one = no_change(norm, xp=xp)
     return choose(above, quotient(limit, choose(above, norm, one, xp=xp), xp=xp), one, xp=xp)
 

@@ -11,7 +11,7 @@ from stablenum.formats import FLOAT32_MAX
 from stablenum.rules.clipping.common import shortening
 from stablenum.rules.windows import empty_window, is_informative, mean_and_std, push, without_outliers
 from stablenum.settings_checks import check_field
-from stablenum.wide import Wide
+from stablenum.wide import Wide, recorded
 
 __all__ = ["ZClip", "ZClipState"]
 
@@ -96,12 +96,13 @@ class ZClip:
     ) -> tuple[Wide, ZClipState]:
         """Return the () factor for all tensors, and the next state."""
         warm = state.seen >= self.warmup_steps
-        limit = self._limit(state, total.value, xp=xp)
+        norm = recorded(total, xp=xp)
+        limit = self._limit(state, norm, xp=xp)
         limit = xp.where(warm, limit, xp.full_like(limit, math.inf))
         bound = limit if self.max_norm is None else at_most(limit, self.max_norm, xp=xp)
         factor = shortening(total, bound, xp=xp)
-        counts = applied & is_informative(total.value, xp=xp)
-        return factor, self._observe(state, xp.minimum(total.value, limit), warm, counts, xp=xp)
+        counts = applied & is_informative(norm, xp=xp)
+        return factor, self._observe(state, xp.minimum(norm, limit), warm, counts, xp=xp)
 
     def _limit(self, state: ZClipState, norm: Array, *, xp: Namespace) -> Array:
         """Return n* where z is above the threshold, otherwise inf."""
