@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import GuardState, init_guard
+from stablenum.guard.readout import Metrics, metrics
 from stablenum.guard.restored import follow_config, learning_rules
 from stablenum.guard.statedict import StatisticsNotLoadedWarning, state_from_dict, state_to_dict
 from stablenum.interrupts import finish
@@ -28,7 +29,7 @@ from stablenum_torch._devices.host_decide import HostGuard
 from stablenum_torch._devices.ranks import several_ranks
 from stablenum_torch._devices.state import copy_into, moved_to
 from stablenum_torch._devices.uncompiled import uncompiled
-from stablenum_torch._devices.waits import HaltWatch, LevelWatch, SkipWatch
+from stablenum_torch._devices.waits import HaltWatch, LevelWatch, StepWatch
 from stablenum_torch._step.apply import multiply_gradients
 from stablenum_torch._step.buffers import KeptBuffers
 from stablenum_torch._step.checks import check_can_unscale, check_parameters, check_rules, check_unscaled
@@ -83,7 +84,7 @@ class Guard:
             state = init_guard(config, len(params), xp=torch_namespace, device=params[0].device)
         self.state = state
         self._host: HostGuard | None = None  # created by the first step that needs one
-        self._halted, self._level, self._skips = HaltWatch(), LevelWatch(), SkipWatch()
+        self._halted, self._level, self._watch = HaltWatch(), LevelWatch(), StepWatch()
         self.loss: Tensor | None = None
         self.found_inf: Tensor | None = None
         self.left_out = False
@@ -100,6 +101,7 @@ class Guard:
         check_can_unscale(params, self.scaled, self.found_inf is not None)
         norms = gradient_norms_without_wait(params, self.state.step.device, self.process_group)
         self.found_inf = torch.logical_not(torch.isfinite(norms.sum()))
+        self._watch.by_hand = True
         multiply_gradients(params, 1.0 / self.state.loss_scale.scale)
 
     def step(self) -> None:
@@ -143,7 +145,7 @@ class Guard:
             commit = functools.partial(self._commit, write)
             step_on_device(self.optimizer, self.config, self.state, *arguments, commit)
         if not torch.compiler.is_compiling():  # in a compiled step it would break the graph
-            self._skips.after_step(self.state, self.parameters.names, decided_on_host=on_host)
+            self._watch.after_step(self.state, self.parameters.names, decided_on_host=on_host)
         if self.config.skip_limit is not None:
             self._raise_if_halted()
 
@@ -170,6 +172,12 @@ class Guard:
     def _raise_if_halted(self) -> None:
         # A compiled step breaks its graph here: only the host can raise.
         self._halted.after_step(self.state, self.parameters.names, self.config)
+
+    def last(self) -> Metrics:
+        """Return the last step. The host waits for the device."""
+        last = metrics(self.state, self.parameters.names())
+        self._watch.after_read(self.state, last)
+        return last
 
     def level(self) -> int:
         """Return the level of the next step, as far as the host knows: how many formats wider than the first

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from stablenum.errors import bad_field, bad_type
 from stablenum.guard.config import GuardConfig, Settings, make_config
 from stablenum.guard.decide import GuardState
-from stablenum.guard.readout import Metrics, StepRecord, history, metrics
+from stablenum.guard.readout import Metrics, StepRecord, history
 from stablenum.precision.policy import Policy
 from stablenum.settings_checks import check_callable
 from stablenum_torch._devices.generators import RngState
@@ -470,7 +470,7 @@ class GuardedOptimizer(Optimizer):
     def last(self) -> Metrics:
         """The last step: applied, reason, grad_norm, loss_scale (the one it ran with), clip_coefficient,
         skipped_total, skipped_in_a_row, worst, step, loss. Reading it waits for the device."""
-        return metrics(self._guard.state, self.parameter_names())
+        return self._guard.last()
 
     def history(self) -> list[StepRecord]:
         """Return the last 128 steps, oldest first, each as in :attr:`last` without the counters."""
