@@ -1,6 +1,7 @@
 """Log messages about other code that clips gradients before the guard sees them.
 
-Nothing is measured for this: such clipping shows in the norms that the guard records anyway.
+Clipping by norm shows in the norms that the guard records anyway. Clipping by value shows in the largest
+elements, which an adapter measures if it knows that the gradients were changed.
 """
 
 from __future__ import annotations
@@ -107,6 +108,30 @@ class ClipLog:
         if message is not None:
             self._quiet_until = 10 * step
             _logger.warning(message)
+
+    def after_change(self, largest: float, reached: int, loss_scale: float) -> None:
+        """Log a warning if a change of scaled gradients by other code was clipping by value.
+
+        It was if at least two elements have the largest size, which is a number of two digits at most and
+        far smaller than the loss scale. Averaging, masking or reducing gradients leaves no such elements.
+
+        Args:
+            largest: the largest size of an element of the gradients, still multiplied by the loss scale.
+            reached: how many elements have this size.
+            loss_scale: the loss scale.
+        """
+        far_below = 0 < largest <= _FAR_BELOW * loss_scale
+        if reached < 2 or not far_below or not _is_short(largest):
+            return
+        bound = float(f"{largest:.2g}")
+        _logger.warning(
+            f"{reached} elements of the gradients came to the guard with the size {bound:g}, and none with a "
+            "larger one: other code clips them by value between the backward pass and the step, while they "
+            f"are still multiplied by the loss scale {loss_scale:g}. Divided by it, none is above "
+            f"{largest / loss_scale:.2e}, which hardly moves the weights; and an inf becomes a finite "
+            "number, so that its step is not skipped. Leave the other clipping out and give the guard "
+            f"clip=ClipByValue({bound:g}); or call opt.unscale_() first."
+        )
 
 
 def _comparing(state: GuardState) -> list[str]:

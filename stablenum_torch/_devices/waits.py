@@ -144,8 +144,31 @@ class StepWatch:
     def __init__(self) -> None:
         self.by_hand = False
         self._skips, self._clips = SkipLog(), ClipLog()
-        self._read = BackgroundRead()
+        self._read, self._read_elements = BackgroundRead(), BackgroundRead()
         self._steps = self._seen = 0
+        self._look_closer = _FIRST_LOOK
+
+    def looks_closer(self) -> bool:
+        """Return whether the step in progress is one of the few whose gradients are looked at if other code
+        has changed them."""
+        return not self.by_hand and self._steps + 1 >= self._look_closer and not capturing()
+
+    def looked_closer(self, elements: Tensor | None) -> None:
+        """Log a warning if other code clipped elements.
+
+        Args:
+            elements: (3,) float64: the largest size of an element, how many have it, and the loss scale; None
+                if no other code has changed the gradients.
+        """
+        self._look_closer = 10 * (self._steps + 1)
+        if elements is not None and _on_cuda(elements):
+            self._read_elements.begin(elements)
+        elif elements is not None and elements.is_cpu:
+            self._log_elements(elements)
+
+    def _log_elements(self, elements: Tensor) -> None:
+        largest, reached, scale = elements.tolist()
+        self._clips.after_change(largest, int(reached), scale)
 
     def after_step(
         self, state: GuardState, names: Callable[[], Sequence[str]], *, decided_on_host: bool
@@ -175,6 +198,8 @@ class StepWatch:
             self._clips.after_step(step, state)
 
     def _arrived(self, state: GuardState) -> GuardState | None:
+        for elements in self._read_elements.result() or ():
+            self._log_elements(elements)
         copies = self._read.result()
         if self._steps % _WATCHED == 0:
             self._read.begin(*(getattr(state, name) for name in _COUNTERS), *state.recorder)
@@ -185,4 +210,5 @@ class StepWatch:
 
 
 _WATCHED = 16  # every so many steps
+_FIRST_LOOK = 3  # then at ten times as many steps, and so on
 _COUNTERS = ("step", "skipped_total", "skipped_in_a_row")

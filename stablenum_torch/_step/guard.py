@@ -32,6 +32,7 @@ from stablenum_torch._devices.uncompiled import uncompiled
 from stablenum_torch._devices.waits import HaltWatch, LevelWatch, StepWatch
 from stablenum_torch._step.apply import multiply_gradients
 from stablenum_torch._step.buffers import KeptBuffers
+from stablenum_torch._step.changed import Versions, largest_elements, versions
 from stablenum_torch._step.checks import check_can_unscale, check_parameters, check_rules, check_unscaled
 from stablenum_torch._step.measure import gradient_norms_without_wait
 from stablenum_torch._step.observe import Noted
@@ -60,6 +61,8 @@ class Guard:
             because torch.compile does not see a value that was assigned to an attribute of an optimizer.
         found_inf: () bool, whether a gradient was not finite when ``unscale`` was called for this step; None
             if it was not called.
+        versions: what the gradients were at the end of the backward pass, in the few steps in which changes
+            by other code are looked at; otherwise None.
         left_out: whether the optimizer's state was loaded last from a dict without the guard's.
         scaled: whether the gradients may be those of a scaled loss: one has been scaled since the last step,
             or the gradients are older than the guard.
@@ -87,6 +90,7 @@ class Guard:
         self._halted, self._level, self._watch = HaltWatch(), LevelWatch(), StepWatch()
         self.loss: Tensor | None = None
         self.found_inf: Tensor | None = None
+        self.versions: Versions | None = None
         self.left_out = False
         self.scaled = any(p.grad is not None for p in params)
 
@@ -103,6 +107,21 @@ class Guard:
         self.found_inf = torch.logical_not(torch.isfinite(norms.sum()))
         self._watch.by_hand = True
         multiply_gradients(params, 1.0 / self.state.loss_scale.scale)
+
+    def after_backward(self) -> None:
+        """Remember which gradients there are, if this step is one in which changes to them are looked at."""
+        compiling = torch.compiler.is_compiling()
+        if self.config.loss_scale is not None and not compiling and self._watch.looks_closer():
+            self.versions = versions(self.parameters.now())
+
+    def _look_closer(self, params: Sequence[Tensor]) -> None:
+        """Look at gradients that other code has changed while they are multiplied by the loss scale."""
+        before, self.versions = self.versions, None
+        if before is None or self.found_inf is not None:
+            return
+        changed, scale = versions(params) != before, self.state.loss_scale.scale
+        elements = largest_elements(params, scale.device) if changed else None
+        self._watch.looked_closer(None if elements is None else torch.cat([elements, scale[None].double()]))
 
     def step(self) -> None:
         """Step the optimizer as the core decides, and bring the state up to date.
@@ -127,6 +146,8 @@ class Guard:
             check_unscaled(params)
         if self.state.step.device != params[0].device:  # the model was moved after it was wrapped
             self.state = moved_to(self.state, params[0].device)
+        if self.versions is not None and not torch.compiler.is_compiling():
+            self._look_closer(params)
         # Each rank has its own loss, and only the gradients are the same on all ranks, so one bad loss would
         # make the ranks disagree.
         noted = Noted(None if ranks else self.loss, self.found_inf)

@@ -242,7 +242,7 @@ class GuardedOptimizer(Optimizer):
         To drop a batch after :meth:`scale`, call this method, not the model's: the loss of that batch would
         otherwise count in the next step.
         """
-        self._guard.loss = self._guard.found_inf = None
+        self._guard.loss = self._guard.found_inf = self._guard.versions = None
         self.inner.zero_grad(*args, **kwargs)
         self._cleared = _generators()
 
@@ -293,6 +293,7 @@ class GuardedOptimizer(Optimizer):
                 "(computed under torch.no_grad(), detached, or made from a number?)."
             )
         self.scale(loss).backward(**kwargs)
+        self._guard.after_backward()
 
     def unscale_(self) -> None:
         """Divide the gradients by the loss scale in place: call it before looking at them or changing them.

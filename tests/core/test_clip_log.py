@@ -192,3 +192,22 @@ def test_skipped_steps_are_no_evidence():
     assert ceiling(rows[:-1]) is None
     assert ceiling([*rows, row(1.1 / 1024)]) is None
     assert ceiling([]) is None
+
+
+@pytest.mark.parametrize(
+    ("largest", "reached", "scale", "logged"),
+    [
+        (1.0, 2, 1024.0, True),
+        (0.5, 10**9, 65536.0, True),
+        (1.0, 1, 1024.0, False),  # one element may have any size
+        (1.234, 2, 1024.0, False),
+        (1.0, 2, 8.0, False),
+        (0.0, 100, 1024.0, False),
+        (math.inf, 100, 1024.0, False),
+        (math.nan, 0, 1024.0, False),
+    ],
+)
+def test_elements_that_share_a_largest_size_are_a_sign_of_clipping(caplog, largest, reached, scale, logged):
+    ClipLog().after_change(largest, reached, scale)
+    assert len(caplog.records) == logged
+    assert not logged or f"clip=ClipByValue({largest:g})" in caplog.messages[0]

@@ -91,3 +91,63 @@ def test_clipping_by_norm_hides_nothing_and_by_value_an_inf(name, bad):
     clip([w], 1.0)
     opt.step()
     assert opt.last["applied"] is not (is_seen or bad != torch.inf)
+
+
+@pytest.mark.parametrize("scale", ["dynamic", 1024.0])
+@pytest.mark.parametrize("bound", [1.0, 0.1])
+def test_clipping_of_scaled_gradients_by_value_is_logged(caplog, scale, bound):
+    clip = torch.nn.utils.clip_grad_value_
+    opt, moved = train(loss_scale=scale, clip=lambda params, _: clip(params, bound))
+    assert moved < 2e-4
+    (message,) = messages(caplog)
+    assert f"elements of the gradients came to the guard with the size {bound:g}, and none" in message
+    assert f"multiplied by the loss scale {opt.loss_scale:g}. " in message
+    assert f"clip=ClipByValue({bound:g}); or call opt.unscale_() first." in message
+
+
+def test_clipping_by_value_after_unscale_is_not_logged(caplog):
+    _, moved = train(loss_scale="dynamic", unscale=True, clip=torch.nn.utils.clip_grad_value_)
+    assert moved > 0.05
+    assert not messages(caplog)
+
+
+def _halved(params, _):
+    for p in params:
+        p.grad /= 2
+
+
+def _masked(params, _):
+    for p in params:
+        p.grad[:1] = 0
+
+
+def _replaced(params, _):
+    for p in params:
+        p.grad = p.grad.clone()
+
+
+@pytest.mark.parametrize("change", [_halved, _masked, _replaced])
+def test_changes_that_suit_scaled_gradients_are_not_logged(caplog, change):
+    train(loss_scale=1024.0, clip=change, steps=40)
+    assert not messages(caplog)
+
+
+@pytest.mark.parametrize(
+    "loss", [lambda w: w.sum() / 1024, lambda w: (w - 0.5).abs().mean(), lambda w: 0 * w.sum()]
+)
+def test_gradients_of_equal_elements_are_not_logged(caplog, loss):
+    w = torch.nn.Parameter(torch.linspace(0, 1, 1024))
+    opt = st.wrap(torch.optim.SGD([w], lr=1.0), loss_scale=1024.0)
+    for _ in range(40):
+        opt.zero_grad()
+        opt.backward(loss(w))
+        opt.step()
+    assert not messages(caplog)
+
+
+def test_few_steps_are_looked_at_closely(monkeypatch):
+    seen = []
+    kept = "stablenum_torch._step.guard.largest_elements"
+    monkeypatch.setattr(kept, lambda params, device: seen.append(len(params)) or torch.zeros(2).double())
+    train(400, loss_scale=1024.0, clip=torch.nn.utils.clip_grad_norm_)
+    assert len(seen) == 3  # in steps 3, 30 and 300
