@@ -100,16 +100,16 @@ def _unit(gradient: np.ndarray) -> np.ndarray:
 
 
 SOUND = {
-    "a training": batches(600),
-    "a linear loss": _constant(600),
-    "the mean of 2^20 weights": [np.full(1, 2.0**-10, np.float32)] * 600,
-    "the mean of 2^32 weights": [np.full(1, 2.0**-16, np.float32)] * 600,
-    "zeros": [np.zeros(3, np.float32)] * 600,
-    "a loss whose gradient is of length 1": [_unit(g) for g in batches(600)],
-    "a gradient normalized in the model": [_unit(g) / 8 for g in batches(600)],
-    "signs": [np.sign(g) for g in batches(600, size=100)],
-    "a run that stands still": batches(20) + _constant(600),
-    "nothing finite": [np.full(3, math.nan, np.float32)] * 600,
+    "a training": batches(300),
+    "a linear loss": _constant(300),
+    "the mean of 2^20 weights": [np.full(1, 2.0**-10, np.float32)] * 300,
+    "the mean of 2^32 weights": [np.full(1, 2.0**-16, np.float32)] * 300,
+    "zeros": [np.zeros(3, np.float32)] * 300,
+    "a loss whose gradient is of length 1": [_unit(g) for g in batches(300)],
+    "a gradient normalized in the model": [_unit(g) / 8 for g in batches(300)],
+    "signs": [np.sign(g) for g in batches(300, size=100)],
+    "a run that stands still": batches(20) + _constant(300),
+    "nothing finite": [np.full(3, math.nan, np.float32)] * 300,
 }
 
 
