@@ -11,6 +11,7 @@ import numpy as np
 
 import stablenum
 from stablenum.guard import halting, readout, statedict
+from stablenum.guard.clip_log import ClipLog
 from stablenum.guard.reasons import APPLIED, Reason
 from stablenum.guard.recorder import NO_LOSS
 from stablenum.guard.skip_log import SkipLog
@@ -27,7 +28,7 @@ __all__ = [
     "unless_skipped",
 ]
 
-_skips = SkipLog()
+_skips, _clips = SkipLog(), ClipLog()
 
 PyTree: TypeAlias = Any
 
@@ -58,9 +59,9 @@ def metrics(opt_state: PyTree, *, raise_if_halted: bool = True) -> stablenum.Met
     (NaN if it was not given). Before the first step ``applied`` is False, ``reason`` NO_STEP_YET.
 
     On the host these are plain Python values, and reading them waits for the device. A run of skipped steps
-    is logged then (logger ``"stablenum"``): a jitted step itself can neither log nor raise. In a trace
-    (jit, scan) they are arrays, ``worst`` and ``reason`` as () int32, so that they can be logged
-    from inside.
+    is logged then (logger ``"stablenum"``), and so is clipping in front of the guard: a jitted step itself
+    can neither log nor raise. In a trace (jit, scan) they are arrays, ``worst`` and ``reason`` as () int32,
+    so that they can be logged from inside.
 
     Args:
         opt_state: a pytree with one guard's state in it.
@@ -88,6 +89,7 @@ def metrics(opt_state: PyTree, *, raise_if_halted: bool = True) -> stablenum.Met
         halting.check_halted(state, names)
     last = readout.metrics(state, names)
     _skips.after_step(last["skipped_in_a_row"], int(state.step), lambda: last)
+    _clips.after_step(int(state.step), state)
     return last
 
 

@@ -7,14 +7,15 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from stablenum.guard.clip_log import ClipLog
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import GuardState
 from stablenum.guard.halting import check_halted
-from stablenum.guard.readout import metrics
+from stablenum.guard.readout import Metrics, metrics
 from stablenum.guard.recorder import Recorder
 from stablenum.guard.skip_log import SkipLog
 
-__all__ = ["BackgroundRead", "HaltWatch", "LevelWatch", "SkipWatch", "capturing", "wait_for_bool"]
+__all__ = ["BackgroundRead", "HaltWatch", "LevelWatch", "StepWatch", "capturing", "wait_for_bool"]
 
 
 def capturing() -> bool:
@@ -129,31 +130,77 @@ class HaltWatch:
             self._read = BackgroundRead()
 
 
-class SkipWatch:
-    """Logs that steps are skipped in a row, without waiting in any step.
+class StepWatch:
+    """Logs that steps are skipped in a row, or clipped by other code, without waiting in any step.
 
-    On CUDA the state is copied in the background every 16 steps, so the message comes some steps late. Steps
-    on other accelerators are not watched, because there is no copy in the background.
+    On CUDA the state is copied in the background every 16 steps, so the message comes some steps late. For
+    steps on other accelerators, without a copy in the background, and for compiled steps, whose graph it
+    would break, the message comes when the user reads the state.
+
+    Attributes:
+        by_hand: whether gradients were unscaled for the user, who then clips them where that is sound.
     """
 
     def __init__(self) -> None:
-        self._log = SkipLog()
-        self._read = BackgroundRead()
-        self._steps = 0
+        self.by_hand = False
+        self._skips, self._clips = SkipLog(), ClipLog()
+        self._read, self._read_elements = BackgroundRead(), BackgroundRead()
+        self._steps = self._seen = 0
+        self._look_closer = _FIRST_LOOK
+
+    def looks_closer(self) -> bool:
+        """Return whether the step in progress is one of the few whose gradients are looked at if other code
+        has changed them."""
+        return not self.by_hand and self._steps + 1 >= self._look_closer and not capturing()
+
+    def looked_closer(self, elements: Tensor | None) -> None:
+        """Log a warning if other code clipped elements.
+
+        Args:
+            elements: (3,) float64: the largest size of an element, how many have it, and the loss scale; None
+                if no other code has changed the gradients.
+        """
+        self._look_closer = 10 * (self._steps + 1)
+        if elements is not None and _on_cuda(elements):
+            self._read_elements.begin(elements)
+        elif elements is not None and elements.is_cpu:
+            self._log_elements(elements)
+
+    def _log_elements(self, elements: Tensor) -> None:
+        largest, reached, scale = elements.tolist()
+        self._clips.after_change(largest, int(reached), scale)
 
     def after_step(
         self, state: GuardState, names: Callable[[], Sequence[str]], *, decided_on_host: bool
     ) -> None:
-        """Log a warning if one is due."""
-        seen = state if decided_on_host else self._arrived(state) if _on_cuda(state.step) else None
+        """Log a warning if one is due, after a step that is not compiled."""
+        if not (decided_on_host or _on_cuda(state.step)):
+            return
+        self._steps += 1
+        seen = state if decided_on_host else self._arrived(state)
         if seen is not None:
             # NumPy reads a number without an operation of torch.
             counts = int(seen.skipped_in_a_row.numpy()), int(seen.step.numpy())
-            self._log.after_step(*counts, lambda: metrics(seen, names()))
+            self._log(seen, *counts, lambda: metrics(seen, names()))
+
+    def after_read(self, state: GuardState, last: Metrics) -> None:
+        """Log a warning if one is due, now that the user has waited for ``state``."""
+        step = last["step"] + 1
+        # A copy that is under way to the host would look like another run if it came after this state.
+        seen = self._steps > 0 if _on_cuda(state.step) else step == self._seen
+        if not seen and not torch.compiler.is_compiling():
+            self._log(state, last["skipped_in_a_row"], step, lambda: last)
+
+    def _log(self, state: GuardState, in_a_row: int, step: int, last: Callable[[], Metrics]) -> None:
+        self._seen = step
+        self._skips.after_step(in_a_row, step, last)
+        if not self.by_hand:
+            self._clips.after_step(step, state)
 
     def _arrived(self, state: GuardState) -> GuardState | None:
+        for elements in self._read_elements.result() or ():
+            self._log_elements(elements)
         copies = self._read.result()
-        self._steps += 1
         if self._steps % _WATCHED == 0:
             self._read.begin(*(getattr(state, name) for name in _COUNTERS), *state.recorder)
         if copies is None:
@@ -163,4 +210,5 @@ class SkipWatch:
 
 
 _WATCHED = 16  # every so many steps
+_FIRST_LOOK = 3  # then at ten times as many steps, and so on
 _COUNTERS = ("step", "skipped_total", "skipped_in_a_row")

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import GuardState, init_guard
+from stablenum.guard.readout import Metrics, metrics
 from stablenum.guard.restored import follow_config, learning_rules
 from stablenum.guard.statedict import StatisticsNotLoadedWarning, state_from_dict, state_to_dict
 from stablenum.interrupts import finish
@@ -28,9 +29,10 @@ from stablenum_torch._devices.host_decide import HostGuard
 from stablenum_torch._devices.ranks import several_ranks
 from stablenum_torch._devices.state import copy_into, moved_to
 from stablenum_torch._devices.uncompiled import uncompiled
-from stablenum_torch._devices.waits import HaltWatch, LevelWatch, SkipWatch
+from stablenum_torch._devices.waits import HaltWatch, LevelWatch, StepWatch
 from stablenum_torch._step.apply import multiply_gradients
 from stablenum_torch._step.buffers import KeptBuffers
+from stablenum_torch._step.changed import Versions, largest_elements, versions
 from stablenum_torch._step.checks import check_can_unscale, check_parameters, check_rules, check_unscaled
 from stablenum_torch._step.measure import gradient_norms_without_wait
 from stablenum_torch._step.observe import Noted
@@ -59,6 +61,8 @@ class Guard:
             because torch.compile does not see a value that was assigned to an attribute of an optimizer.
         found_inf: () bool, whether a gradient was not finite when ``unscale`` was called for this step; None
             if it was not called.
+        versions: what the gradients were at the end of the backward pass, in the few steps in which changes
+            by other code are looked at; otherwise None.
         left_out: whether the optimizer's state was loaded last from a dict without the guard's.
         scaled: whether the gradients may be those of a scaled loss: one has been scaled since the last step,
             or the gradients are older than the guard.
@@ -83,9 +87,10 @@ class Guard:
             state = init_guard(config, len(params), xp=torch_namespace, device=params[0].device)
         self.state = state
         self._host: HostGuard | None = None  # created by the first step that needs one
-        self._halted, self._level, self._skips = HaltWatch(), LevelWatch(), SkipWatch()
+        self._halted, self._level, self._watch = HaltWatch(), LevelWatch(), StepWatch()
         self.loss: Tensor | None = None
         self.found_inf: Tensor | None = None
+        self.versions: Versions | None = None
         self.left_out = False
         self.scaled = any(p.grad is not None for p in params)
 
@@ -100,7 +105,23 @@ class Guard:
         check_can_unscale(params, self.scaled, self.found_inf is not None)
         norms = gradient_norms_without_wait(params, self.state.step.device, self.process_group)
         self.found_inf = torch.logical_not(torch.isfinite(norms.sum()))
+        self._watch.by_hand = True
         multiply_gradients(params, 1.0 / self.state.loss_scale.scale)
+
+    def after_backward(self) -> None:
+        """Remember which gradients there are, if this step is one in which changes to them are looked at."""
+        compiling = torch.compiler.is_compiling()
+        if self.config.loss_scale is not None and not compiling and self._watch.looks_closer():
+            self.versions = versions(self.parameters.now())
+
+    def _look_closer(self, params: Sequence[Tensor]) -> None:
+        """Look at gradients that other code has changed while they are multiplied by the loss scale."""
+        before, self.versions = self.versions, None
+        if before is None or self.found_inf is not None:
+            return
+        changed, scale = versions(params) != before, self.state.loss_scale.scale
+        elements = largest_elements(params, scale.device) if changed else None
+        self._watch.looked_closer(None if elements is None else torch.cat([elements, scale[None].double()]))
 
     def step(self) -> None:
         """Step the optimizer as the core decides, and bring the state up to date.
@@ -125,6 +146,8 @@ class Guard:
             check_unscaled(params)
         if self.state.step.device != params[0].device:  # the model was moved after it was wrapped
             self.state = moved_to(self.state, params[0].device)
+        if self.versions is not None and not torch.compiler.is_compiling():
+            self._look_closer(params)
         # Each rank has its own loss, and only the gradients are the same on all ranks, so one bad loss would
         # make the ranks disagree.
         noted = Noted(None if ranks else self.loss, self.found_inf)
@@ -143,7 +166,7 @@ class Guard:
             commit = functools.partial(self._commit, write)
             step_on_device(self.optimizer, self.config, self.state, *arguments, commit)
         if not torch.compiler.is_compiling():  # in a compiled step it would break the graph
-            self._skips.after_step(self.state, self.parameters.names, decided_on_host=on_host)
+            self._watch.after_step(self.state, self.parameters.names, decided_on_host=on_host)
         if self.config.skip_limit is not None:
             self._raise_if_halted()
 
@@ -170,6 +193,12 @@ class Guard:
     def _raise_if_halted(self) -> None:
         # A compiled step breaks its graph here: only the host can raise.
         self._halted.after_step(self.state, self.parameters.names, self.config)
+
+    def last(self) -> Metrics:
+        """Return the last step. The host waits for the device."""
+        last = metrics(self.state, self.parameters.names())
+        self._watch.after_read(self.state, last)
+        return last
 
     def level(self) -> int:
         """Return the level of the next step, as far as the host knows: how many formats wider than the first

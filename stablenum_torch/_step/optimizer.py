@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from stablenum.errors import bad_field, bad_type
 from stablenum.guard.config import GuardConfig, Settings, make_config
 from stablenum.guard.decide import GuardState
-from stablenum.guard.readout import Metrics, StepRecord, history, metrics
+from stablenum.guard.readout import Metrics, StepRecord, history
 from stablenum.precision.policy import Policy
 from stablenum.settings_checks import check_callable
 from stablenum_torch._devices.generators import RngState
@@ -242,7 +242,7 @@ class GuardedOptimizer(Optimizer):
         To drop a batch after :meth:`scale`, call this method, not the model's: the loss of that batch would
         otherwise count in the next step.
         """
-        self._guard.loss = self._guard.found_inf = None
+        self._guard.loss = self._guard.found_inf = self._guard.versions = None
         self.inner.zero_grad(*args, **kwargs)
         self._cleared = _generators()
 
@@ -293,6 +293,7 @@ class GuardedOptimizer(Optimizer):
                 "(computed under torch.no_grad(), detached, or made from a number?)."
             )
         self.scale(loss).backward(**kwargs)
+        self._guard.after_backward()
 
     def unscale_(self) -> None:
         """Divide the gradients by the loss scale in place: call it before looking at them or changing them.
@@ -470,7 +471,7 @@ class GuardedOptimizer(Optimizer):
     def last(self) -> Metrics:
         """The last step: applied, reason, grad_norm, loss_scale (the one it ran with), clip_coefficient,
         skipped_total, skipped_in_a_row, worst, step, loss. Reading it waits for the device."""
-        return metrics(self._guard.state, self.parameter_names())
+        return self._guard.last()
 
     def history(self) -> list[StepRecord]:
         """Return the last 128 steps, oldest first, each as in :attr:`last` without the counters."""

@@ -202,6 +202,26 @@ def test_skips_are_logged_without_a_wait_some_steps_later(
     assert all("First bad parameter: w " in record.getMessage() for record in caplog.records)
 
 
+def test_clipping_by_value_is_logged_without_a_wait_some_steps_later(
+    asked_devices: list[torch.device], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(waits, "_on_cuda", lambda tensor: True)
+    w = torch.nn.Parameter(torch.ones(2))
+    opt = st.wrap(torch.optim.SGD([w], lr=0.1), loss_scale=1024.0)
+    seen = []
+    for step in range(12):
+        opt.zero_grad()
+        opt.backward((w * w).sum())
+        torch.nn.utils.clip_grad_value_([w], 1.0)
+        with on_device_path():
+            opt.step()
+        FakeEvent.arrived = step == 7
+        seen += [step] * (len(caplog.records) - len(seen))
+    assert seen == [8]
+    assert len(asked_devices) == 1
+    assert "2 elements of the gradients came to the guard with the size 1, " in caplog.text
+
+
 # --------------------------------------------------------------------------- a real capture
 
 STEPS, WARM_UP = 23, 3

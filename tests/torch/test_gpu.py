@@ -164,6 +164,35 @@ def test_skips_are_logged_without_a_wait_on_a_gpu(caplog: pytest.LogCaptureFixtu
     assert "First bad parameter: w " in caplog.text
 
 
+CLIPS = {
+    "norm": (nn.utils.clip_grad_norm_, "with the joint norm 1, "),
+    "value": (nn.utils.clip_grad_value_, "with the size 1, "),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CLIPS)
+def test_clipping_of_scaled_gradients_is_logged_on_a_gpu(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    clip, told = CLIPS[name]
+    w = nn.Parameter(torch.linspace(-2, 2, 64, device="cuda"))
+    opt = st.wrap(torch.optim.SGD([w], lr=0.1, fused=True), loss_scale=1024.0)
+    factors = torch.rand(100, 64, device="cuda")
+
+    def train(steps: int) -> None:
+        for i in range(steps):
+            opt.zero_grad()
+            opt.backward((w.square() * factors[i]).sum())
+            clip([w], 1.0)
+            opt.step()
+
+    train(2)
+    with no_wait("cuda"):
+        train(70)
+    torch.cuda.synchronize()
+    train(1)
+    assert told in caplog.text
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("fused", [False, True])
 def test_clipping_by_hand_after_unscale_equals_gradscaler_on_a_gpu(fused: bool) -> None:
