@@ -82,10 +82,26 @@ class Run:
         for origin in origins:
             kept = self.interpreter.kept.get(origin.step.index) if origin.step else None
             self._fill(origin, kept)
+            self._find_axis(origin)
             if origin.step is not None and again is not None and origin.step.forward is not None and kept:
                 self._fill_users(origin.step, again.kept.get(origin.step.forward), kept)
             found.append((finding_of(self.trace, origin, wide_finite=_wide_finite(kept)), kept))
         return found
+
+    def _find_axis(self, origin: Origin) -> None:
+        """Add the axis to a part of a function over rows that JAX does not call as a whole: that of the first
+        sum or maximum in the same call."""
+        if origin.step is None:
+            return
+        trace, written = self.trace, self.interpreter.written
+        step = origin.step if origin.step.forward is None else trace.steps[origin.step.forward]
+        call = written[step.index].source.call
+        if step.options or not call or not written[step.index].source.inner:
+            return
+        for how in written:
+            if how.source.call == call and how.options:
+                step.options = how.options
+                return
 
     def read_by(self, origin: Origin, again: Interpreter | None) -> Read | None:
         """Return what the user's operation read; None if it was not kept."""
@@ -96,7 +112,11 @@ class Run:
             kept = self.interpreter.kept.get(step.index)
         else:
             kept = None if again is None else again.kept.get(step.forward)
-        return None if kept is None else Read(kept.eqn.primitive.name, kept.inputs)
+        if kept is None:
+            return None
+        if kept.composed is not None and kept.composed.operation == step.operation:
+            return Read(kept.composed.operation, kept.composed.inputs)
+        return Read(kept.eqn.primitive.name, kept.inputs)
 
     def _fill_users(self, step: Step, users: Kept | None, kept: Kept) -> None:
         """Add the statistics of what the user's operation read, of which ``step`` is the derivative."""
@@ -122,9 +142,10 @@ class Run:
                 origin.value.stats = stats_of(data, origin.value.name)
         elif kept is not None:
             ids = (*origin.step.inputs, *origin.step.outputs)
+            made = next((o for o in kept.outputs if any(flags_of(o))), None)
             for index, data in zip(ids, (*kept.inputs, *kept.outputs), strict=True):
                 name = values[index].name if values[index].role != "constant" else ""
-                values[index].stats = stats_of(data, name)
+                values[index].stats = stats_of(data, name, made)
 
 
 def run_eagerly(program: Program, leaves: Sequence[Leaf], scale: float, *, wanted: Iterable[int] = ()) -> Run:
