@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 import torch
 from torch.nn import functional
@@ -291,3 +292,44 @@ def test_an_optimizers_eps_that_is_zero_in_float16_is_named():
 def test_an_eps_that_is_a_number_of_its_format_is_not_called_lost(eps):
     report = in_torch(lambda x: torch.log(x + eps - 1e-3 * (eps > 0)).sum(), leaf(0.0, 1.0))
     assert "whose smallest number" not in words_of(report)
+
+
+# ---------------------------------------------------------------------------------- through an optimizer
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: optax.adam(0.1), "eps_root=1e-8"),
+        (lambda: optax.chain(optax.clip_by_global_norm(1e3), optax.adamw(0.1)), "eps_root=1e-8"),
+        (lambda: optax.rmsprop(0.1, eps_in_sqrt=False), "eps_in_sqrt=True"),
+    ],
+)
+@pytest.mark.parametrize("jitted", [False, True])
+def test_differentiating_through_an_optimizer_of_optax(make, words, jitted):
+    def meta_loss(w):
+        optimizer = make()
+        slope = jax.grad(lambda w: (w * w).sum())(w)
+        updates, _ = optimizer.update(slope, optimizer.init(w), w)
+        return (optax.apply_updates(w, updates) ** 2).sum()
+
+    step = jax.jit(lambda w: w - jax.grad(meta_loss)(w))
+    report = in_jax(step if jitted else meta_loss, jnp.array([0.0, 1.0]))
+    assert report.findings[0].operation == "sqrt", str(report)
+    assert words in report.verdict.remedy, str(report)
+    assert report.verdict.code == ""
+
+
+def test_differentiating_through_an_optimizer_of_torch():
+    rate = leaf(0.1)
+
+    def meta_loss(w):
+        inner = w.clone()
+        optimizer = torch.optim.Adam([inner], lr=rate[0], differentiable=True)
+        inner.grad = (w * 2).clone()
+        optimizer.step()
+        return inner.sum()
+
+    report = in_torch(meta_loss, leaf(0.0, 1.0))
+    assert report.findings[0].operation == "sqrt", str(report)
+    assert "(v + 1e-8).sqrt()" in report.verdict.remedy, str(report)

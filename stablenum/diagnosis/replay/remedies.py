@@ -90,6 +90,30 @@ _AT_THE_CALL = {
 }
 
 
+# Optimizers of optax that take a number to add inside the root of their second moment.
+_EPS_ROOT = ("adam", "adan", "amsgrad", "belief", "radam", "yogi")
+_THROUGH = (
+    "it is differentiated through, and the root of its second moment has an infinite derivative where the moment "
+    "is 0"
+)
+
+
+def _about_optimizer(library: str) -> str:
+    """Return what to do if the root in an optimizer's update is differentiated; "" for another library."""
+    package, _, name = library.rpartition(".")
+    if package == "optax" and name.startswith("scale_by_"):
+        name = name.removeprefix("scale_by_")
+        if name in _EPS_ROOT:
+            return f"{_THROUGH}: make the optimizer with a number inside the root (eps_root=1e-8)"
+        return f"{_THROUGH}: make the optimizer with eps inside the root (eps_in_sqrt=True)"
+    if package == "torch.optim":
+        return (
+            f"{_THROUGH}, which torch's optimizers cannot keep it from: use SGD for the steps that are "
+            "differentiated, or write the update with (v + 1e-8).sqrt()"
+        )
+    return ""
+
+
 def advice_on(
     cause: Cause, finding: Finding | None, *, loss_finite: bool | None = None, tried: str = ""
 ) -> Advice:
@@ -191,6 +215,9 @@ def _without_function(cause: Cause, f: Finding) -> str:
 def _at_the_call(cause: Cause, f: Finding) -> str:
     own = f.own_frame
     where = f"at your call in {own}" if own is not None else "at your call"
+    about = _about_optimizer(f.library) if f.derivative and f.operation in ("sqrt", "rsqrt") else ""
+    if about:
+        return f"the operation is inside {f.library}; {about}"
     if cause in _OVERFLOWS:
         change = "bound what you pass: scale it down, clip it, or call it in float32"
     else:

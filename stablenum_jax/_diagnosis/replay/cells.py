@@ -36,8 +36,8 @@ class Composed:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What the enclosing calls determine: the source, the name stack, the iteration, and the outermost function
-    of many equations."""
+    """What the enclosing calls determine: the source, the name stack, the iteration, the outermost
+    function of many equations."""
 
     source: Source = NOWHERE
     stack: str = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import CodeType
@@ -22,6 +23,7 @@ _LIBRARIES = (
 # Parts of JAX that are made of operations, as a library is.
 _COMPOSED = ("/jax/_src/scipy/stats/", "/jax/_src/random", "/jax/example_libraries/")
 _REPLAY = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_OWN = os.path.dirname(os.path.dirname(_REPLAY[:-1])) + os.sep  # this package
 # Frames below these belong to the rule of a derivative, not to the differentiated call.
 _DIFFERENTIATION = ("/interpreters/ad.py", "/interpreters/batching.py", "/interpreters/backward_pass.py")
 # Frames of JAX itself between a call and what it calls.
@@ -82,13 +84,20 @@ def source_of(traceback: Any) -> Source:
         call=call,
         functions=tuple(_name(code) for code, _ in inner),
         inner=tuple((id(code), offset) for code, offset in inner),
-        library=_library(inner[0][0]) if inner and frames else "",
+        library=_library([code for code, _ in inner]) if frames else "",
     )
 
 
-def _library(code: CodeType) -> str:
+def _library(codes: Sequence[CodeType]) -> str:
     """Return the name of a library's function that no function of ours replaces; "" for JAX's operations."""
+    code = next((c for c in codes if not c.co_filename.startswith(_OWN)), None)  # not the watch's
+    if code is None:
+        return ""
     package = package_of(code.co_filename)
+    for inner in codes if package == "optax" else ():
+        made_by = _name(inner).partition(".")[0]
+        if made_by.startswith("scale_by_"):
+            return f"optax.{made_by}"
     elementary = package == "jax" and not any(part in code.co_filename for part in _COMPOSED)
     if package in ("", "jaxlib", "numpy", "stablenum_jax") or elementary or function_name([_name(code)]):
         return ""
