@@ -333,3 +333,44 @@ def test_differentiating_through_an_optimizer_of_torch():
     report = in_torch(meta_loss, leaf(0.0, 1.0))
     assert report.findings[0].operation == "sqrt", str(report)
     assert "(v + 1e-8).sqrt()" in report.verdict.remedy, str(report)
+
+
+# ---------------------------------------------------------------------------------- several faults
+
+
+def rotation_in_jax(w):
+    angle = jnp.sqrt(jnp.sum(w * w))
+    a = jnp.where(angle > 0, jnp.sin(angle) / angle, 1.0)
+    b = jnp.where(angle > 0, (1 - jnp.cos(angle)) / angle**2, 0.5)
+    return a + b
+
+
+def rotation_in_torch(w):
+    angle = torch.sqrt(torch.sum(w * w))
+    a = torch.where(angle > 0, torch.sin(angle) / angle, 1.0)
+    b = torch.where(angle > 0, (1 - torch.cos(angle)) / angle**2, 0.5)
+    return a + b
+
+
+def test_the_places_that_are_left_are_named_beside_what_was_tried():
+    for function, report in (
+        (rotation_in_jax, in_jax(rotation_in_jax, jnp.zeros(3))),
+        (rotation_in_torch, in_torch(rotation_in_torch, torch.zeros(3, requires_grad=True))),
+    ):
+        line = function.__code__.co_firstlineno
+        divisions = {f"line {line + 2} (div)", f"line {line + 3} (div)"}
+        (there,) = {f"line {report.findings[0].place.line} (div)"} & divisions
+        assert report.verdict.tried == "finite"
+        assert set(report.verdict.left) == {f"line {line + 1} (sqrt)", *divisions} - {there}, str(report)
+        assert "; not tried: " in " ".join(str(report).split())
+        assert Report.from_dict(report.to_dict()).verdict.left == report.verdict.left
+
+
+def test_a_single_fault_leaves_none():
+    for report in (
+        in_torch(lambda x: (x.sqrt() * 2).log().sum(), leaf(0.0, 4.0)),
+        in_jax(lambda x: jnp.log(x).sum(), jnp.array([0.0, 4.0])),
+        in_torch(lambda x: (x / x).sum(), leaf(0.0, 4.0)),
+    ):
+        left = [p for p in report.verdict.left if "sqrt" not in p]
+        assert (left, report.verdict.tried) == ([], "finite"), str(report)

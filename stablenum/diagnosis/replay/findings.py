@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum.diagnosis.replay.values import MOST_VALUES, Place, TensorStats, plain
 from stablenum.diagnosis.replay.walk import Origin, is_clipped, is_selected
 
-__all__ = ["Finding", "finding_of"]
+__all__ = ["Finding", "finding_of", "places_left"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +133,22 @@ class Finding:
                 "received": tuple(TensorStats.from_dict(s) for s in d.get("received", ())),
             }
         )
+
+
+def places_left(findings: Sequence[Finding], steps: Iterable[Step]) -> tuple[str, ...]:
+    """Return the places of other operations than that of the first finding, in words.
+
+    Args:
+        findings: the first cause first.
+        steps: those that go wrong on the way from it.
+    """
+    if not findings:
+        return ()
+    first, *others = findings
+    places = [(f.place, f.operation) for f in others] + [(s.place, s.operation) for s in steps]
+    left = dict.fromkeys(p for p in places if p[0] is not None and p != (first.place, first.operation))
+    same = first.place.file if first.place else ""
+    return tuple(f"{f'line {p.line}' if p.file == same else p} ({what})" for p, what in left if p is not None)
 
 
 def _meets_zero(trace: Trace, step: Step) -> bool:

@@ -45,6 +45,7 @@ class Evidence:
             is known.
         tried: what came of the safe function on the recorded arguments: "finite", "not finite" or "raises";
             "" if it was not tried.
+        left: further places on the way that give NaN or inf of their own, for which nothing was tried.
     """
 
     framework: str
@@ -64,6 +65,7 @@ class Evidence:
     unjudged: str = ""
     exploded: str = ""
     tried: str = ""
+    left: tuple[str, ...] = ()
 
     @property
     def first(self) -> Finding | None:
@@ -98,6 +100,7 @@ class Verdict:
         code: a line of code that calls the safe function.
         tried: "finite" if the safe function, on the recorded arguments, has a finite value and derivative; ""
             if it was not tried.
+        left: further places that give NaN or inf of their own, for which nothing was tried.
     """
 
     cause: Cause
@@ -107,10 +110,16 @@ class Verdict:
     safe_function: str = ""
     code: str = ""
     tried: str = ""
+    left: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
-        return {**asdict(self), "cause": self.cause.value, "evidence": list(self.evidence)}
+        return {
+            **asdict(self),
+            "cause": self.cause.value,
+            "evidence": list(self.evidence),
+            "left": list(self.left),
+        }
 
 
 def judge(evidence: Evidence) -> Verdict:
@@ -385,6 +394,7 @@ def _verdict(cause: Cause, fact: str, e: Evidence) -> Verdict:
         safe_function=f"{words['ns']}.{safe.name}" if safe and safe.name else "",
         code=_code(safe, f, words) if safe else "",
         tried=e.tried if safe else "",
+        left=e.left if safe and e.tried else (),
     )
 
 

@@ -93,8 +93,8 @@ _AT_THE_CALL = {
 # Optimizers of optax that take a number to add inside the root of their second moment.
 _EPS_ROOT = ("adam", "adan", "amsgrad", "belief", "radam", "yogi")
 _THROUGH = (
-    "it is differentiated through, and the root of its second moment has an infinite derivative where the moment "
-    "is 0"
+    "it is differentiated through, and the root of its second moment has an infinite derivative where the "
+    "moment is 0"
 )
 
 

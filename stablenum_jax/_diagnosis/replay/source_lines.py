@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import linecache
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 from stablenum.diagnosis import Place
 from stablenum.diagnosis.replay.source_files import is_outside, package_of
 from stablenum_jax._diagnosis.replay.naming import function_name
 
-__all__ = ["NOWHERE", "Source", "is_user_code", "place_in", "source_of"]
+__all__ = ["NOWHERE", "Source", "callers", "is_user_code", "place_in", "source_of"]
 
 _LIBRARIES = (
     "jax", "jaxlib", "flax", "equinox", "optax", "numpy", "chex", "jaxtyping", "stablenum", "stablenum_jax",
@@ -24,6 +25,7 @@ _LIBRARIES = (
 _COMPOSED = ("/jax/_src/scipy/stats/", "/jax/_src/random", "/jax/example_libraries/")
 _REPLAY = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _OWN = os.path.dirname(os.path.dirname(_REPLAY[:-1])) + os.sep  # this package
+_WATCH = os.path.join(os.path.dirname(_REPLAY[:-1]), "watch.py")
 # Frames below these belong to the rule of a derivative, not to the differentiated call.
 _DIFFERENTIATION = ("/interpreters/ad.py", "/interpreters/batching.py", "/interpreters/backward_pass.py")
 # Frames of JAX itself between a call and what it calls.
@@ -86,6 +88,22 @@ def source_of(traceback: Any) -> Source:
         inner=tuple((id(code), offset) for code, offset in inner),
         library=_library([code for code, _ in inner]) if frames else "",
     )
+
+
+def callers() -> tuple[Place, ...]:
+    """Return the frames of the user's code that called the function which a watched script is replaying,
+    outermost first; none if nothing is watched."""
+    found: list[Place] = []
+    frame: FrameType | None = sys._getframe(1)
+    watched = False
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename == _WATCH:
+            watched = True
+        elif watched and is_user_code(code.co_filename):
+            found.append(place_in(code, frame.f_lineno))
+        frame = frame.f_back
+    return tuple(reversed(found))
 
 
 def _library(codes: Sequence[CodeType]) -> str:

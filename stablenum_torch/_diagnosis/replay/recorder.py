@@ -488,7 +488,7 @@ class Recorder(TorchDispatchMode):
         step = None if made_by is None else self.trace.steps[made_by]
         if place is not None:
             where = module or (step.module if step else "")
-            return _Context("backward", place, seen.frames, where, public)
+            return _Context("backward", place, (*seen.outer, *seen.frames), where, public)
         if step is None:
             return _Context("backward", _last(seen.outer), seen.outer, module, public)
         # The derivative of a derivative belongs to the same forward operation.
