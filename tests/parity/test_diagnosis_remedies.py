@@ -374,3 +374,60 @@ def test_a_single_fault_leaves_none():
     ):
         left = [p for p in report.verdict.left if "sqrt" not in p]
         assert (left, report.verdict.tried) == ([], "finite"), str(report)
+
+
+# ---------------------------------------------------------------------------------- rows, by hand
+
+
+@pytest.mark.parametrize(
+    ("functions", "code"),
+    [
+        (
+            (
+                lambda x: x / torch.sqrt((x**2).mean(0, keepdim=True)),
+                lambda x: x / jnp.sqrt(jnp.mean(x**2, 0, keepdims=True)),
+            ),
+            "rms_norm(x, {axis}=0)",
+        ),
+        (
+            (
+                lambda x: x / (x * x).mean(-1, keepdim=True).sqrt(),
+                lambda x: x / jnp.sqrt((x * x).mean(-1))[:, None],
+            ),
+            "rms_norm(x, {axis}=-1)",
+        ),
+        (
+            (
+                lambda x: x / x.square().sum(1, keepdim=True).sqrt(),
+                lambda x: x / jnp.sqrt(jnp.sum(jnp.square(x), -1, keepdims=True)),
+            ),
+            "normalize(x, {axis}={last})",
+        ),
+        (
+            (lambda x: x / x.norm(dim=0), lambda x: x / jnp.linalg.norm(x, axis=0)),
+            "normalize(x, {axis}=0)",
+        ),
+    ],
+)
+def test_a_norm_written_by_hand_without_eps_has_a_name(functions, code):
+    torchs, jaxs = functions
+    report = in_torch(lambda x: torchs(x).sum(), torch.zeros(3, 2, requires_grad=True))
+    assert code_of(report) == code.format(axis="dim", last=1), str(report)
+    assert report.verdict.tried == "finite"
+    report = in_jax(lambda x: jaxs(x).sum(), jnp.zeros((3, 2)))
+    assert code_of(report) == code.format(axis="axis", last=-1), str(report)
+    assert report.verdict.tried == "finite"
+
+
+def test_a_quotient_by_another_vectors_length_is_a_quotient():
+    report = in_torch(lambda x, y: (y / x.norm()).sum(), torch.zeros(3, requires_grad=True), torch.ones(3))
+    assert code_of(report) == "divide(x, y, fill=0.0)", str(report)
+
+
+def test_a_logsumexp_written_by_hand_has_its_axis():
+    report = in_torch(lambda x: x.exp().sum(0).log().sum(), torch.full((2, 3), 200.0, requires_grad=True))
+    assert code_of(report) == "logsumexp(x, dim=0)", str(report)
+    report = in_jax(lambda x: jnp.log(jnp.exp(x).sum(0)).sum(), jnp.full((2, 3), 200.0))
+    assert code_of(report) == "logsumexp(x, axis=0)", str(report)
+    report = in_jax(lambda x: (jnp.exp(x) / jnp.exp(x).sum(0)).sum(), 200.0 * jnp.ones((2, 3)))
+    assert code_of(report) == "softmax(x, axis=0)", str(report)

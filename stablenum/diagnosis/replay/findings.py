@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from stablenum.diagnosis.replay.operations import MOVING, SELECTING
-from stablenum.diagnosis.replay.patterns import by_hand, is_squared, lost_number
+from stablenum.diagnosis.replay.patterns import by_hand, is_squared, lost_number, rows_of
 from stablenum.diagnosis.replay.source_files import lines_around, package_of
 from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum.diagnosis.replay.values import MOST_VALUES, Place, TensorStats, plain
@@ -147,6 +147,8 @@ def places_left(findings: Sequence[Finding], steps: Iterable[Step]) -> tuple[str
     first, *others = findings
     places = [(f.place, f.operation) for f in others] + [(s.place, s.operation) for s in steps]
     left = dict.fromkeys(p for p in places if p[0] is not None and p != (first.place, first.operation))
+    if first.by_hand:  # the function takes the place of the whole line
+        left = {p: None for p in left if p[0] != first.place}
     same = first.place.file if first.place else ""
     return tuple(f"{f'line {p.line}' if p.file == same else p} ({what})" for p, what in left if p is not None)
 
@@ -209,6 +211,7 @@ def finding_of(trace: Trace, origin: Origin, *, wide_finite: bool | None = None)
     zero = _meets_zero(trace, step)
     selected = zero and is_selected(trace, forward)
     read = users or own
+    whole = by_hand(trace, forward) if forward.phase == "forward" else ""
     return Finding(
         operation=step.operation,
         phase=step.phase,
@@ -229,8 +232,8 @@ def finding_of(trace: Trace, origin: Origin, *, wide_finite: bool | None = None)
         value_finite=not derivative or all(v.finite for v in trace.outputs_of(forward)),
         squared=zero and is_squared(trace, forward),
         lost=lost_number(trace, forward, read),
-        options=forward.options,
-        by_hand=by_hand(trace, forward) if forward.phase == "forward" else "",
+        options=rows_of(trace, forward) if whole else forward.options,
+        by_hand=whole,
         library=step.library or (package_of(step.place.file) if step.place else ""),
         clipped=zero and not selected and is_clipped(trace, forward),
         derivative=derivative,

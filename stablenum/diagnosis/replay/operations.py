@@ -94,6 +94,7 @@ ROWS = {
     "numerics.logsumexp": ("axis", "keepdims"),
     "numerics.norm": ("axes", "keepdims"),
     "numerics.normalize": ("axis",),
+    "numerics.rms_norm": ("axes",),
     "numerics.softmax": ("axis",),
     "numerics.std": ("axes", "correction", "keepdims"),
     "numerics.variance": ("axes", "correction", "keepdims"),

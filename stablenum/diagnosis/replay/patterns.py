@@ -3,14 +3,15 @@ small number added before it that is lost; a square after it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from stablenum.diagnosis.replay.operations import MOVING, SELECTING
 from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum.diagnosis.replay.values import TensorStats
 from stablenum.formats import FORMATS
 
-__all__ = ["by_hand", "is_squared", "lost_number"]
+__all__ = ["by_hand", "is_squared", "lost_number", "rows_of"]
 
 _CARRYING = MOVING - SELECTING | {"cast"}
 
@@ -32,8 +33,65 @@ def by_hand(trace: Trace, step: Step) -> str:
     if step.operation in ("log", "log1p"):
         return _of_log(trace, step)
     if step.operation in ("div", "reciprocal"):
-        return _of_quotient(trace, step)
+        return _of_quotient(trace, step) or _of_length(trace, step)
+    if step.operation == "sqrt":
+        return next((name for q in _next(trace, step, "div") if (name := _of_length(trace, q))), "")
     return ""
+
+
+def rows_of(trace: Trace, step: Step) -> Mapping[str, Any]:
+    """Return the axis of a function over rows that was written by hand: that of its sum or mean."""
+    after = _next(trace, step, "sum") if step.operation == "exp" else []
+    among = [step, *(_next(trace, step, "div") if step.operation == "exp" else [])]
+    through = ("div", "exp", "log", "sqrt")
+    before = [s for a in among for s in _before(trace, a, through=through) if s.operation in _TOTALS]
+    totals = [*after, *before, *(part for s in before for part in _before(trace, s))]
+    return next(({"axis": s.options["axis"]} for s in totals if "axis" in s.options), {})
+
+
+_TOTALS = ("mean", "norm", "softmax", "sum")
+
+
+def _of_length(trace: Trace, step: Step) -> str:
+    """Return the name of the function that divides a vector by its length or its root mean square."""
+    if len(step.inputs) != 2:
+        return ""
+    whole = _moved_from(trace, step.inputs[0])
+    for divisor in _before(trace, step, of=step.inputs[1:]):
+        if divisor.operation == "norm" and whole in _read_by_parts(trace, divisor):
+            return "normalize"
+        if divisor.operation != "sqrt":
+            continue
+        for total in _before(trace, divisor):
+            squares = _before(trace, total, through=("mean", "sum"))
+            square = next((s for s in squares if s.operation in ("mul", "pow")), None)
+            if square is not None and {_moved_from(trace, i) for i in square.inputs[:1]} == {whole}:
+                return {"mean": "rms_norm", "sum": "normalize"}.get(total.operation, "")
+    return ""
+
+
+def _read_by_parts(trace: Trace, step: Step) -> set[int]:
+    """Return what a function of several steps read, of which ``step`` is the last."""
+    todo, read = list(step.inputs), set()
+    while todo:
+        value = _moved_from(trace, todo.pop())
+        producer = trace.values[value].producer
+        if producer is not None and trace.steps[producer].operation == step.operation:
+            todo += trace.steps[producer].inputs
+        else:
+            read.add(value)
+    return read
+
+
+def _moved_from(trace: Trace, value: int) -> int:
+    """Return the value of which another one is the same elements, moved."""
+    producer = trace.values[value].producer
+    while (
+        producer is not None and trace.steps[producer].operation in _CARRYING and trace.steps[producer].inputs
+    ):
+        value = trace.steps[producer].inputs[0]
+        producer = trace.values[value].producer
+    return value
 
 
 def _of_exp(trace: Trace, step: Step) -> str:
@@ -55,7 +113,7 @@ def _of_exp(trace: Trace, step: Step) -> str:
 def _of_log(trace: Trace, step: Step) -> str:
     read = list(_before(trace, step))
     for producer in read:
-        inner = {s.operation for s in _before(trace, producer)}
+        inner = {s.operation for s in _before(trace, producer, through=("sum",))}
         if step.operation == "log1p":
             return "softplus" if producer.operation == "exp" else ""
         if producer.operation in ("softmax", "div"):
@@ -83,7 +141,7 @@ def _is_softmax(trace: Trace, step: Step) -> bool:
     read = list(_before(trace, step))
     sums = [s for s in read if s.operation == "sum"]
     return any(s.operation == "exp" for s in read) and any(
-        s.operation == "exp" for total in sums for s in _before(trace, total)
+        s.operation == "exp" for total in sums for s in _before(trace, total, through=("sum",))
     )
 
 
@@ -116,7 +174,7 @@ def _next(trace: Trace, step: Step, operation: str) -> list[Step]:
         if s.phase == "forward" and reached.intersection(s.inputs):
             if s.operation == operation:
                 found.append(s)
-            if s.operation in _CARRYING:
+            if s.operation in _CARRYING or s.operation == operation:  # a function may be several steps
                 reached.update(s.outputs)
     return found
 

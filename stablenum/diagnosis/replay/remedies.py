@@ -60,6 +60,8 @@ _BY_HAND = {
     ),
     "log_softmax": Remedy("numerics.log_softmax", "{ns}.numerics.log_softmax(x, {axis}=-1)"),
     "logsumexp": Remedy("numerics.logsumexp", "{ns}.numerics.logsumexp(x, {axis}=-1)"),
+    "normalize": Remedy("numerics.normalize", "{ns}.numerics.normalize(x, {axis}=-1)"),
+    "rms_norm": Remedy("numerics.rms_norm", "{ns}.numerics.rms_norm(x, {axis}=-1)"),
     "sigmoid": Remedy("", "{nn}.sigmoid(x)"),
     "softmax": Remedy("numerics.softmax", "{ns}.numerics.softmax(x, {axis}=-1)"),
     "softplus": Remedy("numerics.softplus", "{ns}.numerics.softplus(x)"),
@@ -171,7 +173,8 @@ def options_of(name: str, f: Finding) -> dict[str, Any]:
 
 def _by_function(cause: Cause, f: Finding) -> Advice:
     if f.by_hand:
-        what = f"this is {f.by_hand} written by hand: the function itself stays in range"
+        does = "is finite at 0, too" if f.by_hand in ("normalize", "rms_norm") else "stays in range"
+        what = f"this is {f.by_hand} written by hand: the function itself {does}"
         return Advice(what, _BY_HAND[f.by_hand])
     if cause in _OVERFLOWS and (f.operation in _EDGE_ONLY or cause is Cause.LOW_PRECISION_OVERFLOW):
         return Advice(_without_function(cause, f))

@@ -91,13 +91,13 @@ _ONE = (
 )  # fmt: skip
 _TWO = ("numerics.arctan2", "numerics.logaddexp", "numerics.xlogy")
 _ROWS = (
-    "numerics.log_softmax", "numerics.logsumexp", "numerics.norm", "numerics.normalize", "numerics.softmax",
-    "numerics.std", "numerics.variance",
+    "numerics.log_softmax", "numerics.logsumexp", "numerics.norm", "numerics.normalize", "numerics.rms_norm",
+    "numerics.softmax", "numerics.std", "numerics.variance",
 )  # fmt: skip
 # The operation that reads the argument of a function that was written by hand.
 _FIRST_OF = {
     "softplus": "exp", "logsumexp": "exp", "softmax": "exp", "log_softmax": "softmax",
-    "log_sigmoid": "sigmoid",
+    "log_sigmoid": "sigmoid", "normalize": "div", "rms_norm": "div",
 }  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -37,12 +37,11 @@ _SILENT = frozenset({"debug_callback", "debug_print", "check"})
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Where the equation of a step comes from; of a sum or a maximum, ``options`` has the axis."""
+    """Where the equation of a step comes from."""
 
     source: Source
     stack: str
     primitive: str
-    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +117,8 @@ class Interpreter:
         source = self.source(eqn, ctx)
         stack = _joined(ctx.stack, eqn)
         primitive = operation or eqn.primitive.name
+        reduced = not operation and reduces(eqn)
+        options = {"axis": axis_of(eqn, stack)} if reduced and ctx.composed is None else {}
         step = self.trace.add_step(
             operation or operation_name(source.functions, primitive, eqn.params.get("y")),
             primitive=primitive,
@@ -129,10 +130,9 @@ class Interpreter:
             frames=source.frames,
             where=ctx.where,
             library=source.library,
-            options=ctx.composed.options if ctx.composed else {},
+            options=ctx.composed.options if ctx.composed else options,
         )
-        options = {"axis": axis_of(eqn, stack)} if not operation and reduces(eqn) else {}
-        self.written.append(Written(source, stack, primitive, options))
+        self.written.append(Written(source, stack, primitive))
         if not self.symbolic and (step.index in self.wanted or self._is_news(step)):
             self.kept[step.index] = Kept(
                 eqn, tuple(c.data for c in inputs), tuple(c.data for c in outputs), ctx.composed

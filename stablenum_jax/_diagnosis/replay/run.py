@@ -105,9 +105,9 @@ class Run:
         call = written[step.index].source.call
         if step.options or not call or not written[step.index].source.inner:
             return
-        for how in written:
-            if how.source.call == call and how.options:
-                step.options = how.options
+        for how, other in zip(written, trace.steps, strict=True):
+            if how.source.call == call and other.options:
+                step.options = other.options
                 return
 
     def read_by(self, origin: Origin, again: Interpreter | None) -> Read | None:
@@ -146,7 +146,8 @@ class Run:
         if origin.step is None:
             data = next((c.data for c in self.inputs if c.id == origin.value.id), None)
             if data is not None:
-                origin.value.stats = stats_of(data, origin.value.name)
+                captured = origin.value.name.startswith("captured ")
+                origin.value.stats = stats_of(data, "" if captured else origin.value.name)
         elif kept is not None:
             ids = (*origin.step.inputs, *origin.step.outputs)
             made = next((o for o in kept.outputs if any(flags_of(o))), None)
