@@ -275,3 +275,13 @@ def test_a_replay_that_fails_says_so_and_blames_no_device(
     assert "Not reproduced" in text
     assert "no rule for this" in text
     assert "out of service" not in text
+
+
+def test_the_call_in_the_script_is_among_the_frames(session: Session) -> None:
+    report = found(session, lambda: jax.vmap(jax.grad(roots))(ROWS))
+    (*_, caller, inner) = report.findings[0].frames
+    assert (caller.code, inner.function) == (
+        "report = found(session, lambda: jax.vmap(jax.grad(roots))(ROWS))",
+        "roots",
+    )
+    assert "Called from" in str(report)

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 import torch
 from torch.nn import functional
@@ -340,6 +341,9 @@ def test_nothing_is_said_of_a_remedy_that_cannot_be_tried():
 def test_a_part_of_a_function_is_not_tried_in_place_of_the_function():
     """The last step of JAX's norm is a square root of one number, not of the vector."""
     report = stablenum_jax.replay(lambda x: jnp.linalg.norm(x - x), jnp.array([0.0, 4.0]))
+    assert report.verdict.safe_function == "stablenum_jax.numerics.norm"
+    assert report.verdict.tried == "finite"  # of the vector, which JAX's function was given
+    report = stablenum_jax.replay(lambda x: optax.tree.norm(x - x), jnp.array([0.0, 4.0]))
     assert (report.verdict.safe_function, report.verdict.tried) == ("stablenum_jax.numerics.norm", "")
 
 

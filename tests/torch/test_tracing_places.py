@@ -164,6 +164,15 @@ def test_a_custom_backward_function() -> None:
     assert report.verdict.cause is Cause.DOMAIN
 
 
+def test_a_custom_backward_function_is_called_from_the_users_backward() -> None:
+    w = leaf(*ZERO_ONE)
+    report = st.replay(lambda: Bad.apply(w).sum().backward())
+    (*_, caller, inner) = report.findings[0].frames
+    assert "sum().backward()" in caller.code
+    assert inner.function == "backward"
+    assert "Called from" in str(report)
+
+
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()

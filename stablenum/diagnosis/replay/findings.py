@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from stablenum.diagnosis.replay.operations import MOVING, SELECTING
-from stablenum.diagnosis.replay.patterns import by_hand
+from stablenum.diagnosis.replay.patterns import by_hand, is_squared, lost_number, rows_of
 from stablenum.diagnosis.replay.source_files import lines_around, package_of
 from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum.diagnosis.replay.values import MOST_VALUES, Place, TensorStats, plain
 from stablenum.diagnosis.replay.walk import Origin, is_clipped, is_selected
 
-__all__ = ["Finding", "finding_of"]
+__all__ = ["Finding", "finding_of", "places_left"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +36,15 @@ class Finding:
         inputs, outputs: statistics of the tensors; for a derivative, ``inputs`` are those of the user's
             operation, if they are known.
         received: for a derivative whose ``inputs`` are the user's, what the derivative itself read.
-        scalars: plain numbers among the arguments, at most four.
+        scalars: plain numbers among the arguments (for a derivative, of the user's operation), at most four.
         placed: whether the operation read infinities that a mask or a constant put there.
         selected: whether a later ``where`` or mask discards part of the result, so that a gradient of 0 comes
             back.
         value_finite: for a derivative, whether the value of the operation itself is finite.
         clipped: whether a later clip does so, and no ``where`` or mask.
+        squared: whether the result is squared before anything selects from it.
+        lost: what is said of a small number (eps) before the operation that is 0 in its format.
+        options: of a function over rows, arguments of the user's call, as the steps of the trace have them.
         by_hand: the function of which the operation is a part, written by hand, such as "softplus".
         library: the library's function, or the installed package, that called the operation.
         derivative: whether the operation belongs to the framework's derivative, not to one that the user
@@ -73,6 +76,9 @@ class Finding:
     selected: bool = False
     clipped: bool = False
     value_finite: bool = True
+    squared: bool = False
+    lost: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
     by_hand: str = ""
     library: str = ""
     derivative: bool = False
@@ -86,8 +92,11 @@ class Finding:
     def __str__(self) -> str:
         what = "NaN" if self.kind == "nan" else "inf"
         if self.phase == "before":
-            named = f" {self.name!r}" if self.name else ""
-            text = f"{self.operation}{named} holds {what} before the step"
+            captured = self.name.startswith("captured ")
+            named = (
+                self.name if captured else f"{self.operation} {self.name!r}" if self.name else self.operation
+            )
+            text = f"{named} holds {what} before the step"
             return f"{self.place}: {text}" if self.place else text
         of = "the derivative of " if self.derivative else ""
         details = ", ".join(d for d in (self.phase, self.module and f"in {self.module}", self.where) if d)
@@ -100,6 +109,7 @@ class Finding:
         d["place"] = None if self.place is None else asdict(self.place)
         d["frames"] = [asdict(f) for f in self.frames]
         d["scalars"] = plain(self.scalars)
+        d["options"] = {k: plain(v) for k, v in self.options.items()}
         d["inputs"] = [s.to_dict() for s in self.inputs]
         d["outputs"] = [s.to_dict() for s in self.outputs]
         d["received"] = [s.to_dict() for s in self.received]
@@ -115,11 +125,32 @@ class Finding:
                 "around": tuple((int(n), text) for n, text in d.get("around", ())),
                 "frames": tuple(Place(**f) for f in d["frames"]),
                 "scalars": tuple(float(x) for x in d.get("scalars", ())),
+                "options": {
+                    k: tuple(v) if isinstance(v, list) else v for k, v in d.get("options", {}).items()
+                },
                 "inputs": tuple(TensorStats.from_dict(s) for s in d["inputs"]),
                 "outputs": tuple(TensorStats.from_dict(s) for s in d["outputs"]),
                 "received": tuple(TensorStats.from_dict(s) for s in d.get("received", ())),
             }
         )
+
+
+def places_left(findings: Sequence[Finding], steps: Iterable[Step]) -> tuple[str, ...]:
+    """Return the places of other operations than that of the first finding, in words.
+
+    Args:
+        findings: the first cause first.
+        steps: those that go wrong on the way from it.
+    """
+    if not findings:
+        return ()
+    first, *others = findings
+    places = [(f.place, f.operation) for f in others] + [(s.place, s.operation) for s in steps]
+    left = dict.fromkeys(p for p in places if p[0] is not None and p != (first.place, first.operation))
+    if first.by_hand:  # the function takes the place of the whole line
+        left = {p: None for p in left if p[0] != first.place}
+    same = first.place.file if first.place else ""
+    return tuple(f"{f'line {p.line}' if p.file == same else p} ({what})" for p, what in left if p is not None)
 
 
 def _meets_zero(trace: Trace, step: Step) -> bool:
@@ -179,6 +210,8 @@ def finding_of(trace: Trace, origin: Origin, *, wide_finite: bool | None = None)
     users = trace.of_the_user.get(step.index, ()) if derivative else ()
     zero = _meets_zero(trace, step)
     selected = zero and is_selected(trace, forward)
+    read = users or own
+    whole = by_hand(trace, forward) if forward.phase == "forward" else ""
     return Finding(
         operation=step.operation,
         phase=step.phase,
@@ -190,14 +223,17 @@ def finding_of(trace: Trace, origin: Origin, *, wide_finite: bool | None = None)
         around=lines_around(step.place) if step.place else (),
         frames=step.frames,
         where=step.where,
-        inputs=users or own,
+        inputs=read,
         received=own if users else (),
         outputs=tuple(v.stats for v in trace.outputs_of(step) if v.stats),
-        scalars=step.scalars[:MOST_VALUES],
+        scalars=forward.scalars[:MOST_VALUES],
         placed=origin.placed,
         selected=selected,
         value_finite=not derivative or all(v.finite for v in trace.outputs_of(forward)),
-        by_hand=by_hand(trace, forward) if forward.phase == "forward" else "",
+        squared=zero and is_squared(trace, forward),
+        lost=lost_number(trace, forward, read),
+        options=rows_of(trace, forward) if whole else forward.options,
+        by_hand=whole,
         library=step.library or (package_of(step.place.file) if step.place else ""),
         clipped=zero and not selected and is_clipped(trace, forward),
         derivative=derivative,

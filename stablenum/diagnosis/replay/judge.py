@@ -6,14 +6,15 @@ then what the first bad operation shows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from stablenum.diagnosis.replay.causes import CAUSES, Cause
 from stablenum.diagnosis.replay.findings import Finding
-from stablenum.diagnosis.replay.operations import BOUNDARIES, MASKED
-from stablenum.diagnosis.replay.remedies import Advice, advice_on
+from stablenum.diagnosis.replay.operations import BOUNDARIES, DEFAULT_AXIS, MASKED, Remedy
+from stablenum.diagnosis.replay.remedies import Advice, advice_on, options_of
 from stablenum.diagnosis.replay.values import TensorStats
 from stablenum.formats import FORMATS
 
@@ -44,6 +45,7 @@ class Evidence:
             is known.
         tried: what came of the safe function on the recorded arguments: "finite", "not finite" or "raises";
             "" if it was not tried.
+        left: further places on the way that give NaN or inf of their own, for which nothing was tried.
     """
 
     framework: str
@@ -63,6 +65,7 @@ class Evidence:
     unjudged: str = ""
     exploded: str = ""
     tried: str = ""
+    left: tuple[str, ...] = ()
 
     @property
     def first(self) -> Finding | None:
@@ -97,6 +100,7 @@ class Verdict:
         code: a line of code that calls the safe function.
         tried: "finite" if the safe function, on the recorded arguments, has a finite value and derivative; ""
             if it was not tried.
+        left: further places that give NaN or inf of their own, for which nothing was tried.
     """
 
     cause: Cause
@@ -106,10 +110,16 @@ class Verdict:
     safe_function: str = ""
     code: str = ""
     tried: str = ""
+    left: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
-        return {**asdict(self), "cause": self.cause.value, "evidence": list(self.evidence)}
+        return {
+            **asdict(self),
+            "cause": self.cause.value,
+            "evidence": list(self.evidence),
+            "left": list(self.left),
+        }
 
 
 def judge(evidence: Evidence) -> Verdict:
@@ -136,7 +146,7 @@ def _before(role: tuple[str, ...]) -> Signature:
         f = e.first
         if f is None or f.phase != "before" or f.operation not in role or f.placed:
             return ""
-        return f"{f.name or f.operation} holds {_kind(f)} before the first operation reads it"
+        return f"{f.name or f'a {f.operation}'} holds {_kind(f)} before the first operation reads it"
 
     return signature
 
@@ -172,6 +182,8 @@ def _update(e: Evidence) -> str:
     f = e.first
     if f is None or f.phase != "update" or (f.kind == "inf" and f.operation not in BOUNDARIES):
         return ""
+    if not f.library and not e.state and f.operation in _ZERO_EDGE and any(map(_has_zero, _divisors(f))):
+        return ""  # the user's own line, which is judged like any other
     return f"gradients are finite, but {f.operation} in the optimizer's update gives {_kind(f)}"
 
 
@@ -200,7 +212,7 @@ def _scale(e: Evidence) -> str:
 
 def _where_trap(e: Evidence) -> str:
     f = e.first
-    if f is None or not f.selected:
+    if f is None or not f.selected or f.squared:
         return ""
     if f.derivative:
         fact = f"the value of {f.operation} is discarded afterwards, but its derivative is {_kind(f)}"
@@ -237,7 +249,7 @@ def _overflow(e: Evidence) -> str:
         return ""
     if f.derivative and f.operation in _ZERO_EDGE and f.received:
         return f"the derivative of {f.operation} overflows{_near(_divisors(f))}, which is not 0"
-    size = _size(f.inputs)
+    size = _size(f)
     if size == "0":  # zeros do not overflow, so this is the edge of the domain of an unknown function
         return ""
     of = "the derivative of " if f.derivative else ""
@@ -246,15 +258,27 @@ def _overflow(e: Evidence) -> str:
     )
 
 
-def _size(inputs: Sequence[TensorStats]) -> str:
-    """Return the largest number in words, with its sign; "" if none is known, "0" for zeros."""
-    known = [s for s in inputs if s.amax == s.amax]
+# Functions that overflow for large positive numbers only.
+_RISING = ("exp", "exp2", "expm1", "lgamma", "log_sigmoid", "softplus")
+
+
+def _size(f: Finding) -> str:
+    """Return the number that overflows in words, with its sign; "" if none is known, "0" for zeros."""
+    known = [s for s in f.inputs if s.amax == s.amax]
     if not known:
         return ""
     largest = max(known, key=lambda s: s.amax)
     if largest.amax == 0.0:
         return "0"
-    return f"up to {largest.max:.4g}" if largest.max == largest.amax else f"down to {largest.min:.4g}"
+    # With a single array, the numbers at the failure show on which side it lies.
+    single = sum(s.size > 1 for s in known) <= 1
+    here = [v for v in largest.values if math.isfinite(v)] if single else []
+    upward = largest.max == largest.amax
+    if here and (min(here) > 0.0 or max(here) < 0.0):
+        upward = here[0] > 0.0
+    elif f.operation in _RISING and single:
+        upward = True
+    return f"up to {largest.max:.4g}" if upward else f"down to {largest.min:.4g}"
 
 
 def _near(inputs: Sequence[TensorStats]) -> str:
@@ -341,7 +365,13 @@ def _verdict(cause: Cause, fact: str, e: Evidence) -> Verdict:
     f = e.first
     if f is not None:
         facts += [f"in:  {s}" for s in f.inputs] + [f"out: {s}" for s in f.outputs]
-        if f.clipped and cause is not Cause.EXPLODED:
+        if f.lost and cause in (Cause.DOMAIN, Cause.BOUNDARY_DERIVATIVE, Cause.OPTIMIZER_STATE):
+            facts.insert(1, f.lost)
+        if f.squared and cause is Cause.BOUNDARY_DERIVATIVE:
+            facts.append(
+                "its value is squared after it; at 0 the derivative of the square is 0: 0 x inf is NaN"
+            )
+        if f.clipped and (f.derivative or f.kind == "inf") and cause is not Cause.EXPLODED:
             facts.append("a clip after it cuts the value but not the derivative: 0 x inf is NaN")
     if e.reproduced:
         facts.append("a second run failed in the same way")
@@ -362,9 +392,22 @@ def _verdict(cause: Cause, fact: str, e: Evidence) -> Verdict:
         evidence=tuple(facts),
         remedy=advice.remedy,
         safe_function=f"{words['ns']}.{safe.name}" if safe and safe.name else "",
-        code=safe.code.format(**words) if safe else "",
+        code=_code(safe, f, words) if safe else "",
         tried=e.tried if safe else "",
+        left=e.left if safe and e.tried else (),
     )
+
+
+def _code(safe: Remedy, f: Finding | None, words: Mapping[str, str]) -> str:
+    """Return the line of code that calls a safe function, with the arguments of the user's call."""
+    options = options_of(safe.name, f) if f is not None else {}
+    keep = "keepdim" if words["axis"] == "dim" else "keepdims"
+    named = {"axis": words["axis"], "keepdims": keep}
+    given = "".join(f", {named.get(k, k)}={v}" for k, v in options.items())
+    code = safe.code.replace(DEFAULT_AXIS, given) if given else safe.code
+    if f is not None and f.operation == "pow" and len(f.scalars) == 1:
+        code = code.replace("exponent", f"{f.scalars[0]:g}")
+    return code.format(**words)
 
 
 def _kind(f: Finding) -> str:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 __all__ = [
-    "ADVICE", "ANSWERING", "BOUNDARIES", "CLIPPING", "MASKED", "MOVING", "REMEDIES", "SELECTING", "Remedy",
+    "ADVICE", "ANSWERING", "BOUNDARIES", "CLIPPING", "DEFAULT_AXIS", "MASKED", "MOVING", "REMEDIES", "ROWS",
+    "SELECTING", "Remedy",
 ]  # fmt: skip
 
 # Operations that choose between values element by element; values that are not chosen get gradient 0.
@@ -85,6 +86,22 @@ class Remedy:
     name: str
     code: str
 
+
+# The arguments of the safe functions over rows, besides the arrays: one axis ("axis") or several ("axes").
+ROWS = {
+    "losses.cosine_similarity": ("axis",),
+    "numerics.log_softmax": ("axis",),
+    "numerics.logsumexp": ("axis", "keepdims"),
+    "numerics.norm": ("axes", "keepdims"),
+    "numerics.normalize": ("axis",),
+    "numerics.rms_norm": ("axes",),
+    "numerics.softmax": ("axis",),
+    "numerics.std": ("axes", "correction", "keepdims"),
+    "numerics.variance": ("axes", "correction", "keepdims"),
+}
+
+# Stands in the code below for the axis of the user's call, as long as that is not known.
+DEFAULT_AXIS = ", {axis}=-1"
 
 _SOFTMAX = Remedy("numerics.softmax", "{ns}.numerics.softmax(x, {axis}=-1, mask=mask)")
 

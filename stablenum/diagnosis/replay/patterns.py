@@ -1,13 +1,17 @@
-"""Functions that the user wrote by hand, out of operations that overflow or underflow on the way."""
+"""What is seen of an operation in the steps around it: the function that it is a part of, written by hand; a
+small number added before it that is lost; a square after it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from stablenum.diagnosis.replay.operations import MOVING, SELECTING
 from stablenum.diagnosis.replay.trace import Step, Trace
+from stablenum.diagnosis.replay.values import TensorStats
+from stablenum.formats import FORMATS
 
-__all__ = ["by_hand"]
+__all__ = ["by_hand", "is_squared", "lost_number", "rows_of"]
 
 _CARRYING = MOVING - SELECTING | {"cast"}
 
@@ -29,8 +33,65 @@ def by_hand(trace: Trace, step: Step) -> str:
     if step.operation in ("log", "log1p"):
         return _of_log(trace, step)
     if step.operation in ("div", "reciprocal"):
-        return _of_quotient(trace, step)
+        return _of_quotient(trace, step) or _of_length(trace, step)
+    if step.operation == "sqrt":
+        return next((name for q in _next(trace, step, "div") if (name := _of_length(trace, q))), "")
     return ""
+
+
+def rows_of(trace: Trace, step: Step) -> Mapping[str, Any]:
+    """Return the axis of a function over rows that was written by hand: that of its sum or mean."""
+    after = _next(trace, step, "sum") if step.operation == "exp" else []
+    among = [step, *(_next(trace, step, "div") if step.operation == "exp" else [])]
+    through = ("div", "exp", "log", "sqrt")
+    before = [s for a in among for s in _before(trace, a, through=through) if s.operation in _TOTALS]
+    totals = [*after, *before, *(part for s in before for part in _before(trace, s))]
+    return next(({"axis": s.options["axis"]} for s in totals if "axis" in s.options), {})
+
+
+_TOTALS = ("mean", "norm", "softmax", "sum")
+
+
+def _of_length(trace: Trace, step: Step) -> str:
+    """Return the name of the function that divides a vector by its length or its root mean square."""
+    if len(step.inputs) != 2:
+        return ""
+    whole = _moved_from(trace, step.inputs[0])
+    for divisor in _before(trace, step, of=step.inputs[1:]):
+        if divisor.operation == "norm" and whole in _read_by_parts(trace, divisor):
+            return "normalize"
+        if divisor.operation != "sqrt":
+            continue
+        for total in _before(trace, divisor):
+            squares = _before(trace, total, through=("mean", "sum"))
+            square = next((s for s in squares if s.operation in ("mul", "pow")), None)
+            if square is not None and {_moved_from(trace, i) for i in square.inputs[:1]} == {whole}:
+                return {"mean": "rms_norm", "sum": "normalize"}.get(total.operation, "")
+    return ""
+
+
+def _read_by_parts(trace: Trace, step: Step) -> set[int]:
+    """Return what a function of several steps read, of which ``step`` is the last."""
+    todo, read = list(step.inputs), set()
+    while todo:
+        value = _moved_from(trace, todo.pop())
+        producer = trace.values[value].producer
+        if producer is not None and trace.steps[producer].operation == step.operation:
+            todo += trace.steps[producer].inputs
+        else:
+            read.add(value)
+    return read
+
+
+def _moved_from(trace: Trace, value: int) -> int:
+    """Return the value of which another one is the same elements, moved."""
+    producer = trace.values[value].producer
+    while (
+        producer is not None and trace.steps[producer].operation in _CARRYING and trace.steps[producer].inputs
+    ):
+        value = trace.steps[producer].inputs[0]
+        producer = trace.values[value].producer
+    return value
 
 
 def _of_exp(trace: Trace, step: Step) -> str:
@@ -52,7 +113,7 @@ def _of_exp(trace: Trace, step: Step) -> str:
 def _of_log(trace: Trace, step: Step) -> str:
     read = list(_before(trace, step))
     for producer in read:
-        inner = {s.operation for s in _before(trace, producer)}
+        inner = {s.operation for s in _before(trace, producer, through=("sum",))}
         if step.operation == "log1p":
             return "softplus" if producer.operation == "exp" else ""
         if producer.operation in ("softmax", "div"):
@@ -80,19 +141,27 @@ def _is_softmax(trace: Trace, step: Step) -> bool:
     read = list(_before(trace, step))
     sums = [s for s in read if s.operation == "sum"]
     return any(s.operation == "exp" for s in read) and any(
-        s.operation == "exp" for total in sums for s in _before(trace, total)
+        s.operation == "exp" for total in sums for s in _before(trace, total, through=("sum",))
     )
 
 
-def _before(trace: Trace, step: Step) -> Iterator[Step]:
-    """Return the steps that computed what a step read, past those that only move it."""
-    todo, seen = list(step.inputs), set()
+def _before(
+    trace: Trace, step: Step, *, of: Iterable[int] | None = None, through: Collection[str] = ()
+) -> Iterator[Step]:
+    """Return the steps that computed what a step read, past those that only move it.
+
+    Args:
+        trace, step: the step.
+        of: which of the values that it read; by default all.
+        through: further operations to go past.
+    """
+    todo, seen = list(step.inputs if of is None else of), set()
     while todo:
         producer = trace.values[todo.pop()].producer
         if producer is None or producer in seen:
             continue
         seen.add(producer)
-        if trace.steps[producer].operation in _CARRYING:
+        if trace.steps[producer].operation in _CARRYING or trace.steps[producer].operation in through:
             todo += trace.steps[producer].inputs
         else:
             yield trace.steps[producer]
@@ -105,6 +174,60 @@ def _next(trace: Trace, step: Step, operation: str) -> list[Step]:
         if s.phase == "forward" and reached.intersection(s.inputs):
             if s.operation == operation:
                 found.append(s)
-            if s.operation in _CARRYING:
+            if s.operation in _CARRYING or s.operation == operation:  # a function may be several steps
                 reached.update(s.outputs)
     return found
+
+
+# Operations that keep an argument of 0 away from the edge, given a small number.
+_KEEPING_AWAY = ("add", "clamp", "maximum")
+
+
+def lost_number(trace: Trace, step: Step, stats: Sequence[TensorStats]) -> str:
+    """Describe the small number (eps) that the user gave to keep a forward step from its edge, and that is 0
+    in the format of what the step reads; "" if there is none.
+
+    Args:
+        trace: has the step.
+        step: a forward step.
+        stats: what it read.
+
+    Example:
+        >>> t = Trace()
+        >>> x, s, y = (t.add_value() for _ in range(3))
+        >>> _ = t.add_step("add", inputs=[x], outputs=[s], scalars=[1e-8])
+        >>> half = TensorStats(dtype="float16", shape=(2,), size=2)
+        >>> lost_number(t, t.add_step("rsqrt", inputs=[s], outputs=[y]), [half])
+        'the 1e-08 before it is 0 in float16, whose smallest number is 6e-08'
+    """
+    at = 0 if step.operation == "pow" else -1  # a base, a divisor, the only argument
+    dtype = stats[at].dtype if stats else ""
+    known = FORMATS.get(dtype)
+    if known is None or not step.inputs:
+        return ""
+    for producer in _before(trace, step, of=[step.inputs[at]], through=("sqrt", "neg")):
+        if producer.operation not in _KEEPING_AWAY:
+            continue
+        small = [s for s in producer.scalars if abs(s) <= known.smallest_subnormal / 2]
+        given = [s for s in small if s != 0.0]
+        # JAX rounds a number to the format before it can be seen. A clamp at 0 may be meant.
+        if given or (small and producer.operation == "add" and known.bits <= 16):
+            number = f"the {given[0]:g}" if given else "the small number (eps)"
+            smallest = f"{known.smallest_subnormal:.0e}"
+            return f"{number} before it is 0 in {dtype}, whose smallest number is {smallest}"
+    return ""
+
+
+def is_squared(trace: Trace, step: Step) -> bool:
+    """Return whether the result of a forward step is squared before anything selects from it: the derivative
+    of a square at 0 is 0, whether the square is selected or not."""
+    reached = set(step.outputs)
+    for s in trace.steps[step.index + 1 :]:
+        if s.phase != "forward" or not reached.intersection(s.inputs):
+            continue
+        twice = s.operation == "mul" and len(s.inputs) == 2 and s.inputs[0] == s.inputs[1]
+        if twice or (s.operation == "pow" and any(x > 1.0 for x in s.scalars)):
+            return True
+        if s.operation in _CARRYING | {"add", "mul", "sub"}:
+            reached.update(s.outputs)
+    return False

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 from stablenum.diagnosis.replay.causes import CAUSES, Cause
 from stablenum.diagnosis.replay.findings import Finding
-from stablenum.diagnosis.replay.operations import ADVICE, REMEDIES, Remedy
+from stablenum.diagnosis.replay.operations import ADVICE, REMEDIES, ROWS, Remedy
 
-__all__ = ["Advice", "advice_on"]
+__all__ = ["Advice", "advice_on", "options_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,14 @@ _PICKED = (
     "use only what the mask allows, or mask with a large finite number"
 )
 
+# A number that keeps an argument from the edge, but is 0 in its format.
+_LOST = (
+    "compute this part in float32, or use a number that {dtype} can represent (1e-4), so that it keeps the "
+    "argument away from 0"
+)
+# An operation in an update that the user wrote.
+_OWN_UPDATE = "add a small number (eps) to the argument in this update, or use the safe form"
+
 _KEEP_AWAY = "keep the argument away from the edge of the domain: clamp it before the call"
 
 # Functions that are often written by hand. The names are those of ``patterns.by_hand``.
@@ -50,6 +60,8 @@ _BY_HAND = {
     ),
     "log_softmax": Remedy("numerics.log_softmax", "{ns}.numerics.log_softmax(x, {axis}=-1)"),
     "logsumexp": Remedy("numerics.logsumexp", "{ns}.numerics.logsumexp(x, {axis}=-1)"),
+    "normalize": Remedy("numerics.normalize", "{ns}.numerics.normalize(x, {axis}=-1)"),
+    "rms_norm": Remedy("numerics.rms_norm", "{ns}.numerics.rms_norm(x, {axis}=-1)"),
     "sigmoid": Remedy("", "{nn}.sigmoid(x)"),
     "softmax": Remedy("numerics.softmax", "{ns}.numerics.softmax(x, {axis}=-1)"),
     "softplus": Remedy("numerics.softplus", "{ns}.numerics.softplus(x)"),
@@ -80,6 +92,30 @@ _AT_THE_CALL = {
 }
 
 
+# Optimizers of optax that take a number to add inside the root of their second moment.
+_EPS_ROOT = ("adam", "adan", "amsgrad", "belief", "radam", "yogi")
+_THROUGH = (
+    "it is differentiated through, and the root of its second moment has an infinite derivative where the "
+    "moment is 0"
+)
+
+
+def _about_optimizer(library: str) -> str:
+    """Return what to do if the root in an optimizer's update is differentiated; "" for another library."""
+    package, _, name = library.rpartition(".")
+    if package == "optax" and name.startswith("scale_by_"):
+        name = name.removeprefix("scale_by_")
+        if name in _EPS_ROOT:
+            return f"{_THROUGH}: make the optimizer with a number inside the root (eps_root=1e-8)"
+        return f"{_THROUGH}: make the optimizer with eps inside the root (eps_in_sqrt=True)"
+    if package == "torch.optim":
+        return (
+            f"{_THROUGH}, which torch's optimizers cannot keep it from: use SGD for the steps that are "
+            "differentiated, or write the update with (v + 1e-8).sqrt()"
+        )
+    return ""
+
+
 def advice_on(
     cause: Cause, finding: Finding | None, *, loss_finite: bool | None = None, tried: str = ""
 ) -> Advice:
@@ -92,28 +128,74 @@ def advice_on(
         tried: what came of the safe function on the recorded arguments; one that failed is not named.
     """
     plain = CAUSES[cause].remedy
+    if finding is not None and finding.lost and cause is Cause.OPTIMIZER_STATE:
+        return Advice(_LOST.format(dtype=finding.inputs[0].dtype))
     if finding is None or cause not in _BY_FUNCTION:
         return Advice(_about_before(finding, plain, masked=loss_finite is True))
     if cause is Cause.MASK and finding.operation in _PICKING and not finding.derivative:
         return Advice(_PICKED)
     if finding.library and cause is not Cause.LABELS:
         return Advice(_at_the_call(cause, finding))
-    advice = _by_function(cause, finding)
+    advice = _about_lost(cause, finding, _by_function(cause, finding))
     if advice.safe is not None and tried not in ("", "finite"):
         return Advice(_without_function(cause, finding))
     return advice
 
 
+def options_of(name: str, f: Finding) -> dict[str, Any]:
+    """Return the arguments with which a safe function over rows does what the user's call does; empty if they
+    are not known, or if the function has none that match.
+
+    A correction that leaves nothing to divide by is 0 instead: of one element, the spread is then 0.
+
+    Example:
+        >>> given = {"axis": (0,), "correction": 1}
+        >>> f = Finding(operation="std", phase="forward", kind="nan", options=given)
+        >>> options_of("numerics.std", f)
+        {'axis': 0, 'correction': 1}
+    """
+    allowed, given = ROWS.get(name, ()), f.options
+    if "axis" not in given:
+        return {}
+    axis = given["axis"]
+    if isinstance(axis, tuple) and len(axis) == 1:
+        axis = axis[0]
+    if "axes" not in allowed and not isinstance(axis, int):
+        return {}
+    found = {"axis": axis}
+    if "correction" in allowed:
+        correction = given.get("correction", 0)
+        found["correction"] = correction if given.get("count", math.inf) > correction else 0
+    if "keepdims" in allowed and given.get("keepdims"):
+        found["keepdims"] = True
+    return found
+
+
 def _by_function(cause: Cause, f: Finding) -> Advice:
     if f.by_hand:
-        what = f"this is {f.by_hand} written by hand: the function itself stays in range"
+        does = "is finite at 0, too" if f.by_hand in ("normalize", "rms_norm") else "stays in range"
+        what = f"this is {f.by_hand} written by hand: the function itself {does}"
         return Advice(what, _BY_HAND[f.by_hand])
     if cause in _OVERFLOWS and (f.operation in _EDGE_ONLY or cause is Cause.LOW_PRECISION_OVERFLOW):
         return Advice(_without_function(cause, f))
     safe = _POWER_OF_ARRAYS if _is_power_of_arrays(f) else REMEDIES.get(f.operation)
+    if f.options.get("ord", 2) != 2:  # the safe functions have the Euclidean norm
+        safe = None
     if f.operation == "pow" and f.primitive.endswith("pow.Scalar"):  # the base is a plain number
         safe = None
     return Advice(CAUSES[cause].remedy, safe) if safe else Advice(_without_function(cause, f))
+
+
+def _about_lost(cause: Cause, f: Finding, advice: Advice) -> Advice:
+    """Return the advice with what is to be done about a small number that is 0 in its format."""
+    if cause not in (Cause.DOMAIN, Cause.BOUNDARY_DERIVATIVE):
+        return advice
+    also = "; or use the safe form" if advice.safe else ""
+    if f.lost:
+        return Advice(_LOST.format(dtype=f.inputs[0].dtype) + also, advice.safe)
+    if f.phase == "update" and advice.safe:
+        return Advice(_OWN_UPDATE, advice.safe)
+    return advice
 
 
 def _is_power_of_arrays(f: Finding) -> bool:
@@ -136,6 +218,9 @@ def _without_function(cause: Cause, f: Finding) -> str:
 def _at_the_call(cause: Cause, f: Finding) -> str:
     own = f.own_frame
     where = f"at your call in {own}" if own is not None else "at your call"
+    about = _about_optimizer(f.library) if f.derivative and f.operation in ("sqrt", "rsqrt") else ""
+    if about:
+        return f"the operation is inside {f.library}; {about}"
     if cause in _OVERFLOWS:
         change = "bound what you pass: scale it down, clip it, or call it in float32"
     else:

@@ -6,8 +6,9 @@ Adapters record the program while they replay the step; all conclusions are draw
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from stablenum.diagnosis.replay.values import Place, TensorStats
 
@@ -70,6 +71,8 @@ class Step:
         where: the place inside a loop, such as "iteration 3 of scan"; "" elsewhere.
         library: the library's function through which the user's line called the step; "" for none.
         compute_dtype: the format in which the step computes, if it differs from that of its outputs.
+        options: of a function over rows, the "axis", "keepdims", "correction" and "ord" of the user's call,
+            and the "count" of elements that it takes together, as far as they are known.
     """
 
     index: int
@@ -86,6 +89,7 @@ class Step:
     where: str = ""
     compute_dtype: str = ""
     library: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -139,6 +143,7 @@ class Trace:
         where: str = "",
         compute_dtype: str = "",
         library: str = "",
+        options: Mapping[str, Any] | None = None,
     ) -> Step:
         """Add the next step. Its outputs are values that have just been added."""
         step = Step(
@@ -156,6 +161,7 @@ class Trace:
             where=where,
             compute_dtype=compute_dtype,
             library=library,
+            options=options or {},
         )
         self.steps.append(step)
         for output in step.outputs:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from stablenum.diagnosis.replay.findings import Finding
 from stablenum.diagnosis.replay.judge import Evidence, judge
+from stablenum.diagnosis.replay.remedies import options_of
 
 __all__ = ["Read", "Trial", "trial_of", "with_trial"]
 
@@ -27,7 +28,7 @@ class Trial(NamedTuple):
         name: the function, such as "numerics.log".
         arrays: how many of the arrays that the operation read are its arguments, from the first.
         numbers: plain numbers after the arrays.
-        options: keyword arguments; "axis" is the framework's word for an axis.
+        options: keyword arguments; "axis" and "keepdims" stand for the framework's words.
     """
 
     name: str
@@ -44,6 +45,7 @@ def with_trial(
     floating: Callable[[Sequence[Any]], list[Any]],
     finite: Callable[[Any], bool],
     evaluate: Callable[[Callable[..., Any], list[Any], Trial], Iterable[Any]],
+    exp: Callable[[Any], Any],
 ) -> Evidence:
     """Return the evidence with what came of the safe function, in value and derivative; as it is, if the
     function cannot be tried.
@@ -55,6 +57,7 @@ def with_trial(
         floating: returns those of the arrays that have floating-point numbers.
         finite: whether all numbers in an array are finite.
         evaluate: returns the value and the derivatives of the function for these arrays.
+        exp: the framework's exponential.
     """
     verdict = judge(evidence)
     if read is None or not verdict.safe_function or evidence.first is None:
@@ -66,6 +69,8 @@ def with_trial(
     if trial is None or not all(map(finite, arrays[: trial.arrays])):
         return evidence
     function = getattr(importlib.import_module(f"{package}.{part}"), name)
+    if trial.name == POWER_OF_ARRAYS:
+        function = _power_of_arrays(function, exp)
     try:
         found = list(evaluate(function, arrays[: trial.arrays], trial))
     except (TypeError, ValueError, RuntimeError):
@@ -73,24 +78,34 @@ def with_trial(
     return replace(evidence, tried="finite" if all(map(finite, found)) else "not finite")
 
 
+def _power_of_arrays(log: Callable[[Any], Any], exp: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda x, y: exp(y * log(x))
+
+
+# Stands for the function that is recommended for a power of two arrays.
+POWER_OF_ARRAYS = "a power of arrays"
+
 _ONE = (
     "numerics.arccos", "numerics.arctanh", "numerics.log", "numerics.log_sigmoid", "numerics.reciprocal",
     "numerics.rsqrt", "numerics.softplus", "numerics.sqrt",
 )  # fmt: skip
 _TWO = ("numerics.arctan2", "numerics.logaddexp", "numerics.xlogy")
 _ROWS = (
-    "numerics.log_softmax", "numerics.logsumexp", "numerics.norm", "numerics.normalize", "numerics.softmax",
-    "numerics.std", "numerics.variance",
+    "numerics.log_softmax", "numerics.logsumexp", "numerics.norm", "numerics.normalize", "numerics.rms_norm",
+    "numerics.softmax", "numerics.std", "numerics.variance",
 )  # fmt: skip
 # The operation that reads the argument of a function that was written by hand.
 _FIRST_OF = {
     "softplus": "exp", "logsumexp": "exp", "softmax": "exp", "log_softmax": "softmax",
-    "log_sigmoid": "sigmoid",
+    "log_sigmoid": "sigmoid", "normalize": "div", "rms_norm": "div",
 }  # fmt: skip
 
 
 # Operations whose names are not in those of the frameworks' primitives.
-_PRIMITIVES = {"arctanh": "atanh", "normalize": "div"}
+_PRIMITIVES = {
+    "arctanh": ("atanh",), "normalize": ("div", "normalize"), "pow": ("pow", "square"), "var": ("var",),
+    "reciprocal": ("reciprocal", "integer_pow"),
+}  # fmt: skip
 
 
 def trial_of(name: str, finding: Finding, primitive: str, shapes: Sequence[tuple[int, ...]]) -> Trial | None:
@@ -110,10 +125,10 @@ def trial_of(name: str, finding: Finding, primitive: str, shapes: Sequence[tuple
     expected = _FIRST_OF.get(finding.by_hand, "") if finding.by_hand else finding.operation
     if finding.by_hand and finding.operation != expected:
         return None  # what it read is not the function's argument
-    if _PRIMITIVES.get(expected, expected) not in primitive:
+    if not any(known in primitive for known in _PRIMITIVES.get(expected, (expected,))):
         return None
     if finding.operation == "pow" and name == "numerics.log":  # in a form for two arrays
-        return None
+        return Trial(POWER_OF_ARRAYS, 2) if len(shapes) == 2 else None
     if name in _ONE and len(shapes) == 1:
         return Trial(name, 1)
     if name in _TWO and len(shapes) == 2:
@@ -125,5 +140,5 @@ def trial_of(name: str, finding: Finding, primitive: str, shapes: Sequence[tuple
     if name == "numerics.divide" and len(shapes) == 1 and len(finding.scalars) == 1:
         return Trial(name, 1, finding.scalars)
     if name in _ROWS and len(shapes) >= 1 and shapes[0]:
-        return Trial(name, 1, (), {"axis": -1})
+        return Trial(name, 1, (), options_of(name, finding) or {"axis": -1})
     return None

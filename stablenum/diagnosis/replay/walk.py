@@ -9,13 +9,13 @@ is the operation that could not handle it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 
 from stablenum.diagnosis.replay.operations import ANSWERING, CLIPPING, MASKED, MOVING, SELECTING
 from stablenum.diagnosis.replay.trace import Step, Trace, Value
 
-__all__ = ["Origin", "first_causes", "is_clipped", "is_selected"]
+__all__ = ["Origin", "first_causes", "is_clipped", "is_selected", "on_the_way"]
 
 # Operations through which a mask is still a mask, element by element.
 _PASSING_ON = MOVING - {"gather", "index", "scatter", "index_put"} | {
@@ -74,6 +74,41 @@ def first_causes(trace: Trace, bad: Iterable[int]) -> list[Origin]:
             key = origin.value.id if origin.step is None else -1 - origin.step.index
             found.setdefault(key, origin)
     return sorted(found.values(), key=lambda o: o.order)
+
+
+def on_the_way(trace: Trace, bad: Iterable[int], at_edge: Callable[[Step], bool]) -> list[Step]:
+    """Return the steps through which bad values came and which would give NaN or an infinity of their own, in
+    order: the first causes, and those that they hide.
+
+    Args:
+        trace: a replay.
+        bad: indices of the values that should be finite but are not.
+        at_edge: whether the forward operation of a derivative, which read a NaN, has an infinite derivative.
+
+    Example:
+        >>> t = Trace()
+        >>> x, inf = t.add_value(role="input"), t.add_value(flags=(False, True, False))
+        >>> nan, both = (t.add_value(flags=(True, False, False)) for _ in range(2))
+        >>> _ = t.add_step("log", inputs=[x], outputs=[inf])
+        >>> _ = t.add_step("div", inputs=[x], outputs=[nan])
+        >>> _ = t.add_step("mul", inputs=[inf, nan], outputs=[both])
+        >>> [s.operation for s in on_the_way(t, [both], lambda step: False)]
+        ['log', 'div']
+    """
+    found, todo, seen = set(), list(bad), set(bad)
+    while todo:
+        producer = trace.values[todo.pop()].producer
+        if producer is None:
+            continue
+        step = trace.steps[producer]
+        read = [v for v in trace.inputs_of(step) if not v.finite]
+        new = [v.id for v in read if v.id not in seen]
+        seen.update(new)
+        todo += new
+        computed = not read and step.operation not in MOVING and not trace.places_infinity(step)
+        if computed or (step.forward is not None and any(v.nan for v in read) and at_edge(step)):
+            found.add(producer)
+    return [trace.steps[i] for i in sorted(found)]
 
 
 def _of_nan(trace: Trace, bad: Value) -> list[Origin]:

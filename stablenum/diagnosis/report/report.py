@@ -85,7 +85,7 @@ class Report:
         found["findings"] = tuple(Finding.from_dict(f) for f in d["evidence"]["findings"])
         found["loss_scale"] = float(found["loss_scale"])
         verdict = {**d["verdict"], "cause": Cause(d["verdict"]["cause"])}
-        verdict["evidence"] = tuple(verdict["evidence"])
+        verdict |= {"evidence": tuple(verdict["evidence"]), "left": tuple(verdict.get("left", ()))}
         return cls(
             evidence=Evidence(**found),
             verdict=Verdict(**verdict),

@@ -77,13 +77,18 @@ def sections_of(verdict: Verdict, findings: Sequence[Finding], notes: Sequence[s
         facts=_some(facts, MOST_FACTS),
         remedy=_sentence(verdict.remedy),
         code=verdict.code,
-        tried="tried: finite, in value and derivative, on what this operation read"
-        if verdict.tried == "finite"
-        else "",
+        tried=_tried(verdict),
         frames=tuple(_clean_place(frame) for frame in _shown(frames)),
         others=_some(others, MOST_OTHERS),
         notes=tuple(_sentence(note) for note in _some(notes, MOST_NOTES)),
     )
+
+
+def _tried(verdict: Verdict) -> str:
+    if verdict.tried != "finite":
+        return ""
+    said = "tried: finite, in value and derivative, on what this operation read"
+    return f"{said}; not tried: {', '.join(_some(verdict.left, MOST_OTHERS))}" if verdict.left else said
 
 
 def _shown(frames: Sequence[Place]) -> list[Place]:

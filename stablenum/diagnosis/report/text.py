@@ -42,7 +42,8 @@ def _cause(s: Sections) -> list[str]:
 
 
 def _remedy(s: Sections) -> list[str]:
-    return [*_wrapped(f"Remedy: {s.remedy}"), *(f"    {line}" for line in (s.code, s.tried) if line)]
+    code = [f"    {s.code}"] if s.code else []
+    return [*_wrapped(f"Remedy: {s.remedy}"), *code, *_wrapped(s.tried, "    ")]
 
 
 def _frames(s: Sections) -> list[str]:

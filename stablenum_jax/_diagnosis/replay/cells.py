@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stablenum_jax._diagnosis.replay.source_lines import NOWHERE, Source
 
-__all__ = ["Cell", "Context"]
+__all__ = ["Cell", "Composed", "Context"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +20,29 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
+class Composed:
+    """A call of a function that consists of many equations, such as a standard deviation.
+
+    Attributes:
+        operation: the name by which users call it.
+        inputs: the arrays that it was given.
+        options: its axis and similar arguments.
+    """
+
+    operation: str
+    inputs: Sequence[Any]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Context:
-    """What the enclosing calls determine: the source, the name stack, the iteration."""
+    """What the enclosing calls determine: the source, the name stack, the iteration, the outermost
+    function of many equations."""
 
     source: Source = NOWHERE
     stack: str = ""
     where: str = ""
+    composed: Composed | None = None
 
     def iteration(self, number: int, loop: str) -> Context:
         """Return the context inside one iteration of a loop."""

@@ -108,6 +108,8 @@ def stats_of(x: Any, name: str = "", at: Any = None) -> TensorStats | None:
 
 
 def _some(wide: np.ndarray, bad: np.ndarray, shape: tuple[int, ...], at: Any) -> np.ndarray:
+    if at is not None and (wide.size != math.prod(shape) or jnp.iscomplexobj(at)):
+        return wide[:0]  # complex numbers, of which the parts are beside each other
     if at is not None:
         where = ~np.isfinite(np.asarray(at).astype(np.float64))
         return wide[where.ravel()][:4] if where.shape == shape else wide[:0]

@@ -14,7 +14,8 @@ from jax.extend import core
 
 from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum_jax._diagnosis.replay import control_flow
-from stablenum_jax._diagnosis.replay.cells import Cell, Context
+from stablenum_jax._diagnosis.replay.cells import Cell, Composed, Context
+from stablenum_jax._diagnosis.replay.composed import axis_of, composed_by, reduces
 from stablenum_jax._diagnosis.replay.flags import CLEAN, Flags, flags_in, flags_of
 from stablenum_jax._diagnosis.replay.jax_internals import (
     bind,
@@ -50,6 +51,7 @@ class Kept:
     eqn: Any
     inputs: tuple[Any, ...]
     outputs: tuple[Any, ...]
+    composed: Composed | None = None
 
 
 @dataclass
@@ -103,7 +105,7 @@ class Interpreter:
         # The object is kept with its cell, because an id is unique only as long as its object lives.
         known = self._literals.get(id(literal))
         if known is None:
-            known = self._literals[id(literal)] = (literal, self.outside(literal.val, "constant", "literal"))
+            known = self._literals[id(literal)] = (literal, self.outside(literal.val, "constant"))
         return known[1]
 
     # --- steps ---
@@ -115,23 +117,26 @@ class Interpreter:
         source = self.source(eqn, ctx)
         stack = _joined(ctx.stack, eqn)
         primitive = operation or eqn.primitive.name
+        reduced = not operation and reduces(eqn)
+        options = {"axis": axis_of(eqn, stack)} if reduced and ctx.composed is None else {}
         step = self.trace.add_step(
             operation or operation_name(source.functions, primitive, eqn.params.get("y")),
             primitive=primitive,
             inputs=[c.id for c in inputs],
             outputs=[c.id for c in outputs],
-            scalars=[float(v.val) for v in eqn.invars if isinstance(v, core.Literal) and _is_number(v.val)]
-            if not operation
-            else (),
+            scalars=() if operation else _scalars(eqn),
             module=_module(stack),
             place=source.place,
             frames=source.frames,
             where=ctx.where,
             library=source.library,
+            options=ctx.composed.options if ctx.composed else options,
         )
         self.written.append(Written(source, stack, primitive))
         if not self.symbolic and (step.index in self.wanted or self._is_news(step)):
-            self.kept[step.index] = Kept(eqn, tuple(c.data for c in inputs), tuple(c.data for c in outputs))
+            self.kept[step.index] = Kept(
+                eqn, tuple(c.data for c in inputs), tuple(c.data for c in outputs), ctx.composed
+            )
         return step
 
     def _is_news(self, step: Step) -> bool:
@@ -179,7 +184,12 @@ class Interpreter:
         if called is not None:
             jaxpr, consts = called
             with context_of(eqn):
-                return self.run(jaxpr, [self.constant(c) for c in consts], inputs, self.inside(eqn, ctx))
+                inner = self.inside(eqn, ctx)
+                if inner.composed is None and not self.symbolic:
+                    inner = replace(
+                        inner, composed=composed_by(eqn, jaxpr, [c.data for c in inputs], inner.stack)
+                    )
+                return self.run(jaxpr, [self.constant(c) for c in consts], inputs, inner)
         if name in _CONTROL and not self.symbolic:
             return _CONTROL[name](self, eqn, inputs, ctx)
         outputs = self.made(self.compute(eqn, [c.data for c in inputs]))
@@ -208,6 +218,13 @@ class Interpreter:
                 if plain is not None:
                     return [plain]
             return bind(eqn, inputs, params)
+
+
+def _scalars(eqn: Any) -> list[float]:
+    """Return the plain numbers among the arguments, with the exponent of a power."""
+    found = [float(v.val) for v in eqn.invars if isinstance(v, core.Literal) and _is_number(v.val)]
+    exponent = 2 if eqn.primitive.name == "square" else eqn.params.get("y")
+    return [*found, float(exponent)] if isinstance(exponent, (int, float)) else found
 
 
 def _is_number(value: Any) -> bool:

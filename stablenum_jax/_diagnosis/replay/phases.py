@@ -43,7 +43,9 @@ def assign_phases(trace: Trace, written: list[Written], loss: Iterable[int], out
             step.phase = "backward"
         elif not differentiated and later.intersection(step.inputs):
             step.phase = "backward" if roots else "update"
-        elif not roots and any(f.endswith("update_fn") for f in how.source.functions):  # optax's
+        elif not (roots or differentiated) and any(
+            f.endswith("update_fn") for f in how.source.functions
+        ):  # optax's
             step.phase = "update"
         else:
             continue  # forward

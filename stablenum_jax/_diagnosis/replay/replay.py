@@ -147,6 +147,7 @@ class _Outcome:
     notes: list[str]
     compiled_bad: tuple[int, ...] = ()
     read: Read | None = None
+    left: tuple[str, ...] = ()
 
 
 def _replayed(program: Program, call: Call, scale: float, known_bad: bool) -> _Outcome:
@@ -188,6 +189,7 @@ def _replayed(program: Program, call: Call, scale: float, known_bad: bool) -> _O
         notes=notes,
         compiled_bad=compiled_bad,
         read=run.read_by(origins[0], again) if origins else None,
+        left=run.left([f for f, _ in found]),
     )
 
 
@@ -225,6 +227,7 @@ def _evidence(outcome: _Outcome, call: Call, scale: float, opt_state: Any, param
         unscaled_finite=outcome.unscaled_finite,
         norm_overflow=not failed and _norm_overflows(results),
         state=_bad_state(opt_state, call, parameters),
+        left=outcome.left,
         differences=_DIFFERENCES if outcome.reproduced is False else (),
     )
 

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import jit
 
-from stablenum.diagnosis import Finding
-from stablenum.diagnosis.replay.findings import finding_of
+from stablenum.diagnosis import Finding, Place
+from stablenum.diagnosis.replay.findings import finding_of, places_left
 from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum.diagnosis.replay.trials import Read
-from stablenum.diagnosis.replay.walk import Origin, first_causes
+from stablenum.diagnosis.replay.walk import Origin, first_causes, on_the_way
 from stablenum_jax._diagnosis.replay.cells import Cell, Context
 from stablenum_jax._diagnosis.replay.flags import flags_of, stats_of
 from stablenum_jax._diagnosis.replay.guards import seen_by_guards
@@ -24,6 +24,7 @@ from stablenum_jax._diagnosis.replay.interpreter import Interpreter, Kept
 from stablenum_jax._diagnosis.replay.jax_internals import bind
 from stablenum_jax._diagnosis.replay.phases import assign_phases
 from stablenum_jax._diagnosis.replay.programs import Program
+from stablenum_jax._diagnosis.replay.source_lines import callers
 from stablenum_jax._trees.leaves import is_floating
 
 __all__ = ["Run", "result_flags", "run_compiled", "run_eagerly", "run_instrumented"]
@@ -69,6 +70,11 @@ class Run:
         bad = [*(self.outputs[program.judged[i]].id for i in self.bad), *self.measured]
         return first_causes(trace, bad)[:MOST_FINDINGS]
 
+    def left(self, findings: Sequence[Finding]) -> tuple[str, ...]:
+        """Return the further places that give NaN or inf of their own; factors of a derivative are steps."""
+        bad = [*(self.outputs[self.program.judged[i]].id for i in self.bad), *self.measured]
+        return places_left(findings, on_the_way(self.trace, bad, lambda step: False))
+
     def findings(
         self, origins: Sequence[Origin], again: Interpreter | None
     ) -> list[tuple[Finding, Kept | None]]:
@@ -82,10 +88,27 @@ class Run:
         for origin in origins:
             kept = self.interpreter.kept.get(origin.step.index) if origin.step else None
             self._fill(origin, kept)
+            self._find_axis(origin)
             if origin.step is not None and again is not None and origin.step.forward is not None and kept:
                 self._fill_users(origin.step, again.kept.get(origin.step.forward), kept)
-            found.append((finding_of(self.trace, origin, wide_finite=_wide_finite(kept)), kept))
+            finding = finding_of(self.trace, origin, wide_finite=_wide_finite(kept))
+            found.append((_called_from(callers(), finding), kept))
         return found
+
+    def _find_axis(self, origin: Origin) -> None:
+        """Add the axis to a part of a function over rows that JAX does not call as a whole: that of the first
+        sum or maximum in the same call."""
+        if origin.step is None:
+            return
+        trace, written = self.trace, self.interpreter.written
+        step = origin.step if origin.step.forward is None else trace.steps[origin.step.forward]
+        call = written[step.index].source.call
+        if step.options or not call or not written[step.index].source.inner:
+            return
+        for how, other in zip(written, trace.steps, strict=True):
+            if how.source.call == call and other.options:
+                step.options = other.options
+                return
 
     def read_by(self, origin: Origin, again: Interpreter | None) -> Read | None:
         """Return what the user's operation read; None if it was not kept."""
@@ -96,7 +119,11 @@ class Run:
             kept = self.interpreter.kept.get(step.index)
         else:
             kept = None if again is None else again.kept.get(step.forward)
-        return None if kept is None else Read(kept.eqn.primitive.name, kept.inputs)
+        if kept is None:
+            return None
+        if kept.composed is not None and kept.composed.operation == step.operation:
+            return Read(kept.composed.operation, kept.composed.inputs)
+        return Read(kept.eqn.primitive.name, kept.inputs)
 
     def _fill_users(self, step: Step, users: Kept | None, kept: Kept) -> None:
         """Add the statistics of what the user's operation read, of which ``step`` is the derivative."""
@@ -119,12 +146,22 @@ class Run:
         if origin.step is None:
             data = next((c.data for c in self.inputs if c.id == origin.value.id), None)
             if data is not None:
-                origin.value.stats = stats_of(data, origin.value.name)
+                captured = origin.value.name.startswith("captured ")
+                origin.value.stats = stats_of(data, "" if captured else origin.value.name)
         elif kept is not None:
             ids = (*origin.step.inputs, *origin.step.outputs)
+            made = next((o for o in kept.outputs if any(flags_of(o))), None)
             for index, data in zip(ids, (*kept.inputs, *kept.outputs), strict=True):
                 name = values[index].name if values[index].role != "constant" else ""
-                values[index].stats = stats_of(data, name)
+                values[index].stats = stats_of(data, name, made)
+
+
+def _called_from(outer: tuple[Place, ...], finding: Finding) -> Finding:
+    """Return a finding with the frames from which the replayed function was called. A function that had been
+    traced before has them."""
+    if not outer or not finding.frames or outer[0] in finding.frames:
+        return finding
+    return replace(finding, frames=(*outer, *finding.frames))
 
 
 def run_eagerly(program: Program, leaves: Sequence[Leaf], scale: float, *, wanted: Iterable[int] = ()) -> Run:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import linecache
 import os
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 from stablenum.diagnosis import Place
 from stablenum.diagnosis.replay.source_files import is_outside, package_of
 from stablenum_jax._diagnosis.replay.naming import function_name
 
-__all__ = ["NOWHERE", "Source", "is_user_code", "place_in", "source_of"]
+__all__ = ["NOWHERE", "Source", "callers", "is_user_code", "place_in", "source_of"]
 
 _LIBRARIES = (
     "jax", "jaxlib", "flax", "equinox", "optax", "numpy", "chex", "jaxtyping", "stablenum", "stablenum_jax",
@@ -22,6 +24,8 @@ _LIBRARIES = (
 # Parts of JAX that are made of operations, as a library is.
 _COMPOSED = ("/jax/_src/scipy/stats/", "/jax/_src/random", "/jax/example_libraries/")
 _REPLAY = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_OWN = os.path.dirname(os.path.dirname(_REPLAY[:-1])) + os.sep  # this package
+_WATCH = os.path.join(os.path.dirname(_REPLAY[:-1]), "watch.py")
 # Frames below these belong to the rule of a derivative, not to the differentiated call.
 _DIFFERENTIATION = ("/interpreters/ad.py", "/interpreters/batching.py", "/interpreters/backward_pass.py")
 # Frames of JAX itself between a call and what it calls.
@@ -82,13 +86,36 @@ def source_of(traceback: Any) -> Source:
         call=call,
         functions=tuple(_name(code) for code, _ in inner),
         inner=tuple((id(code), offset) for code, offset in inner),
-        library=_library(inner[0][0]) if inner and frames else "",
+        library=_library([code for code, _ in inner]) if frames else "",
     )
 
 
-def _library(code: CodeType) -> str:
+def callers() -> tuple[Place, ...]:
+    """Return the frames of the user's code that called the function which a watched script is replaying,
+    outermost first; none if nothing is watched."""
+    found: list[Place] = []
+    frame: FrameType | None = sys._getframe(1)
+    watched = False
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename == _WATCH:
+            watched = True
+        elif watched and is_user_code(code.co_filename):
+            found.append(place_in(code, frame.f_lineno))
+        frame = frame.f_back
+    return tuple(reversed(found))
+
+
+def _library(codes: Sequence[CodeType]) -> str:
     """Return the name of a library's function that no function of ours replaces; "" for JAX's operations."""
+    code = next((c for c in codes if not c.co_filename.startswith(_OWN)), None)  # not the watch's
+    if code is None:
+        return ""
     package = package_of(code.co_filename)
+    for inner in codes if package == "optax" else ():
+        made_by = _name(inner).partition(".")[0]
+        if made_by.startswith("scale_by_"):
+            return f"optax.{made_by}"
     elementary = package == "jax" and not any(part in code.co_filename for part in _COMPOSED)
     if package in ("", "jaxlib", "numpy", "stablenum_jax") or elementary or function_name([_name(code)]):
         return ""

@@ -20,7 +20,13 @@ __all__ = ["with_trial"]
 def with_trial(evidence: Evidence, read: Read | None) -> Evidence:
     """Do what :func:`stablenum.diagnosis.replay.trials.with_trial` does, with JAX's arrays."""
     return trials.with_trial(
-        evidence, read, package="stablenum_jax", floating=_floating, finite=_finite, evaluate=_evaluate
+        evidence,
+        read,
+        package="stablenum_jax",
+        floating=_floating,
+        finite=_finite,
+        evaluate=_evaluate,
+        exp=jnp.exp,
     )
 
 

@@ -16,6 +16,9 @@ from stablenum_torch._diagnosis.replay.flags import stats_of
 __all__ = ["KeptArguments"]
 
 _KEPT = frozenset(BOUNDARIES) | frozenset(REMEDIES) | {"exp", "expm1", "cosh", "sinh", "sigmoid"}
+# Operations whose derivative is infinite at 0, and at 1 and -1.
+_ZERO = ("log", "log10", "log2", "reciprocal", "rsqrt", "sqrt")
+_ONE = ("acos", "arctanh", "asin")
 # Autograd keeps most of these tensors, too; larger ones are not kept a second time.
 _MOST_ELEMENTS = 2**24
 
@@ -49,6 +52,18 @@ class KeptArguments:
         users = step if step.forward is None else trace.steps[step.forward]
         tensors = self.of(users.index)
         return None if tensors is None else Read(users.primitive, tensors)
+
+    def at_edge(self, step: Step) -> bool:
+        """Return whether the operation of which a step is the derivative has an infinite one for its
+        arguments."""
+        tensors = None if step.forward is None else self.of(step.forward)
+        if not tensors or not tensors[0].is_floating_point():
+            return False
+        if step.operation in _ZERO:
+            return bool((tensors[0] == 0).any())
+        if step.operation == "div":
+            return len(tensors) > 1 and bool((tensors[-1] == 0).any())
+        return step.operation in _ONE and bool((tensors[0].abs() == 1).any())
 
     def stats(self, trace: Trace, step: int, at: Tensor | None) -> tuple[TensorStats, ...]:
         """Return the statistics of what a step read.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from stablenum_torch._diagnosis.replay.naming import PUBLIC
@@ -44,11 +46,24 @@ class PublicFunctions(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name not in PUBLIC:
             return func(*args, **kwargs)
-        before, self._recorder.public = self._recorder.public, name
+        before = self._recorder.public, self._recorder.public_options
+        self._recorder.public, self._recorder.public_options = name, _options(func, args, kwargs)
         try:
             return func(*args, **kwargs)
         except (IndexError, RuntimeError) as error:
             self._recorder.public_failed(name, error)
             raise
         finally:
-            self._recorder.public = before
+            self._recorder.public, self._recorder.public_options = before
+
+
+# Functions of Python that consist of several operations, of which none has the axis as it was given.
+_COMPOSED = (functional.normalize,)
+
+
+def _options(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    if func not in _COMPOSED:
+        return {}
+    given = inspect.signature(func).bind(*args, **kwargs)
+    given.apply_defaults()
+    return {"axis": given.arguments["dim"], "ord": given.arguments["p"]}

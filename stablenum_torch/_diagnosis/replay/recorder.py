@@ -21,7 +21,14 @@ from stablenum_torch._diagnosis.replay.labels import check_labels, is_index_erro
 from stablenum_torch._diagnosis.replay.module_paths import ModulePaths
 from stablenum_torch._diagnosis.replay.naming import operation_name
 from stablenum_torch._diagnosis.replay.phases import NodeMap
-from stablenum_torch._diagnosis.replay.schemas import Operation, describe, numbers_in, tensors_in, written_by
+from stablenum_torch._diagnosis.replay.schemas import (
+    Operation,
+    describe,
+    numbers_in,
+    options_in,
+    tensors_in,
+    written_by,
+)
 from stablenum_torch._diagnosis.replay.snapshot import Snapshot
 from stablenum_torch._diagnosis.replay.source_lines import Survey, survey
 from stablenum_torch._diagnosis.replay.tensor_memory import Memory, Storage, view_key
@@ -83,6 +90,7 @@ class Recorder(TorchDispatchMode):
         accumulated: whether a backward pass has written gradients of parameters.
         gradients: results of ``torch.autograd.grad``, with names.
         public: the public function that is running.
+        public_options: the axis that it was given.
         roots: tensors from which backward passes started.
         on_update: called when an optimizer begins to step.
     """
@@ -106,6 +114,7 @@ class Recorder(TorchDispatchMode):
         self.accumulated = False
         self.gradients: list[tuple[str, Value]] = []
         self.public = ""
+        self.public_options: dict[str, Any] = {}
         self.roots: list[Tensor] = []
         self._snapshot, self._names, self._paths, self._stop = snapshot, names, paths, stop
         self.on_update: Callable[[], None] | None = None
@@ -270,7 +279,8 @@ class Recorder(TorchDispatchMode):
             return
         flags = self._output_flags(operation, before, outputs)
         step = self._add(operation, context, before.inputs, outputs, flags, call, written_ids)
-        if step.phase == "forward" and (makes_node or not all(flag == CLEAN for flag in flags)):
+        news = not all(flag == CLEAN for flag in flags)
+        if (step.phase == "forward" and makes_node) or (step.phase != "backward" and news):
             self.kept.keep(step, before.inputs, tensors_in(call), before.clones)
         self._nodes.record(step.index, operation.name, sure=makes_node)
         self._describe(func, operation, step, before, call, outputs)
@@ -311,6 +321,7 @@ class Recorder(TorchDispatchMode):
             frames=context.frames,
             forward=forward.index if forward else None,
             library=context.library,
+            options=self.public_options or options_in(operation, *call),
         )
         for tensor, value in zip(outputs, values, strict=True):
             storage = self._memory.find(tensor) or self._memory.add(tensor, outside=False)
@@ -477,7 +488,7 @@ class Recorder(TorchDispatchMode):
         step = None if made_by is None else self.trace.steps[made_by]
         if place is not None:
             where = module or (step.module if step else "")
-            return _Context("backward", place, seen.frames, where, public)
+            return _Context("backward", place, (*seen.outer, *seen.frames), where, public)
         if step is None:
             return _Context("backward", _last(seen.outer), seen.outer, module, public)
         # The derivative of a derivative belongs to the same forward operation.

@@ -132,6 +132,7 @@ def _evidence(
         unscaled_finite=unscaled,
         norm_overflow=not shown.went_wrong and shown.norm / scales[0] > FLOAT32_MAX**0.5,
         state=_state(call),
+        left=shown.left,
         unjudged=_NO_LOSS if known_bad and shown.unjudged and not shown.went_wrong else "",
         differences=_differences(rng) if reproduced is False else (),
     )

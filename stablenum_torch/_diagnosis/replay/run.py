@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from stablenum.diagnosis import Finding
-from stablenum.diagnosis.replay.findings import finding_of
+from stablenum.diagnosis.replay.findings import finding_of, places_left
 from stablenum.diagnosis.replay.source_files import lines_around
 from stablenum.diagnosis.replay.trace import Step, Trace, Value
 from stablenum.diagnosis.replay.trials import Read
-from stablenum.diagnosis.replay.walk import first_causes
+from stablenum.diagnosis.replay.walk import first_causes, on_the_way
 from stablenum.errors import NonFiniteError
 from stablenum.interrupts import and_restore
 from stablenum_torch._devices.generators import RngState, set_rng_state
@@ -55,6 +55,7 @@ class Run:
         bad_gradients, bad_updates: the gradients and updates of this step that are not finite.
         labels: what is wrong with the labels.
         read: what the operation of the first finding read; for a derivative, what the user's operation read.
+        left: further places that give NaN or inf of their own.
         norm: the norm of all gradients, in float64.
         backward: whether any gradient was computed.
         unjudged: whether the step returned nothing and computed no gradient, which leaves nothing to judge.
@@ -70,6 +71,7 @@ class Run:
     bad_updates: list[str] = field(default_factory=list)
     labels: str = ""
     read: Read | None = None
+    left: tuple[str, ...] = ()
     norm: float = 0.0
     backward: bool = False
     unjudged: bool = False
@@ -296,6 +298,8 @@ class _Judge:
             wide = recorder.wide.get(origin.step.index) if origin.step else None
             self.result.findings.append(finding_of(trace, origin, wide_finite=wide))
         if origins and origins[0].step is not None:
+            steps = on_the_way(trace, self.result.bad, recorder.kept.at_edge)
+            self.result.left = places_left(self.result.findings, steps)
             self.result.read = recorder.kept.of_operation(trace, origins[0].step)
             self.result.labels = recorder.labels.get(origins[0].step.index, "")
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-__all__ = ["Operation", "describe", "numbers_in", "tensors_in", "written_by"]
+__all__ = ["Operation", "describe", "numbers_in", "options_in", "tensors_in", "written_by"]
 
 # Operations that overwrite their target without reading it.
 _OVERWRITES = frozenset({
@@ -39,6 +40,7 @@ class Operation:
         view: whether its results share memory with its first argument.
         empty: whether its result is uninitialised memory.
         each: whether it does the same to every tensor of a list.
+        options: positions and names of the arguments that say over which axes it works, and how.
     """
 
     name: str
@@ -49,8 +51,11 @@ class Operation:
     view: bool = False
     empty: bool = False
     each: bool = False
+    options: tuple[tuple[int, str], ...] = ()
 
 
+# The arguments that say over which axes an operation works, under the names of the core.
+_OPTIONS = {"dim": "axis", "correction": "correction", "keepdim": "keepdims", "ord": "ord"}
 _known: dict[Any, Operation] = {}
 
 
@@ -81,7 +86,25 @@ def _read(func: Any) -> Operation:
         view=any(info is not None and not info.is_write for info in returns),
         empty=name.startswith(("empty", "new_empty")),
         each=name.startswith(("_foreach_", "_fused_")),
+        options=tuple((i, a.name) for i, a in arguments if a.name in _OPTIONS),
     )
+
+
+def options_in(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the axis and similar arguments of a call, under the names of the core."""
+    found: dict[str, Any] = {}
+    for position, name in operation.options:
+        given = args[position] if position < len(args) else kwargs.get(name)
+        found[_OPTIONS[name]] = tuple(given) or None if isinstance(given, list | tuple) else given
+    if "correction" in found:
+        found["correction"] = 1 if found["correction"] is None else found["correction"]  # 1 is torch's own
+        found["count"] = _together(args[0], found.get("axis"))
+    return {k: v for k, v in found.items() if v is not None or k == "axis"}
+
+
+def _together(x: Tensor, axis: tuple[int, ...] | int | None) -> int:
+    axes = range(x.dim()) if axis is None else (axis,) if isinstance(axis, int) else axis
+    return math.prod(x.shape[a] for a in axes)
 
 
 def written_by(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:

@@ -82,6 +82,8 @@ def survey(stop: CodeType) -> Survey:
             (outer if found.engine else inner).append(_place(code, frame.f_lineno))
         elif kind is _Kind.UPDATE:
             found.update = True
+            if not inner:
+                found.library = _optimizer(frame)
         elif found.engine or kind is _Kind.OTHER:
             pass
         elif kind is _Kind.LIBRARY:
@@ -150,6 +152,12 @@ def _place(code: CodeType, line: int) -> Place:
         source = linecache.getline(code.co_filename, line).strip()
         place = _places[key] = Place(code.co_filename, line, code.co_name, source)
     return place
+
+
+def _optimizer(frame: FrameType) -> str:
+    """Return the name of the optimizer whose step a frame of torch runs."""
+    given = frame.f_locals.get("args") or (frame.f_locals.get("self"),)
+    return f"torch.optim.{type(given[0]).__name__}"
 
 
 def _public(code: CodeType, line: int) -> str:

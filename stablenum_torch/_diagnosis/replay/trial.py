@@ -19,7 +19,13 @@ __all__ = ["with_trial"]
 def with_trial(evidence: Evidence, read: Read | None) -> Evidence:
     """Do what :func:`stablenum.diagnosis.replay.trials.with_trial` does, with torch's tensors."""
     return trials.with_trial(
-        evidence, read, package="stablenum_torch", floating=_floating, finite=_finite, evaluate=_evaluate
+        evidence,
+        read,
+        package="stablenum_torch",
+        floating=_floating,
+        finite=_finite,
+        evaluate=_evaluate,
+        exp=torch.exp,
     )
 
 
@@ -28,7 +34,8 @@ def _floating(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _evaluate(function: Callable[..., Any], tensors: list[Tensor], trial: Trial) -> list[Tensor]:
-    options = {"dim" if k == "axis" else k: v for k, v in trial.options.items()}
+    words = {"axis": "dim", "keepdims": "keepdim"}
+    options = {words.get(k, k): v for k, v in trial.options.items()}
     state = rng_state(torch_only=True)
     try:
         with torch.enable_grad():
