@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import jax
@@ -141,3 +142,19 @@ def test_arguments_in_another_order_are_named() -> None:
     model = {**PARAMS, "f": jnp.tanh}
     with pytest.raises(ValueError, match=r"grads\['f'\] is .*unlike tx\.update"):
         sj.step(tx, {**PARAMS, "f": None}, opt_state, model)
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
+def test_no_order_of_the_arguments_but_one_passes_as_another(order: tuple[int, ...]) -> None:
+    tx = optax.chain(sj.guard(), optax.sgd(0.5))
+    given = PARAMS, tx.init(PARAMS), jax.tree.map(lambda x: 3 * x, PARAMS)
+    names = ("params", "opt_state", "grads")
+    after, _ = sj.step(tx, **{names[i]: given[i] for i in order})
+    np.testing.assert_array_equal(after["w"], -0.5)
+    mixed = [given[i] for i in order]
+    if order[1] != 1:
+        with pytest.raises(ValueError, match=r"opt_state must be the state of tx; got it as .*step takes"):
+            sj.step(tx, *mixed)
+    elif order[0] == 2:  # nothing tells gradients from parameters, as the docstring says
+        after, _ = sj.step(tx, *mixed)
+        np.testing.assert_array_equal(after["w"], 2.5)
