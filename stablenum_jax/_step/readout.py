@@ -60,7 +60,8 @@ def metrics(opt_state: PyTree, *, raise_if_halted: bool = True) -> stablenum.Met
     On the host these are plain Python values, and reading them waits for the device. A run of skipped steps
     is logged then (logger ``"stablenum"``): a jitted step itself can neither log nor raise. In a trace
     (jit, scan) they are arrays, ``worst`` and ``reason`` as () int32, so that they can be logged
-    from inside.
+    from inside; if ``jax.debug_nans`` is on while they are traced, a loss that was not given is
+    float32's lowest number there.
 
     Args:
         opt_state: a pytree with one guard's state in it.
@@ -92,14 +93,18 @@ def metrics(opt_state: PyTree, *, raise_if_halted: bool = True) -> stablenum.Met
 
 
 def _traced_metrics(state: stablenum.GuardState) -> dict[str, jax.Array]:
-    """Return the arrays behind :func:`stablenum.guard.metrics`."""
+    """Return the arrays behind :func:`stablenum.guard.metrics`.
+
+    Under ``jax.debug_nans``, which stops at every NaN, what is not known is float32's lowest number instead.
+    """
     floats, ints = state.recorder.floats[-1], state.recorder.ints[-1]
     started = ints[0] >= 0
+    unknown = NO_LOSS if jax.config.jax_debug_nans else jnp.nan
     reason = jnp.where(started, ints[1], int(Reason.NO_STEP_YET))
     return {
         "step": ints[0],
-        "loss": jnp.where(started & (floats[0] != NO_LOSS), floats[0], jnp.nan),
-        "grad_norm": jnp.where(started, floats[1], jnp.nan),
+        "loss": jnp.where(started & (floats[0] != NO_LOSS), floats[0], unknown),
+        "grad_norm": jnp.where(started, floats[1], unknown),
         "loss_scale": jnp.where(started, floats[2], state.loss_scale.scale),
         "clip_coefficient": jnp.where(started, floats[3], 1.0),
         "reason": reason,
