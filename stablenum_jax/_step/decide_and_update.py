@@ -16,7 +16,6 @@ itself (:class:`Deferred`), and the whole step is undone here if the guard skipp
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
@@ -26,6 +25,7 @@ import optax
 from jax import lax
 
 import stablenum
+from stablenum.user_warnings import warn
 from stablenum_jax._step.apply import (
     grads_or_negative_zeros,
     multiply_leaves,
@@ -362,10 +362,9 @@ def _accumulates(opt_state: PyTree) -> bool:
 def _warn_of_placement(opt_state: PyTree) -> None:
     """Warn unless the guard received different gradients only because ``MultiSteps`` accumulates them."""
     if not _accumulates(opt_state):
-        warnings.warn(
+        warn(
             "The guard does not receive the gradients themselves: a transformation before it, or a jit "
             "around tx.update, changes them. Steps with non-finite gradients are skipped anyway, but put "
             "the guard first, and jit the training step instead of tx.update.",
             GuardPlacementWarning,
-            stacklevel=2,
         )

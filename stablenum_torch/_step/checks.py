@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
@@ -14,6 +13,7 @@ from torch.optim import Optimizer
 from stablenum.errors import bad_type
 from stablenum.formats import FORMATS, get_format
 from stablenum.guard.config import GuardConfig
+from stablenum.user_warnings import warn
 from stablenum_torch._devices.fused_optimizers import is_fused
 from stablenum_torch._devices.ranks import is_sharded, local_part
 from stablenum_torch._devices.uncompiled import uncompiled
@@ -242,11 +242,10 @@ def warn_of_lost_eps(optimizer: Optimizer) -> None:
                 continue  # fused kernels compute the denominator in float32
             # Round to nearest even: half of the smallest subnormal, or less, becomes 0.
             if eps <= get_format(name).smallest_subnormal / 2:
-                warnings.warn(
+                warn(
                     f"eps={eps:g} is 0 in {name}: the optimizer divides 0 by 0 where a gradient is zero, and "
                     f"the parameter becomes NaN although no gradient is. Use float32 parameters, "
                     f"fused=True, or eps >= {get_format(name).smallest_subnormal:g}.",
                     EpsTooSmallWarning,
-                    stacklevel=3,
                 )
                 return

@@ -478,7 +478,11 @@ class GuardedOptimizer(Optimizer):
 
     @property
     def guard_state(self) -> GuardState:
-        """The guard's live tensors: reading ``guard_state.skipped_total`` as a tensor needs no wait."""
+        """The guard's live tensors: reading ``guard_state.skipped_total`` as a tensor needs no wait.
+
+        A tensor stays the same one as long as the guard lives, except that new settings or parameters change
+        the shape of some rules' statistics, and a model that moves to another device takes all along.
+        """
         self._guard.fit()
         return self._guard.state
 

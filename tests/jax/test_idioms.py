@@ -192,3 +192,21 @@ def test_no_order_of_the_arguments_but_one_passes_as_another(order: tuple[int, .
     elif order[0] == 2:  # nothing tells gradients from parameters, as the docstring says
         after, _ = sj.step(tx, *mixed)
         np.testing.assert_array_equal(after["w"], 2.5)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("use", ["plain update", "placement", "load"])
+def test_a_warning_points_at_the_line_of_the_user(use: str, jit: bool) -> None:
+    def act() -> Any:
+        if use == "load":
+            saved = sj.guard_state_dict(sj.guard().init(PARAMS))
+            return sj.load_guard_state_dict(sj.guard(clip=stablenum.ZClip()).init(PARAMS), saved)
+        parts = [sj.guard(), optax.scale(0.5)][:: -1 if use == "placement" else 1]
+        tx = optax.chain(*parts)
+        if use == "placement":
+            return sj.step(tx, PARAMS, tx.init(PARAMS), PARAMS)
+        return tx.update(PARAMS, tx.init(PARAMS), PARAMS)
+
+    with pytest.warns(UserWarning, match="guard|statistics") as caught:
+        (jax.jit(act) if jit and use != "load" else act)()
+    assert {w.filename for w in caught} == {__file__}

@@ -169,6 +169,25 @@ def test_the_guards_own_checkpoint_is_loaded_whole_or_not_at_all(most):
 
 
 @pytest.mark.parametrize("most", MOST)
+def test_settings_are_replaced_whole_or_not_at_all(most):
+    def replace(training: Training) -> None:
+        training.opt.config = stablenum.GuardConfig(clip=1.0, loss_scale=4.0)
+
+    def state(training: Training) -> Any:
+        return training.opt.config, training.state()
+
+    lines = executed_lines(functools.partial(replace, Training("fused", "global")))
+    whole = Training("fused", "global")
+    before = state(whole)
+    replace(whole)
+    ends = [i for i, (file, _) in enumerate(lines) if file.endswith("_step/guard.py")][-20:]
+    for number in ends if most is not None else first_and_last(lines):
+        training = Training("fused", "global")
+        assert interrupted_at(number, functools.partial(replace, training)) is not None
+        assert state(training) in (before, state(whole)), lines[number]
+
+
+@pytest.mark.parametrize("most", MOST)
 def test_a_new_parameter_group_enlarges_the_state_at_once_or_later(most):
     def add(training: Training) -> None:
         training.opt.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
