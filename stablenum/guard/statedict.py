@@ -161,9 +161,12 @@ class _Reader:
 
     def own(self, tree: Any) -> Any:
         """Return a copy of the loading guard's own state."""
-        return map_leaves(
-            lambda leaf: self.xp.asarray(leaf.tolist(), dtype=leaf.dtype, device=self.device), tree
-        )
+        return map_leaves(lambda leaf: self._array(leaf.tolist(), leaf), tree)
+
+    def _array(self, values: Any, like: Any) -> Any:
+        """Return nested lists as an array like ``like``, whose columns a list without rows does not show."""
+        made = self.xp.asarray(values, dtype=like.dtype, device=self.device)
+        return self.xp.reshape(made, tuple(like.shape))
 
     def read(self, field: str, plain: Any, like: Any) -> Any:
         """Return the part of the state called ``field``, with the structure, shapes and dtypes of
@@ -237,7 +240,7 @@ class _Reader:
             raise bad_field(field, "a number from 2**-100 to 2**100", plain)
         if field.startswith(_RULES):
             _check_statistics(field, values)
-        return self.xp.asarray(values, dtype=like.dtype, device=self.device)
+        return self._array(values, like)
 
 
 def _fits(plain: Any, like: Any, *, rows: int | None) -> bool:

@@ -14,7 +14,7 @@ from stablenum.errors import bad_type
 from stablenum.formats import FORMATS, get_format
 from stablenum.guard.config import GuardConfig
 from stablenum.user_warnings import warn
-from stablenum_torch._devices.fused_optimizers import is_fused
+from stablenum_torch._devices.fused_optimizers import forgets_elements, is_fused
 from stablenum_torch._devices.ranks import is_sharded, local_part
 from stablenum_torch._devices.uncompiled import uncompiled
 from stablenum_torch._step.measure import dense_values
@@ -29,6 +29,7 @@ __all__ = [
     "check_rules",
     "check_unscaled",
     "given_names",
+    "warn_of_forgotten_elements",
     "warn_of_lost_eps",
 ]
 
@@ -225,6 +226,17 @@ def check_names(names: Mapping[Tensor, str], optimizer: Optimizer) -> None:
     twice = next((name for name, count in Counter(known).items() if count > 1), None)
     if twice is not None:
         raise ValueError(f"names must be different for each parameter; got {twice!r} for two of them.")
+
+
+def warn_of_forgotten_elements(optimizer: Optimizer) -> None:
+    """Warn if the optimizer's fused kernel does not move all elements of its parameters."""
+    dtype = forgets_elements(optimizer)
+    if dtype is not None:
+        kind, name = type(optimizer).__name__, str(dtype).removeprefix("torch.")
+        warn(
+            f"The fused {kind} of torch {torch.__version__} does not move all elements of {name} parameters "
+            "on a CPU, with a guard or without, so most of a model is not trained. Make it with fused=False."
+        )
 
 
 def warn_of_lost_eps(optimizer: Optimizer) -> None:

@@ -34,6 +34,7 @@ from stablenum_torch._step.checks import (
     check_optimizer,
     check_rules,
     given_names,
+    warn_of_forgotten_elements,
     warn_of_lost_eps,
 )
 from stablenum_torch._step.guard import Guard
@@ -94,6 +95,11 @@ def wrap(
             ``AdaptiveGradClip.exclude`` matches no parameter, gradients for that rule are sharded, or a group
             lacks the learning rate that ``ClipUpdateRMS`` needs.
 
+    Warns:
+        EpsTooSmallWarning: ``eps`` is 0 in the format of a parameter.
+        UserWarning: the fused kernel of this version of torch leaves elements of 16-bit parameters on a CPU
+            unmoved.
+
     Example:
         >>> import torch
         >>> model = torch.nn.Linear(3, 1)
@@ -113,6 +119,7 @@ def wrap(
     check_process_group(process_group)
     check_rules(made, optimizer, process_group)
     warn_of_lost_eps(optimizer)
+    warn_of_forgotten_elements(optimizer)
     kept = None if buffers is None else KeptBuffers(check_module("buffers", buffers))
     return GuardedOptimizer(optimizer, made, known, process_group, kept)
 
