@@ -14,6 +14,7 @@ from stablenum.guard import halting, readout, statedict
 from stablenum.guard.reasons import APPLIED, Reason
 from stablenum.guard.recorder import NO_LOSS
 from stablenum.guard.skip_log import SkipLog
+from stablenum.settings_checks import check_flag
 from stablenum_jax._trees.names import known_names
 from stablenum_jax._trees.state import GuardOptState, find_guard, replace_guard
 
@@ -81,6 +82,7 @@ def metrics(opt_state: PyTree, *, raise_if_halted: bool = True) -> stablenum.Met
         >>> seen["reason"].name, seen["grad_norm"], seen["worst"].name
         ('CLIPPED', 5.0, 'w')
     """
+    check_flag("raise_if_halted", raise_if_halted)
     names_id = find_guard(opt_state).names_id
     if isinstance(names_id, jax.core.Tracer) and not names_id.ndim:
         return cast("stablenum.Metrics", _traced_metrics(find_guard(opt_state).guard))
@@ -174,6 +176,9 @@ def unless_skipped(opt_state: PyTree, new: PyTree, old: PyTree) -> PyTree:
         {'mean': Array(0.5, dtype=float32, weak_type=True)}
     """
     applied = find_guard(opt_state).guard.skipped_in_a_row == 0
+    if jax.tree.structure(new) != jax.tree.structure(old):
+        allowed = f"a tree like old, {jax.tree.structure(old)}"
+        raise ValueError(f"new must be {allowed}; got {jax.tree.structure(new)}.")
 
     def choose(after: Any, before: Any) -> Any:
         is_array = isinstance(after, (jax.Array, np.ndarray, np.generic, int, float, complex))
