@@ -16,6 +16,8 @@ from torch.optim import Optimizer
 from torch.optim.sgd import sgd
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from stablenum.interrupts import and_then
+
 __all__ = ["can_skip_on_device", "forgets_elements", "is_fused", "moves_nothing", "step_folded"]
 
 
@@ -70,22 +72,22 @@ def step_folded(
         then: completes a step whose parameters have moved. Once ``optimizer.step()`` has returned, it is
             called whatever happens (Ctrl-C), a second time if an exception stopped the first call.
     """
+
     # This is not a context manager, because torch.compile would break the graph around one. The attributes
     # are removed inside the `try`: in a `finally`, an interrupt could come before its first line.
-    stepped: list[object] = []
+    def complete() -> None:
+        _remove_factors(optimizer, divisor, found_inf)
+        if then is not None:
+            then()
+
     try:
         if divisor is not None:
             optimizer.grad_scale = divisor
         if found_inf is not None:
             optimizer.found_inf = found_inf
-        stepped.append(optimizer.step())  # no interrupt comes between the return and the note of it
-        _remove_factors(optimizer, divisor, found_inf)
-        if then is not None:
-            then()
+        and_then(optimizer.step, complete)
     except BaseException:
         _remove_factors(optimizer, divisor, found_inf)
-        if stepped and then is not None:
-            then()
         raise
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from stablenum.errors import bad_type
+from stablenum.errors import bad_field, bad_type
 from stablenum.formats import FORMATS, get_format
 from stablenum.guard.config import GuardConfig
 from stablenum.user_warnings import warn
@@ -27,8 +28,10 @@ __all__ = [
     "check_optimizer",
     "check_parameters",
     "check_rules",
+    "check_state_dict",
     "check_unscaled",
     "given_names",
+    "state_dict_of",
     "warn_of_forgotten_elements",
     "warn_of_lost_eps",
 ]
@@ -166,6 +169,30 @@ def check_can_unscale(params: Iterable[Tensor], scaled: bool, again: bool) -> No
 
 
 @uncompiled
+def state_dict_of(state: object) -> dict[str, Any]:
+    """Return a copy of the state dict of an optimizer.
+
+    Raises:
+        TypeError: it is not a mapping.
+    """
+    if not isinstance(state, Mapping):
+        raise bad_type("state_dict", "a dict, as opt.state_dict() returns", state)
+    return dict(state)
+
+
+def check_state_dict(state: Mapping[str, Any]) -> None:
+    """Check that a state dict has what every optimizer's has.
+
+    Raises:
+        ValueError: it has not.
+    """
+    if not {"state", "param_groups"} <= state.keys():
+        allowed = "a dict with the keys 'state' and 'param_groups', as opt.state_dict() returns"
+        raise bad_field("state_dict", allowed, sorted(map(str, state)))
+    if not isinstance(state["state"], Mapping):
+        raise bad_type("state_dict['state']", "a dict", state["state"])
+
+
 def check_unscaled(params: Iterable[Tensor]) -> None:
     """Check that all gradients of a step are 0, for which no loss was multiplied by the loss scale.
 
