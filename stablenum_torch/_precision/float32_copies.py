@@ -185,7 +185,7 @@ class Float32CopyOptimizer(Optimizer):
                 self._write_back(left[-1], self._copies[left[-1]])
                 left.pop()
 
-        and_then(self._step_inner, write_back)
+        self._step_inner(write_back)
 
     def _forget(self, params: Sequence[Tensor]) -> None:
         for p in params:
@@ -199,8 +199,9 @@ class Float32CopyOptimizer(Optimizer):
             if wide is not p:
                 wide.grad = None
 
-    def _step_inner(self) -> None:
-        self.inner.step()
+    def _step_inner(self, then: Callable[[], None]) -> None:
+        """Step the inner optimizer and call ``then``, whatever comes between."""
+        and_then(self.inner.step, then)
 
     # --- state ---------------------------------------------------------------------------------
 
