@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-__all__ = ["and_restore", "finish"]
+__all__ = ["and_restore", "and_then", "finish"]
 
 T = TypeVar("T")
 
@@ -20,6 +20,23 @@ def finish(action: Callable[[], object]) -> None:
         action()
     except BaseException:
         action()
+        raise
+
+
+def and_then(first: Callable[[], object], then: Callable[[], object]) -> None:
+    """Call ``first`` and, once it has returned, ``then``, whatever exception comes between or stops ``then``.
+
+    Args:
+        first: cannot be undone or repeated.
+        then: completes ``first``; may be called any number of times, and ends in the same state each time.
+    """
+    done: list[object] = []
+    try:
+        done.append(first())  # no interrupt comes between the return and the note of it
+        then()
+    except BaseException:
+        if done:
+            then()
         raise
 
 

@@ -59,7 +59,7 @@ def _spelled(function: Callable[..., Any], example: str, note: str = "") -> Call
             args = [v if v is None else _as_array(k, v) for k, v in zip(names, arrays)]
             check_arguments(kinds, args, given, is_array=_is_array, noun="an array")
             _check_dtype(given.get("dtype"))
-            if (axis := given.get("axis", -1)) is None or isinstance(axis, (bool, str, float)):
+            if isinstance(axis := options.get("axis", -1), bool) or not isinstance(axis, int):
                 raise bad_field("axis", "a whole number", axis)
             return implementation(*args, **given)
 

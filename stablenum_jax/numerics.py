@@ -58,6 +58,7 @@ __all__ = [
 ]
 
 Axis: TypeAlias = int | tuple[int, ...] | None
+_OPTIONAL = ("weight", "bias")
 Function = TypeVar("Function", bound=Callable[..., Any])
 xp = jnp
 
@@ -81,7 +82,8 @@ def _arrays(**values: Any) -> tuple[Any, ...]:
     """
     given = [v for v in values.values() if hasattr(v, "dtype")]
     for name, value in values.items():
-        if value is not None and not hasattr(value, "dtype") and not isinstance(value, (float, int)):
+        left_out = value is None and name in _OPTIONAL
+        if not left_out and not hasattr(value, "dtype") and not isinstance(value, (float, int)):
             raise TypeError(
                 f"{name} must be an array of a floating-point format; got {type(value).__name__}."
             )

@@ -60,6 +60,7 @@ __all__ = [
 ]
 
 Axis: TypeAlias = int | tuple[int, ...] | None
+_OPTIONAL = ("weight", "bias")
 Function = TypeVar("Function", bound=Callable[..., Tensor])
 
 
@@ -90,7 +91,8 @@ def _tensors(**values: Any) -> tuple[Any, ...]:
         TypeError: an argument is not a tensor, a number or None; the message names it.
     """
     for name, value in values.items():
-        if value is not None and not isinstance(value, (Tensor, float, int)):
+        left_out = value is None and name in _OPTIONAL
+        if not left_out and not isinstance(value, (Tensor, float, int)):
             raise TypeError(
                 f"{name} must be a tensor of a floating-point format; got {type(value).__name__}."
             )

@@ -18,7 +18,7 @@ from stablenum.formats import FLOAT32_MAX
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.finiteness import finiteness, reason_code, worst_index
 from stablenum.guard.observation import Decision, Observation
-from stablenum.guard.recorder import NO_LOSS, Recorder, init_recorder, record
+from stablenum.guard.recorder import Recorder, init_recorder, record, recorded_loss
 from stablenum.rules.clipping import PER_TENSOR_STATES, Clipped, FlatUnits, clip_in_order
 from stablenum.rules.clipping.common import no_change, shortening
 from stablenum.rules.loss_scale import LossScaleState, StaticLossScale
@@ -345,9 +345,8 @@ def _advance(
     in_a_row = xp.where(applied, zero, _next(state.skipped_in_a_row, xp=xp))
     nonfinite = xp.where(finite, state.nonfinite_in_a_row, _next(state.nonfinite_in_a_row, xp=xp))
     nonfinite = xp.where(applied, zero, nonfinite)
-    loss = observation.loss
     row = [
-        xp.full_like(decision.grad_norm, NO_LOSS) if loss is None else loss,
+        recorded_loss(observation.loss, decision.grad_norm, xp=xp),
         decision.grad_norm,
         state.loss_scale.scale,
         decision.clip_coefficient,

@@ -12,16 +12,18 @@ from typing import Any, NamedTuple, TypeAlias
 from stablenum.formats import FLOAT32_MAX
 from stablenum.guard.reasons import APPLIED, Reason
 
-__all__ = ["CAPACITY", "NO_LOSS", "Recorder", "Row", "init_recorder", "read_rows", "record"]
+__all__ = ["CAPACITY", "NO_LOSS", "Recorder", "Row", "init_recorder", "read_rows", "record", "recorded_loss"]
 
 Array: TypeAlias = Any
 Namespace: TypeAlias = Any
 
 CAPACITY = 128
 
-# What a row holds for a loss that was not given: float32's lowest number, which no loss is. A NaN would stop
-# every sound step under jax.debug_nans. States that were saved by earlier releases hold NaN here.
+# What a row holds for a loss that was not given: float32's lowest number. A NaN would stop every sound step
+# under jax.debug_nans. States that were saved by earlier releases hold NaN here. A loss that is this number,
+# as one below float32's range becomes, is held as the next number above.
 NO_LOSS = -FLOAT32_MAX
+_LOWEST_LOSS = NO_LOSS + 2.0**104
 
 
 class Recorder(NamedTuple):
@@ -72,6 +74,13 @@ def init_recorder(*, xp: Namespace, device: Any = None) -> Recorder:
         floats=xp.zeros((CAPACITY, 4), dtype=xp.float32, device=device),
         ints=xp.full((CAPACITY, 4), -1, dtype=xp.int32, device=device),
     )
+
+
+def recorded_loss(loss: Array | None, like: Array, *, xp: Namespace) -> Array:
+    """Return what a row holds for a loss: () float32, as ``like`` is."""
+    if loss is None:
+        return xp.full_like(like, NO_LOSS)
+    return xp.where(loss == NO_LOSS, xp.full_like(like, _LOWEST_LOSS), loss)
 
 
 def record(recorder: Recorder, floats: list[Array], ints: list[Array], *, xp: Namespace) -> Recorder:

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from stablenum.arrays import at_least, at_most, leaves, map_leaves
+from stablenum.arrays import at_least, at_most, leaves
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.decide import GuardState, select
 from stablenum.rules.clipping import PER_TENSOR_STATES
-from stablenum.rules.loss_scale import LossScaleState, StaticLossScale
-from stablenum.rules.loss_scale.state import FIXED
+from stablenum.rules.loss_scale import LossScaleState, StaticLossScale, carried_over
 
 __all__ = ["OtherSettingsError", "check_made_for", "follow_config", "foreign_scale", "learning_rules"]
 
 Array: TypeAlias = Any
 Namespace: TypeAlias = Any
 
+# What counts non-finite steps.
+_COUNTED = ("halted", "nonfinite_in_a_row", "escalation")
 _FIELDS = {"clip": "clip", "loss_scale": "loss_scale", "spike": "spike", "escalate": "escalation"}
 
 
@@ -90,9 +91,10 @@ def follow_config(
 ) -> GuardState:
     """Return the state after a step, with what is a setting taken from ``config``.
 
-    A fixed scale (1 without scaling) is a setting, and so are the bounds of a dynamic one: the next loss gets
-    the scale of this guard. A guard without a limit of skips is not halted, and no guard is halted by a step
-    that was skipped because of a :func:`foreign_scale`.
+    The loss scale is :func:`~stablenum.rules.loss_scale.carried_over`, within the bounds of a dynamic rule. A
+    guard without a limit of skips is not halted. A step that was skipped because of a
+    :func:`foreign_scale` is no evidence against the training: it neither halts a guard nor counts for
+    ``max_skips_in_a_row`` or for an escalation.
 
     Args:
         config: the settings of the guard that uses the state.
@@ -101,17 +103,14 @@ def follow_config(
         xp: the array namespace.
     """
     rule, scale = config.loss_scale, after.loss_scale
-    first = map_leaves(lambda leaf, value: xp.full_like(leaf, value.item()), scale, own)
-    if rule is None or isinstance(rule, StaticLossScale):
-        scale = first
-    else:
+    if rule is not None and not isinstance(rule, StaticLossScale):
         within = at_most(at_least(scale.scale, rule.min_scale, xp=xp), rule.max_scale, xp=xp)
-        was_fixed = before.loss_scale.hysteresis_left == FIXED
-        scale = select(was_fixed, first, scale._replace(scale=within), xp=xp)
-    foreign, halted, nonfinite = foreign_scale(config, before), after.halted, after.nonfinite_in_a_row
-    if config.skip_limit is None:
-        halted = xp.zeros_like(halted)
-    elif foreign is not None:
-        halted = xp.where(foreign, before.halted, halted)
-        nonfinite = xp.where(foreign, before.nonfinite_in_a_row, nonfinite)
-    return after._replace(loss_scale=scale, halted=halted, nonfinite_in_a_row=nonfinite)
+        scale = scale._replace(scale=within)
+    after = after._replace(loss_scale=carried_over(own, before.loss_scale, scale, xp=xp))
+    foreign = foreign_scale(config, before)
+    if foreign is not None:
+        held = {
+            name: select(foreign, getattr(before, name), getattr(after, name), xp=xp) for name in _COUNTED
+        }
+        after = after._replace(**held)
+    return after if config.skip_limit is not None else after._replace(halted=xp.zeros_like(after.halted))

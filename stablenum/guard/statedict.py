@@ -6,7 +6,6 @@ A state saved by one adapter can be loaded by another, which then makes the same
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -16,7 +15,8 @@ from stablenum.formats import FLOAT32_MAX
 from stablenum.guard.decide import GuardState
 from stablenum.guard.reasons import Reason
 from stablenum.rules.clipping import PER_TENSOR_STATES
-from stablenum.rules.loss_scale import LARGEST_SCALE, SMALLEST_SCALE, both_dynamic
+from stablenum.rules.loss_scale import LARGEST_SCALE, SMALLEST_SCALE, carried_over
+from stablenum.user_warnings import warn
 
 __all__ = ["VERSION", "StatisticsNotLoadedWarning", "state_from_dict", "state_to_dict"]
 
@@ -82,9 +82,9 @@ def state_from_dict(
     Args:
         plain: the saved dict.
         like: a state of the guard that will use the result. It gives structure, shapes and dtypes, and
-            also the loss scale unless both guards scale dynamically (a fixed scale is a setting). A rule
-            whose statistics were not saved, because the rule was added or changed since, keeps those of
-            ``like``, and a ``StatisticsNotLoadedWarning`` is issued.
+            also the loss scale unless both guards scale dynamically. A rule whose statistics were not saved,
+            because the rule was added or changed since, keeps those of ``like``, and a
+            ``StatisticsNotLoadedWarning`` is issued.
         xp: the array namespace of the result.
         names: the names of the parameters of the guard that loads the state. If the saved state has names
             too, parameter indices and the statistics of each parameter are matched by name (the order may
@@ -112,10 +112,9 @@ def state_from_dict(
     reader = _Reader(plain.get("names"), names, xp=xp, device=device)
     state: GuardState = reader.read("state", _current(plain), like)
     for message in reader.missing:
-        warnings.warn(message, StatisticsNotLoadedWarning, stacklevel=2)
-    if both_dynamic(state.loss_scale, like.loss_scale):
-        return state
-    return state._replace(loss_scale=reader.own(like.loss_scale))
+        warn(message, StatisticsNotLoadedWarning)
+    saved = state.loss_scale
+    return state._replace(loss_scale=carried_over(like.loss_scale, saved, saved, xp=xp))
 
 
 def _current(plain: Mapping[str, Any]) -> Any:
@@ -162,9 +161,12 @@ class _Reader:
 
     def own(self, tree: Any) -> Any:
         """Return a copy of the loading guard's own state."""
-        return map_leaves(
-            lambda leaf: self.xp.asarray(leaf.tolist(), dtype=leaf.dtype, device=self.device), tree
-        )
+        return map_leaves(lambda leaf: self._array(leaf.tolist(), leaf), tree)
+
+    def _array(self, values: Any, like: Any) -> Any:
+        """Return nested lists as an array like ``like``, whose columns a list without rows does not show."""
+        made = self.xp.asarray(values, dtype=like.dtype, device=self.device)
+        return self.xp.reshape(made, tuple(like.shape))
 
     def read(self, field: str, plain: Any, like: Any) -> Any:
         """Return the part of the state called ``field``, with the structure, shapes and dtypes of
@@ -238,7 +240,7 @@ class _Reader:
             raise bad_field(field, "a number from 2**-100 to 2**100", plain)
         if field.startswith(_RULES):
             _check_statistics(field, values)
-        return self.xp.asarray(values, dtype=like.dtype, device=self.device)
+        return self._array(values, like)
 
 
 def _fits(plain: Any, like: Any, *, rows: int | None) -> bool:

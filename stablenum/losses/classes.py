@@ -156,7 +156,7 @@ def cross_entropy(
     reduction, s = check_reduction(reduction), check_smoothing(label_smoothing)
     z_loss = check_number("z_loss", z_loss, at_least=0.0)
     wide, result = wide_format(logits, xp=xp)
-    axis = check_axis(axis, logits.ndim)
+    axis = check_axis(axis, logits.ndim, xp=xp)
     x = _without(logits, class_mask, axis, xp=xp)
     items_shape = x.shape[:axis] + x.shape[axis + 1 :]
     check_classes(x, axis)
@@ -281,7 +281,7 @@ def focal(
     """
     reduction, gamma = check_reduction(reduction), check_number("gamma", gamma, at_least=0.0)
     (x,), result = widened(logits, xp=xp)
-    axis = check_axis(axis, x.ndim)
+    axis = check_axis(axis, x.ndim, xp=xp)
     check_classes(x, axis)
     x = classes_last(_without(x, class_mask, axis, xp=xp), axis, xp=xp)
     shape, classes = x.shape[:-1], x.shape[-1]

@@ -136,7 +136,7 @@ def _rows(
     result, the mask and the axis."""
     result = x.dtype if dtype is None else dtype
     (x, y), _ = widened(x, y, xp=xp)
-    axis = check_axis(axis, x.ndim)
+    axis = check_axis(axis, x.ndim, xp=xp)
     check_classes(x, axis)
     shape = x.shape[:axis] + x.shape[axis + 1 :]
     if mask is not None:

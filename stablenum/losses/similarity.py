@@ -48,7 +48,7 @@ def cosine_similarity(x: Array, y: Array, *, axis: int = -1, dtype: Any = None, 
         [0.96, 0.0]
     """
     check_same_shape("y", y, "x", x)
-    check_axis(axis, x.ndim)
+    check_axis(axis, x.ndim, xp=xp)
     (x, y), result = prepared(x, y, dtype=dtype, xp=xp)
     cosine = xp.sum(normalize(x, axis=axis, xp=xp) * normalize(y, axis=axis, xp=xp), axis=axis)
     return xp.astype(cosine, result)
@@ -92,7 +92,7 @@ def cosine_embedding(
     """
     reduction, margin = check_reduction(reduction), check_number("margin", margin, at_least=-1.0, at_most=1.0)
     check_same_shape("y", y, "x", x)
-    axis = check_axis(axis, x.ndim)
+    axis = check_axis(axis, x.ndim, xp=xp)
     shape = x.shape[:axis] + x.shape[axis + 1 :]
     (x, y), result = prepared(x, y, dtype=dtype, xp=xp)
     if mask is not None:

@@ -8,15 +8,30 @@ not selected, produces a NaN: ``where(bad, safe value, f(x))`` alone lets a NaN 
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any, TypeAlias
 
-from stablenum.errors import bad_field
+from stablenum.errors import bad_field, bad_type
 from stablenum.formats import get_format
+from stablenum.settings_checks import check_flag
 
-__all__ = ["check_axis", "check_mask", "power_of_two_below", "smallest_normal", "widened", "without_gradient"]
+__all__ = [
+    "Axis",
+    "check_axes",
+    "check_axis",
+    "check_broadcasts",
+    "check_fill",
+    "check_keepdims",
+    "check_mask",
+    "power_of_two_below",
+    "smallest_normal",
+    "widened",
+    "without_gradient",
+]
 
 Array: TypeAlias = Any
 Namespace: TypeAlias = Any
+Axis: TypeAlias = int | tuple[int, ...] | None
 
 
 def widened(*values: Any, xp: Namespace) -> tuple[list[Array], Any]:
@@ -74,15 +89,74 @@ def without_gradient(x: Array, *, xp: Namespace) -> Array:
     return xp.where(xp.abs(x) < power, 0.0, xp.floor(x / step) * step)
 
 
-def check_axis(axis: object, ndim: int) -> int:
+def _spelled(name: str, *, xp: Namespace) -> str:
+    """Return an argument's name as the framework of ``xp`` has it, for a message."""
+    torch = "torch" in getattr(xp, "__name__", "")
+    return {"axis": "dim", "keepdims": "keepdim"}[name] if torch else name
+
+
+def check_axis(axis: object, ndim: int, *, xp: Namespace) -> int:
     """Return ``axis`` as a non-negative number.
 
     Raises:
         ValueError: an array of ``ndim`` axes has no such axis.
     """
     if isinstance(axis, bool) or not isinstance(axis, int) or not -ndim <= axis < ndim:
-        raise bad_field("axis", f"a whole number from {-ndim} to {ndim - 1}", axis)
+        raise bad_field(_spelled("axis", xp=xp), f"a whole number from {-ndim} to {ndim - 1}", axis)
     return axis % ndim
+
+
+def check_axes(axis: Any, ndim: int, *, xp: Namespace) -> Axis:
+    """Return an axis or several, as a number, a tuple or None for all, after checking that they exist.
+
+    Raises:
+        ValueError: an array of ``ndim`` axes has no such axis, or one is given twice.
+    """
+    if axis is None:
+        return None
+    several = isinstance(axis, (tuple, list))
+    most = max(ndim, 1)  # torch gives a number one axis
+    found: list[int] = []
+    for a in axis if several else (axis,):
+        number = a if isinstance(a, int) else operator.index(a) if hasattr(a, "__index__") else most
+        if isinstance(a, bool) or not -most <= number < most or number % most in [n % most for n in found]:
+            allowed = f"a whole number from {-most} to {most - 1}, several different ones in a tuple, or None"
+            raise bad_field(_spelled("axis", xp=xp), allowed, axis)
+        found.append(number)
+    return tuple(found) if several else found[0]
+
+
+def check_keepdims(keepdims: object, *, xp: Namespace) -> None:
+    """Check that ``keepdims`` is True or False.
+
+    Raises:
+        TypeError: it is not.
+    """
+    check_flag(_spelled("keepdims", xp=xp), keepdims)
+
+
+def check_fill(fill: object) -> None:
+    """Check that ``fill`` is a real number; inf and NaN are.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if not isinstance(fill, (int, float)) and "complex" in str(getattr(fill, "dtype", "complex")):
+        raise bad_type("fill", "a real number", fill)
+
+
+def check_broadcasts(name: str, value: Array | None, x: Array) -> None:
+    """Check that an array, if it is given, can be broadcast to the shape of ``x``.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    if value is None:
+        return
+    shape, whole = tuple(value.shape), tuple(x.shape)
+    wrong = [n for n, m in zip(reversed(shape), reversed(whole), strict=False) if n not in (1, m)]
+    if len(shape) > len(whole) or wrong:
+        raise bad_field(f"{name}.shape", f"one that can be broadcast to the shape of x, {whole}", shape)
 
 
 def check_mask(mask: Array | None, *, xp: Namespace) -> None:

@@ -6,7 +6,13 @@ import math
 from typing import Any, TypeAlias
 
 from stablenum.formats import get_format
-from stablenum.numerics.common import power_of_two_below, smallest_normal, widened, without_gradient
+from stablenum.numerics.common import (
+    check_fill,
+    power_of_two_below,
+    smallest_normal,
+    widened,
+    without_gradient,
+)
 from stablenum.settings_checks import check_number
 
 __all__ = ["arccos", "arctan2", "arctanh", "divide", "power", "reciprocal", "rsqrt", "soft_cap", "sqrt"]
@@ -30,6 +36,7 @@ def divide(x: Array, y: Array, *, fill: float = 0.0, xp: Namespace) -> Array:
         >>> divide(np.asarray([1.0, 0.0]), np.asarray([2.0, 0.0]), xp=np).tolist()
         [0.5, 0.0]
     """
+    check_fill(fill)
     (x, y), dtype = widened(x, y, xp=xp)
     zero = xp.abs(y) < smallest_normal(y)
     at_zero = xp.where(xp.isnan(x), x, fill)
@@ -87,6 +94,7 @@ def rsqrt(x: Array, *, fill: float = 0.0, xp: Namespace) -> Array:
         >>> rsqrt(np.asarray([4.0, 0.0]), xp=np).tolist()
         [0.5, 0.0]
     """
+    check_fill(fill)
     (x,), dtype = widened(x, xp=xp)
     below = x < smallest_normal(x)
     return xp.astype(xp.where(below, fill, xp.pow(xp.where(below, 1.0, x), -0.5)), dtype)
@@ -109,6 +117,7 @@ def power(x: Array, exponent: float, *, fill: float = 0.0, xp: Namespace) -> Arr
         >>> power(np.asarray([-2.0, 0.0]), 3, xp=np).tolist()
         [-8.0, 0.0]
     """
+    check_fill(fill)
     (x,), dtype = widened(x, xp=xp)
     largest = get_format(x.dtype).max
     exponent = check_number("exponent", exponent, at_least=-largest, at_most=largest)

@@ -5,7 +5,15 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple, TypeAlias
 
-from stablenum.numerics.common import check_axis, check_mask, smallest_normal, widened
+from stablenum.numerics.common import (
+    Axis,
+    check_axes,
+    check_axis,
+    check_keepdims,
+    check_mask,
+    smallest_normal,
+    widened,
+)
 
 __all__ = [
     "cumulative_logsumexp",
@@ -164,7 +172,7 @@ def logsubexp(a: Array, b: Array, *, xp: Namespace) -> Array:
 
 
 def logsumexp(
-    x: Array, *, axis: int = -1, mask: Array | None = None, keepdims: bool = False, xp: Namespace
+    x: Array, *, axis: Axis = -1, mask: Array | None = None, keepdims: bool = False, xp: Namespace
 ) -> Array:
     """``log(sum(exp(x)))`` over an axis; its gradient is the softmax.
 
@@ -187,6 +195,8 @@ def logsumexp(
         [1000.69..., -inf]
     """
     (x,), dtype = widened(x, xp=xp)
+    axis = check_axes(axis, x.ndim, xp=xp)
+    check_keepdims(keepdims, xp=xp)
     x = _left_out(x, mask, xp=xp)
     if 0 in x.shape:
         nothing = xp.sum(x, axis=axis, keepdims=keepdims)
@@ -199,7 +209,7 @@ def logsumexp(
     return xp.astype(result, dtype)
 
 
-def softmax(x: Array, *, axis: int = -1, mask: Array | None = None, xp: Namespace) -> Array:
+def softmax(x: Array, *, axis: Axis = -1, mask: Array | None = None, xp: Namespace) -> Array:
     """``exp(x) / sum(exp(x))`` over an axis; a row of masked or -inf elements gives 0 with gradient 0.
 
     Elements that are inf share the probability equally, with gradient 0. The arguments are those of
@@ -211,6 +221,7 @@ def softmax(x: Array, *, axis: int = -1, mask: Array | None = None, xp: Namespac
         [[0.5, 0.5], [0.0, 0.0]]
     """
     (x,), dtype = widened(x, xp=xp)
+    axis = check_axes(axis, x.ndim, xp=xp)
     x = _left_out(x, mask, xp=xp)
     if 0 in x.shape:
         return xp.astype(x, dtype)
@@ -218,7 +229,7 @@ def softmax(x: Array, *, axis: int = -1, mask: Array | None = None, xp: Namespac
     return xp.astype(row.exponentials / xp.where(row.total == 0, 1.0, row.total), dtype)
 
 
-def log_softmax(x: Array, *, axis: int = -1, mask: Array | None = None, xp: Namespace) -> Array:
+def log_softmax(x: Array, *, axis: Axis = -1, mask: Array | None = None, xp: Namespace) -> Array:
     """``x - logsumexp(x)`` over an axis; masked or -inf elements give -inf, with gradient 0.
 
     If n elements of a row are inf, each of them gives -log(n) and all others give -inf, all with gradient 0.
@@ -230,6 +241,7 @@ def log_softmax(x: Array, *, axis: int = -1, mask: Array | None = None, xp: Name
         [[-0.693..., -0.693...], [-inf, 0.0]]
     """
     (x,), dtype = widened(x, xp=xp)
+    axis = check_axes(axis, x.ndim, xp=xp)
     x = _left_out(x, mask, xp=xp)
     if 0 in x.shape:
         return xp.astype(x, dtype)
@@ -257,7 +269,7 @@ class _Row(NamedTuple):
     tail: Array  # log(total), or where ``alone`` holds, log(total) minus the largest element
 
 
-def _row(x: Array, axis: int, *, xp: Namespace) -> _Row:
+def _row(x: Array, axis: Axis, *, xp: Namespace) -> _Row:
     top = xp.max(x, axis=axis, keepdims=True)
     # The shift does not contribute to the gradient, because floor has none. (A max would split its gradient
     # among ties, and terms that cancel on paper would leave rounding errors.)
@@ -315,7 +327,7 @@ def cumulative_logsumexp(x: Array, *, axis: int = -1, xp: Namespace) -> Array:
     """
     (x,), dtype = widened(x, xp=xp)
     x = xp.where(x == -_INF, -_INF, x)
-    axis = check_axis(axis, x.ndim)
+    axis = check_axis(axis, x.ndim, xp=xp)
     # This is written without moveaxis, for which torch.func.vmap has no rule.
     others = [a for a in range(x.ndim) if a != axis]
     result, n, step = xp.permute_dims(x, (axis, *others)), x.shape[axis], 1

@@ -6,14 +6,22 @@ import math
 from typing import Any, TypeAlias
 
 from stablenum.formats import get_format
-from stablenum.numerics.common import power_of_two_below, smallest_normal, widened, without_gradient
+from stablenum.numerics.common import (
+    Axis,
+    check_axes,
+    check_broadcasts,
+    check_keepdims,
+    power_of_two_below,
+    smallest_normal,
+    widened,
+    without_gradient,
+)
 from stablenum.settings_checks import check_int, check_number
 
 __all__ = ["layer_norm", "norm", "normalize", "rms_norm", "std", "variance"]
 
 Array: TypeAlias = Any
 Namespace: TypeAlias = Any
-Axis: TypeAlias = int | tuple[int, ...] | None
 
 
 def norm(x: Array, *, axis: Axis = None, keepdims: bool = False, xp: Namespace) -> Array:
@@ -35,6 +43,8 @@ def norm(x: Array, *, axis: Axis = None, keepdims: bool = False, xp: Namespace) 
         [2e+200, 0.0]
     """
     (x,), dtype = widened(x, xp=xp)
+    axis = check_axes(axis, x.ndim, xp=xp)
+    check_keepdims(keepdims, xp=xp)
     result = _norm(x, axis, xp=xp)
     return xp.astype(result if keepdims else _squeezed(result, axis, xp=xp), dtype)
 
@@ -81,6 +91,7 @@ def normalize(x: Array, *, axis: Axis = -1, xp: Namespace) -> Array:
         [[0.6, 0.8], [0.0, 0.0]]
     """
     (x,), dtype = widened(x, xp=xp)
+    axis = check_axes(axis, x.ndim, xp=xp)
     if 0 in x.shape:
         return xp.astype(x, dtype)
     ratio, size, _, ends = _scaled(x, axis, xp=xp)
@@ -116,6 +127,8 @@ def variance(
         1.0
     """
     (x,), dtype = widened(x, xp=xp)
+    axis = check_axes(axis, x.ndim, xp=xp)
+    check_keepdims(keepdims, xp=xp)
     degrees = _degrees(x, axis, correction)
     if 0 in x.shape:
         return xp.astype(xp.sum(x, axis=axis, keepdims=keepdims), dtype)
@@ -137,6 +150,8 @@ def std(x: Array, *, axis: Axis = -1, correction: int = 0, keepdims: bool = Fals
         [1.0, 0.0]
     """
     (x,), dtype = widened(x, xp=xp)
+    axis = check_axes(axis, x.ndim, xp=xp)
+    check_keepdims(keepdims, xp=xp)
     away, scale, degrees = _from_mean(x, axis, correction, xp=xp)
     squares = xp.sum(away * away, axis=axis, keepdims=True)
     zero = squares < smallest_normal(x)
@@ -206,6 +221,8 @@ def rms_norm(
     """
     eps = check_number("eps", eps, at_least=0.0)
     (wide,), dtype = widened(x, xp=xp)
+    axis = check_axes(axis, wide.ndim, xp=xp)
+    check_broadcasts("weight", weight, x)
     if 0 in wide.shape:
         return x
     scale = _scale(wide, axis, _power_above(eps), xp=xp)
@@ -235,6 +252,9 @@ def layer_norm(
     """
     eps = check_number("eps", eps, at_least=0.0)
     (wide,), dtype = widened(x, xp=xp)
+    axis = check_axes(axis, wide.ndim, xp=xp)
+    check_broadcasts("weight", weight, x)
+    check_broadcasts("bias", bias, x)
     away, scale, _ = _from_mean(wide, axis, 0, least=_power_above(eps), xp=xp)
     result = away if 0 in wide.shape else _over_rms(away, scale, axis, eps, xp=xp)
     if weight is not None:

@@ -16,12 +16,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from stablenum.errors import bad_field
+from stablenum.errors import bad_field, bad_type
 from stablenum.formats import FLOAT32_MAX
 from stablenum.precision.rounding import kahan_add, round_stochastically, round_to_nearest
 from stablenum.settings_checks import check_int
 from stablenum_jax._precision.casts import is_castable
-from stablenum_jax._trees.leaves import check_transformation
+from stablenum_jax._trees.leaves import check_gradients, check_transformation
 
 __all__ = [
     "KahanState",
@@ -73,7 +73,7 @@ def kahan() -> optax.GradientTransformation:
     NaN and inf in an update pass through to the parameter and do not enter the compensation.
 
     Raises:
-        ValueError: from ``update``: ``params`` is missing.
+        TypeError, ValueError: from ``update``: ``params`` is missing, or the arguments do not fit.
 
     Example:
         >>> tx = optax.chain(optax.sgd(1e-4), kahan())
@@ -89,7 +89,7 @@ def kahan() -> optax.GradientTransformation:
         return KahanState(_keep(params, (*_NARROW, "float32"), _no_compensation))
 
     def update(updates: PyTree, state: KahanState, params: PyTree = None) -> tuple[PyTree, KahanState]:
-        _need(params, "kahan")
+        _check_arguments("kahan", params, updates, state, KahanState)
 
         def one(w: Any, u: Any, c: Any) -> _Two:
             if not _is_array(u) or isinstance(c, optax.MaskedNode):
@@ -124,7 +124,7 @@ def stochastic_rounding(seed: int = 0) -> optax.GradientTransformation:
 
     Raises:
         ValueError: ``seed`` is not a whole number of 0 or more. From ``init``: a parameter is float16. From
-            ``update``: ``params`` is missing.
+            ``update``: ``params`` is missing, or the arguments do not fit one another.
 
     Example:
         >>> tx = optax.chain(optax.sgd(1e-3), stochastic_rounding(0))
@@ -147,7 +147,7 @@ def stochastic_rounding(seed: int = 0) -> optax.GradientTransformation:
     def update(
         updates: PyTree, state: StochasticRoundingState, params: PyTree = None
     ) -> tuple[PyTree, StochasticRoundingState]:
-        _need(params, "stochastic_rounding")
+        _check_arguments("stochastic_rounding", params, updates, state, StochasticRoundingState)
         key = jax.random.fold_in(jax.random.key(seed), state.count)
         place = iter(range(len(jax.tree.leaves(params))))
 
@@ -181,7 +181,7 @@ def master_weights(inner: optax.GradientTransformation) -> optax.GradientTransfo
         inner: the optimizer.
 
     Raises:
-        ValueError: from ``update``: ``params`` is missing.
+        TypeError, ValueError: from ``update``: ``params`` is missing, or the arguments do not fit.
 
     Example:
         >>> tx = master_weights(optax.sgd(1e-4))
@@ -203,7 +203,7 @@ def master_weights(inner: optax.GradientTransformation) -> optax.GradientTransfo
     def update(
         updates: PyTree, state: MasterWeightsState, params: PyTree = None, **extra: Any
     ) -> tuple[PyTree, MasterWeightsState]:
-        _need(params, "master_weights")
+        _check_arguments("master_weights", params, updates, state, MasterWeightsState)
         master = jax.tree.map(_in_step, params, state.master)
         grads = jax.tree.map(_widened, params, updates, master)
         steps, inner_state = wide.update(
@@ -252,10 +252,40 @@ def _no_compensation(w: Array) -> Array:
     return jnp.zeros_like(w, dtype=jnp.float32 if w.dtype == jnp.float32 else jnp.int16)
 
 
-def _need(params: PyTree, name: str) -> None:
+def _check_arguments(name: str, params: PyTree, updates: PyTree, state: Any, kind: type[Any]) -> None:
+    """Check that the arguments of an update fit one another. Values are not read.
+
+    Raises:
+        TypeError: ``state`` is not of the kind, or an update holds whole numbers.
+        ValueError: ``params`` is missing; or ``updates`` or what the state keeps for each parameter is
+            another tree, or has another shape.
+    """
     if params is None:
         hint = "The update depends on the parameters."
         raise bad_field("params", f"given to the update of {name}", params, hint=hint)
+    if not isinstance(state, kind):
+        raise bad_type("state", f"a {kind.__name__}, as init(params) of {name} returns it", state)
+    _check_tree("updates", updates, params)
+    check_gradients(updates, params, "updates")
+    if kind is not StochasticRoundingState:
+        hint = "Make it with init(params)."
+        _check_tree(f"state.{kind._fields[0]}", getattr(state, kind._fields[0]), params, hint)
+
+
+def _check_tree(name: str, tree: PyTree, params: PyTree, hint: str = "") -> None:
+    places, structure = jax.tree_util.tree_flatten_with_path(params)
+    try:
+        parts = structure.flatten_up_to(tree)
+    except (TypeError, ValueError):
+        got = jax.tree.structure(tree)
+        raise ValueError(
+            f"{name} must be a tree like params, {structure}; got {got}. {hint}".rstrip()
+        ) from None
+    for (path, leaf), part in zip(places, parts, strict=True):
+        if _is_array(part) and jnp.shape(part) != jnp.shape(leaf):
+            where = f"{name}{jax.tree_util.keystr(path)}"
+            allowed = f"of its parameter's shape {jnp.shape(leaf)}"
+            raise ValueError(f"{where} must be {allowed}; got {jnp.shape(part)}. {hint}".rstrip())
 
 
 def _master_or_own(param: Any, master: Any) -> Any:

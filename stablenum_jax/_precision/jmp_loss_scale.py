@@ -7,7 +7,6 @@ this on its own, and accepts these objects for its setting ``loss_scale``.
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
@@ -19,6 +18,7 @@ from jax import lax
 import stablenum
 from stablenum.formats import FORMATS
 from stablenum.rules.loss_scale import LARGEST_SCALE, SMALLEST_SCALE, LossScaleState
+from stablenum.user_warnings import warn
 from stablenum_jax._trees.leaves import is_measurable
 from stablenum_jax._trees.names import Path
 
@@ -255,4 +255,4 @@ def _change(tree: Tree, change: Callable[[Array], Array]) -> Tree:
 def _warn_if_not_floating(x: Any, name: str) -> None:
     dtype = jnp.result_type(x)
     if not jnp.issubdtype(dtype, jnp.floating):
-        warnings.warn(f"Expected floating type for {name}, got {dtype}", stacklevel=4)
+        warn(f"Expected floating type for {name}, got {dtype}")

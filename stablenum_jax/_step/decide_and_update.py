@@ -16,7 +16,6 @@ itself (:class:`Deferred`), and the whole step is undone here if the guard skipp
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
@@ -26,6 +25,7 @@ import optax
 from jax import lax
 
 import stablenum
+from stablenum.user_warnings import warn
 from stablenum_jax._step.apply import (
     grads_or_negative_zeros,
     multiply_leaves,
@@ -37,7 +37,7 @@ from stablenum_jax._step.driver_mode import Capture, Deferred, Direct, GuardReac
 from stablenum_jax._step.measure import AxisName
 from stablenum_jax._step.observe import Watched, judge, judge_finiteness
 from stablenum_jax._step.warnings import GuardPlacementWarning
-from stablenum_jax._trees.leaves import check_gradients, is_measurable
+from stablenum_jax._trees.leaves import check_gradients, is_floating, is_measurable
 from stablenum_jax._trees.names import Path, names_id_of
 from stablenum_jax._trees.state import GuardOptState, find_guard, has_guard, replace_guard
 
@@ -123,6 +123,8 @@ def decide_and_update(
     call = _Call(without_unsupported_value(tx).update, grads, extra, add)
     plan = _plan(call, params, opt_state, loss, reuse_grads=reuse_grads)
     attempt = functools.partial(_attempt, call, plan)
+    if loss is None and current_mode() is None:
+        _check_loss_has_its_name(call, plan, params, opt_state)
     shapes = jax.eval_shape(attempt, params, opt_state)[0] if add is None else None
     # The no-op must be the false branch, and the update and the addition must both be in the other one: only
     # then does XLA alias donated buffers through the conditional and fuse the multiplier.
@@ -190,6 +192,31 @@ def _plan(call: _Call, params: PyTree, opt_state: PyTree, loss: Array | None, *,
         reuse_grads=reuse_grads and call.add is None and direct,
         warn=outer is None and seen.source is None,
     )
+
+
+def _check_loss_has_its_name(call: _Call, plan: _Plan, params: PyTree, opt_state: PyTree) -> None:
+    """Check that no argument of a step without a loss seems to be the loss under another name.
+
+    The transformations of a chain take arguments of any name, and ignore what they do not know.
+
+    Raises:
+        TypeError: a floating-point scalar was given that has no effect on the update.
+    """
+    given = {name: x for name, x in call.extra.items() if is_floating(x) and jnp.shape(x) == ()}
+    if not given:
+        return
+
+    def update(given: dict[str, Any]) -> Any:
+        return _attempt(call._replace(extra=call.extra | given), plan, params, opt_state)
+
+    program = jax.make_jaxpr(update)(given).jaxpr
+    used = {id(var) for var in (*program.outvars, *(x for eqn in program.eqns for x in eqn.invars))}
+    for name, var in zip(sorted(given), program.invars, strict=True):
+        if id(var) not in used:
+            raise TypeError(
+                f"{name} must be an argument that tx uses; got one that changes nothing. If it is the loss, "
+                f"write value= in place of {name}=."
+            )
 
 
 def _attempt(call: _Call, plan: _Plan, params: PyTree, opt_state: PyTree) -> tuple[PyTree, PyTree]:
@@ -362,10 +389,9 @@ def _accumulates(opt_state: PyTree) -> bool:
 def _warn_of_placement(opt_state: PyTree) -> None:
     """Warn unless the guard received different gradients only because ``MultiSteps`` accumulates them."""
     if not _accumulates(opt_state):
-        warnings.warn(
+        warn(
             "The guard does not receive the gradients themselves: a transformation before it, or a jit "
             "around tx.update, changes them. Steps with non-finite gradients are skipped anyway, but put "
             "the guard first, and jit the training step instead of tx.update.",
             GuardPlacementWarning,
-            stacklevel=2,
         )

@@ -12,7 +12,7 @@ import optax
 import stablenum
 from stablenum_jax._step.decide_and_update import Add, decide_and_update
 from stablenum_jax._step.driver_mode import current_mode
-from stablenum_jax._step.measure import scalar_loss
+from stablenum_jax._step.measure import scalar_loss, within_range
 from stablenum_jax._step.readout import raise_if_halted
 from stablenum_jax._trees.state import find_guard
 
@@ -94,6 +94,8 @@ def guarded_update(
             structure of the state; the loss is not a scalar.
     """
     loss = scalar_loss(extra.get("value"))
+    if loss is not None:
+        extra = {**extra, "value": within_range(extra["value"])}
     arrays = {name: value for name, value in extra.items() if _is_arrays(value)}
     static = tuple((name, value) for name, value in extra.items() if name not in arrays)
     eager = current_mode() is None and not _is_traced((params, opt_state, grads, loss, extra))

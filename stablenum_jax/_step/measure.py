@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from stablenum.errors import bad_type
@@ -30,6 +31,7 @@ __all__ = [
     "scalar_loss",
     "shares",
     "split",
+    "within_range",
 ]
 
 Array: TypeAlias = jax.Array
@@ -169,6 +171,14 @@ def check_real_loss(name: str, value: Any) -> None:
         )
 
 
+def within_range(value: Any) -> Any:
+    """Return a loss that JAX can hold. Without x64 it turns a number beyond float32's range into inf."""
+    wide = isinstance(value, float) or getattr(value, "dtype", None) == np.float64
+    if jax.config.jax_enable_x64 or not wide or not np.isfinite(value).all():
+        return value
+    return np.clip(value, -FLOAT32_MAX, FLOAT32_MAX) if (np.abs(value) > FLOAT32_MAX).any() else value
+
+
 def scalar_loss(value: Any) -> Array | None:
     """Return the loss as () float32, or None.
 
@@ -183,7 +193,7 @@ def scalar_loss(value: Any) -> Array | None:
         raise ValueError(
             f"value must be the scalar loss of the step; got shape {jnp.shape(value)}. Take its mean or sum."
         )
-    return saturating_float32(value)
+    return saturating_float32(within_range(value))
 
 
 def _sum_of_squares(leaf: Array, factor: Array | None = None) -> Array:

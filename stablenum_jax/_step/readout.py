@@ -15,6 +15,7 @@ from stablenum.guard.clip_log import ClipLog
 from stablenum.guard.reasons import APPLIED, Reason
 from stablenum.guard.recorder import NO_LOSS
 from stablenum.guard.skip_log import SkipLog
+from stablenum.settings_checks import check_flag
 from stablenum_jax._trees.names import known_names
 from stablenum_jax._trees.state import GuardOptState, find_guard, replace_guard
 
@@ -61,7 +62,8 @@ def metrics(opt_state: PyTree, *, raise_if_halted: bool = True) -> stablenum.Met
     On the host these are plain Python values, and reading them waits for the device. A run of skipped steps
     is logged then (logger ``"stablenum"``), and so is clipping in front of the guard: a jitted step itself
     can neither log nor raise. In a trace (jit, scan) they are arrays, ``worst`` and ``reason`` as () int32,
-    so that they can be logged from inside.
+    so that they can be logged from inside; if ``jax.debug_nans`` is on while they are traced, a loss that was
+    not given is float32's lowest number there.
 
     Args:
         opt_state: a pytree with one guard's state in it.
@@ -81,6 +83,7 @@ def metrics(opt_state: PyTree, *, raise_if_halted: bool = True) -> stablenum.Met
         >>> seen["reason"].name, seen["grad_norm"], seen["worst"].name
         ('CLIPPED', 5.0, 'w')
     """
+    check_flag("raise_if_halted", raise_if_halted)
     names_id = find_guard(opt_state).names_id
     if isinstance(names_id, jax.core.Tracer) and not names_id.ndim:
         return cast("stablenum.Metrics", _traced_metrics(find_guard(opt_state).guard))
@@ -94,14 +97,18 @@ def metrics(opt_state: PyTree, *, raise_if_halted: bool = True) -> stablenum.Met
 
 
 def _traced_metrics(state: stablenum.GuardState) -> dict[str, jax.Array]:
-    """Return the arrays behind :func:`stablenum.guard.metrics`."""
+    """Return the arrays behind :func:`stablenum.guard.metrics`.
+
+    Under ``jax.debug_nans``, which stops at every NaN, what is not known is float32's lowest number instead.
+    """
     floats, ints = state.recorder.floats[-1], state.recorder.ints[-1]
     started = ints[0] >= 0
+    unknown = NO_LOSS if jax.config.jax_debug_nans else jnp.nan
     reason = jnp.where(started, ints[1], int(Reason.NO_STEP_YET))
     return {
         "step": ints[0],
-        "loss": jnp.where(started & (floats[0] != NO_LOSS), floats[0], jnp.nan),
-        "grad_norm": jnp.where(started, floats[1], jnp.nan),
+        "loss": jnp.where(started & (floats[0] != NO_LOSS), floats[0], unknown),
+        "grad_norm": jnp.where(started, floats[1], unknown),
         "loss_scale": jnp.where(started, floats[2], state.loss_scale.scale),
         "clip_coefficient": jnp.where(started, floats[3], 1.0),
         "reason": reason,
@@ -171,6 +178,9 @@ def unless_skipped(opt_state: PyTree, new: PyTree, old: PyTree) -> PyTree:
         {'mean': Array(0.5, dtype=float32, weak_type=True)}
     """
     applied = find_guard(opt_state).guard.skipped_in_a_row == 0
+    if jax.tree.structure(new) != jax.tree.structure(old):
+        allowed = f"a tree like old, {jax.tree.structure(old)}"
+        raise ValueError(f"new must be {allowed}; got {jax.tree.structure(new)}.")
 
     def choose(after: Any, before: Any) -> Any:
         is_array = isinstance(after, (jax.Array, np.ndarray, np.generic, int, float, complex))

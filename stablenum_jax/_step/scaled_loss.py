@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from stablenum.errors import bad_type
 from stablenum_jax._step.apply import multiply_leaves
 from stablenum_jax._step.measure import check_real_loss
-from stablenum_jax._trees.leaves import wide_dtype
+from stablenum_jax._trees.leaves import check_argnums, wide_dtype
 from stablenum_jax._trees.models import differentiable, holds_nnx, with_parameters
 from stablenum_jax._trees.state import loss_scale
 
@@ -37,6 +37,7 @@ def scaled_value_and_grad(
     Models may be given as they are: see :func:`stablenum_jax._trees.models.differentiable`. What ``fun``
     changes in objects of flax nnx stays changed.
     """
+    check_argnums(argnums, len(args))
     dtypes: list[Any] = []
 
     def scaled(*args: Any, **kwargs: Any) -> tuple[Any, Any]:

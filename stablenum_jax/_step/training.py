@@ -14,7 +14,7 @@ from stablenum.errors import bad_type
 from stablenum.guard.restored import OtherSettingsError
 from stablenum_jax._step.eager import guarded_update
 from stablenum_jax._trees.leaves import FP8_STATISTICS, check_transformation, is_floating, wide_dtype
-from stablenum_jax._trees.models import parameters, watched_parameters, with_parameters
+from stablenum_jax._trees.models import first_state_of, parameters, watched_parameters, with_parameters
 from stablenum_jax._trees.state import has_guard
 
 __all__ = ["step"]
@@ -37,11 +37,20 @@ def step(
     the guard's own state changes. The structure and dtypes of both never change, so the pair can be the carry
     of a scan, and its buffers may be donated.
 
+    Mind the order: ``tx.update`` takes ``(grads, opt_state, params)``, and ``step`` takes
+    ``(tx, params, opt_state, grads)``. Gradients are a tree like the parameters, so where all parameters are
+    trained arrays, nothing shows that the two have been swapped: the gradients would be trained. Given by
+    keyword, ``step(tx, params=..., opt_state=..., grads=...)``, they have no order.
+
     Args:
         tx: an optax transformation with one guard inside, first in its chain.
         params: the parameters, or a model: of an equinox module the floating-point arrays are trained, and
-            everything else is returned as it is; a flax nnx module is changed in place.
-        opt_state: the state, from ``tx.init(params)``.
+            everything else is returned as it is; flax nnx modules, alone or in a dict, list or tuple, are
+            changed in place.
+        opt_state: the state, from ``tx.init(params)``. Of a model, the transformations of optax take only the
+            trained part, ``tx.init(equinox.filter(model, equinox.is_inexact_array))`` or
+            ``tx.init(nnx.state(model, nnx.Param))``; :func:`stablenum_jax.chain` and
+            ``stablenum_jax.guard(inner)`` take the model.
         grads: the gradients of the parameters, multiplied by :func:`stablenum_jax.loss_scale` if there is one
             (as those from :func:`stablenum_jax.value_and_grad` are). A leaf that is None is a missing
             gradient.
@@ -90,7 +99,7 @@ def step(
     except OtherSettingsError:
         raise  # which says what does not fit, and how to mend it
     except (TypeError, ValueError, AttributeError) as error:
-        found = _mismatch(tx, params, opt_state, grads)
+        found = _mismatch(tx, model, params, opt_state, grads)
         if found is None:
             raise
         raise ValueError(f"{found} Nothing was changed.") from error
@@ -129,9 +138,12 @@ def _check_order(params: PyTree, opt_state: PyTree, grads: PyTree) -> None:
 
 
 def _mismatch(
-    tx: optax.GradientTransformation, params: PyTree, opt_state: PyTree, grads: PyTree
+    tx: optax.GradientTransformation, model: PyTree, params: PyTree, opt_state: PyTree, grads: PyTree
 ) -> str | None:
-    """Return what does not fit in the arguments of a step that failed, in words; None if nothing is found."""
+    """Return what does not fit in the arguments of a step that failed, in words; None if nothing is found.
+
+    ``params`` are the parameters of ``model``, which is what the caller gave.
+    """
     if has_guard(opt_state) != 1:
         return None  # which has been said
     of_params, of_grads = (
@@ -151,7 +163,7 @@ def _mismatch(
             got = f"one of shape {jnp.shape(given[path])}" if path in given else "none"
             return (
                 f"opt_state must be the state of tx for these params, with an array of shape {leaf.shape} at "
-                f"{where}; got {got}. Make it with tx.init(params)."
+                f"{where}; got {got}. Make it with {first_state_of(model)}."
             )
     return None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Hashable
 from typing import Any, TypeAlias, Unpack
 
@@ -12,6 +11,7 @@ import optax
 
 import stablenum
 from stablenum.guard.config import Settings, make_config
+from stablenum.user_warnings import warn
 from stablenum_jax._step.apply import apply_multiplier, zeros_unless
 from stablenum_jax._step.decide_and_update import without_unsupported_value
 from stablenum_jax._step.driver_mode import Capture, Deferred, Direct, GuardReached, current_mode
@@ -192,13 +192,12 @@ class _Guard:
             )
         if not self.warned:
             self.warned = True
-            warnings.warn(
+            warn(
                 "A guard called through plain tx.update can only zero the gradients of a bad step: momentum "
                 "and weight decay still change the parameters. For a true skip, call "
                 "stablenum_jax.step(tx, params, opt_state, grads, value=loss), or build the optimizer with "
                 "stablenum_jax.chain(...) or stablenum_jax.guard(inner).",
                 NotATrueSkipWarning,
-                stacklevel=3,
             )
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
-from stablenum.errors import bad_type
+from stablenum.errors import bad_field, bad_type
 from stablenum.guard.config import GuardConfig
 from stablenum_jax._trees.names import Path
 
 __all__ = [
     "FP8_STATISTICS",
+    "check_argnums",
     "check_gradients",
     "check_state",
     "check_transformation",
@@ -68,8 +69,28 @@ def guarded_leaves(updates: Any, params: Any) -> dict[Path, Any]:
     return {path: given.get(path) for path in paths}
 
 
-def check_gradients(grads: Any, params: Any) -> None:
+def check_argnums(argnums: int | Sequence[int], count: int) -> tuple[int, ...]:
+    """Return the numbers of the arguments to differentiate, from 0, of ``count`` positional ones.
+
+    Raises:
+        ValueError: they are no such numbers; if there is no positional argument, only their type is checked.
+    """
+    given = tuple(argnums) if isinstance(argnums, (tuple, list)) else (argnums,)
+    if not given or not all(isinstance(n, int) and not isinstance(n, bool) for n in given):
+        raise bad_field("argnums", "the number of a positional argument, or several", argnums)
+    wrong = [n for n in given if not -count <= n < count]
+    if wrong and count:
+        raise ValueError(f"argnums must name positional arguments, here 0 to {count - 1}; got {wrong[0]}.")
+    return tuple(n % count for n in given) if count else ()
+
+
+def check_gradients(grads: Any, params: Any, name: str = "grads") -> None:
     """Check that each gradient can be one of the parameter at the same path. Values are not read.
+
+    Args:
+        grads: the gradients.
+        params: the parameters.
+        name: the argument's name, for a message.
 
     Raises:
         TypeError: a gradient of a floating-point parameter holds whole numbers or bools, or that of a real
@@ -86,7 +107,7 @@ def check_gradients(grads: Any, params: Any) -> None:
             or leaf.dtype == jax.dtypes.float0
         ):
             continue
-        where = f"grads{jax.tree_util.keystr(path)}"
+        where = f"{name}{jax.tree_util.keystr(path)}"
         if not jnp.issubdtype(leaf.dtype, jnp.inexact if jnp.iscomplexobj(param) else jnp.floating):
             raise TypeError(
                 f"{where} must hold floating-point numbers, as its {param.dtype} parameter does; got "

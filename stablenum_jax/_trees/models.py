@@ -18,6 +18,7 @@ from stablenum_jax._trees.leaves import is_floating
 
 __all__ = [
     "differentiable",
+    "first_state_of",
     "holds_nnx",
     "nnx_objects",
     "parameters",
@@ -32,38 +33,53 @@ PyTree: TypeAlias = Any
 def parameters(model: PyTree, grads: PyTree = None) -> PyTree:
     """Return the parameters of a model as a tree that an optimizer takes.
 
-    An equinox module keeps its floating-point arrays and a flax nnx module gives its ``nnx.Param``; any other
-    tree keeps its arrays and numbers.
+    An equinox module keeps its floating-point arrays; any other tree keeps its arrays and numbers, and has
+    the ``nnx.Param`` of each object of flax nnx in its place.
 
     Args:
         model: the model, or its parameters, which are returned unchanged.
-        grads: the gradients, if they are known. For an nnx module they say which variables are trained: those
+        grads: the gradients, if they are known. For an nnx object they say which variables are trained: those
             at their paths, of whatever kind. For other trees they are not used.
 
     Raises:
         ValueError: ``grads`` holds a variable that the nnx module does not have.
     """
-    if is_nnx(model):
-        return _nnx_variables(model, grads)
+    objects = nnx_objects(model)
+    if objects:
+        states = _trained_variables(objects, _parts_at_objects(model, grads))
+        model = with_objects(model, states)
     keep = _is_floating_array if holds_equinox(model) else _is_data
-    return jax.tree.map(lambda leaf: leaf if keep(leaf) else None, model)
+    return jax.tree.map(lambda x: x if keep(x) or _is_state(x) else None, model, is_leaf=_is_state)
 
 
 def with_parameters(model: PyTree, params: PyTree) -> PyTree:
-    """Return the model with new parameters; an nnx module is changed in place and returned.
+    """Return the model with new parameters; objects of nnx are changed in place, and stay in the tree.
 
     Args:
         model: what was given to :func:`parameters`.
         params: a tree like the one it returned.
     """
-    if is_nnx(model):
+
+    def put(old: Any, new: Any) -> Any:
+        if not _is_object(old):
+            return old if new is None else new
         from flax import nnx
 
-        nnx.update(model, params)
-        return model
-    return jax.tree.map(
-        lambda old, new: old if new is None else new, model, params, is_leaf=lambda leaf: leaf is None
-    )
+        nnx.update(old, new)
+        return old
+
+    return jax.tree.map(put, model, params, is_leaf=lambda node: node is None or _is_object(node))
+
+
+def first_state_of(model: PyTree) -> str:
+    """Return the call that makes the state of an optimizer for a model, for a message."""
+    if _is_object(model):
+        return "tx.init(nnx.state(params, nnx.Param))"
+    if holds_nnx(model):
+        return "tx.init(params), where tx is stablenum_jax.chain(guard, optimizer)"
+    if holds_equinox(model):
+        return "tx.init(equinox.filter(params, equinox.is_inexact_array))"
+    return "tx.init(params)"
 
 
 def watched_parameters(params: PyTree) -> PyTree:
@@ -84,12 +100,6 @@ def differentiable(arg: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: leaf if _is_floating_array(leaf) else None, arg)
 
 
-def is_nnx(tree: PyTree) -> bool:
-    """Return whether a tree is a flax nnx module."""
-    nnx = sys.modules.get("flax.nnx")
-    return nnx is not None and isinstance(tree, nnx.Module)
-
-
 def holds_nnx(tree: PyTree) -> bool:
     """Return whether a tree holds an object of flax nnx, which a function that is called may change."""
     return bool(nnx_objects(tree))
@@ -108,7 +118,7 @@ def with_objects(tree: PyTree, objects: Sequence[Any]) -> PyTree:
 
 def _is_object(node: object) -> bool:
     nnx = sys.modules.get("flax.nnx")
-    return nnx is not None and isinstance(node, (nnx.Module, nnx.Rngs, nnx.Optimizer))
+    return nnx is not None and isinstance(node, nnx.Pytree)  # the base of modules, Rngs and Optimizer
 
 
 def holds_equinox(tree: PyTree) -> bool:
@@ -123,11 +133,38 @@ def holds_equinox(tree: PyTree) -> bool:
     return any(map(is_module, jax.tree.leaves(tree, is_leaf=is_module)))
 
 
-def _nnx_variables(model: Any, grads: PyTree) -> PyTree:
+def _is_state(node: object) -> bool:
+    nnx = sys.modules.get("flax.nnx")
+    return nnx is not None and isinstance(node, nnx.State)
+
+
+def _parts_at_objects(model: PyTree, grads: PyTree) -> list[Any] | None:
+    """Return the parts of ``grads`` at the places of the model's nnx objects; None if there are none."""
+    places, structure = jax.tree.flatten(model, is_leaf=_is_object)
+    try:
+        parts = structure.flatten_up_to(grads)
+    except (TypeError, ValueError):
+        return None  # a tree of another structure
+    found = [part for place, part in zip(places, parts, strict=True) if _is_object(place)]
+    return found if all(map(_is_state, found)) else None
+
+
+def _trained_variables(objects: list[Any], grads: list[Any] | None) -> list[Any]:
+    """Return a state of the trained variables for each object: those with a gradient, or each ``nnx.Param``.
+
+    A variable that two of the objects share belongs to the first, as in ``nnx.grad``.
+    """
     from flax import nnx
 
-    if not isinstance(grads, nnx.State):
-        return nnx.state(model, nnx.Param)
+    if grads is None:
+        shares = nnx.state(objects, nnx.Param)
+        return [shares.get(i, nnx.State({})) for i in range(len(objects))]
+    return [_variables_at(*pair) for pair in zip(objects, grads, strict=True)]
+
+
+def _variables_at(model: Any, grads: Any) -> Any:
+    from flax import nnx
+
     state = dict(nnx.to_flat_state(nnx.state(model)))
     wanted = [path for path, _ in nnx.to_flat_state(grads)]
     unknown = [".".join(map(str, path)) for path in wanted if path not in state]

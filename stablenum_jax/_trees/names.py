@@ -12,13 +12,14 @@ trains few different trees, and a state that uses a number may be read at any ti
 
 from __future__ import annotations
 
-import warnings
 import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+
+from stablenum.user_warnings import warn
 
 __all__ = ["Path", "known_names", "names_id_of", "path_name", "register_names"]
 
@@ -51,11 +52,10 @@ def register_names(names: Sequence[str]) -> int:
     if known is not None and known != tuple(names):
         _NAMES[number] = None
         first, second = (next(iter(tree), "no name") for tree in (known, names))
-        warnings.warn(
+        warn(
             f"Two parameter trees share the checksum {number} of their names, so reports show only the "
             f"indices of their parameters. One begins with {first}, the other with {second}; rename a "
             "parameter in one of them.",
-            stacklevel=2,
         )
     return number
 

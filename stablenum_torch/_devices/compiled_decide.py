@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import types
-import warnings
 from collections.abc import Callable, Hashable
 from typing import Any, ClassVar, TypeVar
 
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from stablenum.user_warnings import warn
 from stablenum_torch._devices.waits import capturing
 
 __all__ = ["NotCompiledWarning", "fewer_kernels"]
@@ -130,10 +130,9 @@ def _warn(error: Exception) -> None:
     _Compiled.warned = True
     cause = getattr(error, "inner_exception", error)  # torch's wrapper explains little
     reason = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
-    warnings.warn(
+    warn(
         "the guard's decision could not be compiled and runs operation by operation, which costs up to a "
         f"millisecond per step on a GPU; training is not affected. Reason: {reason}. "
         "Compiling needs Triton and a C compiler. TORCHDYNAMO_DISABLE=1 turns compiling off.",
         NotCompiledWarning,
-        stacklevel=2,
     )

@@ -7,13 +7,18 @@ early if ``found_inf`` is exactly 1, so the host need not know whether the step 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.sgd import sgd
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-__all__ = ["can_skip_on_device", "is_fused", "moves_nothing", "step_folded"]
+from stablenum.interrupts import and_then
+
+__all__ = ["can_skip_on_device", "forgets_elements", "is_fused", "moves_nothing", "step_folded"]
 
 
 def is_fused(optimizer: Optimizer) -> bool:
@@ -23,6 +28,28 @@ def is_fused(optimizer: Optimizer) -> bool:
     # The attribute reflects the constructor's arguments. A step follows the groups, which may have changed
     # since then, because a state dict was loaded or a group was added.
     return all(group.get("fused") for group in optimizer.param_groups)
+
+
+def forgets_elements(optimizer: Optimizer) -> torch.dtype | None:
+    """Return the format of parameters on a CPU that the optimizer's fused kernel does not move; else None.
+
+    torch 2.13's SGD moves only the last elements of 16-bit parameters, those that do not fill a vector. This
+    is tried out, because other versions may do better.
+    """
+    if not isinstance(optimizer, torch.optim.SGD) or not is_fused(optimizer) or is_in_torch_dispatch_mode():
+        return None
+    formats = {p.dtype for group in optimizer.param_groups for p in group["params"] if p.is_cpu}
+    return next((dtype for dtype in formats if not _sgd_moves_all(dtype)), None)
+
+
+@functools.cache
+def _sgd_moves_all(dtype: torch.dtype) -> bool:
+    ones = torch.ones(64, dtype=dtype, device="cpu")
+    moved = ones.clone()
+    factors = {"lr": 0.5, "weight_decay": 0.0, "momentum": 0.0, "dampening": 0.0}
+    flags = {"nesterov": False, "maximize": False, "fused": True}
+    sgd([moved], [ones], [None], **factors, **flags)
+    return bool((moved != ones).all())
 
 
 def step_folded(
@@ -45,22 +72,22 @@ def step_folded(
         then: completes a step whose parameters have moved. Once ``optimizer.step()`` has returned, it is
             called whatever happens (Ctrl-C), a second time if an exception stopped the first call.
     """
+
     # This is not a context manager, because torch.compile would break the graph around one. The attributes
     # are removed inside the `try`: in a `finally`, an interrupt could come before its first line.
-    stepped: list[object] = []
+    def complete() -> None:
+        _remove_factors(optimizer, divisor, found_inf)
+        if then is not None:
+            then()
+
     try:
         if divisor is not None:
             optimizer.grad_scale = divisor
         if found_inf is not None:
             optimizer.found_inf = found_inf
-        stepped.append(optimizer.step())  # no interrupt comes between the return and the note of it
-        _remove_factors(optimizer, divisor, found_inf)
-        if then is not None:
-            then()
+        and_then(optimizer.step, complete)
     except BaseException:
         _remove_factors(optimizer, divisor, found_inf)
-        if stepped and then is not None:
-            then()
         raise
 
 

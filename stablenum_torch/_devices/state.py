@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from stablenum.arrays import leaves, map_leaves
 from stablenum.guard.decide import GuardState
 
-__all__ = ["copy_into", "moved_to", "to_device"]
+__all__ = ["copy_into", "in_memory_of", "moved_to", "to_device"]
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -34,6 +36,21 @@ def copy_into(state: GuardState, values: GuardState) -> None:
             of.append(value)
     for into, of in by_dtype.values():
         torch._foreach_copy_(into, of)
+
+
+def in_memory_of(before: Any, after: Any) -> Any:
+    """Return the state ``after`` with the tensors of ``before`` wherever those fit.
+
+    No value is copied yet. What the user or a compiled step holds of ``before`` stays alive that way.
+    """
+    if isinstance(after, Tensor):
+        fits = isinstance(before, Tensor) and before.shape == after.shape and before.dtype == after.dtype
+        return before if fits else after
+    if type(before) is not type(after):
+        return after
+    missing = [None] * (len(after) - len(before))  # of several rules, those that were added
+    parts = map(in_memory_of, [*before, *missing], after)
+    return type(after)(*parts) if hasattr(after, "_fields") else tuple(parts)
 
 
 def moved_to(state: GuardState, device: torch.device) -> GuardState:

@@ -7,6 +7,7 @@ scale or a clip rule) is applied to the widened gradients, where it cannot flush
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from stablenum.errors import bad_type
+from stablenum.interrupts import and_restore, and_then
+from stablenum.settings_checks import check_callable
 from stablenum_torch._devices.uncompiled import uncompiled
+from stablenum_torch._step.checks import check_state_dict, state_dict_of
 
 __all__ = ["Float32CopyOptimizer", "is_narrow"]
 
@@ -159,24 +163,34 @@ class Float32CopyOptimizer(Optimizer):
         """
         result = None
         if closure is not None:
+            check_callable("closure", closure, "a function that returns the loss, or None")
             with torch.enable_grad():
                 result = closure()
         moving = self._moving()
         self._push_settings()
-        try:
-            for p in moving:
-                if self._copies[p].grad is None:
-                    self.wide_gradients([p])
-                self._fill(p, self._copies[p])
-            self._step_inner()
-            for p in moving:
-                self._write_back(p, self._copies[p])
-        finally:
-            for p in moving:
-                self._copies[p].grad = None
-            self._release(moving)
+        and_restore(functools.partial(self._move, moving), functools.partial(self._forget, moving))
         self._pull_settings()
         return result
+
+    def _move(self, params: Sequence[Tensor]) -> None:
+        """Step the copies and write them back; an interrupt after the inner step does not part the two."""
+        for p in params:
+            if self._copies[p].grad is None:
+                self.wide_gradients([p])
+            self._fill(p, self._copies[p])
+        left = list(reversed(params))
+
+        def write_back() -> None:
+            while left:
+                self._write_back(left[-1], self._copies[left[-1]])
+                left.pop()
+
+        self._step_inner(write_back)
+
+    def _forget(self, params: Sequence[Tensor]) -> None:
+        for p in params:
+            self._copies[p].grad = None
+        self._release(params)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, including the widened ones."""
@@ -185,8 +199,9 @@ class Float32CopyOptimizer(Optimizer):
             if wide is not p:
                 wide.grad = None
 
-    def _step_inner(self) -> None:
-        self.inner.step()
+    def _step_inner(self, then: Callable[[], None]) -> None:
+        """Step the inner optimizer and call ``then``, whatever comes between."""
+        and_then(self.inner.step, then)
 
     # --- state ---------------------------------------------------------------------------------
 
@@ -230,12 +245,15 @@ class Float32CopyOptimizer(Optimizer):
         """Load what :meth:`state_dict` wrote, or the state dict of a plain optimizer like the inner one.
 
         Raises:
-            ValueError: the number of parameters differs, or the shape of what is stored for one of them.
+            TypeError: ``state_dict`` is not a dict.
+            ValueError: it is not that of an optimizer, or the number of parameters differs, or the shape of
+                what is stored for one of them.
         """
-        state = dict(state_dict)
+        state = state_dict_of(state_dict)
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             replaced = pre_hook(self, state)
             state = state if replaced is None else dict(replaced)
+        check_state_dict(state)
         each = {index: dict(values) for index, values in state["state"].items()}
         kept: dict[Tensor, Tensor | None] = {}
         # Matched by order, as in torch, because distributed checkpoints have names where others have numbers.

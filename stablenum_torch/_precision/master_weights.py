@@ -84,13 +84,11 @@ class MasterWeights(Float32CopyOptimizer):
         wide.copy_(p if found is None else found)
         p.copy_(narrowed(wide, p.dtype))
 
-    def _step_inner(self) -> None:
+    def _step_inner(self, then: Callable[[], None]) -> None:
         divisor, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
-        if divisor is None and found_inf is None:
-            self.inner.step()
-            return
         if found_inf is not None and not can_skip_on_device(self.inner):
             if wait_for_bool(found_inf):
+                then()
                 return
             found_inf = None
-        step_folded(self.inner, divisor=divisor, found_inf=found_inf)
+        step_folded(self.inner, divisor=divisor, found_inf=found_inf, then=then)

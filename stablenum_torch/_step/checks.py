@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from stablenum.errors import bad_type
+from stablenum.errors import bad_field, bad_type
 from stablenum.formats import FORMATS, get_format
 from stablenum.guard.config import GuardConfig
-from stablenum_torch._devices.fused_optimizers import is_fused
+from stablenum.user_warnings import warn
+from stablenum_torch._devices.fused_optimizers import forgets_elements, is_fused
 from stablenum_torch._devices.ranks import is_sharded, local_part
 from stablenum_torch._devices.uncompiled import uncompiled
 from stablenum_torch._step.measure import dense_values
@@ -27,8 +28,11 @@ __all__ = [
     "check_optimizer",
     "check_parameters",
     "check_rules",
+    "check_state_dict",
     "check_unscaled",
     "given_names",
+    "state_dict_of",
+    "warn_of_forgotten_elements",
     "warn_of_lost_eps",
 ]
 
@@ -165,6 +169,30 @@ def check_can_unscale(params: Iterable[Tensor], scaled: bool, again: bool) -> No
 
 
 @uncompiled
+def state_dict_of(state: object) -> dict[str, Any]:
+    """Return a copy of the state dict of an optimizer.
+
+    Raises:
+        TypeError: it is not a mapping.
+    """
+    if not isinstance(state, Mapping):
+        raise bad_type("state_dict", "a dict, as opt.state_dict() returns", state)
+    return dict(state)
+
+
+def check_state_dict(state: Mapping[str, Any]) -> None:
+    """Check that a state dict has what every optimizer's has.
+
+    Raises:
+        ValueError: it has not.
+    """
+    if not {"state", "param_groups"} <= state.keys():
+        allowed = "a dict with the keys 'state' and 'param_groups', as opt.state_dict() returns"
+        raise bad_field("state_dict", allowed, sorted(map(str, state)))
+    if not isinstance(state["state"], Mapping):
+        raise bad_type("state_dict['state']", "a dict", state["state"])
+
+
 def check_unscaled(params: Iterable[Tensor]) -> None:
     """Check that all gradients of a step are 0, for which no loss was multiplied by the loss scale.
 
@@ -227,6 +255,17 @@ def check_names(names: Mapping[Tensor, str], optimizer: Optimizer) -> None:
         raise ValueError(f"names must be different for each parameter; got {twice!r} for two of them.")
 
 
+def warn_of_forgotten_elements(optimizer: Optimizer) -> None:
+    """Warn if the optimizer's fused kernel does not move all elements of its parameters."""
+    dtype = forgets_elements(optimizer)
+    if dtype is not None:
+        kind, name = type(optimizer).__name__, str(dtype).removeprefix("torch.")
+        warn(
+            f"The fused {kind} of torch {torch.__version__} does not move all elements of {name} parameters "
+            "on a CPU, with a guard or without, so most of a model is not trained. Make it with fused=False."
+        )
+
+
 def warn_of_lost_eps(optimizer: Optimizer) -> None:
     """Warn if ``x / (sqrt(v) + eps)`` will be computed with an eps of 0, so that a zero gradient gives
     NaN."""
@@ -242,11 +281,10 @@ def warn_of_lost_eps(optimizer: Optimizer) -> None:
                 continue  # fused kernels compute the denominator in float32
             # Round to nearest even: half of the smallest subnormal, or less, becomes 0.
             if eps <= get_format(name).smallest_subnormal / 2:
-                warnings.warn(
+                warn(
                     f"eps={eps:g} is 0 in {name}: the optimizer divides 0 by 0 where a gradient is zero, and "
                     f"the parameter becomes NaN although no gradient is. Use float32 parameters, "
                     f"fused=True, or eps >= {get_format(name).smallest_subnormal:g}.",
                     EpsTooSmallWarning,
-                    stacklevel=3,
                 )
                 return

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,9 +24,10 @@ from stablenum.guard.readout import Metrics, metrics
 from stablenum.guard.restored import follow_config, learning_rules
 from stablenum.guard.statedict import StatisticsNotLoadedWarning, state_from_dict, state_to_dict
 from stablenum.interrupts import finish
+from stablenum.user_warnings import warn
 from stablenum_torch._devices.host_decide import HostGuard
 from stablenum_torch._devices.ranks import several_ranks
-from stablenum_torch._devices.state import copy_into, moved_to
+from stablenum_torch._devices.state import copy_into, in_memory_of, moved_to
 from stablenum_torch._devices.uncompiled import uncompiled
 from stablenum_torch._devices.waits import HaltWatch, LevelWatch, StepWatch
 from stablenum_torch._step.apply import multiply_gradients
@@ -222,8 +222,7 @@ class Guard:
         check_parameters(self.optimizer)
         check_rules(self.config, self.optimizer, self.process_group)
         parameters = self.parameters.looked_up_again(self.config)
-        state = self.parameters.extended(self.state, parameters)
-        self.state, self.parameters = state, parameters  # both or, after an interrupt, neither
+        self._go_on_with(self.parameters.extended(self.state, parameters), parameters, self.config)
 
     # --- saving --------------------------------------------------------------------------------
 
@@ -269,7 +268,20 @@ class Guard:
         self.fit()
         parameters = self.parameters.looked_up_again(config)
         state = self._following(config, self.parameters.extended(self.state, parameters))
-        self.state, self.parameters, self.config = state, parameters, config  # all, or none of them
+        self._go_on_with(state, parameters, config)
+
+    def _go_on_with(self, state: GuardState, parameters: TrackedParameters, config: GuardConfig) -> None:
+        """Replace the state, the parameters and the settings: all of them, even if Ctrl-C comes between.
+
+        Tensors of the state that still fit keep their memory.
+        """
+        kept = in_memory_of(self.state, state)
+
+        def replace() -> None:
+            copy_into(kept, state)
+            self.state, self.parameters, self.config = kept, parameters, config
+
+        finish(replace)
 
     def load(self, state: GuardState) -> None:
         """Continue from ``state``, copied into the memory of the present state."""
@@ -285,12 +297,11 @@ class Guard:
         self.left_out = False
         lost = learning_rules(self.config, self.state)
         if lost and int(self.state.step) == 0:
-            warnings.warn(
+            warn(
                 f"The optimizer's state was loaded without the guard's, so {', '.join(lost)} start from "
                 "scratch. torch.distributed.checkpoint and FSDP.optim_state_dict keep only what belongs to "
                 "parameters: save opt.guard_state_dict() beside it, and call opt.load_guard_state_dict().",
                 StatisticsNotLoadedWarning,
-                stacklevel=2,
             )
 
 

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from stablenum.errors import bad_field, bad_type
+from stablenum.errors import bad_type
 from stablenum.guard.config import GuardConfig, Settings, make_config
 from stablenum.guard.decide import GuardState
 from stablenum.guard.readout import Metrics, StepRecord, history
+from stablenum.interrupts import and_then
 from stablenum.precision.policy import Policy
 from stablenum.settings_checks import check_callable
 from stablenum_torch._devices.generators import RngState
@@ -33,7 +34,10 @@ from stablenum_torch._step.checks import (
     check_names,
     check_optimizer,
     check_rules,
+    check_state_dict,
     given_names,
+    state_dict_of,
+    warn_of_forgotten_elements,
     warn_of_lost_eps,
 )
 from stablenum_torch._step.guard import Guard
@@ -94,6 +98,11 @@ def wrap(
             ``AdaptiveGradClip.exclude`` matches no parameter, gradients for that rule are sharded, or a group
             lacks the learning rate that ``ClipUpdateRMS`` needs.
 
+    Warns:
+        EpsTooSmallWarning: ``eps`` is 0 in the format of a parameter.
+        UserWarning: the fused kernel of this version of torch leaves elements of 16-bit parameters on a CPU
+            unmoved.
+
     Example:
         >>> import torch
         >>> model = torch.nn.Linear(3, 1)
@@ -113,6 +122,7 @@ def wrap(
     check_process_group(process_group)
     check_rules(made, optimizer, process_group)
     warn_of_lost_eps(optimizer)
+    warn_of_forgotten_elements(optimizer)
     kept = None if buffers is None else KeptBuffers(check_module("buffers", buffers))
     return GuardedOptimizer(optimizer, made, known, process_group, kept)
 
@@ -479,7 +489,11 @@ class GuardedOptimizer(Optimizer):
 
     @property
     def guard_state(self) -> GuardState:
-        """The guard's live tensors: reading ``guard_state.skipped_total`` as a tensor needs no wait."""
+        """The guard's live tensors: reading ``guard_state.skipped_total`` as a tensor needs no wait.
+
+        A tensor stays the same one as long as the guard lives, except that new settings or parameters change
+        the shape of some rules' statistics, and a model that moves to another device takes all along.
+        """
         self._guard.fit()
         return self._guard.state
 
@@ -546,18 +560,11 @@ class GuardedOptimizer(Optimizer):
             StatisticsNotLoadedWarning: a rule has no saved statistics; in the first step, if the dict has no
                 guard's state and the guard has rules that learn from steps.
         """
-        if not isinstance(state_dict, Mapping):
-            raise bad_type("state_dict", "a dict, as opt.state_dict() returns", state_dict)
-        state = dict(state_dict)
+        state = state_dict_of(state_dict)
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             replaced = pre_hook(self, state)
             state = state if replaced is None else dict(replaced)
-        if not {"state", "param_groups"} <= state.keys():
-            raise bad_field(
-                "state_dict",
-                "a dict with the keys 'state' and 'param_groups', as opt.state_dict() returns",
-                sorted(map(str, state)),
-            )
+        check_state_dict(state)
         guard = self._guard.parsed(state.pop(_KEY)) if _KEY in state else None
         self._load_both(state, guard)
         self._guard.left_out = guard is None
@@ -566,15 +573,11 @@ class GuardedOptimizer(Optimizer):
 
     def _load_both(self, state: dict[str, Any], guard: GuardState | None) -> None:
         """Load the inner optimizer's state and the guard's: both or, after an interrupt, neither."""
-        loaded: list[object] = []
-        try:
-            loaded.append(self.inner.load_state_dict(state))
-            if guard is not None:
-                self._guard.load(guard)
-        except BaseException:
-            if loaded and guard is not None:
-                self._guard.load(guard)
-            raise
+        load = functools.partial(self.inner.load_state_dict, state)
+        if guard is None:
+            load()
+        else:
+            and_then(load, functools.partial(self._guard.load, guard))
 
 
 def _defines(optimizer: Optimizer, name: str) -> bool:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from stablenum import GuardConfig, Reason
+from stablenum.formats import FLOAT32_MAX
 from stablenum.guard.readout import Worst, history, metrics
 from stablenum.guard.recorder import CAPACITY, read_rows
 
@@ -90,3 +92,12 @@ def test_metrics_before_the_first_step(backend):
     assert found["worst"] == Worst(-1, None)
     assert (found["skipped_total"], found["skipped_in_a_row"]) == (0, 0)
     assert history(state) == []
+
+
+@pytest.mark.parametrize("loss", [-FLOAT32_MAX, -3.4028232635611926e38, FLOAT32_MAX, -math.inf, 0.0])
+def test_a_loss_at_the_edge_of_float32_is_a_loss_that_was_given(backend, loss):
+    _, state = backend.run(GuardConfig(), [backend.observe([1.0], loss=loss)])
+    np.testing.assert_allclose(metrics(state)["loss"], loss, rtol=1e-7)
+    assert history(state)[0]["loss"] == metrics(state)["loss"]
+    _, state = backend.run(GuardConfig(), [backend.observe([1.0])])
+    assert math.isnan(metrics(state)["loss"])

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import random
+import warnings
 
 import numpy as np
 import pytest
@@ -24,6 +25,8 @@ from stablenum import (
     UnderflowAwareLossScale,
     ZClip,
 )
+from stablenum.arrays import leaves
+from stablenum.guard.decide import init_guard
 from stablenum.guard.statedict import StatisticsNotLoadedWarning, state_from_dict, state_to_dict
 from tests.backends import BACKENDS, assert_bit_equal, to_numpy
 from tests.selection import slow_unless
@@ -240,3 +243,17 @@ def test_a_state_of_version_1_leaves_new_rules_unchanged():
     assert_bit_equal(back.clip, here.clip)
     assert_bit_equal(back.spike, here.spike)
     assert int(back.step) == 1
+
+
+@pytest.mark.parametrize("rule", [AdaGC(), AdaGC(warmup_steps=2), ZClip(), AutoClip(window=3)])
+@pytest.mark.parametrize("names", [None, (), ("a", "b")])
+def test_the_state_of_a_guard_without_parameters_keeps_its_shape(rule, names):
+    """A rank may hold no parameter, and a list without rows says nothing of their columns."""
+    config = GuardConfig(clip=rule)
+    saved = state_to_dict(init_guard(config, 0, xp=np), None if names is None else [])
+    like = init_guard(config, len(names or ()), xp=np)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", StatisticsNotLoadedWarning)
+        loaded = state_from_dict(saved, like, xp=np, names=names)
+    assert [leaf.shape for leaf in leaves(loaded)] == [leaf.shape for leaf in leaves(like)]
+    assert [leaf.dtype for leaf in leaves(loaded)] == [leaf.dtype for leaf in leaves(like)]

@@ -390,3 +390,105 @@ def test_a_product_in_8_bits_of_wrong_arguments(change: Any, message: str) -> No
 def test_a_range_report_of_wrong_arguments(fun: Any, options: Any, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         stablenum_jax.range_report(fun, jnp.ones(2), **options)
+
+
+@pytest.mark.parametrize("argnums", ["x", 1.0, True, (), (0, "x"), 1, -2])
+def test_value_and_grad_of_arguments_that_do_not_exist(argnums: Any) -> None:
+    opt_state = stablenum_jax.guard().init(jnp.ones(2))
+    with pytest.raises(ValueError, match=r"argnums must (be the number|name positional arguments).*; got"):
+        stablenum_jax.value_and_grad(jnp.sum, opt_state, argnums=argnums)(jnp.ones(2))
+
+
+@every_mode
+@pytest.mark.parametrize("name", ["loss", "vlaue", "loss_value"])
+@pytest.mark.parametrize("form", ["step", "chain"])
+def test_a_loss_under_another_name(stepper: Any, name: str, form: str, mode: str) -> None:
+    params = make_params()
+    tx = stablenum_jax.chain(stablenum_jax.guard(), optax.adam(1e-3))
+    opt_state = tx.init(params)
+
+    def act(params: Any, opt_state: Any) -> Any:
+        given = {name: jnp.asarray(2.0)}
+        if form == "step":
+            return stablenum_jax.step(tx, params, opt_state, make_grads(0), **given)
+        return tx.update(make_grads(0), opt_state, params, **given)
+
+    with pytest.raises(
+        TypeError, match=rf"{name} must be .*; got one that.* write value= in place of {name}="
+    ):
+        (jax.jit(act) if mode == "jit" else act)(params, opt_state)
+
+
+def test_arguments_that_the_optimizer_uses_or_that_are_no_loss() -> None:
+    def scaled(updates: Any, state: Any, params: Any = None, *, factor: Any, **extra: Any) -> Any:
+        return jax.tree.map(lambda g: g * factor, updates), state
+
+    by_factor = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), scaled)
+    tx = optax.chain(stablenum_jax.guard(), by_factor)
+    params = {"w": jnp.ones(2)}
+    more = {"epoch": 3, "name": "x", "mask": jnp.ones(3), "flag": True}
+    after, _ = stablenum_jax.step(tx, params, tx.init(params), params, factor=0.5, **more)
+    np.testing.assert_array_equal(after["w"], 1.5)
+    stablenum_jax.step(tx, params, tx.init(params), params, factor=0.5, value=1.0, temperature=2.0)
+
+
+NARROW = {"v": jnp.ones(3, jnp.bfloat16), "w": jnp.ones((2, 3), jnp.bfloat16)}
+KEEPERS = {
+    "kahan": stablenum_jax.kahan,
+    "master_weights": lambda: stablenum_jax.master_weights(optax.adam(0.1)),
+    "stochastic_rounding": stablenum_jax.stochastic_rounding,
+}
+
+
+@pytest.mark.parametrize("name", KEEPERS)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"params": None}, "params must be given to the update of"),
+        ({"updates": {"w": NARROW["w"]}}, "updates must be a tree like params, .*; got"),
+        ({"updates": list(NARROW.values())}, "updates must be a tree like params"),
+        (
+            {"updates": {**NARROW, "v": jnp.ones(4)}},
+            r"updates\['v'\] must be of its parameter's shape \(3,\); got",
+        ),
+        ({"updates": {**NARROW, "v": jnp.ones(3, int)}}, r"updates\['v'\] must hold floating-point numbers"),
+        ({"state": 5}, "state must be a .*State, as init.*; got int"),
+        ({"state": None}, "state must be a .*State, as init.*; got NoneType"),
+        ({"state": optax.adam(0.1).init(NARROW)}, "state must be a .*State, as init.*; got tuple"),
+    ],
+)
+def test_an_update_for_16_bit_parameters_with_wrong_arguments(name: str, change: Any, message: str) -> None:
+    tx = KEEPERS[name]()
+    given = {"updates": NARROW, "state": tx.init(NARROW), "params": NARROW} | change
+    with pytest.raises((TypeError, ValueError), match=message):
+        tx.update(given["updates"], given["state"], given["params"])
+
+
+@pytest.mark.parametrize("name", ["kahan", "master_weights"])
+@pytest.mark.parametrize(
+    "other",
+    [{"u": NARROW["v"], "w": NARROW["w"]}, {"w": NARROW["w"]}, {**NARROW, "v": jnp.ones(4, jnp.bfloat16)}],
+)
+def test_an_update_of_other_parameters_than_the_state_was_made_for(name: str, other: Any) -> None:
+    tx = KEEPERS[name]()
+    with pytest.raises(
+        ValueError, match=r"state\.(compensation|master).* must be .*; got .*Make it with init"
+    ):
+        tx.update(other, tx.init(NARROW), other)
+
+
+def test_reading_with_wrong_arguments() -> None:
+    opt_state = stablenum_jax.guard().init(NARROW)
+    with pytest.raises(TypeError, match=r"raise_if_halted must be True or False; got str"):
+        stablenum_jax.metrics(opt_state, raise_if_halted="no")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"new must be a tree like old, .*; got"):
+        stablenum_jax.unless_skipped(opt_state, {"a": 1}, {"b": 1})
+    for wrong in (5, None, "x", optax.adam(0.1), NARROW):
+        for read in (
+            stablenum_jax.metrics,
+            stablenum_jax.history,
+            stablenum_jax.loss_scale,
+            stablenum_jax.resume,
+        ):
+            with pytest.raises(ValueError, match="opt_state must hold exactly one guard's state; got none"):
+                read(wrong)

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 
+import stablenum
 import stablenum_jax
 from stablenum import AdaGC, AutoClip, DynamicLossScale, LogMaxLossScale, SpikeGuard, ZClip
 from tests.jax.helpers import every_mode, reason
@@ -98,6 +99,19 @@ def test_a_restored_scale_does_not_stop_a_strict_guard(stop: Any, mode: str) -> 
     _, after = _train(plain, _params(), opt_state, 2, mode)
     seen = stablenum_jax.metrics(after)
     assert (seen["applied"], seen["skipped_total"]) == (True, 1)
+
+
+def test_a_step_that_was_skipped_for_a_restored_scale_escalates_nothing() -> None:
+    escalate = stablenum.EscalatePrecision(after=1)
+    scaling = _optimizer("chain", loss_scale=8.0, escalate=escalate)
+    plain = _optimizer("chain", escalate=escalate)
+    opt_state = _with_flax(scaling.init(_params()), plain.init(_params()))
+    params = _params()
+    _, after = stablenum_jax.step(plain, params, opt_state, params)
+    assert reason(after) == "FOUND_INF"
+    assert int(stablenum_jax.guard_state(after).escalation.level) == 0
+    _, after = stablenum_jax.step(plain, params, after, {"w": jnp.full(2, jnp.nan)})
+    assert int(stablenum_jax.guard_state(after).escalation.level) == 1
 
 
 @every_mode

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from typing import Any
 
 import jax
@@ -44,6 +46,39 @@ def test_the_traced_loss_that_was_not_given_is_nan() -> None:
     opt_state = sj.step(tx, PARAMS, tx.init(PARAMS), PARAMS)[1]
     assert np.isnan(jax.jit(sj.metrics)(opt_state)["loss"])
     assert np.isnan(sj.history(opt_state)[0]["loss"])
+
+
+@pytest.mark.parametrize("debug", [True, False])
+def test_metrics_in_a_trace_pass_under_debug_nans(debug: bool) -> None:
+    tx = optax.chain(sj.guard(), optax.sgd(0.1))
+
+    def train(carry: Any, _: None) -> Any:
+        params, before = carry
+        params, opt_state = sj.step(tx, params, before, PARAMS)
+        return (params, opt_state), (sj.metrics(before), sj.metrics(opt_state))
+
+    with jax.debug_nans(debug):
+        (_, opt_state), (before, seen) = jax.lax.scan(train, (PARAMS, tx.init(PARAMS)), None, length=2)
+    unknown = np.finfo(np.float32).min if debug else np.nan
+    np.testing.assert_equal(np.asarray(seen["loss"]), unknown)
+    np.testing.assert_equal(np.asarray(before["grad_norm"]), [unknown, np.sqrt(np.float32(6.0))])
+    assert np.isnan(sj.metrics(opt_state)["loss"])
+
+
+@pytest.mark.parametrize("value", [-1e300, np.float32(-3.4028235e38), np.float64(1e300), np.asarray(-1e39)])
+@pytest.mark.parametrize("jit", [False, True])
+def test_a_loss_beyond_float32_is_a_loss_that_was_given(value: Any, jit: bool) -> None:
+    def by_loss(updates: Any, state: Any, params: Any = None, *, value: Any, **extra: Any) -> Any:
+        return jax.tree.map(lambda g: jnp.where(jnp.isfinite(value), -g, jnp.nan), updates), state
+
+    tx = optax.chain(
+        sj.guard(), optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), by_loss)
+    )
+    take = functools.partial(sj.step, tx, value=value)
+    after, opt_state = (jax.jit(take) if jit else take)(PARAMS, tx.init(PARAMS), PARAMS)
+    for seen in (sj.metrics(opt_state), jax.jit(sj.metrics)(opt_state), sj.history(opt_state)[0]):
+        np.testing.assert_allclose(seen["loss"], np.copysign(3.4028235e38, value), rtol=1e-6)
+    np.testing.assert_array_equal(after["w"], 0.0)
 
 
 @pytest.mark.parametrize("rules", RULES)
@@ -141,3 +176,37 @@ def test_arguments_in_another_order_are_named() -> None:
     model = {**PARAMS, "f": jnp.tanh}
     with pytest.raises(ValueError, match=r"grads\['f'\] is .*unlike tx\.update"):
         sj.step(tx, {**PARAMS, "f": None}, opt_state, model)
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
+def test_no_order_of_the_arguments_but_one_passes_as_another(order: tuple[int, ...]) -> None:
+    tx = optax.chain(sj.guard(), optax.sgd(0.5))
+    given = PARAMS, tx.init(PARAMS), jax.tree.map(lambda x: 3 * x, PARAMS)
+    names = ("params", "opt_state", "grads")
+    after, _ = sj.step(tx, **{names[i]: given[i] for i in order})
+    np.testing.assert_array_equal(after["w"], -0.5)
+    mixed = [given[i] for i in order]
+    if order[1] != 1:
+        with pytest.raises(ValueError, match=r"opt_state must be the state of tx; got it as .*step takes"):
+            sj.step(tx, *mixed)
+    elif order[0] == 2:  # nothing tells gradients from parameters, as the docstring says
+        after, _ = sj.step(tx, *mixed)
+        np.testing.assert_array_equal(after["w"], 2.5)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("use", ["plain update", "placement", "load"])
+def test_a_warning_points_at_the_line_of_the_user(use: str, jit: bool) -> None:
+    def act() -> Any:
+        if use == "load":
+            saved = sj.guard_state_dict(sj.guard().init(PARAMS))
+            return sj.load_guard_state_dict(sj.guard(clip=stablenum.ZClip()).init(PARAMS), saved)
+        parts = [sj.guard(), optax.scale(0.5)][:: -1 if use == "placement" else 1]
+        tx = optax.chain(*parts)
+        if use == "placement":
+            return sj.step(tx, PARAMS, tx.init(PARAMS), PARAMS)
+        return tx.update(PARAMS, tx.init(PARAMS), PARAMS)
+
+    with pytest.warns(UserWarning, match="guard|statistics") as caught:
+        (jax.jit(act) if jit and use != "load" else act)()
+    assert {w.filename for w in caught} == {__file__}

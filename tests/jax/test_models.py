@@ -237,3 +237,90 @@ def test_variables_that_a_forward_pass_creates_are_kept_under_a_policy() -> None
     sj.value_and_grad(lambda m, x: m(x).sum(), opt_state, policy="bfloat16")(model, jnp.ones((3, 2)))
     assert len(nnx.state(model, nnx.Intermediate)) == 1
     assert model.norm.mean[...].dtype == jnp.float32
+
+
+class Bias(nnx.Pytree):
+    """An object of nnx that is not a module."""
+
+    def __init__(self) -> None:
+        self.b = nnx.Param(jnp.ones(()))
+
+
+def nnx_containers() -> dict[str, tuple[Any, Any]]:
+    """Return trees that hold objects of nnx, each with its loss."""
+
+    def layer(seed: int) -> Any:
+        return nnx.Linear(3, 3, rngs=nnx.Rngs(seed))
+
+    tied = {"a": layer(0), "b": layer(1)}
+    tied["b"].kernel = tied["a"].kernel
+    in_turn = lambda m, x: jnp.mean(m["b"](m["a"](x)) ** 2)  # noqa: E731
+    return {
+        "dict": ({"a": layer(0), "b": layer(1)}, in_turn),
+        "list": ([layer(0), layer(1)], lambda m, x: jnp.mean(m[1](m[0](x)) ** 2)),
+        "tuple": ((layer(0), {"b": layer(1)}), lambda m, x: jnp.mean(m[1]["b"](m[0](x)) ** 2)),
+        "mixed": (
+            {"a": layer(0), "w": jnp.ones(3), "none": None},
+            lambda m, x: jnp.mean((m["a"](x) * m["w"]) ** 2),
+        ),
+        "tied": (tied, in_turn),
+        "another object": ({"a": layer(0), "b": Bias()}, lambda m, x: jnp.mean((m["a"](x) + m["b"].b) ** 2)),
+    }
+
+
+@pytest.mark.parametrize("kind", nnx_containers())
+@pytest.mark.parametrize("jit", [False, True])
+def test_a_container_of_nnx_objects_is_trained_as_one_module_is(kind: str, jit: bool) -> None:
+    model, loss_of_model = nnx_containers()[kind]
+    tx = sj.chain(sj.guard(loss_scale=8.0), optax.adamw(0.1))
+    opt_state = tx.init(model)
+
+    def train(model: Any, opt_state: Any, x: jax.Array) -> Any:
+        loss, grads = sj.value_and_grad(loss_of_model, opt_state)(model, x)
+        model, opt_state = sj.step(tx, model, opt_state, grads, value=loss)
+        return loss, (None if jit else model), opt_state
+
+    train = nnx.jit(train) if jit else train
+    losses = [float(train(model, opt_state, X)[0])]
+    for x in (X, X, X * jnp.nan):
+        before = jax.tree.map(jnp.copy, model)
+        loss, after, opt_state = train(model, opt_state, x)
+        losses.append(float(loss))
+        model = model if jit else after
+    assert_same_bits(model, before)
+    assert sj.metrics(opt_state)["skipped_total"] == 1
+    assert losses[2] < losses[0]
+    names = sj.guard_state_dict(opt_state)["names"]
+    assert len(names) == len(set(names)) == {"tied": 3, "mixed": 3, "another object": 3}.get(kind, 4)
+
+
+def test_gradients_that_do_not_fit_a_container_of_nnx_modules() -> None:
+    model, loss_of_model = nnx_containers()["dict"]
+    tx = sj.chain(sj.guard(), optax.sgd(0.1))
+    _, grads = sj.value_and_grad(loss_of_model, tx.init(model))(model, X)
+    for wrong in ({"a": grads["a"]}, list(grads.values()), 3.0):
+        with pytest.raises(ValueError, match=r"grads must be a tree like params.*Nothing was changed"):
+            sj.step(tx, model, tx.init(model), wrong)
+
+
+def a_linear_equinox_model() -> Any:
+    return eqx.nn.Linear(3, 3, key=jax.random.key(0))
+
+
+FIRST_STATES = {
+    "nnx": (lambda: nnx_containers()["list"][0][0], r"tx\.init\(nnx\.state\(params, nnx\.Param\)\)"),
+    "nnx in a list": (lambda: nnx_containers()["list"][0], r"tx is stablenum_jax\.chain\(guard, optimizer\)"),
+    "equinox": (a_linear_equinox_model, r"tx\.init\(equinox\.filter\(params, equinox\.is_inexact_array\)\)"),
+}
+
+
+@pytest.mark.parametrize("kind", FIRST_STATES)
+def test_a_state_that_optax_made_of_a_model_is_refused_with_the_call_that_makes_it(kind: str) -> None:
+    make, advice = FIRST_STATES[kind]
+    model = make()
+    tx = optax.chain(sj.guard(), optax.adam(0.1))
+    opt_state = tx.init({"w": jnp.ones(2)} if kind == "equinox" else model)
+    loss = lambda m: sum(jnp.sum(leaf) for leaf in jax.tree.leaves(m))  # noqa: E731
+    _, grads = sj.value_and_grad(loss, opt_state)(model)
+    with pytest.raises(ValueError, match=f"opt_state must be the state of tx .*Make it with .*{advice}"):
+        sj.step(tx, model, opt_state, grads)

@@ -261,3 +261,24 @@ def test_a_policy_with_wrong_options(options, error, message):
     with pytest.raises(error, match=message):
         st.precision(model, "compute=fp8", **options)
     st.precision(model, "compute=bf16").remove()  # nothing had been applied
+
+
+@pytest.mark.parametrize("kind", [st.MasterWeights, st.KahanUpdate, st.StochasticRounding])
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (5, "state_dict must be a dict.*; got int"),
+        (None, "state_dict must be a dict.*; got NoneType"),
+        ({}, r"state_dict must be a dict with the keys 'state' and 'param_groups'.*; got \[\]"),
+        ({"state": 5}, "state_dict must be a dict with the keys .*; got \\['state'\\]"),
+        ({"state": 5, "param_groups": []}, r"state_dict\['state'\] must be a dict; got int"),
+    ],
+)
+def test_a_state_dict_that_is_none(kind, state, message):
+    p = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    opt = kind([p], lambda params: torch.optim.SGD(params, lr=0.1))
+    for optimizer in (opt, st.wrap(opt)):
+        with pytest.raises((TypeError, ValueError), match=message):
+            optimizer.load_state_dict(state)
+    with pytest.raises(TypeError, match="closure must be a function that returns the loss, or None; got int"):
+        opt.step(5)

@@ -98,3 +98,13 @@ def test_scales_follow_the_gradients(path):
     w.grad = torch.full((100,), math.inf)
     opt.step()
     assert opt.loss_scale == 64.0
+
+
+@pytest.mark.parametrize("loss", [-1e300, -3.4028234663852886e38, 1e300])
+def test_a_loss_beyond_float32_is_a_loss_that_was_given(path, loss):
+    w = torch.nn.Parameter(torch.ones(2, dtype=torch.float64))
+    opt = st.wrap(torch.optim.SGD([w], lr=0.1))
+    opt.backward(w.sum() * 0 + loss)
+    opt.step()
+    assert opt.last["applied"]
+    assert opt.last["loss"] == pytest.approx(math.copysign(3.4028235e38, loss), rel=1e-6)

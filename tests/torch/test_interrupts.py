@@ -169,6 +169,59 @@ def test_the_guards_own_checkpoint_is_loaded_whole_or_not_at_all(most):
 
 
 @pytest.mark.parametrize("most", MOST)
+def test_settings_are_replaced_whole_or_not_at_all(most):
+    def replace(training: Training) -> None:
+        training.opt.config = stablenum.GuardConfig(clip=1.0, loss_scale=4.0)
+
+    def state(training: Training) -> Any:
+        return training.opt.config, training.state()
+
+    lines = executed_lines(functools.partial(replace, Training("fused", "global")))
+    whole = Training("fused", "global")
+    before = state(whole)
+    replace(whole)
+    ends = [i for i, (file, _) in enumerate(lines) if file.endswith("_step/guard.py")][-20:]
+    for number in ends if most is not None else first_and_last(lines):
+        training = Training("fused", "global")
+        assert interrupted_at(number, functools.partial(replace, training)) is not None
+        assert state(training) in (before, state(whole)), lines[number]
+
+
+@pytest.mark.parametrize("most", MOST)
+@pytest.mark.parametrize("kind", [st.MasterWeights, st.KahanUpdate])
+@pytest.mark.parametrize("guarded", [True, False])
+def test_an_interrupted_step_of_16_bit_parameters_leaves_them_with_their_copies(kind, guarded, most):
+    def make() -> Any:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)).bfloat16()
+        opt = kind(net.parameters(), lambda params: torch.optim.AdamW(params, lr=0.01))
+        used = st.wrap(opt, clip=0.5) if guarded else opt
+        for number in range(3):
+            if number:
+                used.step()
+            used.zero_grad()
+            net(torch.full((2, 3), 1.0 + number, dtype=torch.bfloat16)).square().mean().backward()
+        return net, opt, used
+
+    def found(net: Any, opt: Any) -> Any:
+        values = [(bits(p.float()), bits(opt.wide_value(p).clone())) for p in net.parameters()]
+        grads = [wide.grad is None for p, wide in opt._copies.items()]
+        return values, {k: bits(v) for s in opt.state.values() for k, v in s.items()}, grads
+
+    net, opt, used = make()
+    before = found(net, opt)
+    lines = executed_lines(lambda: used.step())
+    after = found(net, opt)
+    numbers = [i for i in first_and_last(lines) if lines[i][0].endswith(("_copies.py", "weights.py"))]
+    for number in numbers if most is None else some(numbers, most):
+        net, opt, used = make()
+        assert interrupted_at(number, lambda used=used: used.step()) is not None
+        seen = found(net, opt)
+        assert seen[:2] in (before[:2], after[:2]), lines[number]
+        assert guarded or all(seen[2]), lines[number]
+
+
+@pytest.mark.parametrize("most", MOST)
 def test_a_new_parameter_group_enlarges_the_state_at_once_or_later(most):
     def add(training: Training) -> None:
         training.opt.add_param_group({"params": [nn.Parameter(torch.ones(2))]})

@@ -24,6 +24,7 @@ from stablenum import (
     StatisticsNotLoadedWarning,
     ZClip,
 )
+from stablenum.arrays import leaves
 from stablenum_torch import wrap
 
 LEVELS = ("float16", "bfloat16", "float32")
@@ -72,6 +73,20 @@ def test_a_rule_that_stays_keeps_its_statistics_when_settings_are_replaced() -> 
     _step(w, opt)
     opt.config = GuardConfig(clip=[ZClip(), 1.0], spike="skip")
     assert int(opt.guard_state.clip[0].seen) == 1
+
+
+def test_tensors_taken_from_the_guard_follow_when_settings_or_parameters_change() -> None:
+    w, opt = _guarded(GuardConfig(clip=ZClip(), loss_scale="dynamic"))
+    _step(w, opt)
+    held = opt.guard_state
+    opt.config = GuardConfig(clip=[ZClip(), 1.0], loss_scale=8.0, spike="skip")
+    assert held.loss_scale.scale.item() == 8.0
+    opt.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))]})
+    opt.config = GuardConfig(clip=ZClip(), loss_scale=4.0)
+    _step(w, opt)
+    for mine, theirs in zip(leaves(held), leaves(opt.guard_state), strict=True):
+        assert mine is theirs
+    assert (held.step.item(), held.clip[0].seen.item(), held.loss_scale.scale.item()) == (2, 2, 4.0)
 
 
 def test_a_scale_cannot_be_replaced_while_gradients_are_multiplied_by_it() -> None:
@@ -159,6 +174,23 @@ def test_a_distributed_checkpoint_without_the_guards_state_is_reported_once(flat
     with pytest.warns(StatisticsNotLoadedWarning, match=r"ZClip, SpikeGuard, DynamicLossScale.*beside"):
         _train_once(other, resumed)
     _train_once(other, resumed)  # warnings are errors here
+
+
+@pytest.mark.parametrize("use", ["step", "step under a scheduler", "load", "wrap"])
+def test_a_warning_points_at_the_line_of_the_user(use: str) -> None:
+    net, opt = _trained(0, **LEARNING)
+    if use == "step under a scheduler":
+        torch.optim.lr_scheduler.ConstantLR(opt)  # it wraps `step`
+    saved, half = _trained(1)[1].state_dict(), torch.nn.Parameter(torch.ones(2, dtype=torch.float16))
+    if use.startswith("step"):
+        opt.load_state_dict({key: saved[key] for key in ("state", "param_groups")})
+    acts = {
+        "load": lambda: opt.load_state_dict(saved),
+        "wrap": lambda: wrap(torch.optim.Adam([half], eps=1e-8)),
+    }
+    with pytest.warns(UserWarning, match="statistics|scratch|eps") as caught:
+        acts.get(use, lambda: _train_once(net, opt))()
+    assert {w.filename for w in caught} == {__file__}
 
 
 @pytest.mark.parametrize("order", ["guard first", "no rule that learns"])

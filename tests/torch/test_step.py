@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -223,6 +224,7 @@ def test_complex_gradients(path):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.filterwarnings("ignore:The fused SGD of torch")  # which is right about parameters of this size
 def test_other_float_formats(path, dtype, fused):
     params = parameters(dtype=dtype)
     opt = st.wrap(torch.optim.SGD(params, lr=0.1, fused=fused), clip=1.0)
@@ -239,6 +241,38 @@ def test_other_float_formats(path, dtype, fused):
             rtol=2 * torch.finfo(dtype).eps,
             atol=1e-3 if dtype != torch.float64 else 1e-6,
         )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_fused_kernel_that_leaves_elements_unmoved_is_reported(dtype, momentum):
+    """torch 2.13's SGD does, with 16-bit parameters on a CPU."""
+    p = torch.nn.Parameter(torch.ones(40, dtype=dtype))
+    inner = torch.optim.SGD([p], lr=0.5, momentum=momentum, fused=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        opt = st.wrap(inner)
+    p.grad = torch.ones_like(p)
+    opt.step()
+    reports = [str(w.message) for w in caught if w.filename == __file__]
+    assert len(reports) == int(not (p != 1).all())
+    assert all(f"{str(dtype)[6:]} parameters" in text and "fused=False" in text for text in reports)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["unfused", "masters", "adamw", "adagrad"])
+def test_optimizers_that_move_all_elements_of_16_bit_parameters(dtype, kind):
+    p = torch.nn.Parameter(torch.ones(40, dtype=dtype))
+    inner = {
+        "unfused": lambda: torch.optim.SGD([p], lr=0.5),
+        "masters": lambda: st.MasterWeights([p], lambda g: torch.optim.SGD(g, lr=0.5, fused=True)),
+        "adamw": lambda: torch.optim.AdamW([p], lr=0.5, fused=True),
+        "adagrad": lambda: torch.optim.Adagrad([p], lr=0.5, fused=True),
+    }[kind]()
+    opt = st.wrap(inner)  # a warning is an error here
+    p.grad = torch.ones_like(p)
+    opt.step()
+    assert (p != 1).all()
 
 
 def test_closure_runs_once_with_gradients_and_its_loss_is_seen(path):

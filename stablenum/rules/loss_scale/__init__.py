@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from stablenum.rules.loss_scale.dynamic import DynamicLossScale
 from stablenum.rules.loss_scale.log_max import LogMaxLossScale
-from stablenum.rules.loss_scale.state import LARGEST_SCALE, SMALLEST_SCALE, LossScaleState, both_dynamic
+from stablenum.rules.loss_scale.state import LARGEST_SCALE, SMALLEST_SCALE, LossScaleState, carried_over
 from stablenum.rules.loss_scale.static import StaticLossScale
 from stablenum.rules.loss_scale.underflow import UnderflowAwareLossScale
 
@@ -25,7 +25,7 @@ __all__ = [
     "LossScaleState",
     "StaticLossScale",
     "UnderflowAwareLossScale",
-    "both_dynamic",
+    "carried_over",
 ]
 
 LOSS_SCALES = (StaticLossScale, DynamicLossScale, LogMaxLossScale, UnderflowAwareLossScale)

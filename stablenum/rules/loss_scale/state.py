@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, TypeAlias
 
-from stablenum.arrays import at_least
+from stablenum.arrays import at_least, map_leaves
 from stablenum.settings_checks import check_field
 
 __all__ = [
@@ -13,7 +13,7 @@ __all__ = [
     "LARGEST_SCALE",
     "SMALLEST_SCALE",
     "LossScaleState",
-    "both_dynamic",
+    "carried_over",
     "check_scale_range",
     "next_hold",
     "scale_state",
@@ -48,13 +48,25 @@ class LossScaleState(NamedTuple):
     statistics: Any = ()
 
 
-def both_dynamic(saved: LossScaleState, like: LossScaleState) -> bool:
-    """Return whether both states belong to dynamic scales; only then is the saved scale loaded.
+def carried_over(
+    own: LossScaleState, before: LossScaleState, after: LossScaleState, *, xp: Namespace
+) -> LossScaleState:
+    """Return the state with which a guard goes on after it was given another guard's: ``after`` or ``own``.
 
-    A fixed scale (1 without scaling) is a setting, and the setting of the guard that loads takes precedence.
-    The call makes the host wait for the device.
+    A fixed scale (1 without scaling) is a setting, and the setting of the guard that goes on takes
+    precedence. Only a dynamic one goes on with the saved scale, and only if that was dynamic too.
+
+    Args:
+        own: the guard's own state, before its first step. It is read on the host.
+        before: the state that the guard was given.
+        after: the state after the next step, or ``before`` again.
+        xp: the array namespace of the result, which is on the device of ``after``.
     """
-    return bool(min(saved.hysteresis_left.tolist(), like.hysteresis_left.tolist()) > FIXED)
+    first = map_leaves(lambda leaf, value: xp.full_like(leaf, value.item()), after, own)
+    if own.hysteresis_left.item() == FIXED:
+        return first
+    was_fixed = before.hysteresis_left == FIXED
+    return map_leaves(lambda mine, saved: xp.where(was_fixed, mine, saved), first, after)
 
 
 def scale_state(

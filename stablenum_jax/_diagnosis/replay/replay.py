@@ -14,7 +14,6 @@ import numpy as np
 from stablenum.diagnosis import Finding, Report
 from stablenum.diagnosis.replay.judge import Evidence
 from stablenum.diagnosis.replay.trials import Read
-from stablenum.errors import bad_field
 from stablenum.settings_checks import check_callable, check_flag, check_loss_scale
 from stablenum_jax._diagnosis.audit import state_problems
 from stablenum_jax._diagnosis.replay.flags import flags_of
@@ -25,7 +24,7 @@ from stablenum_jax._diagnosis.replay.labels import outside_indices
 from stablenum_jax._diagnosis.replay.programs import Program, program_of
 from stablenum_jax._diagnosis.replay.run import Run, result_flags, run_compiled, run_eagerly, run_instrumented
 from stablenum_jax._diagnosis.replay.trial import with_trial
-from stablenum_jax._trees.leaves import check_state, is_floating
+from stablenum_jax._trees.leaves import check_argnums, check_state, is_floating
 from stablenum_jax._trees.state import has_guard, is_guard
 from stablenum_jax._trees.state import loss_scale as guard_scale
 
@@ -80,7 +79,7 @@ def replay(
     check_callable("fun", fun, "a function that runs the step")
     _check_options(has_aux, gradients, opt_state, known_bad)
     start = time.perf_counter()
-    numbers = _argnums(argnums, len(args))
+    numbers = check_argnums(argnums, len(args))
     _check_no_tracers((args, kwargs))
     scale = _scale(loss_scale, opt_state)
 
@@ -109,16 +108,6 @@ def _check_options(has_aux: object, gradients: object, opt_state: object, known_
     if opt_state is not None:
         check_state("opt_state", opt_state)
     check_flag("known_bad", known_bad)
-
-
-def _argnums(argnums: int | Sequence[int], count: int) -> tuple[int, ...]:
-    given = tuple(argnums) if isinstance(argnums, (tuple, list)) else (argnums,)
-    if not given or not all(isinstance(n, int) and not isinstance(n, bool) for n in given):
-        raise bad_field("argnums", "the number of a positional argument, or several", argnums)
-    wrong = [n for n in given if not -count <= n < count]
-    if wrong and count:
-        raise ValueError(f"argnums must name positional arguments, here 0 to {count - 1}; got {wrong[0]}.")
-    return tuple(n % count for n in given) if count else ()
 
 
 def _check_no_tracers(tree: Any) -> None:
