@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +24,8 @@ from stablenum_jax._diagnosis import watch
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch) -> Session:
     """The session of a script that is watched from here on."""
-    for name in ("jit", "grad", "value_and_grad", "jacrev", "jacfwd", "jacobian", "hessian", "vjp", "vmap"):
+    names = ("jit", "grad", "value_and_grad", "jacrev", "jacfwd", "jacobian", "hessian", "vjp", "vmap", "jvp")
+    for name in names:
         monkeypatch.setattr(jax, name, getattr(jax, name))
     transformation = optax.GradientTransformation
     monkeypatch.setattr(transformation, "update", transformation.__dict__["update"])
@@ -33,14 +35,18 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Session:
 
 
 def found(session: Session, run: Callable[[], Any]) -> Report:
-    with pytest.raises(Stop):
+    with contextlib.suppress(Stop):
         run()
+        session.outcome.exit_code = 0
+    session.conclude()
+    assert session.outcome.troubles == 0, session.outcome.trouble
     assert session.outcome.report is not None
     return Report.from_dict(session.outcome.report)
 
 
 def assert_healthy(session: Session) -> None:
     session.conclude()
+    assert session.outcome.troubles == 0, session.outcome.trouble
     assert session.outcome.failure is None, str(Report.from_dict(session.outcome.report))
 
 
@@ -187,7 +193,7 @@ def train(*, soft: bool = False, bad: bool = False) -> None:
             return jnp.log(logits - logits if bad else 1 + logits**2).mean(), metrics  # BAD
 
         (loss, metrics), grad = jax.value_and_grad(loss_fn, has_aux=True)(w)
-        return w - 0.01 * grad, {"loss": loss, **metrics}
+        return w - 0.01 * grad, {"loss": loss, **metrics, "soft": metrics["soft"] + loss}
 
     w = jnp.ones((3, 2))
     for _ in range(3):

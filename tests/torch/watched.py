@@ -81,9 +81,11 @@ def ended(session: Session, run: Callable[[], Any]) -> Session:
 
 def found(session: Session, run: Callable[[], Any]) -> Report:
     assert ended(session, run).outcome.report is not None
+    assert session.outcome.troubles == 0, session.outcome.trouble
     return Report.from_dict(session.outcome.report)
 
 
 def assert_healthy(session: Session, run: Callable[[], Any]) -> None:
     assert ended(session, run).outcome.failure is None
+    assert session.outcome.troubles == 0, session.outcome.trouble
     assert session.outcome.exit_code == 0
