@@ -132,12 +132,12 @@ def metrics_among(
     try:
         plain = _make_jaxpr(run)(*arrays).jaxpr
         if _has_mark(plain):
-            moved = _moved(plain, [False] * len(arrays))
+            moved = _moved(plain, [False] * len(arrays), carried=False)
         elif not arrays:
             return positions
         else:
             jaxpr = _make_jaxpr(lambda xs, ts: _jvp(run, xs, ts)[1])(arrays, arrays).jaxpr
-            moved = _moved(jaxpr, [False] * len(arrays) + [True] * len(arrays))
+            moved = _moved(jaxpr, [False] * len(arrays) + [True] * len(arrays), carried=True)
     except Exception as error:  # without an answer, the value is taken to matter
         if raised_by_a_signal(error):
             raise
@@ -145,34 +145,37 @@ def metrics_among(
     return frozenset(i for i, m in zip(chosen, moved, strict=True) if not m)
 
 
-def _moved(jaxpr: Any, given: Sequence[bool]) -> list[bool]:
-    """Return which results depend on the given inputs, or on anything marked."""
+def _moved(jaxpr: Any, given: Sequence[bool], *, carried: bool) -> list[bool]:
+    """Return which results depend on the given inputs, or on anything marked.
+
+    Args:
+        jaxpr: the program.
+        given: for each input, whether it counts.
+        carried: whether what one iteration of a scan hands to the next counts there.
+    """
     moved = {v for v, moves in zip(jaxpr.invars, given, strict=True) if moves}
 
     def of(variables: Sequence[Any]) -> list[bool]:
         return [not isinstance(v, core.Literal) and v in moved for v in variables]
 
     for eqn in jaxpr.eqns:
-        moved.update(v for v, moves in zip(eqn.outvars, _outputs(eqn, of(eqn.invars)), strict=True) if moves)
+        outputs = zip(eqn.outvars, _outputs(eqn, of(eqn.invars), carried=carried), strict=True)
+        moved.update(v for v, moves in outputs if moves)
     return of(jaxpr.outvars)
 
 
-def _outputs(eqn: Any, given: list[bool]) -> list[bool]:
+def _outputs(eqn: Any, given: list[bool], *, carried: bool) -> list[bool]:
     """Return which outputs of an equation depend on its given inputs, or on anything marked inside it."""
     parts = _parts(eqn)
     same = [p for p in parts if (len(p.invars), len(p.outvars)) == (len(given), len(eqn.outvars))]
     if len(parts) != 1 or not same:
         return [_is_mark(eqn) or any(given) or any(map(_has_mark, parts))] * len(eqn.outvars)
-    found = _moved(same[0], given)
-    if eqn.primitive.name == "scan":  # what is carried comes back as an input
-        constants, carried = scan_counts(eqn.params, len(given))
-        again = list(given)
-        while True:
-            for i in range(carried):
-                again[constants + i] |= found[i]
-            if (more := _moved(same[0], again)) == found:
-                break
-            found = more
+    found = _moved(same[0], given, carried=carried)
+    if eqn.primitive.name == "scan" and carried:
+        constants, carry = scan_counts(eqn.params, len(given))
+        for _ in range(carry):  # each round moves at least one more, or none at all
+            given = [g or (0 <= i - constants < carry and found[i - constants]) for i, g in enumerate(given)]
+            found = _moved(same[0], given, carried=carried)
     return found
 
 

@@ -71,6 +71,8 @@ def explain(
         say(_unwatched(explained.outcome))
     if explained.report is None:
         say(_ended(explained.outcome))
+        if explained.outcome.harmless:
+            say(f"passed by, because training went on without it: {explained.outcome.harmless}")
         raise typer.Exit(explained.outcome.exit_code or 0)
     report = explained.report
     say(f"{explained.outcome.failure}{f', recorded in run {explained.runs}' if explained.runs > 1 else ''}")

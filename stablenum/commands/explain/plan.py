@@ -92,6 +92,7 @@ class Outcome:
         error: the last line of the exception that ended the script.
         trouble: the first error of the watcher itself, and where it was.
         troubles: the number of such errors.
+        harmless: what was not finite first, if the script has coped with it or trained without it.
     """
 
     steps: int = 0
@@ -104,6 +105,7 @@ class Outcome:
     error: str = ""
     trouble: str = ""
     troubles: int = 0
+    harmless: str = ""
 
     def note_trouble(self, where: str, error: str) -> None:
         """Note an error of the watcher itself."""

@@ -96,7 +96,9 @@ class Session:
     def conclude(self) -> None:
         """Record the first doubt that the script has not settled, because the script has ended."""
         for doubt in [] if self.over else self.doubts:
-            if self.sheltered(doubt.settled) is False:
+            if self.sheltered(doubt.settled) is not False:
+                self.outcome.harmless = self.outcome.harmless or str(doubt.failure)
+            else:
                 self.outcome.failure = doubt.failure
                 self.outcome.report = None if doubt.report is None else doubt.report.to_dict()
                 return
