@@ -92,7 +92,9 @@ def _run_main(plan: Plan) -> None:
     # runpy.run_path is not used, because it removes the module before the functions that were registered with
     # atexit run.
     path = os.path.abspath(plan.script)
-    code = compile(Path(path).read_bytes(), path, "exec")
+    code = compile(
+        Path(path).read_bytes(), path, "exec", dont_inherit=True
+    )  # not the __future__ of this file
     module = ModuleType("__main__")
     loader = importlib.machinery.SourceFileLoader("__main__", path)
     given = {"__file__": path, "__builtins__": builtins, "__cached__": None, "__loader__": loader}
