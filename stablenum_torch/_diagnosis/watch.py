@@ -86,6 +86,9 @@ class _Watcher:
         self.scaled = False  # losses are scaled, and steps that overflow are skipped
         self.by_hand: list[Gradients] = []  # not finite, and not an optimizer's; and losses
         self.bad_loss: Doubt | None = None  # of the gradients that are being computed
+        self.bad_root = False  # the backward pass that runs began at a bad loss
+        self.finite_anyway = False  # as are the gradients of the bad loss
+        self.repairs_watched = False
         self.bad_losses = 0  # in a row
         self.last_doubt: tuple[Gradients, Doubt] | None = None  # of a loss
         self.recovered = False  # a good loss came after a bad one
@@ -159,7 +162,8 @@ class _Watcher:
         if _will_skip(optimizer):
             return
         bad = [p for p in _parameters(optimizer) if p.grad is not None and not finite(p.grad)]
-        if bad and self.bad_loss is not None:
+        used = self.finite_anyway and any(p.grad is not None for p in _parameters(optimizer))
+        if (bad or used) and self.bad_loss is not None:
             self.session.found(self.bad_loss.failure, self.bad_loss.report)
         if bad:
             self.fail("gradient", bad, [p.grad for p in bad])
@@ -208,7 +212,8 @@ class _Watcher:
         # A scaled loss that overflows is left to the scaler, unless the loss itself was bad.
         if bad and self.scaled and any(t.isnan().any() for t in bad):
             self.fail("loss", [], bad)
-        if bad and not self.scaled:
+        self.bad_root = bool(bad) and not self.scaled
+        if self.bad_root:
             stepped = self.stepped()
             own = any(id(leaf) in stepped for leaf in self.graph.leaves)
             leaves = [] if own else _copies(self.graph.leaves)
@@ -224,7 +229,10 @@ class _Watcher:
         if bad:
             self.doubt_gradients(bad, names_in_modules(bad), Gradients([p.grad for p in bad], _copies(bad)))
         elif self.by_hand and all(p.grad is None or finite(p.grad) for p in graph.leaves):
-            self.note_good_gradients()
+            if self.bad_root:  # nothing is left to repair, but the loss was bad all the same
+                self.finite_anyway = True
+            else:
+                self.note_good_gradients()
 
     def after_grad(self, called: tuple[list[Any], bool], result: Any) -> None:
         """Check the results of ``torch.autograd.grad``."""
@@ -259,8 +267,9 @@ class _Watcher:
         )
 
     def watch_for_repairs(self) -> None:
-        if self.by_hand:
+        if self.repairs_watched:
             return
+        self.repairs_watched = True
         for name in REPAIRS:
             self.wrap(torch.Tensor, name, self.before_repair)
             if hasattr(torch, name):
@@ -270,7 +279,7 @@ class _Watcher:
         for gradients in self.by_hand:
             gradients.good_since = True
         self.recovered = self.recovered or self.bad_losses > 0
-        self.bad_losses, self.bad_loss = 0, None
+        self.bad_losses, self.bad_loss, self.finite_anyway = 0, None, False
         self.by_hand = [g for g in self.by_hand if not g.tested]  # nothing can change for the others
 
     def before_repair(self, *args: Any, **kwargs: Any) -> None:
@@ -325,7 +334,6 @@ class _Watcher:
                 return True
             return outcome.exit_code == 0 and (self.recovered or (final and outcome.steps > 0))
 
-        self.watch_for_repairs()
         self.by_hand.append(loss)
         self.bad_losses += not final
         doubt = self.doubt(Failure(step=self.step, what="loss"), loss.tensors, settled)

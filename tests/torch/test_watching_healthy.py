@@ -214,6 +214,20 @@ def test_a_step_with_the_gradients_of_a_bad_loss_is_the_failure_of_the_loss(watc
     assert session.outcome.report is not None
 
 
+def test_a_bad_loss_with_finite_gradients_is_a_failure_if_a_step_uses_them(watching: Watching) -> None:
+    def run() -> None:
+        model, optimizer = model_and_optimizer()
+        for x in (1.0, -50.0, 1.0, 1.0):
+            optimizer.zero_grad()
+            # The backward pass of relu replaces what comes from log(0) by 0.
+            torch.log(torch.relu(model(torch.full((1, 2), x)))).square().mean().backward()
+            optimizer.step()
+
+    failure = ended(watching(), run).outcome.failure
+    assert failure is not None
+    assert (failure.what, failure.step) == ("loss", 1)
+
+
 # ---------------------------------------------------------------------------------- errors
 
 
