@@ -8,14 +8,18 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core
 
-from stablenum_jax._diagnosis.replay.flags import device_flags
+from stablenum.commands.explain.frames import raised_by_a_signal
+from stablenum_jax._diagnosis.replay.flags import flags_of
+from stablenum_jax._diagnosis.replay.jax_internals import scan_counts, sub_jaxpr
 from stablenum_jax._trees.state import guards_in, is_guard
 
-__all__ = ["Suspicion", "floating_leaves", "named", "suspicion", "without", "without_derivative"]
+__all__ = ["Suspicion", "floating_leaves", "mark", "metrics_among", "named", "suspicion", "without"]
 
 _jvp, _make_jaxpr = jax.jvp, jax.make_jaxpr
+_MARK = "stablenum: needed"
 
 
 class Suspicion(NamedTuple):
@@ -96,12 +100,21 @@ def without(inner: Callable[..., Any], positions: Collection[int]) -> Callable[.
     return rest
 
 
-def without_derivative(
+def mark(tree: Any) -> Any:
+    """Mark traced losses and gradients, for :func:`metrics_among`."""
+    return jax.tree.map(
+        lambda x: checkpoint_name(x, _MARK) if isinstance(x, jax.core.Tracer) and _is_floating(x) else x, tree
+    )
+
+
+def metrics_among(
     inner: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], positions: frozenset[int]
 ) -> frozenset[int]:
-    """Return those leaves of the result that have no derivative with respect to the arguments.
+    """Return those leaves of the result that training does not need.
 
-    They cannot be a loss, a gradient or a parameter: an accuracy is a count of comparisons.
+    In a function that differentiates, these are the leaves that depend on no loss and on no gradient, which
+    the function marks while it is traced. In any other function, they are the leaves that have no derivative
+    with respect to the arguments: an accuracy is a count of comparisons.
     """
     leaves, structure = jax.tree.flatten((args, kwargs))
     at = [i for i, leaf in enumerate(leaves) if _is_floating(leaf)]
@@ -116,28 +129,74 @@ def without_derivative(
         return [results[i] for i in chosen]
 
     arrays = tuple(jnp.asarray(leaves[i]) for i in at)
-    if not arrays:
-        return positions
     try:
-        jaxpr = _make_jaxpr(lambda xs, ts: _jvp(run, xs, ts)[1])(arrays, arrays).jaxpr
-    except Exception:  # noqa: BLE001  without an answer, the value is taken to matter
+        plain = _make_jaxpr(run)(*arrays).jaxpr
+        if _has_mark(plain):
+            moved = _moved(plain, [False] * len(arrays), carried=False)
+        elif not arrays:
+            return positions
+        else:
+            jaxpr = _make_jaxpr(lambda xs, ts: _jvp(run, xs, ts)[1])(arrays, arrays).jaxpr
+            moved = _moved(jaxpr, [False] * len(arrays) + [True] * len(arrays), carried=True)
+    except Exception as error:  # without an answer, the value is taken to matter
+        if raised_by_a_signal(error):
+            raise
         return frozenset()
-    moved = _reached(jaxpr, jaxpr.invars[len(arrays) :])
-    results = zip(chosen, jaxpr.outvars, strict=True)
-    return frozenset(i for i, v in results if isinstance(v, core.Literal) or v not in moved)
+    return frozenset(i for i, m in zip(chosen, moved, strict=True) if not m)
 
 
-def _reached(jaxpr: Any, variables: Sequence[Any]) -> set[Any]:
-    """Return the variables that are computed from the given ones, and these."""
-    reached = set(variables)
+def _moved(jaxpr: Any, given: Sequence[bool], *, carried: bool) -> list[bool]:
+    """Return which results depend on the given inputs, or on anything marked.
+
+    Args:
+        jaxpr: the program.
+        given: for each input, whether it counts.
+        carried: whether what one iteration of a scan hands to the next counts there.
+    """
+    moved = {v for v, moves in zip(jaxpr.invars, given, strict=True) if moves}
+
+    def of(variables: Sequence[Any]) -> list[bool]:
+        return [not isinstance(v, core.Literal) and v in moved for v in variables]
+
     for eqn in jaxpr.eqns:
-        if any(not isinstance(v, core.Literal) and v in reached for v in eqn.invars):
-            reached.update(eqn.outvars)
-    return reached
+        outputs = zip(eqn.outvars, _outputs(eqn, of(eqn.invars), carried=carried), strict=True)
+        moved.update(v for v, moves in outputs if moves)
+    return of(jaxpr.outvars)
+
+
+def _outputs(eqn: Any, given: list[bool], *, carried: bool) -> list[bool]:
+    """Return which outputs of an equation depend on its given inputs, or on anything marked inside it."""
+    parts = _parts(eqn)
+    same = [p for p in parts if (len(p.invars), len(p.outvars)) == (len(given), len(eqn.outvars))]
+    if len(parts) != 1 or not same:
+        return [_is_mark(eqn) or any(given) or any(map(_has_mark, parts))] * len(eqn.outvars)
+    found = _moved(same[0], given, carried=carried)
+    if eqn.primitive.name == "scan" and carried:
+        constants, carry = scan_counts(eqn.params, len(given))
+        for _ in range(carry):  # each round moves at least one more, or none at all
+            given = [g or (0 <= i - constants < carry and found[i - constants]) for i, g in enumerate(given)]
+            found = _moved(same[0], given, carried=carried)
+    return found
+
+
+def _parts(eqn: Any) -> list[Any]:
+    """Return the jaxprs inside an equation."""
+    values = [x for p in eqn.params.values() for x in (p if isinstance(p, tuple) else (p,))]
+    return [sub_jaxpr(x)[0] for x in values if isinstance(x, core.Jaxpr | core.ClosedJaxpr)]
+
+
+def _is_mark(eqn: Any) -> bool:
+    return eqn.primitive.name == "name" and eqn.params.get("name") == _MARK
+
+
+def _has_mark(jaxpr: Any) -> bool:
+    return any(_is_mark(eqn) or any(map(_has_mark, _parts(eqn))) for eqn in jaxpr.eqns)
 
 
 def _is_floating(leaf: Any) -> bool:
-    return isinstance(leaf, (jax.Array, np.ndarray)) and jnp.issubdtype(leaf.dtype, jnp.inexact)
+    return isinstance(leaf, (jax.Array, np.ndarray, jax.core.Tracer)) and jnp.issubdtype(
+        leaf.dtype, jnp.inexact
+    )
 
 
 def floating_leaves(tree: Any) -> list[tuple[int, jax.Array]]:
@@ -147,6 +206,5 @@ def floating_leaves(tree: Any) -> list[tuple[int, jax.Array]]:
 
 
 def _flags(leaves: list[jax.Array]) -> list[tuple[bool, bool, bool]]:
-    """Return, for each leaf, whether it holds any NaN, inf and -inf. This waits for the device once."""
-    flags = jax.device_get([device_flags(leaf) for leaf in leaves])
-    return [(bool(f[0]), bool(f[1]), bool(f[2])) for f in flags]
+    """Return, for each leaf, whether it holds any NaN, inf and -inf."""
+    return [flags_of(leaf) for leaf in leaves]

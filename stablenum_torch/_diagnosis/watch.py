@@ -5,21 +5,20 @@ Only the command ``stablenum explain`` installs this. Every check makes the host
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import re
 import sys
 import traceback
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from types import CodeType, FrameType
 from typing import Any, TypeAlias
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import _disable_current_modes
 
+from stablenum.commands.explain.frames import transparent
 from stablenum.commands.explain.plan import Failure
-from stablenum.commands.explain.session import Doubt, Session
+from stablenum.commands.explain.session import FAILED, Doubt, Session
 from stablenum.diagnosis import Report
 from stablenum.diagnosis.replay.growth import Growth
 from stablenum.diagnosis.replay.judge import Evidence
@@ -35,6 +34,7 @@ from stablenum_torch._diagnosis.by_hand import (
 )
 from stablenum_torch._diagnosis.replay.source_lines import is_user_file
 from stablenum_torch._diagnosis.script_recorder import Window, names_by_id, names_in_modules
+from stablenum_torch._diagnosis.unseen import Unseen, outside_graphs
 from stablenum_torch._step.optimizer import GuardedOptimizer
 
 __all__ = ["watch"]
@@ -43,6 +43,8 @@ _Line: TypeAlias = tuple[str, int]  # file and number
 _ABOUT_NUMBERS = re.compile(r"\b(nan|inf|infinite|infinity)\b|non-?finite|not finite", re.IGNORECASE)
 # What torch.distributions says of a parameter; it shows a large one in part, perhaps without the NaN.
 _CONSTRAINT = "to satisfy the constraint"
+# After so many bad losses without a good one between them, the script is no longer taken to cope with them.
+PATIENCE = 25
 
 
 def watch(session: Session) -> None:
@@ -70,9 +72,11 @@ class _Watcher:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.outcome = session.outcome
-        self.depth = 0  # an optimizer may step another one inside its own step
+        self.unseen = Unseen(session, self.close_window)
+        self.look, self.wrap = self.unseen.look, self.unseen.wrap
+        self.stepping: set[CodeType] = set()  # the code of the functions that take steps
         self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        self.looking = False
+        self.bad_from_the_start: set[int] = set()  # parameters
         self.window: Window | None = None
         self.opened = 0  # the number of steps completed when the window was opened
         self.state: tuple[str, ...] = ()  # what is wrong with the optimizer's state
@@ -80,7 +84,14 @@ class _Watcher:
         self.growth = Growth()
         self._named: dict[int, str] = {}
         self.scaled = False  # losses are scaled, and steps that overflow are skipped
-        self.by_hand: list[Gradients] = []  # not finite, and not an optimizer's
+        self.by_hand: list[Gradients] = []  # not finite, and not an optimizer's; and losses
+        self.bad_loss: Doubt | None = None  # of the gradients that are being computed
+        self.bad_root = False  # the backward pass that runs began at a bad loss
+        self.finite_anyway = False  # as are the gradients of the bad loss
+        self.repairs_watched = False
+        self.bad_losses = 0  # in a row
+        self.last_doubt: tuple[Gradients, Doubt] | None = None  # of a loss
+        self.recovered = False  # a good loss came after a bad one
         self.graph = Graph([], set())  # of the last backward pass
         self.looked: dict[int, _Line] = {}  # where the script read tensors since the last step, by node
         self.loss_lines: set[_Line] = set()  # where the script reads losses
@@ -90,83 +101,79 @@ class _Watcher:
         """The number of the optimizer step that is being prepared or taken, from 0."""
         return self.outcome.steps
 
-    @contextlib.contextmanager
-    def look(self) -> Iterator[None]:
-        """Run the body, which is neither watched nor recorded."""
-        self.looking = True
-        try:
-            with torch.no_grad(), _disable_current_modes():
-                yield
-        finally:
-            self.looking = False
-            if self.session.over and self.window is not None:
-                self.window.close()
-                self.window = None
-
-    def wrap(self, owner: Any, name: str, before: Any, after: Any = None) -> None:
-        """Replace a function by one that first passes its arguments to ``before``, except in :meth:`look`.
-
-        What ``before`` returns is passed to ``after``, together with the function's result.
-        """
-        inner = getattr(owner, name)
-
-        @functools.wraps(inner)
-        def outer(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or self.looking or self.session.over or self.session.ignores():
-                return inner(*args, **kwargs)
-            with self.look():
-                kept = before(*args, **kwargs)
-            result = inner(*args, **kwargs)
-            if after is not None and not self.session.over:
-                with self.look():
-                    after(kept, result)
-            return result
-
-        setattr(owner, name, outer)
-
     def open_window(self) -> None:
         """Start recording if the next step is to be recorded."""
         begin = self.session.plan.record_from
         if begin is not None and self.step >= begin:
-            self.window, self.opened = Window(), self.outcome.steps
+            window = self.session.sheltered(Window)
+            if window is not FAILED:
+                self.window, self.opened = window, self.outcome.steps
+        self.unseen.recording = self.window is not None
 
+    def close_window(self) -> None:
+        """Stop recording."""
+        if self.window is not None:
+            self.session.sheltered(self.window.close)
+            self.window = None
+        self.unseen.recording = False
+
+    @outside_graphs
+    @transparent
     def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """Check the gradients."""
         if self.session.over:
             self.session.leave()
-        self.depth += 1
-        if self.depth > 1:
-            return
-        self.optimizers.add(optimizer)
-        self.outcome.optimizers = len(self.optimizers)
-        with self.look():
-            self.note_growth(optimizer)
-            if self.window is not None:
-                self.state = tuple(state_problems(optimizer))
-            if _will_skip(optimizer):
-                return
-            bad = [p for p in _parameters(optimizer) if p.grad is not None and not finite(p.grad)]
-            if bad:
-                self.fail("gradient", bad, [p.grad for p in bad])
-            self.note_good_gradients()
+        self.look(self.check_gradients, optimizer, sys._getframe(1))
 
+    @outside_graphs
+    @transparent
     def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """Check the parameters."""
-        self.depth -= 1
-        if self.depth > 0 or self.session.over:
+        if self.session.over or self.look(self.inside_a_step, sys._getframe(1)) is True:
             return
-        with self.look():
-            bad = [p for p in _parameters(optimizer) if not finite(p)]
-            if bad:
-                self.fail("parameter", bad, bad)
+        self.look(self.check_parameters, optimizer)
         self.outcome.steps += 1
         self.looked.clear()
         # With several optimizers, a step's gradients may be older than the previous step.
         if self.window is not None and self.outcome.steps - self.opened >= len(self.optimizers):
-            self.window.close()
-            self.window = None
+            self.close_window()
         if self.window is None:
             self.open_window()
+
+    def inside_a_step(self, frame: FrameType) -> bool:
+        """Return whether the step that runs in this frame is a part of another, as in wrappers of
+        optimizers."""
+        self.stepping.add(frame.f_code)
+        outer = frame.f_back
+        while outer is not None and outer.f_code not in self.stepping:
+            outer = outer.f_back
+        return outer is not None
+
+    def check_gradients(self, optimizer: torch.optim.Optimizer, frame: FrameType) -> None:
+        """Check what an optimizer is about to use, unless it is a part of another one."""
+        if self.inside_a_step(frame):
+            return
+        if optimizer not in self.optimizers:
+            # Bounds and masks may be parameters, too.
+            self.bad_from_the_start |= {id(p) for p in _parameters(optimizer) if not finite(p)}
+            self.optimizers.add(optimizer)
+            self.outcome.optimizers = len(self.optimizers)
+        self.note_growth(optimizer)
+        if self.window is not None:
+            self.state = tuple(state_problems(optimizer))
+        if _will_skip(optimizer):
+            return
+        bad = [p for p in _parameters(optimizer) if p.grad is not None and not finite(p.grad)]
+        used = self.finite_anyway and any(p.grad is not None for p in _parameters(optimizer))
+        if (bad or used) and self.bad_loss is not None:
+            self.session.found(self.bad_loss.failure, self.bad_loss.report)
+        if bad:
+            self.fail("gradient", bad, [p.grad for p in bad])
+        self.note_good_gradients()
+
+    def check_parameters(self, optimizer: torch.optim.Optimizer) -> None:
+        """Check what an optimizer has made."""
+        bad = [p for p in _parameters(optimizer) if id(p) not in self.bad_from_the_start and not finite(p)]
+        if bad:
+            self.fail("parameter", bad, bad)
 
     def note_growth(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Note how large the parameters are, and the gradients if an optimizer is about to use them."""
@@ -199,12 +206,18 @@ class _Watcher:
     def check_roots(self, given: Any) -> None:
         """Check what a backward pass starts from, and note the lines that have read the losses among it."""
         bad = [t for t in tensors_of(given) if not finite(t)]
-        # A scaled loss that overflows is left to the scaler, unless the loss itself was bad.
-        if bad and not (self.scaled and not any(t.isnan().any() for t in bad)):
-            self.fail("loss", [], bad)
         roots = [given] if isinstance(given, torch.Tensor) else given
         self.graph = graph_of(t for t in roots if isinstance(t, torch.Tensor))
         self.loss_lines.update(line for node, line in self.looked.items() if node in self.graph.numbers)
+        # A scaled loss that overflows is left to the scaler, unless the loss itself was bad.
+        if bad and self.scaled and any(t.isnan().any() for t in bad):
+            self.fail("loss", [], bad)
+        self.bad_root = bool(bad) and not self.scaled
+        if self.bad_root:
+            stepped = self.stepped()
+            own = any(id(leaf) in stepped for leaf in self.graph.leaves)
+            leaves = [] if own else _copies(self.graph.leaves)
+            self.bad_loss = self.doubt_loss(Gradients(bad, leaves), final=False)
 
     def after_backward(self, graph: Graph, _: Any) -> None:
         """Check the gradients of what no optimizer has stepped with."""
@@ -215,8 +228,11 @@ class _Watcher:
         bad = [p for p in own if not finite(p.grad)]
         if bad:
             self.doubt_gradients(bad, names_in_modules(bad), Gradients([p.grad for p in bad], _copies(bad)))
-        else:
-            self.note_good_gradients()
+        elif self.by_hand and all(p.grad is None or finite(p.grad) for p in graph.leaves):
+            if self.bad_root:  # nothing is left to repair, but the loss was bad all the same
+                self.finite_anyway = True
+            else:
+                self.note_good_gradients()
 
     def after_grad(self, called: tuple[list[Any], bool], result: Any) -> None:
         """Check the results of ``torch.autograd.grad``."""
@@ -242,11 +258,7 @@ class _Watcher:
         self, of: Sequence[torch.Tensor], names: tuple[str, ...], gradients: Gradients
     ) -> None:
         """Doubt gradients until the script has ended, and see whether it repairs them."""
-        if not self.by_hand:
-            for name in REPAIRS:
-                self.wrap(torch.Tensor, name, self.before_repair)
-                if hasattr(torch, name):
-                    self.wrap(torch, name, self.before_repair)
+        self.watch_for_repairs()
         self.by_hand.append(gradients)
         self.doubt(
             Failure(step=self.step, what="by hand", names=names),
@@ -254,9 +266,21 @@ class _Watcher:
             lambda: gradients.coped_with(lambda leaf: id(leaf) in self.stepped()),
         )
 
+    def watch_for_repairs(self) -> None:
+        if self.repairs_watched:
+            return
+        self.repairs_watched = True
+        for name in REPAIRS:
+            self.wrap(torch.Tensor, name, self.before_repair)
+            if hasattr(torch, name):
+                self.wrap(torch, name, self.before_repair)
+
     def note_good_gradients(self) -> None:
         for gradients in self.by_hand:
             gradients.good_since = True
+        self.recovered = self.recovered or self.bad_losses > 0
+        self.bad_losses, self.bad_loss, self.finite_anyway = 0, None, False
+        self.by_hand = [g for g in self.by_hand if not g.tested]  # nothing can change for the others
 
     def before_repair(self, *args: Any, **kwargs: Any) -> None:
         for gradients in self.by_hand:
@@ -288,24 +312,49 @@ class _Watcher:
 
     def doubt_look(self, line: _Line, tensor: torch.Tensor) -> None:
         """Take a number for the loss where the script has read losses; elsewhere it may be a metric."""
-        if line in self.loss_lines:
-            self.fail("loss", [], [tensor])
+        # What the script reads and then leaves alone has done no harm if it has a good loss afterwards.
+        self.doubt_loss(Gradients([tensor], [], tested=True), final=line not in self.loss_lines)
+
+    def doubt_loss(self, loss: Gradients, *, final: bool) -> Doubt:
+        """Doubt a loss until a later step, or other good gradients, show that the script copes with it.
+
+        Args:
+            loss: the loss, and what its gradients change.
+            final: whether the script may well end with such a number, because it may be a metric.
+        """
+        same = self.last_doubt
+        if same is not None and same[0].hold(loss.tensors[0]):
+            return same[1]
         steps = self.outcome.steps
 
         def settled() -> bool:
             """Return whether training went on, or ended well, without this number."""
             outcome = self.outcome
-            return outcome.steps > steps or (outcome.steps > 0 and outcome.exit_code == 0)
+            if outcome.steps > steps or loss.coped_with(lambda leaf: id(leaf) in self.stepped()):
+                return True
+            return outcome.exit_code == 0 and (self.recovered or (final and outcome.steps > 0))
 
-        self.doubt(Failure(step=self.step, what="loss"), [tensor], settled)
+        self.by_hand.append(loss)
+        self.bad_losses += not final
+        doubt = self.doubt(Failure(step=self.step, what="loss"), loss.tensors, settled)
+        self.last_doubt = loss, doubt
+        if self.bad_losses > PATIENCE:
+            first = next((d for d in self.session.doubts if not d.settled()), doubt)
+            self.session.found(first.failure, first.report)
+        return doubt
 
-    def doubt(self, failure: Failure, bad: Sequence[torch.Tensor], settled: Callable[[], bool]) -> None:
+    def doubt(self, failure: Failure, bad: Sequence[torch.Tensor], settled: Callable[[], bool]) -> Doubt:
         """Keep a failure that counts only if it is not settled when the script has ended."""
         report = None
         if self.window is not None:
-            known = {"bad_gradients": failure.names} if failure.what == "by hand" else {}
+            known: dict[str, Any] = {"bad_gradients": failure.names} if failure.what == "by hand" else {}
+            if failure.what == "loss":
+                self.note_growth()
+                known["exploded"] = self.growth.explosion()
             report = self.explained(bad, {"loss_finite": failure.what != "loss", **known})
-        self.session.doubts.append(Doubt(failure, report, settled))
+        doubt = Doubt(failure, report, settled)
+        self.session.doubt(doubt)
+        return doubt
 
     def on_error(self, error: BaseException) -> None:
         """Handle a script that fails with a message about NaN or inf, from a library's own check, or because
@@ -315,18 +364,20 @@ class _Watcher:
                 "; the closure given to the optimizer's step returns None: end it with `return loss`"
             )
             return
-        with self.look():
-            read = _bad_in_frames(error)
-            if not _ABOUT_NUMBERS.search(str(error)) and not (read and _CONSTRAINT in str(error)):
-                return
-            self.outcome.failure = Failure(step=self.step, what="error", names=(type(error).__name__,))
-            if self.window is None:
-                return
-            known = {"loss_finite": False, "reproduced": self.reproduced}
-            report = self.window.report_of_failed(**known)
-            if report is None:
-                report = self.window.report(read, **known) if read else self.window.report_of_last(**known)
-            self.outcome.report = None if report is None else report.to_dict()
+        self.look(self.explain_error, error)
+
+    def explain_error(self, error: BaseException) -> None:
+        read = _bad_in_frames(error)
+        if not _ABOUT_NUMBERS.search(str(error)) and not (read and _CONSTRAINT in str(error)):
+            return
+        self.outcome.failure = Failure(step=self.step, what="error", names=(type(error).__name__,))
+        if self.window is None:
+            return
+        known = {"loss_finite": False, "reproduced": self.reproduced}
+        report = self.window.report_of_failed(**known)
+        if report is None:
+            report = self.window.report(read, **known) if read else self.window.report_of_last(**known)
+        self.outcome.report = None if report is None else report.to_dict()
 
     def fail(self, what: str, parameters: Sequence[torch.Tensor], bad: Sequence[Any]) -> None:
         """End the script, with an explanation if the step was recorded."""

@@ -10,6 +10,8 @@ import jax
 import pytest
 
 import stablenum_jax
+from stablenum.commands.explain.session import Session
+from tests.jax.watched import watched_with
 from tests.selection import REPEATS
 
 Step = Callable[..., tuple[Any, Any]]
@@ -23,6 +25,12 @@ def mode(request: pytest.FixtureRequest) -> str:
     can differ between the modes (``tests.jax.helpers.every_mode``) always run both ways.
     """
     return str(request.param)
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> Session:
+    """The session of a script that is watched from here on."""
+    return watched_with(monkeypatch)
 
 
 @pytest.fixture

@@ -15,34 +15,10 @@ from flax.training.train_state import TrainState
 
 import stablenum_jax
 from stablenum.commands.explain.plan import Plan
-from stablenum.commands.explain.session import Session, Stop
+from stablenum.commands.explain.session import Session
 from stablenum.diagnosis import Cause, Report
 from stablenum_jax._diagnosis import watch
-
-
-@pytest.fixture
-def session(monkeypatch: pytest.MonkeyPatch) -> Session:
-    """The session of a script that is watched from here on."""
-    for name in ("jit", "grad", "value_and_grad", "jacrev", "jacfwd", "jacobian", "hessian", "vjp", "vmap"):
-        monkeypatch.setattr(jax, name, getattr(jax, name))
-    transformation = optax.GradientTransformation
-    monkeypatch.setattr(transformation, "update", transformation.__dict__["update"])
-    made = Session(Plan(script="script.py"))
-    watch.watch(made)
-    return made
-
-
-def found(session: Session, run: Callable[[], Any]) -> Report:
-    with pytest.raises(Stop):
-        run()
-    assert session.outcome.report is not None
-    return Report.from_dict(session.outcome.report)
-
-
-def assert_healthy(session: Session) -> None:
-    session.conclude()
-    assert session.outcome.failure is None, str(Report.from_dict(session.outcome.report))
-
+from tests.jax.watched import assert_healthy, found
 
 # ---------------------------------------------------------------------------------- derivatives
 
@@ -187,7 +163,7 @@ def train(*, soft: bool = False, bad: bool = False) -> None:
             return jnp.log(logits - logits if bad else 1 + logits**2).mean(), metrics  # BAD
 
         (loss, metrics), grad = jax.value_and_grad(loss_fn, has_aux=True)(w)
-        return w - 0.01 * grad, {"loss": loss, **metrics}
+        return w - 0.01 * grad, {"loss": loss, **metrics, "soft": metrics["soft"] + loss}
 
     w = jnp.ones((3, 2))
     for _ in range(3):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -229,7 +231,83 @@ def test_a_script_that_ends_without_a_code_has_exit_code_0(tmp_path, text):
 def test_a_traceback_begins_with_the_script(tmp_path):
     result = command(written(tmp_path, "def f():\n    raise KeyError(3)\nf()\n"), cwd=tmp_path)
     frames = re.findall(r'File "(.*)", line', result.stderr)
-    assert frames == ["script.py", "script.py"]
+    assert frames == [str(tmp_path / "script.py")] * 2  # as Python names it
+
+
+# What a script sees of the process it runs in.
+CURIOUS = """
+import atexit, inspect, os, signal, sys, threading, traceback, warnings
+import {framework}
+value: int = 3
+class Thing: pass
+def shown(kind, error, tb):
+    print("hook", kind.__name__, error, [frame.name for frame in traceback.extract_tb(tb)])
+sys.excepthook = shown
+atexit.register(lambda: print("at exit", __name__, value))
+print(sorted(k for k in globals() if k.startswith("__")), __annotations__, type(__loader__).__name__)
+print(inspect.getsource(Thing), inspect.getsourcefile(Thing), __file__, sys.argv)
+def alarm(*_): raise TimeoutError("alarm")
+signal.signal(signal.SIGALRM, alarm)
+signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
+try:
+    while True: {busy}
+except TimeoutError as error:
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    print(error)
+thread = threading.Thread(target=lambda: {busy})
+thread.start(); thread.join()
+warnings.warn("of the script")
+def last():
+    {fails}
+last()
+"""
+TRIES = {
+    "torch": ("torch.ones(2, requires_grad=True).sum().item()", "torch.ones(2).sum().backward()"),
+    "jax": ("sum(range(9))", "jax.jit(lambda x: x.nothing)(1.0)"),
+}
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="the script sets an alarm")
+@pytest.mark.parametrize("framework", TRIES)
+def test_a_script_sees_and_prints_the_same_as_without_watching(tmp_path, framework):
+    busy, fails = TRIES[framework]
+    script = written(tmp_path, CURIOUS.format(framework=framework, busy=busy, fails=fails))
+    plain = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path, timeout=60)
+    ours = command(script, cwd=tmp_path)
+    assert ours.returncode == plain.returncode == 1
+    assert ours.stdout == plain.stdout
+    assert "hook" in ours.stdout
+    said = [line for line in ours.stderr.splitlines() if not line.startswith("stablenum: ")]
+    assert said == plain.stderr.splitlines()
+
+
+@pytest.mark.parametrize("framework", TRIES)
+def test_a_watcher_that_cannot_begin_leaves_the_script_alone(tmp_path, monkeypatch, framework):
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import sys\nsys.modules['stablenum_{framework}._diagnosis.watch'] = None\n", encoding="utf-8"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{Path(stablenum.__file__).parents[1]}")
+    result = command(written(tmp_path, f"import sys, {framework}\nprint('ran')\nsys.exit(3)"), cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (3, "ran\n"), result.stderr
+    text = " ".join(result.stderr.split())
+    assert "watching failed once and left the script alone there, first in watch in step 0" in text
+    assert "ModuleNotFoundError" in text
+
+
+def test_what_was_passed_by_is_mentioned_at_the_end(tmp_path):
+    text = """
+import math, torch
+torch.manual_seed(0)
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i in range(4):
+    loss = model(torch.full((1, 2), math.nan if i == 1 else 1.0)).square().sum()
+    if math.isfinite(loss.item()):
+        optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+    result = command(written(tmp_path, text), cwd=tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "passed by, because training went on without it: the loss of step 1 is not finite" in result.stderr
 
 
 def test_a_module_runs_by_its_name(tmp_path):

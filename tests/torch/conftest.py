@@ -11,6 +11,7 @@ import torch
 
 import stablenum
 from stablenum_torch._step.guard import on_device_path
+from tests.torch.watched import Watching, watching_with
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamw-fused": lambda ps: torch.optim.AdamW(ps, lr=1e-2, fused=True),
@@ -82,6 +83,12 @@ RULES: dict[str, dict[str, Any]] = {
 }
 
 PATHS = ("host", "device")
+
+
+@pytest.fixture
+def watching(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watching]:
+    """Begins to watch, as ``stablenum explain`` does."""
+    yield from watching_with(monkeypatch)
 
 
 @pytest.fixture(params=list(OPTIMIZERS))

@@ -2,93 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch.func import functional_call, grad, hessian, jacrev, vmap
 
-from stablenum.commands.explain.plan import Plan
-from stablenum.commands.explain.session import Session, Stop
 from stablenum.diagnosis import Report
-from stablenum_torch._diagnosis import watch
-from stablenum_torch._diagnosis.by_hand import REPAIRS, graph_of
-from stablenum_torch._diagnosis.script_recorder import Window
-
-Watching = Callable[..., Session]
-
-
-@pytest.fixture
-def watching(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watching]:
-    """Watch as in a first run, or with ``record=True`` as in the run that records."""
-    looks = ("isnan", "isfinite", "isinf")
-    for owner, names in (
-        (torch.autograd, ("backward", "grad")),
-        (torch.amp.GradScaler, ("scale",)),
-        (watch.GuardedOptimizer, ("scale",)),
-        (torch.Tensor, ("item", "__float__", *looks, *REPAIRS)),
-        (torch, (*looks, "nan_to_num", "nan_to_num_", "where", "masked_fill")),
-    ):
-        for name in names:
-            monkeypatch.setattr(owner, name, getattr(owner, name))
-    handles: list[Any] = []
-    windows: list[Window] = []
-    for name in ("register_optimizer_step_pre_hook", "register_optimizer_step_post_hook"):
-        register = getattr(watch, name)
-        monkeypatch.setattr(watch, name, lambda hook, register=register: handles.append(register(hook)))
-
-    class Kept(Window):
-        """A window that is closed once, by its watcher or by the test."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            windows.append(self)
-
-        def close(self) -> None:
-            if self in windows:
-                windows.remove(self)
-                super().close()
-
-    monkeypatch.setattr(watch, "Window", Kept)
-    state = torch.get_rng_state()
-
-    def begin(*, record: bool = False, ignore: tuple[str, ...] = ()) -> Session:
-        session = Session(Plan(script="script.py", record_from=0 if record else None, ignore=ignore))
-        watch.watch(session)
-        return session
-
-    yield begin
-    for handle in handles:
-        handle.remove()
-    for window in list(windows):
-        window.close()
-    torch.set_rng_state(state)
-
-
-def ended(session: Session, run: Callable[[], Any]) -> Session:
-    """Run it as the command runs a script."""
-    try:
-        run()
-        session.outcome.exit_code = 0
-    except Stop:
-        pass
-    except Exception as error:  # noqa: BLE001
-        session.outcome.exit_code = 1
-        for report in session.on_error:
-            report(error)
-    session.conclude()
-    return session
-
-
-def found(session: Session, run: Callable[[], Any]) -> Report:
-    assert ended(session, run).outcome.report is not None
-    return Report.from_dict(session.outcome.report)
-
-
-def assert_healthy(session: Session, run: Callable[[], Any]) -> None:
-    assert ended(session, run).outcome.failure is None
-    assert session.outcome.exit_code == 0
+from stablenum_torch._diagnosis.by_hand import graph_of
+from tests.torch.watched import Watching, assert_healthy, ended, found
 
 
 def assert_on_the_bad_line(report: Report, operation: str) -> None:

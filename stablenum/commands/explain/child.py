@@ -8,6 +8,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import importlib
+import importlib.machinery
 import importlib.util
 import json
 import os
@@ -19,6 +20,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 
 import stablenum
+from stablenum.commands.explain.frames import without_our_frames
 from stablenum.commands.explain.imports import AfterImport
 from stablenum.commands.explain.plan import Plan
 from stablenum.commands.explain.session import Session, Stop
@@ -44,9 +46,11 @@ def run(session: Session) -> None:
         outcome.exit_code = 130 if isinstance(error, KeyboardInterrupt) else 1
         outcome.error = traceback.format_exception_only(error)[-1].strip()
         sys.stdout.flush()
-        traceback.print_exception(type(error), error, _own(error.__traceback__))
+        error.__traceback__ = _own(error.__traceback__)
         for report in session.on_error if isinstance(error, Exception) and not session.over else ():
-            report(error)
+            session.sheltered(report, error)
+        without_our_frames(error)
+        sys.excepthook(type(error), error, error.__traceback__)
     session.conclude()
 
 
@@ -61,7 +65,11 @@ def _watching(session: Session) -> AfterImport:
         importlib.import_module("numpy").random.seed(plan.seed % 2**32)
 
     return AfterImport(
-        {"numpy": numpy, "torch": lambda: watch("torch"), "jax": lambda: watch("jax")},
+        {
+            "numpy": lambda: session.sheltered(numpy),
+            "torch": lambda: session.sheltered(watch, "torch"),
+            "jax": lambda: session.sheltered(watch, "jax"),
+        },
     )
 
 
@@ -83,9 +91,14 @@ def _run_main(plan: Plan) -> None:
         return
     # runpy.run_path is not used, because it removes the module before the functions that were registered with
     # atexit run.
-    code = compile(Path(plan.script).read_bytes(), plan.script, "exec")
+    path = os.path.abspath(plan.script)
+    code = compile(
+        Path(path).read_bytes(), path, "exec", dont_inherit=True
+    )  # not the __future__ of this file
     module = ModuleType("__main__")
-    module.__dict__.update(__file__=os.path.abspath(plan.script), __builtins__=builtins, __cached__=None)
+    loader = importlib.machinery.SourceFileLoader("__main__", path)
+    given = {"__file__": path, "__builtins__": builtins, "__cached__": None, "__loader__": loader}
+    module.__dict__.update(given, **({} if sys.version_info >= (3, 14) else {"__annotations__": {}}))
     sys.modules["__main__"] = module
     exec(code, module.__dict__)
 

@@ -67,8 +67,12 @@ def explain(
         ignore=tuple(ignore or ()),
     )
     explained = run_and_explain(plan, say)
+    if explained.outcome.troubles:
+        say(_unwatched(explained.outcome))
     if explained.report is None:
         say(_ended(explained.outcome))
+        if explained.outcome.harmless:
+            say(f"passed by, because training went on without it: {explained.outcome.harmless}")
         raise typer.Exit(explained.outcome.exit_code or 0)
     report = explained.report
     say(f"{explained.outcome.failure}{f', recorded in run {explained.runs}' if explained.runs > 1 else ''}")
@@ -95,6 +99,11 @@ def _check(script: str, module: bool) -> None:
         )
     if not module and not Path(script).is_file():
         raise typer.BadParameter(f"there is no file {script!r}.", param_hint="SCRIPT")
+
+
+def _unwatched(outcome: Outcome) -> str:
+    times = "once" if outcome.troubles == 1 else f"{outcome.troubles} times"
+    return f"watching failed {times} and left the script alone there, first in {outcome.trouble}"
 
 
 def _ended(outcome: Outcome) -> str:

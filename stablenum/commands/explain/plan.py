@@ -90,6 +90,9 @@ class Outcome:
         report: the diagnosis as plain values; None if the failing step was not recorded.
         exit_code: the script's own exit code; None if the script was stopped at the failure.
         error: the last line of the exception that ended the script.
+        trouble: the first error of the watcher itself, and where it was.
+        troubles: the number of such errors.
+        harmless: what was not finite first, if the script has coped with it or trained without it.
     """
 
     steps: int = 0
@@ -100,6 +103,15 @@ class Outcome:
     report: dict[str, Any] | None = None
     exit_code: int | None = None
     error: str = ""
+    trouble: str = ""
+    troubles: int = 0
+    harmless: str = ""
+
+    def note_trouble(self, where: str, error: str) -> None:
+        """Note an error of the watcher itself."""
+        when = f"step {self.steps}" if self.steps or not self.calls else f"call {self.calls}"
+        self.trouble = self.trouble or f"{where} in {when}: {error}"
+        self.troubles += 1
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from stablenum.commands.explain.plan import Outcome, Plan
 from stablenum.commands.explain.process import Running
@@ -109,4 +109,15 @@ def _outcome(running: Running, plan: Plan, *, shown: bool) -> Outcome:
     if not ended.exists():
         code = 128 - code if code < 0 else code
         return Outcome(exit_code=code or 1, error=f"a sudden exit of its process (exit code {code})")
-    return Outcome.from_dict(json.loads(ended.read_text(encoding="utf-8")))
+    outcome = Outcome.from_dict(json.loads(ended.read_text(encoding="utf-8")))
+    outcome.report = _as_given(outcome.report, os.path.abspath(plan.script), plan.script)
+    return outcome
+
+
+def _as_given(part: Any, path: str, script: str) -> Any:
+    """Return plain values with the script named as on the command line; Python names it by its whole path."""
+    if isinstance(part, dict):
+        return {key: _as_given(value, path, script) for key, value in part.items()}
+    if isinstance(part, list):
+        return [_as_given(value, path, script) for value in part]
+    return script if part == path else part

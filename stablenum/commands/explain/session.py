@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
+from stablenum.commands.explain.frames import raised_by_a_signal
 from stablenum.commands.explain.plan import Failure, Outcome, Plan
 from stablenum.diagnosis import Report
 
-__all__ = ["Doubt", "Session", "Stop"]
+__all__ = ["FAILED", "Doubt", "Session", "Stop"]
+
+FAILED = object()  # what a sheltered action returns if it fails
+# More doubts than this are kept only if the script has not settled them.
+_MANY = 100
 
 
 class Stop(BaseException):
@@ -67,10 +72,33 @@ class Session:
             frame = frame.f_back
         return False
 
+    def sheltered(self, action: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Return what the action of a watcher returns; :data:`FAILED` if it fails.
+
+        An error of the watcher itself is noted, and the script goes on. What a signal handler of the script
+        raises meanwhile is the script's.
+        """
+        try:
+            return action(*args, **kwargs)
+        except Exception as error:
+            if raised_by_a_signal(error):
+                raise
+            name = getattr(action, "__name__", type(action).__name__)
+            self.outcome.note_trouble(name, f"{type(error).__name__}: {error}")
+            return FAILED
+
+    def doubt(self, doubt: Doubt) -> None:
+        """Keep a doubt until the script has ended."""
+        self.doubts.append(doubt)
+        if len(self.doubts) % _MANY == 0:
+            self.doubts = [d for d in self.doubts if not d.settled()]
+
     def conclude(self) -> None:
         """Record the first doubt that the script has not settled, because the script has ended."""
         for doubt in [] if self.over else self.doubts:
-            if not doubt.settled():
+            if self.sheltered(doubt.settled) is not False:
+                self.outcome.harmless = self.outcome.harmless or str(doubt.failure)
+            else:
                 self.outcome.failure = doubt.failure
                 self.outcome.report = None if doubt.report is None else doubt.report.to_dict()
                 return

@@ -16,6 +16,7 @@ __all__ = [
     "called_jaxpr",
     "context_of",
     "differentiated_jaxpr",
+    "outside_tracebacks",
     "quietly",
     "scan_counts",
     "sub_jaxpr",
@@ -94,8 +95,21 @@ def _jaxpr_in(eqn: Any, table: dict[str, str]) -> tuple[Any, list[Any]] | None:
 
 def under_transformation() -> bool:
     """Return whether the caller is inside a trace (jit, grad, vmap)."""
-    is_clean = getattr(jax.core, "trace_state_clean", None)
-    return bool(is_clean is not None and not is_clean())
+    try:
+        from jax._src.core import trace_state_clean
+    except ImportError:  # then only arguments that are traced show it
+        return False
+    return not trace_state_clean()
+
+
+def outside_tracebacks(file: str) -> None:
+    """Leave the frames of a file out of the source lines of operations, as JAX leaves out its own."""
+    try:
+        from jax._src import source_info_util, traceback_util
+    except ImportError:
+        return
+    for module in (source_info_util, traceback_util):
+        getattr(module, "register_exclusion", lambda file: None)(file)
 
 
 def quietly(body: Callable[[], T]) -> T:
