@@ -141,6 +141,7 @@ BREACHES = [
     ("stablenum_jax/_precision/module_formats.py", "import stablenum_jax._diagnosis.ranges"),
     ("stablenum_jax/_step/measure.py", "import stablenum_jax._step.observe"),
     ("stablenum_jax/_diagnosis/replay/cells.py", "import stablenum_jax._diagnosis.replay.interpreter"),
+    ("stablenum_jax/_diagnosis/watch/judge.py", "import stablenum_jax._diagnosis.watch.watcher"),
     ("stablenum/diagnosis/replay/judge.py", "import stablenum.diagnosis.report.sections"),
     ("stablenum/diagnosis/replay/trace.py", "import stablenum.diagnosis.replay.walk"),
     ("stablenum/diagnosis/audit/rows.py", "def f():\n    import stablenum.diagnosis.audit.report"),

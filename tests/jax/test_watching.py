@@ -18,6 +18,7 @@ from stablenum.commands.explain.plan import Plan
 from stablenum.commands.explain.session import Session
 from stablenum.diagnosis import Cause, Report
 from stablenum_jax._diagnosis import watch
+from stablenum_jax._diagnosis.watch import transformations
 from tests.jax.watched import assert_healthy, found
 
 # ---------------------------------------------------------------------------------- derivatives
@@ -246,7 +247,7 @@ def test_a_replay_that_fails_says_so_and_blames_no_device(
     def broken(*_: Any, **__: Any) -> Report:
         raise RuntimeError("no rule for this")
 
-    monkeypatch.setattr(watch, "_replay", broken)
+    monkeypatch.setattr(transformations, "replay_of", broken)
     text = str(found(session, lambda: jax.grad(roots)(X)))
     assert "Not reproduced" in text
     assert "no rule for this" in text

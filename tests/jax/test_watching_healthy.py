@@ -21,8 +21,10 @@ from flax import nnx
 
 from stablenum.commands.explain.session import Session
 from stablenum_jax import replay
-from stablenum_jax._diagnosis import watch
 from stablenum_jax._diagnosis.replay.jax_internals import under_transformation
+from stablenum_jax._diagnosis.watch import judge, programs
+from stablenum_jax._diagnosis.watch.courses import Course
+from stablenum_jax._diagnosis.watch.judge import Judge
 from tests.jax.watched import assert_healthy, found
 
 W = jnp.ones((3, 1))
@@ -193,7 +195,7 @@ def test_a_script_that_is_bad_from_some_call_on_is_stopped_with_that_call(sessio
     def run() -> None:
         f = jax.jit(lambda x: jnp.log(x).sum())  # BAD
         for i in range(1000):
-            assert i < 3 * watch.MOST_IN_A_ROW
+            assert i < 3 * judge.MOST_IN_A_ROW
             f(jnp.full(2, 1.0 if i < 5 else -1.0))
 
     assert found(session, run).findings[0].operation == "log"
@@ -203,8 +205,8 @@ def test_a_script_that_is_bad_from_some_call_on_is_stopped_with_that_call(sessio
 
 def test_explanations_of_bad_calls_become_rare(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     replays: list[int] = []
-    original = watch._replay
-    monkeypatch.setattr(watch, "_replay", lambda *a, **k: replays.append(1) or original(*a, **k))
+    original = programs.replay
+    monkeypatch.setattr(programs, "replay", lambda *a, **k: replays.append(1) or original(*a, **k))
     f = jax.jit(lambda x: jnp.log(x).sum())
     for i in range(80):
         f(jnp.full(2, -1.0 if i % 2 else 1.0))
@@ -292,20 +294,19 @@ def test_a_number_made_of_the_gradients_is_no_metric(session: Session) -> None:
 
 # ---------------------------------------------------------------------------------- errors
 
-CHECKS = ("judge", "note_growth", "apart", "metrics_of", "doubt", "failure_of", "report", "replay")
-INNER = ("suspicion", "floating_leaves", "named", "metrics_among", "Course.note_good", "Course.begins_badly")
+CHECKS = [name for name, member in vars(Judge).items() if inspect.isfunction(member) and name[0] != "_"]
+INNER = ("suspicion", "floating_leaves", "named", "metrics_among", "sizes_of")
+COURSE = ("note_good", "begins_badly")
 
 
-@pytest.mark.parametrize("name", [*CHECKS, *INNER])
+@pytest.mark.parametrize("name", [*CHECKS, *INNER, *COURSE])
 def test_an_error_of_the_watcher_leaves_the_script_alone(
     session: Session, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("of the watcher")
 
-    owner: Any = watch._Watcher if name in CHECKS else watch
-    if "." in name:
-        owner, name = watch.Course, name.split(".")[1]
+    owner: Any = Judge if name in CHECKS else Course if name in COURSE else judge
     monkeypatch.setattr(owner, name, broken)
     for run in (skipped_on_the_host, skipped_eagerly, repaired):
         run()

@@ -102,14 +102,14 @@ def under_transformation() -> bool:
     return not trace_state_clean()
 
 
-def outside_tracebacks(file: str) -> None:
-    """Leave the frames of a file out of the source lines of operations, as JAX leaves out its own."""
+def outside_tracebacks(folder: str) -> None:
+    """Leave the frames of a folder out of the source lines of operations, as JAX leaves out its own."""
     try:
         from jax._src import source_info_util, traceback_util
     except ImportError:
         return
     for module in (source_info_util, traceback_util):
-        getattr(module, "register_exclusion", lambda file: None)(file)
+        getattr(module, "register_exclusion", lambda folder: None)(folder)
 
 
 def quietly(body: Callable[[], T]) -> T:

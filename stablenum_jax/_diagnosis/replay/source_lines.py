@@ -25,7 +25,7 @@ _LIBRARIES = (
 _COMPOSED = ("/jax/_src/scipy/stats/", "/jax/_src/random", "/jax/example_libraries/")
 _REPLAY = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _OWN = os.path.dirname(os.path.dirname(_REPLAY[:-1])) + os.sep  # this package
-_WATCH = os.path.join(os.path.dirname(_REPLAY[:-1]), "watch.py")
+_WATCH = os.path.join(os.path.dirname(_REPLAY[:-1]), "watch") + os.sep
 # Frames below these belong to the rule of a derivative, not to the differentiated call.
 _DIFFERENTIATION = ("/interpreters/ad.py", "/interpreters/batching.py", "/interpreters/backward_pass.py")
 # Frames of JAX itself between a call and what it calls.
@@ -98,7 +98,7 @@ def callers() -> tuple[Place, ...]:
     watched = False
     while frame is not None:
         code = frame.f_code
-        if code.co_filename == _WATCH:
+        if code.co_filename.startswith(_WATCH):
             watched = True
         elif watched and is_user_code(code.co_filename):
             found.append(place_in(code, frame.f_lineno))

@@ -1,0 +1,67 @@
+"""What the watched ``jax.jit`` returns."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+
+import jax
+
+from stablenum.commands.explain.frames import transparent
+from stablenum.diagnosis import Report
+from stablenum_jax._diagnosis.watch.calls import Call, key_of, name_of
+from stablenum_jax._diagnosis.watch.derivatives import derivative_of
+from stablenum_jax._diagnosis.watch.programs import Program
+from stablenum_jax._diagnosis.watch.watcher import Watcher
+
+__all__ = ["Jitted"]
+
+_jit = jax.jit  # the original, not the watched one
+
+
+class Jitted:
+    """A watched jitted function. All other attributes are those of the jitted function."""
+
+    def __init__(self, watcher: Watcher, fun: Any, options: dict[str, Any]) -> None:
+        self.__wrapped__ = fun
+        self.inner = _jit(fun, **options)
+        self._watcher, self._program = watcher, Program(fun, options)
+        functools.update_wrapper(self, fun, updated=())
+
+    @transparent
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        fun, program = self.__wrapped__, self._program
+        if self._watcher.judge.marking:  # the cached trace has no marks
+            return fun(*args, **kwargs)
+
+        def replay(**more: Any) -> Report:
+            return program.replay(args, kwargs, **more)
+
+        own = derivative_of(fun)
+        judged = own.judged if own else None
+        call = Call(args, kwargs, name_of(fun), key_of(fun, "jit"), replay, judged, program)
+        return self._watcher.call(self.inner, call)
+
+    def __get__(self, owner: Any, kind: Any = None) -> Any:
+        return self if owner is None else MethodType(self, owner)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(object.__getattribute__(self, "inner"), name)
+
+    def __repr__(self) -> str:
+        return repr(self.inner)
+
+    def __copy__(self) -> Jitted:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Jitted:
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _jit_again, (self.__wrapped__, self._program.options)
+
+
+def _jit_again(fun: Callable[..., Any], options: dict[str, Any]) -> Any:
+    return jax.jit(fun, **options)

@@ -1,0 +1,182 @@
+"""Judges the results of calls, replays those that are not finite, and says what settles the doubt."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+
+from stablenum.commands.explain.frames import raised_by_a_signal
+from stablenum.commands.explain.plan import Failure
+from stablenum.commands.explain.session import Doubt, Session
+from stablenum.diagnosis import Cause, Report
+from stablenum.diagnosis.replay.growth import Growth
+from stablenum.diagnosis.replay.judge import Evidence
+from stablenum_jax._diagnosis.watch.calls import Call
+from stablenum_jax._diagnosis.watch.courses import Course
+from stablenum_jax._diagnosis.watch.programs import Program
+from stablenum_jax._diagnosis.watch.results import Suspicion, floating_leaves, metrics_among, named, suspicion
+from stablenum_jax._diagnosis.watch.sizes import sizes_of
+from stablenum_jax._trees.state import is_guard
+
+__all__ = ["Judge"]
+
+# After so many bad results in a row, a function is no longer taken to recover.
+MOST_IN_A_ROW = 25
+# So many results in all, one of them after the bad one, show that the script copes with bad ones.
+GOOD = 3
+
+
+class Judge:
+    """Judges the calls of a script.
+
+    Attributes:
+        replaying: whether a replay is running, whose calls are not the script's.
+        marking: whether our own trace looks for what depends on losses and gradients.
+        differentiating: the keys of the functions that differentiate.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.replaying = self.marking = False
+        self.differentiating: set[Any] = set()
+        self._courses: defaultdict[Any, Course] = defaultdict(Course)
+        self._trained = 0  # the number of finite results of functions that differentiate
+        self._growth: defaultdict[str, Growth] = defaultdict(partial(Growth, unit="call"))  # by name
+        self._metrics: list[tuple[Any, Doubt]] = []  # those that are not finite
+
+    def note_growth(self, call: Call) -> None:
+        """Note how large the arguments of a call are."""
+        self._growth[call.name].note(self._session.outcome.calls, sizes_of(call.args, call.kwargs))
+
+    def judge(self, call: Call, result: Any) -> None:
+        """Judge the result of a call, and doubt what is not finite in it."""
+        program = call.program
+        trains = program is None or call.judged is not None or call.key in self.differentiating
+        seen = result if call.judged is None else call.judged(result)
+        found = suspicion(seen, (call.args, call.kwargs), derivative=call.is_derivative)
+        entries = len(floating_leaves(seen))
+        if found and program is not None and call.judged is None:
+            found, call = self.apart(found, call, program, result)
+            entries -= len(program.metrics)
+        if not found and entries:
+            self._courses[call.key].note_good()
+            self._trained += trains
+        if not found or (program is not None and program.patience <= 0):
+            return
+        sound = self.explain(call, known_bad=found.known_bad, trains=trains)
+        if program is not None:
+            program.patience -= sound
+
+    # --- metrics ---------------------------------------------------------------------------------
+
+    def apart(self, found: Suspicion, call: Call, program: Program, result: Any) -> tuple[Suspicion, Call]:
+        """Return what is left without entries that the user ignores and without metrics, and the call whose
+        replay leaves them out, too.
+
+        A metric is an entry without derivative. It is in doubt until it is clear that nothing needs it.
+        """
+        ignored = named(result, self._session.plan.ignore)
+        new = found.positions - ignored - program.metrics
+        metrics = self.metrics_of(call, program, new) if new else new
+        left = found.leaving_out(ignored | program.metrics | metrics)
+        if metrics and not left:
+            self.doubt_metrics(call, metrics, result)
+        program.metrics |= metrics
+        again = partial(program.replay, call.args, call.kwargs, ignored | program.metrics)
+        return left, replace(call, replay=again)
+
+    def metrics_of(self, call: Call, program: Program, positions: frozenset[int]) -> frozenset[int]:
+        """Return those entries of a jitted function's result that training does not need."""
+        self.marking = True
+        try:
+            return metrics_among(*program.bound(call.args, call.kwargs), positions)
+        finally:
+            self.marking = False
+
+    def doubt_metrics(self, call: Call, metrics: frozenset[int], result: Any) -> None:
+        """Explain metrics that are not finite, in case that something needs them after all."""
+        report = self.report(call, known_bad=False)
+        if report.ok:
+            return
+        doubt = Doubt(
+            self.failure_of(call), report, lambda: any(course.good for course in self._courses.values())
+        )
+        leaves = jax.tree.leaves(result, is_leaf=is_guard)
+        self._metrics += [(leaves[i], doubt) for i in sorted(metrics)]
+        self._session.doubt(doubt)
+
+    # --- everything else -------------------------------------------------------------------------
+
+    def explain(self, call: Call, *, known_bad: bool, raises: bool = False, trains: bool = True) -> bool:
+        """Explain a call and doubt its result; return whether the replay found nothing wrong.
+
+        Raises:
+            Stop: there were too many bad results in a row.
+        """
+        course = self._courses[call.key]
+        if not course.begins_badly():
+            if course.bad >= MOST_IN_A_ROW and course.doubt is not None:
+                self._session.found(course.doubt.failure, course.doubt.report)
+            return False
+        report = self.report(call, known_bad=known_bad)
+        # A loss scale that is too high comes down by itself.
+        if report.ok or report.verdict.cause is Cause.LOSS_SCALE:
+            course.bad = 0
+            return report.ok
+        failure, report = self.first_cause(call, self.with_growth(call, report))
+        course.doubt = Doubt(failure, report, self.settled_by(course, raises=raises, trains=trains))
+        self._session.doubt(course.doubt)
+        return False
+
+    def report(self, call: Call, *, known_bad: bool) -> Report:
+        """Return the report on a call."""
+        self.replaying = True
+        try:
+            return call.replay(known_bad=known_bad)
+        except Exception as error:  # the failure is reported even without a replay
+            if raised_by_a_signal(error):
+                raise
+            note = f"the replay of {call.name} failed: {type(error).__name__}: {error}"
+            return Report.of(Evidence(framework="jax", reproduced=False, differences=(note,)))
+        finally:
+            self.replaying = False
+
+    def with_growth(self, call: Call, report: Report) -> Report:
+        """Return the report, which says so if the arguments had exploded before the call."""
+        exploded = self._growth[call.name].explosion()
+        if not exploded:
+            return report
+        evidence = replace(report.evidence, exploded=exploded)
+        return Report.of(evidence, notes=report.notes, seconds=report.seconds)
+
+    def first_cause(self, call: Call, report: Report) -> tuple[Failure, Report]:
+        """Return the failure and its report: those of an earlier call if it made a bad input of this one."""
+        read = report.findings[0].outputs if report.verdict.cause is Cause.BATCH else ()
+        for metric, doubt in self._metrics if read else ():
+            if (metric.shape, metric.dtype.name) == (read[0].shape, read[0].dtype):
+                return doubt.failure, doubt.report or report
+        return self.failure_of(call), report
+
+    def failure_of(self, call: Call) -> Failure:
+        """Return the failure of the call, which has just ended."""
+        step = max(0, self._session.outcome.calls - 1)
+        return Failure(step=step, what="output", names=(call.name,), unit="call")
+
+    def settled_by(self, course: Course, *, raises: bool, trains: bool) -> Callable[[], bool]:
+        """Return what tells whether the script copes with a bad result, or with the error that it brings."""
+        at, trained = course.good, self._trained
+
+        def settled() -> bool:
+            ended_well = self._session.outcome.exit_code == 0
+            if ended_well and (raises or (not trains and self._trained >= GOOD)):
+                return True
+            if not trains and self._trained >= trained + GOOD:
+                return True
+            return course.good > at and course.good >= GOOD
+
+        return settled

@@ -1,0 +1,202 @@
+"""Replaces JAX's transformations and the updates of optax by watched ones."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import optax
+
+from stablenum.commands.explain.frames import transparent
+from stablenum.commands.explain.session import Session
+from stablenum.diagnosis import Report
+from stablenum_jax._diagnosis.replay import replay as replay_of
+from stablenum_jax._diagnosis.replay.jax_internals import outside_tracebacks
+from stablenum_jax._diagnosis.replay.source_lines import is_user_code, place_in
+from stablenum_jax._diagnosis.watch.calls import Call, key_of, name_of
+from stablenum_jax._diagnosis.watch.derivatives import Derivative, judged_part, label
+from stablenum_jax._diagnosis.watch.jitted import Jitted
+from stablenum_jax._diagnosis.watch.results import mark
+from stablenum_jax._diagnosis.watch.watcher import Watcher, traced
+
+__all__ = ["watch"]
+
+# The originals, not the watched ones.
+_grad, _value_and_grad, _vjp, _vmap, _jvp = jax.grad, jax.value_and_grad, jax.vjp, jax.vmap, jax.jvp
+_UPDATE = "the optimizer's update"
+
+
+def watch(session: Session) -> None:
+    """Watch what this process defines and calls from now on."""
+    watched = _Transformations(Watcher(session))
+    jax.grad = watched.derivative(_grad, value=False)
+    jax.value_and_grad = watched.derivative(_value_and_grad, value=True)
+    for name in ("jacrev", "jacfwd", "hessian"):
+        setattr(jax, name, watched.jacobian(getattr(jax, name)))
+    jax.jacobian = jax.jacrev
+    for name in ("jit", "vjp", "vmap", "jvp"):
+        setattr(jax, name, _in_place_of(getattr(jax, name), getattr(watched, name)))
+    outside_tracebacks(os.path.dirname(__file__) + os.sep)
+    # A property of the class. optax.chain unpacks its transformations as tuples, which does not read the
+    # property, so they are not watched one by one.
+    optax.GradientTransformation.update = property(watched.update)
+
+
+class _Transformations:
+    """Watched transformations: each does what JAX's does, and has its calls outside a trace watched."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        self._watcher, self._judge = watcher, watcher.judge
+
+    @transparent
+    def jit(self, fun: Any = None, /, **options: Any) -> Any:
+        """Do what ``jax.jit`` does, but watch the function and donate no buffers."""
+        if fun is None:
+            return functools.partial(self.jit, **options)
+        for name in ("donate_argnums", "donate_argnames"):
+            options.pop(name, None)
+        return Jitted(self._watcher, fun, options)
+
+    def derivative(self, transform: Callable[..., Any], *, value: bool) -> Callable[..., Any]:
+        """Do what ``jax.grad`` or ``jax.value_and_grad`` does, and watch each call outside a trace."""
+
+        @functools.wraps(transform)
+        @transparent
+        def outer(fun: Any, argnums: Any = 0, has_aux: bool = False, *others: Any, **options: Any) -> Any:
+            inner = transform(fun, argnums, has_aux, *others, **options)
+            settings = {"argnums": argnums, "has_aux": has_aux, "gradients": True}
+            judged = functools.partial(judged_part, value=value, has_aux=has_aux)
+
+            @functools.wraps(inner)
+            @transparent
+            def derivative(*args: Any, **kwargs: Any) -> Any:
+                def replay(**more: Any) -> Report:
+                    return replay_of(fun, *args, **settings, **more, **kwargs)
+
+                call = Call(args, kwargs, name_of(fun), key_of(fun, transform), replay, judged)
+                result = self._watcher.call(inner, call)
+                if not self._judge.marking:
+                    return result
+                if not has_aux:
+                    return mark(result)
+                first, last = result
+                return ((mark(first[0]), first[1]), mark(last)) if value else (mark(first), last)
+
+            label(derivative, Derivative(fun, settings, judged))
+            return derivative
+
+        return outer
+
+    def jacobian(self, transform: Callable[..., Any]) -> Callable[..., Any]:
+        """Do what ``jax.jacrev``, ``jax.jacfwd`` or ``jax.hessian`` does, and watch calls outside a trace."""
+
+        @functools.wraps(transform)
+        @transparent
+        def outer(fun: Any, argnums: Any = 0, has_aux: bool = False, *others: Any, **options: Any) -> Any:
+            inner = transform(fun, argnums, has_aux, *others, **options)
+            judged = (lambda result: result[0]) if has_aux else None
+            return self._watcher.watched(inner, name_of(fun), key_of(fun, transform), judged)
+
+        return outer
+
+    @transparent
+    def vjp(self, fun: Callable[..., Any], *primals: Any, **options: Any) -> Any:
+        """Do what ``jax.vjp`` does, and watch the function that it returns."""
+        result = _vjp(fun, *primals, **options)
+        if self._judge.replaying or traced((primals, result[0])):
+            self._watcher.traced_derivative = True
+            if not self._judge.marking:
+                return result
+            marked = jax.tree_util.Partial(lambda back, *cotangents: mark(back(*cotangents)), result[1])
+            return mark(result[0]), marked, *result[2:]
+
+        def pulled(primals: Any, *cotangents: Any) -> Any:
+            return _vjp(fun, *primals, **options)[1](*cotangents)
+
+        @transparent
+        def pull(inner: Callable[..., Any], *cotangents: Any) -> Any:
+            def replay(**more: Any) -> Report:
+                return replay_of(pulled, primals, *cotangents, gradients=False, **more)
+
+            call = Call(cotangents, {}, name_of(fun), key_of(fun, "vjp"), replay)
+            return self._watcher.call(inner, call)
+
+        return result[0], jax.tree_util.Partial(pull, result[1]), *result[2:]
+
+    @transparent
+    def jvp(self, fun: Callable[..., Any], primals: Any, tangents: Any, has_aux: bool = False) -> Any:
+        """Do what ``jax.jvp`` does, and watch each call outside a trace."""
+
+        @transparent
+        def inner(primals: Any, tangents: Any) -> Any:
+            return _jvp(fun, primals, tangents, has_aux=has_aux)
+
+        judged = (lambda result: result[:2]) if has_aux else None
+        return self._watcher.watched(inner, name_of(fun), key_of(fun, "jvp"), judged)(primals, tangents)
+
+    @transparent
+    def vmap(self, fun: Callable[..., Any], *settings: Any, **options: Any) -> Callable[..., Any]:
+        """Do what ``jax.vmap`` does, and watch each call outside a trace if the function differentiates."""
+        inner, watcher = _vmap(fun, *settings, **options), self._watcher
+        watched = watcher.watched(inner, name_of(fun), key_of(fun, "vmap"))
+        differentiates = False
+
+        @functools.wraps(inner)
+        @transparent
+        def outer(*args: Any, **kwargs: Any) -> Any:
+            nonlocal differentiates
+            if not differentiates:
+                before, watcher.traced_derivative = watcher.traced_derivative, False
+                try:
+                    result = inner(*args, **kwargs)
+                finally:
+                    differentiates = watcher.traced_derivative
+                    watcher.traced_derivative = before or differentiates
+                if not differentiates:
+                    return result
+            return watched(*args, **kwargs)
+
+        return outer
+
+    def update(self, transformation: Any) -> Callable[..., Any]:
+        """Do what ``tx.update`` does, and watch each call outside a trace."""
+        inner = transformation[1]
+
+        @functools.wraps(inner)
+        @transparent
+        def update(*args: Any, **kwargs: Any) -> Any:
+            def replay(**more: Any) -> Report:
+                return _of_update(replay_of(inner, *args, gradients=False, **more, **kwargs))
+
+            call = Call(args, kwargs, _UPDATE, _UPDATE, replay, update=True)
+            return self._watcher.call(inner, call)
+
+        return update
+
+
+def _of_update(report: Report) -> Report:
+    """Return the report with failures in the optimizer's code placed at the user's line that called it."""
+    frame = inspect.currentframe()
+    while frame is not None and not is_user_code(frame.f_code.co_filename):
+        frame = frame.f_back
+    here = None if frame is None else place_in(frame.f_code, frame.f_lineno)
+    findings = tuple(
+        f if f.phase == "before" else replace(f, phase="update", place=f.place or here)
+        for f in report.findings
+    )
+    evidence = replace(report.evidence, findings=findings, loss_finite=True)
+    return Report.of(evidence, notes=report.notes, seconds=report.seconds)
+
+
+def _in_place_of(original: Callable[..., Any], method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    @transparent
+    def outer(*args: Any, **kwargs: Any) -> Any:
+        return method(*args, **kwargs)
+
+    return outer
