@@ -43,10 +43,12 @@ def explain(
     json: Annotated[Path | None, typer.Option(help="Write the report as strict JSON.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the report as a self-contained HTML page.")] = None,
 ) -> None:
-    """Run a PyTorch or JAX training script until a value is not finite, and report where and why.
+    """Run a PyTorch or JAX training script until a value that is not finite does harm; report where and why.
 
-    Your script is not changed. It runs until a loss, a gradient or a parameter is NaN or inf. A PyTorch
-    script then runs a second time to record the step that failed, so whatever it writes is written twice.
+    Your script is not changed. A loss, a gradient or a parameter that is NaN or inf counts unless the script
+    copes with it: it skips the step, retries a line search, or only prints a metric. That is passed by and
+    named at the end. After a failure, a PyTorch script runs a second time to record the step that failed, so
+    whatever it writes is written twice.
 
     The exit code is 1 if something was found and 2 for a usage error; otherwise it is the script's own.
     """
