@@ -5,9 +5,7 @@ Only the command ``stablenum explain`` installs this. Every check makes the host
 
 from __future__ import annotations
 
-import re
 import sys
-import traceback
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from types import CodeType, FrameType
@@ -32,7 +30,9 @@ from stablenum_torch._diagnosis.by_hand import (
     tensors_of,
     unwrapped,
 )
+from stablenum_torch._diagnosis.optimizers import largest, parameters_of, rate_of, will_skip
 from stablenum_torch._diagnosis.replay.source_lines import is_user_file
+from stablenum_torch._diagnosis.script_errors import bad_in_frames, is_about_a_closure, is_about_numbers
 from stablenum_torch._diagnosis.script_recorder import Window, names_by_id, names_in_modules
 from stablenum_torch._diagnosis.unseen import Unseen, outside_graphs
 from stablenum_torch._step.optimizer import GuardedOptimizer
@@ -40,9 +40,6 @@ from stablenum_torch._step.optimizer import GuardedOptimizer
 __all__ = ["watch"]
 
 _Line: TypeAlias = tuple[str, int]  # file and number
-_ABOUT_NUMBERS = re.compile(r"\b(nan|inf|infinite|infinity)\b|non-?finite|not finite", re.IGNORECASE)
-# What torch.distributions says of a parameter; it shows a large one in part, perhaps without the NaN.
-_CONSTRAINT = "to satisfy the constraint"
 # After so many bad losses without a good one between them, the script is no longer taken to cope with them.
 PATIENCE = 25
 
@@ -153,16 +150,16 @@ class _Watcher:
             return
         if optimizer not in self.optimizers:
             # Bounds and masks may be parameters, too.
-            self.bad_from_the_start |= {id(p) for p in _parameters(optimizer) if not finite(p)}
+            self.bad_from_the_start |= {id(p) for p in parameters_of(optimizer) if not finite(p)}
             self.optimizers.add(optimizer)
             self.outcome.optimizers = len(self.optimizers)
         self.note_growth(optimizer)
         if self.window is not None:
             self.state = tuple(state_problems(optimizer))
-        if _will_skip(optimizer):
+        if will_skip(optimizer):
             return
-        bad = [p for p in _parameters(optimizer) if p.grad is not None and not finite(p.grad)]
-        used = self.finite_anyway and any(p.grad is not None for p in _parameters(optimizer))
+        bad = [p for p in parameters_of(optimizer) if p.grad is not None and not finite(p.grad)]
+        used = self.finite_anyway and any(p.grad is not None for p in parameters_of(optimizer))
         if (bad or used) and self.bad_loss is not None:
             self.session.found(self.bad_loss.failure, self.bad_loss.report)
         if bad:
@@ -171,21 +168,21 @@ class _Watcher:
 
     def check_parameters(self, optimizer: torch.optim.Optimizer) -> None:
         """Check what an optimizer has made."""
-        bad = [p for p in _parameters(optimizer) if id(p) not in self.bad_from_the_start and not finite(p)]
+        bad = [p for p in parameters_of(optimizer) if id(p) not in self.bad_from_the_start and not finite(p)]
         if bad:
             self.fail("parameter", bad, bad)
 
     def note_growth(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Note how large the parameters are, and the gradients if an optimizer is about to use them."""
-        own = [p for o in self.optimizers for p in _parameters(o)]
+        own = [p for o in self.optimizers for p in parameters_of(o)]
         named = list(zip(self.names_of(own), own, strict=True))
-        gradients = [p.grad for p in _parameters(optimizer) if p.grad is not None] if optimizer else []
-        sizes = _largest([p for _, p in named])
+        gradients = [p.grad for p in parameters_of(optimizer) if p.grad is not None] if optimizer else []
+        sizes = largest([p for _, p in named])
         self.growth.note(
             self.outcome.steps,
             {name: size for (name, _), size in zip(named, sizes, strict=True)},
-            gradient=max(_largest(gradients), default=None),
-            rate=_rate(optimizer),
+            gradient=max(largest(gradients), default=None),
+            rate=rate_of(optimizer),
         )
 
     def names_of(self, parameters: Sequence[torch.Tensor]) -> list[str]:
@@ -252,7 +249,7 @@ class _Watcher:
 
     def stepped(self) -> set[int]:
         """Return the ids of the parameters that an optimizer has stepped with."""
-        return {id(p) for optimizer in self.optimizers for p in _parameters(optimizer)}
+        return {id(p) for optimizer in self.optimizers for p in parameters_of(optimizer)}
 
     def doubt_gradients(
         self, of: Sequence[torch.Tensor], names: tuple[str, ...], gradients: Gradients
@@ -359,7 +356,7 @@ class _Watcher:
     def on_error(self, error: BaseException) -> None:
         """Handle a script that fails with a message about NaN or inf, from a library's own check, or because
         its closure returns nothing."""
-        if _is_about_a_closure(error):
+        if is_about_a_closure(error):
             self.outcome.error += (
                 "; the closure given to the optimizer's step returns None: end it with `return loss`"
             )
@@ -367,8 +364,8 @@ class _Watcher:
         self.look(self.explain_error, error)
 
     def explain_error(self, error: BaseException) -> None:
-        read = _bad_in_frames(error)
-        if not _ABOUT_NUMBERS.search(str(error)) and not (read and _CONSTRAINT in str(error)):
+        read = bad_in_frames(error)
+        if not is_about_numbers(error, read):
             return
         self.outcome.failure = Failure(step=self.step, what="error", names=(type(error).__name__,))
         if self.window is None:
@@ -420,59 +417,3 @@ def _line() -> _Line:
     while frame is not None and not is_user_file(frame.f_code.co_filename):
         frame = frame.f_back
     return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
-
-
-def _bad_in_frames(error: BaseException) -> list[torch.Tensor]:
-    """Return the tensors that are not finite in the innermost function that has any; those with NaN first of
-    all, because infinities may be masks."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    for frame in reversed(frames):
-        local = [unwrapped(x) for x in frame.f_locals.values() if isinstance(x, torch.Tensor)]
-        bad = [t for t in local if not finite(t)]
-        if bad:
-            return [t for t in bad if bool(torch.isnan(t).any())] or bad
-    return []
-
-
-def _is_about_a_closure(error: BaseException) -> bool:
-    """Return whether an optimizer failed because its closure returned no loss."""
-    if not isinstance(error, TypeError | AttributeError) or "NoneType" not in str(error):
-        return False
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return (
-        bool(frames)
-        and "closure" in frames[-1].f_locals
-        and isinstance(frames[-1].f_locals.get("self"), torch.optim.Optimizer)
-    )
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"] if isinstance(p, torch.Tensor)]
-
-
-def _largest(tensors: Sequence[torch.Tensor]) -> list[float]:
-    """Return the largest magnitude of each tensor. The host waits once per device and format."""
-    found = [0.0] * len(tensors)
-    groups: dict[Any, list[int]] = {}
-    for i, t in enumerate(tensors):
-        if t.layout is torch.strided and t.is_floating_point() and not t.is_meta and t.numel():
-            groups.setdefault((t.device, t.dtype), []).append(i)
-    for members in groups.values():
-        sizes = torch.stack([t.amax() for t in torch._foreach_abs([tensors[i].detach() for i in members])])
-        for i, size in zip(members, sizes.double().tolist(), strict=True):
-            found[i] = size
-    return found
-
-
-def _rate(optimizer: torch.optim.Optimizer | None) -> float | None:
-    rates = [] if optimizer is None else [group.get("lr") for group in optimizer.param_groups]
-    return max((float(rate) for rate in rates if rate is not None), default=None)
-
-
-def _will_skip(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether a step with bad gradients is expected and will be skipped, because a loss scale is still
-    being sought."""
-    found = getattr(optimizer, "found_inf", None)
-    if found is not None and bool(found):
-        return True
-    return isinstance(optimizer, GuardedOptimizer) and optimizer.loss_scale > 1.0

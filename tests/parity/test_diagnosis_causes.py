@@ -15,7 +15,7 @@ from torch.nn import functional
 import stablenum_jax
 import stablenum_torch
 from stablenum.diagnosis import Cause, Report
-from stablenum_torch._diagnosis.watch import _is_about_a_closure
+from stablenum_torch._diagnosis.script_errors import is_about_a_closure
 
 
 def line_of(report: Report) -> str:
@@ -212,8 +212,8 @@ def lbfgs_error() -> TypeError:
 
 
 def test_an_optimizer_that_fails_because_its_closure_returns_nothing_is_recognised():
-    assert _is_about_a_closure(lbfgs_error())
-    assert not _is_about_a_closure(TypeError("float() argument must be a number, not 'NoneType'"))
+    assert is_about_a_closure(lbfgs_error())
+    assert not is_about_a_closure(TypeError("float() argument must be a number, not 'NoneType'"))
 
 
 @pytest.mark.parametrize("known_bad", [True, False])

@@ -253,7 +253,7 @@ CHECKS = [
 ]
 
 
-INNER = ["_line", "_largest", "names_by_id"]
+INNER = ["_line", "largest", "names_by_id"]
 WHEN_RECORDING = ["explained", "open_window", "close_window", "state_problems", "Window"]
 
 
