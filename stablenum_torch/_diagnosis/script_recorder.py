@@ -62,7 +62,7 @@ class Window:
 
     def report(self, bad: Sequence[Tensor], **evidence: Any) -> Report:
         """Return a report on where the values in ``bad``, which are not finite, come from."""
-        return self._report([self._recorder.value_of(t) for t in bad], evidence)
+        return self._report([self._recorder.values.of(t) for t in bad], evidence)
 
     def report_of_failed(self, **evidence: Any) -> Report | None:
         """Report on what a failed operation read, if that was not finite."""

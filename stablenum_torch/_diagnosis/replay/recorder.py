@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stablenum.diagnosis.replay.trace import Step, Trace, Value
-from stablenum.diagnosis.replay.values import Place
+from stablenum_torch._diagnosis.replay.contexts import Context, Contexts, last_of
 from stablenum_torch._diagnosis.replay.flags import CLEAN, Flags, bad_positions, flags_of, stats_of
 from stablenum_torch._diagnosis.replay.graph import nodes_below
 from stablenum_torch._diagnosis.replay.in_float32 import finite_in_float32
@@ -20,7 +20,6 @@ from stablenum_torch._diagnosis.replay.kept_arguments import KeptArguments
 from stablenum_torch._diagnosis.replay.labels import check_labels, is_index_error, without_valid_target
 from stablenum_torch._diagnosis.replay.module_paths import ModulePaths
 from stablenum_torch._diagnosis.replay.naming import operation_name
-from stablenum_torch._diagnosis.replay.phases import NodeMap
 from stablenum_torch._diagnosis.replay.schemas import (
     Operation,
     describe,
@@ -30,27 +29,14 @@ from stablenum_torch._diagnosis.replay.schemas import (
     written_by,
 )
 from stablenum_torch._diagnosis.replay.snapshot import Snapshot
-from stablenum_torch._diagnosis.replay.source_lines import Survey, survey
-from stablenum_torch._diagnosis.replay.tensor_memory import Memory, Storage, view_key
+from stablenum_torch._diagnosis.replay.source_lines import survey
+from stablenum_torch._diagnosis.replay.tensor_values import TensorValues
 
 __all__ = ["Failure", "Recorder"]
 
 # Overwritten tensors are cloned only to be described; cloning more elements than this costs too much.
 _MOST_CLONED = 2**24
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
-
-
-@dataclass(slots=True)
-class _Context:
-    """Where, and in which phase, an operation runs."""
-
-    phase: str
-    place: Place | None
-    frames: tuple[Place, ...]
-    module: str
-    public: str
-    forward: Step | None = None
-    library: str = ""
 
 
 @dataclass(slots=True)
@@ -82,17 +68,16 @@ class Recorder(TorchDispatchMode):
 
     Attributes:
         trace: what is recorded.
-        leaves: parameters that were seen, by id.
+        values: the value of each tensor.
         failure: the last operation that raised.
         labels: what is wrong with the labels that a step read, by step.
         wide: whether a step in low precision is finite in float32, by step.
         kept: the arguments of operations with an edge, or that a function of ours can replace.
-        accumulated: whether a backward pass has written gradients of parameters.
+        contexts: where the operations run.
         gradients: results of ``torch.autograd.grad``, with names.
         public: the public function that is running.
         public_options: the axis that it was given.
         roots: tensors from which backward passes started.
-        on_update: called when an optimizer begins to step.
     """
 
     supports_higher_order_operators = True
@@ -106,23 +91,18 @@ class Recorder(TorchDispatchMode):
     ) -> None:
         super().__init__()
         self.trace = Trace()
-        self.leaves: dict[int, Tensor] = {}
+        self.values = TensorValues(self.trace, snapshot, names)
         self.failure: Failure | None = None
         self.labels: dict[int, str] = {}
         self.wide: dict[int, bool] = {}
         self.kept = KeptArguments()
-        self.accumulated = False
+        self.contexts = Contexts(self.trace, paths)
         self.gradients: list[tuple[str, Value]] = []
         self.public = ""
         self.public_options: dict[str, Any] = {}
         self.roots: list[Tensor] = []
         self._snapshot, self._names, self._paths, self._stop = snapshot, names, paths, stop
-        self.on_update: Callable[[], None] | None = None
-        self._updating = False
-        self._memory, self._nodes = Memory(), NodeMap()
-        self._last: _Context | None = None
         self._grad, self._in_function = True, False
-        self._lines: dict[tuple[str, str], tuple[Place | None, tuple[Place, ...]]] = {}
 
     def __torch_dispatch__(
         self,
@@ -135,7 +115,9 @@ class Recorder(TorchDispatchMode):
         self._grad = torch.is_grad_enabled()
         with torch.no_grad():
             operation = describe(func)
-            context = self._context(operation, survey(self._stop))
+            seen = survey(self._stop)
+            self._in_function = seen.function and not self._grad
+            context = self.contexts.of(operation, seen, self.public, grad=self._grad)
             before = self._before(operation, args, kwargs)
         try:
             check_labels(operation.name, args, kwargs)
@@ -149,93 +131,20 @@ class Recorder(TorchDispatchMode):
             self._record(func, operation, context, before, (args, kwargs), result, makes_node=makes_node)
         return result
 
-    # --- values ----------------------------------------------------------------------------------
-
-    def value_of(self, tensor: Tensor, *, role: str = "") -> Value:
-        """Return the value that a tensor has now; ``role`` is for a tensor that is not known yet."""
-        storage = self._memory.find(tensor)
-        if storage is None:
-            return self._from_outside(tensor, self._memory.add(tensor, outside=True), role)
-        key = view_key(tensor)
-        current = storage.current(key)
-        if current is not None:
-            self._note_leaf(tensor)
-            return self.trace.values[current]
-        # The memory existed before the replay, which has not written to it: the tensor is another view of it.
-        if storage.outside and not storage.epoch:
-            return self._from_outside(tensor, storage)
-        return self._reread(tensor, storage)
-
-    def _from_outside(self, tensor: Tensor, storage: Storage, role: str = "") -> Value:
-        self._note_leaf(tensor)
-        role, name = self._names.get(id(tensor), (role, ""))
-        if not role:
-            known = next((self.trace.values[v] for v, _ in storage.views.values()), None)
-            leaf = tensor.requires_grad and not tensor._is_view() and tensor.is_leaf
-            role, name = (known.role, known.name) if known else ("parameter" if leaf else "input", "")
-        flags = flags_of(tensor)
-        stats = stats_of(tensor, name=name, at=bad_positions(tensor)) if any(flags) else None
-        value = self.trace.values[self.trace.add_value(flags=flags, role=role, name=name, stats=stats)]
-        storage.views[view_key(tensor)] = (value.id, storage.epoch)
-        return value
-
-    def _note_leaf(self, tensor: Tensor) -> None:
-        """Note a parameter that was not known, so that its gradient is kept like those of the others."""
-        # A view of a parameter that was made in no-grad mode looks like a leaf, too.
-        if id(tensor) in self.leaves or not tensor.requires_grad or tensor._is_view():
-            return
-        if tensor.is_leaf:
-            self.leaves[id(tensor)] = tensor
-            self._snapshot.keep_tensor(tensor)
-
-    def _reread(self, tensor: Tensor, storage: Storage) -> Value:
-        """Return the value of memory that was written through another view, such as ``x[0]`` after
-        ``x.add_(1)``.
-
-        No operation made this tensor's value, so a step "copy" is added that makes it from the values that
-        were written.
-        """
-        key, flags = view_key(tensor), flags_of(tensor)
-        sources = storage.sources(key)
-        read = [self.trace.values[i] for i in sources]
-        # The value is bad, but only good values were written: the rest of the memory was never initialised.
-        # Uninitialised memory was recorded as finite, because reading it is harmless unless it is used. Here
-        # it is used.
-        if any(flags) and storage.unwritten is not None and all(v.finite for v in read):
-            unwritten = self.trace.values[storage.unwritten]
-            unwritten.nan, unwritten.posinf, unwritten.neginf = flags
-        value = self.trace.add_value(flags=flags)
-        # The step is attributed to the place of the last write.
-        writers = [v.producer for v in read if v.producer is not None]
-        near = self.trace.steps[max(writers)] if writers else None
-        self.trace.add_step(
-            "copy",
-            primitive="a view of memory that was written",
-            inputs=sources,
-            outputs=[value],
-            phase=near.phase if near else "forward",
-            module=near.module if near else "",
-            place=near.place if near else None,
-            frames=near.frames if near else (),
-            forward=near.forward if near else None,
-        )
-        storage.views[key] = (value, storage.epoch)
-        return self.trace.values[value]
-
     def begin_backward(self, roots: Sequence[Tensor]) -> None:
         """Note the parameters that a backward pass reaches, even through a graph older than the replay."""
         self.roots += [t.detach() for t in roots]
         for node in nodes_below(roots):
             leaf = getattr(node, "variable", None)
             if leaf is not None:
-                self._note_leaf(leaf)
+                self.values.note_leaf(leaf)
 
     def note_gradients(self, inputs: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
         """Note the results of ``torch.autograd.grad``, which are not stored in any ``p.grad``."""
         for i, (of, gradient) in enumerate(zip(inputs, gradients)):
             if gradient is not None:
                 name = self._names.get(id(of), ("", ""))[1] or f"result {i} of torch.autograd.grad"
-                self.gradients.append((name, self.value_of(gradient)))
+                self.gradients.append((name, self.values.of(gradient)))
 
     # --- around a call -----------------------------------------------------------------------------
 
@@ -246,16 +155,12 @@ class Recorder(TorchDispatchMode):
         # Literals (torch.tensor(...)) pass through a separate operation; a list of numbers is data.
         literal = operation.name.startswith("lift") and all(t.numel() <= 1 for t in given)
         role = "constant" if literal else ""
-        inputs = [self.value_of(t, role=role).id for t in given if id(t) not in skipped]
+        inputs = [self.values.of(t, role=role).id for t in given if id(t) not in skipped]
         before = _Before(inputs, written)
         for generator in (x for x in (*args, *kwargs.values()) if isinstance(x, torch.Generator)):
             self._snapshot.keep_generator(generator)
         for tensor in written:
-            storage = self._memory.find(tensor)
-            if storage is None:
-                storage = self._memory.add(tensor, outside=True)
-            if storage.outside and not storage.epoch and not storage.writes:
-                self._snapshot.keep_memory(tensor)
+            self.values.before_write(tensor)
             if not operation.overwrites and tensor.is_floating_point() and tensor.numel() <= _MOST_CLONED:
                 before.clones[id(tensor)] = tensor.detach().clone()
         return before
@@ -264,7 +169,7 @@ class Recorder(TorchDispatchMode):
         self,
         func: Callable[..., Any],
         operation: Operation,
-        context: _Context,
+        context: Context,
         before: _Before,
         call: tuple[tuple[Any, ...], dict[str, Any]],
         result: Any,
@@ -282,7 +187,7 @@ class Recorder(TorchDispatchMode):
         news = not all(flag == CLEAN for flag in flags)
         if (step.phase == "forward" and makes_node) or (step.phase != "backward" and news):
             self.kept.keep(step, before.inputs, tensors_in(call), before.clones)
-        self._nodes.record(step.index, operation.name, sure=makes_node)
+        self.contexts.nodes.record(step.index, operation.name, sure=makes_node)
         self._describe(func, operation, step, before, call, outputs)
 
     def _output_flags(self, operation: Operation, before: _Before, outputs: Sequence[Tensor]) -> list[Flags]:
@@ -297,7 +202,7 @@ class Recorder(TorchDispatchMode):
     def _add(
         self,
         operation: Operation,
-        context: _Context,
+        context: Context,
         inputs: Sequence[int],
         outputs: Sequence[Tensor],
         flags: Sequence[Flags],
@@ -324,19 +229,13 @@ class Recorder(TorchDispatchMode):
             options=self.public_options or options_in(operation, *call),
         )
         for tensor, value in zip(outputs, values, strict=True):
-            storage = self._memory.find(tensor) or self._memory.add(tensor, outside=False)
-            if id(tensor) in written:
-                storage.epoch += 1
-                storage.writes.append((storage.epoch, value))
-            elif operation.empty:
-                storage.unwritten = value
-            storage.views[view_key(tensor)] = (value, storage.epoch)
+            self.values.note(tensor, value, written=id(tensor) in written, uninitialised=operation.empty)
         return step
 
     def _record_each(
         self,
         operation: Operation,
-        context: _Context,
+        context: Context,
         before: _Before,
         call: tuple[tuple[Any, ...], dict[str, Any]],
         outputs: Sequence[Tensor],
@@ -412,7 +311,7 @@ class Recorder(TorchDispatchMode):
     def _failed(
         self,
         operation: Operation,
-        context: _Context,
+        context: Context,
         before: _Before,
         args: tuple[Any, ...],
         error: Exception,
@@ -439,65 +338,10 @@ class Recorder(TorchDispatchMode):
             inputs=(),
             outputs=(),
             module=self._paths.path(seen.modules),
-            place=_last(seen.frames),
+            place=last_of(seen.frames),
             frames=seen.frames,
         )
         self.failure = Failure(error, step, f"{name}: {error}".splitlines()[0])
-
-    # --- where -------------------------------------------------------------------------------------
-
-    def _context(self, operation: Operation, seen: Survey) -> _Context:
-        self._in_function = seen.function and not self._grad
-        node = torch._C._current_autograd_node()
-        public = seen.public or self.public
-        module = self._paths.path(seen.modules)
-        if node is not None:
-            return self._in_backward(operation, seen, node, module, public)
-        updating = seen.update and not seen.modules and not self._grad
-        if updating and not self._updating and self.on_update is not None:
-            self.on_update()
-        self._updating = updating
-        context = _Context(
-            "update" if updating else "forward",
-            _last(seen.frames),
-            seen.frames,
-            module,
-            public,
-            library=seen.library,
-        )
-        if context.place is None and self._last is not None:
-            context.place, context.frames = self._last.place, self._last.frames
-        if not updating:
-            self._last = context
-            self._lines[module, operation.name] = (context.place, context.frames)
-        return context
-
-    def _in_backward(
-        self, operation: Operation, seen: Survey, node: Any, module: str, public: str
-    ) -> _Context:
-        self.accumulated = self.accumulated or "AccumulateGrad" in node.name()
-        place = _last(seen.frames)
-        if seen.checkpoint:
-            # The forward pass is running again. If the stack has no frame of the user's code, the line is
-            # that of the first run.
-            frames = seen.frames
-            if place is None:
-                place, frames = self._lines.get((module, operation.name), (None, ()))
-            return _Context("forward", place, frames, module, public)
-        made_by = self._nodes.step_of(node)
-        step = None if made_by is None else self.trace.steps[made_by]
-        if place is not None:
-            where = module or (step.module if step else "")
-            return _Context("backward", place, (*seen.outer, *seen.frames), where, public)
-        if step is None:
-            return _Context("backward", _last(seen.outer), seen.outer, module, public)
-        # The derivative of a derivative belongs to the same forward operation.
-        root = step if step.forward is None else self.trace.steps[step.forward]
-        return _Context("backward", root.place, root.frames, root.module, "", root, root.library)
-
-
-def _last(frames: Sequence[Place]) -> Place | None:
-    return frames[-1] if frames else None
 
 
 def _narrows(args: tuple[Any, ...]) -> bool:

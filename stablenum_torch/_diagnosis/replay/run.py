@@ -110,16 +110,16 @@ def _run(call: Call, snapshot: Snapshot, loss_scale: float | None, rng: RngState
     recorder = Recorder(snapshot, around.names, ModulePaths(around.model), _call_user.__code__)
     result = Run(recorder.trace)
     judged = _Judge(recorder, around, result)
-    recorder.on_update = judged.look_at_gradients
+    recorder.contexts.on_update = judged.look_at_gradients
     with torch.no_grad():
-        before = {name: recorder.value_of(t) for name, t in known.items()}
+        before = {name: recorder.values.of(t) for name, t in known.items()}
     result.bad_parameters = [name for name in around.parameters if not before[name].finite]
     loss, error = None, None
     with warnings.catch_warnings(), eager(), torch.enable_grad(), recorder, PublicFunctions(recorder):
         warnings.simplefilter("ignore")  # warnings were shown when the step first ran
         try:
             loss = loss_in(_call_user(call.step_fn, call.args, call.kwargs))
-            done = recorder.accumulated or recorder.roots or recorder.gradients
+            done = recorder.contexts.accumulated or recorder.roots or recorder.gradients
             if isinstance(loss, Tensor) and loss.requires_grad and not done:
                 _backward(loss, loss_scale)
         except NonFiniteError as stopped:  # a guard has halted this training, which is already known
@@ -134,7 +134,7 @@ def _run(call: Call, snapshot: Snapshot, loss_scale: float | None, rng: RngState
         if error is not None:
             judged.look_at_error(error)
         judged.conclude()
-    recorder.on_update = None  # a cycle of references would keep the copies of written memory alive
+    recorder.contexts.on_update = None  # a cycle of references would keep the copies of written memory alive
     return result
 
 
@@ -194,18 +194,18 @@ class _Judge:
     def _parameters(self) -> list[tuple[str, Tensor]]:
         known = list(self.around.parameters.items())
         ids = {id(p) for _, p in known}
-        more = [p for p in self.recorder.leaves.values() if id(p) not in ids]
+        more = [p for p in self.recorder.values.leaves.values() if id(p) not in ids]
         return known + [(f"parameter {i}", p) for i, p in enumerate(more)]
 
     def look_at_loss(self, loss: Any) -> None:
         tensors = [loss] if isinstance(loss, Tensor) else self.recorder.roots
         tensors = [t for t in tensors if t.is_floating_point()]
         for tensor in tensors:
-            value = self.recorder.value_of(tensor)
+            value = self.recorder.values.of(tensor)
             if not value.finite:
                 self.result.bad.append(value.id)
         if tensors:
-            self.result.loss_finite = all(self.recorder.value_of(t).finite for t in tensors)
+            self.result.loss_finite = all(self.recorder.values.of(t).finite for t in tensors)
         elif isinstance(loss, float):
             self.result.loss_finite = math.isfinite(loss)
             if not self.result.loss_finite:
@@ -229,7 +229,7 @@ class _Judge:
             if p.grad is None:
                 continue
             self.result.backward = True
-            value = self.recorder.value_of(p.grad)
+            value = self.recorder.values.of(p.grad)
             if value.finite:
                 squares += _square(p.grad)
             else:
@@ -246,7 +246,7 @@ class _Judge:
         if self.result.bad_gradients:
             return  # the update only spreads these values
         for name, p in self.around.parameters.items():
-            value = self.recorder.value_of(p)
+            value = self.recorder.values.of(p)
             if not value.finite and before[name].finite:
                 self.result.bad.append(value.id)
                 self.result.bad_updates.append(name)

@@ -1,0 +1,124 @@
+"""The recorded value of each tensor: known, from outside the replay, or written through another view."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from stablenum.diagnosis.replay.trace import Trace, Value
+from stablenum_torch._diagnosis.replay.flags import bad_positions, flags_of, stats_of
+from stablenum_torch._diagnosis.replay.snapshot import Snapshot
+from stablenum_torch._diagnosis.replay.tensor_memory import Memory, Storage, view_key
+
+__all__ = ["TensorValues"]
+
+
+class TensorValues:
+    """The values of all tensors that a replay has seen.
+
+    Args:
+        trace: what is recorded.
+        snapshot: keeps everything that is about to be written.
+        names: id of a tensor -> (role, name).
+
+    Attributes:
+        leaves: parameters that were seen, by id.
+    """
+
+    def __init__(self, trace: Trace, snapshot: Snapshot, names: dict[int, tuple[str, str]]) -> None:
+        self.leaves: dict[int, Tensor] = {}
+        self._trace, self._snapshot, self._names = trace, snapshot, names
+        self._memory = Memory()
+
+    def of(self, tensor: Tensor, *, role: str = "") -> Value:
+        """Return the value that a tensor has now; ``role`` is for a tensor that is not known yet."""
+        storage = self._memory.find(tensor)
+        if storage is None:
+            return self._from_outside(tensor, self._memory.add(tensor, outside=True), role)
+        key = view_key(tensor)
+        current = storage.current(key)
+        if current is not None:
+            self.note_leaf(tensor)
+            return self._trace.values[current]
+        # The memory existed before the replay, which has not written to it: the tensor is another view of it.
+        if storage.outside and not storage.epoch:
+            return self._from_outside(tensor, storage)
+        return self._reread(tensor, storage)
+
+    def _from_outside(self, tensor: Tensor, storage: Storage, role: str = "") -> Value:
+        self.note_leaf(tensor)
+        role, name = self._names.get(id(tensor), (role, ""))
+        if not role:
+            known = next((self._trace.values[v] for v, _ in storage.views.values()), None)
+            leaf = tensor.requires_grad and not tensor._is_view() and tensor.is_leaf
+            role, name = (known.role, known.name) if known else ("parameter" if leaf else "input", "")
+        flags = flags_of(tensor)
+        stats = stats_of(tensor, name=name, at=bad_positions(tensor)) if any(flags) else None
+        value = self._trace.values[self._trace.add_value(flags=flags, role=role, name=name, stats=stats)]
+        storage.views[view_key(tensor)] = (value.id, storage.epoch)
+        return value
+
+    def note_leaf(self, tensor: Tensor) -> None:
+        """Note a parameter that was not known, so that its gradient is kept like those of the others."""
+        # A view of a parameter that was made in no-grad mode looks like a leaf, too.
+        if id(tensor) in self.leaves or not tensor.requires_grad or tensor._is_view():
+            return
+        if tensor.is_leaf:
+            self.leaves[id(tensor)] = tensor
+            self._snapshot.keep_tensor(tensor)
+
+    def _reread(self, tensor: Tensor, storage: Storage) -> Value:
+        """Return the value of memory that was written through another view, such as ``x[0]`` after
+        ``x.add_(1)``.
+
+        No operation made this tensor's value, so a step "copy" is added that makes it from the values that
+        were written.
+        """
+        key, flags = view_key(tensor), flags_of(tensor)
+        sources = storage.sources(key)
+        read = [self._trace.values[i] for i in sources]
+        # The value is bad, but only good values were written: the rest of the memory was never initialised.
+        # Uninitialised memory was recorded as finite, because reading it is harmless unless it is used. Here
+        # it is used.
+        if any(flags) and storage.unwritten is not None and all(v.finite for v in read):
+            unwritten = self._trace.values[storage.unwritten]
+            unwritten.nan, unwritten.posinf, unwritten.neginf = flags
+        value = self._trace.add_value(flags=flags)
+        # The step is attributed to the place of the last write.
+        writers = [v.producer for v in read if v.producer is not None]
+        near = self._trace.steps[max(writers)] if writers else None
+        self._trace.add_step(
+            "copy",
+            primitive="a view of memory that was written",
+            inputs=sources,
+            outputs=[value],
+            phase=near.phase if near else "forward",
+            module=near.module if near else "",
+            place=near.place if near else None,
+            frames=near.frames if near else (),
+            forward=near.forward if near else None,
+        )
+        storage.views[key] = (value, storage.epoch)
+        return self._trace.values[value]
+
+    def before_write(self, tensor: Tensor) -> None:
+        """Keep a copy of memory from outside the replay before it is first written."""
+        storage = self._memory.find(tensor) or self._memory.add(tensor, outside=True)
+        if storage.outside and not storage.epoch and not storage.writes:
+            self._snapshot.keep_memory(tensor)
+
+    def note(self, tensor: Tensor, value: int, *, written: bool, uninitialised: bool) -> None:
+        """Note the value that an operation has given to a tensor.
+
+        Args:
+            tensor: what the operation has made or written.
+            value: the index of its value.
+            written: whether the memory existed and was written.
+            uninitialised: whether the memory is new and was not written.
+        """
+        storage = self._memory.find(tensor) or self._memory.add(tensor, outside=False)
+        if written:
+            storage.epoch += 1
+            storage.writes.append((storage.epoch, value))
+        elif uninitialised:
+            storage.unwritten = value
+        storage.views[view_key(tensor)] = (value, storage.epoch)
