@@ -37,7 +37,7 @@ class Explained(NamedTuple):
 
 
 def explain(plan: Plan, say: Callable[[str], object]) -> Explained:
-    """Run the script until a value is not finite; if that step was not recorded, run again and record it.
+    """Run the script until it fails; if that step was not recorded, run it again and record the step.
 
     Args:
         plan: what to run; with ``record_from``, there is only one run.
