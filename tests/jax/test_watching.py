@@ -71,6 +71,20 @@ def test_watched_derivatives_are_those_of_jax(session: Session) -> None:
     assert_healthy(session)
 
 
+def test_an_update_of_optax_that_is_not_jitted_is_a_failure_of_the_optimizer(session: Session) -> None:
+    tx = optax.adam(0.1, eps=0.0)
+    params = jnp.ones(2)
+
+    def run() -> None:
+        tx.update(jnp.array([0.0, 1.0]), tx.init(params), params)  # BAD
+
+    report = found(session, run)
+    first = report.findings[0]
+    assert first.place is not None
+    assert first.place.code.endswith("# BAD")
+    assert (first.operation, report.verdict.cause) == ("div", Cause.OPTIMIZER_STATE), str(report)
+
+
 # ---------------------------------------------------------------------------------- guards and loss scales
 
 

@@ -14,7 +14,7 @@ import optax
 
 from stablenum.commands.explain.frames import transparent
 from stablenum.commands.explain.session import Session
-from stablenum.diagnosis import Report
+from stablenum.diagnosis import Finding, Report
 from stablenum_jax._diagnosis.replay import replay as replay_of
 from stablenum_jax._diagnosis.replay.jax_internals import outside_tracebacks
 from stablenum_jax._diagnosis.replay.source_lines import is_user_code, place_in
@@ -185,10 +185,15 @@ def _of_update(report: Report) -> Report:
     while frame is not None and not is_user_code(frame.f_code.co_filename):
         frame = frame.f_back
     here = None if frame is None else place_in(frame.f_code, frame.f_lineno)
-    findings = tuple(
-        f if f.phase == "before" else replace(f, phase="update", place=f.place or here)
-        for f in report.findings
-    )
+
+    def placed(f: Finding) -> Finding:
+        if f.phase == "before":
+            return f
+        if f.place is not None:
+            return replace(f, phase="update")
+        return replace(f, phase="update", place=here, library=f.library or "optax")
+
+    findings = tuple(map(placed, report.findings))
     evidence = replace(report.evidence, findings=findings, loss_finite=True)
     return Report.of(evidence, notes=report.notes, seconds=report.seconds)
 
