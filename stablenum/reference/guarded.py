@@ -94,8 +94,9 @@ def split_norms(norms: Sequence[Decimal]) -> tuple[Array, Array]:
     """Return ``Observation.norms`` and ``Observation.exponents`` for norms of any size.
 
     Example:
-        >>> split_norms([Decimal(3), Decimal(2) ** 130])
-        (array([3.0000000e+00, 7.3786976e+19], dtype=float32), array([ 0, 64], dtype=int32))
+        >>> values, exponents = split_norms([Decimal(3), Decimal(2) ** 130])
+        >>> values.tolist(), exponents.tolist()
+        ([3.0, 7.378697629483821e+19], [0, 64])
     """
     values, exponents = [], []
     for norm in norms:

@@ -98,6 +98,7 @@ def test_each_group_has_its_own_rate(path, rate):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.complex64])
 @pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.filterwarnings("ignore:The fused SGD of torch")  # of which the last 8 elements are moved
 def test_other_formats(path, dtype, fused):
     if fused and dtype.is_complex:
         pytest.skip("torch has no fused kernel for complex parameters")
