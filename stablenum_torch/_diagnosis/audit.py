@@ -31,7 +31,7 @@ from stablenum_torch._precision.float32_copies import Float32CopyOptimizer
 from stablenum_torch._step.checks import given_names
 from stablenum_torch._step.parameters import names_of
 
-__all__ = ["audit", "repair", "state_problems"]
+__all__ = ["audit", "repair", "setting_problems", "state_problems"]
 
 Entries = dict[str, tuple[Role, Tensor]]
 
@@ -141,6 +141,16 @@ def state_problems(optimizer: Optimizer) -> tuple[str, ...]:
         TypeError: ``optimizer`` is not an optimizer.
     """
     return audit(optimizer).problems()
+
+
+def setting_problems(optimizer: Optimizer) -> tuple[str, ...]:
+    """Describe each setting of an optimizer that is NaN, such as the learning rate of a broken schedule."""
+    return tuple(
+        f"{name} is NaN in parameter group {i} of {type(optimizer).__name__}"
+        for i, group in enumerate(optimizer.param_groups)
+        for name, value in group.items()
+        if isinstance(value, (float, Tensor)) and torch.as_tensor(value).isnan().any()
+    )
 
 
 # --- what is known of the optimizer ----------------------------------------------------------

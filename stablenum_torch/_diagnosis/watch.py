@@ -20,7 +20,7 @@ from stablenum.commands.explain.session import FAILED, Doubt, Session
 from stablenum.diagnosis import Report
 from stablenum.diagnosis.replay.growth import Growth
 from stablenum.diagnosis.replay.judge import Evidence
-from stablenum_torch._diagnosis.audit import state_problems
+from stablenum_torch._diagnosis.audit import setting_problems, state_problems
 from stablenum_torch._diagnosis.by_hand import (
     REPAIRS,
     Gradients,
@@ -77,6 +77,7 @@ class _Watcher:
         self.window: Window | None = None
         self.opened = 0  # the number of steps completed when the window was opened
         self.state: tuple[str, ...] = ()  # what is wrong with the optimizer's state
+        self.settings: tuple[str, ...] = ()  # and with its settings
         self.reproduced = True if session.plan.again else None
         self.growth = Growth()
         self._named: dict[int, str] = {}
@@ -155,7 +156,7 @@ class _Watcher:
             self.outcome.optimizers = len(self.optimizers)
         self.note_growth(optimizer)
         if self.window is not None:
-            self.state = tuple(state_problems(optimizer))
+            self.state, self.settings = state_problems(optimizer), setting_problems(optimizer)
         if will_skip(optimizer):
             return
         bad = [p for p in parameters_of(optimizer) if p.grad is not None and not finite(p.grad)]
@@ -336,8 +337,7 @@ class _Watcher:
         doubt = self.doubt(Failure(step=self.step, what="loss"), loss.tensors, settled)
         self.last_doubt = loss, doubt
         if self.bad_losses > PATIENCE:
-            first = next((d for d in self.session.doubts if not d.settled()), doubt)
-            self.session.found(first.failure, first.report)
+            self.session.give_up(doubt)
         return doubt
 
     def doubt(self, failure: Failure, bad: Sequence[torch.Tensor], settled: Callable[[], bool]) -> Doubt:
@@ -385,7 +385,7 @@ class _Watcher:
         known: dict[str, Any] = {"loss_finite": what != "loss"}
         known |= {"gradient": {"bad_gradients": names}, "parameter": {"bad_updates": names}}.get(what, {})
         if what == "parameter":
-            known["state"] = self.state
+            known |= {"state": self.state, "settings": self.settings}
         else:
             self.note_growth()
             known["exploded"] = self.growth.explosion()

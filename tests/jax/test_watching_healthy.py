@@ -203,6 +203,35 @@ def test_a_script_that_is_bad_from_some_call_on_is_stopped_with_that_call(sessio
     assert session.outcome.failure.step == 5
 
 
+def test_a_chain_that_is_bad_in_each_of_its_parts_is_stopped_with_the_gradient(session: Session) -> None:
+    """The parts of an optimizer reach the limit of bad results in a row before the derivative does."""
+    derivative = jax.jit(jax.value_and_grad(lambda w: jnp.linalg.eigh(w @ w.T)[1].sum()))  # BAD
+    tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.1))
+
+    def run() -> None:
+        w = jnp.eye(3)
+        state = tx.init(w)
+        for _ in range(judge.MOST_IN_A_ROW + 5):
+            _, g = derivative(w)
+            updates, state = tx.update(g, state, w)
+            w = optax.apply_updates(w, updates)
+
+    assert found(session, run).findings[0].operation == "eigh"
+    assert session.outcome.failure is not None
+    assert session.outcome.failure.step == 0
+
+
+def test_what_was_passed_by_is_told_with_its_line(session: Session) -> None:
+    step = jax.jit(jax.value_and_grad(lambda w: jnp.log(w - 1.0).sum()))  # BAD
+    for i in range(12):
+        step(jnp.full(2, 0.5 if i == 4 else 2.0))
+    session.outcome.exit_code = 0
+    assert_healthy(session)
+    assert "in call 4 (" in session.outcome.harmless
+    assert "log gives NaN" in session.outcome.harmless
+    assert "test_watching_healthy.py:" in session.outcome.harmless
+
+
 def test_explanations_of_bad_calls_become_rare(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     replays: list[int] = []
     original = programs.replay

@@ -374,3 +374,79 @@ def test_a_remedy_is_tried_without_touching_the_random_numbers():
     stablenum_torch.replay(lambda: torch.log(x).sum())
     assert torch.equal(state, torch.random.get_rng_state())
     assert x.grad is None
+
+
+# ---------------------------------------------------------------------------------- unseen programs
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+def test_a_learning_rate_that_is_nan_is_named(name):
+    w = leaf(1.0, 2.0)
+    opt = getattr(torch.optim, name)([w], lr=0.1)
+    opt.param_groups[0]["lr"] = math.nan  # a schedule divided 0 by 0
+
+    def step() -> None:
+        opt.zero_grad()
+        w.square().sum().backward()
+        opt.step()
+
+    report = stablenum_torch.replay(step, optimizer=opt)
+    assert report.verdict.cause is Cause.OPTIMIZER_STATE
+    assert f"lr is NaN in parameter group 0 of {name}" in report.verdict.evidence
+    assert "mend the schedule" in report.verdict.remedy
+
+
+@pytest.mark.parametrize(
+    "function", [torch.acosh, torch.digamma, lambda x: torch.polygamma(1, x), lambda x: x % (x - 2.0)]
+)
+def test_an_argument_outside_a_functions_domain_is_named_in_torch(function):
+    w = leaf(0.0, 2.0)
+    assert stablenum_torch.replay(lambda: function(w).sum()).verdict.cause is Cause.DOMAIN
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        jnp.arccosh,
+        jax.scipy.special.digamma,
+        lambda x: jax.scipy.special.logsumexp(jnp.log(x) - jnp.inf),
+        lambda x: jax.lax.cumlogsumexp(x - jnp.inf).sum(),
+    ],
+    ids=["arccosh", "digamma", "logsumexp", "logcumsumexp"],
+)
+def test_an_argument_outside_a_functions_domain_is_named_in_jax(function):
+    report = stablenum_jax.replay(lambda w: function(w).sum(), jnp.asarray([0.5, -1.0]).clip(0.0))
+    assert report.verdict.cause in (Cause.DOMAIN, Cause.MASK), str(report)
+
+
+def test_a_state_that_cannot_be_reached_yet_is_named_in_a_scan():
+    """The forward algorithm of a hidden Markov model: logsumexp of terms that are all -inf."""
+    transitions = jnp.asarray([[0.0, 0.0, -jnp.inf], [-jnp.inf, 0.0, 0.0], [-jnp.inf, -jnp.inf, 0.0]])
+
+    def loss(w: jax.Array) -> jax.Array:
+        def forward(alpha: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+            return jax.scipy.special.logsumexp(alpha[:, None] + transitions + w, axis=0) + x, None
+
+        start = jnp.asarray([0.0, -jnp.inf, -jnp.inf])
+        alpha, _ = jax.lax.scan(forward, start, jnp.ones((3, 3)))
+        return jax.scipy.special.logsumexp(alpha)
+
+    report = stablenum_jax.replay(loss, jnp.asarray([0.1, 0.2, 0.3]))
+    assert report.verdict.cause in (Cause.MASK, Cause.BOUNDARY_DERIVATIVE, Cause.DOMAIN), str(report)
+    assert report.verdict.safe_function == "stablenum_jax.numerics.logsumexp"
+
+
+def test_a_clip_far_behind_a_nan_is_no_part_of_the_cause():
+    class Attention(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.full((2, 2), 300.0, dtype=torch.float16))
+
+        def forward(self) -> torch.Tensor:
+            scores = self.w @ self.w.T
+            return torch.relu((torch.softmax(scores, -1) @ self.w).float()).sum()
+
+    report = stablenum_torch.replay(Attention())
+    assert report.verdict.cause is Cause.LOW_PRECISION_OVERFLOW
+    assert "clip" not in " ".join(report.verdict.evidence)
+    assert report.verdict.remedy.startswith("compute this operation in float32")

@@ -91,13 +91,25 @@ class Session:
         """Keep a doubt until the script has ended."""
         self.doubts.append(doubt)
         if len(self.doubts) % _MANY == 0:
-            self.doubts = [d for d in self.doubts if not d.settled()]
+            earlier, self.doubts = self.doubts, []
+            for one in earlier:
+                (self._pass_by if one.settled() else self.doubts.append)(one)
+
+    def give_up(self, doubt: Doubt) -> NoReturn:
+        """Stop the script, of which too much is in doubt, at the first doubt that it has not settled."""
+        first = next((d for d in self.doubts if not d.settled()), doubt)
+        self.found(first.failure, first.report)
+
+    def _pass_by(self, doubt: Doubt) -> None:
+        """Note the first doubt that the script has settled."""
+        place = "" if doubt.report is None else f" ({str(doubt.report).splitlines()[0]})"
+        self.outcome.harmless = self.outcome.harmless or f"{doubt.failure}{place}"
 
     def conclude(self) -> None:
         """Record the first doubt that the script has not settled, because the script has ended."""
         for doubt in [] if self.over else self.doubts:
             if self.sheltered(doubt.settled) is not False:
-                self.outcome.harmless = self.outcome.harmless or str(doubt.failure)
+                self._pass_by(doubt)
             else:
                 self.outcome.failure = doubt.failure
                 self.outcome.report = None if doubt.report is None else doubt.report.to_dict()

@@ -117,8 +117,8 @@ CAUSES: dict[Cause, Explanation] = {
         "compute the norm by a scaled sum, as stablenum's guard does",
     ),
     Cause.OPTIMIZER_STATE: Explanation(
-        "the gradients are finite but the update is not: the optimizer's state is poisoned or overflowed, or "
-        "eps is 0 in its format",
+        "the gradients are finite but the update is not: the optimizer's state is poisoned or overflowed, "
+        "eps is 0 in its format, or a setting is NaN",
         "keep the state in float32; repair the poisoned entries (`audit(...)` lists them)",
     ),
     Cause.STALE_SECOND_MOMENT: Explanation(

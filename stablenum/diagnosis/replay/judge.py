@@ -38,6 +38,7 @@ class Evidence:
         unscaled_finite: whether gradients are finite at scale 1.
         norm_overflow: whether the gradients are finite but the plain sum of their squares is not.
         state: descriptions of problems in the optimizer's state, the worst first.
+        settings: descriptions of settings of the optimizer that are not numbers.
         other_rank: whether another rank reported the failure.
         differences: descriptions of what differs between the step and a replay that did not reproduce it.
         unjudged: why a step that is known to have failed could not be judged; "" if it was.
@@ -60,6 +61,7 @@ class Evidence:
     unscaled_finite: bool | None = None
     norm_overflow: bool = False
     state: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
     other_rank: bool = False
     differences: tuple[str, ...] = ()
     unjudged: str = ""
@@ -176,6 +178,12 @@ def _low_precision(e: Evidence) -> str:
     if known is None or known.bits > 16:
         return ""
     return f"{f.operation} computes in {dtype} (largest number {known.max:.4g}); in float32 it is finite"
+
+
+def _settings(e: Evidence) -> str:
+    """Name a setting that is not a number, unless something was wrong before the optimizer read it."""
+    before = e.first is not None and e.first.phase != "update" and e.first.operation != "constant"
+    return "" if before or not e.settings else e.settings[0]
 
 
 def _update(e: Evidence) -> str:
@@ -331,6 +339,7 @@ def _is_overflow(f: Finding) -> bool:
 _SIGNATURES: tuple[tuple[Cause, Signature], ...] = (
     (Cause.UNKNOWN, lambda e: e.unjudged),
     (Cause.PARAMETERS, _parameters),
+    (Cause.OPTIMIZER_STATE, _settings),
     (Cause.BATCH, _before(("input", "constant"))),
     (Cause.LABELS, lambda e: e.labels),
     (Cause.OTHER_RANK, lambda e: "another rank reported the failure" if e.other_rank and not e.bad else ""),
@@ -380,6 +389,11 @@ def _verdict(cause: Cause, fact: str, e: Evidence) -> Verdict:
     if e.bad_gradients:
         facts.append(f"gradients not finite: {_some(e.bad_gradients)}")
     advice = advice_on(cause, f, loss_finite=e.loss_finite, tried=e.tried)
+    if cause is Cause.OPTIMIZER_STATE and fact in e.settings:
+        advice = Advice(
+            "give the optimizer a number: mend the schedule that made this one, perhaps by a division by 0 "
+            "warm-up steps"
+        )
     if e.unjudged:
         advice = Advice("end the function with `return loss`, as optimizers that call a closure need it")
     safe = advice.safe

@@ -273,11 +273,14 @@ def is_selected(trace: Trace, step: Step, *, within: int = 12) -> bool:
 
 def is_clipped(trace: Trace, step: Step, *, within: int = 12) -> bool:
     """Return whether a later clip cuts the result of a forward step; its gradient of 0 is no different from
-    that of a ``where``, but the remedy is to clip before the step."""
-    return _reaches(trace, step, CLIPPING, within)
+    that of a ``where``, but the remedy is to clip before the step. What has become NaN on its way is not cut.
+    """
+    return _reaches(trace, step, CLIPPING, within, through_nan=False)
 
 
-def _reaches(trace: Trace, step: Step, operations: Set[str], within: int) -> bool:
+def _reaches(
+    trace: Trace, step: Step, operations: Set[str], within: int, *, through_nan: bool = True
+) -> bool:
     """Return whether a value passes into one of these operations in the forward pass."""
     reached, frontier = set(step.outputs), set(step.outputs)
     for _ in range(within):
@@ -285,7 +288,8 @@ def _reaches(trace: Trace, step: Step, operations: Set[str], within: int) -> boo
         following = [s for s in following if s.phase == "forward"]
         if any(s.operation in operations for s in following):
             return True
-        frontier = {o for s in following for o in s.outputs} - reached
+        further = [(o, v) for s in following for o, v in zip(s.outputs, trace.outputs_of(s), strict=True)]
+        frontier = {o for o, v in further if through_nan or not v.nan} - reached
         reached |= frontier
         if not frontier:
             return False

@@ -121,7 +121,7 @@ class Judge:
         course = self._courses[call.key]
         if not course.begins_badly():
             if course.bad >= MOST_IN_A_ROW and course.doubt is not None:
-                self._session.found(course.doubt.failure, course.doubt.report)
+                self._session.give_up(course.doubt)
             return False
         report = self.report(call, known_bad=known_bad)
         # A loss scale that is too high comes down by itself.

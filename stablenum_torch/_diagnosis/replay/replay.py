@@ -16,7 +16,7 @@ from stablenum.errors import bad_type
 from stablenum.formats import FLOAT32_MAX
 from stablenum.settings_checks import check_callable, check_flag, check_loss_scale
 from stablenum_torch._devices.generators import RngState, check_rng_state
-from stablenum_torch._diagnosis.audit import state_problems
+from stablenum_torch._diagnosis.audit import setting_problems, state_problems
 from stablenum_torch._diagnosis.replay.inputs import look_around
 from stablenum_torch._diagnosis.replay.run import Call, Run, run
 from stablenum_torch._diagnosis.replay.trial import with_trial
@@ -132,6 +132,7 @@ def _evidence(
         unscaled_finite=unscaled,
         norm_overflow=not shown.went_wrong and shown.norm / scales[0] > FLOAT32_MAX**0.5,
         state=_state(call),
+        settings=_settings(call),
         left=shown.left,
         unjudged=_NO_LOSS if known_bad and shown.unjudged and not shown.went_wrong else "",
         differences=_differences(rng) if reproduced is False else (),
@@ -155,6 +156,11 @@ def _differences(rng: RngState | Tensor | None) -> tuple[str, ...]:
 def _raised(result: Run) -> bool:
     """Return whether an operation rejected its arguments, as it will every time."""
     return any(f.kind == "error" for f in result.findings)
+
+
+def _settings(call: Call) -> tuple[str, ...]:
+    """Describe the settings of the optimizers that are not numbers."""
+    return tuple(problem for o in call.around.optimizers for problem in setting_problems(o))
 
 
 def _state(call: Call) -> tuple[str, ...]:
