@@ -310,6 +310,20 @@ for i in range(4):
     assert "passed by, because training went on without it: the loss of step 1 is not finite" in result.stderr
 
 
+def test_what_was_passed_by_in_jax_is_mentioned_with_its_line(tmp_path):
+    text = """
+import jax, jax.numpy as jnp
+step = jax.jit(jax.value_and_grad(lambda w: jnp.log(w - 1.0).sum()))
+for i in range(12):
+    step(jnp.full(2, 0.5 if i == 4 else 2.0))
+"""
+    script = written(tmp_path, text)
+    result = command(script, cwd=tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    line = f"the result of <lambda>() is not finite in call 4 ({script}:3: log gives NaN (forward))"
+    assert line in result.stderr
+
+
 def test_a_module_runs_by_its_name(tmp_path):
     package = tmp_path / "pack"
     package.mkdir()

@@ -110,7 +110,9 @@ def _outcome(running: Running, plan: Plan, *, shown: bool) -> Outcome:
         code = 128 - code if code < 0 else code
         return Outcome(exit_code=code or 1, error=f"a sudden exit of its process (exit code {code})")
     outcome = Outcome.from_dict(json.loads(ended.read_text(encoding="utf-8")))
-    outcome.report = _as_given(outcome.report, os.path.abspath(plan.script), plan.script)
+    whole = os.path.abspath(plan.script)
+    outcome.report = _as_given(outcome.report, whole, plan.script)
+    outcome.harmless = outcome.harmless.replace(whole, plan.script)
     return outcome
 
 

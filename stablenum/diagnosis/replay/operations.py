@@ -155,13 +155,16 @@ _INSIDE = "clamp the argument slightly inside the domain before the call"
 
 # The remedies for operations without a safe function.
 ADVICE = {
+    "acosh": _INSIDE,
     "asin": _INSIDE,
     "batch_norm": "find out what wrote the running variance: it must not be below 0",
     "cholesky": _REGULAR,
     "ctc_loss": "leave out targets that are longer than their input (torch: zero_infinity=True)",
     "det": _REGULAR,
+    "digamma": _INSIDE,
     "eigh": _DISTINCT,
     "erfinv": _INSIDE,
+    "fmod": _INSIDE,
     "group_norm": "use an eps that its format can represent (1e-5)",
     "inv": _REGULAR,
     "lgamma": _INSIDE,
@@ -171,6 +174,8 @@ ADVICE = {
     "logdet": _REGULAR,
     "logit": _INSIDE,
     "mean": "divide the sum by max(count, 1)",
+    "polygamma": _INSIDE,
+    "remainder": _INSIDE,
     "slogdet": _REGULAR,
     "solve": _REGULAR,
     "svd": _DISTINCT,
