@@ -20,6 +20,7 @@ from stablenum.arrays import at_least, at_most, combine_norms
 from stablenum.formats import FLOAT32_MAX, FLOAT32_TINY
 
 __all__ = [
+    "STEP",
     "Wide",
     "choose",
     "exceeds",
@@ -40,9 +41,9 @@ __all__ = [
 Array: TypeAlias = Any
 Namespace: TypeAlias = Any
 
-_STEP = 64
-_UP, _DOWN = 2.0**_STEP, 2.0**-_STEP
-_TOP = 2.0 ** (128 - _STEP)  # a value below it can be multiplied by _UP
+STEP = 64  # powers are multiples of it
+_UP, _DOWN = 2.0**STEP, 2.0**-STEP
+_TOP = 2.0 ** (128 - STEP)  # a value below it can be multiplied by _UP
 
 
 class Wide(NamedTuple):
@@ -64,20 +65,20 @@ def settle(value: Array, power: Array, *, xp: Namespace) -> Wide:
     for _ in range(2):
         raises = (power > 0) & (value < _TOP)
         value = xp.where(raises, value * _UP, value)
-        power = xp.where(raises, power - _STEP, power)
+        power = xp.where(raises, power - STEP, power)
     return Wide(value, xp.where(xp.isfinite(value), power, xp.zeros_like(power)))
 
 
 def lower(value: Array, power: Array, *, xp: Namespace) -> Array:
     """Return ``value * 2**power`` where the power is below 0, and elsewhere the value."""
     for step in range(1, 4):  # what is left of the power makes no difference to numbers so small
-        value = xp.where(power <= -step * _STEP, value * _DOWN, value)
+        value = xp.where(power <= -step * STEP, value * _DOWN, value)
     return value
 
 
 def narrow(norm: Array, power: Array, *, xp: Namespace) -> Wide:
     """Return float64 norms ``norm * 2**power``; where they are in float32's range, ``power`` must be 0."""
-    for step in (512, 256, 128, _STEP):
+    for step in (512, 256, 128, STEP):
         lowers = (norm >= _TOP * 2.0**step) & xp.isfinite(norm)
         norm = xp.where(lowers, norm * 2.0**-step, norm)
         power = xp.where(lowers, power + step, power)
@@ -112,7 +113,7 @@ def join(norms: Wide, *, xp: Namespace) -> Wide:
     largest = xp.max(parts)
     large = (largest >= 2.0**100) & xp.isfinite(largest)
     total = combine_norms(xp.where(large, parts * _DOWN, parts), xp=xp)
-    return settle(total, xp.where(large, top + _STEP, top), xp=xp)
+    return settle(total, xp.where(large, top + STEP, top), xp=xp)
 
 
 def unscale(norm: Wide, scale: Array, *, xp: Namespace) -> Wide:
@@ -123,7 +124,7 @@ def unscale(norm: Wide, scale: Array, *, xp: Namespace) -> Wide:
         return Wide(xp.where(finite, at_most(quotient_, FLOAT32_MAX, xp=xp), norm.value))
     over = finite & xp.logical_not(xp.isfinite(quotient_))
     value = xp.where(over, (norm.value * _DOWN) / (scale * _UP), quotient_)
-    return settle(value, xp.where(over, norm.power + 2 * _STEP, norm.power), xp=xp)
+    return settle(value, xp.where(over, norm.power + 2 * STEP, norm.power), xp=xp)
 
 
 def times_scale(norm: Wide, scale: Array, *, xp: Namespace) -> Wide:
@@ -134,7 +135,7 @@ def times_scale(norm: Wide, scale: Array, *, xp: Namespace) -> Wide:
         return Wide(xp.where(finite, at_most(product, FLOAT32_MAX, xp=xp), norm.value))
     over = finite & xp.logical_not(xp.isfinite(product))
     value = xp.where(over, (norm.value * _DOWN) * (scale * _DOWN), product)
-    return settle(value, xp.where(over, norm.power + 2 * _STEP, norm.power), xp=xp)
+    return settle(value, xp.where(over, norm.power + 2 * STEP, norm.power), xp=xp)
 
 
 def exceeds(norm: Wide, limit: Array, *, xp: Namespace) -> Array:
@@ -152,9 +153,9 @@ def quotient(limit: Array | float, norm: Wide, *, xp: Namespace) -> Wide:
     plain = limit / norm.value
     tiny = plain < 2.0**-100
     value = xp.where(tiny, (limit * _UP) / (norm.value * _DOWN), plain)
-    power = xp.where(tiny, -2 * _STEP - norm.power, -norm.power)
+    power = xp.where(tiny, -2 * STEP - norm.power, -norm.power)
     above = (value > 1) & (power < 0)
-    return Wide(xp.where(above, value * _DOWN, value), xp.where(above, power + _STEP, power))
+    return Wide(xp.where(above, value * _DOWN, value), xp.where(above, power + STEP, power))
 
 
 def multiply(a: Wide, b: Wide, *, xp: Namespace) -> Wide:
@@ -172,7 +173,7 @@ def shrink(norm: Wide, factor: Wide, *, xp: Namespace) -> Wide:
     down = (norm.value >= _UP) & (factor.power < 0)
     value = xp.where(down, norm.value * _DOWN, norm.value) * factor.value
     power = norm.power + factor.power
-    power = xp.where(down, power + _STEP, power)
+    power = xp.where(down, power + STEP, power)
     # A factor below 1 leaves a norm in float32's range.
     return settle(lower(value, power, xp=xp), at_least(power, 0, xp=xp), xp=xp)
 
@@ -185,7 +186,7 @@ def over_scale(factor: Wide, scale: Array, *, xp: Namespace) -> Wide:
     assert power is not None
     large = scale >= _UP
     value = xp.where(large, value * _UP, value) / scale
-    return Wide(value, xp.where(large, power - _STEP, power))
+    return Wide(value, xp.where(large, power - STEP, power))
 
 
 def fold(factor: Wide, *, xp: Namespace) -> Wide:
@@ -199,7 +200,7 @@ def fold(factor: Wide, *, xp: Namespace) -> Wide:
         for _ in range(3):
             lowers = (power < 0) & (value >= FLOAT32_TINY * _UP)
             value = xp.where(lowers, value * _DOWN, value)
-            power = xp.where(lowers, power + _STEP, power)
+            power = xp.where(lowers, power + STEP, power)
     return Wide(at_least(value, FLOAT32_TINY, xp=xp), power)
 
 
@@ -208,5 +209,5 @@ def _lifted(factor: Wide, *, xp: Namespace) -> Wide:
     small = factor.value < 2.0**-62
     assert factor.power is not None
     return Wide(
-        xp.where(small, factor.value * _UP, factor.value), xp.where(small, factor.power - _STEP, factor.power)
+        xp.where(small, factor.value * _UP, factor.value), xp.where(small, factor.power - STEP, factor.power)
     )

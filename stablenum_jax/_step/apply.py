@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 import stablenum
+from stablenum.wide import STEP
 from stablenum_jax._trees.leaves import is_measurable, varying_axes, wide_dtype
 from stablenum_jax._trees.names import Path
 
@@ -86,7 +87,7 @@ def _factors(
 def _powers(shift: Array, bits: int) -> list[Array]:
     """Return numbers with the product ``2**shift``, which a format of 32 or 64 bits may not hold itself."""
     dtype, most = (jnp.float64, 15) if bits == 64 else (jnp.float32, 1)
-    steps = [jnp.where(shift <= -64 * n, 2.0**-64, 1.0).astype(dtype) for n in range(1, most + 3)]
+    steps = [jnp.where(shift <= -STEP * n, 2.0**-STEP, 1.0).astype(dtype) for n in range(1, most + 3)]
     return [functools.reduce(jnp.multiply, part) for part in (steps[:most], steps[most : 2 * most])]
 
 

@@ -18,7 +18,7 @@ from jax import lax
 
 from stablenum.errors import bad_type
 from stablenum.formats import FLOAT32_MAX
-from stablenum.wide import Wide, lower, narrow, settle
+from stablenum.wide import STEP, Wide, lower, narrow, settle
 from stablenum_jax._trees.leaves import real_parts, varying_axes
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "scalar_loss",
     "shares",
     "split",
+    "with_room",
     "within_range",
 ]
 
@@ -117,14 +118,13 @@ def norms_over_axis(norms: Wide, axis_name: AxisName, leaves: Sequence[Any] | No
     # multiplies by its reciprocal, which is flushed to zero from 8.5e37 on.
     scale, inverse = power_of_two(lax.pmax(finite, axis_name))
     # From 2**100 on, the joint norm of many shards may be outside float32's range.
-    large = scale >= 2.0**100
-    scale = jnp.where(large, scale * 2.0**-64, scale)
+    scale, taken = with_room(scale)
     squares = (finite * inverse) ** 2
     if leaves:
         squares = squares * jnp.stack(shares(leaves, axis_name))
     total = scale * jnp.sqrt(lax.psum(squares, axis_name))
     total = jnp.where(missing, jnp.nan, jnp.where(infinite, jnp.inf, total))
-    return settle(total, jnp.where(large, top + 64, top), xp=jnp)
+    return settle(total, top + taken, xp=jnp)
 
 
 def shares(leaves: Sequence[Any], axis_name: AxisName) -> list[Array]:
@@ -230,9 +230,16 @@ def _rescued_norms(leaves: list[Array], squares: list[Array]) -> Wide:
     beyond = large & jnp.isinf(norms) & jnp.isfinite(again)
     # The power by which a large leaf was divided; float64 leaves may have a norm beyond float64, too.
     exponents = [round(-math.log2(factor[0])) for factor in factors]
-    rest = jnp.asarray([2.0 ** (e % 64) for e in exponents], again.dtype)
-    powers = jnp.asarray([e // 64 * 64 for e in exponents], jnp.int32)
+    rest = jnp.asarray([2.0 ** (e % STEP) for e in exponents], again.dtype)
+    powers = jnp.asarray([e // STEP * STEP for e in exponents], jnp.int32)
     return split(jnp.where(beyond, roots * rest, norms), jnp.where(beyond, powers, jnp.zeros_like(powers)))
+
+
+def with_room(scale: Array) -> tuple[Array, Array]:
+    """Return the scale of a sum of parts, made smaller where the sum may be outside the format's range, and
+    the power of two that was taken out."""
+    power = jnp.where(scale >= 2.0**100, STEP, 0).astype(jnp.int32)
+    return jnp.where(power > 0, scale * 2.0**-STEP, scale), power
 
 
 def split(norms: Array, powers: Array) -> Wide:

@@ -16,8 +16,8 @@ from jax.sharding import PartitionSpec as P
 
 import stablenum
 from stablenum.rules.clipping import Units
-from stablenum.wide import Wide, join, recorded
-from stablenum_jax._step.measure import SMALL, ordinary_norms, power_of_two, split
+from stablenum.wide import STEP, Wide, join, recorded
+from stablenum_jax._step.measure import SMALL, ordinary_norms, power_of_two, split, with_room
 from stablenum_jax._trees.leaves import real_parts
 
 __all__ = ["leaf_and_unit_norms", "unit_axes"]
@@ -132,14 +132,12 @@ def _scaled(parts: list[Array], axes: Axes, squares: Array) -> Wide:
     largest = _replicated(largest)
     scale, inverse = power_of_two(largest)
     scale = scale.ravel()
-    large = scale >= 2.0**100  # the norm of many elements may be outside the range of their format
-    scale = jnp.where(large, scale * 2.0**-64, scale)
+    scale, powers = with_room(scale)
     norms = scale * jnp.sqrt(_squares([part * inverse for part in parts], axes))
     norms = jnp.where(jnp.isposinf(largest).ravel(), jnp.inf, norms)
     # A sum of squares is NaN if and only if an element is; a maximum may lose the NaN (see _rescued_norms).
     norms = jnp.where(jnp.isnan(squares), jnp.nan, norms)
-    powers = jnp.where(large, 64, 0).astype(jnp.int32)
     if norms.dtype == jnp.float64:  # narrow takes a power only for a norm beyond float32's range
-        back = large & (norms < 2.0**600)
-        norms, powers = jnp.where(back, norms * 2.0**64, norms), jnp.where(back, 0, powers)
+        back = (powers > 0) & (norms < 2.0**600)
+        norms, powers = jnp.where(back, norms * 2.0**STEP, norms), jnp.where(back, 0, powers)
     return split(norms, powers)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stablenum.rules.clipping import AdaptiveGradClip, Units
-from stablenum.wide import Wide, narrow
+from stablenum.wide import STEP, Wide, narrow
 from stablenum_torch._devices.ranks import joins_ranks
 from stablenum_torch._devices.scalar_namespace import scalars
 from stablenum_torch._step.measure import dense_values, gradient_norms_without_wait
@@ -68,4 +68,4 @@ def _norms_of_rows(rows: Tensor) -> tuple[np.ndarray, np.ndarray]:
     huge = (wide.abs().amax(1) > 2.0**500).numpy()  # squares may overflow float64
     shrunk = wide * torch.from_numpy(np.where(huge, 2.0**-600, 1.0))[:, None]
     norms = torch.linalg.vector_norm(shrunk, dim=1).numpy()
-    return np.where(huge, norms * 2.0**536, norms), np.where(huge, 64, 0).astype(np.int32)
+    return np.where(huge, norms * 2.0 ** (600 - STEP), norms), np.where(huge, STEP, 0).astype(np.int32)

@@ -80,7 +80,7 @@ def test_clipping_without_a_scale_is_logged_for_a_rule_that_compares_norms(
 
 
 @pytest.mark.parametrize("clip", [optax.clip_by_global_norm(1.0), optax.clip(1.0)])
-def test_a_chain_in_which_a_clip_comes_first_is_told_at_once_and_stays_sound(
+def test_a_chain_in_which_a_clip_comes_first_is_reported_at_once_and_stays_sound(
     clip: optax.GradientTransformation,
 ) -> None:
     """The clip gets unscaled gradients, so only the guard's norms are those after clipping."""

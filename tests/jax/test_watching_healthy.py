@@ -221,7 +221,7 @@ def test_a_chain_that_is_bad_in_each_of_its_parts_is_stopped_with_the_gradient(s
     assert session.outcome.failure.step == 0
 
 
-def test_what_was_passed_by_is_told_with_its_line(session: Session) -> None:
+def test_what_was_passed_by_is_named_with_its_line(session: Session) -> None:
     step = jax.jit(jax.value_and_grad(lambda w: jnp.log(w - 1.0).sum()))  # BAD
     for i in range(12):
         step(jnp.full(2, 0.5 if i == 4 else 2.0))

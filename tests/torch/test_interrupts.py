@@ -134,12 +134,17 @@ def test_a_step_after_unscale(path, most):
     check_every_line(make, lambda training: training.opt.step(), most)
 
 
-@pytest.mark.parametrize("most", MOST)
-def test_a_checkpoint_is_loaded_whole_or_not_at_all(most):
+def trained() -> Training:
+    """A training of which one step has been skipped."""
     other = Training("fused", "global")
     other.backward(7, bad=True)
     other.opt.step()
-    saved = other.opt.state_dict()
+    return other
+
+
+@pytest.mark.parametrize("most", MOST)
+def test_a_checkpoint_is_loaded_whole_or_not_at_all(most):
+    saved = trained().opt.state_dict()
 
     def load(training: Training) -> None:
         training.opt.load_state_dict(copy.deepcopy(saved))  # torch goes on with the tensors that it is given
@@ -149,10 +154,7 @@ def test_a_checkpoint_is_loaded_whole_or_not_at_all(most):
 
 @pytest.mark.parametrize("most", MOST)
 def test_the_guards_own_checkpoint_is_loaded_whole_or_not_at_all(most):
-    other = Training("fused", "global")
-    other.backward(7, bad=True)
-    other.opt.step()
-    saved = other.opt.guard_state_dict()
+    saved = trained().opt.guard_state_dict()
 
     def load(training: Training) -> None:
         training.opt.load_guard_state_dict(saved)

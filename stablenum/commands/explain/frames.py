@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import Any, TypeVar
@@ -87,6 +86,5 @@ def _call(inner: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
 
 @functools.lru_cache(maxsize=4096)
 def _at(file: str, line: int) -> CodeType:
-    named: dict[str, Any] = {"co_qualname": _NAME} if sys.version_info >= (3, 11) else {}
     # The call is on the second line of the function.
-    return _call.__code__.replace(co_filename=file, co_firstlineno=line - 1, co_name=_NAME, **named)
+    return _call.__code__.replace(co_filename=file, co_firstlineno=line - 1, co_name=_NAME, co_qualname=_NAME)

@@ -49,7 +49,7 @@ def name_of(fun: Any) -> str:
 
 
 def key_of(fun: Any, how: Any) -> Any:
-    """Return what a function has in common with itself made anew, as in a loop."""
+    """Return what a function has in common with another that the same line made, as in a loop."""
     return (name_of(fun), getattr(_inside(fun), "__code__", None), how)
 
 
