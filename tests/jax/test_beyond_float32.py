@@ -13,6 +13,7 @@ import pytest
 import stablenum
 import stablenum_jax
 from stablenum import AdaptiveGradClip, ClipByNorm
+from stablenum_jax._step.measure import norms_over_axis, ordinary_norms
 from tests.huge_gradients import HUGE_GRADIENTS, recorded_norm
 from tests.jax.helpers import every_mode
 
@@ -94,3 +95,12 @@ def test_shards_are_joined_beyond_float32():
     moved_by = jax.vmap(update, axis_name="shard")(jnp.asarray(grads.reshape(4, 100)))
     assert float(np.linalg.norm(np.asarray(moved_by, np.float64))) == pytest.approx(1.0, rel=1e-5)
     assert stablenum.GuardState._fields == state.guard._fields
+
+
+@pytest.mark.parametrize("each", [3e38, 3e30])
+def test_the_joint_norm_of_shards_may_be_beyond_float32(each):
+    shards = jnp.full((4, 1), each)
+    joint = jax.vmap(lambda n: norms_over_axis(ordinary_norms(n), "shards"), axis_name="shards")(shards)
+    assert joint.power is not None
+    found = np.asarray(joint.value, np.float64) * 2.0 ** np.asarray(joint.power)
+    np.testing.assert_allclose(found, 2 * each, rtol=1e-6)
