@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import traceback
 from collections.abc import Sequence
 
 import torch
 
+from stablenum.commands.explain import script_errors
 from stablenum_torch._diagnosis.by_hand import finite, unwrapped
 
 __all__ = ["bad_in_frames", "is_about_a_closure", "is_about_numbers"]
 
-_ABOUT_NUMBERS = re.compile(r"\b(nan|inf|infinite|infinity)\b|non-?finite|not finite", re.IGNORECASE)
 # What torch.distributions says of a parameter; it shows a large one in part, perhaps without the NaN.
 _CONSTRAINT = "to satisfy the constraint"
 
@@ -20,7 +19,7 @@ _CONSTRAINT = "to satisfy the constraint"
 def is_about_numbers(error: BaseException, bad: Sequence[torch.Tensor]) -> bool:
     """Return whether the message is about NaN or inf; ``bad`` are the tensors that are not finite."""
     said = str(error)
-    return bool(_ABOUT_NUMBERS.search(said)) or (bool(bad) and _CONSTRAINT in said)
+    return script_errors.is_about_numbers(said) or (bool(bad) and _CONSTRAINT in said)
 
 
 def bad_in_frames(error: BaseException) -> list[torch.Tensor]:

@@ -14,6 +14,7 @@ from stablenum.commands.explain.plan import Plan
 from stablenum.commands.explain.session import Session, Stop
 from stablenum.diagnosis import Report
 from stablenum_jax._diagnosis import watch
+from stablenum_jax._diagnosis.watch import eager
 
 
 def watched_with(monkeypatch: pytest.MonkeyPatch) -> Session:
@@ -21,6 +22,8 @@ def watched_with(monkeypatch: pytest.MonkeyPatch) -> Session:
     names = ("jit", "grad", "value_and_grad", "jacrev", "jacfwd", "jacobian", "hessian", "vjp", "vmap", "jvp")
     for name in names:
         monkeypatch.setattr(jax, name, getattr(jax, name))
+    for owner, name in list(eager.places()):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
     transformation = optax.GradientTransformation
     monkeypatch.setattr(transformation, "update", transformation.__dict__["update"])
     made = Session(Plan(script="script.py"))

@@ -51,8 +51,8 @@ class Failure:
 
     Attributes:
         step: the number, from 0, of the optimizer step that was being prepared or taken.
-        what: "loss", "gradient", "by hand" (gradients that no optimizer uses), "parameter", "output"
-            or "error".
+        what: "loss", "gradient", "by hand" (gradients that no optimizer uses), "parameter", "output",
+            "operation" (outside of every watched call) or "error".
         names: the names of the values, if they have names.
         unit: what ``step`` counts: "step", or "call" of a watched function.
     """
@@ -73,6 +73,7 @@ class Failure:
             "by hand": f"gradients{' of ' * bool(shown)}{shown} that no optimizer uses are not finite",
             "parameter": f"{shown or 'parameters'} {verb} not finite after {when}",
             "error": f"{shown} in {when} failed with a message about NaN or inf",
+            "operation": f"the result of {shown} is not finite before {when}",
             "output": f"the result of {shown} is not finite in {when}",
         }[self.what]
 

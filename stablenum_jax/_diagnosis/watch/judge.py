@@ -18,6 +18,7 @@ from stablenum.diagnosis.replay.growth import Growth
 from stablenum.diagnosis.replay.judge import Evidence
 from stablenum_jax._diagnosis.watch.calls import Call
 from stablenum_jax._diagnosis.watch.courses import Course
+from stablenum_jax._diagnosis.watch.origins import Origins
 from stablenum_jax._diagnosis.watch.programs import Program
 from stablenum_jax._diagnosis.watch.results import Suspicion, floating_leaves, metrics_among, named, suspicion
 from stablenum_jax._diagnosis.watch.sizes import sizes_of
@@ -40,8 +41,8 @@ class Judge:
         differentiating: the keys of the functions that differentiate.
     """
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, session: Session, origins: Origins) -> None:
+        self._session, self._origins = session, origins
         self.replaying = self.marking = False
         self.differentiating: set[Any] = set()
         self._courses: defaultdict[Any, Course] = defaultdict(Course)
@@ -135,13 +136,17 @@ class Judge:
 
     def report(self, call: Call, *, known_bad: bool) -> Report:
         """Return the report on a call."""
+        return self.reported(call.name, lambda: call.replay(known_bad=known_bad))
+
+    def reported(self, name: str, replay: Callable[[], Report]) -> Report:
+        """Return the report of a replay, whose calls are not watched."""
         self.replaying = True
         try:
-            return call.replay(known_bad=known_bad)
+            return replay()
         except Exception as error:  # the failure is reported even without a replay
             if raised_by_a_signal(error):
                 raise
-            note = f"the replay of {call.name} failed: {type(error).__name__}: {error}"
+            note = f"the replay of {name} failed: {type(error).__name__}: {error}"
             return Report.of(Evidence(framework="jax", reproduced=False, differences=(note,)))
         finally:
             self.replaying = False
@@ -155,7 +160,12 @@ class Judge:
         return Report.of(evidence, notes=report.notes, seconds=report.seconds)
 
     def first_cause(self, call: Call, report: Report) -> tuple[Failure, Report]:
-        """Return the failure and its report: those of an earlier call if it made a bad input of this one."""
+        """Return the failure and its report: those of an earlier call or operation if it made a bad input of
+        this one."""
+        brought = report.verdict.cause in (Cause.BATCH, Cause.PARAMETERS)
+        earlier = self._origins.doubted_in((call.args, call.kwargs), infinite=brought)
+        if earlier is not None:
+            return earlier.failure, earlier.report or report
         read = report.findings[0].outputs if report.verdict.cause is Cause.BATCH else ()
         for metric, doubt in self._metrics if read else ():
             if (metric.shape, metric.dtype.name) == (read[0].shape, read[0].dtype):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -14,13 +12,14 @@ import optax
 
 from stablenum.commands.explain.frames import transparent
 from stablenum.commands.explain.session import Session
-from stablenum.diagnosis import Finding, Report
+from stablenum.diagnosis import Report
 from stablenum_jax._diagnosis.replay import replay as replay_of
 from stablenum_jax._diagnosis.replay.jax_internals import outside_tracebacks
-from stablenum_jax._diagnosis.replay.source_lines import is_user_code, place_in
 from stablenum_jax._diagnosis.watch.calls import Call, key_of, name_of
 from stablenum_jax._diagnosis.watch.derivatives import Derivative, judged_part, label
+from stablenum_jax._diagnosis.watch.eager import Eager
 from stablenum_jax._diagnosis.watch.jitted import Jitted
+from stablenum_jax._diagnosis.watch.placing import at_the_caller
 from stablenum_jax._diagnosis.watch.results import mark
 from stablenum_jax._diagnosis.watch.watcher import Watcher, traced
 
@@ -33,7 +32,8 @@ _UPDATE = "the optimizer's update"
 
 def watch(session: Session) -> None:
     """Watch what this process defines and calls from now on."""
-    watched = _Transformations(Watcher(session))
+    watcher = Watcher(session)
+    watched = _Transformations(watcher)
     jax.grad = watched.derivative(_grad, value=False)
     jax.value_and_grad = watched.derivative(_value_and_grad, value=True)
     for name in ("jacrev", "jacfwd", "hessian"):
@@ -45,6 +45,8 @@ def watch(session: Session) -> None:
     # A property of the class. optax.chain unpacks its transformations as tuples, which does not read the
     # property, so they are not watched one by one.
     optax.GradientTransformation.update = property(watched.update)
+    Eager(watcher).watch()
+    session.on_error.append(watcher.origins.note_error)
 
 
 class _Transformations:
@@ -171,31 +173,13 @@ class _Transformations:
         @transparent
         def update(*args: Any, **kwargs: Any) -> Any:
             def replay(**more: Any) -> Report:
-                return _of_update(replay_of(inner, *args, gradients=False, **more, **kwargs))
+                report = replay_of(inner, *args, gradients=False, **more, **kwargs)
+                return at_the_caller(report, phase="update", library="optax")
 
             call = Call(args, kwargs, _UPDATE, _UPDATE, replay, update=True)
             return self._watcher.call(inner, call)
 
         return update
-
-
-def _of_update(report: Report) -> Report:
-    """Return the report with failures in the optimizer's code placed at the user's line that called it."""
-    frame = inspect.currentframe()
-    while frame is not None and not is_user_code(frame.f_code.co_filename):
-        frame = frame.f_back
-    here = None if frame is None else place_in(frame.f_code, frame.f_lineno)
-
-    def placed(f: Finding) -> Finding:
-        if f.phase == "before":
-            return f
-        if f.place is not None:
-            return replace(f, phase="update")
-        return replace(f, phase="update", place=here, library=f.library or "optax")
-
-    findings = tuple(map(placed, report.findings))
-    evidence = replace(report.evidence, findings=findings, loss_finite=True)
-    return Report.of(evidence, notes=report.notes, seconds=report.seconds)
 
 
 def _in_place_of(original: Callable[..., Any], method: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,6 +14,7 @@ from stablenum.diagnosis import Report
 from stablenum_jax._diagnosis.replay import replay as replay_of
 from stablenum_jax._diagnosis.watch.calls import Call
 from stablenum_jax._diagnosis.watch.judge import Judge
+from stablenum_jax._diagnosis.watch.origins import Origins
 from stablenum_jax._diagnosis.watch.results import mark
 
 __all__ = ["Watcher", "traced"]
@@ -24,12 +25,22 @@ class Watcher:
 
     Attributes:
         judge: judges the results.
+        origins: follows what operations outside of every call have made.
+        sheltered: runs an action of the watch, whose errors are not the script's.
         traced_derivative: whether a derivative was traced, for a call outside.
     """
 
     def __init__(self, session: Session) -> None:
-        self._session, self.judge = session, Judge(session)
+        self._session, self.origins = session, Origins(session)
+        self.sheltered = session.sheltered
+        self.judge = Judge(session, self.origins)
         self.traced_derivative = False
+        self._depth = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call is running, which is judged as a whole, or a trace or replay of our own."""
+        return self._depth > 0 or self.judge.replaying or self.judge.marking
 
     def watched(
         self,
@@ -63,6 +74,7 @@ class Watcher:
         session.sheltered(self.judge.note_growth, call)
         ignored = session.ignores(call.name.removesuffix("()"))
         before, self.traced_derivative = self.traced_derivative, False
+        self._depth += 1
         try:
             result = inner(*args, **kwargs)
         except FloatingPointError:  # the script runs with jax_debug_nans
@@ -71,6 +83,7 @@ class Watcher:
                 session.sheltered(self.judge.explain, call, known_bad=True, raises=True)
             raise
         finally:
+            self._depth -= 1
             if self.traced_derivative:  # not when the trace was cached
                 self.judge.differentiating.add(call.key)
             self.traced_derivative |= before

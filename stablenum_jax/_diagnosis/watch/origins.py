@@ -1,0 +1,174 @@
+"""Where NaN and infinities come from that were made outside of every watched call.
+
+Most of them do no harm: the logarithm of 0 that makes a mask, a metric of an empty class. So each is kept in
+doubt, and followed through further operations, until it reaches a watched call, ends the script with an
+error, or is fed back into its own line again and again.
+"""
+
+from __future__ import annotations
+
+import math
+import traceback
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from stablenum.commands.explain.plan import Failure
+from stablenum.commands.explain.script_errors import is_about_numbers
+from stablenum.commands.explain.session import Doubt, Session
+from stablenum.diagnosis import Place, Report
+from stablenum_jax._diagnosis.replay.flags import CLEAN, Flags, flags_of
+from stablenum_jax._diagnosis.watch.placing import users_line
+
+__all__ = ["Origins"]
+
+# A value that was fed back so often into the line that made it is the state of a computation.
+_FED_BACK = 3
+
+
+@dataclass(eq=False)
+class _Origin:
+    """A line whose result was not finite although what it read was.
+
+    Attributes:
+        doubt: what is in doubt.
+        alive: how many arrays with its NaN exist.
+        rounds: how often its NaN was fed back into a line that it had passed.
+    """
+
+    doubt: Doubt
+    alive: int = 0
+    rounds: int = 0
+
+
+class _Bad(NamedTuple):
+    """An array that is not finite.
+
+    Attributes:
+        array: a weak reference to it.
+        origin: where that began.
+        passed: the lines that it has passed since.
+    """
+
+    array: weakref.ref[Any]
+    origin: _Origin
+    passed: frozenset[Place]
+
+
+@dataclass
+class Origins:
+    """Follows what is not finite from the lines that made it.
+
+    Attributes:
+        session: gets the doubts.
+    """
+
+    session: Session
+    _bad: dict[int, _Bad] = field(default_factory=dict)
+    _lines: dict[tuple[Place, str], _Origin] = field(default_factory=dict)
+    _last: _Bad | None = None  # the last single number, which the script may read as a Python float
+    _failed: bool = False  # whether an error about numbers has ended the script
+
+    def note(self, name: str, replay: Callable[[], Report], arguments: Any, results: list[jax.Array]) -> None:
+        """Note the results of an operation, some of which are not finite.
+
+        Args:
+            name: the name of the operation.
+            replay: replays the operation.
+            arguments: what it read.
+            results: those of its results that are not finite.
+        """
+        line = users_line()
+        if line is None:
+            return
+        known = list(self.among(arguments))
+        if known:
+            first = known[0]
+            first.origin.rounds += line in first.passed
+            self._follow(results, first.origin, first.passed | {line})
+        elif (origin := self._begun(line, name, replay, arguments, results)) is not None:
+            self._follow(results, origin, frozenset((line,)))
+
+    def doubted_in(self, arguments: Any, *, infinite: bool) -> Doubt | None:
+        """Return the doubt of what makes the arguments of a call bad; None if the script was given it.
+
+        Args:
+            arguments: the arguments of the call.
+            infinite: whether infinities count, too.
+        """
+        for bad in self.among(arguments):
+            if infinite or flags_of(bad.array())[0]:
+                return bad.origin.doubt
+        return None
+
+    def among(self, arguments: Any) -> Iterator[_Bad]:
+        """Yield those arguments whose origin is known."""
+        for leaf in jax.tree.leaves(arguments):
+            found = self._bad.get(id(leaf))
+            if found is not None:
+                yield found
+            elif isinstance(leaf, float) and not math.isfinite(leaf) and self._last is not None:
+                yield self._last
+
+    def note_error(self, error: BaseException) -> None:
+        """Note the error that ends the script: its message, or the test that raised it, may name NaN."""
+        raised = traceback.extract_tb(error.__traceback__)[-1:]
+        self._failed = any(is_about_numbers(text or "") for text in (str(error), *(f.line for f in raised)))
+
+    def _begun(
+        self,
+        line: Place,
+        name: str,
+        replay: Callable[[], Report],
+        arguments: Any,
+        results: list[jax.Array],
+    ) -> _Origin | None:
+        """Return the origin of results that a finite argument did not bring; None if an argument did."""
+        read, made = _flags(jax.tree.leaves(arguments)), _flags(results)
+        if (read[0] or not made[0]) and any(read):
+            return None
+        origin = self._lines.get((line, name))
+        if origin is None:
+            origin = self._lines[line, name] = self._doubted(name, replay())
+        return origin
+
+    def _doubted(self, name: str, report: Report) -> _Origin:
+        name = report.findings[0].operation if report.findings else name
+        failure = Failure(step=self.session.outcome.calls, what="operation", names=(name,), unit="call")
+        origin = _Origin(Doubt(failure, report, lambda: self._settled(origin)))
+        self.session.doubt(origin.doubt)
+        return origin
+
+    def _settled(self, origin: _Origin) -> bool:
+        """Return whether it did no harm, as far as can be seen outside of the watched calls."""
+        if not origin.alive:
+            return True
+        return not self._failed and origin.rounds < _FED_BACK
+
+    def _follow(self, results: list[jax.Array], origin: _Origin, passed: frozenset[Place]) -> None:
+        for array in results:
+            key, has_nan = id(array), flags_of(array)[0]
+
+            def forget(_: Any, key: int = key, has_nan: bool = has_nan) -> None:
+                self._bad.pop(key, None)
+                origin.alive -= has_nan
+
+            if key not in self._bad:
+                self._bad[key] = _Bad(weakref.ref(array, forget), origin, passed)
+                origin.alive += has_nan
+            if array.size == 1:
+                self._last = self._bad[key]
+
+
+def _flags(leaves: list[Any]) -> Flags:
+    nan, high, low = CLEAN
+    for leaf in leaves:
+        if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, float, complex)):
+            continue
+        found = flags_of(leaf if isinstance(leaf, jax.Array) else np.asarray(leaf))
+        nan, high, low = nan or found[0], high or found[1], low or found[2]
+    return nan, high, low

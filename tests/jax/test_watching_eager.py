@@ -1,0 +1,197 @@
+"""JAX operations outside of every function that is jitted or differentiated, as ``explain`` watches them."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from stablenum.commands.explain.session import Session
+from stablenum.diagnosis import Cause
+from tests.jax.watched import assert_healthy, found
+
+X = jnp.array([[1.0, 2.0], [3.0, 4.0]])
+
+
+def loss(w: jax.Array) -> jax.Array:
+    return jnp.mean((X @ w) ** 2)
+
+
+def quasi_newton() -> None:
+    w = step = jnp.zeros(2)
+    curvature = 1.0 / jnp.dot(step, step)  # BAD
+    jax.jit(loss)(w + curvature * step)
+
+
+def adam_from_step_0() -> None:
+    params, moments = {"w": jnp.ones(2)}, {"w": jnp.zeros(2)}
+    for t in range(3):
+        gradients = jax.grad(lambda p: loss(p["w"]))(params)
+        moments = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, moments, gradients)
+        corrected = jax.tree.map(lambda m: m / (1 - 0.9**t), moments)  # BAD
+        params = jax.tree.map(lambda p, m: p - 0.1 * m, params, corrected)
+
+
+def rate_read_as_a_number() -> None:
+    w = jnp.ones(2)
+    rate = float(jnp.sqrt(jnp.min(w) - 2.0))  # BAD
+    jax.grad(loss)(w - rate * w)
+
+
+def through_shapes() -> None:
+    bad = jnp.log(jnp.array([[-1.0, 1.0]]))  # BAD
+    w = jnp.zeros((2, 2)).at[0].set(bad[0]).T.reshape(-1)[:2]
+    jax.value_and_grad(loss)(jnp.concatenate([w[:1], w[1:]]))
+
+
+def eager_loop() -> None:
+    def body(i: Any, x: jax.Array) -> jax.Array:
+        return x / (x - 1.0)  # BAD
+
+    w = jax.lax.fori_loop(0, 3, body, jnp.array([1.0, 3.0]))
+    jax.grad(loss)(w - w)
+
+
+def checked_by_the_script() -> None:
+    scores = jnp.arccos(jnp.array([0.5, 1.5]))  # BAD
+    assert bool(jnp.isfinite(scores).all())
+
+
+def checked_by_name() -> None:
+    scores = jnp.power(jnp.array([-0.5, 1.5]), 0.3)  # BAD
+    if jnp.isnan(scores.sum()):
+        raise ValueError("the score is NaN")
+
+
+def state_of_a_sampler() -> jax.Array:
+    x = jnp.array([0.5, 2.0])
+    for _ in range(6):
+        x = x + 0.1 * jnp.log(x - 1.0)  # BAD
+    return x
+
+
+FAILING = (
+    quasi_newton, adam_from_step_0, rate_read_as_a_number, through_shapes, eager_loop, checked_by_the_script,
+    checked_by_name, state_of_a_sampler,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("script", FAILING)
+def test_the_operation_that_made_the_first_bad_number_is_named(
+    session: Session, script: Callable[[], Any]
+) -> None:
+    kept: list[Any] = []
+
+    def run() -> None:
+        try:
+            kept.append(script())
+        except (AssertionError, ValueError) as error:
+            kept.append(error)
+            for told in session.on_error:
+                told(error)
+
+    report = found(session, run)
+    first = report.findings[0]
+    assert first.place is not None
+    assert first.place.code.endswith("# BAD"), str(report)
+    assert report.verdict.cause is Cause.DOMAIN, str(report)
+    assert not any(s.name for s in first.inputs)
+
+
+def test_the_report_shows_the_calls_and_the_lines_around(session: Session) -> None:
+    report = found(session, quasi_newton)
+    first = report.findings[0]
+    assert [place.function for place in first.frames][-1] == "quasi_newton"
+    assert len(first.around) == 3
+    assert session.outcome.failure is not None
+    assert str(session.outcome.failure) == "the result of div is not finite before call 0"
+
+
+def masked_logarithm() -> None:
+    counts = jnp.array([0.0, 2.0])
+    w = jnp.where(counts > 0, jnp.log(counts), 0.0)
+    jax.grad(loss)(w)
+
+
+def mask_of_infinities() -> None:
+    mask = jnp.log(jnp.tril(jnp.ones((2, 2))))
+    jax.grad(lambda w: jax.nn.softmax(X * w + mask).max())(jnp.ones(2))
+
+
+def metric_of_an_empty_class() -> list[jax.Array]:
+    metrics = []
+    for _ in range(5):
+        metrics.append(jnp.zeros(()) / jnp.zeros(()))
+        jax.grad(loss)(jnp.ones(2))
+    return [*metrics, jnp.nanmean(jnp.stack(metrics))]
+
+
+def repaired_gradients() -> None:
+    w = jnp.ones(2)
+    for _ in range(4):
+        gradients = jnp.nan_to_num(jnp.zeros(2) / jnp.zeros(2))
+        w = w - gradients
+        jax.grad(loss)(w)
+
+
+def best_so_far() -> None:
+    best = jnp.inf
+    for _ in range(4):
+        best = jnp.minimum(best, jax.jit(loss)(jnp.ones(2)))
+
+
+def factorization_that_is_tried_again() -> None:
+    jitter, matrix = 0.0, jnp.array([[1.0, 2.0], [2.0, 1.0]])
+    while True:
+        factor = jnp.linalg.cholesky(matrix + jitter * jnp.eye(2))
+        if not jnp.isnan(factor).any():
+            break
+        jitter += 1.0
+    jax.grad(loss)(factor[0])
+
+
+HEALTHY = (
+    masked_logarithm, mask_of_infinities, metric_of_an_empty_class, repaired_gradients, best_so_far,
+    factorization_that_is_tried_again,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("script", HEALTHY)
+def test_what_the_script_copes_with_is_passed_by(session: Session, script: Callable[[], Any]) -> None:
+    kept = script()
+    session.outcome.exit_code = 0
+    assert_healthy(session)
+    del kept
+
+
+@pytest.mark.usefixtures("session")
+def test_operations_do_what_they_did() -> None:
+    x = np.array([1.0, -2.0], np.float32)
+    assert pickle.loads(pickle.dumps(jnp.exp)) is jnp.exp
+    assert jnp.add.reduce(x) == -1.0
+    assert jax.grad(lambda y: jax.lax.reduce(y, 0.0, jax.lax.add, (0,)))(x).tolist() == [1.0, 1.0]
+    assert jax.jit(jnp.abs)(x).tolist() == [1.0, 2.0]
+    assert jax.vmap(jax.nn.relu)(x).tolist() == [1.0, 0.0]
+    assert jnp.exp.__doc__
+    y = jnp.asarray(x)
+    assert (y.T + 1 - y).sum() == 2.0
+    assert y.at[0].set(5.0).tolist() == [5.0, -2.0]
+    assert (y == y).all()
+    with pytest.raises(TypeError):
+        y + "1"
+
+
+@pytest.mark.usefixtures("session")
+def test_an_operand_of_another_class_is_asked() -> None:
+    class Unit:
+        def __radd__(self, other: object) -> str:
+            return "unit"
+
+        __array_priority__ = 1000
+
+    assert X + Unit() == "unit"  # type: ignore[operator, comparison-overlap]
