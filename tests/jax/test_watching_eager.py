@@ -33,7 +33,7 @@ def adam_from_step_0() -> None:
     for t in range(3):
         gradients = jax.grad(lambda p: loss(p["w"]))(params)
         moments = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, moments, gradients)
-        corrected = jax.tree.map(lambda m: m / (1 - 0.9**t), moments)  # BAD
+        corrected = jax.tree.map(lambda m, t=t: m / (1 - 0.9**t), moments)  # BAD
         params = jax.tree.map(lambda p, m: p - 0.1 * m, params, corrected)
 
 

@@ -63,6 +63,7 @@ def _watching(session: Session) -> AfterImport:
 
     def numpy() -> None:
         importlib.import_module("numpy").random.seed(plan.seed % 2**32)
+        session.numpy.listen()
 
     return AfterImport(
         {

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 from stablenum.commands.explain.frames import raised_by_a_signal
+from stablenum.commands.explain.numpy_errors import NumpyErrors
 from stablenum.commands.explain.plan import Failure, Outcome, Plan
 from stablenum.diagnosis import Report
 
@@ -43,6 +44,7 @@ class Session:
         outcome: what has been seen so far.
         on_error: called with an exception that ends the script.
         on_leave: ends the process.
+        numpy: what NumPy has warned of.
         doubts: values that count as failures only if they are not settled when the script has ended.
     """
 
@@ -51,6 +53,7 @@ class Session:
         self.outcome = Outcome()
         self.on_error: list[Callable[[BaseException], None]] = []
         self.on_leave: Callable[[], None] | None = None
+        self.numpy = NumpyErrors()
         self.doubts: list[Doubt] = []
 
     @property
@@ -111,8 +114,7 @@ class Session:
             if self.sheltered(doubt.settled) is not False:
                 self._pass_by(doubt)
             else:
-                self.outcome.failure = doubt.failure
-                self.outcome.report = None if doubt.report is None else doubt.report.to_dict()
+                self._record(doubt.failure, doubt.report)
                 return
 
     def leave(self) -> None:
@@ -122,6 +124,9 @@ class Session:
 
     def found(self, failure: Failure, report: Report | None = None) -> NoReturn:
         """Record the first failure, with its report if the step was recorded, and stop the script."""
-        self.outcome.failure = failure
-        self.outcome.report = None if report is None else report.to_dict()
+        self._record(failure, report)
         raise Stop
+
+    def _record(self, failure: Failure, report: Report | None) -> None:
+        self.outcome.failure = failure
+        self.outcome.report = None if report is None else self.numpy.placed(report).to_dict()

@@ -29,6 +29,7 @@ class Finding:
         primitive: the framework's own name for the operation.
         name: for a value that was bad before, the parameter's name or the path into the arguments.
         module: the path of the module, or the name stack.
+        maker: what is known to have made a value that was bad before, such as "NumPy's log".
         place: the user's line; for a backward operation, the line of the forward operation.
         around: the numbered lines of source around the place.
         frames: the user's call stack, outermost first.
@@ -63,6 +64,7 @@ class Finding:
     kind: str
     primitive: str = ""
     name: str = ""
+    maker: str = ""
     module: str = ""
     place: Place | None = None
     around: tuple[tuple[int, str], ...] = ()
@@ -97,6 +99,8 @@ class Finding:
                 self.name if captured else f"{self.operation} {self.name!r}" if self.name else self.operation
             )
             text = f"{named} holds {what} before the step"
+            if self.maker:
+                text = f"{self.maker} gives the {what} that {named} holds before the step"
             return f"{self.place}: {text}" if self.place else text
         of = "the derivative of " if self.derivative else ""
         details = ", ".join(d for d in (self.phase, self.module and f"in {self.module}", self.where) if d)

@@ -228,9 +228,23 @@ def _at_the_call(cause: Cause, f: Finding) -> str:
     return f"the operation is inside {f.library}; {where}, {change}"
 
 
+# What to do where data was prepared by this function.
+_MAKERS = {
+    "divide": "keep the divisor away from 0: where a standard deviation, a count or a range is 0, divide by 1",
+    "log": "take the logarithm of numbers above 0 only: drop the others, or use log(1 + x) for counts",
+    "log1p": "keep the argument above -1",
+    "sqrt": "keep the argument at or above 0",
+    "power": "raise only numbers above 0 to a fraction; keep 0 away from negative exponents",
+    "exp": "clip the argument, or compute in float64",
+}
+_MAKERS |= {"log10": _MAKERS["log"], "log2": _MAKERS["log"], "true_divide": _MAKERS["divide"]}
+
+
 def _about_before(f: Finding | None, plain: str, *, masked: bool) -> str:
     """Return the remedy for values that were bad before the step: a constant, or an input that is masked out,
-    is not dropped with its batch."""
+    is not dropped with its batch, and the line that made bad data is mended."""
+    if f is not None and f.maker:
+        return _MAKERS.get(f.maker.rpartition(" ")[2], f"keep what {f.maker} reads inside its domain")
     data = f is not None and f.phase == "before" and f.kind == "nan"
     if f is not None and data and (f.operation == "constant" or (f.operation == "input" and masked)):
         return (

@@ -1,0 +1,71 @@
+"""What NumPy warns of while it prepares the data: the line where a bad batch was made.
+
+No framework sees what NumPy computes. It does warn of a division by zero, an overflow or an invalid value, and
+that warning stands at the line of the script.
+"""
+
+from __future__ import annotations
+
+import linecache
+import re
+import sys
+import warnings
+from dataclasses import replace
+from types import FrameType
+from typing import Any
+
+from stablenum.commands.explain.frames import transparent
+from stablenum.diagnosis import Cause, Place, Report
+from stablenum.diagnosis.replay.source_files import is_outside, lines_around, package_of
+
+__all__ = ["NumpyErrors"]
+
+_WARNING = re.compile(r"(invalid value|divide by zero|overflow) encountered in (?:scalar )?(\w+)")
+
+
+class NumpyErrors:
+    """Keeps the first line at which NumPy warns of each kind of error."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, tuple[str, Place]] = {}
+
+    def listen(self) -> None:
+        """Note warnings from now on; they are shown as before."""
+        show = warnings.showwarning
+
+        @transparent
+        def showwarning(message: Any, *args: Any, **kwargs: Any) -> None:
+            self._note(str(message))
+            show(message, *args, **kwargs)
+
+        warnings.showwarning = showwarning
+
+    def placed(self, report: Report) -> Report:
+        """Return the report on a bad batch with the line at which NumPy made it, if there was a warning."""
+        findings = report.findings
+        if report.verdict.cause is not Cause.BATCH or not findings:
+            return report
+        kinds = ("invalid value", "divide by zero", "overflow")
+        made = next((self._first[k] for k in kinds[findings[0].kind == "inf" :] if k in self._first), None)
+        if made is None:
+            return report
+        maker, place = made
+        first = replace(findings[0], maker=maker, place=place, around=lines_around(place), frames=(place,))
+        evidence = replace(report.evidence, findings=(first, *findings[1:]))
+        return Report.of(evidence, notes=report.notes, seconds=report.seconds)
+
+    def _note(self, message: str) -> None:
+        said = _WARNING.match(message)
+        if said is None or said[1] in self._first:
+            return
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and not _is_the_scripts(frame.f_code.co_filename):
+            frame = frame.f_back
+        if frame is not None:
+            file, line, function = frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
+            place = Place(file, line, function, linecache.getline(file, line).strip())
+            self._first[said[1]] = (f"NumPy's {said[2]}", place)
+
+
+def _is_the_scripts(file: str) -> bool:
+    return is_outside(file, ("stablenum",)) and not package_of(file)

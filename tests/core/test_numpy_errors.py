@@ -1,0 +1,86 @@
+"""The line at which NumPy warned of bad data, in the report on the batch that held it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stablenum.commands.explain.numpy_errors import NumpyErrors
+from stablenum.diagnosis import Cause, Finding, Place, Report
+from stablenum.diagnosis.replay.judge import Evidence
+
+READER = Place("model.py", 3, "forward", "return x @ w")
+
+
+def report_on(operation: str, kind: str) -> Report:
+    finding = Finding(operation=operation, phase="before", kind=kind, name="x", place=READER)
+    return Report.of(Evidence(framework="torch", findings=(finding,), loss_finite=False))
+
+
+@pytest.fixture
+def errors(monkeypatch: pytest.MonkeyPatch) -> NumpyErrors:
+    monkeypatch.setattr(warnings, "showwarning", lambda *args, **kwargs: None)
+    made = NumpyErrors()
+    made.listen()
+    return made
+
+
+MAKERS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "divide": (lambda x: (x - x) / x, "divide by 1"),
+    "log": (lambda x: np.log(x - 1.0), "numbers above 0"),
+    "sqrt": (lambda x: np.sqrt(x - 1.0), "at or above 0"),
+    "arccos": (lambda x: np.arccos(x + 2.0), "inside its domain"),
+    "scalar divide": (lambda x: np.float64(x[0]) / np.float64(0.0), "divide by 1"),
+}
+
+
+@pytest.mark.filterwarnings("always")
+@pytest.mark.parametrize("name", MAKERS)
+def test_the_line_that_made_a_bad_batch_is_named(errors: NumpyErrors, name: str) -> None:
+    make, remedy = MAKERS[name]
+    make(np.zeros(3))
+    placed = errors.placed(report_on("input", "nan"))
+    first = placed.findings[0]
+    assert first.place is not None
+    assert first.place.code.startswith(f'"{name}": (lambda x')
+    assert str(first).endswith(
+        f"NumPy's {name.split()[-1]} gives the NaN that input 'x' holds before the step"
+    )
+    assert placed.verdict.cause is Cause.BATCH
+    assert remedy in placed.verdict.remedy
+    assert placed == Report.from_dict(placed.to_dict())
+
+
+@pytest.mark.filterwarnings("always")
+def test_an_invalid_value_is_named_before_a_division_by_zero(errors: NumpyErrors) -> None:
+    zero = np.zeros(3)
+    one = np.ones(3) / zero
+    bad = zero / zero
+    assert not np.isfinite(one + bad).any()
+    lines = {kind: errors.placed(report_on("input", kind)).findings[0].place for kind in ("nan", "inf")}
+    assert lines["nan"] is not None and lines["nan"].code == "bad = zero / zero"
+    assert lines["inf"] is not None and lines["inf"].code == "one = np.ones(3) / zero"
+
+
+@pytest.mark.filterwarnings("always")
+def test_other_causes_and_other_warnings_change_nothing(errors: NumpyErrors) -> None:
+    given = report_on("input", "nan")
+    warnings.warn("invalid value in line 3", RuntimeWarning, stacklevel=1)
+    assert errors.placed(given) is given
+    assert not np.isfinite(np.log(np.zeros(3))).any()
+    given = report_on("parameter", "nan")
+    assert errors.placed(given) is given
+
+
+def test_the_script_still_sees_its_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(warnings, "showwarning", lambda message, *args, **kwargs: shown.append(str(message)))
+    NumpyErrors().listen()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        np.log(np.zeros(1))
+    assert shown == ["divide by zero encountered in log"]
