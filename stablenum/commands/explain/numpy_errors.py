@@ -1,7 +1,7 @@
 """What NumPy warns of while it prepares the data: the line where a bad batch was made.
 
-No framework sees what NumPy computes. It does warn of a division by zero, an overflow or an invalid value, and
-that warning stands at the line of the script.
+No framework sees what NumPy computes. NumPy itself warns of a division by zero, an overflow or an invalid
+value, at the line of the script.
 """
 
 from __future__ import annotations

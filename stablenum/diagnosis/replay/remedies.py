@@ -230,7 +230,7 @@ def _at_the_call(cause: Cause, f: Finding) -> str:
 
 # What to do where data was prepared by this function.
 _MAKERS = {
-    "divide": "keep the divisor away from 0: where a standard deviation, a count or a range is 0, divide by 1",
+    "divide": "keep the divisor away from 0: where a standard deviation, a count or a range is 0, use 1",
     "log": "take the logarithm of numbers above 0 only: drop the others, or use log(1 + x) for counts",
     "log1p": "keep the argument above -1",
     "sqrt": "keep the argument at or above 0",
