@@ -36,6 +36,7 @@ DERIVATIVES: dict[str, Callable[[], Any]] = {
     "hessian": lambda: jax.hessian(roots)(X),
     "jacobian of a jacobian": lambda: jax.jacfwd(jax.jacrev(roots))(X),
     "vjp": lambda: jax.vjp(roots, X)[1](1.0),
+    "linearize": lambda: jax.linearize(roots, X)[1](jnp.ones(2)),
     "vmap(grad)": lambda: jax.vmap(jax.grad(roots))(ROWS),
     "vmap(value_and_grad)": lambda: jax.vmap(jax.value_and_grad(roots))(ROWS),
     "vmap of a function around grad": lambda: jax.vmap(lambda x: 2 * jax.grad(roots)(x))(ROWS),

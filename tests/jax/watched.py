@@ -19,7 +19,10 @@ from stablenum_jax._diagnosis.watch import eager
 
 def watched_with(monkeypatch: pytest.MonkeyPatch) -> Session:
     """The session of a script that is watched from here on."""
-    names = ("jit", "grad", "value_and_grad", "jacrev", "jacfwd", "jacobian", "hessian", "vjp", "vmap", "jvp")
+    names = (
+        "jit", "grad", "value_and_grad", "jacrev", "jacfwd", "jacobian", "hessian", "vjp", "vmap", "jvp",
+        "linearize",
+    )  # fmt: skip
     for name in names:
         monkeypatch.setattr(jax, name, getattr(jax, name))
     for owner, name in list(eager.places()):

@@ -26,7 +26,7 @@ from stablenum_jax._diagnosis.watch.watcher import Watcher, traced
 __all__ = ["watch"]
 
 # The originals, not the watched ones.
-_grad, _value_and_grad, _vjp, _vmap, _jvp = jax.grad, jax.value_and_grad, jax.vjp, jax.vmap, jax.jvp
+_grad, _value_and_grad, _vmap, _jvp = jax.grad, jax.value_and_grad, jax.vmap, jax.jvp
 _UPDATE = "the optimizer's update"
 
 
@@ -39,7 +39,9 @@ def watch(session: Session) -> None:
     for name in ("jacrev", "jacfwd", "hessian"):
         setattr(jax, name, watched.jacobian(getattr(jax, name)))
     jax.jacobian = jax.jacrev
-    for name in ("jit", "vjp", "vmap", "jvp"):
+    for name in ("vjp", "linearize"):
+        setattr(jax, name, watched.linear(getattr(jax, name)))
+    for name in ("jit", "vmap", "jvp"):
         setattr(jax, name, _in_place_of(getattr(jax, name), getattr(watched, name)))
     outside_tracebacks(os.path.dirname(__file__) + os.sep)
     # A property of the class. optax.chain unpacks its transformations as tuples, which does not read the
@@ -106,29 +108,33 @@ class _Transformations:
 
         return outer
 
-    @transparent
-    def vjp(self, fun: Callable[..., Any], *primals: Any, **options: Any) -> Any:
-        """Do what ``jax.vjp`` does, and watch the function that it returns."""
-        result = _vjp(fun, *primals, **options)
-        if self._judge.replaying or traced((primals, result[0])):
-            self._watcher.traced_derivative = True
-            if not self._judge.marking:
-                return result
-            marked = jax.tree_util.Partial(lambda back, *cotangents: mark(back(*cotangents)), result[1])
-            return mark(result[0]), marked, *result[2:]
-
-        def pulled(primals: Any, *cotangents: Any) -> Any:
-            return _vjp(fun, *primals, **options)[1](*cotangents)
+    def linear(self, transform: Callable[..., Any]) -> Callable[..., Any]:
+        """Do what ``jax.vjp`` or ``jax.linearize`` does, and watch the linear function that it returns."""
 
         @transparent
-        def pull(inner: Callable[..., Any], *cotangents: Any) -> Any:
-            def replay(**more: Any) -> Report:
-                return replay_of(pulled, primals, *cotangents, gradients=False, **more)
+        def outer(fun: Callable[..., Any], *primals: Any, **options: Any) -> Any:
+            result = transform(fun, *primals, **options)
+            if self._judge.replaying or traced((primals, result[0])):
+                self._watcher.traced_derivative = True
+                if not self._judge.marking:
+                    return result
+                marked = jax.tree_util.Partial(lambda inner, *given: mark(inner(*given)), result[1])
+                return mark(result[0]), marked, *result[2:]
 
-            call = Call(cotangents, {}, name_of(fun), key_of(fun, "vjp"), replay)
-            return self._watcher.call(inner, call)
+            def applied(primals: Any, *given: Any) -> Any:
+                return transform(fun, *primals, **options)[1](*given)
 
-        return result[0], jax.tree_util.Partial(pull, result[1]), *result[2:]
+            @transparent
+            def apply(inner: Callable[..., Any], *given: Any) -> Any:
+                def replay(**more: Any) -> Report:
+                    return replay_of(applied, primals, *given, gradients=False, **more)
+
+                call = Call(given, {}, name_of(fun), key_of(fun, transform), replay)
+                return self._watcher.call(inner, call)
+
+            return result[0], jax.tree_util.Partial(apply, result[1]), *result[2:]
+
+        return functools.wraps(transform)(outer)
 
     @transparent
     def jvp(self, fun: Callable[..., Any], primals: Any, tangents: Any, has_aux: bool = False) -> Any:
