@@ -11,6 +11,7 @@ from stablenum_jax._precision.escalate import check_not_escalating, in_level_for
 from stablenum_jax._precision.nnx_arguments import cast_arguments, copied, update_objects
 from stablenum_jax._precision.policy import Policy, as_policy
 from stablenum_jax._step.scaled_loss import scaled_value_and_grad
+from stablenum_jax._trees.leaves import check_argnums
 from stablenum_jax._trees.state import loss_scale
 
 __all__ = ["value_and_grad"]
@@ -55,9 +56,9 @@ def value_and_grad(
     Raises:
         TypeError: ``fun`` is not a function, or (from the returned function) does not return a floating-point
             scalar.
-        ValueError: ``opt_state`` has no guard, or more than one; ``policy`` is not a policy, or does not
-            compute in the first of ``formats``; the guard has an ``EscalatePrecision``, which widens a
-            policy's formats, and ``policy`` is None.
+        ValueError: ``argnums`` are no numbers; ``opt_state`` has no guard, or more than one; ``policy`` is
+            not a policy, or does not compute in the first of ``formats``; the guard has an
+            ``EscalatePrecision``, which widens a policy's formats, and ``policy`` is None.
 
     Example:
         >>> import jax.numpy as jnp, optax, stablenum_jax
@@ -68,6 +69,7 @@ def value_and_grad(
         (Array(2., dtype=float32), Array([1024., 1024.], dtype=float32))
     """
     check_callable("fun", fun, "a function that returns the loss")
+    check_argnums(argnums, 0)
     check_flag("has_aux", has_aux)
     scale = loss_scale(opt_state)
     if policy is None:

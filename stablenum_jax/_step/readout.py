@@ -182,11 +182,17 @@ def unless_skipped(opt_state: PyTree, new: PyTree, old: PyTree) -> PyTree:
         allowed = f"a tree like old, {jax.tree.structure(old)}"
         raise ValueError(f"new must be {allowed}; got {jax.tree.structure(new)}.")
 
-    def choose(after: Any, before: Any) -> Any:
-        is_array = isinstance(after, (jax.Array, np.ndarray, np.generic, int, float, complex))
-        return jnp.where(applied, after, before) if is_array else after
+    def choose(path: Any, after: Any, before: Any) -> Any:
+        if not isinstance(after, (jax.Array, np.ndarray, np.generic, int, float, complex)):
+            return after
+        if jnp.shape(after) != jnp.shape(before):
+            where = jax.tree_util.keystr(path)
+            raise ValueError(
+                f"new{where} must have the shape of old{where}, {jnp.shape(before)}; got {jnp.shape(after)}."
+            )
+        return jnp.where(applied, after, before)
 
-    return jax.tree.map(choose, new, old)
+    return jax.tree_util.tree_map_with_path(choose, new, old)
 
 
 def resume(opt_state: PyTree) -> PyTree:

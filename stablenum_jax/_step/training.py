@@ -132,6 +132,10 @@ def _check_order(params: PyTree, opt_state: PyTree, grads: PyTree) -> None:
             raise ValueError(f"grads must hold gradients; grads{where} is {leaf!r}. {hint}")
         if leaf is not None and path in of_params and of_params[path] is None and is_floating(leaf):
             raise ValueError(f"grads{where} must be None, as params{where} is; got an array. {hint}")
+        both = {"grads": leaf, "params": of_params.get(path) if is_floating(leaf) else None}
+        for name, one in both.items():
+            if not (one is None or hasattr(one, "dtype") or isinstance(one, (int, float, complex))):
+                raise bad_type(f"{name}{where}", "an array", one)
     for path, leaf in given:
         if getattr(leaf, "dtype", None) == jax.dtypes.float0:
             raise ValueError(f"params{jax.tree_util.keystr(path)} is a gradient of dtype float0. {hint}")
