@@ -219,3 +219,18 @@ def test_a_value_is_finite_until_flags_say_otherwise() -> None:
     assert value.finite
     value.neginf = True
     assert (value.inf, value.finite) == (True, False)
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_an_infinite_factor_is_named_and_not_the_derivative_that_receives_it(again: bool) -> None:
+    t = Trace()
+    scale = t.add_value(role="constant", flags=(False, True, False))
+    x, y, z, gradient = (t.add_value() for _ in range(4))
+    inf, nan = t.add_value(flags=(False, True, False)), t.add_value(flags=(True, False, False))
+    softmax = t.add_step("log_softmax", inputs=[x], outputs=[y])
+    product = t.add_step("mul", inputs=[y, scale if again else z], outputs=[gradient])
+    t.add_step("mul", inputs=[z, scale], outputs=[inf], phase="backward", forward=product.index)
+    t.add_step("log_softmax", inputs=[inf], outputs=[nan], phase="backward", forward=softmax.index)
+    (origin,) = first_causes(t, [nan])
+    assert origin.placed is not again
+    assert origin.value is t.values[scale] if again else origin.step is not None

@@ -68,4 +68,4 @@ class NumpyErrors:
 
 
 def _is_the_scripts(file: str) -> bool:
-    return is_outside(file, ("stablenum",)) and not package_of(file)
+    return is_outside(file, ("stablenum", "stablenum_torch", "stablenum_jax")) and not package_of(file)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from stablenum.diagnosis.replay.operations import MOVING, SELECTING
+from stablenum.diagnosis.replay.operations import BOUNDARIES, MOVING, SELECTING
 from stablenum.diagnosis.replay.patterns import by_hand, is_squared, lost_number, rows_of
 from stablenum.diagnosis.replay.source_files import lines_around, package_of
 from stablenum.diagnosis.replay.trace import Step, Trace
@@ -197,7 +197,8 @@ def finding_of(trace: Trace, origin: Origin, *, wide_finite: bool | None = None)
             outputs=(origin.value.stats,) if origin.value.stats else (),
             placed=origin.placed,
         )
-    if any(math.isnan(x) for x in step.scalars) or _moves_nan(trace, origin):
+    written = any(math.isnan(x) for x in step.scalars) and step.operation not in BOUNDARIES
+    if written or _moves_nan(trace, origin):
         # A NaN written in the user's code.
         return Finding(
             operation="constant",
@@ -216,8 +217,10 @@ def finding_of(trace: Trace, origin: Origin, *, wide_finite: bool | None = None)
     selected = zero and is_selected(trace, forward)
     read = users or own
     whole = by_hand(trace, forward) if forward.phase == "forward" else ""
+    # A function that answers with an infinity is what the user called, not the choice inside it.
+    answers = origin.source is not None and step.library and not origin.placed
     return Finding(
-        operation=step.operation,
+        operation=step.library.rpartition(".")[2] if answers else step.operation,
         phase=step.phase,
         kind=origin.kind,
         primitive=step.primitive,

@@ -225,10 +225,11 @@ def _where_trap(e: Evidence) -> str:
     if f.derivative:
         fact = f"the value of {f.operation} is discarded afterwards, but its derivative is {_kind(f)}"
         return "" if _is_overflow(f) else fact
-    if f.phase != "forward" or f.kind != "inf" or not e.loss_finite:
+    if f.phase != "forward" or not e.loss_finite:
         return ""
     return (
-        f"{f.operation} is inf where its value is discarded afterwards; its derivative multiplies that by 0"
+        f"{f.operation} is {_kind(f)} where its value is discarded afterwards; its derivative multiplies "
+        "that by 0"
     )
 
 

@@ -63,8 +63,12 @@ BOUNDARIES = {
     "log2": "an argument of 0 (-inf) or below (NaN)",
     "logaddexp": "both arguments -inf",
     "logcumsumexp": "terms that are all -inf",
-    "logdet": "a singular matrix",
+    "logdet": "a matrix whose determinant is 0 (-inf) or below (NaN)",
+    "logcdf": "a value outside the distribution's support",
     "logit": "an argument of 0 or 1 (infinite) or beyond (undefined)",
+    "logpdf": "a value outside the distribution's support",
+    "logpmf": "a value outside the distribution's support",
+    "logsf": "a value outside the distribution's support",
     "logsumexp": "a row of which every term is -inf",
     "mean": "no elements to take the mean of",
     "norm": "a vector of zeros, where the norm has no derivative",
@@ -81,6 +85,7 @@ BOUNDARIES = {
     "std": "fewer than two elements, or all equal (infinite slope)",
     "svd": "equal singular values, where singular vectors have no derivative",
     "var": "fewer than two elements",
+    "weight_norm": "a vector of zeros, which has no direction",
     "xlogy": "a y of 0 while x is not 0",
 }
 
@@ -152,6 +157,10 @@ _DISTINCT = (
     "differentiate only through the values, or keep them apart: add a small diagonal of distinct numbers"
 )
 _INSIDE = "clamp the argument slightly inside the domain before the call"
+_SUPPORT = (
+    "clip the values into the open interval where the density is above 0 (of proportions, for example "
+    "(y (n - 1) + 0.5) / n), or give the edge a probability of its own"
+)
 
 # The remedies for operations without a safe function.
 ADVICE = {
@@ -171,12 +180,23 @@ ADVICE = {
     "log10": _INSIDE,
     "log1p": _INSIDE,
     "log2": _INSIDE,
-    "logdet": _REGULAR,
+    "logcdf": _SUPPORT,
+    "logdet": (
+        "take log|det|, as normalizing flows need it: torch.linalg.slogdet(x).logabsdet, "
+        "jnp.linalg.slogdet(x)[1]"
+    ),
     "logit": _INSIDE,
+    "logpdf": _SUPPORT,
+    "logpmf": _SUPPORT,
+    "logsf": _SUPPORT,
     "mean": "divide the sum by max(count, 1)",
     "polygamma": _INSIDE,
     "remainder": _INSIDE,
     "slogdet": _REGULAR,
     "solve": _REGULAR,
     "svd": _DISTINCT,
+    "weight_norm": (
+        "initialise the weight with numbers other than 0; for a layer that begins with an output of 0, set "
+        "the gain to 0 instead (`parametrizations.weight.original0`)"
+    ),
 }

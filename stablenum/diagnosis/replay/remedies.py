@@ -9,6 +9,7 @@ from typing import Any
 from stablenum.diagnosis.replay.causes import CAUSES, Cause
 from stablenum.diagnosis.replay.findings import Finding
 from stablenum.diagnosis.replay.operations import ADVICE, REMEDIES, ROWS, Remedy
+from stablenum.formats import FORMATS
 
 __all__ = ["Advice", "advice_on", "options_of"]
 
@@ -89,8 +90,15 @@ _AT_THE_CALL = {
     "rsqrt": _DIVISOR,
     "sqrt": f"the argument that it takes the root of (a variance, a distance) is at fault: {_POSITIVE}",
     "std": "the argument whose spread it takes is constant: add a small number, or leave it out",
+    "xlogy": f"a value or a probability is exactly at the edge: {ADVICE['logpdf']}",
 }
 
+
+_CANCELLED = (
+    "a variance that is the difference of two means, E[g^2] - E[g]^2, has cancelled below 0, as it does when "
+    "the gradient hardly changes: set centered=False (RMSprop), or use an optimizer without a centred moment "
+    "(Adam)"
+)
 
 # Optimizers of optax that take a number to add inside the root of their second moment.
 _EPS_ROOT = ("adam", "adan", "amsgrad", "belief", "radam", "yogi")
@@ -130,6 +138,8 @@ def advice_on(
     plain = CAUSES[cause].remedy
     if finding is not None and finding.lost and cause is Cause.OPTIMIZER_STATE:
         return Advice(_LOST.format(dtype=finding.inputs[0].dtype))
+    if finding is not None and cause is Cause.OPTIMIZER_STATE and _roots_below_0(finding):
+        return Advice(_CANCELLED)
     if finding is None or cause not in _BY_FUNCTION:
         return Advice(_about_before(finding, plain, masked=loss_finite is True))
     if cause is Cause.MASK and finding.operation in _PICKING and not finding.derivative:
@@ -228,6 +238,17 @@ def _at_the_call(cause: Cause, f: Finding) -> str:
     return f"the operation is inside {f.library}; {where}, {change}"
 
 
+def _roots_below_0(f: Finding) -> bool:
+    """Return whether a finite number below 0 came under a root."""
+    return f.operation in ("sqrt", "rsqrt") and f.kind == "nan" and any(s.min < 0 for s in f.inputs)
+
+
+def _is_half(f: Finding) -> bool:
+    """Return whether the value is in a format whose largest number is small."""
+    known = FORMATS.get(f.outputs[0].dtype) if f.outputs else None
+    return known is not None and known.max < 1e6
+
+
 # What to do where data was prepared by this function.
 _MAKERS = {
     "divide": "keep the divisor away from 0: where a standard deviation, a count or a range is 0, use 1",
@@ -243,6 +264,12 @@ _MAKERS |= {"log10": _MAKERS["log"], "log2": _MAKERS["log"], "true_divide": _MAK
 def _about_before(f: Finding | None, plain: str, *, masked: bool) -> str:
     """Return the remedy for values that were bad before the step: a constant, or an input that is masked out,
     is not dropped with its batch, and the line that made bad data is mended."""
+    if f is not None and f.phase == "before" and f.kind == "inf" and _is_half(f):
+        largest = FORMATS[f.outputs[0].dtype].max
+        return (
+            f"a number above {largest:g} is inf in {f.outputs[0].dtype}: keep this value in float32 (a loss "
+            "scale, too, and multiply the float32 loss by it), or lower it"
+        )
     if f is not None and f.maker:
         return _MAKERS.get(f.maker.rpartition(" ")[2], f"keep what {f.maker} reads inside its domain")
     data = f is not None and f.phase == "before" and f.kind == "nan"

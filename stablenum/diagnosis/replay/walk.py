@@ -66,6 +66,8 @@ def first_causes(trace: Trace, bad: Iterable[int]) -> list[Origin]:
     for index in bad:
         value = trace.values[index]
         origins = _of_nan(trace, value) if value.nan else _of_inf(trace, value)
+        # One that was computed reached the result, and a mask beside it may not have been chosen.
+        origins = [o for o in origins if not o.placed] or origins
         if value.nan and value.inf:  # in an array of one loss per iteration, the infinity may come first
             origins += [o for o in _of_inf(trace, value) if not o.placed]
         for origin in origins:
@@ -162,6 +164,8 @@ def _of_inf(trace: Trace, bad: Value) -> list[Origin]:
     answers: dict[int, Origin] = {}
     # For each value, the step that picked infinities of a mask, on the way from it to the bad value.
     readers: dict[int, Step] = {}
+    # The values by which a derivative multiplies because its operation did: no mask is a factor.
+    factors: set[int] = set()
     while todo:
         value = todo.pop()
         step = None if value.producer is None else trace.steps[value.producer]
@@ -171,6 +175,7 @@ def _of_inf(trace: Trace, bad: Value) -> list[Origin]:
         if step is None:
             # A value of -inf from outside is a mask, wherever it came from; +inf is bad data.
             masking = value.role == "constant" or (value.neginf and not value.posinf)
+            masking = masking and value.id not in factors
             origin = Origin(step=None, value=value, kind="inf", placed=masking)
             if masking:
                 origin = answer or _read(trace, readers.get(value.id), value) or origin
@@ -183,6 +188,8 @@ def _of_inf(trace: Trace, bad: Value) -> list[Origin]:
             new = [v for v in before if v.id not in seen]
             seen.update(v.id for v in new)
             todo += new
+            moved = value.id in factors and step.operation in MOVING
+            factors.update(v.id for v in new if moved or _is_factor(trace, step, v))
             answers.update({v.id: answer for v in new} if answer else {})  # the function named so far stays
             readers.update({v.id: r for v in new if (r := _reader(trace, step, v) or readers.get(value.id))})
             continue
@@ -209,6 +216,12 @@ def _reader(trace: Trace, step: Step, value: Value) -> Step | None:
     return None if loop or step.operation in _PASSING_ON else step
 
 
+def _is_factor(trace: Trace, step: Step, value: Value) -> bool:
+    """Return whether a step is the derivative of a product, and multiplies by the same value."""
+    forward = None if step.forward is None else trace.steps[step.forward]
+    return forward is not None and step.operation in ("mul", "div") and value.id in forward.inputs
+
+
 def _is_constant(trace: Trace, value: Value) -> bool:
     """Return whether a value is a number or an array from outside, possibly broadcast."""
     if value.producer is None:
@@ -222,15 +235,18 @@ def _read(trace: Trace, reader: Step | None, source: Value) -> Origin | None:
     """Return as the origin the step that lets a mask into the result; the mask itself is legitimate.
 
     A parameter is no mask: an infinity in it is blamed on the parameter. A number with which memory is filled
-    may be a start (of a maximum) that was never replaced: only an index into it is to blame in its place.
+    may be a start (of a maximum) that was never replaced: only an index into it is to blame in its place, or
+    a library's function that answers with it, as the logarithm of a density does beyond the support.
     """
     if reader is None or source.role in ("parameter", "state"):
         return None
+    answers = reader.operation == "where" and bool(reader.library)
     filled = source.producer is not None or (source.role == "constant" and not source.name.endswith("]"))
-    if filled and reader.operation not in ("gather", "index"):
+    if filled and reader.operation not in ("gather", "index") and not answers:
         return None
     value = next((v for v in trace.outputs_of(reader) if not v.finite), source)
-    return Origin(step=reader, value=value, kind="nan" if value.nan else "inf", placed=True, source=source)
+    kind = "nan" if value.nan else "inf"
+    return Origin(step=reader, value=value, kind=kind, placed=not answers, source=source)
 
 
 def _into_function(trace: Trace, step: Step) -> list[Value]:

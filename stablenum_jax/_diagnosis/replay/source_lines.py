@@ -119,6 +119,9 @@ def _library(codes: Sequence[CodeType]) -> str:
     elementary = package == "jax" and not any(part in code.co_filename for part in _COMPOSED)
     if package in ("", "jaxlib", "numpy", "stablenum_jax") or elementary or function_name([_name(code)]):
         return ""
+    _, statistics, file = code.co_filename.replace(os.sep, "/").rpartition("/jax/_src/scipy/stats/")
+    if statistics:
+        package = f"jax.scipy.stats.{file.removesuffix('.py').lstrip('_')}"
     return f"{package}.{_name(code)}"
 
 

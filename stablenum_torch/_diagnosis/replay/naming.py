@@ -62,7 +62,7 @@ _ATEN: Mapping[str, str] = _table(
     minimum="fmin",
     mul="multiply addcmul",
     norm=(
-        "linalg_vector_norm norm_except_dim weight_norm_interface linalg_matrix_norm cdist_forward "
+        "linalg_vector_norm norm_except_dim linalg_matrix_norm cdist_forward "
         "euclidean_dist pdist_forward"
     ),
     pad="constant_pad_nd reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d",
@@ -79,6 +79,7 @@ _ATEN: Mapping[str, str] = _table(
     sub="rsub subtract",
     transpose="t permute transpose_copy movedim flip roll",
     var="var_mean",
+    weight_norm="weight_norm_interface",
     where="masked_select",
     xlogy="special_xlogy",
 )  # fmt: skip
@@ -97,6 +98,7 @@ PUBLIC: Mapping[str, str] = _table(
     kl_div="kl_div",
     layer_norm="layer_norm",
     log_softmax="log_softmax",
+    logdet="logdet",
     logsumexp="logsumexp",
     norm="norm vector_norm linalg_norm linalg_vector_norm matrix_norm pairwise_distance cdist",
     normalize="normalize",
@@ -107,6 +109,9 @@ PUBLIC: Mapping[str, str] = _table(
     std="std std_mean",
     var="var var_mean",
 )
+
+# Those that choose a NaN themselves: the choice is no mask of the user's.
+_CHOOSING = ("logdet",)
 
 
 def operation_name(aten: str, public: str = "") -> str:
@@ -129,4 +134,6 @@ def operation_name(aten: str, public: str = "") -> str:
     if plain not in _ATEN:
         plain = plain.removeprefix("linalg_").removesuffix("_ex")
     own = _ATEN.get(plain, plain)
+    if public in _CHOOSING:
+        return PUBLIC[public]
     return own if own in MOVING or own == "cast" else PUBLIC.get(public, own)
