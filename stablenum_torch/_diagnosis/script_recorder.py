@@ -22,7 +22,7 @@ from stablenum_torch._diagnosis.replay.recorder import Recorder
 from stablenum_torch._diagnosis.replay.snapshot import Snapshot
 from stablenum_torch._diagnosis.replay.trial import with_trial
 
-__all__ = ["Window", "names_by_id", "names_in_modules"]
+__all__ = ["Window", "names_by_id", "has_nan", "names_in_modules", "poisoned_buffers"]
 
 
 class _KeepNothing(Snapshot):
@@ -108,6 +108,23 @@ def names_by_id(parameters: Sequence[Tensor]) -> dict[int, str]:
             if id(parameter) in wanted and len(name) > len(found.get(id(parameter), "")):
                 found[id(parameter)] = name
     return found
+
+
+def poisoned_buffers() -> dict[str, Tensor]:
+    """Return the buffers that hold NaN and have been written to since they were made, as running statistics
+    are, by their names in the outermost module."""
+    found: dict[int, tuple[str, Tensor]] = {}
+    for module in _modules():
+        for name, buffer in module.named_buffers(remove_duplicate=False):
+            written = buffer.is_floating_point() and buffer._version > 0
+            if written and len(name) > len(found.get(id(buffer), ("",))[0]) and has_nan(buffer):
+                found[id(buffer)] = name, buffer
+    return dict(found.values())
+
+
+def has_nan(tensor: Tensor) -> bool:
+    """Return whether a tensor holds NaN, without the functions that the watch has replaced."""
+    return bool((tensor != tensor).any())
 
 
 def _modules() -> list[nn.Module]:

@@ -33,7 +33,13 @@ from stablenum_torch._diagnosis.by_hand import (
 from stablenum_torch._diagnosis.optimizers import largest, parameters_of, rate_of, will_skip
 from stablenum_torch._diagnosis.replay.source_lines import is_user_file
 from stablenum_torch._diagnosis.script_errors import bad_in_frames, is_about_a_closure, is_about_numbers
-from stablenum_torch._diagnosis.script_recorder import Window, names_by_id, names_in_modules
+from stablenum_torch._diagnosis.script_recorder import (
+    Window,
+    has_nan,
+    names_by_id,
+    names_in_modules,
+    poisoned_buffers,
+)
 from stablenum_torch._diagnosis.unseen import Unseen, outside_graphs
 from stablenum_torch._step.optimizer import GuardedOptimizer
 
@@ -323,31 +329,39 @@ class _Watcher:
         same = self.last_doubt
         if same is not None and same[0].hold(loss.tensors[0]):
             return same[1]
-        steps = self.outcome.steps
+        steps, poisoned = self.outcome.steps, poisoned_buffers()
 
         def settled() -> bool:
             """Return whether training went on, or ended well, without this number."""
             outcome = self.outcome
+            if any(map(has_nan, poisoned.values())):  # running statistics never recover
+                return False
             if outcome.steps > steps or loss.coped_with(lambda leaf: id(leaf) in self.stepped()):
                 return True
             return outcome.exit_code == 0 and (self.recovered or (final and outcome.steps > 0))
 
         self.by_hand.append(loss)
         self.bad_losses += not final
-        doubt = self.doubt(Failure(step=self.step, what="loss"), loss.tensors, settled)
+        doubt = self.doubt(Failure(step=self.step, what="loss"), loss.tensors, settled, tuple(poisoned))
         self.last_doubt = loss, doubt
         if self.bad_losses > PATIENCE:
             self.session.give_up(doubt)
         return doubt
 
-    def doubt(self, failure: Failure, bad: Sequence[torch.Tensor], settled: Callable[[], bool]) -> Doubt:
+    def doubt(
+        self,
+        failure: Failure,
+        bad: Sequence[torch.Tensor],
+        settled: Callable[[], bool],
+        poisoned: tuple[str, ...] = (),
+    ) -> Doubt:
         """Keep a failure that counts only if it is not settled when the script has ended."""
         report = None
         if self.window is not None:
             known: dict[str, Any] = {"bad_gradients": failure.names} if failure.what == "by hand" else {}
             if failure.what == "loss":
                 self.note_growth()
-                known["exploded"] = self.growth.explosion()
+                known |= {"exploded": self.growth.explosion(), "poisoned": poisoned}
             report = self.explained(bad, {"loss_finite": failure.what != "loss", **known})
         doubt = Doubt(failure, report, settled)
         self.session.doubt(doubt)

@@ -85,3 +85,17 @@ def test_the_script_still_sees_its_warnings(monkeypatch: pytest.MonkeyPatch) -> 
         warnings.simplefilter("always")
         np.log(np.zeros(1))
     assert shown == ["divide by zero encountered in log"]
+
+
+@pytest.mark.filterwarnings("always")
+def test_the_line_that_made_a_bad_setting_is_named(errors: NumpyErrors) -> None:
+    steps = np.arange(3.0)
+    assert np.isnan(steps / np.zeros(3)).any()
+    finding = Finding(operation="addcdiv", phase="update", kind="nan", place=READER)
+    settings = ("lr is NaN in parameter group 0 of Adam",)
+    evidence = Evidence(framework="torch", findings=(finding,), loss_finite=True, settings=settings)
+    placed = errors.placed(Report.of(evidence))
+    assert placed.verdict.cause is Cause.OPTIMIZER_STATE
+    text = str(placed.findings[0])
+    assert text.endswith("NumPy's divide gives the NaN of a setting that addcdiv reads (update)")
+    assert "test_numpy_errors.py" in text

@@ -41,9 +41,10 @@ class NumpyErrors:
         warnings.showwarning = showwarning
 
     def placed(self, report: Report) -> Report:
-        """Return the report on a bad batch with the line at which NumPy made it, if there was a warning."""
+        """Return the report on a bad batch, or on a bad setting of the optimizer, with the line at which NumPy
+        made it, if there was a warning."""
         findings = report.findings
-        if report.verdict.cause is not Cause.BATCH or not findings:
+        if not findings or not (report.verdict.cause is Cause.BATCH or report.evidence.settings):
             return report
         kinds = ("invalid value", "divide by zero", "overflow")
         made = next((self._first[k] for k in kinds[findings[0].kind == "inf" :] if k in self._first), None)

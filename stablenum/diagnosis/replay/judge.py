@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from stablenum.diagnosis.replay.causes import CAUSES, Cause
@@ -38,6 +38,7 @@ class Evidence:
         unscaled_finite: whether gradients are finite at scale 1.
         norm_overflow: whether the gradients are finite but the plain sum of their squares is not.
         state: descriptions of problems in the optimizer's state, the worst first.
+        poisoned: names of buffers, such as running statistics, that the step has left with NaN.
         settings: descriptions of settings of the optimizer that are not numbers.
         other_rank: whether another rank reported the failure.
         differences: descriptions of what differs between the step and a replay that did not reproduce it.
@@ -62,6 +63,7 @@ class Evidence:
     norm_overflow: bool = False
     state: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
+    poisoned: tuple[str, ...] = ()
     other_rank: bool = False
     differences: tuple[str, ...] = ()
     unjudged: str = ""
@@ -148,7 +150,8 @@ def _before(role: tuple[str, ...]) -> Signature:
         f = e.first
         if f is None or f.phase != "before" or f.operation not in role or f.placed:
             return ""
-        return f"{f.name or f'a {f.operation}'} holds {_kind(f)} before the first operation reads it"
+        article = "an" if f.operation == "input" else "a"
+        return f"{f.name or f'{article} {f.operation}'} holds {_kind(f)} before the first operation reads it"
 
     return signature
 
@@ -370,6 +373,12 @@ _SIGNATURES: tuple[tuple[Cause, Signature], ...] = (
 )
 
 
+_POISONED = (
+    "a batch that is dropped after the forward pass has already entered the running statistics: drop it before "
+    "the forward pass, or let the guard take them back (`wrap(optimizer, buffers=model)`)"
+)
+
+
 def _verdict(cause: Cause, fact: str, e: Evidence) -> Verdict:
     facts = [fact] if fact else []
     f = e.first
@@ -395,6 +404,9 @@ def _verdict(cause: Cause, fact: str, e: Evidence) -> Verdict:
             "give the optimizer a number: mend the schedule that made this one, perhaps by a division by 0 "
             "warm-up steps"
         )
+    if e.poisoned:
+        facts.append(f"NaN has stayed in buffers: {_some(e.poisoned)}")
+        advice = replace(advice, remedy=f"{advice.remedy}; {_POISONED}")
     if e.unjudged:
         advice = Advice("end the function with `return loss`, as optimizers that call a closure need it")
     safe = advice.safe

@@ -10,7 +10,7 @@ is the operation that could not handle it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stablenum.diagnosis.replay.operations import ANSWERING, CLIPPING, MASKED, MOVING, SELECTING
 from stablenum.diagnosis.replay.trace import Step, Trace, Value
@@ -21,6 +21,8 @@ __all__ = ["Origin", "first_causes", "is_clipped", "is_selected", "on_the_way"]
 _PASSING_ON = MOVING - {"gather", "index", "scatter", "index_put"} | {
     "add", "cast", "div", "mul", "neg", "sub", "tril", "triu",
 }  # fmt: skip
+# Operations that no mask is given to: an infinity from outside that they read is bad data.
+_NO_MASKS = {"batch_norm", "conv", "group_norm", "layer_norm", "matmul", "rms_norm", "std", "var"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +134,9 @@ def _of_nan(trace: Trace, bad: Value) -> list[Origin]:
             continue
         # This step made the NaN. If it read an infinity that was computed, the failure began there.
         infinite = [o for v in inputs if v.inf for o in _of_inf(trace, v)]
-        computed = [o for o in infinite if not o.placed]
+        computed = [o for o in infinite if not o.placed] or [
+            replace(o, placed=False) for o in infinite if step.operation in _NO_MASKS and o.step is None
+        ]
         # An infinity that is a plain number (x * inf) was placed, too.
         placed = bool(infinite) or trace.places_infinity(step)
         origins += computed or [Origin(step=step, value=value, kind="nan", placed=placed)]
