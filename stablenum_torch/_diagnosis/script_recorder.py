@@ -22,7 +22,7 @@ from stablenum_torch._diagnosis.replay.recorder import Recorder
 from stablenum_torch._diagnosis.replay.snapshot import Snapshot
 from stablenum_torch._diagnosis.replay.trial import with_trial
 
-__all__ = ["Window", "names_by_id", "has_nan", "names_in_modules", "poisoned_buffers"]
+__all__ = ["Window", "has_nan", "names_by_id", "names_in_modules", "poisoned_buffers"]
 
 
 class _KeepNothing(Snapshot):

@@ -292,13 +292,14 @@ def test_what_a_backward_pass_reaches_on_every_branch() -> None:
 # ---------------------------------------------------------------------------------- poisoned buffers
 
 
+DATA = [torch.tensor([[0.0, 1.0], [float("nan") if i == 2 else 1.0, -1.0]]) for i in range(4)]
+
+
 def dropped_after_the_forward_pass(norm: torch.nn.Module, track: Callable[[torch.Tensor], None]) -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(norm, torch.nn.Linear(2, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for i in range(4):
-        x = torch.randn(4, 2)
-        x[0, 0] = float("nan") if i == 2 else 0.0
+    for x in DATA:
         loss = model(x).square().mean()  # BAD
         track(x)
         if torch.isfinite(loss):

@@ -103,7 +103,8 @@ class Finding:
                 text = f"{self.maker} gives the {what} that {named} holds before the step"
             return f"{self.place}: {text}" if self.place else text
         if self.maker:
-            return f"{self.place}: {self.maker} gives the {what} of a setting that {self.operation} reads ({self.phase})"
+            read = f"of a setting that {self.operation} reads ({self.phase})"
+            return f"{self.place}: {self.maker} gives the {what} {read}"
         of = "the derivative of " if self.derivative else ""
         details = ", ".join(d for d in (self.phase, self.module and f"in {self.module}", self.where) if d)
         does = "rejects its arguments" if self.kind == "error" else f"gives {what}"

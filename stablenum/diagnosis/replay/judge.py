@@ -374,8 +374,8 @@ _SIGNATURES: tuple[tuple[Cause, Signature], ...] = (
 
 
 _POISONED = (
-    "a batch that is dropped after the forward pass has already entered the running statistics: drop it before "
-    "the forward pass, or let the guard take them back (`wrap(optimizer, buffers=model)`)"
+    "a batch that is dropped after the forward pass has already entered the running statistics: drop it "
+    "before the forward pass, or let the guard take them back (`wrap(optimizer, buffers=model)`)"
 )
 
 
