@@ -41,8 +41,8 @@ class NumpyErrors:
         warnings.showwarning = showwarning
 
     def placed(self, report: Report) -> Report:
-        """Return the report, with the line at which NumPy made the bad batch or the optimizer's bad setting, if
-        there was a warning."""
+        """Return the report, with the line at which NumPy made the bad batch or the bad setting of the
+        optimizer, if there was a warning."""
         findings = report.findings
         if not findings or not (report.verdict.cause is Cause.BATCH or report.evidence.settings):
             return report
