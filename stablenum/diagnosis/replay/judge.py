@@ -13,8 +13,9 @@ from typing import Any
 
 from stablenum.diagnosis.replay.causes import CAUSES, Cause
 from stablenum.diagnosis.replay.findings import Finding
-from stablenum.diagnosis.replay.operations import BOUNDARIES, DEFAULT_AXIS, MASKED, Remedy
-from stablenum.diagnosis.replay.remedies import Advice, advice_on, options_of
+from stablenum.diagnosis.replay.operations import BOUNDARIES, DEFAULT_AXIS, MASKED, MOVING, Remedy
+from stablenum.diagnosis.replay.remedies import Advice, advice_on, of_nothing, options_of
+from stablenum.diagnosis.replay.update_remedies import centred, of_settings, on_update
 from stablenum.diagnosis.replay.values import TensorStats
 from stablenum.formats import FORMATS
 
@@ -190,6 +191,9 @@ def _update(e: Evidence) -> str:
     f = e.first
     if f is None or f.phase != "update" or (f.kind == "inf" and f.operation not in BOUNDARIES):
         return ""
+    if centred(f, e.state):
+        low = min(s.min for s in f.inputs)
+        return f"gradients are finite, but E[g^2] - E[g]^2 is {low:.4g} in {f.library}: it cancels below 0"
     if not f.library and not e.state and f.operation in _ZERO_EDGE and any(map(_has_zero, _divisors(f))):
         return ""  # the user's own line, which is judged like any other
     return f"gradients are finite, but {f.operation} in the optimizer's update gives {_kind(f)}"
@@ -225,11 +229,10 @@ def _where_trap(e: Evidence) -> str:
     if f.derivative:
         fact = f"the value of {f.operation} is discarded afterwards, but its derivative is {_kind(f)}"
         return "" if _is_overflow(f) else fact
-    if f.phase != "forward" or f.kind != "inf" or not e.loss_finite:
+    if f.phase != "forward" or not e.loss_finite:
         return ""
-    return (
-        f"{f.operation} is inf where its value is discarded afterwards; its derivative multiplies that by 0"
-    )
+    what = f"{f.operation} is {_kind(f)} where its value is discarded afterwards"
+    return f"{what}; its derivative multiplies that by 0"
 
 
 def _boundary(e: Evidence) -> str:
@@ -246,9 +249,31 @@ def _boundary(e: Evidence) -> str:
 
 def _domain(e: Evidence) -> str:
     f = e.first
-    if f is None or f.operation not in BOUNDARIES or f.phase == "before" or _is_overflow(f):
+    if f is None or f.phase == "before":
+        return ""
+    if of_nothing(f):
+        return f"{f.operation} was called with no elements: the mean of nothing is 0/0"
+    if f.operation not in BOUNDARIES or _is_overflow(f) or _is_rising(f):
         return ""
     return f"{f.operation} was called with {BOUNDARIES[f.operation]}"
+
+
+def _is_rising(f: Finding) -> bool:
+    """Return whether a function that is infinite at 0 and for large numbers was given large ones."""
+    return f.operation == "poisson_nll" and f.kind == "inf" and not any(_has_zero(s) for s in f.inputs[:1])
+
+
+def _beyond(e: Evidence) -> str:
+    """Say that a function whose edges are not known has one, if it gave NaN or inf for small numbers."""
+    f = e.first
+    if f is None or not f.primitive.startswith("aten.") or f.derivative or f.phase != "forward":
+        return ""
+    everywhere = f.operation in _EVERYWHERE or not f.inputs or not all(s.finite for s in f.inputs)
+    largest = max((s.amax for s in f.inputs if s.amax == s.amax), default=0.0)
+    if everywhere or f.placed or (f.kind == "inf" and largest > 1.0) or _is_overflow(f):
+        return ""
+    known = f" up to {largest:.4g}" if largest else " of which all are 0" if f.inputs[0].size else ""
+    return f"{f.operation} gave {_kind(f)} for finite numbers{known}: it is not defined there"
 
 
 def _overflow(e: Evidence) -> str:
@@ -297,6 +322,11 @@ def _near(inputs: Sequence[TensorStats]) -> str:
 # The results of these operations can also be inf for small numbers, away from the edge of the domain.
 _QUOTIENTS = ("div", "pow", "reciprocal", "rsqrt")
 # Operations whose edge is at 0.
+# Operations that have a finite result for all finite numbers, unless it overflows.
+_EVERYWHERE = (
+    "add", "avg_pool", "bmm", "cast", "conv", "cumsum", "embedding", "exp", "matmul", "mul", "neg", "sub",
+    "sum", *MOVING,
+)  # fmt: skip
 _ZERO_EDGE = (*_QUOTIENTS, "log", "log10", "log2", "sqrt")
 
 
@@ -336,6 +366,9 @@ def _is_overflow(f: Finding) -> bool:
     return bool(largest > known.max**0.25)
 
 
+# Causes in an optimizer's own update.
+_IN_UPDATES = (Cause.OPTIMIZER_STATE, Cause.OVERFLOW)
+
 _SIGNATURES: tuple[tuple[Cause, Signature], ...] = (
     (Cause.UNKNOWN, lambda e: e.unjudged),
     (Cause.PARAMETERS, _parameters),
@@ -353,6 +386,7 @@ _SIGNATURES: tuple[tuple[Cause, Signature], ...] = (
     (Cause.WHERE_TRAP, _where_trap),
     (Cause.BOUNDARY_DERIVATIVE, _boundary),
     (Cause.DOMAIN, _domain),
+    (Cause.DOMAIN, _beyond),
     (Cause.OVERFLOW, _overflow),
     (
         Cause.NORM_OVERFLOW,
@@ -390,10 +424,9 @@ def _verdict(cause: Cause, fact: str, e: Evidence) -> Verdict:
         facts.append(f"gradients not finite: {_some(e.bad_gradients)}")
     advice = advice_on(cause, f, loss_finite=e.loss_finite, tried=e.tried)
     if cause is Cause.OPTIMIZER_STATE and fact in e.settings:
-        advice = Advice(
-            "give the optimizer a number: mend the schedule that made this one, perhaps by a division by 0 "
-            "warm-up steps"
-        )
+        advice = Advice(of_settings(fact))
+    elif f is not None and f.phase == "update" and not f.lost and cause in _IN_UPDATES:
+        advice = Advice(on_update(f, e.state) or advice.remedy, None if f.library else advice.safe)
     if e.unjudged:
         advice = Advice("end the function with `return loss`, as optimizers that call a closure need it")
     safe = advice.safe

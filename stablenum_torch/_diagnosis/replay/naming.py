@@ -57,12 +57,13 @@ _ATEN: Mapping[str, str] = _table(
     masked_fill="masked_scatter",
     matmul="mm bmm addmm baddbmm addbmm dot vdot mv addmv ger addr addmm_activation linear",
     maximum="fmax",
+    median="nanmedian",
     max_pool="max_pool2d_with_indices adaptive_max_pool2d",
     mean="nanmean",
     minimum="fmin",
     mul="multiply addcmul",
     norm=(
-        "linalg_vector_norm norm_except_dim weight_norm_interface linalg_matrix_norm cdist_forward "
+        "linalg_vector_norm norm_except_dim linalg_matrix_norm cdist_forward "
         "euclidean_dist pdist_forward"
     ),
     pad="constant_pad_nd reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d",
@@ -75,10 +76,12 @@ _ATEN: Mapping[str, str] = _table(
     scatter_add="index_add scatter_add scatter_reduce index_reduce embedding_dense_backward",
     slice="select narrow split split_with_sizes unbind diagonal unfold chunk",
     softmax="safe_softmax sparse_softmax masked_softmax",
+    solve_triangular="triangular_solve",
     std="std_mean",
     sub="rsub subtract",
     transpose="t permute transpose_copy movedim flip roll",
     var="var_mean",
+    weight_norm="weight_norm_interface",
     where="masked_select",
     xlogy="special_xlogy",
 )  # fmt: skip
@@ -100,10 +103,11 @@ PUBLIC: Mapping[str, str] = _table(
     logsumexp="logsumexp",
     norm="norm vector_norm linalg_norm linalg_vector_norm matrix_norm pairwise_distance cdist",
     normalize="normalize",
+    mean="nanmean",
     one_hot="one_hot",
     poisson_nll="poisson_nll_loss",
     rms_norm="rms_norm",
-    softmax="softmax softmin gumbel_softmax",
+    softmax="softmax softmin",
     std="std std_mean",
     var="var var_mean",
 )
@@ -127,6 +131,6 @@ def operation_name(aten: str, public: str = "") -> str:
     """
     plain = aten.strip("_").removeprefix("foreach_")
     if plain not in _ATEN:
-        plain = plain.removeprefix("linalg_").removesuffix("_ex")
+        plain = plain.removeprefix("linalg_").removeprefix("special_").removesuffix("_ex")
     own = _ATEN.get(plain, plain)
     return own if own in MOVING or own == "cast" else PUBLIC.get(public, own)
