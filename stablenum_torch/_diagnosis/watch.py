@@ -18,6 +18,7 @@ from stablenum.commands.explain.frames import transparent
 from stablenum.commands.explain.plan import Failure
 from stablenum.commands.explain.session import FAILED, Doubt, Session
 from stablenum.diagnosis import Report
+from stablenum.diagnosis.replay.descent import Descent
 from stablenum.diagnosis.replay.growth import Growth
 from stablenum.diagnosis.replay.judge import Evidence
 from stablenum_torch._diagnosis.audit import setting_problems, state_problems
@@ -31,6 +32,7 @@ from stablenum_torch._diagnosis.by_hand import (
     unwrapped,
 )
 from stablenum_torch._diagnosis.optimizers import largest, parameters_of, rate_of, will_skip
+from stablenum_torch._diagnosis.poisoned import Buffers
 from stablenum_torch._diagnosis.replay.source_lines import is_user_file
 from stablenum_torch._diagnosis.script_errors import bad_in_frames, is_about_a_closure, is_about_numbers
 from stablenum_torch._diagnosis.script_recorder import Window, names_by_id, names_in_modules
@@ -79,7 +81,9 @@ class _Watcher:
         self.state: tuple[str, ...] = ()  # what is wrong with the optimizer's state
         self.settings: tuple[str, ...] = ()  # and with its settings
         self.reproduced = True if session.plan.again else None
-        self.growth = Growth()
+        self.growth, self.descent = Growth(), Descent()
+        self.buffers = Buffers()
+        self.last_stepped: set[int] = set()  # the ids of the parameters of the last step
         self._named: dict[int, str] = {}
         self.scaled = False  # losses are scaled, and steps that overflow are skipped
         self.by_hand: list[Gradients] = []  # not finite, and not an optimizer's; and losses
@@ -89,6 +93,7 @@ class _Watcher:
         self.repairs_watched = False
         self.bad_losses = 0  # in a row
         self.last_doubt: tuple[Gradients, Doubt] | None = None  # of a loss
+        self.doubted_loss = False  # since the last step
         self.recovered = False  # a good loss came after a bad one
         self.graph = Graph([], set())  # of the last backward pass
         self.looked: dict[int, _Line] = {}  # where the script read tensors since the last step, by node
@@ -153,7 +158,13 @@ class _Watcher:
             # Bounds and masks may be parameters, too.
             self.bad_from_the_start |= {id(p) for p in parameters_of(optimizer) if not finite(p)}
             self.optimizers.add(optimizer)
+            if not self.doubted_loss:
+                self.buffers.note_start()
             self.outcome.optimizers = len(self.optimizers)
+        self.last_stepped = {id(p) for p in parameters_of(optimizer)}
+        if self.doubted_loss:
+            self.doubt_buffers()
+            self.doubted_loss = False
         self.note_growth(optimizer)
         if self.window is not None:
             self.state, self.settings = state_problems(optimizer), setting_problems(optimizer)
@@ -186,6 +197,16 @@ class _Watcher:
             rate=rate_of(optimizer),
         )
 
+    def note_loss(self, roots: Sequence[torch.Tensor]) -> None:
+        """Note the loss from which a backward pass starts, if it is one number that can be read."""
+        known = [t.detach() for t in roots if t.numel() == 1 and t.is_floating_point() and not t.is_meta]
+        if len(roots) == len(known) == 1 and known[0].layout is torch.strided:
+            self.descent.note(_line(), self.step, float(known[0]))
+
+    def blown_up(self) -> dict[str, Any]:
+        """Return what is known of parameters and of losses that have grown out of proportion."""
+        return {"exploded": self.growth.explosion(), "unbounded": self.descent.told()}
+
     def names_of(self, parameters: Sequence[torch.Tensor]) -> list[str]:
         """Return a name for each parameter; modules are searched for them once."""
         if {id(p) for p in parameters} != self._named.keys():
@@ -207,6 +228,8 @@ class _Watcher:
         roots = [given] if isinstance(given, torch.Tensor) else given
         self.graph = graph_of(t for t in roots if isinstance(t, torch.Tensor))
         self.loss_lines.update(line for node, line in self.looked.items() if node in self.graph.numbers)
+        if not self.scaled:
+            self.note_loss(tensors_of(given))
         # A scaled loss that overflows is left to the scaler, unless the loss itself was bad.
         if bad and self.scaled and any(t.isnan().any() for t in bad):
             self.fail("loss", [], bad)
@@ -336,9 +359,31 @@ class _Watcher:
         self.bad_losses += not final
         doubt = self.doubt(Failure(step=self.step, what="loss"), loss.tensors, settled)
         self.last_doubt = loss, doubt
+        self.doubted_loss = True
+        self.doubt_buffers()
         if self.bad_losses > PATIENCE:
             self.session.give_up(doubt)
         return doubt
+
+    def doubt_buffers(self) -> None:
+        """Doubt the buffers that a bad loss has left NaN: leaving out its step does not undo that."""
+        found = self.buffers.poisoned(self.stepped())
+        if not found:
+            return
+        self.buffers.searches = 0  # what follows comes of this
+        steps = self.outcome.steps
+
+        def settled() -> bool:
+            """Return whether they were put back, or their modules given up."""
+            left = [b for b in found if b.still]
+            return not left or (
+                self.outcome.steps > steps and not any(b.trained(self.last_stepped) for b in left)
+            )
+
+        failure = Failure(step=self.step, what="buffer", names=tuple(b.name for b in found))
+        doubt = self.doubt(failure, [b.tensor for b in found], settled)
+        if self.session.plan.again and doubt.report is not None:  # an earlier run has shown that they stay so
+            self.session.found(failure, doubt.report)
 
     def doubt(self, failure: Failure, bad: Sequence[torch.Tensor], settled: Callable[[], bool]) -> Doubt:
         """Keep a failure that counts only if it is not settled when the script has ended."""
@@ -347,8 +392,11 @@ class _Watcher:
             known: dict[str, Any] = {"bad_gradients": failure.names} if failure.what == "by hand" else {}
             if failure.what == "loss":
                 self.note_growth()
-                known["exploded"] = self.growth.explosion()
-            report = self.explained(bad, {"loss_finite": failure.what != "loss", **known})
+                known |= self.blown_up()
+            if failure.what == "buffer":
+                known["poisoned"] = failure.names
+            known["loss_finite"] = failure.what not in ("loss", "buffer")
+            report = self.explained(bad, known)
         doubt = Doubt(failure, report, settled)
         self.session.doubt(doubt)
         return doubt
@@ -388,7 +436,7 @@ class _Watcher:
             known |= {"state": self.state, "settings": self.settings}
         else:
             self.note_growth()
-            known["exploded"] = self.growth.explosion()
+            known |= self.blown_up()
         self.session.found(failure, self.explained(bad, known))
 
     def explained(self, bad: Sequence[Any], known: dict[str, Any]) -> Report:

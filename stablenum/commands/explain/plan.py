@@ -51,8 +51,8 @@ class Failure:
 
     Attributes:
         step: the number, from 0, of the optimizer step that was being prepared or taken.
-        what: "loss", "gradient", "by hand" (gradients that no optimizer uses), "parameter", "output"
-            or "error".
+        what: "loss", "gradient", "by hand" (gradients that no optimizer uses), "parameter", "buffer",
+            "output" or "error".
         names: the names of the values, if they have names.
         unit: what ``step`` counts: "step", or "call" of a watched function.
     """
@@ -72,6 +72,7 @@ class Failure:
             "gradient": f"gradients of {shown or 'parameters'} are not finite in {when}",
             "by hand": f"gradients{' of ' * bool(shown)}{shown} that no optimizer uses are not finite",
             "parameter": f"{shown or 'parameters'} {verb} not finite after {when}",
+            "buffer": f"{shown} {verb} NaN since {when}, for good, although its batch was left out",
             "error": f"{shown} in {when} failed with a message about NaN or inf",
             "output": f"the result of {shown} is not finite in {when}",
         }[self.what]

@@ -12,7 +12,7 @@ from stablenum.diagnosis.replay.patterns import by_hand, is_squared, lost_number
 from stablenum.diagnosis.replay.source_files import lines_around, package_of
 from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum.diagnosis.replay.values import MOST_VALUES, Place, TensorStats, plain
-from stablenum.diagnosis.replay.walk import Origin, is_clipped, is_selected
+from stablenum.diagnosis.replay.walk import Origin, is_clipped, is_selected, reads_data
 
 __all__ = ["Finding", "finding_of", "places_left"]
 
@@ -38,6 +38,7 @@ class Finding:
         received: for a derivative whose ``inputs`` are the user's, what the derivative itself read.
         scalars: plain numbers among the arguments (for a derivative, of the user's operation), at most four.
         placed: whether the operation read infinities that a mask or a constant put there.
+        data: whether those infinities are the data of a layer, which is never masked.
         selected: whether a later ``where`` or mask discards part of the result, so that a gradient of 0 comes
             back.
         value_finite: for a derivative, whether the value of the operation itself is finite.
@@ -73,6 +74,7 @@ class Finding:
     received: tuple[TensorStats, ...] = ()
     scalars: tuple[float, ...] = ()
     placed: bool = False
+    data: bool = False
     selected: bool = False
     clipped: bool = False
     value_finite: bool = True
@@ -228,6 +230,7 @@ def finding_of(trace: Trace, origin: Origin, *, wide_finite: bool | None = None)
         outputs=tuple(v.stats for v in trace.outputs_of(step) if v.stats),
         scalars=forward.scalars[:MOST_VALUES],
         placed=origin.placed,
+        data=origin.placed and not derivative and reads_data(trace, step),
         selected=selected,
         value_finite=not derivative or all(v.finite for v in trace.outputs_of(forward)),
         squared=zero and is_squared(trace, forward),

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from stablenum.diagnosis.replay.operations import ANSWERING, CLIPPING, MASKED, MOVING, SELECTING
 from stablenum.diagnosis.replay.trace import Step, Trace, Value
 
-__all__ = ["Origin", "first_causes", "is_clipped", "is_selected", "on_the_way"]
+__all__ = ["Origin", "first_causes", "is_clipped", "is_selected", "on_the_way", "reads_data"]
 
 # Operations through which a mask is still a mask, element by element.
 _PASSING_ON = MOVING - {"gather", "index", "scatter", "index_put"} | {
@@ -255,6 +255,28 @@ def _into_function(trace: Trace, step: Step) -> list[Value]:
             elif value.inf:
                 infinite.append(value)
     return infinite
+
+
+# Layers and statistics that use every element: an infinity among their data is no mask.
+_OF_DATA = frozenset({
+    "batch_norm", "conv", "group_norm", "layer_norm", "matmul", "mean", "norm", "rms_norm", "std", "var",
+})  # fmt: skip
+
+
+def reads_data(trace: Trace, step: Step) -> bool:
+    """Return whether the infinities that a layer reads came from outside with its data."""
+    infinite = [v for v in trace.inputs_of(step) if v.inf]
+    return step.operation in _OF_DATA and bool(infinite) and all(_is_input(trace, v) for v in infinite)
+
+
+def _is_input(trace: Trace, value: Value) -> bool:
+    """Return whether a value is an input, or elements of one that were moved."""
+    if value.producer is None:
+        return value.role == "input"
+    step = trace.steps[value.producer]
+    read = [v for v in trace.inputs_of(step) if v.inf]
+    moved = step.operation in MOVING - SELECTING | {"cast"} and bool(read)
+    return moved and all(_is_input(trace, v) for v in read)
 
 
 def is_selected(trace: Trace, step: Step, *, within: int = 12) -> bool:
