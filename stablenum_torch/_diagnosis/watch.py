@@ -33,6 +33,7 @@ from stablenum_torch._diagnosis.by_hand import (
 )
 from stablenum_torch._diagnosis.optimizers import largest, parameters_of, rate_of, will_skip
 from stablenum_torch._diagnosis.poisoned import Buffers
+from stablenum_torch._diagnosis.rates import Rates
 from stablenum_torch._diagnosis.replay.source_lines import is_user_file
 from stablenum_torch._diagnosis.script_errors import bad_in_frames, is_about_a_closure, is_about_numbers
 from stablenum_torch._diagnosis.script_recorder import Window, names_by_id, names_in_modules
@@ -82,7 +83,7 @@ class _Watcher:
         self.settings: tuple[str, ...] = ()  # and with its settings
         self.reproduced = True if session.plan.again else None
         self.growth, self.descent = Growth(), Descent()
-        self.buffers = Buffers()
+        self.buffers, self.rates = Buffers(), Rates()
         self.last_stepped: set[int] = set()  # the ids of the parameters of the last step
         self._named: dict[int, str] = {}
         self.scaled = False  # losses are scaled, and steps that overflow are skipped
@@ -111,11 +112,14 @@ class _Watcher:
             window = self.session.sheltered(Window)
             if window is not FAILED:
                 self.window, self.opened = window, self.outcome.steps
+                if self.session.plan.settings:
+                    self.rates.begin(list(self.optimizers))
         self.unseen.recording = self.window is not None
 
     def close_window(self) -> None:
         """Stop recording."""
         if self.window is not None:
+            self.rates.end()
             self.session.sheltered(self.window.close)
             self.window = None
         self.unseen.recording = False
@@ -167,7 +171,7 @@ class _Watcher:
             self.doubted_loss = False
         self.note_growth(optimizer)
         if self.window is not None:
-            self.state, self.settings = state_problems(optimizer), setting_problems(optimizer)
+            self.state = state_problems(optimizer)
         if will_skip(optimizer):
             return
         bad = [p for p in parameters_of(optimizer) if p.grad is not None and not finite(p.grad)]
@@ -182,7 +186,8 @@ class _Watcher:
         """Check what an optimizer has made."""
         bad = [p for p in parameters_of(optimizer) if id(p) not in self.bad_from_the_start and not finite(p)]
         if bad:
-            self.fail("parameter", bad, bad)
+            self.settings = setting_problems(optimizer)
+            self.fail("setting" if self.settings else "parameter", bad, bad)
 
     def note_growth(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Note how large the parameters are, and the gradients if an optimizer is about to use them."""
@@ -427,12 +432,12 @@ class _Watcher:
     def fail(self, what: str, parameters: Sequence[torch.Tensor], bad: Sequence[Any]) -> None:
         """End the script, with an explanation if the step was recorded."""
         names = names_in_modules(parameters)
-        failure = Failure(step=self.step, what=what, names=names)
+        failure = Failure(step=self.step, what=what, names=self.settings if what == "setting" else names)
         if self.window is None:
             self.session.found(failure)
         known: dict[str, Any] = {"loss_finite": what != "loss"}
-        known |= {"gradient": {"bad_gradients": names}, "parameter": {"bad_updates": names}}.get(what, {})
-        if what == "parameter":
+        known |= {"gradient": {"bad_gradients": names}, "loss": {}}.get(what, {"bad_updates": names})
+        if what in ("parameter", "setting"):
             known |= {"state": self.state, "settings": self.settings}
         else:
             self.note_growth()
@@ -444,7 +449,7 @@ class _Watcher:
         assert self.window is not None
         known = {"reproduced": self.reproduced, **known}
         try:
-            return self.window.report(bad, **known)
+            return self.rates.told(self.window.report(bad, **known))
         except Exception as error:  # noqa: BLE001  the failure itself is reported all the same
             note = f"the step could not be explained: {type(error).__name__}: {error}"
             return Report.of(Evidence(framework="torch", **known), notes=(note,))

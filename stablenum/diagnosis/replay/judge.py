@@ -86,7 +86,9 @@ def _low_precision(e: Evidence) -> str:
 
 def _settings(e: Evidence) -> str:
     """Name a setting that is not a number, unless something was wrong before the optimizer read it."""
-    before = e.first is not None and e.first.phase != "update" and e.first.operation != "constant"
+    before = (
+        e.first is not None and e.first.phase != "update" and e.first.operation not in ("constant", "setting")
+    )
     return "" if before or not e.settings else e.settings[0]
 
 

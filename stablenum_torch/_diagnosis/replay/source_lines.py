@@ -19,7 +19,7 @@ from stablenum.diagnosis.replay.source_files import is_outside
 from stablenum.diagnosis.replay.values import Place
 from stablenum_torch._diagnosis.replay.naming import PUBLIC
 
-__all__ = ["Survey", "survey"]
+__all__ = ["Survey", "is_user_file", "place_of", "survey"]
 
 _FOREIGN = (
     "accelerate", "equinox", "flax", "jax", "jaxlib", "numpy", "optax", "stablenum", "stablenum_jax",
@@ -79,7 +79,7 @@ def survey(stop: CodeType) -> Survey:
         if kind is _Kind.STOP:
             break
         if kind is _Kind.USER:
-            (outer if found.engine else inner).append(_place(code, frame.f_lineno))
+            (outer if found.engine else inner).append(place_of(code, frame.f_lineno))
         elif kind is _Kind.UPDATE:
             found.update = True
             if not inner:
@@ -145,7 +145,8 @@ def is_user_file(file: str) -> bool:
     return is_outside(file, _FOREIGN)  # packages that are not named count as the user's
 
 
-def _place(code: CodeType, line: int) -> Place:
+def place_of(code: CodeType, line: int) -> Place:
+    """Return the place of a line."""
     key = (id(code), line)
     place = _places.get(key)
     if place is None:
