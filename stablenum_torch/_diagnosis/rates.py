@@ -1,7 +1,7 @@
 """Find the user's line that gives an optimizer a setting, such as a learning rate, that is NaN or inf.
 
-The lines of the script are traced while a step is recorded: an assignment to a parameter group is seen, and so
-is the function of a scheduler.
+The lines of the script are traced while a step is recorded: assignments to a parameter group are seen, and so
+are the functions of a scheduler.
 """
 
 from __future__ import annotations

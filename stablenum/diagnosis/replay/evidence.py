@@ -34,11 +34,11 @@ class Evidence:
         unjudged: why a step that is known to have failed could not be judged; "" if it was.
         exploded: a description of the earlier step in which the parameters grew out of proportion; "" if none
             is known.
-        unbounded: a description of an objective that ran away below 0; "" if none is known to.
-        poisoned: the names of buffers that the forward pass left NaN with a batch whose step was left out.
         tried: what came of the safe function on the recorded arguments: "finite", "not finite" or "raises";
             "" if it was not tried.
         left: further places on the way that give NaN or inf of their own, for which nothing was tried.
+        unbounded: a description of an objective that ran away below 0; "" if none is known to.
+        poisoned: the names of buffers that the forward pass left NaN with a batch whose step was left out.
     """
 
     framework: str
@@ -58,10 +58,10 @@ class Evidence:
     differences: tuple[str, ...] = ()
     unjudged: str = ""
     exploded: str = ""
-    unbounded: str = ""
-    poisoned: tuple[str, ...] = ()
     tried: str = ""
     left: tuple[str, ...] = ()
+    unbounded: str = ""
+    poisoned: tuple[str, ...] = ()
 
     @property
     def first(self) -> Finding | None:

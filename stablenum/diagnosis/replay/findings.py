@@ -38,7 +38,6 @@ class Finding:
         received: for a derivative whose ``inputs`` are the user's, what the derivative itself read.
         scalars: plain numbers among the arguments (for a derivative, of the user's operation), at most four.
         placed: whether the operation read infinities that a mask or a constant put there.
-        data: whether those infinities are the data of a layer, which is never masked.
         selected: whether a later ``where`` or mask discards part of the result, so that a gradient of 0 comes
             back.
         value_finite: for a derivative, whether the value of the operation itself is finite.
@@ -51,6 +50,7 @@ class Finding:
         derivative: whether the operation belongs to the framework's derivative, not to one that the user
             wrote.
         wide_finite: whether the operation is finite in float32; None if this was not tried.
+        data: whether the infinities that it read are the data of a layer, which is never masked.
 
     Example:
         >>> x = TensorStats(dtype="float32", shape=(1,), size=1, min=0.0, max=0.0, amax=0.0, zero=1)
@@ -74,7 +74,6 @@ class Finding:
     received: tuple[TensorStats, ...] = ()
     scalars: tuple[float, ...] = ()
     placed: bool = False
-    data: bool = False
     selected: bool = False
     clipped: bool = False
     value_finite: bool = True
@@ -85,6 +84,7 @@ class Finding:
     library: str = ""
     derivative: bool = False
     wide_finite: bool | None = None
+    data: bool = False
 
     @property
     def own_frame(self) -> Place | None:
