@@ -6,6 +6,7 @@ Each tensor is read once, in blocks, on its own device; the host waits for the d
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -144,13 +145,39 @@ def state_problems(optimizer: Optimizer) -> tuple[str, ...]:
 
 
 def setting_problems(optimizer: Optimizer) -> tuple[str, ...]:
-    """Describe each setting of an optimizer that is NaN, such as the learning rate of a broken schedule."""
+    """Describe each setting of an optimizer that is not a number it can use, such as the learning rate of a
+    broken schedule."""
     return tuple(
-        f"{name} is NaN in parameter group {i} of {type(optimizer).__name__}"
+        f"{name} {problem} in parameter group {i} of {type(optimizer).__name__}"
         for i, group in enumerate(optimizer.param_groups)
         for name, value in group.items()
-        if isinstance(value, (float, Tensor)) and torch.as_tensor(value).isnan().any()
+        if name != "params" and (problem := _problem(type(optimizer), name, value))
     )
+
+
+# Settings that a step multiplies by, and torch's own rates of decay, which are below 1.
+_FACTORS = ("lr", "momentum", "weight_decay")
+_DECAYS = {
+    torch.optim.Adadelta: "rho",
+    torch.optim.Adam: "betas",
+    torch.optim.AdamW: "betas",
+    torch.optim.NAdam: "betas",
+    torch.optim.RAdam: "betas",
+    torch.optim.RMSprop: "alpha",
+}
+
+
+def _problem(kind: type[Optimizer], name: str, value: Any) -> str:
+    """Say what is wrong with a setting; "" if nothing is known to be."""
+    numbers = value if name == "betas" and isinstance(value, list | tuple) else (value,)
+    for x in (float(n) for n in numbers if isinstance(n, float | Tensor) and torch.as_tensor(n).numel() == 1):
+        if math.isnan(x):
+            return "is NaN"
+        if name in _FACTORS and math.isinf(x):
+            return "is inf"
+        if name == _DECAYS.get(kind) and x >= 1.0:
+            return f"is {x:g}, not below 1,"
+    return ""
 
 
 # --- what is known of the optimizer ----------------------------------------------------------

@@ -22,7 +22,7 @@ from stablenum_torch._diagnosis.replay.recorder import Recorder
 from stablenum_torch._diagnosis.replay.snapshot import Snapshot
 from stablenum_torch._diagnosis.replay.trial import with_trial
 
-__all__ = ["Window", "has_nan", "names_by_id", "names_in_modules", "poisoned_buffers"]
+__all__ = ["Window", "existing_modules", "names_by_id", "names_in_modules"]
 
 
 class _KeepNothing(Snapshot):
@@ -45,13 +45,13 @@ class Window:
     """A recorder that runs until :meth:`close`. Compiled functions run eagerly during that time."""
 
     def __init__(self) -> None:
-        modules = _modules()
+        modules = existing_modules()
         names: dict[int, tuple[str, str]] = {}
         # The outermost module, which has the longest names, comes last and overrides the others.
         for module in sorted(modules, key=lambda m: sum(1 for _ in m.modules())):
             names |= {id(b): ("buffer", name) for name, b in module.named_buffers()}
             names |= {id(p): ("parameter", name) for name, p in module.named_parameters()}
-        self._recorder = Recorder(_KeepNothing(), names, ModulePaths(), _modules.__code__)
+        self._recorder = Recorder(_KeepNothing(), names, ModulePaths(), existing_modules.__code__)
         torch.compiler.set_stance("force_eager")
         self._recorder.__enter__()
 
@@ -103,30 +103,13 @@ def names_by_id(parameters: Sequence[Tensor]) -> dict[int, str]:
     """Return id of a parameter -> its name in the outermost module that has it."""
     wanted = {id(p) for p in parameters}
     found: dict[int, str] = {}
-    for module in _modules() if wanted else ():
+    for module in existing_modules() if wanted else ():
         for name, parameter in module.named_parameters(remove_duplicate=False):
             if id(parameter) in wanted and len(name) > len(found.get(id(parameter), "")):
                 found[id(parameter)] = name
     return found
 
 
-def poisoned_buffers() -> dict[str, Tensor]:
-    """Return the buffers that hold NaN and have been written to since they were made, as running statistics
-    are, by their names in the outermost module."""
-    found: dict[int, tuple[str, Tensor]] = {}
-    for module in _modules():
-        for name, buffer in module.named_buffers(remove_duplicate=False):
-            written = buffer.is_floating_point() and buffer._version > 0
-            if written and len(name) > len(found.get(id(buffer), ("",))[0]) and has_nan(buffer):
-                found[id(buffer)] = name, buffer
-    return dict(found.values())
-
-
-def has_nan(tensor: Tensor) -> bool:
-    """Return whether a tensor holds NaN, without the functions that the watch has replaced."""
-    return bool((tensor != tensor).any())
-
-
-def _modules() -> list[nn.Module]:
+def existing_modules() -> list[nn.Module]:
     """Return all existing modules, found without isinstance, which would run the code of proxy objects."""
     return [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]

@@ -18,6 +18,7 @@ from stablenum.commands.explain.frames import transparent
 from stablenum.commands.explain.plan import Failure
 from stablenum.commands.explain.session import FAILED, Doubt, Session
 from stablenum.diagnosis import Report
+from stablenum.diagnosis.replay.descent import Descent
 from stablenum.diagnosis.replay.growth import Growth
 from stablenum.diagnosis.replay.judge import Evidence
 from stablenum_torch._diagnosis.audit import setting_problems, state_problems
@@ -31,15 +32,11 @@ from stablenum_torch._diagnosis.by_hand import (
     unwrapped,
 )
 from stablenum_torch._diagnosis.optimizers import largest, parameters_of, rate_of, will_skip
+from stablenum_torch._diagnosis.poisoned import Buffers
+from stablenum_torch._diagnosis.rates import Rates
 from stablenum_torch._diagnosis.replay.source_lines import is_user_file
 from stablenum_torch._diagnosis.script_errors import bad_in_frames, is_about_a_closure, is_about_numbers
-from stablenum_torch._diagnosis.script_recorder import (
-    Window,
-    has_nan,
-    names_by_id,
-    names_in_modules,
-    poisoned_buffers,
-)
+from stablenum_torch._diagnosis.script_recorder import Window, names_by_id, names_in_modules
 from stablenum_torch._diagnosis.unseen import Unseen, outside_graphs
 from stablenum_torch._step.optimizer import GuardedOptimizer
 
@@ -85,7 +82,9 @@ class _Watcher:
         self.state: tuple[str, ...] = ()  # what is wrong with the optimizer's state
         self.settings: tuple[str, ...] = ()  # and with its settings
         self.reproduced = True if session.plan.again else None
-        self.growth = Growth()
+        self.growth, self.descent = Growth(), Descent()
+        self.buffers, self.rates = Buffers(), Rates()
+        self.last_stepped: set[int] = set()  # the ids of the parameters of the last step
         self._named: dict[int, str] = {}
         self.scaled = False  # losses are scaled, and steps that overflow are skipped
         self.by_hand: list[Gradients] = []  # not finite, and not an optimizer's; and losses
@@ -95,6 +94,7 @@ class _Watcher:
         self.repairs_watched = False
         self.bad_losses = 0  # in a row
         self.last_doubt: tuple[Gradients, Doubt] | None = None  # of a loss
+        self.doubted_loss = False  # since the last step
         self.recovered = False  # a good loss came after a bad one
         self.graph = Graph([], set())  # of the last backward pass
         self.looked: dict[int, _Line] = {}  # where the script read tensors since the last step, by node
@@ -112,11 +112,14 @@ class _Watcher:
             window = self.session.sheltered(Window)
             if window is not FAILED:
                 self.window, self.opened = window, self.outcome.steps
+                if self.session.plan.settings:
+                    self.rates.begin(list(self.optimizers))
         self.unseen.recording = self.window is not None
 
     def close_window(self) -> None:
         """Stop recording."""
         if self.window is not None:
+            self.rates.end()
             self.session.sheltered(self.window.close)
             self.window = None
         self.unseen.recording = False
@@ -159,10 +162,16 @@ class _Watcher:
             # Bounds and masks may be parameters, too.
             self.bad_from_the_start |= {id(p) for p in parameters_of(optimizer) if not finite(p)}
             self.optimizers.add(optimizer)
+            if not self.doubted_loss:
+                self.buffers.note_start()
             self.outcome.optimizers = len(self.optimizers)
+        self.last_stepped = {id(p) for p in parameters_of(optimizer)}
+        if self.doubted_loss:
+            self.doubt_buffers()
+            self.doubted_loss = False
         self.note_growth(optimizer)
         if self.window is not None:
-            self.state, self.settings = state_problems(optimizer), setting_problems(optimizer)
+            self.state = state_problems(optimizer)
         if will_skip(optimizer):
             return
         bad = [p for p in parameters_of(optimizer) if p.grad is not None and not finite(p.grad)]
@@ -177,7 +186,8 @@ class _Watcher:
         """Check what an optimizer has made."""
         bad = [p for p in parameters_of(optimizer) if id(p) not in self.bad_from_the_start and not finite(p)]
         if bad:
-            self.fail("parameter", bad, bad)
+            self.settings = setting_problems(optimizer)
+            self.fail("setting" if self.settings else "parameter", bad, bad)
 
     def note_growth(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Note how large the parameters are, and the gradients if an optimizer is about to use them."""
@@ -191,6 +201,16 @@ class _Watcher:
             gradient=max(largest(gradients), default=None),
             rate=rate_of(optimizer),
         )
+
+    def note_loss(self, roots: Sequence[torch.Tensor]) -> None:
+        """Note the loss from which a backward pass starts, if it is one number that can be read."""
+        known = [t.detach() for t in roots if t.numel() == 1 and t.is_floating_point() and not t.is_meta]
+        if len(roots) == len(known) == 1 and known[0].layout is torch.strided:
+            self.descent.note(_line(), self.step, float(known[0]))
+
+    def blown_up(self) -> dict[str, Any]:
+        """Return what is known of parameters and of losses that have grown out of proportion."""
+        return {"exploded": self.growth.explosion(), "unbounded": self.descent.told()}
 
     def names_of(self, parameters: Sequence[torch.Tensor]) -> list[str]:
         """Return a name for each parameter; modules are searched for them once."""
@@ -213,6 +233,8 @@ class _Watcher:
         roots = [given] if isinstance(given, torch.Tensor) else given
         self.graph = graph_of(t for t in roots if isinstance(t, torch.Tensor))
         self.loss_lines.update(line for node, line in self.looked.items() if node in self.graph.numbers)
+        if not self.scaled:
+            self.note_loss(tensors_of(given))
         # A scaled loss that overflows is left to the scaler, unless the loss itself was bad.
         if bad and self.scaled and any(t.isnan().any() for t in bad):
             self.fail("loss", [], bad)
@@ -329,40 +351,57 @@ class _Watcher:
         same = self.last_doubt
         if same is not None and same[0].hold(loss.tensors[0]):
             return same[1]
-        steps, poisoned = self.outcome.steps, poisoned_buffers()
+        steps = self.outcome.steps
 
         def settled() -> bool:
             """Return whether training went on, or ended well, without this number."""
             outcome = self.outcome
-            if any(map(has_nan, poisoned.values())):  # running statistics never recover
-                return False
             if outcome.steps > steps or loss.coped_with(lambda leaf: id(leaf) in self.stepped()):
                 return True
             return outcome.exit_code == 0 and (self.recovered or (final and outcome.steps > 0))
 
         self.by_hand.append(loss)
         self.bad_losses += not final
-        doubt = self.doubt(Failure(step=self.step, what="loss"), loss.tensors, settled, tuple(poisoned))
+        doubt = self.doubt(Failure(step=self.step, what="loss"), loss.tensors, settled)
         self.last_doubt = loss, doubt
+        self.doubted_loss = True
+        self.doubt_buffers()
         if self.bad_losses > PATIENCE:
             self.session.give_up(doubt)
         return doubt
 
-    def doubt(
-        self,
-        failure: Failure,
-        bad: Sequence[torch.Tensor],
-        settled: Callable[[], bool],
-        poisoned: tuple[str, ...] = (),
-    ) -> Doubt:
+    def doubt_buffers(self) -> None:
+        """Doubt the buffers that a bad loss has left NaN: leaving out its step does not undo that."""
+        found = self.buffers.poisoned(self.stepped())
+        if not found:
+            return
+        self.buffers.searches = 0  # what follows comes of this
+        steps = self.outcome.steps
+
+        def settled() -> bool:
+            """Return whether they were put back, or their modules given up."""
+            left = [b for b in found if b.still]
+            return not left or (
+                self.outcome.steps > steps and not any(b.trained(self.last_stepped) for b in left)
+            )
+
+        failure = Failure(step=self.step, what="buffer", names=tuple(b.name for b in found))
+        doubt = self.doubt(failure, [b.tensor for b in found], settled)
+        if self.session.plan.again and doubt.report is not None:  # an earlier run has shown that they stay so
+            self.session.found(failure, doubt.report)
+
+    def doubt(self, failure: Failure, bad: Sequence[torch.Tensor], settled: Callable[[], bool]) -> Doubt:
         """Keep a failure that counts only if it is not settled when the script has ended."""
         report = None
         if self.window is not None:
             known: dict[str, Any] = {"bad_gradients": failure.names} if failure.what == "by hand" else {}
             if failure.what == "loss":
                 self.note_growth()
-                known |= {"exploded": self.growth.explosion(), "poisoned": poisoned}
-            report = self.explained(bad, {"loss_finite": failure.what != "loss", **known})
+                known |= self.blown_up()
+            if failure.what == "buffer":
+                known["poisoned"] = failure.names
+            known["loss_finite"] = failure.what not in ("loss", "buffer")
+            report = self.explained(bad, known)
         doubt = Doubt(failure, report, settled)
         self.session.doubt(doubt)
         return doubt
@@ -393,16 +432,16 @@ class _Watcher:
     def fail(self, what: str, parameters: Sequence[torch.Tensor], bad: Sequence[Any]) -> None:
         """End the script, with an explanation if the step was recorded."""
         names = names_in_modules(parameters)
-        failure = Failure(step=self.step, what=what, names=names)
+        failure = Failure(step=self.step, what=what, names=self.settings if what == "setting" else names)
         if self.window is None:
             self.session.found(failure)
         known: dict[str, Any] = {"loss_finite": what != "loss"}
-        known |= {"gradient": {"bad_gradients": names}, "parameter": {"bad_updates": names}}.get(what, {})
-        if what == "parameter":
+        known |= {"gradient": {"bad_gradients": names}, "loss": {}}.get(what, {"bad_updates": names})
+        if what in ("parameter", "setting"):
             known |= {"state": self.state, "settings": self.settings}
         else:
             self.note_growth()
-            known["exploded"] = self.growth.explosion()
+            known |= self.blown_up()
         self.session.found(failure, self.explained(bad, known))
 
     def explained(self, bad: Sequence[Any], known: dict[str, Any]) -> Report:
@@ -410,7 +449,7 @@ class _Watcher:
         assert self.window is not None
         known = {"reproduced": self.reproduced, **known}
         try:
-            return self.window.report(bad, **known)
+            return self.rates.told(self.window.report(bad, **known))
         except Exception as error:  # noqa: BLE001  the failure itself is reported all the same
             note = f"the step could not be explained: {type(error).__name__}: {error}"
             return Report.of(Evidence(framework="torch", **known), notes=(note,))

@@ -214,16 +214,6 @@ def test_a_quotient_is_at_its_edge_if_the_divisor_is_zero(zeros: int, cause: Cau
     assert judge(Evidence(framework="torch", findings=found, loss_finite=False)).cause is cause
 
 
-@pytest.mark.parametrize(
-    ("operation", "low", "centred"), [("sqrt", -1e-9, True), ("rsqrt", -1e-9, True), ("sqrt", 0.0, False)]
-)
-def test_a_centred_moment_that_cancelled_below_0_is_named(operation: str, low: float, centred: bool) -> None:
-    found = (finding(operation, phase="update", inputs=(stats(low, 1e-9),)),)
-    verdict = judge(Evidence(framework="torch", findings=found, loss_finite=True, bad_updates=("w",)))
-    assert verdict.cause is Cause.OPTIMIZER_STATE
-    assert ("centered=False" in verdict.remedy) is centred
-
-
 @pytest.mark.parametrize(("dtype", "half"), [("float16", True), ("float32", False)])
 def test_an_infinite_constant_of_a_small_format_was_too_large_for_it(dtype: str, half: bool) -> None:
     value = TensorStats(dtype=dtype, shape=(), size=1, min=math.nan, max=math.nan, amax=math.nan, posinf=1)

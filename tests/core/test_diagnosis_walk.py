@@ -234,14 +234,3 @@ def test_an_infinite_factor_is_named_and_not_the_derivative_that_receives_it(aga
     (origin,) = first_causes(t, [nan])
     assert origin.placed is not again
     assert origin.value is t.values[scale] if again else origin.step is not None
-
-
-@pytest.mark.parametrize(("operation", "role"), [("batch_norm", "input"), ("softmax", "constant")])
-def test_only_what_takes_masks_takes_an_infinity_for_one(operation: str, role: str) -> None:
-    t = Trace()
-    x = t.add_value(role=role, flags=(False, False, True))
-    nan = t.add_value(flags=(True, False, False))
-    t.add_step(operation, inputs=[x], outputs=[nan])
-    (origin,) = first_causes(t, [nan])
-    assert (origin.step is None) is (operation == "batch_norm")
-    assert origin.placed is (operation == "softmax")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.func import functional_call, grad, hessian, jacrev, vmap
 
-from stablenum.diagnosis import Cause, Report
+from stablenum.diagnosis import Report
 from stablenum_torch._diagnosis.by_hand import graph_of
 from tests.torch.watched import Watching, assert_healthy, ended, found
 
@@ -287,60 +287,3 @@ def test_what_a_backward_pass_reaches_on_every_branch() -> None:
     reached = graph_of([(a * b).sum() + (c.exp() * a).sum(), c.detach()])
     assert {id(leaf) for leaf in reached.leaves} == {id(a), id(b), id(c)}
     assert len(reached.leaves) == 3
-
-
-# ---------------------------------------------------------------------------------- poisoned buffers
-
-
-DATA = [torch.tensor([[0.0, 1.0], [float("nan") if i == 2 else 1.0, -1.0]]) for i in range(4)]
-
-
-def dropped_after_the_forward_pass(norm: torch.nn.Module, track: Callable[[torch.Tensor], None]) -> None:
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(norm, torch.nn.Linear(2, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for x in DATA:
-        loss = model(x).square().mean()  # BAD
-        track(x)
-        if torch.isfinite(loss):
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-
-
-class Averaged(torch.nn.Module):
-    """Keeps a moving average of what it reads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("average", torch.zeros(2))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.average.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
-        return x
-
-
-@pytest.mark.parametrize(
-    ("norm", "buffer"),
-    [(torch.nn.BatchNorm1d, "0.running_mean"), (lambda _: Averaged(), "0.average")],
-    ids=["batch norm", "a moving average"],
-)
-def test_statistics_that_a_dropped_batch_has_poisoned_are_named(
-    watching: Watching, norm: Callable[[int], torch.nn.Module], buffer: str
-) -> None:
-    report = found(watching(record=True), lambda: dropped_after_the_forward_pass(norm(2), lambda _: None))
-    assert buffer in report.evidence.poisoned
-    assert "NaN has stayed in buffers" in str(report)
-    assert "buffers=model" in report.verdict.remedy
-    assert report.verdict.cause is Cause.BATCH
-
-
-def test_statistics_that_are_put_back_do_no_harm(watching: Watching) -> None:
-    norm = torch.nn.BatchNorm1d(2)
-    good = {name: value.clone() for name, value in norm.state_dict().items()}
-
-    def put_back(x: torch.Tensor) -> None:
-        if not torch.isfinite(x).all():
-            norm.load_state_dict(good)
-
-    assert_healthy(watching(), lambda: dropped_after_the_forward_pass(norm, put_back))

@@ -51,8 +51,9 @@ def watching_with(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watching]:
     monkeypatch.setattr(watch, "Window", Kept)
     state = torch.get_rng_state()
 
-    def begin(*, record: bool = False, ignore: tuple[str, ...] = ()) -> Session:
-        session = Session(Plan(script="script.py", record_from=0 if record else None, ignore=ignore))
+    def begin(*, record: bool = False, ignore: tuple[str, ...] = (), settings: bool = False) -> Session:
+        begin = 0 if record else None
+        session = Session(Plan(script="script.py", record_from=begin, ignore=ignore, settings=settings))
         watch.watch(session)
         return session
 

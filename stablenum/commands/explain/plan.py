@@ -23,6 +23,7 @@ class Plan:
         record_from: the number, from 0, of the first optimizer step to record; all later ones are recorded
             too. None for no recording.
         again: whether an earlier run has failed.
+        settings: whether that run has failed by a setting of an optimizer, whose line is looked for.
         ignore: names of functions and of entries of their results that are not judged.
     """
 
@@ -32,6 +33,7 @@ class Plan:
     seed: int = 0
     record_from: int | None = None
     again: bool = False
+    settings: bool = False
     ignore: tuple[str, ...] = ()
 
     def write(self, path: Path) -> None:
@@ -51,8 +53,8 @@ class Failure:
 
     Attributes:
         step: the number, from 0, of the optimizer step that was being prepared or taken.
-        what: "loss", "gradient", "by hand" (gradients that no optimizer uses), "parameter", "output",
-            "operation" (outside of every watched call) or "error".
+        what: "loss", "gradient", "by hand" (gradients that no optimizer uses), "parameter", "setting",
+            "buffer", "output", "operation" (outside of every watched call) or "error".
         names: the names of the values, if they have names.
         unit: what ``step`` counts: "step", or "call" of a watched function.
     """
@@ -72,6 +74,8 @@ class Failure:
             "gradient": f"gradients of {shown or 'parameters'} are not finite in {when}",
             "by hand": f"gradients{' of ' * bool(shown)}{shown} that no optimizer uses are not finite",
             "parameter": f"{shown or 'parameters'} {verb} not finite after {when}",
+            "setting": f"{shown}, in {when}",
+            "buffer": f"{shown} {verb} NaN since {when}, for good, although its batch was left out",
             "error": f"{shown} in {when} failed with a message about NaN or inf",
             "operation": f"the result of {shown} is not finite before {when}",
             "output": f"the result of {shown} is not finite in {when}",

@@ -52,7 +52,9 @@ def explain(plan: Plan, say: Callable[[str], object]) -> Explained:
         # The gradients of this step may have been computed before other optimizers took their steps.
         begin = max(0, outcome.failure.step - max(0, outcome.optimizers - 1))
         say(f"{outcome.failure}; running the script again to record {'every step' if last else 'that step'}")
-        outcome = _run(replace(plan, record_from=0 if last else begin, again=True), shown=False)
+        settings = outcome.failure.what == "setting"
+        again = replace(plan, record_from=0 if last else begin, again=True, settings=settings)
+        outcome = _run(again, shown=False)
         runs += 1
     if outcome.failure is not None:  # the script failed, but never in a step that was recorded
         return Explained(first, _report(outcome), runs)

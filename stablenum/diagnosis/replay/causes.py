@@ -93,8 +93,8 @@ CAUSES: dict[Cause, Explanation] = {
     ),
     Cause.WHERE_TRAP: Explanation(
         "a mask or `where` discards the value but not its derivative: 0 x inf is NaN",
-        "select before the function as well as after it: give the function a safe argument where its "
-        "result is not used",
+        "select before the function as well as after it (a double where): give the function a safe argument "
+        "where its result is not used",
     ),
     Cause.BOUNDARY_DERIVATIVE: Explanation(
         "the value is finite, but its derivative is not",
@@ -118,7 +118,7 @@ CAUSES: dict[Cause, Explanation] = {
     ),
     Cause.OPTIMIZER_STATE: Explanation(
         "the gradients are finite but the update is not: the optimizer's state is poisoned or overflowed, "
-        "eps is 0 in its format, or a setting is NaN",
+        "eps is 0 in its format, or another setting is at fault",
         "keep the state in float32; repair the poisoned entries (`audit(...)` lists them)",
     ),
     Cause.STALE_SECOND_MOMENT: Explanation(

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from stablenum.diagnosis.replay.operations import BOUNDARIES, MOVING, SELECTING
+from stablenum.diagnosis.replay.operations import MOVING, SELECTING
 from stablenum.diagnosis.replay.patterns import by_hand, is_squared, lost_number, rows_of
 from stablenum.diagnosis.replay.source_files import lines_around, package_of
 from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum.diagnosis.replay.values import MOST_VALUES, Place, TensorStats, plain
-from stablenum.diagnosis.replay.walk import Origin, is_clipped, is_selected
+from stablenum.diagnosis.replay.walk import Origin, is_clipped, is_selected, reads_data
 
 __all__ = ["Finding", "finding_of", "places_left"]
 
@@ -51,6 +51,7 @@ class Finding:
         derivative: whether the operation belongs to the framework's derivative, not to one that the user
             wrote.
         wide_finite: whether the operation is finite in float32; None if this was not tried.
+        data: whether the infinities that it read are the data of a layer, which is never masked.
 
     Example:
         >>> x = TensorStats(dtype="float32", shape=(1,), size=1, min=0.0, max=0.0, amax=0.0, zero=1)
@@ -85,6 +86,7 @@ class Finding:
     library: str = ""
     derivative: bool = False
     wide_finite: bool | None = None
+    data: bool = False
 
     @property
     def own_frame(self) -> Place | None:
@@ -103,8 +105,8 @@ class Finding:
                 text = f"{self.maker} gives the {what} that {named} holds before the step"
             return f"{self.place}: {text}" if self.place else text
         if self.maker:
-            read = f"of a setting that {self.operation} reads ({self.phase})"
-            return f"{self.place}: {self.maker} gives the {what} {read}"
+            read = "the bad data" if self.data else f"the {what} of a setting"
+            return f"{self.place}: {self.maker} gives {read} that {self.operation} reads ({self.phase})"
         of = "the derivative of " if self.derivative else ""
         details = ", ".join(d for d in (self.phase, self.module and f"in {self.module}", self.where) if d)
         does = "rejects its arguments" if self.kind == "error" else f"gives {what}"
@@ -200,8 +202,7 @@ def finding_of(trace: Trace, origin: Origin, *, wide_finite: bool | None = None)
             outputs=(origin.value.stats,) if origin.value.stats else (),
             placed=origin.placed,
         )
-    written = any(math.isnan(x) for x in step.scalars) and step.operation not in BOUNDARIES
-    if written or _moves_nan(trace, origin):
+    if any(math.isnan(x) for x in step.scalars) or _moves_nan(trace, origin):
         # A NaN written in the user's code.
         return Finding(
             operation="constant",
@@ -238,6 +239,7 @@ def finding_of(trace: Trace, origin: Origin, *, wide_finite: bool | None = None)
         outputs=tuple(v.stats for v in trace.outputs_of(step) if v.stats),
         scalars=forward.scalars[:MOST_VALUES],
         placed=origin.placed,
+        data=origin.placed and not derivative and reads_data(trace, step),
         selected=selected,
         value_finite=not derivative or all(v.finite for v in trace.outputs_of(forward)),
         squared=zero and is_squared(trace, forward),

@@ -100,6 +100,7 @@ class Growth:
         found = []
         if first.gradient is not None:
             rate = "" if first.rate is None else f", at a learning rate of {first.rate:g}"
+            rate += ", which is negative" if (first.rate or 0.0) < 0.0 else ""
             usual = _times([s.gradient for s in earlier if s.gradient is not None], first.gradient)
             found.append(f"the largest gradient of that {self.unit} was {first.gradient:.3g}{usual}{rate}")
         for other, size in first.sizes.items():

@@ -8,122 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from stablenum.diagnosis.replay.causes import CAUSES, Cause
+from stablenum.diagnosis.replay.evidence import Evidence, Verdict
 from stablenum.diagnosis.replay.findings import Finding
-from stablenum.diagnosis.replay.operations import BOUNDARIES, DEFAULT_AXIS, MASKED, Remedy
-from stablenum.diagnosis.replay.remedies import Advice, advice_on, options_of
+from stablenum.diagnosis.replay.operations import BOUNDARIES, DEFAULT_AXIS, MASKED, MOVING, Remedy
+from stablenum.diagnosis.replay.remedies import Advice, advice_on, of_nothing, options_of
+from stablenum.diagnosis.replay.update_remedies import centred, of_settings, on_update
 from stablenum.diagnosis.replay.values import TensorStats
 from stablenum.formats import FORMATS
 
 __all__ = ["Evidence", "Verdict", "judge"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
-    """Everything that a replay found; None for checks that were not made.
-
-    Attributes:
-        framework: "torch" or "jax", for the spelling of the remedy.
-        findings: the first causes, from :func:`stablenum.diagnosis.replay.walk.first_causes`.
-        loss_finite: whether the loss of the replay is finite.
-        bad_gradients: the names of the gradients that are not finite.
-        bad_parameters: the names of the parameters that were not finite before the step.
-        bad_updates: the names of the parameters that are not finite after an update by finite gradients.
-        labels: a description of what is wrong with the labels; "" if nothing is.
-        reproduced: whether a second replay, or the replay of a step known to be bad, went wrong too.
-        loss_scale: the loss scale of the gradients.
-        unscaled_finite: whether gradients are finite at scale 1.
-        norm_overflow: whether the gradients are finite but the plain sum of their squares is not.
-        state: descriptions of problems in the optimizer's state, the worst first.
-        poisoned: names of buffers, such as running statistics, that the step has left with NaN.
-        settings: descriptions of settings of the optimizer that are not numbers.
-        other_rank: whether another rank reported the failure.
-        differences: descriptions of what differs between the step and a replay that did not reproduce it.
-        unjudged: why a step that is known to have failed could not be judged; "" if it was.
-        exploded: a description of the earlier step in which the parameters grew out of proportion; "" if none
-            is known.
-        tried: what came of the safe function on the recorded arguments: "finite", "not finite" or "raises";
-            "" if it was not tried.
-        left: further places on the way that give NaN or inf of their own, for which nothing was tried.
-    """
-
-    framework: str
-    findings: tuple[Finding, ...] = ()
-    loss_finite: bool | None = None
-    bad_gradients: tuple[str, ...] = ()
-    bad_parameters: tuple[str, ...] = ()
-    bad_updates: tuple[str, ...] = ()
-    labels: str = ""
-    reproduced: bool | None = None
-    loss_scale: float = 1.0
-    unscaled_finite: bool | None = None
-    norm_overflow: bool = False
-    state: tuple[str, ...] = ()
-    settings: tuple[str, ...] = ()
-    poisoned: tuple[str, ...] = ()
-    other_rank: bool = False
-    differences: tuple[str, ...] = ()
-    unjudged: str = ""
-    exploded: str = ""
-    tried: str = ""
-    left: tuple[str, ...] = ()
-
-    @property
-    def first(self) -> Finding | None:
-        """The first cause."""
-        return self.findings[0] if self.findings else None
-
-    @property
-    def bad(self) -> bool:
-        """Whether the replay itself went wrong."""
-        return bool(
-            self.findings
-            or self.loss_finite is False
-            or self.bad_gradients
-            or self.bad_parameters
-            or self.bad_updates
-            or self.labels
-            or self.norm_overflow
-            or self.unjudged
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """The cause, the evidence for it, and what to do.
-
-    Attributes:
-        cause: one of :class:`Cause`.
-        what: what the cause means.
-        evidence: descriptions of the facts.
-        remedy: what to do.
-        safe_function: the full name of the safe function; "" if there is none.
-        code: a line of code that calls the safe function.
-        tried: "finite" if the safe function, on the recorded arguments, has a finite value and derivative; ""
-            if it was not tried.
-        left: further places that give NaN or inf of their own, for which nothing was tried.
-    """
-
-    cause: Cause
-    what: str
-    evidence: tuple[str, ...]
-    remedy: str
-    safe_function: str = ""
-    code: str = ""
-    tried: str = ""
-    left: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
-        return {
-            **asdict(self),
-            "cause": self.cause.value,
-            "evidence": list(self.evidence),
-            "left": list(self.left),
-        }
 
 
 def judge(evidence: Evidence) -> Verdict:
@@ -162,6 +57,13 @@ def _parameters(e: Evidence) -> str:
     return _before(("parameter", "buffer"))(e)
 
 
+def _data(e: Evidence) -> str:
+    f = e.first
+    if f is None or not f.data:
+        return ""
+    return f"{f.operation} reads data with infinities, such as a logarithm of 0, from before the step"
+
+
 def _transient(e: Evidence) -> str:
     if e.reproduced is not False:
         return ""
@@ -185,14 +87,25 @@ def _low_precision(e: Evidence) -> str:
 
 def _settings(e: Evidence) -> str:
     """Name a setting that is not a number, unless something was wrong before the optimizer read it."""
-    before = e.first is not None and e.first.phase != "update" and e.first.operation != "constant"
+    before = (
+        e.first is not None and e.first.phase != "update" and e.first.operation not in ("constant", "setting")
+    )
     return "" if before or not e.settings else e.settings[0]
+
+
+def _exploded(e: Evidence) -> str:
+    """Name what blew up in the steps before, unless something was wrong before this one began."""
+    before = e.first is not None and e.first.phase == "before"
+    return "" if before else e.unbounded or e.exploded
 
 
 def _update(e: Evidence) -> str:
     f = e.first
     if f is None or f.phase != "update" or (f.kind == "inf" and f.operation not in BOUNDARIES):
         return ""
+    if centred(f, e.state):
+        low = min(s.min for s in f.inputs)
+        return f"gradients are finite, but E[g^2] - E[g]^2 is {low:.4g} in {f.library}: it cancels below 0"
     if not f.library and not e.state and f.operation in _ZERO_EDGE and any(map(_has_zero, _divisors(f))):
         return ""  # the user's own line, which is judged like any other
     return f"gradients are finite, but {f.operation} in the optimizer's update gives {_kind(f)}"
@@ -230,10 +143,8 @@ def _where_trap(e: Evidence) -> str:
         return "" if _is_overflow(f) else fact
     if f.phase != "forward" or not e.loss_finite:
         return ""
-    return (
-        f"{f.operation} is {_kind(f)} where its value is discarded afterwards; its derivative multiplies "
-        "that by 0"
-    )
+    what = f"{f.operation} is {_kind(f)} where its value is discarded afterwards"
+    return f"{what}; its derivative multiplies that by 0"
 
 
 def _boundary(e: Evidence) -> str:
@@ -250,9 +161,31 @@ def _boundary(e: Evidence) -> str:
 
 def _domain(e: Evidence) -> str:
     f = e.first
-    if f is None or f.operation not in BOUNDARIES or f.phase == "before" or _is_overflow(f):
+    if f is None or f.phase == "before":
+        return ""
+    if of_nothing(f):
+        return f"{f.operation} was called with no elements: the mean of nothing is 0/0"
+    if f.operation not in BOUNDARIES or _is_overflow(f) or _is_rising(f):
         return ""
     return f"{f.operation} was called with {BOUNDARIES[f.operation]}"
+
+
+def _is_rising(f: Finding) -> bool:
+    """Return whether a function that is infinite at 0 and for large numbers was given large ones."""
+    return f.operation == "poisson_nll" and f.kind == "inf" and not any(_has_zero(s) for s in f.inputs[:1])
+
+
+def _beyond(e: Evidence) -> str:
+    """Say that a function whose edges are not known has one, if it gave NaN or inf for small numbers."""
+    f = e.first
+    if f is None or not f.primitive.startswith("aten.") or f.derivative or f.phase != "forward":
+        return ""
+    everywhere = f.operation in _EVERYWHERE or not f.inputs or not all(s.finite for s in f.inputs)
+    largest = max((s.amax for s in f.inputs if s.amax == s.amax), default=0.0)
+    if everywhere or f.placed or (f.kind == "inf" and largest > 1.0) or _is_overflow(f):
+        return ""
+    known = f" up to {largest:.4g}" if largest else " of which all are 0" if f.inputs[0].size else ""
+    return f"{f.operation} gave {_kind(f)} for finite numbers{known}: it is not defined there"
 
 
 def _overflow(e: Evidence) -> str:
@@ -301,6 +234,11 @@ def _near(inputs: Sequence[TensorStats]) -> str:
 # The results of these operations can also be inf for small numbers, away from the edge of the domain.
 _QUOTIENTS = ("div", "pow", "reciprocal", "rsqrt")
 # Operations whose edge is at 0.
+# Operations that have a finite result for all finite numbers, unless it overflows.
+_EVERYWHERE = (
+    "add", "avg_pool", "bmm", "cast", "conv", "cumsum", "embedding", "exp", "matmul", "mul", "neg", "sub",
+    "sum", *MOVING,
+)  # fmt: skip
 _ZERO_EDGE = (*_QUOTIENTS, "log", "log10", "log2", "sqrt")
 
 
@@ -340,6 +278,18 @@ def _is_overflow(f: Finding) -> bool:
     return bool(largest > known.max**0.25)
 
 
+_UNBOUNDED = (
+    "check the sign of the objective: what is to be maximised (a log-likelihood, an ELBO, a reward) is "
+    "negated before it is minimised; if the sign is right, give it a lower bound (a penalty, a floor for a "
+    "variance)"
+)
+_POISONED = (
+    "drop such a batch before the forward pass, because a skip after it leaves the buffers NaN; or let "
+    "`wrap(optimizer, buffers=model)` skip the step, which puts them back"
+)
+# Causes in an optimizer's own update.
+_IN_UPDATES = (Cause.OPTIMIZER_STATE, Cause.OVERFLOW)
+
 _SIGNATURES: tuple[tuple[Cause, Signature], ...] = (
     (Cause.UNKNOWN, lambda e: e.unjudged),
     (Cause.PARAMETERS, _parameters),
@@ -349,14 +299,16 @@ _SIGNATURES: tuple[tuple[Cause, Signature], ...] = (
     (Cause.OTHER_RANK, lambda e: "another rank reported the failure" if e.other_rank and not e.bad else ""),
     (Cause.TRANSIENT, _transient),
     (Cause.LOSS_SCALE, _scale),
-    (Cause.EXPLODED, lambda e: e.exploded if e.first is None or e.first.phase != "before" else ""),
+    (Cause.EXPLODED, _exploded),
     (Cause.OPTIMIZER_STATE, _update),
     (Cause.OPTIMIZER_STATE, _before(("state",))),
+    (Cause.BATCH, _data),
     (Cause.MASK, _mask),
     (Cause.LOW_PRECISION_OVERFLOW, _low_precision),
     (Cause.WHERE_TRAP, _where_trap),
     (Cause.BOUNDARY_DERIVATIVE, _boundary),
     (Cause.DOMAIN, _domain),
+    (Cause.DOMAIN, _beyond),
     (Cause.OVERFLOW, _overflow),
     (
         Cause.NORM_OVERFLOW,
@@ -400,13 +352,15 @@ def _verdict(cause: Cause, fact: str, e: Evidence) -> Verdict:
         facts.append(f"gradients not finite: {_some(e.bad_gradients)}")
     advice = advice_on(cause, f, loss_finite=e.loss_finite, tried=e.tried)
     if cause is Cause.OPTIMIZER_STATE and fact in e.settings:
-        advice = Advice(
-            "give the optimizer a number: mend the schedule that made this one, perhaps by a division by 0 "
-            "warm-up steps"
-        )
+        advice = Advice(of_settings(fact))
+    elif f is not None and f.phase == "update" and not f.lost and cause in _IN_UPDATES:
+        advice = Advice(on_update(f, e.state) or advice.remedy, None if f.library else advice.safe)
+    if cause is Cause.EXPLODED and e.unbounded:
+        facts[1:1] = [e.exploded] if e.exploded else []
+        advice = Advice(_UNBOUNDED)
     if e.poisoned:
-        facts.append(f"NaN has stayed in buffers: {_some(e.poisoned)}")
-        advice = replace(advice, remedy=f"{advice.remedy}; {_POISONED}")
+        facts.insert(1, f"the forward pass left NaN in {_some(e.poisoned)}, for good: no step undoes that")
+        advice = Advice(f"{advice.remedy}; {_POISONED}", advice.safe)
     if e.unjudged:
         advice = Advice("end the function with `return loss`, as optimizers that call a closure need it")
     safe = advice.safe

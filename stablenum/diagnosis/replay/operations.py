@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 __all__ = [
     "ADVICE", "ANSWERING", "BOUNDARIES", "CLIPPING", "DEFAULT_AXIS", "MASKED", "MOVING", "REMEDIES", "ROWS",
-    "SELECTING", "Remedy",
+    "SELECTING", "ZERO_WEIGHT", "Remedy",
 ]  # fmt: skip
 
 # Operations that choose between values element by element; values that are not chosen get gradient 0.
@@ -42,17 +42,21 @@ BOUNDARIES = {
     "batch_norm": "a variance below 0",
     "binary_cross_entropy": "a probability or a target outside 0 to 1",
     "cholesky": "a matrix that is not positive definite",
+    "cholesky_solve": "a factor with 0 on its diagonal",
     "cosine_similarity": "a vector of zeros",
     "cross_entropy": "no valid target, or a class of probability 0",
     "ctc_loss": "a target that does not fit into its input",
     "det": "a singular matrix",
     "digamma": "an argument of 0 or a negative integer",
     "div": "a divisor of 0",
+    "eig": "equal eigenvalues, where eigenvectors have no derivative",
     "eigh": "equal eigenvalues, where eigenvectors have no derivative",
+    "entr": "an argument of 0 (infinite slope) or below (undefined)",
     "erfinv": "an argument of 1 or -1 (inf) or beyond (undefined)",
     "fmod": "a divisor of 0",
     "gaussian_nll": "a variance of 0",
     "group_norm": "a group of equal numbers, with eps 0",
+    "hypot": "both arguments 0, where it has no derivative",
     "inv": "a singular matrix",
     "kl_div": "a probability of 0",
     "layer_norm": "a row of equal numbers, with eps 0",
@@ -63,30 +67,37 @@ BOUNDARIES = {
     "log2": "an argument of 0 (-inf) or below (NaN)",
     "logaddexp": "both arguments -inf",
     "logcumsumexp": "terms that are all -inf",
-    "logdet": "a matrix whose determinant is 0 (-inf) or below (NaN)",
     "logcdf": "a value outside the distribution's support",
+    "logdet": "a matrix with a determinant of 0 (-inf) or below (NaN)",
     "logit": "an argument of 0 or 1 (infinite) or beyond (undefined)",
     "logpdf": "a value outside the distribution's support",
     "logpmf": "a value outside the distribution's support",
     "logsf": "a value outside the distribution's support",
     "logsumexp": "a row of which every term is -inf",
     "mean": "no elements to take the mean of",
+    "median": "no elements to take the median of",
+    "ndtri": "an argument of 0 or 1 (infinite) or beyond (undefined)",
     "norm": "a vector of zeros, where the norm has no derivative",
     "normalize": "a vector of zeros, with an eps that is 0 in its format",
+    "poisson_nll": "a rate of 0 or below",
     "pow": "a base of 0 with a negative exponent or one below 1, or a negative base",
     "polygamma": "an argument of 0 or a negative integer",
+    "qr": "a matrix whose columns are not independent, where the factors have no derivative",
     "reciprocal": "an argument of 0",
     "remainder": "a divisor of 0",
     "rms_norm": "a row of zeros, with eps 0",
     "rsqrt": "an argument of 0 or below",
     "slogdet": "a singular matrix",
     "solve": "a singular matrix",
+    "solve_triangular": "a matrix with 0 on its diagonal",
     "sqrt": "an argument of 0 (infinite slope) or below (NaN)",
     "std": "fewer than two elements, or all equal (infinite slope)",
     "svd": "equal singular values, where singular vectors have no derivative",
     "var": "fewer than two elements",
-    "weight_norm": "a vector of zeros, which has no direction",
+    "weight_norm": "a row of zeros, which it divides by its length",
+    "xlog1py": "a y of -1 while x is not 0",
     "xlogy": "a y of 0 while x is not 0",
+    "zeta": "an argument of 1 (inf) or below (undefined)",
 }
 
 
@@ -156,6 +167,12 @@ _REGULAR = "add a small multiple of the identity to the matrix"
 _DISTINCT = (
     "differentiate only through the values, or keep them apart: add a small diagonal of distinct numbers"
 )
+_DIAGONAL = "keep the diagonal away from 0: give it by an exponential or a softplus, or add a small number"
+ZERO_WEIGHT = (
+    "initialise the weight with numbers other than 0, of which it takes the direction; for a layer that "
+    "starts at 0, set the gain to 0 instead (parametrizations.weight.original0 or weight_g), or multiply its "
+    "output by a scale of 0"
+)
 _INSIDE = "clamp the argument slightly inside the domain before the call"
 _SUPPORT = (
     "clip the values into the open interval where the density is above 0 (of proportions, for example "
@@ -168,13 +185,17 @@ ADVICE = {
     "asin": _INSIDE,
     "batch_norm": "find out what wrote the running variance: it must not be below 0",
     "cholesky": _REGULAR,
+    "cholesky_solve": _DIAGONAL,
     "ctc_loss": "leave out targets that are longer than their input (torch: zero_infinity=True)",
     "det": _REGULAR,
     "digamma": _INSIDE,
+    "eig": _DISTINCT,
     "eigh": _DISTINCT,
+    "entr": _INSIDE,
     "erfinv": _INSIDE,
     "fmod": _INSIDE,
     "group_norm": "use an eps that its format can represent (1e-5)",
+    "hypot": "add a small number inside the root: (x * x + y * y + 1e-12).sqrt()",
     "inv": _REGULAR,
     "lgamma": _INSIDE,
     "log10": _INSIDE,
@@ -182,21 +203,24 @@ ADVICE = {
     "log2": _INSIDE,
     "logcdf": _SUPPORT,
     "logdet": (
-        "take log|det|, as normalizing flows need it: torch.linalg.slogdet(x).logabsdet, "
-        "jnp.linalg.slogdet(x)[1]"
+        "where the determinant may be negative, as in a flow, take the logarithm of its magnitude: "
+        "torch.linalg.slogdet(A).logabsdet; for a covariance, add a small multiple of the identity"
     ),
     "logit": _INSIDE,
     "logpdf": _SUPPORT,
     "logpmf": _SUPPORT,
     "logsf": _SUPPORT,
     "mean": "divide the sum by max(count, 1)",
+    "median": "leave out the call, or give it a value of its own, where nothing is selected",
+    "ndtri": _INSIDE,
     "polygamma": _INSIDE,
+    "qr": "factor a matrix of full rank: start from random numbers, or add a small multiple of the identity",
     "remainder": _INSIDE,
     "slogdet": _REGULAR,
     "solve": _REGULAR,
+    "solve_triangular": _DIAGONAL,
     "svd": _DISTINCT,
-    "weight_norm": (
-        "initialise the weight with numbers other than 0; for a layer that begins with an output of 0, set "
-        "the gain to 0 instead (`parametrizations.weight.original0`)"
-    ),
+    "weight_norm": ZERO_WEIGHT,
+    "xlog1py": _INSIDE,
+    "zeta": _INSIDE,
 }

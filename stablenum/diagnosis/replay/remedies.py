@@ -8,10 +8,10 @@ from typing import Any
 
 from stablenum.diagnosis.replay.causes import CAUSES, Cause
 from stablenum.diagnosis.replay.findings import Finding
-from stablenum.diagnosis.replay.operations import ADVICE, REMEDIES, ROWS, Remedy
+from stablenum.diagnosis.replay.operations import ADVICE, REMEDIES, ROWS, ZERO_WEIGHT, Remedy
 from stablenum.formats import FORMATS
 
-__all__ = ["Advice", "advice_on", "options_of"]
+__all__ = ["Advice", "advice_on", "of_nothing", "options_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,16 @@ _LOST = (
 )
 # An operation in an update that the user wrote.
 _OWN_UPDATE = "add a small number (eps) to the argument in this update, or use the safe form"
+
+_NOTHING = f"leave the batch out where nothing is selected, or {ADVICE['mean']} (reduction='sum')"
+_PLAIN_ZERO = (
+    "the divisor is the plain number 0: give the setting or the count from which it comes (a temperature, a "
+    "scale, a length) another value, or use the safe form"
+)
+_PRODUCT = (
+    "compute this operation in float32 or bfloat16, or scale one of its inputs before it (q / sqrt(d) before "
+    "q @ k.T), because scaling the result comes too late; normalise large inputs"
+)
 
 _KEEP_AWAY = "keep the argument away from the edge of the domain: clamp it before the call"
 
@@ -94,18 +104,16 @@ _AT_THE_CALL = {
 }
 
 
-_CANCELLED = (
-    "a variance that is the difference of two means, E[g^2] - E[g]^2, has cancelled below 0, as it does when "
-    "the gradient hardly changes: set centered=False (RMSprop), or use an optimizer without a centred moment "
-    "(Adam)"
-)
-
 # Optimizers of optax that take a number to add inside the root of their second moment.
 _EPS_ROOT = ("adam", "adan", "amsgrad", "belief", "radam", "yogi")
 _THROUGH = (
     "it is differentiated through, and the root of its second moment has an infinite derivative where the "
     "moment is 0"
 )
+
+
+# Parametrizations that divide a weight by its length.
+_NORMALISED_WEIGHTS = ("torch.nn.utils.spectral_norm", "torch.nn.utils.weight_norm")
 
 
 def _about_optimizer(library: str) -> str:
@@ -138,8 +146,6 @@ def advice_on(
     plain = CAUSES[cause].remedy
     if finding is not None and finding.lost and cause is Cause.OPTIMIZER_STATE:
         return Advice(_LOST.format(dtype=finding.inputs[0].dtype))
-    if finding is not None and cause is Cause.OPTIMIZER_STATE and _roots_below_0(finding):
-        return Advice(_CANCELLED)
     if finding is None or cause not in _BY_FUNCTION:
         return Advice(_about_before(finding, plain, masked=loss_finite is True))
     if cause is Cause.MASK and finding.operation in _PICKING and not finding.derivative:
@@ -181,7 +187,20 @@ def options_of(name: str, f: Finding) -> dict[str, Any]:
     return found
 
 
+def of_nothing(f: Finding) -> bool:
+    """Return whether a mean, or a loss that takes one, was given no elements."""
+    spread = f.operation in ("median", "std", "var")
+    empty = bool(f.inputs) and f.inputs[0].size == 0 and f.inputs[0].shape != ()
+    return empty and f.kind == "nan" and not f.derivative and not spread
+
+
 def _by_function(cause: Cause, f: Finding) -> Advice:
+    if of_nothing(f):
+        return Advice(ADVICE["mean"] if f.operation == "mean" else _NOTHING)
+    if cause is Cause.DOMAIN and f.operation == "div" and 0.0 in f.scalars and len(f.inputs) == 1:
+        return Advice(_PLAIN_ZERO, REMEDIES["div"])
+    if cause is Cause.LOW_PRECISION_OVERFLOW and f.operation in ("attention", "einsum", "matmul"):
+        return Advice(_PRODUCT)
     if f.by_hand:
         does = "is finite at 0, too" if f.by_hand in ("normalize", "rms_norm") else "stays in range"
         what = f"this is {f.by_hand} written by hand: the function itself {does}"
@@ -226,6 +245,8 @@ def _without_function(cause: Cause, f: Finding) -> str:
 
 
 def _at_the_call(cause: Cause, f: Finding) -> str:
+    if f.library in _NORMALISED_WEIGHTS and cause in (Cause.DOMAIN, Cause.BOUNDARY_DERIVATIVE):
+        return f"the weight is all zeros, and {f.library} divides by its length: {ZERO_WEIGHT}"
     own = f.own_frame
     where = f"at your call in {own}" if own is not None else "at your call"
     about = _about_optimizer(f.library) if f.derivative and f.operation in ("sqrt", "rsqrt") else ""
@@ -236,11 +257,6 @@ def _at_the_call(cause: Cause, f: Finding) -> str:
     else:
         change = _AT_THE_CALL.get(f.operation, ADVICE.get(f.operation, "clamp what you pass to its domain"))
     return f"the operation is inside {f.library}; {where}, {change}"
-
-
-def _roots_below_0(f: Finding) -> bool:
-    """Return whether a finite number below 0 came under a root."""
-    return f.operation in ("sqrt", "rsqrt") and f.kind == "nan" and any(s.min < 0 for s in f.inputs)
 
 
 def _is_half(f: Finding) -> bool:

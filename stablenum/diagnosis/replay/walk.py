@@ -10,19 +10,17 @@ is the operation that could not handle it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from stablenum.diagnosis.replay.operations import ANSWERING, CLIPPING, MASKED, MOVING, SELECTING
 from stablenum.diagnosis.replay.trace import Step, Trace, Value
 
-__all__ = ["Origin", "first_causes", "is_clipped", "is_selected", "on_the_way"]
+__all__ = ["Origin", "first_causes", "is_clipped", "is_selected", "on_the_way", "reads_data"]
 
 # Operations through which a mask is still a mask, element by element.
 _PASSING_ON = MOVING - {"gather", "index", "scatter", "index_put"} | {
     "add", "cast", "div", "mul", "neg", "sub", "tril", "triu",
 }  # fmt: skip
-# Operations that no mask is given to: an infinity from outside that they read is bad data.
-_NO_MASKS = {"batch_norm", "conv", "group_norm", "layer_norm", "matmul", "rms_norm", "std", "var"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,9 +132,7 @@ def _of_nan(trace: Trace, bad: Value) -> list[Origin]:
             continue
         # This step made the NaN. If it read an infinity that was computed, the failure began there.
         infinite = [o for v in inputs if v.inf for o in _of_inf(trace, v)]
-        computed = [o for o in infinite if not o.placed] or [
-            replace(o, placed=False) for o in infinite if step.operation in _NO_MASKS and o.step is None
-        ]
+        computed = [o for o in infinite if not o.placed]
         # An infinity that is a plain number (x * inf) was placed, too.
         placed = bool(infinite) or trace.places_infinity(step)
         origins += computed or [Origin(step=step, value=value, kind="nan", placed=placed)]
@@ -275,6 +271,28 @@ def _into_function(trace: Trace, step: Step) -> list[Value]:
             elif value.inf:
                 infinite.append(value)
     return infinite
+
+
+# Layers and statistics that use every element: an infinity among their data is no mask.
+_OF_DATA = frozenset({
+    "batch_norm", "conv", "group_norm", "layer_norm", "matmul", "mean", "norm", "rms_norm", "std", "var",
+})  # fmt: skip
+
+
+def reads_data(trace: Trace, step: Step) -> bool:
+    """Return whether the infinities that a layer reads came from outside with its data."""
+    infinite = [v for v in trace.inputs_of(step) if v.inf]
+    return step.operation in _OF_DATA and bool(infinite) and all(_is_input(trace, v) for v in infinite)
+
+
+def _is_input(trace: Trace, value: Value) -> bool:
+    """Return whether a value is an input, or elements of one that were moved."""
+    if value.producer is None:
+        return value.role == "input"
+    step = trace.steps[value.producer]
+    read = [v for v in trace.inputs_of(step) if v.inf]
+    moved = step.operation in MOVING - SELECTING | {"cast"} and bool(read)
+    return moved and all(_is_input(trace, v) for v in read)
 
 
 def is_selected(trace: Trace, step: Step, *, within: int = 12) -> bool:

@@ -51,7 +51,15 @@ def stats_of(tensor: Tensor, *, name: str = "", at: Tensor | None = None) -> Ten
             low, high = float(x.min()), float(x.max())
             amax = max(abs(low), abs(high))
             return TensorStats(
-                dtype=dtype, shape=shape, size=tensor.numel(), name=name, min=low, max=high, amax=amax
+                dtype=dtype,
+                shape=shape,
+                size=tensor.numel(),
+                name=name,
+                min=low,
+                max=high,
+                amax=amax,
+                zero=int((x == 0).sum()),
+                values=_values(tensor, at),
             )
         return TensorStats(dtype=dtype, shape=shape, size=tensor.numel(), name=name)
     finite = torch.isfinite(x)

@@ -73,4 +73,7 @@ def without_valid_target(name: str, args: tuple[Any, ...]) -> str:
         return "there are no targets, so their mean is 0/0"
     if bool((target == ignored).all()):
         return f"every target is ignored ({ignored}), so the mean over the others is 0/0"
+    valid = target[target != ignored]
+    if args[2] is not None and not bool(args[2][valid].any()):
+        return "the classes of all targets have weight 0, so the weighted mean is 0/0"
     return ""

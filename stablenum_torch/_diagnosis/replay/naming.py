@@ -57,6 +57,7 @@ _ATEN: Mapping[str, str] = _table(
     masked_fill="masked_scatter",
     matmul="mm bmm addmm baddbmm addbmm dot vdot mv addmv ger addr addmm_activation linear",
     maximum="fmax",
+    median="nanmedian",
     max_pool="max_pool2d_with_indices adaptive_max_pool2d",
     mean="nanmean",
     minimum="fmin",
@@ -75,6 +76,7 @@ _ATEN: Mapping[str, str] = _table(
     scatter_add="index_add scatter_add scatter_reduce index_reduce embedding_dense_backward",
     slice="select narrow split split_with_sizes unbind diagonal unfold chunk",
     softmax="safe_softmax sparse_softmax masked_softmax",
+    solve_triangular="triangular_solve",
     std="std_mean",
     sub="rsub subtract",
     transpose="t permute transpose_copy movedim flip roll",
@@ -98,20 +100,17 @@ PUBLIC: Mapping[str, str] = _table(
     kl_div="kl_div",
     layer_norm="layer_norm",
     log_softmax="log_softmax",
-    logdet="logdet",
     logsumexp="logsumexp",
     norm="norm vector_norm linalg_norm linalg_vector_norm matrix_norm pairwise_distance cdist",
     normalize="normalize",
+    mean="nanmean",
     one_hot="one_hot",
     poisson_nll="poisson_nll_loss",
     rms_norm="rms_norm",
-    softmax="softmax softmin gumbel_softmax",
+    softmax="softmax softmin",
     std="std std_mean",
     var="var var_mean",
 )
-
-# Those that choose a NaN themselves: the choice is no mask of the user's.
-_CHOOSING = ("logdet",)
 
 
 def operation_name(aten: str, public: str = "") -> str:
@@ -132,8 +131,6 @@ def operation_name(aten: str, public: str = "") -> str:
     """
     plain = aten.strip("_").removeprefix("foreach_")
     if plain not in _ATEN:
-        plain = plain.removeprefix("linalg_").removesuffix("_ex")
+        plain = plain.removeprefix("linalg_").removeprefix("special_").removesuffix("_ex")
     own = _ATEN.get(plain, plain)
-    if public in _CHOOSING:
-        return PUBLIC[public]
     return own if own in MOVING or own == "cast" else PUBLIC.get(public, own)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import CodeType
@@ -184,11 +185,24 @@ class Recorder(TorchDispatchMode):
             return
         flags = self._output_flags(operation, before, outputs)
         step = self._add(operation, context, before.inputs, outputs, flags, call, written_ids)
+        if operation.name == "where":
+            self._join_logdet(step, outputs)
         news = not all(flag == CLEAN for flag in flags)
         if (step.phase == "forward" and makes_node) or (step.phase != "backward" and news):
             self.kept.keep(step, before.inputs, tensors_in(call), before.clones)
         self.contexts.nodes.record(step.index, operation.name, sure=makes_node)
         self._describe(func, operation, step, before, call, outputs)
+
+    def _join_logdet(self, step: Step, outputs: Sequence[Tensor]) -> None:
+        """Take the last part of ``torch.logdet``, NaN for a negative determinant, for the whole function."""
+        parts = [self.trace.steps[v.producer] for v in self.trace.inputs_of(step) if v.producer is not None]
+        here = [s for s in parts if s.place == step.place]
+        whole = next((s for s in here if s.operation == "slogdet"), None)
+        if whole is None or not any(math.isnan(x) for s in here for x in s.scalars):
+            return
+        step.operation, step.inputs = "logdet", whole.inputs
+        if any(v.nan for v in self.trace.outputs_of(step)):
+            self._keep_stats(step, outputs, list(zip(whole.inputs, self.kept.of(whole.index) or ())))
 
     def _output_flags(self, operation: Operation, before: _Before, outputs: Sequence[Tensor]) -> list[Flags]:
         if operation.empty:

@@ -19,7 +19,7 @@ from stablenum.diagnosis.replay.source_files import is_outside
 from stablenum.diagnosis.replay.values import Place
 from stablenum_torch._diagnosis.replay.naming import PUBLIC
 
-__all__ = ["Survey", "survey"]
+__all__ = ["Survey", "is_user_file", "place_of", "survey"]
 
 _FOREIGN = (
     "accelerate", "equinox", "flax", "jax", "jaxlib", "numpy", "optax", "stablenum", "stablenum_jax",
@@ -79,7 +79,7 @@ def survey(stop: CodeType) -> Survey:
         if kind is _Kind.STOP:
             break
         if kind is _Kind.USER:
-            (outer if found.engine else inner).append(_place(code, frame.f_lineno))
+            (outer if found.engine else inner).append(place_of(code, frame.f_lineno))
         elif kind is _Kind.UPDATE:
             found.update = True
             if not inner:
@@ -88,7 +88,7 @@ def survey(stop: CodeType) -> Survey:
             pass
         elif kind is _Kind.LIBRARY:
             if not inner:
-                found.library = f"torch.distributions.{code.co_qualname}"
+                found.library = _library(code)
         elif kind is _Kind.MODULE:
             modules.append(frame.f_locals["self"])
         elif kind is _Kind.PUBLIC and not inner and not modules:
@@ -125,7 +125,7 @@ def _classified(code: CodeType) -> _Kind:
         return _Kind.MODULE if name == "_call_impl" else _Kind.OTHER
     if file.endswith(("torch/nn/functional.py", "torch/functional.py", "torch/_tensor.py")):
         return _Kind.PUBLIC if name in PUBLIC or name == "multi_head_attention_forward" else _Kind.OTHER
-    if "/torch/distributions/" in file:
+    if "/torch/distributions/" in file or file.endswith(_WEIGHTS):
         return _Kind.LIBRARY
     if file.endswith("torch/autograd/graph.py"):
         return _Kind.ENGINE if name == "_engine_run_backward" else _Kind.OTHER
@@ -145,13 +145,32 @@ def is_user_file(file: str) -> bool:
     return is_outside(file, _FOREIGN)  # packages that are not named count as the user's
 
 
-def _place(code: CodeType, line: int) -> Place:
+def place_of(code: CodeType, line: int) -> Place:
+    """Return the place of a line."""
     key = (id(code), line)
     place = _places.get(key)
     if place is None:
         source = linecache.getline(code.co_filename, line).strip()
         place = _places[key] = Place(code.co_filename, line, code.co_name, source)
     return place
+
+
+# Files whose functions divide a weight by its length, before or in the forward pass.
+_WEIGHTS = (
+    "torch/nn/utils/parametrizations.py", "torch/nn/utils/spectral_norm.py", "torch/nn/utils/weight_norm.py",
+)  # fmt: skip
+
+
+def _library(code: CodeType) -> str:
+    """Return the name of the library's function to which the code belongs."""
+    if code.co_filename.replace(os.sep, "/").endswith(_WEIGHTS):
+        kind = (
+            "spectral_norm"
+            if "spectral" in f"{code.co_filename}{code.co_qualname}".lower()
+            else "weight_norm"
+        )
+        return f"torch.nn.utils.{kind}"
+    return f"torch.distributions.{code.co_qualname}"
 
 
 def _optimizer(frame: FrameType) -> str:
