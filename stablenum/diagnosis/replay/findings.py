@@ -12,7 +12,7 @@ from stablenum.diagnosis.replay.patterns import by_hand, is_squared, lost_number
 from stablenum.diagnosis.replay.source_files import lines_around, package_of
 from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum.diagnosis.replay.values import MOST_VALUES, Place, TensorStats, plain
-from stablenum.diagnosis.replay.walk import Origin, is_clipped, is_selected, reads_data
+from stablenum.diagnosis.replay.walk import Origin, is_clipped, is_healed, is_selected, reads_data
 
 __all__ = ["Finding", "finding_of", "places_left"]
 
@@ -42,6 +42,7 @@ class Finding:
         selected: whether a later ``where`` or mask discards part of the result, so that a gradient of 0 comes
             back.
         value_finite: for a derivative, whether the value of the operation itself is finite.
+        healed: whether nothing bad is left after it in the forward pass.
         clipped: whether a later clip does so, and no ``where`` or mask.
         squared: whether the result is squared before anything selects from it.
         lost: what is said of a small number (eps) before the operation that is 0 in its format.
@@ -77,6 +78,7 @@ class Finding:
     scalars: tuple[float, ...] = ()
     placed: bool = False
     selected: bool = False
+    healed: bool = False
     clipped: bool = False
     value_finite: bool = True
     squared: bool = False
@@ -241,6 +243,7 @@ def finding_of(trace: Trace, origin: Origin, *, wide_finite: bool | None = None)
         placed=origin.placed,
         data=origin.placed and not derivative and reads_data(trace, step),
         selected=selected,
+        healed=selected and is_healed(trace, forward),
         value_finite=not derivative or all(v.finite for v in trace.outputs_of(forward)),
         squared=zero and is_squared(trace, forward),
         lost=lost_number(trace, forward, read),

@@ -13,6 +13,8 @@ __all__ = ["Growth"]
 # Sizes that have grown by less, in all, or that are smaller in the end, are no explosion.
 _EXPLOSION = 1000.0
 _LARGE = 100.0
+# What began at 0 has exploded only if something else has grown by this factor.
+_COMPANY = 10.0
 # A run of steps in each of which the size grew by less has ended.
 _A_STEP = 1.1
 # A value that is larger than usual by this factor is named.
@@ -71,6 +73,7 @@ class Growth:
         did."""
         runs = [(self._began(name), name) for name in (self._starts[-1].sizes if self._starts else ())]
         grown = [(self._factor(i, name), i, name) for i, name in runs if self._factor(i, name) >= _EXPLOSION]
+        grown = [g for g in grown if self._starts[g[1]].sizes[g[2]] or self._others_grew()]
         if not grown:
             return ""
         _, begin, name = max(grown, key=lambda g: g[0])
@@ -93,6 +96,13 @@ class Growth:
         before, now = self._starts[begin].sizes[name], self._starts[-1].sizes[name]
         # A bias may begin at 0: it is compared with a size of 1.
         return now / (before or 1.0) if math.isfinite(now) else 0.0
+
+    def _others_grew(self) -> bool:
+        """Return whether anything that did not begin at 0 has grown, too, if there is anything else: an
+        optimizer's moments begin at 0 and become as large as the gradients' squares."""
+        first, last = self._starts[0].sizes, self._starts[-1].sizes
+        others = [last[name] / first[name] for name in last if first.get(name)]
+        return not others or max(others) >= _COMPANY
 
     def _why(self, begin: int, name: str) -> list[str]:
         """Say with what the parameters were updated in the step, and what was unusual in it."""

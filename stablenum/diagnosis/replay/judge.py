@@ -141,7 +141,7 @@ def _where_trap(e: Evidence) -> str:
     if f.derivative:
         fact = f"the value of {f.operation} is discarded afterwards, but its derivative is {_kind(f)}"
         return "" if _is_overflow(f) else fact
-    if f.phase != "forward" or not e.loss_finite:
+    if f.phase != "forward" or not (e.loss_finite or f.healed):
         return ""
     what = f"{f.operation} is {_kind(f)} where its value is discarded afterwards"
     return f"{what}; its derivative multiplies that by 0"

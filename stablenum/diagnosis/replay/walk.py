@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from stablenum.diagnosis.replay.operations import ANSWERING, CLIPPING, MASKED, MOVING, SELECTING
 from stablenum.diagnosis.replay.trace import Step, Trace, Value
 
-__all__ = ["Origin", "first_causes", "is_clipped", "is_selected", "on_the_way", "reads_data"]
+__all__ = ["Origin", "first_causes", "is_clipped", "is_healed", "is_selected", "on_the_way", "reads_data"]
 
 # Operations through which a mask is still a mask, element by element.
 _PASSING_ON = MOVING - {"gather", "index", "scatter", "index_put"} | {
@@ -309,6 +309,13 @@ def is_selected(trace: Trace, step: Step, *, within: int = 12) -> bool:
     return _reaches(trace, step, SELECTING - CLIPPING, within)
 
 
+def is_healed(trace: Trace, step: Step, *, within: int = 12) -> bool:
+    """Return whether the selection that discards a part of the result leaves nothing bad in the forward pass,
+    so that what is bad came back through the derivative."""
+    selecting = _selections(trace, step, SELECTING - CLIPPING, within)
+    return bool(selecting) and all(v.finite for s in selecting for v in trace.outputs_of(s))
+
+
 def is_clipped(trace: Trace, step: Step, *, within: int = 12) -> bool:
     """Return whether a later clip cuts the result of a forward step; its gradient of 0 is no different from
     that of a ``where``, but the remedy is to clip before the step. What has become NaN on its way is not cut.
@@ -320,15 +327,23 @@ def _reaches(
     trace: Trace, step: Step, operations: Set[str], within: int, *, through_nan: bool = True
 ) -> bool:
     """Return whether a value passes into one of these operations in the forward pass."""
+    return bool(_selections(trace, step, operations, within, through_nan=through_nan))
+
+
+def _selections(
+    trace: Trace, step: Step, operations: Set[str], within: int, *, through_nan: bool = True
+) -> list[Step]:
+    """Return the first of these operations that a value passes into in the forward pass."""
     reached, frontier = set(step.outputs), set(step.outputs)
     for _ in range(within):
         following = [s for s in trace.steps[step.index + 1 :] if frontier.intersection(s.inputs)]
         following = [s for s in following if s.phase == "forward"]
-        if any(s.operation in operations for s in following):
-            return True
+        selecting = [s for s in following if s.operation in operations]
+        if selecting:
+            return selecting
         further = [(o, v) for s in following for o, v in zip(s.outputs, trace.outputs_of(s), strict=True)]
         frontier = {o for o, v in further if through_nan or not v.nan} - reached
         reached |= frontier
         if not frontier:
-            return False
-    return False
+            break
+    return []

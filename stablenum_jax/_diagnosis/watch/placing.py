@@ -33,15 +33,18 @@ def at_the_caller(report: Report, phase: str = "", library: str = "", *, operati
     frames = callers() if operation else ()
 
     def placed(f: Finding) -> Finding:
-        if f.phase == "before":
+        if f.phase == "before" and not operation:
             return f
         f = replace(f, phase=phase or f.phase, frames=f.frames or frames)
         if operation:
-            f = replace(f, inputs=tuple(replace(s, name="") for s in f.inputs))
+            unnamed = tuple(tuple(replace(s, name="") for s in some) for some in (f.inputs, f.outputs))
+            f = replace(f, inputs=unnamed[0], outputs=unnamed[1], name="")
         if f.place is not None or here is None:
             return f
         return replace(f, place=here, around=lines_around(here), library=f.library or library)
 
     findings = tuple(map(placed, report.findings))
     evidence = replace(report.evidence, findings=findings, loss_finite=True)
+    if operation:
+        evidence = replace(evidence, bad_parameters=())
     return Report.of(evidence, notes=report.notes, seconds=report.seconds)
