@@ -9,6 +9,7 @@ import torch
 
 from stablenum.commands.explain import script_errors
 from stablenum_torch._diagnosis.by_hand import finite, unwrapped
+from stablenum_torch._diagnosis.replay.recorder import rejects_numbers
 
 __all__ = ["bad_in_frames", "is_about_a_closure", "is_about_numbers"]
 
@@ -17,9 +18,13 @@ _CONSTRAINT = "to satisfy the constraint"
 
 
 def is_about_numbers(error: BaseException, bad: Sequence[torch.Tensor]) -> bool:
-    """Return whether the message is about NaN or inf; ``bad`` are the tensors that are not finite."""
+    """Return whether an error is about NaN or inf, or about numbers that an operation refuses.
+
+    ``bad`` are the tensors that are not finite.
+    """
     said = str(error)
-    return script_errors.is_about_numbers(said) or (bool(bad) and _CONSTRAINT in said)
+    constraint = bool(bad) and _CONSTRAINT in said
+    return script_errors.is_about_numbers(said) or constraint or rejects_numbers(error)
 
 
 def bad_in_frames(error: BaseException) -> list[torch.Tensor]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from stablenum.diagnosis import Report
-from stablenum.diagnosis.replay.findings import finding_of
+from stablenum.diagnosis.replay.findings import finding_of, refusal_of
 from stablenum.diagnosis.replay.judge import Evidence
 from stablenum.diagnosis.replay.trace import Value
 from stablenum.diagnosis.replay.walk import first_causes
@@ -69,6 +69,14 @@ class Window:
         failed, trace = self._recorder.failure, self._recorder.trace
         read = [] if failed is None else [v for v in trace.inputs_of(failed.step) if not v.finite]
         return self._report(read, evidence) if read else None
+
+    def report_of_refused(self, error: BaseException, **evidence: Any) -> Report | None:
+        """Report on an operation that refused finite numbers, which ended the script."""
+        failed = self._recorder.failure
+        if failed is None or failed.error is not error:
+            return None
+        finding = refusal_of(self._recorder.trace, failed.step)
+        return Report.of(Evidence(framework="torch", findings=(finding,), **evidence))
 
     def report_of_last(self, **evidence: Any) -> Report | None:
         """Report on the last computed value that is not finite."""

@@ -425,6 +425,8 @@ class _Watcher:
             return
         known = {"loss_finite": False, "reproduced": self.reproduced}
         report = self.window.report_of_failed(**known)
+        if report is None and not read:
+            report = self.window.report_of_refused(error, **known)
         if report is None:
             report = self.window.report(read, **known) if read else self.window.report_of_last(**known)
         self.outcome.report = None if report is None else report.to_dict()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stablenum.diagnosis.replay.findings import finding_of
 from stablenum.diagnosis.replay.trace import Trace, Value
-from stablenum.diagnosis.replay.walk import first_causes, is_selected
+from stablenum.diagnosis.replay.walk import first_causes, is_healed, is_selected
 
 FINE, NAN, INF, NEGINF = (
     (False, False, False),
@@ -234,3 +234,15 @@ def test_an_infinite_factor_is_named_and_not_the_derivative_that_receives_it(aga
     (origin,) = first_causes(t, [nan])
     assert origin.placed is not again
     assert origin.value is t.values[scale] if again else origin.step is not None
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_a_selection_heals_if_nothing_bad_is_left_after_it(left: bool) -> None:
+    t = Trace()
+    x, mask = t.add_value(role="input"), t.add_value(role="constant")
+    inf = t.add_value(flags=(False, True, False))
+    chosen = t.add_value(flags=(False, left, False))
+    step = t.add_step("exp", inputs=[x], outputs=[inf])
+    t.add_step("where", inputs=[mask, inf], outputs=[chosen])
+    assert is_selected(t, step)
+    assert is_healed(t, step) is not left

@@ -62,3 +62,13 @@ def test_an_overflow_after_an_explosion_is_attributed_to_it() -> None:
     verdict = judge(Evidence(framework="torch", findings=(found,), exploded="w grew in step 3"))
     assert verdict.cause is Cause.EXPLODED
     assert verdict.evidence[0] == "w grew in step 3"
+
+
+@pytest.mark.parametrize(("weight", "said"), [([0.5, 0.5, 0.5], False), ([0.5, 40.0, 900.0], True)])
+def test_moments_that_begin_at_0_have_exploded_only_if_the_parameters_grew(
+    weight: list[float], said: bool
+) -> None:
+    growth = Growth()
+    for step, (nu, w) in enumerate(zip([0.0, 1e3, 1e5], weight, strict=True)):
+        growth.note(step, {"w": w, "nu": nu})
+    assert bool(growth.explosion()) is said

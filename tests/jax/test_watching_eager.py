@@ -75,6 +75,23 @@ def state_of_a_sampler() -> jax.Array:
     return x
 
 
+def scaler_that_was_saved_in_float16() -> None:
+    mean = jnp.asarray(np.array([np.inf], np.float32))
+    scaled = (jnp.ones(1) - mean) / mean
+    jax.grad(loss)(jnp.ones(2) * scaled)
+
+
+def exponential_under_a_mask() -> None:
+    mask = jnp.tril(jnp.ones((2, 2), bool))
+
+    @jax.jit
+    def step(w: jax.Array) -> jax.Array:
+        gradient = jax.grad(lambda w: jnp.where(mask, jnp.exp(w * X * 50.0 * ~mask), 0.0).sum())(w)
+        return w - gradient
+
+    step(jnp.ones(2))
+
+
 FAILING = (
     quasi_newton, adam_from_step_0, rate_read_as_a_number, through_shapes, eager_loop, checked_by_the_script,
     checked_by_name, state_of_a_sampler,
@@ -101,6 +118,20 @@ def test_the_operation_that_made_the_first_bad_number_is_named(
     assert first.place.code.endswith("# BAD"), str(report)
     assert report.verdict.cause is Cause.DOMAIN, str(report)
     assert not any(s.name for s in first.inputs)
+
+
+def test_an_input_that_was_bad_before_an_operation_is_placed_where_it_is_read(session: Session) -> None:
+    report = found(session, scaler_that_was_saved_in_float16)
+    first = report.findings[0]
+    assert first.place is not None
+    assert first.place.code == "scaled = (jnp.ones(1) - mean) / mean"
+    assert str(first).endswith(": input holds inf before the step")
+    assert report.verdict.cause is Cause.BATCH
+
+
+def test_a_discarded_overflow_in_a_whole_step_is_a_trap(session: Session) -> None:
+    report = found(session, exponential_under_a_mask)
+    assert (report.findings[0].operation, report.verdict.cause) == ("exp", Cause.WHERE_TRAP), str(report)
 
 
 def test_the_report_shows_the_calls_and_the_lines_around(session: Session) -> None:

@@ -35,6 +35,10 @@ EDGES: dict[str, tuple[Callable[[], Tensor], str, str]] = {
         "determinant",
         "slogdet(A).logabsdet",
     ),
+    "log of a determinant": (lambda: torch.det(swap()).log(), "below", "logdet written by hand"),
+    "log of a determinant's magnitude": (
+        lambda: torch.det(SINGULAR).abs().log(), "argument of 0", "logdet written by hand"
+    ),
     "cholesky_solve": (
         lambda: torch.cholesky_solve(torch.ones(2, 1), singular().T).sum(), "diagonal", "diagonal"
     ),

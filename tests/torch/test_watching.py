@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch.func import functional_call, grad, hessian, jacrev, vmap
 
-from stablenum.diagnosis import Report
+from stablenum.diagnosis import Cause, Report
 from stablenum_torch._diagnosis.by_hand import graph_of
 from tests.torch.watched import Watching, assert_healthy, ended, found
 
@@ -260,6 +261,32 @@ def test_a_distribution_that_refuses_nan_is_explained_where_the_nan_began(watchi
         )  # its message shows the corners of p, without NaN
 
     assert_on_the_bad_line(found(watching(record=True), run), "log")
+
+
+@pytest.mark.parametrize(
+    ("refused", "operation"),
+    [
+        (lambda x: torch.linalg.cholesky(x - x), "cholesky"),  # BAD
+        (lambda x: torch.linalg.solve(x - x, torch.ones(2)), "solve"),  # BAD
+        (lambda x: torch.multinomial(x - x, 1), "multinomial"),  # BAD
+    ],
+)
+def test_finite_numbers_that_an_operation_refuses_are_explained(
+    watching: Watching, refused: Callable[[torch.Tensor], object], operation: str
+) -> None:
+    report = found(watching(record=True), lambda: refused(torch.eye(2)))
+    first = report.findings[0]
+    assert first.place is not None
+    assert (first.operation, first.place.code.endswith("# BAD")) == (operation, True), str(report)
+    assert report.verdict.cause is Cause.DOMAIN
+
+
+def test_a_refusal_that_the_script_copes_with_is_no_failure(watching: Watching) -> None:
+    def run() -> None:
+        with contextlib.suppress(torch.linalg.LinAlgError):
+            torch.linalg.cholesky(torch.zeros(2, 2))
+
+    assert_healthy(watching(), run)
 
 
 def test_a_check_of_the_users_own_is_explained_by_what_it_read(watching: Watching) -> None:

@@ -76,7 +76,7 @@ class Failure:
             "parameter": f"{shown or 'parameters'} {verb} not finite after {when}",
             "setting": f"{shown}, in {when}",
             "buffer": f"{shown} {verb} NaN since {when}, for good, although its batch was left out",
-            "error": f"{shown} in {when} failed with a message about NaN or inf",
+            "error": f"{shown} in {when} failed with a message about its numbers",
             "operation": f"the result of {shown} is not finite before {when}",
             "output": f"the result of {shown} is not finite in {when}",
         }[self.what]

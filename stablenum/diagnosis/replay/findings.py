@@ -14,7 +14,7 @@ from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum.diagnosis.replay.values import MOST_VALUES, Place, TensorStats, plain
 from stablenum.diagnosis.replay.walk import Origin, is_clipped, is_healed, is_selected, reads_data
 
-__all__ = ["Finding", "finding_of", "places_left"]
+__all__ = ["Finding", "finding_of", "places_left", "refusal_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +162,21 @@ def places_left(findings: Sequence[Finding], steps: Iterable[Step]) -> tuple[str
         left = {p: None for p in left if p[0] != first.place}
     same = first.place.file if first.place else ""
     return tuple(f"{f'line {p.line}' if p.file == same else p} ({what})" for p, what in left if p is not None)
+
+
+def refusal_of(trace: Trace, step: Step) -> Finding:
+    """Return the finding to show for a step that raised an error over its arguments."""
+    return Finding(
+        operation=step.operation,
+        phase=step.phase,
+        kind="error",
+        primitive=step.primitive,
+        module=step.module,
+        place=step.place,
+        around=lines_around(step.place) if step.place else (),
+        frames=step.frames,
+        inputs=tuple(v.stats for v in trace.inputs_of(step) if v.stats),
+    )
 
 
 def _meets_zero(trace: Trace, step: Step) -> bool:

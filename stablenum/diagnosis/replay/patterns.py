@@ -112,6 +112,8 @@ def _of_exp(trace: Trace, step: Step) -> str:
 
 def _of_log(trace: Trace, step: Step) -> str:
     read = list(_before(trace, step))
+    if any(s.operation == "det" for s in _before(trace, step, through=("abs",))):
+        return "logdet"
     for producer in read:
         inner = {s.operation for s in _before(trace, producer, through=("sum",))}
         if step.operation == "log1p":

@@ -70,6 +70,7 @@ _BY_HAND = {
         "numerics.log_sigmoid", "{ns}.numerics.log_sigmoid(x)  # of -x in place of log(1 - sigmoid(x))"
     ),
     "log_softmax": Remedy("numerics.log_softmax", "{ns}.numerics.log_softmax(x, {axis}=-1)"),
+    "logdet": Remedy("", "{np}.linalg.slogdet(A)[1]  # log |det A|"),
     "logsumexp": Remedy("numerics.logsumexp", "{ns}.numerics.logsumexp(x, {axis}=-1)"),
     "normalize": Remedy("numerics.normalize", "{ns}.numerics.normalize(x, {axis}=-1)"),
     "rms_norm": Remedy("numerics.rms_norm", "{ns}.numerics.rms_norm(x, {axis}=-1)"),

@@ -33,7 +33,7 @@ from stablenum_torch._diagnosis.replay.snapshot import Snapshot
 from stablenum_torch._diagnosis.replay.source_lines import survey
 from stablenum_torch._diagnosis.replay.tensor_values import TensorValues
 
-__all__ = ["Failure", "Recorder"]
+__all__ = ["Failure", "Recorder", "rejects_numbers"]
 
 # Overwritten tensors are cloned only to be described; cloning more elements than this costs too much.
 _MOST_CLONED = 2**24
@@ -356,6 +356,12 @@ class Recorder(TorchDispatchMode):
             frames=seen.frames,
         )
         self.failure = Failure(error, step, f"{name}: {error}".splitlines()[0])
+
+
+def rejects_numbers(error: BaseException) -> bool:
+    """Return whether finite numbers were rejected: a singular matrix, a probability of 2."""
+    said = str(error)
+    return isinstance(error, torch.linalg.LinAlgError) or "between 0 and 1" in said or "multinomial" in said
 
 
 def _narrows(args: tuple[Any, ...]) -> bool:

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from stablenum.diagnosis import Finding
-from stablenum.diagnosis.replay.findings import finding_of, places_left
-from stablenum.diagnosis.replay.source_files import lines_around
-from stablenum.diagnosis.replay.trace import Step, Trace, Value
+from stablenum.diagnosis.replay.findings import finding_of, places_left, refusal_of
+from stablenum.diagnosis.replay.trace import Trace, Value
 from stablenum.diagnosis.replay.trials import Read
 from stablenum.diagnosis.replay.walk import first_causes, on_the_way
 from stablenum.errors import NonFiniteError
@@ -26,7 +25,7 @@ from stablenum_torch._diagnosis.replay.inputs import Surroundings
 from stablenum_torch._diagnosis.replay.labels import BadLabelsError
 from stablenum_torch._diagnosis.replay.module_paths import ModulePaths
 from stablenum_torch._diagnosis.replay.public_calls import PublicFunctions
-from stablenum_torch._diagnosis.replay.recorder import Recorder
+from stablenum_torch._diagnosis.replay.recorder import Recorder, rejects_numbers
 from stablenum_torch._diagnosis.replay.snapshot import Snapshot
 
 __all__ = ["Call", "Run", "run"]
@@ -265,28 +264,15 @@ class _Judge:
             self.result.notes.append(f"the step raised {type(error).__name__}: {said}")
         if failure.labels:
             self.result.labels = failure.labels
-            self.result.findings = [self._refusal(failure.step)]
+            self.result.findings = [refusal_of(self.recorder.trace, failure.step)]
             return
         unfit = [v for v in self.recorder.trace.inputs_of(failure.step) if not v.finite]
         for value in unfit:
             self.result.bad.append(value.id)
         if not unfit:
-            if not _is_about_numbers(error):
+            if not rejects_numbers(error):
                 raise error
-            self.result.findings = [self._refusal(failure.step)]
-
-    def _refusal(self, step: Step) -> Finding:
-        return Finding(
-            operation=step.operation,
-            phase=step.phase,
-            kind="error",
-            primitive=step.primitive,
-            module=step.module,
-            place=step.place,
-            around=lines_around(step.place) if step.place else (),
-            frames=step.frames,
-            inputs=tuple(v.stats for v in self.recorder.trace.inputs_of(step) if v.stats),
-        )
+            self.result.findings = [refusal_of(self.recorder.trace, failure.step)]
 
     def conclude(self) -> None:
         """Trace the bad values back to their origins."""
@@ -302,11 +288,6 @@ class _Judge:
             self.result.left = places_left(self.result.findings, steps)
             self.result.read = recorder.kept.of_operation(trace, origins[0].step)
             self.result.labels = recorder.labels.get(origins[0].step.index, "")
-
-
-def _is_about_numbers(error: Exception) -> bool:
-    """Return whether finite numbers were rejected: a singular matrix, a probability of 2."""
-    return isinstance(error, torch.linalg.LinAlgError) or "between 0 and 1" in str(error)
 
 
 def _square(tensor: Tensor) -> float:
