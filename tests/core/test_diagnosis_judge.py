@@ -221,3 +221,11 @@ def test_an_infinite_constant_of_a_small_format_was_too_large_for_it(dtype: str,
     verdict = judge(Evidence(framework="jax", findings=found, loss_finite=False))
     assert verdict.cause is Cause.BATCH
     assert ("a number above 65504 is inf in float16" in verdict.remedy) is half
+
+
+@pytest.mark.parametrize(("dtype", "rounds"), [("bfloat16", True), ("float16", True), ("float32", False)])
+def test_a_clamp_is_advised_in_a_format_that_can_hold_its_bound(dtype: str, rounds: bool) -> None:
+    found = (finding("log1p", inputs=(stats(-1.0, 0.5, dtype),)),)
+    verdict = judge(Evidence(framework="torch", findings=found, loss_finite=False))
+    assert verdict.cause is Cause.DOMAIN
+    assert ("rounds a bound such as 1 - 1e-6 to 1" in verdict.remedy) is rounds

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from stablenum.diagnosis.replay.findings import finding_of
 from stablenum.diagnosis.replay.trace import Trace, Value
+from stablenum.diagnosis.replay.values import Place
 from stablenum.diagnosis.replay.walk import first_causes, is_healed, is_selected
 
 FINE, NAN, INF, NEGINF = (
@@ -246,3 +247,17 @@ def test_a_selection_heals_if_nothing_bad_is_left_after_it(left: bool) -> None:
     t.add_step("where", inputs=[mask, inf], outputs=[chosen])
     assert is_selected(t, step)
     assert is_healed(t, step) is not left
+
+
+@pytest.mark.parametrize("computed", [True, False])
+def test_bad_data_is_placed_where_something_is_computed_from_it(computed: bool) -> None:
+    t = Trace()
+    x = t.add_value(role="input", flags=(True, False, False))
+    batch, loss = (t.add_value(flags=(True, False, False)) for _ in range(2))
+    t.add_step("stack", inputs=[x], outputs=[batch], place=Place("loader.py", 3, "f", "stack(x)"))
+    if computed:
+        t.add_step("sub", inputs=[batch], outputs=[loss], place=Place("model.py", 7, "f", "x - y"))
+    (origin,) = first_causes(t, [loss if computed else batch])
+    place = finding_of(t, origin).place
+    assert place is not None
+    assert place.line == (7 if computed else 3)

@@ -201,12 +201,26 @@ def _moves_nan(trace: Trace, origin: Origin) -> bool:
     return any(v.nan for v in trace.inputs_of(step))
 
 
+def _reader(trace: Trace, value: int) -> Step | None:
+    """Return the first step that computes with a value, which may have been moved before, as into a batch;
+    if there is none, the first that reads it."""
+    first, moved = None, {value}
+    for step in trace.steps:
+        if moved.isdisjoint(step.inputs):
+            continue
+        first = first or step
+        if step.operation not in MOVING - SELECTING:
+            return step
+        moved.update(step.outputs)
+    return first
+
+
 def finding_of(trace: Trace, origin: Origin, *, wide_finite: bool | None = None) -> Finding:
     """Return the finding to show for an origin."""
     step = origin.step
     if step is None:
-        # A value from outside has no line, so the line that first reads it is shown.
-        reader = next((s for s in trace.steps if origin.value.id in s.inputs), None)
+        # A value from outside has no line, so the line that first computes with it is shown.
+        reader = _reader(trace, origin.value.id)
         return Finding(
             operation=origin.value.role or "input",
             phase="before",

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 __all__ = [
-    "ADVICE", "ANSWERING", "BOUNDARIES", "CLIPPING", "DEFAULT_AXIS", "MASKED", "MOVING", "REMEDIES", "ROWS",
-    "SELECTING", "ZERO_WEIGHT", "Remedy",
+    "ADVICE", "ANSWERING", "BOUNDARIES", "CLIPPING", "DEFAULT_AXIS", "INSIDE", "MASKED", "MOVING", "REMEDIES",
+    "ROWS", "SELECTING", "ZERO_WEIGHT", "Remedy",
 ]  # fmt: skip
 
 # Operations that choose between values element by element; values that are not chosen get gradient 0.
@@ -174,7 +174,7 @@ ZERO_WEIGHT = (
     "starts at 0, set the gain to 0 instead (parametrizations.weight.original0 or weight_g), or multiply its "
     "output by a scale of 0"
 )
-_INSIDE = "clamp the argument slightly inside the domain before the call"
+INSIDE = "clamp the argument slightly inside the domain before the call"
 _SUPPORT = (
     "clip the values into the open interval where the density is above 0 (of proportions, for example "
     "(y (n - 1) + 0.5) / n), or give the edge a probability of its own"
@@ -182,47 +182,47 @@ _SUPPORT = (
 
 # The remedies for operations without a safe function.
 ADVICE = {
-    "acosh": _INSIDE,
-    "asin": _INSIDE,
+    "acosh": INSIDE,
+    "asin": INSIDE,
     "batch_norm": "find out what wrote the running variance: it must not be below 0",
     "cholesky": _REGULAR,
     "cholesky_solve": _DIAGONAL,
     "ctc_loss": "leave out targets that are longer than their input (torch: zero_infinity=True)",
     "det": _REGULAR,
-    "digamma": _INSIDE,
+    "digamma": INSIDE,
     "eig": _DISTINCT,
     "eigh": _DISTINCT,
-    "entr": _INSIDE,
-    "erfinv": _INSIDE,
-    "fmod": _INSIDE,
+    "entr": INSIDE,
+    "erfinv": INSIDE,
+    "fmod": INSIDE,
     "group_norm": "use an eps that its format can represent (1e-5)",
     "hypot": "add a small number inside the root: (x * x + y * y + 1e-12).sqrt()",
     "inv": _REGULAR,
-    "lgamma": _INSIDE,
-    "log10": _INSIDE,
-    "log1p": _INSIDE,
-    "log2": _INSIDE,
+    "lgamma": INSIDE,
+    "log10": INSIDE,
+    "log1p": INSIDE,
+    "log2": INSIDE,
     "logcdf": _SUPPORT,
     "logdet": (
         "where the determinant may be negative, as in a flow, take the logarithm of its magnitude: "
         "torch.linalg.slogdet(A).logabsdet; for a covariance, add a small multiple of the identity"
     ),
-    "logit": _INSIDE,
+    "logit": INSIDE,
     "logpdf": _SUPPORT,
     "logpmf": _SUPPORT,
     "logsf": _SUPPORT,
     "mean": "divide the sum by max(count, 1)",
     "multinomial": "give it probabilities from a softmax, or leave out rows without any",
     "median": "leave out the call, or give it a value of its own, where nothing is selected",
-    "ndtri": _INSIDE,
-    "polygamma": _INSIDE,
+    "ndtri": INSIDE,
+    "polygamma": INSIDE,
     "qr": "factor a matrix of full rank: start from random numbers, or add a small multiple of the identity",
-    "remainder": _INSIDE,
+    "remainder": INSIDE,
     "slogdet": _REGULAR,
     "solve": _REGULAR,
     "solve_triangular": _DIAGONAL,
     "svd": _DISTINCT,
     "weight_norm": ZERO_WEIGHT,
-    "xlog1py": _INSIDE,
-    "zeta": _INSIDE,
+    "xlog1py": INSIDE,
+    "zeta": INSIDE,
 }

@@ -8,7 +8,7 @@ from typing import Any
 
 from stablenum.diagnosis.replay.causes import CAUSES, Cause
 from stablenum.diagnosis.replay.findings import Finding
-from stablenum.diagnosis.replay.operations import ADVICE, REMEDIES, ROWS, ZERO_WEIGHT, Remedy
+from stablenum.diagnosis.replay.operations import ADVICE, INSIDE, REMEDIES, ROWS, ZERO_WEIGHT, Remedy
 from stablenum.formats import FORMATS
 
 __all__ = ["Advice", "advice_on", "of_nothing", "options_of"]
@@ -156,7 +156,15 @@ def advice_on(
     advice = _about_lost(cause, finding, _by_function(cause, finding))
     if advice.safe is not None and tried not in ("", "finite"):
         return Advice(_without_function(cause, finding))
+    if advice.remedy == INSIDE and _is_rounded(finding):
+        return Advice(f"{INSIDE}, in float32: {finding.inputs[0].dtype} rounds a bound such as 1 - 1e-6 to 1")
     return advice
+
+
+def _is_rounded(f: Finding) -> bool:
+    """Return whether the argument is in a format in which numbers next to 1 are far apart."""
+    known = FORMATS.get(f.inputs[0].dtype) if f.inputs else None
+    return known is not None and known.eps > 1e-4
 
 
 def options_of(name: str, f: Finding) -> dict[str, Any]:

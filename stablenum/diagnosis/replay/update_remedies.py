@@ -25,7 +25,7 @@ _TOO_LARGE = (
 )
 _SETTING = (
     "give the optimizer a finite number: mend the schedule that made this one, perhaps by a division by 0 "
-    "warm-up steps"
+    "warm-up steps, or by a power of what is below 0 after the last step"
 )
 _RATE_OF_DECAY = "set the decay rate below 1: the bias correction divides by 1 minus its power, which is 0"
 
