@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any, TypeAlias
 
@@ -45,6 +46,8 @@ __all__ = ["watch"]
 _Line: TypeAlias = tuple[str, int]  # file and number
 # After so many bad losses without a good one between them, the script is no longer taken to cope with them.
 PATIENCE = 25
+# So many steps of other optimizers show that a script trains on without the one that it has ruined.
+GOOD = 3
 
 
 def watch(session: Session) -> None:
@@ -64,6 +67,21 @@ def watch(session: Session) -> None:
         watcher.wrap(torch, name, watcher.before_look)
     session.on_error.append(watcher.on_error)
     watcher.open_window()
+
+
+@dataclass
+class _Broken:
+    """A step that failed.
+
+    Attributes:
+        optimizer: a weak reference to what took it.
+        doubt: the failure.
+        others: how many steps other optimizers have taken since.
+    """
+
+    optimizer: weakref.ref[torch.optim.Optimizer]
+    doubt: Doubt
+    others: int = 0
 
 
 class _Watcher:
@@ -95,6 +113,7 @@ class _Watcher:
         self.bad_losses = 0  # in a row
         self.last_doubt: tuple[Gradients, Doubt] | None = None  # of a loss
         self.doubted_loss = False  # since the last step
+        self.broken: list[_Broken] = []
         self.recovered = False  # a good loss came after a bad one
         self.graph = Graph([], set())  # of the last backward pass
         self.looked: dict[int, _Line] = {}  # where the script read tensors since the last step, by node
@@ -137,6 +156,8 @@ class _Watcher:
         if self.session.over or self.look(self.inside_a_step, sys._getframe(1)) is True:
             return
         self.look(self.check_parameters, optimizer)
+        for broken in self.broken:
+            broken.others += broken.optimizer() is not optimizer
         self.outcome.steps += 1
         self.looked.clear()
         # With several optimizers, a step's gradients may be older than the previous step.
@@ -169,6 +190,8 @@ class _Watcher:
         if self.doubted_loss:
             self.doubt_buffers()
             self.doubted_loss = False
+        if (broken := self.broken_by(optimizer)) is not None:
+            self.session.found(broken.doubt.failure, broken.doubt.report)
         self.note_growth(optimizer)
         if self.window is not None:
             self.state = state_problems(optimizer)
@@ -177,17 +200,35 @@ class _Watcher:
         bad = [p for p in parameters_of(optimizer) if p.grad is not None and not finite(p.grad)]
         used = self.finite_anyway and any(p.grad is not None for p in parameters_of(optimizer))
         if (bad or used) and self.bad_loss is not None:
-            self.session.found(self.bad_loss.failure, self.bad_loss.report)
-        if bad:
-            self.fail("gradient", bad, [p.grad for p in bad])
-        self.note_good_gradients()
+            self.end(optimizer, self.bad_loss.failure, self.bad_loss.report)
+        elif bad:
+            self.fail("gradient", bad, [p.grad for p in bad], optimizer)
+        else:
+            self.note_good_gradients()
+
+    def broken_by(self, optimizer: torch.optim.Optimizer) -> _Broken | None:
+        """Return the step of the optimizer that failed; None if none did."""
+        return next((b for b in self.broken if b.optimizer() is optimizer), None)
+
+    def end(self, optimizer: torch.optim.Optimizer, failure: Failure, report: Report | None = None) -> None:
+        """End the script when the optimizer takes another step. A script may give a model up that it has
+        ruined, as in a test of learning rates, and train another one."""
+        broken = _Broken(weakref.ref(optimizer), Doubt(failure, report, lambda: self.given_up(broken)))
+        self.broken.append(broken)
+        self.session.doubt(broken.doubt)
+
+    def given_up(self, broken: _Broken) -> bool:
+        """Return whether a script has ended well without a model that it ruined."""
+        return self.outcome.exit_code == 0 and broken.others >= GOOD
 
     def check_parameters(self, optimizer: torch.optim.Optimizer) -> None:
         """Check what an optimizer has made."""
+        if self.broken_by(optimizer) is not None:
+            return
         bad = [p for p in parameters_of(optimizer) if id(p) not in self.bad_from_the_start and not finite(p)]
         if bad:
             self.settings = setting_problems(optimizer)
-            self.fail("setting" if self.settings else "parameter", bad, bad)
+            self.fail("setting" if self.settings else "parameter", bad, bad, optimizer)
 
     def note_growth(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Note how large the parameters are, and the gradients if an optimizer is about to use them."""
@@ -417,6 +458,8 @@ class _Watcher:
         self.look(self.explain_error, error)
 
     def explain_error(self, error: BaseException) -> None:
+        if self.broken:  # the error comes of that
+            return
         read = bad_in_frames(error)
         if not is_about_numbers(error, read):
             return
@@ -431,12 +474,21 @@ class _Watcher:
             report = self.window.report(read, **known) if read else self.window.report_of_last(**known)
         self.outcome.report = None if report is None else report.to_dict()
 
-    def fail(self, what: str, parameters: Sequence[torch.Tensor], bad: Sequence[Any]) -> None:
-        """End the script, with an explanation if the step was recorded."""
+    def fail(
+        self,
+        what: str,
+        parameters: Sequence[torch.Tensor],
+        bad: Sequence[Any],
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
+        """End the script, with an explanation if the step was recorded; that of an optimizer later."""
         names = names_in_modules(parameters)
         failure = Failure(step=self.step, what=what, names=self.settings if what == "setting" else names)
         if self.window is None:
-            self.session.found(failure)
+            if optimizer is None:
+                self.session.found(failure)
+            self.end(optimizer, failure)
+            return
         known: dict[str, Any] = {"loss_finite": what != "loss"}
         known |= {"gradient": {"bad_gradients": names}, "loss": {}}.get(what, {"bad_updates": names})
         if what in ("parameter", "setting"):
@@ -444,7 +496,10 @@ class _Watcher:
         else:
             self.note_growth()
             known |= self.blown_up()
-        self.session.found(failure, self.explained(bad, known))
+        report = self.explained(bad, known)
+        if optimizer is None:
+            self.session.found(failure, report)
+        self.end(optimizer, failure, report)
 
     def explained(self, bad: Sequence[Any], known: dict[str, Any]) -> Report:
         """Return the report on values in the recorded step."""

@@ -412,3 +412,30 @@ def test_scripted_functions_know_the_watched_ones(watching: Watching) -> None:
         return torch.where(torch.isfinite(x), x, 2 * x)
 
     assert torch.jit.script(looks)(torch.ones(2)).sum() == 2
+
+
+# ---------------------------------------------------------------------------------- a model that is given up
+
+
+def range_test(then: int) -> None:
+    """Raise the rate until a copy is ruined, then train the model itself for a number of steps."""
+    for rate, steps in ((1e30, 2), (0.01, then)):
+        model, optimizer = model_and_optimizer()
+        optimizer.param_groups[0]["lr"] = rate
+        for _ in range(steps):
+            loss = model(torch.tensor([[1.0, 2.0]])).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if not math.isfinite(loss.item()):
+                break
+
+
+def test_a_copy_that_is_ruined_on_purpose_is_passed_by(watching: Watching) -> None:
+    assert_healthy(watching(), lambda: range_test(5))
+
+
+def test_a_script_that_only_ruins_its_model_is_told(watching: Watching) -> None:
+    outcome = ended(watching(record=True), lambda: range_test(0)).outcome
+    assert outcome.failure is not None
+    assert outcome.report is not None
