@@ -178,6 +178,37 @@ def test_zero_times_a_plain_infinity_is_placed() -> None:
     assert (origin.step.operation, origin.placed) == ("mul", True)
 
 
+def test_an_infinite_constant_that_multiplies_is_no_mask() -> None:
+    trace, v = program(
+        ("wide", "broadcast scale", INF), ("y", "mul x wide", INF), ("loss", "sum y", INF),
+        x=("input", FINE), scale=("constant", INF),
+    )  # fmt: skip
+    (origin,) = first_causes(trace, [v["loss"]])
+    assert origin.step is not None
+    assert (origin.step.operation, origin.placed) == ("mul", False)
+    assert finding_of(trace, origin).constant == "inf"
+
+
+def test_an_infinite_constant_is_found_behind_the_derivatives_that_it_multiplies() -> None:
+    trace = Trace()
+    x, scale = trace.add_value(role="input"), trace.add_value(role="constant", flags=INF)
+    loss, scaled, cotangent, gradient = (trace.add_value(flags=flags) for flags in (FINE, INF, INF, NAN))
+    trace.add_step("log_softmax", inputs=[x], outputs=[loss])
+    forward = trace.add_step("mul", inputs=[loss, scale], outputs=[scaled])
+    trace.add_step("mul", inputs=[scale], outputs=[cotangent], phase="backward", forward=1)
+    trace.add_step("log_softmax", inputs=[cotangent], outputs=[gradient], phase="backward", forward=0)
+    assert [o.step for o in first_causes(trace, [gradient])] == [forward]
+
+
+@pytest.mark.parametrize("line", ["where m x big", "add x bias", "minimum x big"])
+def test_an_infinity_that_selects_or_biases_is_still_a_mask(line: str) -> None:
+    trace, v = program(
+        ("y", line, INF), ("loss", "sum y", INF), x=("input", FINE), m=("input", FINE),
+        big=("constant", INF), bias=("constant", (False, True, False)),
+    )  # fmt: skip
+    assert all(o.placed for o in first_causes(trace, [v["loss"]]))
+
+
 def test_a_constant_nan_is_attributed_to_the_function_that_returns_it() -> None:
     trace, v = program(
         ("spread", "broadcast none", NAN), ("s", "std x spread", NAN), ("loss", "sum s", NAN),

@@ -212,6 +212,13 @@ def _mask(e: Evidence) -> str:
     return ""
 
 
+def _constant(e: Evidence) -> str:
+    f = e.first
+    if f is None or not f.constant or f.phase == "before":
+        return ""
+    return f"{f.operation} computes with a constant that is {f.constant}"
+
+
 def _scale(e: Evidence) -> str:
     if e.loss_scale > 1.0 and e.unscaled_finite:
         return f"with a loss scale of {e.loss_scale:g} gradients overflow; with 1 they are finite"
@@ -344,6 +351,7 @@ _SIGNATURES: tuple[tuple[Cause, Signature], ...] = (
     (Cause.LABELS, lambda e: e.labels),
     (Cause.OTHER_RANK, lambda e: "another rank reported the failure" if e.other_rank and not e.bad else ""),
     (Cause.TRANSIENT, _transient),
+    (Cause.OVERFLOW, _constant),
     (Cause.LOSS_SCALE, _scale),
     (Cause.EXPLODED, lambda e: e.exploded if e.first is None or e.first.phase != "before" else ""),
     (Cause.OPTIMIZER_STATE, _update),

@@ -9,6 +9,7 @@ from typing import Any
 from stablenum.diagnosis.replay.causes import CAUSES, Cause
 from stablenum.diagnosis.replay.findings import Finding
 from stablenum.diagnosis.replay.operations import ADVICE, REMEDIES, ROWS, Remedy
+from stablenum.formats import FORMATS
 
 __all__ = ["Advice", "advice_on", "options_of"]
 
@@ -50,6 +51,10 @@ _LOST = (
 )
 # An operation in an update that the user wrote.
 _OWN_UPDATE = "add a small number (eps) to the argument in this update, or use the safe form"
+
+# A constant beyond the range of its format.
+_LOWER = "lower the constant: it is beyond the largest number of its format"
+_OR_WIDER = "; or keep it in float32, with what it is computed with (a loss scale: the loss in float32)"
 
 _KEEP_AWAY = "keep the argument away from the edge of the domain: clamp it before the call"
 
@@ -134,12 +139,19 @@ def advice_on(
         return Advice(_about_before(finding, plain, masked=loss_finite is True))
     if cause is Cause.MASK and finding.operation in _PICKING and not finding.derivative:
         return Advice(_PICKED)
+    if cause is Cause.OVERFLOW and finding.constant:
+        return Advice(_about_constant(finding))
     if finding.library and cause is not Cause.LABELS:
         return Advice(_at_the_call(cause, finding))
     advice = _about_lost(cause, finding, _by_function(cause, finding))
     if advice.safe is not None and tried not in ("", "finite"):
         return Advice(_without_function(cause, finding))
     return advice
+
+
+def _about_constant(f: Finding) -> str:
+    narrow = any(f"in {known.name}," in f.constant for known in FORMATS.values() if known.bits <= 16)
+    return _LOWER + _OR_WIDER if narrow else _LOWER
 
 
 def options_of(name: str, f: Finding) -> dict[str, Any]:
@@ -231,6 +243,8 @@ def _at_the_call(cause: Cause, f: Finding) -> str:
 def _about_before(f: Finding | None, plain: str, *, masked: bool) -> str:
     """Return the remedy for values that were bad before the step: a constant, or an input that is masked out,
     is not dropped with its batch."""
+    if f is not None and f.constant:
+        return _about_constant(f)
     data = f is not None and f.phase == "before" and f.kind == "nan"
     if f is not None and data and (f.operation == "constant" or (f.operation == "input" and masked)):
         return (

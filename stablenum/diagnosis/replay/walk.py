@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 
+from stablenum.diagnosis.replay.constants import infinite_constant, is_placed_nan, with_constant
 from stablenum.diagnosis.replay.operations import ANSWERING, CLIPPING, MASKED, MOVING, SELECTING
 from stablenum.diagnosis.replay.trace import Step, Trace, Value
 
@@ -122,7 +123,7 @@ def _of_nan(trace: Trace, bad: Value) -> list[Origin]:
             continue
         inputs = trace.inputs_of(step)
         # A constant that is NaN does no harm by itself; the step that lets it into a result does.
-        before = [v for v in inputs if v.nan and not _is_placed_nan(trace, v)]
+        before = [v for v in inputs if v.nan and not is_placed_nan(trace, v)]
         if before:
             new = [v for v in before if v.id not in seen]
             seen.update(v.id for v in new)
@@ -137,25 +138,11 @@ def _of_nan(trace: Trace, bad: Value) -> list[Origin]:
     return origins
 
 
-def _is_placed_nan(trace: Trace, value: Value) -> bool:
-    """Return whether a NaN is a constant, possibly broadcast; its origin is the step that lets it into a
-    result.
-
-    Libraries return such a NaN where no result is defined (the sample variance of one item).
-    """
-    if value.producer is None:
-        return value.role == "constant"
-    step = trace.steps[value.producer]
-    read = [v for v in trace.inputs_of(step) if v.nan]
-    spread = step.operation in MOVING - SELECTING and bool(read)
-    return spread and all(_is_placed_nan(trace, v) for v in read)
-
-
 def _of_inf(trace: Trace, bad: Value) -> list[Origin]:
     """Follow infinities back to the steps that computed one, or to where one was placed.
 
     A function that returns an infinity itself (``ANSWERING``) is named in place of the mask or the constant
-    that it read.
+    that it read; so is the arithmetic that reads a constant of +inf, which is no mask.
     """
     origins, todo, seen = [], [bad], {bad.id}
     # For each value, the function in ANSWERING that turned it into the bad value.
@@ -179,6 +166,12 @@ def _of_inf(trace: Trace, bad: Value) -> list[Origin]:
         # If infinities went in, the failure began before this step. If none did, look through the parts of
         # the function to which the step belongs.
         before = [v for v in trace.inputs_of(step) if v.inf] or _into_function(trace, step)
+        constant = infinite_constant(trace, step)
+        if constant is not None:
+            origins.append(Origin(step=with_constant(trace, step), value=value, kind="inf"))
+            before = [v for v in before if v is not constant.value]
+            if not before:
+                continue
         if before:
             new = [v for v in before if v.id not in seen]
             seen.update(v.id for v in new)

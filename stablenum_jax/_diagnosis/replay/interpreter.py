@@ -16,7 +16,7 @@ from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum_jax._diagnosis.replay import control_flow
 from stablenum_jax._diagnosis.replay.cells import Cell, Composed, Context
 from stablenum_jax._diagnosis.replay.composed import axis_of, composed_by, reduces
-from stablenum_jax._diagnosis.replay.flags import CLEAN, Flags, flags_in, flags_of
+from stablenum_jax._diagnosis.replay.flags import CLEAN, Flags, flags_in, flags_of, stats_of
 from stablenum_jax._diagnosis.replay.jax_internals import (
     bind,
     called_jaxpr,
@@ -95,7 +95,9 @@ class Interpreter:
         """Record a captured array. If it has NaN it must be data; an infinity may be a mask or a bound."""
         flags = CLEAN if self.symbolic else flags_of(data)
         name = f"captured {getattr(data, 'dtype', type(data).__name__)}{list(np.shape(data)) or ''}"
-        return self.outside(data, "input" if flags[0] and np.ndim(data) else "constant", name)
+        return self._with_stats(
+            self.outside(data, "input" if flags[0] and np.ndim(data) else "constant", name)
+        )
 
     def made(self, outputs: Sequence[Any]) -> list[Cell]:
         """Return the outputs of the step that is recorded next."""
@@ -105,8 +107,16 @@ class Interpreter:
         # The object is kept with its cell, because an id is unique only as long as its object lives.
         known = self._literals.get(id(literal))
         if known is None:
-            known = self._literals[id(literal)] = (literal, self.outside(literal.val, "constant"))
+            cell = self._with_stats(self.outside(literal.val, "constant"))
+            known = self._literals[id(literal)] = (literal, cell)
         return known[1]
+
+    def _with_stats(self, cell: Cell) -> Cell:
+        """Keep the statistics of a single number that is infinite."""
+        value = self.trace.values[cell.id]
+        if value.inf and np.size(cell.data) == 1:
+            value.stats = stats_of(cell.data)
+        return cell
 
     # --- steps ---
 
