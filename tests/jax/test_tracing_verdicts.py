@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 
@@ -371,50 +370,3 @@ def test_an_error_of_the_function_is_raised() -> None:
 
     with pytest.raises(RuntimeError, match="the user's own"):
         replay(loss, jnp.ones(3))
-
-
-_SCALE = {
-    "captured": lambda: jnp.asarray(2.0**16, HALF),
-    "number": lambda: jnp.float16(1e5),
-    "an array": lambda: jnp.full(3, 1e5, HALF),
-    "numpy": lambda: np.float16(np.inf),
-}
-
-
-@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
-@pytest.mark.parametrize("made", sorted(_SCALE))
-def test_a_constant_beyond_its_format_is_named_where_it_multiplies(made: str) -> None:
-    scale = _SCALE[made]()
-
-    def loss(w: jax.Array) -> jax.Array:
-        value = -jax.nn.log_softmax(w.astype(HALF))
-        return (value * scale).sum()  # BAD
-
-    report = replay(loss, jnp.arange(3.0))
-    test = test_a_constant_beyond_its_format_is_named_where_it_multiplies
-    check(report, test, "overflow", "mul")
-    assert "inf in float16, whose largest number is 65504" in report.verdict.evidence[0]
-    assert "float32" in report.verdict.remedy
-
-
-def test_an_infinite_loss_scale_of_which_only_the_gradient_is_kept() -> None:
-    scale = jnp.asarray(jnp.inf, HALF)
-
-    def loss(w: jax.Array) -> tuple[jax.Array, jax.Array]:
-        value = -jax.nn.log_softmax(w.astype(HALF))[0]
-        return value * scale, value  # BAD
-
-    def step(w: jax.Array) -> tuple[jax.Array, jax.Array]:
-        gradient, value = jax.grad(loss, has_aux=True)(w)
-        return w - gradient / scale.astype(jnp.float32), value
-
-    report = replay(step, jnp.arange(3.0), gradients=False)
-    check(report, test_an_infinite_loss_scale_of_which_only_the_gradient_is_kept, "overflow", "mul")
-
-
-@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
-def test_a_number_beyond_float32_that_is_added() -> None:
-    report = replay(lambda w: w.sum() + 1e39, jnp.ones(3))
-    assert (report.verdict.cause.value, report.findings[0].operation) == ("overflow", "add")
-    assert "3.4028e+38" in report.verdict.evidence[0]
-    assert "float32" not in report.verdict.remedy

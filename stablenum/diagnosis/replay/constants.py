@@ -14,7 +14,14 @@ from stablenum.diagnosis.replay.operations import MOVING, SELECTING
 from stablenum.diagnosis.replay.trace import Step, Trace, Value
 from stablenum.formats import FORMATS
 
-__all__ = ["InfiniteConstant", "infinite_constant", "infinite_in", "is_placed_nan", "with_constant"]
+__all__ = [
+    "InfiniteConstant",
+    "infinite_constant",
+    "infinite_in",
+    "is_constant",
+    "is_placed_nan",
+    "with_constant",
+]
 
 _MULTIPLYING = ("div", "matmul", "mul")
 _ADDING = ("add", "sub")
@@ -81,6 +88,15 @@ def with_constant(trace: Trace, step: Step) -> Step:
     if forward is not None and infinite_constant(trace, forward) is not None:
         return forward
     return step
+
+
+def is_constant(trace: Trace, value: Value) -> bool:
+    """Return whether a value is a number or an array from outside, possibly broadcast."""
+    if value.producer is None:
+        return True
+    step = trace.steps[value.producer]
+    moved = step.operation in MOVING - SELECTING
+    return moved and all(is_constant(trace, v) for v in trace.inputs_of(step))
 
 
 def is_placed_nan(trace: Trace, value: Value) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 from stablenum.diagnosis.replay.causes import CAUSES, Cause
 from stablenum.diagnosis.replay.findings import Finding
-from stablenum.diagnosis.replay.operations import BOUNDARIES, DEFAULT_AXIS, MASKED, Remedy
+from stablenum.diagnosis.replay.operations import BOUNDARIES, DEFAULT_AXIS, MASKED, OF_A_DISTRIBUTION, Remedy
 from stablenum.diagnosis.replay.remedies import Advice, advice_on, options_of
 from stablenum.diagnosis.replay.values import TensorStats
 from stablenum.formats import FORMATS
@@ -327,6 +327,8 @@ def _has_zero(s: TensorStats) -> bool:
 
 def _is_overflow(f: Finding) -> bool:
     """Return whether large numbers gave inf without a zero divisor, or NaN through inf - inf in a sum."""
+    if f.operation in OF_A_DISTRIBUTION:
+        return False
     users = bool(f.derivative and f.received)
     if users and f.operation in _ZERO_EDGE:
         at = _divisors(f)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 __all__ = [
-    "ADVICE", "ANSWERING", "BOUNDARIES", "CLIPPING", "DEFAULT_AXIS", "MASKED", "MOVING", "REMEDIES", "ROWS",
-    "SELECTING", "Remedy",
+    "ADVICE", "ANSWERING", "BOUNDARIES", "CLIPPING", "DEFAULT_AXIS", "MASKED", "MATRICES", "MOVING",
+    "OF_A_DISTRIBUTION", "REMEDIES", "ROWS", "SELECTING", "Remedy",
 ]  # fmt: skip
 
 # Operations that choose between values element by element; values that are not chosen get gradient 0.
@@ -28,9 +28,32 @@ MOVING = SELECTING | {
 # Operations on whole rows: if a whole row is masked, nothing is left to sum.
 MASKED = frozenset({"softmax", "log_softmax", "logsumexp", "cross_entropy", "attention", "logcumsumexp"})
 
+# Functions of a distribution, which return a constant for a value outside its support.
+OF_A_DISTRIBUTION = frozenset({
+    "cdf", "isf", "log_cdf", "log_prob", "logcdf", "logpdf", "logpmf", "logsf", "pdf", "pmf", "ppf", "sf",
+})  # fmt: skip
+
 # Operations that return an infinity themselves, for example for a fully masked row, a singular matrix or a
 # probability of 0.
-ANSWERING = frozenset({"kl_div", "lgamma", "logdet", "logsumexp", "slogdet", "xlogy"})
+ANSWERING = OF_A_DISTRIBUTION | {
+    "exp1",
+    "expi",
+    "expn",
+    "gamma",
+    "kl_div",
+    "lgamma",
+    "logdet",
+    "logit",
+    "logsumexp",
+    "ndtri",
+    "polygamma",
+    "slogdet",
+    "xlogy",
+    "zeta",
+}
+
+# Operations on matrices.
+MATRICES = frozenset({"cholesky", "det", "eigh", "inv", "logdet", "slogdet", "solve", "svd"})
 
 # Arguments at which a function or its derivative is infinite or undefined.
 BOUNDARIES = {
@@ -50,9 +73,15 @@ BOUNDARIES = {
     "div": "a divisor of 0",
     "eigh": "equal eigenvalues, where eigenvectors have no derivative",
     "erfinv": "an argument of 1 or -1 (inf) or beyond (undefined)",
+    "exp1": "an argument of 0 (inf) or below (undefined)",
+    "expi": "an argument of 0, where it is -inf",
+    "expn": "an argument of 0 (inf) or below (undefined)",
     "fmod": "a divisor of 0",
+    "gamma": "an argument of 0 or a negative integer",
     "gaussian_nll": "a variance of 0",
     "group_norm": "a group of equal numbers, with eps 0",
+    "igamma": "a parameter of 0 or below, or an argument of 0 or below",
+    "igammac": "a parameter of 0 or below, or an argument of 0 or below",
     "inv": "a singular matrix",
     "kl_div": "a probability of 0",
     "layer_norm": "a row of equal numbers, with eps 0",
@@ -67,11 +96,13 @@ BOUNDARIES = {
     "logit": "an argument of 0 or 1 (infinite) or beyond (undefined)",
     "logsumexp": "a row of which every term is -inf",
     "mean": "no elements to take the mean of",
+    "ndtri": "a probability of 0 or 1 (infinite) or beyond (undefined)",
     "norm": "a vector of zeros, where the norm has no derivative",
     "normalize": "a vector of zeros, with an eps that is 0 in its format",
     "pow": "a base of 0 with a negative exponent or one below 1, or a negative base",
     "polygamma": "an argument of 0 or a negative integer",
     "reciprocal": "an argument of 0",
+    "regularized_incomplete_beta": "a parameter of 0 or below, or an argument of 0 or 1 or beyond",
     "remainder": "a divisor of 0",
     "rms_norm": "a row of zeros, with eps 0",
     "rsqrt": "an argument of 0 or below",
@@ -81,8 +112,14 @@ BOUNDARIES = {
     "std": "fewer than two elements, or all equal (infinite slope)",
     "svd": "equal singular values, where singular vectors have no derivative",
     "var": "fewer than two elements",
+    "xlog1py": "a y of -1 while x is not 0",
     "xlogy": "a y of 0 while x is not 0",
+    "zeta": "a first argument of 1 or below, or a second one of 0 or below",
 }
+BOUNDARIES |= dict.fromkeys(
+    OF_A_DISTRIBUTION,
+    "a value at or beyond the edge of the distribution's support, or a parameter out of range",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +188,11 @@ _REGULAR = "add a small multiple of the identity to the matrix"
 _DISTINCT = (
     "differentiate only through the values, or keep them apart: add a small diagonal of distinct numbers"
 )
+_IN_SUPPORT = (
+    "keep what you pass inside the open support of the distribution, and its parameters inside their range: "
+    "clip a proportion or a probability to [1e-6, 1 - 1e-6] and a positive number to at least 1e-6, or leave "
+    "out values on the edge"
+)
 _INSIDE = "clamp the argument slightly inside the domain before the call"
 
 # The remedies for operations without a safe function.
@@ -164,8 +206,14 @@ ADVICE = {
     "digamma": _INSIDE,
     "eigh": _DISTINCT,
     "erfinv": _INSIDE,
+    "exp1": _INSIDE,
+    "expi": _INSIDE,
+    "expn": _INSIDE,
     "fmod": _INSIDE,
+    "gamma": _INSIDE,
     "group_norm": "use an eps that its format can represent (1e-5)",
+    "igamma": _INSIDE,
+    "igammac": _INSIDE,
     "inv": _REGULAR,
     "lgamma": _INSIDE,
     "log10": _INSIDE,
@@ -174,9 +222,14 @@ ADVICE = {
     "logdet": _REGULAR,
     "logit": _INSIDE,
     "mean": "divide the sum by max(count, 1)",
+    "ndtri": _INSIDE,
     "polygamma": _INSIDE,
+    "regularized_incomplete_beta": _INSIDE,
     "remainder": _INSIDE,
     "slogdet": _REGULAR,
     "solve": _REGULAR,
     "svd": _DISTINCT,
+    "xlog1py": _INSIDE,
+    "zeta": _INSIDE,
 }
+ADVICE |= dict.fromkeys(OF_A_DISTRIBUTION, _IN_SUPPORT)

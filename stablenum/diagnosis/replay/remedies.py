@@ -8,7 +8,7 @@ from typing import Any
 
 from stablenum.diagnosis.replay.causes import CAUSES, Cause
 from stablenum.diagnosis.replay.findings import Finding
-from stablenum.diagnosis.replay.operations import ADVICE, REMEDIES, ROWS, Remedy
+from stablenum.diagnosis.replay.operations import ADVICE, MATRICES, OF_A_DISTRIBUTION, REMEDIES, ROWS, Remedy
 from stablenum.formats import FORMATS
 
 __all__ = ["Advice", "advice_on", "options_of"]
@@ -231,10 +231,14 @@ def _at_the_call(cause: Cause, f: Finding) -> str:
     own = f.own_frame
     where = f"at your call in {own}" if own is not None else "at your call"
     about = _about_optimizer(f.library) if f.derivative and f.operation in ("sqrt", "rsqrt") else ""
+    function = f.library.rpartition(".")[2]
+    of_a_distribution = function in OF_A_DISTRIBUTION and f.operation not in MATRICES
     if about:
         return f"the operation is inside {f.library}; {about}"
     if cause in _OVERFLOWS:
         change = "bound what you pass: scale it down, clip it, or call it in float32"
+    elif f.operation not in _AT_THE_CALL and of_a_distribution:
+        change = ADVICE[function]
     else:
         change = _AT_THE_CALL.get(f.operation, ADVICE.get(f.operation, "clamp what you pass to its domain"))
     return f"the operation is inside {f.library}; {where}, {change}"

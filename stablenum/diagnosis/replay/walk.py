@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 
-from stablenum.diagnosis.replay.constants import infinite_constant, is_placed_nan, with_constant
+from stablenum.diagnosis.replay.constants import infinite_constant, is_constant, is_placed_nan, with_constant
 from stablenum.diagnosis.replay.operations import ANSWERING, CLIPPING, MASKED, MOVING, SELECTING
 from stablenum.diagnosis.replay.trace import Step, Trace, Value
 
@@ -197,18 +197,9 @@ def _reader(trace: Trace, step: Step, value: Value) -> Step | None:
     whole."""
     if step.operation in ("where", "masked_fill"):
         # The user's own mask, unless it selects from a masked array.
-        return step if _is_constant(trace, value) else None
+        return step if is_constant(trace, value) else None
     loop = step.operation == "index" and step.primitive == "index"  # the rows of a loop, one by one
     return None if loop or step.operation in _PASSING_ON else step
-
-
-def _is_constant(trace: Trace, value: Value) -> bool:
-    """Return whether a value is a number or an array from outside, possibly broadcast."""
-    if value.producer is None:
-        return True
-    step = trace.steps[value.producer]
-    moved = step.operation in MOVING - SELECTING
-    return moved and all(_is_constant(trace, v) for v in trace.inputs_of(step))
 
 
 def _read(trace: Trace, reader: Step | None, source: Value) -> Origin | None:

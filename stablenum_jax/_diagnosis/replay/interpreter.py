@@ -12,6 +12,7 @@ import numpy as np
 from jax import jit
 from jax.extend import core
 
+from stablenum.diagnosis.replay.constants import is_constant
 from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum_jax._diagnosis.replay import control_flow
 from stablenum_jax._diagnosis.replay.cells import Cell, Composed, Context
@@ -23,7 +24,7 @@ from stablenum_jax._diagnosis.replay.jax_internals import (
     context_of,
     differentiated_jaxpr,
 )
-from stablenum_jax._diagnosis.replay.naming import operation_name
+from stablenum_jax._diagnosis.replay.naming import answering_name, operation_name
 from stablenum_jax._diagnosis.replay.numpy_answers import numpy_answer
 from stablenum_jax._diagnosis.replay.source_lines import Source, source_of
 from stablenum_jax._trees.leaves import is_floating
@@ -130,7 +131,7 @@ class Interpreter:
         reduced = not operation and reduces(eqn)
         options = {"axis": axis_of(eqn, stack)} if reduced and ctx.composed is None else {}
         step = self.trace.add_step(
-            operation or operation_name(source.functions, primitive, eqn.params.get("y")),
+            operation or self._named(eqn, source, inputs),
             primitive=primitive,
             inputs=[c.id for c in inputs],
             outputs=[c.id for c in outputs],
@@ -149,6 +150,14 @@ class Interpreter:
             )
         return step
 
+    def _named(self, eqn: Any, source: Source, inputs: Sequence[Cell]) -> str:
+        """Return the name of an equation. A constant that a function of a distribution selects, such as the
+        -inf of a log-density outside the support, is the function's own answer."""
+        name = operation_name(source.functions, eqn.primitive.name, eqn.params.get("y"))
+        read = [self.trace.values[c.id] for c in inputs] if name == "where" else []
+        answers = any(is_constant(self.trace, v) for v in read if not v.finite)
+        return (answers and answering_name(source.functions)) or name
+
     def _is_news(self, step: Step) -> bool:
         before, after = self.trace.inputs_of(step), self.trace.outputs_of(step)
         nan, inf = any(v.nan for v in before), any(v.inf for v in before)
@@ -160,11 +169,11 @@ class Interpreter:
         known = self._sources.get(id(eqn))
         if known is None:
             known = self._sources[id(eqn)] = (eqn, source_of(eqn.source_info.traceback))
-        own, outer = known[1], ctx.source
+        own = known[1]
         # Equations of a library's jitted function were traced once, and may have no frame of the user's.
         if own.place is not None:
             return own
-        return replace(outer, functions=outer.functions + own.functions, inner=outer.inner + own.inner)
+        return own.within(ctx.source)
 
     # --- evaluation ---
 

@@ -14,6 +14,8 @@ __all__ = ["assign_phases"]
 
 # What a loop does with its rows, which is not a derivative of anything.
 _LOOP_PARTS = ("index", "stack")
+# Operations on truth values, which have no derivative.
+_WITHOUT_DERIVATIVE = ("and", "eq", "ge", "gt", "is_finite", "le", "lt", "ne", "not", "or", "xor")
 # Iteration (None for any) -> function -> its last step.
 _Last: TypeAlias = dict[str | None, dict[str, Step]]
 _Table: TypeAlias = dict[Any, _Last]
@@ -99,7 +101,7 @@ def _find_forward(trace: Trace, written: list[Written]) -> None:
     for step, how in zip(trace.steps, written, strict=True):
         if step.phase == "forward":
             for table, key in zip(tables, _keys(how), strict=True):
-                if key is not None:
+                if key is not None and step.operation not in _WITHOUT_DERIVATIVE:
                     # The last step of each function, in its iteration and overall.
                     for where in (step.where, None):
                         table.setdefault(key, {}).setdefault(where, {})[step.operation] = step

@@ -1,0 +1,112 @@
+"""Constants beyond their format, and library functions at the edge of their domain: neither is a mask."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.scipy import special, stats
+
+from stablenum_jax import replay
+from tests.jax.replaying import check
+
+HALF = jnp.float16
+
+_SCALE = {
+    "captured": lambda: jnp.asarray(2.0**16, HALF),
+    "number": lambda: jnp.float16(1e5),
+    "an array": lambda: jnp.full(3, 1e5, HALF),
+    "numpy": lambda: np.float16(np.inf),
+}
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+@pytest.mark.parametrize("made", sorted(_SCALE))
+def test_a_constant_beyond_its_format_is_named_where_it_multiplies(made: str) -> None:
+    scale = _SCALE[made]()
+
+    def loss(w: jax.Array) -> jax.Array:
+        value = -jax.nn.log_softmax(w.astype(HALF))
+        return (value * scale).sum()  # BAD
+
+    report = replay(loss, jnp.arange(3.0))
+    test = test_a_constant_beyond_its_format_is_named_where_it_multiplies
+    check(report, test, "overflow", "mul")
+    assert "inf in float16, whose largest number is 65504" in report.verdict.evidence[0]
+    assert "float32" in report.verdict.remedy
+
+
+def test_an_infinite_loss_scale_of_which_only_the_gradient_is_kept() -> None:
+    scale = jnp.asarray(jnp.inf, HALF)
+
+    def loss(w: jax.Array) -> tuple[jax.Array, jax.Array]:
+        value = -jax.nn.log_softmax(w.astype(HALF))[0]
+        return value * scale, value  # BAD
+
+    def step(w: jax.Array) -> tuple[jax.Array, jax.Array]:
+        gradient, value = jax.grad(loss, has_aux=True)(w)
+        return w - gradient / scale.astype(jnp.float32), value
+
+    report = replay(step, jnp.arange(3.0), gradients=False)
+    check(report, test_an_infinite_loss_scale_of_which_only_the_gradient_is_kept, "overflow", "mul")
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+def test_a_number_beyond_float32_that_is_added() -> None:
+    report = replay(lambda w: w.sum() + 1e39, jnp.ones(3))
+    assert (report.verdict.cause.value, report.findings[0].operation) == ("overflow", "add")
+    assert "3.4028e+38" in report.verdict.evidence[0]
+    assert "float32" not in report.verdict.remedy
+
+
+_DENSITIES = {
+    "beta": lambda w: stats.beta.logpdf(jnp.asarray([0.0, 0.5]), w, 2.0),
+    "gamma": lambda w: stats.gamma.logpdf(jnp.asarray([-1.0, 0.5]), w),
+    "uniform": lambda w: stats.uniform.logpdf(jnp.asarray([3.0, 0.5]), 0.0, w),
+    "truncated": lambda w: stats.truncnorm.logpdf(jnp.asarray([3.0, 0.5]), -1.0, 1.0, w),
+    "pareto": lambda w: stats.pareto.logpdf(jnp.asarray([0.5, 2.0]), w),
+    "von Mises": lambda w: stats.vonmises.logpdf(jnp.asarray([0.5, 2.0]), -w),
+    "Poisson": lambda w: stats.poisson.logpmf(jnp.asarray([2.0, 1.0]), w - 2.0),
+    "Bernoulli": lambda w: stats.bernoulli.logpmf(jnp.asarray([1, 0]), w - 2.0),
+}
+
+
+@pytest.mark.parametrize("name", sorted(_DENSITIES))
+def test_a_value_at_the_edge_of_a_support_is_no_mask(name: str) -> None:
+    report = replay(lambda w: -_DENSITIES[name](w).mean(), jnp.asarray(2.0))
+    assert report.verdict.cause.value == "domain", str(report)
+    assert report.findings[0].library.startswith("jax.scipy.stats.")
+    assert "open support" in report.verdict.remedy
+
+
+_SPECIAL = {
+    "exp1": (special.exp1, 0.0),
+    "expi": (special.expi, 0.0),
+    "gamma": (special.gamma, -1.0),
+    "lgamma": (special.gammaln, 0.0),
+    "logit": (special.logit, 0.0),
+    "ndtri": (special.ndtri, 0.0),
+    "polygamma": (lambda x: special.polygamma(1, x), 0.0),
+    "xlog1py": (lambda x: special.xlog1py(2.0, x), -1.0),
+    "igamma": (lambda x: special.gammainc(2.0, x), -1.0),
+}
+
+
+@pytest.mark.parametrize("name", sorted(_SPECIAL))
+def test_a_special_function_at_its_edge(name: str) -> None:
+    function, at = _SPECIAL[name]
+    report = replay(lambda x: function(x).sum(), jnp.asarray([at, 0.5]))
+    assert (report.verdict.cause.value, report.findings[0].operation) == ("domain", name), str(report)
+
+
+def test_both_ends_of_a_quantile_function() -> None:
+    """Their sum is inf - inf: neither is a mask."""
+    report = replay(lambda p: stats.norm.ppf(p).sum(), jnp.asarray([0.0, 0.5, 1.0]))
+    assert (report.verdict.cause.value, report.findings[0].operation) == ("domain", "ndtri")
+
+
+def test_a_derivative_at_the_edge_of_a_support_is_not_named_after_a_truth_value() -> None:
+    report = replay(lambda a: stats.beta.logpdf(jnp.asarray([0.0, 0.5]), a, 1.0).sum(), jnp.asarray(1.0))
+    assert report.findings[0].operation in ("logpdf", "xlogy"), str(report)
+    assert "open support" in report.verdict.remedy
