@@ -110,3 +110,57 @@ def test_a_derivative_at_the_edge_of_a_support_is_not_named_after_a_truth_value(
     report = replay(lambda a: stats.beta.logpdf(jnp.asarray([0.0, 0.5]), a, 1.0).sum(), jnp.asarray(1.0))
     assert report.findings[0].operation in ("logpdf", "xlogy"), str(report)
     assert "open support" in report.verdict.remedy
+
+
+_NOT_YET = np.where(np.arange(3) == 0, 0.0, -np.inf).astype(np.float32)
+_SUMS = {
+    "logsumexp": lambda a: jax.nn.logsumexp(a[:, None] + jnp.where(jnp.eye(3) == 1, 0.0, -jnp.inf), axis=0),
+    "logaddexp": lambda a: jnp.logaddexp(a, jnp.roll(a, 1)),
+    "logcumsumexp": lambda a: jax.lax.cumlogsumexp(a[::-1]),
+}
+
+
+@pytest.mark.parametrize("operation", sorted(_SUMS))
+def test_a_sum_over_states_that_cannot_be_reached_yet(operation: str) -> None:
+    report = replay(lambda w: jax.nn.logsumexp(_SUMS[operation](_NOT_YET + w)), jnp.ones(3))
+    first = report.findings[0]
+    assert (first.operation, first.phase) == (operation, "backward"), str(report)
+    assert report.verdict.cause.value in ("domain", "mask")
+    assert "-1e9" in report.verdict.remedy
+    assert "mask=mask" not in report.verdict.code
+
+
+def _logarithm(c: jax.Array) -> jax.Array:
+    w, v = jnp.linalg.eigh(c)
+    return (v * jnp.log(w)) @ v.T
+
+
+def test_the_call_of_a_function_that_is_called_twice() -> None:
+    """Of two calls of one function the first is degenerate: what that one read is shown."""
+    others = jnp.stack([jnp.diag(jnp.asarray([1.0, 2.0, 3.0]))] * 5)
+
+    def loss(c: jax.Array) -> jax.Array:
+        first = _logarithm(c @ c.T)
+        return ((first - jax.vmap(_logarithm)(others)) ** 2).mean()
+
+    report = replay(loss, jnp.eye(3))
+    first = report.findings[0]
+    assert (first.operation, report.verdict.cause.value) == ("eigh", "boundary_derivative"), str(report)
+    assert [s.shape for s in first.inputs] == [(3, 3)]
+
+
+_DECOMPOSED = {
+    "eigh": (lambda m: jnp.linalg.eigh(m @ m.T)[1][:, 0].sum(), jnp.eye(3)),
+    "svd": (lambda m: (jnp.linalg.svd(m)[0] @ jnp.linalg.svd(m)[2])[0].sum(), jnp.eye(3)),
+    "qr": (lambda m: jnp.linalg.qr(m)[0][0].sum(), jnp.zeros((3, 3))),
+}
+
+
+@pytest.mark.parametrize("operation", sorted(_DECOMPOSED))
+def test_a_decomposition_of_a_degenerate_matrix(operation: str) -> None:
+    loss, matrix = _DECOMPOSED[operation]
+    report = replay(loss, matrix)
+    first = report.findings[0]
+    assert (first.operation, first.phase) == (operation, "backward"), str(report)
+    assert report.verdict.cause.value == "boundary_derivative"
+    assert "clamp" not in report.verdict.remedy

@@ -53,7 +53,9 @@ ANSWERING = OF_A_DISTRIBUTION | {
 }
 
 # Operations on matrices.
-MATRICES = frozenset({"cholesky", "det", "eigh", "inv", "logdet", "slogdet", "solve", "svd"})
+MATRICES = frozenset(
+    {"cholesky", "cond", "det", "eig", "eigh", "inv", "logdet", "qr", "slogdet", "solve", "svd"}
+)
 
 # Arguments at which a function or its derivative is infinite or undefined.
 BOUNDARIES = {
@@ -67,10 +69,12 @@ BOUNDARIES = {
     "cholesky": "a matrix that is not positive definite",
     "cosine_similarity": "a vector of zeros",
     "cross_entropy": "no valid target, or a class of probability 0",
+    "cond": "a singular matrix",
     "ctc_loss": "a target that does not fit into its input",
     "det": "a singular matrix",
     "digamma": "an argument of 0 or a negative integer",
     "div": "a divisor of 0",
+    "eig": "equal eigenvalues, where eigenvectors have no derivative",
     "eigh": "equal eigenvalues, where eigenvectors have no derivative",
     "erfinv": "an argument of 1 or -1 (inf) or beyond (undefined)",
     "exp1": "an argument of 0 (inf) or below (undefined)",
@@ -101,6 +105,7 @@ BOUNDARIES = {
     "normalize": "a vector of zeros, with an eps that is 0 in its format",
     "pow": "a base of 0 with a negative exponent or one below 1, or a negative base",
     "polygamma": "an argument of 0 or a negative integer",
+    "qr": "columns that depend on each other (a matrix without full rank)",
     "reciprocal": "an argument of 0",
     "regularized_incomplete_beta": "a parameter of 0 or below, or an argument of 0 or 1 or beyond",
     "remainder": "a divisor of 0",
@@ -168,7 +173,7 @@ REMEDIES = {
     "log_softmax": Remedy("numerics.log_softmax", "{ns}.numerics.log_softmax(x, {axis}=-1, mask=mask)"),
     "logaddexp": Remedy("numerics.logaddexp", "{ns}.numerics.logaddexp(a, b)"),
     "logcumsumexp": Remedy("numerics.cumulative_logsumexp", "{ns}.numerics.cumulative_logsumexp(x)"),
-    "logsumexp": Remedy("numerics.logsumexp", "{ns}.numerics.logsumexp(x, {axis}=-1, mask=mask)"),
+    "logsumexp": Remedy("numerics.logsumexp", "{ns}.numerics.logsumexp(x, {axis}=-1)"),
     "norm": Remedy("numerics.norm", "{ns}.numerics.norm(x, {axis}=-1)"),
     "normalize": Remedy("numerics.normalize", "{ns}.numerics.normalize(x, {axis}=-1)"),
     "poisson_nll": Remedy("losses.poisson_nll", "{ns}.losses.poisson_nll(log_rate, y)"),
@@ -201,9 +206,11 @@ ADVICE = {
     "asin": _INSIDE,
     "batch_norm": "find out what wrote the running variance: it must not be below 0",
     "cholesky": _REGULAR,
+    "cond": _REGULAR,
     "ctc_loss": "leave out targets that are longer than their input (torch: zero_infinity=True)",
     "det": _REGULAR,
     "digamma": _INSIDE,
+    "eig": _DISTINCT,
     "eigh": _DISTINCT,
     "erfinv": _INSIDE,
     "exp1": _INSIDE,
@@ -224,6 +231,7 @@ ADVICE = {
     "mean": "divide the sum by max(count, 1)",
     "ndtri": _INSIDE,
     "polygamma": _INSIDE,
+    "qr": _REGULAR,
     "regularized_incomplete_beta": _INSIDE,
     "remainder": _INSIDE,
     "slogdet": _REGULAR,

@@ -49,6 +49,12 @@ _LOST = (
     "compute this part in float32, or use a number that {dtype} can represent (1e-4), so that it keeps the "
     "argument away from 0"
 )
+# Functions of which a row, or a pair, of -inf alone has no derivative.
+_OF_LOGARITHMS = ("logaddexp", "logcumsumexp", "logsumexp")
+_NOTHING_TO_SUM = (
+    "put a large finite negative number (-1e9) in place of -inf, so that every row has something to sum; or "
+    "use the safe form, whose derivative is 0 where every term is -inf"
+)
 # An operation in an update that the user wrote.
 _OWN_UPDATE = "add a small number (eps) to the argument in this update, or use the safe form"
 
@@ -143,6 +149,8 @@ def advice_on(
         return Advice(_about_constant(finding))
     if finding.library and cause is not Cause.LABELS:
         return Advice(_at_the_call(cause, finding))
+    if finding.operation in _OF_LOGARITHMS and cause in (Cause.DOMAIN, Cause.MASK):
+        return Advice(_NOTHING_TO_SUM, REMEDIES[finding.operation])
     advice = _about_lost(cause, finding, _by_function(cause, finding))
     if advice.safe is not None and tried not in ("", "finite"):
         return Advice(_without_function(cause, finding))

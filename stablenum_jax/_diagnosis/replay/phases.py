@@ -97,7 +97,7 @@ def _within_derivatives(trace: Trace, written: list[Written], *, levels: int) ->
 
 
 def _find_forward(trace: Trace, written: list[Written]) -> None:
-    tables: tuple[_Table, ...] = ({}, {}, {})
+    tables: tuple[_Table, ...] = ({}, {}, {}, {})
     for step, how in zip(trace.steps, written, strict=True):
         if step.phase == "forward":
             for table, key in zip(tables, _keys(how), strict=True):
@@ -115,11 +115,13 @@ def _find_forward(trace: Trace, written: list[Written]) -> None:
                 break
 
 
-def _keys(how: Written) -> tuple[Any, Any, Any]:
-    """Return keys from the most exact to the least: instruction of the library and call, call, line."""
+def _keys(how: Written) -> tuple[Any, Any, Any, Any]:
+    """Return keys from the most exact to the least: the whole stack of calls, instruction of the library and
+    call, call, line."""
     source, place = how.source, how.source.place
     call = source.call
     return (
+        (call, source.inner, source.frames) if call else None,
         (call, source.inner) if call else None,
         call,
         (place.file, place.line) if place else None,
