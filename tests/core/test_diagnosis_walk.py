@@ -200,10 +200,15 @@ def test_an_infinite_constant_is_found_behind_the_derivatives_that_it_multiplies
     assert [o.step for o in first_causes(trace, [gradient])] == [forward]
 
 
-@pytest.mark.parametrize("line", ["where m x big", "add x bias", "minimum x big"])
-def test_an_infinity_that_selects_or_biases_is_still_a_mask(line: str) -> None:
+@pytest.mark.parametrize(
+    ("line", "flags"),
+    [("where m x big", INF), ("add x bias", INF), ("minimum x big", INF), ("sub x inf", NEGINF)],
+)
+def test_an_infinity_that_selects_or_biases_is_still_a_mask(
+    line: str, flags: tuple[bool, bool, bool]
+) -> None:
     trace, v = program(
-        ("y", line, INF), ("loss", "sum y", INF), x=("input", FINE), m=("input", FINE),
+        ("y", line, flags), ("loss", "sum y", flags), x=("input", FINE), m=("input", FINE),
         big=("constant", INF), bias=("constant", (False, True, False)),
     )  # fmt: skip
     assert all(o.placed for o in first_causes(trace, [v["loss"]]))

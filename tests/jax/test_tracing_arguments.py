@@ -14,6 +14,7 @@ import pytest
 from flax import nnx
 
 from stablenum_jax import replay
+from tests.jax.replaying import marked_line
 
 
 def _bits(tree: Any) -> list[bytes]:
@@ -162,3 +163,15 @@ def test_no_data_leak() -> None:
     report = replay(lambda x: jnp.log(x - x).sum(), secret)
     assert all(len(s.values) <= 4 for f in report.findings for s in (*f.inputs, *f.outputs))
     assert "999.123" not in report.to_json()
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+def test_a_batch_with_a_constant_feature_is_named_where_it_was_standardised() -> None:
+    features = np.asarray([[0.5, 7.0], [1.5, 7.0], [2.0, 7.0]], np.float32)
+    features = (features - features.mean(0)) / features.std(0)  # BAD
+    report = replay(lambda w, x: (x @ w).sum(), jnp.ones(2), jnp.asarray(features[:2]))
+    first = report.findings[0]
+    assert first.place is not None
+    test = test_a_batch_with_a_constant_feature_is_named_where_it_was_standardised
+    assert (first.place.line, first.name) == (marked_line(test), "features (args[1])")
+    assert "column 1 is NaN in every row, and no other is" in report.verdict.evidence

@@ -68,6 +68,8 @@ def infinite_constant(trace: Trace, step: Step) -> InfiniteConstant | None:
     """
     if step.operation not in (*_MULTIPLYING, *_ADDING):
         return None
+    if step.operation in _ADDING and not any(v.posinf for v in trace.outputs_of(step)):
+        return None  # x - inf is a mask
     read = trace.inputs_of(step)
     for value in read[:1] if step.operation == "div" else read:
         whole = value.posinf and not value.neginf and not value.nan

@@ -384,6 +384,8 @@ def _verdict(cause: Cause, fact: str, e: Evidence) -> Verdict:
     f = e.first
     if f is not None:
         facts += [f"in:  {s}" for s in f.inputs] + [f"out: {s}" for s in f.outputs]
+        if f.phase == "before" and f.outputs and f.outputs[0].nan_columns:
+            facts.append(_columns(f.outputs[0].nan_columns))
         if f.lost and cause in (Cause.DOMAIN, Cause.BOUNDARY_DERIVATIVE, Cause.OPTIMIZER_STATE):
             facts.insert(1, f.lost)
         if f.squared and cause is Cause.BOUNDARY_DERIVATIVE:
@@ -420,6 +422,12 @@ def _verdict(cause: Cause, fact: str, e: Evidence) -> Verdict:
         tried=e.tried if safe else "",
         left=e.left if safe and e.tried else (),
     )
+
+
+def _columns(columns: tuple[int, ...]) -> str:
+    shown = ", ".join(map(str, columns[:6])) + (f" and {len(columns) - 6} more" if len(columns) > 6 else "")
+    one = len(columns) == 1
+    return f"column{'' if one else 's'} {shown} {'is' if one else 'are'} NaN in every row, and no other is"
 
 
 def _code(safe: Remedy, f: Finding | None, words: Mapping[str, str]) -> str:

@@ -58,6 +58,11 @@ _NOTHING_TO_SUM = (
 # An operation in an update that the user wrote.
 _OWN_UPDATE = "add a small number (eps) to the argument in this update, or use the safe form"
 
+_CONSTANT_COLUMNS = (
+    "mend those columns where the data is made: a column that is the same in every row has a standard "
+    "deviation of 0, so divide by np.where(std == 0, 1, std) or drop the column; a column without numbers is "
+    "missing"
+)
 # A constant beyond the range of its format.
 _LOWER = "lower the constant: it is beyond the largest number of its format"
 _OR_WIDER = "; or keep it in float32, with what it is computed with (a loss scale: the loss in float32)"
@@ -255,6 +260,8 @@ def _at_the_call(cause: Cause, f: Finding) -> str:
 def _about_before(f: Finding | None, plain: str, *, masked: bool) -> str:
     """Return the remedy for values that were bad before the step: a constant, or an input that is masked out,
     is not dropped with its batch."""
+    if f is not None and f.phase == "before" and f.outputs and f.outputs[0].nan_columns:
+        return _CONSTANT_COLUMNS
     if f is not None and f.constant:
         return _about_constant(f)
     data = f is not None and f.phase == "before" and f.kind == "nan"

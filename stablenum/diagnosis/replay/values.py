@@ -19,6 +19,7 @@ class TensorStats:
 
     ``min``, ``max`` and ``amax`` (the largest magnitude) are those of the finite elements, in float64; they
     are NaN if no element is finite. ``values`` holds at most four elements around the failure.
+    ``nan_columns`` are the columns (along the last axis) that are NaN in every row, if there is no other NaN.
 
     Example:
         >>> s = TensorStats(dtype="float32", shape=(2,), size=2, min=1.0, max=1.0, amax=1.0, posinf=1)
@@ -41,9 +42,11 @@ class TensorStats:
     subnormal: int = 0
     values: tuple[float, ...] = ()
     name: str = ""
+    nan_columns: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(self.shape))
+        object.__setattr__(self, "nan_columns", tuple(self.nan_columns))
         object.__setattr__(self, "values", tuple(self.values)[:MOST_VALUES])
 
     @property
@@ -79,7 +82,8 @@ class TensorStats:
         """Return the object from which :meth:`to_dict` made ``d``."""
         numbers = {k: float(d[k]) for k in ("min", "max", "amax")}
         values = tuple(float(v) for v in d["values"])
-        return cls(**{**d, **numbers, "shape": tuple(d["shape"]), "values": values})
+        columns = tuple(d.get("nan_columns", ()))
+        return cls(**{**d, **numbers, "shape": tuple(d["shape"]), "values": values, "nan_columns": columns})
 
 
 def plain(v: Any) -> Any:

@@ -11,6 +11,7 @@ import numpy as np
 from jax import jit
 
 from stablenum.diagnosis import TensorStats
+from stablenum.diagnosis.replay.bad_data import nan_columns
 from stablenum_jax._trees.leaves import is_floating
 
 __all__ = ["CLEAN", "Flags", "device_flags", "flags_in", "flags_of", "stats_of"]
@@ -104,6 +105,7 @@ def stats_of(x: Any, name: str = "", at: Any = None) -> TensorStats | None:
         subnormal=int(np.count_nonzero((magnitude > 0.0) & (magnitude < tiny))),
         values=tuple(float(v) for v in _some(wide, bad, shape, at)),
         name=name,
+        nan_columns=nan_columns(wide.reshape(a.shape)) if counts["nan"].any() else (),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 from jax import jit
 
 from stablenum.diagnosis import Finding, Place
+from stablenum.diagnosis.replay.bad_data import with_maker
 from stablenum.diagnosis.replay.findings import finding_of, places_left
 from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum.diagnosis.replay.trials import Read
@@ -92,7 +94,8 @@ class Run:
             if origin.step is not None and again is not None and origin.step.forward is not None and kept:
                 self._fill_users(origin.step, again.kept.get(origin.step.forward), kept)
             finding = finding_of(self.trace, origin, wide_finite=_wide_finite(kept))
-            found.append((_called_from(callers(), finding), kept))
+            finding = _called_from(callers(), finding)
+            found.append((with_maker(finding, sys._getframe()), kept))
         return found
 
     def _find_axis(self, origin: Origin) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from stablenum.diagnosis import Finding
+from stablenum.diagnosis.replay.bad_data import with_maker
 from stablenum.diagnosis.replay.findings import finding_of, places_left
 from stablenum.diagnosis.replay.source_files import lines_around
 from stablenum.diagnosis.replay.trace import Step, Trace, Value
@@ -296,7 +297,8 @@ class _Judge:
         origins = first_causes(trace, self.result.bad)
         for origin in origins:
             wide = recorder.wide.get(origin.step.index) if origin.step else None
-            self.result.findings.append(finding_of(trace, origin, wide_finite=wide))
+            finding = finding_of(trace, origin, wide_finite=wide)
+            self.result.findings.append(with_maker(finding, sys._getframe()))
         if origins and origins[0].step is not None:
             steps = on_the_way(trace, self.result.bad, recorder.kept.at_edge)
             self.result.left = places_left(self.result.findings, steps)

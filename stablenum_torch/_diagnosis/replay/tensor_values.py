@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch
 from torch import Tensor
 
+from stablenum.diagnosis.replay.bad_data import nan_columns
 from stablenum.diagnosis.replay.trace import Trace, Value
 from stablenum_torch._diagnosis.replay.flags import bad_positions, flags_of, stats_of
 from stablenum_torch._diagnosis.replay.snapshot import Snapshot
@@ -53,6 +57,8 @@ class TensorValues:
             role, name = (known.role, known.name) if known else ("parameter" if leaf else "input", "")
         flags = flags_of(tensor)
         stats = stats_of(tensor, name=name, at=bad_positions(tensor)) if any(flags) else None
+        if stats is not None and stats.nan and role == "input" and tensor.layout is torch.strided:
+            stats = replace(stats, nan_columns=nan_columns(tensor.detach().double().cpu().numpy()))
         value = self._trace.values[self._trace.add_value(flags=flags, role=role, name=name, stats=stats)]
         storage.views[view_key(tensor)] = (value.id, storage.epoch)
         return value
