@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.scipy import special, stats
 
 from stablenum_jax import replay
-from tests.jax.replaying import check
+from tests.jax.replaying import check, marked_line
 
 HALF = jnp.float16
 
@@ -164,3 +167,21 @@ def test_a_decomposition_of_a_degenerate_matrix(operation: str) -> None:
     assert (first.operation, first.phase) == (operation, "backward"), str(report)
     assert report.verdict.cause.value == "boundary_derivative"
     assert "clamp" not in report.verdict.remedy
+
+
+@pytest.mark.parametrize("make", [optax.adam, optax.adamw, optax.rmsprop])
+def test_an_eps_that_is_zero_in_its_format_is_named_where_the_optimizer_was_made(make: Any) -> None:
+    w = jnp.asarray([0.0, 1.0], HALF)
+    tx = make(1e-3)  # BAD
+    state = tx.init(w)
+
+    def step(w: jax.Array, state: optax.OptState) -> optax.Updates:
+        return tx.update(jax.grad(lambda w: (w * w).sum())(w), state, w)[0]
+
+    report = replay(step, w, state, gradients=False)
+    first = report.findings[0]
+    test = test_an_eps_that_is_zero_in_its_format_is_named_where_the_optimizer_was_made
+    assert report.verdict.cause.value == "optimizer_state", str(report)
+    assert first.place is not None
+    assert first.place.line == marked_line(test), str(report)
+    assert "eps=1e-4" in report.verdict.remedy

@@ -49,6 +49,11 @@ _LOST = (
     "compute this part in float32, or use a number that {dtype} can represent (1e-4), so that it keeps the "
     "argument away from 0"
 )
+_LOST_SETTING = (
+    "make the optimizer with an eps that {dtype} can represent (eps=1e-4); or keep the parameters and its "
+    "state in float32, and cast to {dtype} in the model"
+)
+_OPTIMIZERS = ("optax.", "torch.optim")
 # Functions of which a row, or a pair, of -inf alone has no derivative.
 _OF_LOGARITHMS = ("logaddexp", "logcumsumexp", "logsumexp")
 _NOTHING_TO_SUM = (
@@ -145,7 +150,8 @@ def advice_on(
     """
     plain = CAUSES[cause].remedy
     if finding is not None and finding.lost and cause is Cause.OPTIMIZER_STATE:
-        return Advice(_LOST.format(dtype=finding.inputs[0].dtype))
+        lost = _LOST_SETTING if finding.library.startswith(_OPTIMIZERS) else _LOST
+        return Advice(lost.format(dtype=finding.inputs[0].dtype))
     if finding is None or cause not in _BY_FUNCTION:
         return Advice(_about_before(finding, plain, masked=loss_finite is True))
     if cause is Cause.MASK and finding.operation in _PICKING and not finding.derivative:

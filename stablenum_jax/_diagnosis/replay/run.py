@@ -24,6 +24,7 @@ from stablenum_jax._diagnosis.replay.guards import seen_by_guards
 from stablenum_jax._diagnosis.replay.inputs import Leaf
 from stablenum_jax._diagnosis.replay.interpreter import Interpreter, Kept
 from stablenum_jax._diagnosis.replay.jax_internals import bind
+from stablenum_jax._diagnosis.replay.optimizers import with_optimizer
 from stablenum_jax._diagnosis.replay.phases import assign_phases
 from stablenum_jax._diagnosis.replay.programs import Program
 from stablenum_jax._diagnosis.replay.source_lines import callers
@@ -95,7 +96,8 @@ class Run:
                 self._fill_users(origin.step, again.kept.get(origin.step.forward), kept)
             finding = finding_of(self.trace, origin, wide_finite=_wide_finite(kept))
             finding = _called_from(callers(), finding)
-            found.append((with_maker(finding, sys._getframe()), kept))
+            finding = with_maker(finding, sys._getframe())
+            found.append((with_optimizer(finding, sys._getframe()), kept))
         return found
 
     def _find_axis(self, origin: Origin) -> None:
