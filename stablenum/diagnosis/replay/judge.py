@@ -47,6 +47,8 @@ class Evidence:
         tried: what came of the safe function on the recorded arguments: "finite", "not finite" or "raises";
             "" if it was not tried.
         left: further places on the way that give NaN or inf of their own, for which nothing was tried.
+        only_loss: whether neither the backward pass nor the update gave NaN or inf, and nothing compared a
+            NaN with a number.
     """
 
     framework: str
@@ -68,6 +70,7 @@ class Evidence:
     exploded: str = ""
     tried: str = ""
     left: tuple[str, ...] = ()
+    only_loss: bool = False
 
     @property
     def first(self) -> Finding | None:

@@ -10,12 +10,13 @@ from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum_jax._diagnosis.replay.interpreter import Written
 from stablenum_jax._diagnosis.replay.naming import function_name
 
-__all__ = ["assign_phases"]
+__all__ = ["COMPARING", "assign_phases"]
 
 # What a loop does with its rows, which is not a derivative of anything.
 _LOOP_PARTS = ("index", "stack")
-# Operations on truth values, which have no derivative.
-_WITHOUT_DERIVATIVE = ("and", "eq", "ge", "gt", "is_finite", "le", "lt", "ne", "not", "or", "xor")
+# Operations that return truth values, which have no derivative.
+COMPARING = ("eq", "ge", "gt", "is_finite", "le", "lt", "ne")
+_WITHOUT_DERIVATIVE = (*COMPARING, "and", "not", "or", "xor")
 # Iteration (None for any) -> function -> its last step.
 _Last: TypeAlias = dict[str | None, dict[str, Step]]
 _Table: TypeAlias = dict[Any, _Last]

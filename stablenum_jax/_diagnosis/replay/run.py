@@ -25,7 +25,7 @@ from stablenum_jax._diagnosis.replay.inputs import Leaf
 from stablenum_jax._diagnosis.replay.interpreter import Interpreter, Kept
 from stablenum_jax._diagnosis.replay.jax_internals import bind
 from stablenum_jax._diagnosis.replay.optimizers import with_optimizer
-from stablenum_jax._diagnosis.replay.phases import assign_phases
+from stablenum_jax._diagnosis.replay.phases import COMPARING, assign_phases
 from stablenum_jax._diagnosis.replay.programs import Program
 from stablenum_jax._diagnosis.replay.source_lines import callers
 from stablenum_jax._trees.leaves import is_floating
@@ -72,6 +72,15 @@ class Run:
         assign_phases(trace, self.interpreter.written, loss, [c.id for c in self.outputs])
         bad = [*(self.outputs[program.judged[i]].id for i in self.bad), *self.measured]
         return first_causes(trace, bad)[:MOST_FINDINGS]
+
+    def only_loss(self) -> bool:
+        """Return whether no step of the backward pass or of the update gave NaN or inf, and none compared a
+        NaN with a number: no bad gradient was kept from the result, and no bad loss was tested for."""
+        trace = self.trace
+        later = (s for s in trace.steps if s.phase != "forward")
+        tests = (s for s in trace.steps if s.operation in COMPARING)
+        spread = any(not v.finite for s in later for v in trace.outputs_of(s))
+        return not spread and not any(v.nan for s in tests for v in trace.inputs_of(s))
 
     def left(self, findings: Sequence[Finding]) -> tuple[str, ...]:
         """Return the further places that give NaN or inf of their own; factors of a derivative are steps."""
