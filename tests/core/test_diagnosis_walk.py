@@ -179,6 +179,42 @@ def test_zero_times_a_plain_infinity_is_placed() -> None:
     assert (origin.step.operation, origin.placed) == ("mul", True)
 
 
+def test_an_infinite_constant_that_multiplies_is_no_mask() -> None:
+    trace, v = program(
+        ("wide", "broadcast scale", INF), ("y", "mul x wide", INF), ("loss", "sum y", INF),
+        x=("input", FINE), scale=("constant", INF),
+    )  # fmt: skip
+    (origin,) = first_causes(trace, [v["loss"]])
+    assert origin.step is not None
+    assert (origin.step.operation, origin.placed) == ("mul", False)
+    assert finding_of(trace, origin).constant == "inf"
+
+
+def test_an_infinite_constant_is_found_behind_the_derivatives_that_it_multiplies() -> None:
+    trace = Trace()
+    x, scale = trace.add_value(role="input"), trace.add_value(role="constant", flags=INF)
+    loss, scaled, cotangent, gradient = (trace.add_value(flags=flags) for flags in (FINE, INF, INF, NAN))
+    trace.add_step("log_softmax", inputs=[x], outputs=[loss])
+    forward = trace.add_step("mul", inputs=[loss, scale], outputs=[scaled])
+    trace.add_step("mul", inputs=[scale], outputs=[cotangent], phase="backward", forward=1)
+    trace.add_step("log_softmax", inputs=[cotangent], outputs=[gradient], phase="backward", forward=0)
+    assert [o.step for o in first_causes(trace, [gradient])] == [forward]
+
+
+@pytest.mark.parametrize(
+    ("line", "flags"),
+    [("where m x big", INF), ("add x bias", INF), ("minimum x big", INF), ("sub x inf", NEGINF)],
+)
+def test_an_infinity_that_selects_or_biases_is_still_a_mask(
+    line: str, flags: tuple[bool, bool, bool]
+) -> None:
+    trace, v = program(
+        ("y", line, flags), ("loss", "sum y", flags), x=("input", FINE), m=("input", FINE),
+        big=("constant", INF), bias=("constant", (False, True, False)),
+    )  # fmt: skip
+    assert all(o.placed for o in first_causes(trace, [v["loss"]]))
+
+
 def test_a_constant_nan_is_attributed_to_the_function_that_returns_it() -> None:
     trace, v = program(
         ("spread", "broadcast none", NAN), ("s", "std x spread", NAN), ("loss", "sum s", NAN),
@@ -220,21 +256,6 @@ def test_a_value_is_finite_until_flags_say_otherwise() -> None:
     assert value.finite
     value.neginf = True
     assert (value.inf, value.finite) == (True, False)
-
-
-@pytest.mark.parametrize("again", [True, False])
-def test_an_infinite_factor_is_named_and_not_the_derivative_that_receives_it(again: bool) -> None:
-    t = Trace()
-    scale = t.add_value(role="constant", flags=(False, True, False))
-    x, y, z, gradient = (t.add_value() for _ in range(4))
-    inf, nan = t.add_value(flags=(False, True, False)), t.add_value(flags=(True, False, False))
-    softmax = t.add_step("log_softmax", inputs=[x], outputs=[y])
-    product = t.add_step("mul", inputs=[y, scale if again else z], outputs=[gradient])
-    t.add_step("mul", inputs=[z, scale], outputs=[inf], phase="backward", forward=product.index)
-    t.add_step("log_softmax", inputs=[inf], outputs=[nan], phase="backward", forward=softmax.index)
-    (origin,) = first_causes(t, [nan])
-    assert origin.placed is not again
-    assert origin.value is t.values[scale] if again else origin.step is not None
 
 
 @pytest.mark.parametrize("left", [True, False])

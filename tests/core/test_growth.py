@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from stablenum.diagnosis import Cause, Finding
+from stablenum.diagnosis import Cause, Finding, TensorStats
 from stablenum.diagnosis.replay.growth import Growth
 from stablenum.diagnosis.replay.judge import Evidence, judge
 
@@ -72,3 +72,11 @@ def test_moments_that_begin_at_0_have_exploded_only_if_the_parameters_grew(
     for step, (nu, w) in enumerate(zip([0.0, 1e3, 1e5], weight, strict=True)):
         growth.note(step, {"w": w, "nu": nu})
     assert bool(growth.explosion()) is said
+
+
+@pytest.mark.parametrize(("largest", "exploded"), [(300.0, False), (1e6, True)])
+def test_an_edge_that_is_met_with_moderate_numbers_is_no_explosion(largest: float, exploded: bool) -> None:
+    read = TensorStats(dtype="float32", shape=(4,), size=4, min=-1e-5, max=largest, amax=largest)
+    found = (Finding(operation="pow", phase="forward", kind="nan", inputs=(read,)),)
+    verdict = judge(Evidence(framework="jax", findings=found, exploded="w grew from 0.2 to 300 in call 3"))
+    assert (verdict.cause is Cause.EXPLODED) is exploded

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from stablenum.commands.explain.numpy_errors import NumpyErrors
+from stablenum.commands.explain.plan import Plan
+from stablenum.commands.explain.session import Session
 from stablenum.diagnosis import Cause, Finding, Place, Report
 from stablenum.diagnosis.replay.judge import Evidence
 
@@ -104,3 +106,23 @@ def test_the_line_that_made_a_bad_setting_is_named(errors: NumpyErrors) -> None:
     text = str(placed.findings[0])
     assert text.endswith("NumPy's divide gives the NaN of a setting that addcdiv reads (update)")
     assert "test_numpy_errors.py" in text
+
+
+@pytest.mark.filterwarnings("always")
+@pytest.mark.parametrize(
+    ("error", "told"), [("ValueError: probabilities contain NaN", True), ("KeyError: 'x'", False)]
+)
+def test_an_error_about_numbers_that_only_numpy_saw_is_placed(
+    errors: NumpyErrors, error: str, told: bool
+) -> None:
+    session = Session(Plan(script="script.py"))
+    session.numpy = errors
+    assert np.isinf(np.exp(np.float32([100.0]))).all()
+    session.outcome.error, session.outcome.exit_code = error, 1
+    session.conclude()
+    assert (session.outcome.report is not None) is told
+    if session.outcome.report is not None:
+        first = Report.from_dict(session.outcome.report).findings[0]
+        assert first.maker == "NumPy's exp"
+        assert first.place is not None
+        assert first.place.code == "assert np.isinf(np.exp(np.float32([100.0]))).all()"

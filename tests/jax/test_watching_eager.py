@@ -170,6 +170,15 @@ def repaired_gradients() -> None:
         jax.grad(loss)(w)
 
 
+def missing_values_written_by_the_script() -> list[jax.Array]:
+    kept = [jnp.zeros(()) / jnp.zeros(())]
+    for _ in range(4):
+        x = jnp.ones((2, 2)).at[0, 0].set(jnp.nan)
+        w = jax.grad(lambda w, x=x: jnp.sum((jnp.nan_to_num(x) @ w) ** 2))(jnp.ones(2))
+        assert w.shape == (2,)
+    return kept
+
+
 def best_so_far() -> None:
     best = jnp.inf
     for _ in range(4):
@@ -186,9 +195,25 @@ def factorization_that_is_tried_again() -> None:
     jax.grad(loss)(factor[0])
 
 
+def start_inside_the_support() -> None:
+    def density(x: jax.Array) -> jax.Array:
+        return jnp.where(x > 0, -x, -jnp.inf)
+
+    @jax.jit
+    def step(x: jax.Array) -> jax.Array:
+        return x + 0.01 * jax.grad(density)(x)
+
+    for start in (-2.0, -1.0, 1.0):
+        if jnp.isfinite(jax.value_and_grad(density)(jnp.asarray(start))[0]):
+            break
+    x = jnp.asarray(start)
+    for _ in range(5):
+        x = step(x)
+
+
 HEALTHY = (
-    masked_logarithm, mask_of_infinities, metric_of_an_empty_class, repaired_gradients, best_so_far,
-    factorization_that_is_tried_again,
+    masked_logarithm, missing_values_written_by_the_script, mask_of_infinities, metric_of_an_empty_class,
+    repaired_gradients, best_so_far, factorization_that_is_tried_again, start_inside_the_support,
 )  # fmt: skip
 
 

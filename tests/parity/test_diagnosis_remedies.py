@@ -58,7 +58,7 @@ MASK = torch.full((3, 4), -math.inf)
         (lambda x: (x + MASK).softmax(0).sum(), "softmax(x, dim=0, mask=mask)", ""),
         (
             lambda x: (x + MASK).logsumexp(0, keepdim=True).sum(),
-            "logsumexp(x, dim=0, keepdim=True, mask=mask)",
+            "logsumexp(x, dim=0, keepdim=True)",
             "",
         ),
         (lambda x: functional.normalize((x - x).half(), dim=0).sum(), "normalize(x, dim=0)", "finite"),
@@ -88,7 +88,7 @@ def test_the_safe_function_gets_the_arguments_of_the_call_in_torch(function, cod
         (lambda x: jnp.linalg.norm(x - x), "norm(x, axis=None)", "finite"),
         (lambda x: jax.vmap(lambda r: jnp.linalg.norm(r - r))(x).sum(), "norm(x, axis=-1)", "finite"),
         (lambda x: jax.nn.softmax(x - jnp.inf, axis=0).sum(), "softmax(x, axis=0, mask=mask)", ""),
-        (lambda x: jax.nn.logsumexp(x - jnp.inf, axis=0).sum(), "logsumexp(x, axis=0, mask=mask)", ""),
+        (lambda x: jax.nn.logsumexp(x - jnp.inf, axis=0).sum(), "logsumexp(x, axis=0)", ""),
         (lambda x: ((x - x) ** 0.5).sum(), "power(x, 0.5)", "finite"),
         (lambda x: ((x - x) ** -2).sum(), "power(x, -2)", "finite"),
     ],

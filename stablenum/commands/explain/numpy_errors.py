@@ -15,7 +15,8 @@ from types import FrameType
 from typing import Any
 
 from stablenum.commands.explain.frames import transparent
-from stablenum.diagnosis import Cause, Place, Report
+from stablenum.diagnosis import Cause, Finding, Place, Report
+from stablenum.diagnosis.replay.evidence import Evidence
 from stablenum.diagnosis.replay.source_files import is_outside, lines_around, package_of
 
 __all__ = ["NumpyErrors"]
@@ -55,6 +56,17 @@ class NumpyErrors:
         first = replace(findings[0], maker=maker, place=place, around=lines_around(place), frames=(place,))
         evidence = replace(report.evidence, findings=(first, *findings[1:]))
         return Report.of(evidence, notes=report.notes, seconds=report.seconds)
+
+    def report(self, framework: str) -> Report | None:
+        """Return a report on the first warning; None if there was none."""
+        kind, (maker, place) = next(iter(self._first.items()), ("", ("", None)))
+        if place is None:
+            return None
+        bad = "nan" if kind == "invalid value" else "inf"
+        finding = Finding(
+            operation="input", phase="before", kind=bad, maker=maker, place=place, around=lines_around(place)
+        )
+        return Report.of(Evidence(framework=framework, findings=(finding,), loss_finite=False))
 
     def _note(self, message: str) -> None:
         said = _WARNING.match(message)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, NoReturn
 from stablenum.commands.explain.frames import raised_by_a_signal
 from stablenum.commands.explain.numpy_errors import NumpyErrors
 from stablenum.commands.explain.plan import Failure, Outcome, Plan
+from stablenum.commands.explain.script_errors import is_about_numbers
 from stablenum.diagnosis import Report
 
 __all__ = ["FAILED", "Doubt", "Session", "Stop"]
@@ -116,6 +117,8 @@ class Session:
             else:
                 self._record(doubt.failure, doubt.report)
                 return
+        if not self.over and is_about_numbers(self.outcome.error):
+            self._blame_numpy()
 
     def leave(self) -> None:
         """Write the outcome and end the process, because the script caught :class:`Stop` and trains on."""
@@ -126,6 +129,14 @@ class Session:
         """Record the first failure, with its report if the step was recorded, and stop the script."""
         self._record(failure, report)
         raise Stop
+
+    def _blame_numpy(self) -> None:
+        """Record NumPy's first warning as the failure: no framework has seen what the script fails with."""
+        report = self.numpy.report(next(iter(self.outcome.watched), "torch"))
+        if report is not None:
+            name = self.outcome.error.partition(":")[0]
+            self.outcome.failure = Failure(step=self.outcome.steps, what="error", names=(name,))
+            self.outcome.report = report.to_dict()
 
     def _record(self, failure: Failure, report: Report | None) -> None:
         self.outcome.failure = failure

@@ -89,7 +89,8 @@ CAUSES: dict[Cause, Explanation] = {
     ),
     Cause.MASK: Explanation(
         "a whole row is masked, or masked values are used",
-        "give fully masked rows a defined result (zero), and leave them out of the loss",
+        "give fully masked rows a defined result (zero), and leave them out of the loss; or put a large "
+        "finite negative number (-1e9) in place of -inf",
     ),
     Cause.WHERE_TRAP: Explanation(
         "a mask or `where` discards the value but not its derivative: 0 x inf is NaN",

@@ -37,6 +37,8 @@ class Evidence:
         tried: what came of the safe function on the recorded arguments: "finite", "not finite" or "raises";
             "" if it was not tried.
         left: further places on the way that give NaN or inf of their own, for which nothing was tried.
+        only_loss: whether neither the backward pass nor the update gave NaN or inf, and nothing compared a
+            NaN with a number.
         unbounded: a description of an objective that ran away below 0; "" if none is known to.
         poisoned: the names of buffers that the forward pass left NaN with a batch whose step was left out.
     """
@@ -60,6 +62,7 @@ class Evidence:
     exploded: str = ""
     tried: str = ""
     left: tuple[str, ...] = ()
+    only_loss: bool = False
     unbounded: str = ""
     poisoned: tuple[str, ...] = ()
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from stablenum.diagnosis.replay.operations import MOVING, SELECTING
+from stablenum.diagnosis.replay.constants import infinite_constant, infinite_in
+from stablenum.diagnosis.replay.operations import ANSWERING, MOVING, SELECTING
 from stablenum.diagnosis.replay.patterns import by_hand, is_squared, lost_number, rows_of
 from stablenum.diagnosis.replay.source_files import lines_around, package_of
 from stablenum.diagnosis.replay.trace import Step, Trace
@@ -45,6 +46,8 @@ class Finding:
         healed: whether nothing bad is left after it in the forward pass.
         clipped: whether a later clip does so, and no ``where`` or mask.
         squared: whether the result is squared before anything selects from it.
+        constant: what is said of a single number of +inf: a constant with which the operation computes, or a
+            value that was bad before.
         lost: what is said of a small number (eps) before the operation that is 0 in its format.
         options: of a function over rows, arguments of the user's call, as the steps of the trace have them.
         by_hand: the function of which the operation is a part, written by hand, such as "softplus".
@@ -82,6 +85,7 @@ class Finding:
     clipped: bool = False
     value_finite: bool = True
     squared: bool = False
+    constant: str = ""
     lost: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     by_hand: str = ""
@@ -194,9 +198,9 @@ def _meets_zero(trace: Trace, step: Step) -> bool:
 
 
 def _moves_nan(trace: Trace, origin: Origin) -> bool:
-    """Return whether a step only selects or moves a NaN that it read, which then is a constant."""
+    """Return whether a step moves, or computes with, a NaN that it read, which then is a constant."""
     step = origin.step
-    if step is None or origin.kind != "nan" or step.operation not in MOVING:
+    if step is None or origin.kind != "nan" or step.operation not in MOVING | {"add", "div", "mul", "sub"}:
         return False
     return any(v.nan for v in trace.inputs_of(step))
 
@@ -221,6 +225,8 @@ def finding_of(trace: Trace, origin: Origin, *, wide_finite: bool | None = None)
     if step is None:
         # A value from outside has no line, so the line that first computes with it is shown.
         reader = _reader(trace, origin.value.id)
+        stats = origin.value.stats
+        number = origin.value.role in ("input", "constant") and stats is not None and stats.size == 1
         return Finding(
             operation=origin.value.role or "input",
             phase="before",
@@ -230,10 +236,12 @@ def finding_of(trace: Trace, origin: Origin, *, wide_finite: bool | None = None)
             place=reader.place if reader else None,
             around=lines_around(reader.place) if reader and reader.place else (),
             frames=reader.frames if reader else (),
-            outputs=(origin.value.stats,) if origin.value.stats else (),
+            outputs=(stats,) if stats else (),
             placed=origin.placed,
+            constant=infinite_in(stats.dtype) if stats and number and stats.posinf else "",
         )
-    if any(math.isnan(x) for x in step.scalars) or _moves_nan(trace, origin):
+    written = any(math.isnan(x) for x in step.scalars) and step.operation not in ANSWERING
+    if written or _moves_nan(trace, origin):
         # A NaN written in the user's code.
         return Finding(
             operation="constant",
@@ -252,10 +260,8 @@ def finding_of(trace: Trace, origin: Origin, *, wide_finite: bool | None = None)
     selected = zero and is_selected(trace, forward)
     read = users or own
     whole = by_hand(trace, forward) if forward.phase == "forward" else ""
-    # A function that answers with an infinity is what the user called, not the choice inside it.
-    answers = origin.source is not None and step.library and not origin.placed
     return Finding(
-        operation=step.library.rpartition(".")[2] if answers else step.operation,
+        operation=step.operation,
         phase=step.phase,
         kind=origin.kind,
         primitive=step.primitive,
@@ -274,6 +280,7 @@ def finding_of(trace: Trace, origin: Origin, *, wide_finite: bool | None = None)
         selected=selected,
         healed=selected and is_healed(trace, forward),
         value_finite=not derivative or all(v.finite for v in trace.outputs_of(forward)),
+        constant=str(infinite_constant(trace, step) or ""),
         squared=zero and is_squared(trace, forward),
         lost=lost_number(trace, forward, read),
         options=rows_of(trace, forward) if whole else forward.options,

@@ -12,7 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from stablenum.diagnosis.replay.causes import CAUSES, Cause
 from stablenum.diagnosis.replay.evidence import Evidence, Verdict
 from stablenum.diagnosis.replay.findings import Finding
-from stablenum.diagnosis.replay.operations import BOUNDARIES, DEFAULT_AXIS, MASKED, MOVING, Remedy
+from stablenum.diagnosis.replay.operations import (
+    BOUNDARIES,
+    DEFAULT_AXIS,
+    MASKED,
+    MOVING,
+    OF_A_DISTRIBUTION,
+    Remedy,
+)
 from stablenum.diagnosis.replay.remedies import Advice, advice_on, of_nothing, options_of
 from stablenum.diagnosis.replay.update_remedies import centred, of_settings, on_update
 from stablenum.diagnosis.replay.values import TensorStats
@@ -93,10 +100,23 @@ def _settings(e: Evidence) -> str:
     return "" if before or not e.settings else e.settings[0]
 
 
+# A function at the edge of its domain that read only smaller numbers failed by itself.
+_LARGE = 1e4
+
+
 def _exploded(e: Evidence) -> str:
     """Name what blew up in the steps before, unless something was wrong before this one began."""
-    before = e.first is not None and e.first.phase == "before"
-    return "" if before else e.unbounded or e.exploded
+    f = e.first
+    if f is not None and (
+        f.phase == "before" or (f.operation in BOUNDARIES and f.inputs and not _reads_large(f))
+    ):
+        return ""
+    return e.unbounded or e.exploded
+
+
+def _reads_large(f: Finding) -> bool:
+    """Return whether an operation read numbers as large as an explosion leaves them."""
+    return any(not s.finite or s.amax > _LARGE for s in f.inputs)
 
 
 def _update(e: Evidence) -> str:
@@ -126,6 +146,13 @@ def _mask(e: Evidence) -> str:
         source = f", in {f.name}" if f.name else ""
         return f"{f.operation} reads infinities that a mask put there{source}"
     return ""
+
+
+def _constant(e: Evidence) -> str:
+    f = e.first
+    if f is None or not f.constant or f.phase == "before":
+        return ""
+    return f"{f.operation} computes with a constant that is {f.constant}"
 
 
 def _scale(e: Evidence) -> str:
@@ -262,6 +289,8 @@ def _has_zero(s: TensorStats) -> bool:
 
 def _is_overflow(f: Finding) -> bool:
     """Return whether large numbers gave inf without a zero divisor, or NaN through inf - inf in a sum."""
+    if f.operation in OF_A_DISTRIBUTION:
+        return False
     users = bool(f.derivative and f.received)
     if users and f.operation in _ZERO_EDGE:
         at = _divisors(f)
@@ -298,6 +327,7 @@ _SIGNATURES: tuple[tuple[Cause, Signature], ...] = (
     (Cause.LABELS, lambda e: e.labels),
     (Cause.OTHER_RANK, lambda e: "another rank reported the failure" if e.other_rank and not e.bad else ""),
     (Cause.TRANSIENT, _transient),
+    (Cause.OVERFLOW, _constant),
     (Cause.LOSS_SCALE, _scale),
     (Cause.EXPLODED, _exploded),
     (Cause.OPTIMIZER_STATE, _update),

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 __all__ = [
-    "ADVICE", "ANSWERING", "BOUNDARIES", "CLIPPING", "DEFAULT_AXIS", "INSIDE", "MASKED", "MOVING", "REMEDIES",
-    "ROWS", "SELECTING", "ZERO_WEIGHT", "Remedy",
+    "ADVICE", "ANSWERING", "BOUNDARIES", "CLIPPING", "DEFAULT_AXIS", "INSIDE", "MASKED", "MATRICES", "MOVING",
+    "OF_A_DISTRIBUTION", "REMEDIES", "ROWS", "SELECTING", "ZERO_WEIGHT", "Remedy",
 ]  # fmt: skip
 
 # Operations that choose between values element by element; values that are not chosen get gradient 0.
@@ -28,9 +28,34 @@ MOVING = SELECTING | {
 # Operations on whole rows: if a whole row is masked, nothing is left to sum.
 MASKED = frozenset({"softmax", "log_softmax", "logsumexp", "cross_entropy", "attention", "logcumsumexp"})
 
+# Functions of a distribution, which return a constant for a value outside its support.
+OF_A_DISTRIBUTION = frozenset({
+    "cdf", "isf", "log_cdf", "log_prob", "logcdf", "logpdf", "logpmf", "logsf", "pdf", "pmf", "ppf", "sf",
+})  # fmt: skip
+
 # Operations that return an infinity themselves, for example for a fully masked row, a singular matrix or a
 # probability of 0.
-ANSWERING = frozenset({"kl_div", "lgamma", "logdet", "logsumexp", "slogdet", "xlogy"})
+ANSWERING = OF_A_DISTRIBUTION | {
+    "exp1",
+    "expi",
+    "expn",
+    "gamma",
+    "kl_div",
+    "lgamma",
+    "logdet",
+    "logit",
+    "logsumexp",
+    "ndtri",
+    "polygamma",
+    "slogdet",
+    "xlogy",
+    "zeta",
+}
+
+# Operations on matrices.
+MATRICES = frozenset(
+    {"cholesky", "cond", "det", "eig", "eigh", "inv", "logdet", "qr", "slogdet", "solve", "svd"}
+)
 
 # Arguments at which a function or its derivative is infinite or undefined.
 BOUNDARIES = {
@@ -45,6 +70,7 @@ BOUNDARIES = {
     "cholesky_solve": "a factor with 0 on its diagonal",
     "cosine_similarity": "a vector of zeros",
     "cross_entropy": "no valid target, or a class of probability 0",
+    "cond": "a singular matrix",
     "ctc_loss": "a target that does not fit into its input",
     "det": "a singular matrix",
     "digamma": "an argument of 0 or a negative integer",
@@ -53,10 +79,16 @@ BOUNDARIES = {
     "eigh": "equal eigenvalues, where eigenvectors have no derivative",
     "entr": "an argument of 0 (infinite slope) or below (undefined)",
     "erfinv": "an argument of 1 or -1 (inf) or beyond (undefined)",
+    "exp1": "an argument of 0 (inf) or below (undefined)",
+    "expi": "an argument of 0, where it is -inf",
+    "expn": "an argument of 0 (inf) or below (undefined)",
     "fmod": "a divisor of 0",
+    "gamma": "an argument of 0 or a negative integer",
     "gaussian_nll": "a variance of 0",
     "group_norm": "a group of equal numbers, with eps 0",
     "hypot": "both arguments 0, where it has no derivative",
+    "igamma": "a parameter of 0 or below, or an argument of 0 or below",
+    "igammac": "a parameter of 0 or below, or an argument of 0 or below",
     "inv": "a singular matrix",
     "kl_div": "a probability of 0",
     "layer_norm": "a row of equal numbers, with eps 0",
@@ -67,16 +99,12 @@ BOUNDARIES = {
     "log2": "an argument of 0 (-inf) or below (NaN)",
     "logaddexp": "both arguments -inf",
     "logcumsumexp": "terms that are all -inf",
-    "logcdf": "a value outside the distribution's support",
     "logdet": "a matrix with a determinant of 0 (-inf) or below (NaN)",
     "logit": "an argument of 0 or 1 (infinite) or beyond (undefined)",
-    "logpdf": "a value outside the distribution's support",
-    "logpmf": "a value outside the distribution's support",
-    "logsf": "a value outside the distribution's support",
     "logsumexp": "a row of which every term is -inf",
     "mean": "no elements to take the mean of",
-    "multinomial": "no probability above 0, or one below",
     "median": "no elements to take the median of",
+    "multinomial": "no probability above 0, or one below",
     "ndtri": "an argument of 0 or 1 (infinite) or beyond (undefined)",
     "norm": "a vector of zeros, where the norm has no derivative",
     "normalize": "a vector of zeros, with an eps that is 0 in its format",
@@ -85,6 +113,7 @@ BOUNDARIES = {
     "polygamma": "an argument of 0 or a negative integer",
     "qr": "a matrix whose columns are not independent, where the factors have no derivative",
     "reciprocal": "an argument of 0",
+    "regularized_incomplete_beta": "a parameter of 0 or below, or an argument of 0 or 1 or beyond",
     "remainder": "a divisor of 0",
     "rms_norm": "a row of zeros, with eps 0",
     "rsqrt": "an argument of 0 or below",
@@ -100,6 +129,10 @@ BOUNDARIES = {
     "xlogy": "a y of 0 while x is not 0",
     "zeta": "an argument of 1 (inf) or below (undefined)",
 }
+BOUNDARIES |= dict.fromkeys(
+    OF_A_DISTRIBUTION,
+    "a value at or beyond the edge of the distribution's support, or a parameter out of range",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +181,7 @@ REMEDIES = {
     "log_softmax": Remedy("numerics.log_softmax", "{ns}.numerics.log_softmax(x, {axis}=-1, mask=mask)"),
     "logaddexp": Remedy("numerics.logaddexp", "{ns}.numerics.logaddexp(a, b)"),
     "logcumsumexp": Remedy("numerics.cumulative_logsumexp", "{ns}.numerics.cumulative_logsumexp(x)"),
-    "logsumexp": Remedy("numerics.logsumexp", "{ns}.numerics.logsumexp(x, {axis}=-1, mask=mask)"),
+    "logsumexp": Remedy("numerics.logsumexp", "{ns}.numerics.logsumexp(x, {axis}=-1)"),
     "norm": Remedy("numerics.norm", "{ns}.numerics.norm(x, {axis}=-1)"),
     "normalize": Remedy("numerics.normalize", "{ns}.numerics.normalize(x, {axis}=-1)"),
     "poisson_nll": Remedy("losses.poisson_nll", "{ns}.losses.poisson_nll(log_rate, y)"),
@@ -175,9 +208,10 @@ ZERO_WEIGHT = (
     "output by a scale of 0"
 )
 INSIDE = "clamp the argument slightly inside the domain before the call"
-_SUPPORT = (
-    "clip the values into the open interval where the density is above 0 (of proportions, for example "
-    "(y (n - 1) + 0.5) / n), or give the edge a probability of its own"
+_IN_SUPPORT = (
+    "keep what you pass inside the open support of the distribution, and its parameters inside their range: "
+    "clip a proportion or a probability to [1e-6, 1 - 1e-6] and a positive number to at least 1e-6, or leave "
+    "out values on the edge"
 )
 
 # The remedies for operations without a safe function.
@@ -187,6 +221,7 @@ ADVICE = {
     "batch_norm": "find out what wrote the running variance: it must not be below 0",
     "cholesky": _REGULAR,
     "cholesky_solve": _DIAGONAL,
+    "cond": _REGULAR,
     "ctc_loss": "leave out targets that are longer than their input (torch: zero_infinity=True)",
     "det": _REGULAR,
     "digamma": INSIDE,
@@ -194,29 +229,32 @@ ADVICE = {
     "eigh": _DISTINCT,
     "entr": INSIDE,
     "erfinv": INSIDE,
+    "exp1": INSIDE,
+    "expi": INSIDE,
+    "expn": INSIDE,
     "fmod": INSIDE,
+    "gamma": INSIDE,
     "group_norm": "use an eps that its format can represent (1e-5)",
     "hypot": "add a small number inside the root: (x * x + y * y + 1e-12).sqrt()",
+    "igamma": INSIDE,
+    "igammac": INSIDE,
     "inv": _REGULAR,
     "lgamma": INSIDE,
     "log10": INSIDE,
     "log1p": INSIDE,
     "log2": INSIDE,
-    "logcdf": _SUPPORT,
     "logdet": (
         "where the determinant may be negative, as in a flow, take the logarithm of its magnitude: "
         "torch.linalg.slogdet(A).logabsdet; for a covariance, add a small multiple of the identity"
     ),
     "logit": INSIDE,
-    "logpdf": _SUPPORT,
-    "logpmf": _SUPPORT,
-    "logsf": _SUPPORT,
     "mean": "divide the sum by max(count, 1)",
-    "multinomial": "give it probabilities from a softmax, or leave out rows without any",
     "median": "leave out the call, or give it a value of its own, where nothing is selected",
+    "multinomial": "give it probabilities from a softmax, or leave out rows without any",
     "ndtri": INSIDE,
     "polygamma": INSIDE,
     "qr": "factor a matrix of full rank: start from random numbers, or add a small multiple of the identity",
+    "regularized_incomplete_beta": INSIDE,
     "remainder": INSIDE,
     "slogdet": _REGULAR,
     "solve": _REGULAR,
@@ -226,3 +264,4 @@ ADVICE = {
     "xlog1py": INSIDE,
     "zeta": INSIDE,
 }
+ADVICE |= dict.fromkeys(OF_A_DISTRIBUTION, _IN_SUPPORT)

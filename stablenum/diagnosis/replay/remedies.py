@@ -8,7 +8,16 @@ from typing import Any
 
 from stablenum.diagnosis.replay.causes import CAUSES, Cause
 from stablenum.diagnosis.replay.findings import Finding
-from stablenum.diagnosis.replay.operations import ADVICE, INSIDE, REMEDIES, ROWS, ZERO_WEIGHT, Remedy
+from stablenum.diagnosis.replay.operations import (
+    ADVICE,
+    INSIDE,
+    MATRICES,
+    OF_A_DISTRIBUTION,
+    REMEDIES,
+    ROWS,
+    ZERO_WEIGHT,
+    Remedy,
+)
 from stablenum.formats import FORMATS
 
 __all__ = ["Advice", "advice_on", "of_nothing", "options_of"]
@@ -49,6 +58,17 @@ _LOST = (
     "compute this part in float32, or use a number that {dtype} can represent (1e-4), so that it keeps the "
     "argument away from 0"
 )
+_LOST_SETTING = (
+    "make the optimizer with an eps that {dtype} can represent (eps=1e-4); or keep the parameters and its "
+    "state in float32, and cast to {dtype} in the model"
+)
+_OPTIMIZERS = ("optax.", "torch.optim")
+# Functions of which a row, or a pair, of -inf alone has no derivative.
+_OF_LOGARITHMS = ("logaddexp", "logcumsumexp", "logsumexp")
+_NOTHING_TO_SUM = (
+    "put a large finite negative number (-1e9) in place of -inf, so that every row has something to sum; or "
+    "use the safe form, whose derivative is 0 where every term is -inf"
+)
 # An operation in an update that the user wrote.
 _OWN_UPDATE = "add a small number (eps) to the argument in this update, or use the safe form"
 
@@ -61,6 +81,9 @@ _PRODUCT = (
     "compute this operation in float32 or bfloat16, or scale one of its inputs before it (q / sqrt(d) before "
     "q @ k.T), because scaling the result comes too late; normalise large inputs"
 )
+# A constant beyond the range of its format.
+_LOWER = "lower the constant: it is beyond the largest number of its format"
+_OR_WIDER = "; or keep it in float32, with what it is computed with (a loss scale: the loss in float32)"
 
 _KEEP_AWAY = "keep the argument away from the edge of the domain: clamp it before the call"
 
@@ -146,13 +169,18 @@ def advice_on(
     """
     plain = CAUSES[cause].remedy
     if finding is not None and finding.lost and cause is Cause.OPTIMIZER_STATE:
-        return Advice(_LOST.format(dtype=finding.inputs[0].dtype))
+        lost = _LOST_SETTING if finding.library.startswith(_OPTIMIZERS) else _LOST
+        return Advice(lost.format(dtype=finding.inputs[0].dtype))
     if finding is None or cause not in _BY_FUNCTION:
         return Advice(_about_before(finding, plain, masked=loss_finite is True))
     if cause is Cause.MASK and finding.operation in _PICKING and not finding.derivative:
         return Advice(_PICKED)
+    if cause is Cause.OVERFLOW and finding.constant:
+        return Advice(_about_constant(finding))
     if finding.library and cause is not Cause.LABELS:
         return Advice(_at_the_call(cause, finding))
+    if finding.operation in _OF_LOGARITHMS and cause in (Cause.DOMAIN, Cause.MASK):
+        return Advice(_NOTHING_TO_SUM, REMEDIES[finding.operation])
     advice = _about_lost(cause, finding, _by_function(cause, finding))
     if advice.safe is not None and tried not in ("", "finite"):
         return Advice(_without_function(cause, finding))
@@ -165,6 +193,11 @@ def _is_rounded(f: Finding) -> bool:
     """Return whether the argument is in a format in which numbers next to 1 are far apart."""
     known = FORMATS.get(f.inputs[0].dtype) if f.inputs else None
     return known is not None and known.eps > 1e-4
+
+
+def _about_constant(f: Finding) -> str:
+    narrow = any(f"in {known.name}," in f.constant for known in FORMATS.values() if known.bits <= 16)
+    return _LOWER + _OR_WIDER if narrow else _LOWER
 
 
 def options_of(name: str, f: Finding) -> dict[str, Any]:
@@ -259,19 +292,17 @@ def _at_the_call(cause: Cause, f: Finding) -> str:
     own = f.own_frame
     where = f"at your call in {own}" if own is not None else "at your call"
     about = _about_optimizer(f.library) if f.derivative and f.operation in ("sqrt", "rsqrt") else ""
+    function = f.library.rpartition(".")[2]
+    of_a_distribution = function in OF_A_DISTRIBUTION and f.operation not in MATRICES
     if about:
         return f"the operation is inside {f.library}; {about}"
     if cause in _OVERFLOWS:
         change = "bound what you pass: scale it down, clip it, or call it in float32"
+    elif f.operation not in _AT_THE_CALL and of_a_distribution:
+        change = ADVICE[function]
     else:
         change = _AT_THE_CALL.get(f.operation, ADVICE.get(f.operation, "clamp what you pass to its domain"))
     return f"the operation is inside {f.library}; {where}, {change}"
-
-
-def _is_half(f: Finding) -> bool:
-    """Return whether the value is in a format whose largest number is small."""
-    known = FORMATS.get(f.outputs[0].dtype) if f.outputs else None
-    return known is not None and known.max < 1e6
 
 
 # What to do where data was prepared by this function.
@@ -289,12 +320,8 @@ _MAKERS |= {"log10": _MAKERS["log"], "log2": _MAKERS["log"], "true_divide": _MAK
 def _about_before(f: Finding | None, plain: str, *, masked: bool) -> str:
     """Return the remedy for values that were bad before the step: a constant, or an input that is masked out,
     is not dropped with its batch, and the line that made bad data is mended."""
-    if f is not None and f.phase == "before" and f.kind == "inf" and _is_half(f):
-        largest = FORMATS[f.outputs[0].dtype].max
-        return (
-            f"a number above {largest:g} is inf in {f.outputs[0].dtype}: keep this value in float32 (a loss "
-            "scale, too, and multiply the float32 loss by it), or lower it"
-        )
+    if f is not None and f.constant:
+        return _about_constant(f)
     if f is not None and f.maker:
         return _MAKERS.get(f.maker.rpartition(" ")[2], f"keep what {f.maker} reads inside its domain")
     data = f is not None and f.phase == "before" and f.kind == "nan"

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 
+from stablenum.diagnosis.replay.constants import infinite_constant, is_constant, is_placed_nan, with_constant
 from stablenum.diagnosis.replay.operations import ANSWERING, CLIPPING, MASKED, MOVING, SELECTING
 from stablenum.diagnosis.replay.trace import Step, Trace, Value
 
@@ -124,7 +125,7 @@ def _of_nan(trace: Trace, bad: Value) -> list[Origin]:
             continue
         inputs = trace.inputs_of(step)
         # A constant that is NaN does no harm by itself; the step that lets it into a result does.
-        before = [v for v in inputs if v.nan and not _is_placed_nan(trace, v)]
+        before = [v for v in inputs if v.nan and not is_placed_nan(trace, v)]
         if before:
             new = [v for v in before if v.id not in seen]
             seen.update(v.id for v in new)
@@ -139,33 +140,17 @@ def _of_nan(trace: Trace, bad: Value) -> list[Origin]:
     return origins
 
 
-def _is_placed_nan(trace: Trace, value: Value) -> bool:
-    """Return whether a NaN is a constant, possibly broadcast; its origin is the step that lets it into a
-    result.
-
-    Libraries return such a NaN where no result is defined (the sample variance of one item).
-    """
-    if value.producer is None:
-        return value.role == "constant"
-    step = trace.steps[value.producer]
-    read = [v for v in trace.inputs_of(step) if v.nan]
-    spread = step.operation in MOVING - SELECTING and bool(read)
-    return spread and all(_is_placed_nan(trace, v) for v in read)
-
-
 def _of_inf(trace: Trace, bad: Value) -> list[Origin]:
     """Follow infinities back to the steps that computed one, or to where one was placed.
 
     A function that returns an infinity itself (``ANSWERING``) is named in place of the mask or the constant
-    that it read.
+    that it read; so is the arithmetic that reads a constant of +inf, which is no mask.
     """
     origins, todo, seen = [], [bad], {bad.id}
     # For each value, the function in ANSWERING that turned it into the bad value.
     answers: dict[int, Origin] = {}
     # For each value, the step that picked infinities of a mask, on the way from it to the bad value.
     readers: dict[int, Step] = {}
-    # The values by which a derivative multiplies because its operation did: no mask is a factor.
-    factors: set[int] = set()
     while todo:
         value = todo.pop()
         step = None if value.producer is None else trace.steps[value.producer]
@@ -175,7 +160,6 @@ def _of_inf(trace: Trace, bad: Value) -> list[Origin]:
         if step is None:
             # A value of -inf from outside is a mask, wherever it came from; +inf is bad data.
             masking = value.role == "constant" or (value.neginf and not value.posinf)
-            masking = masking and value.id not in factors
             origin = Origin(step=None, value=value, kind="inf", placed=masking)
             if masking:
                 origin = answer or _read(trace, readers.get(value.id), value) or origin
@@ -184,12 +168,16 @@ def _of_inf(trace: Trace, bad: Value) -> list[Origin]:
         # If infinities went in, the failure began before this step. If none did, look through the parts of
         # the function to which the step belongs.
         before = [v for v in trace.inputs_of(step) if v.inf] or _into_function(trace, step)
+        constant = infinite_constant(trace, step)
+        if constant is not None:
+            origins.append(Origin(step=with_constant(trace, step), value=value, kind="inf"))
+            before = [v for v in before if v is not constant.value]
+            if not before:
+                continue
         if before:
             new = [v for v in before if v.id not in seen]
             seen.update(v.id for v in new)
             todo += new
-            moved = value.id in factors and step.operation in MOVING
-            factors.update(v.id for v in new if moved or _is_factor(trace, step, v))
             answers.update({v.id: answer for v in new} if answer else {})  # the function named so far stays
             readers.update({v.id: r for v in new if (r := _reader(trace, step, v) or readers.get(value.id))})
             continue
@@ -211,42 +199,25 @@ def _reader(trace: Trace, step: Step, value: Value) -> Step | None:
     whole."""
     if step.operation in ("where", "masked_fill"):
         # The user's own mask, unless it selects from a masked array.
-        return step if _is_constant(trace, value) else None
+        return step if is_constant(trace, value) else None
     loop = step.operation == "index" and step.primitive == "index"  # the rows of a loop, one by one
     return None if loop or step.operation in _PASSING_ON else step
-
-
-def _is_factor(trace: Trace, step: Step, value: Value) -> bool:
-    """Return whether a step is the derivative of a product, and multiplies by the same value."""
-    forward = None if step.forward is None else trace.steps[step.forward]
-    return forward is not None and step.operation in ("mul", "div") and value.id in forward.inputs
-
-
-def _is_constant(trace: Trace, value: Value) -> bool:
-    """Return whether a value is a number or an array from outside, possibly broadcast."""
-    if value.producer is None:
-        return True
-    step = trace.steps[value.producer]
-    moved = step.operation in MOVING - SELECTING
-    return moved and all(_is_constant(trace, v) for v in trace.inputs_of(step))
 
 
 def _read(trace: Trace, reader: Step | None, source: Value) -> Origin | None:
     """Return as the origin the step that lets a mask into the result; the mask itself is legitimate.
 
     A parameter is no mask: an infinity in it is blamed on the parameter. A number with which memory is filled
-    may be a start (of a maximum) that was never replaced: only an index into it is to blame in its place, or
-    a library's function that answers with it, as the logarithm of a density does beyond the support.
+    may be a start (of a maximum) that was never replaced: only an index into it is to blame in its place.
     """
     if reader is None or source.role in ("parameter", "state"):
         return None
-    answers = reader.operation == "where" and bool(reader.library)
     filled = source.producer is not None or (source.role == "constant" and not source.name.endswith("]"))
-    if filled and reader.operation not in ("gather", "index") and not answers:
+    if filled and reader.operation not in ("gather", "index"):
         return None
     value = next((v for v in trace.outputs_of(reader) if not v.finite), source)
     kind = "nan" if value.nan else "inf"
-    return Origin(step=reader, value=value, kind=kind, placed=not answers, source=source)
+    return Origin(step=reader, value=value, kind=kind, placed=True, source=source)
 
 
 def _into_function(trace: Trace, step: Step) -> list[Value]:

@@ -12,18 +12,19 @@ import numpy as np
 from jax import jit
 from jax.extend import core
 
+from stablenum.diagnosis.replay.constants import is_constant
 from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum_jax._diagnosis.replay import control_flow
 from stablenum_jax._diagnosis.replay.cells import Cell, Composed, Context
 from stablenum_jax._diagnosis.replay.composed import axis_of, composed_by, reduces
-from stablenum_jax._diagnosis.replay.flags import CLEAN, Flags, flags_in, flags_of
+from stablenum_jax._diagnosis.replay.flags import CLEAN, Flags, flags_in, flags_of, stats_of
 from stablenum_jax._diagnosis.replay.jax_internals import (
     bind,
     called_jaxpr,
     context_of,
     differentiated_jaxpr,
 )
-from stablenum_jax._diagnosis.replay.naming import operation_name
+from stablenum_jax._diagnosis.replay.naming import answering_name, operation_name
 from stablenum_jax._diagnosis.replay.numpy_answers import numpy_answer
 from stablenum_jax._diagnosis.replay.source_lines import Source, source_of
 from stablenum_jax._trees.leaves import is_floating
@@ -95,7 +96,9 @@ class Interpreter:
         """Record a captured array. If it has NaN it must be data; an infinity may be a mask or a bound."""
         flags = CLEAN if self.symbolic else flags_of(data)
         name = f"captured {getattr(data, 'dtype', type(data).__name__)}{list(np.shape(data)) or ''}"
-        return self.outside(data, "input" if flags[0] and np.ndim(data) else "constant", name)
+        return self._with_stats(
+            self.outside(data, "input" if flags[0] and np.ndim(data) else "constant", name)
+        )
 
     def made(self, outputs: Sequence[Any]) -> list[Cell]:
         """Return the outputs of the step that is recorded next."""
@@ -105,8 +108,16 @@ class Interpreter:
         # The object is kept with its cell, because an id is unique only as long as its object lives.
         known = self._literals.get(id(literal))
         if known is None:
-            known = self._literals[id(literal)] = (literal, self.outside(literal.val, "constant"))
+            cell = self._with_stats(self.outside(literal.val, "constant"))
+            known = self._literals[id(literal)] = (literal, cell)
         return known[1]
+
+    def _with_stats(self, cell: Cell) -> Cell:
+        """Keep the statistics of a single number that is infinite."""
+        value = self.trace.values[cell.id]
+        if value.inf and np.size(cell.data) == 1:
+            value.stats = stats_of(cell.data)
+        return cell
 
     # --- steps ---
 
@@ -120,7 +131,7 @@ class Interpreter:
         reduced = not operation and reduces(eqn)
         options = {"axis": axis_of(eqn, stack)} if reduced and ctx.composed is None else {}
         step = self.trace.add_step(
-            operation or operation_name(source.functions, primitive, eqn.params.get("y")),
+            operation or self._named(eqn, source, inputs),
             primitive=primitive,
             inputs=[c.id for c in inputs],
             outputs=[c.id for c in outputs],
@@ -139,6 +150,14 @@ class Interpreter:
             )
         return step
 
+    def _named(self, eqn: Any, source: Source, inputs: Sequence[Cell]) -> str:
+        """Return the name of an equation. A constant that a function of a distribution selects, such as the
+        -inf of a log-density outside the support, is the function's own answer."""
+        name = operation_name(source.functions, eqn.primitive.name, eqn.params.get("y"))
+        read = [self.trace.values[c.id] for c in inputs] if name == "where" else []
+        answers = any(is_constant(self.trace, v) for v in read if not v.finite)
+        return (answers and answering_name(source.functions)) or name
+
     def _is_news(self, step: Step) -> bool:
         before, after = self.trace.inputs_of(step), self.trace.outputs_of(step)
         nan, inf = any(v.nan for v in before), any(v.inf for v in before)
@@ -150,11 +169,11 @@ class Interpreter:
         known = self._sources.get(id(eqn))
         if known is None:
             known = self._sources[id(eqn)] = (eqn, source_of(eqn.source_info.traceback))
-        own, outer = known[1], ctx.source
+        own = known[1]
         # Equations of a library's jitted function were traced once, and may have no frame of the user's.
         if own.place is not None:
             return own
-        return replace(outer, functions=outer.functions + own.functions, inner=outer.inner + own.inner)
+        return own.within(ctx.source)
 
     # --- evaluation ---
 

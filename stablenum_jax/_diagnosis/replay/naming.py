@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["function_name", "operation_name", "primitive_name"]
+from stablenum.diagnosis.replay.operations import OF_A_DISTRIBUTION
+
+__all__ = ["answering_name", "function_name", "operation_name", "primitive_name"]
 
 # Library functions, by the last part of their name or by "Class.method".
 _FUNCTIONS = {
@@ -12,18 +14,21 @@ _FUNCTIONS = {
     "std": "std", "var": "var", "nanstd": "std", "nanvar": "var", "mean": "mean", "nanmean": "mean",
     "average": "mean", "sum": "sum",
     "sqrt": "sqrt", "rsqrt": "rsqrt", "log": "log", "log1p": "log1p", "log2": "log2",
-    "log10": "log10", "logaddexp": "logaddexp", "logaddexp2": "logaddexp", "logcumsumexp": "logcumsumexp",
+    "log10": "log10", "logaddexp": "logaddexp", "logaddexp2": "logaddexp", "cumlogsumexp": "logcumsumexp",
     "exp": "exp", "exp2": "exp2", "expm1": "expm1", "power": "pow", "float_power": "pow",
     "arccos": "acos", "acos": "acos", "arcsin": "asin", "asin": "asin", "arctan2": "atan2",
     "atan2": "atan2", "arctanh": "arctanh", "atanh": "arctanh", "arccosh": "acosh", "acosh": "acosh",
     "cbrt": "cbrt", "reciprocal": "reciprocal", "hypot": "hypot", "sinc": "sinc", "xlogy": "xlogy",
-    "xlog1py": "xlogy", "entr": "xlogy", "rel_entr": "kl_div", "kl_div": "kl_div", "gammaln": "lgamma",
+    "xlog1py": "xlog1py", "ndtri": "ndtri", "logit": "logit", "exp1": "exp1", "expi": "expi",
+    "expn": "expn", "gamma": "gamma", "zeta": "zeta",
+    "entr": "xlogy", "rel_entr": "kl_div", "kl_div": "kl_div", "gammaln": "lgamma",
     "digamma": "digamma", "polygamma": "polygamma", "remainder": "remainder", "mod": "remainder",
     "fmod": "fmod", "true_divide": "div", "divide": "div", "_operator_truediv": "div",
     "_operator_pow": "pow", "matmul": "matmul", "dot": "matmul", "einsum": "matmul",
     "tensordot": "matmul", "vdot": "matmul", "inner": "matmul", "cumsum": "cumsum", "cumprod": "cumprod",
     "prod": "prod", "det": "det", "slogdet": "slogdet", "inv": "inv", "solve": "solve",
-    "cholesky": "cholesky", "eigh": "eigh", "svd": "svd", "qr": "qr", "where": "where", "_where": "where",
+    "cholesky": "cholesky", "cond": "cond", "eig": "eig", "eigh": "eigh",
+    "svd": "svd", "qr": "qr", "where": "where", "_where": "where",
     "clip": "clamp", "take_along_axis": "gather", "take": "gather", "sigmoid": "sigmoid",
     "softplus": "softplus", "gelu": "gelu", "silu": "silu", "relu": "relu", "elu": "elu",
     "log_sigmoid": "log_sigmoid", "standardize": "layer_norm", "one_hot": "one_hot",
@@ -77,6 +82,11 @@ def function_name(functions: Iterable[str]) -> str:
         if name:
             return name
     return ""
+
+
+def answering_name(functions: Iterable[str]) -> str:
+    """Return the name of the outermost library function of a distribution; "" if there is none."""
+    return next((n for f in functions if (n := f.rpartition(".")[2]) in OF_A_DISTRIBUTION), "")
 
 
 def primitive_name(primitive: str, exponent: object = None) -> str:

@@ -10,10 +10,13 @@ from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum_jax._diagnosis.replay.interpreter import Written
 from stablenum_jax._diagnosis.replay.naming import function_name
 
-__all__ = ["assign_phases"]
+__all__ = ["COMPARING", "assign_phases"]
 
 # What a loop does with its rows, which is not a derivative of anything.
 _LOOP_PARTS = ("index", "stack")
+# Operations that return truth values, which have no derivative.
+COMPARING = ("eq", "ge", "gt", "is_finite", "le", "lt", "ne")
+_WITHOUT_DERIVATIVE = (*COMPARING, "and", "not", "or", "xor")
 # Iteration (None for any) -> function -> its last step.
 _Last: TypeAlias = dict[str | None, dict[str, Step]]
 _Table: TypeAlias = dict[Any, _Last]
@@ -95,11 +98,11 @@ def _within_derivatives(trace: Trace, written: list[Written], *, levels: int) ->
 
 
 def _find_forward(trace: Trace, written: list[Written]) -> None:
-    tables: tuple[_Table, ...] = ({}, {}, {})
+    tables: tuple[_Table, ...] = ({}, {}, {}, {})
     for step, how in zip(trace.steps, written, strict=True):
         if step.phase == "forward":
             for table, key in zip(tables, _keys(how), strict=True):
-                if key is not None:
+                if key is not None and step.operation not in _WITHOUT_DERIVATIVE:
                     # The last step of each function, in its iteration and overall.
                     for where in (step.where, None):
                         table.setdefault(key, {}).setdefault(where, {})[step.operation] = step
@@ -113,11 +116,13 @@ def _find_forward(trace: Trace, written: list[Written]) -> None:
                 break
 
 
-def _keys(how: Written) -> tuple[Any, Any, Any]:
-    """Return keys from the most exact to the least: instruction of the library and call, call, line."""
+def _keys(how: Written) -> tuple[Any, Any, Any, Any]:
+    """Return keys from the most exact to the least: the whole stack of calls, instruction of the library and
+    call, call, line."""
     source, place = how.source, how.source.place
     call = source.call
     return (
+        (call, source.inner, source.frames) if call else None,
         (call, source.inner) if call else None,
         call,
         (place.file, place.line) if place else None,

@@ -217,6 +217,7 @@ def _evidence(outcome: _Outcome, call: Call, scale: float, opt_state: Any, param
         norm_overflow=not failed and _norm_overflows(results),
         state=_bad_state(opt_state, call, parameters),
         left=outcome.left,
+        only_loss=failed and run.only_loss(),
         differences=_DIFFERENCES if outcome.reproduced is False else (),
     )
 

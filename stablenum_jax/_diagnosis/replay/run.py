@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +23,8 @@ from stablenum_jax._diagnosis.replay.guards import seen_by_guards
 from stablenum_jax._diagnosis.replay.inputs import Leaf
 from stablenum_jax._diagnosis.replay.interpreter import Interpreter, Kept
 from stablenum_jax._diagnosis.replay.jax_internals import bind
-from stablenum_jax._diagnosis.replay.phases import assign_phases
+from stablenum_jax._diagnosis.replay.optimizers import with_optimizer
+from stablenum_jax._diagnosis.replay.phases import COMPARING, assign_phases
 from stablenum_jax._diagnosis.replay.programs import Program
 from stablenum_jax._diagnosis.replay.source_lines import callers
 from stablenum_jax._trees.leaves import is_floating
@@ -70,6 +72,15 @@ class Run:
         bad = [*(self.outputs[program.judged[i]].id for i in self.bad), *self.measured]
         return first_causes(trace, bad)[:MOST_FINDINGS]
 
+    def only_loss(self) -> bool:
+        """Return whether no step of the backward pass or of the update gave NaN or inf, and none compared a
+        NaN with a number: no bad gradient was kept from the result, and no bad loss was tested for."""
+        trace = self.trace
+        later = (s for s in trace.steps if s.phase != "forward")
+        tests = (s for s in trace.steps if s.operation in COMPARING)
+        spread = any(not v.finite for s in later for v in trace.outputs_of(s))
+        return not spread and not any(v.nan for s in tests for v in trace.inputs_of(s))
+
     def left(self, findings: Sequence[Finding]) -> tuple[str, ...]:
         """Return the further places that give NaN or inf of their own; factors of a derivative are steps."""
         bad = [*(self.outputs[self.program.judged[i]].id for i in self.bad), *self.measured]
@@ -92,7 +103,8 @@ class Run:
             if origin.step is not None and again is not None and origin.step.forward is not None and kept:
                 self._fill_users(origin.step, again.kept.get(origin.step.forward), kept)
             finding = finding_of(self.trace, origin, wide_finite=_wide_finite(kept))
-            found.append((_called_from(callers(), finding), kept))
+            finding = _called_from(callers(), finding)
+            found.append((with_optimizer(finding, sys._getframe()), kept))
         return found
 
     def _find_axis(self, origin: Origin) -> None:

@@ -6,7 +6,7 @@ import linecache
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import CodeType, FrameType
 from typing import Any
@@ -22,7 +22,8 @@ _LIBRARIES = (
     "stablenum_torch", "torch", "haiku", "einops", "distrax", "orbax", "_pytest", "pluggy",
 )  # fmt: skip
 # Parts of JAX that are made of operations, as a library is.
-_COMPOSED = ("/jax/_src/scipy/stats/", "/jax/_src/random", "/jax/example_libraries/")
+_STATS = "/jax/_src/scipy/stats/"
+_COMPOSED = (_STATS, "/jax/_src/random", "/jax/example_libraries/")
 _REPLAY = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _OWN = os.path.dirname(os.path.dirname(_REPLAY[:-1])) + os.sep  # this package
 _WATCH = os.path.join(os.path.dirname(_REPLAY[:-1]), "watch") + os.sep
@@ -57,6 +58,15 @@ class Source:
     inner: tuple[Any, ...] = ()
     library: str = ""
 
+    def within(self, outer: Source) -> Source:
+        """Return where an equation without a frame of the user's was written, given its call."""
+        return replace(
+            outer,
+            functions=outer.functions + self.functions,
+            inner=outer.inner + self.inner,
+            library=outer.library or self.library,
+        )
+
 
 NOWHERE = Source()
 
@@ -86,7 +96,7 @@ def source_of(traceback: Any) -> Source:
         call=call,
         functions=tuple(_name(code) for code, _ in inner),
         inner=tuple((id(code), offset) for code, offset in inner),
-        library=_library([code for code, _ in inner]) if frames else "",
+        library=_library([code for code, _ in inner]),
     )
 
 
@@ -119,9 +129,8 @@ def _library(codes: Sequence[CodeType]) -> str:
     elementary = package == "jax" and not any(part in code.co_filename for part in _COMPOSED)
     if package in ("", "jaxlib", "numpy", "stablenum_jax") or elementary or function_name([_name(code)]):
         return ""
-    _, statistics, file = code.co_filename.replace(os.sep, "/").rpartition("/jax/_src/scipy/stats/")
-    if statistics:
-        package = f"jax.scipy.stats.{file.removesuffix('.py').lstrip('_')}"
+    if _STATS in code.co_filename:
+        return f"jax.scipy.stats.{os.path.basename(code.co_filename).removesuffix('.py')}.{_name(code)}"
     return f"{package}.{_name(code)}"
 
 

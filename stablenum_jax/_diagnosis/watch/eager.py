@@ -36,6 +36,7 @@ _OPERATORS = (
     "rtruediv", "rfloordiv", "rmod", "rdivmod", "rpow", "rmatmul", "neg", "pos", "abs", "getitem",
 )  # fmt: skip
 _PROPERTIES = ("T", "mT", "real", "imag")
+_READS = ("__float__", "item")
 _UPDATES = ("add", "apply", "divide", "get", "max", "min", "mul", "multiply", "power", "set", "subtract")
 
 
@@ -48,7 +49,8 @@ def places() -> Iterator[tuple[Any, str]]:
     array = jnp.zeros(1)
     own = type(array)
     for name in dir(own):
-        if name.strip("_") in _OPERATORS if name.startswith("_") else _is_method(own, name):
+        known = name.strip("_") in _OPERATORS if name.startswith("_") else _is_method(own, name)
+        if known or name in _READS:
             yield own, name
     updates = type(array.at[0])
     for name in _UPDATES:
@@ -91,12 +93,25 @@ class Eager:
         ) -> Any:  # an array that is traced is not of the class
             return getattr(array, name)(*args, **kwargs)
 
+        if name in _READS:
+            return self._reading(original, name)
         if callable(original):
             method = self._watched(original, name.strip("_"), by_name)
             method.__name__, method.__doc__ = name, original.__doc__
             return method
         read = self._watched(functools.partial(_read, original), name, functools.partial(_attribute, name))
         return property(read)
+
+    def _reading(self, original: Callable[..., Any], name: str) -> Callable[..., Any]:
+        origins = self._watcher.origins
+
+        @transparent
+        def read(array: Any, *args: Any) -> Any:
+            origins.note_read(array)
+            return original(array, *args)
+
+        read.__name__, read.__doc__ = name, original.__doc__
+        return read
 
     def _watched(
         self, original: Callable[..., Any], name: str, again: Callable[..., Any] | None = None

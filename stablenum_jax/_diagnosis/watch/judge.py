@@ -16,6 +16,7 @@ from stablenum.commands.explain.session import Doubt, Session
 from stablenum.diagnosis import Cause, Report
 from stablenum.diagnosis.replay.growth import Growth
 from stablenum.diagnosis.replay.judge import Evidence
+from stablenum_jax._diagnosis.watch.adoption import Adoption, matters
 from stablenum_jax._diagnosis.watch.calls import Call
 from stablenum_jax._diagnosis.watch.courses import Course
 from stablenum_jax._diagnosis.watch.origins import Origins
@@ -48,10 +49,13 @@ class Judge:
         self._courses: defaultdict[Any, Course] = defaultdict(Course)
         self._trained = 0  # the number of finite results of functions that differentiate
         self._growth: defaultdict[str, Growth] = defaultdict(partial(Growth, unit="call"))  # by name
+        self._adoption: Adoption | None = None  # of the last result of which only the loss was bad
         self._metrics: list[tuple[Any, Doubt]] = []  # those that are not finite
 
     def note_growth(self, call: Call) -> None:
-        """Note how large the arguments of a call are."""
+        """Note how large the arguments of a call are, and whether it goes on with those of a bad loss."""
+        if self._adoption is not None:
+            self._adoption.look(call)
         self._growth[call.name].note(self._session.outcome.calls, sizes_of(call.args, call.kwargs))
 
     def judge(self, call: Call, result: Any) -> None:
@@ -69,7 +73,7 @@ class Judge:
             self._trained += trains
         if not found or (program is not None and program.patience <= 0):
             return
-        sound = self.explain(call, known_bad=found.known_bad, trains=trains)
+        sound = self.explain(call, known_bad=found.known_bad, trains=trains, result=result)
         if program is not None:
             program.patience -= sound
 
@@ -113,7 +117,9 @@ class Judge:
 
     # --- everything else -------------------------------------------------------------------------
 
-    def explain(self, call: Call, *, known_bad: bool, raises: bool = False, trains: bool = True) -> bool:
+    def explain(
+        self, call: Call, *, known_bad: bool, raises: bool = False, trains: bool = True, result: Any = None
+    ) -> bool:
         """Explain a call and doubt its result; return whether the replay found nothing wrong.
 
         Raises:
@@ -130,7 +136,11 @@ class Judge:
             course.bad = 0
             return report.ok
         failure, report = self.first_cause(call, self.with_growth(call, report))
-        course.doubt = Doubt(failure, report, self.settled_by(course, raises=raises, trains=trains))
+        adoption = None
+        if trains and result is not None and matters(call, report):
+            self._adoption = adoption = Adoption(call, result)
+        settled = self.settled_by(course, adoption, raises=raises, trains=trains)
+        course.doubt = Doubt(failure, report, settled)
         self._session.doubt(course.doubt)
         return False
 
@@ -177,16 +187,20 @@ class Judge:
         step = max(0, self._session.outcome.calls - 1)
         return Failure(step=step, what="output", names=(call.name,), unit="call")
 
-    def settled_by(self, course: Course, *, raises: bool, trains: bool) -> Callable[[], bool]:
+    def settled_by(
+        self, course: Course, adoption: Adoption | None, *, raises: bool, trains: bool
+    ) -> Callable[[], bool]:
         """Return what tells whether the script copes with a bad result, or with the error that it brings."""
         at, trained = course.good, self._trained
 
         def settled() -> bool:
+            if adoption is not None and adoption.seen:  # the script went on as if the loss had been finite
+                return False
             ended_well = self._session.outcome.exit_code == 0
             if ended_well and (raises or (not trains and self._trained >= GOOD)):
                 return True
             if not trains and self._trained >= trained + GOOD:
                 return True
-            return course.good > at and course.good >= GOOD
+            return course.good > at and (course.good >= GOOD or self._trained >= trained + GOOD)
 
         return settled

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from stablenum.commands.explain.plan import Failure
@@ -51,11 +52,13 @@ class _Bad(NamedTuple):
     Attributes:
         array: a weak reference to it.
         origin: where that began.
+        nan: whether it holds NaN.
         passed: the lines that it has passed since.
     """
 
     array: weakref.ref[Any]
     origin: _Origin
+    nan: bool
     passed: frozenset[Place]
 
 
@@ -70,7 +73,7 @@ class Origins:
     session: Session
     _bad: dict[int, _Bad] = field(default_factory=dict)
     _lines: dict[tuple[Place, str], _Origin] = field(default_factory=dict)
-    _last: _Bad | None = None  # the last single number, which the script may read as a Python float
+    _last: _Bad | None = None  # the last that the script has read as a Python float
     _failed: bool = False  # whether an error about numbers has ended the script
 
     def note(self, name: str, replay: Callable[[], Report], arguments: Any, results: list[jax.Array]) -> None:
@@ -101,7 +104,7 @@ class Origins:
             infinite: whether infinities count, too.
         """
         for bad in self.among(arguments):
-            if infinite or flags_of(bad.array())[0]:
+            if infinite or bad.nan:
                 return bad.origin.doubt
         return None
 
@@ -111,8 +114,12 @@ class Origins:
             found = self._bad.get(id(leaf))
             if found is not None:
                 yield found
-            elif isinstance(leaf, float) and not math.isfinite(leaf) and self._last is not None:
+            elif self._last is not None and isinstance(leaf, float) and _is_computed(leaf):
                 yield self._last
+
+    def note_read(self, array: Any) -> None:
+        """Note that the script reads an array as a Python float."""
+        self._last = self._bad.get(id(array), self._last)
 
     def note_error(self, error: BaseException) -> None:
         """Note the error that ends the script: its message, or the test that raised it, may name NaN."""
@@ -158,10 +165,15 @@ class Origins:
                 origin.alive -= has_nan
 
             if key not in self._bad:
-                self._bad[key] = _Bad(weakref.ref(array, forget), origin, passed)
+                self._bad[key] = _Bad(weakref.ref(array, forget), origin, has_nan, passed)
                 origin.alive += has_nan
-            if array.size == 1:
-                self._last = self._bad[key]
+
+
+def _is_computed(number: float) -> bool:
+    """Return whether a number is not finite, and not the constant that means so."""
+    return not math.isfinite(number) and all(
+        number is not constant for constant in (jnp.nan, jnp.inf, math.nan)
+    )
 
 
 def _flags(leaves: list[Any]) -> Flags:

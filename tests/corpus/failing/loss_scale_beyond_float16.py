@@ -32,4 +32,4 @@ def in_jax():
     return program(step, jnp.ones((2, 2)), jnp.ones((3, 2)))
 
 
-CASE = Case(cause="batch", operation=("constant", "input"))
+CASE = Case(cause=("overflow", "batch"), operation=("mul", "constant", "input"))
