@@ -52,10 +52,12 @@ def log_factorial(y: Array, *, xp: Namespace) -> Array:
     """
     small = y < _SHIFT
     # Below 10: y! = y (y - 1) ... (u + 1) u! with u < 2. No term is negative where u is at least 1.
-    u, product = xp.where(small, y, 0.0), xp.ones_like(y)
-    for _ in range(_SHIFT - 2):
-        more = u >= 2
-        product, u = xp.where(more, product * u, product), xp.where(more, u - 1, u)
+    # Each factor is computed from y, not from the one before: a compiler that writes all of it into one loop
+    # would repeat the chain at every use.
+    start, product = xp.where(small, y, 0.0), xp.ones_like(y)
+    for k in range(_SHIFT - 2):
+        product = product * xp.where(start - k >= 2, start - k, 1.0)
+    u = start - xp.where(start >= 2, xp.floor(start) - 1, 0.0)
     near = xp.log(product) + u * (u - 1) * (_polynomial(_NUMERATOR, u) / _polynomial(_DENOMINATOR, u))
     z = xp.where(small, _SHIFT, y)
     far = (z + 0.5) * (xp.log(z) - 1) + 0.5 * (1 + math.log(2 * math.pi)) + _rest(z)

@@ -300,3 +300,31 @@ def test_a_cap_beyond_the_range_changes_nothing_below_it(route: str) -> None:
     np.testing.assert_allclose(value[:3], (np.exp(z) - y * z)[:3], rtol=1e-6)
     np.testing.assert_allclose(grad[:3], (np.exp(z) - y)[:3], rtol=1e-6)
     assert math.isfinite(grad[3])
+
+
+@pytest.mark.parametrize("name", ["log_factorial", "log_rising"])
+def test_a_compiler_that_shares_nothing_meets_no_explosion(name: str) -> None:
+    """Inductor writes a chain of elementwise operations into one loop, and repeats what is used twice."""
+    import jax
+    import jax.numpy as jnp
+
+    from stablenum.losses import gamma_function
+
+    arguments = [jnp.ones(3)] * (1 if name == "log_factorial" else 2)
+    function = functools.partial(getattr(gamma_function, name), xp=jnp)
+    jaxpr = jax.make_jaxpr(lambda *a: jax.tree.leaves(function(*a)))(*arguments).jaxpr
+
+    def inlined(jaxpr: Any, given: list[int]) -> list[int]:
+        sizes = dict(zip(jaxpr.invars, given, strict=True))
+
+        def size(v: Any) -> int:
+            return sizes.get(v, 1) if not hasattr(v, "val") else 1
+
+        for eqn in jaxpr.eqns:
+            read = [size(v) for v in eqn.invars]
+            inner = eqn.params.get("jaxpr")
+            made = inlined(inner.jaxpr, read) if inner is not None else [1 + sum(read)] * len(eqn.outvars)
+            sizes.update(zip(eqn.outvars, made, strict=True))
+        return [size(v) for v in jaxpr.outvars]
+
+    assert sum(inlined(jaxpr, [1] * len(arguments))) < 10_000
