@@ -413,7 +413,7 @@ class _Watcher:
 
     def doubt_buffers(self) -> None:
         """Doubt the buffers that a bad loss has left NaN: leaving out its step does not undo that."""
-        found = self.buffers.poisoned(self.stepped())
+        found = [] if self.broken else self.buffers.poisoned(self.stepped())
         if not found:
             return
         self.buffers.searches = 0  # what follows comes of this

@@ -276,6 +276,7 @@ def test_bad_data_is_placed_where_something_is_computed_from_it(computed: bool) 
     x = t.add_value(role="input", flags=(True, False, False))
     batch, loss = (t.add_value(flags=(True, False, False)) for _ in range(2))
     t.add_step("stack", inputs=[x], outputs=[batch], place=Place("loader.py", 3, "f", "stack(x)"))
+    t.add_step("isnan", inputs=[batch], outputs=[t.add_value()], place=Place("model.py", 5, "f", "isnan(x)"))
     if computed:
         t.add_step("sub", inputs=[batch], outputs=[loss], place=Place("model.py", 7, "f", "x - y"))
     (origin,) = first_causes(t, [loss if computed else batch])

@@ -117,3 +117,23 @@ def test_without_a_second_run_the_step_that_reads_it_is_named(watching: Watching
     assert report.verdict.cause is Cause.OPTIMIZER_STATE
     assert report.findings[0].place is not None
     assert report.findings[0].place.code == "optimizer.step()"
+
+
+def test_buffers_that_a_bad_rate_has_poisoned_are_not_blamed(watching: Watching) -> None:
+    """A second run knows that the script fails, and would stop at the first poisoned buffer."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def run() -> None:
+        for step in range(4):
+            optimizer.param_groups[0]["lr"] = float("nan") if step == 1 else 0.1
+            loss = model(torch.tensor([[1.0, 2.0], [3.0, 5.0]])).square().mean()
+            loss.item()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    session = watching(record=True)
+    object.__setattr__(session.plan, "again", True)
+    report = found(session, run)
+    assert report.verdict.cause is Cause.OPTIMIZER_STATE, str(report)

@@ -47,9 +47,8 @@ class NumpyErrors:
         findings = report.findings
         if not findings or not (report.verdict.cause is Cause.BATCH or report.evidence.settings):
             return report
-        # A NaN may come of an infinity that was made before it, so the first warning counts.
-        kinds = ("divide by zero", "overflow", *(("invalid value",) if findings[0].kind == "nan" else ()))
-        made = next((where for kind, where in self._first.items() if kind in kinds), None)
+        kinds = ("invalid value", "divide by zero", "overflow")
+        made = next((self._first[k] for k in kinds[findings[0].kind == "inf" :] if k in self._first), None)
         if made is None:
             return report
         maker, place = made

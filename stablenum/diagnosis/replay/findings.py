@@ -213,9 +213,10 @@ def _reader(trace: Trace, value: int) -> Step | None:
         if moved.isdisjoint(step.inputs):
             continue
         first = first or step
-        if step.operation not in MOVING - SELECTING:
+        if step.operation in MOVING - SELECTING:
+            moved.update(step.outputs)
+        elif any(not v.finite for v in trace.outputs_of(step)):  # not a test of finiteness
             return step
-        moved.update(step.outputs)
     return first
 
 
