@@ -135,10 +135,10 @@ class Judge:
         if report.ok or report.verdict.cause is Cause.LOSS_SCALE:
             course.bad = 0
             return report.ok
-        failure, report = self.first_cause(call, self.with_growth(call, report))
         adoption = None
         if trains and result is not None and matters(call, report):
             self._adoption = adoption = Adoption(call, result)
+        failure, report = self.first_cause(call, self.with_growth(call, report))
         settled = self.settled_by(course, adoption, raises=raises, trains=trains)
         course.doubt = Doubt(failure, report, settled)
         self._session.doubt(course.doubt)
