@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -24,11 +24,12 @@ def report_on(operation: str, kind: str) -> Report:
 
 
 @pytest.fixture
-def errors(monkeypatch: pytest.MonkeyPatch) -> NumpyErrors:
+def errors(monkeypatch: pytest.MonkeyPatch) -> Iterator[NumpyErrors]:
     monkeypatch.setattr(warnings, "showwarning", lambda *args, **kwargs: None)
     made = NumpyErrors()
     made.listen()
-    return made
+    with np.errstate(all="warn"):
+        yield made
 
 
 MAKERS: dict[str, tuple[Callable[[Any], Any], str]] = {
@@ -83,7 +84,7 @@ def test_the_script_still_sees_its_warnings(monkeypatch: pytest.MonkeyPatch) -> 
     shown: list[str] = []
     monkeypatch.setattr(warnings, "showwarning", lambda message, *args, **kwargs: shown.append(str(message)))
     NumpyErrors().listen()
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), np.errstate(all="warn"):
         warnings.simplefilter("always")
         np.log(np.zeros(1))
     assert shown == ["divide by zero encountered in log"]

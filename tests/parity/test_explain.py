@@ -70,10 +70,11 @@ def test_the_failing_step_of_a_torch_script_is_recorded_in_a_second_run(tmp_path
     page, data = tmp_path / "report.html", tmp_path / "report.json"
     result = command("torch_log.py", "--json", data, "--html", page, "--", "0.3")
     assert result.returncode == 1, result.stderr
-    # The first run's own output, once; then the report.
-    assert result.stdout.splitlines()[:3] == [
+    # The first run's own output, once, up to the step after the failing one; then the report.
+    assert result.stdout.splitlines()[:4] == [
         "step 1 True",
         "step 2 True",
+        "step 3 True",
         f"torch_log.py:{bad_line('torch_log.py')}: the derivative of log gives inf (backward)",
     ]
     assert result.stdout.count("step 1") == 1

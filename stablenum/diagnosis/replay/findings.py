@@ -205,6 +205,10 @@ def _moves_nan(trace: Trace, origin: Origin) -> bool:
     return any(v.nan for v in trace.inputs_of(step))
 
 
+# What makes a batch of data.
+_BATCHING = {"cat", "gather", "index", "slice", "stack"}
+
+
 def _reader(trace: Trace, value: int) -> Step | None:
     """Return the first step that computes with a value, which may have been moved before, as into a batch;
     if there is none, the first that reads it."""
@@ -213,8 +217,10 @@ def _reader(trace: Trace, value: int) -> Step | None:
         if moved.isdisjoint(step.inputs):
             continue
         first = first or step
-        if step.operation in MOVING - SELECTING:
+        if step.operation in _BATCHING:
             moved.update(step.outputs)
+        elif step.operation in MOVING - SELECTING:
+            return first
         elif any(not v.finite for v in trace.outputs_of(step)):  # not a test of finiteness
             return step
     return first
