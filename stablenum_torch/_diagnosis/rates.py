@@ -66,7 +66,7 @@ class Rates:
         self._restore.close()
         self._lines.clear()
 
-    def told(self, report: Report) -> Report:
+    def with_line(self, report: Report) -> Report:
         """Return the report with the line as its first finding, if it is known and a setting is the cause."""
         if not (self.frames and report.evidence.settings):
             return report

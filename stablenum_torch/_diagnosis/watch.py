@@ -251,7 +251,7 @@ class _Watcher:
 
     def blown_up(self) -> dict[str, Any]:
         """Return what is known of parameters and of losses that have grown out of proportion."""
-        return {"exploded": self.growth.explosion(), "unbounded": self.descent.told()}
+        return {"exploded": self.growth.explosion(), "unbounded": self.descent.runaway()}
 
     def names_of(self, parameters: Sequence[torch.Tensor]) -> list[str]:
         """Return a name for each parameter; modules are searched for them once."""
@@ -506,7 +506,7 @@ class _Watcher:
         assert self.window is not None
         known = {"reproduced": self.reproduced, **known}
         try:
-            return self.rates.told(self.window.report(bad, **known))
+            return self.rates.with_line(self.window.report(bad, **known))
         except Exception as error:  # noqa: BLE001  the failure itself is reported all the same
             note = f"the step could not be explained: {type(error).__name__}: {error}"
             return Report.of(Evidence(framework="torch", **known), notes=(note,))

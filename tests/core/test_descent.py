@@ -30,11 +30,11 @@ def noted(*losses: float) -> Descent:
     ],
 )
 def test_ordinary_losses_have_not_run_away(losses: tuple[float, ...]) -> None:
-    assert noted(*losses).told() == ""
+    assert noted(*losses).runaway() == ""
 
 
 def test_a_loss_that_runs_away_is_told_of_although_the_last_is_infinite() -> None:
-    told = noted(20.0, -3.0, -500.0, -1e6, -1e12, -math.inf).told()
+    told = noted(20.0, -3.0, -500.0, -1e6, -1e12, -math.inf).runaway()
     assert told.startswith("the objective fell from 20 in step 0 to -1e+12 in step 4")
 
 
@@ -42,12 +42,12 @@ def test_the_losses_of_two_places_are_not_mixed() -> None:
     descent = noted(1.0, -1e3, -1e6, -1e9)
     for step, loss in enumerate([1.0, 1e3, 1e6, 1e9]):
         descent.note("another line", step, loss)
-    assert "-1e+09" in descent.told()
+    assert "-1e+09" in descent.runaway()
 
 
 def test_an_objective_without_a_bound_is_to_be_checked_for_its_sign() -> None:
     first = Finding(operation="pow", phase="forward", kind="inf")
-    told = noted(1.0, -1e3, -1e6, -1e12).told()
+    told = noted(1.0, -1e3, -1e6, -1e12).runaway()
     verdict = judge(
         Evidence(framework="torch", findings=(first,), loss_finite=False, exploded="w grew", unbounded=told)
     )

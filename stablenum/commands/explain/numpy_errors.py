@@ -6,7 +6,6 @@ value, at the line of the script.
 
 from __future__ import annotations
 
-import linecache
 import re
 import sys
 import warnings
@@ -17,7 +16,7 @@ from typing import Any
 from stablenum.commands.explain.frames import transparent
 from stablenum.diagnosis import Cause, Finding, Place, Report
 from stablenum.diagnosis.replay.evidence import Evidence
-from stablenum.diagnosis.replay.source_files import is_outside, lines_around, package_of
+from stablenum.diagnosis.replay.source_files import is_the_scripts, lines_around, place_in
 
 __all__ = ["NumpyErrors"]
 
@@ -72,13 +71,7 @@ class NumpyErrors:
         if said is None or said[1] in self._first:
             return
         frame: FrameType | None = sys._getframe(1)
-        while frame is not None and not _is_the_scripts(frame.f_code.co_filename):
+        while frame is not None and not is_the_scripts(frame.f_code.co_filename):
             frame = frame.f_back
         if frame is not None:
-            file, line, function = frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
-            place = Place(file, line, function, linecache.getline(file, line).strip())
-            self._first[said[1]] = (f"NumPy's {said[2]}", place)
-
-
-def _is_the_scripts(file: str) -> bool:
-    return is_outside(file, ("stablenum", "stablenum_torch", "stablenum_jax")) and not package_of(file)
+            self._first[said[1]] = (f"NumPy's {said[2]}", place_in(frame.f_code, frame.f_lineno))

@@ -24,7 +24,7 @@ class Descent:
         >>> descent = Descent()
         >>> for step, loss in enumerate([-1.5, -4.0, -60.0, -9e3, -7e8]):
         ...     descent.note("train.py:12", step, loss)
-        >>> descent.told()
+        >>> descent.runaway()
         'the objective fell from -1.5 in step 0 to -7e+08 in step 4, and has no lower bound'
     """
 
@@ -37,7 +37,7 @@ class Descent:
             self._first.setdefault(place, (step, loss))
             self._losses.setdefault(place, deque(maxlen=_MOST_LOSSES)).append((step, loss))
 
-    def told(self) -> str:
+    def runaway(self) -> str:
         """Describe a loss that has run away below 0; "" if none has."""
         for place, losses in self._losses.items():
             step, last = losses[-1]

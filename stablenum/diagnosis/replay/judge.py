@@ -260,12 +260,12 @@ def _near(inputs: Sequence[TensorStats]) -> str:
 
 # The results of these operations can also be inf for small numbers, away from the edge of the domain.
 _QUOTIENTS = ("div", "pow", "reciprocal", "rsqrt")
-# Operations whose edge is at 0.
 # Operations that have a finite result for all finite numbers, unless it overflows.
 _EVERYWHERE = (
     "add", "avg_pool", "bmm", "cast", "conv", "cumsum", "embedding", "exp", "matmul", "mul", "neg", "sub",
     "sum", *MOVING,
 )  # fmt: skip
+# Operations whose edge is at 0.
 _ZERO_EDGE = (*_QUOTIENTS, "log", "log10", "log2", "sqrt")
 
 

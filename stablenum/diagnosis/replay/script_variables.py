@@ -8,12 +8,10 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-from stablenum.diagnosis.replay.source_files import is_outside, package_of
+from stablenum.diagnosis.replay.source_files import is_the_scripts, place_in
 from stablenum.diagnosis.replay.values import Place
 
 __all__ = ["Variable", "variables"]
-
-_OWN = ("stablenum", "stablenum_jax", "stablenum_torch")
 
 
 class Variable(NamedTuple):
@@ -32,11 +30,11 @@ def variables(frame: FrameType | None, wanted: Callable[[Any], bool]) -> list[Va
         wanted: whether a value is looked for.
     """
     while frame is not None:
-        if _is_users(frame.f_code.co_filename):
+        if is_the_scripts(frame.f_code.co_filename):
             values = {name: value for name, value in dict(frame.f_locals).items() if wanted(value)}
             lines = {name: _assigned(name, frame.f_code, frame.f_lineno) for name in values}
             found = [
-                Variable(name, values[name], _place(frame.f_code, line))
+                Variable(name, values[name], place_in(frame.f_code, line))
                 for name, line in lines.items()
                 if line
             ]
@@ -44,14 +42,6 @@ def variables(frame: FrameType | None, wanted: Callable[[Any], bool]) -> list[Va
                 return found
         frame = frame.f_back
     return []
-
-
-def _is_users(file: str) -> bool:
-    return not package_of(file) and is_outside(file, _OWN)
-
-
-def _place(code: CodeType, line: int) -> Place:
-    return Place(code.co_filename, line, code.co_name, linecache.getline(code.co_filename, line).strip())
 
 
 def _assigned(name: str, code: CodeType, before: int) -> int:

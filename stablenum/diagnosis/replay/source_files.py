@@ -11,10 +11,11 @@ import sysconfig
 import textwrap
 from collections.abc import Iterable
 from importlib.util import find_spec
+from types import CodeType
 
 from stablenum.diagnosis.replay.values import Place
 
-__all__ = ["folders_of", "is_outside", "lines_around", "package_of"]
+__all__ = ["folders_of", "is_outside", "is_the_scripts", "lines_around", "package_of", "place_in"]
 
 # The folders of the standard library, and of installed packages (which may lie inside them), those of an
 # environment that this one extends included.
@@ -47,6 +48,17 @@ def lines_around(place: Place) -> tuple[tuple[int, str], ...]:
     lines = [(n, line) for n, line in lines if line.strip()]
     texts = textwrap.dedent("\n".join(line for _, line in lines)).split("\n")
     return tuple((n, text) for (n, _), text in zip(lines, texts, strict=True))
+
+
+def place_in(code: CodeType, line: int) -> Place:
+    """Return a line of a function."""
+    file = code.co_filename
+    return Place(file, line, code.co_name, linecache.getline(file, line).strip())
+
+
+def is_the_scripts(file: str) -> bool:
+    """Return whether a file belongs to no installed package, not to this one, nor to the standard library."""
+    return not package_of(file) and is_outside(file, ("stablenum", "stablenum_jax", "stablenum_torch"))
 
 
 def is_outside(file: str, packages: tuple[str, ...]) -> bool:
