@@ -251,3 +251,20 @@ def test_an_operand_of_another_class_is_asked() -> None:
         __array_priority__ = 1000
 
     assert X + Unit() == "unit"  # type: ignore[operator, comparison-overlap]
+
+
+def test_a_state_that_is_thrown_away_did_no_harm(session: Session) -> None:
+    state_of_a_sampler()
+    session.outcome.exit_code = 0
+    assert_healthy(session)
+
+
+def test_a_nan_that_the_script_writes_is_not_the_one_that_it_has_read(session: Session) -> None:
+    def run() -> None:
+        metric = float(jnp.zeros(()) / jnp.zeros(()))
+        assert metric != metric
+        x = jnp.ones(2).at[0].set(jnp.nan)
+        jax.grad(loss)(x)  # BAD
+
+    report = found(session, run)
+    assert report.findings[0].operation != "div", str(report)
