@@ -12,6 +12,7 @@ from stablenum.diagnosis.replay.operations import ANSWERING, MOVING, SELECTING
 from stablenum.diagnosis.replay.patterns import by_hand, is_squared, lost_number, rows_of
 from stablenum.diagnosis.replay.source_files import lines_around, package_of
 from stablenum.diagnosis.replay.trace import Step, Trace
+from stablenum.diagnosis.replay.upstream import Upstream, upstream_of
 from stablenum.diagnosis.replay.values import MOST_VALUES, Place, TensorStats, plain
 from stablenum.diagnosis.replay.walk import Origin, is_clipped, is_healed, is_selected, reads_data
 
@@ -56,6 +57,7 @@ class Finding:
             wrote.
         wide_finite: whether the operation is finite in float32; None if this was not tried.
         data: whether the infinities that it read are the data of a layer, which is never masked.
+        upstream: what made the numbers that it read.
 
     Example:
         >>> x = TensorStats(dtype="float32", shape=(1,), size=1, min=0.0, max=0.0, amax=0.0, zero=1)
@@ -93,6 +95,12 @@ class Finding:
     derivative: bool = False
     wide_finite: bool | None = None
     data: bool = False
+    upstream: Upstream = field(default_factory=Upstream)
+
+    @property
+    def own_derivative(self) -> bool:
+        """Whether the operation is part of a derivative that the user wrote."""
+        return self.phase == "backward" and not self.derivative
 
     @property
     def own_frame(self) -> Place | None:
@@ -128,6 +136,7 @@ class Finding:
         d["inputs"] = [s.to_dict() for s in self.inputs]
         d["outputs"] = [s.to_dict() for s in self.outputs]
         d["received"] = [s.to_dict() for s in self.received]
+        d["upstream"] = asdict(self.upstream)
         return d
 
     @classmethod
@@ -146,6 +155,7 @@ class Finding:
                 "inputs": tuple(TensorStats.from_dict(s) for s in d["inputs"]),
                 "outputs": tuple(TensorStats.from_dict(s) for s in d["outputs"]),
                 "received": tuple(TensorStats.from_dict(s) for s in d.get("received", ())),
+                "upstream": Upstream.from_dict(d.get("upstream", {})),
             }
         )
 
@@ -296,4 +306,5 @@ def finding_of(trace: Trace, origin: Origin, *, wide_finite: bool | None = None)
         clipped=zero and not selected and is_clipped(trace, forward),
         derivative=derivative,
         wide_finite=wide_finite,
+        upstream=upstream_of(trace, step),
     )

@@ -312,10 +312,6 @@ _UNBOUNDED = (
     "negated before it is minimised; if the sign is right, give it a lower bound (a penalty, a floor for a "
     "variance)"
 )
-_POISONED = (
-    "drop such a batch before the forward pass, because a skip after it leaves the buffers NaN; or let "
-    "`wrap(optimizer, buffers=model)` skip the step, which puts them back"
-)
 # Causes in an optimizer's own update.
 _IN_UPDATES = (Cause.OPTIMIZER_STATE, Cause.OVERFLOW)
 

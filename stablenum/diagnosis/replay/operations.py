@@ -33,11 +33,12 @@ OF_A_DISTRIBUTION = frozenset({
     "cdf", "isf", "log_cdf", "log_prob", "logcdf", "logpdf", "logpmf", "logsf", "pdf", "pmf", "ppf", "sf",
 })  # fmt: skip
 
-# Operations that return an infinity themselves, for example for a fully masked row, a singular matrix or a
-# probability of 0.
+# Operations that return an infinity or NaN themselves, for example for a fully masked row, a singular matrix
+# or a probability of 0.
 ANSWERING = OF_A_DISTRIBUTION | {
     "exp1",
     "expi",
+    "expm",
     "expn",
     "gamma",
     "kl_div",
@@ -81,6 +82,7 @@ BOUNDARIES = {
     "erfinv": "an argument of 1 or -1 (inf) or beyond (undefined)",
     "exp1": "an argument of 0 (inf) or below (undefined)",
     "expi": "an argument of 0, where it is -inf",
+    "expm": "a matrix so large that it would have to be squared more than max_squarings times",
     "expn": "an argument of 0 (inf) or below (undefined)",
     "fmod": "a divisor of 0",
     "gamma": "an argument of 0 or a negative integer",
@@ -209,9 +211,9 @@ ZERO_WEIGHT = (
 )
 INSIDE = "clamp the argument slightly inside the domain before the call"
 _IN_SUPPORT = (
-    "keep what you pass inside the open support of the distribution, and its parameters inside their range: "
-    "clip a proportion or a probability to [1e-6, 1 - 1e-6] and a positive number to at least 1e-6, or leave "
-    "out values on the edge"
+    "keep the parameters of the distribution inside their range (a scale or a rate at 1e-6 or more), and the "
+    "values inside its open support: clip a proportion or a probability to [1e-6, 1 - 1e-6] and a positive "
+    "number to at least 1e-6, or leave out values on the edge; a sample can be rounded to the edge, too"
 )
 
 # The remedies for operations without a safe function.
@@ -231,6 +233,10 @@ ADVICE = {
     "erfinv": INSIDE,
     "exp1": INSIDE,
     "expi": INSIDE,
+    "expm": (
+        "bring the matrix to a smaller norm: look at its largest factor, such as a time in another unit, or "
+        "call it with more squarings (max_squarings=48)"
+    ),
     "expn": INSIDE,
     "fmod": INSIDE,
     "gamma": INSIDE,

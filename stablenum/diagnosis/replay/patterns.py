@@ -118,7 +118,7 @@ def _of_log(trace: Trace, step: Step) -> str:
         inner = {s.operation for s in _before(trace, producer, through=("sum",))}
         if step.operation == "log1p":
             return "softplus" if producer.operation == "exp" else ""
-        if producer.operation in ("softmax", "div"):
+        if producer.operation in ("softmax", "div") and not producer.library:
             return "log_softmax" if producer.operation == "softmax" or _is_softmax(trace, producer) else ""
         if producer.operation == "sigmoid" or (producer.operation == "sub" and inner == {"sigmoid"}):
             return "log_sigmoid"

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from stablenum.diagnosis.replay.argument_remedies import on_negative, on_overflow, on_underflowed
 from stablenum.diagnosis.replay.causes import CAUSES, Cause
 from stablenum.diagnosis.replay.findings import Finding
 from stablenum.diagnosis.replay.operations import (
@@ -75,7 +76,8 @@ _OWN_UPDATE = "add a small number (eps) to the argument in this update, or use t
 _NOTHING = f"leave the batch out where nothing is selected, or {ADVICE['mean']} (reduction='sum')"
 _PLAIN_ZERO = (
     "the divisor is the plain number 0: give the setting or the count from which it comes (a temperature, a "
-    "scale, a length) another value, or use the safe form"
+    "scale, a length) another value; in a bias correction (1 - beta ** t), count steps from 1; or use the "
+    "safe form"
 )
 _PRODUCT = (
     "compute this operation in float32 or bfloat16, or scale one of its inputs before it (q / sqrt(d) before "
@@ -83,6 +85,10 @@ _PRODUCT = (
 )
 # A constant beyond the range of its format.
 _LOWER = "lower the constant: it is beyond the largest number of its format"
+_MADE_INFINITE = (
+    "mend it where it is made: it is a statistic of numbers among which one is infinite, or was stored in a "
+    "format in which it is too large (float16 ends at 65504), as in a checkpoint: keep it in float32"
+)
 _OR_WIDER = "; or keep it in float32, with what it is computed with (a loss scale: the loss in float32)"
 
 _KEEP_AWAY = "keep the argument away from the edge of the domain: clamp it before the call"
@@ -196,6 +202,8 @@ def _is_rounded(f: Finding) -> bool:
 
 
 def _about_constant(f: Finding) -> str:
+    if f.phase == "before" and f.operation == "input":
+        return _MADE_INFINITE
     narrow = any(f"in {known.name}," in f.constant for known in FORMATS.values() if known.bits <= 16)
     return _LOWER + _OR_WIDER if narrow else _LOWER
 
@@ -239,7 +247,7 @@ def of_nothing(f: Finding) -> bool:
 def _by_function(cause: Cause, f: Finding) -> Advice:
     if of_nothing(f):
         return Advice(ADVICE["mean"] if f.operation == "mean" else _NOTHING)
-    if cause is Cause.DOMAIN and f.operation == "div" and 0.0 in f.scalars and len(f.inputs) == 1:
+    if cause is Cause.DOMAIN and f.operation == "div" and _divides_by_a_plain_zero(f):
         return Advice(_PLAIN_ZERO, REMEDIES["div"])
     if cause is Cause.LOW_PRECISION_OVERFLOW and f.operation in ("attention", "einsum", "matmul"):
         return Advice(_PRODUCT)
@@ -254,7 +262,12 @@ def _by_function(cause: Cause, f: Finding) -> Advice:
         safe = None
     if f.operation == "pow" and f.primitive.endswith("pow.Scalar"):  # the base is a plain number
         safe = None
-    return Advice(CAUSES[cause].remedy, safe) if safe else Advice(_without_function(cause, f))
+    about = (on_underflowed(f) or on_negative(f)) if cause is Cause.DOMAIN else ""
+    return Advice(about or CAUSES[cause].remedy, safe) if safe else Advice(_without_function(cause, f))
+
+
+def _divides_by_a_plain_zero(f: Finding) -> bool:
+    return f.upstream.plain_divisor or (0.0 in f.scalars and len(f.inputs) == 1)
 
 
 def _about_lost(cause: Cause, f: Finding, advice: Advice) -> Advice:
@@ -283,6 +296,8 @@ def _without_function(cause: Cause, f: Finding) -> str:
         return "keep the argument further away from 0: its derivative is beyond the range of the format"
     if f.clipped and cause in _OVERFLOWS:
         return "clip the argument, before the operation: a clip of its result keeps the infinite derivative"
+    if cause is Cause.OVERFLOW:
+        return on_overflow(f) or CAUSES[cause].remedy
     return CAUSES[cause].remedy
 
 
@@ -298,7 +313,7 @@ def _at_the_call(cause: Cause, f: Finding) -> str:
         return f"the operation is inside {f.library}; {about}"
     if cause in _OVERFLOWS:
         change = "bound what you pass: scale it down, clip it, or call it in float32"
-    elif f.operation not in _AT_THE_CALL and of_a_distribution:
+    elif of_a_distribution:
         change = ADVICE[function]
     else:
         change = _AT_THE_CALL.get(f.operation, ADVICE.get(f.operation, "clamp what you pass to its domain"))
@@ -312,7 +327,7 @@ _MAKERS = {
     "log1p": "keep the argument above -1",
     "sqrt": "keep the argument at or above 0",
     "power": "raise only numbers above 0 to a fraction; keep 0 away from negative exponents",
-    "exp": "clip the argument, or compute in float64",
+    "exp": "subtract the largest number first, as in a softmax (x - x.max()), or clip the argument",
 }
 _MAKERS |= {"log10": _MAKERS["log"], "log2": _MAKERS["log"], "true_divide": _MAKERS["divide"]}
 

@@ -18,6 +18,10 @@ _EPS = (
     "the divisor is 0, because eps is 0 or is lost in its format: give the optimizer an eps above 0 (1e-8 in "
     "float32, 1e-4 in float16)"
 )
+_NO_EPS = (
+    "the gradient is all zeros, and {library} divides it by its length without an eps: leave such a step "
+    "out, or divide by the length plus a small number yourself"
+)
 _DECAY = "a decay rate (beta, alpha, rho) outside 0 to 1 makes the average negative: set it below 1"
 _TOO_LARGE = (
     "the update itself overflows: lower the learning rate, keep momentum below 1, and clip the gradient to a "
@@ -57,6 +61,8 @@ def on_update(f: Finding, state: Sequence[str]) -> str:
         return ""
     if f.operation == "sqrt" and any(s.min < 0.0 for s in f.inputs):
         return _DECAY
+    if f.library.rpartition(".")[2].startswith("normalize"):
+        return _NO_EPS.format(library=f.library)
     if f.operation in _QUOTIENTS and any(s.zero or s.subnormal for s in f.inputs[-1:]):
         return _EPS
     return _TOO_LARGE if f.kind == "inf" and f.operation not in _QUOTIENTS else ""

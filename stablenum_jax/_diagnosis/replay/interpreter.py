@@ -13,6 +13,7 @@ from jax import jit
 from jax.extend import core
 
 from stablenum.diagnosis.replay.constants import is_constant
+from stablenum.diagnosis.replay.operations import ANSWERING
 from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum_jax._diagnosis.replay import control_flow
 from stablenum_jax._diagnosis.replay.cells import Cell, Composed, Context
@@ -24,7 +25,7 @@ from stablenum_jax._diagnosis.replay.jax_internals import (
     context_of,
     differentiated_jaxpr,
 )
-from stablenum_jax._diagnosis.replay.naming import answering_name, operation_name
+from stablenum_jax._diagnosis.replay.naming import answering_name, function_name, operation_name
 from stablenum_jax._diagnosis.replay.numpy_answers import numpy_answer
 from stablenum_jax._diagnosis.replay.source_lines import Source, source_of
 from stablenum_jax._trees.leaves import is_floating
@@ -152,8 +153,12 @@ class Interpreter:
 
     def _named(self, eqn: Any, source: Source, inputs: Sequence[Cell]) -> str:
         """Return the name of an equation. A constant that a function of a distribution selects, such as the
-        -inf of a log-density outside the support, is the function's own answer."""
+        -inf of a log-density outside the support, is the function's own answer; so is a NaN that a function
+        fills in."""
         name = operation_name(source.functions, eqn.primitive.name, eqn.params.get("y"))
+        if name == "broadcast" and any(self.trace.values[c.id].nan for c in inputs):
+            filled_by = function_name(source.functions)
+            return filled_by if filled_by in ANSWERING else name
         read = [self.trace.values[c.id] for c in inputs] if name == "where" else []
         answers = any(is_constant(self.trace, v) for v in read if not v.finite)
         return (answers and answering_name(source.functions)) or name

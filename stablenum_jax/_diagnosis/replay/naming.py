@@ -27,7 +27,7 @@ _FUNCTIONS = {
     "_operator_pow": "pow", "matmul": "matmul", "dot": "matmul", "einsum": "matmul",
     "tensordot": "matmul", "vdot": "matmul", "inner": "matmul", "cumsum": "cumsum", "cumprod": "cumprod",
     "prod": "prod", "det": "det", "slogdet": "slogdet", "inv": "inv", "solve": "solve",
-    "cholesky": "cholesky", "cond": "cond", "eig": "eig", "eigh": "eigh",
+    "cholesky": "cholesky", "expm": "expm", "eig": "eig", "eigh": "eigh",
     "svd": "svd", "qr": "qr", "where": "where", "_where": "where",
     "clip": "clamp", "take_along_axis": "gather", "take": "gather", "sigmoid": "sigmoid",
     "softplus": "softplus", "gelu": "gelu", "silu": "silu", "relu": "relu", "elu": "elu",
@@ -61,7 +61,8 @@ _PRIMITIVES = {
     "custom_linear_solve": "solve", "split": "slice", "reduce_and": "all", "reduce_or": "any",
     "gather": "gather", "psum": "sum", "pure_callback": "callback", "io_callback": "callback",
     "ffi_call": "ffi_call", "pallas_call": "pallas_call", "square": "pow", "erf_inv": "erfinv",
-    "unstack": "slice", "stack": "stack", "reduce_window_sum": "avg_pool", "reduce_window_max": "max_pool",
+    "cond": "branch", "unstack": "slice", "stack": "stack",
+    "reduce_window_sum": "avg_pool", "reduce_window_max": "max_pool",
 }  # fmt: skip
 
 # Primitives that only move values; they are named by what they do, whatever function called them.

@@ -122,16 +122,21 @@ def _library(codes: Sequence[CodeType]) -> str:
     if code is None:
         return ""
     package = package_of(code.co_filename)
-    for inner in codes if package == "optax" else ():
-        made_by = _name(inner).partition(".")[0]
-        if made_by.startswith("scale_by_"):
-            return f"optax.{made_by}"
+    if package == "optax" and (transformation := _transformation(codes)):
+        return f"optax.{transformation}"
     elementary = package == "jax" and not any(part in code.co_filename for part in _COMPOSED)
     if package in ("", "jaxlib", "numpy", "stablenum_jax") or elementary or function_name([_name(code)]):
         return ""
     if _STATS in code.co_filename:
         return f"jax.scipy.stats.{os.path.basename(code.co_filename).removesuffix('.py')}.{_name(code)}"
     return f"{package}.{_name(code)}"
+
+
+def _transformation(codes: Sequence[CodeType]) -> str:
+    """Return the name of optax's innermost transformation whose update runs; "" if none does."""
+    made = [_name(code).partition(".<locals>.") for code in codes if package_of(code.co_filename) == "optax"]
+    known = [maker for maker, _, function in made if maker.startswith("scale_by_") or "update" in function]
+    return next((m for m in known if m.startswith("scale_by_")), known[-1] if known else "")
 
 
 def _calls(below: list[tuple[CodeType, int]]) -> list[tuple[CodeType, int]]:

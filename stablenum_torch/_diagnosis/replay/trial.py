@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from stablenum.diagnosis.replay import trials
 from stablenum.diagnosis.replay.judge import Evidence
@@ -38,7 +39,8 @@ def _evaluate(function: Callable[..., Any], tensors: list[Tensor], trial: Trial)
     options = {words.get(k, k): v for k, v in trial.options.items()}
     state = rng_state(torch_only=True)
     try:
-        with torch.enable_grad():
+        # Inside ``vmap`` or ``grad`` of torch.func, tensors that require a gradient are refused.
+        with temporarily_clear_interpreter_stack(), torch.enable_grad():
             given = [t.clone().requires_grad_() for t in tensors]
             value = function(*given, *trial.numbers, **options)
             slopes = torch.autograd.grad(value.sum(), given, allow_unused=True)

@@ -1,0 +1,88 @@
+"""What to do about an operation whose arguments are at fault: numbers too large for it, or below 0."""
+
+from __future__ import annotations
+
+import math
+
+from stablenum.diagnosis.replay.findings import Finding
+from stablenum.formats import FORMATS
+
+__all__ = ["on_negative", "on_overflow", "on_underflowed"]
+
+_OWN_DERIVATIVE = (
+    "this derivative is written by hand, and its parts leave the range of numbers where it is small itself: "
+    "write it with functions that stay in range, as sigmoid(x) * (1 - sigmoid(x)) for exp(x) / (1 + "
+    "exp(x))^2, or clamp x and return the limit beyond the clamp"
+)
+_EXP = (
+    "clamp what is exponentiated (to at most {most:g}); where only ratios of the results are used, subtract "
+    "the largest exponent first; for a number that only has to be positive, take softplus in place of exp"
+)
+_FROM_EXP = (
+    "these numbers come from exp in line {line}: add their logarithms in place of multiplying them, subtract "
+    "the largest exponent before exp where only ratios of the results are used, or clamp what is "
+    "exponentiated (to at most {most:g})"
+)
+_RECURRENCE = (
+    "the line computes this number from its own earlier result, {turns} times in this step, and the number "
+    "grows: keep the factor of a turn at or below 1 (a gate or a pole bounded by sigmoid or tanh, a "
+    "normalised matrix, a smaller step size), or normalise the result after each turn"
+)
+_RECURRENT_EXP = (
+    "; the factor comes from exp in line {line}: carry the largest exponent so far beside the result, and "
+    "subtract it before exp"
+)
+
+_CANCELLED = (
+    "a subtraction takes the argument below 0: compute it in a form that cannot be negative (a variance as "
+    "the mean of squared differences, a covariance as A P A^T + Q), clamp it to at least a small number, or "
+    "use the safe form"
+)
+_NOT_POSITIVE = (
+    "the argument is below 0: make what is learned or predicted positive by construction (softplus or exp of "
+    "the raw number), clamp it to at least a small number, or use the safe form"
+)
+_OF_POSITIVE_NUMBERS = ("log", "log10", "log2", "pow", "rsqrt", "sqrt")
+
+_UNDERFLOWED = (
+    "both parts of the quotient underflow to 0 where their ratio is an ordinary number: subtract their "
+    "logarithms, as exp(logpdf(x) - logcdf(x)), or use the safe form, which gives 0 there"
+)
+
+
+def on_overflow(f: Finding) -> str:
+    """Return what to do about an operation whose result is too large; "" if nothing is known of how its
+    arguments came about."""
+    from_exp = f.upstream.exponential
+    most = _half_of_the_largest_exponent(f)
+    if f.own_derivative:
+        return _OWN_DERIVATIVE
+    if f.upstream.turns:
+        text = _RECURRENCE.format(turns=f.upstream.turns)
+        inside = from_exp is not None and f.operation != "exp"
+        return text + (_RECURRENT_EXP.format(line=from_exp.line) if from_exp and inside else "")
+    if f.operation in ("exp", "exp2", "expm1"):
+        return _EXP.format(most=most)
+    if from_exp is not None and f.place is not None:
+        line = from_exp.line if from_exp.file == f.place.file else from_exp
+        return _FROM_EXP.format(line=line, most=most)
+    return ""
+
+
+def _half_of_the_largest_exponent(f: Finding) -> int:
+    """Return a bound that leaves room for what is computed with the exponential."""
+    known = FORMATS.get(f.outputs[0].dtype if f.outputs else "float32", FORMATS["float32"])
+    return math.floor(math.log(known.max) / 2)
+
+
+def on_negative(f: Finding) -> str:
+    """Return what to do about a function of positive numbers that read one below 0; "" for any other."""
+    negative = f.operation in _OF_POSITIVE_NUMBERS and bool(f.inputs) and f.inputs[0].min < 0.0
+    if not negative or f.derivative:
+        return ""
+    return _CANCELLED if f.upstream.subtracted else _NOT_POSITIVE
+
+
+def on_underflowed(f: Finding) -> str:
+    """Return what to do about a quotient of two functions that underflow; "" for any other."""
+    return _UNDERFLOWED if f.kind == "nan" and f.upstream.underflowed else ""
