@@ -59,6 +59,17 @@ def test_the_line_that_made_a_bad_batch_is_named(errors: NumpyErrors, name: str)
 
 
 @pytest.mark.filterwarnings("always")
+def test_a_nan_that_comes_of_an_infinity_is_traced_to_it(errors: NumpyErrors) -> None:
+    weights = np.zeros(3) ** -0.5
+    weights = weights / weights.max()
+    report = errors.placed(report_on("input", "nan"))
+    first = report.findings[0]
+    assert first.place is not None
+    assert first.place.code == "weights = np.zeros(3) ** -0.5"
+    assert "NumPy warned: divide by zero encountered in power" in report.verdict.evidence
+
+
+@pytest.mark.filterwarnings("always")
 def test_the_warning_that_fits_the_bad_number_is_named(errors: NumpyErrors) -> None:
     zero = np.zeros(3)
     one = np.ones(3) / zero

@@ -214,6 +214,21 @@ def test_a_bias_correction_that_counts_from_0_has_a_plain_divisor():
     for report in (
         in_torch(lambda x: (x / (1 - beta**t)).sum(), leaf(1.0)),
         in_jax(lambda x: (x / (1 - beta**t)).sum(), jnp.array([1.0])),
-        in_jax(lambda x, t: (x / t).sum(), jnp.array([1.0]), jnp.float32(0.0)),
     ):
         assert "count steps from 1" in report.verdict.remedy, str(report)
+
+
+def test_a_divisor_whose_squares_underflow_is_computed_in_float32():
+    for report in (
+        in_torch(lambda x: (x / (x * x).sum()).sum(), leaf(1e-4, dtype=torch.float16)),
+        in_jax(lambda x: (x / (x * x).sum()).sum(), jnp.array([1e-4], jnp.float16)),
+    ):
+        assert "in float16 squares of numbers below 0.0002 are 0" in report.verdict.evidence[0], str(report)
+        assert "in float32" in report.verdict.remedy, str(report)
+    report = in_torch(lambda x: (x / (x * x).sum()).sum(), leaf(1e-30))
+    assert "squares" not in report.verdict.evidence[0], str(report)
+
+
+def test_the_argument_at_the_failure_is_shown():
+    report = in_torch(lambda x: torch.log(x).sum(), leaf(-0.25, 1.0))
+    assert report.verdict.evidence[0].endswith("; here it is -0.25"), str(report)

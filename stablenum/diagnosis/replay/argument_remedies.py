@@ -7,7 +7,7 @@ import math
 from stablenum.diagnosis.replay.findings import Finding
 from stablenum.formats import FORMATS
 
-__all__ = ["on_negative", "on_overflow", "on_underflowed"]
+__all__ = ["lost_squares", "on_negative", "on_overflow", "on_underflowed"]
 
 _OWN_DERIVATIVE = (
     "this derivative is written by hand, and its parts leave the range of numbers where it is small itself: "
@@ -48,6 +48,7 @@ _UNDERFLOWED = (
     "both parts of the quotient underflow to 0 where their ratio is an ordinary number: subtract their "
     "logarithms, as exp(logpdf(x) - logcdf(x)), or use the safe form, which gives 0 there"
 )
+_LOST_SQUARES = "compute the divisor (a norm, a variance) in float32, or use the safe form"
 
 
 def on_overflow(f: Finding) -> str:
@@ -84,5 +85,19 @@ def on_negative(f: Finding) -> str:
 
 
 def on_underflowed(f: Finding) -> str:
-    """Return what to do about a quotient of two functions that underflow; "" for any other."""
+    """Return what to do about a quotient of which a part underflows; "" for any other."""
+    if lost_squares(f):
+        return _LOST_SQUARES
     return _UNDERFLOWED if f.kind == "nan" and f.upstream.underflowed else ""
+
+
+def lost_squares(f: Finding) -> str:
+    """Say that a divisor is 0 in a narrow format although what it divides is not; "" elsewhere."""
+    if f.operation != "div" or f.derivative or len(f.inputs) != 2 or not f.inputs[0].amax > 0.0:
+        return ""
+    divisor = f.inputs[1]
+    known = FORMATS.get(divisor.dtype)
+    if known is None or known.bits > 16 or divisor.size != 1 or not divisor.zero:
+        return ""
+    smallest = math.sqrt(known.smallest_subnormal)
+    return f"in {divisor.dtype} squares of numbers below {smallest:.1g} are 0, as in a norm or a variance"

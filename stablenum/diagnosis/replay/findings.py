@@ -30,6 +30,7 @@ class Finding:
         kind: "nan" or "inf"; "error" for an operation that raised.
         primitive: the framework's own name for the operation.
         name: for a value that was bad before, the parameter's name or the path into the arguments.
+        warned: what it warned of.
         module: the path of the module, or the name stack.
         maker: what is known to have made a value that was bad before, such as "NumPy's log".
         place: the user's line; for a backward operation, the line of the forward operation.
@@ -72,6 +73,7 @@ class Finding:
     primitive: str = ""
     name: str = ""
     maker: str = ""
+    warned: str = ""
     module: str = ""
     place: Place | None = None
     around: tuple[tuple[int, str], ...] = ()

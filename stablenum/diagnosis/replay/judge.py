@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from stablenum.diagnosis.replay.argument_remedies import lost_squares
 from stablenum.diagnosis.replay.causes import CAUSES, Cause
 from stablenum.diagnosis.replay.evidence import Evidence, Verdict
 from stablenum.diagnosis.replay.findings import Finding
@@ -194,7 +195,15 @@ def _domain(e: Evidence) -> str:
         return f"{f.operation} was called with no elements: the mean of nothing is 0/0"
     if f.operation not in BOUNDARIES or _is_overflow(f) or _is_rising(f):
         return ""
-    return f"{f.operation} was called with {BOUNDARIES[f.operation]}"
+    return f"{f.operation} was called with {BOUNDARIES[f.operation]}{_here(f)}"
+
+
+def _here(f: Finding) -> str:
+    """Return the argument at the failure, and why it may be 0, in words."""
+    if f.operation in _OF_ONE and f.inputs and f.inputs[0].values:
+        return f"; here it is {min(f.inputs[0].values):.4g}"
+    lost = lost_squares(f)
+    return f"; {lost}" if lost else ""
 
 
 def _is_rising(f: Finding) -> bool:
@@ -264,6 +273,10 @@ _QUOTIENTS = ("div", "pow", "reciprocal", "rsqrt")
 _EVERYWHERE = (
     "add", "avg_pool", "bmm", "cast", "conv", "cumsum", "embedding", "exp", "matmul", "mul", "neg", "sub",
     "sum", *MOVING,
+)  # fmt: skip
+# Functions of one argument, whose value says on which side of the edge it lies.
+_OF_ONE = (
+    "acos", "acosh", "arctanh", "asin", "log", "log10", "log1p", "log2", "pow", "rsqrt", "sqrt",
 )  # fmt: skip
 # Operations whose edge is at 0.
 _ZERO_EDGE = (*_QUOTIENTS, "log", "log10", "log2", "sqrt")
@@ -361,6 +374,8 @@ def _verdict(cause: Cause, fact: str, e: Evidence) -> Verdict:
     facts = [fact] if fact else []
     f = e.first
     if f is not None:
+        if f.warned:
+            facts.insert(1, f"NumPy warned: {f.warned}")
         facts += [f"in:  {s}" for s in f.inputs] + [f"out: {s}" for s in f.outputs]
         if f.lost and cause in (Cause.DOMAIN, Cause.BOUNDARY_DERIVATIVE, Cause.OPTIMIZER_STATE):
             facts.insert(1, f.lost)

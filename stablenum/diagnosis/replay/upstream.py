@@ -34,7 +34,7 @@ class Upstream:
         exponential: the line of an exponential among whose results, multiplied and added, it reads one; or
             its own, if it is one.
         subtracted: whether its argument came out of a subtraction.
-        plain_divisor: whether the divisor is a single number from outside, such as a setting.
+        plain_divisor: whether the divisor is a single number that the code holds, such as a setting.
         underflowed: whether both parts of a quotient are functions whose logarithms do not underflow.
 
     Example:
@@ -90,9 +90,9 @@ def _underflows(step: Step) -> bool:
 
 
 def _is_single(trace: Trace, value: int) -> bool:
-    """Return whether a value is one number from outside that is no parameter."""
+    """Return whether a value is one number that the code holds."""
     stats, role = trace.values[value].stats, trace.values[value].role
-    return stats is not None and stats.size == 1 and role in ("constant", "input")
+    return stats is not None and stats.size == 1 and role == "constant"
 
 
 def _turns(trace: Trace, step: Step) -> int:
