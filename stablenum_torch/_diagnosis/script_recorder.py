@@ -42,16 +42,26 @@ class _KeepNothing(Snapshot):
 
 
 class Window:
-    """A recorder that runs until :meth:`close`. Compiled functions run eagerly during that time."""
+    """A recorder that runs until :meth:`close`. Compiled functions run eagerly during that time.
 
-    def __init__(self) -> None:
+    Args:
+        earlier: a window that has been closed, in which bad data may have been made.
+        most: how many operations it records at most; None for no limit.
+    """
+
+    def __init__(self, earlier: Window | None = None, *, most: int | None = None) -> None:
         modules = existing_modules()
         names: dict[int, tuple[str, str]] = {}
         # The outermost module, which has the longest names, comes last and overrides the others.
         for module in sorted(modules, key=lambda m: sum(1 for _ in m.modules())):
             names |= {id(b): ("buffer", name) for name, b in module.named_buffers()}
             names |= {id(p): ("parameter", name) for name, p in module.named_parameters()}
-        self._recorder = Recorder(_KeepNothing(), names, ModulePaths(), existing_modules.__code__)
+        if earlier is None:
+            self._recorder = Recorder(_KeepNothing(), names, ModulePaths(), existing_modules.__code__)
+        else:
+            self._recorder = earlier._recorder
+            self._recorder.begin_again(names)
+        self._recorder.most = most
         torch.compiler.set_stance("force_eager")
         self._recorder.__enter__()
 

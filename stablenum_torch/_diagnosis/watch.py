@@ -46,6 +46,8 @@ __all__ = ["watch"]
 _Line: TypeAlias = tuple[str, int]  # file and number
 # After so many bad losses without a good one between them, the script is no longer taken to cope with them.
 PATIENCE = 25
+# So many operations before the first step are recorded: a few seconds' worth.
+MOST_PREPARED = 20_000
 # So many steps of other optimizers show that a script trains on without the one that it has ruined.
 GOOD = 3
 
@@ -96,6 +98,7 @@ class _Watcher:
         self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self.bad_from_the_start: set[int] = set()  # parameters
         self.window: Window | None = None
+        self.preparation: Window | None = None  # what the script does before it trains
         self.opened = 0  # the number of steps completed when the window was opened
         self.state: tuple[str, ...] = ()  # what is wrong with the optimizer's state
         self.settings: tuple[str, ...] = ()  # and with its settings
@@ -125,13 +128,15 @@ class _Watcher:
         return self.outcome.steps
 
     def open_window(self) -> None:
-        """Start recording if the next step is to be recorded."""
+        """Start recording if the next step is to be recorded, or the preparations for the first."""
         begin = self.session.plan.record_from
-        if begin is not None and self.step >= begin:
-            window = self.session.sheltered(Window)
+        if begin is not None and (self.step >= begin or self.preparation is None):
+            most = None if self.step >= begin else MOST_PREPARED
+            window = self.session.sheltered(Window, self.preparation, most=most)
             if window is not FAILED:
+                self.preparation = self.preparation or window
                 self.window, self.opened = window, self.outcome.steps
-                if self.session.plan.settings:
+                if self.session.plan.settings and self.step >= begin:
                     self.rates.begin(list(self.optimizers))
         self.unseen.recording = self.window is not None
 

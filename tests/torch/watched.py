@@ -19,7 +19,7 @@ Watching = Callable[..., Session]
 
 
 def watching_with(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watching]:
-    """Watch as in a first run, or with ``record=True`` as in the run that records."""
+    """Watch as in a first run, or with ``record=True`` as in the run that records, from a step on."""
     looks = ("isnan", "isfinite", "isinf")
     for owner, names in (
         (torch.autograd, ("backward", "grad")),
@@ -39,8 +39,8 @@ def watching_with(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watching]:
     class Kept(Window):
         """A window that is closed once, by its watcher or by the test."""
 
-        def __init__(self) -> None:
-            super().__init__()
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
             windows.append(self)
 
         def close(self) -> None:
@@ -51,8 +51,10 @@ def watching_with(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watching]:
     monkeypatch.setattr(watch, "Window", Kept)
     state = torch.get_rng_state()
 
-    def begin(*, record: bool = False, ignore: tuple[str, ...] = (), settings: bool = False) -> Session:
-        begin = 0 if record else None
+    def begin(
+        *, record: bool = False, step: int = 0, ignore: tuple[str, ...] = (), settings: bool = False
+    ) -> Session:
+        begin = step if record else None
         session = Session(Plan(script="script.py", record_from=begin, ignore=ignore, settings=settings))
         watch.watch(session)
         return session

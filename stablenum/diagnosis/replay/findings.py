@@ -219,6 +219,7 @@ def _moves_nan(trace: Trace, origin: Origin) -> bool:
 
 # What makes a batch of data.
 _BATCHING = {"cat", "gather", "index", "slice", "stack"}
+_CARRYING = MOVING - SELECTING | {"cast"}
 
 
 def _reader(trace: Trace, value: int) -> Step | None:
@@ -228,8 +229,10 @@ def _reader(trace: Trace, value: int) -> Step | None:
     for step in trace.steps:
         if moved.isdisjoint(step.inputs):
             continue
-        first = first or step
-        if step.operation in _BATCHING:
+        if first is None or first.index < trace.begin:
+            first = step
+        prepares = step.index < trace.begin and step.operation in _CARRYING
+        if prepares or step.operation in _BATCHING:
             moved.update(step.outputs)
         elif step.operation in MOVING - SELECTING:
             return first

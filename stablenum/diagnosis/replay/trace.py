@@ -98,12 +98,14 @@ class Trace:
 
     Attributes:
         values, steps: as they were added.
+        begin: the index of the first step that is not a preparation, such as that of the data.
         of_the_user: index of a backward step -> statistics of what the forward operation read, which the user
             wrote.
     """
 
     values: list[Value] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
+    begin: int = 0
     of_the_user: dict[int, tuple[TensorStats, ...]] = field(default_factory=dict)
 
     def add_value(

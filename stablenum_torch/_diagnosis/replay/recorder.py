@@ -79,6 +79,7 @@ class Recorder(TorchDispatchMode):
         public: the public function that is running.
         public_options: the axis that it was given.
         roots: tensors from which backward passes started.
+        most: after so many steps nothing more is recorded; None for no limit.
     """
 
     supports_higher_order_operators = True
@@ -102,6 +103,7 @@ class Recorder(TorchDispatchMode):
         self.public = ""
         self.public_options: dict[str, Any] = {}
         self.roots: list[Tensor] = []
+        self.most: int | None = None
         self._snapshot, self._names, self._paths, self._stop = snapshot, names, paths, stop
         self._grad, self._in_function = True, False
 
@@ -113,6 +115,8 @@ class Recorder(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if self.most is not None and len(self.trace.steps) >= self.most:
+            return func(*args, **kwargs)
         self._grad = torch.is_grad_enabled()
         with torch.no_grad():
             operation = describe(func)
@@ -131,6 +135,16 @@ class Recorder(TorchDispatchMode):
         with torch.no_grad():
             self._record(func, operation, context, before, (args, kwargs), result, makes_node=makes_node)
         return result
+
+    def begin_again(self, names: dict[int, tuple[str, str]]) -> None:
+        """Prepare for recording after a pause: of what was seen before, tensors that are not finite are
+        still known."""
+        self.trace.begin = len(self.trace.steps)
+        self._names.update(names)
+        self.values.forget_good()
+        self.failure = None
+        self.gradients.clear()
+        self.roots.clear()
 
     def begin_backward(self, roots: Sequence[Tensor]) -> None:
         """Note the parameters that a backward pass reaches, even through a graph older than the replay."""

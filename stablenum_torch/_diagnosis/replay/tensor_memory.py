@@ -8,6 +8,7 @@ unnoticed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +31,7 @@ class Storage:
         views: for each place, the value last seen there and the epoch at that time.
         writes: (epoch, value) of each write.
         unwritten: the value of the memory while it is uninitialised.
+        doubtful: whether it may have been written while nothing was recorded.
     """
 
     reference: Any
@@ -38,6 +40,7 @@ class Storage:
     views: dict[View, tuple[int, int]] = field(default_factory=dict)
     writes: list[tuple[int, int]] = field(default_factory=list)
     unwritten: int | None = None
+    doubtful: bool = False
 
     def current(self, view: View) -> int | None:
         """Return the value at a place; None if the storage has changed since, or the place was never read."""
@@ -71,6 +74,12 @@ class Memory:
         reference = tensor if address < 0 else StorageWeakRef(_dense(tensor).untyped_storage())
         found = self._storages[address] = Storage(reference=reference, outside=outside)
         return found
+
+    def keep(self, wanted: Callable[[Storage], bool]) -> None:
+        """Forget all storages but those that are wanted, which become doubtful."""
+        self._storages = {address: s for address, s in self._storages.items() if wanted(s)}
+        for storage in self._storages.values():
+            storage.doubtful = True
 
 
 def view_key(tensor: Tensor) -> View:

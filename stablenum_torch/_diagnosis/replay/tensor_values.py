@@ -38,7 +38,10 @@ class TensorValues:
         current = storage.current(key)
         if current is not None:
             self.note_leaf(tensor)
-            return self._trace.values[current]
+            value = self._trace.values[current]
+            if storage.doubtful and flags_of(tensor) != (value.nan, value.posinf, value.neginf):
+                return self._from_outside(tensor, storage)
+            return value
         # The memory existed before the replay, which has not written to it: the tensor is another view of it.
         if storage.outside and not storage.epoch:
             return self._from_outside(tensor, storage)
@@ -56,6 +59,16 @@ class TensorValues:
         value = self._trace.values[self._trace.add_value(flags=flags, role=role, name=name, stats=stats)]
         storage.views[view_key(tensor)] = (value.id, storage.epoch)
         return value
+
+    def forget_good(self) -> None:
+        """Forget all tensors but those that are not finite: while nothing is recorded, the others change."""
+
+        def is_bad(storage: Storage) -> bool:
+            seen = [value for value, epoch in storage.views.values() if epoch == storage.epoch]
+            return any(not self._trace.values[value].finite for value in seen)
+
+        self.leaves.clear()
+        self._memory.keep(is_bad)
 
     def note_leaf(self, tensor: Tensor) -> None:
         """Note a parameter that was not known, so that its gradient is kept like those of the others."""

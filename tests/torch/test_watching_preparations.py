@@ -1,0 +1,108 @@
+"""``stablenum explain``: bad data that the script itself made before it began to train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from stablenum.diagnosis import Cause, Report
+from stablenum_torch._diagnosis import watch
+from tests.torch.watched import Watching, found
+
+BATCH = 4
+BAD_STEP = 3
+
+
+def ratios() -> Tensor:
+    visits = torch.ones(20, 2)
+    visits[4 * BAD_STEP + 1, 0] = 0.0
+    return (visits - visits) / visits  # BAD
+
+
+def in_place() -> Tensor:
+    counts = torch.ones(20, 2)
+    counts[4 * BAD_STEP, 1] = 0.0
+    counts.log_()  # BAD
+    return counts
+
+
+def put_together() -> Tensor:
+    counts = torch.ones(20)
+    counts[4 * BAD_STEP] = -1.0
+    return torch.stack([counts, counts.sqrt()], 1)  # BAD
+
+
+def train(data: Tensor) -> None:
+    layer = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.01)
+    for (x,) in DataLoader(TensorDataset(data), batch_size=BATCH):
+        loss = layer(x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def report_on(watching: Watching, prepared: Callable[[], Tensor]) -> Report:
+    return found(watching(record=True, step=BAD_STEP), lambda: train(prepared()))
+
+
+@pytest.mark.parametrize("prepared", [ratios, in_place, put_together], ids=lambda f: f.__name__)
+def test_the_line_that_made_bad_data_is_named(watching: Watching, prepared: Callable[[], Tensor]) -> None:
+    report = report_on(watching, prepared)
+    first = report.findings[0]
+    assert first.place is not None
+    assert first.place.code.endswith("# BAD"), str(report)
+    assert report.verdict.cause is Cause.DOMAIN
+
+
+def test_data_that_was_repaired_unseen_is_not_blamed(watching: Watching) -> None:
+    """What the script does in the steps between is not recorded."""
+
+    def run() -> None:
+        data = in_place()
+        layer = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.01)
+        for step in range(BAD_STEP + 1):
+            if step == 1:
+                data.nan_to_num_(neginf=0.0)
+            loss = layer(data[BATCH * step :][:BATCH]).square().mean()
+            loss = loss / (loss * (step < BAD_STEP))  # BAD TOO
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    report = found(watching(record=True, step=BAD_STEP), run)
+    assert report.findings[0].place is not None
+    assert report.findings[0].place.code.endswith("# BAD TOO"), str(report)
+
+
+def test_long_preparations_are_recorded_in_part(watching: Watching, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "MOST_PREPARED", 1)
+    report = report_on(watching, ratios)
+    assert report.verdict.cause is Cause.BATCH, str(report)
+    assert report.findings[0].place is not None
+    assert "layer(x)" in report.findings[0].place.code
+
+
+def test_the_step_after_long_preparations_is_recorded(
+    watching: Watching, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "MOST_PREPARED", 1)
+
+    def run() -> None:
+        weight = torch.zeros(2, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        for step in range(BAD_STEP + 1):
+            size = weight.sqrt() if step == BAD_STEP else weight.square()  # BAD
+            optimizer.zero_grad()
+            size.sum().backward()
+            optimizer.step()
+
+    report = found(watching(record=True, step=BAD_STEP), run)
+    assert report.verdict.cause is Cause.BOUNDARY_DERIVATIVE, str(report)
+    assert report.findings[0].place is not None
+    assert report.findings[0].place.code.endswith("# BAD")
