@@ -232,3 +232,36 @@ def test_a_divisor_whose_squares_underflow_is_computed_in_float32():
 def test_the_argument_at_the_failure_is_shown():
     report = in_torch(lambda x: torch.log(x).sum(), leaf(-0.25, 1.0))
     assert report.verdict.evidence[0].endswith("; here it is -0.25"), str(report)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda xp, x: xp.log(xp.exp(-x * x)).sum(),
+        lambda xp, x: xp.log((0.5 * xp.exp(-x * x) + 0.5 * xp.exp(-((x - 1.0) ** 2))).sum()),
+        lambda xp, x: xp.log((xp.exp(-x) * xp.ones(4)).prod()),
+    ],
+)
+def test_a_logarithm_of_what_underflows_is_computed_from_logarithms(function):
+    for report in (
+        in_torch(lambda x: function(torch, x), leaf(40.0)),
+        in_jax(lambda x: function(jnp, x), jnp.array([40.0])),
+    ):
+        assert "compute with logarithms from the start" in report.verdict.remedy, str(report)
+        assert report.verdict.tried == "finite", str(report)
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda xp, x: xp.log(xp.cosh(x)).sum(), "softplus(-2 * abs(x))"),
+        (lambda xp, x: (x * xp.ones(60)).prod(), "add logarithms"),
+        (lambda xp, x: ((x * 1e23) ** 2).sum(), "numerics.norm"),
+    ],
+)
+def test_operations_that_overflow_have_advice_of_their_own(function, words):
+    for report in (
+        in_torch(lambda x: function(torch, x), leaf(100.0)),
+        in_jax(lambda x: function(jnp, x), jnp.array([100.0])),
+    ):
+        assert words in report.verdict.remedy, str(report)

@@ -33,6 +33,17 @@ _RECURRENT_EXP = (
     "subtract it before exp"
 )
 
+_OF_OPERATIONS = {
+    "cosh": "write log(cosh(x)) as abs(x) + softplus(-2 * abs(x)) - log(2); elsewhere clamp its argument",
+    "cumprod": "add logarithms (cumsum), and exponentiate only where a product itself is needed",
+    "prod": "add logarithms, and exponentiate only where the product itself is needed",
+    "sinh": "clamp its argument, or use tanh, which stays in range",
+}
+_SQUARE = (
+    "divide its argument by a typical size before it is squared, or bound it where it grew (normalisation, "
+    "clipping, a lower learning rate); for the length of a vector, use numerics.norm, which scales by itself"
+)
+
 _CANCELLED = (
     "a subtraction takes the argument below 0: compute it in a form that cannot be negative (a variance as "
     "the mean of squared differences, a covariance as A P A^T + Q), clamp it to at least a small number, or "
@@ -44,6 +55,11 @@ _NOT_POSITIVE = (
 )
 _OF_POSITIVE_NUMBERS = ("log", "log10", "log2", "pow", "rsqrt", "sqrt")
 
+_UNDERFLOWED_LOGARITHM = (
+    "what it takes the logarithm of underflows to 0: compute with logarithms from the start (a sum of "
+    "logarithms for a product, logsumexp for a sum, x for log(exp(x))), or use the safe form, whose "
+    "derivative is 0 there"
+)
 _UNDERFLOWED = (
     "both parts of the quotient underflow to 0 where their ratio is an ordinary number: subtract their "
     "logarithms, as exp(logpdf(x) - logcdf(x)), or use the safe form, which gives 0 there"
@@ -58,6 +74,8 @@ def on_overflow(f: Finding) -> str:
     most = _half_of_the_largest_exponent(f)
     if f.own_derivative:
         return _OWN_DERIVATIVE
+    if f.operation in _OF_OPERATIONS:
+        return _OF_OPERATIONS[f.operation]
     if f.upstream.turns:
         text = _RECURRENCE.format(turns=f.upstream.turns)
         inside = from_exp is not None and f.operation != "exp"
@@ -67,7 +85,7 @@ def on_overflow(f: Finding) -> str:
     if from_exp is not None and f.place is not None:
         line = from_exp.line if from_exp.file == f.place.file else from_exp
         return _FROM_EXP.format(line=line, most=most)
-    return ""
+    return _SQUARE if f.operation == "pow" and any(x > 1.0 for x in f.scalars) else ""
 
 
 def _half_of_the_largest_exponent(f: Finding) -> int:
@@ -85,10 +103,15 @@ def on_negative(f: Finding) -> str:
 
 
 def on_underflowed(f: Finding) -> str:
-    """Return what to do about a quotient of which a part underflows; "" for any other."""
+    """Return what to do about a quotient of which a part underflows, or a logarithm of what does; "" for any
+    other."""
     if lost_squares(f):
         return _LOST_SQUARES
-    return _UNDERFLOWED if f.kind == "nan" and f.upstream.underflowed else ""
+    if not f.upstream.underflowed or any(s.min < 0.0 for s in f.inputs):
+        return ""
+    if f.operation != "div":
+        return _UNDERFLOWED_LOGARITHM
+    return _UNDERFLOWED if f.kind == "nan" else ""
 
 
 def lost_squares(f: Finding) -> str:

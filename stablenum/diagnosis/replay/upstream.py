@@ -15,6 +15,7 @@ __all__ = ["Upstream", "upstream_of"]
 _EXPONENTIALS = frozenset({"exp", "exp2", "expm1"})
 # Functions that underflow to 0 where their logarithms are ordinary numbers.
 _UNDERFLOWING = _EXPONENTIALS | OF_A_DISTRIBUTION | {"sigmoid", "softmax"}
+_LOGARITHMS = frozenset({"log", "log10", "log2"})
 _CARRYING = MOVING - SELECTING | {"cast"}
 _LINEAR = _CARRYING | {"add", "div", "matmul", "mean", "mul", "neg", "sub", "sum"}
 _LOOPS = ("scan", "while")
@@ -35,7 +36,8 @@ class Upstream:
             its own, if it is one.
         subtracted: whether its argument came out of a subtraction.
         plain_divisor: whether the divisor is a single number that the code holds, such as a setting.
-        underflowed: whether both parts of a quotient are functions whose logarithms do not underflow.
+        underflowed: whether both parts of a quotient, or what a logarithm was taken of, are functions that
+            underflow where their logarithms are ordinary numbers.
 
     Example:
         >>> Upstream(turns=12).turns
@@ -73,12 +75,22 @@ def upstream_of(trace: Trace, step: Step) -> Upstream:
         exponential=step.place if _is_exponential(step) else made_by_exp.place if made_by_exp else None,
         subtracted=any(s.operation == "sub" for s in _origins(trace, step.inputs[:1])),
         plain_divisor=len(parts) == 2 and not parts[1] and _is_single(trace, step.inputs[1]),
-        underflowed=len(parts) == 2 and all(p and all(map(_underflows, p)) for p in parts),
+        underflowed=_has_underflowed(trace, step, parts),
     )
+
+
+def _has_underflowed(trace: Trace, step: Step, parts: Sequence[Sequence[Step]]) -> bool:
+    if step.operation in _LOGARITHMS:
+        return any(True for _ in _back(trace, step, past=_is_product, found=_underflows))
+    return len(parts) == 2 and all(p and all(map(_underflows, p)) for p in parts)
 
 
 def _is_exponential(step: Step) -> bool:
     return step.operation in _EXPONENTIALS
+
+
+def _is_product(step: Step) -> bool:
+    return step.operation in _LINEAR or step.operation in ("cumprod", "prod")
 
 
 def _is_linear(step: Step) -> bool:
