@@ -96,7 +96,7 @@ def _stored_values(grad: Tensor) -> Tensor:
 
 
 def transform(
-    optimizer: Optimizer,
+    grads: Sequence[Tensor | None],
     config: GuardConfig,
     params: Sequence[Tensor],
     multiplier: Tensor,
@@ -108,9 +108,9 @@ def transform(
     """Multiply the gradients in place, and clamp them if there is a bound.
 
     Args:
-        optimizer: the inner optimizer.
+        grads: what :func:`gradients_to_change` returned; a second call would make copies afresh.
         config: the settings.
-        params: all its parameters.
+        params: all parameters of the optimizer.
         multiplier: () or (n,), as in :class:`stablenum.Decision`.
         of_units: the factors of units, as ``unit_multipliers`` in that class.
         unchanged: which gradients are known to have a factor of 1.
@@ -122,7 +122,6 @@ def transform(
     for i, factors in enumerate(of_units):
         if config.unit_rule is not None and len(factors):
             each[i] = unit_factor(config.unit_rule, factors, params[i].shape)
-    grads = gradients_to_change(optimizer, params)
     chosen = [
         (grad, factor)
         for grad, factor, same in zip(grads, each, unchanged, strict=True)
@@ -132,12 +131,12 @@ def transform(
 
 
 def shift_gradients(
-    optimizer: Optimizer, config: GuardConfig, params: Sequence[Tensor], decision: Decision
+    grads: Sequence[Tensor | None], config: GuardConfig, params: Sequence[Tensor], decision: Decision
 ) -> None:
     """Multiply the gradients in place by the decision's powers of two, if one of them is not 1.
 
     Args:
-        optimizer, config, params: as for :func:`transform`.
+        grads, config, params: as for :func:`transform`.
         decision: its arrays are in the host's memory.
     """
     shifts = [np.asarray(decision.shift), *map(np.asarray, decision.unit_shifts)]
@@ -147,4 +146,4 @@ def shift_gradients(
     # In two halves, because float32 does not hold the powers below -126.
     for part in ([s // 2 for s in shifts], [s - s // 2 for s in shifts]):
         whole, *of_units = (torch.from_numpy(np.asarray(np.ldexp(1.0, half))) for half in part)
-        transform(optimizer, config, params, whole, of_units, unchanged=unchanged, clamp=False)
+        transform(grads, config, params, whole, of_units, unchanged=unchanged, clamp=False)

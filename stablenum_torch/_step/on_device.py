@@ -20,7 +20,7 @@ from stablenum.interrupts import finish
 from stablenum_torch._devices.compiled_decide import fewer_kernels
 from stablenum_torch._devices.fused_optimizers import can_skip_on_device, is_fused, moves_nothing, step_folded
 from stablenum_torch._devices.waits import wait_for_bool
-from stablenum_torch._step.apply import transform
+from stablenum_torch._step.apply import gradients_to_change, transform
 from stablenum_torch._step.clip_update import before_update, clip_update_without_wait
 from stablenum_torch._step.observe import Measured, Noted, measured_without_wait, observation
 
@@ -62,7 +62,8 @@ def step_on_device(
         divisor = None
     if config.changes_gradients and divisor is None:
         unchanged, of_units = [False] * len(params), decision.unit_multipliers
-        transform(optimizer, config, params, decision.multiplier, of_units, unchanged=unchanged)
+        grads = gradients_to_change(optimizer, params)
+        transform(grads, config, params, decision.multiplier, of_units, unchanged=unchanged)
 
     def complete() -> None:
         if rule is not None and copied is not None:

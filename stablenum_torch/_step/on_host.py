@@ -17,7 +17,7 @@ from stablenum.interrupts import finish
 from stablenum_torch._devices.fused_optimizers import is_fused, moves_nothing, step_folded
 from stablenum_torch._devices.host_decide import HostGuard
 from stablenum_torch._devices.ranks import joins_ranks
-from stablenum_torch._step.apply import shift_gradients, transform
+from stablenum_torch._step.apply import gradients_to_change, shift_gradients, transform
 from stablenum_torch._step.clip_update import before_update, clip_update_on_host, clip_update_without_wait
 from stablenum_torch._step.observe import Noted, observed_beyond_float32, observed_on_host
 
@@ -53,17 +53,20 @@ def step_on_host(
         return
     rule = host.update_rule
     copied = None if rule is None else before_update(rule, optimizer)
-    if seen.exponents is not None:
-        shift_gradients(optimizer, host.config, params, decision)
     divisor = None
-    if not (host.one_factor and decision.multiplier == 1):
-        if host.one_factor and is_fused(optimizer):
+    same = host.one_factor and decision.multiplier == 1
+    folded = not same and host.one_factor and is_fused(optimizer)
+    grads = [] if (same or folded) and seen.exponents is None else gradients_to_change(optimizer, params)
+    if seen.exponents is not None:
+        shift_gradients(grads, host.config, params, decision)
+    if not same:
+        if folded:
             divisor = host.divisor(decision.multiplier)
         else:
             multiplier = torch.as_tensor(np.asarray(decision.multiplier), device="cpu")
             of_units = [torch.from_numpy(part) for part in decision.unit_multipliers]
             unchanged = _unchanged(decision, len(params))
-            transform(optimizer, host.config, params, multiplier, of_units, unchanged=unchanged)
+            transform(grads, host.config, params, multiplier, of_units, unchanged=unchanged)
 
     def complete() -> None:
         if rule is not None and copied is not None:

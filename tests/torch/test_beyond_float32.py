@@ -81,6 +81,21 @@ def test_bfloat16_gradients_of_any_size():
     assert norm == pytest.approx(1.0, rel=1e-2)
 
 
+@pytest.mark.parametrize("kind", [st.MasterWeights, st.KahanUpdate, st.StochasticRounding])
+@pytest.mark.parametrize(("element", "limit"), [(3e38, 1.0), (1e36, 1e-3), (1e30, 1e-6), (3e38, 1e3)])
+@pytest.mark.parametrize("scale", [None, 65536.0])
+def test_gradients_that_are_widened_to_float32(kind, element, limit, scale):
+    """The gradients that are changed are copies: each of the factors must reach the same ones."""
+    w = torch.nn.Parameter(torch.zeros(4, dtype=torch.bfloat16))
+    opt = st.wrap(kind([w], lambda ps: torch.optim.SGD(ps, lr=1.0)), clip=limit, loss_scale=scale)
+    if scale is not None:
+        opt.scale(torch.tensor(0.0))
+    w.grad = torch.full_like(w, element)
+    opt.step()
+    assert float(w.detach().double().norm()) == pytest.approx(limit, rel=1e-2)
+    assert opt.last["reason"].name == "CLIPPED"
+
+
 def test_where_the_host_does_not_wait_the_factor_is_bounded():
     """The kernel takes one float32, and the joint norm saturates: the step is longer, never zero or inf."""
     (norm,), _ = moved([torch.full((1000,), 3e38)], "fused", path="device")
