@@ -452,6 +452,8 @@ class Guarded:
             return after
         wide = wide_dtype(before.dtype)
         update = after.astype(wide) - before.astype(wide)
-        rms = np.asarray([min(float(tensor_norm(update)) / math.sqrt(update.size), FLOAT32_MAX)], np.float32)
-        (factor,) = rule.update_factors(rms, self.optimizer.lr if rule.per_lr else 1.0, xp=xp)
-        return after if factor == 1 else (before.astype(wide) + factor * update).astype(before.dtype)
+        rms = np.asarray([float(exact_norm(update) / Decimal(update.size).sqrt())])
+        first, second = rule.update_factors(rms, self.optimizer.lr if rule.per_lr else 1.0, xp=xp)
+        if first[0] == 1:
+            return after
+        return (before.astype(wide) + update * first[0] * second[0]).astype(before.dtype)

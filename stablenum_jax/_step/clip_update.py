@@ -53,16 +53,19 @@ def clip_updates(
     if axis_name is not None:
         # All shards of a leaf have the same size. The values are divided first, so that the joint norm does
         # not overflow.
-        parts = rms / jnp.sqrt(jnp.float32(lax.psum(1, axis_name)))
+        parts = saturating_float32(rms) / jnp.sqrt(jnp.float32(lax.psum(1, axis_name)))
         rms = recorded(norms_over_axis(ordinary_norms(parts), axis_name), xp=jnp)
-    factors = rule.update_factors(rms, rate, xp=jnp)
+    factors = rule.update_factors(rms, rate, xp=jnp)  # two, to be applied one after the other
     place = {path: i for i, path in enumerate(leaves)}
 
     def change(path: Path, leaf: Any) -> Any:
         if path not in place:
             return leaf
-        leaf = jnp.asarray(leaf)
-        return times(leaf, factors[place[path]]).astype(leaf.dtype)
+        changed = leaf = jnp.asarray(leaf)
+        for factor in factors:
+            own = factor[place[path]]
+            changed = times(changed, own if leaf.dtype == factor.dtype else own.astype(jnp.float32))
+        return changed.astype(leaf.dtype)
 
     return jax.tree_util.tree_map_with_path(change, updates)
 
@@ -112,7 +115,8 @@ def _injected(opt_state: PyTree, *, partial: bool = False) -> list[tuple[Any, bo
 
 
 def _rms(update: Array) -> Array:
-    """Return the root mean square, () float32: not finite if and only if an element is not.
+    """Return the root mean square, () float32 or, of a float64 update, float64: not finite if and only if an
+    element is not.
 
     One reduction of two operands computes two sums of squares: that of the elements, and that of the elements
     shrunk by a power of two, in case the first sum overflows. The second is finite for 2**47 finite elements.
@@ -125,7 +129,8 @@ def _rms(update: Array) -> Array:
     count = math.sqrt(update.size)
     large = jnp.minimum(shrunk / count * shift, jnp.finfo(plain.dtype).max)
     large = jnp.where(jnp.isfinite(shrunk), large, shrunk)
-    return saturating_float32(jnp.where(jnp.isfinite(plain), plain / count, large))
+    rms = jnp.where(jnp.isfinite(plain), plain / count, large)
+    return rms if rms.dtype == jnp.float64 else rms.astype(jnp.float32)
 
 
 def _sums_of_squares(part: Array, factor: float) -> tuple[Array, Array]:

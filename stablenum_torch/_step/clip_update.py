@@ -18,11 +18,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
+from stablenum.formats import FLOAT32_MAX
 from stablenum.rules.clipping import ClipUpdateRMS
 from stablenum_torch._devices.ranks import join_norms, join_over_ranks, joins_ranks, local_part
 from stablenum_torch._devices.scalar_namespace import scalars
 from stablenum_torch._devices.state import to_device
-from stablenum_torch._step.measure import dense_values, norms_on_host, norms_without_wait, saturated
+from stablenum_torch._step.measure import dense_values, norms_on_host, wide_norms_without_wait
 
 __all__ = ["Before", "before_update", "clip_update_on_host", "clip_update_without_wait"]
 
@@ -72,20 +73,47 @@ def clip_update_on_host(rule: ClipUpdateRMS, before: Before) -> None:
     """
     after = _values(before.params)
     for i, factor in _left(before, after, lambda: _factors_on_host(rule, before, after)):
-        if factor != 1:
-            after[i].copy_(_shortened(after[i], before.values[i], float(factor)))
+        if factor[0] != 1:
+            after[i].copy_(_shortened(after[i], before.values[i], [float(f) for f in factor]))
 
 
 def _factors_on_host(rule: ClipUpdateRMS, before: Before, after: Sequence[Tensor]) -> list[Any]:
-    """Return the factor of each update."""
-    parts = [norms_on_host(updates) for updates in _updates(after, before.values)]
-    norms = np.concatenate(parts) if parts else np.zeros(0, np.float32)
+    """Return the two factors of each update."""
+    parts = [_wide_norms_on_host(updates) for updates in _updates(after, before.values)]
+    norms = np.concatenate(parts) if parts else np.zeros(0)
     found: list[Any] = []
     for members, rate in before.rates:
         roots = np.sqrt([max(after[i].numel(), 1) for i in members])
-        rms = (norms[members] / roots).astype(np.float32)
-        found += list(rule.update_factors(rms, float(rate), xp=scalars))
+        found += zip(*rule.update_factors(norms[members] / roots, float(rate), xp=scalars), strict=True)
     return found
+
+
+def _wide_norms_on_host(updates: Sequence[Tensor]) -> np.ndarray:
+    """Return (n,) float64 norms, measured in float32 where that holds them."""
+    norms = norms_on_host(updates)
+    found = norms.astype(np.float64)
+    for i in np.flatnonzero(norms == FLOAT32_MAX):
+        found[i] = float(_scaled_norm(updates[int(i)]))
+    return found
+
+
+def _wide_norms_without_wait(updates: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Return (n,) float64 norms."""
+    norms = wide_norms_without_wait(updates, device).unbind()
+    wide = [u.dtype is torch.float64 and u.numel() > 0 for u in updates]
+    scaled = [
+        _scaled_norm(u).to(device) if is_wide else norm
+        for u, norm, is_wide in zip(updates, norms, wide, strict=True)
+    ]
+    return torch.stack(scaled)
+
+
+def _scaled_norm(update: Tensor) -> Tensor:
+    """Return the norm in float64, at most its largest number if the update is finite."""
+    largest = update.abs().amax().double()
+    unit = torch.where(largest > 0, largest, 1.0)
+    norm = largest * torch.linalg.vector_norm(update.double() / unit)
+    return torch.where(torch.isfinite(largest), norm.clamp(max=torch.finfo(torch.float64).max), largest)
 
 
 def clip_update_without_wait(
@@ -97,9 +125,9 @@ def clip_update_without_wait(
     for i, factor in _left(
         before, after, lambda: _factors_without_wait(rule, before, after, device, process_group)
     ):
-        f = to_device(factor, after[i].device)
-        moved = _shortened(after[i], before.values[i], f).to(after[i].dtype)
-        after[i].copy_(torch.where(f == 1, after[i], moved))
+        factors = [to_device(f, after[i].device) for f in factor]
+        moved = _shortened(after[i], before.values[i], factors).to(after[i].dtype)
+        after[i].copy_(torch.where(factors[0] == 1, after[i], moved))
 
 
 def _factors_without_wait(
@@ -110,19 +138,20 @@ def _factors_without_wait(
     process_group: dist.ProcessGroup | None,
 ) -> list[Any]:
     params = before.params
-    parts = [norms_without_wait(updates, device) for updates in _updates(after, before.values)]
+    parts = [_wide_norms_without_wait(updates, device) for updates in _updates(after, before.values)]
     if not parts:
-        parts = [torch.zeros(0, dtype=torch.float32, device=device)]
+        parts = [torch.zeros(0, dtype=torch.float64, device=device)]
     joined = torch.cat(parts)
     if joins_ranks(params, process_group):
-        joined = saturated(join_norms(joined.double(), params, process_group))
+        joined = join_norms(joined, params, process_group)
     norms = joined.unbind()
     roots = _roots_of_sizes(params, after, device, process_group)
     found: list[Any] = []
     for members, rate in before.rates:
         rms = torch.stack([norms[i] / roots[i] for i in members])
         lr = to_device(rate.float(), device) if isinstance(rate, Tensor) else rate
-        found += list(rule.update_factors(rms, lr, xp=torch_namespace).unbind())
+        factors = rule.update_factors(rms, lr, xp=torch_namespace)
+        found += zip(*(f.unbind() for f in factors), strict=True)
     return found
 
 
@@ -154,10 +183,13 @@ def _updates(after: Sequence[Tensor], before: Sequence[Tensor]) -> Iterator[list
             first, size = i + 1, 0
 
 
-def _shortened(after: Tensor, before: Tensor, factor: float | Tensor) -> Tensor:
-    """Return ``before + factor * (after - before)``, computed in float32 or wider."""
+def _shortened(after: Tensor, before: Tensor, factors: Sequence[float | Tensor]) -> Tensor:
+    """Return ``before + (after - before) * factors[0] * factors[1]``, computed in float32 or wider."""
     start = _wide(before)
-    return (_wide(after) - start).mul_(factor).add_(start)
+    update = _wide(after) - start
+    for factor in factors:
+        update = update.mul_(factor)
+    return update.add_(start)
 
 
 def _wide(values: Tensor) -> Tensor:

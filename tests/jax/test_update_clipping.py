@@ -92,12 +92,12 @@ def test_where_nothing_is_clipped_a_step_is_the_same(optimizer: Any) -> None:
             assert_same_bits(*ends)
 
 
-@pytest.mark.parametrize("size", [1e30, 1e19, 1.0, 1e-30, 0.0, np.inf, np.nan])
+@pytest.mark.parametrize("size", [5e37, 1e30, 1e19, 1.0, 1e-30, 0.0, np.inf, np.nan])
 def test_updates_of_any_size(size: float) -> None:
     updates = {"w": jnp.asarray([3.0, -4.0]) * size, "n": jnp.arange(2), "empty": jnp.zeros((0, 2))}
     after = clip_updates(RULE, updates, ())
     factor = min(1.0, 0.5 / (12.5**0.5 * size)) if np.isfinite(size) and size > 0 else 1.0
-    np.testing.assert_allclose(after["w"], updates["w"] * factor, rtol=1e-6)
+    np.testing.assert_allclose(after["w"], np.asarray(updates["w"], float) * factor, rtol=1e-6)
     assert_same_bits(after["n"], updates["n"])
     assert after["empty"].shape == (0, 2)
 
@@ -111,6 +111,24 @@ def test_updates_of_other_dtypes() -> None:
         after = clip_updates(RULE, {"w": jnp.asarray([1e30, 1e30]), "x": jnp.full(2, 1e-200)}, ())
         np.testing.assert_allclose(after["w"], [0.5, 0.5], rtol=1e-6)
         np.testing.assert_array_equal(after["x"], [1e-200, 1e-200])
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype"),
+    [(3e38, "float32"), (3e38, "bfloat16"), (1e39, "float64"), (1e200, "float64"), (1e307, "float64")],
+)
+@pytest.mark.parametrize("jitted", [False, True])
+def test_the_largest_updates_are_neither_zeroed_nor_too_long(size: float, dtype: str, jitted: bool) -> None:
+    with jax.enable_x64(dtype == "float64"):
+        updates = {"w": jnp.full(100, size, dtype), "x": jnp.full(3, 3.0)}
+
+        def change(updates: Any) -> Any:
+            return clip_updates(RULE, updates, ())
+
+        after = jax.jit(change)(updates) if jitted else change(updates)
+        assert after["w"].dtype == dtype
+        np.testing.assert_allclose(after["w"].astype(float), np.full(100, 0.5), rtol=1e-2)
+        np.testing.assert_allclose(after["x"], np.full(3, 0.5), rtol=1e-6)
 
 
 def test_no_updates_at_all() -> None:

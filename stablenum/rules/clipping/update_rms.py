@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
+from stablenum.arrays import at_most
 from stablenum.errors import bad_field
+from stablenum.formats import FLOAT32_MAX
 from stablenum.rules.clipping.common import Stateless
 from stablenum.settings_checks import check_field
 
@@ -13,6 +15,8 @@ __all__ = ["ClipUpdateRMS"]
 
 Array: TypeAlias = Any
 Namespace: TypeAlias = Any
+
+_FAR = 2.0**64  # an RMS so many times the limit has a factor in two parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +59,33 @@ class ClipUpdateRMS(Stateless):
         if not isinstance(self.per_lr, bool):
             raise bad_field("ClipUpdateRMS.per_lr", "True or False", self.per_lr)
 
-    def update_factors(self, rms: Array, lr: Array | float, *, xp: Namespace) -> Array:
-        """Return the (n,) float32 factors on the updates.
+    def update_factors(self, rms: Array, lr: Array | float, *, xp: Namespace) -> tuple[Array, Array]:
+        """Return two (n,) factors on the updates, to be applied one after the other.
+
+        Their product may be smaller than any normal float32; the second one is 1 or 2**-64.
 
         Args:
-            rms: (n,) float32, the root mean square of each tensor's update.
+            rms: (n,) float32, the root mean square of each tensor's update; float64 if some are float64
+                updates, whose RMS may lie outside float32's range. Factors have the dtype of ``rms``.
             lr: the learning rate, as a number or as () or (n,) float32; 1 if ``per_lr`` is False.
             xp: the array namespace.
         """
-        limit = self.max_rms * lr * xp.ones_like(rms)
-        return xp.where(xp.isfinite(rms) & (rms > limit), limit / rms, xp.ones_like(rms))
+        if rms.dtype == xp.float32:
+            return self._factors(rms, lr, xp=xp)
+        # Within float32's range, all backends decide in float32.
+        finite = xp.isfinite(rms)
+        narrow = xp.astype(xp.where(finite, at_most(rms, FLOAT32_MAX, xp=xp), rms), xp.float32)
+        beyond = finite & (rms > FLOAT32_MAX)
+        wide, ordinary = self._factors(rms, lr, xp=xp), self._factors(narrow, lr, xp=xp)
+        first, second = (
+            xp.where(beyond, w, xp.astype(o, rms.dtype)) for w, o in zip(wide, ordinary, strict=True)
+        )
+        return first, second
+
+    def _factors(self, rms: Array, lr: Array | float, *, xp: Namespace) -> tuple[Array, Array]:
+        one = xp.ones_like(rms)
+        limit = self.max_rms * lr * one
+        clipped = xp.isfinite(rms) & (rms > limit)
+        far = clipped & (rms > limit * _FAR)
+        first = xp.where(clipped, xp.where(far, limit * _FAR, limit) / rms, one)
+        return first, xp.where(far, one / _FAR, one)
