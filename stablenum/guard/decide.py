@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from stablenum.arrays import at_least, at_most, map_leaves
+from stablenum.errors import bad_field, bad_type
 from stablenum.formats import FLOAT32_MAX
 from stablenum.guard.config import GuardConfig
 from stablenum.guard.finiteness import finiteness, reason_code, worst_index
@@ -79,6 +80,7 @@ def init_guard(config: GuardConfig, n_tensors: int, *, xp: Namespace, device: An
         device: the device of the state, as ``xp`` names it; None for the namespace's default.
 
     Raises:
+        TypeError: ``config`` is no GuardConfig.
         ValueError: ``n_tensors`` is not a whole number of 0 or more.
 
     Example:
@@ -87,6 +89,8 @@ def init_guard(config: GuardConfig, n_tensors: int, *, xp: Namespace, device: An
         >>> float(state.loss_scale.scale)
         65536.0
     """
+    if not isinstance(config, GuardConfig):
+        raise bad_type("config", "a GuardConfig", config)
     n_tensors = check_int("n_tensors", n_tensors, at_least=0)
 
     def zero() -> Array:
@@ -125,8 +129,9 @@ def decide(
         The decision and the next state.
 
     Raises:
-        ValueError: a measurement that a rule needs is missing, or a rule keeps statistics per parameter and
-            the observation has a different number of parameters.
+        TypeError: an argument is of another class.
+        ValueError: a measurement that a rule needs is missing, the state was made for other settings, or a
+            rule keeps statistics per parameter and the observation has a different number of parameters.
 
     Example:
         >>> import numpy as np
@@ -189,12 +194,18 @@ def _check_observation(config: GuardConfig, state: GuardState, observation: Obse
     """Check that the observation has what the rules need. Of arrays, only the shapes are checked.
 
     Raises:
-        ValueError: a measurement is missing, or the number of parameters differs from the state's.
+        TypeError: an argument is of another class.
+        ValueError: a measurement is missing, norms are not in a row, the state was made for other settings,
+            or for another number of parameters.
     """
+    _check_classes(config, state, observation)
     for name in config.needs:
         if getattr(observation, name) is None:
             rule = type(config.loss_scale).__name__
             raise ValueError(f"observation.{name} must be measured for {rule}; got None.")
+    if getattr(observation.norms, "ndim", None) != 1:
+        got = f"shape {observation.norms.shape}" if hasattr(observation.norms, "shape") else observation.norms
+        raise bad_field("observation.norms", "an array of shape (n,), one norm per parameter", got)
     n = observation.norms.shape[0]
     for part in state.clip:
         if isinstance(part, PER_TENSOR_STATES) and part[0].shape[0] != n:
@@ -205,6 +216,21 @@ def _check_observation(config: GuardConfig, state: GuardState, observation: Obse
     if config.unit_rule is not None and (observation.units is None or len(observation.units.norms) != n):
         raise ValueError(
             f"observation.units must be measured for AdaptiveGradClip: one array for each of {n} parameters."
+        )
+
+
+def _check_classes(config: GuardConfig, state: GuardState, observation: Observation) -> None:
+    if not isinstance(config, GuardConfig):
+        raise bad_type("config", "a GuardConfig", config)
+    if not isinstance(state, GuardState):
+        raise bad_type("state", "a GuardState (init_guard makes one)", state)
+    if not isinstance(observation, Observation):
+        raise bad_type("observation", "an Observation", observation)
+    same = len(state.clip) == len(config.clip_rules)
+    if not same or bool(len(state.spike)) != (config.spike_rule is not None):
+        raise ValueError(
+            "state must be one that init_guard made with these settings; got that of another config, with "
+            f"{len(state.clip)} clip rules and {'a' if len(state.spike) else 'no'} spike rule."
         )
 
 

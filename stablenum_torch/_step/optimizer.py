@@ -244,6 +244,7 @@ class GuardedOptimizer(Optimizer):
         """Add a group to the inner optimizer. The statistics that rules keep per parameter grow with it."""
         self.inner.add_param_group(param_group)
         self._guard.fit()
+        warn_of_forgotten_elements(self.inner)
 
     @_uncompiled_before_2_12
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
+import numpy as np
 import pytest
 
 from stablenum import (
@@ -13,7 +14,9 @@ from stablenum import (
     GuardConfig,
     Observation,
     Reason,
+    SpikeGuard,
     StaticLossScale,
+    decide,
     init_guard,
 )
 from stablenum.guard.recorder import read_rows
@@ -145,3 +148,30 @@ def test_without_a_loss_scale_the_scale_in_the_state_has_no_effect():
     assert_bit_equal(one, two)
     assert float(one.grad_norm) == 5.0
     assert one.multiplier.tolist() == pytest.approx([0.5, 1 / 3], rel=1e-5)
+
+
+CONFIG = GuardConfig(clip=1.0)
+STATE = init_guard(CONFIG, 2, xp=np)
+SEEN = Observation(norms=np.ones(2, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "config", "state", "observation"),
+    [
+        (TypeError, "config must be a GuardConfig; got int", 3, STATE, SEEN),
+        (TypeError, "state must be a GuardState", CONFIG, 3, SEEN),
+        (TypeError, "observation must be an Observation", CONFIG, STATE, 3),
+        (ValueError, r"observation.norms must be .*\(n,\)", CONFIG, STATE, Observation(norms=[1.0, 2.0])),
+        (ValueError, "shape \\(1, 1\\)", CONFIG, STATE, Observation(norms=np.ones((1, 1), np.float32))),
+        (ValueError, "got that of another config, with 1 clip", GuardConfig(), STATE, SEEN),
+        (ValueError, "no spike rule", GuardConfig(clip=1.0, spike=SpikeGuard()), STATE, SEEN),
+    ],
+)
+def test_a_wrong_call_names_the_argument(error, words, config, state, observation):
+    with pytest.raises(error, match=words):
+        decide(config, state, observation, xp=np)
+
+
+def test_a_state_for_no_config_is_refused():
+    with pytest.raises(TypeError, match="config must be a GuardConfig; got NoneType"):
+        init_guard(None, 2, xp=np)

@@ -259,6 +259,18 @@ def test_a_fused_kernel_that_leaves_elements_unmoved_is_reported(dtype, momentum
     assert all(f"{str(dtype)[6:]} parameters" in text and "fused=False" in text for text in reports)
 
 
+def test_a_group_that_a_fused_kernel_leaves_unmoved_is_reported_when_it_is_added():
+    opt = st.wrap(torch.optim.SGD([torch.nn.Parameter(torch.ones(3))], lr=0.5, fused=True))
+    added = torch.nn.Parameter(torch.ones(40, dtype=torch.bfloat16))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        opt.add_param_group({"params": [added]})
+    added.grad = torch.ones_like(added)
+    opt.step()
+    reports = [str(w.message) for w in caught if w.filename == __file__]
+    assert len(reports) == int(not (added != 1).all())
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["unfused", "masters", "adamw", "adagrad"])
 def test_optimizers_that_move_all_elements_of_16_bit_parameters(dtype, kind):
