@@ -19,7 +19,12 @@ from stablenum_jax._step.eager import guarded_update
 from stablenum_jax._step.measure import AxisName, scalar_loss
 from stablenum_jax._step.observe import Watched, judge
 from stablenum_jax._step.warnings import NotATrueSkipWarning
-from stablenum_jax._trees.leaves import check_transformation, guarded_leaves, guarded_weights
+from stablenum_jax._trees.leaves import (
+    check_gradients,
+    check_transformation,
+    guarded_leaves,
+    guarded_weights,
+)
 from stablenum_jax._trees.models import parameters, watched_parameters
 from stablenum_jax._trees.names import names_id_of, path_name, register_names
 from stablenum_jax._trees.state import GuardOptState, has_guard
@@ -169,6 +174,7 @@ class _Guard:
             return apply_multiplier(self.config, updates, watched.paths, mode.decision), state
         if mode is None:
             self._check_alone()
+            check_gradients(updates, params, "updates", shapes=False)
             mode = Deferred(unscaled=False, loss=scalar_loss(value))
         decision, after = judge(
             self.config,

@@ -84,13 +84,14 @@ def check_argnums(argnums: int | Sequence[int], count: int) -> tuple[int, ...]:
     return tuple(n % count for n in given) if count else ()
 
 
-def check_gradients(grads: Any, params: Any, name: str = "grads") -> None:
+def check_gradients(grads: Any, params: Any, name: str = "grads", *, shapes: bool = True) -> None:
     """Check that each gradient can be one of the parameter at the same path. Values are not read.
 
     Args:
         grads: the gradients.
         params: the parameters.
         name: the argument's name, for a message.
+        shapes: whether the shapes must be the parameters' (those of updates inside a chain may differ).
 
     Raises:
         TypeError: a gradient of a floating-point parameter holds whole numbers or bools, or that of a real
@@ -113,7 +114,7 @@ def check_gradients(grads: Any, params: Any, name: str = "grads") -> None:
                 f"{where} must hold floating-point numbers, as its {param.dtype} parameter does; got "
                 f"{leaf.dtype}. Pass the gradients that jax.grad returned."
             )
-        if jnp.shape(leaf) != jnp.shape(param):
+        if shapes and jnp.shape(leaf) != jnp.shape(param):
             raise ValueError(
                 f"{where} must have its parameter's shape {jnp.shape(param)}; got {jnp.shape(leaf)}."
             )

@@ -96,6 +96,19 @@ def test_gradients_of_integers_are_unchanged():
     assert params["w"].tolist() == [2.0, 2.0]
 
 
+@pytest.mark.filterwarnings("ignore::stablenum_jax.NotATrueSkipWarning")
+@pytest.mark.parametrize("jitted", [False, True])
+def test_a_plain_update_refuses_whole_numbers_for_the_gradients_of_real_parameters(jitted):
+    """They would be applied as they are, unclipped."""
+    tx = optax.chain(sj.guard(clip=1.0), optax.sgd(0.1))
+    params = {"w": jnp.ones(3)}
+    state = tx.init(params)
+    update = jax.jit(tx.update) if jitted else tx.update
+    with pytest.raises(TypeError, match=r"updates\['w'\] must hold floating-point numbers.*got int32"):
+        update({"w": jnp.ones(3, jnp.int32)}, state, params)
+    update({"w": jnp.ones(3)}, state, params)
+
+
 def test_a_stacked_state_is_named_under_jit_too():
     tx = sj.guard(optax.sgd(0.1))
     states = jax.vmap(tx.init)({"w": jnp.ones((3, 2))})
