@@ -27,6 +27,7 @@ RULES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize("value", [None, 1.0])
 def test_a_sound_step_passes_under_debug_nans(rules: str, value: Any) -> None:
@@ -65,6 +66,7 @@ def test_metrics_in_a_trace_pass_under_debug_nans(debug: bool) -> None:
     assert np.isnan(sj.metrics(opt_state)["loss"])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("value", [-1e300, np.float32(-3.4028235e38), np.float64(1e300), np.asarray(-1e39)])
 @pytest.mark.parametrize("jit", [False, True])
 def test_a_loss_beyond_float32_is_a_loss_that_was_given(value: Any, jit: bool) -> None:
@@ -81,6 +83,7 @@ def test_a_loss_beyond_float32_is_a_loss_that_was_given(value: Any, jit: bool) -
     np.testing.assert_array_equal(after["w"], 0.0)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_a_step_under_strict_promotion(rules: str, dtype: Any) -> None:
@@ -95,6 +98,7 @@ def test_a_step_under_strict_promotion(rules: str, dtype: Any) -> None:
     assert sj.metrics(opt_state)["applied"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize("dtype", [jnp.float8_e4m3fn, jnp.float8_e5m2])
 def test_leaves_of_8_bits(rules: str, dtype: Any) -> None:
@@ -109,6 +113,7 @@ def test_leaves_of_8_bits(rules: str, dtype: Any) -> None:
     assert sj.metrics(opt_state)["worst"] == (1, "w")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("form", ["step", "guard"])
 @pytest.mark.parametrize("rule", [1.0, stablenum.AdaGC(), stablenum.AdaptiveGradClip(clipping=10.0)])
 def test_lookahead_whose_updates_have_another_structure_than_the_gradients(form: str, rule: Any) -> None:
@@ -194,6 +199,7 @@ def test_no_order_of_the_arguments_but_one_passes_as_another(order: tuple[int, .
         np.testing.assert_array_equal(after["w"], 2.5)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("use", ["plain update", "placement", "load"])
 def test_a_warning_points_at_the_line_of_the_user(use: str, jit: bool) -> None:

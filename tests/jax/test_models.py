@@ -71,6 +71,7 @@ def test_gradients_of_a_model_with_aux_and_of_two_models() -> None:
     assert_same_bits(one, other)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("form", ["step", "guard"])
 @pytest.mark.parametrize("jit", [False, True])
 def test_an_equinox_model_is_trained_as_it_is(form: str, jit: bool) -> None:
@@ -268,6 +269,7 @@ def nnx_containers() -> dict[str, tuple[Any, Any]]:
     }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", nnx_containers())
 @pytest.mark.parametrize("jit", [False, True])
 def test_a_container_of_nnx_objects_is_trained_as_one_module_is(kind: str, jit: bool) -> None:

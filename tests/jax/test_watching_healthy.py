@@ -26,6 +26,7 @@ from stablenum_jax._diagnosis.watch import judge, programs
 from stablenum_jax._diagnosis.watch.courses import Course
 from stablenum_jax._diagnosis.watch.judge import Judge
 from tests.jax.watched import assert_healthy, found
+from tests.selection import thinned
 
 W = jnp.ones((3, 1))
 
@@ -328,7 +329,7 @@ INNER = ("suspicion", "floating_leaves", "named", "metrics_among", "sizes_of")
 COURSE = ("note_good", "begins_badly")
 
 
-@pytest.mark.parametrize("name", [*CHECKS, *INNER, *COURSE])
+@pytest.mark.parametrize("name", thinned([*CHECKS, *INNER, *COURSE]))
 def test_an_error_of_the_watcher_leaves_the_script_alone(
     session: Session, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -33,7 +33,7 @@ from stablenum.rules.clipping import CLIP_RULES
 from stablenum.rules.escalation import EscalatePrecision
 from stablenum.rules.loss_scale import LOSS_SCALES
 from stablenum.rules.spikes import MeanStdSpikeGuard, SpikeGuard
-from tests.selection import REPEATS, slow_unless
+from tests.selection import REPEATS, one_in_three, only, slow_unless
 
 FRAMEWORKS = {
     framework: [b.name for b in BACKENDS.values() if b.framework == framework]
@@ -41,19 +41,19 @@ FRAMEWORKS = {
 }
 
 
-# The backends in common use: every run compares NumPy with one of them, by turns, and with both on the stream
-# that has all rules. The others trace each guard for seconds or run it operation by operation: every run
+# The backends in common use: every run compares NumPy with one of them, with JAX, which compiles for longer, in
+# one of three scenarios. The others trace each guard for seconds or run it operation by operation: every run
 # compares them on one scenario, ``make test-all`` on all.
 MOST_USED = ["torch", "jax-jit"]
-ON_EVERY_BACKEND = ("clip-rules",)
-BY_TURNS = set(zip(SCENARIOS, itertools.cycle(MOST_USED)))
+ON_EVERY_BACKEND = ("single-inf",)
+ALWAYS = {(name, MOST_USED[name != "all-rules" and one_in_three(name)]) for name in SCENARIOS}
 
 
 @pytest.mark.parametrize(
     ("name", "backend"),
     # The convolution takes 40 s, and is trained and guarded as the other networks are.
     slow_unless(
-        lambda name, backend: name == "all-rules" or (name != "digits-conv" and (name, backend) in BY_TURNS),
+        lambda name, backend: name != "digits-conv" and (name, backend) in ALWAYS,
         itertools.product(SCENARIOS, MOST_USED),
     ),
 )
@@ -62,9 +62,7 @@ def test_scenario(name: str, backend: str) -> None:
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-@pytest.mark.parametrize(
-    "name", slow_unless(lambda name: name in ON_EVERY_BACKEND, [(name,) for name in SCENARIOS])
-)
+@pytest.mark.parametrize("name", only(ON_EVERY_BACKEND, SCENARIOS))
 def test_a_scenario_on_every_other_backend(name: str, framework: str) -> None:
     _run(name, [b for b in FRAMEWORKS[framework] if b not in MOST_USED])
 
@@ -219,6 +217,7 @@ def test_a_nan_where_numpy_has_none_is_a_difference() -> None:
     assert (found.step, found.field) == (3, "grad_norm")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "factor"), [("bf16-leaves", 5.0), ("bf16-leaves", 1.3), ("fp16-leaves", 1.3)]
 )
