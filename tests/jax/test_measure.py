@@ -89,6 +89,7 @@ def test_ones_do_not_stop_counting_at_two_to_the_24(norms: Norms) -> None:
     np.testing.assert_allclose(norms([jnp.ones(2**25)]), [2**12.5], rtol=1e-6)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("values", "expected"),
     [

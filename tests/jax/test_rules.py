@@ -63,7 +63,11 @@ def _jitted(form: str, rule: str) -> Any:
 @pytest.mark.parametrize(
     ("rule", "form"),
     slow_but_for(
-        [*((rule, "step") for rule in RULES), ("AutoClip", "guard(inner)")],
+        # The other settings of a rule differ in what the core does, which random streams compare.
+        [
+            *((rule, "step") for rule in RULES if rule not in ("AdaptiveGradClip without some", "SpikeGuard clip")),
+            ("AutoClip", "guard(inner)"),
+        ],
         itertools.product(RULES, ["step", "guard(inner)"]),
     ),
 )

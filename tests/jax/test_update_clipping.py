@@ -26,6 +26,7 @@ from tests.jax.helpers import (
     without_guard,
 )
 from tests.jax.rules import injected
+from tests.selection import only
 
 RULE = stablenum.ClipUpdateRMS(0.5, per_lr=False)
 PER_LR = stablenum.ClipUpdateRMS(0.5)
@@ -279,7 +280,7 @@ def test_plain_update_raises_instead_of_silently_doing_nothing(mode: str) -> Non
         update(make_grads(0), tx.init(params), params)
 
 
-@pytest.mark.parametrize("where", ["inside", "outside", "chain inside"])
+@pytest.mark.parametrize("where", only(["inside"], ["inside", "outside", "chain inside"]))
 def test_multisteps_updates_are_clipped_once(where: str, stepper: Any) -> None:
     guard = sj.guard(clip=PER_LR)
     optimizer = injected(optax.sgd, 0.1)

@@ -86,15 +86,12 @@ def _built(case: str) -> Any:
 
 # One of each pair of like nestings; both tests below share what they compile.
 _ALWAYS = (
-    "guard outside MultiSteps",
     "guard inside MultiSteps",
     "guard inside masked",
     "guard inside inject, scheduled",
-    "guard inside partition",
-    "guard inside apply_if_finite",
+    "guard outside partition",
     "chain",
     "wrapper form",
-    "schedule free",
 )
 # An eager step runs the same code, compiled by the adapter itself, so a few cases are enough.
 _EAGER = (

@@ -22,7 +22,7 @@ from stablenum_torch.losses import fused
 from stablenum_torch.losses.fused import fused_class_sums
 from tests.losses.examples import EXAMPLES, INDEX, LABELS, LOGITS, MASK, OTHER, SOFT, C, N, Z
 from tests.losses.running import run
-from tests.selection import one_in_three, slow_unless, thinned
+from tests.selection import one_in_three, only, slow_unless
 
 EDGES = np.asarray([0.0, -0.0, 1e-30, 1.0, -1.0, 20.0, -20.0, 88.0, -89.0, 104.0, 3e38, -3e38])
 
@@ -33,7 +33,11 @@ def _call(name: str) -> tuple[str, list[np.ndarray], dict[str, Any], tuple[int, 
 
 
 @pytest.mark.parametrize(
-    ("name", "reduction"), [*((n, "mean") for n in EXAMPLES), ("cross_entropy", "sum"), ("info_nce", "none")]
+    ("name", "reduction"),
+    slow_unless(
+        lambda _, reduction: reduction == "mean",
+        [*((n, "mean") for n in EXAMPLES), ("cross_entropy", "sum"), ("info_nce", "none")],
+    ),
 )
 def test_torch_and_jax_agree(name: str, reduction: str) -> None:
     name, arrays, options, wrt = _call(name)
@@ -175,7 +179,8 @@ def test_torch_gradcheck(name: str) -> None:
     assert torch.autograd.gradgradcheck(lambda x: function(x, y, **options), (x,))
 
 
-@pytest.mark.parametrize("name", thinned(EXAMPLES))
+# A loss of each kind; the agreement with torch above is that of the first derivatives of all.
+@pytest.mark.parametrize("name", only(["binary_focal", "cross_entropy", "cosine_embedding"], EXAMPLES))
 def test_jax_transformations(name: str) -> None:
     """jit, vmap, grad of grad, forward over reverse: as the plain call."""
     name, arrays, options, _ = _call(name)

@@ -79,6 +79,7 @@ def _curved(backend, run, rows, weights, form, single):
         return np.asarray(again(jnp.asarray(rows, form)), np.float64)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("backend", ["torch", "jax-jit"])
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])

@@ -364,7 +364,9 @@ def rule_of(text: str) -> str:
     return text.split('"')[1] if "[{" not in text else "all"
 
 
-@pytest.mark.parametrize("text", only([text for text in RULES if rule_of(text) in ALWAYS], RULES), ids=rule_of)
+@pytest.mark.parametrize(
+    "text", only({rule_of(t): t for t in RULES if rule_of(t) in ALWAYS}.values(), RULES), ids=rule_of
+)
 def test_every_rule_runs_from_a_file(tmp_path: Path, text: str) -> None:
     """A rule works in [guard] and in a scenario's guard; all frameworks agree, and the rule has an effect."""
     text = " ".join(text.split())
@@ -519,7 +521,7 @@ def zero_stepper(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("zero_stepper")
-@pytest.mark.parametrize("name", ["single-inf", "single-nan"])
+@pytest.mark.parametrize("name", only(["single-inf"], ["single-inf", "single-nan"]))
 def test_a_step_on_zero_gradients_is_no_skip(name: str) -> None:
     result = compare("--scenario", name, *FAST)
     assert result.exit_code == 1

@@ -162,7 +162,7 @@ def check(stream: Stream, backends: list[Backend]) -> None:
 
 
 @hypothesis.given(stream=streams())
-@hypothesis.settings(max_examples=40)
+@hypothesis.settings(max_examples=25)
 def test_eager_torch(stream: Stream) -> None:
     check(stream, [BACKENDS[name] for name in ("numpy", "torch", "torch-foreach")])
 
@@ -181,7 +181,7 @@ def test_compiled_torch(stream: Stream) -> None:
 
 
 @hypothesis.given(stream=streams(rule_guards, NORMAL))
-@hypothesis.settings(max_examples=20)
+@hypothesis.settings(max_examples=12)
 def test_rules_on_eager_torch(stream: Stream) -> None:
     check(stream, [BACKENDS[name] for name in ("numpy", "torch", "torch-foreach")])
 

@@ -178,6 +178,7 @@ HEALTHY = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("record", [False, True])
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_script_that_copes_with_bad_numbers_is_healthy(watching: Watching, name: str, record: bool) -> None:
