@@ -78,7 +78,7 @@ def slow_but_for(fast: Iterable[Sequence[Any]], rows: Iterable[Sequence[Any]]) -
 
 
 def only(fast: Collection[Any], cases: Iterable[Any]) -> list[Any]:
-    """The cases of one argument for ``pytest.mark.parametrize``; those that are not among ``fast`` are slow."""
+    """The cases of one argument for ``pytest.mark.parametrize``; those not among ``fast`` are slow."""
     return [pytest.param(case, marks=[] if case in fast else [REPEATS]) for case in cases]
 
 

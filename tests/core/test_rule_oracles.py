@@ -186,7 +186,7 @@ def is_fast(rule: str, name: str) -> bool:
 @pytest.mark.parametrize(
     ("rule", "name"),
     slow_unless(
-        lambda _, name: name == "numpy",
+        lambda rule, name: name == "numpy" and rule not in VARIANTS,
         [(rule, name) for rule in CASES for name in (VARIANTS_ON if rule in VARIANTS else STEPS)],
     ),
 )

@@ -32,7 +32,9 @@ def each(cases: list[ModuleType]) -> list[Any]:
     every cause, every way to fail and every part of a finding.
     """
     shown = {name_of(m): shows(m) for m in cases if hasattr(m, "CASE") and build(m, "jax")}
-    always = covering(shown) if shown else [name for name in map(name_of, cases) if one_in_three(f"jax-{name}")]
+    always = (
+        covering(shown) if shown else [name for name in map(name_of, cases) if one_in_three(f"jax-{name}")]
+    )
     return [
         pytest.param(framework, module, id=f"{framework}-{name_of(module)}", marks=[] if fast else [REPEATS])
         for framework in FRAMEWORKS

@@ -80,7 +80,9 @@ def test_clipping_without_a_scale_is_logged_for_a_rule_that_compares_norms(
     assert "SpikeGuard can notice no gradient that is larger than usual" in messages(caplog)[0]
 
 
-@pytest.mark.parametrize("clip", [optax.clip_by_global_norm(1.0), pytest.param(optax.clip(1.0), marks=REPEATS)])
+@pytest.mark.parametrize(
+    "clip", [optax.clip_by_global_norm(1.0), pytest.param(optax.clip(1.0), marks=REPEATS)]
+)
 def test_a_chain_in_which_a_clip_comes_first_is_reported_at_once_and_stays_sound(
     clip: optax.GradientTransformation,
 ) -> None:

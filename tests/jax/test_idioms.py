@@ -15,6 +15,7 @@ import pytest
 import stablenum
 import stablenum_jax as sj
 from tests.jax.helpers import assert_same_bits, reason, without_guard
+from tests.selection import REPEATS, slow_but_for
 
 PARAMS = {"b": jnp.ones(2), "w": jnp.ones((2, 2))}
 RULES: dict[str, dict[str, Any]] = {
@@ -27,9 +28,13 @@ RULES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.sampled
-@pytest.mark.parametrize("rules", RULES)
-@pytest.mark.parametrize("value", [None, 1.0])
+@pytest.mark.parametrize(
+    ("rules", "value"),
+    slow_but_for(
+        [("spike", 1.0), ("updates", None), ("units", None)],
+        itertools.product(RULES, [None, 1.0]),
+    ),
+)
 def test_a_sound_step_passes_under_debug_nans(rules: str, value: Any) -> None:
     with jax.debug_nans(True):
         tx = optax.chain(sj.guard(**RULES[rules]), optax.adam(0.1))
@@ -83,9 +88,13 @@ def test_a_loss_beyond_float32_is_a_loss_that_was_given(value: Any, jit: bool) -
     np.testing.assert_array_equal(after["w"], 0.0)
 
 
-@pytest.mark.sampled
-@pytest.mark.parametrize("rules", RULES)
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize(
+    ("rules", "dtype"),
+    slow_but_for(
+        [("units", jnp.bfloat16), ("loss scale", jnp.float16), ("nothing", jnp.bfloat16)],
+        itertools.product(RULES, [jnp.bfloat16, jnp.float16]),
+    ),
+)
 def test_a_step_under_strict_promotion(rules: str, dtype: Any) -> None:
     params = {**PARAMS, "w": PARAMS["w"].astype(dtype)}
     with jax.numpy_dtype_promotion("strict"):
@@ -98,9 +107,13 @@ def test_a_step_under_strict_promotion(rules: str, dtype: Any) -> None:
     assert sj.metrics(opt_state)["applied"]
 
 
-@pytest.mark.sampled
-@pytest.mark.parametrize("rules", RULES)
-@pytest.mark.parametrize("dtype", [jnp.float8_e4m3fn, jnp.float8_e5m2])
+@pytest.mark.parametrize(
+    ("rules", "dtype"),
+    slow_but_for(
+        [("clip", jnp.float8_e4m3fn), ("loss scale", jnp.float8_e5m2), ("spike", jnp.float8_e4m3fn)],
+        itertools.product(RULES, [jnp.float8_e4m3fn, jnp.float8_e5m2]),
+    ),
+)
 def test_leaves_of_8_bits(rules: str, dtype: Any) -> None:
     params = {**PARAMS, "w": PARAMS["w"].astype(dtype)}
     tx = optax.chain(sj.guard(**RULES[rules]), optax.sgd(0.5))
@@ -150,7 +163,7 @@ def _refusing(updates: Any, state: Any, params: Any = None, *, rate: float = 1.0
 @pytest.mark.parametrize(
     "inner",
     [
-        optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.05), sync_period=2),
+        pytest.param(optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.05), sync_period=2), marks=REPEATS),
         optax.GradientTransformationExtraArgs(lambda p: optax.EmptyState(), _refusing),
     ],
     ids=["sam", "own"],

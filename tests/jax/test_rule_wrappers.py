@@ -175,7 +175,9 @@ def _one_loss_stands_out(tx: Any, step: Any, which: int) -> None:
 
 @pytest.mark.parametrize(
     "case",
-    only(["outside MultiSteps", "wrapper"], ["outside MultiSteps", "behind another", "plain update", "wrapper"]),
+    only(
+        ["outside MultiSteps", "wrapper"], ["outside MultiSteps", "behind another", "plain update", "wrapper"]
+    ),
 )
 def test_elsewhere_the_spike_rule_sees_the_loss(case: str) -> None:
     guard = functools.partial(sj.guard, spike=stablenum.SpikeGuard(window=8, min_samples=4))

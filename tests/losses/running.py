@@ -25,7 +25,9 @@ ROUTES_AT_EDGES = ["torch", "jax jit", pytest.param("torch compiled", marks=REPE
 # The formats in which each way is tested: compiling takes a second each time, whatever the format.
 # (JAX without jit compiles every operation by itself; one test does that, and always runs ``torch compiled`` too.)
 # The slow cases that add least are left to `make test-all`.
-EVERY_RUN = [(route, f) for route in ("torch", "jax jit") for f in FORMAT_NAMES] + [("torch compiled", "float32")]
+EVERY_RUN = [(route, f) for route in ("torch", "jax jit") for f in FORMAT_NAMES] + [
+    ("torch compiled", "float32")
+]
 RUNS = slow_unless(lambda route, form: route == "torch" or (route, form) == ("jax jit", "float32"), EVERY_RUN)
 
 _DIM = {"axis": "dim"}

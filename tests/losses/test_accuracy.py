@@ -52,6 +52,7 @@ def test_the_regular_range(name: str, backend: str, form: str) -> None:
 MANY = [(20_000, 7, 1.0), (4_000, 7, 10.0), (500, 100, 1e-3), (100, 1_000, 1.0), (8, 32_768, 1e-3)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("rows", "classes", "spread"), MANY)
 @pytest.mark.parametrize("name", ["cross_entropy", "kl_divergence"])
 @pytest.mark.parametrize("backend", ["torch", "jax"])

@@ -59,6 +59,7 @@ def test_torch_and_jax_agree_at_edges(name: str) -> None:
     assert not np.isnan(value).any()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "options", [{}, {"label_smoothing": 0.2}, {"label_smoothing": 0.2, "weight": "w"}, {"z_loss": 0.1}]
 )

@@ -79,7 +79,9 @@ def test_the_safe_function_gets_the_arguments_of_the_call_in_torch(function, cod
     [
         (lambda x: x.std(0).sum(), "std(x, axis=0, correction=0)", "finite"),
         pytest.param(lambda x: x.std(1).sum(), "std(x, axis=-1, correction=0)", "finite", marks=REPEATS),
-        pytest.param(lambda x: jnp.std(x, ddof=1), "std(x, axis=None, correction=1)", "finite", marks=REPEATS),
+        pytest.param(
+            lambda x: jnp.std(x, ddof=1), "std(x, axis=None, correction=1)", "finite", marks=REPEATS
+        ),
         (lambda x: jnp.std(x[:1], 0, ddof=1).sum(), "std(x, axis=0, correction=0)", "finite"),
         (
             lambda x: jnp.var(x[:1], 0, ddof=1, keepdims=True).sum(),
