@@ -15,7 +15,6 @@ import pytest
 
 __all__ = [
     "REPEATS",
-    "by_turns",
     "covering",
     "one_in_three",
     "only",
@@ -85,13 +84,3 @@ def only(fast: Collection[Any], cases: Iterable[Any]) -> list[Any]:
 def thinned(cases: Iterable[str]) -> list[Any]:
     """The cases of one argument for ``pytest.mark.parametrize``; about two of three are slow."""
     return [pytest.param(case, marks=[] if one_in_three(case) else [REPEATS]) for case in cases]
-
-
-def by_turns(cases: Iterable[Any], ways: Iterable[Any]) -> list[Any]:
-    """Every pair for ``pytest.mark.parametrize``; fast is each case in one of the ways, by turns."""
-    ways = list(ways)
-    return [
-        pytest.param(case, way, marks=[] if i % len(ways) == j else [REPEATS])
-        for i, case in enumerate(cases)
-        for j, way in enumerate(ways)
-    ]

@@ -255,8 +255,8 @@ def test_every_function_and_every_loss_has_a_failing_line_on_the_page():
         assert f"{{include}} _build/generated/cures-{theme}.md" in page
 
 
-# Of the fixed third, every other case: each is measured by four programs, which JAX compiles for seconds.
-@pytest.mark.parametrize("name", only([name for name in CASES if one_in_three(name)][::2], CASES))
+# Half of the fixed third: each is measured in both frameworks, and JAX compiles for seconds.
+@pytest.mark.parametrize("name", only([name for name in CASES if one_in_three(name)][1::2], CASES))
 def test_one_line_on_the_page_fails_and_ours_agree(name):
     case = CASES[name]
     *theirs, in_torch, in_jax = CURES.measured(case)

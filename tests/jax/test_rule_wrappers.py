@@ -60,7 +60,7 @@ CASES = {
 }
 
 
-# Outside a wrapper the guard sees the same as without one. test_wrappers.py has the other nestings of a guard.
+# Outside a wrapper the guard sees the same as without one; test_wrappers.py has more nestings of a guard.
 ALWAYS = ("wrapper form", "inside MultiSteps", "inside masked")
 
 

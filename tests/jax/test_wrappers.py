@@ -19,7 +19,6 @@ from stablenum_jax._trees.state import replace_guard
 from tests.jax.helpers import (
     all_finite,
     assert_same_bits,
-    every_mode,
     make_grads,
     make_params,
     reason,
@@ -245,7 +244,7 @@ def test_injected_hyperparameters_can_be_changed(stepper: Any) -> None:
     np.testing.assert_array_equal(after["out"], params["out"])
 
 
-@every_mode
+@pytest.mark.parametrize("mode", only(["jit"], ["eager", "jit"]))
 def test_multisteps_does_not_warn_about_placement_but_a_jitted_update_does(stepper: Any) -> None:
     params = make_params()
     tx = _accumulate(optax.chain(guard(), optax.adam(1e-2)))

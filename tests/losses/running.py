@@ -23,7 +23,7 @@ ROUTES = ("torch", "torch compiled", "jax jit")
 ROUTES_AT_EDGES = ["torch", "jax jit", pytest.param("torch compiled", marks=REPEATS)]
 
 # The formats in which each way is tested: compiling takes a second each time, whatever the format.
-# (JAX without jit compiles every operation by itself; one test does that, and always runs ``torch compiled`` too.)
+# (JAX without jit compiles every operation by itself; one test does that, and always compiles in torch too.)
 # The slow cases that add least are left to `make test-all`.
 EVERY_RUN = [(route, f) for route in ("torch", "jax jit") for f in FORMAT_NAMES] + [
     ("torch compiled", "float32")

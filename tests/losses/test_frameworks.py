@@ -35,7 +35,7 @@ def _call(name: str) -> tuple[str, list[np.ndarray], dict[str, Any], tuple[int, 
 @pytest.mark.parametrize(
     ("name", "reduction"),
     slow_unless(
-        lambda _, reduction: reduction == "mean",
+        lambda name, reduction: reduction == "mean" and one_in_three(name),  # the oracles test all in both
         [*((n, "mean") for n in EXAMPLES), ("cross_entropy", "sum"), ("info_nce", "none")],
     ),
 )
@@ -180,7 +180,7 @@ def test_torch_gradcheck(name: str) -> None:
     assert torch.autograd.gradgradcheck(lambda x: function(x, y, **options), (x,))
 
 
-# A loss of each kind; the agreement with torch above is that of the first derivatives of all.
+# A loss of each kind.
 @pytest.mark.parametrize("name", only(["binary_focal", "cross_entropy", "cosine_embedding"], EXAMPLES))
 def test_jax_transformations(name: str) -> None:
     """jit, vmap, grad of grad, forward over reverse: as the plain call."""

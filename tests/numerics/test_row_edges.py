@@ -14,8 +14,8 @@ from tests.numerics.row_edges import ROW_EDGES
 from tests.numerics.running import call, ours
 from tests.selection import slow_unless
 
-# JAX compiles slowly, and what is narrower than float32 is computed in float32 in JAX too: each function always
-# runs in one of the wide formats there, by turns.
+# JAX compiles slowly, and what is narrower than float32 is computed in float32 in JAX too: each function
+# always runs in one of the wide formats there, by turns.
 IN_JAX = set(zip(ROW_EDGES, itertools.cycle(["float32", "float64"])))
 CASES = slow_unless(
     lambda name, backend, form: backend == "torch" or (backend == "jax-jit" and (name, form) in IN_JAX),

@@ -168,7 +168,7 @@ def test_eager_torch(stream: Stream) -> None:
 
 
 @hypothesis.given(stream=streams())
-@hypothesis.settings(max_examples=3)
+@hypothesis.settings(max_examples=2)
 def test_jax(stream: Stream) -> None:
     check(stream, [BACKENDS[name] for name in ("numpy", "jax", "jax-jit")])
 

@@ -41,10 +41,10 @@ FRAMEWORKS = {
 }
 
 
-# The backends in common use. Every run takes the course of each scenario in NumPy (below), and compares a fixed
-# third and all rules together with torch, and a few with JAX, which compiles for seconds. The other backends trace
-# each guard for seconds or run it operation by operation: every run compares them on one scenario,
-# ``make test-all`` on all.
+# The backends in common use. Every run takes the course of each scenario in NumPy (below), and compares a
+# fixed third and all rules together with torch, and a few with JAX, which compiles for seconds. The other
+# backends trace each guard for seconds or run it operation by operation: every run compares them on one
+# scenario, ``make test-all`` on all.
 MOST_USED = ["torch", "jax-jit"]
 IN_JAX = (
     "adagc-late",
