@@ -29,7 +29,7 @@ def each(cases: list[ModuleType]) -> list[Any]:
     """Every case in each framework that can express it.
 
     JAX compiles them. There half of a fixed third of the healthy cases are fast, and as many of the failing
-    ones as show every cause, every way to fail and every operation.
+    ones as show every cause and every way to fail.
     """
     shown = {name_of(m): shows(m) for m in cases if hasattr(m, "CASE") and build(m, "jax")}
     third = [name for name in map(name_of, cases) if one_in_three(f"jax-{name}")]
@@ -46,13 +46,7 @@ def each(cases: list[ModuleType]) -> list[Any]:
 def shows(module: ModuleType) -> set[tuple[str, str]]:
     """What a failing case shows in JAX."""
     case = module.CASE
-    return {
-        ("cause", case.causes("jax")[0]),
-        ("fails", case.fails),
-        ("module", str(bool(case.module))),
-        ("where", case.where),
-        ("operation", (case.operations("jax") or ("",))[0]),
-    }
+    return {("cause", case.causes("jax")[0]), ("fails", case.fails), ("module", str(bool(case.module)))}
 
 
 def maker(module: ModuleType, framework: str) -> Callable[[], Program]:

@@ -120,7 +120,7 @@ def test_the_copy_test_can_fail() -> None:
     assert _temp(compiled) >= 6 * ONE_TENSOR
 
 
-@pytest.mark.parametrize("n", [1, 10, 60])
+@pytest.mark.parametrize("n", only([1, 60], [1, 10, 60]))
 def test_temporary_memory_grows_by_scalars_alone(n: int) -> None:
     """A tensor has some scalars (each takes 64 bytes on a CPU) and entries in tuples (8 bytes each); the
     recorder, which XLA does not shift in place, has 4 KiB."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import jax
@@ -15,7 +14,7 @@ import stablenum
 import stablenum_jax as sj
 from tests.jax.helpers import all_finite, assert_same_bits, make_grads, make_params, spoil
 from tests.jax.rules import injected
-from tests.selection import only, slow_but_for
+from tests.selection import only
 
 
 def _updates_of(peer: Any, grads: Any, params: Any) -> Any:
@@ -60,17 +59,10 @@ SHAPES = [
 
 # Eager calls compile every operation for each shape.
 @pytest.mark.parametrize("mode", [pytest.param("eager", marks=pytest.mark.slow), "jit"])
-@pytest.mark.parametrize(
-    ("size", "shapes"),
-    # Each rank is among every other shape.
-    slow_but_for([(1.0, SHAPES[::2])], itertools.product([1e-3, 1.0, 1e3], [SHAPES[::2], SHAPES])),
-    ids=lambda value: str(value if isinstance(value, float) else len(value)),
-)
-def test_adaptive_grad_clip_equals_optaxs_for_every_shape(
-    size: float, shapes: list[tuple[int, ...]], stepper: Any
-) -> None:
+@pytest.mark.parametrize("size", only([1.0], [1e-3, 1.0, 1e3]))
+def test_adaptive_grad_clip_equals_optaxs_for_every_shape(size: float, stepper: Any) -> None:
     rng = np.random.default_rng(2)
-    params = {str(s): jnp.asarray(rng.standard_normal(s) * 0.3, jnp.float32) for s in shapes}
+    params = {str(s): jnp.asarray(rng.standard_normal(s) * 0.3, jnp.float32) for s in SHAPES}
     params["zeros"] = jnp.zeros((4, 3))  # eps is the lower bound of its norm
     grads = {
         name: jnp.asarray(

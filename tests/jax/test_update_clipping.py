@@ -26,7 +26,7 @@ from tests.jax.helpers import (
     without_guard,
 )
 from tests.jax.rules import injected
-from tests.selection import only
+from tests.selection import REPEATS, only
 
 RULE = stablenum.ClipUpdateRMS(0.5, per_lr=False)
 PER_LR = stablenum.ClipUpdateRMS(0.5)
@@ -71,7 +71,9 @@ def test_where_nothing_is_clipped_nothing_changes(form: str, mode: str) -> None:
     assert_same_bits(*ends)
 
 
-@pytest.mark.parametrize("optimizer", [optax.adamw(1e-2), optax.sgd(0.1, momentum=0.9)])
+@pytest.mark.parametrize(
+    "optimizer", [pytest.param(optax.adamw(1e-2), marks=REPEATS), optax.sgd(0.1, momentum=0.9)]
+)
 def test_where_nothing_is_clipped_a_step_is_the_same(optimizer: Any) -> None:
     """Run op by op, the step is the same bit for bit.
 

@@ -86,7 +86,6 @@ def _built(case: str) -> Any:
 # One of each pair of like nestings; both tests below share what they compile.
 _ALWAYS = (
     "guard inside MultiSteps",
-    "guard inside masked",
     "guard inside inject, scheduled",
     "guard outside partition",
     "chain",

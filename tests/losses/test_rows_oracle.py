@@ -255,6 +255,7 @@ def test_equal_distributions_have_a_divergence_below_0_if_the_targets_do_not_add
     assert value.tolist() == pytest.approx([-0.5 * math.log(2)])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("route", ROUTES_AT_EDGES)
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_z_loss_keeps_the_logsumexp_when_the_target_logit_is_far_below(route: str, smoothing: float) -> None:
@@ -269,6 +270,7 @@ def test_z_loss_keeps_the_logsumexp_when_the_target_logit_is_far_below(route: st
     np.testing.assert_allclose(both - plain, 2.0 * lse[:, None] * p, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("route", ROUTES_AT_EDGES)
 @pytest.mark.parametrize("soft", [False, True])
 def test_a_target_of_probability_0_has_no_gradient_with_smoothing_and_z_loss(route: str, soft: bool) -> None:

@@ -13,7 +13,7 @@ import torch
 import stablenum.numerics as core
 import stablenum_jax.numerics as nj
 import stablenum_torch.numerics as nt
-from tests.selection import thinned
+from tests.selection import only, thinned
 
 NAMES = core.__all__
 ROWS = {"cumulative_logsumexp", "log_softmax", "logsumexp", "softmax", "norm", "normalize"}
@@ -68,7 +68,7 @@ def test_torch_transformations(name):
         assert run(*(x.to(torch.bfloat16) for x in xs)).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("name", thinned(NAMES))
+@pytest.mark.parametrize("name", only(["arctan2", "divide", "norm", "power", "rms_norm", "softmax"], NAMES))
 def test_jax_transformations(name):
     xs, extra = arguments(name, lambda a: jnp.asarray(a, jnp.float32))
 

@@ -244,5 +244,5 @@ class OneLifeInThreeFrameworks(RuleBasedStateMachine):
                 np.testing.assert_allclose(p, self.sides["numpy"].params()[name], rtol=1e-5, atol=1e-6)
 
 
-OneLifeInThreeFrameworks.TestCase.settings = settings(max_examples=12, stateful_step_count=20)
+OneLifeInThreeFrameworks.TestCase.settings = settings(max_examples=10, stateful_step_count=20)
 TestOneLife = OneLifeInThreeFrameworks.TestCase
