@@ -162,7 +162,7 @@ def check(stream: Stream, backends: list[Backend]) -> None:
 
 
 @hypothesis.given(stream=streams())
-@hypothesis.settings(max_examples=25)
+@hypothesis.settings(max_examples=40)
 def test_eager_torch(stream: Stream) -> None:
     check(stream, [BACKENDS[name] for name in ("numpy", "torch", "torch-foreach")])
 
@@ -170,6 +170,13 @@ def test_eager_torch(stream: Stream) -> None:
 @hypothesis.given(stream=streams())
 @hypothesis.settings(max_examples=2)
 def test_jax(stream: Stream) -> None:
+    check(stream, [BACKENDS[name] for name in ("numpy", "jax", "jax-jit")])
+
+
+@REPEATS  # each stream is compiled for seconds
+@hypothesis.given(stream=streams())
+@hypothesis.settings(max_examples=10)
+def test_jax_on_more_streams(stream: Stream) -> None:
     check(stream, [BACKENDS[name] for name in ("numpy", "jax", "jax-jit")])
 
 
@@ -181,7 +188,7 @@ def test_compiled_torch(stream: Stream) -> None:
 
 
 @hypothesis.given(stream=streams(rule_guards, NORMAL))
-@hypothesis.settings(max_examples=12)
+@hypothesis.settings(max_examples=20)
 def test_rules_on_eager_torch(stream: Stream) -> None:
     check(stream, [BACKENDS[name] for name in ("numpy", "torch", "torch-foreach")])
 
@@ -189,6 +196,13 @@ def test_rules_on_eager_torch(stream: Stream) -> None:
 @hypothesis.given(stream=streams(rule_guards, NORMAL))
 @hypothesis.settings(max_examples=2)
 def test_rules_on_jax(stream: Stream) -> None:
+    check(stream, [BACKENDS[name] for name in ("numpy", "jax", "jax-jit")])
+
+
+@REPEATS
+@hypothesis.given(stream=streams(rule_guards, NORMAL))
+@hypothesis.settings(max_examples=6)
+def test_rules_on_jax_on_more_streams(stream: Stream) -> None:
     check(stream, [BACKENDS[name] for name in ("numpy", "jax", "jax-jit")])
 
 
