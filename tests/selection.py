@@ -13,7 +13,16 @@ from typing import Any, TypeVar
 
 import pytest
 
-__all__ = ["REPEATS", "covering", "one_in_three", "pairwise", "slow_but_for", "slow_unless"]
+__all__ = [
+    "REPEATS",
+    "covering",
+    "one_in_three",
+    "only",
+    "pairwise",
+    "slow_but_for",
+    "slow_unless",
+    "thinned",
+]
 
 Case = TypeVar("Case", bound=Hashable)
 
@@ -65,3 +74,13 @@ def slow_but_for(fast: Iterable[Sequence[Any]], rows: Iterable[Sequence[Any]]) -
     """The rows for ``pytest.mark.parametrize``; those that are not among ``fast`` are slow."""
     kept = [tuple(row) for row in fast]
     return slow_unless(lambda *row: row in kept, rows)
+
+
+def only(fast: Collection[Any], cases: Iterable[Any]) -> list[Any]:
+    """The cases of one argument for ``pytest.mark.parametrize``; those not among ``fast`` are slow."""
+    return [pytest.param(case, marks=[] if case in fast else [REPEATS]) for case in cases]
+
+
+def thinned(cases: Iterable[str]) -> list[Any]:
+    """The cases of one argument for ``pytest.mark.parametrize``; about two of three are slow."""
+    return [pytest.param(case, marks=[] if one_in_three(case) else [REPEATS]) for case in cases]

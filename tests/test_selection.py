@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from tests.selection import covering, one_in_three, pairwise, slow_but_for, slow_unless
+from tests.selection import covering, one_in_three, only, pairwise, slow_but_for, slow_unless, thinned
 
 FACTORS = [
     ("ab", "xyz"),
@@ -63,6 +63,10 @@ def test_cases_that_are_left_out_are_marked_slow():
     assert [param.values for param in by_rule] == [param.values for param in by_list] == rows
     assert [slow(param) for param in by_rule] == [False, False, True]
     assert [slow(param) for param in by_list] == [True, True, False]
+    names = [f"case {i}" for i in range(9)]
+    one_column = only(["case 2"], names), thinned(names)
+    assert all([param.values for param in column] == [(name,) for name in names] for column in one_column)
+    assert [[i for i in range(9) if not slow(column[i])] for column in one_column] == [[2], [4, 5, 8]]
 
 
 def test_every_value_occurs_in_a_chosen_case():

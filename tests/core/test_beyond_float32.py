@@ -65,6 +65,7 @@ def digits():
         yield
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("backend", COMPILED, ids=lambda b: b.name)
 @pytest.mark.parametrize("limit", [1.0, 1e-30])
 @pytest.mark.parametrize(

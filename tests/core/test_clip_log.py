@@ -113,6 +113,7 @@ SOUND = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("gradients", SOUND)
 @pytest.mark.parametrize(
     "setting",

@@ -115,6 +115,7 @@ def random_stream(seed: int, n: int):
         yield norms, loss, draw.choice([global_norm(norms), *norms])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("config", "name"),
     [

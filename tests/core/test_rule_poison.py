@@ -199,6 +199,7 @@ def assert_same_decisions(actual, expected, rtol: float) -> None:
             np.testing.assert_allclose(x, y, rtol=rtol, atol=0)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "poison", "phase"),
     slow_but_for(pairwise([*CASES], [*POISONS], PHASES), itertools.product(CASES, POISONS, PHASES)),

@@ -70,6 +70,7 @@ HOLD_ALL = ("all", "UnderflowAwareLossScale", "MeanStdSpikeGuard")
 RING = (("numpy", "jax-jit"), ("jax-jit", "torch"), ("torch", "numpy"))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "case"),
     slow_unless(lambda name, case: name == "numpy" or case in HOLD_ALL, itertools.product(NAMES, CONFIGS)),

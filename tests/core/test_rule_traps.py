@@ -28,15 +28,16 @@ from stablenum.formats import FLOAT32_TINY
 from stablenum.guard.halting import check_halted
 from stablenum.guard.readout import metrics
 from tests.backends import BACKENDS, Backend, assert_bit_equal, to_numpy
+from tests.selection import REPEATS
 
 NUMPY = BACKENDS["numpy"]
 FLOAT16_MAX = 65504.0
 SKIPPED_SPIKES = (Reason.SPIKE_LOSS, Reason.SPIKE_GRAD_NORM)
 
 
-@pytest.fixture(params=["numpy", "torch", "jax-jit"])
+@pytest.fixture(params=["numpy", "torch", pytest.param("jax-jit", marks=REPEATS)])
 def backend(request: pytest.FixtureRequest) -> Backend:
-    """Three different backends; test_rule_oracles.py shows that the others agree with them."""
+    """Different backends; test_rule_oracles.py shows that the others agree with them."""
     return BACKENDS[request.param]
 
 
@@ -240,6 +241,7 @@ def test_the_largest_norms_do_not_disable_the_rule_after_agc(backend, after):
         assert float(decisions[-1].clip_coefficient) < 1e-37
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("n_units", [2, 1000])
 @pytest.mark.parametrize("size", [1e4, 1e19, 1e25, 1e34, 1e36])
 def test_the_rule_after_agc_gets_the_norm_that_is_left_of_a_huge_spike(every_backend, size, n_units):

@@ -56,6 +56,7 @@ def test_the_dict_is_strict_json_and_loads_bit_for_bit(backend):
     assert state_to_dict(back, ["a", "b", "c"]) == plain
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("saved_by", "loaded_by"), list(itertools.permutations(["numpy", "torch", "jax-jit"], 2))
 )

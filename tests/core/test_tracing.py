@@ -33,7 +33,7 @@ from stablenum import (
 )
 from stablenum.rules.clipping import Units
 from tests.backends import BACKENDS, assert_bit_equal, leaves, to_numpy, torch_compiled
-from tests.selection import REPEATS
+from tests.selection import REPEATS, only
 
 CONFIGS = {
     "default": GuardConfig(),
@@ -100,7 +100,15 @@ def test_structure_shapes_and_dtypes_never_change(backend, config, n_tensors):
     check_structure(backend, config, n_tensors)
 
 
-@pytest.mark.parametrize("config", [CONFIGS["rules"], pytest.param(CONFIGS["more rules"], marks=REPEATS)])
+# Rules are traced for seconds by torch, and the scan below carries their states.
+@pytest.mark.parametrize(
+    "config",
+    [
+        CONFIGS["all"],
+        pytest.param(CONFIGS["rules"], marks=REPEATS),
+        pytest.param(CONFIGS["more rules"], marks=REPEATS),
+    ],
+)
 def test_structure_shapes_and_dtypes_never_change_on_any_backend(every_backend, config):
     check_structure(every_backend, config, 3)
 
@@ -137,9 +145,9 @@ def test_the_state_is_as_documented():
     ]
 
 
-@each_config
+@pytest.mark.parametrize("config", only(["default", "all", "rules"], CONFIGS))
 def test_a_scan_carries_the_state(config):
-    backend = BACKENDS["jax-jit"]
+    config, backend = CONFIGS[config], BACKENDS["jax-jit"]
     steps = stream(backend, 3, 40)
     decisions, state = backend.run(config, steps)
     stacked = jax.tree.map(lambda *leaf: jnp.stack(leaf), *steps)
@@ -174,6 +182,7 @@ def test_the_meta_device_raises_on_a_wait():
         bool(torch.empty((), device="meta"))
 
 
+@pytest.mark.sampled
 @each_config
 @pytest.mark.parametrize("n_tensors", [0, 3])
 def test_decide_on_fake_tensors_has_no_data_dependent_output(config, n_tensors):

@@ -13,7 +13,7 @@ from stablenum.diagnosis import Cause
 from tests.corpus.case import FRAMEWORKS, Program, bad_line, build, modules
 from tests.corpus.diagnosing import PLACE, diagnose, replay
 from tests.corpus.running import plain
-from tests.selection import REPEATS, one_in_three
+from tests.selection import REPEATS, covering, one_in_three
 
 FAILURES = modules("failing")
 HEALTHY = modules("healthy")
@@ -26,14 +26,27 @@ def name_of(module: ModuleType) -> str:
 
 
 def each(cases: list[ModuleType]) -> list[Any]:
-    """Every case in each framework that can express it. JAX compiles them: a third of its cases are fast."""
+    """Every case in each framework that can express it.
+
+    JAX compiles them. There half of a fixed third of the healthy cases are fast, and as many of the failing
+    ones as show every cause and every way to fail.
+    """
+    shown = {name_of(m): shows(m) for m in cases if hasattr(m, "CASE") and build(m, "jax")}
+    third = [name for name in map(name_of, cases) if one_in_three(f"jax-{name}")]
+    always = covering(shown) if shown else third[::2]
     return [
         pytest.param(framework, module, id=f"{framework}-{name_of(module)}", marks=[] if fast else [REPEATS])
         for framework in FRAMEWORKS
         for module in cases
         if build(module, framework)
-        for fast in [framework == "torch" or one_in_three(f"{framework}-{name_of(module)}")]
+        for fast in [framework == "torch" or name_of(module) in always]
     ]
+
+
+def shows(module: ModuleType) -> set[tuple[str, str]]:
+    """What a failing case shows in JAX."""
+    case = module.CASE
+    return {("cause", case.causes("jax")[0]), ("fails", case.fails), ("module", str(bool(case.module)))}
 
 
 def maker(module: ModuleType, framework: str) -> Callable[[], Program]:

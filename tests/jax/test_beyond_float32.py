@@ -16,6 +16,7 @@ from stablenum import AdaptiveGradClip, ClipByNorm
 from stablenum_jax._step.measure import norms_over_axis, ordinary_norms
 from tests.huge_gradients import HUGE_GRADIENTS, recorded_norm
 from tests.jax.helpers import every_mode
+from tests.selection import only
 
 
 def moved(mode: str, grads: list[Any], *, clip: Any = 1.0, scale: float | None = None) -> tuple[Any, Any]:
@@ -32,6 +33,7 @@ def moved(mode: str, grads: list[Any], *, clip: Any = 1.0, scale: float | None =
     return norms, stablenum_jax.metrics(opt_state)
 
 
+@pytest.mark.sampled
 @every_mode
 @pytest.mark.parametrize(
     ("element", "n", "scale"),
@@ -44,6 +46,7 @@ def test_float32_gradients_keep_the_norm_that_was_asked_for(mode, element, n, sc
     assert record["grad_norm"] == pytest.approx(recorded_norm(element, n, scale), rel=1e-6)
 
 
+@pytest.mark.sampled
 @every_mode
 @pytest.mark.parametrize("size", [1e39, 1e100, 1e200, 1e307])
 def test_float64_gradients_keep_the_norm_that_was_asked_for(mode, size):
@@ -52,7 +55,7 @@ def test_float64_gradients_keep_the_norm_that_was_asked_for(mode, size):
     assert norms[0] == pytest.approx(1.0, rel=1e-5)
 
 
-@every_mode
+@pytest.mark.parametrize("mode", only(["jit"], ["eager", "jit"]))
 def test_a_small_tensor_beside_a_huge_one_keeps_its_own_factor(mode):
     with jax.enable_x64(True):
         grads = [jnp.full(4, 1e200), jnp.full(4, 0.25), jnp.full(4, 3e38, jnp.float32)]
@@ -65,7 +68,7 @@ def test_a_small_tensor_beside_a_huge_one_keeps_its_own_factor(mode):
         np.testing.assert_allclose(jnp.linalg.norm(updates[0], axis=0), [0.5, 0.5], rtol=1e-5)
 
 
-@every_mode
+@pytest.mark.parametrize("mode", only(["jit"], ["eager", "jit"]))
 def test_an_update_through_the_wrapper_form_and_multi_steps(mode):
     """There the gradients are unscaled before they are summed, and scaled again to be judged."""
     inner = optax.chain(stablenum_jax.guard(clip=1.0, loss_scale=65536.0), optax.sgd(1.0))

@@ -11,6 +11,7 @@ import pytest
 
 import stablenum_jax
 from stablenum.guard.clip_log import ClipLog
+from tests.selection import REPEATS, only
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +40,7 @@ def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "stablenum"]
 
 
-@pytest.mark.parametrize("steps", [20, 600])
+@pytest.mark.parametrize("steps", only([20], [20, 600]))
 def test_clipping_of_scaled_gradients_is_logged_when_the_state_is_read(
     caplog: pytest.LogCaptureFixture, steps: int
 ) -> None:
@@ -79,7 +80,9 @@ def test_clipping_without_a_scale_is_logged_for_a_rule_that_compares_norms(
     assert "SpikeGuard can notice no gradient that is larger than usual" in messages(caplog)[0]
 
 
-@pytest.mark.parametrize("clip", [optax.clip_by_global_norm(1.0), optax.clip(1.0)])
+@pytest.mark.parametrize(
+    "clip", [optax.clip_by_global_norm(1.0), pytest.param(optax.clip(1.0), marks=REPEATS)]
+)
 def test_a_chain_in_which_a_clip_comes_first_is_reported_at_once_and_stays_sound(
     clip: optax.GradientTransformation,
 ) -> None:

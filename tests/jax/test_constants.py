@@ -39,6 +39,7 @@ def test_norms_beside_constant_leaves(size: float) -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=max(floor, 1.2e-38))
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("clip", [1e-3, stablenum.AdaptiveGradClip()], ids=str)
 @pytest.mark.parametrize("size", SIZES)
 def test_a_step_with_a_frozen_parameter_is_taken_as_without_jit(clip: Any, size: float) -> None:

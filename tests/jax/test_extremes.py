@@ -19,6 +19,7 @@ from stablenum.formats import SMALLEST_FLOAT16
 from stablenum.reference.guarded import measure_extremes
 from stablenum_jax._step.measure_elements import extremes, largest_element
 from tests.jax.helpers import make_params
+from tests.selection import REPEATS
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
@@ -65,7 +66,11 @@ def test_over_a_mesh_axis_the_extremes_cover_all_shards() -> None:
 
 
 @pytest.mark.parametrize(
-    "rule", [stablenum.LogMaxLossScale(), stablenum.UnderflowAwareLossScale(init_scale=64.0, max_tiny=0.2)]
+    "rule",
+    [
+        pytest.param(stablenum.LogMaxLossScale(), marks=REPEATS),
+        stablenum.UnderflowAwareLossScale(init_scale=64.0, max_tiny=0.2),
+    ],
 )
 def test_inside_multisteps_a_rule_sees_the_scaled_gradients(rule: Any, stepper: Any) -> None:
     """In ``MultiSteps``, gradients are already divided by the scale; the rule counts them as undivided."""

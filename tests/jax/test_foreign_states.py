@@ -79,6 +79,7 @@ def _assert_one_step_is_skipped(plain: Any, opt_state: Any) -> None:
     assert (seen["reason"].name, seen["loss_scale"], seen["skipped_total"]) == ("OK", 1.0, 1)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("restore", [_with_flax, _with_pickle], ids=["msgpack", "pickle"])
 @pytest.mark.parametrize("form", ["chain", "wrapper", "multisteps"])
 def test_a_scale_restored_into_a_guard_without_one_reaches_no_parameter(form: str, restore: Any) -> None:
@@ -91,6 +92,7 @@ def test_a_scale_restored_by_orbax_into_a_guard_without_one_reaches_no_parameter
     _assert_one_step_is_skipped(plain, _with_orbax(scaling.init(_params()), plain.init(_params()), tmp_path))
 
 
+@pytest.mark.sampled
 @every_mode
 @pytest.mark.parametrize("stop", [{"on_nonfinite": "raise"}, {"max_skips_in_a_row": 1}])
 def test_a_restored_scale_does_not_stop_a_strict_guard(stop: Any, mode: str) -> None:
@@ -114,6 +116,7 @@ def test_a_step_that_was_skipped_for_a_restored_scale_escalates_nothing() -> Non
     assert int(stablenum_jax.guard_state(after).escalation.level) == 1
 
 
+@pytest.mark.sampled
 @every_mode
 @pytest.mark.parametrize(
     ("saved", "now", "scale"),

@@ -74,6 +74,7 @@ def test_products_and_scales_equal_the_oracles(native: bool, dtype) -> None:
         np.testing.assert_allclose(state.backward.scale, scales[2:], rtol=3e-7)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_non_finite_values_pass_through_and_leave_the_scales_unchanged(bad: float, place: int) -> None:

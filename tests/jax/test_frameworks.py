@@ -223,6 +223,7 @@ def test_missing_gradients_keep_the_numbering_of_the_parameters(stepper: Any) ->
     assert stablenum_jax.metrics(opt_state)["worst"] == (2, "c")
 
 
+@pytest.mark.sampled
 @every_mode
 @pytest.mark.parametrize("clip", [None, 1.0, "per tensor"])
 def test_an_empty_tree_is_a_step_like_any_other(clip: Any, stepper: Any) -> None:

@@ -15,6 +15,7 @@ import pytest
 import stablenum
 import stablenum_jax as sj
 from tests.jax.helpers import assert_same_bits, reason, without_guard
+from tests.selection import REPEATS, slow_but_for
 
 PARAMS = {"b": jnp.ones(2), "w": jnp.ones((2, 2))}
 RULES: dict[str, dict[str, Any]] = {
@@ -27,8 +28,13 @@ RULES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("rules", RULES)
-@pytest.mark.parametrize("value", [None, 1.0])
+@pytest.mark.parametrize(
+    ("rules", "value"),
+    slow_but_for(
+        [("spike", 1.0), ("updates", None), ("units", None)],
+        itertools.product(RULES, [None, 1.0]),
+    ),
+)
 def test_a_sound_step_passes_under_debug_nans(rules: str, value: Any) -> None:
     with jax.debug_nans(True):
         tx = optax.chain(sj.guard(**RULES[rules]), optax.adam(0.1))
@@ -65,6 +71,7 @@ def test_metrics_in_a_trace_pass_under_debug_nans(debug: bool) -> None:
     assert np.isnan(sj.metrics(opt_state)["loss"])
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("value", [-1e300, np.float32(-3.4028235e38), np.float64(1e300), np.asarray(-1e39)])
 @pytest.mark.parametrize("jit", [False, True])
 def test_a_loss_beyond_float32_is_a_loss_that_was_given(value: Any, jit: bool) -> None:
@@ -81,8 +88,13 @@ def test_a_loss_beyond_float32_is_a_loss_that_was_given(value: Any, jit: bool) -
     np.testing.assert_array_equal(after["w"], 0.0)
 
 
-@pytest.mark.parametrize("rules", RULES)
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize(
+    ("rules", "dtype"),
+    slow_but_for(
+        [("units", jnp.bfloat16), ("loss scale", jnp.float16), ("nothing", jnp.bfloat16)],
+        itertools.product(RULES, [jnp.bfloat16, jnp.float16]),
+    ),
+)
 def test_a_step_under_strict_promotion(rules: str, dtype: Any) -> None:
     params = {**PARAMS, "w": PARAMS["w"].astype(dtype)}
     with jax.numpy_dtype_promotion("strict"):
@@ -95,8 +107,13 @@ def test_a_step_under_strict_promotion(rules: str, dtype: Any) -> None:
     assert sj.metrics(opt_state)["applied"]
 
 
-@pytest.mark.parametrize("rules", RULES)
-@pytest.mark.parametrize("dtype", [jnp.float8_e4m3fn, jnp.float8_e5m2])
+@pytest.mark.parametrize(
+    ("rules", "dtype"),
+    slow_but_for(
+        [("clip", jnp.float8_e4m3fn), ("loss scale", jnp.float8_e5m2), ("spike", jnp.float8_e4m3fn)],
+        itertools.product(RULES, [jnp.float8_e4m3fn, jnp.float8_e5m2]),
+    ),
+)
 def test_leaves_of_8_bits(rules: str, dtype: Any) -> None:
     params = {**PARAMS, "w": PARAMS["w"].astype(dtype)}
     tx = optax.chain(sj.guard(**RULES[rules]), optax.sgd(0.5))
@@ -109,6 +126,7 @@ def test_leaves_of_8_bits(rules: str, dtype: Any) -> None:
     assert sj.metrics(opt_state)["worst"] == (1, "w")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("form", ["step", "guard"])
 @pytest.mark.parametrize("rule", [1.0, stablenum.AdaGC(), stablenum.AdaptiveGradClip(clipping=10.0)])
 def test_lookahead_whose_updates_have_another_structure_than_the_gradients(form: str, rule: Any) -> None:
@@ -145,7 +163,7 @@ def _refusing(updates: Any, state: Any, params: Any = None, *, rate: float = 1.0
 @pytest.mark.parametrize(
     "inner",
     [
-        optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.05), sync_period=2),
+        pytest.param(optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.05), sync_period=2), marks=REPEATS),
         optax.GradientTransformationExtraArgs(lambda p: optax.EmptyState(), _refusing),
     ],
     ids=["sam", "own"],
@@ -194,6 +212,7 @@ def test_no_order_of_the_arguments_but_one_passes_as_another(order: tuple[int, .
         np.testing.assert_array_equal(after["w"], 2.5)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("use", ["plain update", "placement", "load"])
 def test_a_warning_points_at_the_line_of_the_user(use: str, jit: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any
 
 import equinox as eqx
@@ -16,6 +17,7 @@ from flax import nnx
 import stablenum
 import stablenum_jax as sj
 from tests.jax.helpers import assert_same_bits
+from tests.selection import slow_but_for
 
 X, Y = jax.random.normal(jax.random.key(1), (5, 3)), jnp.ones(5)
 
@@ -71,8 +73,10 @@ def test_gradients_of_a_model_with_aux_and_of_two_models() -> None:
     assert_same_bits(one, other)
 
 
-@pytest.mark.parametrize("form", ["step", "guard"])
-@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize(
+    ("form", "jit"),
+    slow_but_for([("step", False), ("guard", True)], itertools.product(["step", "guard"], [False, True])),
+)
 def test_an_equinox_model_is_trained_as_it_is(form: str, jit: bool) -> None:
     model = Net()
     rules = {"clip": [stablenum.AdaGC(), stablenum.AdaptiveGradClip()]} if form == "step" else {}
@@ -268,8 +272,13 @@ def nnx_containers() -> dict[str, tuple[Any, Any]]:
     }
 
 
-@pytest.mark.parametrize("kind", nnx_containers())
-@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "jit"),
+    slow_but_for(
+        [("list", True), ("tied", False), ("mixed", True), ("another object", True)],
+        itertools.product(nnx_containers(), [False, True]),
+    ),
+)
 def test_a_container_of_nnx_objects_is_trained_as_one_module_is(kind: str, jit: bool) -> None:
     model, loss_of_model = nnx_containers()[kind]
     tx = sj.chain(sj.guard(loss_scale=8.0), optax.adamw(0.1))

@@ -14,6 +14,7 @@ import stablenum
 import stablenum_jax as sj
 from tests.jax.helpers import all_finite, assert_same_bits, make_grads, make_params, spoil
 from tests.jax.rules import injected
+from tests.selection import only
 
 
 def _updates_of(peer: Any, grads: Any, params: Any) -> Any:
@@ -58,7 +59,7 @@ SHAPES = [
 
 # Eager calls compile every operation for each shape.
 @pytest.mark.parametrize("mode", [pytest.param("eager", marks=pytest.mark.slow), "jit"])
-@pytest.mark.parametrize("size", [pytest.param(1e-3, marks=pytest.mark.slow), 1.0, 1e3])
+@pytest.mark.parametrize("size", only([1.0], [1e-3, 1.0, 1e3]))
 def test_adaptive_grad_clip_equals_optaxs_for_every_shape(size: float, stepper: Any) -> None:
     rng = np.random.default_rng(2)
     params = {str(s): jnp.asarray(rng.standard_normal(s) * 0.3, jnp.float32) for s in SHAPES}
@@ -79,7 +80,7 @@ def test_adaptive_grad_clip_equals_optaxs_for_every_shape(size: float, stepper: 
     assert clipped
 
 
-@pytest.mark.parametrize("max_norm", [1e-2, 1.0, 1e3])
+@pytest.mark.parametrize("max_norm", only([1.0], [1e-2, 1.0, 1e3]))
 def test_clip_by_global_norm_equals_optaxs(max_norm: float, stepper: Any) -> None:
     """Gradients of norm 100 and more: ours divides by norm + 1e-6, as torch does."""
     params, grads = make_params(), make_grads(0, scale=100.0)
@@ -88,7 +89,7 @@ def test_clip_by_global_norm_equals_optaxs(max_norm: float, stepper: Any) -> Non
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), actual, expected)
 
 
-@pytest.mark.parametrize("max_rms", [1e-3, 0.5, 100.0])
+@pytest.mark.parametrize("max_rms", only([0.5], [1e-3, 0.5, 100.0]))
 def test_clip_update_rms_equals_clip_by_block_rms_after_the_optimizer(max_rms: float, stepper: Any) -> None:
     params = make_params()
     peer = optax.chain(optax.scale_by_adam(), optax.clip_by_block_rms(max_rms))

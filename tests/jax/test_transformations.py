@@ -14,6 +14,7 @@ import pytest
 import stablenum
 import stablenum_jax
 from tests.jax.helpers import assert_same_bits, make_grads, make_params, spoil
+from tests.selection import REPEATS
 
 
 def _optimizer() -> Any:
@@ -124,9 +125,12 @@ def _temp_bytes(step: Any, tx: Any, size: int = 256, n: int = 4) -> int:
         {"clip": 1.0},
         {"clip": 1.0, "loss_scale": "dynamic", "max_skips_in_a_row": 9},
         {"clip": [stablenum.ClipByNorm(1.0), stablenum.ClipByValue(0.1)]},
-        {"clip": [stablenum.AdaGC(), stablenum.AutoClip(), stablenum.ZClip()], "spike": "skip"},
+        pytest.param(
+            {"clip": [stablenum.AdaGC(), stablenum.AutoClip(), stablenum.ZClip()], "spike": "skip"},
+            marks=REPEATS,
+        ),
         {"clip": stablenum.AdaptiveGradClip()},
-        {"loss_scale": stablenum.LogMaxLossScale()},
+        pytest.param({"loss_scale": stablenum.LogMaxLossScale()}, marks=REPEATS),
         {"loss_scale": stablenum.UnderflowAwareLossScale()},
     ],
     ids=["default", "clip", "clip and scale", "per tensor and value", "statistics", "units", "amax", "tiny"],

@@ -19,13 +19,13 @@ from stablenum_jax._trees.state import replace_guard
 from tests.jax.helpers import (
     all_finite,
     assert_same_bits,
-    every_mode,
     make_grads,
     make_params,
     reason,
     spoil,
     without_guard,
 )
+from tests.selection import only, slow_but_for
 
 guard = stablenum_jax.guard
 
@@ -83,6 +83,14 @@ def _built(case: str) -> Any:
     return tx, {"eager": step, "jit": jax.jit(step)}
 
 
+# One of each pair of like nestings; both tests below share what they compile.
+_ALWAYS = (
+    "guard inside MultiSteps",
+    "guard inside inject, scheduled",
+    "guard outside partition",
+    "chain",
+    "wrapper form",
+)
 # An eager step runs the same code, compiled by the adapter itself, so a few cases are enough.
 _EAGER = (
     "guard outside MultiSteps",
@@ -94,7 +102,10 @@ _EAGER = (
 _CASES = [(case, "jit") for case in AROUND_AND_INSIDE] + [(case, "eager") for case in _EAGER]
 
 
-@pytest.mark.parametrize(("case", "how"), _CASES)
+@pytest.mark.parametrize(
+    ("case", "how"),
+    slow_but_for([*((case, "jit") for case in _ALWAYS), ("guard inside inject", "eager")], _CASES),
+)
 def test_bad_steps_change_nothing(case: str, how: str) -> None:
     """A run with bad steps ends bit for bit as the run without them, whatever the nesting."""
     ends = []
@@ -120,7 +131,7 @@ def test_bad_steps_change_nothing(case: str, how: str) -> None:
     assert_same_bits(*ends)
 
 
-@pytest.mark.parametrize("case", AROUND_AND_INSIDE)
+@pytest.mark.parametrize("case", only(_ALWAYS, AROUND_AND_INSIDE))
 def test_a_good_step_equals_that_of_the_plain_loop(case: str) -> None:
     """With nothing to clip, ``step`` does what ``tx.update`` and ``apply_updates`` do."""
     tx, steps = _built(case)
@@ -232,7 +243,7 @@ def test_injected_hyperparameters_can_be_changed(stepper: Any) -> None:
     np.testing.assert_array_equal(after["out"], params["out"])
 
 
-@every_mode
+@pytest.mark.parametrize("mode", only(["jit"], ["eager", "jit"]))
 def test_multisteps_does_not_warn_about_placement_but_a_jitted_update_does(stepper: Any) -> None:
     params = make_params()
     tx = _accumulate(optax.chain(guard(), optax.adam(1e-2)))

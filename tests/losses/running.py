@@ -15,7 +15,7 @@ import torch
 import stablenum_jax.losses
 import stablenum_torch.losses
 from stablenum.formats import FORMATS
-from tests.selection import REPEATS
+from tests.selection import REPEATS, slow_unless
 
 FORMAT_NAMES = ("float64", "float32", "bfloat16", "float16")
 ROUTES = ("torch", "torch compiled", "jax jit")
@@ -23,11 +23,12 @@ ROUTES = ("torch", "torch compiled", "jax jit")
 ROUTES_AT_EDGES = ["torch", "jax jit", pytest.param("torch compiled", marks=REPEATS)]
 
 # The formats in which each way is tested: compiling takes a second each time, whatever the format.
-# (JAX without jit compiles every operation by itself; one test does that.)
+# (JAX without jit compiles every operation by itself; one test does that, and always compiles in torch too.)
 # The slow cases that add least are left to `make test-all`.
-RUNS: list[Any] = [("torch", f) for f in FORMAT_NAMES]
-RUNS += [("jax jit", "float32"), ("jax jit", "bfloat16"), ("torch compiled", "float32")]
-RUNS += [pytest.param("jax jit", f, marks=pytest.mark.slow) for f in ("float64", "float16")]
+EVERY_RUN = [(route, f) for route in ("torch", "jax jit") for f in FORMAT_NAMES] + [
+    ("torch compiled", "float32")
+]
+RUNS = slow_unless(lambda route, form: route == "torch" or (route, form) == ("jax jit", "float32"), EVERY_RUN)
 
 _DIM = {"axis": "dim"}
 

@@ -260,6 +260,7 @@ def test_the_loss_of_a_count_of_0_is_exact(route: str) -> None:
     np.testing.assert_allclose(value, math.exp(-30), rtol=1e-6)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("route", ["torch", "jax jit"])
 @pytest.mark.parametrize("gamma", [0.3, 0.5, 1.0, 2.0, 3.0])
 def test_second_derivatives_of_the_focal_loss_at_the_edges(route: str, gamma: float) -> None:

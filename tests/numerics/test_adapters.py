@@ -13,6 +13,7 @@ import torch
 import stablenum.numerics as core
 import stablenum_jax.numerics as nj
 import stablenum_torch.numerics as nt
+from tests.selection import only, thinned
 
 NAMES = core.__all__
 ROWS = {"cumulative_logsumexp", "log_softmax", "logsumexp", "softmax", "norm", "normalize"}
@@ -43,7 +44,7 @@ def test_signatures_and_docstrings_are_those_of_the_core(name):
         assert ">>>" in function.__doc__
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", thinned(NAMES))
 def test_torch_transformations(name):
     xs, extra = arguments(name, lambda a: torch.tensor(a, dtype=torch.float32))
 
@@ -67,7 +68,7 @@ def test_torch_transformations(name):
         assert run(*(x.to(torch.bfloat16) for x in xs)).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", only(["arctan2", "divide", "norm", "power", "rms_norm", "softmax"], NAMES))
 def test_jax_transformations(name):
     xs, extra = arguments(name, lambda a: jnp.asarray(a, jnp.float32))
 
@@ -82,7 +83,7 @@ def test_jax_transformations(name):
     assert jnp.isfinite(second).all()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", thinned(NAMES))
 def test_vmap_over_matrices_is_a_loop(name):
     """torch is tested with value and gradient, rows along every axis, and no fallback warning.
 

@@ -56,6 +56,7 @@ def test_both_frameworks_give_the_same_at_every_edge(function, form):
         _compare(p[given], q[given], fmt, [c[given] for c in columns], allowance=known)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("form", ["bfloat16", "float16"])
 @pytest.mark.parametrize("function", [f for f in FUNCTIONS if len(f.slopes) == 1], **LABELLED)
 def test_both_frameworks_give_the_same_for_every_number_of_a_narrow_format(function, form):

@@ -12,6 +12,7 @@ from hypothesis import given
 
 import stablenum_torch.numerics as nt
 from tests.numerics.running import call, ours
+from tests.selection import thinned
 
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 ANY_LOGIT = st.one_of(FINITE, st.just(-math.inf))
@@ -40,7 +41,7 @@ def test_no_finite_number_gives_nan(name, a, b):
     assert not any(np.isnan(s).any() for s in slopes)
 
 
-@pytest.mark.parametrize("name", [*ONE, *TWO, *ALONG])
+@pytest.mark.parametrize("name", thinned([*ONE, *TWO, *ALONG]))
 def test_no_finite_number_gives_nan_in_jax(name):
     rng = np.random.default_rng(0)
     ends = [0.0, -0.0, 1.0, -1.0, 1.2e-38, -1e-40, 3.4e38, -3.4e38, 1e-25, 1e19]

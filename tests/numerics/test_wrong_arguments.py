@@ -59,6 +59,7 @@ def _wrong_values(adapter: str, function: str, name: str) -> list[Any]:
     return found
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("adapter", "function"), CASES)
 def test_wrong_values_are_refused_by_name(adapter: str, function: str) -> None:
     module, make = MODULES[adapter]

@@ -185,7 +185,7 @@ LADDERS = {
 @pytest.mark.parametrize(
     ("policy", "ladder"),
     [
-        pytest.param(*row, id=name, marks=[] if name in ("islands", "float16") else REPEATS)
+        pytest.param(*row, id=name, marks=[] if name == "float16" else REPEATS)
         for name, row in LADDERS.items()
     ],
 )

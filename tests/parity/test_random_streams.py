@@ -168,8 +168,15 @@ def test_eager_torch(stream: Stream) -> None:
 
 
 @hypothesis.given(stream=streams())
-@hypothesis.settings(max_examples=10)
+@hypothesis.settings(max_examples=2)
 def test_jax(stream: Stream) -> None:
+    check(stream, [BACKENDS[name] for name in ("numpy", "jax", "jax-jit")])
+
+
+@REPEATS  # each stream is compiled for seconds
+@hypothesis.given(stream=streams())
+@hypothesis.settings(max_examples=10)
+def test_jax_on_more_streams(stream: Stream) -> None:
     check(stream, [BACKENDS[name] for name in ("numpy", "jax", "jax-jit")])
 
 
@@ -187,8 +194,15 @@ def test_rules_on_eager_torch(stream: Stream) -> None:
 
 
 @hypothesis.given(stream=streams(rule_guards, NORMAL))
-@hypothesis.settings(max_examples=6)
+@hypothesis.settings(max_examples=2)
 def test_rules_on_jax(stream: Stream) -> None:
+    check(stream, [BACKENDS[name] for name in ("numpy", "jax", "jax-jit")])
+
+
+@REPEATS
+@hypothesis.given(stream=streams(rule_guards, NORMAL))
+@hypothesis.settings(max_examples=6)
+def test_rules_on_jax_on_more_streams(stream: Stream) -> None:
     check(stream, [BACKENDS[name] for name in ("numpy", "jax", "jax-jit")])
 
 

@@ -98,6 +98,7 @@ PAIRS = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_optimizer_equals_torchs_within_ulps(name: str, dtype: Any) -> None:

@@ -33,7 +33,7 @@ from stablenum.rules.clipping import CLIP_RULES
 from stablenum.rules.escalation import EscalatePrecision
 from stablenum.rules.loss_scale import LOSS_SCALES
 from stablenum.rules.spikes import MeanStdSpikeGuard, SpikeGuard
-from tests.selection import REPEATS, slow_unless
+from tests.selection import REPEATS, one_in_three, only, slow_unless
 
 FRAMEWORKS = {
     framework: [b.name for b in BACKENDS.values() if b.framework == framework]
@@ -41,19 +41,32 @@ FRAMEWORKS = {
 }
 
 
-# The backends in common use: every run compares NumPy with one of them, by turns, and with both on the stream
-# that has all rules. The others trace each guard for seconds or run it operation by operation: every run
-# compares them on one scenario, ``make test-all`` on all.
+# The backends in common use. Every run takes the course of each scenario in NumPy (below), and compares a
+# fixed third and all rules together with torch, and a few with JAX, which compiles for seconds. The other
+# backends trace each guard for seconds or run it operation by operation: every run compares them on one
+# scenario, ``make test-all`` on all.
 MOST_USED = ["torch", "jax-jit"]
-ON_EVERY_BACKEND = ("clip-rules",)
-BY_TURNS = set(zip(SCENARIOS, itertools.cycle(MOST_USED)))
+IN_JAX = (
+    "adagc-late",
+    "bf16-leaves",
+    "hysteresis",
+    "loss-1e10-clipped",
+    "log-max",
+    "spike-clip",
+    "tiny-1e-30",
+)
+ON_EVERY_BACKEND = ("first-step-bad",)
+ALWAYS = {(name, "jax-jit") for name in IN_JAX}
+ALWAYS |= {
+    (name, "torch") for name in SCENARIOS if name in ("all-rules", "escalate-fp16") or one_in_three(name)
+}
 
 
 @pytest.mark.parametrize(
     ("name", "backend"),
     # The convolution takes 40 s, and is trained and guarded as the other networks are.
     slow_unless(
-        lambda name, backend: name == "all-rules" or (name != "digits-conv" and (name, backend) in BY_TURNS),
+        lambda name, backend: name != "digits-conv" and (name, backend) in ALWAYS,
         itertools.product(SCENARIOS, MOST_USED),
     ),
 )
@@ -62,9 +75,7 @@ def test_scenario(name: str, backend: str) -> None:
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-@pytest.mark.parametrize(
-    "name", slow_unless(lambda name: name in ON_EVERY_BACKEND, [(name,) for name in SCENARIOS])
-)
+@pytest.mark.parametrize("name", only(ON_EVERY_BACKEND, SCENARIOS))
 def test_a_scenario_on_every_other_backend(name: str, framework: str) -> None:
     _run(name, [b for b in FRAMEWORKS[framework] if b not in MOST_USED])
 
@@ -220,9 +231,16 @@ def test_a_nan_where_numpy_has_none_is_a_difference() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "factor"), [("bf16-leaves", 5.0), ("bf16-leaves", 1.3), ("fp16-leaves", 1.3)]
+    ("name", "factor", "backend"),
+    slow_unless(
+        lambda name, factor, backend: backend != "jax-jit" or factor == 5.0,
+        [
+            (*case, backend)
+            for case in [("bf16-leaves", 5.0), ("bf16-leaves", 1.3), ("fp16-leaves", 1.3)]
+            for backend in ("numpy", "torch-foreach", "jax-jit")
+        ],
+    ),
 )
-@pytest.mark.parametrize("backend", ["numpy", "torch-foreach", "jax-jit"])
 def test_another_learning_rate_is_found_in_half_precision(name: str, factor: float, backend: str) -> None:
     scenario = SCENARIOS[name]
     honest = run_guarded(scenario, BACKENDS["numpy"])
@@ -442,12 +460,12 @@ def test_rules_skipped_under_compile_are_compiled_in_another_stream() -> None:
 @pytest.mark.parametrize(
     ("stream", "guard"),
     [
-        # With all rules at once, each run takes a second; the other streams have the same rules.
+        # With all rules at once or over many steps, each run takes a second; others have the same rules.
         pytest.param(
             stream,
             guard,
             id=f"{stream.name} without {part}",
-            marks=REPEATS if stream.name == "all-rules" else [],
+            marks=REPEATS if stream.name in ("all-rules", "long-zeros") else [],
         )
         for stream in RULE_STREAMS
         for part, guard in without_one_part(stream)

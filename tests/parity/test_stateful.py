@@ -30,6 +30,7 @@ from stablenum.reference.guarded import SGD, Guarded
 from stablenum.rules.clipping import AdaGC, AdaptiveGradClip, AutoClip, ClipUpdateRMS, ZClip
 from stablenum.rules.loss_scale import LogMaxLossScale, UnderflowAwareLossScale
 from stablenum.rules.spikes import MeanStdSpikeGuard, SpikeGuard
+from tests.selection import REPEATS
 
 # Small windows and intervals, so that they fill and elapse within the few steps of a run.
 CONFIGS = {
@@ -244,5 +245,13 @@ class OneLifeInThreeFrameworks(RuleBasedStateMachine):
                 np.testing.assert_allclose(p, self.sides["numpy"].params()[name], rtol=1e-5, atol=1e-6)
 
 
-OneLifeInThreeFrameworks.TestCase.settings = settings(max_examples=25, stateful_step_count=20)
+OneLifeInThreeFrameworks.TestCase.settings = settings(max_examples=10, stateful_step_count=20)
 TestOneLife = OneLifeInThreeFrameworks.TestCase
+
+
+class MoreLives(OneLifeInThreeFrameworks):
+    """The same in more examples."""
+
+
+MoreLives.TestCase.settings = settings(max_examples=25, stateful_step_count=20)
+TestMoreLives = REPEATS(MoreLives.TestCase)

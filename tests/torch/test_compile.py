@@ -152,6 +152,7 @@ def test_compiled_training_step_with_backward():
     assert snapshot(opt)
 
 
+@pytest.mark.slow(reason="Dynamo takes 5 s for it; a compiled step is shown to decide as the eager one above")
 def test_compiled_function_that_clears_scales_and_steps():
     def train(compiled: bool):
         params = parameters()

@@ -21,6 +21,7 @@ import stablenum_torch._step.on_device as device_step
 from stablenum.arrays import leaves
 from stablenum_torch._step.guard import on_device_path
 from stablenum_torch._step.observe import Noted, measured_without_wait
+from tests.selection import slow_but_for
 from tests.torch.fake_cuda import CUDA, Operations, fake_cuda
 
 EVERYTHING: dict[str, Any] = {
@@ -69,7 +70,7 @@ def train_in_half_precision(device: str, dtype: torch.dtype, settings: dict[str,
 HALVES = [(torch.float16, 4), (torch.bfloat16, 0)]  # with the least number of overflows to expect
 
 
-@pytest.mark.parametrize(("dtype", "overflows"), HALVES)
+@pytest.mark.parametrize(("dtype", "overflows"), slow_but_for(HALVES[:1], HALVES))
 def test_training_in_half_precision(as_on_a_gpu: None, dtype: torch.dtype, overflows: int) -> None:
     opt = train_in_half_precision("cpu", dtype, EVERYTHING)
     assert opt.last["skipped_total"] >= overflows

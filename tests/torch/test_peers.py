@@ -12,6 +12,7 @@ import stablenum_torch as st
 from tests.torch.conftest import parameters, set_gradients
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("max_norm", [0.1, 1.0, 4.0, 1e6])
 def test_clipping_matches_clip_grad_norm_to_six_digits(make_optimizer, path, max_norm):
     ours, theirs = parameters(), parameters()
@@ -27,6 +28,7 @@ def test_clipping_matches_clip_grad_norm_to_six_digits(make_optimizer, path, max
             torch.testing.assert_close(a.grad, b.grad, rtol=1e-6, atol=0)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("bound", [0.05, 0.5, 1e3])
 def test_clipping_matches_clip_grad_value_to_six_digits(make_optimizer, path, bound):
     ours, theirs = parameters(), parameters()

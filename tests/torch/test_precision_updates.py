@@ -86,6 +86,7 @@ def test_a_thousand_updates_smaller_than_the_rounding_are_kept() -> None:
     assert (abs(1 - master - 0.1) <= 2**-9).all()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_compensated_updates_match_float32_training(inner, dtype) -> None:
     """Weight and compensation follow float32 weights to the last bits, in half the memory of masters."""
@@ -140,6 +141,7 @@ def test_schedulers_and_other_tools_accept_it_as_an_optimizer(kind, inner) -> No
     assert all(p.grad is None for p in params)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     "settings", [{}, {"loss_scale": "dynamic", "clip": 1.0}, {"clip": stablenum.ClipByValue(0.1)}]
 )

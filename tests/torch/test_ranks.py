@@ -18,11 +18,12 @@ import pytest
 import torch
 
 import stablenum_torch as st
+from tests.selection import only
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module", params=["host", "device"])
+@pytest.fixture(scope="module", params=only(["device"], ["host", "device"]))
 def ranks(request, tmp_path_factory) -> list[dict]:
     """What each rank printed; "device": on the path of accelerators, with CPU tensors."""
     store = tmp_path_factory.mktemp("ranks") / "store"

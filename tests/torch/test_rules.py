@@ -52,6 +52,7 @@ ALWAYS_ON_DEVICE = [("all at once", "device"), ("each tensor", "device")]
 CHOSEN = pairwise([*RULES], [*OPTIMIZERS], PATHS)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("rule", "optimizer", "path"),
     # Most rules on the device path are the core's alone, which runs on torch's tensors in its own tests.

@@ -103,6 +103,7 @@ def test_copies_carry_every_statistic(rule, path):
         assert opt.last["step"] == 13
 
 
+@pytest.mark.sampled
 @each_rule_on_the_host
 def test_training_from_a_checkpoint_continues_identically(rule, path):
     def go_on(opt, first, last):

@@ -16,6 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from stablenum_torch._diagnosis import watch
+from tests.selection import one_in_three, slow_unless
 from tests.torch.watched import Watching, assert_healthy, ended
 
 NAN = float("nan")
@@ -177,6 +178,7 @@ HEALTHY = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("record", [False, True])
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_script_that_copes_with_bad_numbers_is_healthy(watching: Watching, name: str, record: bool) -> None:
@@ -259,7 +261,10 @@ WHEN_RECORDING = ["explained", "open_window", "close_window", "state_problems", 
 
 @pytest.mark.parametrize(
     ("name", "record"),
-    [*((name, False) for name in (*CHECKS, *INNER)), *((name, True) for name in WHEN_RECORDING)],
+    slow_unless(
+        lambda name, _: one_in_three(name),
+        [*((name, False) for name in (*CHECKS, *INNER)), *((name, True) for name in WHEN_RECORDING)],
+    ),
 )
 def test_an_error_of_the_watcher_leaves_the_script_alone(
     watching: Watching, monkeypatch: pytest.MonkeyPatch, name: str, record: bool
