@@ -265,3 +265,35 @@ def test_operations_that_overflow_have_advice_of_their_own(function, words):
         in_jax(lambda x: function(jnp, x), jnp.array([100.0])),
     ):
         assert words in report.verdict.remedy, str(report)
+
+
+@pytest.mark.parametrize(
+    ("function", "x"),
+    [
+        (lambda xp, x: xp.log(xp.exp(x) - 1.0).sum(), 200.0),
+        (lambda xp, x: xp.log(xp.exp(x) - 1.0).sum(), 1e-9),
+        (lambda xp, x: xp.log(xp.expm1(x)).sum(), 200.0),
+    ],
+)
+def test_an_inverse_of_softplus_written_by_hand_has_a_form_that_stays_in_range(function, x):
+    for report, np in (
+        (in_torch(lambda x: function(torch, x), leaf(x)), "torch"),
+        (in_jax(lambda x: function(jnp, x), jnp.array([x])), "jnp"),
+    ):
+        assert "this is inverse softplus written by hand" in report.verdict.remedy, str(report)
+        assert report.verdict.code == f"x + {np}.log(-{np}.expm1(-x))"
+
+
+def test_a_temperature_that_is_passed_in_is_a_setting():
+    report = in_jax(jax.jit(lambda x, tau: (x * 2.0 / tau).sum()), jnp.array([1.0]), jnp.float32(0.0))
+    assert "a temperature, a scale, a length" in report.verdict.remedy, str(report)
+
+
+def test_an_eps_of_a_clamp_that_is_lost_in_float16_is_named_in_jax():
+    def normalised(v):
+        return (v * jax.lax.rsqrt(jnp.maximum(jnp.sum(v * v), 1e-12))).sum()
+
+    report = in_jax(normalised, jnp.zeros(3, jnp.float16))
+    assert any("is 0 in float16" in fact for fact in report.verdict.evidence), str(report)
+    report = in_jax(lambda v: jax.lax.rsqrt(jnp.maximum(v - 1.0, 0.0)).sum(), jnp.zeros(3, jnp.float16))
+    assert not any("is 0 in float16" in fact for fact in report.verdict.evidence), str(report)

@@ -30,6 +30,8 @@ def by_hand(trace: Trace, step: Step) -> str:
     """
     if step.operation == "exp":
         return _of_exp(trace, step)
+    if step.operation == "expm1":
+        return _INVERSE if _next(trace, step, "log") else ""
     if step.operation in ("log", "log1p"):
         return _of_log(trace, step)
     if step.operation in ("div", "reciprocal"):
@@ -49,6 +51,7 @@ def rows_of(trace: Trace, step: Step) -> Mapping[str, Any]:
     return next(({"axis": s.options["axis"]} for s in totals if "axis" in s.options), {})
 
 
+_INVERSE = "inverse softplus"
 _TOTALS = ("mean", "norm", "softmax", "sum")
 
 
@@ -97,6 +100,8 @@ def _moved_from(trace: Trace, value: int) -> int:
 def _of_exp(trace: Trace, step: Step) -> str:
     if _next(trace, step, "log1p"):
         return "softplus"
+    if any(1.0 in less.scalars and _next(trace, less, "log") for less in _next(trace, step, "sub")):
+        return _INVERSE
     for one_more in _next(trace, step, "add"):
         if 1.0 in one_more.scalars:
             if _next(trace, one_more, "log"):
@@ -120,6 +125,8 @@ def _of_log(trace: Trace, step: Step) -> str:
             return "softplus" if producer.operation == "exp" else ""
         if producer.operation in ("softmax", "div") and not producer.library:
             return "log_softmax" if producer.operation == "softmax" or _is_softmax(trace, producer) else ""
+        if producer.operation == "sub" and inner == {"exp"} and 1.0 in producer.scalars:
+            return _INVERSE
         if producer.operation == "sigmoid" or (producer.operation == "sub" and inner == {"sigmoid"}):
             return "log_sigmoid"
         if producer.operation == "sum" and inner == {"exp"}:
@@ -212,12 +219,23 @@ def lost_number(trace: Trace, step: Step, stats: Sequence[TensorStats]) -> str:
             continue
         small = [s for s in producer.scalars if abs(s) <= known.smallest_subnormal / 2]
         given = [s for s in small if s != 0.0]
-        # JAX rounds a number to the format before it can be seen. A clamp at 0 may be meant.
-        if given or (small and producer.operation == "add" and known.bits <= 16):
+        # JAX rounds a number to the format before it can be seen. A clamp at 0 may be meant, but not one of a
+        # sum of squares.
+        meant = producer.operation != "add" and not _is_sum_of_squares(trace, producer)
+        if given or (small and not meant and known.bits <= 16):
             number = f"the {given[0]:g}" if given else "the small number (eps)"
             smallest = f"{known.smallest_subnormal:.0e}"
             return f"{number} before it is 0 in {dtype}, whose smallest number is {smallest}"
     return ""
+
+
+def _is_sum_of_squares(trace: Trace, clamp: Step) -> bool:
+    """Return whether what a step clamps is a sum, or a mean, of squares or magnitudes."""
+    for producer in _before(trace, clamp, through=("mean", "sum")):
+        twice = producer.operation == "mul" and len(set(producer.inputs)) == 1
+        if twice or producer.operation in ("abs", "norm", "pow"):
+            return True
+    return False
 
 
 def is_squared(trace: Trace, step: Step) -> bool:

@@ -95,6 +95,7 @@ _KEEP_AWAY = "keep the argument away from the edge of the domain: clamp it befor
 
 # Functions that are often written by hand. The names are those of ``patterns.by_hand``.
 _BY_HAND = {
+    "inverse softplus": Remedy("", "x + {np}.log(-{np}.expm1(-x))"),
     "log_sigmoid": Remedy(
         "numerics.log_sigmoid", "{ns}.numerics.log_sigmoid(x)  # of -x in place of log(1 - sigmoid(x))"
     ),

@@ -35,7 +35,7 @@ class Upstream:
         exponential: the line of an exponential among whose results, multiplied and added, it reads one; or
             its own, if it is one.
         subtracted: whether its argument came out of a subtraction.
-        plain_divisor: whether the divisor is a single number that the code holds, such as a setting.
+        plain_divisor: whether the divisor is a single number that the code holds or was given: a setting.
         underflowed: whether both parts of a quotient, or what a logarithm was taken of, are functions that
             underflow where their logarithms are ordinary numbers.
 
@@ -102,9 +102,13 @@ def _underflows(step: Step) -> bool:
 
 
 def _is_single(trace: Trace, value: int) -> bool:
-    """Return whether a value is one number that the code holds."""
+    """Return whether a value is one number that the code holds or was given.
+
+    Where nothing else was recorded, as of an operation outside of every function, it may have been computed.
+    """
     stats, role = trace.values[value].stats, trace.values[value].role
-    return stats is not None and stats.size == 1 and role == "constant"
+    given = role == "constant" or (role == "input" and len(trace.steps) > 1)
+    return given and stats is not None and stats.size == 1 and stats.shape == ()
 
 
 def _turns(trace: Trace, step: Step) -> int:
