@@ -257,6 +257,7 @@ def test_a_logarithm_of_what_underflows_is_computed_from_logarithms(function):
         (lambda xp, x: xp.log(xp.cosh(x)).sum(), "softplus(-2 * abs(x))"),
         (lambda xp, x: (x * xp.ones(60)).prod(), "add logarithms"),
         (lambda xp, x: ((x * 1e23) ** 2).sum(), "numerics.norm"),
+        (lambda xp, x: (10.0**x).sum(), "clamp what is exponentiated"),
     ],
 )
 def test_operations_that_overflow_have_advice_of_their_own(function, words):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from stablenum.diagnosis.replay.findings import Finding
-from stablenum.formats import FORMATS
+from stablenum.formats import FORMATS, Format
 
 __all__ = ["lost_squares", "on_negative", "on_overflow", "on_underflowed"]
 
@@ -85,13 +85,24 @@ def on_overflow(f: Finding) -> str:
     if from_exp is not None and f.place is not None:
         line = from_exp.line if from_exp.file == f.place.file else from_exp
         return _FROM_EXP.format(line=line, most=most)
-    return _SQUARE if f.operation == "pow" and any(x > 1.0 for x in f.scalars) else ""
+    if f.operation != "pow" or not f.scalars:
+        return ""
+    return _SQUARE if _is_power_of_a_large_number(f) else _EXP.format(most=most)
+
+
+def _is_power_of_a_large_number(f: Finding) -> bool:
+    """Return whether the plain number of a power is its exponent, not its base (10 ** x)."""
+    largest = max((s.amax for s in f.inputs if s.amax == s.amax), default=0.0)
+    return largest > 1.0 and math.log(largest) * max(f.scalars) > 0.99 * math.log(_format_of(f).max)
+
+
+def _format_of(f: Finding) -> Format:
+    return FORMATS.get(f.outputs[0].dtype if f.outputs else "float32", FORMATS["float32"])
 
 
 def _half_of_the_largest_exponent(f: Finding) -> int:
     """Return a bound that leaves room for what is computed with the exponential."""
-    known = FORMATS.get(f.outputs[0].dtype if f.outputs else "float32", FORMATS["float32"])
-    return math.floor(math.log(known.max) / 2)
+    return math.floor(math.log(_format_of(f).max) / 2)
 
 
 def on_negative(f: Finding) -> str:
