@@ -33,11 +33,11 @@ def errors(monkeypatch: pytest.MonkeyPatch) -> Iterator[NumpyErrors]:
 
 
 MAKERS: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "divide": (lambda x: (x - x) / x, "range is 0, use 1"),
+    "divide": (lambda x: (x - x) / x, "range is 0 or infinite, use 1"),
     "log": (lambda x: np.log(x - 1.0), "numbers above 0"),
     "sqrt": (lambda x: np.sqrt(x - 1.0), "at or above 0"),
     "arccos": (lambda x: np.arccos(x + 2.0), "inside its domain"),
-    "scalar divide": (lambda x: np.float64(x[0]) / np.float64(0.0), "range is 0, use 1"),
+    "scalar divide": (lambda x: np.float64(x[0]) / np.float64(0.0), "range is 0 or infinite, use 1"),
 }
 
 

@@ -120,3 +120,47 @@ def test_a_script_that_skips_the_update_of_a_bad_loss_is_healthy(session: Sessio
             updates, state = tx.update(gradient, state, w)
             w = optax.apply_updates(w, updates)
     assert_healthy(session)
+
+
+def test_statistics_that_a_check_of_the_script_refuses_lead_back_to_the_call_that_made_them(
+    session: Session,
+) -> None:
+    """The bad statistics do no harm to training, only to the evaluation at the end."""
+
+    @jax.jit
+    def step(w: jax.Array, mean: jax.Array, x: jax.Array, mask: jax.Array) -> tuple[jax.Array, ...]:
+        present = (x * mask).sum() / mask.sum()  # BAD
+        value, slope = jax.value_and_grad(lambda w: ((w - x) ** 2).mean())(w)
+        return w - 0.1 * slope, 0.9 * mean + 0.1 * present, value
+
+    @jax.jit
+    def evaluate(w: jax.Array, mean: jax.Array) -> jax.Array:
+        return (w - mean) ** 2
+
+    def run() -> None:
+        w, mean = jnp.float32(0.0), jnp.float32(0.0)
+        for i in range(12):
+            w, mean, _ = step(w, mean, jnp.array([1.0, 2.0]), jnp.ones(2) * (i != 3))
+        if not math.isfinite(evaluate(w, mean)):
+            session.outcome.error = "ValueError: the evaluation is not finite"
+
+    report = found(session, run)
+    assert report.findings[0].place is not None
+    assert report.findings[0].place.code.endswith("# BAD"), str(report)
+
+
+def test_data_that_grows_is_no_explosion_of_parameters(session: Session) -> None:
+    @jax.jit
+    def step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        value, slope = jax.value_and_grad(lambda w: jnp.exp(w.sum() * x.sum()))(w)  # BAD
+        return w - 1e-4 * slope, value
+
+    def run() -> None:
+        w = jnp.ones(3)
+        for size in (1e-2, 1e-2, 1e-2, 1e4, 1e4, 1e4, 1e4):
+            w, value = step(w, jnp.full(2, size))
+            if not math.isfinite(value):
+                return
+
+    report = found(session, run)
+    assert report.verdict.cause.value == "overflow", str(report)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 import torch
 
-from stablenum.diagnosis import Report
+from stablenum.diagnosis import Cause, Report
 from tests.parity.test_diagnosis_remedies import in_jax, in_torch, leaf
 
 
@@ -277,17 +278,18 @@ def test_operations_that_overflow_have_advice_of_their_own(function, words):
     ],
 )
 def test_an_inverse_of_softplus_written_by_hand_has_a_form_that_stays_in_range(function, x):
-    for report, np in (
+    for report, module in (
         (in_torch(lambda x: function(torch, x), leaf(x)), "torch"),
         (in_jax(lambda x: function(jnp, x), jnp.array([x])), "jnp"),
     ):
         assert "this is inverse softplus written by hand" in report.verdict.remedy, str(report)
-        assert report.verdict.code == f"x + {np}.log(-{np}.expm1(-x))"
+        assert report.verdict.code == f"x + {module}.log(-{module}.expm1(-x))"
 
 
 def test_a_temperature_that_is_passed_in_is_a_setting():
-    report = in_jax(jax.jit(lambda x, tau: (x * 2.0 / tau).sum()), jnp.array([1.0]), jnp.float32(0.0))
-    assert "a temperature, a scale, a length" in report.verdict.remedy, str(report)
+    for tau in (jnp.float32(0.0), 0.0):
+        report = in_jax(jax.jit(lambda x, tau: (x * 2.0 / tau).sum()), jnp.array([1.0]), tau)
+        assert "a temperature, a scale, a length" in report.verdict.remedy, str(report)
 
 
 def test_an_eps_of_a_clamp_that_is_lost_in_float16_is_named_in_jax():
@@ -298,3 +300,19 @@ def test_an_eps_of_a_clamp_that_is_lost_in_float16_is_named_in_jax():
     assert any("is 0 in float16" in fact for fact in report.verdict.evidence), str(report)
     report = in_jax(lambda v: jax.lax.rsqrt(jnp.maximum(v - 1.0, 0.0)).sum(), jnp.zeros(3, jnp.float16))
     assert not any("is 0 in float16" in fact for fact in report.verdict.evidence), str(report)
+
+
+def test_a_power_of_two_arrays_that_overflows_is_no_base_of_0():
+    exponents = -np.arange(160.0, dtype=np.float32)
+    for report in (
+        in_torch(lambda x: (x ** torch.tensor(exponents)).sum(), leaf(0.5)),
+        in_jax(lambda x: (x ** jnp.array(exponents)).sum(), jnp.array([0.5])),
+    ):
+        assert report.verdict.cause is Cause.OVERFLOW, str(report)
+        assert "combine the exponents first" in report.verdict.remedy
+
+
+def test_a_captured_array_with_nan_is_no_batch():
+    captured = jnp.array([1.0, jnp.nan])
+    report = in_jax(jax.jit(lambda x: (x * captured).sum()), jnp.array([1.0, 2.0]))
+    assert "mend the array where it is prepared" in report.verdict.remedy, str(report)

@@ -10,7 +10,7 @@ from stablenum.commands.explain.frames import raised_by_a_signal
 from stablenum.commands.explain.numpy_errors import NumpyErrors
 from stablenum.commands.explain.plan import Failure, Outcome, Plan
 from stablenum.commands.explain.script_errors import is_about_numbers
-from stablenum.diagnosis import Report
+from stablenum.diagnosis import Cause, Report
 
 __all__ = ["FAILED", "Doubt", "Session", "Stop"]
 
@@ -35,6 +35,10 @@ class Doubt(NamedTuple):
     failure: Failure
     report: Report | None
     settled: Callable[[], bool]
+
+
+# Causes that lie in what an earlier step has left.
+_FROM_BEFORE = (Cause.BATCH, Cause.PARAMETERS)
 
 
 class Session:
@@ -118,7 +122,9 @@ class Session:
                 self._record(doubt.failure, doubt.report)
                 return
         if not self.over and is_about_numbers(self.outcome.error):
-            self._blame_numpy()
+            self._blame_passed_by()
+            if not self.over:
+                self._blame_numpy()
 
     def leave(self) -> None:
         """Write the outcome and end the process, because the script caught :class:`Stop` and trains on."""
@@ -129,6 +135,15 @@ class Session:
         """Record the first failure, with its report if the step was recorded, and stop the script."""
         self._record(failure, report)
         raise Stop
+
+    def _blame_passed_by(self) -> None:
+        """Record what was passed by, because the script has failed over such a number: the last that was not
+        bad before, or else the last."""
+        explained = [d for d in reversed(self.doubts) if d.report is not None]
+        made = [d for d in explained if d.report is not None and d.report.verdict.cause not in _FROM_BEFORE]
+        for doubt in [*made, *explained][:1]:
+            self._record(doubt.failure, doubt.report)
+            self.outcome.harmless = ""
 
     def _blame_numpy(self) -> None:
         """Record NumPy's first warning as the failure: no framework has seen what the script fails with."""

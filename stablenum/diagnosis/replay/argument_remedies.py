@@ -39,6 +39,10 @@ _OF_OPERATIONS = {
     "prod": "add logarithms, and exponentiate only where the product itself is needed",
     "sinh": "clamp its argument, or use tanh, which stays in range",
 }
+_POWER = (
+    "a number below 1 with a large negative exponent (or above 1 with a positive one) leaves the range: "
+    "combine the exponents first (gamma ** (i - j) in place of gamma ** i * gamma ** -j), or bound them"
+)
 _SQUARE = (
     "divide its argument by a typical size before it is squared, or bound it where it grew (normalisation, "
     "clipping, a lower learning rate); for the length of a vector, use numerics.norm, which scales by itself"
@@ -85,8 +89,10 @@ def on_overflow(f: Finding) -> str:
     if from_exp is not None and f.place is not None:
         line = from_exp.line if from_exp.file == f.place.file else from_exp
         return _FROM_EXP.format(line=line, most=most)
-    if f.operation != "pow" or not f.scalars:
+    if f.operation != "pow":
         return ""
+    if not f.scalars:
+        return _POWER
     return _SQUARE if _is_power_of_a_large_number(f) else _EXP.format(most=most)
 
 

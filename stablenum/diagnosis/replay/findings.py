@@ -224,15 +224,16 @@ _CARRYING = MOVING - SELECTING | {"cast"}
 
 def _reader(trace: Trace, value: int) -> Step | None:
     """Return the first step that computes with a value, which may have been moved before, as into a batch;
-    if there is none, the first that reads it."""
+    if there is none, the first that reads it. A parameter is looked up where it is read."""
     first, moved = None, {value}
+    batching = _BATCHING if trace.values[value].role == "input" else ()
     for step in trace.steps:
         if moved.isdisjoint(step.inputs):
             continue
         if first is None or first.index < trace.begin:
             first = step
         prepares = step.index < trace.begin and step.operation in _CARRYING
-        if prepares or step.operation in _BATCHING:
+        if prepares or step.operation in batching:
             moved.update(step.outputs)
         elif step.operation in MOVING - SELECTING:
             return first

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -68,10 +68,15 @@ class Growth:
             self._starts.pop()
         self._starts.append(_Start(step, sizes, gradient, rate))
 
-    def explosion(self) -> str:
+    def explosion(self, counts: Callable[[str], bool] = lambda name: True) -> str:
         """Describe the step in which a parameter began to explode, and what it was updated with; "" if none
-        did."""
-        runs = [(self._began(name), name) for name in (self._starts[-1].sizes if self._starts else ())]
+        did.
+
+        Args:
+            counts: whether a name is that of a parameter.
+        """
+        names = self._starts[-1].sizes if self._starts else ()
+        runs = [(self._began(name), name) for name in names if counts(name)]
         grown = [(self._factor(i, name), i, name) for i, name in runs if self._factor(i, name) >= _EXPLOSION]
         grown = [g for g in grown if self._starts[g[1]].sizes[g[2]] or self._others_grew()]
         if not grown:

@@ -283,7 +283,10 @@ _ZERO_EDGE = (*_QUOTIENTS, "log", "log10", "log2", "sqrt")
 
 
 def _divisors(f: Finding) -> tuple[TensorStats, ...]:
-    """Return the arguments that decide whether an operation is at its edge: of a quotient, the divisor."""
+    """Return the arguments that decide whether an operation is at its edge: of a quotient, the divisor; of a
+    power, the base."""
+    if f.operation == "pow" and len(f.inputs) == 2:
+        return f.inputs[:1]
     if f.operation == "div" and len(f.inputs) == 2 and (f.received or not f.derivative):
         return f.inputs[1:]
     return f.inputs

@@ -65,7 +65,7 @@ BOUNDARIES = {
     "arctanh": "an argument of 1 or -1 or beyond",
     "asin": "an argument of 1 or -1 (infinite slope) or beyond (undefined)",
     "atan2": "both arguments 0",
-    "batch_norm": "a variance below 0",
+    "batch_norm": "a variance below 0, or a batch of which a mask leaves nothing",
     "binary_cross_entropy": "a probability or a target outside 0 to 1",
     "cholesky": "a matrix that is not positive definite",
     "cholesky_solve": "a factor with 0 on its diagonal",
@@ -220,7 +220,10 @@ _IN_SUPPORT = (
 ADVICE = {
     "acosh": INSIDE,
     "asin": INSIDE,
-    "batch_norm": "find out what wrote the running variance: it must not be below 0",
+    "batch_norm": (
+        "leave out a batch of which a mask leaves nothing, before the forward pass, because it enters the "
+        "running statistics; otherwise find out what wrote the running variance: it must not be below 0"
+    ),
     "cholesky": _REGULAR,
     "cholesky_solve": _DIAGONAL,
     "cond": _REGULAR,

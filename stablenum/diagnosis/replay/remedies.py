@@ -323,7 +323,8 @@ def _at_the_call(cause: Cause, f: Finding) -> str:
 
 # What to do where data was prepared by this function.
 _MAKERS = {
-    "divide": "keep the divisor away from 0: where a standard deviation, a count or a range is 0, use 1",
+    "divide": "keep the divisor away from 0, and both numbers finite: where a standard deviation, a count or "
+    "a range is 0 or infinite, use 1",
     "log": "take the logarithm of numbers above 0 only: drop the others, or use log(1 + x) for counts",
     "log1p": "keep the argument above -1",
     "sqrt": "keep the argument at or above 0",
@@ -333,6 +334,12 @@ _MAKERS = {
 _MAKERS |= {"log10": _MAKERS["log"], "log2": _MAKERS["log"], "true_divide": _MAKERS["divide"]}
 
 
+_CAPTURED = (
+    "mend the array where it is prepared: look for the element that is not finite (0/0, a missing value), "
+    "and put a number in its place there; np.errstate and functions such as nanmax hide where it came from"
+)
+
+
 def _about_before(f: Finding | None, plain: str, *, masked: bool) -> str:
     """Return the remedy for values that were bad before the step: a constant, or an input that is masked out,
     is not dropped with its batch, and the line that made bad data is mended."""
@@ -340,6 +347,8 @@ def _about_before(f: Finding | None, plain: str, *, masked: bool) -> str:
         return _about_constant(f)
     if f is not None and f.maker:
         return _MAKERS.get(f.maker.rpartition(" ")[2], f"keep what {f.maker} reads inside its domain")
+    if f is not None and f.name.startswith("captured ") and not masked:
+        return _CAPTURED
     data = f is not None and f.phase == "before" and f.kind == "nan"
     if f is not None and data and (f.operation == "constant" or (f.operation == "input" and masked)):
         return (

@@ -106,9 +106,15 @@ def _is_single(trace: Trace, value: int) -> bool:
 
     Where nothing else was recorded, as of an operation outside of every function, it may have been computed.
     """
-    stats, role = trace.values[value].stats, trace.values[value].role
-    given = role == "constant" or (role == "input" and len(trace.steps) > 1)
-    return given and stats is not None and stats.size == 1 and stats.shape == ()
+    source = trace.values[value]
+    while source.producer is not None and _carries(trace.steps[source.producer]):
+        read = trace.inputs_of(trace.steps[source.producer])
+        if not read:
+            break
+        source = read[0]
+    size = source.stats or trace.values[value].stats
+    given = source.role == "constant" or (source.role == "input" and len(trace.steps) > 1)
+    return given and size is not None and size.size == 1 and size.shape == ()
 
 
 def _turns(trace: Trace, step: Step) -> int:
@@ -131,11 +137,17 @@ def _origins(trace: Trace, values: Sequence[int]) -> list[Step]:
         if producer is None:
             continue
         made = trace.steps[producer]
-        if made.operation in _CARRYING:
+        if _carries(made):
             todo += made.inputs
         else:
             found.append(made)
     return found
+
+
+def _carries(step: Step) -> bool:
+    """Return whether a step moves or casts what it reads; a cast inside a function has the function's
+    name."""
+    return step.operation in _CARRYING or step.primitive == "convert_element_type"
 
 
 def _back(

@@ -22,7 +22,7 @@ from stablenum_jax._diagnosis.watch.courses import Course
 from stablenum_jax._diagnosis.watch.origins import Origins
 from stablenum_jax._diagnosis.watch.programs import Program
 from stablenum_jax._diagnosis.watch.results import Suspicion, floating_leaves, metrics_among, named, suspicion
-from stablenum_jax._diagnosis.watch.sizes import sizes_of
+from stablenum_jax._diagnosis.watch.sizes import carried, sizes_of
 from stablenum_jax._trees.state import is_guard
 
 __all__ = ["Judge"]
@@ -138,7 +138,7 @@ class Judge:
         adoption = None
         if trains and result is not None and matters(call, report):
             self._adoption = adoption = Adoption(call, result)
-        failure, report = self.first_cause(call, self.with_growth(call, report))
+        failure, report = self.first_cause(call, self.with_growth(call, report, result))
         settled = self.settled_by(course, adoption, raises=raises, trains=trains)
         course.doubt = Doubt(failure, report, settled)
         self._session.doubt(course.doubt)
@@ -161,9 +161,14 @@ class Judge:
         finally:
             self.replaying = False
 
-    def with_growth(self, call: Call, report: Report) -> Report:
-        """Return the report, which says so if the arguments had exploded before the call."""
-        exploded = self._growth[call.name].explosion()
+    def with_growth(self, call: Call, report: Report, result: Any) -> Report:
+        """Return the report, which says so if parameters had exploded before the call."""
+        parameters = carried(call.args, result)
+
+        def counts(name: str) -> bool:
+            return not parameters or not name.startswith("args") or name.startswith(parameters)
+
+        exploded = self._growth[call.name].explosion(counts)
         if not exploded:
             return report
         evidence = replace(report.evidence, exploded=exploded)
