@@ -9,6 +9,7 @@ import optax
 import pytest
 import torch
 
+import stablenum_torch
 from stablenum.diagnosis import Cause, Report
 from tests.parity.test_diagnosis_remedies import in_jax, in_torch, leaf
 
@@ -316,3 +317,22 @@ def test_a_captured_array_with_nan_is_no_batch():
     captured = jnp.array([1.0, jnp.nan])
     report = in_jax(jax.jit(lambda x: (x * captured).sum()), jnp.array([1.0, 2.0]))
     assert "mend the array where it is prepared" in report.verdict.remedy, str(report)
+
+
+def test_a_root_of_a_negative_number_in_the_users_own_update_is_judged_like_any_other():
+    class Rectified(torch.optim.SGD):
+        def step(self, closure=None):
+            for p in self.param_groups[0]["params"]:
+                p.data -= 0.1 * p.grad * torch.sqrt(p.grad.abs() - 5.0)
+
+    w = torch.nn.Parameter(torch.ones(3))
+    optimizer = Rectified([w], lr=0.1)
+
+    def step():
+        optimizer.zero_grad()
+        w.square().sum().backward()
+        optimizer.step()
+
+    report = stablenum_torch.replay(step, optimizer=optimizer)
+    assert report.verdict.cause is Cause.DOMAIN, str(report)
+    assert "a subtraction takes the argument below 0" in report.verdict.remedy

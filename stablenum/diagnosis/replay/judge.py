@@ -127,7 +127,8 @@ def _update(e: Evidence) -> str:
     if centred(f, e.state):
         low = min(s.min for s in f.inputs)
         return f"gradients are finite, but E[g^2] - E[g]^2 is {low:.4g} in {f.library}: it cancels below 0"
-    if not f.library and not e.state and f.operation in _ZERO_EDGE and any(map(_has_zero, _divisors(f))):
+    at = _divisors(f) if not f.library and not e.state and f.operation in _ZERO_EDGE else ()
+    if any(_has_zero(s) or s.min < 0.0 for s in at):
         return ""  # the user's own line, which is judged like any other
     return f"gradients are finite, but {f.operation} in the optimizer's update gives {_kind(f)}"
 
