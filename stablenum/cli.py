@@ -24,27 +24,33 @@ _NEEDS = {
     "sklearn": "scikit-learn",
 }
 
+_MODULES = {
+    "compare": "compare.command",
+    "explain": "explain.command",
+    "checkup": "explain.checkup_command",
+}
+
 
 def main() -> None:
     """Run the command, or exit with code 2 and a message if a library of the extra ``cli`` is missing."""
-    explain = sys.argv[1:2] == ["explain"]
-    needs = _EXPLAIN_NEEDS if explain else _NEEDS
+    running = sys.argv[1] if sys.argv[1:2] in (["explain"], ["checkup"]) else ""
+    needs = _EXPLAIN_NEEDS if running else _NEEDS
     missing = sorted(name for module, name in needs.items() if importlib.util.find_spec(module) is None)
     if missing:
         sys.stderr.write(f"stablenum: the command needs {', '.join(missing)}: pip install 'stablenum[cli]'\n")
         sys.exit(2)
-    if explain:  # this command runs the user's script, so the process environment stays unchanged
-        app("explain")(prog_name="stablenum")
+    if running:  # these commands run the user's script, so the process environment stays unchanged
+        app(running)(prog_name="stablenum")
         return
     _keep_quiet()
-    app("compare", "explain")(prog_name="stablenum")
+    app("compare", "explain", "checkup")(prog_name="stablenum")
 
 
 def app(*names: str) -> Typer:
     """Import the named subcommands and build a command line from them."""
     from stablenum.commands.app import app_of
 
-    modules = {name: importlib.import_module(f"stablenum.commands.{name}.command") for name in names}
+    modules = {name: importlib.import_module(f"stablenum.commands.{_MODULES[name]}") for name in names}
     return app_of(*(getattr(module, name) for name, module in modules.items()))
 
 

@@ -22,7 +22,9 @@ from stablenum_torch._diagnosis.replay.recorder import Recorder
 from stablenum_torch._diagnosis.replay.snapshot import Snapshot
 from stablenum_torch._diagnosis.replay.trial import with_trial
 
-__all__ = ["Window", "existing_modules", "names_by_id", "names_in_modules"]
+__all__ = [
+    "Window", "existing_modules", "names_by_id", "names_in_modules", "recorder_of", "roles_and_names",
+]  # fmt: skip
 
 
 class _KeepNothing(Snapshot):
@@ -50,14 +52,9 @@ class Window:
     """
 
     def __init__(self, earlier: Window | None = None, *, most: int | None = None) -> None:
-        modules = existing_modules()
-        names: dict[int, tuple[str, str]] = {}
-        # The outermost module, which has the longest names, comes last and overrides the others.
-        for module in sorted(modules, key=lambda m: sum(1 for _ in m.modules())):
-            names |= {id(b): ("buffer", name) for name, b in module.named_buffers()}
-            names |= {id(p): ("parameter", name) for name, p in module.named_parameters()}
+        names = roles_and_names()
         if earlier is None:
-            self._recorder = Recorder(_KeepNothing(), names, ModulePaths(), existing_modules.__code__)
+            self._recorder = recorder_of(names)
         else:
             self._recorder = earlier._recorder
             self._recorder.begin_again(names)
@@ -108,6 +105,26 @@ class Window:
         return Report.of(
             with_trial(found, None if first is None else recorder.kept.of_operation(recorder.trace, first))
         )
+
+
+def recorder_of(names: dict[int, tuple[str, str]], kind: type[Recorder] = Recorder) -> Recorder:
+    """Return a recorder of a running script, which keeps no copies.
+
+    Args:
+        names: id of a tensor -> (role, name).
+        kind: the class of the recorder.
+    """
+    return kind(_KeepNothing(), names, ModulePaths(), existing_modules.__code__)
+
+
+def roles_and_names() -> dict[int, tuple[str, str]]:
+    """Return the roles and the names of the parameters and buffers of all existing modules, by id."""
+    names: dict[int, tuple[str, str]] = {}
+    # The outermost module, which has the longest names, comes last and overrides the others.
+    for module in sorted(existing_modules(), key=lambda m: sum(1 for _ in m.modules())):
+        names |= {id(b): ("buffer", name) for name, b in module.named_buffers()}
+        names |= {id(p): ("parameter", name) for name, p in module.named_parameters()}
+    return names
 
 
 def names_in_modules(parameters: Sequence[Tensor]) -> tuple[str, ...]:

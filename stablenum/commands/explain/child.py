@@ -59,7 +59,9 @@ def _watching(session: Session) -> AfterImport:
 
     def watch(framework: str) -> None:
         watched.append(framework)
-        importlib.import_module(f"stablenum_{framework}._diagnosis.watch").watch(session)
+        for part, wanted in (("watch", plan.finite), ("checkup.watch", plan.checkup)):
+            if wanted:
+                importlib.import_module(f"stablenum_{framework}._diagnosis.{part}").watch(session)
 
     def numpy() -> None:
         importlib.import_module("numpy").random.seed(plan.seed % 2**32)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
+from stablenum.commands.explain.options import check_script, say_to, show
 from stablenum.commands.explain.plan import Outcome, Plan
 from stablenum.commands.explain.runner import explain as run_and_explain
-from stablenum.commands.outputs import check_target, write
+from stablenum.commands.outputs import check_target
 
 __all__ = ["explain"]
 
@@ -52,14 +50,10 @@ def explain(
 
     The exit code is 1 if something was found and 2 for a usage error; otherwise it is the script's own.
     """
-    _check(script, module)
+    check_script(script, module)
     for option, path in (("--json", json), ("--html", html)):
         check_target(option, path)
-    err = Console(stderr=True)
-
-    def say(text: str) -> None:
-        err.print(Text(f"stablenum: {text}", style="dim"), soft_wrap=True)
-
+    say = say_to(Console(stderr=True))
     plan = Plan(
         script=script,
         arguments=tuple(arguments or ()),
@@ -70,7 +64,7 @@ def explain(
     )
     explained = run_and_explain(plan, say)
     if explained.outcome.troubles:
-        say(_unwatched(explained.outcome))
+        say(explained.outcome.unwatched())
     if explained.report is None:
         say(_ended(explained.outcome))
         if explained.outcome.harmless:
@@ -78,34 +72,8 @@ def explain(
         raise typer.Exit(explained.outcome.exit_code or 0)
     report = explained.report
     say(f"{explained.outcome.failure}{f', recorded in run {explained.runs}' if explained.runs > 1 else ''}")
-    console = Console()
-    if not console.is_terminal:
-        typer.echo(str(report))
-    else:
-        console.print(report)
-    for option, path, text in (
-        ("--json", json, report.to_json() + "\n"),
-        ("--html", html, report.to_html()),
-    ):
-        if path is not None:
-            write(path, functools.partial(Path.write_text, data=text, encoding="utf-8"), option)
-            say(f"wrote {path}")
+    show(report, json, html, say)
     raise typer.Exit(0 if report.ok else 1)
-
-
-def _check(script: str, module: bool) -> None:
-    if not any(find_spec(name) for name in ("torch", "jax")):
-        raise typer.BadParameter(
-            "neither torch nor jax is installed: pip install 'stablenum[torch]' or 'stablenum[jax]'.",
-            param_hint="SCRIPT",
-        )
-    if not module and not Path(script).is_file():
-        raise typer.BadParameter(f"there is no file {script!r}.", param_hint="SCRIPT")
-
-
-def _unwatched(outcome: Outcome) -> str:
-    times = "once" if outcome.troubles == 1 else f"{outcome.troubles} times"
-    return f"watching failed {times} and left the script alone there, first in {outcome.trouble}"
 
 
 def _ended(outcome: Outcome) -> str:

@@ -25,6 +25,9 @@ class Plan:
         again: whether an earlier run has failed.
         settings: whether that run has failed by a setting of an optimizer, whose line is looked for.
         ignore: names of functions and of entries of their results that are not judged.
+        checkup: whether what is finite is measured, too.
+        finite: whether values that are not finite are looked for.
+        steps: end the script after so many optimizer steps; None to run it to its end.
     """
 
     script: str
@@ -35,6 +38,9 @@ class Plan:
     again: bool = False
     settings: bool = False
     ignore: tuple[str, ...] = ()
+    checkup: bool = False
+    finite: bool = True
+    steps: int | None = None
 
     def write(self, path: Path) -> None:
         """Write the plan as JSON."""
@@ -98,6 +104,7 @@ class Outcome:
         trouble: the first error of the watcher itself, and where it was.
         troubles: the number of such errors.
         harmless: what was not finite first, if the script has coped with it or trained without it.
+        checkup: what the checkup has found, as plain values; None if nothing was measured.
     """
 
     steps: int = 0
@@ -111,12 +118,18 @@ class Outcome:
     trouble: str = ""
     troubles: int = 0
     harmless: str = ""
+    checkup: dict[str, Any] | None = None
 
     def note_trouble(self, where: str, error: str) -> None:
         """Note an error of the watcher itself."""
         when = f"step {self.steps}" if self.steps or not self.calls else f"call {self.calls}"
         self.trouble = self.trouble or f"{where} in {when}: {error}"
         self.troubles += 1
+
+    def unwatched(self) -> str:
+        """Describe what the watcher could not do."""
+        times = "once" if self.troubles == 1 else f"{self.troubles} times"
+        return f"watching failed {times} and left the script alone there, first in {self.trouble}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""

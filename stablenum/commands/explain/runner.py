@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 from stablenum.commands.explain.plan import Outcome, Plan
 from stablenum.commands.explain.process import Running
 from stablenum.diagnosis import Report
+from stablenum.diagnosis.checkup.report import Checkup
 from stablenum.diagnosis.replay.judge import Evidence
 from stablenum.interrupts import and_restore
 
-__all__ = ["Explained", "explain"]
+__all__ = ["Explained", "check_up", "explain"]
 
 # If the step at which the script fails changes from run to run, the last run records every step.
 MOST_RUNS = 3
@@ -59,6 +60,12 @@ def explain(plan: Plan, say: Callable[[str], object]) -> Explained:
     if outcome.failure is not None:  # the script failed, but never in a step that was recorded
         return Explained(first, _report(outcome), runs)
     return Explained(first, _unreproduced(first, outcome), runs)
+
+
+def check_up(plan: Plan) -> tuple[Checkup | None, Outcome]:
+    """Run the script once, and return what its checkup has found; None if nothing was measured."""
+    outcome = _run(plan, shown=True)
+    return None if outcome.checkup is None else Checkup.from_dict(outcome.checkup), outcome
 
 
 def _report(outcome: Outcome) -> Report | None:
@@ -114,6 +121,7 @@ def _outcome(running: Running, plan: Plan, *, shown: bool) -> Outcome:
     outcome = Outcome.from_dict(json.loads(ended.read_text(encoding="utf-8")))
     whole = os.path.abspath(plan.script)
     outcome.report = _as_given(outcome.report, whole, plan.script)
+    outcome.checkup = _as_given(outcome.checkup, whole, plan.script)
     outcome.harmless = outcome.harmless.replace(whole, plan.script)
     return outcome
 

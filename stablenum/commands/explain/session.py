@@ -49,6 +49,7 @@ class Session:
         outcome: what has been seen so far.
         on_error: called with an exception that ends the script.
         on_leave: ends the process.
+        on_end: called when the script has ended.
         numpy: what NumPy has warned of.
         doubts: values that count as failures only if they are not settled when the script has ended.
     """
@@ -58,6 +59,7 @@ class Session:
         self.outcome = Outcome()
         self.on_error: list[Callable[[BaseException], None]] = []
         self.on_leave: Callable[[], None] | None = None
+        self.on_end: list[Callable[[], object]] = []
         self.numpy = NumpyErrors()
         self.doubts: list[Doubt] = []
 
@@ -125,11 +127,17 @@ class Session:
             self._blame_passed_by()
             if not self.over:
                 self._blame_numpy()
+        for end in self.on_end:
+            self.sheltered(end)
 
     def leave(self) -> None:
         """Write the outcome and end the process, because the script caught :class:`Stop` and trains on."""
         if self.on_leave is not None:
             self.on_leave()
+
+    def stop(self) -> NoReturn:
+        """Stop the script, because enough of it has been seen."""
+        raise Stop
 
     def found(self, failure: Failure, report: Report | None = None) -> NoReturn:
         """Record the first failure, with its report if the step was recorded, and stop the script."""

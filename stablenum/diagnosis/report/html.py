@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
 from stablenum.diagnosis.report.sections import Sections
 
-__all__ = ["as_html"]
+__all__ = ["as_html", "page"]
 
 STYLE = """
 :root { color-scheme: light dark; --paper: #fff; --ink: #1c2024; --soft: #60646c; --line: #d9dce1;
@@ -48,6 +49,11 @@ def as_html(s: Sections, *, ok: bool, framework: str, seconds: float | None) -> 
     title = "Nothing wrong" if ok else s.title or f"Cause: {s.cause}"
     body = [_head(s, ok=ok), *([] if ok else [_values(s), _cause(s), _remedy(s), _frames(s)])]
     body += [_list("Later", s.others), _list("Notes", s.notes), _foot(framework, seconds)]
+    return page(title, body)
+
+
+def page(title: str, body: Sequence[str]) -> str:
+    """Return a page with this title and these parts, which are already escaped."""
     return "\n".join(
         [
             "<!doctype html>",

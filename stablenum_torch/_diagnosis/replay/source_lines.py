@@ -19,7 +19,7 @@ from stablenum.diagnosis.replay.source_files import is_outside
 from stablenum.diagnosis.replay.values import Place
 from stablenum_torch._diagnosis.replay.naming import PUBLIC
 
-__all__ = ["Survey", "is_user_file", "place_of", "survey"]
+__all__ = ["Survey", "is_user_file", "place_of", "survey", "users_place"]
 
 _FOREIGN = (
     "accelerate", "equinox", "flax", "jax", "jaxlib", "numpy", "optax", "stablenum", "stablenum_jax",
@@ -185,3 +185,13 @@ def _public(code: CodeType, line: int) -> str:
     # torch's attention function is compiled and has no Python frame.
     called = linecache.getline(code.co_filename, line)
     return "scaled_dot_product_attention" if "scaled_dot_product_attention(" in called else ""
+
+
+def users_place() -> Place | None:
+    """Return the innermost line of the user's that is running."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if is_user_file(frame.f_code.co_filename):
+            return place_of(frame.f_code, frame.f_lineno)
+        frame = frame.f_back
+    return None

@@ -1,0 +1,66 @@
+"""``stablenum checkup``: the options, the exit codes, and where the report goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from stablenum.commands.explain.options import check_script, say_to, show
+from stablenum.commands.explain.plan import Plan
+from stablenum.commands.explain.runner import check_up
+from stablenum.commands.outputs import check_target
+
+__all__ = ["checkup"]
+
+
+def checkup(
+    script: Annotated[str, typer.Argument(help="The training script (with --module, the module's name).")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="Arguments of the script, after '--'.", metavar="-- ARGS")
+    ] = None,
+    module: Annotated[
+        bool, typer.Option("--module", "-m", help="Run a module, as `python -m` does.")
+    ] = False,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="End the script after so many optimizer steps.")
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of the global random generators, set before the script starts.")
+    ] = 0,
+    json: Annotated[Path | None, typer.Option(help="Write the report as strict JSON.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the report as a self-contained HTML page.")] = None,
+) -> None:
+    """Run a PyTorch training script and report what keeps it from learning although every number is finite.
+
+    Your script is not changed. Some of its steps are measured in full: activations, gradients, parameters and
+    updates. If the loss stops being finite, use `stablenum explain`.
+
+    The exit code is 1 if something more serious than a note was found, 0 if not, and 2 for a usage error. If
+    the script itself fails and nothing was found, it is the script's own.
+    """
+    check_script(script, module)
+    for option, path in (("--json", json), ("--html", html)):
+        check_target(option, path)
+    say = say_to(Console(stderr=True))
+    plan = Plan(
+        script=script,
+        arguments=tuple(arguments or ()),
+        module=module,
+        seed=seed,
+        finite=False,
+        checkup=True,
+        steps=steps,
+    )
+    report, outcome = check_up(plan)
+    if outcome.troubles:
+        say(outcome.unwatched())
+    if report is None:
+        say("nothing was measured: no training with PyTorch was seen")
+        raise typer.Exit(outcome.exit_code or 0)
+    if outcome.exit_code:
+        say(f"the script ended with {outcome.error or f'exit code {outcome.exit_code}'}")
+    show(report, json, html, say)
+    raise typer.Exit(1 if not report.ok else outcome.exit_code or 0)

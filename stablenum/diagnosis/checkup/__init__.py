@@ -1,0 +1,4 @@
+"""The checkup: what keeps a training from learning although every number is finite.
+
+Adapters measure a sample of the steps; what is wrong is decided here, by rules over the whole course.
+"""

@@ -1,0 +1,236 @@
+"""What a checkup has seen of a training: the losses, and some steps measured in full."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from stablenum.diagnosis.checkup.signals import Signal
+from stablenum.diagnosis.replay.trace import Trace
+from stablenum.diagnosis.replay.values import Place
+
+__all__ = ["Clip", "Course", "Loss", "ParameterSeen", "Probe", "Recurrence", "measure_update", "median"]
+
+Array = Any
+
+
+class ParameterSeen(NamedTuple):
+    """Statistics of a parameter in one optimizer step; NaN where one does not apply.
+
+    Attributes:
+        name, shape, dtype: the parameter's name, shape and dtype.
+        rate: the learning rate of its group; NaN if it is not known.
+        has_gradient: whether it had a gradient.
+        weight: the RMS of the parameter before the step.
+        gradient: the RMS of its gradient, as the optimizer used it.
+        zero: the fraction of elements of the gradient that are exactly 0.
+        update: the RMS of the change.
+        still: of the elements with a gradient that is not 0, the fraction that did not change.
+        shrink: the part of the change that shortens the parameter, -(dw . w) / (w . w).
+        against: the cosine between the change and the negative gradient.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    rate: float = math.nan
+    has_gradient: bool = True
+    weight: float = math.nan
+    gradient: float = math.nan
+    zero: float = math.nan
+    update: float = math.nan
+    still: float = math.nan
+    shrink: float = math.nan
+    against: float = math.nan
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def relative(self) -> float:
+        """The size of the change relative to the parameter; NaN for a parameter of zeros."""
+        return self.update / self.weight if self.weight > 0 else math.nan
+
+
+def measure_update(before: Array, after: Array, gradient: Array, *, xp: Any) -> Array:
+    """Return the last seven numbers of a :class:`ParameterSeen`, as one array.
+
+    Args:
+        before, after: the parameter before and after the step, in float64.
+        gradient: its gradient, in float64; zeros if it has none.
+        xp: the array namespace.
+
+    Example:
+        >>> import array_api_compat.numpy as np
+        >>> w, g = np.asarray([2.0, 2.0]), np.asarray([1.0, 0.0])
+        >>> measure_update(w, w - 0.5 * g, g, xp=np)[2]  # half of the gradient is 0
+        0.5
+    """
+    change = after - before
+    moved = xp.astype(change != 0, before.dtype)
+    pulled = xp.astype(gradient != 0, before.dtype)
+    one = xp.ones_like(xp.sum(pulled))
+    count = xp.sum(pulled)
+    still = xp.sum(pulled * (1 - moved)) / xp.where(count > 0, count, one)
+    square = xp.sum(before * before)
+    shrink = -xp.sum(change * before) / xp.where(square > 0, square, one)
+    size = _rms(change, xp) * _rms(gradient, xp)
+    against = -xp.mean(change * gradient) / xp.where(size > 0, size, one)
+    return xp.stack(
+        [
+            _rms(before, xp),
+            _rms(gradient, xp),
+            1 - xp.mean(pulled),
+            _rms(change, xp),
+            still,
+            shrink,
+            against,
+        ]
+    )
+
+
+def _rms(x: Array, xp: Any) -> Array:
+    return xp.sqrt(xp.mean(x * x))
+
+
+class Recurrence(NamedTuple):
+    """A recurrent layer that takes the first axis for time: its path, the user's line, and both lengths."""
+
+    module: str
+    place: Place | None
+    time: int
+    batch: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Probe:
+    """One step that was measured in full.
+
+    Attributes:
+        step: the number of the optimizer step, from 0.
+        trace: its operations.
+        signals: id of a value of the trace -> what was measured of it.
+        parameters: what its optimizers did.
+        recurrences: recurrent layers that take the first axis for time.
+    """
+
+    step: int
+    trace: Trace = field(default_factory=Trace)
+    signals: dict[int, Signal] = field(default_factory=dict)
+    parameters: tuple[ParameterSeen, ...] = ()
+    recurrences: tuple[Recurrence, ...] = ()
+
+
+class Loss(NamedTuple):
+    """A number from which a backward pass started, in which step and on which line."""
+
+    step: int
+    value: float
+    place: Place | None = None
+
+
+class Clip(NamedTuple):
+    """One clipping of gradients by norm: the norm before, the bound, and the user's line."""
+
+    step: int
+    norm: float
+    bound: float
+    place: Place | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Course:
+    """A training, as far as it was watched.
+
+    Attributes:
+        framework: "torch" or "jax".
+        steps: the number of optimizer steps.
+        losses: the loss from which gradients were computed: the step, the value and the user's line.
+        probes: the steps that were measured in full, in order.
+        rates: the step and the largest learning rate.
+        clips: how gradients were clipped.
+        kept: the steps that began with the gradients of an earlier step.
+        kept_place: where the gradients were computed then.
+        renewed: the steps that a new optimizer took with parameters of an earlier one of its kind.
+        renewed_place: where the optimizer was made.
+        outside: names of parameters that gradients reached and that no optimizer has.
+        inside: names of the parameters that an optimizer has, in order.
+        strangers: the number of parameters of an optimizer that belong to no module and that no gradient
+            ever reached.
+        groundless: where a backward pass started at a loss without a graph.
+        settings: of each optimizer, its name and its settings.
+        step_place: where the script takes its steps.
+        made: where the script made its optimizers.
+        scheduled: where it made the schedules of their rates.
+        loaded: whether the script has loaded parameters.
+        loaded_state: where it has loaded the state of an optimizer.
+        initialised: name of a parameter -> where the script gave it its first values.
+    """
+
+    framework: str
+    steps: int = 0
+    losses: list[Loss] = field(default_factory=list)
+    probes: list[Probe] = field(default_factory=list)
+    rates: list[tuple[int, float]] = field(default_factory=list)
+    clips: list[Clip] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
+    kept_place: Place | None = None
+    renewed: list[int] = field(default_factory=list)
+    renewed_place: Place | None = None
+    outside: tuple[str, ...] = ()
+    inside: tuple[str, ...] = ()
+    strangers: int = 0
+    groundless: Place | None = None
+    settings: tuple[tuple[str, dict[str, float]], ...] = ()
+    step_place: Place | None = None
+    made: tuple[Place, ...] = ()
+    scheduled: tuple[Place, ...] = ()
+    loaded: bool = False
+    loaded_state: Place | None = None
+    initialised: dict[str, Place] = field(default_factory=dict)
+
+    @property
+    def optimizer_place(self) -> Place | None:
+        """Where the optimizer gets its settings, or else where it steps."""
+        return self.made[0] if self.made else self.step_place
+
+    @property
+    def values(self) -> list[float]:
+        """The losses of the line that has most of them (a GAN has two): the last of each step."""
+        lines: dict[Any, dict[int, float]] = {}
+        for loss in self.losses:
+            lines.setdefault(loss.place, {})[loss.step] = loss.value
+        return list(max(lines.values(), key=len, default={}).values())
+
+    def fall(self) -> float:
+        """Return how far the loss has come down, relative to where it began: 1 for all the way to 0, negative
+        if it rose; NaN for fewer than four losses, and for losses that change their sign, as in
+        reinforcement learning."""
+        values = self.values
+        if len(values) < 4 or min(values) < 0 < max(values):
+            return math.nan
+        part = max(1, len(values) // 8)
+        # A first step that is too large makes the losses after it larger than the one to compare with.
+        first, last = min(values[0], median(values[:part])), median(values[-part:])
+        return (first - last) / abs(first) if first else 0.0
+
+    def history(self, name: str) -> list[tuple[int, ParameterSeen]]:
+        """Return what was measured of one parameter, step by step."""
+        return [(probe.step, p) for probe in self.probes for p in probe.parameters if p.name == name]
+
+    def names(self) -> list[str]:
+        """Return the names of all parameters that were measured."""
+        return list(dict.fromkeys(p.name for probe in self.probes for p in probe.parameters))
+
+
+def median(values: Sequence[float]) -> float:
+    """Return the median of the numbers that are not NaN; NaN if there are none."""
+    ordered = sorted(v for v in values if not math.isnan(v))
+    if not ordered:
+        return math.nan
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

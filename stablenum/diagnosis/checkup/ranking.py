@@ -1,0 +1,89 @@
+"""From what was measured to what is shown: complaints in order, each with its consequences under it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from stablenum.diagnosis.checkup import rules_losses, rules_parameters, rules_signals
+from stablenum.diagnosis.checkup.course import Course
+from stablenum.diagnosis.checkup.reading import Reading
+from stablenum.diagnosis.checkup.symptoms import Complaint, Symptom
+
+__all__ = ["complaints", "ranked"]
+
+_RULES = (*rules_parameters.RULES, *rules_signals.RULES, *rules_losses.RULES)
+_ORDER = {symptom: i for i, symptom in enumerate(Symptom)}
+S = Symptom
+_BAD_SIGNAL = frozenset({
+    S.DEAD_UNITS, S.SATURATED, S.ATTENTION_COLLAPSE, S.EXPLODING_GRADIENTS, S.VANISHING_GRADIENTS,
+    S.ZERO_GRADIENT, S.CLIPPED_ALWAYS, S.STEPS_TOO_LARGE, S.STEPS_TOO_SMALL, S.CONSTANT_OUTPUT,
+    S.LOSS_DIVERGES, S.LOSS_OSCILLATES, S.LOSS_CONSTANT, S.FLUSHED_GRADIENTS, S.EPS_DOMINATES, S.LOST_UPDATES,
+})  # fmt: skip
+_NOTHING_MOVES = frozenset({
+    S.ZERO_GRADIENT, S.NO_GRADIENT, S.STEPS_TOO_SMALL, S.LOSS_CONSTANT, S.CONSTANT_OUTPUT, S.EPS_DOMINATES,
+    S.LOST_UPDATES,
+})  # fmt: skip
+_WILD = frozenset({
+    S.DEAD_UNITS, S.SATURATED, S.ATTENTION_COLLAPSE, S.ROUTER_COLLAPSE, S.CONSTANT_OUTPUT, S.ZERO_GRADIENT,
+    S.LOSS_DIVERGES, S.LOSS_OSCILLATES, S.LOSS_CONSTANT, S.CLIPPED_ALWAYS, S.EXPLODING_GRADIENTS,
+})  # fmt: skip
+# What a symptom brings about. A note that explains a fault is its root.
+_EXPLAINS: dict[Symptom, frozenset[Symptom]] = {
+    S.NO_GRAPH: frozenset(Symptom),
+    S.NOT_IN_MODEL: _NOTHING_MOVES,
+    S.NOT_IN_OPTIMIZER: _NOTHING_MOVES | {S.LOSS_DIVERGES},
+    S.RATE_ZERO: _NOTHING_MOVES,
+    S.GRADIENTS_KEPT: _WILD | {S.STEPS_TOO_LARGE},
+    S.OPTIMIZER_RENEWED: frozenset({S.LOSS_OSCILLATES, S.STEPS_TOO_LARGE}),
+    S.FLUSHED_GRADIENTS: _NOTHING_MOVES,
+    S.LOST_UPDATES: frozenset({S.STEPS_TOO_SMALL, S.LOSS_CONSTANT}),
+    S.BROADCAST_LOSS: frozenset({S.CONSTANT_OUTPUT, S.DEAD_UNITS}),
+    S.ACTIVATION_BEFORE_LOSS: frozenset({S.VANISHING_GRADIENTS, S.SATURATED, S.STEPS_TOO_SMALL}),
+    S.UNSCALED_INPUT: _BAD_SIGNAL | {S.EXPLODING_ACTIVATIONS},
+    S.UNSCALED_TARGET: _BAD_SIGNAL,
+    S.EXPLODING_ACTIVATIONS: _BAD_SIGNAL,
+    S.VANISHING_ACTIVATIONS: _BAD_SIGNAL,
+    S.STALE_STATE: _WILD | {S.STEPS_TOO_LARGE, S.STEPS_TOO_SMALL},
+    S.EPS_DOMINATES: frozenset({S.STEPS_TOO_SMALL, S.LOSS_CONSTANT}),
+    S.WEIGHT_DECAY: frozenset({S.VANISHING_GRADIENTS, S.CONSTANT_OUTPUT, S.ZERO_GRADIENT, S.LOSS_CONSTANT}),
+    S.STEPS_TOO_LARGE: _WILD,
+    S.NO_GRADIENT: frozenset({S.LOSS_CONSTANT}),
+    S.DEAD_UNITS: _NOTHING_MOVES,
+    S.SATURATED: _NOTHING_MOVES | {S.VANISHING_GRADIENTS},
+    S.VANISHING_GRADIENTS: _NOTHING_MOVES,
+    S.EXPLODING_GRADIENTS: _WILD | {S.STEPS_TOO_LARGE},
+    S.ZERO_GRADIENT: frozenset({S.LOSS_CONSTANT, S.CONSTANT_OUTPUT}),
+    S.STEPS_TOO_SMALL: frozenset({S.LOSS_CONSTANT}),
+}
+
+
+def complaints(course: Course) -> tuple[Complaint, ...]:
+    """Return what is wrong with a training, the root causes first, each with its consequences.
+
+    Example:
+        >>> complaints(Course(framework="torch"))
+        ()
+    """
+    last = Reading(course.probes[-1]) if course.probes else None
+    return ranked(found for rule in _RULES for found in rule(course, last))
+
+
+def ranked(found: Iterable[Complaint]) -> tuple[Complaint, ...]:
+    """Put each complaint under the first one that explains it; roots come with faults first, in the order of
+    the symptoms.
+
+    A root is as serious as the worst of its consequences.
+    """
+    roots: list[Complaint] = []
+    for one in sorted(found, key=lambda c: _ORDER[c.symptom]):
+        at = next((i for i, root in enumerate(roots) if _explains(root, one)), None)
+        if at is None:
+            roots.append(one)
+        else:
+            root = roots[at]
+            roots[at] = root.with_(consequences=(*root.consequences, one), level=max(root.level, one.level))
+    return tuple(sorted(roots, key=lambda c: (-c.level, _ORDER[c.symptom])))
+
+
+def _explains(root: Complaint, one: Complaint) -> bool:
+    return any(one.symptom in _EXPLAINS.get(c.symptom, ()) for c in (root, *root.consequences))

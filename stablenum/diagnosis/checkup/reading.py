@@ -1,0 +1,192 @@
+"""Questions to one measured step: its layers, what they read, and which gradients pass them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from stablenum.diagnosis.checkup.course import Probe
+from stablenum.diagnosis.checkup.signals import Signal
+from stablenum.diagnosis.replay.operations import MOVING, SELECTING
+from stablenum.diagnosis.replay.trace import Step, Value
+
+__all__ = ["LAYERS", "Layer", "Reading"]
+
+# Operations by which a layer applies its weights.
+LAYERS = frozenset({
+    "bilinear", "conv", "conv1d", "conv2d", "conv3d", "conv_general_dilated", "conv_transpose", "convolution",
+    "dot", "dot_general", "einsum", "linear", "matmul",
+})  # fmt: skip
+# Operations that pass a value on as it is, or a part of it.
+PASSING = (MOVING - SELECTING) | {"cast", "dropout", "copy", "detach", "squeeze", "name"}
+
+
+class Layer(NamedTuple):
+    """A step that applies a weight.
+
+    Attributes:
+        step: the step.
+        weight: the weight's name.
+        input, output: what it reads beside the weight, and what it makes; None if that was not measured.
+        source: the id of the value that it reads.
+    """
+
+    step: Step
+    weight: str
+    input: Signal | None
+    output: Signal
+    source: int
+
+
+class Reading:
+    """A measured step, with what rules ask of it."""
+
+    def __init__(self, probe: Probe) -> None:
+        self.probe, self.trace, self.signals = probe, probe.trace, probe.signals
+        self.backwards: dict[int, list[Step]] = {}  # forward step -> its derivatives
+        self.readers: dict[int, list[Step]] = {}  # value -> the steps that read it
+        for step in self.trace.steps:
+            if step.phase == "backward" and step.forward is not None:
+                self.backwards.setdefault(step.forward, []).append(step)
+            for i in step.inputs:
+                self.readers.setdefault(i, []).append(step)
+        self.from_parameters = self._reached_from("parameter")
+        self.differentiated = set(self.backwards)
+
+    def _reached_from(self, role: str) -> set[int]:
+        """Return the values that depend on a value from outside with this role."""
+        found = {v.id for v in self.trace.values if v.producer is None and v.role == role}
+        for step in self.trace.steps:
+            if step.phase == "forward" and any(i in found for i in step.inputs):
+                found.update(step.outputs)
+        return found
+
+    def forward(self) -> Iterator[Step]:
+        """Return the steps of the forward pass."""
+        return (s for s in self.trace.steps if s.phase == "forward")
+
+    def source(self, value: int) -> Value:
+        """Return the value from which this one was moved, reshaped or converted."""
+        for _ in range(64):
+            found = self.trace.values[value]
+            if found.producer is None:
+                return found
+            step = self.trace.steps[found.producer]
+            if step.operation not in PASSING or not step.inputs:
+                return found
+            value = step.inputs[0]
+        return self.trace.values[value]
+
+    def producer(self, value: int) -> Step | None:
+        """Return the step that computed the value, past what only moves it."""
+        found = self.source(value).producer
+        return None if found is None else self.trace.steps[found]
+
+    def layers(self) -> list[Layer]:
+        """Return the layers in the order in which they ran."""
+        return [layer for step in self.forward() if (layer := self._layer(step)) is not None]
+
+    def chain(self) -> list[Layer]:
+        """Return the longest sequence of layers of which each reads what came of the one before, and that
+        gradients pass."""
+        layers = [layer for layer in self.layers() if layer.step.index in self.differentiated]
+        at = {layer.step.index: i for i, layer in enumerate(layers)}
+        last: dict[int, int] = {}  # value -> the last layer that it comes from
+        before: dict[int, int | None] = {}
+        length: dict[int, int] = {}
+        for step in self.forward():
+            found = max((last[i] for i in step.inputs if i in last), default=None)
+            own = at.get(step.index)
+            if own is not None:
+                before[own] = last.get(layers[own].source)
+                previous = before[own]
+                length[own] = 1 + (0 if previous is None else length[previous])
+                found = own
+            if found is not None:
+                last.update(dict.fromkeys(step.outputs, found))
+        chain: list[Layer] = []
+        here = max(length, key=lambda i: (length[i], i), default=None)
+        while here is not None:
+            chain.append(layers[here])
+            here = before[here]
+        return chain[::-1]
+
+    def _layer(self, step: Step) -> Layer | None:
+        if step.operation not in LAYERS or not step.outputs:
+            return None
+        output = self.signals.get(step.outputs[0])
+        sources = [self.source(i) for i in step.inputs]
+        weights = [
+            (i, v)
+            for i, v in enumerate(sources)
+            if v.role == "parameter" and len(self._shape(step.inputs[i])) > 1
+        ]
+        rest = [
+            i for i, v in enumerate(sources) if v.role != "parameter" and len(self._shape(step.inputs[i])) > 0
+        ]
+        if output is None or not weights or not rest:
+            return None
+        source = step.inputs[rest[-1]]
+        return Layer(step, weights[0][1].name, self.signal(source), output, source)
+
+    def _shape(self, value: int) -> tuple[int, ...]:
+        found = self.signal(value)
+        return () if found is None else found.shape
+
+    def signal(self, value: int) -> Signal | None:
+        """Return what was measured of a value, or of that from which it was moved."""
+        for _ in range(64):
+            found = self.signals.get(value)
+            producer = self.trace.values[value].producer
+            if found is not None or producer is None:
+                return found
+            step = self.trace.steps[producer]
+            if step.operation not in PASSING or not step.inputs:
+                return None
+            value = step.inputs[0]
+        return None
+
+    def gradient(self, step: Step) -> Signal | None:
+        """Return the gradient with respect to the output of a forward step: what its derivatives read."""
+        output = self.signals.get(step.outputs[0]) if step.outputs else None
+        if output is None:
+            return None
+        for back in self.backwards.get(step.index, []):
+            for i in back.inputs:
+                made_by = self.trace.values[i].producer
+                if made_by is None or self.trace.steps[made_by].phase != "backward":
+                    continue
+                found = self.signal(i)
+                if found is not None and found.size == output.size:
+                    return found
+        return None
+
+    def loss_steps(self) -> list[Step]:
+        """Return the forward steps that have a derivative, the last first: the loss is computed by the first
+        of them."""
+        return sorted((self.trace.steps[i] for i in self.differentiated), key=lambda s: -s.index)
+
+    def targets(self) -> Iterator[tuple[Step, int, int]]:
+        """Return the steps that compare an output with data: the step, the output and the data, by id."""
+        for step in self.loss_steps():
+            if len(step.inputs) < 2:
+                continue
+            outputs = [i for i in step.inputs if i in self.from_parameters]
+            data = [i for i in step.inputs if self.is_data(i)]
+            if len(outputs) == 1 and len(data) == 1:
+                yield step, outputs[0], data[0]
+
+    def is_data(self, value: int) -> bool:
+        """Return whether a value is an array that depends on no parameter."""
+        found = self.signal(value)
+        return value not in self.from_parameters and found is not None and found.size > 1
+
+    def first_use(self) -> dict[str, Step]:
+        """Return the first forward step that reads each parameter, by name."""
+        found: dict[str, Step] = {}
+        for step in self.forward():
+            for i in step.inputs:
+                value = self.trace.values[i]
+                if value.role == "parameter" and value.name and value.producer is None:
+                    found.setdefault(value.name, step)
+        return found

@@ -1,0 +1,186 @@
+"""A checkup as plain text, for terminals, and as a page."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from html import escape
+from typing import Any, Protocol
+
+from stablenum.diagnosis.checkup.symptoms import Complaint, Level
+from stablenum.diagnosis.replay.source_files import lines_around
+from stablenum.diagnosis.report.html import page
+
+__all__ = ["as_html", "as_rich", "as_text"]
+
+WIDTH = 92
+# So many complaints are shown in full.
+MOST = 4
+
+
+class Shown(Protocol):
+    """What the renderings show."""
+
+    @property
+    def complaints(self) -> tuple[Complaint, ...]:
+        """What is wrong."""
+
+    @property
+    def steps(self) -> int:
+        """The number of optimizer steps."""
+
+    @property
+    def measured(self) -> int:
+        """The number of these that were measured."""
+
+    @property
+    def losses(self) -> tuple[float, float] | None:
+        """The first and the last loss."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What could not be measured."""
+
+
+def as_text(c: Shown) -> str:
+    """Render a checkup as plain text of at most 92 columns, without colours."""
+    parts = [[_summary(c)], *(_complaint(one) for one in c.complaints[:MOST]), _rest(c), _notes(c)]
+    return "\n\n".join("\n".join(part) for part in parts if part)
+
+
+def _summary(c: Shown) -> str:
+    steps = (
+        f"{c.steps} optimizer step{'' if c.steps == 1 else 's'}, of which {c.measured} were measured in full"
+    )
+    loss = "" if c.losses is None else f" The loss went from {c.losses[0]:.4g} to {c.losses[1]:.4g}."
+    found = [one for one in c.complaints if one.level > Level.NOTE]
+    said = f"{len(found)} finding{'' if len(found) == 1 else 's'}" if found else "Nothing found"
+    return f"{said} in {steps}.{loss}"
+
+
+def title(one: Complaint) -> str:
+    """Return the first line of a complaint."""
+    where = f"{one.place}: " if one.place is not None else ""
+    module = f" in {one.module}" if one.module else ""
+    return f"{where}{one.symptom.value}{module}, since step {one.since} ({one.level.name.lower()})"
+
+
+def _complaint(one: Complaint) -> list[str]:
+    lines = [title(one), *source(one)]
+    lines += _wrapped(f"{one.what[:1].upper()}{one.what[1:]}.")
+    lines += [w for e in one.evidence for w in _wrapped(e, "  - ")]
+    if one.places:
+        lines += _wrapped(f"See also: {', '.join(str(p) for p in one.places)}")
+    lines += _wrapped(f"Cure: {one.cure}.")
+    if one.tried:
+        lines += _wrapped(f"tried: {one.tried}", "    ")
+    elif one.expects:
+        lines += _wrapped(f"expect: {one.expects}", "    ")
+    if one.consequences:
+        lines += _wrapped("Follows from it: " + "; ".join(brief(x) for x in one.consequences))
+    return lines
+
+
+def source(one: Complaint) -> list[str]:
+    """Return the line of the place among its neighbours."""
+    if one.place is None:
+        return []
+    around = lines_around(one.place)
+    if not around:
+        return [f"    {one.place.code}"] if one.place.code else []
+    width = len(str(around[-1][0]))
+    return [f"  {'>' if n == one.place.line else ' '} {n:>{width}}  {line}" for n, line in around]
+
+
+def brief(one: Complaint) -> str:
+    """Return a consequence in a few words."""
+    return f"{one.symptom.value} ({one.evidence[0]})" if one.evidence else one.symptom.value
+
+
+def _rest(c: Shown) -> list[str]:
+    return [f"Also: {brief(one)}" for one in c.complaints[MOST:]]
+
+
+def _notes(c: Shown) -> list[str]:
+    return [w for note in c.notes for w in _wrapped(f"Note: {note}")]
+
+
+def _wrapped(text: str, mark: str = "") -> list[str]:
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=mark,
+        subsequent_indent=" " * max(len(mark), 2),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def as_rich(c: Shown) -> Iterator[Any]:
+    """Return the parts to print on a terminal, in order."""
+    from rich.padding import Padding
+    from rich.syntax import Syntax
+    from rich.text import Text
+
+    bad = any(one.level > Level.NOTE for one in c.complaints)
+    yield Text(_summary(c), style="bold" if bad else "bold green")
+    for one in c.complaints[:MOST]:
+        yield Text()
+        yield Text(title(one), style="bold cyan" if one.level is Level.NOTE else "bold red")
+        if one.place is not None and (around := lines_around(one.place)):
+            code = "\n".join(line for _, line in around)
+            yield Padding(
+                Syntax(
+                    code,
+                    "python",
+                    line_numbers=True,
+                    start_line=around[0][0],
+                    highlight_lines={one.place.line},
+                    background_color="default",
+                ),
+                (0, 2),
+            )
+        yield Text(f"{one.what[:1].upper()}{one.what[1:]}.")
+        yield from (Text(f"  - {e}", style="dim") for e in one.evidence)
+        yield Text.assemble(("Cure: ", "bold green"), f"{one.cure}.")
+        if one.tried or one.expects:
+            yield Text(f"    {'tried' if one.tried else 'expect'}: {one.tried or one.expects}", style="green")
+        if one.consequences:
+            yield Text("Follows from it: " + "; ".join(map(brief, one.consequences)), style="dim")
+    yield from (Text(line, style="dim") for line in (*_rest(c), *_notes(c)))
+
+
+def as_html(c: Shown) -> str:
+    """Return the whole page; everything that comes from the user's code is escaped."""
+    parts = [f"<h1>{escape(_summary(c))}</h1>"]
+    for one in c.complaints:
+        parts += _html(one)
+    parts += _listed("Notes", c.notes)
+    return page("Checkup", parts)
+
+
+def _html(one: Complaint) -> list[str]:
+    lines = "\n".join(source(one))
+    return [
+        f"<h2>{escape(one.level.name.lower())}</h2>",
+        (
+            f'<p><span class="cause">{escape(one.symptom.value)}</span> '
+            f'<span class="place">{escape(str(one.place or ""))}</span> {escape(one.module)}, '
+            f"since step {one.since}</p>"
+        ),
+        f'<pre class="bad">{escape(lines)}</pre>' if lines else "",
+        f"<p>{escape(one.what)}.</p>",
+        *_listed("", one.evidence),
+        f"<p><b>Cure:</b> {escape(one.cure)}.</p>",
+        f'<p class="soft">{"tried" if one.tried else "expect"}: {escape(one.tried or one.expects)}</p>'
+        if one.tried or one.expects
+        else "",
+        *_listed("Follows from it", [brief(x) for x in one.consequences]),
+    ]
+
+
+def _listed(title: str, texts: Sequence[str]) -> list[str]:
+    if not texts:
+        return []
+    items = "".join(f"<li>{escape(text)}</li>" for text in texts)
+    return [f"<h2>{escape(title)}</h2>" if title else "", f"<ul>{items}</ul>"]

@@ -1,0 +1,48 @@
+"""Rules on the course of the loss."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from stablenum.diagnosis.checkup.course import Course, median
+from stablenum.diagnosis.checkup.reading import Reading
+from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
+
+__all__ = ["RULES"]
+
+_LEAST = 10
+
+
+def _loss(course: Course, last: Reading | None) -> Iterator[Complaint]:
+    values = course.values
+    if len(values) < _LEAST:
+        return
+    size = median([abs(v) for v in values])
+    fall, place = course.fall(), course.step_place
+    steps = [abs(b - a) for a, b in itertools.pairwise(values)]
+    turns = sum((b - a) * (c - b) < 0 for a, b, c in zip(values, values[1:], values[2:])) / (len(values) - 2)
+    if max(values) - min(values) <= 1e-6 * size:
+        yield Complaint.of(
+            Symptom.LOSS_CONSTANT,
+            Level.FAULT,
+            f"the loss is {values[-1]:.6g} in all {len(values)} steps",
+            place=place,
+        )
+    elif fall < -1.0 and values[-1] > 2 * abs(values[0]):
+        yield Complaint.of(
+            Symptom.LOSS_DIVERGES,
+            Level.FAULT,
+            f"the loss rose from {values[0]:.3g} to {values[-1]:.3g}",
+            place=place,
+        )
+    elif turns > 0.8 and median(steps) > 0.5 * size and fall < 0.3:
+        yield Complaint.of(
+            Symptom.LOSS_OSCILLATES,
+            Level.WARNING,
+            f"it turns around in {turns:.0%} of the steps, by {median(steps) / size:.0%} of its size",
+            place=place,
+        )
+
+
+RULES = (_loss,)

@@ -1,0 +1,342 @@
+"""Watch an unmodified PyTorch script for a checkup: the losses, and a sample of its steps in full.
+
+A measured step takes many times as long as a plain one. The first steps are measured, then as many as fit
+into a part of the script's time.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import array_api_compat.torch as torch_namespace
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from stablenum.commands.explain.session import FAILED, Session
+from stablenum.diagnosis.checkup.course import (
+    Clip,
+    Course,
+    Loss,
+    ParameterSeen,
+    Probe,
+    Recurrence,
+    measure_update,
+)
+from stablenum.diagnosis.checkup.report import Checkup
+from stablenum.diagnosis.replay.values import Place
+from stablenum_torch._diagnosis.by_hand import graph_of, tensors_of
+from stablenum_torch._diagnosis.checkup.measuring import MeasuredStep
+from stablenum_torch._diagnosis.optimizers import parameters_of, rate_of
+from stablenum_torch._diagnosis.replay.source_lines import users_place
+from stablenum_torch._diagnosis.script_recorder import roles_and_names
+from stablenum_torch._diagnosis.unseen import Unseen, outside_graphs
+from stablenum_torch._step.measure import dense_values
+
+__all__ = ["watch"]
+
+# The first steps are always measured. The number of each later one is at least so many times that of the
+# last, and together they take at most a part of the script's time.
+FIRST, APART, PART = 3, 1.3, 0.25
+# At most so many steps are measured.
+MOST = 40
+_SETTINGS = ("lr", "weight_decay", "eps", "momentum")
+
+_INITIALISERS = [
+    name for name in vars(nn.init) if name.endswith("_") and not name.startswith("_") and name != "sparse_"
+]
+
+
+def watch(session: Session) -> None:
+    """Watch everything that this process trains from now on."""
+    watcher = _Watcher(session)
+    register_module_forward_pre_hook(watcher.before_module)
+    register_optimizer_step_pre_hook(watcher.before_step)
+    register_optimizer_step_post_hook(watcher.after_step)
+    watcher.unseen.wrap(torch.autograd, "backward", watcher.before_backward, watcher.after_backward)
+    for owner in (nn.utils, nn.utils.clip_grad):
+        watcher.unseen.wrap(owner, "clip_grad_norm_", watcher.before_clip, watcher.after_clip)
+    watcher.unseen.wrap(torch.optim.Optimizer, "__init__", watcher.before_optimizer)
+    watcher.unseen.wrap(torch.optim.Optimizer, "load_state_dict", watcher.before_load_state)
+    watcher.unseen.wrap(torch.optim.lr_scheduler.LRScheduler, "__init__", watcher.before_schedule)
+    watcher.unseen.wrap(nn.Module, "load_state_dict", watcher.before_load)
+    for name in _INITIALISERS:
+        watcher.unseen.wrap(nn.init, name, watcher.before_init)
+    for name in ("normal_", "uniform_"):
+        watcher.unseen.wrap(Tensor, name, watcher.before_init)
+    session.on_end.append(watcher.conclude)
+
+
+class _Watcher:
+    """Collects the course of a training."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.unseen = Unseen(session, self.close)
+        self.course = Course(framework="torch")
+        self.window: MeasuredStep | None = None
+        self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self.names: dict[int, tuple[str, str]] = {}  # id of a tensor -> its role and name
+        self.renamed = True  # whether there may be tensors without a name
+        self.seen: set[int] = set()  # ids of optimizers
+        self.before: dict[int, Tensor] = {}  # parameters before the step that is measured
+        self.owned: dict[
+            int, tuple[str, bool]
+        ] = {}  # id of a parameter -> its optimizer's class, had a gradient
+        self.kept_alive: list[Any] = []
+        self.leaves: dict[int, weakref.ref[Tensor]] = {}  # what gradients have reached
+        self.losses: list[tuple[int, Tensor, Place | None]] = []
+        self.initialised: dict[int, Place] = {}  # by the address of a tensor's memory
+        self.began, self.spent, self.opened = False, 0.0, 0.0
+        self.recurrences: list[Recurrence] = []
+        self.since_step = 0  # backward passes since the last step
+        self.uncleared: set[int] = set()  # ids of parameters with the gradient of a step that was taken
+        self.backward_place: Place | None = None
+
+    # --- a step that is measured ---
+
+    def open(self) -> None:
+        """Begin to measure, if there is time for it."""
+        now = time.process_time()  # of the whole process, with its imports
+        self.began = True
+        done = len(self.course.probes)
+        if self.window is not None or done >= MOST or (done >= FIRST and not self.due(now)):
+            return
+        if self.renamed:
+            self.names, self.renamed = roles_and_names(), False
+        window = self.session.sheltered(MeasuredStep, dict(self.names))
+        if window is not FAILED:
+            self.window, self.opened = window, now
+            self.unseen.recording = True
+
+    def due(self, now: float) -> bool:
+        """Return whether it is time to measure another step: further and further apart, within a part of the
+        script's time."""
+        last = self.course.probes[-1].step
+        return self.course.steps >= APART * last and self.spent < PART * (now - self.spent)
+
+    def close(self) -> None:
+        """Stop measuring."""
+        if self.window is not None:
+            self.session.sheltered(self.window.close)
+            self.spent += time.process_time() - self.opened
+            self.window, self.unseen.recording = None, False
+
+    @outside_graphs
+    def before_module(self, module: nn.Module, args: Any) -> None:
+        """Open the first window before the first forward pass of the training."""
+        if not self.began and torch.is_grad_enabled():
+            self.session.sheltered(self.open)
+        if self.window is not None and isinstance(module, nn.RNNBase):
+            self.unseen.look(self.note_recurrence, module, args)
+
+    def note_recurrence(self, module: nn.RNNBase, args: Any) -> None:
+        given = args[0] if args and isinstance(args[0], Tensor) else None
+        if given is not None and given.ndim == 3 and not module.batch_first:
+            path = self.names.get(id(module.weight_ih_l0), ("", ""))[1].rpartition(".")[0]
+            self.recurrences.append(Recurrence(path, users_place(), given.shape[0], given.shape[1]))
+
+    @outside_graphs
+    def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self.unseen.look(self.note_before, optimizer)
+
+    @outside_graphs
+    def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self.unseen.look(self.note_after, optimizer)
+        if len(self.optimizers) < 2 or self.window is None or optimizer is self.last_of_round():
+            self.close()
+            self.session.sheltered(self.open)
+        if self.session.plan.steps is not None and self.course.steps >= self.session.plan.steps:
+            self.session.stop()
+
+    def note_before(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizers.add(optimizer)
+        self.course.step_place = self.course.step_place or users_place()
+        if id(optimizer) not in self.seen:
+            self.note_new(optimizer)
+        first = next((p for p in parameters_of(optimizer) if p.grad is not None), None)
+        if first is not None and id(first) in self.uncleared:
+            self.course.kept.append(self.course.steps)
+            self.course.kept_place = self.course.kept_place or self.backward_place
+        if self.window is not None:
+            for p in parameters_of(optimizer):
+                if _measurable(p):
+                    self.before[id(p)] = p.detach().clone()
+
+    def note_new(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note an optimizer that has not taken a step before."""
+        self.seen.add(id(optimizer))
+        self.renamed = True
+        self.kept_alive.append(optimizer)
+        kind = type(optimizer).__name__
+        own = list(parameters_of(optimizer))
+        if own and all(self.owned.get(id(p), ("", False))[0] == kind for p in own):
+            self.course.renewed.append(self.course.steps)
+            self.course.renewed_place = self.course.renewed_place or users_place()
+        for p in own:
+            self.owned[id(p)] = (kind, False)
+        settings = {
+            k: float(v) for k in _SETTINGS if isinstance(v := optimizer.defaults.get(k), (int, float))
+        }
+        self.course.settings += ((kind, settings),)
+
+    def note_after(self, optimizer: torch.optim.Optimizer) -> None:
+        course = self.course
+        rate = rate_of(optimizer)
+        if rate is not None:
+            course.rates.append((course.steps, rate))
+        first = next((p for p in parameters_of(optimizer) if p.grad is not None), None)
+        if first is not None and not _is_zero(first.grad):
+            self.uncleared.add(id(first))
+        if self.window is not None:
+            self.note_probe(optimizer)
+        course.steps += 1
+        self.since_step = 0
+
+    def last_of_round(self) -> torch.optim.Optimizer | None:
+        """Return the optimizer that was seen last: each round ends with its step."""
+        return next((o for o in reversed(self.kept_alive) if o in self.optimizers), None)
+
+    def note_probe(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note what an optimizer has done with its parameters."""
+        assert self.window is not None
+        seen = []
+        own = [p for p in parameters_of(optimizer) if _measurable(p) and p.requires_grad]
+        rates = {id(p): group.get("lr") for group in optimizer.param_groups for p in group["params"]}
+        for i, p in enumerate(own):
+            before = self.before.pop(id(p), None)
+            if before is None:
+                continue
+            rate = rates.get(id(p))
+            gradient = torch.zeros_like(before) if p.grad is None else _dense(p.grad)
+            wide = [t.detach().double() for t in (before, p, gradient)]
+            seen.append(
+                ParameterSeen(
+                    self.names.get(id(p), ("", f"parameter {i}"))[1],
+                    tuple(p.shape),
+                    str(p.dtype).removeprefix("torch."),
+                    float("nan") if rate is None else float(rate),
+                    p.grad is not None,
+                    *measure_update(*wide, xp=torch_namespace).tolist(),
+                )
+            )
+        self.renamed = self.renamed or any(i not in self.names for i in self.window.leaves)
+        self.course.probes.append(
+            Probe(
+                step=self.course.steps,
+                trace=self.window.trace,
+                signals=self.window.signals,
+                parameters=tuple(seen),
+                recurrences=tuple(self.recurrences),
+            )
+        )
+        self.recurrences.clear()
+
+    # --- what the script sets up ---
+
+    def before_optimizer(self, *args: Any, **kwargs: Any) -> None:
+        self.course.made = _with(self.course.made, users_place())
+
+    def before_schedule(self, *args: Any, **kwargs: Any) -> None:
+        self.course.scheduled = _with(self.course.scheduled, users_place())
+
+    def before_load_state(self, *args: Any, **kwargs: Any) -> None:
+        self.course.loaded_state = self.course.loaded_state or users_place()
+
+    def before_load(self, *args: Any, **kwargs: Any) -> None:
+        self.course.loaded = True
+
+    def before_init(self, tensor: Any = None, *args: Any, **kwargs: Any) -> None:
+        place = users_place()
+        if place is not None and isinstance(tensor, Tensor) and _measurable(tensor) and not self.course.steps:
+            self.initialised[tensor.untyped_storage().data_ptr()] = place
+
+    # --- losses and gradients ---
+
+    def before_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        roots = [t for t in tensors_of(tensors) if isinstance(t, Tensor)]
+        ungrounded = [t for t in roots if not t.requires_grad]
+        if ungrounded:
+            self.course.groundless = self.course.groundless or users_place()
+        for t in roots[:1]:
+            if t.numel() == 1 and t.is_floating_point() and not t.is_meta:
+                self.losses.append((self.course.steps, t.detach().clone(), users_place()))
+        if len(self.losses) > 256:
+            self.read_losses()
+        graph = graph_of(roots)
+        for leaf in graph.leaves:
+            if id(leaf) in self.uncleared and _is_zero(leaf.grad):
+                self.uncleared.discard(id(leaf))
+        self.backward_place = users_place()
+        self.since_step += 1
+        for leaf in graph.leaves:
+            self.leaves.setdefault(id(leaf), weakref.ref(leaf))
+        return None
+
+    def after_backward(self, _: Any, __: Any) -> None:
+        """Nothing to note."""
+
+    def before_clip(self, parameters: Any, max_norm: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return max_norm, users_place()
+
+    def after_clip(self, given: tuple[Any, Place | None], norm: Any) -> None:
+        bound, place = given
+        if bound is not None:
+            self.course.clips.append(Clip(self.course.steps, float(norm), float(bound), place))
+
+    def read_losses(self) -> None:
+        self.course.losses += [Loss(step, float(t), place) for step, t, place in self.losses]
+        self.losses.clear()
+
+    # --- the end ---
+
+    def conclude(self) -> None:
+        """Judge the course of the training, which has ended."""
+        self.close()
+        course = self.course
+        self.read_losses()
+        leaves = [p for ref in self.leaves.values() if (p := ref()) is not None]
+        own = [p for optimizer in self.kept_alive for p in parameters_of(optimizer)]
+        ids = {id(p) for p in own}
+        outside = [p for p in leaves if id(p) not in ids and isinstance(p, nn.Parameter) and course.steps]
+        # The modules may be gone, but those of the parameters that optimizers keep had their names before.
+        names = {i: name for i, (_, name) in (self.names | roles_and_names()).items()}
+        course.outside = tuple(names.get(id(p), f"a parameter of shape {tuple(p.shape)}") for p in outside)
+        course.inside = tuple(dict.fromkeys(names[id(p)] for p in own if id(p) in names))
+        reached = {id(p) for p in leaves}
+        for p in own + leaves:
+            place = self.initialised.get(p.untyped_storage().data_ptr()) if _measurable(p) else None
+            if place is not None and id(p) in names:
+                course.initialised[names[id(p)]] = place
+        course.strangers = sum(
+            id(p) not in names and id(p) not in reached and p.requires_grad for p in _distinct(own)
+        )
+        if course.steps or course.groundless is not None or self.since_step:
+            self.session.outcome.checkup = Checkup.of(course).to_dict()
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    """Return a gradient with an element for each of the parameter's."""
+    gradient = gradient.detach()
+    return gradient.to_dense() if gradient.layout is not torch.strided else gradient
+
+
+def _measurable(p: Tensor) -> bool:
+    return p.layout is torch.strided and p.is_floating_point() and not p.is_meta and p.numel() > 0
+
+
+def _is_zero(gradient: Tensor | None) -> bool:
+    return gradient is None or not bool(dense_values(gradient.detach()).count_nonzero())
+
+
+def _with(places: tuple[Place, ...], place: Place | None) -> tuple[Place, ...]:
+    """Return the places with another one, unless it is known; no more than four."""
+    return places if place is None or place in places or len(places) > 3 else (*places, place)
+
+
+def _distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
+    return list({id(t): t for t in tensors}.values())

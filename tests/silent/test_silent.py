@@ -1,0 +1,57 @@
+"""What ``stablenum checkup`` says of programs that fail to learn although no number is NaN or inf.
+
+Each was written by someone who had read neither the library nor its tests. ``expected.json`` says what is
+wrong, in its author's words, which lines are right answers, and which finding comes first today. "set" is
+"tuned" for programs that the rules were tuned to, "blind" for those that were run once after that; of these,
+"as_found" says what was right when they were run. "still" gives the reason where the answer is wrong today.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+PROGRAMS: dict[str, dict[str, Any]] = json.loads((HERE / "expected.json").read_text(encoding="utf-8"))
+
+
+def chosen(kind: str) -> list[Any]:
+    return [
+        pytest.param(name, marks=pytest.mark.xfail(reason=program["still"], strict=True))
+        if "still" in program
+        else name
+        for name, program in PROGRAMS.items()
+        if program["kind"] == kind
+    ]
+
+
+def checked(name: str, target: Path) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    path = HERE / f"{name}.py"
+    line = [sys.executable, "-m", "stablenum", "checkup", path.name, "--json", str(target)]
+    result = subprocess.run(line, capture_output=True, text=True, cwd=path.parent, timeout=280)
+    return result, json.loads(target.read_text(encoding="utf-8"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", chosen("broken"))
+def test_the_fault_is_the_first_finding(name: str, tmp_path: Path) -> None:
+    result, report = checked(name, tmp_path / "report.json")
+    assert result.returncode == 1, result.stdout + result.stderr
+    first, wanted = report["complaints"][0], PROGRAMS[name]
+    places = [place["line"] for place in (first["place"], *first["places"]) if place is not None]
+    assert first["symptom"] == wanted["finding"], result.stdout
+    if not wanted.get("place_still"):
+        assert not set(places).isdisjoint(wanted["lines"]), result.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", chosen("healthy"))
+def test_a_healthy_program_is_not_blamed(name: str, tmp_path: Path) -> None:
+    result, report = checked(name, tmp_path / "report.json")
+    assert report["ok"], result.stdout
+    assert result.returncode == 0

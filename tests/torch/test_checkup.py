@@ -1,0 +1,194 @@
+"""The checkup of scripts: each small script has one fault, or an oddity that is none."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+START = """
+import torch
+from torch import nn
+
+torch.manual_seed(1)
+x = torch.randn(64, 8)
+y = x @ torch.randn(8, 1)
+model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+"""
+LOOP = """
+for step in range({steps}):
+    opt.zero_grad()
+    loss = {loss}
+    loss.backward()
+    {between}
+    opt.step()
+"""
+MSE = "(model(x) - y).square().mean()"
+
+
+def script(make: str = "", *, opt: str = "", loss: str = MSE, between: str = "pass", steps: int = 30) -> str:
+    """Return a script; ``make`` comes after the model, ``opt`` is the optimizer."""
+    opt = opt or "torch.optim.Adam(model.parameters(), lr=1e-2)"
+    return f"{START}{make}\nopt = {opt}\n{LOOP.format(steps=steps, loss=loss, between=between)}"
+
+
+BIG = "for p in model.parameters():\n    p.data.uniform_(1, 10)"
+DEEP = "model = nn.Sequential(nn.Linear(8, 16), *[nn.Linear(16, 16) for _ in range(6)], nn.Linear(16, 1))\n"
+RELU = "model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))\n"
+SGD = "torch.optim.SGD(model.parameters(), lr=1e-2)"
+ALL = "[p.grad.mul_(1e-50) for p in model.parameters()]"
+
+FAULTY: dict[str, tuple[str, str, str]] = {
+    "a product that flushes the gradients": (script(between=ALL), "flushed_gradients", ALL),
+    "weights that start far too large": (script(DEEP + BIG, opt=SGD), "exploding_activations", "uniform_"),
+    "weights that start far too small": (
+        script(
+            f"{DEEP}for p in model.parameters():\n    nn.init.normal_(p, std=1e-2 if p.ndim > 1 else 1e-9)"
+        ),
+        "vanishing_activations",
+        "nn.init.normal_",
+    ),
+    "a loss without a graph": (script(loss="torch.tensor(1.0)"), "no_graph", "loss.backward()"),
+    "a part that is detached": (
+        script(loss="(model[2](model[1](model[0](x)).detach()) - y).square().mean()"),
+        "no_gradient",
+        "detach",
+    ),
+    "a layer that no optimizer has": (
+        script(opt="torch.optim.Adam(model[0].parameters(), lr=1e-2)"),
+        "not_in_optimizer",
+        "opt = ",
+    ),
+    "a rate of 0": (script(opt="torch.optim.Adam(model.parameters(), lr=0.0)"), "rate_zero", "opt = "),
+    "a rate that is far too large": (
+        script(opt="torch.optim.Adam(model.parameters(), lr=5.0)"),
+        "steps_too_large",
+        "opt = ",
+    ),
+    "gradients that are never cleared": (
+        script(opt=SGD, steps=20).replace("    opt.zero_grad()\n", ""),
+        "gradients_kept",
+        "loss.backward()",
+    ),
+    "a new optimizer in every step": (
+        script(steps=20, between="opt = torch.optim.Adam(model.parameters(), lr=1e-2)"),
+        "optimizer_renewed",
+        "opt.step()",
+    ),
+    "bfloat16 weights and small steps": (
+        script(
+            "model = model.bfloat16()\nx, y = x.bfloat16(), y.bfloat16()", opt=SGD.replace("1e-2", "1e-4")
+        ),
+        "lost_updates",
+        "opt = ",
+    ),
+    "targets that broadcast": (script("y = y[:, 0]"), "broadcast_loss", "loss = "),
+    "inputs that are not scaled": (script("x = x * 1000 + 500", opt=SGD), "unscaled_input", "loss = "),
+    "a sigmoid before the loss on logits": (
+        script(
+            "t = (y > 0).float()",
+            loss="nn.functional.binary_cross_entropy_with_logits(torch.sigmoid(model(x)), t)",
+        ),
+        "activation_before_loss",
+        "loss = ",
+    ),
+    "decay that eats the weights": (
+        script("y = y * 0", opt="torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=20)", steps=60),
+        "weight_decay",
+        "opt = ",
+    ),
+    "an eps above every gradient": (
+        script(opt="torch.optim.Adam(model.parameters(), lr=1e-3, eps=100.0)"),
+        "eps_dominates",
+        "opt = ",
+    ),
+}
+HEALTHY: dict[str, str] = {
+    "a plain training": script(),
+    "ReLU with half of the units inactive": script(RELU),
+    "warm-up from a rate of 0": script(
+        between="opt.param_groups[0]['lr'] = 1e-2 * min(1, step / 10)", steps=60
+    ),
+    "a frozen first layer": script(
+        "model[0].requires_grad_(False)", opt="torch.optim.Adam(model[2].parameters(), lr=1e-2)"
+    ),
+    "two batches to a step": script(loss=MSE, between="(model(x) - y).square().mean().backward()"),
+    "clipping that is rarely active": script(between="nn.utils.clip_grad_norm_(model.parameters(), 5.0)"),
+    "targets around 100 and a bias that knows it": script(
+        "y = y + 100\nwith torch.no_grad():\n    model[2].bias.fill_(100)"
+    ),
+    "sparse gradients": (
+        "import torch\nfrom torch import nn\ntorch.manual_seed(0)\n"
+        "e, h = nn.Embedding(1000, 8, sparse=True), nn.Linear(8, 1)\n"
+        "a, b = torch.optim.SparseAdam(e.parameters(), lr=1e-2), torch.optim.Adam(h.parameters(), lr=1e-2)\n"
+        "i = torch.randint(0, 50, (64,))\ny = (i % 2).float()\n"
+        "for step in range(60):\n    a.zero_grad()\n    b.zero_grad()\n"
+        "    loss = nn.functional.binary_cross_entropy_with_logits(h(e(i))[:, 0], y)\n"
+        "    loss.backward()\n    a.step()\n    b.step()\n"
+    ),
+}
+
+
+def checked(
+    text: str, folder: Path, *options: str
+) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    (folder / "train.py").write_text(text, encoding="utf-8")
+    line = [sys.executable, "-m", "stablenum", "checkup", "train.py", "--json", "r.json", *options]
+    result = subprocess.run(line, capture_output=True, text=True, cwd=folder, timeout=200)
+    report = folder / "r.json"
+    return result, json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
+
+
+@pytest.mark.parametrize("fault", FAULTY)
+def test_the_fault_is_the_first_finding_with_its_line(fault: str, tmp_path: Path) -> None:
+    text, symptom, line = FAULTY[fault]
+    result, report = checked(text, tmp_path)
+    assert result.returncode == 1, result.stdout + result.stderr
+    first = report["complaints"][0]
+    assert first["symptom"] == symptom, result.stdout
+    places = [p["code"] for p in (first["place"], *first["places"]) if p is not None]
+    assert any(line in code for code in places), result.stdout
+    assert "watching failed" not in result.stderr
+
+
+@pytest.mark.parametrize("oddity", HEALTHY)
+def test_a_healthy_training_is_not_blamed(oddity: str, tmp_path: Path) -> None:
+    result, report = checked(HEALTHY[oddity], tmp_path)
+    assert report["ok"], result.stdout
+    assert result.returncode == 0, result.stderr
+    assert "watching failed" not in result.stderr
+
+
+def test_steps_end_the_script_early(tmp_path: Path) -> None:
+    result, report = checked(script(steps=1000) + "print('the end')", tmp_path, "--steps", "5")
+    assert report["steps"] == 5
+    assert "the end" not in result.stdout
+
+
+def test_a_script_that_trains_nothing_is_not_blamed(tmp_path: Path) -> None:
+    result, report = checked("import torch\nprint(torch.ones(2))", tmp_path)
+    assert report == {}
+    assert result.returncode == 0
+    assert "nothing was measured" in result.stderr
+
+
+def test_a_wrong_number_of_steps_is_a_usage_error(tmp_path: Path) -> None:
+    result, _ = checked("import torch", tmp_path, "--steps", "0")
+    assert result.returncode == 2
+
+
+def test_the_report_is_a_page_and_comes_back_from_json(tmp_path: Path) -> None:
+    from stablenum.diagnosis.checkup.report import Checkup
+
+    text, _, _ = FAULTY["a rate of 0"]
+    result, report = checked(text, tmp_path, "--html", "r.html")
+    page = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "rate_zero" in page
+    assert "<script" not in page
+    again = Checkup.from_dict(report)
+    assert json.loads(again.to_json()) == report
+    assert str(again).splitlines()[0] in result.stdout
