@@ -116,6 +116,7 @@ class Probe:
         signals: id of a value of the trace -> what was measured of it.
         parameters: what its optimizers did.
         recurrences: recurrent layers that take the first axis for time.
+        exact: whether each derivative names its own forward step, not only one on the same line.
     """
 
     step: int
@@ -123,6 +124,7 @@ class Probe:
     signals: dict[int, Signal] = field(default_factory=dict)
     parameters: tuple[ParameterSeen, ...] = ()
     recurrences: tuple[Recurrence, ...] = ()
+    exact: bool = True
 
 
 class Loss(NamedTuple):

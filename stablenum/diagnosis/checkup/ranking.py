@@ -74,16 +74,23 @@ def ranked(found: Iterable[Complaint]) -> tuple[Complaint, ...]:
 
     A root is as serious as the worst of its consequences.
     """
-    roots: list[Complaint] = []
-    for one in sorted(found, key=lambda c: _ORDER[c.symptom]):
-        at = next((i for i, root in enumerate(roots) if _explains(root, one)), None)
-        if at is None:
-            roots.append(one)
-        else:
-            root = roots[at]
-            roots[at] = root.with_(consequences=(*root.consequences, one), level=max(root.level, one.level))
+    ordered = sorted(found, key=lambda c: _ORDER[c.symptom])
+    above: dict[int, int] = {}  # the position of a complaint -> that of what explains it
+    for i, one in enumerate(ordered):
+        for j, other in enumerate(ordered):
+            if one.symptom in _EXPLAINS.get(other.symptom, ()) and _root(above, j) != i:
+                above[i] = j
+                break
+    roots = []
+    for i, one in enumerate(ordered):
+        if i not in above:
+            below = tuple(c for j, c in enumerate(ordered) if j != i and _root(above, j) == i)
+            level = max(c.level for c in (one, *below))
+            roots.append(one.with_(consequences=below, level=level))
     return tuple(sorted(roots, key=lambda c: (-c.level, _ORDER[c.symptom])))
 
 
-def _explains(root: Complaint, one: Complaint) -> bool:
-    return any(one.symptom in _EXPLAINS.get(c.symptom, ()) for c in (root, *root.consequences))
+def _root(above: dict[int, int], i: int) -> int:
+    while i in above:
+        i = above[i]
+    return i

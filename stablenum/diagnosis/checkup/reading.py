@@ -18,7 +18,14 @@ LAYERS = frozenset({
     "dot", "dot_general", "einsum", "linear", "matmul",
 })  # fmt: skip
 # Operations that pass a value on as it is, or a part of it.
-PASSING = (MOVING - SELECTING) | {"cast", "dropout", "copy", "detach", "squeeze", "name"}
+PASSING = (MOVING - SELECTING) | {"cast", "dropout", "detach"}
+
+# Operations of many steps, and those that are often in a loop of the user's.
+_SHARED = LAYERS | {"cross_entropy", "layer_norm", "log_softmax", "relu", "sigmoid", "softmax", "tanh"}
+
+
+def _call(step: Step) -> tuple[object, ...]:
+    return step.operation, step.place, step.module
 
 
 class Layer(NamedTuple):
@@ -51,7 +58,18 @@ class Reading:
             for i in step.inputs:
                 self.readers.setdefault(i, []).append(step)
         self.from_parameters = self._reached_from("parameter")
-        self.differentiated = set(self.backwards)
+        # Of the steps of one function, or of one line in a loop, the derivative may name any.
+        self.calls: dict[tuple[object, ...], list[Step]] = {}
+        for index, steps in self.backwards.items():
+            self.calls.setdefault(_call(self.trace.steps[index]), []).extend(steps)
+        self.differentiated = {
+            s.index for s in self.trace.steps if s.phase == "forward" and self._has_derivative(s)
+        }
+
+    def _has_derivative(self, step: Step) -> bool:
+        if step.index in self.backwards:
+            return True
+        return not self.probe.exact and step.operation in _SHARED and _call(step) in self.calls
 
     def _reached_from(self, role: str) -> set[int]:
         """Return the values that depend on a value from outside with this role."""
@@ -151,15 +169,22 @@ class Reading:
         output = self.signals.get(step.outputs[0]) if step.outputs else None
         if output is None:
             return None
-        for back in self.backwards.get(step.index, []):
+        found = [] if self.probe.exact else self._reading_the_same(step)
+        for back in (*found, *self.backwards.get(step.index, [])):
             for i in back.inputs:
                 made_by = self.trace.values[i].producer
                 if made_by is None or self.trace.steps[made_by].phase != "backward":
                     continue
-                found = self.signal(i)
-                if found is not None and found.size == output.size:
-                    return found
+                seen = self.signal(i)
+                if seen is not None and seen.size == output.size:
+                    return seen
         return None
+
+    def _reading_the_same(self, step: Step) -> list[Step]:
+        """Return derivatives on the line of a step that read what it read, apart from parameters."""
+        sources = [self.source(i) for i in step.inputs]
+        own = {v.id for v in sources if v.role not in ("parameter", "constant")}
+        return [b for b in self.calls.get(_call(step), []) if own & {self.source(i).id for i in b.inputs}]
 
     def loss_steps(self) -> list[Step]:
         """Return the forward steps that have a derivative, the last first: the loss is computed by the first

@@ -34,7 +34,8 @@ def _loss(course: Course, last: Reading | None) -> Iterator[Complaint]:
             Symptom.LOSS_DIVERGES,
             Level.FAULT,
             f"the loss rose from {values[0]:.3g} to {values[-1]:.3g}",
-            place=place,
+            place=course.optimizer_place,
+            places=course.scheduled,
         )
     elif turns > 0.8 and median(steps) > 0.5 * size and fall < 0.3:
         yield Complaint.of(

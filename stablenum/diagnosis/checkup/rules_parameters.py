@@ -219,9 +219,12 @@ def _rate(course: Course, last: Reading | None) -> Iterator[Complaint]:
 
 def _lost(course: Course, last: Reading | None) -> Iterator[Complaint]:
     lost: dict[str, ParameterSeen] = {}
+    # Where gradients are accumulated, nothing moves in most steps.
+    moved = {probe.step for probe in course.probes if any(p.update > 0 for p in probe.parameters)}
     for name in course.names():
-        seen = [p for _, p in course.history(name) if p.has_gradient and p.gradient > 0 and p.rate != 0.0]
-        if len(seen) > 1 and median([p.still for p in seen]) > _MOSTLY:
+        history = [p for step, p in course.history(name) if step in moved]
+        seen = [p for p in history if p.has_gradient and p.gradient > 0 and p.rate != 0.0]
+        if len(seen) > 1 and median([p.still for p in seen[-3:]]) > _MOSTLY:  # a last stage counts
             lost[name] = seen[-1]
     if not lost:
         return
@@ -305,12 +308,12 @@ def _stale(course: Course, last: Reading | None) -> Iterator[Complaint]:
     if eps is None:
         return
     small: list[tuple[int, ParameterSeen, float]] = []
-    for probe in course.probes:
+    for probe in course.probes[-3:]:
         seen = [p for p in probe.parameters if p.gradient > 10 * eps and p.rate > 0 and len(p.shape) > 1]
         ratios = [p.update / p.rate for p in seen]
         if seen and median(ratios) < _OF_THE_RATE:
             small.append((probe.step, seen[0], median(ratios)))
-    if len(small) > max(2, 0.3 * len(course.probes)):
+    if len(small) == 3:
         step, worst, ratio = small[0]
         yield Complaint.of(
             Symptom.STALE_STATE,
@@ -369,7 +372,7 @@ def _bookkeeping(course: Course, last: Reading | None) -> Iterator[Complaint]:
 def _clipped(course: Course, last: Reading | None) -> Iterator[Complaint]:
     clips = [c for c in course.clips if c.bound > 0 and math.isfinite(c.norm)]
     over = [c for c in clips if c.norm > c.bound]
-    if len(clips) > 3 and len(over) > 0.95 * len(clips):
+    if len(clips) > 2 and len(over) > 0.95 * len(clips):
         ratio = median([c.norm / c.bound for c in over])
         if ratio > 10:
             yield Complaint.of(

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from stablenum.diagnosis.checkup.course import Course, median
 from stablenum.diagnosis.checkup.reading import Layer, Reading
+from stablenum.diagnosis.checkup.signals import Signal
 from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
 from stablenum.diagnosis.replay.trace import Step
 
@@ -125,12 +126,43 @@ def _gradient_flow(course: Course, last: Reading | None) -> Iterator[Complaint]:
             continue
         yield Complaint.of(
             symptom,
-            Level.FAULT if not course.fall() > _FALLEN else Level.WARNING,
+            Level.FAULT if not course.fall() > _FALLEN else Level.NOTE,
             shown,
             since=probe.step,
             place=worst.step.place,
             places=tuple(p for p in (course.initialised.get(worst.weight),) if p is not None),
             module=worst.step.module,
+        )
+        return
+
+
+def _detached(course: Course, last: Reading | None) -> Iterator[Complaint]:
+    """Yield a layer that ran in a loop, of whose rounds only the last ones are differentiated."""
+    if last is None or not last.probe.exact:
+        return
+    rounds: dict[tuple[object, ...], list[Layer]] = {}
+    for layer in last.layers():
+        rounds.setdefault((layer.step.place, layer.step.module, layer.weight), []).append(layer)
+    for layers in rounds.values():
+        trained = [layer.step.index in last.differentiated for layer in layers]
+        number = sum(trained)
+        if len(layers) < 3 or not 0 < number < len(layers) / 2 or not all(trained[-number:]):
+            continue
+        first = layers[-number]
+        if first.source not in last.from_parameters:
+            continue  # rounds that do not depend on one another
+        cut = [
+            s.place
+            for s in last.trace.steps[layers[-number - 1].step.index : first.step.index]
+            if "detach" in s.primitive and s.place not in (None, first.step.place)
+        ]
+        yield Complaint.of(
+            Symptom.DETACHED,
+            Level.FAULT,
+            f"{number} of {len(layers)} rounds have a derivative",
+            place=cut[-1] if cut else first.step.place,
+            places=tuple(p for p in (first.step.place,) if p is not None),
+            module=first.step.module,
         )
         return
 
@@ -284,6 +316,8 @@ def _before_loss(course: Course, last: Reading | None) -> Iterator[Complaint]:
         wrong = ("softmax", "sigmoid", "relu", "log_softmax") if loss else ("softmax",)
         if read is None or read.phase != "forward" or read.operation not in wrong:
             continue
+        if read.operation == step.operation and (read.place, read.module) == (step.place, step.module):
+            continue  # two parts of one call
         if (
             read.operation == "log_softmax"
             or step.index not in last.differentiated
@@ -359,7 +393,7 @@ def _dead(course: Course, last: Reading | None) -> Iterator[Complaint]:
             found.setdefault((step.place, step.module), []).append((probe.step, part, step))
     worst: tuple[int, float, Step, float] | None = None
     for seen in found.values():
-        end = median([part for _, part, _ in seen[-3:]])
+        end = 1.0 if seen[-1][1] == 1.0 else min(part for _, part, _ in seen[-2:])
         since = next((step for step, part, _ in seen if part > _DEAD), seen[-1][0])
         if end > _DEAD and len(seen) > 1 and (worst is None or since < worst[0]):
             worst = since, end, seen[-1][2], seen[0][1]
@@ -435,17 +469,27 @@ def _attention(course: Course, last: Reading | None) -> Iterator[Complaint]:
                 break
 
 
+def _logits(reading: Reading, step: Step) -> Signal | None:
+    """Return what a softmax reads, whose last step this is."""
+    while step.inputs:
+        before = reading.producer(step.inputs[0])
+        if before is None or before.operation != step.operation or before.place != step.place:
+            return reading.signal(step.inputs[0])
+        step = before
+    return None
+
+
 def _softmax_inside(reading: Reading, symptom: Symptom) -> tuple[Step, tuple[str, ...]] | None:
     for step in reading.forward():
         if step.operation != "softmax" or step.index not in reading.differentiated or _is_last(reading, step):
             continue
         made = reading.signals.get(step.outputs[0]) if step.outputs else None
-        into = reading.signal(step.inputs[0]) if step.inputs else None
+        into = _logits(reading, step)
         if made is None or math.isnan(made.entropy) or made.shape[-1] < 2:
             continue
         size = max(abs(into.least), abs(into.greatest)) if into is not None else math.nan
         attention = len(made.shape) > 2
-        if symptom is Symptom.ATTENTION_COLLAPSE and attention and made.entropy < 0.1 and size > _LOGIT:
+        if symptom is Symptom.ATTENTION_COLLAPSE and attention and made.entropy < 0.15 and size > _LOGIT:
             return step, (
                 f"the largest logit is {size:.3g}, the entropy {made.entropy:.1%} of a uniform row's",
             )
@@ -455,6 +499,6 @@ def _softmax_inside(reading: Reading, symptom: Symptom) -> tuple[Step, tuple[str
 
 
 RULES = (
-    _activations, _gradient_flow, _inputs, _targets, _broadcast, _wrong_axis, _normalisation, _before_loss,
-    _saturated, _dead, _constant,    _attention,
+    _activations, _gradient_flow, _detached, _inputs, _targets, _broadcast, _wrong_axis, _normalisation,
+    _before_loss,    _saturated, _dead, _constant,    _attention,
 )  # fmt: skip

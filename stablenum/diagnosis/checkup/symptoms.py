@@ -55,6 +55,7 @@ class Symptom(StrEnum):
     WEIGHT_DECAY = "weight_decay"
     STEPS_TOO_LARGE = "steps_too_large"
     NO_GRADIENT = "no_gradient"
+    DETACHED = "detached"
     DEAD_UNITS = "dead_units"
     SATURATED = "saturated"
     ROUTER_COLLAPSE = "router_collapse"
@@ -193,6 +194,11 @@ SYMPTOMS: dict[Symptom, SymptomText] = {
         "look for detach(), .data, .item(), argmax, stop_gradient or torch.no_grad() between them and the "
         "loss, and for modules that the forward pass does not use",
         "these parameters move",
+    ),
+    S.DETACHED: SymptomText(
+        "gradients stop inside a loop, so only its last rounds are trained",
+        "do not detach what one round hands to the next, or only every so many rounds",
+        "gradients over all rounds",
     ),
     S.DEAD_UNITS: SymptomText(
         "units of a ReLU give 0 for every input, so nothing behind them learns",

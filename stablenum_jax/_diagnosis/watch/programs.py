@@ -12,7 +12,7 @@ from stablenum_jax._diagnosis.replay import replay
 from stablenum_jax._diagnosis.watch.derivatives import derivative_of
 from stablenum_jax._diagnosis.watch.results import without
 
-__all__ = ["Program"]
+__all__ = ["Program", "without_static"]
 
 # After so many replays that found nothing wrong, a function is no longer replayed.
 PATIENCE = 2
@@ -36,7 +36,7 @@ class Program:
 
     def bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Bound:
         """Return the function and the arguments of a call, with the static arguments bound."""
-        return _without_static(self.fun, args, kwargs, self.options)
+        return without_static(self.fun, args, kwargs, self.options)
 
     def replay(
         self,
@@ -50,12 +50,12 @@ class Program:
         fun, settings = (
             (derivative.fun, derivative.settings) if derivative else (self.fun, {"gradients": False})
         )
-        fun, args, kwargs = _without_static(fun, args, kwargs, self.options)
+        fun, args, kwargs = without_static(fun, args, kwargs, self.options)
         fun = without(fun, leaving_out) if leaving_out else fun
         return replay(fun, *args, **settings, **more, **kwargs)
 
 
-def _without_static(
+def without_static(
     fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]
 ) -> _Bound:
     """Return the call with its static arguments bound, as jit binds them."""

@@ -88,13 +88,14 @@ class _Watcher:
             int, tuple[str, bool]
         ] = {}  # id of a parameter -> its optimizer's class, had a gradient
         self.kept_alive: list[Any] = []
-        self.leaves: dict[int, weakref.ref[Tensor]] = {}  # what gradients have reached
+        self.leaves: dict[int, tuple[Tensor, int]] = {}  # what gradients have reached, with its version
         self.losses: list[tuple[int, Tensor, Place | None]] = []
         self.initialised: dict[int, Place] = {}  # by the address of a tensor's memory
         self.began, self.spent, self.opened = False, 0.0, 0.0
         self.recurrences: list[Recurrence] = []
         self.since_step = 0  # backward passes since the last step
         self.uncleared: set[int] = set()  # ids of parameters with the gradient of a step that was taken
+        self.growing: set[int] = set()  # of these, those to which a backward pass has added since
         self.backward_place: Place | None = None
 
     # --- a step that is measured ---
@@ -159,7 +160,7 @@ class _Watcher:
         if id(optimizer) not in self.seen:
             self.note_new(optimizer)
         first = next((p for p in parameters_of(optimizer) if p.grad is not None), None)
-        if first is not None and id(first) in self.uncleared:
+        if first is not None and id(first) in self.uncleared & self.growing:
             self.course.kept.append(self.course.steps)
             self.course.kept_place = self.course.kept_place or self.backward_place
         if self.window is not None:
@@ -192,6 +193,7 @@ class _Watcher:
         first = next((p for p in parameters_of(optimizer) if p.grad is not None), None)
         if first is not None and not _is_zero(first.grad):
             self.uncleared.add(id(first))
+            self.growing.discard(id(first))
         if self.window is not None:
             self.note_probe(optimizer)
         course.steps += 1
@@ -271,10 +273,12 @@ class _Watcher:
         for leaf in graph.leaves:
             if id(leaf) in self.uncleared and _is_zero(leaf.grad):
                 self.uncleared.discard(id(leaf))
+            elif id(leaf) in self.uncleared:
+                self.growing.add(id(leaf))
         self.backward_place = users_place()
         self.since_step += 1
         for leaf in graph.leaves:
-            self.leaves.setdefault(id(leaf), weakref.ref(leaf))
+            self.leaves.setdefault(id(leaf), (leaf, leaf._version))
         return None
 
     def after_backward(self, _: Any, __: Any) -> None:
@@ -299,10 +303,14 @@ class _Watcher:
         self.close()
         course = self.course
         self.read_losses()
-        leaves = [p for ref in self.leaves.values() if (p := ref()) is not None]
+        leaves = [p for p, _ in self.leaves.values()]
+        # What the script itself writes to is trained, as with master weights.
+        written = {i for i, (p, version) in self.leaves.items() if p._version != version}
         own = [p for optimizer in self.kept_alive for p in parameters_of(optimizer)]
         ids = {id(p) for p in own}
-        outside = [p for p in leaves if id(p) not in ids and isinstance(p, nn.Parameter) and course.steps]
+        outside = [
+            p for p in leaves if id(p) not in ids | written and isinstance(p, nn.Parameter) and course.steps
+        ]
         # The modules may be gone, but those of the parameters that optimizers keep had their names before.
         names = {i: name for i, (_, name) in (self.names | roles_and_names()).items()}
         course.outside = tuple(names.get(id(p), f"a parameter of shape {tuple(p.shape)}") for p in outside)

@@ -1,0 +1,53 @@
+"""Marks in a traced program: which values are parameters, losses, and gradients.
+
+A mark is JAX's ``name`` primitive, which passes its operand on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.ad_checkpoint import checkpoint_name
+
+from stablenum_jax._diagnosis.replay.jax_internals import sub_jaxpr
+from stablenum_jax._trees.leaves import is_floating
+from stablenum_jax._trees.names import path_name
+
+__all__ = ["CLIPPED", "GRADIENT", "LOSS", "PARAMETER", "USED", "has_marks", "mark", "read_mark"]
+
+_PREFIX = "stablenum: "
+PARAMETER, LOSS, GRADIENT, USED, CLIPPED = "parameter", "loss", "gradient", "used", "clipped"
+
+
+def mark(tree: Any, kind: str) -> Any:
+    """Return a tree whose traced floating-point leaves are marked with their kind and their names."""
+
+    def one(path: Any, leaf: Any) -> Any:
+        if not isinstance(leaf, jax.core.Tracer) or not is_floating(leaf):
+            return leaf
+        return checkpoint_name(leaf, f"{_PREFIX}{kind} {path_name(path)}")
+
+    return jax.tree_util.tree_map_with_path(one, tree)
+
+
+def read_mark(eqn_params: Any) -> tuple[str, str] | None:
+    """Return the kind and the name that an equation marks; None if it is no mark of ours."""
+    name = eqn_params.get("name")
+    if not isinstance(name, str) or not name.startswith(_PREFIX):
+        return None
+    kind, _, rest = name.removeprefix(_PREFIX).partition(" ")
+    return kind, rest
+
+
+def has_marks(jaxpr: Any, wanted: Callable[[str], bool] = lambda kind: True) -> bool:
+    """Return whether a jaxpr, or one inside it, has a mark of a wanted kind."""
+    for eqn in sub_jaxpr(jaxpr)[0].eqns:
+        found = read_mark(eqn.params) if eqn.primitive.name == "name" else None
+        if found is not None and wanted(found[0]):
+            return True
+        parts = [v for p in eqn.params.values() for v in (p if isinstance(p, (tuple, list)) else (p,))]
+        if any(has_marks(v, wanted) for v in parts if hasattr(v, "eqns") or hasattr(v, "jaxpr")):
+            return True
+    return False

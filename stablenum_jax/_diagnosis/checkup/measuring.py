@@ -1,0 +1,172 @@
+"""Evaluate one step of a running script equation by equation, and measure what its equations make."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import array_api_compat.numpy as numpy_namespace
+import numpy as np
+
+from stablenum.diagnosis.checkup.course import ParameterSeen, measure_update
+from stablenum.diagnosis.checkup.signals import BOUNDED, Signal, measure_signal
+from stablenum.diagnosis.replay.trace import Step, Trace
+from stablenum_jax._diagnosis.checkup.marks import GRADIENT, LOSS, PARAMETER, USED, read_mark
+from stablenum_jax._diagnosis.replay.cells import Cell, Context
+from stablenum_jax._diagnosis.replay.interpreter import Interpreter
+from stablenum_jax._diagnosis.replay.phases import assign_phases
+from stablenum_jax._trees.leaves import is_floating
+
+__all__ = ["MeasuredCall", "parameters_seen"]
+
+# The equation of a function of many that gives its result.
+_LAST = {"softmax": "div"}
+
+
+class _MeasuringInterpreter(Interpreter):
+    """An interpreter that measures values, and notes what is marked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.signals: dict[int, Signal] = {}
+        self.marked: dict[str, dict[str, Cell]] = {}
+
+    def outside(self, data: Any, role: str, name: str = "") -> Cell:
+        cell = super().outside(data, role, name)
+        self._measure(cell, "")
+        return cell
+
+    def record(
+        self, eqn: Any, inputs: Sequence[Cell], outputs: Sequence[Cell], ctx: Context, operation: str = ""
+    ) -> Step:
+        step = super().record(eqn, inputs, outputs, ctx, operation)
+        self.kept.pop(step.index, None)
+        found = read_mark(eqn.params) if eqn.primitive.name == "name" else None
+        if found is not None:
+            self.marked.setdefault(found[0], {}).setdefault(found[1], outputs[0])
+        name = step.operation
+        bounded = name in BOUNDED and _LAST.get(name, eqn.primitive.name) == eqn.primitive.name
+        for cell in outputs:
+            self._measure(cell, name if bounded else "")
+        return step
+
+    def _measure(self, cell: Cell, operation: str) -> None:
+        if not is_floating(cell.data) or not self.trace.values[cell.id].finite or not np.size(cell.data):
+            return
+        x = np.asarray(cell.data)
+        if x.dtype.kind == "c":
+            return
+        wide = x if x.dtype == np.float64 else x.astype(np.float32)
+        if operation == "softmax" and not (wide.ndim and np.allclose(wide.sum(axis=-1), 1.0, atol=0.05)):
+            operation = ""  # a part of it
+        with np.errstate(all="ignore"):
+            numbers = measure_signal(wide, operation, xp=numpy_namespace)
+        self.signals[cell.id] = Signal.of(x.shape, x.dtype.name, numbers.tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCall:
+    """One call of a program that trains.
+
+    Attributes:
+        trace, signals: as in a probe.
+        marked: kind of a mark -> name -> the value.
+        inputs: the position of each parameter among the inputs, by name.
+        losses: the positions of the loss among the results; empty if it is not returned.
+        reached: names of parameters on whose value something depends that the gradient comes from.
+    """
+
+    trace: Trace
+    signals: dict[int, Signal]
+    marked: dict[str, dict[str, Any]]
+    inputs: dict[str, int]
+    losses: tuple[int, ...]
+    reached: frozenset[str] = field(default_factory=frozenset)
+
+    @classmethod
+    def of(cls, closed: Any, leaves: Sequence[Any]) -> MeasuredCall:
+        """Evaluate a closed jaxpr with these inputs, and measure it."""
+        run = _MeasuringInterpreter()
+        given = [run.outside(leaf, "input") for leaf in leaves]
+        consts = [run.constant(c) for c in closed.consts]
+        outputs = run.run(closed.jaxpr, consts, given, Context())
+        trace, marked = run.trace, run.marked
+        assign_phases(trace, run.written, [], [c.id for c in outputs])
+        at = {c.id: i for i, c in enumerate(given)}
+        inputs: dict[str, int] = {}
+        for name, cell in marked.get(PARAMETER, {}).items():
+            source = _before(trace, cell.id)
+            if source in at:
+                inputs[name] = at[source]
+                trace.values[source].role, trace.values[source].name = "parameter", name
+        loss = [c.id for c in marked.get(LOSS, {}).values()]
+        places = tuple(
+            i for i, c in enumerate(outputs) if loss and _before(trace, c.id) == _before(trace, loss[0])
+        )
+        _until_used(trace, marked)
+        depends = _dependent(trace, set(at))
+        reached = frozenset(n for n, c in marked.get(GRADIENT, {}).items() if c.id in depends)
+        return cls(trace, run.signals, marked, inputs, places, reached)
+
+
+def _before(trace: Trace, value: int) -> int:
+    """Return the value that marks, conversions and reshapes have passed on."""
+    while (producer := trace.values[value].producer) is not None:
+        step = trace.steps[producer]
+        if (
+            step.primitive not in ("name", "convert_element_type", "reshape", "copy", "copy_p")
+            or not step.inputs
+        ):
+            return value
+        value = step.inputs[0]
+    return value
+
+
+def _until_used(trace: Trace, marked: dict[str, dict[str, Any]]) -> None:
+    """Take what happens to gradients before the optimizer uses them for the script's own."""
+    used = [trace.values[c.id].producer for c in marked.get(USED, {}).values()]
+    last = max((i for i in used if i is not None), default=-1)
+    for step in trace.steps[: last + 1]:
+        if step.phase == "update":
+            step.phase = "forward"
+
+
+def _dependent(trace: Trace, values: set[int]) -> set[int]:
+    """Return the values that depend on these."""
+    found = set(values)
+    for step in trace.steps:
+        if any(i in found for i in step.inputs):
+            found.update(step.outputs)
+    return found
+
+
+def parameters_seen(
+    call: MeasuredCall, before: Sequence[Any], after: Sequence[Any] | None, rate: float
+) -> tuple[ParameterSeen, ...]:
+    """Return what a step has done with its parameters.
+
+    Args:
+        call: the step.
+        before, after: the inputs of this call and of the next one; None after the last.
+        rate: the learning rate, if it is known.
+    """
+    gradients = call.marked.get(USED) or call.marked.get(GRADIENT, {})
+    first = call.marked.get(GRADIENT, {})
+    seen = []
+    for name, position in call.inputs.items():
+        w = np.asarray(before[position])
+        cell = gradients.get(name) or first.get(name)
+        g = np.zeros(w.shape) if cell is None else np.asarray(cell.data)
+        if g.shape != w.shape:
+            continue
+        known = after is not None and np.shape(after[position]) == w.shape
+        later = np.asarray(after[position]) if known and after is not None else w
+        wide = [x.astype(np.float64) for x in (w, later, g)]
+        with np.errstate(all="ignore"):
+            numbers = measure_update(*wide, xp=numpy_namespace).tolist()
+        if not known:
+            numbers[3:] = [math.nan] * 4
+        seen.append(ParameterSeen(name, w.shape, w.dtype.name, rate, name in call.reached, *numbers))
+    return tuple(seen)

@@ -1,0 +1,363 @@
+"""Watch an unmodified JAX script for a checkup: the losses, and a sample of its steps in full.
+
+A step is a call of a function that differentiates: a jitted one as a whole, or ``jax.grad`` of a function
+that runs eagerly. Steps that are measured are evaluated a second time, equation by equation; the script goes
+on with the result of its own call.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import optax
+
+from stablenum.commands.explain.frames import transparent
+from stablenum.commands.explain.session import Session
+from stablenum.diagnosis.checkup.course import Clip, Course, Loss, Probe
+from stablenum.diagnosis.checkup.report import Checkup
+from stablenum.diagnosis.replay.values import Place
+from stablenum_jax._diagnosis.checkup.marks import CLIPPED, GRADIENT, LOSS, PARAMETER, USED, has_marks, mark
+from stablenum_jax._diagnosis.checkup.measuring import MeasuredCall, parameters_seen
+from stablenum_jax._diagnosis.replay.source_lines import is_user_code, place_in
+from stablenum_jax._diagnosis.watch.programs import without_static
+from stablenum_jax._trees.leaves import is_floating
+
+__all__ = ["watch"]
+
+# The first steps are always measured. The number of each later one is at least so many times that of the
+# last, and together they take at most a part of the script's time.
+FIRST, APART, PART, MOST = 3, 1.3, 0.25, 40
+# So many steps are measured in any case if one takes less than this time, in seconds.
+CHEAP, QUICK = 12, 0.25
+_SETTINGS = {"learning_rate": "lr", "weight_decay": "weight_decay", "eps": "eps", "momentum": "momentum"}
+_jit, _grad, _value_and_grad, _make_jaxpr = jax.jit, jax.grad, jax.value_and_grad, jax.make_jaxpr
+
+
+def watch(session: Session) -> None:
+    """Watch everything that this process trains from now on."""
+    watcher = _Watcher(session)
+    jax.jit = watcher.jit
+    jax.grad = watcher.derivative(_grad, value=False)
+    jax.value_and_grad = watcher.derivative(_value_and_grad, value=True)
+    optax.GradientTransformation.update = property(watcher.update)
+    optax.GradientTransformation.init = property(watcher.init)
+    for name, function in list(vars(optax).items()):
+        if inspect.isfunction(function) and not name.startswith("_"):
+            setattr(optax, name, watcher.made(name, function))
+    session.on_end.append(watcher.conclude)
+
+
+class _Program:
+    """A function that the script calls again and again.
+
+    Attributes:
+        trains: whether it differentiates; None before its first call.
+        traces: what it was traced to, by its arguments' shapes.
+        losses: the positions of the loss among its results.
+        pending: the step that was measured last, until the parameters after it are known.
+        inits: where it initialised an optimizer's state.
+    """
+
+    def __init__(self) -> None:
+        self.trains: bool | None = None
+        self.traces: dict[Any, Any] = {}
+        self.losses: tuple[int, ...] | None = None
+        self.pending: tuple[MeasuredCall, list[Any], int, float] | None = None
+        self.inits: list[Place | None] = []
+
+
+class _Jitted:
+    """What the watched ``jax.jit`` returns. All other attributes are those of the jitted function."""
+
+    def __init__(self, watcher: _Watcher, fun: Any, options: dict[str, Any]) -> None:
+        self.__wrapped__ = fun
+        self.inner, self._options = _jit(fun, **options), options
+        self._watcher, self._program = watcher, _Program()
+        functools.update_wrapper(self, fun, updated=())
+
+    @transparent
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        def bound() -> Any:
+            return without_static(self.__wrapped__, args, kwargs, self._options)
+
+        return self._watcher.call(self._program, self.inner, bound, args, kwargs)
+
+    def __get__(self, owner: Any, kind: Any = None) -> Any:
+        return self if owner is None else functools.partial(self, owner)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(object.__getattribute__(self, "inner"), name)
+
+
+class _Watcher:
+    """Collects the course of a training."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.course = Course(framework="jax")
+        self.losses: list[tuple[int, Any, Place | None]] = []
+        self.rate: float | Callable[[int], Any] = math.nan
+        self.spent = self.cost = 0.0
+        self.depth = 0
+        self.inits: list[Place | None] = []
+        self.bounds: dict[str, tuple[float, Place]] = {}  # kind of a mark -> what it is clipped to
+
+    # --- what replaces JAX's and optax's functions ---
+
+    @transparent
+    def jit(self, fun: Any = None, /, **options: Any) -> Any:
+        """Do what ``jax.jit`` does, but watch the function and donate no buffers."""
+        if fun is None:
+            return functools.partial(self.jit, **options)
+        for name in ("donate_argnums", "donate_argnames"):
+            options.pop(name, None)
+        return _Jitted(self, fun, options)
+
+    def derivative(self, transform: Callable[..., Any], *, value: bool) -> Callable[..., Any]:
+        """Do what ``jax.grad`` or ``jax.value_and_grad`` does, with marks in a trace; watch calls outside."""
+
+        @functools.wraps(transform)
+        @transparent
+        def outer(fun: Any, argnums: Any = 0, has_aux: bool = False, *others: Any, **options: Any) -> Any:
+            inner = _value_and_grad(fun, argnums, has_aux, *others, **options)
+            program = _Program()
+
+            @functools.wraps(fun)
+            @transparent
+            def derivative(*args: Any, **kwargs: Any) -> Any:
+                def marked(*args: Any, **kwargs: Any) -> Any:
+                    first, gradients = inner(*_marked_arguments(args, argnums), **kwargs)
+                    loss, aux = first if has_aux else (first, None)
+                    loss, gradients = mark(loss, LOSS), mark(gradients, GRADIENT)
+                    if value:
+                        return ((loss, aux) if has_aux else loss), gradients
+                    return (gradients, aux) if has_aux else gradients
+
+                return self.call(program, marked, lambda: (marked, args, kwargs), args, kwargs)
+
+            return derivative
+
+        return outer
+
+    def update(self, transformation: Any) -> Callable[..., Any]:
+        """Do what ``tx.update`` does, and mark in a trace which gradients it uses."""
+        inner = transformation[1]
+
+        @functools.wraps(inner)
+        @transparent
+        def update(updates: Any, *args: Any, **kwargs: Any) -> Any:
+            return inner(mark(updates, USED), *args, **kwargs)
+
+        return update
+
+    def init(self, transformation: Any) -> Callable[..., Any]:
+        """Do what ``tx.init`` does, and note it."""
+        inner = transformation[0]
+
+        @functools.wraps(inner)
+        @transparent
+        def init(*args: Any, **kwargs: Any) -> Any:
+            if not self.depth and self.course.steps:
+                self.course.renewed.append(self.course.steps)
+                self.course.renewed_place = self.course.renewed_place or users_place()
+            elif self.depth:
+                self.inits.append(users_place())
+            return inner(*args, **kwargs)
+
+        return init
+
+    def made(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Do what a function of optax does, and note the settings of what it makes."""
+
+        @functools.wraps(function)
+        @transparent
+        def outer(*args: Any, **kwargs: Any) -> Any:
+            result = function(*args, **kwargs)
+            if isinstance(result, optax.GradientTransformation) or name.endswith("_schedule"):
+                frame = sys._getframe(1)
+                if is_user_code(frame.f_code.co_filename):  # not a part of another one
+                    place = place_in(frame.f_code, frame.f_lineno)
+                    self.session.sheltered(self.note_made, name, place, function, args, kwargs)
+                    if name == "clip_by_global_norm":
+                        result = self.clipping(result, place, *args, **kwargs)
+            return result
+
+        return outer
+
+    def clipping(self, made: Any, place: Place, max_norm: Any) -> Any:
+        """Return a clipping that marks in a trace what it reads."""
+        inner, kind = made[1], f"{CLIPPED}{len(self.bounds)}"
+        self.bounds[kind] = float(max_norm), place
+
+        @functools.wraps(inner)
+        @transparent
+        def update(updates: Any, *args: Any, **kwargs: Any) -> Any:
+            return inner(mark(updates, kind), *args, **kwargs)
+
+        return type(made)(made[0], update)
+
+    def note_made(
+        self, name: str, place: Place, function: Callable[..., Any], args: Any, kwargs: Any
+    ) -> None:
+        """Note an optimizer or a schedule that the script makes, and its settings."""
+        if name.endswith("_schedule"):
+            self.course.scheduled = (*self.course.scheduled, place)[:4]
+            return
+        if name == "chain":
+            return
+        given = inspect.signature(function).bind(*args, **kwargs)
+        given.apply_defaults()
+        settings = {
+            known: float(value)
+            for key, known in _SETTINGS.items()
+            if isinstance(value := given.arguments.get(key), (int, float))
+        }
+        rate = given.arguments.get("learning_rate")
+        if rate is not None:
+            self.rate = rate
+        if rate is not None or not self.course.made:
+            self.course.made = (place, *self.course.made)[:4]
+        self.course.settings += ((name, settings),)
+
+    # --- calls ---
+
+    @transparent
+    def call(
+        self, program: _Program, inner: Callable[..., Any], bound: Callable[[], Any], args: Any, kwargs: Any
+    ) -> Any:
+        """Return what ``inner`` returns, and measure the call if it is a step and it is time to."""
+        if self.depth or _traced((args, kwargs)):
+            return inner(*args, **kwargs)
+        self.depth += 1
+        known = len(self.inits)
+        try:
+            result = inner(*args, **kwargs)
+        finally:
+            self.depth -= 1
+            program.inits += self.inits[known:]  # while it was traced
+        if _traced(result):
+            return result
+        if program.trains is not False:
+            self.depth += 1
+            try:
+                self.session.sheltered(self.note, program, bound, result)
+            finally:
+                self.depth -= 1
+        limit = self.session.plan.steps
+        if limit is not None and self.course.steps >= limit:
+            self.session.stop()
+        return result
+
+    def note(self, program: _Program, bound: Callable[[], Any], result: Any) -> None:
+        """Note a call of a program that may train."""
+        course, now = self.course, time.process_time()
+        fun, args, kwargs = bound()
+        leaves = jax.tree.leaves((args, kwargs))
+        if program.pending is not None:
+            self.finish(program, leaves)
+        place = users_place()
+        course.step_place = course.step_place or place
+        if program.trains is None or self.due(now):
+            closed = self.traced(program, fun, args, kwargs, leaves)
+            if program.trains:
+                call = MeasuredCall.of(closed, leaves)
+                program.losses = call.losses
+                program.pending = call, leaves, course.steps, self.rate_at(course.steps)
+            self.cost = time.process_time() - now
+            self.spent += self.cost
+        if not program.trains:
+            return
+        results = jax.tree.leaves(result)
+        loss = results[program.losses[0]] if program.losses and program.losses[0] < len(results) else None
+        if loss is not None and is_floating(loss) and getattr(loss, "size", 0) == 1:
+            self.losses.append((course.steps, loss, place))
+        elif program.pending is not None and program.pending[2] == course.steps:
+            marked = list(program.pending[0].marked.get(LOSS, {}).values())
+            if marked and getattr(marked[0].data, "size", 0) == 1:
+                self.losses.append((course.steps, marked[0].data, place))
+        if not isinstance(self.rate, float) or not math.isnan(self.rate):
+            course.rates.append((course.steps, self.rate_at(course.steps)))
+        course.steps += 1
+
+    def traced(self, program: _Program, fun: Any, args: Any, kwargs: Any, leaves: list[Any]) -> Any:
+        """Return the program's jaxpr for these arguments."""
+        kinds = tuple((getattr(x, "shape", ()), str(getattr(x, "dtype", type(x)))) for x in leaves)
+        key = jax.tree.structure((args, kwargs)), kinds
+        if key not in program.traces:
+            program.traces[key] = _make_jaxpr(fun)(*args, **kwargs)
+            if program.trains is None:
+                program.trains = has_marks(program.traces[key], lambda kind: kind == GRADIENT)
+            if program.trains and program.inits:
+                self.course.renewed_place = program.inits[0]
+        return program.traces[key]
+
+    def due(self, now: float) -> bool:
+        """Return whether it is time to measure another step."""
+        course = self.course
+        done = len(course.probes)
+        if done < FIRST:
+            return True
+        return (
+            done < MOST
+            and course.steps >= APART * course.probes[-1].step
+            and (self.spent < PART * (now - self.spent) or (done < CHEAP and self.cost < QUICK))
+        )
+
+    def rate_at(self, step: int) -> float:
+        """Return the learning rate of a step; NaN if it is not known."""
+        try:
+            return float(self.rate(step)) if callable(self.rate) else float(self.rate)
+        except (TypeError, ValueError):
+            return math.nan
+
+    def finish(self, program: _Program, leaves: list[Any] | None) -> None:
+        """Note a measured step, after which the parameters are now known."""
+        assert program.pending is not None
+        call, before, step, rate = program.pending
+        program.pending = None
+        after = leaves if leaves is not None and len(leaves) == len(before) else None
+        parameters = parameters_seen(call, before, after, rate)
+        for kind, (bound, place) in self.bounds.items():
+            known = [call.signals.get(cell.id) for cell in call.marked.get(kind, {}).values()]
+            if known and all(known):
+                norm = math.hypot(*(s.norm for s in known if s is not None))
+                self.course.clips.append(Clip(step, norm, bound, place))
+        self.course.probes.append(
+            Probe(step=step, trace=call.trace, signals=call.signals, parameters=parameters, exact=False)
+        )
+
+    def conclude(self) -> None:
+        """Judge the course of the training, which has ended."""
+        course = self.course
+        course.losses = [Loss(step, float(x), place) for step, x, place in self.losses]
+        if course.renewed_place is not None and not course.renewed:
+            course.renewed = list(range(course.steps))
+        if course.steps:
+            self.session.outcome.checkup = Checkup.of(course).to_dict()
+
+
+def _marked_arguments(args: tuple[Any, ...], argnums: Any) -> list[Any]:
+    numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    wanted = {n % len(args) for n in numbers} if args else set()
+    return [mark(a, PARAMETER) if i in wanted else a for i, a in enumerate(args)]
+
+
+def _traced(tree: Any) -> bool:
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+
+
+def users_place() -> Place | None:
+    """Return the innermost line of the user's that is running."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if is_user_code(frame.f_code.co_filename):
+            return place_in(frame.f_code, frame.f_lineno)
+        frame = frame.f_back  # type: ignore[assignment]
+    return None

@@ -1,0 +1,159 @@
+"""The core of the checkup: what is measured of a tensor and of an update, the order of complaints."""
+
+from __future__ import annotations
+
+import math
+
+import array_api_compat.numpy as xp
+import numpy as np
+import pytest
+
+from stablenum.diagnosis.checkup.course import Course, Loss, measure_update, median
+from stablenum.diagnosis.checkup.ranking import ranked
+from stablenum.diagnosis.checkup.report import Checkup
+from stablenum.diagnosis.checkup.signals import Signal, measure_signal
+from stablenum.diagnosis.checkup.symptoms import SYMPTOMS, Complaint, Level, Symptom
+
+
+def signal(x: np.ndarray, operation: str = "", unit_axis: int = -1) -> Signal:
+    return Signal.of(x.shape, x.dtype.name, measure_signal(x, operation, unit_axis=unit_axis, xp=xp))
+
+
+def test_a_signal_agrees_with_plain_python() -> None:
+    x = np.random.default_rng(0).normal(2.0, 3.0, (7, 5))
+    x[:, 1] = 0.0
+    found = signal(x)
+    flat = x.ravel().tolist()
+    assert found.rms == pytest.approx(math.sqrt(sum(v * v for v in flat) / 35))
+    assert found.mean == pytest.approx(sum(flat) / 35)
+    assert (found.least, found.greatest) == (min(flat), max(flat))
+    assert found.zero == pytest.approx(7 / 35)
+    assert found.dead == pytest.approx(1 / 5)
+    means = [sum(x[i, j] for i in range(7)) / 7 for j in range(5)]
+    around = math.sqrt(sum((x[i, j] - means[j]) ** 2 for i in range(7) for j in range(5)) / 35)
+    assert found.spread == pytest.approx(around / found.rms)
+    assert found.norm == pytest.approx(math.sqrt(sum(v * v for v in flat)))
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e30])
+def test_the_size_of_float32_values_neither_overflows_nor_vanishes(size: float) -> None:
+    assert signal(np.full((3, 4), size, np.float32)).rms == pytest.approx(size, rel=1e-6)
+
+
+def test_zeros_and_single_numbers_are_measured() -> None:
+    zeros = signal(np.zeros((2, 3), np.float32))
+    assert (zeros.rms, zeros.dead, zeros.spread) == (0.0, 1.0, 0.0)
+    one = signal(np.asarray(2.0))
+    assert one.rms == 2.0
+    assert math.isnan(one.dead)
+
+
+def test_the_unit_axis_says_what_a_channel_is() -> None:
+    x = np.ones((2, 3, 4, 4), np.float32)
+    x[:, 0] = 0.0
+    assert signal(x, unit_axis=1).dead == pytest.approx(1 / 3)
+    assert signal(x, unit_axis=-1).dead == 0.0
+
+
+def test_saturation_load_and_entropy() -> None:
+    assert signal(np.asarray([0.001, 0.5, 0.999, 0.995]), "sigmoid").saturated == 0.75
+    assert signal(np.asarray([-0.999, 0.0]), "tanh").saturated == 0.5
+    rows = signal(np.asarray([[1.0, 0.0], [0.5, 0.5]]), "softmax")
+    assert (rows.saturated, rows.load) == (0.5, 0.75)
+    assert rows.entropy == pytest.approx(0.5)
+
+
+def test_an_update_agrees_with_plain_python() -> None:
+    w, g = np.asarray([3.0, 4.0, 0.0]), np.asarray([1.0, 0.0, 2.0])
+    after = np.asarray([2.7, 3.6, 0.0])
+    weight, gradient, zero, update, still, shrink, against = measure_update(w, after, g, xp=xp)
+    assert weight == pytest.approx(math.sqrt(25 / 3))
+    assert gradient == pytest.approx(math.sqrt(5 / 3))
+    assert zero == pytest.approx(1 / 3)
+    assert update == pytest.approx(math.sqrt(0.25 / 3))
+    assert still == 0.5  # of the two elements with a gradient, the last has not moved
+    assert shrink == pytest.approx(0.1)
+    assert against == pytest.approx((0.3 * 1 / 3) / (update * gradient))
+
+
+def course(values: list[float]) -> Course:
+    return Course(framework="torch", steps=len(values), losses=[Loss(i, v) for i, v in enumerate(values)])
+
+
+@pytest.mark.parametrize(
+    ("values", "fall"),
+    [([4.0, 3.0, 2.0, 1.0], 0.75), ([1.0, 1.0, 1.0, 3.0], -2.0), ([0.0, 0.0, 0.0, 0.0], 0.0)],
+)
+def test_the_fall_of_a_loss(values: list[float], fall: float) -> None:
+    assert course(values).fall() == pytest.approx(fall)
+
+
+def test_the_fall_is_not_known_of_few_losses_and_of_losses_around_zero() -> None:
+    assert math.isnan(course([1.0, 0.5]).fall())
+    assert math.isnan(course([1.0, -0.5, 0.3, -0.2]).fall())
+
+
+def test_the_losses_of_two_lines_are_not_mixed() -> None:
+    both = Course(framework="torch", steps=4)
+    from stablenum.diagnosis.replay.values import Place
+
+    a, b = Place("gan.py", 1), Place("gan.py", 2)
+    both.losses = [Loss(0, 1.0, a), Loss(1, 9.0, b), Loss(2, 0.5, a), Loss(3, 9.0, b), Loss(4, 0.4, a)]
+    assert both.values == [1.0, 0.5, 0.4]
+
+
+def test_the_median_leaves_nan_out() -> None:
+    assert median([1.0, math.nan, 3.0]) == 2.0
+    assert math.isnan(median([]))
+
+
+def complaint(symptom: Symptom, level: Level = Level.FAULT) -> Complaint:
+    return Complaint.of(symptom, level, "seen")
+
+
+def test_consequences_stand_under_their_cause() -> None:
+    found = ranked(map(complaint, (Symptom.LOSS_CONSTANT, Symptom.ZERO_GRADIENT, Symptom.FLUSHED_GRADIENTS)))
+    assert [c.symptom for c in found] == [Symptom.FLUSHED_GRADIENTS]
+    assert {c.symptom for c in found[0].consequences} == {Symptom.LOSS_CONSTANT, Symptom.ZERO_GRADIENT}
+
+
+def test_a_cause_is_as_serious_as_its_consequences() -> None:
+    note = complaint(Symptom.EXPLODING_ACTIVATIONS, Level.NOTE)
+    (root,) = ranked([complaint(Symptom.DEAD_UNITS), note])
+    assert (root.symptom, root.level) == (Symptom.EXPLODING_ACTIVATIONS, Level.FAULT)
+
+
+def test_a_cause_explains_what_stands_before_it_in_the_order() -> None:
+    (root,) = ranked(map(complaint, (Symptom.LOST_UPDATES, Symptom.VANISHING_ACTIVATIONS)))
+    assert root.symptom is Symptom.VANISHING_ACTIVATIONS
+
+
+def test_every_complaint_is_shown_once_whatever_explains_what() -> None:
+    found = ranked(map(complaint, Symptom))
+    shown = [c.symptom for root in found for c in (root, *root.consequences)]
+    assert sorted(shown) == sorted(Symptom)
+
+
+def test_every_symptom_has_a_text() -> None:
+    assert set(SYMPTOMS) == set(Symptom)
+    for text in SYMPTOMS.values():
+        assert not any(part.endswith(".") or part[:1].isupper() for part in (text.what, text.expects))
+
+
+def test_a_report_is_ok_with_notes_only_and_comes_back_from_its_dict() -> None:
+    note = complaint(Symptom.SATURATED, Level.NOTE)
+    report = Checkup(complaints=(note,), steps=3, measured=1, losses=(1.0, 0.5))
+    assert report.ok
+    assert Checkup.from_dict(report.to_dict()) == report
+    assert not Checkup(complaints=(complaint(Symptom.SATURATED),), steps=3, measured=1).ok
+    assert "<b>" not in Checkup(complaints=(note.with_(what="<b>"),), steps=1, measured=1).to_html().replace(
+        "<b>Cure:</b>", ""
+    )
+
+
+def test_a_finite_course_without_faults_has_no_complaint() -> None:
+    assert Checkup.of(course([4.0, 3.0, 2.0, 1.0] * 4)).ok
+    assert [c.symptom for c in Checkup.of(course([2.0] * 12)).complaints] == [Symptom.LOSS_CONSTANT]
+    assert [c.symptom for c in Checkup.of(course([float(2**i) for i in range(12)])).complaints] == [
+        Symptom.LOSS_DIVERGES
+    ]
