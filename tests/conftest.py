@@ -28,7 +28,7 @@ for name, value in COMPILED.items():
     jax.config.update(name, value)
 
 # Programs that tests run in separate processes, not test modules.
-collect_ignore = ["scripts", "unseen/jax", "unseen/torch"]
+collect_ignore = ["scripts", "silent/jax", "silent/torch", "unseen/jax", "unseen/torch"]
 
 hypothesis.settings.register_profile(
     "ci", derandomize=True, database=None, deadline=None, max_examples=25, stateful_step_count=25

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
+PAGE = HERE.parents[1] / "docs" / "checkup.md"
 PROGRAMS: dict[str, dict[str, Any]] = json.loads((HERE / "expected.json").read_text(encoding="utf-8"))
 
 
@@ -55,3 +56,18 @@ def test_a_healthy_program_is_not_blamed(name: str, tmp_path: Path) -> None:
     result, report = checked(name, tmp_path / "report.json")
     assert report["ok"], result.stdout
     assert result.returncode == 0
+
+
+def test_the_page_gives_the_figures_as_they_were_found() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    for framework, title in (("torch", "PyTorch"), ("jax", "JAX")):
+        blind = [p for name, p in PROGRAMS.items() if name.startswith(framework) and p["set"] == "blind"]
+        broken = [p["as_found"] for p in blind if p["kind"] == "broken"]
+        healthy = [p["as_found"]["blamed"] for p in blind if p["kind"] == "healthy"]
+        right = [f"{sum(p[what] for p in broken)} of {len(broken)}" for what in ("symptom", "place")]
+        assert f"| {title} | {' | '.join(right)} | {sum(healthy)} of {len(healthy)} |" in page
+
+
+def test_every_program_has_an_answer() -> None:
+    files = {f"{path.parent.name}/{path.stem}" for path in HERE.glob("*/*.py")}
+    assert files == set(PROGRAMS)

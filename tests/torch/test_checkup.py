@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.selection import thinned
+
 START = """
 import torch
 from torch import nn
@@ -143,7 +145,7 @@ def checked(
     return result, json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
 
 
-@pytest.mark.parametrize("fault", FAULTY)
+@pytest.mark.parametrize("fault", thinned(FAULTY))
 def test_the_fault_is_the_first_finding_with_its_line(fault: str, tmp_path: Path) -> None:
     text, symptom, line = FAULTY[fault]
     result, report = checked(text, tmp_path)
@@ -155,7 +157,7 @@ def test_the_fault_is_the_first_finding_with_its_line(fault: str, tmp_path: Path
     assert "watching failed" not in result.stderr
 
 
-@pytest.mark.parametrize("oddity", HEALTHY)
+@pytest.mark.parametrize("oddity", thinned(HEALTHY))
 def test_a_healthy_training_is_not_blamed(oddity: str, tmp_path: Path) -> None:
     result, report = checked(HEALTHY[oddity], tmp_path)
     assert report["ok"], result.stdout

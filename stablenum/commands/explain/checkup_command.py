@@ -33,7 +33,7 @@ def checkup(
     json: Annotated[Path | None, typer.Option(help="Write the report as strict JSON.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the report as a self-contained HTML page.")] = None,
 ) -> None:
-    """Run a PyTorch training script and report what keeps it from learning although every number is finite.
+    """Run a PyTorch or JAX training script and report what keeps it from learning although all is finite.
 
     Your script is not changed. Some of its steps are measured in full: activations, gradients, parameters and
     updates. If the loss stops being finite, use `stablenum explain`.
@@ -58,7 +58,7 @@ def checkup(
     if outcome.troubles:
         say(outcome.unwatched())
     if report is None:
-        say("nothing was measured: no training with PyTorch was seen")
+        say("nothing was measured: no training was seen")
         raise typer.Exit(outcome.exit_code or 0)
     if outcome.exit_code:
         say(f"the script ended with {outcome.error or f'exit code {outcome.exit_code}'}")

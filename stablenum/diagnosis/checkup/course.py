@@ -212,7 +212,7 @@ class Course:
         """Return how far the loss has come down, relative to where it began: 1 for all the way to 0, negative
         if it rose; NaN for fewer than four losses, and for losses that change their sign, as in
         reinforcement learning."""
-        values = self.values
+        values = [v for v in self.values if math.isfinite(v)]
         if len(values) < 4 or min(values) < 0 < max(values):
             return math.nan
         part = max(1, len(values) // 8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 
 from stablenum.diagnosis.checkup.course import Course, median
@@ -15,8 +16,18 @@ _LEAST = 10
 
 
 def _loss(course: Course, last: Reading | None) -> Iterator[Complaint]:
+    bad = [loss for loss in course.losses if not math.isfinite(loss.value)]
+    if bad:
+        yield Complaint.of(
+            Symptom.LOSS_NOT_FINITE,
+            Level.FAULT,
+            f"it is {bad[0].value} in step {bad[0].step}, and not finite in {len(bad)} of "
+            f"{len(course.losses)} steps",
+            since=bad[0].step,
+            place=bad[0].place,
+        )
     values = course.values
-    if len(values) < _LEAST:
+    if bad or len(values) < _LEAST:
         return
     size = median([abs(v) for v in values])
     fall, place = course.fall(), course.step_place

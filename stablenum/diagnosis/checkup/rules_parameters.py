@@ -170,6 +170,12 @@ def _flushed(course: Course, last: Reading | None) -> Iterator[Complaint]:
 _ZEROING = ("relu", "where", "clamp", "dropout", "maximum", "max_pool2d")
 
 
+def _is_closed(reading: Reading, value: int) -> bool:
+    """Return whether a factor is 0, as a gate that begins closed; a constant may be 0 in its format only."""
+    found = reading.signal(value)
+    return found is not None and found.rms == 0 and reading.source(value).role != "constant"
+
+
 def _flushing(reading: Reading) -> tuple[Step, Signal, Signal] | None:
     trace, signals = reading.trace, reading.signals
     gradients: set[int] = set()
@@ -194,8 +200,7 @@ def _flushing(reading: Reading) -> tuple[Step, Signal, Signal] | None:
         narrow = after.dtype in ("float16", "bfloat16")
         plain = step.operation in ("mul", "div", "cast") or (narrow and step.phase == "backward")
         worst = max(before, key=lambda s: s.zero)
-        factors = [s for i in step.inputs if (s := reading.signal(i)) is not None]
-        if any(s.rms == 0 for s in factors):  # a factor of 0, such as a gate that begins closed
+        if any(_is_closed(reading, i) for i in step.inputs):
             continue
         if plain and worst.zero < 0.2 and after.zero > 0.7 and worst.rms > 0:
             return step, worst, after

@@ -67,7 +67,8 @@ def _activations(course: Course, last: Reading | None) -> Iterator[Complaint]:
     first = next((s for s in sizes if s > 0), 0.0)
     if not first:
         return
-    top, low = max(sizes), min(sizes[1:])
+    # A branch that begins at 0 is left out.
+    top, low = max(sizes), min((s for s in sizes[1:] if s > 0), default=first)
     gains = [(b / a if a > 0 else 0.0, layer) for a, b, layer in zip(sizes, sizes[1:], chain[1:])]
     activation = next((a for layer in chain if (a := _activation(reading, layer))), "")
     init = _INITIALISATIONS.get(activation, "Xavier or Kaiming initialisation")
@@ -85,7 +86,7 @@ def _activations(course: Course, last: Reading | None) -> Iterator[Complaint]:
         return
     yield Complaint.of(
         symptom,
-        Level.FAULT if course.fall() < 0.5 or math.isnan(course.fall()) else Level.NOTE,
+        Level.NOTE if course.fall() > 0.5 and low / first > 1 / _RATIO**2 else Level.FAULT,
         shown,
         cure=f"use {init}: torch.nn.init or the initialiser of the layer"
         if course.framework == "torch"

@@ -66,6 +66,7 @@ class Symptom(StrEnum):
     CLIPPED_ALWAYS = "clipped_always"
     STEPS_TOO_SMALL = "steps_too_small"
     CONSTANT_OUTPUT = "constant_output"
+    LOSS_NOT_FINITE = "loss_not_finite"
     LOSS_DIVERGES = "loss_diverges"
     LOSS_OSCILLATES = "loss_oscillates"
     LOSS_CONSTANT = "loss_constant"
@@ -253,6 +254,11 @@ SYMPTOMS: dict[Symptom, SymptomText] = {
         "look for what removes the input: a wrong axis, an input that is overwritten, dead or saturated "
         "units",
         "outputs that differ from item to item",
+    ),
+    S.LOSS_NOT_FINITE: SymptomText(
+        "the loss is NaN or inf",
+        "run `stablenum explain` on the script, which names the operation where that begins",
+        "the line and the cause",
     ),
     S.LOSS_DIVERGES: SymptomText(
         "the loss grows", "lower the learning rate, or clip gradients (clip=1.0)", "a loss that falls"

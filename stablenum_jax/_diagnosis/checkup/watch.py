@@ -34,8 +34,9 @@ __all__ = ["watch"]
 # The first steps are always measured. The number of each later one is at least so many times that of the
 # last, and together they take at most a part of the script's time.
 FIRST, APART, PART, MOST = 3, 1.3, 0.25, 40
-# So many steps are measured in any case if one takes less than this time, in seconds.
-CHEAP, QUICK = 12, 0.25
+# A step that is measured within QUICK seconds counts as if there were always time for it; one within SLOW
+# seconds is measured in any case once the number of the last has more than doubled.
+QUICK, SLOW = 0.1, 0.25
 _SETTINGS = {"learning_rate": "lr", "weight_decay": "weight_decay", "eps": "eps", "momentum": "momentum"}
 _jit, _grad, _value_and_grad, _make_jaxpr = jax.jit, jax.grad, jax.value_and_grad, jax.make_jaxpr
 
@@ -302,13 +303,11 @@ class _Watcher:
         """Return whether it is time to measure another step."""
         course = self.course
         done = len(course.probes)
-        if done < FIRST:
-            return True
-        return (
-            done < MOST
-            and course.steps >= APART * course.probes[-1].step
-            and (self.spent < PART * (now - self.spent) or (done < CHEAP and self.cost < QUICK))
-        )
+        if not FIRST <= done < MOST:
+            return done < FIRST
+        last, steps = course.probes[-1].step, course.steps
+        cheap = self.cost < QUICK or self.spent < PART * (now - self.spent)
+        return (cheap and steps >= APART * last) or (self.cost < SLOW and steps > 2 * last)
 
     def rate_at(self, step: int) -> float:
         """Return the learning rate of a step; NaN if it is not known."""

@@ -42,8 +42,9 @@ __all__ = ["watch"]
 # The first steps are always measured. The number of each later one is at least so many times that of the
 # last, and together they take at most a part of the script's time.
 FIRST, APART, PART = 3, 1.3, 0.25
-# At most so many steps are measured.
-MOST = 40
+# At most so many steps are measured. One that is measured within QUICK seconds counts as if there were always
+# time for it; one within SLOW seconds is measured in any case once the number of the last has more than doubled.
+MOST, QUICK, SLOW = 40, 0.1, 0.25
 _SETTINGS = ("lr", "weight_decay", "eps", "momentum")
 
 _INITIALISERS = [
@@ -91,7 +92,8 @@ class _Watcher:
         self.leaves: dict[int, tuple[Tensor, int]] = {}  # what gradients have reached, with its version
         self.losses: list[tuple[int, Tensor, Place | None]] = []
         self.initialised: dict[int, Place] = {}  # by the address of a tensor's memory
-        self.began, self.spent, self.opened = False, 0.0, 0.0
+        self.began, self.opened = False, 0.0
+        self.spent = self.cost = 0.0
         self.recurrences: list[Recurrence] = []
         self.since_step = 0  # backward passes since the last step
         self.uncleared: set[int] = set()  # ids of parameters with the gradient of a step that was taken
@@ -117,14 +119,16 @@ class _Watcher:
     def due(self, now: float) -> bool:
         """Return whether it is time to measure another step: further and further apart, within a part of the
         script's time."""
-        last = self.course.probes[-1].step
-        return self.course.steps >= APART * last and self.spent < PART * (now - self.spent)
+        last, steps = self.course.probes[-1].step, self.course.steps
+        cheap = self.cost < QUICK or self.spent < PART * (now - self.spent)
+        return (cheap and steps >= APART * last) or (self.cost < SLOW and steps > 2 * last)
 
     def close(self) -> None:
         """Stop measuring."""
         if self.window is not None:
             self.session.sheltered(self.window.close)
-            self.spent += time.process_time() - self.opened
+            self.cost = time.process_time() - self.opened
+            self.spent += self.cost
             self.window, self.unseen.recording = None, False
 
     @outside_graphs

@@ -1,0 +1,150 @@
+"""The checkup of JAX scripts: each small script has one fault, or an oddity that is none."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.selection import thinned
+
+START = """
+import jax, jax.numpy as jnp, optax
+
+def make(key, sizes, gain=1.0):
+    keys = jax.random.split(key, len(sizes))
+    return [{{"w": gain * jax.random.normal(k, (a, b)) / a**0.5, "b": jnp.zeros(b)}}
+            for k, a, b in zip(keys, sizes, sizes[1:])]
+
+def model(params, x):
+    for layer in params[:-1]:
+        x = {activation}(x @ layer["w"] + layer["b"])
+    return {output}
+
+x = jax.random.normal(jax.random.key(1), (64, 8))
+y = x @ jax.random.normal(jax.random.key(2), (8, 1))
+params = make(jax.random.key(0), {sizes})
+tx = {tx}
+state = tx.init(params)
+{extra}
+
+def loss(params, x, y):
+    return {loss}
+
+@jax.jit
+def step(params, state, x, y):
+    value, grads = jax.value_and_grad(loss)(params, x, y)
+    {between}
+    updates, state = tx.update(grads, state, params)
+    return optax.apply_updates(params, updates), state, value
+
+for i in range({steps}):
+    params, state, value = step(params, state, x, y)
+"""
+
+
+def script(**parts: Any) -> str:
+    common = {
+        "activation": "jnp.tanh",
+        "output": 'x @ params[-1]["w"] + params[-1]["b"]',
+        "sizes": "[8, 16, 1]",
+        "tx": "optax.adam(1e-2)",
+        "extra": "",
+        "loss": "jnp.mean((model(params, x) - y) ** 2)",
+        "between": "pass",
+        "steps": 30,
+    }
+    return START.format(**(common | parts))
+
+
+FAULTY: dict[str, tuple[str, str, str]] = {
+    "a product that flushes the gradients": (
+        script(between="grads = jax.tree.map(lambda g: g * 1e-50, grads)"),
+        "flushed_gradients",
+        "1e-50",
+    ),
+    "weights that start far too small": (
+        script(sizes="[8] + [16] * 7 + [1], 1e-2"),
+        "vanishing_activations",
+        "jnp.tanh",
+    ),
+    "a part that is cut off": (
+        script(activation="jax.lax.stop_gradient"),
+        "no_gradient",
+        "stop_gradient",
+    ),
+    "a rate of 0": (script(tx="optax.adam(0.0)"), "rate_zero", "tx = "),
+    "a schedule that is at 0 too soon": (
+        script(tx="optax.adam(optax.linear_schedule(1e-2, 0.0, 3))"),
+        "rate_zero",
+        "tx = ",
+    ),
+    "a rate that is far too large": (script(tx="optax.adam(5.0)"), "steps_too_large", "tx = "),
+    "a state that is made in every step": (
+        script(between="state = tx.init(params)"),
+        "optimizer_renewed",
+        "tx.init",
+    ),
+    "bfloat16 weights and small steps": (
+        script(
+            extra="params = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params); state = tx.init(params)",
+            tx="optax.sgd(1e-5)",
+        ),
+        "lost_updates",
+        "tx = ",
+    ),
+    "targets that broadcast": (script(extra="y = y[:, 0]"), "broadcast_loss", "jnp.mean"),
+    "inputs that are not scaled": (script(extra="x = x * 1000", tx="optax.sgd(1e-2)"), "unscaled_input", "@"),
+    "a bound far below every gradient": (
+        script(tx="optax.chain(optax.clip_by_global_norm(1e-5), optax.sgd(1e-2))"),
+        "clipped_always",
+        "tx = ",
+    ),
+    "an eps above every gradient": (script(tx="optax.adam(1e-3, eps=100.0)"), "eps_dominates", "tx = "),
+}
+HEALTHY: dict[str, str] = {
+    "a plain training": script(),
+    "ReLU with half of the units inactive": script(activation="jax.nn.relu"),
+    "warm-up from a rate of 0": script(tx="optax.adam(optax.linear_schedule(0.0, 1e-2, 10))", steps=60),
+    "clipping that is rarely active": script(
+        tx="optax.chain(optax.clip_by_global_norm(5.0), optax.adam(1e-2))"
+    ),
+    "gradients by hand and no optimizer": (
+        "import jax, jax.numpy as jnp\n"
+        "x = jax.random.normal(jax.random.key(1), (64, 3))\ny = x @ jnp.ones(3)\nw = jnp.zeros(3)\n"
+        "gradient = jax.grad(lambda w: jnp.mean((x @ w - y) ** 2))\n"
+        "for i in range(30):\n    w = w - 0.1 * gradient(w)\n"
+    ),
+}
+
+
+def checked(text: str, folder: Path) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    (folder / "train.py").write_text(text, encoding="utf-8")
+    line = [sys.executable, "-m", "stablenum", "checkup", "train.py", "--json", "r.json"]
+    result = subprocess.run(line, capture_output=True, text=True, cwd=folder, timeout=200)
+    report = folder / "r.json"
+    return result, json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
+
+
+@pytest.mark.parametrize("fault", thinned(FAULTY))
+def test_the_fault_is_the_first_finding_with_its_line(fault: str, tmp_path: Path) -> None:
+    text, symptom, line = FAULTY[fault]
+    result, report = checked(text, tmp_path)
+    assert result.returncode == 1, result.stdout + result.stderr
+    first = report["complaints"][0]
+    assert first["symptom"] == symptom, result.stdout
+    places = [p["code"] for p in (first["place"], *first["places"]) if p is not None]
+    assert any(line in code for code in places), result.stdout
+    assert "watching failed" not in result.stderr
+
+
+@pytest.mark.parametrize("oddity", thinned(HEALTHY))
+def test_a_healthy_training_is_not_blamed(oddity: str, tmp_path: Path) -> None:
+    result, report = checked(HEALTHY[oddity], tmp_path)
+    assert report.get("ok"), result.stdout + result.stderr
+    assert result.returncode == 0, result.stderr
+    assert "watching failed" not in result.stderr
