@@ -43,7 +43,8 @@ __all__ = ["watch"]
 # last, and together they take at most a part of the script's time.
 FIRST, APART, PART = 3, 1.3, 0.25
 # At most so many steps are measured. One that is measured within QUICK seconds counts as if there were always
-# time for it; one within SLOW seconds is measured in any case once the number of the last has more than doubled.
+# time for it; one within SLOW seconds is measured in any case once the number of the last has more than
+# doubled.
 MOST, QUICK, SLOW = 40, 0.1, 0.25
 _SETTINGS = ("lr", "weight_decay", "eps", "momentum")
 
