@@ -4,14 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from stablenum.diagnosis.checkup import rules_losses, rules_parameters, rules_signals
+from stablenum.diagnosis.checkup import (
+    rules_data,
+    rules_flow,
+    rules_functions,
+    rules_gradients,
+    rules_losses,
+    rules_updates,
+)
 from stablenum.diagnosis.checkup.course import Course
 from stablenum.diagnosis.checkup.reading import Reading
 from stablenum.diagnosis.checkup.symptoms import Complaint, Symptom
 
 __all__ = ["complaints", "ranked"]
 
-_RULES = (*rules_parameters.RULES, *rules_signals.RULES, *rules_losses.RULES)
+_RULES = (
+    *rules_gradients.RULES,
+    *rules_updates.RULES,
+    *rules_flow.RULES,
+    *rules_data.RULES,
+    *rules_functions.RULES,
+    *rules_losses.RULES,
+)
 _ORDER = {symptom: i for i, symptom in enumerate(Symptom)}
 S = Symptom
 _BAD_SIGNAL = frozenset({

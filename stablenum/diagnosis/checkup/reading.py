@@ -186,6 +186,25 @@ class Reading:
         own = {v.id for v in sources if v.role not in ("parameter", "constant")}
         return [b for b in self.calls.get(_call(step), []) if own & {self.source(i).id for i in b.inputs}]
 
+    def is_last(self, step: Step) -> bool:
+        """Return whether no layer reads what comes of this step."""
+        todo, seen = list(step.outputs), set()
+        layers = {layer.step.index for layer in self.layers()}
+        while todo:
+            for reader in self.readers.get(todo.pop(), []):
+                if reader.index in seen or reader.phase != "forward":
+                    continue
+                if reader.index in layers or reader.operation in ("matmul", "bmm"):
+                    return False
+                seen.add(reader.index)
+                todo += reader.outputs
+        return True
+
+    def output(self) -> tuple[Step, int] | None:
+        """Return the last layer's step and the id of its output."""
+        chain = self.chain()
+        return (chain[-1].step, chain[-1].step.outputs[0]) if chain else None
+
     def loss_steps(self) -> list[Step]:
         """Return the forward steps that have a derivative, the last first: the loss is computed by the first
         of them."""

@@ -1,0 +1,214 @@
+"""Rules on what the model reads and puts out: inputs, targets, shapes, statistics of batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from stablenum.diagnosis.checkup.course import Course
+from stablenum.diagnosis.checkup.reading import Reading
+from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
+from stablenum.diagnosis.replay.trace import Step
+
+__all__ = ["RULES"]
+
+# Inputs with a larger root mean square are not scaled; bytes have about 100, standardised data 1.
+_INPUT = 30.0
+# Targets so many times larger than the output.
+_TARGET = 30.0
+# Items of a batch so similar, relative to the output's size, are the same.
+_CONSTANT = 1e-4
+# After so many steps running statistics with momentum 0.1 are those of the data; further apart than by this
+# factor they are not. Fewer values per channel than this give no statistics.
+_SETTLED, _APART, _FEW = 50, 4.0, 4
+
+
+def _inputs(course: Course, last: Reading | None) -> Iterator[Complaint]:
+    if not course.probes:
+        return
+    reading = Reading(course.probes[0])
+    for layer in reading.chain():
+        found = layer.input
+        if found is None or not reading.is_data(layer.source) or found.size < 2:
+            continue
+        if found.rms > _INPUT or 0 < found.rms < 1e-3:
+            poor = not course.fall() > 0.9
+            yield Complaint.of(
+                Symptom.UNSCALED_INPUT,
+                Level.FAULT if poor and found.rms > 10 * _INPUT else Level.WARNING if poor else Level.NOTE,
+                f"the input of {layer.weight or 'the first layer'} has a root mean square of "
+                f"{found.rms:.3g}, mean {found.mean:.3g}, values in "
+                f"[{found.least:.3g}, {found.greatest:.3g}]",
+                place=layer.step.place,
+                module=layer.step.module,
+            )
+            return
+
+
+def _targets(course: Course, last: Reading | None) -> Iterator[Complaint]:
+    if not course.probes:
+        return
+    reading = Reading(course.probes[0])
+    for step, output, data in reading.targets():
+        target, made = reading.signal(data), reading.signal(output)
+        if target is None or made is None or step.operation not in _COMPARING:
+            continue
+        if target.rms > _TARGET * max(made.rms, 1e-3) and target.rms > _INPUT:
+            yield Complaint.of(
+                Symptom.UNSCALED_TARGET,
+                Level.WARNING if not course.fall() > 0.9 else Level.NOTE,
+                f"the targets have a root mean square of {target.rms:.3g}, the output {made.rms:.3g}",
+                place=step.place,
+                module=step.module,
+            )
+            return
+
+
+_COMPARING = ("sub", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
+
+
+def _broadcast(course: Course, last: Reading | None) -> Iterator[Complaint]:
+    if last is None:
+        return
+    for step, output, data in last.targets():
+        a, b = last.signal(output), last.signal(data)
+        made = last.signals.get(step.outputs[0]) if step.outputs else None
+        if a is None or b is None or step.operation not in _COMPARING:
+            continue
+        joint = made.shape if made is not None else ()
+        n = max(a.size, b.size)
+        if a.size == b.size == n > 1 and joint == (n, n) and 1 in (*a.shape, *b.shape):
+            yield Complaint.of(
+                Symptom.BROADCAST_LOSS,
+                Level.FAULT,
+                f"shapes {list(a.shape)} and {list(b.shape)} became {list(joint)}",
+                place=step.place,
+                module=step.module,
+            )
+            return
+
+
+def _wrong_axis(course: Course, last: Reading | None) -> Iterator[Complaint]:
+    output = None if last is None else last.output()
+    found = None if last is None or output is None else last.signal(output[1])
+    if last is None or found is None or not found.shape:
+        return
+    for one in last.probe.recurrences:
+        if found.shape[0] == one.time != one.batch:
+            yield Complaint.of(
+                Symptom.WRONG_AXIS,
+                Level.FAULT,
+                f"it ran over {one.time} steps with a batch of {one.batch}; the output has "
+                f"{found.shape[0]} rows",
+                place=course.initialised.get(f"{one.module}.weight_ih_l0", one.place),
+                places=tuple(p for p in (one.place,) if p is not None),
+                module=one.module,
+            )
+            return
+
+
+def _normalisation(course: Course, last: Reading | None) -> Iterator[Complaint]:
+    """Yield batch norms whose running statistics are not those of the batches, or are used in training."""
+    if last is None or course.steps < _SETTLED:
+        return
+    for step in last.forward():
+        if step.operation != "batch_norm" or len(step.outputs) < 5 or step.index not in last.differentiated:
+            continue
+        after = [last.signals.get(i) for i in step.outputs]
+        mean, variance, batch_mean, inverse = after[0], after[1], after[-2], after[-1]
+        if mean is None or variance is None:
+            continue
+        own = _weight_of(last, step)
+        common = {"module": step.module, "place": course.initialised.get(own, step.place)}
+        if batch_mean is None or inverse is None:
+            made = after[2]
+            if made is not None and not 0.1 < made.rms < 10 and own in course.inside:
+                yield Complaint.of(
+                    Symptom.BATCH_NORM,
+                    Level.WARNING,
+                    "it runs in evaluation mode, with running statistics that leave values of size "
+                    f"{made.rms:.2g}",
+                    **common,
+                )
+                return
+            continue
+        deviation = 1.0 / inverse.rms
+        shift = abs(mean.rms - batch_mean.rms) / deviation
+        ratio = variance.mean / deviation**2
+        count = (after[2].size / max(1, mean.size)) if after[2] is not None else _FEW
+        shown = (
+            f"after {course.steps} steps its running variance is {ratio:.2g} times that of the batch, and "
+            "its "
+            f"running mean is {shift:.2g} standard deviations away"
+        )
+        if count < _FEW and len(last.probe.parameters) > 0:
+            yield Complaint.of(
+                Symptom.BATCH_NORM,
+                Level.WARNING,
+                f"its statistics come from {count:.0f} values per channel",
+                **common,
+            )
+            return
+        if not 1 / _APART < ratio < _APART or shift > 1.0:
+            yield Complaint.of(Symptom.BATCH_NORM, Level.WARNING, shown, **common)
+            return
+
+
+def _weight_of(reading: Reading, step: Step) -> str:
+    return next(
+        (v.name for i in step.inputs if (v := reading.trace.values[i]).role == "parameter" and v.name), ""
+    )
+
+
+def _before_loss(course: Course, last: Reading | None) -> Iterator[Complaint]:
+    """Yield an activation whose output is taken for logits."""
+    if last is None:
+        return
+    for step in last.forward():
+        if step.operation not in _ON_LOGITS and "with_logits" not in step.primitive:
+            continue
+        read = next((last.producer(i) for i in step.inputs if i in last.from_parameters), None)
+        loss = step.operation != "softmax"
+        wrong = ("softmax", "sigmoid", "relu", "log_softmax") if loss else ("softmax",)
+        if read is None or read.phase != "forward" or read.operation not in wrong:
+            continue
+        if read.operation == step.operation and (read.place, read.module) == (step.place, step.module):
+            continue  # two parts of one call
+        if read.operation == "log_softmax" or step.index not in last.differentiated or not last.is_last(step):
+            continue
+        yield Complaint.of(
+            Symptom.ACTIVATION_BEFORE_LOSS,
+            Level.FAULT,
+            f"{step.operation} reads the output of {read.operation}",
+            place=read.place,
+            places=tuple(p for p in (step.place,) if p is not None),
+            module=read.module,
+        )
+        return
+
+
+_ON_LOGITS = ("cross_entropy", "log_softmax", "softmax")
+
+
+def _constant(course: Course, last: Reading | None) -> Iterator[Complaint]:
+    spreads = []
+    for probe in course.probes[-3:]:
+        reading = Reading(probe)
+        output = reading.output()
+        found = None if output is None else reading.signal(output[1])
+        if output is None or found is None or math.isnan(found.spread) or found.shape[0] < 2:
+            return
+        spreads.append((found.spread, found.rms, output[0]))
+    if len(spreads) < 2 or any(s >= _CONSTANT for s, _, _ in spreads):
+        return
+    spread, rms, step = spreads[-1]
+    yield Complaint.of(
+        Symptom.CONSTANT_OUTPUT,
+        Level.FAULT,
+        f"the outputs of a batch differ by {spread:.2g} of their size ({rms:.2g})",
+        place=step.place,
+        module=step.module,
+    )
+
+
+RULES = (_inputs, _targets, _broadcast, _wrong_axis, _normalisation, _before_loss, _constant)

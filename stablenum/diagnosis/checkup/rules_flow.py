@@ -1,0 +1,156 @@
+"""Rules on what flows through a chain of layers: activations forward, gradients backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from stablenum.diagnosis.checkup.course import Course, median
+from stablenum.diagnosis.checkup.reading import Layer, Reading
+from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
+
+__all__ = ["RULES"]
+
+# A chain of layers has at least so many.
+_LEAST_LAYERS = 3
+# The ratio between the first layer and the last, or the extreme one, beyond which a signal explodes or
+# vanishes. A sound initialisation keeps it within about 10.
+_RATIO = 1e3
+_GRADIENT_RATIO = 1e4
+_FALLEN = 0.3
+
+# Activation -> the initialisation for it, with its gain.
+_INITIALISATIONS = {
+    "relu": "Kaiming (He) initialisation, gain sqrt(2)",
+    "leaky_relu": "Kaiming (He) initialisation for its slope",
+    "gelu": "Kaiming (He) initialisation",
+    "silu": "Kaiming (He) initialisation",
+    "tanh": "Xavier (Glorot) initialisation, gain 5/3",
+    "sigmoid": "Xavier (Glorot) initialisation, gain 1",
+}
+
+
+def _activation(reading: Reading, layer: Layer) -> str:
+    """Return the activation that reads a layer's output; "" for none."""
+    value = layer.step.outputs[0]
+    for _ in range(6):
+        readers = [s for s in reading.readers.get(value, []) if s.phase == "forward" and s.outputs]
+        known = next((s.operation for s in readers if s.operation in _INITIALISATIONS), "")
+        if known or not readers:
+            return known
+        value = readers[0].outputs[0]
+    return ""
+
+
+def _activations(course: Course, last: Reading | None) -> Iterator[Complaint]:
+    if not course.probes:
+        return
+    reading = Reading(course.probes[0])
+    chain = reading.chain()
+    if len(chain) < _LEAST_LAYERS:
+        return
+    sizes = [layer.output.rms for layer in chain]
+    first = next((s for s in sizes if s > 0), 0.0)
+    if not first:
+        return
+    # A branch that begins at 0 is left out.
+    top, low = max(sizes), min((s for s in sizes[1:] if s > 0), default=first)
+    gains = [(b / a if a > 0 else 0.0, layer) for a, b, layer in zip(sizes, sizes[1:], chain[1:])]
+    activation = next((a for layer in chain if (a := _activation(reading, layer))), "")
+    init = _INITIALISATIONS.get(activation, "Xavier or Kaiming initialisation")
+    shown = (
+        "size (RMS) of the layers' outputs: " + ", ".join(f"{s:.2g}" for s in _some(sizes)),
+        f"gain per layer {median([g for g, _ in gains]):.2g}; {activation or 'this chain'} needs about 1",
+    )
+    if top / first > _RATIO and course.probes[0].step == 0:
+        worst = next((layer for gain, layer in gains if gain > 2), gains[0][1])
+        symptom = Symptom.EXPLODING_ACTIVATIONS
+    elif low / first < 1 / _RATIO and course.probes[0].step == 0:
+        worst = next((layer for gain, layer in gains if gain < 0.5), gains[0][1])
+        symptom = Symptom.VANISHING_ACTIVATIONS
+    else:
+        return
+    yield Complaint.of(
+        symptom,
+        Level.NOTE if course.fall() > 0.5 and low / first > 1 / _RATIO**2 else Level.FAULT,
+        shown,
+        cure=f"use {init}: torch.nn.init or the initialiser of the layer"
+        if course.framework == "torch"
+        else f"use {init}: jax.nn.initializers",
+        place=course.initialised.get(worst.weight, worst.step.place),
+        places=tuple(p for p in (worst.step.place,) if p is not None),
+        module=worst.step.module,
+        parameters=tuple(dict.fromkeys(layer.weight for layer in chain if layer.weight)),
+    )
+
+
+def _some(sizes: Sequence[float]) -> Sequence[float]:
+    return sizes if len(sizes) <= 8 else [*sizes[:4], *sizes[-4:]]
+
+
+def _gradient_flow(course: Course, last: Reading | None) -> Iterator[Complaint]:
+    for probe in course.probes[:3]:
+        reading = Reading(probe)
+        pairs = [(layer, g.norm) for layer in reading.chain() if (g := reading.gradient(layer.step))]
+        pairs = [(layer, norm) for layer, norm in pairs if norm > 0]
+        if len(pairs) < _LEAST_LAYERS:
+            continue
+        first, end = pairs[0][1], pairs[-1][1]
+        sizes = [norm for _, norm in pairs]
+        over = (
+            "time" if len({(p[0].step.place, p[0].step.module) for p in pairs}) < len(pairs) / 2 else "depth"
+        )
+        shown = (
+            f"norm of the gradient of the layers' outputs, first to last, over {over}: "
+            + ", ".join(f"{s:.2g}" for s in _some(sizes)),
+        )
+        worst = pairs[0][0]
+        if first / end > _GRADIENT_RATIO:
+            symptom = Symptom.EXPLODING_GRADIENTS
+        elif end / first > _GRADIENT_RATIO:
+            symptom = Symptom.VANISHING_GRADIENTS
+        else:
+            continue
+        yield Complaint.of(
+            symptom,
+            Level.FAULT if not course.fall() > _FALLEN else Level.NOTE,
+            shown,
+            since=probe.step,
+            place=worst.step.place,
+            places=tuple(p for p in (course.initialised.get(worst.weight),) if p is not None),
+            module=worst.step.module,
+        )
+        return
+
+
+def _detached(course: Course, last: Reading | None) -> Iterator[Complaint]:
+    """Yield a layer that ran in a loop, of whose rounds only the last ones are differentiated."""
+    if last is None or not last.probe.exact:
+        return
+    rounds: dict[tuple[object, ...], list[Layer]] = {}
+    for layer in last.layers():
+        rounds.setdefault((layer.step.place, layer.step.module, layer.weight), []).append(layer)
+    for layers in rounds.values():
+        trained = [layer.step.index in last.differentiated for layer in layers]
+        number = sum(trained)
+        if len(layers) < 3 or not 0 < number < len(layers) / 2 or not all(trained[-number:]):
+            continue
+        first = layers[-number]
+        if first.source not in last.from_parameters:
+            continue  # rounds that do not depend on one another
+        cut = [
+            s.place
+            for s in last.trace.steps[layers[-number - 1].step.index : first.step.index]
+            if "detach" in s.primitive and s.place not in (None, first.step.place)
+        ]
+        yield Complaint.of(
+            Symptom.DETACHED,
+            Level.FAULT,
+            f"{number} of {len(layers)} rounds have a derivative",
+            place=cut[-1] if cut else first.step.place,
+            places=tuple(p for p in (first.step.place,) if p is not None),
+            module=first.step.module,
+        )
+        return
+
+
+RULES = (_activations, _gradient_flow, _detached)

@@ -1,0 +1,140 @@
+"""Rules on single functions inside a model: saturated, dead, or collapsed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from stablenum.diagnosis.checkup.course import Course
+from stablenum.diagnosis.checkup.reading import Reading
+from stablenum.diagnosis.checkup.signals import Signal
+from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
+from stablenum.diagnosis.replay.trace import Step
+
+__all__ = ["RULES"]
+
+_SATURATED = 0.8
+_DEAD = 0.9
+_FALLEN = 0.3
+_LOGIT = 50.0
+
+
+def _saturated(course: Course, last: Reading | None) -> Iterator[Complaint]:
+    for probe in course.probes:
+        reading = Reading(probe)
+        for step in reading.forward():
+            if step.operation not in ("sigmoid", "tanh", "softmax") or not step.outputs:
+                continue
+            found = reading.signals.get(step.outputs[0])
+            if found is None or not found.saturated > _SATURATED or step.index not in reading.differentiated:
+                continue
+            final = reading.is_last(step)
+            if (final and probe.step > 2) or (step.operation == "softmax" and not final):
+                continue  # a trained model is sure of itself; attention has its own rule
+            into = reading.signal(step.inputs[0])
+            yield Complaint.of(
+                Symptom.SATURATED,
+                Level.FAULT if not course.fall() > _FALLEN else Level.NOTE,
+                (
+                    f"{found.saturated:.0%} of {step.operation}'s output is within 0.01 of the edge",
+                    *([f"it reads values of size {into.rms:.3g} (RMS)"] if into is not None else []),
+                ),
+                since=probe.step,
+                place=step.place,
+                module=step.module,
+            )
+            return
+
+
+def _dead(course: Course, last: Reading | None) -> Iterator[Complaint]:
+    found: dict[tuple[object, str], list[tuple[int, float, Step]]] = {}
+    for probe in course.probes:
+        reading = Reading(probe)
+        for step in reading.forward():
+            made = reading.signals.get(step.outputs[0]) if step.outputs else None
+            if step.operation != "relu" or made is None or math.isnan(made.dead):
+                continue
+            rows = made.size / max(1, made.shape[1 if len(made.shape) in (4, 5) else -1])
+            part = made.dead if rows >= 8 or made.dead == 1.0 else 0.0
+            found.setdefault((step.place, step.module), []).append((probe.step, part, step))
+    worst: tuple[int, float, Step, float] | None = None
+    for seen in found.values():
+        end = 1.0 if seen[-1][1] == 1.0 else min(part for _, part, _ in seen[-2:])
+        since = next((step for step, part, _ in seen if part > _DEAD), seen[-1][0])
+        if end > _DEAD and len(seen) > 1 and (worst is None or since < worst[0]):
+            worst = since, end, seen[-1][2], seen[0][1]
+    if worst is None:
+        return
+    since, end, step, began = worst
+    jump = _jump(course, since)
+    yield Complaint.of(
+        Symptom.DEAD_UNITS,
+        Level.FAULT if end == 1.0 or not course.fall() > _FALLEN else Level.WARNING,
+        (
+            f"{end:.0%} of the units are 0 for the whole batch since step {since} ({began:.0%} at first)",
+            *([jump] if jump else []),
+        ),
+        since=since,
+        place=step.place,
+        module=step.module,
+    )
+
+
+def _jump(course: Course, since: int) -> str:
+    """Describe the step after which something was first seen."""
+    before = [p for probe in course.probes if probe.step < since for p in probe.parameters]
+    large = [p for p in before if len(p.shape) > 1 and p.relative > 0.1]
+    if not large:
+        return ""
+    worst = max(large, key=lambda p: p.relative)
+    return f"a step before it changed {worst.name} by {worst.relative:.2g} of its size"
+
+
+def _attention(course: Course, last: Reading | None) -> Iterator[Complaint]:
+    for symptom in (Symptom.ATTENTION_COLLAPSE, Symptom.ROUTER_COLLAPSE):
+        for probe in course.probes:
+            reading = Reading(probe)
+            found = _softmax_inside(reading, symptom)
+            if found is not None:
+                step, shown = found
+                yield Complaint.of(
+                    symptom,
+                    Level.FAULT if not course.fall() > _FALLEN else Level.WARNING,
+                    shown,
+                    since=probe.step,
+                    place=step.place,
+                    module=step.module,
+                )
+                break
+
+
+def _logits(reading: Reading, step: Step) -> Signal | None:
+    """Return what a softmax reads, whose last step this is."""
+    while step.inputs:
+        before = reading.producer(step.inputs[0])
+        if before is None or before.operation != step.operation or before.place != step.place:
+            return reading.signal(step.inputs[0])
+        step = before
+    return None
+
+
+def _softmax_inside(reading: Reading, symptom: Symptom) -> tuple[Step, tuple[str, ...]] | None:
+    for step in reading.forward():
+        if step.operation != "softmax" or step.index not in reading.differentiated or reading.is_last(step):
+            continue
+        made = reading.signals.get(step.outputs[0]) if step.outputs else None
+        into = _logits(reading, step)
+        if made is None or math.isnan(made.entropy) or made.shape[-1] < 2:
+            continue
+        size = max(abs(into.least), abs(into.greatest)) if into is not None else math.nan
+        attention = len(made.shape) > 2
+        if symptom is Symptom.ATTENTION_COLLAPSE and attention and made.entropy < 0.15 and size > _LOGIT:
+            return step, (
+                f"the largest logit is {size:.3g}, the entropy {made.entropy:.1%} of a uniform row's",
+            )
+        if symptom is Symptom.ROUTER_COLLAPSE and not attention and made.load > 0.9:
+            return step, (f"one of {made.shape[-1]} entries has {made.load:.0%} of the weight of the batch",)
+    return None
+
+
+RULES = (_saturated, _dead, _attention)

@@ -1,0 +1,189 @@
+"""Rules on updates: whether parameters move, and by how much."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from stablenum.diagnosis.checkup.course import Course, ParameterSeen, median
+from stablenum.diagnosis.checkup.reading import Reading
+from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
+from stablenum.diagnosis.checkup.wording import joined, places_of
+
+__all__ = ["RULES"]
+
+# Of a parameter's elements that have a gradient, more than this part stands still.
+_MOSTLY = 0.5
+# Adam's relative steps are about 1e-3; above _LARGE a parameter is another one after a few steps, and below
+# _SMALL it takes ten thousand steps to change by a tenth.
+_LARGE, _SMALL = 0.1, 1e-5
+# Adam's steps are a tenth of the rate and more.
+_OF_THE_RATE = 0.02
+# A loss that has fallen by less than this part of its first value has not come down.
+_FALLEN = 0.1
+
+
+def _rate(course: Course, last: Reading | None) -> Iterator[Complaint]:
+    rates = list(dict(course.rates).values())
+    nothing = [i for i, rate in enumerate(rates) if rate == 0.0]
+    if len(rates) > 3 and len(nothing) > 0.3 * len(rates):
+        since = nothing[0] if len(nothing) < len(rates) else 0
+        yield Complaint.of(
+            Symptom.RATE_ZERO,
+            Level.FAULT,
+            f"the rate is 0 in {len(nothing)} of {len(rates)} steps, from step {since} on",
+            since=since,
+            place=course.scheduled[0] if course.scheduled else course.optimizer_place,
+            places=places_of(course.optimizer_place),
+        )
+
+
+def _lost(course: Course, last: Reading | None) -> Iterator[Complaint]:
+    lost: dict[str, ParameterSeen] = {}
+    # Where gradients are accumulated, nothing moves in most steps.
+    moved = {probe.step for probe in course.probes if any(p.update > 0 for p in probe.parameters)}
+    for name in course.names():
+        history = [p for step, p in course.history(name) if step in moved]
+        seen = [p for p in history if p.has_gradient and p.gradient > 0 and p.rate != 0.0]
+        if len(seen) > 1 and median([p.still for p in seen[-3:]]) > _MOSTLY:  # a last stage counts
+            lost[name] = seen[-1]
+    if not lost:
+        return
+    first = next(iter(lost.values()))
+    narrow = any("16" in p.dtype or "8" in p.dtype for p in lost.values())
+    total = sum(p.size for p in lost.values())
+    share = total / max(1, sum(course.history(n)[-1][1].size for n in course.names()))
+    if not narrow and share < _MOSTLY:
+        return
+    yield Complaint.of(
+        Symptom.LOST_UPDATES,
+        Level.FAULT if narrow else Level.WARNING,
+        f"{joined(list(lost))}: {first.still:.0%} of the elements of {first.dtype} that have a gradient "
+        f"did not change (weights {first.weight:.2g}, rate {first.rate:.2g})",
+        parameters=tuple(lost),
+        place=course.optimizer_place,
+        places=places_of(course.initialised.get(next(iter(lost)))),
+    )
+
+
+def _sizes(course: Course, last: Reading | None) -> Iterator[Complaint]:
+    """Yield steps that are too large or too small for the loss to fall."""
+    fall = course.fall()
+    per_step = [
+        median([p.relative for p in probe.parameters if len(p.shape) > 1 and p.update > 0 and p.weight > 0])
+        for probe in course.probes
+    ]
+    per_step = [x for x in per_step if not math.isnan(x)]
+    if not per_step or math.isnan(fall):
+        return
+    usual = median(per_step)
+    # The first steps of Adam have the size of the rate, whatever the gradient.
+    large = per_step[0] > 10 * _LARGE or max(*per_step[1:4], usual, 0.0) > _LARGE
+    rate = course.rates[-1][1] if course.rates else math.nan
+    shown = f"the median weight changes by {usual:.2g} of its size per step" + (
+        "" if math.isnan(rate) else f", at a rate of {rate:.2g}"
+    )
+    came = f"the loss {'fell' if fall >= 0 else 'rose'} by {abs(fall):.1%} in {course.steps} steps"
+    if large and fall < _FALLEN:
+        yield Complaint.of(
+            Symptom.STEPS_TOO_LARGE,
+            Level.FAULT,
+            (shown, came),
+            place=course.optimizer_place,
+            places=course.scheduled,
+        )
+    elif (usual < _SMALL or usual * course.steps < 0.1) and fall < _FALLEN / 2 and course.steps >= 5:
+        yield Complaint.of(
+            Symptom.STEPS_TOO_SMALL,
+            Level.NOTE if course.loaded else Level.WARNING,
+            (shown, came),
+            place=course.scheduled[0] if course.scheduled else course.optimizer_place,
+            places=places_of(course.optimizer_place),
+        )
+
+
+def _eps(course: Course, last: Reading | None) -> Iterator[Complaint]:
+    for kind, settings in course.settings:
+        eps = settings.get("eps")
+        if eps is None or "ada" not in kind.lower():
+            continue
+        later = course.probes[-1].parameters if course.probes else ()
+        small = [p for p in later if p.has_gradient and 0 < p.gradient < 0.1 * eps]
+        if small and sum(p.size for p in small) > _MOSTLY * sum(p.size for p in later):
+            worst = max(small, key=lambda p: p.size)
+            yield Complaint.of(
+                Symptom.EPS_DOMINATES,
+                Level.WARNING,
+                f"eps is {eps:.2g}, the gradient of {worst.name} {worst.gradient:.2g} (RMS): its steps are "
+                f"{worst.update / worst.rate if worst.rate else math.nan:.2g} of the learning rate",
+                parameters=tuple(p.name for p in small),
+                place=course.optimizer_place,
+            )
+            return
+
+
+def _stale(course: Course, last: Reading | None) -> Iterator[Complaint]:
+    """Yield an optimizer of Adam's kind whose steps are far smaller than its rate although eps is not to
+    blame: its second moments remember larger gradients."""
+    eps = max((s.get("eps", 0.0) for kind, s in course.settings if "adam" in kind.lower()), default=None)
+    if eps is None:
+        return
+    small: list[tuple[int, ParameterSeen, float]] = []
+    for probe in course.probes[-3:]:
+        seen = [p for p in probe.parameters if p.gradient > 10 * eps and p.rate > 0 and len(p.shape) > 1]
+        ratios = [p.update / p.rate for p in seen]
+        if seen and median(ratios) < _OF_THE_RATE:
+            small.append((probe.step, seen[0], median(ratios)))
+    if len(small) == 3:
+        step, worst, ratio = small[0]
+        yield Complaint.of(
+            Symptom.STALE_STATE,
+            Level.FAULT if course.loaded_state else Level.WARNING,
+            f"steps are {ratio:.2g} of the learning rate although the gradient of {worst.name} is "
+            f"{worst.gradient:.2g} (RMS), far above eps: the second moments are of larger gradients",
+            since=step,
+            place=course.loaded_state or course.optimizer_place,
+            places=course.made,
+        )
+
+
+def _decay(course: Course, last: Reading | None) -> Iterator[Complaint]:
+    shrunk: dict[str, float] = {}
+    for name in course.names():
+        seen = course.history(name)
+        first, end = seen[0][1].weight, seen[-1][1].weight
+        rates = [p.shrink for _, p in seen if not math.isnan(p.shrink)]
+        known = len(seen) > 2 and len(seen[0][1].shape) > 1 and first > 0
+        if known and end < 0.5 * first and median(rates) * (seen[-1][0] - seen[0][0]) > 0.5:
+            shrunk[name] = end / first
+    matrices = [n for n in course.names() if len(course.history(n)[0][1].shape) > 1]
+    if shrunk and len(shrunk) > _MOSTLY * len(matrices):
+        name = min(shrunk, key=lambda n: shrunk[n])
+        decay = max((s.get("weight_decay", 0.0) for _, s in course.settings), default=0.0)
+        given = f" (weight_decay {decay:g})" if decay else ""
+        yield Complaint.of(
+            Symptom.WEIGHT_DECAY,
+            Level.FAULT if decay > 0 or course.fall() < _FALLEN else Level.WARNING,
+            f"{name} has shrunk to {shrunk[name]:.0%} of its size{given}, and so have {len(shrunk)} of "
+            f"{len(matrices)} weights",
+            parameters=tuple(shrunk),
+            place=course.optimizer_place,
+        )
+
+
+def _clipped(course: Course, last: Reading | None) -> Iterator[Complaint]:
+    clips = [c for c in course.clips if c.bound > 0 and math.isfinite(c.norm)]
+    over = [c for c in clips if c.norm > c.bound]
+    if len(clips) > 2 and len(over) > 0.95 * len(clips):
+        ratio = median([c.norm / c.bound for c in over])
+        if ratio > 10:
+            yield Complaint.of(
+                Symptom.CLIPPED_ALWAYS,
+                Level.WARNING if ratio > 100 or course.fall() < 0.3 else Level.NOTE,
+                f"{len(over)} of {len(clips)} steps were clipped to {over[-1].bound:g}; the usual norm is "
+                f"{ratio:.3g} times as large",
+                place=over[-1].place or course.step_place,
+            )
+
+
+RULES = (_rate, _lost, _sizes, _eps, _stale, _decay, _clipped)
