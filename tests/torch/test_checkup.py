@@ -123,6 +123,22 @@ HEALTHY: dict[str, str] = {
     "targets around 100 and a bias that knows it": script(
         "y = y + 100\nwith torch.no_grad():\n    model[2].bias.fill_(100)"
     ),
+    "master weights of the script's own, in no module": script(
+        "master = [p.detach().clone() for p in model.parameters()]\nfor m in master:\n    m.requires_grad_()",
+        opt="torch.optim.Adam(master, lr=1e-2)",
+        between="for m, p in zip(master, model.parameters()):\n        m.grad, p.grad = p.grad, None",
+    )
+    + "    with torch.no_grad():\n        for m, p in zip(master, model.parameters()):\n"
+    + "            p.copy_(m)\n",
+    "a bad batch that is skipped": script(
+        "bad = torch.full_like(x, float('nan'))",
+        loss="(model(bad if step == 9 else x) - y).square().mean()",
+        between="if not loss.isfinite():\n        continue",
+    ),
+    "an episode without gradients before each loss": script(
+        loss="(model(x) - y).square().mean()",
+        between="with torch.no_grad():\n        [model(x) for _ in range(6)]",
+    ),
     "sparse gradients": (
         "import torch\nfrom torch import nn\ntorch.manual_seed(0)\n"
         "e, h = nn.Embedding(1000, 8, sparse=True), nn.Linear(8, 1)\n"

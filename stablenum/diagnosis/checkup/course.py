@@ -67,7 +67,7 @@ def measure_update(before: Array, after: Array, gradient: Array, *, xp: Any) -> 
     Example:
         >>> import array_api_compat.numpy as np
         >>> w, g = np.asarray([2.0, 2.0]), np.asarray([1.0, 0.0])
-        >>> measure_update(w, w - 0.5 * g, g, xp=np)[2]  # half of the gradient is 0
+        >>> float(measure_update(w, w - 0.5 * g, g, xp=np)[2])  # half of the gradient is 0
         0.5
     """
     change = after - before

@@ -142,11 +142,13 @@ def _detached(course: Course, last: Reading | None) -> Iterator[Complaint]:
             for s in last.trace.steps[layers[-number - 1].step.index : first.step.index]
             if "detach" in s.primitive and s.place not in (None, first.step.place)
         ]
+        if not cut:  # rounds without gradients, such as the steps of an episode
+            continue
         yield Complaint.of(
             Symptom.DETACHED,
             Level.FAULT,
             f"{number} of {len(layers)} rounds have a derivative",
-            place=cut[-1] if cut else first.step.place,
+            place=cut[-1],
             places=tuple(p for p in (first.step.place,) if p is not None),
             module=first.step.module,
         )

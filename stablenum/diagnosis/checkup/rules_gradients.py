@@ -15,6 +15,8 @@ __all__ = ["RULES"]
 
 # A loss that has fallen by less than this part of its first value has not come down.
 _FALLEN = 0.1
+# In fewer steps than this a gradient may well be 0.
+_FEW = 10
 
 
 def _no_graph(course: Course, last: Reading | None) -> Iterator[Complaint]:
@@ -65,7 +67,11 @@ def _gradients(course: Course, last: Reading | None) -> Iterator[Complaint]:
     for name, seen in histories.items():
         if not any(p.has_gradient for p in seen):
             missing.append(name)
-        elif len(seen) > 1 and all(p.zero == 1.0 or not p.has_gradient for p in seen[1:]):
+        elif (
+            len(seen) > 1
+            and course.steps >= _FEW
+            and all(p.zero == 1.0 or not p.has_gradient for p in seen[1:])
+        ):
             zero.append(name)
     used = last.first_use() if last else {}
     total = len(histories)

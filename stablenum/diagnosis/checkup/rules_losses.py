@@ -20,7 +20,8 @@ def _loss(course: Course, last: Reading | None) -> Iterator[Complaint]:
     if bad:
         yield Complaint.of(
             Symptom.LOSS_NOT_FINITE,
-            Level.FAULT,
+            # A script may cope with a bad batch.
+            Level.NOTE if math.isfinite(course.losses[-1].value) else Level.FAULT,
             f"it is {bad[0].value} in step {bad[0].step}, and not finite in {len(bad)} of "
             f"{len(course.losses)} steps",
             since=bad[0].step,

@@ -179,7 +179,7 @@ def _clipped(course: Course, last: Reading | None) -> Iterator[Complaint]:
         if ratio > 10:
             yield Complaint.of(
                 Symptom.CLIPPED_ALWAYS,
-                Level.WARNING if ratio > 100 or course.fall() < 0.3 else Level.NOTE,
+                Level.WARNING if course.fall() < 0.3 else Level.NOTE,
                 f"{len(over)} of {len(clips)} steps were clipped to {over[-1].bound:g}; the usual norm is "
                 f"{ratio:.3g} times as large",
                 place=over[-1].place or course.step_place,

@@ -86,6 +86,7 @@ class _Watcher:
         self.renamed = True  # whether there may be tensors without a name
         self.seen: set[int] = set()  # ids of optimizers
         self.before: dict[int, Tensor] = {}  # parameters before the step that is measured
+        self.given: set[int] = set()  # ids of parameters that had a gradient in a step
         self.owned: dict[
             int, tuple[str, bool]
         ] = {}  # id of a parameter -> its optimizer's class, had a gradient
@@ -164,7 +165,9 @@ class _Watcher:
         self.course.step_place = self.course.step_place or users_place()
         if id(optimizer) not in self.seen:
             self.note_new(optimizer)
-        first = next((p for p in parameters_of(optimizer) if p.grad is not None), None)
+        with_gradient = [p for p in parameters_of(optimizer) if p.grad is not None]
+        self.given.update(map(id, with_gradient))
+        first = next(iter(with_gradient), None)
         if first is not None and id(first) in self.uncleared & self.growing:
             self.course.kept.append(self.course.steps)
             self.course.kept_place = self.course.kept_place or self.backward_place
@@ -320,7 +323,7 @@ class _Watcher:
         names = {i: name for i, (_, name) in (self.names | roles_and_names()).items()}
         course.outside = tuple(names.get(id(p), f"a parameter of shape {tuple(p.shape)}") for p in outside)
         course.inside = tuple(dict.fromkeys(names[id(p)] for p in own if id(p) in names))
-        reached = {id(p) for p in leaves}
+        reached = {id(p) for p in leaves} | self.given
         for p in own + leaves:
             place = self.initialised.get(p.untyped_storage().data_ptr()) if _measurable(p) else None
             if place is not None and id(p) in names:
