@@ -22,6 +22,7 @@ from stablenum.diagnosis import Report
 from stablenum.diagnosis.replay.descent import Descent
 from stablenum.diagnosis.replay.growth import Growth
 from stablenum.diagnosis.replay.judge import Evidence
+from stablenum.diagnosis.replay.source_files import users_frame
 from stablenum_torch._diagnosis.audit import setting_problems, state_problems
 from stablenum_torch._diagnosis.by_hand import (
     REPAIRS,
@@ -528,7 +529,5 @@ def _copies(tensors: Iterable[torch.Tensor]) -> list[tuple[torch.Tensor, torch.T
 
 def _line() -> _Line:
     """Return the user's line that is running."""
-    frame: Any = sys._getframe(1)
-    while frame is not None and not is_user_file(frame.f_code.co_filename):
-        frame = frame.f_back
+    frame = users_frame(is_user_file)
     return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)

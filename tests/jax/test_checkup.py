@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.checkups import assert_fault, assert_healthy
 from tests.selection import thinned
 
 START = """
@@ -122,29 +120,11 @@ HEALTHY: dict[str, str] = {
 }
 
 
-def checked(text: str, folder: Path) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
-    (folder / "train.py").write_text(text, encoding="utf-8")
-    line = [sys.executable, "-m", "stablenum", "checkup", "train.py", "--json", "r.json"]
-    result = subprocess.run(line, capture_output=True, text=True, cwd=folder, timeout=200)
-    report = folder / "r.json"
-    return result, json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
-
-
 @pytest.mark.parametrize("fault", thinned(FAULTY))
 def test_the_fault_is_the_first_finding_with_its_line(fault: str, tmp_path: Path) -> None:
-    text, symptom, line = FAULTY[fault]
-    result, report = checked(text, tmp_path)
-    assert result.returncode == 1, result.stdout + result.stderr
-    first = report["complaints"][0]
-    assert first["symptom"] == symptom, result.stdout
-    places = [p["code"] for p in (first["place"], *first["places"]) if p is not None]
-    assert any(line in code for code in places), result.stdout
-    assert "watching failed" not in result.stderr
+    assert_fault(FAULTY[fault], tmp_path)
 
 
 @pytest.mark.parametrize("oddity", thinned(HEALTHY))
 def test_a_healthy_training_is_not_blamed(oddity: str, tmp_path: Path) -> None:
-    result, report = checked(HEALTHY[oddity], tmp_path)
-    assert report.get("ok"), result.stdout + result.stderr
-    assert result.returncode == 0, result.stderr
-    assert "watching failed" not in result.stderr
+    assert_healthy(HEALTHY[oddity], tmp_path)

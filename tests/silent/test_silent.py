@@ -10,36 +10,26 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.checkups import run_checkup
+from tests.selection import of_kind
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "checkup.md"
 PROGRAMS: dict[str, dict[str, Any]] = json.loads((HERE / "expected.json").read_text(encoding="utf-8"))
 
 
-def chosen(kind: str) -> list[Any]:
-    return [
-        pytest.param(name, marks=pytest.mark.xfail(reason=program["still"], strict=True))
-        if "still" in program
-        else name
-        for name, program in PROGRAMS.items()
-        if program["kind"] == kind
-    ]
-
-
 def checked(name: str, target: Path) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
     path = HERE / f"{name}.py"
-    line = [sys.executable, "-m", "stablenum", "checkup", path.name, "--json", str(target)]
-    result = subprocess.run(line, capture_output=True, text=True, cwd=path.parent, timeout=280)
-    return result, json.loads(target.read_text(encoding="utf-8"))
+    return run_checkup(path.name, path.parent, target)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", chosen("broken"))
+@pytest.mark.parametrize("name", of_kind("broken", PROGRAMS))
 def test_the_fault_is_the_first_finding(name: str, tmp_path: Path) -> None:
     result, report = checked(name, tmp_path / "report.json")
     assert result.returncode == 1, result.stdout + result.stderr
@@ -51,7 +41,7 @@ def test_the_fault_is_the_first_finding(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", chosen("healthy"))
+@pytest.mark.parametrize("name", of_kind("healthy", PROGRAMS))
 def test_a_healthy_program_is_not_blamed(name: str, tmp_path: Path) -> None:
     result, report = checked(name, tmp_path / "report.json")
     assert report["ok"], result.stdout

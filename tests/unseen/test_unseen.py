@@ -17,19 +17,11 @@ from typing import Any
 
 import pytest
 
+from tests.selection import of_kind
+
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "diagnosis-accuracy.md"
 PROGRAMS: dict[str, dict[str, Any]] = json.loads((HERE / "expected.json").read_text(encoding="utf-8"))
-
-
-def chosen(kind: str) -> list[Any]:
-    return [
-        pytest.param(name, marks=pytest.mark.xfail(reason=program["still"], strict=True))
-        if "still" in program
-        else name
-        for name, program in PROGRAMS.items()
-        if program["kind"] == kind
-    ]
 
 
 def explained(name: str) -> subprocess.CompletedProcess[str]:
@@ -39,7 +31,7 @@ def explained(name: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", chosen("failing"))
+@pytest.mark.parametrize("name", of_kind("failing", PROGRAMS))
 def test_the_line_at_fault_is_named(name: str) -> None:
     result = explained(name)
     place = re.search(rf"^{Path(name).name}\.py:(\d+): ", result.stdout, re.MULTILINE)
@@ -49,7 +41,7 @@ def test_the_line_at_fault_is_named(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", chosen("healthy"))
+@pytest.mark.parametrize("name", of_kind("healthy", PROGRAMS))
 def test_a_healthy_program_is_not_blamed(name: str) -> None:
     result = explained(name)
     assert result.returncode == 0, result.stdout + result.stderr

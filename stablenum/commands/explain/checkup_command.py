@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from stablenum.commands.explain.options import check_script, say_to, show
+from stablenum.commands.explain.options import (
+    Arguments,
+    AsModule,
+    Html,
+    Json,
+    Script,
+    Seed,
+    check_script,
+    say_to,
+    show,
+)
 from stablenum.commands.explain.plan import Plan
 from stablenum.commands.explain.runner import check_up
 from stablenum.commands.outputs import check_target
@@ -17,21 +26,15 @@ __all__ = ["checkup"]
 
 
 def checkup(
-    script: Annotated[str, typer.Argument(help="The training script (with --module, the module's name).")],
-    arguments: Annotated[
-        list[str] | None, typer.Argument(help="Arguments of the script, after '--'.", metavar="-- ARGS")
-    ] = None,
-    module: Annotated[
-        bool, typer.Option("--module", "-m", help="Run a module, as `python -m` does.")
-    ] = False,
+    script: Script,
+    arguments: Arguments = None,
+    module: AsModule = False,
     steps: Annotated[
         int | None, typer.Option(min=1, help="End the script after so many optimizer steps.")
     ] = None,
-    seed: Annotated[
-        int, typer.Option(min=0, help="Seed of the global random generators, set before the script starts.")
-    ] = 0,
-    json: Annotated[Path | None, typer.Option(help="Write the report as strict JSON.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write the report as a self-contained HTML page.")] = None,
+    seed: Seed = 0,
+    json: Json = None,
+    html: Html = None,
 ) -> None:
     """Run a PyTorch or JAX training script and report what keeps it from learning although all is finite.
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from stablenum.commands.explain.options import check_script, say_to, show
+from stablenum.commands.explain.options import (
+    Arguments,
+    AsModule,
+    Html,
+    Json,
+    Script,
+    Seed,
+    check_script,
+    say_to,
+    show,
+)
 from stablenum.commands.explain.plan import Outcome, Plan
 from stablenum.commands.explain.runner import explain as run_and_explain
 from stablenum.commands.outputs import check_target
@@ -17,19 +26,13 @@ __all__ = ["explain"]
 
 
 def explain(
-    script: Annotated[str, typer.Argument(help="The training script (with --module, the module's name).")],
-    arguments: Annotated[
-        list[str] | None, typer.Argument(help="Arguments of the script, after '--'.", metavar="-- ARGS")
-    ] = None,
-    module: Annotated[
-        bool, typer.Option("--module", "-m", help="Run a module, as `python -m` does.")
-    ] = False,
+    script: Script,
+    arguments: Arguments = None,
+    module: AsModule = False,
     once: Annotated[
         bool, typer.Option("--once", help="Record every step of the first run: slower, but only one run.")
     ] = False,
-    seed: Annotated[
-        int, typer.Option(min=0, help="Seed of the global random generators, set before the script starts.")
-    ] = 0,
+    seed: Seed = 0,
     ignore: Annotated[
         list[str] | None,
         typer.Option(
@@ -38,8 +41,8 @@ def explain(
             metavar="NAME",
         ),
     ] = None,
-    json: Annotated[Path | None, typer.Option(help="Write the report as strict JSON.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write the report as a self-contained HTML page.")] = None,
+    json: Json = None,
+    html: Html = None,
 ) -> None:
     """Run a PyTorch or JAX training script until a value that is not finite does harm; report where and why.
 

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,7 +14,28 @@ from rich.text import Text
 
 from stablenum.commands.outputs import write
 
-__all__ = ["check_script", "say_to", "show"]
+__all__ = [
+    "Arguments",
+    "AsModule",
+    "Html",
+    "Json",
+    "Script",
+    "Seed",
+    "check_script",
+    "say_to",
+    "show",
+]
+
+Script = Annotated[str, typer.Argument(help="The training script (with --module, the module's name).")]
+Arguments = Annotated[
+    list[str] | None, typer.Argument(help="Arguments of the script, after '--'.", metavar="-- ARGS")
+]
+AsModule = Annotated[bool, typer.Option("--module", "-m", help="Run a module, as `python -m` does.")]
+Seed = Annotated[
+    int, typer.Option(min=0, help="Seed of the global random generators, set before the script starts.")
+]
+Json = Annotated[Path | None, typer.Option(help="Write the report as strict JSON.")]
+Html = Annotated[Path | None, typer.Option(help="Write the report as a self-contained HTML page.")]
 
 
 def check_script(script: str, module: bool) -> None:

@@ -81,8 +81,8 @@ def complaints(course: Course) -> tuple[Complaint, ...]:
         >>> complaints(Course(framework="torch"))
         ()
     """
-    last = Reading(course.probes[-1]) if course.probes else None
-    return ranked(found for rule in _RULES for found in rule(course, last))
+    readings = [Reading(probe) for probe in course.probes]
+    return ranked(found for rule in _RULES for found in rule(course, readings))
 
 
 def ranked(found: Iterable[Complaint]) -> tuple[Complaint, ...]:

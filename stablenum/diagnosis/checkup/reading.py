@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import NamedTuple
 
 from stablenum.diagnosis.checkup.course import Probe
@@ -100,14 +101,16 @@ class Reading:
         found = self.source(value).producer
         return None if found is None else self.trace.steps[found]
 
+    @cached_property
     def layers(self) -> list[Layer]:
-        """Return the layers in the order in which they ran."""
+        """The layers in the order in which they ran."""
         return [layer for step in self.forward() if (layer := self._layer(step)) is not None]
 
+    @cached_property
     def chain(self) -> list[Layer]:
-        """Return the longest sequence of layers of which each reads what came of the one before, and that
+        """The longest sequence of layers of which each reads what came of the one before, and that
         gradients pass."""
-        layers = [layer for layer in self.layers() if layer.step.index in self.differentiated]
+        layers = [layer for layer in self.layers if layer.step.index in self.differentiated]
         at = {layer.step.index: i for i, layer in enumerate(layers)}
         last: dict[int, int] = {}  # value -> the last layer that it comes from
         before: dict[int, int | None] = {}
@@ -189,7 +192,7 @@ class Reading:
     def is_last(self, step: Step) -> bool:
         """Return whether no layer reads what comes of this step."""
         todo, seen = list(step.outputs), set()
-        layers = {layer.step.index for layer in self.layers()}
+        layers = {layer.step.index for layer in self.layers}
         while todo:
             for reader in self.readers.get(todo.pop(), []):
                 if reader.index in seen or reader.phase != "forward":
@@ -202,7 +205,7 @@ class Reading:
 
     def output(self) -> tuple[Step, int] | None:
         """Return the last layer's step and the id of its output."""
-        chain = self.chain()
+        chain = self.chain
         return (chain[-1].step, chain[-1].step.outputs[0]) if chain else None
 
     def loss_steps(self) -> list[Step]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any, Protocol
@@ -10,10 +9,10 @@ from typing import Any, Protocol
 from stablenum.diagnosis.checkup.symptoms import Complaint, Level
 from stablenum.diagnosis.replay.source_files import lines_around
 from stablenum.diagnosis.report.html import page
+from stablenum.diagnosis.report.text import numbered, wrapped
 
 __all__ = ["as_html", "as_rich", "as_text"]
 
-WIDTH = 92
 # So many complaints are shown in full.
 MOST = 4
 
@@ -67,29 +66,25 @@ def title(one: Complaint) -> str:
 
 def _complaint(one: Complaint) -> list[str]:
     lines = [title(one), *source(one)]
-    lines += _wrapped(f"{one.what[:1].upper()}{one.what[1:]}.")
-    lines += [w for e in one.evidence for w in _wrapped(e, "  - ")]
+    lines += wrapped(f"{one.what[:1].upper()}{one.what[1:]}.")
+    lines += [w for e in one.evidence for w in wrapped(e, "  - ")]
     if one.places:
-        lines += _wrapped(f"See also: {', '.join(str(p) for p in one.places)}")
-    lines += _wrapped(f"Cure: {one.cure}.")
+        lines += wrapped(f"See also: {', '.join(str(p) for p in one.places)}")
+    lines += wrapped(f"Cure: {one.cure}.")
     if one.tried:
-        lines += _wrapped(f"tried: {one.tried}", "    ")
+        lines += wrapped(f"tried: {one.tried}", "    ")
     elif one.expects:
-        lines += _wrapped(f"expect: {one.expects}", "    ")
+        lines += wrapped(f"expect: {one.expects}", "    ")
     if one.consequences:
-        lines += _wrapped("Follows from it: " + "; ".join(brief(x) for x in one.consequences))
+        lines += wrapped("Follows from it: " + "; ".join(brief(x) for x in one.consequences))
     return lines
 
 
 def source(one: Complaint) -> list[str]:
     """Return the line of the place among its neighbours."""
-    if one.place is None:
+    if one.place is None or not one.place.code:
         return []
-    around = lines_around(one.place)
-    if not around:
-        return [f"    {one.place.code}"] if one.place.code else []
-    width = len(str(around[-1][0]))
-    return [f"  {'>' if n == one.place.line else ' '} {n:>{width}}  {line}" for n, line in around]
+    return numbered(one.place, lines_around(one.place))
 
 
 def brief(one: Complaint) -> str:
@@ -102,18 +97,7 @@ def _rest(c: Shown) -> list[str]:
 
 
 def _notes(c: Shown) -> list[str]:
-    return [w for note in c.notes for w in _wrapped(f"Note: {note}")]
-
-
-def _wrapped(text: str, mark: str = "") -> list[str]:
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=mark,
-        subsequent_indent=" " * max(len(mark), 2),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    return [w for note in c.notes for w in wrapped(f"Note: {note}")]
 
 
 def as_rich(c: Shown) -> Iterator[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from stablenum.diagnosis.checkup.course import Course
 from stablenum.diagnosis.checkup.reading import Reading
@@ -23,11 +23,11 @@ _CONSTANT = 1e-4
 _SETTLED, _APART, _FEW = 50, 4.0, 4
 
 
-def _inputs(course: Course, last: Reading | None) -> Iterator[Complaint]:
-    if not course.probes:
+def _inputs(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
+    if not readings:
         return
-    reading = Reading(course.probes[0])
-    for layer in reading.chain():
+    reading = readings[0]
+    for layer in reading.chain:
         found = layer.input
         if found is None or not reading.is_data(layer.source) or found.size < 2:
             continue
@@ -45,10 +45,10 @@ def _inputs(course: Course, last: Reading | None) -> Iterator[Complaint]:
             return
 
 
-def _targets(course: Course, last: Reading | None) -> Iterator[Complaint]:
-    if not course.probes:
+def _targets(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
+    if not readings:
         return
-    reading = Reading(course.probes[0])
+    reading = readings[0]
     for step, output, data in reading.targets():
         target, made = reading.signal(data), reading.signal(output)
         if target is None or made is None or step.operation not in _COMPARING:
@@ -67,7 +67,8 @@ def _targets(course: Course, last: Reading | None) -> Iterator[Complaint]:
 _COMPARING = ("sub", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 
 
-def _broadcast(course: Course, last: Reading | None) -> Iterator[Complaint]:
+def _broadcast(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
+    last = readings[-1] if readings else None
     if last is None:
         return
     for step, output, data in last.targets():
@@ -88,7 +89,8 @@ def _broadcast(course: Course, last: Reading | None) -> Iterator[Complaint]:
             return
 
 
-def _wrong_axis(course: Course, last: Reading | None) -> Iterator[Complaint]:
+def _wrong_axis(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
+    last = readings[-1] if readings else None
     output = None if last is None else last.output()
     found = None if last is None or output is None else last.signal(output[1])
     if last is None or found is None or not found.shape:
@@ -107,8 +109,9 @@ def _wrong_axis(course: Course, last: Reading | None) -> Iterator[Complaint]:
             return
 
 
-def _normalisation(course: Course, last: Reading | None) -> Iterator[Complaint]:
+def _normalisation(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
     """Yield batch norms whose running statistics are not those of the batches, or are used in training."""
+    last = readings[-1] if readings else None
     if last is None or course.steps < _SETTLED:
         return
     for step in last.forward():
@@ -160,8 +163,9 @@ def _weight_of(reading: Reading, step: Step) -> str:
     )
 
 
-def _before_loss(course: Course, last: Reading | None) -> Iterator[Complaint]:
+def _before_loss(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
     """Yield an activation whose output is taken for logits."""
+    last = readings[-1] if readings else None
     if last is None:
         return
     for step in last.forward():
@@ -190,10 +194,9 @@ def _before_loss(course: Course, last: Reading | None) -> Iterator[Complaint]:
 _ON_LOGITS = ("cross_entropy", "log_softmax", "softmax")
 
 
-def _constant(course: Course, last: Reading | None) -> Iterator[Complaint]:
+def _constant(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
     spreads = []
-    for probe in course.probes[-3:]:
-        reading = Reading(probe)
+    for reading in readings[-3:]:
         output = reading.output()
         found = None if output is None else reading.signal(output[1])
         if output is None or found is None or math.isnan(found.spread) or found.shape[0] < 2:

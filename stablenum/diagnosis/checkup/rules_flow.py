@@ -41,11 +41,11 @@ def _activation(reading: Reading, layer: Layer) -> str:
     return ""
 
 
-def _activations(course: Course, last: Reading | None) -> Iterator[Complaint]:
-    if not course.probes:
+def _activations(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
+    if not readings:
         return
-    reading = Reading(course.probes[0])
-    chain = reading.chain()
+    reading = readings[0]
+    chain = reading.chain
     if len(chain) < _LEAST_LAYERS:
         return
     sizes = [layer.output.rms for layer in chain]
@@ -87,10 +87,9 @@ def _some(sizes: Sequence[float]) -> Sequence[float]:
     return sizes if len(sizes) <= 8 else [*sizes[:4], *sizes[-4:]]
 
 
-def _gradient_flow(course: Course, last: Reading | None) -> Iterator[Complaint]:
-    for probe in course.probes[:3]:
-        reading = Reading(probe)
-        pairs = [(layer, g.norm) for layer in reading.chain() if (g := reading.gradient(layer.step))]
+def _gradient_flow(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
+    for reading in readings[:3]:
+        pairs = [(layer, g.norm) for layer in reading.chain if (g := reading.gradient(layer.step))]
         pairs = [(layer, norm) for layer, norm in pairs if norm > 0]
         if len(pairs) < _LEAST_LAYERS:
             continue
@@ -114,7 +113,7 @@ def _gradient_flow(course: Course, last: Reading | None) -> Iterator[Complaint]:
             symptom,
             Level.FAULT if not course.fall() > _FALLEN else Level.NOTE,
             shown,
-            since=probe.step,
+            since=reading.probe.step,
             place=worst.step.place,
             places=tuple(p for p in (course.initialised.get(worst.weight),) if p is not None),
             module=worst.step.module,
@@ -122,12 +121,13 @@ def _gradient_flow(course: Course, last: Reading | None) -> Iterator[Complaint]:
         return
 
 
-def _detached(course: Course, last: Reading | None) -> Iterator[Complaint]:
+def _detached(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
     """Yield a layer that ran in a loop, of whose rounds only the last ones are differentiated."""
+    last = readings[-1] if readings else None
     if last is None or not last.probe.exact:
         return
     rounds: dict[tuple[object, ...], list[Layer]] = {}
-    for layer in last.layers():
+    for layer in last.layers:
         rounds.setdefault((layer.step.place, layer.step.module, layer.weight), []).append(layer)
     for layers in rounds.values():
         trained = [layer.step.index in last.differentiated for layer in layers]

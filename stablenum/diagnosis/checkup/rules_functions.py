@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from stablenum.diagnosis.checkup.course import Course
 from stablenum.diagnosis.checkup.reading import Reading
@@ -19,9 +19,8 @@ _FALLEN = 0.3
 _LOGIT = 50.0
 
 
-def _saturated(course: Course, last: Reading | None) -> Iterator[Complaint]:
-    for probe in course.probes:
-        reading = Reading(probe)
+def _saturated(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
+    for reading in readings:
         for step in reading.forward():
             if step.operation not in ("sigmoid", "tanh", "softmax") or not step.outputs:
                 continue
@@ -29,7 +28,7 @@ def _saturated(course: Course, last: Reading | None) -> Iterator[Complaint]:
             if found is None or not found.saturated > _SATURATED or step.index not in reading.differentiated:
                 continue
             final = reading.is_last(step)
-            if (final and probe.step > 2) or (step.operation == "softmax" and not final):
+            if (final and reading.probe.step > 2) or (step.operation == "softmax" and not final):
                 continue  # a trained model is sure of itself; attention has its own rule
             into = reading.signal(step.inputs[0])
             yield Complaint.of(
@@ -39,24 +38,23 @@ def _saturated(course: Course, last: Reading | None) -> Iterator[Complaint]:
                     f"{found.saturated:.0%} of {step.operation}'s output is within 0.01 of the edge",
                     *([f"it reads values of size {into.rms:.3g} (RMS)"] if into is not None else []),
                 ),
-                since=probe.step,
+                since=reading.probe.step,
                 place=step.place,
                 module=step.module,
             )
             return
 
 
-def _dead(course: Course, last: Reading | None) -> Iterator[Complaint]:
+def _dead(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
     found: dict[tuple[object, str], list[tuple[int, float, Step]]] = {}
-    for probe in course.probes:
-        reading = Reading(probe)
+    for reading in readings:
         for step in reading.forward():
             made = reading.signals.get(step.outputs[0]) if step.outputs else None
             if step.operation != "relu" or made is None or math.isnan(made.dead):
                 continue
             rows = made.size / max(1, made.shape[1 if len(made.shape) in (4, 5) else -1])
             part = made.dead if rows >= 8 or made.dead == 1.0 else 0.0
-            found.setdefault((step.place, step.module), []).append((probe.step, part, step))
+            found.setdefault((step.place, step.module), []).append((reading.probe.step, part, step))
     worst: tuple[int, float, Step, float] | None = None
     for seen in found.values():
         end = 1.0 if seen[-1][1] == 1.0 else min(part for _, part, _ in seen[-2:])
@@ -90,10 +88,9 @@ def _jump(course: Course, since: int) -> str:
     return f"a step before it changed {worst.name} by {worst.relative:.2g} of its size"
 
 
-def _attention(course: Course, last: Reading | None) -> Iterator[Complaint]:
+def _attention(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
     for symptom in (Symptom.ATTENTION_COLLAPSE, Symptom.ROUTER_COLLAPSE):
-        for probe in course.probes:
-            reading = Reading(probe)
+        for reading in readings:
             found = _softmax_inside(reading, symptom)
             if found is not None:
                 step, shown = found
@@ -101,7 +98,7 @@ def _attention(course: Course, last: Reading | None) -> Iterator[Complaint]:
                     symptom,
                     Level.FAULT if not course.fall() > _FALLEN else Level.WARNING,
                     shown,
-                    since=probe.step,
+                    since=reading.probe.step,
                     place=step.place,
                     module=step.module,
                 )

@@ -19,7 +19,7 @@ _FALLEN = 0.1
 _FEW = 10
 
 
-def _no_graph(course: Course, last: Reading | None) -> Iterator[Complaint]:
+def _no_graph(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
     if course.groundless is not None:
         yield Complaint.of(
             Symptom.NO_GRAPH,
@@ -29,7 +29,7 @@ def _no_graph(course: Course, last: Reading | None) -> Iterator[Complaint]:
         )
 
 
-def _not_in_model(course: Course, last: Reading | None) -> Iterator[Complaint]:
+def _not_in_model(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
     if course.strangers:
         yield Complaint.of(
             Symptom.NOT_IN_MODEL,
@@ -39,7 +39,8 @@ def _not_in_model(course: Course, last: Reading | None) -> Iterator[Complaint]:
         )
 
 
-def _not_in_optimizer(course: Course, last: Reading | None) -> Iterator[Complaint]:
+def _not_in_optimizer(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
+    last = readings[-1] if readings else None
     if not course.outside:
         return
     used = last.first_use() if last else {}
@@ -60,8 +61,9 @@ def _not_in_optimizer(course: Course, last: Reading | None) -> Iterator[Complain
     )
 
 
-def _gradients(course: Course, last: Reading | None) -> Iterator[Complaint]:
+def _gradients(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
     """Yield parameters without a gradient, and with a gradient of zeros."""
+    last = readings[-1] if readings else None
     missing, zero = [], []
     histories = {name: [p for _, p in course.history(name)] for name in course.names()}
     for name, seen in histories.items():
@@ -133,10 +135,9 @@ def _cut(reading: Reading, names: Sequence[str]) -> Step | None:
     return None
 
 
-def _flushed(course: Course, last: Reading | None) -> Iterator[Complaint]:
+def _flushed(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
     """Yield the first step that turns gradients that are not 0 into 0."""
-    for probe in course.probes:
-        reading = Reading(probe)
+    for reading in readings:
         found = _flushing(reading)
         if found is not None:
             step, before, after = found
@@ -146,7 +147,7 @@ def _flushed(course: Course, last: Reading | None) -> Iterator[Complaint]:
                 Level.FAULT,
                 f"{step.operation}{factor}: {before.zero:.0%} of the elements were 0 before (RMS "
                 f"{before.rms:.2g}), {after.zero:.0%} are after, in {after.dtype}",
-                since=probe.step,
+                since=reading.probe.step,
                 place=step.place,
                 module=step.module,
             )
@@ -194,7 +195,7 @@ def _flushing(reading: Reading) -> tuple[Step, Signal, Signal] | None:
     return None
 
 
-def _bookkeeping(course: Course, last: Reading | None) -> Iterator[Complaint]:
+def _bookkeeping(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
     if len(course.kept) > max(2, 0.5 * (course.steps - 1)):
         yield Complaint.of(
             Symptom.GRADIENTS_KEPT,

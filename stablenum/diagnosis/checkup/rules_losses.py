@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from stablenum.diagnosis.checkup.course import Course, median
 from stablenum.diagnosis.checkup.reading import Reading
@@ -15,7 +15,7 @@ __all__ = ["RULES"]
 _LEAST = 10
 
 
-def _loss(course: Course, last: Reading | None) -> Iterator[Complaint]:
+def _loss(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
     bad = [loss for loss in course.losses if not math.isfinite(loss.value)]
     if bad:
         yield Complaint.of(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from stablenum.diagnosis.checkup.course import Course, ParameterSeen, median
 from stablenum.diagnosis.checkup.reading import Reading
@@ -23,7 +23,7 @@ _OF_THE_RATE = 0.02
 _FALLEN = 0.1
 
 
-def _rate(course: Course, last: Reading | None) -> Iterator[Complaint]:
+def _rate(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
     rates = list(dict(course.rates).values())
     nothing = [i for i, rate in enumerate(rates) if rate == 0.0]
     if len(rates) > 3 and len(nothing) > 0.3 * len(rates):
@@ -38,7 +38,7 @@ def _rate(course: Course, last: Reading | None) -> Iterator[Complaint]:
         )
 
 
-def _lost(course: Course, last: Reading | None) -> Iterator[Complaint]:
+def _lost(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
     lost: dict[str, ParameterSeen] = {}
     # Where gradients are accumulated, nothing moves in most steps.
     moved = {probe.step for probe in course.probes if any(p.update > 0 for p in probe.parameters)}
@@ -66,7 +66,7 @@ def _lost(course: Course, last: Reading | None) -> Iterator[Complaint]:
     )
 
 
-def _sizes(course: Course, last: Reading | None) -> Iterator[Complaint]:
+def _sizes(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
     """Yield steps that are too large or too small for the loss to fall."""
     fall = course.fall()
     per_step = [
@@ -102,7 +102,7 @@ def _sizes(course: Course, last: Reading | None) -> Iterator[Complaint]:
         )
 
 
-def _eps(course: Course, last: Reading | None) -> Iterator[Complaint]:
+def _eps(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
     for kind, settings in course.settings:
         eps = settings.get("eps")
         if eps is None or "ada" not in kind.lower():
@@ -122,7 +122,7 @@ def _eps(course: Course, last: Reading | None) -> Iterator[Complaint]:
             return
 
 
-def _stale(course: Course, last: Reading | None) -> Iterator[Complaint]:
+def _stale(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
     """Yield an optimizer of Adam's kind whose steps are far smaller than its rate although eps is not to
     blame: its second moments remember larger gradients."""
     eps = max((s.get("eps", 0.0) for kind, s in course.settings if "adam" in kind.lower()), default=None)
@@ -147,7 +147,7 @@ def _stale(course: Course, last: Reading | None) -> Iterator[Complaint]:
         )
 
 
-def _decay(course: Course, last: Reading | None) -> Iterator[Complaint]:
+def _decay(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
     shrunk: dict[str, float] = {}
     for name in course.names():
         seen = course.history(name)
@@ -171,7 +171,7 @@ def _decay(course: Course, last: Reading | None) -> Iterator[Complaint]:
         )
 
 
-def _clipped(course: Course, last: Reading | None) -> Iterator[Complaint]:
+def _clipped(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
     clips = [c for c in course.clips if c.bound > 0 and math.isfinite(c.norm)]
     over = [c for c in clips if c.norm > c.bound]
     if len(clips) > 2 and len(over) > 0.95 * len(clips):

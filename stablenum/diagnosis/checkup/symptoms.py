@@ -111,7 +111,7 @@ SYMPTOMS: dict[Symptom, SymptomText] = {
         "each step uses the gradient of its own batch",
     ),
     S.OPTIMIZER_RENEWED: SymptomText(
-        "the optimizer starts anew, so that it never has momentum or second moments",
+        "the optimizer starts over, so that it never has momentum or second moments",
         "make the optimizer and its state once, before the loop",
         "moments are averages over many steps",
     ),

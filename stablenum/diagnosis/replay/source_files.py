@@ -9,13 +9,21 @@ import site
 import sys
 import sysconfig
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.util import find_spec
-from types import CodeType
+from types import CodeType, FrameType
 
 from stablenum.diagnosis.replay.values import Place
 
-__all__ = ["folders_of", "is_outside", "is_the_scripts", "lines_around", "package_of", "place_in"]
+__all__ = [
+    "folders_of",
+    "is_outside",
+    "is_the_scripts",
+    "lines_around",
+    "package_of",
+    "place_in",
+    "users_frame",
+]
 
 # The folders of the standard library, and of installed packages (which may lie inside them), those of an
 # environment that this one extends included.
@@ -97,3 +105,11 @@ def _places(package: str) -> Iterable[str]:
     if spec is None or (spec.origin is None and package not in sys.modules):
         return ()
     return spec.submodule_search_locations or ()
+
+
+def users_frame(is_users: Callable[[str], bool]) -> FrameType | None:
+    """Return the innermost running frame whose file is the user's; None if there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame

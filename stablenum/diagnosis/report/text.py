@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 
+from stablenum.diagnosis.replay.values import Place
 from stablenum.diagnosis.report.sections import Sections
 
-__all__ = ["as_text", "source_lines"]
+__all__ = ["as_text", "numbered", "source_lines", "wrapped"]
 
 WIDTH = 92
 # Less than this of a line of code says nothing.
@@ -31,19 +33,24 @@ def source_lines(s: Sections) -> list[str]:
     """Return the line of the place among its neighbours, or alone if the file is not at hand."""
     if s.place is None or not s.place.code:
         return []
-    if not s.source:
-        return [f"    {s.place.code}"]
-    width = len(str(s.source[-1][0]))
-    return [f"  {'>' if n == s.place.line else ' '} {n:>{width}}  {line}" for n, line in s.source]
+    return numbered(s.place, s.source)
+
+
+def numbered(place: Place, source: Sequence[tuple[int, str]]) -> list[str]:
+    """Return a line of code among its neighbours with their numbers, or alone if these are not known."""
+    if not source:
+        return [f"    {place.code}"]
+    width = len(str(source[-1][0]))
+    return [f"  {'>' if n == place.line else ' '} {n:>{width}}  {line}" for n, line in source]
 
 
 def _cause(s: Sections) -> list[str]:
-    return [*_wrapped(f"Cause: {s.cause}. {s.what}"), *(w for f in s.facts for w in _wrapped(f, "  - "))]
+    return [*wrapped(f"Cause: {s.cause}. {s.what}"), *(w for f in s.facts for w in wrapped(f, "  - "))]
 
 
 def _remedy(s: Sections) -> list[str]:
     code = [f"    {s.code}"] if s.code else []
-    return [*_wrapped(f"Remedy: {s.remedy}"), *code, *_wrapped(s.tried, "    ")]
+    return [*wrapped(f"Remedy: {s.remedy}"), *code, *wrapped(s.tried, "    ")]
 
 
 def _frames(s: Sections) -> list[str]:
@@ -64,11 +71,11 @@ def _with_code(place: str, code: str, width: int) -> str:
 
 
 def _others(s: Sections) -> list[str]:
-    return [w for other in s.others for w in _wrapped(f"Later: {other}")]
+    return [w for other in s.others for w in wrapped(f"Later: {other}")]
 
 
 def _notes(s: Sections) -> list[str]:
-    return [w for note in s.notes for w in _wrapped(f"Note: {note}")]
+    return [w for note in s.notes for w in wrapped(f"Note: {note}")]
 
 
 def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
@@ -78,7 +85,7 @@ def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
     return ["  " + "  ".join(f"{row[i]:<{widths[i]}}" for i in columns).rstrip() for row in rows]
 
 
-def _wrapped(text: str, mark: str = "") -> list[str]:
+def wrapped(text: str, mark: str = "") -> list[str]:
     """Return lines of at most ``WIDTH`` columns. A path that is longer is not broken."""
     return textwrap.wrap(
         text,

@@ -5,13 +5,12 @@ A mark is JAX's ``name`` primitive, which passes its operand on.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-from stablenum_jax._diagnosis.replay.jax_internals import sub_jaxpr
+from stablenum_jax._diagnosis.replay.jax_internals import any_equation, sub_jaxpr
 from stablenum_jax._trees.leaves import is_floating
 from stablenum_jax._trees.names import path_name
 
@@ -41,13 +40,11 @@ def read_mark(eqn_params: Any) -> tuple[str, str] | None:
     return kind, rest
 
 
-def has_marks(jaxpr: Any, wanted: Callable[[str], bool] = lambda kind: True) -> bool:
-    """Return whether a jaxpr, or one inside it, has a mark of a wanted kind."""
-    for eqn in sub_jaxpr(jaxpr)[0].eqns:
+def has_marks(closed: Any, kind: str) -> bool:
+    """Return whether a closed jaxpr has a mark of this kind."""
+
+    def marks(eqn: Any) -> bool:
         found = read_mark(eqn.params) if eqn.primitive.name == "name" else None
-        if found is not None and wanted(found[0]):
-            return True
-        parts = [v for p in eqn.params.values() for v in (p if isinstance(p, (tuple, list)) else (p,))]
-        if any(has_marks(v, wanted) for v in parts if hasattr(v, "eqns") or hasattr(v, "jaxpr")):
-            return True
-    return False
+        return found is not None and found[0] == kind
+
+    return any_equation(sub_jaxpr(closed)[0], marks)

@@ -11,7 +11,6 @@ import functools
 import inspect
 import math
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,21 +21,18 @@ from stablenum.commands.explain.frames import transparent
 from stablenum.commands.explain.session import Session
 from stablenum.diagnosis.checkup.course import Clip, Course, Loss, Probe
 from stablenum.diagnosis.checkup.report import Checkup
+from stablenum.diagnosis.checkup.schedule import Schedule
+from stablenum.diagnosis.replay.source_files import users_frame
 from stablenum.diagnosis.replay.values import Place
 from stablenum_jax._diagnosis.checkup.marks import CLIPPED, GRADIENT, LOSS, PARAMETER, USED, has_marks, mark
 from stablenum_jax._diagnosis.checkup.measuring import MeasuredCall, parameters_seen
 from stablenum_jax._diagnosis.replay.source_lines import is_user_code, place_in
 from stablenum_jax._diagnosis.watch.programs import without_static
+from stablenum_jax._diagnosis.watch.watcher import traced
 from stablenum_jax._trees.leaves import is_floating
 
 __all__ = ["watch"]
 
-# The first steps are always measured. The number of each later one is at least so many times that of the
-# last, and together they take at most a part of the script's time.
-FIRST, APART, PART, MOST = 3, 1.3, 0.25, 40
-# A step that is measured within QUICK seconds counts as if there were always time for it; one within SLOW
-# seconds is measured in any case once the number of the last has more than doubled.
-QUICK, SLOW = 0.1, 0.25
 _SETTINGS = {"learning_rate": "lr", "weight_decay": "weight_decay", "eps": "eps", "momentum": "momentum"}
 _jit, _grad, _value_and_grad, _make_jaxpr = jax.jit, jax.grad, jax.value_and_grad, jax.make_jaxpr
 
@@ -105,7 +101,7 @@ class _Watcher:
         self.course = Course(framework="jax")
         self.losses: list[tuple[int, Any, Place | None]] = []
         self.rate: float | Callable[[int], Any] = math.nan
-        self.spent = self.cost = 0.0
+        self.schedule = Schedule()
         self.depth = 0
         self.inits: list[Place | None] = []
         self.bounds: dict[str, tuple[float, Place]] = {}  # kind of a mark -> what it is clipped to
@@ -234,7 +230,7 @@ class _Watcher:
         self, program: _Program, inner: Callable[..., Any], bound: Callable[[], Any], args: Any, kwargs: Any
     ) -> Any:
         """Return what ``inner`` returns, and measure the call if it is a step and it is time to."""
-        if self.depth or _traced((args, kwargs)):
+        if self.depth or traced((args, kwargs)):
             return inner(*args, **kwargs)
         self.depth += 1
         known = len(self.inits)
@@ -243,7 +239,7 @@ class _Watcher:
         finally:
             self.depth -= 1
             program.inits += self.inits[known:]  # while it was traced
-        if _traced(result):
+        if traced(result):
             return result
         if program.trains is not False:
             self.depth += 1
@@ -258,21 +254,22 @@ class _Watcher:
 
     def note(self, program: _Program, bound: Callable[[], Any], result: Any) -> None:
         """Note a call of a program that may train."""
-        course, now = self.course, time.process_time()
+        self.schedule.begin()
+        course = self.course
         fun, args, kwargs = bound()
         leaves = jax.tree.leaves((args, kwargs))
         if program.pending is not None:
             self.finish(program, leaves)
         place = users_place()
         course.step_place = course.step_place or place
-        if program.trains is None or self.due(now):
-            closed = self.traced(program, fun, args, kwargs, leaves)
+        last = course.probes[-1].step if course.probes else 0
+        if program.trains is None or self.schedule.is_due(course.steps, len(course.probes), last):
+            closed = self.trace_of(program, fun, args, kwargs, leaves)
             if program.trains:
                 call = MeasuredCall.of(closed, leaves)
                 program.losses = call.losses
                 program.pending = call, leaves, course.steps, self.rate_at(course.steps)
-            self.cost = time.process_time() - now
-            self.spent += self.cost
+            self.schedule.end()
         if not program.trains:
             return
         results = jax.tree.leaves(result)
@@ -287,27 +284,17 @@ class _Watcher:
             course.rates.append((course.steps, self.rate_at(course.steps)))
         course.steps += 1
 
-    def traced(self, program: _Program, fun: Any, args: Any, kwargs: Any, leaves: list[Any]) -> Any:
+    def trace_of(self, program: _Program, fun: Any, args: Any, kwargs: Any, leaves: list[Any]) -> Any:
         """Return the program's jaxpr for these arguments."""
         kinds = tuple((getattr(x, "shape", ()), str(getattr(x, "dtype", type(x)))) for x in leaves)
         key = jax.tree.structure((args, kwargs)), kinds
         if key not in program.traces:
             program.traces[key] = _make_jaxpr(fun)(*args, **kwargs)
             if program.trains is None:
-                program.trains = has_marks(program.traces[key], lambda kind: kind == GRADIENT)
+                program.trains = has_marks(program.traces[key], GRADIENT)
             if program.trains and program.inits:
                 self.course.renewed_place = program.inits[0]
         return program.traces[key]
-
-    def due(self, now: float) -> bool:
-        """Return whether it is time to measure another step."""
-        course = self.course
-        done = len(course.probes)
-        if not FIRST <= done < MOST:
-            return done < FIRST
-        last, steps = course.probes[-1].step, course.steps
-        cheap = self.cost < QUICK or self.spent < PART * (now - self.spent)
-        return (cheap and steps >= APART * last) or (self.cost < SLOW and steps > 2 * last)
 
     def rate_at(self, step: int) -> float:
         """Return the learning rate of a step; NaN if it is not known."""
@@ -316,12 +303,12 @@ class _Watcher:
         except (TypeError, ValueError):
             return math.nan
 
-    def finish(self, program: _Program, leaves: list[Any] | None) -> None:
+    def finish(self, program: _Program, leaves: list[Any]) -> None:
         """Note a measured step, after which the parameters are now known."""
         assert program.pending is not None
         call, before, step, rate = program.pending
         program.pending = None
-        after = leaves if leaves is not None and len(leaves) == len(before) else None
+        after = leaves if len(leaves) == len(before) else None
         parameters = parameters_seen(call, before, after, rate)
         for kind, (bound, place) in self.bounds.items():
             known = [call.signals.get(cell.id) for cell in call.marked.get(kind, {}).values()]
@@ -348,15 +335,7 @@ def _marked_arguments(args: tuple[Any, ...], argnums: Any) -> list[Any]:
     return [mark(a, PARAMETER) if i in wanted else a for i, a in enumerate(args)]
 
 
-def _traced(tree: Any) -> bool:
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
-
-
 def users_place() -> Place | None:
     """Return the innermost line of the user's that is running."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if is_user_code(frame.f_code.co_filename):
-            return place_in(frame.f_code, frame.f_lineno)
-        frame = frame.f_back  # type: ignore[assignment]
-    return None
+    frame = users_frame(is_user_code)
+    return None if frame is None else place_in(frame.f_code, frame.f_lineno)

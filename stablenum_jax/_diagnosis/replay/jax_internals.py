@@ -12,11 +12,13 @@ from jax.extend import core
 from stablenum.interrupts import and_restore
 
 __all__ = [
+    "any_equation",
     "bind",
     "called_jaxpr",
     "context_of",
     "differentiated_jaxpr",
     "outside_tracebacks",
+    "parts_of",
     "quietly",
     "scan_counts",
     "sub_jaxpr",
@@ -76,6 +78,17 @@ def sub_jaxpr(value: Any) -> tuple[Any, list[Any]]:
     if isinstance(value, core.ClosedJaxpr):
         return value.jaxpr, list(value.consts)
     return value, list(getattr(value, "consts", ()) or ())
+
+
+def parts_of(eqn: Any) -> list[Any]:
+    """Return the jaxprs inside an equation."""
+    values = [x for p in eqn.params.values() for x in (p if isinstance(p, tuple) else (p,))]
+    return [sub_jaxpr(x)[0] for x in values if isinstance(x, core.Jaxpr | core.ClosedJaxpr)]
+
+
+def any_equation(jaxpr: Any, holds: Callable[[Any], bool]) -> bool:
+    """Return whether something holds for an equation of a jaxpr, or of one inside it."""
+    return any(holds(eqn) or any(any_equation(part, holds) for part in parts_of(eqn)) for eqn in jaxpr.eqns)
 
 
 def called_jaxpr(eqn: Any) -> tuple[Any, list[Any]] | None:

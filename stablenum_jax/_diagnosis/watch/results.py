@@ -13,7 +13,7 @@ from jax.extend import core
 
 from stablenum.commands.explain.frames import raised_by_a_signal
 from stablenum_jax._diagnosis.replay.flags import flags_of
-from stablenum_jax._diagnosis.replay.jax_internals import scan_counts, sub_jaxpr
+from stablenum_jax._diagnosis.replay.jax_internals import any_equation, parts_of, scan_counts
 from stablenum_jax._trees.state import guards_in, is_guard
 
 __all__ = ["Suspicion", "floating_leaves", "mark", "metrics_among", "named", "suspicion", "without"]
@@ -166,7 +166,7 @@ def _moved(jaxpr: Any, given: Sequence[bool], *, carried: bool) -> list[bool]:
 
 def _outputs(eqn: Any, given: list[bool], *, carried: bool) -> list[bool]:
     """Return which outputs of an equation depend on its given inputs, or on anything marked inside it."""
-    parts = _parts(eqn)
+    parts = parts_of(eqn)
     same = [p for p in parts if (len(p.invars), len(p.outvars)) == (len(given), len(eqn.outvars))]
     if len(parts) != 1 or not same:
         return [_is_mark(eqn) or any(given) or any(map(_has_mark, parts))] * len(eqn.outvars)
@@ -179,18 +179,12 @@ def _outputs(eqn: Any, given: list[bool], *, carried: bool) -> list[bool]:
     return found
 
 
-def _parts(eqn: Any) -> list[Any]:
-    """Return the jaxprs inside an equation."""
-    values = [x for p in eqn.params.values() for x in (p if isinstance(p, tuple) else (p,))]
-    return [sub_jaxpr(x)[0] for x in values if isinstance(x, core.Jaxpr | core.ClosedJaxpr)]
-
-
 def _is_mark(eqn: Any) -> bool:
     return eqn.primitive.name == "name" and eqn.params.get("name") == _MARK
 
 
 def _has_mark(jaxpr: Any) -> bool:
-    return any(_is_mark(eqn) or any(map(_has_mark, _parts(eqn))) for eqn in jaxpr.eqns)
+    return any_equation(jaxpr, _is_mark)
 
 
 def _is_floating(leaf: Any) -> bool:

@@ -6,8 +6,6 @@ into a part of the script's time.
 
 from __future__ import annotations
 
-import time
-import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -28,6 +26,7 @@ from stablenum.diagnosis.checkup.course import (
     measure_update,
 )
 from stablenum.diagnosis.checkup.report import Checkup
+from stablenum.diagnosis.checkup.schedule import Schedule
 from stablenum.diagnosis.replay.values import Place
 from stablenum_torch._diagnosis.by_hand import graph_of, tensors_of
 from stablenum_torch._diagnosis.checkup.measuring import MeasuredStep
@@ -39,13 +38,6 @@ from stablenum_torch._step.measure import dense_values
 
 __all__ = ["watch"]
 
-# The first steps are always measured. The number of each later one is at least so many times that of the
-# last, and together they take at most a part of the script's time.
-FIRST, APART, PART = 3, 1.3, 0.25
-# At most so many steps are measured. One that is measured within QUICK seconds counts as if there were always
-# time for it; one within SLOW seconds is measured in any case once the number of the last has more than
-# doubled.
-MOST, QUICK, SLOW = 40, 0.1, 0.25
 _SETTINGS = ("lr", "weight_decay", "eps", "momentum")
 
 _INITIALISERS = [
@@ -59,7 +51,7 @@ def watch(session: Session) -> None:
     register_module_forward_pre_hook(watcher.before_module)
     register_optimizer_step_pre_hook(watcher.before_step)
     register_optimizer_step_post_hook(watcher.after_step)
-    watcher.unseen.wrap(torch.autograd, "backward", watcher.before_backward, watcher.after_backward)
+    watcher.unseen.wrap(torch.autograd, "backward", watcher.before_backward)
     for owner in (nn.utils, nn.utils.clip_grad):
         watcher.unseen.wrap(owner, "clip_grad_norm_", watcher.before_clip, watcher.after_clip)
     watcher.unseen.wrap(torch.optim.Optimizer, "__init__", watcher.before_optimizer)
@@ -81,21 +73,18 @@ class _Watcher:
         self.unseen = Unseen(session, self.close)
         self.course = Course(framework="torch")
         self.window: MeasuredStep | None = None
-        self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self.schedule = Schedule()
+        # In the order of their first steps; they are kept, as are the ids of their parameters.
+        self.optimizers: list[torch.optim.Optimizer] = []
         self.names: dict[int, tuple[str, str]] = {}  # id of a tensor -> its role and name
         self.renamed = True  # whether there may be tensors without a name
-        self.seen: set[int] = set()  # ids of optimizers
         self.before: dict[int, Tensor] = {}  # parameters before the step that is measured
         self.given: set[int] = set()  # ids of parameters that had a gradient in a step
-        self.owned: dict[
-            int, tuple[str, bool]
-        ] = {}  # id of a parameter -> its optimizer's class, had a gradient
-        self.kept_alive: list[Any] = []
+        self.owned: dict[int, str] = {}  # id of a parameter -> the class of its optimizer
         self.leaves: dict[int, tuple[Tensor, int]] = {}  # what gradients have reached, with its version
         self.losses: list[tuple[int, Tensor, Place | None]] = []
         self.initialised: dict[int, Place] = {}  # by the address of a tensor's memory
-        self.began, self.opened = False, 0.0
-        self.spent = self.cost = 0.0
+        self.began = False
         self.recurrences: list[Recurrence] = []
         self.since_step = 0  # backward passes since the last step
         self.uncleared: set[int] = set()  # ids of parameters with the gradient of a step that was taken
@@ -106,31 +95,24 @@ class _Watcher:
 
     def open(self) -> None:
         """Begin to measure, if there is time for it."""
-        now = time.process_time()  # of the whole process, with its imports
         self.began = True
-        done = len(self.course.probes)
-        if self.window is not None or done >= MOST or (done >= FIRST and not self.due(now)):
+        probes = self.course.probes
+        last = probes[-1].step if probes else 0
+        if self.window is not None or not self.schedule.is_due(self.course.steps, len(probes), last):
             return
+        self.schedule.begin()
         if self.renamed:
             self.names, self.renamed = roles_and_names(), False
         window = self.session.sheltered(MeasuredStep, dict(self.names))
         if window is not FAILED:
-            self.window, self.opened = window, now
+            self.window = window
             self.unseen.recording = True
-
-    def due(self, now: float) -> bool:
-        """Return whether it is time to measure another step: further and further apart, within a part of the
-        script's time."""
-        last, steps = self.course.probes[-1].step, self.course.steps
-        cheap = self.cost < QUICK or self.spent < PART * (now - self.spent)
-        return (cheap and steps >= APART * last) or (self.cost < SLOW and steps > 2 * last)
 
     def close(self) -> None:
         """Stop measuring."""
         if self.window is not None:
             self.session.sheltered(self.window.close)
-            self.cost = time.process_time() - self.opened
-            self.spent += self.cost
+            self.schedule.end()
             self.window, self.unseen.recording = None, False
 
     @outside_graphs
@@ -154,16 +136,16 @@ class _Watcher:
     @outside_graphs
     def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self.unseen.look(self.note_after, optimizer)
-        if len(self.optimizers) < 2 or self.window is None or optimizer is self.last_of_round():
+        # With several optimizers, each round ends with the step of the one that came last.
+        if self.window is None or optimizer is self.optimizers[-1]:
             self.close()
             self.session.sheltered(self.open)
         if self.session.plan.steps is not None and self.course.steps >= self.session.plan.steps:
             self.session.stop()
 
     def note_before(self, optimizer: torch.optim.Optimizer) -> None:
-        self.optimizers.add(optimizer)
         self.course.step_place = self.course.step_place or users_place()
-        if id(optimizer) not in self.seen:
+        if not any(optimizer is known for known in self.optimizers):
             self.note_new(optimizer)
         with_gradient = [p for p in parameters_of(optimizer) if p.grad is not None]
         self.given.update(map(id, with_gradient))
@@ -178,16 +160,14 @@ class _Watcher:
 
     def note_new(self, optimizer: torch.optim.Optimizer) -> None:
         """Note an optimizer that has not taken a step before."""
-        self.seen.add(id(optimizer))
+        self.optimizers.append(optimizer)
         self.renamed = True
-        self.kept_alive.append(optimizer)
         kind = type(optimizer).__name__
         own = list(parameters_of(optimizer))
-        if own and all(self.owned.get(id(p), ("", False))[0] == kind for p in own):
+        if own and all(self.owned.get(id(p)) == kind for p in own):
             self.course.renewed.append(self.course.steps)
             self.course.renewed_place = self.course.renewed_place or users_place()
-        for p in own:
-            self.owned[id(p)] = (kind, False)
+        self.owned.update((id(p), kind) for p in own)
         settings = {
             k: float(v) for k in _SETTINGS if isinstance(v := optimizer.defaults.get(k), (int, float))
         }
@@ -206,10 +186,6 @@ class _Watcher:
             self.note_probe(optimizer)
         course.steps += 1
         self.since_step = 0
-
-    def last_of_round(self) -> torch.optim.Optimizer | None:
-        """Return the optimizer that was seen last: each round ends with its step."""
-        return next((o for o in reversed(self.kept_alive) if o in self.optimizers), None)
 
     def note_probe(self, optimizer: torch.optim.Optimizer) -> None:
         """Note what an optimizer has done with its parameters."""
@@ -267,30 +243,23 @@ class _Watcher:
 
     # --- losses and gradients ---
 
-    def before_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+    def before_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> None:
+        place = self.backward_place = users_place()
         roots = [t for t in tensors_of(tensors) if isinstance(t, Tensor)]
-        ungrounded = [t for t in roots if not t.requires_grad]
-        if ungrounded:
-            self.course.groundless = self.course.groundless or users_place()
+        if not all(t.requires_grad for t in roots):
+            self.course.groundless = self.course.groundless or place
         for t in roots[:1]:
             if t.numel() == 1 and t.is_floating_point() and not t.is_meta:
-                self.losses.append((self.course.steps, t.detach().clone(), users_place()))
+                self.losses.append((self.course.steps, t.detach().clone(), place))
         if len(self.losses) > 256:
             self.read_losses()
-        graph = graph_of(roots)
-        for leaf in graph.leaves:
+        for leaf in graph_of(roots).leaves:
+            self.leaves.setdefault(id(leaf), (leaf, leaf._version))
             if id(leaf) in self.uncleared and _is_zero(leaf.grad):
                 self.uncleared.discard(id(leaf))
             elif id(leaf) in self.uncleared:
                 self.growing.add(id(leaf))
-        self.backward_place = users_place()
         self.since_step += 1
-        for leaf in graph.leaves:
-            self.leaves.setdefault(id(leaf), (leaf, leaf._version))
-        return None
-
-    def after_backward(self, _: Any, __: Any) -> None:
-        """Nothing to note."""
 
     def before_clip(self, parameters: Any, max_norm: Any = None, *args: Any, **kwargs: Any) -> Any:
         return max_norm, users_place()
@@ -314,7 +283,7 @@ class _Watcher:
         leaves = [p for p, _ in self.leaves.values()]
         # What the script itself writes to is trained, as with master weights.
         written = {i for i, (p, version) in self.leaves.items() if p._version != version}
-        own = [p for optimizer in self.kept_alive for p in parameters_of(optimizer)]
+        own = [p for optimizer in self.optimizers for p in parameters_of(optimizer)]
         ids = {id(p) for p in own}
         outside = [
             p for p in leaves if id(p) not in ids | written and isinstance(p, nn.Parameter) and course.steps

@@ -15,7 +15,7 @@ from types import CodeType, FrameType
 
 from torch import nn
 
-from stablenum.diagnosis.replay.source_files import is_outside
+from stablenum.diagnosis.replay.source_files import is_outside, users_frame
 from stablenum.diagnosis.replay.values import Place
 from stablenum_torch._diagnosis.replay.naming import PUBLIC
 
@@ -189,9 +189,5 @@ def _public(code: CodeType, line: int) -> str:
 
 def users_place() -> Place | None:
     """Return the innermost line of the user's that is running."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if is_user_file(frame.f_code.co_filename):
-            return place_of(frame.f_code, frame.f_lineno)
-        frame = frame.f_back
-    return None
+    frame = users_frame(is_user_file)
+    return None if frame is None else place_of(frame.f_code, frame.f_lineno)

@@ -1,0 +1,49 @@
+"""Which steps of a script are measured in full: enough to see something, few enough to cost little."""
+
+from __future__ import annotations
+
+import time
+
+__all__ = ["Schedule"]
+
+# The first steps are always measured. The number of each later one is at least so many times that of the
+# last, and together they take at most a part of the script's time.
+FIRST, APART, PART = 3, 1.3, 0.25
+# At most so many steps are measured. One that is measured within QUICK seconds counts as if there were always
+# time for it; one within SLOW seconds is measured in any case once the number of the last has more than
+# doubled.
+MOST, QUICK, SLOW = 40, 0.1, 0.25
+
+
+class Schedule:
+    """The time that measured steps have taken, in seconds of the whole process, with its imports."""
+
+    def __init__(self) -> None:
+        self._spent = self._cost = self._began = 0.0
+
+    def begin(self) -> None:
+        """Note that measuring begins."""
+        self._began = time.process_time()
+
+    def end(self) -> None:
+        """Note that measuring has ended."""
+        self._cost = time.process_time() - self._began
+        self._spent += self._cost
+
+    def is_due(self, step: int, measured: int, last: int) -> bool:
+        """Return whether it is time to measure a step.
+
+        Args:
+            step: the step's number.
+            measured: how many steps have been measured.
+            last: the number of the last of them.
+
+        Example:
+            >>> Schedule().is_due(2, measured=2, last=1), Schedule().is_due(100, measured=40, last=50)
+            (True, False)
+        """
+        if not FIRST <= measured < MOST:
+            return measured < FIRST
+        rest = time.process_time() - self._spent
+        cheap = self._cost < QUICK or self._spent < PART * rest
+        return (cheap and step >= APART * last) or (self._cost < SLOW and step > 2 * last)
