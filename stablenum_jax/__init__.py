@@ -33,6 +33,7 @@ from stablenum_jax._trees.state import GuardOptState, guard_state, loss_scale
 
 if TYPE_CHECKING:
     from stablenum_jax._diagnosis.audit import audit, repair
+    from stablenum_jax._diagnosis.checkup.few_steps import checkup
     from stablenum_jax._diagnosis.ranges import range_report
     from stablenum_jax._diagnosis.replay import replay
 
@@ -43,6 +44,7 @@ __all__ = [
     "NotATrueSkipWarning",
     "audit",
     "chain",
+    "checkup",
     "fp8_dot",
     "guard",
     "guard_state",
@@ -75,6 +77,7 @@ if not TYPE_CHECKING:
         globals(),
         {
             "audit": "stablenum_jax._diagnosis.audit",
+            "checkup": "stablenum_jax._diagnosis.checkup.few_steps",
             "range_report": "stablenum_jax._diagnosis.ranges",
             "repair": "stablenum_jax._diagnosis.audit",
             "replay": "stablenum_jax._diagnosis.replay",

@@ -11,6 +11,7 @@ from stablenum_torch._step.optimizer import GuardedOptimizer, wrap
 
 if TYPE_CHECKING:
     from stablenum_torch._diagnosis.audit import audit, repair
+    from stablenum_torch._diagnosis.checkup.few_steps import checkup
     from stablenum_torch._diagnosis.ranges import range_report
     from stablenum_torch._diagnosis.replay.replay import replay
 
@@ -23,6 +24,7 @@ __all__ = [
     "PolicyHandle",
     "StochasticRounding",
     "audit",
+    "checkup",
     "losses",
     "numerics",
     "precision",
@@ -38,6 +40,7 @@ if not TYPE_CHECKING:
         globals(),
         {
             "audit": "stablenum_torch._diagnosis.audit",
+            "checkup": "stablenum_torch._diagnosis.checkup.few_steps",
             "range_report": "stablenum_torch._diagnosis.ranges",
             "repair": "stablenum_torch._diagnosis.audit",
             "replay": "stablenum_torch._diagnosis.replay.replay",

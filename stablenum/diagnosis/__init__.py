@@ -1,11 +1,13 @@
 """Diagnosis: from "the loss is NaN" to the operation that caused it, the reason, and what to do.
 
-The public names are the types that replays, audits and range reports return.
+The public names are the types that replays, audits, range reports and checkups return.
 """
 
 from __future__ import annotations
 
 from stablenum.diagnosis.audit import Audit, Measured, Risk, Row
+from stablenum.diagnosis.checkup.report import Checkup
+from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
 from stablenum.diagnosis.ranges import FormatVerdict, RangeReport, RangeRow, Trouble
 from stablenum.diagnosis.replay.causes import Cause
 from stablenum.diagnosis.replay.findings import Finding
@@ -17,8 +19,11 @@ from stablenum.public_names import present
 __all__ = [
     "Audit",
     "Cause",
+    "Checkup",
+    "Complaint",
     "Finding",
     "FormatVerdict",
+    "Level",
     "Measured",
     "Place",
     "RangeReport",
@@ -26,6 +31,7 @@ __all__ = [
     "Report",
     "Risk",
     "Row",
+    "Symptom",
     "TensorStats",
     "Trouble",
     "Verdict",

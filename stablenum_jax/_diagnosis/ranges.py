@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import array_api_compat.numpy as numpy_namespace
@@ -17,9 +16,9 @@ from stablenum.diagnosis.ranges.rows import ACTIVATION, ACTIVATION_GRADIENT, GRA
 from stablenum.settings_checks import check_callable, check_flag
 from stablenum_jax._diagnosis.module_outputs import Walk
 from stablenum_jax._diagnosis.module_scopes import with_module_names
+from stablenum_jax._diagnosis.trained import Trained, is_floating_array
 from stablenum_jax._step.training import step
 from stablenum_jax._trees.leaves import check_state, check_transformation
-from stablenum_jax._trees.names import path_name
 from stablenum_jax._trees.state import loss_scale
 
 __all__ = ["range_report"]
@@ -93,7 +92,8 @@ def range_report(
     if opt_state is not None:
         check_state("opt_state", opt_state)
     seen = RangeCollector(formats, xp=numpy_namespace, cast=_cast)
-    leaves, names, rebuild = _trained(params)
+    trained = Trained.of(params, _widened)
+    leaves, names = trained.leaves, trained.names
     for name, leaf in zip(names, leaves):
         seen.add(WEIGHT, _module_of(name), _plain(leaf))
     args, kwargs = jax.tree.map(_widened, (args, kwargs))
@@ -102,7 +102,7 @@ def range_report(
         fun = fun.__wrapped__
 
     def outputs(*leaves: Array) -> list[Array]:
-        out = fun(rebuild(list(leaves)), *args, **kwargs)
+        out = fun(trained.model(leaves), *args, **kwargs)
         return [x for x in jax.tree.leaves(out[0] if has_aux else out) if isinstance(x, (jax.Array, float))]
 
     # Run without jit, so that no trace is taken from a cache or left in one.
@@ -127,8 +127,8 @@ def range_report(
     if not np.isfinite(_plain(outs[0])).all():
         seen.note("The loss is not finite in float32.")
     if optimizer is not None:
-        before = rebuild.tree(leaves)
-        updates = _updates(optimizer, opt_state, before, rebuild.tree(grads), seen)
+        before = trained.tree(leaves)
+        updates = _updates(optimizer, opt_state, before, trained.tree(grads), seen)
         for name, leaf, update in zip(names, leaves, jax.tree.leaves(updates)):
             seen.add_update(_module_of(name), _plain(leaf), _plain(update))
     return RangeReport(seen.rows, seen.formats, seen.notes)
@@ -189,65 +189,12 @@ def _updates(tx: Any, opt_state: PyTree, params: PyTree, grads: PyTree, seen: Ra
     return jax.tree.map(lambda new, old: new - old, after, params)
 
 
-# --- parameters ----------------------------------------------------------------------------------
-
-
-class _Rebuild:
-    """Puts leaves back into the tree that they came from."""
-
-    def __init__(self, treedef: Any, rest: list[Any], places: list[int], wrap: Callable[[Any], Any]) -> None:
-        self._treedef, self._rest, self._places, self._wrap = treedef, rest, places, wrap
-
-    def __call__(self, leaves: list[Array]) -> PyTree:
-        full = list(self._rest)
-        for place, leaf in zip(self._places, leaves):
-            full[place] = leaf
-        return self._wrap(jax.tree_util.tree_unflatten(self._treedef, full))
-
-    def tree(self, leaves: list[Array]) -> PyTree:
-        """Return a tree of these leaves only, None elsewhere: the parameters of an optimizer."""
-        full: list[Any] = [None] * len(self._rest)
-        for place, leaf in zip(self._places, leaves):
-            full[place] = leaf
-        return jax.tree_util.tree_unflatten(self._treedef, full)
-
-
-def _trained(params: PyTree) -> tuple[list[Array], list[str], _Rebuild]:
-    """Return the floating-point parameters in float32, their names, and a function that rebuilds the tree."""
-
-    def unchanged(tree: PyTree) -> PyTree:
-        return tree
-
-    wrap: Callable[[Any], Any] = unchanged
-    nnx = sys.modules.get("flax.nnx")
-    if nnx is not None and isinstance(params, nnx.Module):
-        graph, params, rest = nnx.split(params, nnx.Param, ...)
-
-        def merged(tree: PyTree) -> PyTree:
-            # Each trace gets new variables, because a BatchNorm writes to its variables.
-            return nnx.merge(graph, tree, jax.tree.map(lambda leaf: leaf, rest))
-
-        wrap = merged
-    paths, treedef = jax.tree_util.tree_flatten_with_path(params)
-    collections = isinstance(params, Mapping) and isinstance(params.get("params"), Mapping)
-    leaves, names, rest_of, places = [], [], [], []
-    for i, (path, leaf) in enumerate(paths):
-        rest_of.append(_widened(leaf))
-        name = path_name(path)
-        if _is_floating(leaf) and (not collections or name.startswith("params.")):
-            leaves.append(_widened(jnp.asarray(leaf)))
-            names.append(name.removeprefix("params.") if collections else name)
-            places.append(i)
-    return leaves, names, _Rebuild(treedef, rest_of, places, wrap)
-
-
-def _is_floating(leaf: Any) -> bool:
-    return isinstance(leaf, (jax.Array, np.ndarray)) and bool(jnp.issubdtype(leaf.dtype, jnp.floating))
+# --- arrays --------------------------------------------------------------------------------------
 
 
 def _widened(leaf: Any) -> Any:
     """Cast floating-point arrays narrower than float32 to float32; leave other leaves unchanged."""
-    if _is_floating(leaf) and jnp.finfo(leaf.dtype).bits < 32:
+    if is_floating_array(leaf) and jnp.finfo(leaf.dtype).bits < 32:
         return leaf.astype(jnp.float32)
     return leaf
 

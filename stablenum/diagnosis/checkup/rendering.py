@@ -48,13 +48,21 @@ def as_text(c: Shown) -> str:
 
 
 def _summary(c: Shown) -> str:
-    steps = (
-        f"{c.steps} optimizer step{'' if c.steps == 1 else 's'}, of which {c.measured} were measured in full"
-    )
-    loss = "" if c.losses is None else f" The loss went from {c.losses[0]:.4g} to {c.losses[1]:.4g}."
+    loss = "" if c.losses is None else f" The loss {_course(*c.losses, c.steps)}."
     found = [one for one in c.complaints if one.level > Level.NOTE]
     said = f"{len(found)} finding{'' if len(found) == 1 else 's'}" if found else "Nothing found"
-    return f"{said} in {steps}.{loss}"
+    return f"{said} in {_watched(c.steps, c.measured)}.{loss}"
+
+
+def _watched(steps: int, measured: int) -> str:
+    if not steps and measured:
+        return "one forward and backward pass"
+    whole = f"{steps} optimizer step{'' if steps == 1 else 's'}"
+    return f"{whole}, of which {measured} {'was' if measured == 1 else 'were'} measured in full"
+
+
+def _course(first: float, last: float, steps: int) -> str:
+    return f"went from {first:.4g} to {last:.4g}" if steps else f"is {last:.4g}"
 
 
 def title(one: Complaint) -> str:

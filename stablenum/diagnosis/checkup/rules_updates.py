@@ -59,7 +59,8 @@ def _lost(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
         Symptom.LOST_UPDATES,
         Level.FAULT if narrow else Level.WARNING,
         f"{joined(list(lost))}: {first.still:.0%} of the elements of {first.dtype} that have a gradient "
-        f"did not change (weights {first.weight:.2g}, rate {first.rate:.2g})",
+        f"did not change (weights {first.weight:.2g}"
+        + (")" if math.isnan(first.rate) else f", rate {first.rate:.2g})"),
         parameters=tuple(lost),
         place=course.optimizer_place,
         places=places_of(course.initialised.get(next(iter(lost)))),

@@ -75,6 +75,7 @@ class MeasuredCall:
         marked: kind of a mark -> name -> the value.
         inputs: the position of each parameter among the inputs, by name.
         losses: the positions of the loss among the results; empty if it is not returned.
+        results: what the program returns.
         reached: names of parameters on whose value something depends that the gradient comes from.
     """
 
@@ -83,6 +84,7 @@ class MeasuredCall:
     marked: dict[str, dict[str, Any]]
     inputs: dict[str, int]
     losses: tuple[int, ...]
+    results: tuple[Any, ...] = ()
     reached: frozenset[str] = field(default_factory=frozenset)
 
     @classmethod
@@ -108,7 +110,8 @@ class MeasuredCall:
         _until_used(trace, marked)
         depends = _dependent(trace, set(at))
         reached = frozenset(n for n, c in marked.get(GRADIENT, {}).items() if c.id in depends)
-        return cls(trace, run.signals, marked, inputs, places, reached)
+        results = tuple(c.data for c in outputs)
+        return cls(trace, run.signals, marked, inputs, places, results, reached)
 
 
 def _before(trace: Trace, value: int) -> int:

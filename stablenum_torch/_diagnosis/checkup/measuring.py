@@ -16,13 +16,13 @@ from stablenum_torch._diagnosis.replay.schemas import Operation, tensors_in
 from stablenum_torch._diagnosis.script_recorder import recorder_of
 from stablenum_torch._step.measure import dense_values
 
-__all__ = ["MeasuredStep"]
+__all__ = ["MOST", "MeasuredStep", "MeasuringRecorder"]
 
 # So many operations of a step are recorded at most.
 MOST = 20_000
 
 
-class _MeasuringRecorder(Recorder):
+class MeasuringRecorder(Recorder):
     """A recorder that also measures tensors, until the optimizer begins to step."""
 
     def __init__(self, *args: Any) -> None:
@@ -90,7 +90,7 @@ class MeasuredStep:
     """
 
     def __init__(self, names: dict[int, tuple[str, str]]) -> None:
-        self._recorder: Any = recorder_of(names, _MeasuringRecorder)
+        self._recorder: Any = recorder_of(names, MeasuringRecorder)
         self._recorder.most = MOST
         torch.compiler.set_stance("force_eager")
         self._recorder.__enter__()

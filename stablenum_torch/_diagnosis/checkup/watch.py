@@ -9,27 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import array_api_compat.torch as torch_namespace
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from stablenum.commands.explain.session import FAILED, Session
-from stablenum.diagnosis.checkup.course import (
-    Clip,
-    Course,
-    Loss,
-    ParameterSeen,
-    Probe,
-    Recurrence,
-    measure_update,
-)
+from stablenum.diagnosis.checkup.course import Clip, Course, Loss, Probe, Recurrence
 from stablenum.diagnosis.checkup.report import Checkup
 from stablenum.diagnosis.checkup.schedule import Schedule
 from stablenum.diagnosis.replay.values import Place
 from stablenum_torch._diagnosis.by_hand import graph_of, tensors_of
 from stablenum_torch._diagnosis.checkup.measuring import MeasuredStep
+from stablenum_torch._diagnosis.checkup.updates import copies_of, is_measurable, parameters_seen, settings_of
 from stablenum_torch._diagnosis.optimizers import parameters_of, rate_of
 from stablenum_torch._diagnosis.replay.source_lines import users_place
 from stablenum_torch._diagnosis.script_recorder import roles_and_names
@@ -37,8 +29,6 @@ from stablenum_torch._diagnosis.unseen import Unseen, outside_graphs
 from stablenum_torch._step.measure import dense_values
 
 __all__ = ["watch"]
-
-_SETTINGS = ("lr", "weight_decay", "eps", "momentum")
 
 _INITIALISERS = [
     name for name in vars(nn.init) if name.endswith("_") and not name.startswith("_") and name != "sparse_"
@@ -154,9 +144,7 @@ class _Watcher:
             self.course.kept.append(self.course.steps)
             self.course.kept_place = self.course.kept_place or self.backward_place
         if self.window is not None:
-            for p in parameters_of(optimizer):
-                if _measurable(p):
-                    self.before[id(p)] = p.detach().clone()
+            self.before |= copies_of(parameters_of(optimizer))
 
     def note_new(self, optimizer: torch.optim.Optimizer) -> None:
         """Note an optimizer that has not taken a step before."""
@@ -168,10 +156,7 @@ class _Watcher:
             self.course.renewed.append(self.course.steps)
             self.course.renewed_place = self.course.renewed_place or users_place()
         self.owned.update((id(p), kind) for p in own)
-        settings = {
-            k: float(v) for k in _SETTINGS if isinstance(v := optimizer.defaults.get(k), (int, float))
-        }
-        self.course.settings += ((kind, settings),)
+        self.course.settings += (settings_of(optimizer),)
 
     def note_after(self, optimizer: torch.optim.Optimizer) -> None:
         course = self.course
@@ -190,33 +175,16 @@ class _Watcher:
     def note_probe(self, optimizer: torch.optim.Optimizer) -> None:
         """Note what an optimizer has done with its parameters."""
         assert self.window is not None
-        seen = []
-        own = [p for p in parameters_of(optimizer) if _measurable(p) and p.requires_grad]
-        rates = {id(p): group.get("lr") for group in optimizer.param_groups for p in group["params"]}
-        for i, p in enumerate(own):
-            before = self.before.pop(id(p), None)
-            if before is None:
-                continue
-            rate = rates.get(id(p))
-            gradient = torch.zeros_like(before) if p.grad is None else _dense(p.grad)
-            wide = [t.detach().double() for t in (before, p, gradient)]
-            seen.append(
-                ParameterSeen(
-                    self.names.get(id(p), ("", f"parameter {i}"))[1],
-                    tuple(p.shape),
-                    str(p.dtype).removeprefix("torch."),
-                    float("nan") if rate is None else float(rate),
-                    p.grad is not None,
-                    *measure_update(*wide, xp=torch_namespace).tolist(),
-                )
-            )
+        seen = parameters_seen(optimizer.param_groups, self.before, self.names)
+        for p in parameters_of(optimizer):
+            self.before.pop(id(p), None)
         self.renamed = self.renamed or any(i not in self.names for i in self.window.leaves)
         self.course.probes.append(
             Probe(
                 step=self.course.steps,
                 trace=self.window.trace,
                 signals=self.window.signals,
-                parameters=tuple(seen),
+                parameters=seen,
                 recurrences=tuple(self.recurrences),
             )
         )
@@ -238,7 +206,9 @@ class _Watcher:
 
     def before_init(self, tensor: Any = None, *args: Any, **kwargs: Any) -> None:
         place = users_place()
-        if place is not None and isinstance(tensor, Tensor) and _measurable(tensor) and not self.course.steps:
+        if place is None or self.course.steps:
+            return
+        if isinstance(tensor, Tensor) and is_measurable(tensor):
             self.initialised[tensor.untyped_storage().data_ptr()] = place
 
     # --- losses and gradients ---
@@ -294,7 +264,7 @@ class _Watcher:
         course.inside = tuple(dict.fromkeys(names[id(p)] for p in own if id(p) in names))
         reached = {id(p) for p in leaves} | self.given
         for p in own + leaves:
-            place = self.initialised.get(p.untyped_storage().data_ptr()) if _measurable(p) else None
+            place = self.initialised.get(p.untyped_storage().data_ptr()) if is_measurable(p) else None
             if place is not None and id(p) in names:
                 course.initialised[names[id(p)]] = place
         course.strangers = sum(
@@ -302,16 +272,6 @@ class _Watcher:
         )
         if course.steps or course.groundless is not None or self.since_step:
             self.session.outcome.checkup = Checkup.of(course).to_dict()
-
-
-def _dense(gradient: Tensor) -> Tensor:
-    """Return a gradient with an element for each of the parameter's."""
-    gradient = gradient.detach()
-    return gradient.to_dense() if gradient.layout is not torch.strided else gradient
-
-
-def _measurable(p: Tensor) -> bool:
-    return p.layout is torch.strided and p.is_floating_point() and not p.is_meta and p.numel() > 0
 
 
 def _is_zero(gradient: Tensor | None) -> bool:

@@ -1,0 +1,201 @@
+"""``checkup``: a few steps on one batch, measured in full and undone."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from stablenum.diagnosis.checkup.course import Course, Loss, Probe
+from stablenum.diagnosis.checkup.report import Checkup
+from stablenum.errors import bad_field, bad_type
+from stablenum.interrupts import and_restore
+from stablenum.settings_checks import check_callable
+from stablenum_torch._diagnosis.checkup.measuring import MOST, MeasuringRecorder
+from stablenum_torch._diagnosis.checkup.updates import copies_of, parameters_seen, settings_of
+from stablenum_torch._diagnosis.optimizers import parameters_of, rate_of
+from stablenum_torch._diagnosis.replay.inputs import Surroundings, look_around
+from stablenum_torch._diagnosis.replay.module_paths import ModulePaths
+from stablenum_torch._diagnosis.replay.run import eager
+from stablenum_torch._diagnosis.replay.snapshot import Snapshot
+from stablenum_torch._step.checks import check_module
+from stablenum_torch._step.optimizer import GuardedOptimizer
+
+__all__ = ["checkup"]
+
+# With the forward pass after the last step, five passes.
+_STEPS = 4
+
+
+def checkup(
+    model: nn.Module,
+    loss_fn: Callable[..., Tensor],
+    *args: Any,
+    optimizer: Optimizer | None = None,
+) -> Checkup:
+    """Take a few steps on one batch, and report what keeps the model from learning although no number is NaN.
+
+    With an optimizer, four steps are taken on the same batch, and the loss is computed once more: five
+    forward and four backward passes. Without one, there is one forward and one backward pass, and nothing is
+    known about steps. Every operation is recorded and measured, compiled modules run eagerly. Findings, with
+    their causes first, are those of ``stablenum checkup``, which also sees how a whole training goes.
+
+    Afterwards parameters, buffers, gradients, optimizer state, random generators, modes and hooks are what
+    they were, bit for bit, even if ``loss_fn`` raises. Objects of your own (a list of losses, a counter) are
+    not restored.
+
+    Args:
+        model: the model, in the mode (train or eval) in which it is trained.
+        loss_fn: ``loss_fn(model, *args)`` returns the loss, a tensor with one element.
+        *args: further arguments of ``loss_fn``, such as one batch.
+        optimizer: the optimizer of the model, guarded or not. One whose ``step`` needs a closure takes no
+            step.
+
+    Returns:
+        A :class:`stablenum.diagnosis.Checkup`: ``ok``, ``complaints`` (root causes first), ``notes``,
+        ``to_json()``, ``to_html()``; ``str`` gives its text. A loss that is not finite is one of the
+        complaints.
+
+    Raises:
+        TypeError: ``model``, ``loss_fn`` or ``optimizer`` has a wrong type.
+        ValueError: the loss is not a floating-point tensor with one element.
+        Exception: what ``loss_fn`` raised.
+
+    Example:
+        >>> import torch
+        >>> _ = torch.manual_seed(0)
+        >>> model = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(8, 8), nn.Tanh())])
+        >>> for p in model.parameters():
+        ...     _ = nn.init.normal_(p, std=0.01)
+        >>> report = checkup(model, lambda model, x: (model(x) - x).square().mean(), torch.randn(16, 8))
+        >>> report.complaints[0].symptom.value, report.ok
+        ('vanishing_activations', False)
+    """
+    check_module("model", model)
+    check_callable("loss_fn", loss_fn, "a function loss_fn(model, *args) that returns the loss")
+    if optimizer is not None and not isinstance(optimizer, Optimizer):
+        raise bad_type("optimizer", "a torch.optim.Optimizer, guarded or not, or None", optimizer)
+    with torch.inference_mode(False):
+        around = look_around(loss_fn, (model, *args), {}, model, optimizer)
+        snapshot = Snapshot(around.objects)
+        few = _FewSteps(around, snapshot, optimizer)
+        return and_restore(lambda: few.checkup(lambda: _call_user(loss_fn, model, args)), snapshot.restore)
+
+
+def _call_user(loss_fn: Callable[..., Any], model: nn.Module, args: tuple[Any, ...]) -> Any:
+    # The stack is read up to this function.
+    return loss_fn(model, *args)
+
+
+class _FewSteps:
+    """Takes the steps, and collects what is seen of them."""
+
+    def __init__(self, around: Surroundings, snapshot: Snapshot, optimizer: Optimizer | None) -> None:
+        self.around, self.snapshot, self.optimizer = around, snapshot, optimizer
+        self.course = Course(framework="torch")
+        self.notes: list[str] = []
+        self.skipped = 0
+        if optimizer is not None and _needs_closure(optimizer):
+            self.notes.append(f"the step of {type(optimizer).__name__} needs a closure, so none was taken")
+            self.optimizer = None
+
+    def checkup(self, loss_of: Callable[[], Any]) -> Checkup:
+        """Take the steps, and judge them."""
+        known = [*self.around.parameters.values(), *self.around.buffers.values()]
+        for tensor in known:
+            self.snapshot.keep_tensor(tensor)
+        steps = 1 if self.optimizer is None else _STEPS
+        for _ in range(steps):
+            for p in self.around.parameters.values():
+                p.grad = None
+            self.measure(loss_of)
+            if self.course.groundless is not None:
+                break
+        else:
+            if self.optimizer is not None:
+                self.look_at_optimizer(self.optimizer)
+                self.measure(loss_of, only_loss=True)
+        return Checkup.of(self.course, notes=tuple(self.notes))
+
+    def measure(self, loss_of: Callable[[], Any], *, only_loss: bool = False) -> None:
+        """Run a step under the recorder; ``only_loss``: only its forward pass."""
+        recorder = MeasuringRecorder(
+            self.snapshot, self.around.names, ModulePaths(self.around.model), _call_user.__code__
+        )
+        recorder.most = MOST
+        groups = self.groups()
+        before = copies_of(p for group in groups for p in group["params"])
+        with warnings.catch_warnings(), eager(), torch.enable_grad(), recorder:
+            warnings.simplefilter("ignore")  # they are shown when the training runs
+            loss = _checked(loss_of())
+            if not only_loss and loss.requires_grad:
+                self.step(loss)
+        self.course.losses.append(Loss(self.course.steps, float(loss.detach())))
+        if only_loss:
+            return
+        if not loss.requires_grad:
+            last = recorder.trace.steps[-1] if recorder.trace.steps else None
+            self.course.groundless = None if last is None else last.place
+        self.course.probes.append(
+            Probe(
+                step=self.course.steps,
+                trace=recorder.trace,
+                signals=recorder.signals,
+                parameters=parameters_seen(
+                    groups, before, self.around.names, stepped=self.optimizer is not None
+                ),
+            )
+        )
+        self.course.steps += self.optimizer is not None
+
+    def step(self, loss: Tensor) -> None:
+        """Run the backward pass and, with an optimizer, its step."""
+        if not isinstance(self.optimizer, GuardedOptimizer):
+            loss.sum().backward()
+        else:
+            self.optimizer.backward(loss.sum())
+        if self.optimizer is not None:
+            self.optimizer.step()
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Return the optimizer's groups, or the model's parameters as one."""
+        if self.optimizer is None:
+            return [{"params": list(self.around.parameters.values())}]
+        return self.optimizer.param_groups
+
+    def look_at_optimizer(self, optimizer: Optimizer) -> None:
+        """Note which parameters the optimizer has, and its settings."""
+        course, names = self.course, self.around.names
+        own = list(parameters_of(optimizer))
+        ids = {id(p) for p in own}
+        course.inside = tuple(dict.fromkeys(names[id(p)][1] for p in own if id(p) in names))
+        course.outside = tuple(
+            name
+            for name, p in self.around.parameters.items()
+            if p.grad is not None and id(p) not in ids and isinstance(p, nn.Parameter)
+        )
+        in_model = {id(p) for p in self.around.model.parameters()} if self.around.model is not None else ids
+        course.strangers = sum(id(p) not in in_model and p.grad is None and p.requires_grad for p in own)
+        course.settings = (settings_of(optimizer),)
+        rate = rate_of(optimizer)
+        if rate == 0:
+            self.notes.append("the learning rate is 0 here, so nothing moved")
+        elif rate is not None:
+            course.rates = [(step, rate) for step in range(course.steps)]
+
+
+def _needs_closure(optimizer: Optimizer) -> bool:
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
+def _checked(loss: Any) -> Tensor:
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
+        got = f"{loss.dtype}{list(loss.shape)}" if isinstance(loss, Tensor) else loss
+        raise bad_field("loss_fn", "a function that returns a floating-point tensor with one element", got)
+    return loss

@@ -1,0 +1,75 @@
+"""What a step has done with parameters, and the settings with which it was taken."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import array_api_compat.torch as torch_namespace
+import torch
+from torch import Tensor
+
+from stablenum.diagnosis.checkup.course import ParameterSeen, measure_update
+
+__all__ = ["copies_of", "is_measurable", "parameters_seen", "settings_of"]
+
+_SETTINGS = ("lr", "weight_decay", "eps", "momentum")
+
+
+def is_measurable(p: Tensor) -> bool:
+    """Return whether a parameter's numbers can be read and compared."""
+    return p.layout is torch.strided and p.is_floating_point() and not p.is_meta and p.numel() > 0
+
+
+def copies_of(parameters: Iterable[Tensor]) -> dict[int, Tensor]:
+    """Return copies of the parameters before a step, by id."""
+    return {id(p): p.detach().clone() for p in parameters if is_measurable(p)}
+
+
+def parameters_seen(
+    groups: Sequence[Mapping[str, Any]],
+    before: Mapping[int, Tensor],
+    names: Mapping[int, tuple[str, str]],
+    *,
+    stepped: bool = True,
+) -> tuple[ParameterSeen, ...]:
+    """Return what a step has done with the parameters that require a gradient.
+
+    Args:
+        groups: the parameter groups of an optimizer.
+        before: what :func:`copies_of` returned before the step; other parameters are left out.
+        names: id of a parameter -> its role and name.
+        stepped: whether a step was taken; without one, only the gradients are known.
+    """
+    seen = []
+    own = [(p, group.get("lr")) for group in groups for p in group["params"] if isinstance(p, Tensor)]
+    for i, (p, rate) in enumerate((p, rate) for p, rate in own if is_measurable(p) and p.requires_grad):
+        if id(p) not in before:
+            continue
+        gradient = torch.zeros_like(p) if p.grad is None else _dense(p.grad)
+        wide = [t.detach().double() for t in (before[id(p)], p, gradient)]
+        numbers = measure_update(*wide, xp=torch_namespace).tolist()
+        seen.append(
+            ParameterSeen(
+                names.get(id(p), ("", f"parameter {i}"))[1],
+                tuple(p.shape),
+                str(p.dtype).removeprefix("torch."),
+                math.nan if rate is None else float(rate),
+                p.grad is not None,
+                *(numbers if stepped else [*numbers[:3], *[math.nan] * 4]),
+            )
+        )
+    return tuple(seen)
+
+
+def settings_of(optimizer: torch.optim.Optimizer) -> tuple[str, dict[str, float]]:
+    """Return the name of an optimizer's class and those of its settings that are numbers."""
+    known = {k: optimizer.defaults.get(k) for k in _SETTINGS}
+    return type(optimizer).__name__, {k: float(v) for k, v in known.items() if isinstance(v, (int, float))}
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    """Return a gradient with an element for each of the parameter's."""
+    gradient = gradient.detach()
+    return gradient.to_dense() if gradient.layout is not torch.strided else gradient
