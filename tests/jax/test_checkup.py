@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.checkups import assert_fault, assert_healthy
+from tests.checkups import assert_fault, assert_healthy, checked
 from tests.selection import thinned
 
 START = """
@@ -128,3 +128,12 @@ def test_the_fault_is_the_first_finding_with_its_line(fault: str, tmp_path: Path
 @pytest.mark.parametrize("oddity", thinned(HEALTHY))
 def test_a_healthy_training_is_not_blamed(oddity: str, tmp_path: Path) -> None:
     assert_healthy(HEALTHY[oddity], tmp_path)
+
+
+def test_cures_are_tried_on_the_first_step(tmp_path: Path) -> None:
+    for fault, trial in (
+        ("weights that start far too small", "with that initialisation"),
+        ("a rate that is far too large", "times the rate, the first step takes the loss from"),
+    ):
+        _, report = checked(FAULTY[fault][0], tmp_path)
+        assert trial in report["complaints"][0]["tried"], report["complaints"][0]

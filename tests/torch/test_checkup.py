@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -188,3 +190,22 @@ def test_the_report_is_a_page_and_comes_back_from_json(tmp_path: Path) -> None:
     again = Checkup.from_dict(report)
     assert json.loads(again.to_json()) == report
     assert str(again).splitlines()[0] in result.stdout
+
+
+def test_explain_ends_with_the_findings_if_nothing_failed(tmp_path: Path) -> None:
+    text, symptom, _ = FAULTY["a rate of 0"]
+    (tmp_path / "train.py").write_text(text, encoding="utf-8")
+    line = [sys.executable, "-m", "stablenum", "explain", "train.py"]
+    result = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, timeout=280)
+    assert result.returncode == 0, result.stderr
+    assert "nothing went wrong in 30 optimizer steps" in result.stderr
+    assert "but the training may not learn" in result.stderr
+    assert symptom in result.stdout
+
+
+def test_explain_says_nothing_more_of_a_sound_training(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(script(), encoding="utf-8")
+    line = [sys.executable, "-m", "stablenum", "explain", "train.py"]
+    result = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, timeout=280)
+    assert "may not learn" not in result.stderr
+    assert result.stdout == ""

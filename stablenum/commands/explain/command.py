@@ -51,7 +51,11 @@ def explain(
     named at the end. After a failure, a PyTorch script runs a second time to record the step that failed, so
     whatever it writes is written twice.
 
-    The exit code is 1 if something was found and 2 for a usage error; otherwise it is the script's own.
+    If nothing fails, some of the steps have been measured as by `stablenum checkup`, and what keeps the
+    training from learning is reported.
+
+    The exit code is 1 if a value that is not finite did harm and 2 for a usage error; otherwise it is the
+    script's own.
     """
     check_script(script, module)
     for option, path in (("--json", json), ("--html", html)):
@@ -72,6 +76,9 @@ def explain(
         say(_ended(explained.outcome))
         if explained.outcome.harmless:
             say(f"passed by, because training went on without it: {explained.outcome.harmless}")
+        if explained.checkup is not None and not explained.checkup.ok:
+            say("but the training may not learn:")
+            show(explained.checkup, json, html, say)
         raise typer.Exit(explained.outcome.exit_code or 0)
     report = explained.report
     say(f"{explained.outcome.failure}{f', recorded in run {explained.runs}' if explained.runs > 1 else ''}")

@@ -30,11 +30,13 @@ class Explained(NamedTuple):
         outcome: the outcome of the first run.
         report: why the script failed; None if nothing was found, or if the process ended abruptly.
         runs: the number of times the script ran.
+        checkup: what may be wrong although nothing failed; None if nothing was measured.
     """
 
     outcome: Outcome
     report: Report | None
     runs: int
+    checkup: Checkup | None = None
 
 
 def explain(plan: Plan, say: Callable[[str], object]) -> Explained:
@@ -44,9 +46,9 @@ def explain(plan: Plan, say: Callable[[str], object]) -> Explained:
         plan: what to run; with ``record_from``, there is only one run.
         say: called with messages about the progress.
     """
-    first = _run(plan, shown=True)
+    first = _run(replace(plan, checkup=plan.record_from is None), shown=True)
     if first.failure is None or first.report is not None:
-        return Explained(first, _report(first), 1)
+        return Explained(first, _report(first), 1, _checkup(first))
     outcome, runs = first, 1
     while runs < MOST_RUNS and outcome.failure is not None and outcome.report is None:
         last = runs == MOST_RUNS - 1
@@ -65,7 +67,11 @@ def explain(plan: Plan, say: Callable[[str], object]) -> Explained:
 def check_up(plan: Plan) -> tuple[Checkup | None, Outcome]:
     """Run the script once, and return what its checkup has found; None if nothing was measured."""
     outcome = _run(plan, shown=True)
-    return None if outcome.checkup is None else Checkup.from_dict(outcome.checkup), outcome
+    return _checkup(outcome), outcome
+
+
+def _checkup(outcome: Outcome) -> Checkup | None:
+    return None if outcome.checkup is None else Checkup.from_dict(outcome.checkup)
 
 
 def _report(outcome: Outcome) -> Report | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -216,6 +216,13 @@ class Reading:
     def targets(self) -> Iterator[tuple[Step, int, int]]:
         """Return the steps that compare an output with data: the step, the output and the data, by id."""
         for step in self.loss_steps():
+            # What only passes the gradient on, such as a difference, has no derivative of its own.
+            makers = [self.trace.values[i].producer for i in step.inputs]
+            passing = [self.trace.steps[i] for i in makers if i is not None and i not in self.differentiated]
+            yield from self._comparisons([step, *passing])
+
+    def _comparisons(self, steps: Sequence[Step]) -> Iterator[tuple[Step, int, int]]:
+        for step in steps:
             if len(step.inputs) < 2:
                 continue
             outputs = [i for i in step.inputs if i in self.from_parameters]

@@ -12,6 +12,7 @@ from stablenum.diagnosis.checkup.course import Course
 from stablenum.diagnosis.checkup.ranking import complaints
 from stablenum.diagnosis.checkup.rendering import as_html, as_rich, as_text
 from stablenum.diagnosis.checkup.symptoms import Complaint, Level
+from stablenum.diagnosis.checkup.trials import FirstStep, with_trial
 
 __all__ = ["Checkup"]
 
@@ -40,11 +41,11 @@ class Checkup:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, course: Course, *, notes: tuple[str, ...] = ()) -> Checkup:
-        """Return the report on a course."""
+    def of(cls, course: Course, *, first: FirstStep | None = None, notes: tuple[str, ...] = ()) -> Checkup:
+        """Return the report on a course; if its first step can be evaluated again, cures are tried on it."""
         values = [v for v in course.values if math.isfinite(v)]
         return cls(
-            complaints=complaints(course),
+            complaints=with_trial(complaints(course), course, first),
             steps=course.steps,
             measured=len(course.probes),
             losses=(values[0], values[-1]) if values else None,

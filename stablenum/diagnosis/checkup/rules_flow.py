@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from stablenum.diagnosis.checkup.course import Course, median
 from stablenum.diagnosis.checkup.reading import Layer, Reading
 from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
 
-__all__ = ["RULES"]
+__all__ = ["RULES", "activation_of", "gain_for", "some"]
 
 # A chain of layers has at least so many.
 _LEAST_LAYERS = 3
@@ -18,15 +19,25 @@ _RATIO = 1e3
 _GRADIENT_RATIO = 1e4
 _FALLEN = 0.3
 
-# Activation -> the initialisation for it, with its gain.
+# Activation -> the initialisation for it, and its gain.
 _INITIALISATIONS = {
-    "relu": "Kaiming (He) initialisation, gain sqrt(2)",
-    "leaky_relu": "Kaiming (He) initialisation for its slope",
-    "gelu": "Kaiming (He) initialisation",
-    "silu": "Kaiming (He) initialisation",
-    "tanh": "Xavier (Glorot) initialisation, gain 5/3",
-    "sigmoid": "Xavier (Glorot) initialisation, gain 1",
+    "relu": ("Kaiming (He) initialisation, gain sqrt(2)", math.sqrt(2)),
+    "leaky_relu": ("Kaiming (He) initialisation for its slope", math.sqrt(2)),
+    "gelu": ("Kaiming (He) initialisation", math.sqrt(2)),
+    "silu": ("Kaiming (He) initialisation", math.sqrt(2)),
+    "tanh": ("Xavier (Glorot) initialisation, gain 5/3", 5 / 3),
+    "sigmoid": ("Xavier (Glorot) initialisation, gain 1", 1.0),
 }
+
+
+def activation_of(reading: Reading) -> str:
+    """Return the first activation in the chain of layers; "" for none."""
+    return next((a for layer in reading.chain if (a := _activation(reading, layer))), "")
+
+
+def gain_for(activation: str) -> float:
+    """Return the factor on 1 / sqrt(inputs) that keeps a signal's size through layers and activations."""
+    return _INITIALISATIONS.get(activation, ("", 1.0))[1]
 
 
 def _activation(reading: Reading, layer: Layer) -> str:
@@ -55,10 +66,10 @@ def _activations(course: Course, readings: Sequence[Reading]) -> Iterator[Compla
     # A branch that begins at 0 is left out.
     top, low = max(sizes), min((s for s in sizes[1:] if s > 0), default=first)
     gains = [(b / a if a > 0 else 0.0, layer) for a, b, layer in zip(sizes, sizes[1:], chain[1:])]
-    activation = next((a for layer in chain if (a := _activation(reading, layer))), "")
-    init = _INITIALISATIONS.get(activation, "Xavier or Kaiming initialisation")
+    activation = activation_of(reading)
+    init, _ = _INITIALISATIONS.get(activation, ("Xavier or Kaiming initialisation", 1.0))
     shown = (
-        "size (RMS) of the layers' outputs: " + ", ".join(f"{s:.2g}" for s in _some(sizes)),
+        "size (RMS) of the layers' outputs: " + ", ".join(f"{s:.2g}" for s in some(sizes)),
         f"gain per layer {median([g for g, _ in gains]):.2g}; {activation or 'this chain'} needs about 1",
     )
     if top / first > _RATIO and course.probes[0].step == 0:
@@ -83,7 +94,8 @@ def _activations(course: Course, readings: Sequence[Reading]) -> Iterator[Compla
     )
 
 
-def _some(sizes: Sequence[float]) -> Sequence[float]:
+def some(sizes: Sequence[float]) -> Sequence[float]:
+    """Return the numbers to show: all, or the first and the last ones."""
     return sizes if len(sizes) <= 8 else [*sizes[:4], *sizes[-4:]]
 
 
@@ -100,7 +112,7 @@ def _gradient_flow(course: Course, readings: Sequence[Reading]) -> Iterator[Comp
         )
         shown = (
             f"norm of the gradient of the layers' outputs, first to last, over {over}: "
-            + ", ".join(f"{s:.2g}" for s in _some(sizes)),
+            + ", ".join(f"{s:.2g}" for s in some(sizes)),
         )
         worst = pairs[0][0]
         if first / end > _GRADIENT_RATIO:

@@ -15,7 +15,7 @@ from stablenum.diagnosis.checkup.report import Checkup
 from stablenum.errors import bad_field
 from stablenum.settings_checks import check_callable, check_flag
 from stablenum_jax._diagnosis.checkup.marks import GRADIENT, LOSS, PARAMETER, mark
-from stablenum_jax._diagnosis.checkup.measuring import MeasuredCall, parameters_seen
+from stablenum_jax._diagnosis.checkup.measuring import FirstCall, MeasuredCall, parameters_seen
 from stablenum_jax._diagnosis.replay.jax_internals import quietly, under_transformation
 from stablenum_jax._diagnosis.trained import Trained
 from stablenum_jax._step.decide_and_update import without_unsupported_value
@@ -26,8 +26,8 @@ from stablenum_jax._trees.state import has_guard
 
 __all__ = ["checkup"]
 
-# With the forward pass after the last step, five passes.
-_STEPS = 4
+# With the forward pass after the last step, and a trial, five passes.
+_STEPS = 3
 
 
 def checkup(
@@ -40,11 +40,12 @@ def checkup(
 ) -> Checkup:
     """Take a few steps on one batch, and report what keeps the model from learning although no number is NaN.
 
-    With an optimizer, four steps are taken on the same batch, and the loss is computed once more: five
-    forward and four backward passes. Without one, there is one forward and one backward pass, and nothing is
-    known about steps. The passes are evaluated equation by equation, without ``jax.jit``, and measured.
-    Findings, with their causes first, are those of ``stablenum checkup``, which also sees how a whole
-    training goes. Nothing of the caller's is changed.
+    With an optimizer, three steps are taken on the same batch, and the loss is computed once more. Without
+    one, there is one forward and one backward pass, and nothing is known about steps. If the cure of the
+    first finding can be tried (another initialisation, a lower rate), it is, with one more pass. The passes
+    are evaluated equation by equation, without ``jax.jit``, and measured. Findings, with their causes first,
+    are those of ``stablenum checkup``, which also sees how a whole training goes. Nothing of the caller's is
+    changed.
 
     Args:
         loss_fn: ``loss_fn(params, *args)`` returns the scalar loss, or ``(loss, aux)`` with ``has_aux``. It
@@ -125,26 +126,27 @@ class _FewSteps:
         """Take the steps, and judge them."""
         leaves, state = self.trained.leaves, self.opt_state
         _check_loss(jax.eval_shape(self.loss, leaves, self.arrays))
-        closed = self.traced(leaves, state)
+        closed, first = self.traced(leaves, state), None
         for number in range(1 if self.tx is None else _STEPS):
             before = jax.tree.leaves((leaves, state, self.arrays))
             call = MeasuredCall.of(closed, before)
             loss, leaves, state = jax.tree.unflatten(jax.tree.structure((0, leaves, state)), call.results)
             after = None if self.tx is None else jax.tree.leaves((leaves, state, self.arrays))
+            first = first or FirstCall(call, before if after is None else after)
             self.course.losses.append(Loss(number, float(loss)))
             self.course.probes.append(
                 Probe(
                     step=number,
                     trace=call.trace,
                     signals=call.signals,
-                    parameters=parameters_seen(call, before, after, np.nan),
+                    parameters=parameters_seen(call, after, np.nan),
                     exact=False,
                 )
             )
         if self.tx is not None:
             self.course.steps = _STEPS
             self.course.losses.append(Loss(_STEPS, float(self.loss(leaves, self.arrays))))
-        return Checkup.of(self.course, notes=tuple(self.notes))
+        return Checkup.of(self.course, first=first, notes=tuple(self.notes))
 
     def traced(self, leaves: Sequence[Any], state: Any) -> Any:
         """Return the jaxpr of a step: of the loss, the parameters and the state after it."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import array_api_compat.numpy as numpy_namespace
+import jax.numpy as jnp
 import numpy as np
 
-from stablenum.diagnosis.checkup.course import ParameterSeen, measure_update
+from stablenum.diagnosis.checkup.course import ParameterSeen, Probe, measure_update
 from stablenum.diagnosis.checkup.signals import BOUNDED, Signal, measure_signal
 from stablenum.diagnosis.replay.trace import Step, Trace
 from stablenum_jax._diagnosis.checkup.marks import GRADIENT, LOSS, PARAMETER, USED, read_mark
@@ -19,7 +20,7 @@ from stablenum_jax._diagnosis.replay.interpreter import Interpreter
 from stablenum_jax._diagnosis.replay.phases import assign_phases
 from stablenum_jax._trees.leaves import is_floating
 
-__all__ = ["MeasuredCall", "parameters_seen"]
+__all__ = ["FirstCall", "MeasuredCall", "parameters_seen"]
 
 # The equation of a function of many that gives its result.
 _LAST = {"softmax": "div"}
@@ -71,6 +72,8 @@ class MeasuredCall:
     """One call of a program that trains.
 
     Attributes:
+        program: the closed jaxpr.
+        given: its inputs.
         trace, signals: as in a probe.
         marked: kind of a mark -> name -> the value.
         inputs: the position of each parameter among the inputs, by name.
@@ -79,6 +82,8 @@ class MeasuredCall:
         reached: names of parameters on whose value something depends that the gradient comes from.
     """
 
+    program: Any
+    given: Sequence[Any]
     trace: Trace
     signals: dict[int, Signal]
     marked: dict[str, dict[str, Any]]
@@ -111,7 +116,43 @@ class MeasuredCall:
         depends = _dependent(trace, set(at))
         reached = frozenset(n for n, c in marked.get(GRADIENT, {}).items() if c.id in depends)
         results = tuple(c.data for c in outputs)
-        return cls(trace, run.signals, marked, inputs, places, results, reached)
+        return cls(closed, leaves, trace, run.signals, marked, inputs, places, results, reached)
+
+    def again(self, changes: Mapping[str, Any]) -> MeasuredCall:
+        """Evaluate and measure the call with other values of some parameters, by name."""
+        given = list(self.given)
+        for name, value in changes.items():
+            given[self.inputs[name]] = value
+        return MeasuredCall.of(self.program, given)
+
+
+class FirstCall:
+    """The first step of a training, which can be evaluated again: see ``FirstStep``.
+
+    Args:
+        call: the step.
+        after: its inputs with the parameters after the step.
+    """
+
+    def __init__(self, call: MeasuredCall, after: Sequence[Any]) -> None:
+        self._call, self._after = call, after
+
+    def with_weights(self, deviations: Mapping[str, float], zeros: Collection[str]) -> Probe:
+        """Measure the step with some parameters drawn afresh, and others set to 0."""
+        rng = np.random.default_rng(0)
+        sizes = {**dict.fromkeys(zeros, 0.0), **deviations}
+        old = {name: np.asarray(self._call.given[self._call.inputs[name]]) for name in sizes}
+        drawn = {name: (size * rng.normal(size=old[name].shape)) for name, size in sizes.items()}
+        again = self._call.again({name: jnp.asarray(x, old[name].dtype) for name, x in drawn.items()})
+        return Probe(step=0, trace=again.trace, signals=again.signals, exact=False)
+
+    def loss_after(self, part: float) -> float:
+        """Return the loss after a part of the first update."""
+        changes = {}
+        for name, i in self._call.inputs.items():
+            before, after = (np.asarray(x[i]).astype(np.float64) for x in (self._call.given, self._after))
+            changes[name] = jnp.asarray(before + part * (after - before), self._call.given[i].dtype)
+        return next(float(cell.data) for cell in self._call.again(changes).marked[LOSS].values())
 
 
 def _before(trace: Trace, value: int) -> int:
@@ -146,20 +187,20 @@ def _dependent(trace: Trace, values: set[int]) -> set[int]:
 
 
 def parameters_seen(
-    call: MeasuredCall, before: Sequence[Any], after: Sequence[Any] | None, rate: float
+    call: MeasuredCall, after: Sequence[Any] | None, rate: float
 ) -> tuple[ParameterSeen, ...]:
     """Return what a step has done with its parameters.
 
     Args:
         call: the step.
-        before, after: the inputs of this call and of the next one; None after the last.
+        after: the inputs of the next call; None after the last.
         rate: the learning rate, if it is known.
     """
     gradients = call.marked.get(USED) or call.marked.get(GRADIENT, {})
     first = call.marked.get(GRADIENT, {})
     seen = []
     for name, position in call.inputs.items():
-        w = np.asarray(before[position])
+        w = np.asarray(call.given[position])
         cell = gradients.get(name) or first.get(name)
         g = np.zeros(w.shape) if cell is None else np.asarray(cell.data)
         if g.shape != w.shape:

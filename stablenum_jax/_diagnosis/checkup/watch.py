@@ -25,7 +25,7 @@ from stablenum.diagnosis.checkup.schedule import Schedule
 from stablenum.diagnosis.replay.source_files import users_frame
 from stablenum.diagnosis.replay.values import Place
 from stablenum_jax._diagnosis.checkup.marks import CLIPPED, GRADIENT, LOSS, PARAMETER, USED, has_marks, mark
-from stablenum_jax._diagnosis.checkup.measuring import MeasuredCall, parameters_seen
+from stablenum_jax._diagnosis.checkup.measuring import FirstCall, MeasuredCall, parameters_seen
 from stablenum_jax._diagnosis.replay.source_lines import is_user_code, place_in
 from stablenum_jax._diagnosis.watch.programs import without_static
 from stablenum_jax._diagnosis.watch.watcher import traced
@@ -66,7 +66,7 @@ class _Program:
         self.trains: bool | None = None
         self.traces: dict[Any, Any] = {}
         self.losses: tuple[int, ...] | None = None
-        self.pending: tuple[MeasuredCall, list[Any], int, float] | None = None
+        self.pending: tuple[MeasuredCall, int, float] | None = None
         self.inits: list[Place | None] = []
 
 
@@ -104,6 +104,7 @@ class _Watcher:
         self.schedule = Schedule()
         self.depth = 0
         self.inits: list[Place | None] = []
+        self.first: FirstCall | None = None
         self.bounds: dict[str, tuple[float, Place]] = {}  # kind of a mark -> what it is clipped to
 
     # --- what replaces JAX's and optax's functions ---
@@ -268,7 +269,7 @@ class _Watcher:
             if program.trains:
                 call = MeasuredCall.of(closed, leaves)
                 program.losses = call.losses
-                program.pending = call, leaves, course.steps, self.rate_at(course.steps)
+                program.pending = call, course.steps, self.rate_at(course.steps)
             self.schedule.end()
         if not program.trains:
             return
@@ -276,7 +277,7 @@ class _Watcher:
         loss = results[program.losses[0]] if program.losses and program.losses[0] < len(results) else None
         if loss is not None and is_floating(loss) and getattr(loss, "size", 0) == 1:
             self.losses.append((course.steps, loss, place))
-        elif program.pending is not None and program.pending[2] == course.steps:
+        elif program.pending is not None and program.pending[1] == course.steps:
             marked = list(program.pending[0].marked.get(LOSS, {}).values())
             if marked and getattr(marked[0].data, "size", 0) == 1:
                 self.losses.append((course.steps, marked[0].data, place))
@@ -306,10 +307,12 @@ class _Watcher:
     def finish(self, program: _Program, leaves: list[Any]) -> None:
         """Note a measured step, after which the parameters are now known."""
         assert program.pending is not None
-        call, before, step, rate = program.pending
+        call, step, rate = program.pending
         program.pending = None
-        after = leaves if len(leaves) == len(before) else None
-        parameters = parameters_seen(call, before, after, rate)
+        after = leaves if len(leaves) == len(call.given) else None
+        parameters = parameters_seen(call, after, rate)
+        if not self.course.probes and step == 0 and after is not None:
+            self.first = FirstCall(call, after)
         for kind, (bound, place) in self.bounds.items():
             known = [call.signals.get(cell.id) for cell in call.marked.get(kind, {}).values()]
             if known and all(known):
@@ -326,7 +329,7 @@ class _Watcher:
         if course.renewed_place is not None and not course.renewed:
             course.renewed = list(range(course.steps))
         if course.steps:
-            self.session.outcome.checkup = Checkup.of(course).to_dict()
+            self.session.outcome.checkup = Checkup.of(course, first=self.first).to_dict()
 
 
 def _marked_arguments(args: tuple[Any, ...], argnums: Any) -> list[Any]:

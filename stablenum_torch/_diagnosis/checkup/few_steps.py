@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from stablenum.diagnosis.checkup.course import Course, Loss, Probe
+from stablenum.diagnosis.checkup.course import Course, Loss, ParameterSeen, Probe
 from stablenum.diagnosis.checkup.report import Checkup
 from stablenum.errors import bad_field, bad_type
 from stablenum.interrupts import and_restore
@@ -28,8 +28,8 @@ from stablenum_torch._step.optimizer import GuardedOptimizer
 
 __all__ = ["checkup"]
 
-# With the forward pass after the last step, five passes.
-_STEPS = 4
+# With the forward pass after the last step, and a trial, five passes.
+_STEPS = 3
 
 
 def checkup(
@@ -40,10 +40,11 @@ def checkup(
 ) -> Checkup:
     """Take a few steps on one batch, and report what keeps the model from learning although no number is NaN.
 
-    With an optimizer, four steps are taken on the same batch, and the loss is computed once more: five
-    forward and four backward passes. Without one, there is one forward and one backward pass, and nothing is
-    known about steps. Every operation is recorded and measured, compiled modules run eagerly. Findings, with
-    their causes first, are those of ``stablenum checkup``, which also sees how a whole training goes.
+    With an optimizer, three steps are taken on the same batch, and the loss is computed once more. Without
+    one, there is one forward and one backward pass, and nothing is known about steps. If the cure of the
+    first finding can be tried (another initialisation, a lower rate), it is, with one more pass. Every
+    operation is recorded and measured; compiled modules run eagerly. Findings, with their causes first, are
+    those of ``stablenum checkup``, which also sees how a whole training goes.
 
     Afterwards parameters, buffers, gradients, optimizer state, random generators, modes and hooks are what
     they were, bit for bit, even if ``loss_fn`` raises. Objects of your own (a list of losses, a counter) are
@@ -83,8 +84,8 @@ def checkup(
     with torch.inference_mode(False):
         around = look_around(loss_fn, (model, *args), {}, model, optimizer)
         snapshot = Snapshot(around.objects)
-        few = _FewSteps(around, snapshot, optimizer)
-        return and_restore(lambda: few.checkup(lambda: _call_user(loss_fn, model, args)), snapshot.restore)
+        few = _FewSteps(lambda: _call_user(loss_fn, model, args), around, snapshot, optimizer)
+        return and_restore(few.checkup, snapshot.restore)
 
 
 def _call_user(loss_fn: Callable[..., Any], model: nn.Module, args: tuple[Any, ...]) -> Any:
@@ -95,70 +96,108 @@ def _call_user(loss_fn: Callable[..., Any], model: nn.Module, args: tuple[Any, .
 class _FewSteps:
     """Takes the steps, and collects what is seen of them."""
 
-    def __init__(self, around: Surroundings, snapshot: Snapshot, optimizer: Optimizer | None) -> None:
-        self.around, self.snapshot, self.optimizer = around, snapshot, optimizer
+    def __init__(
+        self,
+        loss_of: Callable[[], Any],
+        around: Surroundings,
+        snapshot: Snapshot,
+        optimizer: Optimizer | None,
+    ) -> None:
+        self.loss_of, self.around, self.snapshot, self.optimizer = loss_of, around, snapshot, optimizer
         self.course = Course(framework="torch")
+        self.starts: list[dict[int, Tensor]] = []  # copies of the parameters before each step
         self.notes: list[str] = []
-        self.skipped = 0
         if optimizer is not None and _needs_closure(optimizer):
             self.notes.append(f"the step of {type(optimizer).__name__} needs a closure, so none was taken")
             self.optimizer = None
 
-    def checkup(self, loss_of: Callable[[], Any]) -> Checkup:
+    def checkup(self) -> Checkup:
         """Take the steps, and judge them."""
-        known = [*self.around.parameters.values(), *self.around.buffers.values()]
-        for tensor in known:
+        for tensor in [*self.around.parameters.values(), *self.around.buffers.values()]:
             self.snapshot.keep_tensor(tensor)
-        steps = 1 if self.optimizer is None else _STEPS
-        for _ in range(steps):
-            for p in self.around.parameters.values():
-                p.grad = None
-            self.measure(loss_of)
+        for _ in range(1 if self.optimizer is None else _STEPS):
+            self.take_step()
             if self.course.groundless is not None:
                 break
         else:
             if self.optimizer is not None:
                 self.look_at_optimizer(self.optimizer)
-                self.measure(loss_of, only_loss=True)
-        return Checkup.of(self.course, notes=tuple(self.notes))
+                _, loss = self.run(lambda loss: None)
+                self.course.losses.append(Loss(self.course.steps, loss))
+        return Checkup.of(self.course, first=self, notes=tuple(self.notes))
 
-    def measure(self, loss_of: Callable[[], Any], *, only_loss: bool = False) -> None:
-        """Run a step under the recorder; ``only_loss``: only its forward pass."""
+    def take_step(self) -> None:
+        """Take and measure a step."""
+        groups, optimizer = self.groups(), self.optimizer
+        before = copies_of(p for group in groups for p in group["params"])
+        self.starts.append(before)
+        recorder, loss = self.run(self.step)
+        self.course.losses.append(Loss(self.course.steps, loss))
+        seen = parameters_seen(groups, before, self.around.names, stepped=optimizer is not None)
+        self.course.probes.append(self.probe(recorder, seen))
+        self.course.steps += optimizer is not None
+
+    def run(self, then: Callable[[Tensor], object]) -> tuple[MeasuringRecorder, float]:
+        """Compute the loss, and do what comes then, under a recorder; return that, and the loss."""
+        for p in self.around.parameters.values():
+            p.grad = None
         recorder = MeasuringRecorder(
             self.snapshot, self.around.names, ModulePaths(self.around.model), _call_user.__code__
         )
         recorder.most = MOST
-        groups = self.groups()
-        before = copies_of(p for group in groups for p in group["params"])
         with warnings.catch_warnings(), eager(), torch.enable_grad(), recorder:
             warnings.simplefilter("ignore")  # they are shown when the training runs
-            loss = _checked(loss_of())
-            if not only_loss and loss.requires_grad:
-                self.step(loss)
-        self.course.losses.append(Loss(self.course.steps, float(loss.detach())))
-        if only_loss:
-            return
-        if not loss.requires_grad:
-            last = recorder.trace.steps[-1] if recorder.trace.steps else None
-            self.course.groundless = None if last is None else last.place
-        self.course.probes.append(
-            Probe(
-                step=self.course.steps,
-                trace=recorder.trace,
-                signals=recorder.signals,
-                parameters=parameters_seen(
-                    groups, before, self.around.names, stepped=self.optimizer is not None
-                ),
-            )
+            loss = _checked(self.loss_of())
+            if loss.requires_grad:
+                then(loss if loss.ndim == 0 else loss.sum())
+            elif recorder.trace.steps:
+                self.course.groundless = recorder.trace.steps[-1].place
+        return recorder, float(loss.detach())
+
+    def probe(self, recorder: MeasuringRecorder, parameters: tuple[ParameterSeen, ...] = ()) -> Probe:
+        """Return what was measured."""
+        return Probe(
+            step=self.course.steps, trace=recorder.trace, signals=recorder.signals, parameters=parameters
         )
-        self.course.steps += self.optimizer is not None
+
+    # --- trials: see ``FirstStep`` ---
+
+    def with_weights(self, deviations: Mapping[str, float], zeros: Collection[str]) -> Probe:
+        """Measure the first step with some parameters drawn afresh, and others set to 0."""
+        sizes = {**dict.fromkeys(zeros, 0.0), **deviations}
+
+        def value(p: Tensor, name: str) -> Tensor:
+            return torch.randn_like(p) * sizes[name] if name in sizes else self.starts[0][id(p)]
+
+        self.set_parameters(value)
+        return self.probe(self.run(self.backward)[0])
+
+    def loss_after(self, part: float) -> float:
+        """Return the loss after a part of the first update."""
+        first, second = self.starts[:2]
+        self.set_parameters(lambda p, name: torch.lerp(first[id(p)], second[id(p)], part))
+        return self.run(lambda loss: None)[1]
+
+    def set_parameters(self, value: Callable[[Tensor, str], Tensor]) -> None:
+        """Set the parameters that were copied before the first step."""
+        with torch.no_grad():
+            for name, p in self.around.parameters.items():
+                if id(p) in self.starts[0]:
+                    self.snapshot.keep_memory(p)
+                    p.copy_(value(p, name))
+
+    # --- the optimizer ---
+
+    def backward(self, loss: Tensor) -> None:
+        """Run the backward pass."""
+        if isinstance(self.optimizer, GuardedOptimizer):
+            self.optimizer.backward(loss)
+        else:
+            loss.backward()
 
     def step(self, loss: Tensor) -> None:
         """Run the backward pass and, with an optimizer, its step."""
-        if not isinstance(self.optimizer, GuardedOptimizer):
-            loss.sum().backward()
-        else:
-            self.optimizer.backward(loss.sum())
+        self.backward(loss)
         if self.optimizer is not None:
             self.optimizer.step()
 
