@@ -43,6 +43,7 @@ def test_the_pages_have_examples():
     rules = {str(page.relative_to(DOCS)) for page in RULES}
     pages = {
         "audit.md",
+        "checkup.md",
         "diagnosis.md",
         "gpu.md",
         "how-it-works.md",

@@ -109,6 +109,12 @@ def torch_calls() -> dict[str, Call]:
             },
             dict.fromkeys(("args", "kwargs"), "what the user's function takes"),
         ),
+        "checkup": Call(
+            s.checkup,
+            {"model": model, "loss_fn": loss, "args": (batch,), "optimizer": stepped},
+            {"model": (*THINGS, None), "loss_fn": (*THINGS, None), "optimizer": THINGS},
+            {"args": "what the user's function takes"},
+        ),
         "range_report": Call(
             s.range_report,
             {"model": model, "batch": batch, "loss_fn": loss},
@@ -213,6 +219,18 @@ def jax_calls() -> dict[str, Call]:
                 "known_bad": FLAGS,
             },
             dict.fromkeys(("args", "kwargs"), "what the user's function takes"),
+        ),
+        "checkup": Call(
+            s.checkup,
+            {"loss_fn": loss, "params": params, "args": (1.0,), "tx": tx, "opt_state": state},
+            {
+                "loss_fn": (*THINGS, None),
+                "params": ({}, {"n": 1}),
+                "tx": THINGS,
+                "opt_state": ("x", 3, object()),
+                "has_aux": FLAGS,
+            },
+            {"args": "what the user's function takes"},
         ),
         "range_report": Call(
             s.range_report,

@@ -70,9 +70,10 @@ def checkup(
     Example:
         >>> import torch
         >>> _ = torch.manual_seed(0)
-        >>> model = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(8, 8), nn.Tanh())])
-        >>> for p in model.parameters():
-        ...     _ = nn.init.normal_(p, std=0.01)
+        >>> layers = [layer for _ in range(4) for layer in (nn.Linear(8, 8, bias=False), nn.Tanh())]
+        >>> for linear in layers[::2]:
+        ...     _ = nn.init.normal_(linear.weight, std=0.01)
+        >>> model = nn.Sequential(*layers)
         >>> report = checkup(model, lambda model, x: (model(x) - x).square().mean(), torch.randn(16, 8))
         >>> report.complaints[0].symptom.value, report.ok
         ('vanishing_activations', False)
