@@ -23,7 +23,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import decide_cost, diagnosis, losses, rule_steps, spike_detection, ulp
+from benchmarks import decide_cost, diagnosis, losses, rule_steps, spike_detection, ulp, watching
 from benchmarks.ranks import run as ranks
 from benchmarks.steps.errors import BenchmarkError
 from benchmarks.steps.keeping import Kept, sources_digest
@@ -198,6 +198,12 @@ def _diagnosis_table(framework: str, corpus: dict[str, Any]) -> Table:
     return table
 
 
+def _measure_watching(console: Console) -> None:
+    console.print("measuring: scripts under the commands (about ten minutes) ...")
+    report = _facts() | watching.run(console.print)
+    _save(console, "watching.json", report)
+
+
 def main() -> None:
     """Measure the chosen parts, print the tables and save the results."""
     chosen = sys.argv[1:] or [name for name in PARTS if name != "gpu"]
@@ -220,6 +226,7 @@ PARTS = {
     "losses": _measure_losses,
     "accuracy": _measure_accuracy,
     "diagnosis": _measure_diagnosis,
+    "watching": _measure_watching,
 }
 
 

@@ -1,0 +1,1 @@
+"""Whole trainings, as users write them; ``stablenum explain`` and ``checkup`` run them unchanged."""
