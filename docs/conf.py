@@ -43,6 +43,7 @@ def setup(app: object) -> None:
     import figures
     import gallery
     import poison
+    import programs
     import tables
     import updates
 
@@ -58,5 +59,6 @@ def setup(app: object) -> None:
     cures.write_cures(generated)
     poison.write_poison(generated)
     gallery.write_gallery(generated)
+    programs.write_programs(generated)
     updates.write_updates(generated)
     figures.make_all(generated / "figures")

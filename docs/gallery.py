@@ -13,7 +13,7 @@ import textwrap
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["EXPLAINED", "FAILURES", "FRAMEWORKS", "Shown", "shown", "write_gallery"]
+__all__ = ["EXPLAINED", "FAILURES", "FRAMEWORKS", "Shown", "said", "shown", "write_gallery"]
 
 FAILURES = Path(__file__).parent / "failures"
 
@@ -70,15 +70,20 @@ def shown(name: str) -> Shown:
 
 def explained() -> str:
     """What `stablenum explain` prints for the script on the page "Diagnosis": messages, then the report."""
-    script, *arguments = EXPLAINED
-    command = [sys.executable, "-m", "stablenum", "explain", script, "--", *arguments]
+    messages, report = said("explain", FAILURES, *EXPLAINED)
+    return "\n".join([*messages, "", report])
+
+
+def said(command: str, folder: Path, script: str, *arguments: str) -> tuple[list[str], str]:
+    """The messages and the report of a command for a script in which it finds something."""
+    line = [sys.executable, "-m", "stablenum", command, script, "--", *arguments]
     # The package may be importable only from the folder in which the pages are built.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(FAILURES.parents[1]), *sys.path])}
-    done = subprocess.run(command, cwd=FAILURES, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode != 1:
-        raise RuntimeError(f"{' '.join(command)} found nothing: {done.stdout}{done.stderr}")
-    messages = [textwrap.fill(line, 88, subsequent_indent="  ") for line in done.stderr.splitlines()]
-    return "\n".join([*messages, "", done.stdout.strip()])
+    done = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode != 1 or not done.stdout:
+        raise RuntimeError(f"{' '.join(line)} found nothing: {done.stdout}{done.stderr}")
+    messages = [textwrap.fill(text, 88, subsequent_indent="  ") for text in done.stderr.splitlines()]
+    return messages, done.stdout.strip()
 
 
 def write_gallery(directory: Path) -> None:

@@ -198,6 +198,34 @@ def test_every_program_of_the_gallery_is_on_its_page(made_with):
     assert "{include} _build/generated/explain.md" in page
 
 
+def test_six_programs_are_on_their_page(made_with):
+    programs = made_with("programs")
+    page = (DOCS / "six-programs.md").read_text(encoding="utf-8")
+    included = re.findall(r"{include} _build/generated/program-(\w+)\.md", page)
+    assert included == list(programs.FOUND)
+    assert {path.stem for path in programs.PROGRAMS.glob("*.py")} == set(included)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("log_of_sigmoid", "torch.log(p)"),
+        ("large_weights", "nn.init.uniform_"),
+        ("tiny_gradients", "*= 1e-50"),
+        ("half_precision_steps", "torch.optim.Adam"),
+        ("large_loss", "loss.backward()"),
+        ("small_loss", ".half() / 1024"),
+    ],
+)
+def test_what_is_found_in_a_program_is_what_its_page_says(made_with, name, code):
+    programs = made_with("programs")
+    text = programs.found_in(name)
+    marked = re.search(r"^  > +\d+  (.*)$", text, re.MULTILINE)
+    assert programs.FOUND[name][1] in text
+    assert code in marked[1]
+
+
 @pytest.mark.parametrize("name", GALLERY)
 def test_a_program_of_the_gallery_shows_its_intended_failure(made_with, name):
     shown = made_with("gallery").shown(name)

@@ -23,6 +23,12 @@ _OF_THE_RATE = 0.02
 _FALLEN = 0.1
 
 
+_NOT_NARROW = (
+    "the gradients are too small for this rate: do not scale the loss down, raise the rate, or use an "
+    "optimizer whose steps do not depend on the gradient's size, such as Adam with a small eps"
+)
+
+
 def _rate(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
     rates = list(dict(course.rates).values())
     nothing = [i for i, rate in enumerate(rates) if rate == 0.0]
@@ -64,6 +70,7 @@ def _lost(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
         parameters=tuple(lost),
         place=course.optimizer_place,
         places=places_of(course.initialised.get(next(iter(lost)))),
+        **({} if narrow else {"cure": _NOT_NARROW}),
     )
 
 

@@ -117,7 +117,8 @@ SYMPTOMS: dict[Symptom, SymptomText] = {
     ),
     S.FLUSHED_GRADIENTS: SymptomText(
         "gradients that were not 0 become 0 here, because the numbers are too small for the format",
-        "do not scale gradients below the smallest number of their format; in float16 use a loss scale "
+        "do not scale gradients below the smallest number of their format; in float16 use a loss scale, and "
+        "take it out in float32 "
         '(stablenum_torch.wrap(optimizer, loss_scale="dynamic"), stablenum_jax.guard(loss_scale="dynamic"))',
         "gradients are not 0",
     ),
