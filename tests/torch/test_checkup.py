@@ -174,6 +174,12 @@ def test_a_script_that_trains_nothing_is_not_blamed(tmp_path: Path) -> None:
     assert "nothing was measured" in result.stderr
 
 
+def test_the_generators_are_seeded(tmp_path: Path) -> None:
+    text = "import random, numpy, torch\nprint(random.random(), numpy.random.rand(), torch.rand(()).item())"
+    said = [checked(text, tmp_path, "--seed", seed)[0].stdout for seed in ("3", "3", "4")]
+    assert said[0] == said[1] != said[2]
+
+
 def test_a_wrong_number_of_steps_is_a_usage_error(tmp_path: Path) -> None:
     result, _ = checked("import torch", tmp_path, "--steps", "0")
     assert result.returncode == 2

@@ -37,6 +37,7 @@ _INITIALISERS = [
 
 def watch(session: Session) -> None:
     """Watch everything that this process trains from now on."""
+    torch.manual_seed(session.plan.seed)
     watcher = _Watcher(session)
     register_module_forward_pre_hook(watcher.before_module)
     register_optimizer_step_pre_hook(watcher.before_step)
