@@ -98,6 +98,23 @@ FAULTY: dict[str, tuple[str, str, str]] = {
         "activation_before_loss",
         "loss = ",
     ),
+    "a part that goes through NumPy": (
+        script(
+            loss="(model[2](torch.from_numpy(model[1](model[0](x)).detach().numpy())) - y).square().mean()"
+        ),
+        "no_gradient",
+        "numpy",
+    ),
+    "a schedule that is stepped too often": (
+        script(
+            "y = y * 10",
+            opt="torch.optim.SGD(model.parameters(), lr=1e-3)\n"
+            "schedule = torch.optim.lr_scheduler.StepLR(opt, step_size=4, gamma=0.1)",
+            steps=60,
+        ).replace("opt.step()", "opt.step(); schedule.step()"),
+        "rate_zero",
+        "schedule = ",
+    ),
     "decay that eats the weights": (
         script("y = y * 0", opt="torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=20)", steps=60),
         "weight_decay",
@@ -110,6 +127,11 @@ FAULTY: dict[str, tuple[str, str, str]] = {
     ),
 }
 HEALTHY: dict[str, str] = {
+    "a rate that is annealed to almost nothing at the end": script(
+        opt="torch.optim.Adam(model.parameters(), lr=1e-2)\n"
+        "schedule = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)",
+        steps=100,
+    ).replace("opt.step()", "opt.step(); schedule.step()"),
     "a plain training": script(),
     "ReLU with half of the units inactive": script(RELU),
     "warm-up from a rate of 0": script(

@@ -116,7 +116,8 @@ def _gradients(course: Course, readings: Sequence[Reading]) -> Iterator[Complain
 
 
 def _cut(reading: Reading, names: Sequence[str]) -> Step | None:
-    """Return the last step that is not differentiated, on the way from these parameters to the loss."""
+    """Return the last step that is not differentiated, on the way from these parameters to the loss; None if
+    the way does not end at one."""
     wanted = set(names)
     reached = {
         v.id
@@ -132,7 +133,8 @@ def _cut(reading: Reading, names: Sequence[str]) -> Step | None:
         reached.update(step.outputs)
         if step.outputs:
             last = step
-    return None
+    # What leaves the framework, as an array of NumPy does, is detached last.
+    return last if last is not None and "detach" in last.primitive else None
 
 
 def _flushed(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from stablenum.diagnosis.checkup.course import Course, ParameterSeen, median
 from stablenum.diagnosis.checkup.reading import Reading
@@ -19,6 +20,8 @@ _MOSTLY = 0.5
 _LARGE, _SMALL = 0.1, 1e-5
 # Adam's steps are a tenth of the rate and more.
 _OF_THE_RATE = 0.02
+# A rate so far below its largest trains nothing more.
+_NEXT_TO_NOTHING = 1e-3
 # A loss that has fallen by less than this part of its first value has not come down.
 _FALLEN = 0.1
 
@@ -31,7 +34,13 @@ _NOT_NARROW = (
 
 def _rate(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
     rates = list(dict(course.rates).values())
+    most = max(rates, default=0.0)
     nothing = [i for i, rate in enumerate(rates) if rate == 0.0]
+    little = [i for i, rate in enumerate(rates) if rate < _NEXT_TO_NOTHING * most]
+    common: dict[str, Any] = {
+        "place": course.scheduled[0] if course.scheduled else course.optimizer_place,
+        "places": places_of(course.optimizer_place),
+    }
     if len(rates) > 3 and len(nothing) > 0.3 * len(rates):
         since = nothing[0] if len(nothing) < len(rates) else 0
         yield Complaint.of(
@@ -39,8 +48,17 @@ def _rate(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
             Level.FAULT,
             f"the rate is 0 in {len(nothing)} of {len(rates)} steps, from step {since} on",
             since=since,
-            place=course.scheduled[0] if course.scheduled else course.optimizer_place,
-            places=places_of(course.optimizer_place),
+            **common,
+        )
+    elif len(rates) > 10 and len(little) > 0.5 * len(rates) and course.fall() < 0.5:
+        yield Complaint.of(
+            Symptom.RATE_ZERO,
+            Level.WARNING,
+            f"the rate is below {_NEXT_TO_NOTHING:g} times its largest, {most:.2g}, in {len(little)} of "
+            f"{len(rates)} steps, from step {little[0]} on",
+            since=little[0],
+            what="the learning rate is next to 0, so almost nothing moves",
+            **common,
         )
 
 
