@@ -133,15 +133,17 @@ def audit(
     return Audit.of(type(own).__name__, rows, notes=notes)
 
 
-def state_problems(optimizer: Optimizer) -> tuple[str, ...]:
+def state_problems(
+    optimizer: Optimizer, names: Iterable[tuple[str, Tensor]] | None = None
+) -> tuple[str, ...]:
     """Describe each problem in an optimizer's state that can make the next update wrong, the worst first.
 
-    Parameters and gradients are not judged, and warnings are left out: see :func:`audit`.
+    Parameters and gradients are not judged, and warnings are left out: see :func:`audit`, also for ``names``.
 
     Raises:
         TypeError: ``optimizer`` is not an optimizer.
     """
-    return audit(optimizer).problems()
+    return audit(optimizer, names=names).problems()
 
 
 def setting_problems(optimizer: Optimizer) -> tuple[str, ...]:

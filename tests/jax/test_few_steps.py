@@ -123,6 +123,14 @@ def test_numbers_and_strings_among_the_arguments_stay_what_they_are() -> None:
     assert stablenum_jax.checkup(loss_fn, W, X, Y, "mean", 2).losses[0] == pytest.approx(float(mse(W, X, Y)))
 
 
+def test_a_state_that_is_poisoned() -> None:
+    tx = optax.adam(1e-2)
+    state = tx.init(W)
+    bad = (state[0]._replace(nu=jnp.full_like(W, -1.0)), *state[1:])
+    report = stablenum_jax.checkup(mse, W, X, Y, tx=tx, opt_state=bad)
+    assert report.complaints[0].symptom.value == "bad_state", report
+
+
 def test_a_loss_that_is_not_finite_is_a_finding() -> None:
     report = stablenum_jax.checkup(mse, W, X / 0, Y, tx=optax.sgd(1e-2))
     assert "loss_not_finite" in str(report)

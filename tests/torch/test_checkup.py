@@ -115,6 +115,18 @@ FAULTY: dict[str, tuple[str, str, str]] = {
         "rate_zero",
         "schedule = ",
     ),
+    "a moment that is infinite": (
+        script(between="if step == 5: opt.state[model[0].weight]['exp_avg_sq'][0, 0] = float('inf')"),
+        "bad_state",
+        "opt = ",
+    ),
+    "a loss scale that falls without end": (
+        script("scaler = torch.amp.GradScaler('cpu')", between="model[0].weight.grad[0, 0] = float('inf')")
+        .replace("loss.backward()", "scaler.scale(loss).backward()")
+        .replace("opt.step()", "scaler.step(opt); scaler.update()"),
+        "loss_scale",
+        "backward()",
+    ),
     "decay that eats the weights": (
         script("y = y * 0", opt="torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=20)", steps=60),
         "weight_decay",
@@ -127,6 +139,9 @@ FAULTY: dict[str, tuple[str, str, str]] = {
     ),
 }
 HEALTHY: dict[str, str] = {
+    "a loss scale that stays": script("scaler = torch.amp.GradScaler('cpu')")
+    .replace("loss.backward()", "scaler.scale(loss).backward()")
+    .replace("opt.step()", "scaler.step(opt); scaler.update()"),
     "a rate that is annealed to almost nothing at the end": script(
         opt="torch.optim.Adam(model.parameters(), lr=1e-2)\n"
         "schedule = torch.optim.lr_scheduler.ExponentialLR(opt, 0.9)",

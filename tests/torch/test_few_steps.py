@@ -119,6 +119,17 @@ def test_the_optimizer_of_a_model_that_was_replaced() -> None:
     assert {"not_in_model", "not_in_optimizer"} & {c.symptom.value for c in report.complaints}, report
 
 
+def test_a_state_that_is_poisoned() -> None:
+    net, x, y = training()
+    opt = adam(net)
+    mse(net, x, y).backward()
+    opt.step()
+    opt.state[net[0].weight]["exp_avg_sq"][0, 0] = -1.0
+    report = st.checkup(net, mse, x, y, optimizer=opt)
+    assert report.complaints[0].symptom.value == "bad_state", report
+    assert "0.weight" in report.complaints[0].evidence[0]
+
+
 def test_a_loss_without_a_graph() -> None:
     net, x, y = training()
     report = st.checkup(net, lambda net, x, y: torch.mean(x), x, y, optimizer=adam(net))

@@ -155,6 +155,8 @@ class Course:
         probes: the steps that were measured in full, in order.
         rates: the step and the largest learning rate.
         clips: how gradients were clipped.
+        scales: the step and the loss scale, where there is one.
+        bad_state: what is wrong with the optimizers' states and settings, in words, the worst first.
         kept: the steps that began with the gradients of an earlier step.
         kept_place: where the gradients were computed then.
         renewed: the steps that a new optimizer took with parameters of an earlier one of its kind.
@@ -179,6 +181,8 @@ class Course:
     probes: list[Probe] = field(default_factory=list)
     rates: list[tuple[int, float]] = field(default_factory=list)
     clips: list[Clip] = field(default_factory=list)
+    scales: list[tuple[int, float]] = field(default_factory=list)
+    bad_state: tuple[str, ...] = ()
     kept: list[int] = field(default_factory=list)
     kept_place: Place | None = None
     renewed: list[int] = field(default_factory=list)

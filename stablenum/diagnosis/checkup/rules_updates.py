@@ -20,6 +20,8 @@ _MOSTLY = 0.5
 _LARGE, _SMALL = 0.1, 1e-5
 # Adam's steps are a tenth of the rate and more.
 _OF_THE_RATE = 0.02
+# Scales of so many steps show a course; float16 gradients of any use need none above this.
+_LEAST_SCALES, _BOUNDLESS = 10, 2.0**60
 # A rate so far below its largest trains nothing more.
 _NEXT_TO_NOTHING = 1e-3
 # A loss that has fallen by less than this part of its first value has not come down.
@@ -212,4 +214,33 @@ def _clipped(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]
             )
 
 
-RULES = (_rate, _lost, _sizes, _eps, _stale, _decay, _clipped)
+def _state(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
+    if course.bad_state:
+        yield Complaint.of(
+            Symptom.BAD_STATE,
+            Level.FAULT,
+            course.bad_state[:4],
+            place=course.loaded_state or course.optimizer_place,
+        )
+
+
+def _scale(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
+    scales = [scale for _, scale in course.scales]
+    last = scales[-max(1, len(scales) // 4) :]
+    if len(scales) < _LEAST_SCALES or scales[0] == scales[-1]:
+        return
+    at_floor = max(last) <= 1.0
+    if at_floor or last[-1] > _BOUNDLESS:
+        since = next(
+            step for step, scale in course.scales if (scale <= 1.0 if at_floor else scale > _BOUNDLESS)
+        )
+        yield Complaint.of(
+            Symptom.LOSS_SCALE,
+            Level.WARNING,
+            f"it went from {scales[0]:g} to {scales[-1]:g} in {len(scales)} steps",
+            since=since,
+            place=course.step_place or next((loss.place for loss in course.losses), None),
+        )
+
+
+RULES = (_rate, _lost, _sizes, _eps, _state, _stale, _decay, _clipped, _scale)

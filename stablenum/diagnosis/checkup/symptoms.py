@@ -50,6 +50,7 @@ class Symptom(StrEnum):
     EXPLODING_ACTIVATIONS = "exploding_activations"
     VANISHING_ACTIVATIONS = "vanishing_activations"
     BATCH_NORM = "batch_norm"
+    BAD_STATE = "bad_state"
     STALE_STATE = "stale_state"
     EPS_DOMINATES = "eps_dominates"
     WEIGHT_DECAY = "weight_decay"
@@ -64,6 +65,7 @@ class Symptom(StrEnum):
     VANISHING_GRADIENTS = "vanishing_gradients"
     ZERO_GRADIENT = "zero_gradient"
     CLIPPED_ALWAYS = "clipped_always"
+    LOSS_SCALE = "loss_scale"
     STEPS_TOO_SMALL = "steps_too_small"
     CONSTANT_OUTPUT = "constant_output"
     LOSS_NOT_FINITE = "loss_not_finite"
@@ -175,6 +177,11 @@ SYMPTOMS: dict[Symptom, SymptomText] = {
         "start with a fresh optimizer state, or load the one that belongs to these parameters and this loss",
         "steps of the usual size",
     ),
+    S.BAD_STATE: SymptomText(
+        "the optimizer's state or settings hold numbers that it cannot use",
+        "correct the setting; reset the elements of the state with repair(), or load a state from before",
+        "updates that follow the gradients",
+    ),
     S.EPS_DOMINATES: SymptomText(
         "the optimizer's eps is far above the root of the second moment, so steps are far smaller than the "
         "learning rate",
@@ -234,6 +241,13 @@ SYMPTOMS: dict[Symptom, SymptomText] = {
         "use residual connections, normalisation, ReLU-like activations with the initialisation for them, or "
         "a gated cell with a forget bias of 1",
         "gradients of one size in all layers",
+    ),
+    S.LOSS_SCALE: SymptomText(
+        "the loss scale does not settle",
+        "at its smallest value: some number overflows whatever the scale, so find it with "
+        "`stablenum explain`, or compute it in float32; growing without end: the gradients are 0, or need no "
+        "scale",
+        "a scale that changes rarely",
     ),
     S.ZERO_GRADIENT: SymptomText(
         "the gradient of these parameters is exactly 0 in every step",

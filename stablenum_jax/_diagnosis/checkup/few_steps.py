@@ -14,6 +14,7 @@ from stablenum.diagnosis.checkup.course import Course, Loss, Probe
 from stablenum.diagnosis.checkup.report import Checkup
 from stablenum.errors import bad_field
 from stablenum.settings_checks import check_callable, check_flag
+from stablenum_jax._diagnosis.audit import state_problems
 from stablenum_jax._diagnosis.checkup.marks import GRADIENT, LOSS, PARAMETER, mark
 from stablenum_jax._diagnosis.checkup.measuring import FirstCall, MeasuredCall, parameters_seen
 from stablenum_jax._diagnosis.replay.jax_internals import quietly, under_transformation
@@ -119,7 +120,11 @@ class _FewSteps:
         if tx is not None and opt_state is None:
             opt_state = tx.init(self.trained.tree(self.trained.leaves))
         self.opt_state = opt_state
-        self.course = Course(framework="jax", inside=tuple(self.trained.names))
+        self.course = Course(
+            framework="jax",
+            inside=tuple(self.trained.names),
+            bad_state=_bad_state(opt_state, self.trained.tree(self.trained.leaves)),
+        )
         self.notes: list[str] = []
 
     def checkup(self) -> Checkup:
@@ -189,6 +194,15 @@ class _FewSteps:
             full[place] = array
         result = self.loss_fn(self.trained.model(leaves), *jax.tree.unflatten(self.structure, full))
         return result[0] if self.has_aux else result
+
+
+def _bad_state(opt_state: Any, params: Any) -> tuple[str, ...]:
+    if opt_state is None:
+        return ()
+    try:
+        return state_problems(opt_state, params)
+    except ValueError:  # its moments are not a tree like params
+        return ()
 
 
 def _check_loss(loss: Any) -> None:

@@ -16,6 +16,7 @@ from stablenum.diagnosis.checkup.report import Checkup
 from stablenum.errors import bad_field, bad_type
 from stablenum.interrupts import and_restore
 from stablenum.settings_checks import check_callable
+from stablenum_torch._diagnosis.audit import setting_problems, state_problems
 from stablenum_torch._diagnosis.checkup.measuring import MOST, MeasuringRecorder
 from stablenum_torch._diagnosis.checkup.updates import copies_of, parameters_seen, settings_of
 from stablenum_torch._diagnosis.optimizers import parameters_of, rate_of
@@ -116,6 +117,9 @@ class _FewSteps:
         """Take the steps, and judge them."""
         for tensor in [*self.around.parameters.values(), *self.around.buffers.values()]:
             self.snapshot.keep_tensor(tensor)
+        if self.optimizer is not None:
+            problems = state_problems(self.optimizer, self.around.parameters.items())
+            self.course.bad_state = (*setting_problems(self.optimizer), *problems)
         for _ in range(1 if self.optimizer is None else _STEPS):
             self.take_step()
             if self.course.groundless is not None:

@@ -19,6 +19,7 @@ from stablenum.diagnosis.checkup.course import Clip, Course, Loss, Probe, Recurr
 from stablenum.diagnosis.checkup.report import Checkup
 from stablenum.diagnosis.checkup.schedule import Schedule
 from stablenum.diagnosis.replay.values import Place
+from stablenum_torch._diagnosis.audit import setting_problems, state_problems
 from stablenum_torch._diagnosis.by_hand import graph_of, tensors_of
 from stablenum_torch._diagnosis.checkup.measuring import MeasuredStep
 from stablenum_torch._diagnosis.checkup.updates import copies_of, is_measurable, parameters_seen, settings_of
@@ -27,6 +28,7 @@ from stablenum_torch._diagnosis.replay.source_lines import users_place
 from stablenum_torch._diagnosis.script_recorder import roles_and_names
 from stablenum_torch._diagnosis.unseen import Unseen, outside_graphs
 from stablenum_torch._step.measure import dense_values
+from stablenum_torch._step.optimizer import GuardedOptimizer
 
 __all__ = ["watch"]
 
@@ -45,6 +47,7 @@ def watch(session: Session) -> None:
     watcher.unseen.wrap(torch.autograd, "backward", watcher.before_backward)
     for owner in (nn.utils, nn.utils.clip_grad):
         watcher.unseen.wrap(owner, "clip_grad_norm_", watcher.before_clip, watcher.after_clip)
+    watcher.unseen.wrap(torch.amp.GradScaler, "step", watcher.before_scaler_step)
     watcher.unseen.wrap(torch.optim.Optimizer, "__init__", watcher.before_optimizer)
     watcher.unseen.wrap(torch.optim.Optimizer, "load_state_dict", watcher.before_load_state)
     watcher.unseen.wrap(torch.optim.lr_scheduler.LRScheduler, "__init__", watcher.before_schedule)
@@ -164,6 +167,8 @@ class _Watcher:
         rate = rate_of(optimizer)
         if rate is not None:
             course.rates.append((course.steps, rate))
+        if isinstance(optimizer, GuardedOptimizer) and optimizer.scales_loss:
+            course.scales.append((course.steps, optimizer.loss_scale))
         first = next((p for p in parameters_of(optimizer) if p.grad is not None), None)
         if first is not None and not _is_zero(first.grad):
             self.uncleared.add(id(first))
@@ -240,6 +245,10 @@ class _Watcher:
         if bound is not None:
             self.course.clips.append(Clip(self.course.steps, float(norm), float(bound), place))
 
+    def before_scaler_step(self, scaler: torch.amp.GradScaler, *args: Any, **kwargs: Any) -> None:
+        if scaler.is_enabled():
+            self.course.scales.append((self.course.steps, float(scaler.get_scale())))
+
     def read_losses(self) -> None:
         self.course.losses += [Loss(step, float(t), place) for step, t, place in self.losses]
         self.losses.clear()
@@ -271,6 +280,10 @@ class _Watcher:
         course.strangers = sum(
             id(p) not in names and id(p) not in reached and p.requires_grad for p in _distinct(own)
         )
+        for optimizer in self.optimizers:
+            known = [(names[id(p)], p) for p in parameters_of(optimizer) if id(p) in names]
+            found = self.session.sheltered(state_problems, optimizer, known or None)
+            course.bad_state += (*setting_problems(optimizer), *(() if found is FAILED else found))
         if course.steps or course.groundless is not None or self.since_step:
             self.session.outcome.checkup = Checkup.of(course).to_dict()
 
