@@ -48,14 +48,18 @@ def test_a_healthy_program_is_not_blamed(name: str, tmp_path: Path) -> None:
     assert result.returncode == 0
 
 
-def test_the_page_gives_the_figures_as_they_were_found() -> None:
+@pytest.mark.parametrize(("letter", "round_"), [("b", "first round"), ("c", "second round")])
+@pytest.mark.parametrize(("framework", "title"), [("torch", "PyTorch"), ("jax", "JAX")])
+def test_the_page_gives_the_figures_as_they_were_found(
+    framework: str, title: str, letter: str, round_: str
+) -> None:
     page = PAGE.read_text(encoding="utf-8")
-    for framework, title in (("torch", "PyTorch"), ("jax", "JAX")):
-        blind = [p for name, p in PROGRAMS.items() if name.startswith(framework) and p["set"] == "blind"]
-        broken = [p["as_found"] for p in blind if p["kind"] == "broken"]
-        healthy = [p["as_found"]["blamed"] for p in blind if p["kind"] == "healthy"]
-        right = [f"{sum(p[what] for p in broken)} of {len(broken)}" for what in ("symptom", "place")]
-        assert f"| {title} | {' | '.join(right)} | {sum(healthy)} of {len(healthy)} |" in page
+    blind = [p for name, p in PROGRAMS.items() if name.startswith(f"{framework}/{letter}")]
+    assert {p["set"] for p in blind} == {"blind"}
+    broken = [p["as_found"] for p in blind if p["kind"] == "broken"]
+    healthy = [p["as_found"]["blamed"] for p in blind if p["kind"] == "healthy"]
+    right = [f"{sum(p[what] for p in broken)} of {len(broken)}" for what in ("symptom", "place")]
+    assert f"| {title}, {round_} | {' | '.join(right)} | {sum(healthy)} of {len(healthy)} |" in page
 
 
 def test_every_program_has_an_answer() -> None:

@@ -95,6 +95,21 @@ def test_everything_is_left_as_it_was(kind: str, raises: bool) -> None:
     assert all(p.grad is not None for p in net.parameters())
 
 
+@pytest.mark.slow
+def test_a_step_of_very_many_operations_is_undone() -> None:
+    net, x, y = training()
+    before = state_of(net, opt := adam(net))
+
+    def loss_fn(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            for _ in range(20_001):
+                x = x + 0.0
+        return mse(net, x, y)
+
+    assert st.checkup(net, loss_fn, x, y, optimizer=opt).steps == 3
+    assert_same(before, state_of(net, opt))
+
+
 def test_there_are_three_backward_passes_and_one_without_an_optimizer() -> None:
     net, x, y = training()
     ran = []

@@ -17,7 +17,7 @@ from stablenum.errors import bad_field, bad_type
 from stablenum.interrupts import and_restore
 from stablenum.settings_checks import check_callable
 from stablenum_torch._diagnosis.audit import setting_problems, state_problems
-from stablenum_torch._diagnosis.checkup.measuring import MOST, MeasuringRecorder
+from stablenum_torch._diagnosis.checkup.measuring import MeasuringRecorder
 from stablenum_torch._diagnosis.checkup.updates import copies_of, parameters_seen, settings_of
 from stablenum_torch._diagnosis.optimizers import parameters_of, rate_of
 from stablenum_torch._diagnosis.replay.inputs import Surroundings, look_around
@@ -149,7 +149,7 @@ class _FewSteps:
         recorder = MeasuringRecorder(
             self.snapshot, self.around.names, ModulePaths(self.around.model), _call_user.__code__
         )
-        recorder.most = MOST
+        # However many operations there are: what is not recorded would not be restored.
         with warnings.catch_warnings(), eager(), torch.enable_grad(), recorder:
             warnings.simplefilter("ignore")  # they are shown when the training runs
             loss = _checked(self.loss_of())

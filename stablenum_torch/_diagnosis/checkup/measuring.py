@@ -16,7 +16,7 @@ from stablenum_torch._diagnosis.replay.schemas import Operation, tensors_in
 from stablenum_torch._diagnosis.script_recorder import recorder_of
 from stablenum_torch._step.measure import dense_values
 
-__all__ = ["MOST", "MeasuredStep", "MeasuringRecorder"]
+__all__ = ["MeasuredStep", "MeasuringRecorder"]
 
 # So many operations of a step are recorded at most.
 MOST = 20_000
