@@ -16,14 +16,17 @@ class KeptBuffers:
     """Copies of a model's buffers from before a step's first forward pass, restored if the step is skipped.
 
     Args:
-        module: the model. While it is in training mode, its forward pass begins with the copies.
+        module: the model. A forward pass in training mode, of the whole or of a part that has buffers, begins
+            with the copies. (Not every program calls the whole: Lightning's ``training_step`` calls parts.)
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self._before: list[tuple[Tensor, Tensor]] = []
         self._begun = False
-        module.register_forward_pre_hook(self._before_forward)
+        for part in module.modules():
+            if part is module or part._buffers:
+                part.register_forward_pre_hook(self._before_forward)
 
     @torch.no_grad()
     def after_step(self, applied: Tensor) -> None:
@@ -46,7 +49,7 @@ class KeptBuffers:
     def _before_forward(self, module: nn.Module, args: Any) -> None:
         if self._begun or not module.training:
             return
-        now = list(module.buffers())
+        now = list(self.module.buffers())
         known = [buffer for buffer, _ in self._before]
         if len(known) != len(now) or any(a is not b for a, b in zip(known, now, strict=True)):
             self._before = [(buffer, torch.empty_like(buffer)) for buffer in now]

@@ -25,6 +25,7 @@ from stablenum.guard.restored import follow_config, learning_rules
 from stablenum.guard.statedict import StatisticsNotLoadedWarning, state_from_dict, state_to_dict
 from stablenum.interrupts import finish
 from stablenum.user_warnings import warn
+from stablenum_torch._devices.fused_optimizers import forgets_elements
 from stablenum_torch._devices.host_decide import HostGuard
 from stablenum_torch._devices.ranks import several_ranks
 from stablenum_torch._devices.state import copy_into, in_memory_of, moved_to
@@ -33,7 +34,13 @@ from stablenum_torch._devices.waits import HaltWatch, LevelWatch, StepWatch
 from stablenum_torch._step.apply import multiply_gradients
 from stablenum_torch._step.buffers import KeptBuffers
 from stablenum_torch._step.changed import Versions, largest_elements, versions
-from stablenum_torch._step.checks import check_can_unscale, check_parameters, check_rules, check_unscaled
+from stablenum_torch._step.checks import (
+    check_can_unscale,
+    check_parameters,
+    check_rules,
+    check_unscaled,
+    warn_of_forgotten_elements,
+)
 from stablenum_torch._step.measure import gradient_norms_without_wait
 from stablenum_torch._step.observe import Noted
 from stablenum_torch._step.on_device import step_on_device
@@ -93,6 +100,7 @@ class Guard:
         self.versions: Versions | None = None
         self.left_out = False
         self.scaled = any(p.grad is not None for p in params)
+        self._forgets = forgets_elements(optimizer) is not None
 
     def unscale(self) -> None:
         """Divide the gradients by the loss scale in place, so that the user can look at them and change them.
@@ -107,6 +115,22 @@ class Guard:
         self.found_inf = torch.logical_not(torch.isfinite(norms.sum()))
         self._watch.by_hand = True
         multiply_gradients(params, 1.0 / self.state.loss_scale.scale)
+
+    def before_scaling(self) -> None:
+        """Check that no gradient has been divided by the loss scale already: others would be added to it.
+
+        Raises:
+            RuntimeError: there is one. Nothing is changed.
+        """
+        if self.found_inf is None:
+            return
+        if any(p.grad is not None for p in self.parameters.now()):
+            raise RuntimeError(
+                "a loss was scaled after unscale_(): its gradients, multiplied by the loss scale, would be "
+                "added to gradients that no longer are. Call unscale_() after the last backward pass of a "
+                "step; to drop the gradients instead, call opt.zero_grad()."
+            )
+        self.found_inf = None  # the batch was dropped
 
     def after_backward(self) -> None:
         """Remember which gradients there are, if this step is one in which changes to them are looked at."""
@@ -187,6 +211,8 @@ class Guard:
     def _host_guard(self) -> HostGuard:
         if self._host is None or not self._host.is_for(self.config, self.state):
             self._host = HostGuard(self.config, self.state)
+            if not self._forgets:  # parameters may have been cast since the optimizer was wrapped
+                warn_of_forgotten_elements(self.optimizer)
         return self._host
 
     @uncompiled

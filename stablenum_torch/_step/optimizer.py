@@ -242,8 +242,13 @@ class GuardedOptimizer(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group to the inner optimizer. The statistics that rules keep per parameter grow with it."""
+        before = len(self.inner.param_groups)
         self.inner.add_param_group(param_group)
-        self._guard.fit()
+        try:
+            self._guard.fit()
+        except (TypeError, ValueError):  # a guard refuses the group
+            del self.inner.param_groups[before:]
+            raise
         warn_of_forgotten_elements(self.inner)
 
     @_uncompiled_before_2_12
@@ -275,7 +280,9 @@ class GuardedOptimizer(Optimizer):
 
         Raises:
             TypeError: ``loss`` is not a floating-point tensor.
+            RuntimeError: :meth:`unscale_` was called for gradients that are still there.
         """
+        self._guard.before_scaling()
         if isinstance(loss, EllipsisType):
             self._guard.scaled = True
             return self._guard.state.loss_scale.scale.clone()
@@ -297,6 +304,7 @@ class GuardedOptimizer(Optimizer):
         Raises:
             TypeError: ``loss`` is not a floating-point tensor.
             ValueError: ``loss`` does not depend on a parameter.
+            RuntimeError: :meth:`unscale_` was called for gradients that are still there.
         """
         if isinstance(loss, Tensor) and not loss.requires_grad:
             raise ValueError(

@@ -47,6 +47,38 @@ def test_a_run_with_bad_batches_ends_bit_equal_to_the_run_without_them(path, mic
     assert bits(nets[0]) == bits(nets[1])
 
 
+class Trainee(torch.nn.Module):
+    """A model whose training calls its parts, as Lightning's modules do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = model()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x)
+
+
+CALLS = {
+    "the whole": lambda whole, x: whole(x),
+    "the whole's forward": lambda whole, x: whole.forward(x),
+    "a part": lambda whole, x: whole.net(x),
+    "layer by layer": lambda whole, x: whole.net[2](whole.net[1](whole.net[0](x))),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_buffers_are_kept_however_the_model_is_called(path, call):
+    whole = Trainee()
+    opt = guarded(whole, buffers=whole)
+    seen = []
+    for step in range(4):
+        opt.zero_grad()
+        opt.backward(CALLS[call](whole, batch(step, step in (1, 2))).square().mean())
+        opt.step()
+        seen.append(whole.net[1].running_mean.tolist())
+    assert seen[0] == seen[1] == seen[2] != seen[3]
+
+
 def test_without_the_argument_the_statistics_are_nan_for_good(path):
     """The trap: every parameter is finite, and the model is unusable in evaluation."""
     net = model()

@@ -266,6 +266,41 @@ def test_unscale_in_the_wrong_place_raises_and_changes_nothing():
     assert opt.last["applied"]
 
 
+def test_a_loss_that_is_scaled_after_unscale_is_refused(path):
+    """The trap: the gradients of the second loss are 8 times too large beside those of the first."""
+    params = parameters()
+    opt, loss = st.wrap(torch.optim.SGD(params, lr=0.1), loss_scale=8.0), loss_of(params)
+    opt.backward(loss())
+    opt.unscale_()
+    before = [p.grad.clone() for p in params]
+    for more in (lambda: opt.backward(loss()), lambda: opt.scale(loss()), opt.scale):
+        with pytest.raises(RuntimeError, match=r"a loss was scaled after unscale_\(\)"):
+            more()
+    assert all(torch.equal(p.grad, b) for p, b in zip(params, before, strict=True))
+    opt.step()
+    assert opt.last["applied"]
+
+
+@pytest.mark.parametrize("stepped", [False, True])
+def test_a_batch_that_is_dropped_after_unscale_leaves_nothing(path, stepped):
+    """The trap: the update of the next batch is multiplied by the loss scale."""
+    ends = []
+    for dropped in (False, True):
+        params = parameters()
+        opt, loss = st.wrap(torch.optim.SGD(params, lr=0.1), loss_scale=8.0), loss_of(params)
+        if dropped:
+            opt.backward(loss())
+            opt.unscale_()
+            for p in params:
+                p.grad = None
+            if stepped:
+                opt.step()
+        opt.backward(loss())
+        opt.step()
+        ends.append(params)
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
 def test_unscale_ignores_parameters_without_a_gradient(path):
     used, unused = parameters()[0], torch.nn.Parameter(torch.ones(2))
     opt = st.wrap(torch.optim.SGD([used, unused], lr=0.1), loss_scale=8.0)

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 
 import stablenum
 import stablenum_torch as st
+from stablenum_torch._devices.fused_optimizers import forgets_elements
 from tests.torch.conftest import parameters, set_gradients, snapshot
 
 
@@ -185,6 +186,38 @@ def test_pickling_and_copying_in_the_middle_of_an_iteration(path):
         assert snapshot(opt) == before, "the copy shares nothing with the original"
         assert twin.last["step"] == 3
         assert opt.last["step"] == 0
+
+
+def test_a_group_that_is_refused_is_not_added():
+    params = parameters()
+    opt = st.wrap(torch.optim.SGD(params[:1], lr=0.1))
+    with pytest.raises(ValueError, match="meta device"):
+        opt.add_param_group({"params": [torch.nn.Parameter(torch.ones(3, device="meta"))]})
+    assert len(opt.param_groups) == len(opt.inner.param_groups) == 1
+    set_gradients(params[:1], 0)
+    opt.step()
+    assert opt.last["applied"]
+
+
+@pytest.mark.parametrize("cast", ["before it is wrapped", "after it is wrapped"])
+def test_a_fused_kernel_that_moves_only_some_elements_is_warned_of(cast):
+    net = torch.nn.Linear(64, 4)
+    if cast == "before it is wrapped":
+        net.bfloat16()
+    inner = torch.optim.SGD(net.parameters(), lr=0.5, fused=True)
+    if forgets_elements(torch.optim.SGD(net.bfloat16().parameters(), fused=True)) is None:
+        pytest.skip("the fused SGD of this version of torch moves all elements")
+    if cast == "after it is wrapped":
+        net.float()
+
+    def train() -> None:
+        opt = st.wrap(inner)
+        opt.backward(net.bfloat16()(torch.ones(2, 64, dtype=torch.bfloat16)).float().square().mean())
+        opt.step()
+
+    with pytest.warns(UserWarning, match="does not move all elements of bfloat16") as warned:
+        train()
+    assert len(warned) == 1
 
 
 def test_add_param_group_reaches_the_guard_and_the_inner_optimizer(path):
