@@ -386,7 +386,7 @@ class GuardedOptimizer(Optimizer):
             TypeError: ``closure`` is not a function, or returns a complex number; nothing is stepped.
             RuntimeError: the guard has a loss scale, but no loss was multiplied by it since the last step
                 (neither :meth:`scale` nor :meth:`backward` was called), and a gradient is not 0. Nothing is
-                changed.
+                changed. Not with a ``process_group``, of which one rank alone may have a loss.
             NonFiniteError: the configured number of steps in a row was skipped, this one included.
         """
         if closure is not None:

@@ -173,6 +173,7 @@ class Course:
         loaded: whether the script has loaded parameters.
         loaded_state: where it has loaded the state of an optimizer.
         initialised: name of a parameter -> where the script gave it its first values.
+        initialisers: where it made initialisers, if it is not known of which parameters.
     """
 
     framework: str
@@ -198,6 +199,7 @@ class Course:
     loaded: bool = False
     loaded_state: Place | None = None
     initialised: dict[str, Place] = field(default_factory=dict)
+    initialisers: tuple[Place, ...] = ()
 
     @property
     def optimizer_place(self) -> Place | None:

@@ -76,8 +76,9 @@ def _complaint(one: Complaint) -> list[str]:
     lines = [title(one), *source(one)]
     lines += wrapped(f"{one.what[:1].upper()}{one.what[1:]}.")
     lines += [w for e in one.evidence for w in wrapped(e, "  - ")]
-    if one.places:
-        lines += wrapped(f"See also: {', '.join(str(p) for p in one.places)}")
+    others = [str(place) for place in dict.fromkeys(one.places) if place != one.place]
+    if others:
+        lines += wrapped(f"See also: {', '.join(others)}")
     lines += wrapped(f"Cure: {one.cure}.")
     if one.tried:
         lines += wrapped(f"tried: {one.tried}", "    ")

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from stablenum.diagnosis.checkup.course import Course, median
 from stablenum.diagnosis.checkup.reading import Layer, Reading
 from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
+from stablenum.diagnosis.checkup.wording import places_of
 
 __all__ = ["RULES", "activation_of", "gain_for", "some"]
 
@@ -88,7 +89,7 @@ def _activations(course: Course, readings: Sequence[Reading]) -> Iterator[Compla
         if course.framework == "torch"
         else f"use {init}: jax.nn.initializers",
         place=course.initialised.get(worst.weight, worst.step.place),
-        places=tuple(p for p in (worst.step.place,) if p is not None),
+        places=(*course.initialisers, *places_of(worst.step.place)),
         module=worst.step.module,
         parameters=tuple(dict.fromkeys(layer.weight for layer in chain if layer.weight)),
     )

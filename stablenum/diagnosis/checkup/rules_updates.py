@@ -77,6 +77,9 @@ def _lost(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
         return
     first = next(iter(lost.values()))
     narrow = any("16" in p.dtype or "8" in p.dtype for p in lost.values())
+    if not narrow and all(p.update == 0 for name in lost for _, p in course.history(name)[-3:]):
+        yield _frozen(course, lost)
+        return
     total = sum(p.size for p in lost.values())
     share = total / max(1, sum(course.history(n)[-1][1].size for n in course.names()))
     if not narrow and share < _MOSTLY:
@@ -91,6 +94,20 @@ def _lost(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
         place=course.optimizer_place,
         places=places_of(course.initialised.get(next(iter(lost)))),
         **({} if narrow else {"cure": _NOT_NARROW}),
+    )
+
+
+def _frozen(course: Course, still: dict[str, ParameterSeen]) -> Complaint:
+    """Return the complaint of parameters that have gradients and never move at all."""
+    share = sum(p.size for p in still.values()) / sum(course.history(n)[-1][1].size for n in course.names())
+    return Complaint.of(
+        Symptom.NOT_IN_OPTIMIZER,
+        Level.WARNING if share > _MOSTLY and course.fall() < 0.5 else Level.NOTE,
+        f"{joined(list(still))}: gradients, but not one element changes any more",
+        cure="check what the optimizer leaves out (a parameter group, a mask, the labels of "
+        "optax.multi_transform); if it is on purpose, these gradients need not be computed",
+        parameters=tuple(still),
+        place=course.optimizer_place,
     )
 
 
@@ -158,7 +175,8 @@ def _stale(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
         return
     small: list[tuple[int, ParameterSeen, float]] = []
     for probe in course.probes[-3:]:
-        seen = [p for p in probe.parameters if p.gradient > 10 * eps and p.rate > 0 and len(p.shape) > 1]
+        moving = [p for p in probe.parameters if p.update > 0 and p.rate > 0 and len(p.shape) > 1]
+        seen = [p for p in moving if p.gradient > 10 * eps]
         ratios = [p.update / p.rate for p in seen]
         if seen and median(ratios) < _OF_THE_RATE:
             small.append((probe.step, seen[0], median(ratios)))

@@ -48,6 +48,9 @@ def watch(session: Session) -> None:
     for name, function in list(vars(optax).items()):
         if inspect.isfunction(function) and not name.startswith("_"):
             setattr(optax, name, watcher.made(name, function))
+    for name, function in list(vars(jax.nn.initializers).items()):
+        if inspect.isfunction(function):
+            setattr(jax.nn.initializers, name, watcher.initialiser(function))
     session.on_end.append(watcher.conclude)
 
 
@@ -189,6 +192,21 @@ class _Watcher:
 
         return outer
 
+    def initialiser(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Do what a function of ``jax.nn.initializers`` does, and note where it is called."""
+
+        @functools.wraps(function)
+        @transparent
+        def outer(*args: Any, **kwargs: Any) -> Any:
+            frame = sys._getframe(1)
+            if not self.course.steps and is_user_code(frame.f_code.co_filename):
+                place = place_in(frame.f_code, frame.f_lineno)
+                if place not in self.course.initialisers:
+                    self.course.initialisers = (*self.course.initialisers, place)[:4]
+            return function(*args, **kwargs)
+
+        return outer
+
     def clipping(self, made: Any, place: Place, max_norm: Any) -> Any:
         """Return a clipping that marks in a trace what it reads."""
         inner, kind = made[1], f"{CLIPPED}{len(self.bounds)}"
@@ -242,7 +260,10 @@ class _Watcher:
             program.inits += self.inits[known:]  # while it was traced
         if traced(result):
             return result
-        if program.trains is not False:
+        if program.trains is False and program.inits:  # it applies gradients that another one computes
+            self.course.renewed.append(self.course.steps)
+            self.course.renewed_place = self.course.renewed_place or program.inits[0]
+        elif program.trains is not False:
             self.depth += 1
             try:
                 self.session.sheltered(self.note, program, bound, result)

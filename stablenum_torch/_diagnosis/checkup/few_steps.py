@@ -169,10 +169,12 @@ class _FewSteps:
 
     def with_weights(self, deviations: Mapping[str, float], zeros: Collection[str]) -> Probe:
         """Measure the first step with some parameters drawn afresh, and others set to 0."""
-        sizes = {**dict.fromkeys(zeros, 0.0), **deviations}
+        sizes, generator = {**dict.fromkeys(zeros, 0.0), **deviations}, torch.Generator().manual_seed(0)
 
         def value(p: Tensor, name: str) -> Tensor:
-            return torch.randn_like(p) * sizes[name] if name in sizes else self.starts[0][id(p)]
+            if name not in sizes:
+                return self.starts[0][id(p)]
+            return sizes[name] * torch.randn(p.shape, generator=generator)
 
         self.set_parameters(value)
         return self.probe(self.run(self.backward)[0])
