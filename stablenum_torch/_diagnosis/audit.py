@@ -32,7 +32,7 @@ from stablenum_torch._precision.float32_copies import Float32CopyOptimizer
 from stablenum_torch._step.checks import given_names
 from stablenum_torch._step.parameters import names_of
 
-__all__ = ["audit", "repair", "setting_problems", "state_problems"]
+__all__ = ["audit", "repair", "setting_problems", "state_problems", "value_of"]
 
 Entries = dict[str, tuple[Role, Tensor]]
 
@@ -115,7 +115,7 @@ def audit(
     rows, bad_gradients = [], []
     places = ((p, group) for group in inner.param_groups for p in group["params"])
     for (p, group), name, grad in zip(places, named, given, strict=True):
-        state, value = every.get(p, {}), _value(inner, p)
+        state, value = every.get(p, {}), value_of(inner, p)
         # A master weight is the value itself, not a part of the state.
         state = {key: entry for key, entry in state.items() if key != "master" or value is p}
         row = _row(name, value, state, _formula(kind, group, state), grad, fused=fused)
@@ -202,9 +202,10 @@ def _formula_owner(optimizer: Optimizer) -> Optimizer:
     return optimizer.inner if isinstance(optimizer, Float32CopyOptimizer) else optimizer
 
 
-def _value(optimizer: Optimizer, p: Tensor) -> Tensor:
+def value_of(optimizer: Optimizer, p: Tensor) -> Tensor:
     """Return what the update formula applies to: the parameter, or its value in float32."""
-    return optimizer.wide_value(p) if isinstance(optimizer, Float32CopyOptimizer) else p
+    inner = _unwrapped(optimizer)
+    return inner.wide_value(p) if isinstance(inner, Float32CopyOptimizer) else p
 
 
 def _names(optimizer: Optimizer, given: Mapping[Tensor, str]) -> list[str]:

@@ -170,13 +170,14 @@ def _random_states(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _float32_only(model: nn.Module) -> Iterator[None]:
-    """Run the body without autocast and compilation, and with gradients."""
-    kinds = {"cpu", *(t.device.type for t in model.parameters())} - {"meta"}
-    with contextlib.ExitStack() as stack:
-        for kind in sorted(kinds):
-            stack.enter_context(torch.autocast(kind, enabled=False))
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(torch.enable_grad())
+    """Run the body without autocast and compilation, and with gradients.
+
+    Autocast is switched off without a context of its own: one that is left halfway keeps the casts of weights
+    for good. :class:`Modes` switches it on again.
+    """
+    for kind in {"cpu", *(t.device.type for t in model.parameters())} - {"meta"}:
+        torch.set_autocast_enabled(kind, False)
+    with torch.compiler.set_stance("force_eager"), torch.enable_grad():
         yield
 
 

@@ -255,8 +255,9 @@ def check_names(names: Mapping[Tensor, str], optimizer: Optimizer) -> None:
         raise ValueError(f"names must be different for each parameter; got {twice!r} for two of them.")
 
 
-def warn_of_forgotten_elements(optimizer: Optimizer) -> None:
-    """Warn if the optimizer's fused kernel does not move all elements of its parameters."""
+def warn_of_forgotten_elements(optimizer: Optimizer) -> bool:
+    """Warn if the optimizer's fused kernel does not move all elements of its parameters, and return whether
+    it does not."""
     dtype = forgets_elements(optimizer)
     if dtype is not None:
         kind, name = type(optimizer).__name__, str(dtype).removeprefix("torch.")
@@ -264,6 +265,7 @@ def warn_of_forgotten_elements(optimizer: Optimizer) -> None:
             f"The fused {kind} of torch {torch.__version__} does not move all elements of {name} parameters "
             "on a CPU, with a guard or without, so most of a model is not trained. Make it with fused=False."
         )
+    return dtype is not None
 
 
 def warn_of_lost_eps(optimizer: Optimizer) -> None:

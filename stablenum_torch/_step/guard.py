@@ -25,7 +25,6 @@ from stablenum.guard.restored import follow_config, learning_rules
 from stablenum.guard.statedict import StatisticsNotLoadedWarning, state_from_dict, state_to_dict
 from stablenum.interrupts import finish
 from stablenum.user_warnings import warn
-from stablenum_torch._devices.fused_optimizers import forgets_elements
 from stablenum_torch._devices.host_decide import HostGuard
 from stablenum_torch._devices.ranks import several_ranks
 from stablenum_torch._devices.state import copy_into, in_memory_of, moved_to
@@ -100,7 +99,7 @@ class Guard:
         self.versions: Versions | None = None
         self.left_out = False
         self.scaled = any(p.grad is not None for p in params)
-        self._forgets = forgets_elements(optimizer) is not None
+        self._warned = False
 
     def unscale(self) -> None:
         """Divide the gradients by the loss scale in place, so that the user can look at them and change them.
@@ -115,6 +114,10 @@ class Guard:
         self.found_inf = torch.logical_not(torch.isfinite(norms.sum()))
         self._watch.by_hand = True
         multiply_gradients(params, 1.0 / self.state.loss_scale.scale)
+
+    def warn_of_kernels(self) -> None:
+        """Warn, once, if the optimizer's kernel leaves elements of its parameters unmoved."""
+        self._warned = self._warned or warn_of_forgotten_elements(self.optimizer)
 
     def before_scaling(self) -> None:
         """Check that no gradient has been divided by the loss scale already: others would be added to it.
@@ -211,8 +214,7 @@ class Guard:
     def _host_guard(self) -> HostGuard:
         if self._host is None or not self._host.is_for(self.config, self.state):
             self._host = HostGuard(self.config, self.state)
-            if not self._forgets:  # parameters may have been cast since the optimizer was wrapped
-                warn_of_forgotten_elements(self.optimizer)
+            self.warn_of_kernels()  # parameters may have been cast since the optimizer was wrapped
         return self._host
 
     @uncompiled

@@ -37,7 +37,6 @@ from stablenum_torch._step.checks import (
     check_state_dict,
     given_names,
     state_dict_of,
-    warn_of_forgotten_elements,
     warn_of_lost_eps,
 )
 from stablenum_torch._step.guard import Guard
@@ -122,9 +121,10 @@ def wrap(
     check_process_group(process_group)
     check_rules(made, optimizer, process_group)
     warn_of_lost_eps(optimizer)
-    warn_of_forgotten_elements(optimizer)
     kept = None if buffers is None else KeptBuffers(check_module("buffers", buffers))
-    return GuardedOptimizer(optimizer, made, known, process_group, kept)
+    guarded = GuardedOptimizer(optimizer, made, known, process_group, kept)
+    guarded._guard.warn_of_kernels()
+    return guarded
 
 
 class GuardedOptimizer(Optimizer):
@@ -249,7 +249,7 @@ class GuardedOptimizer(Optimizer):
         except (TypeError, ValueError):  # a guard refuses the group
             del self.inner.param_groups[before:]
             raise
-        warn_of_forgotten_elements(self.inner)
+        self._guard.warn_of_kernels()
 
     @_uncompiled_before_2_12
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:

@@ -34,7 +34,7 @@ GUARDS: dict[str, Any] = {
     "plain": lambda net: adam(net),
     "fused": lambda net: torch.optim.AdamW(net.parameters(), lr=1e-2, fused=True),
     "guarded": lambda net: st.wrap(adam(net), clip=1.0, loss_scale="dynamic", buffers=net),
-    "master weights": lambda net: st.MasterWeights(net.parameters(), lambda ps: torch.optim.Adam(ps)),
+    "master weights": lambda net: st.MasterWeights(net.parameters(), lambda ps: torch.optim.SGD(ps, lr=1e-2)),
 }
 
 

@@ -267,6 +267,12 @@ def test_a_halted_guard_still_raises_after_an_interrupt(path):
         act(opt)
 
 
+def autocast_nesting() -> int:
+    """How many contexts of autocast are entered: in one too many, casts of weights are kept for good."""
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()
+
+
 @pytest.mark.parametrize("most", MOST)
 def test_a_range_report_restores_the_model(most):
     training = Training("fused", "global")
@@ -280,7 +286,8 @@ def test_a_range_report_restores_the_model(most):
         tables = [[id(t) for t in m._parameters.values()] for m in training.net.modules()]
         hooks = [len(m._forward_hooks) for m in training.net.modules()]
         grads = [(p.grad.data_ptr(), p.data_ptr()) for p in training.net.parameters()]
-        return training.state(), tables, hooks, grads, torch.is_grad_enabled()
+        modes = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), autocast_nesting()
+        return training.state(), tables, hooks, grads, modes
 
     call()  # the first call fills caches
     before, lines = found(), executed_lines(call)

@@ -45,14 +45,24 @@ def _initialisation(one: Complaint, course: Course, first: FirstStep) -> str:
     weights = [name for name in one.parameters if len(shapes.get(name, ())) > 1]
     if not weights:
         return ""
-    deviations = {name: gain / math.sqrt(_inputs(shapes[name], course.framework)) for name in weights}
+    read = {layer.weight: layer.input.shape[-1] for layer in before.chain if layer.input is not None}
+    inputs = {name: _inputs(shapes[name], read.get(name, 0), course.framework) for name in weights}
+    deviations = {name: gain / math.sqrt(count) for name, count in inputs.items()}
     after = Reading(first.with_weights(deviations, _biases(weights, shapes)))
     shown = [f"{what}: {', '.join(f'{x:.2g}' for x in some(values))}" for what, values in _sizes(after)]
     return "with that initialisation, " + "; ".join(shown) if shown else ""
 
 
-def _inputs(shape: tuple[int, ...], framework: str) -> int:
-    """Return the number of inputs of each unit: torch stores it behind the outputs, JAX in front of them."""
+def _inputs(shape: tuple[int, ...], read: int, framework: str) -> int:
+    """Return the number of inputs of each unit.
+
+    Args:
+        shape: the weight's shape.
+        read: the length of the last axis of what the layer reads, which tells the axes of a matrix apart.
+        framework: torch's kernels have their inputs behind the outputs, JAX's in front of them.
+    """
+    if len(shape) == 2 and read in shape:
+        return read
     return math.prod(shape[1:] if framework == "torch" else shape[:-1])
 
 

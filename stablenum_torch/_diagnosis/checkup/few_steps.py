@@ -134,11 +134,11 @@ class _FewSteps:
     def take_step(self) -> None:
         """Take and measure a step."""
         groups, optimizer = self.groups(), self.optimizer
-        before = copies_of(p for group in groups for p in group["params"])
+        before = copies_of((p for group in groups for p in group["params"]), optimizer)
         self.starts.append(before)
         recorder, loss = self.run(self.step)
         self.course.losses.append(Loss(self.course.steps, loss))
-        seen = parameters_seen(groups, before, self.around.names, stepped=optimizer is not None)
+        seen = parameters_seen(groups, before, self.around.names, optimizer)
         self.course.probes.append(self.probe(recorder, seen))
         self.course.steps += optimizer is not None
 

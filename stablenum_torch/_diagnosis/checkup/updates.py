@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from stablenum.diagnosis.checkup.course import ParameterSeen, measure_update
+from stablenum_torch._diagnosis.audit import value_of
 
 __all__ = ["copies_of", "is_measurable", "parameters_seen", "settings_of"]
 
@@ -22,25 +23,28 @@ def is_measurable(p: Tensor) -> bool:
     return p.layout is torch.strided and p.is_floating_point() and not p.is_meta and p.numel() > 0
 
 
-def copies_of(parameters: Iterable[Tensor]) -> dict[int, Tensor]:
-    """Return copies of the parameters before a step, by id."""
-    return {id(p): p.detach().clone() for p in parameters if is_measurable(p)}
+def copies_of(parameters: Iterable[Tensor], optimizer: torch.optim.Optimizer | None) -> dict[int, Tensor]:
+    """Return copies of the parameters before a step, by id; in float32 if the optimizer keeps them so."""
+    return {id(p): _value(p, optimizer).detach().clone() for p in parameters if is_measurable(p)}
+
+
+def _value(p: Tensor, optimizer: torch.optim.Optimizer | None) -> Tensor:
+    return p if optimizer is None else value_of(optimizer, p)
 
 
 def parameters_seen(
     groups: Sequence[Mapping[str, Any]],
     before: Mapping[int, Tensor],
     names: Mapping[int, tuple[str, str]],
-    *,
-    stepped: bool = True,
+    optimizer: torch.optim.Optimizer | None,
 ) -> tuple[ParameterSeen, ...]:
     """Return what a step has done with the parameters that require a gradient.
 
     Args:
-        groups: the parameter groups of an optimizer.
+        groups: parameter groups.
         before: what :func:`copies_of` returned before the step; other parameters are left out.
         names: id of a parameter -> its role and name.
-        stepped: whether a step was taken; without one, only the gradients are known.
+        optimizer: what has taken the step; without a step, only the gradients are known.
     """
     seen = []
     own = [(p, group.get("lr")) for group in groups for p in group["params"] if isinstance(p, Tensor)]
@@ -48,16 +52,17 @@ def parameters_seen(
         if id(p) not in before:
             continue
         gradient = torch.zeros_like(p) if p.grad is None else _dense(p.grad)
-        wide = [t.detach().double() for t in (before[id(p)], p, gradient)]
+        value = _value(p, optimizer)
+        wide = [t.detach().double() for t in (before[id(p)], value, gradient)]
         numbers = measure_update(*wide, xp=torch_namespace).tolist()
         seen.append(
             ParameterSeen(
                 names.get(id(p), ("", f"parameter {i}"))[1],
                 tuple(p.shape),
-                str(p.dtype).removeprefix("torch."),
+                str(value.dtype).removeprefix("torch."),
                 math.nan if rate is None else float(rate),
                 p.grad is not None,
-                *(numbers if stepped else [*numbers[:3], *[math.nan] * 4]),
+                *(numbers if optimizer is not None else [*numbers[:3], *[math.nan] * 4]),
             )
         )
     return tuple(seen)

@@ -148,7 +148,7 @@ class _Watcher:
             self.course.kept.append(self.course.steps)
             self.course.kept_place = self.course.kept_place or self.backward_place
         if self.window is not None:
-            self.before |= copies_of(parameters_of(optimizer))
+            self.before |= copies_of(parameters_of(optimizer), optimizer)
 
     def note_new(self, optimizer: torch.optim.Optimizer) -> None:
         """Note an optimizer that has not taken a step before."""
@@ -181,7 +181,7 @@ class _Watcher:
     def note_probe(self, optimizer: torch.optim.Optimizer) -> None:
         """Note what an optimizer has done with its parameters."""
         assert self.window is not None
-        seen = parameters_seen(optimizer.param_groups, self.before, self.names)
+        seen = parameters_seen(optimizer.param_groups, self.before, self.names, optimizer)
         for p in parameters_of(optimizer):
             self.before.pop(id(p), None)
         self.renamed = self.renamed or any(i not in self.names for i in self.window.leaves)

@@ -19,6 +19,7 @@ class Modes:
         self._grad, self._dtype = torch.is_grad_enabled(), torch.get_default_dtype()
         self._functions, self._dispatches = torch._C._len_torch_function_stack(), _len_torch_dispatch_stack()
         self._warnings = warnings.filters, warnings.showwarning
+        self._autocast = _autocast()
         compiler: Any = sys.modules.get("torch._dynamo.eval_frame")
         self._stance = getattr(compiler, "_stance", None)
 
@@ -34,5 +35,12 @@ class Modes:
         compiler: Any = sys.modules.get("torch._dynamo.eval_frame")
         if self._stance is not None and getattr(compiler, "_stance", None) is not self._stance:
             compiler._set_stance(self._stance)
+        for kind, (enabled, dtype) in self._autocast.items():
+            torch.set_autocast_enabled(kind, enabled)
+            torch.set_autocast_dtype(kind, dtype)
         torch.set_default_dtype(self._dtype)
         torch.set_grad_enabled(self._grad)
+
+
+def _autocast() -> dict[str, tuple[bool, torch.dtype]]:
+    return {k: (torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in ("cpu", "cuda")}
