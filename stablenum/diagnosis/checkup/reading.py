@@ -178,10 +178,22 @@ class Reading:
                 made_by = self.trace.values[i].producer
                 if made_by is None or self.trace.steps[made_by].phase != "backward":
                     continue
+                if self._only_moves(self.trace.steps[made_by]):
+                    continue
                 seen = self.signal(i)
                 if seen is not None and seen.size == output.size:
                     return seen
         return None
+
+    def _only_moves(self, step: Step) -> bool:
+        """Return whether a step of the backward pass transposes a value of the forward pass."""
+        if len(step.inputs) != 1 or not step.outputs:
+            return False
+        producer = self.trace.values[step.inputs[0]].producer
+        if producer is not None and self.trace.steps[producer].phase == "backward":
+            return False
+        before, after = self.signal(step.inputs[0]), self.signal(step.outputs[0])
+        return before is not None and after is not None and before.norm == after.norm
 
     def _reading_the_same(self, step: Step) -> list[Step]:
         """Return derivatives on the line of a step that read what it read, apart from parameters."""
