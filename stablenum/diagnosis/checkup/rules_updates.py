@@ -184,7 +184,8 @@ def _stale(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
         step, worst, ratio = small[0]
         yield Complaint.of(
             Symptom.STALE_STATE,
-            Level.FAULT if course.loaded_state else Level.WARNING,
+            # At the end of a training that went well, gradients shrink faster than their averages.
+            Level.NOTE if course.fall() > 0.9 else Level.FAULT if course.loaded_state else Level.WARNING,
             f"steps are {ratio:.2g} of the learning rate although the gradient of {worst.name} is "
             f"{worst.gradient:.2g} (RMS), far above eps: the second moments are of larger gradients",
             since=step,
