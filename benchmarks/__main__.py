@@ -199,7 +199,7 @@ def _diagnosis_table(framework: str, corpus: dict[str, Any]) -> Table:
 
 
 def _measure_watching(console: Console) -> None:
-    console.print("measuring: scripts under the commands (about ten minutes) ...")
+    console.print("measuring: scripts under the commands (some minutes) ...")
     report = _facts() | watching.run(console.print)
     _save(console, "watching.json", report)
 

@@ -20,9 +20,9 @@ from benchmarks.repeats import known_within
 __all__ = ["run"]
 
 _HERE = Path(__file__).parent / "trainings"
-# The scripts and their steps: about half a minute each on two cores.
-_TRAININGS = {"torch": ("torch_lines.py", 400), "jax": ("jax_lines.py", 400)}
-_ROUNDS = 5
+# The scripts and their steps: some 15 seconds each on two cores.
+_TRAININGS = {"torch": ("torch_lines.py", 200), "jax": ("jax_lines.py", 200)}
+_ROUNDS = 3
 _COMMANDS = {
     "script": (),
     "checkup": ("-m", "stablenum", "checkup"),
