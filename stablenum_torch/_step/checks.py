@@ -31,6 +31,7 @@ __all__ = [
     "check_state_dict",
     "check_unscaled",
     "given_names",
+    "needs_closure",
     "state_dict_of",
     "warn_of_forgotten_elements",
     "warn_of_lost_eps",
@@ -71,8 +72,7 @@ def check_optimizer(optimizer: object) -> None:
             "wait for a rank that skips. Guard the optimizer inside: "
             "PostLocalSGDOptimizer(wrap(...), averager)."
         )
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
+    if needs_closure(optimizer):
         raise TypeError(
             f"{type(optimizer).__name__} cannot be guarded: its step() re-evaluates the model through a "
             "closure any number of times, so there is no single gradient to decide on."
@@ -80,6 +80,12 @@ def check_optimizer(optimizer: object) -> None:
     if not any(group["params"] for group in optimizer.param_groups):
         raise ValueError("optimizer must hold at least one parameter; all its param_groups are empty.")
     check_parameters(optimizer)
+
+
+def needs_closure(optimizer: Optimizer) -> bool:
+    """Return whether ``step`` cannot be called without a closure."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
 
 
 def check_parameters(optimizer: Optimizer) -> None:

@@ -123,6 +123,7 @@ def test_the_initialisation_is_tried(run: Any, symptom: str) -> None:
     assert len(outputs) == len(gradients) == 4
     assert all(0.3 < x < 5 for x in outputs), tried
     assert 0.1 < gradients[0] / gradients[-1] < 10, tried
+    assert max(gradients) < 10 * min(gradients), tried
 
 
 @pytest.mark.parametrize("run", [lambda case: in_torch(case)[0], in_jax], ids=["torch", "jax"])

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import time
 
-__all__ = ["Schedule"]
+__all__ = ["BY_HAND", "Schedule"]
+
+# A checkup of one batch takes so many steps: with the forward pass after them and a trial, five passes.
+BY_HAND = 3
 
 # The first steps are always measured. The number of each later one is at least so many times that of the
 # last, and together they take at most a part of the script's time.

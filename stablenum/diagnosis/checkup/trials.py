@@ -92,7 +92,7 @@ def _rate(one: Complaint, course: Course, first: FirstStep) -> str:
     loss = first.loss_after(part)
     return (
         f"with {part:g} times the rate, the first step takes the loss from {losses[0]:.4g} to {loss:.4g}, "
-        f"not to {losses[1]:.4g}"
+        f"while the loss of the next step was {losses[1]:.4g}"
     )
 
 

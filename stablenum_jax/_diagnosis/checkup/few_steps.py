@@ -12,6 +12,7 @@ import optax
 
 from stablenum.diagnosis.checkup.course import Course, Loss, Probe
 from stablenum.diagnosis.checkup.report import Checkup
+from stablenum.diagnosis.checkup.schedule import BY_HAND
 from stablenum.errors import bad_field
 from stablenum.settings_checks import check_callable, check_flag
 from stablenum_jax._diagnosis.audit import state_problems
@@ -26,9 +27,6 @@ from stablenum_jax._trees.leaves import check_state, check_transformation
 from stablenum_jax._trees.state import has_guard
 
 __all__ = ["checkup"]
-
-# With the forward pass after the last step, and a trial, five passes.
-_STEPS = 3
 
 
 def checkup(
@@ -132,7 +130,7 @@ class _FewSteps:
         leaves, state = self.trained.leaves, self.opt_state
         _check_loss(jax.eval_shape(self.loss, leaves, self.arrays))
         closed, first = self.traced(leaves, state), None
-        for number in range(1 if self.tx is None else _STEPS):
+        for number in range(1 if self.tx is None else BY_HAND):
             before = jax.tree.leaves((leaves, state, self.arrays))
             call = MeasuredCall.of(closed, before)
             loss, leaves, state = jax.tree.unflatten(jax.tree.structure((0, leaves, state)), call.results)
@@ -149,8 +147,8 @@ class _FewSteps:
                 )
             )
         if self.tx is not None:
-            self.course.steps = _STEPS
-            self.course.losses.append(Loss(_STEPS, float(self.loss(leaves, self.arrays))))
+            self.course.steps = BY_HAND
+            self.course.losses.append(Loss(BY_HAND, float(self.loss(leaves, self.arrays))))
         return Checkup.of(self.course, first=first, notes=tuple(self.notes))
 
     def traced(self, leaves: Sequence[Any], state: Any) -> Any:

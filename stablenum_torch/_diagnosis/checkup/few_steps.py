@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -13,6 +12,7 @@ from torch.optim import Optimizer
 
 from stablenum.diagnosis.checkup.course import Course, Loss, ParameterSeen, Probe
 from stablenum.diagnosis.checkup.report import Checkup
+from stablenum.diagnosis.checkup.schedule import BY_HAND
 from stablenum.errors import bad_field, bad_type
 from stablenum.interrupts import and_restore
 from stablenum.settings_checks import check_callable
@@ -24,13 +24,10 @@ from stablenum_torch._diagnosis.replay.inputs import Surroundings, look_around
 from stablenum_torch._diagnosis.replay.module_paths import ModulePaths
 from stablenum_torch._diagnosis.replay.run import eager
 from stablenum_torch._diagnosis.replay.snapshot import Snapshot
-from stablenum_torch._step.checks import check_module
+from stablenum_torch._step.checks import check_module, needs_closure
 from stablenum_torch._step.optimizer import GuardedOptimizer
 
 __all__ = ["checkup"]
-
-# With the forward pass after the last step, and a trial, five passes.
-_STEPS = 3
 
 
 def checkup(
@@ -109,7 +106,7 @@ class _FewSteps:
         self.course = Course(framework="torch")
         self.starts: list[dict[int, Tensor]] = []  # copies of the parameters before each step
         self.notes: list[str] = []
-        if optimizer is not None and _needs_closure(optimizer):
+        if optimizer is not None and needs_closure(optimizer):
             self.notes.append(f"the step of {type(optimizer).__name__} needs a closure, so none was taken")
             self.optimizer = None
 
@@ -120,7 +117,7 @@ class _FewSteps:
         if self.optimizer is not None:
             problems = state_problems(self.optimizer, self.around.parameters.items())
             self.course.bad_state = (*setting_problems(self.optimizer), *problems)
-        for _ in range(1 if self.optimizer is None else _STEPS):
+        for _ in range(1 if self.optimizer is None else BY_HAND):
             self.take_step()
             if self.course.groundless is not None:
                 break
@@ -233,11 +230,6 @@ class _FewSteps:
             self.notes.append("the learning rate is 0 here, so nothing moved")
         elif rate is not None:
             course.rates = [(step, rate) for step in range(course.steps)]
-
-
-def _needs_closure(optimizer: Optimizer) -> bool:
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    return closure is not None and closure.default is inspect.Parameter.empty
 
 
 def _checked(loss: Any) -> Tensor:
