@@ -59,21 +59,38 @@ def test_saturation_load_and_entropy() -> None:
     assert signal(np.asarray([0.001, 0.5, 0.999, 0.995]), "sigmoid").saturated == 0.75
     assert signal(np.asarray([-0.999, 0.0]), "tanh").saturated == 0.5
     rows = signal(np.asarray([[1.0, 0.0], [0.5, 0.5]]), "softmax")
-    assert (rows.saturated, rows.load) == (0.5, 0.75)
+    assert (rows.saturated, rows.used) == (0.5, pytest.approx(1 / (0.75**2 + 0.25**2)))
     assert rows.entropy == pytest.approx(0.5)
 
 
 def test_an_update_agrees_with_plain_python() -> None:
     w, g = np.asarray([3.0, 4.0, 0.0]), np.asarray([1.0, 0.0, 2.0])
     after = np.asarray([2.7, 3.6, 0.0])
-    weight, gradient, zero, update, still, shrink, against = measure_update(w, after, g, xp=xp)
+    weight, gradient, zero, update, still, shrink, alike = measure_update(w, after, g, xp=xp)
     assert weight == pytest.approx(math.sqrt(25 / 3))
     assert gradient == pytest.approx(math.sqrt(5 / 3))
     assert zero == pytest.approx(1 / 3)
     assert update == pytest.approx(math.sqrt(0.25 / 3))
     assert still == 0.5  # of the two elements with a gradient, the last has not moved
     assert shrink == pytest.approx(0.1)
-    assert against == pytest.approx((0.3 * 1 / 3) / (update * gradient))
+    assert alike == 0.0
+
+
+@pytest.mark.parametrize(
+    ("weights", "alike"),
+    [
+        ([[1.0, 2.0], [1.0, 2.0], [1.0, 2.0]], 1.0),
+        ([[1.0, 1.0], [2.0, 2.0]], 1.0),
+        ([[1.0, 2.0], [2.0, 1.0]], 0.0),
+        ([[1.0, 2.0]], 0.0),
+        ([1.0, 1.0], 0.0),
+    ],
+)
+def test_units_are_alike_if_all_slices_along_an_axis_are_the_same(
+    weights: list[object], alike: float
+) -> None:
+    w = np.asarray(weights)
+    assert measure_update(w, w, w, xp=xp)[-1] == alike
 
 
 def course(values: list[float]) -> Course:

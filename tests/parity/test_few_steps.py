@@ -39,6 +39,7 @@ CASES = {
     "vanishing_activations": Case(gain=0.01),
     "unscaled_input": Case(x=1000.0, rate=1e-9),
     "unscaled_target": Case(y=1000.0),
+    "alike_units": Case(constant=True),
     "dead_units": Case(bias=-50.0),
     "steps_too_large": Case(rate=5.0),
     "lost_updates": Case(narrow=True, rate=1e-6),
@@ -52,6 +53,8 @@ def arrays(case: Case) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
     weights = {}
     for i, (a, b) in enumerate(itertools.pairwise(SIZES)):
         weights[f"w{i}"] = (case.gain * rng.normal(size=(a, b)) * (2 / a) ** 0.5).astype(np.float32)
+        if case.constant:
+            weights[f"w{i}"][:] = 0.1
         weights[f"b{i}"] = np.full(b, case.bias if i < 3 else 0.0, np.float32)
     x = rng.normal(size=(64, 8))
     y = case.y * x @ rng.normal(size=(8, 1))

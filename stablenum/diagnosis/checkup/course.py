@@ -11,9 +11,23 @@ from stablenum.diagnosis.checkup.signals import Signal
 from stablenum.diagnosis.replay.trace import Trace
 from stablenum.diagnosis.replay.values import Place
 
-__all__ = ["Clip", "Course", "Loss", "ParameterSeen", "Probe", "Recurrence", "measure_update", "median"]
+__all__ = [
+    "UNTRAINED",
+    "Clip",
+    "Course",
+    "Loss",
+    "ParameterSeen",
+    "Probe",
+    "Recurrence",
+    "Running",
+    "measure_update",
+    "median",
+]
 
 Array = Any
+
+# The role, in a trace, of an array that a model holds as a plain array instead of a parameter.
+UNTRAINED = "untrained"
 
 
 class ParameterSeen(NamedTuple):
@@ -29,7 +43,7 @@ class ParameterSeen(NamedTuple):
         update: the RMS of the change.
         still: of the elements with a gradient that is not 0, the fraction that did not change.
         shrink: the part of the change that shortens the parameter, -(dw . w) / (w . w).
-        against: the cosine between the change and the negative gradient.
+        alike: of a matrix or more, whether all slices along one of its axes are the same (1 or 0).
     """
 
     name: str
@@ -43,7 +57,7 @@ class ParameterSeen(NamedTuple):
     update: float = math.nan
     still: float = math.nan
     shrink: float = math.nan
-    against: float = math.nan
+    alike: float = math.nan
 
     @property
     def size(self) -> int:
@@ -78,8 +92,6 @@ def measure_update(before: Array, after: Array, gradient: Array, *, xp: Any) -> 
     still = xp.sum(pulled * (1 - moved)) / xp.where(count > 0, count, one)
     square = xp.sum(before * before)
     shrink = -xp.sum(change * before) / xp.where(square > 0, square, one)
-    size = _rms(change, xp) * _rms(gradient, xp)
-    against = -xp.mean(change * gradient) / xp.where(size > 0, size, one)
     return xp.stack(
         [
             _rms(before, xp),
@@ -88,9 +100,18 @@ def measure_update(before: Array, after: Array, gradient: Array, *, xp: Any) -> 
             _rms(change, xp),
             still,
             shrink,
-            against,
+            _alike(before, xp),
         ]
     )
+
+
+def _alike(x: Array, xp: Any) -> Array:
+    same = xp.zeros_like(xp.sum(x))
+    for axis in range(x.ndim if x.ndim > 1 else 0):
+        if x.shape[axis] > 1:
+            first = xp.take(x, xp.asarray([0]), axis=axis)
+            same = xp.maximum(same, xp.astype(xp.all(x == first), x.dtype))
+    return same
 
 
 def _rms(x: Array, xp: Any) -> Array:
@@ -106,6 +127,33 @@ class Recurrence(NamedTuple):
     batch: int
 
 
+class Running(NamedTuple):
+    """The running statistics of a batch normalisation, as a step has read or left them.
+
+    Attributes:
+        name: the name of its weight, or of the module.
+        place: the user's line.
+        frames: the user's call stack, outermost first.
+        mean, variance: the running mean and variance.
+        batch_mean: the root mean square of the batch's means; NaN if they are not computed.
+        batch_variance: the mean of the batch's variances; NaN if they are not computed.
+        made: what the normalisation puts out, if that is known.
+        module: the path of the module.
+        momentum: the weight of a new batch; NaN if it is not known.
+    """
+
+    name: str
+    place: Place | None
+    frames: tuple[Place, ...]
+    mean: Signal
+    variance: Signal
+    batch_mean: float
+    batch_variance: float
+    made: Signal | None = None
+    module: str = ""
+    momentum: float = math.nan
+
+
 @dataclass(slots=True, kw_only=True)
 class Probe:
     """One step that was measured in full.
@@ -116,6 +164,8 @@ class Probe:
         signals: id of a value of the trace -> what was measured of it.
         parameters: what its optimizers did.
         recurrences: recurrent layers that take the first axis for time.
+        out_of_range: reads with indices outside of an array: the step's index, and what was found.
+        running: running statistics of batch normalisations, if they are not in the trace.
         exact: whether each derivative names its own forward step, not only one on the same line.
     """
 
@@ -124,6 +174,8 @@ class Probe:
     signals: dict[int, Signal] = field(default_factory=dict)
     parameters: tuple[ParameterSeen, ...] = ()
     recurrences: tuple[Recurrence, ...] = ()
+    out_of_range: dict[int, str] = field(default_factory=dict)
+    running: tuple[Running, ...] = ()
     exact: bool = True
 
 
@@ -160,7 +212,7 @@ class Course:
         kept: the steps that began with the gradients of an earlier step.
         kept_place: where the gradients were computed then.
         renewed: the steps that a new optimizer took with parameters of an earlier one of its kind.
-        renewed_place: where the optimizer was made.
+        renewed_places: where the optimizer was made again, the innermost line first.
         outside: names of parameters that gradients reached and that no optimizer has.
         inside: names of the parameters that an optimizer has, in order.
         strangers: the number of parameters of an optimizer that belong to no module and that no gradient
@@ -173,6 +225,10 @@ class Course:
         loaded: whether the script has loaded parameters.
         loaded_state: where it has loaded the state of an optimizer.
         initialised: name of a parameter -> where the script gave it its first values.
+        captured: names of the parameters that a compiled step has as constants.
+        unchanged_state: the number of measured steps, if all began with the same optimizer state, else 0.
+        constructed: name of a parameter -> where the script made the outermost module that has it.
+        data: where the script made arrays of data, and their root mean squares.
         initialisers: where it made initialisers, if it is not known of which parameters.
     """
 
@@ -187,7 +243,7 @@ class Course:
     kept: list[int] = field(default_factory=list)
     kept_place: Place | None = None
     renewed: list[int] = field(default_factory=list)
-    renewed_place: Place | None = None
+    renewed_places: tuple[Place, ...] = ()
     outside: tuple[str, ...] = ()
     inside: tuple[str, ...] = ()
     strangers: int = 0
@@ -199,6 +255,10 @@ class Course:
     loaded: bool = False
     loaded_state: Place | None = None
     initialised: dict[str, Place] = field(default_factory=dict)
+    captured: tuple[str, ...] = ()
+    unchanged_state: int = 0
+    constructed: dict[str, Place] = field(default_factory=dict)
+    data: list[tuple[Place, float]] = field(default_factory=list)
     initialisers: tuple[Place, ...] = ()
 
     @property

@@ -10,11 +10,12 @@ from stablenum.diagnosis.checkup import (
     rules_functions,
     rules_gradients,
     rules_losses,
+    rules_normalisation,
     rules_updates,
 )
 from stablenum.diagnosis.checkup.course import Course
 from stablenum.diagnosis.checkup.reading import Reading
-from stablenum.diagnosis.checkup.symptoms import Complaint, Symptom
+from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
 
 __all__ = ["complaints", "ranked"]
 
@@ -23,6 +24,7 @@ _RULES = (
     *rules_updates.RULES,
     *rules_flow.RULES,
     *rules_data.RULES,
+    *rules_normalisation.RULES,
     *rules_functions.RULES,
     *rules_losses.RULES,
 )
@@ -49,6 +51,8 @@ _EXPLAINS: dict[Symptom, frozenset[Symptom]] = {
     S.NOT_IN_MODEL: _NOTHING_MOVES,
     S.NOT_IN_OPTIMIZER: _NOTHING_MOVES | {S.LOSS_DIVERGES},
     S.RATE_ZERO: _NOTHING_MOVES,
+    S.CAPTURED_PARAMETERS: frozenset(Symptom),
+    S.INDEX_OUT_OF_RANGE: _NOTHING_MOVES | {S.LOSS_NOT_FINITE},
     S.GRADIENTS_KEPT: _WILD | {S.STEPS_TOO_LARGE},
     S.OPTIMIZER_RENEWED: frozenset({S.STALE_STATE, S.STEPS_TOO_SMALL, S.LOSS_OSCILLATES, S.STEPS_TOO_LARGE}),
     S.FLUSHED_GRADIENTS: _NOTHING_MOVES,
@@ -57,11 +61,22 @@ _EXPLAINS: dict[Symptom, frozenset[Symptom]] = {
     S.ACTIVATION_BEFORE_LOSS: frozenset({S.VANISHING_GRADIENTS, S.SATURATED, S.STEPS_TOO_SMALL}),
     S.UNSCALED_INPUT: _BAD_SIGNAL | {S.EXPLODING_ACTIVATIONS, S.VANISHING_ACTIVATIONS},
     S.UNSCALED_TARGET: _BAD_SIGNAL,
+    S.ALIKE_UNITS: _BAD_SIGNAL,
     S.EXPLODING_ACTIVATIONS: _BAD_SIGNAL,
     S.VANISHING_ACTIVATIONS: _BAD_SIGNAL,
+    S.BATCH_NORM: frozenset(
+        {
+            S.DEAD_UNITS,
+            S.CONSTANT_OUTPUT,
+            S.STEPS_TOO_SMALL,
+            S.VANISHING_GRADIENTS,
+            S.VANISHING_ACTIVATIONS,
+            S.EXPLODING_ACTIVATIONS,
+        }
+    ),
     S.BAD_STATE: _WILD | {S.STALE_STATE, S.STEPS_TOO_LARGE, S.STEPS_TOO_SMALL},
     S.STALE_STATE: _WILD | {S.STEPS_TOO_LARGE, S.STEPS_TOO_SMALL},
-    S.EPS_DOMINATES: frozenset({S.STEPS_TOO_SMALL, S.LOSS_CONSTANT}),
+    S.EPS_DOMINATES: frozenset({S.STEPS_TOO_SMALL, S.LOSS_CONSTANT, S.VANISHING_GRADIENTS}),
     S.WEIGHT_DECAY: frozenset({S.VANISHING_GRADIENTS, S.CONSTANT_OUTPUT, S.ZERO_GRADIENT, S.LOSS_CONSTANT}),
     S.STEPS_TOO_LARGE: _WILD,
     S.NO_GRADIENT: frozenset({S.LOSS_CONSTANT}),
@@ -96,7 +111,7 @@ def ranked(found: Iterable[Complaint]) -> tuple[Complaint, ...]:
     above: dict[int, int] = {}  # the position of a complaint -> that of what explains it
     for i, one in enumerate(ordered):
         for j, other in enumerate(ordered):
-            if one.symptom in _EXPLAINS.get(other.symptom, ()) and _root(above, j) != i:
+            if _follows(one, other) and _root(above, j) != i:
                 above[i] = j
                 break
     roots = []
@@ -106,6 +121,12 @@ def ranked(found: Iterable[Complaint]) -> tuple[Complaint, ...]:
             level = max(c.level for c in (one, *below))
             roots.append(one.with_(consequences=below, level=level))
     return tuple(sorted(roots, key=lambda c: (-c.level, _ORDER[c.symptom])))
+
+
+def _follows(one: Complaint, other: Complaint) -> bool:
+    """Return whether the second complaint explains the first."""
+    by_itself = one.symptom is S.EPS_DOMINATES and one.level is Level.FAULT  # the setting is to blame
+    return one.symptom in _EXPLAINS.get(other.symptom, ()) and not by_itself
 
 
 def _root(above: dict[int, int], i: int) -> int:

@@ -1,4 +1,4 @@
-"""Rules on what the model reads and puts out: inputs, targets, shapes, statistics of batches."""
+"""Rules on what the model reads and puts out: inputs, targets, shapes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from stablenum.diagnosis.checkup.course import Course
 from stablenum.diagnosis.checkup.reading import Reading
 from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
-from stablenum.diagnosis.replay.trace import Step
+from stablenum.diagnosis.checkup.wording import places_of
+from stablenum.diagnosis.replay.values import Place
 
 __all__ = ["RULES"]
 
@@ -18,9 +19,6 @@ _INPUT = 30.0
 _TARGET = 30.0
 # Items of a batch so similar, relative to the output's size, are the same.
 _CONSTANT = 1e-4
-# After so many steps running statistics with momentum 0.1 are those of the data; further apart than by this
-# factor they are not. Fewer values per channel than this give no statistics.
-_SETTLED, _APART, _FEW = 50, 4.0, 4
 
 
 def _inputs(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
@@ -40,9 +38,15 @@ def _inputs(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
                 f"{found.rms:.3g}, mean {found.mean:.3g}, values in "
                 f"[{found.least:.3g}, {found.greatest:.3g}]",
                 place=layer.step.place,
+                places=_made(course, found.rms),
                 module=layer.step.module,
             )
             return
+
+
+def _made(course: Course, size: float) -> tuple[Place, ...]:
+    """Return where the script made arrays of about this size (RMS)."""
+    return places_of(*(place for place, rms in course.data if size / 2 < rms < 2 * size))[:3]
 
 
 def _targets(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
@@ -59,6 +63,7 @@ def _targets(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]
                 Level.WARNING if not course.fall() > 0.9 else Level.NOTE,
                 f"the targets have a root mean square of {target.rms:.3g}, the output {made.rms:.3g}",
                 place=step.place,
+                places=_made(course, target.rms),
                 module=step.module,
             )
             return
@@ -109,60 +114,6 @@ def _wrong_axis(course: Course, readings: Sequence[Reading]) -> Iterator[Complai
             return
 
 
-def _normalisation(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
-    """Yield batch norms whose running statistics are not those of the batches, or are used in training."""
-    last = readings[-1] if readings else None
-    if last is None or course.steps < _SETTLED:
-        return
-    for step in last.forward():
-        if step.operation != "batch_norm" or len(step.outputs) < 5 or step.index not in last.differentiated:
-            continue
-        after = [last.signals.get(i) for i in step.outputs]
-        mean, variance, batch_mean, inverse = after[0], after[1], after[-2], after[-1]
-        if mean is None or variance is None:
-            continue
-        own = _weight_of(last, step)
-        common = {"module": step.module, "place": course.initialised.get(own, step.place)}
-        if batch_mean is None or inverse is None:
-            made = after[2]
-            if made is not None and not 0.1 < made.rms < 10 and own in course.inside:
-                yield Complaint.of(
-                    Symptom.BATCH_NORM,
-                    Level.WARNING,
-                    "it runs in evaluation mode, with running statistics that leave values of size "
-                    f"{made.rms:.2g}",
-                    **common,
-                )
-                return
-            continue
-        deviation = 1.0 / inverse.rms
-        shift = abs(mean.rms - batch_mean.rms) / deviation
-        ratio = variance.mean / deviation**2
-        count = (after[2].size / max(1, mean.size)) if after[2] is not None else _FEW
-        shown = (
-            f"after {course.steps} steps its running variance is {ratio:.2g} times that of the batch, and "
-            "its "
-            f"running mean is {shift:.2g} standard deviations away"
-        )
-        if count < _FEW and len(last.probe.parameters) > 0:
-            yield Complaint.of(
-                Symptom.BATCH_NORM,
-                Level.WARNING,
-                f"its statistics come from {count:.0f} values per channel",
-                **common,
-            )
-            return
-        if not 1 / _APART < ratio < _APART or shift > 1.0:
-            yield Complaint.of(Symptom.BATCH_NORM, Level.WARNING, shown, **common)
-            return
-
-
-def _weight_of(reading: Reading, step: Step) -> str:
-    return next(
-        (v.name for i in step.inputs if (v := reading.trace.values[i]).role == "parameter" and v.name), ""
-    )
-
-
 def _before_loss(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
     """Yield an activation whose output is taken for logits."""
     last = readings[-1] if readings else None
@@ -194,6 +145,23 @@ def _before_loss(course: Course, readings: Sequence[Reading]) -> Iterator[Compla
 _ON_LOGITS = ("cross_entropy", "log_softmax", "softmax")
 
 
+def _out_of_range(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
+    for reading in readings:
+        for index, shown in reading.probe.out_of_range.items():
+            step = reading.trace.steps[index]
+            if step.phase == "forward":
+                yield Complaint.of(
+                    Symptom.INDEX_OUT_OF_RANGE,
+                    Level.FAULT,
+                    shown,
+                    since=reading.probe.step,
+                    place=step.place,
+                    places=step.frames[:-1][::-1][:2],
+                    module=step.module,
+                )
+                return
+
+
 def _constant(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
     spreads = []
     for reading in readings[-3:]:
@@ -214,4 +182,4 @@ def _constant(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint
     )
 
 
-RULES = (_inputs, _targets, _broadcast, _wrong_axis, _normalisation, _before_loss, _constant)
+RULES = (_out_of_range, _inputs, _targets, _broadcast, _wrong_axis, _before_loss, _constant)

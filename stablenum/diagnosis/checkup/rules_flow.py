@@ -88,8 +88,8 @@ def _activations(course: Course, readings: Sequence[Reading]) -> Iterator[Compla
         cure=f"use {init}: torch.nn.init or the initialiser of the layer"
         if course.framework == "torch"
         else f"use {init}: jax.nn.initializers",
-        place=course.initialised.get(worst.weight, worst.step.place),
-        places=(*course.initialisers, *places_of(worst.step.place)),
+        place=course.initialised.get(worst.weight) or next(iter(course.initialisers), worst.step.place),
+        places=(*course.initialisers[1:], *places_of(worst.step.place)),
         module=worst.step.module,
         parameters=tuple(dict.fromkeys(layer.weight for layer in chain if layer.weight)),
     )

@@ -9,7 +9,9 @@ from stablenum.diagnosis.checkup.course import Course
 from stablenum.diagnosis.checkup.reading import Reading
 from stablenum.diagnosis.checkup.signals import Signal
 from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
+from stablenum.diagnosis.checkup.wording import places_of
 from stablenum.diagnosis.replay.trace import Step
+from stablenum.diagnosis.replay.values import Place
 
 __all__ = ["RULES"]
 
@@ -17,6 +19,11 @@ _SATURATED = 0.8
 _DEAD = 0.9
 _FALLEN = 0.3
 _LOGIT = 50.0
+
+
+def _few_of(entries: int) -> float:
+    """Return how many entries a router at least uses."""
+    return max(1.2, 0.3 * entries)
 
 
 def _saturated(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
@@ -65,6 +72,7 @@ def _dead(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
         return
     since, end, step, began = worst
     jump = _jump(course, since)
+    given = _initialised(course, readings[0], step) if since == 0 else ()
     yield Complaint.of(
         Symptom.DEAD_UNITS,
         Level.FAULT if end == 1.0 or not course.fall() > _FALLEN else Level.WARNING,
@@ -73,9 +81,20 @@ def _dead(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
             *([jump] if jump else []),
         ),
         since=since,
-        place=step.place,
+        place=given[0] if given else step.place,
+        places=places_of(*given[1:], step.place),
         module=step.module,
     )
+
+
+def _initialised(course: Course, reading: Reading, activation: Step) -> tuple[Place, ...]:
+    """Return where the parameters of the layer that an activation reads got their first values."""
+    same = next(
+        (s for s in reading.forward() if (s.place, s.module) == (activation.place, activation.module)), None
+    )
+    layer = None if same is None or not same.inputs else reading.producer(same.inputs[0])
+    sources = [] if layer is None else [reading.source(i) for i in reversed(layer.inputs)]
+    return places_of(*(course.initialised.get(v.name) for v in sources if v.role == "parameter"))
 
 
 def _jump(course: Course, since: int) -> str:
@@ -94,23 +113,44 @@ def _attention(course: Course, readings: Sequence[Reading]) -> Iterator[Complain
             found = _softmax_inside(reading, symptom)
             if found is not None:
                 step, shown = found
+                scores = _scores(reading, step)
                 yield Complaint.of(
                     symptom,
                     Level.FAULT if not course.fall() > _FALLEN else Level.WARNING,
                     shown,
                     since=reading.probe.step,
-                    place=step.place,
+                    place=(scores or step).place,
+                    places=places_of(step.place),
                     module=step.module,
                 )
                 break
 
 
-def _logits(reading: Reading, step: Step) -> Signal | None:
-    """Return what a softmax reads, whose last step this is."""
+def _first_part(reading: Reading, step: Step) -> Step:
+    """Return the first step of a function of several steps, whose last step this is."""
     while step.inputs:
         before = reading.producer(step.inputs[0])
         if before is None or before.operation != step.operation or before.place != step.place:
-            return reading.signal(step.inputs[0])
+            break
+        step = before
+    return step
+
+
+def _logits(reading: Reading, step: Step) -> Signal | None:
+    """Return what a softmax reads, whose last step this is."""
+    first = _first_part(reading, step)
+    return reading.signal(first.inputs[0]) if first.inputs else None
+
+
+def _scores(reading: Reading, step: Step) -> Step | None:
+    """Return the step that computes what a softmax reads, past masks: the last that is no choice."""
+    step = _first_part(reading, step)
+    for _ in range(8):
+        before = reading.producer(step.inputs[0]) if step.inputs else None
+        if before is None or before.place is None or before.phase != "forward":
+            return None
+        if before.operation not in ("where", "masked_fill", "add"):
+            return before
         step = before
     return None
 
@@ -129,8 +169,8 @@ def _softmax_inside(reading: Reading, symptom: Symptom) -> tuple[Step, tuple[str
             return step, (
                 f"the largest logit is {size:.3g}, the entropy {made.entropy:.1%} of a uniform row's",
             )
-        if symptom is Symptom.ROUTER_COLLAPSE and not attention and made.load > 0.9:
-            return step, (f"one of {made.shape[-1]} entries has {made.load:.0%} of the weight of the batch",)
+        if symptom is Symptom.ROUTER_COLLAPSE and not attention and made.used < _few_of(made.shape[-1]):
+            return step, (f"the batch uses {made.used:.2g} of {made.shape[-1]} entries",)
     return None
 
 

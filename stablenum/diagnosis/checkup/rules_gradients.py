@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from stablenum.diagnosis.checkup.course import Course
-from stablenum.diagnosis.checkup.reading import Reading
+from stablenum.diagnosis.checkup.course import UNTRAINED, Course
+from stablenum.diagnosis.checkup.reading import LAYERS, Layer, Reading
 from stablenum.diagnosis.checkup.signals import Signal
 from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
 from stablenum.diagnosis.checkup.wording import joined, places_of
@@ -15,7 +15,9 @@ __all__ = ["RULES"]
 
 # A loss that has fallen by less than this part of its first value has not come down.
 _FALLEN = 0.1
-# In fewer steps than this a gradient may well be 0.
+# Operations that read rows of a table.
+_TABLES = frozenset({"embedding", "gather", "index", "index_select", "take"})
+# Before this step a gradient may well be 0.
 _FEW = 10
 
 
@@ -56,7 +58,11 @@ def _not_in_optimizer(course: Course, readings: Sequence[Reading]) -> Iterator[C
         f"{'it' if len(course.outside) == 1 else 'them'}",
         parameters=course.outside,
         place=course.optimizer_place,
-        places=places_of(course.initialised.get(course.outside[0]), step.place if step else None),
+        places=places_of(
+            course.constructed.get(course.outside[0]),
+            course.initialised.get(course.outside[0]),
+            step.place if step else None,
+        ),
         module=course.outside[0].rpartition(".")[0],
     )
 
@@ -71,7 +77,7 @@ def _gradients(course: Course, readings: Sequence[Reading]) -> Iterator[Complain
             missing.append(name)
         elif (
             len(seen) > 1
-            and course.steps >= _FEW
+            and course.probes[-1].step >= _FEW
             and all(p.zero == 1.0 or not p.has_gradient for p in seen[1:])
         ):
             zero.append(name)
@@ -103,6 +109,18 @@ def _gradients(course: Course, readings: Sequence[Reading]) -> Iterator[Complain
     if zero:
         step = used.get(zero[0])
         everything = len(zero) == total - len(missing)
+        narrow = everything and last is not None and _narrow_layer(last)
+        if narrow:
+            yield Complaint.of(
+                Symptom.FLUSHED_GRADIENTS,
+                Level.FAULT,
+                f"every gradient is exactly 0 from step {course.probes[1].step} on, and the layers compute in "
+                f"{narrow.output.dtype}",
+                since=course.probes[1].step,
+                place=narrow.step.place,
+                places=places_of(*(loss.place for loss in course.losses[:1])),
+                module=narrow.step.module,
+            )
         yield Complaint.of(
             Symptom.ZERO_GRADIENT,
             Level.FAULT,
@@ -113,6 +131,11 @@ def _gradients(course: Course, readings: Sequence[Reading]) -> Iterator[Complain
             place=step.place if step else None,
             module=step.module if step else "",
         )
+
+
+def _narrow_layer(reading: Reading) -> Layer | None:
+    """Return the last layer that computes in float16, in which small gradients are 0."""
+    return next((layer for layer in reversed(reading.layers) if layer.output.dtype == "float16"), None)
 
 
 def _cut(reading: Reading, names: Sequence[str]) -> Step | None:
@@ -135,6 +158,77 @@ def _cut(reading: Reading, names: Sequence[str]) -> Step | None:
             last = step
     # What leaves the framework, as an array of NumPy does, is detached last.
     return last if last is not None and "detach" in last.primitive else None
+
+
+def _untrained(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
+    """Yield layers whose weights the model holds as plain arrays, so that nothing can train them."""
+    if len(readings) < 2:
+        return
+    last, found = readings[-1], list[tuple[str, Step]]()
+    before, after = (_held_as_arrays(reading) for reading in (readings[0], last))
+    fixed = {name for name, seen in after.items() if seen == before.get(name)}
+    for step in last.forward():
+        sources = [last.source(i) for i in step.inputs]
+        if step.operation not in LAYERS | _TABLES or any(v.role == "parameter" for v in sources):
+            continue
+        for value in sources:
+            if value.role == UNTRAINED and value.name in fixed and value.name not in course.outside:
+                found.append((value.name, step))
+    if found:
+        names = tuple(dict.fromkeys(name for name, _ in found))
+        step = found[0][1]
+        yield Complaint.of(
+            Symptom.NO_GRADIENT,
+            Level.WARNING if not course.fall() > 0.5 else Level.NOTE,
+            f"{joined(names)}: used as weights, but plain arrays, which no optimizer finds",
+            parameters=names,
+            place=course.initialised.get(names[0], step.place),
+            places=places_of(step.place),
+            module=step.module,
+            cure="make them torch.nn.Parameter" if course.framework == "torch" else "make them nnx.Param",
+        )
+
+
+def _held_as_arrays(reading: Reading) -> dict[str, tuple[float, float]]:
+    """Return the size and the mean of the plain arrays of the model whose numbers look drawn at random.
+
+    Arrays of one sign are masks, distances or adjacency matrices.
+    """
+    held = {v.name: reading.signals.get(v.id) for v in reading.trace.values if v.role == UNTRAINED}
+    return {
+        name: (seen.rms, seen.mean)
+        for name, seen in held.items()
+        if seen is not None and seen.least < 0 < seen.greatest and abs(seen.mean) < 0.5 * seen.rms
+    }
+
+
+def _alike(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
+    """Yield weights whose units are still the same after steps that have moved them."""
+    if len(course.probes) < 2:
+        return
+    moved = [p for p in course.probes[-1].parameters if len(p.shape) > 1 and p.weight > 0 and p.gradient > 0]
+    inside = [p.name for p in moved if p.alike == 1.0]
+    same: dict[object, list[str]] = {}
+    for p in moved:
+        # Two arrays have the same sums of squares to the last bit if they have the same elements.
+        same.setdefault((p.shape, p.weight, p.gradient), []).append(p.name)
+    copies = max(same.values(), key=len, default=[])
+    if not inside and len(copies) < 2:
+        return
+    names = inside or copies
+    step = readings[-1].first_use().get(names[0])
+    since = course.probes[-1].step
+    yield Complaint.of(
+        Symptom.ALIKE_UNITS,
+        Level.FAULT,
+        f"{joined(names)}: "
+        + ("all units are" if inside else "these arrays are")
+        + f" still the same in step {since}, as are their gradients",
+        parameters=tuple(names),
+        place=course.initialised.get(names[0], step.place if step else None),
+        places=(*course.initialisers, *places_of(step.place if step else None)),
+        module=names[0].rpartition(".")[0],
+    )
 
 
 def _flushed(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
@@ -197,6 +291,18 @@ def _flushing(reading: Reading) -> tuple[Step, Signal, Signal] | None:
     return None
 
 
+def _captured(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
+    if course.captured and course.steps > 2:
+        yield Complaint.of(
+            Symptom.CAPTURED_PARAMETERS,
+            Level.FAULT,
+            f"{joined(course.captured)}: constants of the step that was called {course.steps} times",
+            parameters=course.captured,
+            place=course.step_place,
+            places=places_of(*(loss.place for loss in course.losses[:1])),
+        )
+
+
 def _bookkeeping(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
     if len(course.kept) > max(2, 0.5 * (course.steps - 1)):
         yield Complaint.of(
@@ -206,14 +312,28 @@ def _bookkeeping(course: Course, readings: Sequence[Reading]) -> Iterator[Compla
             place=course.kept_place,
             since=course.kept[0],
         )
-    if len(course.renewed) > max(2, 0.5 * (course.steps - 1)):
+    often = len(course.renewed) > max(2, 0.5 * (course.steps - 1))
+    if often or course.unchanged_state > 2:
         yield Complaint.of(
             Symptom.OPTIMIZER_RENEWED,
             Level.FAULT,
-            f"{len(course.renewed)} new optimizers took {course.steps} steps",
-            place=course.renewed_place,
-            since=course.renewed[0],
+            f"{min(len(course.renewed), course.steps)} new optimizers took {course.steps} steps"
+            if often
+            else f"each of {course.unchanged_state} measured steps began with the same optimizer state",
+            place=next(iter(course.renewed_places), None),
+            places=course.renewed_places[1:],
+            since=next(iter(course.renewed), 0),
         )
 
 
-RULES = (_no_graph, _not_in_model, _not_in_optimizer, _gradients, _flushed, _bookkeeping)
+RULES = (
+    _no_graph,
+    _captured,
+    _not_in_model,
+    _not_in_optimizer,
+    _gradients,
+    _untrained,
+    _alike,
+    _flushed,
+    _bookkeeping,
+)

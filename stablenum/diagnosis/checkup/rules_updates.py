@@ -10,6 +10,7 @@ from stablenum.diagnosis.checkup.course import Course, ParameterSeen, median
 from stablenum.diagnosis.checkup.reading import Reading
 from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
 from stablenum.diagnosis.checkup.wording import joined, places_of
+from stablenum.diagnosis.replay.source_files import lines_with
 
 __all__ = ["RULES"]
 
@@ -20,8 +21,12 @@ _MOSTLY = 0.5
 _LARGE, _SMALL = 0.1, 1e-5
 # Adam's steps are a tenth of the rate and more.
 _OF_THE_RATE = 0.02
+# Format -> how scripts name it.
+_FORMATS = {"bfloat16": r"bfloat16|bf16", "float16": r"\bfloat16|\bhalf\b|fp16"}
 # Scales of so many steps show a course; float16 gradients of any use need none above this.
 _LEAST_SCALES, _BOUNDLESS = 10, 2.0**60
+# No optimizer has a larger eps by default than this.
+_USUAL_EPS = 1e-5
 # A rate so far below its largest trains nothing more.
 _NEXT_TO_NOTHING = 1e-3
 # A loss that has fallen by less than this part of its first value has not come down.
@@ -92,7 +97,10 @@ def _lost(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
         + (")" if math.isnan(first.rate) else f", rate {first.rate:.2g})"),
         parameters=tuple(lost),
         place=course.optimizer_place,
-        places=places_of(course.initialised.get(next(iter(lost)))),
+        places=places_of(
+            course.initialised.get(next(iter(lost))),
+            *(lines_with(course.step_place, _FORMATS.get(first.dtype, "$^")) if narrow else ()),
+        ),
         **({} if narrow else {"cure": _NOT_NARROW}),
     )
 
@@ -158,7 +166,7 @@ def _eps(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
             worst = max(small, key=lambda p: p.size)
             yield Complaint.of(
                 Symptom.EPS_DOMINATES,
-                Level.WARNING,
+                Level.FAULT if eps > _USUAL_EPS and not course.fall() > 0.9 else Level.WARNING,
                 f"eps is {eps:.2g}, the gradient of {worst.name} {worst.gradient:.2g} (RMS): its steps are "
                 f"{worst.update / worst.rate if worst.rate else math.nan:.2g} of the learning rate",
                 parameters=tuple(p.name for p in small),

@@ -9,9 +9,9 @@ __all__ = ["BY_HAND", "Schedule"]
 # A checkup of one batch takes so many steps: with the forward pass after them and a trial, five passes.
 BY_HAND = 3
 
-# The first steps are always measured. The number of each later one is at least so many times that of the
-# last, and together they take at most a part of the script's time.
-FIRST, APART, PART = 3, 1.3, 0.25
+# These steps are always measured, if not as one of the others. The number of each other one is at least so many
+# times that of the last, and together they take at most a part of the script's time.
+ALWAYS, APART, PART = (0, 1, 10, 100), 1.3, 0.25
 # At most so many steps are measured. One that is measured within QUICK seconds counts as if there were always
 # time for it; one within SLOW seconds is measured in any case once the number of the last has more than
 # doubled.
@@ -45,8 +45,10 @@ class Schedule:
             >>> Schedule().is_due(2, measured=2, last=1), Schedule().is_due(100, measured=40, last=50)
             (True, False)
         """
-        if not FIRST <= measured < MOST:
-            return measured < FIRST
+        if measured >= MOST:
+            return False
+        if measured < len(ALWAYS) and step >= ALWAYS[measured]:
+            return True
         rest = time.process_time() - self._spent
         cheap = self._cost < QUICK or self._spent < PART * rest
-        return (cheap and step >= APART * last) or (self._cost < SLOW and step > 2 * last)
+        return (cheap and step >= APART * last and step > last) or (self._cost < SLOW and step > 2 * last)

@@ -29,7 +29,8 @@ class Signal(NamedTuple):
             item of the batch has the same numbers.
         saturated: of a bounded operation, the fraction of elements (of softmax: of rows) at the edge of the
             range.
-        load: of softmax, the largest mean probability that one entry of the last axis has.
+        used: of softmax, how many entries of the last axis the batch uses: the inverse of the sum of the
+            squares of their mean probabilities.
         entropy: of softmax, the mean entropy of a row, divided by the logarithm of its length.
     """
 
@@ -43,7 +44,7 @@ class Signal(NamedTuple):
     dead: float
     spread: float
     saturated: float
-    load: float
+    used: float
     entropy: float
 
     @property
@@ -86,7 +87,7 @@ def measure_signal(x: Array, operation: str = "", *, unit_axis: int = -1, xp: An
     rms = scale * xp.sqrt(xp.mean((x / scale) ** 2))
     unknown = rms * 0 + float("nan")
     zero = xp.astype(x == 0, x.dtype)
-    dead = spread = saturated = load = entropy = unknown
+    dead = spread = saturated = used = entropy = unknown
     if x.ndim > 1:
         others = tuple(i for i in range(x.ndim) if i != unit_axis % x.ndim)
         dead = xp.mean(xp.astype(xp.max(size, axis=others) == 0, x.dtype))
@@ -98,10 +99,10 @@ def measure_signal(x: Array, operation: str = "", *, unit_axis: int = -1, xp: An
     elif operation == "softmax" and x.ndim and x.shape[-1] > 1:
         rows = xp.reshape(x, (-1, x.shape[-1]))
         saturated = xp.mean(xp.astype(xp.max(rows, axis=-1) > 1 - _EDGE, x.dtype))
-        load = xp.max(xp.mean(rows, axis=0))
+        used = 1 / xp.sum(xp.mean(rows, axis=0) ** 2)
         safe = xp.where(rows > 0, rows, xp.ones_like(rows))
         entropy = xp.mean(xp.sum(-rows * xp.log(safe), axis=-1)) / math.log(x.shape[-1])
-    numbers = [rms, xp.mean(x), xp.min(x), xp.max(x), xp.mean(zero), dead, spread, saturated, load, entropy]
+    numbers = [rms, xp.mean(x), xp.min(x), xp.max(x), xp.mean(zero), dead, spread, saturated, used, entropy]
     return xp.stack(numbers)
 
 

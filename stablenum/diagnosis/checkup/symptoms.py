@@ -38,6 +38,8 @@ class Symptom(StrEnum):
     NOT_IN_MODEL = "not_in_model"
     NOT_IN_OPTIMIZER = "not_in_optimizer"
     RATE_ZERO = "rate_zero"
+    CAPTURED_PARAMETERS = "captured_parameters"
+    INDEX_OUT_OF_RANGE = "index_out_of_range"
     GRADIENTS_KEPT = "gradients_kept"
     OPTIMIZER_RENEWED = "optimizer_renewed"
     FLUSHED_GRADIENTS = "flushed_gradients"
@@ -47,6 +49,7 @@ class Symptom(StrEnum):
     ACTIVATION_BEFORE_LOSS = "activation_before_loss"
     UNSCALED_INPUT = "unscaled_input"
     UNSCALED_TARGET = "unscaled_target"
+    ALIKE_UNITS = "alike_units"
     EXPLODING_ACTIVATIONS = "exploding_activations"
     VANISHING_ACTIVATIONS = "vanishing_activations"
     BATCH_NORM = "batch_norm"
@@ -107,6 +110,17 @@ SYMPTOMS: dict[Symptom, SymptomText] = {
         "first and the last step",
         "parameters move",
     ),
+    S.CAPTURED_PARAMETERS: SymptomText(
+        "a compiled step has the parameters as constants, so it computes gradients at their first values",
+        "pass the parameters to the compiled function as an argument that is not static",
+        "gradients at the parameters as they are",
+    ),
+    S.INDEX_OUT_OF_RANGE: SymptomText(
+        "indices lie outside of the array that they read; JAX takes the nearest row or NaN for them, and "
+        "drops their gradients",
+        "map the indices to 0 ... n - 1, or make the array longer",
+        "each index reads its own row",
+    ),
     S.GRADIENTS_KEPT: SymptomText(
         "the gradients of earlier steps are still there and add up",
         "call optimizer.zero_grad() once per step, before the backward pass",
@@ -114,7 +128,7 @@ SYMPTOMS: dict[Symptom, SymptomText] = {
     ),
     S.OPTIMIZER_RENEWED: SymptomText(
         "the optimizer starts over, so that it never has momentum or second moments",
-        "make the optimizer and its state once, before the loop",
+        "make the optimizer and its state once, before the loop, and hand the new state to the next step",
         "moments are averages over many steps",
     ),
     S.FLUSHED_GRADIENTS: SymptomText(
@@ -155,6 +169,12 @@ SYMPTOMS: dict[Symptom, SymptomText] = {
         "the targets are far larger than what the model puts out",
         "standardise the targets, and undo that for predictions",
         "a loss of size 1",
+    ),
+    S.ALIKE_UNITS: SymptomText(
+        "units have the same weights and get the same gradients, so they stay copies of one another",
+        "initialise the weights of each unit with random numbers of their own: not with a constant, and not "
+        "from the same key twice",
+        "units that learn different things",
     ),
     S.EXPLODING_ACTIVATIONS: SymptomText(
         "activations grow from layer to layer",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import linecache
 import os
+import re
 import site
 import sys
 import sysconfig
@@ -20,6 +21,7 @@ __all__ = [
     "is_outside",
     "is_the_scripts",
     "lines_around",
+    "lines_with",
     "package_of",
     "place_in",
     "users_frame",
@@ -44,6 +46,13 @@ def package_of(file: str) -> str:
         if part in ("site-packages", "dist-packages"):
             return parts[i + 1].removesuffix(".py")
     return ""
+
+
+def lines_with(place: Place | None, pattern: str, most: int = 3) -> tuple[Place, ...]:
+    """Return the first lines of a place's file in which a regular expression is found."""
+    lines = [] if place is None else linecache.getlines(place.file)
+    found = [(n, text.strip()) for n, text in enumerate(lines, 1) if re.search(pattern, text)][:most]
+    return tuple(Place(file=place.file, line=n, code=text) for n, text in found if place is not None)
 
 
 def lines_around(place: Place) -> tuple[tuple[int, str], ...]:

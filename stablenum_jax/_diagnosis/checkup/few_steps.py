@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from stablenum.diagnosis.checkup.course import Course, Loss, Probe
+from stablenum.diagnosis.checkup.course import Course, Loss
 from stablenum.diagnosis.checkup.report import Checkup
 from stablenum.diagnosis.checkup.schedule import BY_HAND
 from stablenum.errors import bad_field
 from stablenum.settings_checks import check_callable, check_flag
 from stablenum_jax._diagnosis.audit import state_problems
 from stablenum_jax._diagnosis.checkup.marks import GRADIENT, LOSS, PARAMETER, mark
-from stablenum_jax._diagnosis.checkup.measuring import FirstCall, MeasuredCall, parameters_seen
+from stablenum_jax._diagnosis.checkup.measuring import FirstCall, MeasuredCall, parameters_seen, probe_of
 from stablenum_jax._diagnosis.replay.jax_internals import quietly, under_transformation
 from stablenum_jax._diagnosis.trained import Trained
 from stablenum_jax._step.decide_and_update import without_unsupported_value
@@ -137,15 +137,7 @@ class _FewSteps:
             after = None if self.tx is None else jax.tree.leaves((leaves, state, self.arrays))
             first = first or FirstCall(call, before if after is None else after)
             self.course.losses.append(Loss(number, float(loss)))
-            self.course.probes.append(
-                Probe(
-                    step=number,
-                    trace=call.trace,
-                    signals=call.signals,
-                    parameters=parameters_seen(call, after, np.nan),
-                    exact=False,
-                )
-            )
+            self.course.probes.append(probe_of(call, number, parameters_seen(call, after, np.nan)))
         if self.tx is not None:
             self.course.steps = BY_HAND
             self.course.losses.append(Loss(BY_HAND, float(self.loss(leaves, self.arrays))))

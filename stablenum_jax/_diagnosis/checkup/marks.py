@@ -14,17 +14,19 @@ from stablenum_jax._diagnosis.replay.jax_internals import any_equation, sub_jaxp
 from stablenum_jax._trees.leaves import is_floating
 from stablenum_jax._trees.names import path_name
 
-__all__ = ["CLIPPED", "GRADIENT", "LOSS", "PARAMETER", "USED", "has_marks", "mark", "read_mark"]
+__all__ = ["CLIPPED", "GRADIENT", "LOSS", "PARAMETER", "STATE", "USED", "has_marks", "mark", "read_mark"]
 
 _PREFIX = "stablenum: "
 PARAMETER, LOSS, GRADIENT, USED, CLIPPED = "parameter", "loss", "gradient", "used", "clipped"
+STATE = "state"
 
 
 def mark(tree: Any, kind: str) -> Any:
-    """Return a tree whose traced floating-point leaves are marked with their kind and their names."""
+    """Return a tree whose traced floating-point leaves (of a state, all) are marked with their kind and their
+    names."""
 
     def one(path: Any, leaf: Any) -> Any:
-        if not isinstance(leaf, jax.core.Tracer) or not is_floating(leaf):
+        if not isinstance(leaf, jax.core.Tracer) or not (is_floating(leaf) or kind == STATE):
             return leaf
         return checkpoint_name(leaf, f"{_PREFIX}{kind} {path_name(path)}")
 

@@ -14,25 +14,36 @@ import numpy as np
 from stablenum.diagnosis.checkup.course import ParameterSeen, Probe, measure_update
 from stablenum.diagnosis.checkup.signals import BOUNDED, Signal, measure_signal
 from stablenum.diagnosis.replay.trace import Step, Trace
-from stablenum_jax._diagnosis.checkup.marks import GRADIENT, LOSS, PARAMETER, USED, read_mark
+from stablenum_jax._diagnosis.checkup.held import running_statistics
+from stablenum_jax._diagnosis.checkup.marks import (
+    GRADIENT,
+    LOSS,
+    PARAMETER,
+    STATE,
+    USED,
+    read_mark,
+)
 from stablenum_jax._diagnosis.replay.cells import Cell, Context
 from stablenum_jax._diagnosis.replay.interpreter import Interpreter
 from stablenum_jax._diagnosis.replay.phases import assign_phases
 from stablenum_jax._trees.leaves import is_floating
 
-__all__ = ["FirstCall", "MeasuredCall", "parameters_seen"]
+__all__ = ["FirstCall", "MeasuredCall", "parameters_seen", "probe_of"]
 
 # The equation of a function of many that gives its result.
 _LAST = {"softmax": "div"}
 
 
 class _MeasuringInterpreter(Interpreter):
-    """An interpreter that measures values, and notes what is marked."""
+    """An interpreter that notes what is marked, and measures values, except those of an optimizer's update."""
 
-    def __init__(self) -> None:
+    def __init__(self, sources: dict[int, Any] | None) -> None:
         super().__init__()
+        self._sources = self._sources if sources is None else sources
         self.signals: dict[int, Signal] = {}
         self.marked: dict[str, dict[str, Cell]] = {}
+        self.out_of_range: dict[int, str] = {}
+        self._updating = False
 
     def outside(self, data: Any, role: str, name: str = "") -> Cell:
         cell = super().outside(data, role, name)
@@ -46,11 +57,17 @@ class _MeasuringInterpreter(Interpreter):
         self.kept.pop(step.index, None)
         found = read_mark(eqn.params) if eqn.primitive.name == "name" else None
         if found is not None:
+            self._updating = found[0] in (USED, STATE) or (self._updating and found[0] != PARAMETER)
             self.marked.setdefault(found[0], {}).setdefault(found[1], outputs[0])
+        if eqn.primitive.name == "gather" and len(inputs) > 1:
+            shown = out_of_range(eqn.params, *(c.data for c in inputs[:2]))
+            if shown:
+                self.out_of_range[step.index] = shown
         name = step.operation
         bounded = name in BOUNDED and _LAST.get(name, eqn.primitive.name) == eqn.primitive.name
-        for cell in outputs:
-            self._measure(cell, name if bounded else "")
+        if found is not None or not self._updating:
+            for cell in outputs:
+                self._measure(cell, name if bounded else "")
         return step
 
     def _measure(self, cell: Cell, operation: str) -> None:
@@ -77,6 +94,8 @@ class MeasuredCall:
         trace, signals: as in a probe.
         marked: kind of a mark -> name -> the value.
         inputs: the position of each parameter among the inputs, by name.
+        captured: names of the parameters, if they are constants of the program.
+        out_of_range: index of a step -> what is wrong with the indices that it reads with.
         losses: the positions of the loss among the results; empty if it is not returned.
         results: what the program returns.
         reached: names of parameters on whose value something depends that the gradient comes from.
@@ -91,12 +110,28 @@ class MeasuredCall:
     losses: tuple[int, ...]
     results: tuple[Any, ...] = ()
     reached: frozenset[str] = field(default_factory=frozenset)
+    captured: tuple[str, ...] = ()
+    out_of_range: dict[int, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, closed: Any, leaves: Sequence[Any]) -> MeasuredCall:
-        """Evaluate a closed jaxpr with these inputs, and measure it."""
-        run = _MeasuringInterpreter()
-        given = [run.outside(leaf, "input") for leaf in leaves]
+    def of(
+        cls,
+        closed: Any,
+        leaves: Sequence[Any],
+        held: Sequence[tuple[str, str]] | None = None,
+        sources: dict[int, Any] | None = None,
+    ) -> MeasuredCall:
+        """Evaluate a closed jaxpr with these inputs, and measure it.
+
+        Args:
+            closed: the program.
+            leaves: its inputs.
+            held: the role and the name of each input, if they are known.
+            sources: where its equations were written, as far as earlier calls have found out.
+        """
+        run = _MeasuringInterpreter(sources)
+        known = held or [("input", "")] * len(leaves)
+        given = [run.outside(leaf, *one) for leaf, one in zip(leaves, known, strict=True)]
         consts = [run.constant(c) for c in closed.consts]
         outputs = run.run(closed.jaxpr, consts, given, Context())
         trace, marked = run.trace, run.marked
@@ -116,7 +151,19 @@ class MeasuredCall:
         depends = _dependent(trace, set(at))
         reached = frozenset(n for n, c in marked.get(GRADIENT, {}).items() if c.id in depends)
         results = tuple(c.data for c in outputs)
-        return cls(closed, leaves, trace, run.signals, marked, inputs, places, results, reached)
+        return cls(
+            closed,
+            leaves,
+            trace,
+            run.signals,
+            marked,
+            inputs,
+            places,
+            results,
+            reached,
+            () if PARAMETER in marked else tuple(marked.get(GRADIENT, {})),
+            run.out_of_range,
+        )
 
     def again(self, changes: Mapping[str, Any]) -> MeasuredCall:
         """Evaluate and measure the call with other values of some parameters, by name."""
@@ -124,6 +171,19 @@ class MeasuredCall:
         for name, value in changes.items():
             given[self.inputs[name]] = value
         return MeasuredCall.of(self.program, given)
+
+
+def probe_of(call: MeasuredCall, step: int, parameters: tuple[ParameterSeen, ...] = ()) -> Probe:
+    """Return what a call was measured to be."""
+    return Probe(
+        step=step,
+        trace=call.trace,
+        signals=call.signals,
+        parameters=parameters,
+        running=running_statistics(call.trace, call.signals),
+        out_of_range=call.out_of_range,
+        exact=False,
+    )
 
 
 class FirstCall:
@@ -144,7 +204,7 @@ class FirstCall:
         old = {name: np.asarray(self._call.given[self._call.inputs[name]]) for name in sizes}
         drawn = {name: (size * rng.normal(size=old[name].shape)) for name, size in sizes.items()}
         again = self._call.again({name: jnp.asarray(x, old[name].dtype) for name, x in drawn.items()})
-        return Probe(step=0, trace=again.trace, signals=again.signals, exact=False)
+        return probe_of(again, 0)
 
     def loss_after(self, part: float) -> float:
         """Return the loss after a part of the first update."""
@@ -153,6 +213,18 @@ class FirstCall:
             before, after = (np.asarray(x[i]).astype(np.float64) for x in (self._call.given, self._after))
             changes[name] = jnp.asarray(before + part * (after - before), self._call.given[i].dtype)
         return next(float(cell.data) for cell in self._call.again(changes).marked[LOSS].values())
+
+
+def out_of_range(params: Any, operand: Any, indices: Any) -> str:
+    """Describe the indices of a gather that lie outside of what it reads; "" if all lie inside."""
+    numbers, sizes, shape = params["dimension_numbers"], params["slice_sizes"], np.shape(operand)
+    given = np.asarray(indices)
+    for k, axis in enumerate(numbers.start_index_map):
+        last, along = shape[axis] - sizes[axis], given[..., k]
+        wrong = along[(along < 0) | (along > last)]
+        if wrong.size:
+            return f"{wrong.size} of {along.size} indices, such as {wrong[0]}, into an axis of {shape[axis]}"
+    return ""
 
 
 def _before(trace: Trace, value: int) -> int:
@@ -211,6 +283,6 @@ def parameters_seen(
         with np.errstate(all="ignore"):
             numbers = measure_update(*wide, xp=numpy_namespace).tolist()
         if not known:
-            numbers[3:] = [math.nan] * 4
+            numbers[3:6] = [math.nan] * 3
         seen.append(ParameterSeen(name, w.shape, w.dtype.name, rate, name in call.reached, *numbers))
     return tuple(seen)

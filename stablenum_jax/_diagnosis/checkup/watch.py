@@ -8,6 +8,7 @@ on with the result of its own call.
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
 import math
 import sys
@@ -15,17 +16,29 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 
 from stablenum.commands.explain.frames import transparent
 from stablenum.commands.explain.session import Session
-from stablenum.diagnosis.checkup.course import Clip, Course, Loss, Probe
+from stablenum.diagnosis.checkup.course import Clip, Course, Loss
 from stablenum.diagnosis.checkup.report import Checkup
 from stablenum.diagnosis.checkup.schedule import Schedule
+from stablenum.diagnosis.checkup.wording import places_of
 from stablenum.diagnosis.replay.source_files import users_frame
 from stablenum.diagnosis.replay.values import Place
-from stablenum_jax._diagnosis.checkup.marks import CLIPPED, GRADIENT, LOSS, PARAMETER, USED, has_marks, mark
-from stablenum_jax._diagnosis.checkup.measuring import FirstCall, MeasuredCall, parameters_seen
+from stablenum_jax._diagnosis.checkup.held import held_in
+from stablenum_jax._diagnosis.checkup.marks import (
+    CLIPPED,
+    GRADIENT,
+    LOSS,
+    PARAMETER,
+    STATE,
+    USED,
+    has_marks,
+    mark,
+)
+from stablenum_jax._diagnosis.checkup.measuring import FirstCall, MeasuredCall, parameters_seen, probe_of
 from stablenum_jax._diagnosis.replay.source_lines import is_user_code, place_in
 from stablenum_jax._diagnosis.watch.programs import without_static
 from stablenum_jax._diagnosis.watch.watcher import traced
@@ -34,6 +47,8 @@ from stablenum_jax._trees.leaves import is_floating
 __all__ = ["watch"]
 
 _SETTINGS = {"learning_rate": "lr", "weight_decay": "weight_decay", "eps": "eps", "momentum": "momentum"}
+# Functions that give parameters their first values.
+_DRAWING = ("normal", "uniform", "truncated_normal", "orthogonal")
 _jit, _grad, _value_and_grad, _make_jaxpr = jax.jit, jax.grad, jax.value_and_grad, jax.make_jaxpr
 
 
@@ -51,6 +66,8 @@ def watch(session: Session) -> None:
     for name, function in list(vars(jax.nn.initializers).items()):
         if inspect.isfunction(function):
             setattr(jax.nn.initializers, name, watcher.initialiser(function))
+    for name in _DRAWING:
+        setattr(jax.random, name, watcher.drawing(getattr(jax.random, name)))
     session.on_end.append(watcher.conclude)
 
 
@@ -60,17 +77,21 @@ class _Program:
     Attributes:
         trains: whether it differentiates; None before its first call.
         traces: what it was traced to, by its arguments' shapes.
+        sources: where the equations of these traces were written.
         losses: the positions of the loss among its results.
         pending: the step that was measured last, until the parameters after it are known.
         inits: where it initialised an optimizer's state.
+        measured: how many of its calls were measured.
     """
 
     def __init__(self) -> None:
         self.trains: bool | None = None
         self.traces: dict[Any, Any] = {}
+        self.sources: dict[int, Any] = {}
         self.losses: tuple[int, ...] | None = None
         self.pending: tuple[MeasuredCall, int, float] | None = None
         self.inits: list[Place | None] = []
+        self.measured = 0
 
 
 class _Jitted:
@@ -109,6 +130,9 @@ class _Watcher:
         self.inits: list[Place | None] = []
         self.first: FirstCall | None = None
         self.bounds: dict[str, tuple[float, Place]] = {}  # kind of a mark -> what it is clipped to
+        self.updated: Place | None = None  # where the script has the optimizer compute updates
+        self.states: list[object] = []  # of the measured steps, what the optimizer's state was
+        self.drawn: dict[tuple[int, ...], Place] = {}  # shape -> where the first such array was drawn
 
     # --- what replaces JAX's and optax's functions ---
 
@@ -153,8 +177,11 @@ class _Watcher:
 
         @functools.wraps(inner)
         @transparent
-        def update(updates: Any, *args: Any, **kwargs: Any) -> Any:
-            return inner(mark(updates, USED), *args, **kwargs)
+        def update(updates: Any, state: Any = None, *args: Any, **kwargs: Any) -> Any:
+            if state is not None:
+                state = mark(state, STATE)
+                self.updated = self.updated or users_place()
+            return inner(mark(updates, USED), state, *args, **kwargs)
 
         return update
 
@@ -167,7 +194,7 @@ class _Watcher:
         def init(*args: Any, **kwargs: Any) -> Any:
             if not self.depth and self.course.steps:
                 self.course.renewed.append(self.course.steps)
-                self.course.renewed_place = self.course.renewed_place or users_place()
+                self.course.renewed_places = self.course.renewed_places or places_of(users_place())
             elif self.depth:
                 self.inits.append(users_place())
             return inner(*args, **kwargs)
@@ -204,6 +231,22 @@ class _Watcher:
                 if place not in self.course.initialisers:
                     self.course.initialisers = (*self.course.initialisers, place)[:4]
             return function(*args, **kwargs)
+
+        return outer
+
+    def drawing(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Do what a function of ``jax.random`` does, and note where it is called before the first step."""
+
+        @functools.wraps(function)
+        @transparent
+        def outer(*args: Any, **kwargs: Any) -> Any:
+            result = function(*args, **kwargs)
+            shape = tuple(getattr(result, "shape", ()))
+            if not self.course.steps and not self.depth and len(shape) > 1 and shape not in self.drawn:
+                place = users_place()
+                if place is not None:
+                    self.drawn[shape] = place
+            return result
 
         return outer
 
@@ -262,7 +305,7 @@ class _Watcher:
             return result
         if program.trains is False and program.inits:  # it applies gradients that another one computes
             self.course.renewed.append(self.course.steps)
-            self.course.renewed_place = self.course.renewed_place or program.inits[0]
+            self.course.renewed_places = self.course.renewed_places or places_of(program.inits[0])
         elif program.trains is not False:
             self.depth += 1
             try:
@@ -288,8 +331,11 @@ class _Watcher:
         if program.trains is None or self.schedule.is_due(course.steps, len(course.probes), last):
             closed = self.trace_of(program, fun, args, kwargs, leaves)
             if program.trains:
-                call = MeasuredCall.of(closed, leaves)
+                call = MeasuredCall.of(closed, leaves, held_in((args, kwargs)), program.sources)
                 program.losses = call.losses
+                if call.captured and program.measured:
+                    course.captured = call.captured
+                program.measured += 1
                 program.pending = call, course.steps, self.rate_at(course.steps)
             self.schedule.end()
         if not program.trains:
@@ -315,7 +361,7 @@ class _Watcher:
             if program.trains is None:
                 program.trains = has_marks(program.traces[key], GRADIENT)
             if program.trains and program.inits:
-                self.course.renewed_place = program.inits[0]
+                self.course.renewed_places = places_of(program.inits[0])
         return program.traces[key]
 
     def rate_at(self, step: int) -> float:
@@ -339,18 +385,29 @@ class _Watcher:
             if known and all(known):
                 norm = math.hypot(*(s.norm for s in known if s is not None))
                 self.course.clips.append(Clip(step, norm, bound, place))
-        self.course.probes.append(
-            Probe(step=step, trace=call.trace, signals=call.signals, parameters=parameters, exact=False)
-        )
+        state = call.marked.get(STATE, {})
+        if state and any(p.gradient > 0 for p in parameters):
+            self.states.append({name: _digest(cell.data) for name, cell in state.items()})
+        self.course.probes.append(probe_of(call, step, parameters))
 
     def conclude(self) -> None:
         """Judge the course of the training, which has ended."""
         course = self.course
+        for p in course.probes[0].parameters if course.probes else ():
+            if p.shape in self.drawn:
+                course.initialised[p.name] = self.drawn[p.shape]
         course.losses = [Loss(step, float(x), place) for step, x, place in self.losses]
-        if course.renewed_place is not None and not course.renewed:
+        if course.renewed_places and not course.renewed:
             course.renewed = list(range(course.steps))
+        if self.states and all(state == self.states[0] for state in self.states):
+            course.unchanged_state = len(self.states)
+            course.renewed_places = course.renewed_places or places_of(self.updated, course.step_place)
         if course.steps:
             self.session.outcome.checkup = Checkup.of(course, first=self.first).to_dict()
+
+
+def _digest(data: Any) -> bytes:
+    return hashlib.blake2b(np.asarray(data).tobytes(), digest_size=16).digest()
 
 
 def _marked_arguments(args: tuple[Any, ...], argnums: Any) -> list[Any]:

@@ -62,10 +62,15 @@ def parameters_seen(
                 str(value.dtype).removeprefix("torch."),
                 math.nan if rate is None else float(rate),
                 p.grad is not None,
-                *(numbers if optimizer is not None else [*numbers[:3], *[math.nan] * 4]),
+                *(numbers if optimizer is not None else _without_step(numbers)),
             )
         )
     return tuple(seen)
+
+
+def _without_step(numbers: list[float]) -> list[float]:
+    """Return the numbers without those that compare the parameter after the step."""
+    return [*numbers[:3], *[math.nan] * 3, numbers[6]]
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> tuple[str, dict[str, float]]:

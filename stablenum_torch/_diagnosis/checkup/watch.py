@@ -15,16 +15,17 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from stablenum.commands.explain.session import FAILED, Session
-from stablenum.diagnosis.checkup.course import Clip, Course, Loss, Probe, Recurrence
+from stablenum.diagnosis.checkup.course import UNTRAINED, Clip, Course, Loss, Probe, Recurrence
 from stablenum.diagnosis.checkup.report import Checkup
 from stablenum.diagnosis.checkup.schedule import Schedule
 from stablenum.diagnosis.replay.values import Place
 from stablenum_torch._diagnosis.audit import setting_problems, state_problems
 from stablenum_torch._diagnosis.by_hand import graph_of, tensors_of
+from stablenum_torch._diagnosis.checkup.held import constructed, place_of_construction, plain_tensors, unique
 from stablenum_torch._diagnosis.checkup.measuring import MeasuredStep
 from stablenum_torch._diagnosis.checkup.updates import copies_of, is_measurable, parameters_seen, settings_of
 from stablenum_torch._diagnosis.optimizers import parameters_of, rate_of
-from stablenum_torch._diagnosis.replay.source_lines import users_place
+from stablenum_torch._diagnosis.replay.source_lines import users_place, users_places
 from stablenum_torch._diagnosis.script_recorder import roles_and_names
 from stablenum_torch._diagnosis.unseen import Unseen, outside_graphs
 from stablenum_torch._step.measure import dense_values
@@ -32,6 +33,8 @@ from stablenum_torch._step.optimizer import GuardedOptimizer
 
 __all__ = ["watch"]
 
+# Larger arrays of data are not measured when they are made.
+_LARGE_DATA = 50_000_000
 _INITIALISERS = [
     name for name in vars(nn.init) if name.endswith("_") and not name.startswith("_") and name != "sparse_"
 ]
@@ -52,6 +55,9 @@ def watch(session: Session) -> None:
     watcher.unseen.wrap(torch.optim.Optimizer, "load_state_dict", watcher.before_load_state)
     watcher.unseen.wrap(torch.optim.lr_scheduler.LRScheduler, "__init__", watcher.before_schedule)
     watcher.unseen.wrap(nn.Module, "load_state_dict", watcher.before_load)
+    watcher.unseen.wrap(nn.Module, "__init__", watcher.before_module_init)
+    for name in ("tensor", "as_tensor", "from_numpy"):
+        watcher.unseen.wrap(torch, name, watcher.place_of_data, watcher.after_data)
     for name in _INITIALISERS:
         watcher.unseen.wrap(nn.init, name, watcher.before_init)
     for name in ("normal_", "uniform_"):
@@ -84,6 +90,8 @@ class _Watcher:
         self.uncleared: set[int] = set()  # ids of parameters with the gradient of a step that was taken
         self.growing: set[int] = set()  # of these, those to which a backward pass has added since
         self.backward_place: Place | None = None
+        self.constructed: dict[int, Place] = {}  # id of a module -> where it was made
+        self.made_last: tuple[Place, ...] = ()  # where the last optimizer was made, with its callers
 
     # --- a step that is measured ---
 
@@ -96,7 +104,7 @@ class _Watcher:
             return
         self.schedule.begin()
         if self.renamed:
-            self.names, self.renamed = roles_and_names(), False
+            self.names, self.renamed = unique(plain_tensors() | roles_and_names(), self.names), False
         window = self.session.sheltered(MeasuredStep, dict(self.names))
         if window is not FAILED:
             self.window = window
@@ -158,7 +166,7 @@ class _Watcher:
         own = list(parameters_of(optimizer))
         if own and all(self.owned.get(id(p)) == kind for p in own):
             self.course.renewed.append(self.course.steps)
-            self.course.renewed_place = self.course.renewed_place or users_place()
+            self.course.renewed_places = self.course.renewed_places or self.made_last
         self.owned.update((id(p), kind) for p in own)
         self.course.settings += (settings_of(optimizer),)
 
@@ -199,7 +207,23 @@ class _Watcher:
     # --- what the script sets up ---
 
     def before_optimizer(self, *args: Any, **kwargs: Any) -> None:
-        self.course.made = _with(self.course.made, users_place())
+        self.made_last = users_places()
+        self.course.made = _with(self.course.made, next(iter(self.made_last), None))
+
+    def before_module_init(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        place = None if self.course.steps else place_of_construction(module)
+        if place is not None:
+            self.constructed[id(module)] = place
+
+    def place_of_data(self, *args: Any, **kwargs: Any) -> Place | None:
+        return None if self.course.steps or len(self.course.data) > 64 else users_place()
+
+    def after_data(self, place: Place | None, made: Any) -> None:
+        """Note the size of an array of data that the script has made."""
+        if place is None or not isinstance(made, Tensor) or not is_measurable(made):
+            return
+        if 1 < made.numel() < _LARGE_DATA:
+            self.course.data.append((place, float(made.double().square().mean().sqrt())))
 
     def before_schedule(self, *args: Any, **kwargs: Any) -> None:
         self.course.scheduled = _with(self.course.scheduled, users_place())
@@ -265,13 +289,16 @@ class _Watcher:
         written = {i for i, (p, version) in self.leaves.items() if p._version != version}
         own = [p for optimizer in self.optimizers for p in parameters_of(optimizer)]
         ids = {id(p) for p in own}
-        outside = [
-            p for p in leaves if id(p) not in ids | written and isinstance(p, nn.Parameter) and course.steps
-        ]
         # The modules may be gone, but those of the parameters that optimizers keep had their names before.
-        names = {i: name for i, (_, name) in (self.names | roles_and_names()).items()}
+        held = unique(self.names | roles_and_names(), self.names)
+        names = {i: name for i, (_, name) in held.items()}
+        weights = [p for p in leaves if isinstance(p, nn.Parameter) or held.get(id(p), ("",))[0] == UNTRAINED]
+        outside = [p for p in weights if id(p) not in ids | written and course.steps]
         course.outside = tuple(names.get(id(p), f"a parameter of shape {tuple(p.shape)}") for p in outside)
         course.inside = tuple(dict.fromkeys(names[id(p)] for p in own if id(p) in names))
+        course.constructed = {
+            names[i]: place for i, place in constructed(self.constructed).items() if i in names
+        }
         reached = {id(p) for p in leaves} | self.given
         for p in own + leaves:
             place = self.initialised.get(p.untyped_storage().data_ptr()) if is_measurable(p) else None

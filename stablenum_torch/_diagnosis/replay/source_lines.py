@@ -19,7 +19,7 @@ from stablenum.diagnosis.replay.source_files import is_outside, users_frame
 from stablenum.diagnosis.replay.values import Place
 from stablenum_torch._diagnosis.replay.naming import PUBLIC
 
-__all__ = ["Survey", "is_user_file", "place_of", "survey", "users_place"]
+__all__ = ["Survey", "is_user_file", "place_of", "survey", "users_place", "users_places"]
 
 _FOREIGN = (
     "accelerate", "equinox", "flax", "jax", "jaxlib", "numpy", "optax", "stablenum", "stablenum_jax",
@@ -191,3 +191,13 @@ def users_place() -> Place | None:
     """Return the innermost line of the user's that is running."""
     frame = users_frame(is_user_file)
     return None if frame is None else place_of(frame.f_code, frame.f_lineno)
+
+
+def users_places(most: int = 3) -> tuple[Place, ...]:
+    """Return the innermost lines of the user's that are running, the innermost first."""
+    frame, found = users_frame(is_user_file), list[Place]()
+    while frame is not None and len(found) < most:
+        if is_user_file(frame.f_code.co_filename):
+            found.append(place_of(frame.f_code, frame.f_lineno))
+        frame = frame.f_back
+    return tuple(found)

@@ -1,0 +1,118 @@
+"""Rules on the running statistics of batch normalisations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from stablenum.diagnosis.checkup.course import Course, Running
+from stablenum.diagnosis.checkup.reading import Reading
+from stablenum.diagnosis.checkup.symptoms import Complaint, Level, Symptom
+from stablenum.diagnosis.replay.trace import Step
+
+__all__ = ["RULES"]
+
+# After so many steps running statistics with momentum 0.1 are those of the data; further apart than by this
+# factor they are not. Fewer values per channel than this give no statistics.
+_SETTLED, _APART, _FEW = 50, 4.0, 4
+# Of statistics with a small momentum more than this part is still the initial one; then they need not be so
+# far apart.
+_LEFT, _NEARER = 0.5, 2.0
+# After so many steps statistics have moved away from mean 0 and variance 1, if anything moves them.
+_MOVED = 10
+
+_EVALUATING = (
+    "it runs in evaluation mode",
+    "train in training mode: model.train() (PyTorch, flax.nnx), use_running_average=False (flax.linen)",
+)
+_DROPPED = (
+    "the step computes new ones, but the script does not keep them",
+    "hand the statistics that the step computes to the next step and to the evaluation",
+)
+
+
+def _normalisation(course: Course, readings: Sequence[Reading]) -> Iterator[Complaint]:
+    """Yield a batch norm whose running statistics are not those of the batches, or are used in training."""
+    last = readings[-1] if readings else None
+    for one in () if last is None else last.probe.running or _in_trace(last):
+        found = _unfit(one, course)
+        if found is not None:
+            shown, cure = found
+            yield Complaint.of(
+                Symptom.BATCH_NORM,
+                Level.WARNING,
+                shown,
+                module=one.module,
+                place=course.initialised.get(one.name, one.place),
+                places=one.frames[::-1],
+                **({"cure": cure} if cure else {}),
+            )
+            return
+
+
+def _unfit(one: Running, course: Course) -> tuple[str, str] | None:
+    """Return what is wrong with running statistics, with a cure if there is a special one."""
+    still = one.mean.rms == 0.0 and one.variance.least == one.variance.greatest == 1.0
+    if still and not _ended_before(course, _MOVED):
+        how, cure = _EVALUATING if math.isnan(one.batch_variance) else _DROPPED
+        return f"after {course.steps} steps the running mean is still 0 and the variance 1: {how}", cure
+    if _ended_before(course, _SETTLED):
+        return None
+    if math.isnan(one.batch_variance):
+        if one.made is None or 0.1 < one.made.rms < 10 or one.name not in course.inside:
+            return None
+        return f"{_EVALUATING[0]}, with running statistics that leave values of size {one.made.rms:.2g}", ""
+    count = _FEW if one.made is None else one.made.size / max(1, one.mean.size)
+    if count < _FEW:
+        return f"its statistics come from {count:.0f} values per channel", ""
+    shift = abs(one.mean.rms - one.batch_mean) / math.sqrt(one.batch_variance)
+    ratio = one.variance.mean / one.batch_variance
+    left = (1 - one.momentum) ** course.steps
+    settled = not left > _LEFT
+    if max(ratio, 1 / ratio) < (_APART if settled else _NEARER) and shift <= (1.0 if settled else 0.5):
+        return None
+    shown = (
+        f"after {course.steps} steps its running variance is {ratio:.2g} times that of the batch, and its "
+        f"running mean is {shift:.2g} standard deviations away"
+    )
+    return (
+        shown if settled else f"{shown}: with momentum {one.momentum:g}, {left:.0%} of them is as at first",
+        "",
+    )
+
+
+def _ended_before(course: Course, step: int) -> bool:
+    """Return whether the last measured step came before this one."""
+    return course.probes[-1].step < step
+
+
+def _in_trace(reading: Reading) -> Iterator[Running]:
+    """Return the running statistics that batch norms of the trace have left."""
+    for step in reading.forward():
+        if step.operation != "batch_norm" or len(step.outputs) < 5:
+            continue
+        seen = [reading.signals.get(i) for i in step.outputs]
+        mean, variance, made, batch_mean, inverse = seen[0], seen[1], seen[2], seen[-2], seen[-1]
+        if mean is None or variance is None or step.index not in reading.differentiated:
+            continue
+        yield Running(
+            name=_weight_of(reading, step),
+            place=step.place,
+            frames=(),
+            mean=mean,
+            variance=variance,
+            batch_mean=math.nan if batch_mean is None else batch_mean.rms,
+            batch_variance=math.nan if inverse is None else inverse.rms**-2,
+            made=made,
+            module=step.module,
+            momentum=step.scalars[0] if step.scalars else math.nan,
+        )
+
+
+def _weight_of(reading: Reading, step: Step) -> str:
+    return next(
+        (v.name for i in step.inputs if (v := reading.trace.values[i]).role == "parameter" and v.name), ""
+    )
+
+
+RULES = (_normalisation,)
